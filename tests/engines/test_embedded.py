@@ -20,9 +20,9 @@ from embedded_process import MODEL
 from skep.catalog.options import Draft, EngineOptions
 from skep.deploy.launches import KV_BYTES
 from skep.engines.base import EXIT_FINAL, REPORT_FD, Launch
-from skep.engines.embedded import Embedded
+from skep.engines.diagnosis import diagnose
+from skep.engines.embedded import KV_TYPES, Embedded, batch_of
 from skep.engines.embedded_server import http_threads
-from skep.engines.llama import KV_TYPES, batch_of
 from skep.errors import UserError
 from skep.paths import user_paths
 from skep.supervisor.control import replica_key
@@ -221,7 +221,7 @@ def test_an_occupied_port_is_not_mistaken_for_a_damaged_file(weights):
         port = taken.getsockname()[1]
         done = start_server(launch_of(weights, port=port))
     assert done.returncode == EXIT_FINAL
-    found = Embedded().explain(launch_of(weights), done.returncode, done.stderr.splitlines())
+    found = diagnose(launch_of(weights), done.returncode, done.stderr.splitlines())
     assert f"port {port} is in use" in str(found)
 
 
@@ -342,7 +342,7 @@ def test_a_wrong_combination_dies_with_its_cause_its_line_and_its_remedy(weights
     launch = launch_of(weights, **options)
     done = start_server(launch)
     assert done.returncode in (EXIT_FINAL, -6)
-    found = Embedded().explain(launch, done.returncode, done.stderr.splitlines())
+    found = diagnose(launch, done.returncode, done.stderr.splitlines())
     assert (found.cause, found.changed, found.final) == (cause, changed, True)
     assert said in found.evidence
     assert found.remedy

@@ -13,6 +13,7 @@ import pytest
 import embedded_process
 from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import Launch, engine_named, key_headers
+from skep.engines.diagnosis import diagnose
 from skep.engines.discovery import is_installed
 from skep.errors import SkepError
 from skep.gateway.health_loop import count_busy, count_running
@@ -236,7 +237,7 @@ def test_the_launchs_own_variables_win(launch):
 
 
 def test_a_process_that_ended_is_explained_in_words(launch):
-    found = engine_named(launch.engine).explain(launch, 1, ["loading", "error: it did not work"])
+    found = diagnose(launch, 1, ["loading", "error: it did not work"])
     assert str(found)
 
 

@@ -10,8 +10,8 @@ from simulated_process import MTP, small_prospect
 
 from skep.engines.base import Launch
 from skep.engines.simulated import Simulated
-from skep.engines.simulated_loop import SimulatedLoop, SimulatedMetrics
 from skep.engines.simulated_requests import natural_tokens, script, seed_of
+from skep.engines.simulated_server import SimulatedLoop, SimulatedMetrics
 from skep.errors import UserError
 from skep.planner.batching import SimulatedReplica
 from skep.planner.setup import PlannedLoad

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from skep.supervisor.monitor_child import MonitorChild
+from skep.supervisor.gateway_child import MonitorChild
 
 CHILD = """
 import os, sys

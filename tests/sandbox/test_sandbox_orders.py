@@ -1,7 +1,6 @@
 """What is refused before it runs, how orders travel, what the filter says, what a machine without a sandbox is told."""
 
 import errno
-import io
 import struct
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from skep.sandbox.script import (
     SandboxScript,
     ScriptEnding,
     ScriptResult,
-    exactly,
     pack_order,
     pack_result,
     unpack_order,
@@ -50,21 +48,17 @@ def test_an_order_that_cannot_be_carried_out_is_refused(script, limits, why):
         check(script, limits)
 
 
-def reader(data):
-    return exactly(io.BytesIO(data).read)
-
-
 def test_orders_and_results_arrive_as_they_were_sent():
     order = (
         SandboxScript(("a", "é\udce9"), {"x/y": b"\0\xff", "z": b""}, b"in", packages=False),
         SandboxLimits(seconds=1.5),
     )
-    assert unpack_order(reader(pack_order(*order))) == order
+    assert unpack_order(pack_order(*order)) == order
     result = ScriptResult(ScriptEnding.KILLED, None, 9, b"\0out", b"", 0.25)
-    assert unpack_result(reader(pack_result(result))) == result
-    assert unpack_result(reader(pack_result("why"))) == "why"
+    assert unpack_result(pack_result(result)) == result
+    assert unpack_result(pack_result("why")) == "why"
     with pytest.raises(EOFError):
-        unpack_result(reader(pack_result(result)[:-1]))
+        unpack_result(pack_result(result)[:-1])
 
 
 def decide(code, arch, number, *arguments):
@@ -87,7 +81,7 @@ def decide(code, arch, number, *arguments):
 def test_the_filter_refuses_what_it_lists_and_allows_the_rest(machine):
     """Also for the architecture this does not run on."""
     code, known = seccomp.program(machine), seccomp.ARCHITECTURES[machine]
-    refused = {pair[known.column] for pair in seccomp.REFUSED.values()} - {None}
+    refused = {pair[known.column] for pair in seccomp.REFUSED.values() if len(pair) > known.column}
     unknown = {pair[known.column] for pair in seccomp.UNKNOWN.values()}
     special = {known.clone, known.socket, known.socketpair, known.setsockopt}
     assert not refused & special

@@ -8,10 +8,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from skep.config.gateway_messages import GatewaySetup
+from skep.engines.adapter import Fake
 from skep.engines.base import Launch, PlacementRequest
-from skep.engines.fake import Fake
-from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
-from skep.supervisor.remote_replica import UpstreamLife
+from skep.supervisor.control_commands import run_with_control
+from skep.supervisor.lifecycle import Life, ReplicaState, RestartPolicy
 from skep.supervisor.replica import Replica
 from skep.supervisor.replica_set import ReplicaSet
 from skep.supervisor.supervisor import Hive, Supervisor
@@ -69,9 +69,9 @@ async def replicas_of(folder, *launches, policy=POLICY, elsewhere=None):
         history.append({member.launch.name: replicas.state(member) for member in replicas.members})
         changes()
 
-    replicas = ReplicaSet(folder, policy, changed, nobody_is_busy, elsewhere)
     async with asyncio.TaskGroup() as tasks:
-        replicas.add_replicas(launches, tasks)
+        replicas = ReplicaSet(tasks, folder, policy, changed, nobody_is_busy, elsewhere)
+        replicas.add_replicas(launches)
         changed()
         yield SimpleNamespace(replicas=replicas, history=history, until=changes.until, tasks=tasks)
         await replicas.end_all()
@@ -86,7 +86,7 @@ class FarReplica:
     def __init__(self, launch, changed):
         self.launch, self.slots, self._changed = launch, 8, changed
         self.node = {"m-0": "a", "m-1": "b", "n-0": "b"}.get(launch.name, "c")
-        self.life = UpstreamLife(None)
+        self.life = Life()
         self.restarted = 0
         self._stopping = asyncio.Event()
 
@@ -169,11 +169,12 @@ GATEWAY_ARGV = (sys.executable, "-Sc", IDLE_GATEWAY)
 async def hive_of(folder, *launches, services=(), elsewhere=FarReplica, rebuild=None, control=None):
     """A supervisor whose gateway is a program that has nothing to do."""
     with socket.socket() as listener:
-        hive = Hive(launches, GATEWAY_ARGV, GatewaySetup(), "http://x", control, folder, drain_s=5.0)
+        hive = Hive(launches, GATEWAY_ARGV, GatewaySetup(), "http://x", folder, drain_s=5.0)
         changes = Changes()
         supervisor = Supervisor(hive, listener, changes, rebuild, elsewhere=elsewhere, services=services)
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(supervisor.run())
+            run = supervisor.run() if control is None else run_with_control(supervisor, control)
+            running = tasks.create_task(run)
             await changes.until(lambda: supervisor.phase == "ready")
             yield supervisor, changes.until
             supervisor.stop()

@@ -53,7 +53,7 @@ def test_the_first_request_loads_a_model_and_the_next_ones_do_nothing():
     eviction = two()
     assert eviction.wanted("a", 0.0) == [LoadModel("a")]
     assert eviction.wanted("a", 1.0) == []
-    assert eviction.residency("a") is Residency.LOADING
+    assert eviction.states["a"].residency is Residency.LOADING
     assert eviction.loaded("a", 2.0) == []
     assert eviction.loaded("a", 2.0) == []
     assert eviction.wanted("a", 3.0) == []
@@ -145,8 +145,8 @@ def test_what_can_never_fit_is_refused_at_once_with_what_to_change():
     eviction = two(need=20)
     (refused,) = eviction.wanted("a", 0.0)
     assert "`a` needs 20 B of gpu0, which has 10 B; take a smaller quantization" in refused.why
-    assert eviction.residency("a") is Residency.OUT
-    assert not eviction.is_queued("a")
+    assert eviction.states["a"].residency is Residency.OUT
+    assert "a" not in eviction.queue
 
 
 def test_no_more_models_than_allowed_are_loaded():
@@ -171,7 +171,7 @@ def test_two_of_unknown_size_do_not_share_a_card():
     full = Eviction([ModelSpec("known", {"gpu0": 22}), models[0]], MemoryBudget({"gpu0": 24}))
     loaded(full, "known")
     full.wanted("a", 1.0)
-    assert full.residency("a") is Residency.OUT
+    assert full.states["a"].residency is Residency.OUT
     pinned = Eviction([ModelSpec("p", {"gpu0": 1}, pinned=True, on_demand=False), models[0]])
     assert "`a` and the pinned `p` share gpu0; give `room`" in pinned.never("a")
 
@@ -190,8 +190,8 @@ def test_a_request_that_comes_while_an_idle_model_drains_keeps_it():
     eviction = made([ModelSpec("a", idle_unload_s=60.0)], loads="a")
     assert eviction.told({"a": IDLE}, 100.0, 100.0) == [DrainModel("a")]
     assert eviction.wanted("a", 100.1) == [ReadmitModel("a")]
-    assert eviction.residency("a") is Residency.IN
-    assert not eviction.is_queued("a")
+    assert eviction.states["a"].residency is Residency.IN
+    assert "a" not in eviction.queue
 
 
 def test_when_nobody_waits_any_more_the_model_that_drained_serves_again():
@@ -231,7 +231,7 @@ def test_a_load_under_way_can_be_broken_off():
     assert eviction.unload("a", 1.0) == [UnloadModel("a")]
     assert eviction.loaded("a", 1.0) == []
     assert eviction.gone("a", 2.0) == []
-    assert eviction.residency("a") is Residency.OUT
+    assert eviction.states["a"].residency is Residency.OUT
 
 
 def test_a_load_that_failed_is_told_once_and_tried_again_after_a_while():
@@ -317,7 +317,7 @@ def test_whoever_is_later_in_line_does_not_take_the_room_of_an_earlier_one():
 def test_after_a_reload_those_that_stay_keep_their_state():
     eviction = two(loads="a")
     assert eviction.become([ModelSpec("a", {"gpu0": 6}), ModelSpec("c")], MemoryBudget({"gpu0": 20}), 1.0) == []
-    assert (eviction.residency("a"), eviction.residency("c"), eviction.models) == (
+    assert (eviction.states["a"].residency, eviction.states["c"].residency, tuple(eviction.states)) == (
         Residency.IN,
         Residency.OUT,
         ("a", "c"),
@@ -344,13 +344,13 @@ def test_an_unload_after_a_load_that_only_stopped_a_drain():
     eviction.wanted("a", 0.0)
     eviction.loaded("a", 0.0)
     eviction.told({"a": IDLE}, 10.0, 10.0)
-    assert eviction.residency("a") is Residency.DRAINING
+    assert eviction.states["a"].residency is Residency.DRAINING
     eviction.wanted("a", 10.1, asked=True)  # skep model load, while it drains
-    assert eviction.residency("a") is Residency.IN
+    assert eviction.states["a"].residency is Residency.IN
     eviction.told({"a": IDLE}, 20.0, 20.0)
     eviction.told({"a": IDLE}, 21.0, 21.0)
     eviction.gone("a", 22.0)
-    assert eviction.residency("a") is Residency.OUT
+    assert eviction.states["a"].residency is Residency.OUT
     assert eviction.unload("a", 23.0) == []
 
 
@@ -362,7 +362,7 @@ def test_what_the_user_unloaded_is_in_nobodys_way():
     eviction.unload("a", 1.0)
     eviction.told({"a": IDLE}, 2.0, 2.0)
     eviction.gone("a", 3.0)
-    assert eviction.residency("a") is Residency.OUT
+    assert eviction.states["a"].residency is Residency.OUT
     assert eviction.wanted("b", 4.0, asked=True) == [LoadModel("b")]
 
 
@@ -502,7 +502,7 @@ def test_whatever_comes_room_suffices_answers_finish_and_nobody_starves(seed):
             world.step(demand)
             if chance.random() < 0.01:
                 name = chance.choice(sorted(world.models))
-                stay = world.eviction.residency(name)
+                stay = world.eviction.states[name].residency
                 if stay is Residency.IN and not world.models[name].pinned:
                     world.do(world.eviction.unload(name, world.now))
     for _ in range(1000):  # the demand is over: what waits is served or refused

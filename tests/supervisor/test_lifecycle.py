@@ -9,7 +9,7 @@ POLICY = RestartPolicy(first_delay_s=1.0, max_delay_s=8.0, failures_before_ready
 
 def started():
     life = Lifecycle(POLICY)
-    assert life.start(0.0) == [LifecycleAction.SPAWN]
+    assert life.start(0.0) is LifecycleAction.SPAWN
     return life
 
 
@@ -22,9 +22,9 @@ def warming():
 
 def ready_life():
     life = started()
-    assert life.addressed("http://e") == [LifecycleAction.PROBE]
-    assert life.healthy(1.0) == [LifecycleAction.WARM_UP]
-    assert life.warmed(2.0) == [LifecycleAction.PUBLISH]
+    assert life.addressed("http://e") is LifecycleAction.PROBE
+    assert life.healthy(1.0) is LifecycleAction.WARM_UP
+    assert life.warmed(2.0) is LifecycleAction.WATCH
     return life
 
 
@@ -38,12 +38,12 @@ def test_a_dead_engine_is_started_again_after_growing_pauses():
     life = ready_life()
     now, pauses = 10.0, []
     for _ in range(4):
-        retracted = life.exited("boom", now)
-        assert retracted == ([LifecycleAction.RETRACT] if not pauses else [])
+        life.exited("boom", now)
+        assert not life.serving
         pauses.append(life.due_at - now)
         now = life.due_at
-        assert life.tick(now - 0.01) == []
-        assert life.tick(now) == [LifecycleAction.SPAWN]
+        assert life.tick(now - 0.01) is None
+        assert life.tick(now) is LifecycleAction.SPAWN
     assert pauses == [1.0, 2.0, 4.0, 8.0]
     assert life.restarts == 4
 
@@ -63,7 +63,7 @@ def test_an_end_that_would_come_again_is_not_tried_again_unless_it_is_asked_for(
     life = started()
     life.exited("port 9 is in use", 0.5, final=True)
     assert life.state is ReplicaState.FAILED
-    assert life.restart(9.0) == [LifecycleAction.SPAWN]
+    assert life.restart(9.0) is LifecycleAction.SPAWN
     assert life.state is ReplicaState.STARTING
 
 
@@ -81,7 +81,7 @@ def test_failures_before_a_long_good_time_are_forgotten():
 
 def test_an_engine_that_is_not_healthy_in_time_is_ended_with_that_reason():
     life = started()
-    assert life.tick(POLICY.start_deadline_s) == [LifecycleAction.TERMINATE]
+    assert life.tick(POLICY.start_deadline_s) is LifecycleAction.TERMINATE
     life.exited("killed by signal 15", 181.0)
     assert life.state is ReplicaState.BACKOFF
     assert life.why == "not healthy within 180 s"
@@ -89,9 +89,9 @@ def test_an_engine_that_is_not_healthy_in_time_is_ended_with_that_reason():
 
 def test_a_restart_that_was_asked_for_is_no_failure():
     life = ready_life()
-    assert life.restart(4.0) == [LifecycleAction.TERMINATE]
-    assert life.exited("exit code 0", 5.0) == [LifecycleAction.RETRACT]
-    assert life.tick(5.0) == [LifecycleAction.SPAWN]
+    assert life.restart(4.0) is LifecycleAction.TERMINATE
+    life.exited("exit code 0", 5.0)
+    assert life.tick(5.0) is LifecycleAction.SPAWN
     assert (life.restarts, life.why) == (1, None)
 
 
@@ -105,7 +105,7 @@ def test_a_restart_that_was_asked_for_is_no_failure():
 def test_a_failed_warm_up_ends_the_engine_and_keeps_its_reason_unless_the_engine_has_a_better_one(said, by_itself, why):
     """The last words of one that died by itself say more than our broken connection."""
     life = warming()
-    assert life.warm_up_failed("HTTP 500") == [LifecycleAction.TERMINATE]
+    assert life.warm_up_failed("HTTP 500") is LifecycleAction.TERMINATE
     life.exited(said, 2.0, by_itself=by_itself)
     assert life.why == why
 
@@ -113,51 +113,51 @@ def test_a_failed_warm_up_ends_the_engine_and_keeps_its_reason_unless_the_engine
 def test_an_engine_that_no_longer_answers_is_started_anew():
     life = ready_life()
     assert life.serving
-    assert life.unresponsive() == [LifecycleAction.TERMINATE]
+    assert life.unresponsive() is LifecycleAction.TERMINATE
     assert not life.serving
-    assert life.exited("killed by SIGKILL", 5.0) == [LifecycleAction.RETRACT]
+    life.exited("killed by SIGKILL", 5.0)
     assert life.state is ReplicaState.BACKOFF
     assert "health checks" in life.why
 
 
 def test_a_stop_while_ready_takes_the_traffic_away_first():
     life = ready_life()
-    assert life.stop() == [LifecycleAction.RETRACT, LifecycleAction.TERMINATE]
-    assert life.exited("exit code 0", 5.0) == []
+    assert life.stop() is LifecycleAction.TERMINATE
+    assert life.exited("exit code 0", 5.0) is None
     assert life.state is ReplicaState.STOPPED
 
 
 def test_a_stop_while_waiting_for_cards_or_for_a_restart_starts_nothing():
     life = started()
     life.must_wait()
-    assert (life.stop(), life.state) == ([], ReplicaState.STOPPED)
+    assert (life.stop(), life.state) == (None, ReplicaState.STOPPED)
     life = ready_life()
     life.exited("boom", 10.0)
-    assert life.stop() == []
+    assert life.stop() is None
     assert life.state is ReplicaState.STOPPED
-    assert life.tick(1000.0) == []
+    assert life.tick(1000.0) is None
 
 
 def test_late_words_of_an_engine_that_is_gone_change_nothing():
     life = ready_life()
     life.stop()
-    assert life.healthy(3.0) == []
-    assert life.warmed(3.0) == []
-    assert life.addressed("http://x") == []
+    assert life.healthy(3.0) is None
+    assert life.warmed(3.0) is None
+    assert life.addressed("http://x") is None
 
 
 def test_one_that_has_to_wait_for_its_cards_is_not_late():
     life = started()
     life.must_wait()
-    assert (life.state, life.due_at, life.restart(1.0)) == (ReplicaState.WAITING, None, [])
-    assert life.granted(1000.0) == [LifecycleAction.SPAWN]
-    assert life.granted(1000.0) == []
+    assert (life.state, life.due_at, life.restart(1.0)) == (ReplicaState.WAITING, None, None)
+    assert life.granted(1000.0) is LifecycleAction.SPAWN
+    assert life.granted(1000.0) is None
     assert (life.state, life.due_at) == (ReplicaState.STARTING, 1000.0 + POLICY.start_deadline_s)
 
 
 def test_a_dead_one_serves_nobody_before_it_is_known_why_it_died():
     life = ready_life()
-    assert life.vanished() == [LifecycleAction.RETRACT]
+    life.vanished()
     assert (life.serving, life.due_at) == (False, None)
-    assert life.exited("boom", 3.0) == []
+    assert life.exited("boom", 3.0) is None
     assert (life.state, life.due_at) == (ReplicaState.BACKOFF, 4.0)

@@ -36,7 +36,7 @@ class StubReplicas:
     def serves(self, model):
         return model not in self.asleep and self.all[model].life.state is READY
 
-    def wake(self, model, _tasks):
+    def wake(self, model):
         """As the real ones: one that was given up is told to restart, and does so when its task runs."""
         if self.all[model].life.state is not FAILED:
             self.asleep.discard(model)

@@ -16,8 +16,9 @@ from supervised import until
 
 from skep.config.settings import CliOverrides, Monitor, Settings
 from skep.paths import user_paths
+from skep.supervisor.control_commands import answer
+from skep.supervisor.gateway_child import MonitorChild
 from skep.supervisor.main import monitor_argv
-from skep.supervisor.monitor_child import MonitorChild
 from skep.supervisor.supervisor import Hive, Supervisor
 from skep.testing.process import FakeEngine
 
@@ -107,8 +108,8 @@ def test_settings_decide_whether_there_is_one():
 @pytest.mark.parametrize(("argv", "running"), [((), False), (("/bin/true",), True)])
 async def test_a_target_added_while_it_runs_wakes_it(tmp_path, argv, running):
     with socket.socket() as listener:
-        hive = Hive((), ("/bin/false",), {}, "http://x", tmp_path / "s", tmp_path, monitor_argv=argv)
-        told = await Supervisor(hive, listener, lambda _s: None)._control({"op": "monitor"})
+        hive = Hive((), ("/bin/false",), {}, "http://x", tmp_path, monitor_argv=argv)
+        told = await answer(Supervisor(hive, listener, lambda _s: None), {"op": "monitor"})
     assert told == {"ok": True, "running": running, "pid": None}
 
 

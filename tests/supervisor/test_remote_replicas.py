@@ -14,6 +14,7 @@ from skep.config.gateway_messages import GatewayStatus, ReplicaFigures
 from skep.config.settings import Cluster, Serve, Settings
 from skep.errors import DoesNotFit, EngineError, UserError
 from skep.supervisor.control import NO_ANSWER, ask_down
+from skep.supervisor.control_commands import answer as ask
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.reload import models_of, rescaled
 from skep.supervisor.supervisor import Hive, Supervisor
@@ -44,12 +45,12 @@ async def test_the_gateway_is_told_the_slots_that_an_engine_was_started_with(tmp
 
 async def test_a_drained_node_gets_nothing_whoever_comes_there(tmp_path):
     async with standing(tmp_path, FAR, SECOND, replace(FAR, name="n-0", model="n")) as replicas:
-        assert (replicas.nodes, replicas.at("b")) == (["a", "b"], ["m-1", "n-0"])
+        assert replicas.at("b") == ["m-1", "n-0"]
         replicas.drain("b")
         assert told(replicas, "name", "draining") == [("m-0", False), ("m-1", True), ("n-0", True)]
         replicas.find("m-0").node, replicas.find("m-1").node = "b", "a"
         assert told(replicas, "name", "draining") == [("m-0", True), ("m-1", False), ("n-0", True)]
-        replicas.undrain("b")
+        replicas.drain("b", over=True)
         assert not any(draining for (draining,) in told(replicas, "draining"))
 
 
@@ -62,20 +63,19 @@ async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
         assert rows["gateway"]["slots"] == 11
         assert (rows["cluster"]["state"], rows["cluster"]["pid"]) == ("ready", None)
         assert [row["name"] for row in supervisor.description()["replicas"]] == ["m-0", "m-1"]
-        ask = supervisor._control
-        assert (await ask({"op": "drain", "name": "b"}))["replicas"] == ["m-1"]
+        assert (await ask(supervisor, {"op": "drain", "name": "b"}))["replicas"] == ["m-1"]
         with pytest.raises(EngineError, match="is on node `b`, which is drained"):
-            await ask({"op": "undrain", "name": "m-1"})
+            await ask(supervisor, {"op": "undrain", "name": "m-1"})
         with pytest.raises(EngineError, match="there is no `z`") as caught:
-            await ask({"op": "drain", "name": "z"})
+            await ask(supervisor, {"op": "drain", "name": "z"})
         assert caught.value.hint == "known: m-0, m-1; nodes: a, b"
-        assert (await ask({"op": "undrain", "name": "b"}))["replicas"] == ["m-1"]
-        log = await ask({"op": "log", "name": "m-0", "lines": 2})
+        assert (await ask(supervisor, {"op": "undrain", "name": "b"}))["replicas"] == ["m-1"]
+        log = await ask(supervisor, {"op": "log", "name": "m-0", "lines": 2})
         assert log == {"ok": True, "text": "two\nthree\n", "offset": 14}
-        assert (await ask({"op": "log", "name": "m-0", "offset": 8}))["text"] == "three\n"
-        assert await ask({"op": "log", "name": "gateway"}) == {"ok": True}, "its log is a file here"
+        assert (await ask(supervisor, {"op": "log", "name": "m-0", "offset": 8}))["text"] == "three\n"
+        assert await ask(supervisor, {"op": "log", "name": "gateway"}) == {"ok": True}, "its log is a file here"
         with pytest.raises(UserError, match="no model `m` that skep starts here"):
-            await ask({"op": "scale", "model": "m"})
+            await ask(supervisor, {"op": "scale", "model": "m"})
     assert service.story == ["starts", "stop"]
 
 
@@ -90,7 +90,7 @@ async def test_a_replica_elsewhere_that_does_not_answer_the_gateway_is_not_calle
 
 async def test_an_service_that_cannot_go_on_ends_the_hive_with_its_reason(tmp_path):
     with socket.socket() as listener:
-        hive = Hive((), GATEWAY_ARGV, {}, "http://x", None, tmp_path)
+        hive = Hive((), GATEWAY_ARGV, {}, "http://x", tmp_path)
         service = Service(UserError("no cluster at `x`", hint="start one"))
         with pytest.raises(UserError, match="no cluster at `x`"):
             await Supervisor(hive, listener, lambda _s: None, services=[service]).run()
@@ -105,14 +105,14 @@ class Deaf(FarReplica):
 async def test_one_that_cannot_be_told_to_restart_is_let_in_again(tmp_path):
     async with hive_of(tmp_path, FAR, elsewhere=Deaf) as (supervisor, _):
         with pytest.raises(EngineError, match="cannot be started anew"):
-            await supervisor._control({"op": "restart", "name": "m-0"})
+            await ask(supervisor, {"op": "restart", "name": "m-0"})
         assert told(supervisor.replica_set, "draining") == [(False,)]
 
 
 async def test_one_that_was_restarted_in_a_moment_is_let_in_again(tmp_path):
     """What is told of a replica elsewhere may leave out that it did not serve for a while."""
     async with hive_of(tmp_path, FAR) as (supervisor, _):
-        await supervisor._control({"op": "restart", "name": "m-0"})
+        await ask(supervisor, {"op": "restart", "name": "m-0"})
         member = supervisor.replica_set.find("m-0")
         member._changed()
         assert (member.restarted, told(supervisor.replica_set, "draining")) == (1, [(True,)])
@@ -161,8 +161,8 @@ def test_the_last_words_may_come_with_the_answer_or_not_at_all(tmp_path, last, l
 async def test_ending_may_take_longer_where_replicas_stand_elsewhere(tmp_path):
     for services, stop_s in (((), 15.0), ([Service()], 75.0)):
         async with hive_of(tmp_path, FAR, services=services) as (supervisor, _):
-            answer = await supervisor._control({"op": "down", "drain_s": 0.0})
-            assert (answer["drain_s"], answer["stop_s"]) == (0.0, stop_s)
+            told = await ask(supervisor, {"op": "down", "drain_s": 0.0})
+            assert (told["drain_s"], told["stop_s"]) == (0.0, stop_s)
 
 
 async def test_a_reload_tells_who_keeps_replicas_elsewhere_the_new_restart_policy(tmp_path):
@@ -171,8 +171,8 @@ async def test_a_reload_tells_who_keeps_replicas_elsewhere_the_new_restart_polic
     async with hive_of(
         tmp_path, FAR, services=[service], rebuild=lambda _document, hive, _running: replace(hive, policy=policy)
     ) as (supervisor, _):
-        answer = await supervisor._control({"op": "reload", "settings": {}, "wait": True})
-        assert (answer["left_out"], answer["unchanged"]) == ([], ("m-0",))
+        told = await ask(supervisor, {"op": "reload", "settings": {}, "wait": True})
+        assert (told["left_out"], told["unchanged"]) == ([], ("m-0",))
         assert service.policy == supervisor.hive.policy == policy
 
 
@@ -185,8 +185,8 @@ async def test_a_reload_says_that_the_memory_that_was_taken_elsewhere_stays_as_m
 
     async with hive_of(tmp_path, FAR, rebuild=rebuild) as (supervisor, _):
         for left_out in (["room"], []):
-            answer = await supervisor._control({"op": "reload", "settings": {}, "wait": True})
-            assert (answer["left_out"], answer["changed"]) == (left_out, ())
+            told = await ask(supervisor, {"op": "reload", "settings": {}, "wait": True})
+            assert (told["left_out"], told["changed"]) == (left_out, ())
 
 
 async def test_a_change_is_told_the_nodes_that_are_drained(tmp_path):
@@ -201,8 +201,8 @@ async def test_a_change_is_told_the_nodes_that_are_drained(tmp_path):
         supervisor.replica_set.drain("a")
         supervisor.replica_set.drain("b")
         for _ in range(2):
-            await supervisor._control({"op": "reload", "settings": {}, "wait": True})
-            supervisor.replica_set.undrain("a")
+            await ask(supervisor, {"op": "reload", "settings": {}, "wait": True})
+            supervisor.replica_set.drain("a", over=True)
         assert avoided == [{"a", "b"}, {"b"}]
 
 
@@ -219,9 +219,9 @@ async def test_more_replicas_go_to_the_next_kind_where_the_first_one_is_full(tmp
         return replace(hive, replicas=tuple(replace(FAR, name=f"m-{n}") for n in range(large + small)))
 
     async with hive_of(tmp_path, FAR, rebuild=rebuild) as (supervisor, _):
-        await supervisor._control({"op": "reload", "settings": asked, "wait": True})
-        answer = await supervisor._control({"op": "scale", "model": "m", "replicas": 2, "wait": True})
-        assert (answer["added"], answer["unchanged"]) == (("m-1",), ("m-0",))
+        await ask(supervisor, {"op": "reload", "settings": asked, "wait": True})
+        told = await ask(supervisor, {"op": "scale", "model": "m", "replicas": 2, "wait": True})
+        assert (told["added"], told["unchanged"]) == (("m-1",), ("m-0",))
         assert seen == [(1, 0), (2, 0), (1, 1)]
 
 
@@ -241,14 +241,14 @@ async def scaled(folder, count):
     """A hive of so many replicas; it goes on whatever is done to it."""
     launches = [replace(FAR, name=f"m-{n}") for n in range(count)]
     async with hive_of(folder, *launches, rebuild=rebuilt) as (hive, until):
-        await hive._control({"op": "reload", "settings": settings(count), "wait": True})
+        await ask(hive, {"op": "reload", "settings": settings(count), "wait": True})
         yield hive, hive.replica_set, until
         assert hive.phase == "ready"
         assert not hive._stop_asked.is_set()
 
 
 async def scale(hive, replicas):
-    return await hive._control({"op": "scale", "model": "m", "replicas": replicas, "wait": True})
+    return await ask(hive, {"op": "scale", "model": "m", "replicas": replicas, "wait": True})
 
 
 async def refused(hive, replicas, words):
@@ -264,12 +264,12 @@ async def test_only_a_drained_one_is_not_left(tmp_path):
         hint = await refused(hive, 1, "`m` would be left without a replica that serves: m-0 is drained")
         assert hint == "the last ones go first; `skep replica undrain a` sends it requests again"
         assert replicas.names == ["m-0", "m-1"]
-        shown = await hive._control({"op": "scale"})
+        shown = await ask(hive, {"op": "scale"})
         assert shown["models"] == [{"model": "m", "replicas": 2, "ready": 2}], "nothing has changed"
-        replicas.undrain("a")
+        replicas.drain("a", over=True)
         replicas.drain("m-0")
         assert "`skep replica undrain m-0` sends" in await refused(hive, 1, "m-0 is drained")
-        replicas.undrain("m-0")
+        replicas.drain("m-0", over=True)
         assert (await scale(hive, 1))["removed"] == ("m-1",)
 
 
@@ -319,7 +319,7 @@ async def test_who_rests_before_a_restart_is_not_drained(tmp_path):
         for name in ("m-0", "a"):
             replicas.drain(name)
             assert replicas.is_drained(one)
-            replicas.undrain(name)
+            replicas.drain(name, over=True)
             assert not replicas.is_drained(one)
 
 

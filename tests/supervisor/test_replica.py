@@ -13,8 +13,9 @@ from dataclasses import replace
 import pytest
 from supervised import LAUNCH, ONCE, POLICY, running, until
 
-from skep.engines.fake import Fake
+from skep.engines.adapter import Fake
 from skep.supervisor.lifecycle import ReplicaState
+from skep.supervisor.replica import explain_exit
 from skep.supervisor.supervisor import Hive, Supervisor
 
 
@@ -28,36 +29,28 @@ async def test_a_frozen_engine_is_noticed_and_started_anew(tmp_path):
         assert replica.life.restarts == 1
 
 
-class Puzzled(Fake):
-    def explain(self, *_said, **_more):
+async def test_a_bug_in_a_diagnosis_costs_an_explanation_and_nothing_else(tmp_path):
+    def puzzled(*_said, **_more):
         raise ValueError("a rule has a bug")
 
-
-async def test_a_bug_in_a_diagnosis_costs_an_explanation_and_nothing_else(tmp_path):
     broken = replace(LAUNCH, extra=("--crash-at-start=error: no memory", "--exit-code=3"))
-    async with running(tmp_path, broken, Puzzled(), ONCE) as (replica, changed):
+    async with running(tmp_path, broken, policy=ONCE, explain=puzzled) as (replica, changed):
         await changed(lambda: replica.life.state is ReplicaState.FAILED)
         assert replica.life.why == "exit code 3, not explained: ValueError (error: no memory)"
 
 
-class Watched(Fake):
-    """Notes whether the replica serves while its death is being explained."""
-
-    def __init__(self):
-        self.replica, self.served = None, []
-
-    def explain(self, launch, code, tail, *, oom_kills=None):
-        self.served.append(self.replica.life.serving)
-        return super().explain(launch, code, tail, oom_kills=oom_kills)
-
-
 async def test_while_its_death_is_being_explained_a_replica_serves_nobody(tmp_path):
-    engine = Watched()
-    async with running(tmp_path, LAUNCH, engine) as (engine.replica, changed):
-        await changed(lambda: engine.replica.life.serving)
-        os.kill(engine.replica.pid, signal.SIGKILL)
-        await changed(lambda: engine.replica.life.state is ReplicaState.BACKOFF)
-        assert engine.served == [False]
+    served = []
+
+    def watched(*said, **more):
+        served.append(replica.life.serving)
+        return explain_exit(*said, **more)
+
+    async with running(tmp_path, explain=watched) as (replica, changed):
+        await changed(lambda: replica.life.serving)
+        os.kill(replica.pid, signal.SIGKILL)
+        await changed(lambda: replica.life.state is ReplicaState.BACKOFF)
+        assert served == [False]
 
 
 async def test_a_port_that_somebody_has_is_named_and_nothing_is_started(tmp_path):
@@ -140,7 +133,7 @@ async def test_a_dormant_replica_is_shown_with_the_version_of_its_own_program(tm
     own = str(tmp_path / "own" / "llama-server")
     launch = replace(LAUNCH, engine="llamacpp", on_demand=True, binary=own, checkpoint="/m.gguf")
     with closing(socket.socket()) as listener:
-        hive = Hive((launch,), ("true",), {}, "http://x", tmp_path / "s", tmp_path)
+        hive = Hive((launch,), ("true",), {}, "http://x", tmp_path)
         supervisor = Supervisor(hive, listener, lambda _s: None)
-        supervisor.replica_set.add_replicas([launch], None)
+        supervisor.replica_set.add_replicas([launch])
         assert "1111" not in supervisor.rows(None)[0]["engine"]

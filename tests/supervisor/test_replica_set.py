@@ -52,8 +52,8 @@ async def test_a_dormant_model_is_woken_and_put_to_sleep_with_all_its_replicas(t
             return [replicas.state(member) for member in replicas.members]
 
         assert (states(), replicas.models) == (["unloaded", "unloaded"], ("m",))
-        replicas.wake("m", made.tasks)
-        replicas.wake("m", made.tasks)
+        replicas.wake("m")
+        replicas.wake("m")
         await made.until(lambda: all(member.settled for member in replicas.members))
         assert replicas.serves("m")
         replicas.hold("m")
@@ -88,7 +88,7 @@ async def test_one_that_restarts_by_itself_waits_for_another_that_starts_on_its_
     other = replace(first, name="n-0", model="n", on_demand=True, extra=("--load-s=0.5",))
     async with replicas_of(tmp_path, first, other) as made:
         await made.until(lambda: made.replicas.find("m-0").settled)
-        made.replicas.wake("n", made.tasks)
+        made.replicas.wake("n")
         await made.until(lambda: made.replicas.find("n-0").pid is not None)
         made.history.clear()
         os.kill(made.replicas.find("m-0").pid, 9)
@@ -99,7 +99,7 @@ async def test_one_that_restarts_by_itself_waits_for_another_that_starts_on_its_
 async def test_what_a_replica_fell_back_to_is_kept_and_told_when_its_model_comes_back(tmp_path):
     first = replace(ON_DEMAND, slots=4)
     async with replicas_of(tmp_path, first) as made:
-        made.replicas.wake("m", made.tasks)
+        made.replicas.wake("m")
         await made.until(lambda: made.replicas.find("m-0").settled)
         member = made.replicas.find("m-0")
         fewer = Diagnosis("out of memory", change=replace(first, slots=2), changed="slots 4 -> 2")
@@ -107,7 +107,7 @@ async def test_what_a_replica_fell_back_to_is_kept_and_told_when_its_model_comes
         assert member._fall_back(fewer)
         assert changes([member.launch], [first]).changed == (), "a reload leaves it alone"
         await made.replicas.unload_model("m")
-        made.replicas.wake("m", made.tasks)
+        made.replicas.wake("m")
         await made.until(lambda: made.replicas.find("m-0").settled)
         assert made.replicas.find("m-0").life.why == "fell back: slots 4 -> 2"
         assert (
@@ -129,9 +129,9 @@ async def test_a_new_model_on_demand_is_there_before_a_reload_is_done(tmp_path):
     async with replicas_of(tmp_path, ONE) as made:
         await made.until(lambda: made.replicas.find("m-0").settled)
         known, plan = asyncio.Event(), ReplicaChanges(added=("n-0",), changed=("m-0",))
-        reload = made.tasks.create_task(made.replicas.become(plan, [SLOW, new], 0.0, made.tasks, known.set))
+        reload = made.tasks.create_task(made.replicas.become(plan, [SLOW, new], 0.0, known.set))
         await known.wait()
-        made.replicas.wake("n", made.tasks)
+        made.replicas.wake("n")
         await made.until(lambda: made.replicas.find("n-0").settled)
         assert not reload.done()
         reload.cancel()
@@ -140,12 +140,12 @@ async def test_a_new_model_on_demand_is_there_before_a_reload_is_done(tmp_path):
 async def test_a_reload_in_the_middle_of_an_unload_leaves_no_process_that_counts_as_unloaded(tmp_path):
     async with replicas_of(tmp_path, ON_DEMAND) as made:
         replicas = made.replicas
-        replicas.wake("m", made.tasks)
+        replicas.wake("m")
         await made.until(lambda: replicas.find("m-0").settled)
         going = made.tasks.create_task(replicas.unload_model("m"))
         while "m-0" in replicas._lives:  # its process is being ended
             await asyncio.sleep(0)
-        await replicas.become(ReplicaChanges(changed=("m-0",)), [replace(ON_DEMAND, slots=2)], 0.0, made.tasks)
+        await replicas.become(ReplicaChanges(changed=("m-0",)), [replace(ON_DEMAND, slots=2)], 0.0)
         await going
         member = replicas.find("m-0")
         assert replicas.is_dormant(member) == (member.life.state is ReplicaState.STOPPED), replicas.state(member)

@@ -10,7 +10,7 @@ from supervised import LAUNCH, ONCE, running
 from skep.engines.base import ENGINE_KEY
 from skep.errors import EngineError
 from skep.supervisor.lifecycle import ReplicaState
-from skep.supervisor.start_order import StartOrder
+from skep.supervisor.replica import StartOrder
 from skep.wire.listen import free_port
 
 
@@ -73,7 +73,7 @@ async def test_no_port_is_given_twice_and_keys_of_servers_of_others_are_not_for_
     for name in ("BOX_KEY", "SKEP_API_KEY", ENGINE_KEY):
         monkeypatch.setenv(name, "secret")
     order = StartOrder()
-    assert len({order.free_port() for _ in range(50)}) == 50
+    assert len({order.port_for(LAUNCH, finds_one=False) for _ in range(50)}) == 50
     assert "BOX_KEY" in order.environment()
     order.hide([replace(LAUNCH, url="http://box:1", key_env="BOX_KEY")])
     assert not {"BOX_KEY", "SKEP_API_KEY", ENGINE_KEY} & order.environment().keys()

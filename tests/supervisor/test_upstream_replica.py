@@ -114,7 +114,7 @@ async def test_a_server_that_comes_later_is_found():
     upstream, until = UpstreamReplica(launch(f"http://127.0.0.1:{port}"), changes), changes.until
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(upstream.run())
-        await until(lambda: upstream.tried)
+        await until(lambda: upstream.settled)
         assert upstream.life.state is ReplicaState.STARTING
         assert "refused" in upstream.life.why
         assert upstream.model == ""

@@ -9,15 +9,8 @@ import pytest
 from fake_raw_client import call, read_all, send
 
 from skep.errors import UserError
-from skep.testing.fake_answers import (
-    DO_NOT_KNOW,
-    LoadShare,
-    Quality,
-    QualityPolicy,
-    StoredAnswer,
-    parse_request,
-    read_answers,
-)
+from skep.testing import fake_answers
+from skep.testing.fake_answers import LoadShare, Quality, QualityPolicy, StoredAnswer, parse_request, read_answers
 from skep.testing.fake_options import parse_options
 from skep.testing.process import FakeEngine
 
@@ -90,7 +83,7 @@ def test_answers_file_may_hold_wrong_ones(tmp_path):
     path = tmp_path / "answers.jsonl"
     lines = [json.dumps({"prompt": "a\u2028b", "answer": "yes", **row}, ensure_ascii=False) for row in rows]
     path.write_text("\n".join(lines), "utf-8")
-    assert [one.wrong for one in read_answers(path)] == [("no",), ("no", "never"), (DO_NOT_KNOW,)]
+    assert [one.wrong for one in read_answers(path)] == [("no",), ("no", "never"), (fake_answers.DO_NOT_KNOW,)]
 
 
 @pytest.mark.parametrize("wrong", [3, [], [1], " ", {"a": 1}])

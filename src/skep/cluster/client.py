@@ -35,8 +35,8 @@ from skep.engines.base import Launch, engine_named, new_key
 from skep.errors import EngineError, SkepError
 from skep.files import open_log
 from skep.paths import Paths
-from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
-from skep.supervisor.remote_replica import UpstreamInfo, UpstreamLife
+from skep.supervisor.lifecycle import Life, ReplicaState, RestartPolicy
+from skep.supervisor.remote_replica import UpstreamInfo
 from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
 
 REMIND_EVERY_S = 2.0  # what has changed meanwhile is told, and restarts that were lost are repeated
@@ -56,7 +56,7 @@ class RemoteReplica:
 
     def __init__(self, launch: Launch, client: ClusterClient, changed: Callable[[], None]) -> None:
         self.launch = launch
-        self.life = UpstreamLife(None, ReplicaState.STARTING)
+        self.life = Life(None, ReplicaState.STARTING)
         self.pid: int | None = None
         self.node: str | None = None
         adapter = engine_named(launch.engine, launch.binary)

@@ -31,8 +31,7 @@ from skep.host.nvidia import read_gpu_memory
 from skep.host.processes import kill_marked
 from skep.paths import user_paths
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
-from skep.supervisor.replica import Replica
-from skep.supervisor.start_order import StartOrder
+from skep.supervisor.replica import Replica, StartOrder
 from skep.weights.pull import pull
 from skep.wire.json_pipe import from_document, to_document
 

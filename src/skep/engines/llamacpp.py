@@ -12,6 +12,7 @@ from skep.engines.adapter import (
     Known,
     Refusal,
     common_refusals,
+    draft_model,
     either,
     flag,
     p2p_variables,
@@ -19,8 +20,8 @@ from skep.engines.adapter import (
     unsupported_options,
 )
 from skep.engines.base import ENGINE_KEY, NO_ORIGIN, Launch
-from skep.engines.embedded_server import http_threads
-from skep.engines.llama import BATCH, NGRAM, batch_of, flash_of, llama_refusals
+from skep.engines.embedded import BATCH, batch_of, flash_of, llama_refusals
+from skep.engines.embedded_server import NGRAM, http_threads
 from skep.errors import UserError
 
 ALL_LAYERS = 999
@@ -28,19 +29,6 @@ SPLITS = ("layer", "tensor", "row", "none")
 _TYPES = {"mtp": "draft-mtp", "draft": "draft-simple", "eagle": "draft-eagle3", "dflash": "draft-dflash",
           "ngram": "ngram-map-k"}  # fmt: skip
 _GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
-_NOT = {
-    "quant": ("is the file's own here", "choose another GGUF file"),
-    "dtype": ("is the file's own here", "choose another GGUF file"),
-    "dp": ("cannot be: llama.cpp has no data parallelism", "start as many replicas"),
-    "ep": ("cannot be: llama.cpp has no expert parallelism", 'leave it out; split = "layer" spreads experts by layer'),
-    "memory_share": (
-        "cannot be: llama.cpp takes what weights and context need",
-        "leave it out; --fit-target MIB in `extra` keeps room on a card",
-    ),
-    "trust_remote_code": ("means nothing here: a GGUF file brings no code", "leave it out"),
-    "tool_parser": ("means nothing here: llama.cpp finds it from the chat template", "leave it out"),
-    "custom_all_reduce": ("is of vLLM and SGLang", "leave it out"),
-}
 
 
 class LlamaCpp(Adapter):
@@ -51,7 +39,7 @@ class LlamaCpp(Adapter):
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         options = launch.options
         yield from common_refusals(launch)
-        yield from unsupported_options(options, _NOT)
+        yield from unsupported_options(options, self.name)
         yield from llama_refusals(launch)
         if options.tp > 1 and options.pp > 1:
             yield f"tp={options.tp} and pp={options.pp} cannot be both", "split by tensor (tp) or by layer (pp)"
@@ -69,7 +57,7 @@ class LlamaCpp(Adapter):
             yield f"card_shares has {len(options.card_shares)} shares for {cards} gpus", "one for each card"
 
     def check_weights(self, launch: Launch) -> None:
-        for what, source in (("model file", source_of(launch)), ("draft model", _model(launch.options.draft))):
+        for what, source in (("model file", source_of(launch)), ("draft model", draft_model(launch.options))):
             if source is None:
                 if what == "model file":
                     hint = "name a GGUF file, or a model of the hub as `organisation/name:Q4_K_M`"
@@ -142,10 +130,6 @@ def _layout(options: EngineOptions) -> str:
     return f"tp={options.tp}" if options.tp > 1 else f"pp={options.pp}"
 
 
-def _model(draft: Draft | None) -> str | None:
-    return draft.model if draft else None
-
-
 def _on_hub(source: str) -> bool:
     """`organisation/name`, `organisation/name:Q4_K_M` or `organisation/name:file.gguf`."""
     plain = not source.startswith(("/", ".", "~")) and not source.partition(":")[0].endswith(".gguf")
@@ -153,10 +137,7 @@ def _on_hub(source: str) -> bool:
 
 
 def _speculation(draft: Draft, known: Known) -> list[str]:
-    """Named anew in 2026; a version that has only the old names gets those.
-
-    `ngram-simple` drafts nothing that is shorter than what it looks for, which is 12 tokens.
-    """
+    """Named anew in 2026; a version that has only the old names gets those."""
 
     def has(name: str) -> bool:
         return known is None or name in known

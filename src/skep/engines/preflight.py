@@ -8,32 +8,27 @@ from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, find_geometry
 from skep.engines import remedies as step
 from skep.engines.base import Diagnosis, Launch
-from skep.engines.diagnosis_rule import FailureCase, LaunchChange, Remedy
+from skep.engines.remedies import FailureCase, LaunchChange, Remedy
 from skep.planner.quants import KV_TYPES, QUANTS, known_kv, known_quant
 from skep.planner.rules import capability, find_first
 from skep.planner.setup import Layout, Rig, Setup
 
 _HALF_SINCE = 8.0  # bfloat16
 _CRASHED_ON = 8.6
-_STEPS: Mapping[str, tuple[Remedy, ...]] = {
-    "heads": (step.tp_of_heads,),
-    "fp8-weights": (),
-    "nvfp4": (),
-    "mxfp4": (),
-    "kv-fp8": (step.kv_own,),
-}
+_STEPS: Mapping[str, Remedy | None] = {
+    "heads": step.tp_of_heads, "kv-fp8": step.kv_own, "fp8-weights": None, "nvfp4": None, "mxfp4": None,
+}  # fmt: skip
 
 
 def predict_failure(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None:
     """`cards` are those the launch gets, in its order. None: nothing is known against it. Pure."""
     if launch.url is not None or launch.engine not in ("vllm", "sglang") or not cards:
         return None
-    options, case = launch.options, FailureCase(launch, None, (), None)
+    options, case = launch.options, FailureCase(launch)
     if options.cards > len(cards):
-        cause = (
-            f"tp {options.tp} x pp {options.pp} x dp {options.dp} needs {options.cards} cards, {len(cards)} are given"
-        )
-        change = step.tp_of_cards.take(FailureCase(launch, None, (), None, {"cards_there": str(len(cards))}))
+        layout = f"tp {options.tp} x pp {options.pp} x dp {options.dp}"
+        cause = f"{layout} needs {options.cards} cards, {len(cards)} are given"
+        change = step.tp_of_cards.take(FailureCase(launch, facts={"cards_there": len(cards)}))
         return _told(cause, "fewer of each, or more gpus", change)
     plain = next((card for card in cards if (cc := capability(card)) is not None and cc < _HALF_SINCE), None)
     if plain is not None and options.dtype == "bfloat16":
@@ -43,13 +38,8 @@ def predict_failure(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None
     if known is not None and not known.estimated and (found := _refused(launch, known, cards)) is not None:
         return found
     crashed = any(capability(card) == _CRASHED_ON for card in cards[: options.cards])
-    if (
-        launch.engine == "vllm"
-        and options.tp > 1
-        and options.custom_all_reduce
-        and crashed
-        and options.graphs is not False
-    ):
+    reduces = launch.engine == "vllm" and options.tp > 1 and options.custom_all_reduce
+    if reduces and crashed and options.graphs is not False:
         cause = "custom_all_reduce crashed vLLM 0.17 on SM 8.6 (RTX 3090) while graphs were captured"
         return _told(cause, "", step.all_reduce_off.take(case), final=False)
     return None
@@ -63,8 +53,9 @@ def _refused(launch: Launch, model: Geometry, cards: Sequence[Device]) -> Diagno
     finding = find_first("refused", setup, Rig(tuple(cards)), _STEPS)
     if finding is None:
         return None
-    case = FailureCase(launch, None, (), None, {"heads": str(model.heads)})
-    change = next((found for each in _STEPS[finding.rule] if (found := each.take(case)) is not None), None)
+    case = FailureCase(launch, facts={"heads": model.heads})
+    remedy = _STEPS[finding.rule]
+    change = None if remedy is None else remedy.take(case)
     return _told(finding.sentence, finding.remedy or "", change)
 
 

@@ -8,26 +8,76 @@ memory is never raised: it may have been chosen to leave room for somebody else.
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from skep.catalog.models import find_geometry
 from skep.catalog.options import EngineOptions
 from skep.engines.base import Launch
-from skep.engines.diagnosis_rule import OWN_SHARE, FailureCase, LaunchChange, Remedy
+from skep.errors import UserError
 from skep.planner.rules import valid_rungs
-from skep.units import MIB
+from skep.units import MIB, parse_bytes
 
 SHARE_STEP = 0.05
 SHARE_FLOOR = 0.5
-SLOTS_FLOOR = 1
 CONTEXT_FLOOR = 2048
 BATCHED_FLOOR = 512
 CONTEXT_GRAIN = 256
 
+OWN_SHARE = {"vllm": 0.9, "sglang": 0.88}  # where none is given; vLLM says 0.92 since 2026, and the lower one is safe
 OWN_BATCHED = 2048  # tokens a step of vLLM and SGLang on cards below 70 GiB
 _SPARE = 256 * MIB  # beside what the log says was missing: allocations come in more than one piece
 _OPTION_NAMES = frozenset(field.name for field in fields(EngineOptions))
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchChange:
+    """Another launch, different in one thing. `what`: "slots 8 -> 4"; `advice`: "lower slots from 8 to 4"."""
+
+    launch: Launch
+    what: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCase:
+    """A launch that ended, and the line that tells why."""
+
+    launch: Launch
+    line: str | None = None  # the telling one; None: the exit code tells
+    facts: Mapping[str, Any] = field(default_factory=dict)  # the groups of what matched
+
+    def size(self, name: str) -> int | None:
+        """Return bytes of a fact like "211.25 MiB"."""
+        try:
+            return parse_bytes(str(self.facts[name]))
+        except (KeyError, UserError):
+            return None  # a number that is none
+
+    def number(self, name: str) -> int | None:
+        text = str(self.facts.get(name))
+        return int(text) if text.isdecimal() else None
+
+    def ratio(self, part: str, whole: str) -> float | None:
+        """Of two facts in the same unit."""
+        try:
+            a, b = float(self.facts[part]), float(self.facts[whole])
+        except (KeyError, TypeError, ValueError):
+            return None
+        return a / b if b > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Something that may be tried. `words` says it for the table in the documentation."""
+
+    words: str
+    take: Callable[[FailureCase], LaunchChange | None]
+
+
+def remedy(words: str) -> Callable[[Callable[[FailureCase], LaunchChange | None]], Remedy]:
+    return lambda take: Remedy(words, take)
 
 
 def changed(launch: Launch, name: str, value: Any, advice: str, *, was: Any = None) -> LaunchChange | None:
@@ -37,9 +87,8 @@ def changed(launch: Launch, name: str, value: Any, advice: str, *, was: Any = No
     if now == value:
         return None
     shown = now if was is None else was
-    other = replace(launch, options=replace(launch.options, **{name: value})) if inside else replace(
-        launch, **{name: value}
-    )  # fmt: skip
+    new = {name: value}
+    other = replace(launch, options=replace(launch.options, **new)) if inside else replace(launch, **new)
     label = "context" if name == "context_tokens" else name
     return LaunchChange(other, f"{label} {_word(shown)} -> {_word(value)}", advice)
 
@@ -52,6 +101,18 @@ def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _lower(
+    case: FailureCase, name: str, to: float | None, floor: float, why: str = "", was: float | None = None
+) -> LaunchChange | None:
+    """Return the launch with a lower figure; None: there is none, or it is below the floor. `was`: if not as told."""
+    launch = case.launch
+    now = getattr(launch.options if name in _OPTION_NAMES else launch, name) if was is None else was
+    if to is None or now is None or not floor <= to < now:
+        return None
+    label = "context" if name == "context_tokens" else name
+    return changed(launch, name, to, f"lower {label} from {_word(now)} to {_word(to)}{why}", was=was)
+
+
 def _share(case: FailureCase) -> float | None:
     """Return what the engine was told to fill, or fills by itself; None: it has no such thing."""
     if case.launch.engine not in OWN_SHARE:
@@ -60,13 +121,7 @@ def _share(case: FailureCase) -> float | None:
 
 
 def _share_to(case: FailureCase, share: float, why: str = "") -> LaunchChange | None:
-    was = _share(case)
-    share = math.floor(share * 100 + 1e-9) / 100
-    if was is None or share < SHARE_FLOOR or share >= was:
-        return None
-    return changed(
-        case.launch, "memory_share", share, f"lower memory_share from {was:g} to {share:g}{why}", was=was
-    )  # fmt: skip
+    return _lower(case, "memory_share", math.floor(share * 100 + 1e-9) / 100, SHARE_FLOOR, why, _share(case))
 
 
 def _missing_share(case: FailureCase) -> float | None:
@@ -77,7 +132,8 @@ def _missing_share(case: FailureCase) -> float | None:
     return (max(0, tried - free) + _SPARE) / total
 
 
-def _lower_share(case: FailureCase) -> LaunchChange | None:
+@remedy("memory_share lower by what the log says was missing, else by 0.05")
+def lower_share(case: FailureCase) -> LaunchChange | None:
     was, missing = _share(case), _missing_share(case)
     if was is None:
         return None
@@ -86,13 +142,15 @@ def _lower_share(case: FailureCase) -> LaunchChange | None:
     return _share_to(case, was - max(0.01, missing), f": {case.facts['tried']} were wanted, {case.facts['free']} free")
 
 
-def _lower_share_a_step(case: FailureCase) -> LaunchChange | None:
+@remedy("memory_share lower by 0.05 or more")
+def lower_share_a_step(case: FailureCase) -> LaunchChange | None:
     """One failed allocation of many to come: at least the step."""
     was = _share(case)
     return None if was is None else _share_to(case, was - max(SHARE_STEP, _missing_share(case) or 0))
 
 
-def _share_of_free(case: FailureCase) -> LaunchChange | None:
+@remedy("memory_share down to what is free")
+def share_of_free(case: FailureCase) -> LaunchChange | None:
     """`free` and `total` are GiB without unit."""
     part = case.ratio("free", "total")
     if part is None:
@@ -100,97 +158,92 @@ def _share_of_free(case: FailureCase) -> LaunchChange | None:
     return _share_to(case, part - 0.005, f": {case.facts['free']} of {case.facts['total']} GiB are free")
 
 
-def _fewer_slots(case: FailureCase) -> LaunchChange | None:
+@remedy("slots halved")
+def fewer_slots(case: FailureCase) -> LaunchChange | None:
     return _slots_to(case, case.launch.slots // 2)
 
 
-def _slots_to(case: FailureCase, slots: int, why: str = "") -> LaunchChange | None:
-    was = case.launch.slots
-    if not SLOTS_FLOOR <= slots < was or case.launch.reserve >= slots:
-        return None
-    return changed(case.launch, "slots", slots, f"lower slots from {was} to {slots}{why}")
+def _slots_to(case: FailureCase, slots: int | None, why: str = "") -> LaunchChange | None:
+    return _lower(case, "slots", slots, case.launch.reserve + 1, why)
 
 
-def _many_slots_halved(case: FailureCase) -> LaunchChange | None:
-    return _fewer_slots(case) if case.launch.slots > 8 else None
+@remedy("slots halved while above 8")
+def many_slots_halved(case: FailureCase) -> LaunchChange | None:
+    return fewer_slots.take(case) if case.launch.slots > 8 else None
 
 
-def _slots_by_workspace(case: FailureCase) -> LaunchChange | None:
+@remedy("slots lower by the ratio of what is there to what was wanted")
+def slots_by_workspace(case: FailureCase) -> LaunchChange | None:
     part = case.ratio("there", "wanted")
     if part is None or not 0 < part < 1:
-        return _fewer_slots(case)
+        return fewer_slots.take(case)
     why = f": {case.facts['wanted']} MB were wanted, {case.facts['there']} MB are there"
     return _slots_to(case, int(case.launch.slots * part), why)
 
 
-def _slots_to_batched(case: FailureCase) -> LaunchChange | None:
+@remedy("slots down to the batched tokens")
+def slots_to_batched(case: FailureCase) -> LaunchChange | None:
     batched = case.number("batched")
-    return None if batched is None else _slots_to(case, batched, f": {batched} tokens are batched a step")
+    return _slots_to(case, batched, f": {batched} tokens are batched a step")
 
 
-def _shorter_context(case: FailureCase) -> LaunchChange | None:
-    return _context_to(case, case.launch.context_tokens // 2 // CONTEXT_GRAIN * CONTEXT_GRAIN)
+@remedy("context halved")
+def shorter_context(case: FailureCase) -> LaunchChange | None:
+    return _context_by(case, 0.5)
 
 
-def _context_to(case: FailureCase, tokens: int, why: str = "") -> LaunchChange | None:
-    was = case.launch.context_tokens
-    if not CONTEXT_FLOOR <= tokens < was:
-        return None
-    return changed(case.launch, "context_tokens", tokens, f"lower context from {was} to {tokens}{why}")
+def _context_by(case: FailureCase, part: float, why: str = "") -> LaunchChange | None:
+    tokens = int(case.launch.context_tokens * part) // CONTEXT_GRAIN * CONTEXT_GRAIN
+    return _lower(case, "context_tokens", tokens, CONTEXT_FLOOR, why)
 
 
-def _context_that_fits(case: FailureCase) -> LaunchChange | None:
+@remedy("context down to what the log says fits")
+def context_that_fits(case: FailureCase) -> LaunchChange | None:
     """Return the engine's own estimate, else by the memory it names, else half."""
     fits = case.number("fits")
     if fits is not None:
-        return _context_to(case, fits, f": the log says at most {fits} fit")
+        return _lower(case, "context_tokens", fits, CONTEXT_FLOOR, f": the log says at most {fits} fit")
     part = case.ratio("have", "need")
     if part is None or not 0 < part < 1:
-        return _shorter_context(case)
-    tokens = int(case.launch.context_tokens * part) // CONTEXT_GRAIN * CONTEXT_GRAIN
-    return _context_to(
-        case, tokens, f": {case.facts['need']} GiB of KV were wanted, {case.facts['have']} GiB are there"
-    )
+        return _context_by(case, 0.5)
+    why = f": {case.facts['need']} GiB of KV were wanted, {case.facts['have']} GiB are there"
+    return _context_by(case, part, why)
 
 
-def _context_of_model(case: FailureCase) -> LaunchChange | None:
+@remedy("context down to the model's")
+def context_of_model(case: FailureCase) -> LaunchChange | None:
     most = case.number("most")
-    return None if most is None else _context_to(case, most, f": the model was made for {most}")
+    return _lower(case, "context_tokens", most, CONTEXT_FLOOR, f": the model was made for {most}")
 
 
-def _smaller_chunks(case: FailureCase) -> LaunchChange | None:
+@remedy("batched_tokens halved")
+def smaller_chunks(case: FailureCase) -> LaunchChange | None:
     launch = case.launch
     if launch.engine not in OWN_SHARE or launch.options.chunked_prefill is False:
         return None
     was = launch.options.batched_tokens or OWN_BATCHED
-    tokens = was // 2
-    if tokens < max(BATCHED_FLOOR, launch.slots):
-        return None
-    advice = f"lower batched_tokens from {was} to {tokens}"
-    return changed(launch, "batched_tokens", tokens, advice, was=was)
+    return _lower(case, "batched_tokens", was // 2, max(BATCHED_FLOOR, launch.slots), was=was)
 
 
-def _graphs_off(case: FailureCase) -> LaunchChange | None:
-    if case.launch.options.graphs is False:
-        return None
+@remedy("graphs off")
+def graphs_off(case: FailureCase) -> LaunchChange | None:
     return changed(case.launch, "graphs", False, "graphs off, at a half to a sixth of the speed", was=True)
 
 
-def _all_reduce_off(case: FailureCase) -> LaunchChange | None:
-    options = case.launch.options
-    if options.tp <= 1 or options.custom_all_reduce is False:
-        return None
-    return changed(case.launch, "custom_all_reduce", False, "custom_all_reduce off", was=True)
+@remedy("custom_all_reduce off")
+def all_reduce_off(case: FailureCase) -> LaunchChange | None:
+    several = case.launch.options.tp > 1
+    return changed(case.launch, "custom_all_reduce", False, "custom_all_reduce off", was=True) if several else None
 
 
-def _p2p_off(case: FailureCase) -> LaunchChange | None:
-    options = case.launch.options
-    if options.cards <= 1 or options.p2p == "off":
-        return None
-    return changed(case.launch, "p2p", "off", "p2p off: the cards then talk through the machine's memory")
+@remedy("p2p off")
+def p2p_off(case: FailureCase) -> LaunchChange | None:
+    advice = "p2p off: the cards then talk through the machine's memory"
+    return changed(case.launch, "p2p", "off", advice) if case.launch.options.cards > 1 else None
 
 
-def _kv_e5m2(case: FailureCase) -> LaunchChange | None:
+@remedy("kv fp8_e5m2, or 16 bit beside an FP8 checkpoint")
+def kv_e5m2(case: FailureCase) -> LaunchChange | None:
     """Truncated 16 bit, which every card can do; FP8 checkpoints refuse it."""
     kv, quant = case.launch.options.kv, (case.launch.options.quant or "").lower()
     if kv is None or kv in ("auto", "fp8_e5m2", "bfloat16", "float16"):
@@ -199,19 +252,16 @@ def _kv_e5m2(case: FailureCase) -> LaunchChange | None:
     return changed(case.launch, "kv", to, f"kv from {kv} to {to or 'the engine’s own'}")
 
 
-def _dtype_half(case: FailureCase) -> LaunchChange | None:
+@remedy("dtype float16")
+def dtype_half(case: FailureCase) -> LaunchChange | None:
     dtype = case.launch.options.dtype
     if dtype in ("float16", "half"):
         return None
     return changed(case.launch, "dtype", "float16", f"dtype from {dtype or 'auto'} to float16", was=dtype or "auto")
 
 
-def _tp_to(case: FailureCase, tp: int, why: str) -> LaunchChange | None:
-    was = case.launch.options.tp
-    return None if not 1 <= tp < was else changed(case.launch, "tp", tp, f"lower tp from {was} to {tp}: {why}")
-
-
-def _tp_of_heads(case: FailureCase) -> LaunchChange | None:
+@remedy("tp down to one that divides the heads")
+def tp_of_heads(case: FailureCase) -> LaunchChange | None:
     tp = case.launch.options.tp
     known = find_geometry(case.launch.checkpoint or "") or find_geometry(case.launch.model)
     heads = case.number("heads") or (None if known is None else known.heads)
@@ -219,20 +269,22 @@ def _tp_of_heads(case: FailureCase) -> LaunchChange | None:
         fitting = [n for n in valid_rungs(known) if n < tp]
     else:
         fitting = [] if heads is None else [n for n in range(1, tp) if heads % n == 0]
-    return _tp_to(case, max(fitting), f"it divides the {heads} heads") if fitting else None
+    return _lower(case, "tp", max(fitting, default=None), 1, f": it divides the {heads} heads")
 
 
-def _half_tp(case: FailureCase) -> LaunchChange | None:
+@remedy("tp halved")
+def half_tp(case: FailureCase) -> LaunchChange | None:
     tp = case.launch.options.tp
-    return _tp_to(case, tp // 2, "wider parts on each card") if tp % 2 == 0 else None
+    return _lower(case, "tp", tp // 2, 1, ": wider parts on each card") if tp % 2 == 0 else None
 
 
-def _tp_of_cards(case: FailureCase) -> LaunchChange | None:
+@remedy("tp down to the cards that are there")
+def tp_of_cards(case: FailureCase) -> LaunchChange | None:
     """Only where the whole group shrinks evenly: a divisor of what divided the heads before divides them as well."""
     options, there = case.launch.options, case.number("cards_there")
     if there is None or options.pp * options.dp != 1 or there < 1 or options.tp % there:
         return None
-    return _tp_to(case, there, f"so many cards are there ({options.tp} were wanted)")
+    return _lower(case, "tp", there, 1, f": so many cards are there ({options.tp} were wanted)")
 
 
 def _leave_out(words: str, name: str, advice: str, *, only_off: bool = False) -> Remedy:
@@ -246,33 +298,10 @@ def _leave_out(words: str, name: str, advice: str, *, only_off: bool = False) ->
     return Remedy(words, take)
 
 
-lower_share = Remedy("memory_share lower by what the log says was missing, else by 0.05", _lower_share)
-lower_share_a_step = Remedy("memory_share lower by 0.05 or more", _lower_share_a_step)
-share_of_free = Remedy("memory_share down to what is free", _share_of_free)
-fewer_slots = Remedy("slots halved", _fewer_slots)
-many_slots_halved = Remedy("slots halved while above 8", _many_slots_halved)
-slots_by_workspace = Remedy("slots lower by the ratio of what is there to what was wanted", _slots_by_workspace)
-slots_to_batched = Remedy("slots down to the batched tokens", _slots_to_batched)
-shorter_context = Remedy("context halved", _shorter_context)
-context_that_fits = Remedy("context down to what the log says fits", _context_that_fits)
-context_of_model = Remedy("context down to the model's", _context_of_model)
-smaller_chunks = Remedy("batched_tokens halved", _smaller_chunks)
-graphs_off = Remedy("graphs off", _graphs_off)
-all_reduce_off = Remedy("custom_all_reduce off", _all_reduce_off)
-p2p_off = Remedy("p2p off", _p2p_off)
-kv_e5m2 = Remedy("kv fp8_e5m2, or 16 bit beside an FP8 checkpoint", _kv_e5m2)
-dtype_half = Remedy("dtype float16", _dtype_half)
-tp_of_heads = Remedy("tp down to one that divides the heads", _tp_of_heads)
-half_tp = Remedy("tp halved", _half_tp)
-tp_of_cards = Remedy("tp down to the cards that are there", _tp_of_cards)
 no_draft = _leave_out("no draft", "draft", "leave out the draft {}")
 kv_own = _leave_out("kv in 16 bit", "kv", "leave out kv {}: KV then stays in 16 bit")
 batch_own = _leave_out("batch as llama.cpp has it", "batch", "leave out batch {}: it is then 2048 or more")
 quant_own = _leave_out("no quant: the checkpoint says", "quant", "leave out quant {}: the checkpoint says what it is")
-flash_own = _leave_out(
-    "flash_attention as llama.cpp has it",
-    "flash_attention",
-    "leave flash_attention out: llama.cpp then turns it on",
-    only_off=True,
-)
+_TURNED_ON = "leave flash_attention out: llama.cpp then turns it on"
+flash_own = _leave_out("flash_attention as llama.cpp has it", "flash_attention", _TURNED_ON, only_off=True)
 chunks_on = _leave_out("chunked_prefill on", "chunked_prefill", "chunked_prefill as the engine has it", only_off=True)

@@ -14,7 +14,7 @@ _ALGORITHMS = {"mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STANDALONE", "ngram"
 class Sglang(CheckpointEngine):
     """`--max-running-requests` is of all data-parallel ranks together, and TP counts the cards of all of them."""
 
-    name, title = "sglang", "SGLang"
+    name = "sglang"
 
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         yield from super().refusals(launch)

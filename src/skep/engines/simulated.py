@@ -44,16 +44,9 @@ def plan_from_json(text: str) -> SimulatedPlan:
 
 def plan_of(prospect: SpeedModel, *, context_tokens: int, about: str, weight_bytes: int | None = None) -> SimulatedPlan:
     """`weight_bytes`: of one replica; it loads for as long as they take, made short."""
-    load_s = min(LOAD_MOST_S, (weight_bytes or 0) / LOAD_BYTES_PER_S)
-    return SimulatedPlan(
-        about=about,
-        slots=prospect.slots,
-        context_tokens=context_tokens,
-        pool_tokens=prospect.pool_tokens,
-        chunk_tokens=prospect.chunk_tokens,
-        load_s=round(load_s, 3),
-        step=prospect.step,
-    )
+    load_s = round(min(LOAD_MOST_S, (weight_bytes or 0) / LOAD_BYTES_PER_S), 3)
+    pool, chunk = prospect.pool_tokens, prospect.chunk_tokens
+    return SimulatedPlan(about, prospect.slots, context_tokens, pool, chunk, load_s, prospect.step)
 
 
 class Simulated(OwnEngine):

@@ -62,9 +62,7 @@ def script(
     tokens = min(natural, limit)
     finish = "stop" if natural <= limit and not ignore_eos else "length"
     cut = _first_stop(seed, tokens, min_tokens, stop) if stop else None
-    if cut is not None:
-        return SimulatedText(seed, cut[0], "stop", cut[1])
-    return SimulatedText(seed, tokens, finish)
+    return SimulatedText(seed, tokens, finish) if cut is None else SimulatedText(seed, cut[0], "stop", cut[1])
 
 
 def _first_stop(seed: int, tokens: int, min_tokens: int, stop: Sequence[str]) -> tuple[int, int] | None:
@@ -89,7 +87,7 @@ _KINDS = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundErro
 
 
 class SimulatedRefusal(Exception):
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
 
@@ -109,62 +107,51 @@ def error_document(status: int, message: str) -> dict[str, Any]:
 
 
 def parse_query(body: bytes, *, chat: bool, model: str, context_tokens: int) -> SimulatedQuery:
-    """Raises `Refused` with what the client is told."""
+    """Raises `SimulatedRefusal` with what the client is told."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
-        raise SimulatedRefusal(400, "the body is not JSON") from None
+        raise SimulatedRefusal("the body is not JSON") from None
     if not isinstance(fields, dict):
-        raise SimulatedRefusal(400, "the body is not a JSON object")
+        raise SimulatedRefusal("the body is not a JSON object")
     wanted = fields.get("model")
     if wanted is not None and wanted != model:
-        raise SimulatedRefusal(404, f"The model `{wanted}` does not exist.")
+        raise SimulatedRefusal(f"The model `{wanted}` does not exist.", 404)
     if fields.get("n") not in (None, 1):
-        raise SimulatedRefusal(400, f"`n` is {fields['n']!r}: the simulated engine gives one choice")
+        raise SimulatedRefusal(f"`n` is {fields['n']!r}: the simulated engine gives one choice")
     text, tokens = _chat_prompt(fields) if chat else _plain_prompt(fields.get("prompt"))
-    options = fields.get("stream_options")
-    return SimulatedQuery(
-        chat=chat,
-        stream=bool(fields.get("stream")),
-        include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
-        prompt_tokens=tokens,
-        script=_script(fields, text, tokens, context_tokens, chat=chat),
-    )
-
-
-def _script(fields: Mapping[str, Any], text: str, tokens: int, context_tokens: int, *, chat: bool) -> SimulatedText:
     asked = _count(fields, "max_completion_tokens", 1) or _count(fields, "max_tokens", 1)
     if asked is None and not chat:
         asked = 16  # the completions API has always had so few
     least = _count(fields, "min_tokens", 0) or 0
     if asked is not None and least > asked:
-        raise SimulatedRefusal(400, f"min_tokens must be less than or equal to max_tokens={asked}, got {least}.")
+        raise SimulatedRefusal(f"min_tokens must be less than or equal to max_tokens={asked}, got {least}.")
     if tokens >= context_tokens or tokens + (asked or 0) > context_tokens:
         where = "messages" if chat else "prompt"
         raise SimulatedRefusal(
-            400,
             f"This model's maximum context length is {context_tokens} tokens. However, you requested "
             f"{tokens + (asked or 1)} tokens ({tokens} in the {where}, {asked or 1} in the completion). "
-            f"Please reduce the length of the {where} or completion.",
+            f"Please reduce the length of the {where} or completion."
         )
-    limit = asked or context_tokens - tokens
-    return script(
-        seed_of(text),
-        limit,
-        min_tokens=min(least, limit),
-        ignore_eos=bool(fields.get("ignore_eos")),
-        stop=_stop(fields),
-    )
+    stop = fields.get("stop")
+    stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
+        raise SimulatedRefusal("`stop` is neither text nor a list of texts")
+    limit, eos = asked or context_tokens - tokens, bool(fields.get("ignore_eos"))
+    said = script(seed_of(text), limit, min_tokens=min(least, limit), ignore_eos=eos, stop=[*filter(None, stops)])
+    options = fields.get("stream_options")
+    usage = isinstance(options, dict) and bool(options.get("include_usage"))
+    return SimulatedQuery(chat, bool(fields.get("stream")), usage, tokens, said)
 
 
 def _chat_prompt(fields: Mapping[str, Any]) -> tuple[str, int]:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise SimulatedRefusal(400, "`messages` is missing or empty")
+        raise SimulatedRefusal("`messages` is missing or empty")
     texts, tokens = [], _TEMPLATE_TOKENS
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise SimulatedRefusal(400, "each of `messages` wants a `role` and a `content`")
+            raise SimulatedRefusal("each of `messages` wants a `role` and a `content`")
         text, more = _content(message.get("content"))
         calls = message.get("tool_calls")
         text += json.dumps(calls) if calls else ""
@@ -177,12 +164,10 @@ def _chat_prompt(fields: Mapping[str, Any]) -> tuple[str, int]:
 
 def _content(value: Any) -> tuple[str, float]:
     """Return its text, and tokens of what is no text."""
-    if value is None:
-        return "", 0.0
-    if isinstance(value, str):
-        return value, 0.0
+    if value is None or isinstance(value, str):
+        return value or "", 0.0
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-        raise SimulatedRefusal(400, "`content` is neither text nor a list of parts")
+        raise SimulatedRefusal("`content` is neither text nor a list of parts")
     texts = [part["text"] for part in value if isinstance(part.get("text"), str)]
     return " ".join(texts), _PICTURE_TOKENS * (len(value) - len(texts))
 
@@ -194,9 +179,9 @@ def _plain_prompt(prompt: Any) -> tuple[str, int]:
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
         return str(prompt[:64]), len(prompt)
     if isinstance(prompt, list) and prompt:
-        raise SimulatedRefusal(400, f"`prompt` holds {len(prompt)} prompts: the simulated engine takes one at a time")
+        raise SimulatedRefusal(f"`prompt` holds {len(prompt)} prompts: the simulated engine takes one at a time")
     if not isinstance(prompt, str) or not prompt:
-        raise SimulatedRefusal(400, "`prompt` is missing or empty")
+        raise SimulatedRefusal("`prompt` is missing or empty")
     return prompt, max(1, round(_tokens(prompt)))
 
 
@@ -207,21 +192,9 @@ def _tokens(text: str) -> float:
 
 def _count(fields: Mapping[str, Any], name: str, least: int) -> int | None:
     value = fields.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise SimulatedRefusal(400, f"{name} must be at least {least}, got {value!r}.")
-    return value
-
-
-def _stop(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    value = fields.get("stop")
-    if value is None:
-        return ()
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(one, str) for one in strings):
-        raise SimulatedRefusal(400, "`stop` is neither text nor a list of texts")
-    return tuple(one for one in strings if one)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least):
+        return value
+    raise SimulatedRefusal(f"{name} must be at least {least}, got {value!r}.")
 
 
 DONE = b"data: [DONE]\n\n"

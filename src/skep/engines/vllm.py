@@ -15,7 +15,7 @@ _WHERE_KNOWN = ("--enable-prompt-tokens-details", "--enable-per-request-metrics"
 
 
 class Vllm(CheckpointEngine):
-    name, title = "vllm", "vLLM"
+    name = "vllm"
     keyed_by = (ENGINE_KEY, "VLLM_API_KEY")  # of its paths it closes /v1 by it, and leaves others open
 
     def refusals(self, launch: Launch) -> Iterable[Refusal]:

@@ -14,6 +14,7 @@ import signal
 import site
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -48,19 +49,17 @@ PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 
 libc = ctypes.CDLL(None, use_errno=True)
+Streams = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptView:
-    """What of this machine a script sees.
-
-    `binds` maps a path inside to the path outside; `emptied` are folders inside a bind that appear empty.
-    """
+    """What of this machine a script sees."""
 
     program: str
-    binds: dict[str, str] = field(default_factory=dict)
+    binds: dict[str, str] = field(default_factory=dict)  # path inside: path outside
     links: dict[str, str] = field(default_factory=dict)
-    emptied: tuple[str, ...] = ()
+    emptied: Sequence[str] = ()  # folders inside a bind that appear empty
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -81,25 +80,29 @@ def view(*, packages: bool) -> ScriptView:
             binds[str(path)] = str(path)
     if real.is_relative_to("/nix/store"):
         binds["/nix/store"] = "/nix/store"
-    for path in (base / "lib", base / "lib64", base.resolve() / "lib", real, *map(Path, EXTRA)):
+    places = base / "lib", base / "lib64", base.resolve() / "lib", real, *map(Path, EXTRA), base / "bin" / real.name
+    for path in places:
         _add(binds, links, path)
-    _add(binds, links, base / "bin" / real.name)
-    installed = _installed_folders()
+    program, emptied = str(real), list[str]()
     if packages:
-        program = _with_packages(binds, links, installed, real)
-        emptied: tuple[str, ...] = ()
+        program = _with_packages(binds, links, real)
     else:
-        program = str(real)
-        emptied = tuple(str(path) for path in _base_folders(base) if path.is_dir() and _covered(binds, path))
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        roots = {base / "lib" / version, base.resolve() / "lib" / version, Path("/usr/lib/python3")}
+        roots |= {Path("/usr/lib") / version, Path("/usr/local/lib") / version}
+        inside = sorted(root / name for root in roots for name in ("site-packages", "dist-packages"))
+        emptied = [str(path) for path in inside if path.is_dir() and _covered(binds, path)]
     if not any(dest.startswith("/tmp/") for dest in (*binds, *links)):  # noqa: S108 - a path inside
         links["/tmp"] = f"{BOX}/tmp"  # noqa: S108
     ordered = dict(sorted(binds.items()))
     return ScriptView(program, ordered, dict(sorted(links.items())), emptied, _environment(program, packages=packages))
 
 
-def _with_packages(binds: dict[str, str], links: dict[str, str], folders: list[Path], real: Path) -> str:
-    for folder in folders:
-        _add(binds, links, folder)
+def _with_packages(binds: dict[str, str], links: dict[str, str], real: Path) -> str:
+    """Add what is installed beside skep; return the interpreter that finds it."""
+    for folder in map(Path, sys.path):
+        if folder.name in ("site-packages", "dist-packages"):
+            _add(binds, links, folder)
     if sys.prefix == sys.base_prefix:
         return str(real)
     _add(binds, links, Path(sys.prefix) / "pyvenv.cfg")
@@ -122,37 +125,14 @@ def _covered(binds: dict[str, str], path: Path) -> bool:
     return False
 
 
-def _installed_folders() -> list[Path]:
-    return [Path(entry) for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
-
-
-def _base_folders(base: Path) -> list[Path]:
-    """Return where packages lie inside the trees that are bound anyway."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    roots = {base / "lib" / version, base.resolve() / "lib" / version, Path("/usr/lib/python3")}
-    roots |= {Path("/usr/lib") / version, Path("/usr/local/lib") / version}
-    return sorted(root / name for root in roots for name in ("site-packages", "dist-packages"))
-
-
 def _environment(program: str, *, packages: bool) -> dict[str, str]:
-    env = {
-        "PATH": f"{Path(program).parent}:/usr/bin:/bin",
-        "HOME": FOLDER,
-        "TMPDIR": f"{BOX}/tmp",  # noqa: S108
-        "LANG": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONHASHSEED": "0",
-        # A library that starts a thread a core would meet the process limit on a large machine.
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MALLOC_ARENA_MAX": "2",
-    }
-    user_site = site.getusersitepackages()
-    if packages and user_site in sys.path:
-        env["PYTHONUSERBASE"] = site.getuserbase()
-    else:
-        env["PYTHONNOUSERSITE"] = "1"
-    return env
+    places = {"PATH": f"{Path(program).parent}:/usr/bin:/bin", "HOME": FOLDER, "TMPDIR": f"{BOX}/tmp"}  # noqa: S108
+    # A library that starts a thread a core would meet the process limit on a large machine.
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+    env = {**places, **threads, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
+    if packages and site.getusersitepackages() in sys.path:
+        return {**env, "PYTHONUSERBASE": site.getuserbase()}
+    return {**env, "PYTHONNOUSERSITE": "1"}
 
 
 class Bubblewrap:
@@ -164,13 +144,7 @@ class Bubblewrap:
     """
 
     def __init__(
-        self,
-        program: str,
-        script: SandboxScript,
-        limits: SandboxLimits,
-        view: ScriptView,
-        streams: tuple[int, int, int],
-        uid: int,
+        self, program: str, script: SandboxScript, limits: SandboxLimits, view: ScriptView, streams: Streams, uid: int
     ) -> None:
         """Fork and start it; `streams` become its stdin, stdout and stderr. Returns in the parent only."""
         files = {f"{FOLDER}/{name}": _readable(data) for name, data in script.files.items()}
@@ -224,10 +198,7 @@ class Bubblewrap:
         self.released_s = time.monotonic()
 
     def ending(self, wait_status: int | None, stderr: bytes) -> tuple[ScriptEnding, int | None, int | None] | str:
-        """Return the ending, exit code and signal of the script, or why it was never started.
-
-        bubblewrap says 128 + n for a signal n, and nothing at all where the script was never started.
-        """
+        """Return the ending, exit code and signal (bubblewrap's 128 + n) of the script, or why it was never started."""
         code = self._exit_code
         if self._failure is not None:
             return self._failure
@@ -239,9 +210,7 @@ class Bubblewrap:
         return (ScriptEnding.KILLED, None, code - 128) if 128 < code <= 128 + 64 else (ScriptEnding.EXITED, code, None)
 
 
-def _become_bubblewrap(
-    argv: list[str], passed: list[int], streams: tuple[int, int, int], uid: int, parent: int
-) -> None:
+def _become_bubblewrap(argv: list[str], passed: list[int], streams: Streams, uid: int, parent: int) -> None:
     """In the child: leave root, keep the streams and `passed` of everything that is open, and be bubblewrap."""
     try:
         for number, fd in enumerate(streams):
@@ -249,28 +218,22 @@ def _become_bubblewrap(
         for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
             with contextlib.suppress(OSError):  # the listing itself
                 os.set_inheritable(fd, fd in passed or fd <= 2)
-        _become(uid, parent)
-        os.execve(argv[0], argv, {})  # noqa: S606
+        for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when memory runs out
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            prctl(PR_SET_DUMPABLE, 1)  # lost with the uid; without it /proc/self is still root's
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:  # did not die before that
+            os.execve(argv[0], argv, {})  # noqa: S606
     except BaseException as error:
         os.write(2, f"bwrap: cannot be started: {error}".encode())
     finally:
         os._exit(127)
-
-
-def _become(uid: int, parent: int) -> None:
-    """No longer root, signals as they come, and the first to go when memory runs out."""
-    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-        prctl(PR_SET_DUMPABLE, 1)  # lost with the uid; without it /proc/self is still root's
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # died before that
-        os._exit(1)
 
 
 def prctl(option: int, argument: int) -> None:
@@ -309,10 +272,8 @@ def _options(view: ScriptView, limits: SandboxLimits) -> list[str]:
 
 def _contents(files: dict[str, int], etc: dict[str, int]) -> list[str]:
     options: list[str] = []
-    folders = sorted(
-        {str(parent) for path in files for parent in PurePosixPath(path).parents if parent.is_relative_to(FOLDER)}
-    )
-    for folder in folders:
+    folders = {parent for path in files for parent in PurePosixPath(path).parents if parent.is_relative_to(FOLDER)}
+    for folder in sorted(map(str, folders)):
         options += ["--perms", "0700", "--dir", folder]
     for path, fd in files.items():
         options += ["--perms", "0600", "--file", str(fd), path]
@@ -331,14 +292,10 @@ def _readable(data: bytes) -> int:
 
 
 def rlimits(limits: SandboxLimits, *, uid: int, files: int = 0) -> dict[int, int]:
-    """Return the kernel's limits by their number. `files`: how many are open already.
-
-    Address space is a coarse bound against one sudden allocation; what is really used is watched and bounded for all
-    processes together.
-    """
+    """Return the kernel's limits by their number. `files`: how many are open already."""
     return {
         resource.RLIMIT_NPROC: limits.processes + OUR_PROCESSES + _others(uid),
-        resource.RLIMIT_AS: 2 * limits.memory_bytes + SLACK_BYTES,
+        resource.RLIMIT_AS: 2 * limits.memory_bytes + SLACK_BYTES,  # against one sudden allocation
         resource.RLIMIT_FSIZE: limits.disk_bytes,
         resource.RLIMIT_NOFILE: max(limits.open_files, files + 32),
         resource.RLIMIT_CPU: int(limits.seconds) + 2,
@@ -349,21 +306,17 @@ def rlimits(limits: SandboxLimits, *, uid: int, files: int = 0) -> dict[int, int
     }
 
 
-def _apply(wanted: dict[int, int], pid: int) -> None:
-    """Never above what is allowed already."""
-    for number, value in wanted.items():
-        hard = resource.prlimit(pid, number)[1]
-        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.prlimit(pid, number, (bound, bound))
-
-
 def apply_as(uid: int, wanted: dict[int, int], pid: int) -> None:
-    """Set the limits of another process of this user.
+    """Set the limits of another process, never above what is allowed already. Root may lack the right: it forks."""
 
-    Root asks as that user: root in a container may lack the right to ask itself.
-    """
+    def apply() -> None:
+        for number, value in wanted.items():
+            hard = resource.prlimit(pid, number)[1]
+            bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.prlimit(pid, number, (bound, bound))
+
     if os.geteuid() != 0:
-        _apply(wanted, pid)
+        apply()
         return
     child = os.fork()
     if child == 0:
@@ -371,7 +324,7 @@ def apply_as(uid: int, wanted: dict[int, int], pid: int) -> None:
         try:
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-            _apply(wanted, pid)
+            apply()
             code = 0
         finally:
             os._exit(code)
@@ -381,21 +334,14 @@ def apply_as(uid: int, wanted: dict[int, int], pid: int) -> None:
 
 def _others(uid: int) -> int:
     """Threads of this user that an older kernel would count too. A newer one counts those of the namespace only."""
-    if _kernel_version() >= COUNTS_BY_NAMESPACE:
+    release = re.match(r"(\d+)\.(\d+)", platform.release())
+    if release and (int(release[1]), int(release[2])) >= COUNTS_BY_NAMESPACE:
         return 0
     total = 0
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                text = (entry / "status").read_text()
-            except OSError:
-                continue
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            text = status.read_text()
             if re.search(rf"^Uid:\t{uid}\t", text, re.MULTILINE):
                 threads = re.search(r"^Threads:\t(\d+)", text, re.MULTILINE)
-                total += int(threads.group(1)) if threads else 1
+                total += int(threads[1]) if threads else 1
     return total
-
-
-def _kernel_version() -> tuple[int, int]:
-    found = re.match(r"(\d+)\.(\d+)", platform.release())
-    return (int(found.group(1)), int(found.group(2))) if found else (0, 0)

@@ -38,10 +38,7 @@ GREEDY_LIMITS = SandboxLimits(seconds=5.0, memory_bytes=32 << 20)
 
 
 def open_sandbox() -> Sandbox:
-    """Start a sandbox and try it out. UserError, with what to do, where bubblewrap is missing or cannot close it.
-
-    Takes a fifth of a second and blocks; close it when it is no longer needed.
-    """
+    """Start a sandbox and try it out. UserError, with what to do, where bubblewrap is missing or cannot close it."""
     program = shutil.which("bwrap")
     if program is None:
         raise UserError("code cannot be run safely here: no program `bwrap` on PATH", hint=remedy())

@@ -1,12 +1,8 @@
 """The launcher: a small process that stays, and forks a supervisor for every run.
 
-It is started once, with nothing in it but the standard library, so that a fork costs a millisecond and no thread of
-skep is caught in one. It ends when its socket to skep does. Where skep is root, it has a mount namespace of its own in
-which the interpreter can be reached by users who cannot pass through root's home folder.
-
+It has nothing in it but the standard library, so that a fork costs a millisecond. It ends when its socket to skep does.
 A supervisor starts bubblewrap for one script, feeds it, reads it, watches it and ends it. It decides by itself, so that
-the limits hold however busy skep's event loop is, and a run that takes memory or time does not disturb a measurement in
-skep. Its socket to skep is its life: when that ends, the run ends.
+the limits hold however busy skep's event loop is. When its own socket to skep ends, the run ends.
 """
 
 from __future__ import annotations
@@ -23,20 +19,12 @@ import socket
 import stat
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from skep.sandbox.bubblewrap import BOX, Bubblewrap, ScriptView, checked, libc, prctl
-from skep.sandbox.script import (
-    SandboxLimits,
-    SandboxScript,
-    ScriptEnding,
-    ScriptResult,
-    exactly,
-    pack_result,
-    unpack_order,
-)
+from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptEnding, ScriptResult, pack_result, unpack_order
 
 CHEAP = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:")
 EXACT = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
@@ -44,11 +32,10 @@ MOST_FILES = 8192  # of the folder; an empty file takes no room but memory all t
 FILE_BYTES = 1024  # what the kernel keeps for each, about
 SOCKET_BYTES = 256 << 10  # what a unix socket may hold; how much it does hold is told nowhere
 QUEUES = ("tcp", "tcp6", "udp", "udp6")  # tables that tell what is queued
-LONGEST_TABLE = 4 << 20
 
 
 class MemoryWatch:
-    """Opened once for a sandbox whose first process is `init_pid`, as soon as it has its own root."""
+    """Opened once for a sandbox whose first process is `init_pid`, as soon as it has its own root; never closed."""
 
     def __init__(self, init_pid: int) -> None:
         self._init_pid = init_pid
@@ -59,22 +46,18 @@ class MemoryWatch:
     def opened(self) -> bool:
         return self._box is not None
 
-    def close(self) -> None:
-        for fd in (self._proc, self._box):
-            if fd is not None:
-                os.close(fd)
-        self._proc = self._box = None
-
     def over(self, limit_bytes: int) -> bool:
         """Cheaply at first: forked processes share pages, and only where the plain sum is too much is it divided."""
         if not self._open():
             return False
-        folder, files = self._folder()
+        assert self._box is not None
+        box = os.fstatvfs(self._box)
+        files = box.f_files - box.f_ffree
         if files > MOST_FILES:
             return True
-        kept = folder + files * FILE_BYTES + self._sockets()
-        plain = kept + sum(self._plain(pid) for pid in self._pids())
-        return plain > limit_bytes and kept + self._exact() > limit_bytes
+        kept = (box.f_blocks - box.f_bfree) * box.f_frsize + files * FILE_BYTES + self._sockets()
+        pids = [pid for pid in self._list(".") if pid.isdigit() and pid != "1"]
+        return kept + sum(map(self._plain, pids)) > limit_bytes and kept + sum(map(self._divided, pids)) > limit_bytes
 
     def _open(self) -> bool:
         if self._box is not None:
@@ -87,26 +70,22 @@ class MemoryWatch:
             self._proc = os.open(f"{root}/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._box = os.open(f"{root}{BOX}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
-            self.close()
+            if self._proc is not None:
+                os.close(self._proc)
+                self._proc = None
             return False
         return True
 
-    def _folder(self) -> tuple[int, int]:
-        assert self._box is not None
-        facts = os.fstatvfs(self._box)
-        return (facts.f_blocks - facts.f_bfree) * facts.f_frsize, facts.f_files - facts.f_ffree
-
     def _sockets(self) -> int:
         """What sockets hold is the kernel's memory, not a process's: a script could keep gigabytes there."""
-        unix = self._text("1/net/unix", LONGEST_TABLE).count(b"\n")
-        tables = (self._text(f"1/net/{name}", LONGEST_TABLE) for name in QUEUES)
-        return unix * SOCKET_BYTES + sum(map(_queued, tables))
-
-    def _exact(self) -> int:
-        """Return each page divided by the processes that share it; as in `_plain` where the kernel does not tell."""
-        return sum(self._divided(pid) for pid in self._pids())
+        queued = 0
+        for table in QUEUES:  # what waits to be sent and to be read
+            lines = [line.split() for line in self._text(f"1/net/{table}").splitlines()[1:]]
+            queued += sum(int(size, 16) for line in lines if len(line) > 4 for size in line[4].split(b":"))
+        return queued + self._text("1/net/unix").count(b"\n") * SOCKET_BYTES
 
     def _divided(self, pid: str) -> int:
+        """Return each page divided by the processes that share it; as in `_plain` where the kernel does not tell."""
         text = self._text(f"{pid}/smaps_rollup")
         told = _bytes_of(text, EXACT) if EXACT[0] in text else None  # a kernel before 5.4 has but a part of them
         return self._plain(pid) if told is None else told
@@ -120,32 +99,15 @@ class MemoryWatch:
             told = max((other for other in others if other is not None), default=0)
         return told
 
-    def _pids(self) -> list[str]:
-        return [pid for pid in self._list(".") if pid.isdigit() and pid != "1"]
-
     def _list(self, path: str) -> list[str]:
         with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)
-            try:
-                return os.listdir(fd)  # noqa: PTH208
-            finally:
-                os.close(fd)
+            return os.listdir(f"/proc/self/fd/{self._proc}/{path}")  # noqa: PTH208
         return []
 
-    def _text(self, path: str, longest: int = 8192) -> bytes:
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
-            try:
-                return b"".join(iter(lambda: os.read(fd, 65536), b"")) if longest > 8192 else os.read(fd, longest)
-            finally:
-                os.close(fd)
-        return b""
-
-
-def _queued(table: bytes) -> int:
-    """Return the sum of what waits to be sent and to be read, in a table of the kernel's sockets."""
-    lines = [line.split() for line in table.splitlines()[1:]]
-    return sum(int(size, 16) for line in lines if len(line) > 4 for size in line[4].split(b":"))
+    def _text(self, path: str) -> bytes:
+        with contextlib.suppress(OSError), open(f"/proc/self/fd/{self._proc}/{path}", "rb") as file:  # noqa: PTH123
+            return file.read()
+        return b""  # it has ended meanwhile
 
 
 def _bytes_of(text: bytes, fields: tuple[bytes, ...]) -> int | None:
@@ -186,7 +148,8 @@ def main(setup: dict[str, Any]) -> None:
     control = socket.socket(fileno=setup["fd"])
     control.set_inheritable(False)
     os.chdir("/")
-    views = {packages: _view(setup["views"][str(packages)]) for packages in (True, False)}
+    told = setup["views"]
+    views = {packages: ScriptView(**told[str(packages)]) for packages in (True, False)}
     try:
         if os.geteuid() == 0:
             views = stage(views, setup["program"])
@@ -198,15 +161,13 @@ def main(setup: dict[str, Any]) -> None:
     SandboxLauncher(control, setup["program"], views).run()
 
 
-def _view(told: dict[str, Any]) -> ScriptView:
-    return ScriptView(**{**told, "emptied": tuple(told["emptied"])})
-
-
+@dataclass(eq=False, repr=False)
 class SandboxLauncher:
-    def __init__(self, control: socket.socket, program: str, views: dict[bool, ScriptView]) -> None:
-        self._control = control
-        self._program = program
-        self._views = views
+    control: socket.socket
+    program: str
+    views: dict[bool, ScriptView]
+
+    def __post_init__(self) -> None:
         self._slots: dict[int, int] = {}  # supervisor → its place among those at work
         self._life = os.pipe()  # supervisors have the end for reading, and see by its end that the launcher is no more
 
@@ -219,12 +180,12 @@ class SandboxLauncher:
         self._waker.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         while True:
-            ready = select.select([self._control, woken], [], [])[0]
+            ready = select.select([self.control, woken], [], [])[0]
             if woken in ready:
                 woken.recv(4096)
                 self._reap()
-            if self._control in ready:
-                message, fds, _, _ = socket.recv_fds(self._control, 1, 1)
+            if self.control in ready:
+                message, fds, _, _ = socket.recv_fds(self.control, 1, 1)
                 if not message:
                     break
                 os.set_inheritable(fds[0], False)  # a script that inherits it could write its own verdict
@@ -242,9 +203,11 @@ class SandboxLauncher:
             code = 1
             try:
                 signal.set_wakeup_fd(-1)
-                self._control.close()
+                self.control.close()
                 os.close(self._life[1])
-                self._supervise(socket.socket(fileno=link_fd), uid_for(slot))
+                # Root gives each script at work its own uid outside, others have but theirs.
+                uid = FIRST_UID + slot % UIDS if os.geteuid() == 0 else os.getuid()
+                self._supervise(socket.socket(fileno=link_fd), uid)
                 code = 0
             finally:
                 os._exit(code)
@@ -256,11 +219,12 @@ class SandboxLauncher:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with link, contextlib.suppress(OSError, EOFError):
-            script, limits = unpack_order(exactly(link.recv))
+            with link.makefile("rb") as order:
+                script, limits = unpack_order(order.readline())
             result: ScriptResult | str
             try:
                 run = SupervisedRun(link, self._life[0], script, limits)
-                result = run.carry_out(self._program, self._views[script.packages], uid)
+                result = run.carry_out(self.program, self.views[script.packages], uid)
             except OSError as error:
                 result = str(error)
             finally:
@@ -274,11 +238,6 @@ class SandboxLauncher:
                 self._slots.pop(pid, None)
         for orphan in set(children()) - set(self._slots):  # its supervisor was killed
             os.kill(orphan, signal.SIGKILL)
-
-
-def uid_for(slot: int) -> int:
-    """Return the uid outside of the `slot`-th script at work: root gives each its own, others have but theirs."""
-    return FIRST_UID + slot % UIDS if os.geteuid() == 0 else os.getuid()
 
 
 def end_children() -> None:
@@ -302,6 +261,7 @@ def children() -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@dataclass(eq=False, repr=False)
 class SupervisedRun:
     """One script in bubblewrap. Ends when it does, at a limit, or with the end of `link` or `life_fd`.
 
@@ -310,14 +270,15 @@ class SupervisedRun:
     and one that loses its parent before is never told.
     """
 
-    def __init__(self, link: socket.socket, life_fd: int, script: SandboxScript, limits: SandboxLimits) -> None:
-        self._link = link
-        self._life_fd = life_fd
-        self._script = script
-        self._limits = limits
+    link: socket.socket
+    life_fd: int
+    script: SandboxScript
+    limits: SandboxLimits
+
+    def __post_init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._taken = {1: bytearray(), 2: bytearray()}
-        self._pending = memoryview(script.stdin)
+        self._pending = memoryview(self.script.stdin)
         self._verdict: ScriptEnding | None = None
         self._watch: MemoryWatch | None = None
         self._ended: int | None = None
@@ -327,11 +288,7 @@ class SupervisedRun:
         """Return how the script ended, or why it was never started."""
         began = time.monotonic()
         bubblewrap = self._start(program, view, uid)
-        try:
-            self._follow(bubblewrap, began)
-        finally:
-            if self._watch is not None:
-                self._watch.close()
+        self._follow(bubblewrap, began)
         seconds = time.monotonic() - (bubblewrap.released_s or began)
         end_children()
         self._drain(bubblewrap)
@@ -349,13 +306,13 @@ class SupervisedRun:
         stderr_read, stderr_write = os.pipe()
         self._outputs = {stdout_read: 1, stderr_read: 2}
         streams = (stdin_read, stdout_write, stderr_write)
-        bubblewrap = Bubblewrap(program, self._script, self._limits, view, streams, uid)
+        bubblewrap = Bubblewrap(program, self.script, self.limits, view, streams, uid)
         for fd in streams:
             os.close(fd)
         for fd in (self._stdin, stdout_read, stderr_read):
             os.set_blocking(fd, False)
-        self._link.setblocking(False)
-        for readable in (self._link.fileno(), self._life_fd, bubblewrap.status_fd, *self._outputs):
+        self.link.setblocking(False)
+        for readable in (self.link.fileno(), self.life_fd, bubblewrap.status_fd, *self._outputs):
             self._selector.register(readable, selectors.EVENT_READ)
         if self._pending:
             self._selector.register(self._stdin, selectors.EVENT_WRITE)
@@ -370,21 +327,30 @@ class SupervisedRun:
         look = began
         try:
             while self._verdict is None:
-                deadline = _deadline(bubblewrap, began, self._limits)
+                released = bubblewrap.released_s
+                deadline = began + SETUP_S if released is None else released + self.limits.seconds
                 for key, _ in self._selector.select(max(0.0, min(LOOK_S, deadline - time.monotonic()))):
                     if key.fd == pidfd:
                         self._ended = os.waitpid(bubblewrap.pid, 0)[1]
                         return
-                    if key.fd in (self._link.fileno(), self._life_fd):
+                    if key.fd in (self.link.fileno(), self.life_fd):
                         self._abandoned = True
                         return
-                    self._attend(key.fd, bubblewrap)
+                    if key.fd in self._outputs:
+                        self._take(key.fd)
+                    elif key.fd == bubblewrap.status_fd:
+                        news = os.read(key.fd, PIECE)
+                        bubblewrap.hear(news) if news else self._selector.unregister(key.fd)
+                    else:
+                        self._feed()
                 now = time.monotonic()
-                if self._verdict is None and now >= _deadline(bubblewrap, began, self._limits):
-                    if bubblewrap.released_s is None:
+                if self._verdict is not None or bubblewrap.released_s != released:
+                    continue
+                if now >= deadline:
+                    if released is None:
                         raise OSError(f"bubblewrap was not ready within {SETUP_S:.0f} s")
                     self._verdict = ScriptEnding.OUT_OF_TIME
-                elif self._verdict is None and now >= look:
+                elif now >= look:
                     look = now + LOOK_S
                     self._look(bubblewrap, now)
         finally:
@@ -394,20 +360,11 @@ class SupervisedRun:
     def _look(self, bubblewrap: Bubblewrap, now: float) -> None:
         if self._watch is None and bubblewrap.init_pid is not None:
             self._watch = MemoryWatch(bubblewrap.init_pid)
-        if self._watch is not None and self._watch.over(self._limits.memory_bytes):
+        if self._watch is not None and self._watch.over(self.limits.memory_bytes):
             self._verdict = ScriptEnding.OUT_OF_MEMORY
         seen = self._watch is not None and self._watch.opened
         if not seen and bubblewrap.released_s is not None and now > bubblewrap.released_s + BLIND_S:
             raise OSError("its memory cannot be watched")
-
-    def _attend(self, fd: int, bubblewrap: Bubblewrap) -> None:
-        if fd in self._outputs:
-            self._take(fd)
-        elif fd == bubblewrap.status_fd:
-            news = os.read(fd, PIECE)
-            bubblewrap.hear(news) if news else self._selector.unregister(fd)
-        else:
-            self._feed()
 
     def _take(self, fd: int) -> bool:
         """False at its end. What is over the limit is not kept."""
@@ -416,7 +373,7 @@ class SupervisedRun:
         except BlockingIOError:
             return False
         kept = self._taken[self._outputs[fd]]
-        room = self._limits.output_bytes - len(kept)
+        room = self.limits.output_bytes - len(kept)
         kept += piece[:room]
         if len(piece) > room and self._verdict is None:
             self._verdict = ScriptEnding.TOO_MUCH_OUTPUT
@@ -444,18 +401,19 @@ class SupervisedRun:
                 pass
 
 
-def _deadline(bubblewrap: Bubblewrap, began: float, limits: SandboxLimits) -> float:
-    released = bubblewrap.released_s
-    return began + SETUP_S if released is None else released + limits.seconds
-
-
 def stage(views: dict[bool, ScriptView], program: str) -> dict[bool, ScriptView]:
     """Every source of the views at a path that any user can reach, in a mount namespace that ends with this process."""
     checked(libc.unshare(ctypes.c_int(CLONE_NEWNS)), "unshare")
     mount("none", "/", None, MS_SLAVE | MS_REC)
     sources = sorted({source for view in views.values() for source in view.binds.values()})
     opened = {source: os.open(source, os.O_PATH | os.O_CLOEXEC) for source in sources}
-    covered = _not_needed(__file__, sys.prefix, sys.base_prefix, program)
+    # A folder that nothing lies in which the launcher and bubblewrap still read.
+    read = [Path(path) for path in (__file__, sys.prefix, sys.base_prefix, program)]
+    needed = {place for path in read for one in (path, path.resolve()) for place in (one, *one.parents)}
+    free = [place for place in map(Path, STAGES) if place.is_dir() and place.resolve() == place and place not in needed]
+    if not free:
+        raise OSError(f"each of {', '.join(STAGES)} is missing or in use")
+    covered = str(free[0])
     mount("tmpfs", covered, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=64k")
     places: dict[str, str] = {}
     for number, (source, fd) in enumerate(opened.items()):
@@ -464,22 +422,13 @@ def stage(views: dict[bool, ScriptView], program: str) -> dict[bool, ScriptView]
         mount(f"/proc/self/fd/{fd}", str(place), None, MS_BIND | MS_REC)
         os.close(fd)
         places[source] = str(place)
-    return {
-        packages: replace(view, binds={dest: places[source] for dest, source in view.binds.items()})
-        for packages, view in views.items()
-    }
+    staged = {}
+    for packages, view in views.items():
+        staged[packages] = replace(view, binds={dest: places[source] for dest, source in view.binds.items()})
+    return staged
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind, options)]
     result = libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
     checked(result, f"mount {kind or 'bind'} on {target}")
-
-
-def _not_needed(*paths: str) -> str:
-    """Return a folder that none of these lies in: what the launcher and bubblewrap still read must not be covered."""
-    needed = {parent for path in paths for one in (Path(path), Path(path).resolve()) for parent in (one, *one.parents)}
-    for place in map(Path, STAGES):
-        if place.is_dir() and place.resolve() == place and place not in needed:
-            return str(place)
-    raise OSError(f"each of {', '.join(STAGES)} is missing or in use")

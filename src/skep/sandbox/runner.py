@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import os
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import PurePosixPath
 
 from skep.errors import SkepError
 from skep.sandbox.bubblewrap import view
 from skep.sandbox.launcher import BEGIN, setup_text
-from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptResult, exactly, pack_order, unpack_result
+from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptResult, pack_order, unpack_result
 
 START_S = 10.0
 GRACE_S = 30.0  # beyond a run's own limit, for a machine that is very busy
@@ -45,11 +45,10 @@ class Sandbox:
             except OSError as error:  # no descriptor left, or the launcher died at this moment
                 raise SkepError(f"the sandbox could not be asked: {error}", hint="see `skep doctor`") from error
             try:
-                outcome = await self._exchange(link, pack_order(script, limits))
+                return _result(await self._exchange(link, pack_order(script, limits)))
             finally:
                 self._live.discard(link)
                 link.close()
-        return _result(outcome)
 
     def try_out(self, script: SandboxScript, limits: SandboxLimits) -> ScriptResult:
         """The same, blocking: for a trial before there is an event loop."""
@@ -58,10 +57,8 @@ class Sandbox:
             self._live.discard(link)
             link.settimeout(limits.seconds + GRACE_S)
             link.sendall(pack_order(script, limits))
-            data = bytearray()
-            while piece := link.recv(1 << 16):
-                data += piece
-        return _result(_unpacked(bytes(data)))
+            with link.makefile("rb") as answer:
+                return _result(answer.read())
 
     async def close(self) -> None:
         await asyncio.to_thread(self.close_now)
@@ -88,13 +85,13 @@ class Sandbox:
             self._places = (loop, asyncio.Semaphore(len(os.sched_getaffinity(0))))
         return self._places[1]
 
-    async def _exchange(self, link: socket.socket, order: bytes) -> ScriptResult | str:
+    async def _exchange(self, link: socket.socket, order: bytes) -> bytes:
         """Cancelled: hangs up its half, and waits until the supervisor has cleared away and hung up too."""
         loop = asyncio.get_running_loop()
         link.setblocking(False)
         try:
             await loop.sock_sendall(link, order)
-            return _unpacked(await _everything(loop, link))
+            return await _everything(loop, link)
         except asyncio.CancelledError:
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_WR)
@@ -105,7 +102,7 @@ class Sandbox:
             ending.exception()
             raise
         except OSError as error:
-            return str(error)
+            raise _failed(str(error)) from error
 
     def _hand_over(self) -> socket.socket:
         """A new run's socket, whose other end is a supervisor's. The launcher is started anew where it was killed."""
@@ -130,13 +127,9 @@ class Sandbox:
             with theirs:
                 self._launcher = subprocess.Popen(
                     [sys.executable, "-I", "-S", "-c", BEGIN],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,  # an interrupt from the terminal is skep's business
-                    env={},
-                )
+                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={},
+                    pass_fds=(theirs.fileno(),), start_new_session=True,  # an interrupt is skep's business
+                )  # fmt: skip
                 assert self._launcher.stdin is not None
                 with self._launcher.stdin as pipe:
                     pipe.write(setup_text(theirs.fileno(), self._program, self._views).encode())
@@ -163,7 +156,7 @@ def check(script: SandboxScript, limits: SandboxLimits) -> None:
         raise ValueError(f"a script has {len(script.files)} files, {MOST_FILES} are possible")
     for name in script.files:
         path = PurePosixPath(name)
-        if not name or "\0" in name or path.is_absolute() or ".." in path.parts or str(path) != name or name == ".":
+        if "\0" in name or path.is_absolute() or ".." in path.parts or str(path) != name or name == ".":
             raise ValueError(f"a script's file cannot be named {name!r}")
     paths = {PurePosixPath(name) for name in script.files}
     for path in paths:
@@ -172,9 +165,9 @@ def check(script: SandboxScript, limits: SandboxLimits) -> None:
     size = sum(map(len, script.files.values()))
     if size > limits.disk_bytes:
         raise ValueError(f"a script's files have {size} bytes, more than the {limits.disk_bytes} of its folder")
-    for name in ("seconds", "memory_bytes", "processes", "output_bytes", "disk_bytes", "open_files"):
-        if not getattr(limits, name) > 0:
-            raise ValueError(f"the limit `{name}` is {getattr(limits, name)}, it has to be more than 0")
+    for name, value in asdict(limits).items():
+        if not value > 0:
+            raise ValueError(f"the limit `{name}` is {value}, it has to be more than 0")
 
 
 async def _everything(loop: asyncio.AbstractEventLoop, link: socket.socket) -> bytes:
@@ -184,14 +177,15 @@ async def _everything(loop: asyncio.AbstractEventLoop, link: socket.socket) -> b
     return bytes(data)
 
 
-def _unpacked(data: bytes) -> ScriptResult | str:
+def _result(line: bytes) -> ScriptResult:
     try:
-        return unpack_result(exactly(io.BytesIO(data).read))
+        outcome = unpack_result(line)
     except EOFError:
-        return "its supervising process was killed"
-
-
-def _result(outcome: ScriptResult | str) -> ScriptResult:
+        outcome = "its supervising process was killed"
     if isinstance(outcome, str):
-        raise SkepError(f"the sandbox failed: {outcome}", hint="`skep doctor` checks the sandbox")
+        raise _failed(outcome)
     return outcome
+
+
+def _failed(why: str) -> SkepError:
+    return SkepError(f"the sandbox failed: {why}", hint="`skep doctor` checks the sandbox")

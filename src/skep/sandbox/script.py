@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
-
-LENGTH = struct.Struct("!I")
-Read = Callable[[int], bytes]  # exactly so many bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +59,8 @@ def pack_order(script: SandboxScript, limits: SandboxLimits) -> bytes:
     return _pack({"script": asdict(script), "limits": asdict(limits)})
 
 
-def unpack_order(read: Read) -> tuple[SandboxScript, SandboxLimits]:
-    told = _unpack(read)
+def unpack_order(line: bytes) -> tuple[SandboxScript, SandboxLimits]:
+    told = _unpack(line)
     argv, files, stdin, packages = told["script"].values()
     contents = {name: _bytes(data) for name, data in files.items()}
     return SandboxScript(tuple(argv), contents, _bytes(stdin), packages), SandboxLimits(**told["limits"])
@@ -75,8 +71,8 @@ def pack_result(result: ScriptResult | str) -> bytes:
     return _pack({"failure": result} if isinstance(result, str) else asdict(result))
 
 
-def unpack_result(read: Read) -> ScriptResult | str:
-    told = _unpack(read)
+def unpack_result(line: bytes) -> ScriptResult | str:
+    told = _unpack(line)
     if "failure" in told:
         return str(told["failure"])
     stdout, stderr = _bytes(told["stdout"]), _bytes(told["stderr"])
@@ -84,29 +80,17 @@ def unpack_result(read: Read) -> ScriptResult | str:
 
 
 def _pack(document: dict[str, Any]) -> bytes:
-    """Write the length of a JSON document and the document; a byte of a value is a character of its text."""
+    """Write a JSON document as one line; a byte of a value is a character of its text."""
     text = json.dumps(document, default=lambda one: one.value if isinstance(one, Enum) else one.decode("latin-1"))
-    return LENGTH.pack(len(text)) + text.encode()
+    return text.encode() + b"\n"
 
 
-def _unpack(read: Read) -> dict[str, Any]:
-    return dict(json.loads(read(LENGTH.unpack(read(LENGTH.size))[0])))
+def _unpack(line: bytes) -> dict[str, Any]:
+    """EOFError where the line is cut short."""
+    if not line.endswith(b"\n"):
+        raise EOFError
+    return dict(json.loads(line))
 
 
 def _bytes(text: str) -> bytes:
     return text.encode("latin-1")
-
-
-def exactly(receive: Read) -> Read:
-    """Read until there is as much as was asked for. EOFError where the data end before."""
-
-    def read(count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            piece = receive(count - len(data))
-            if not piece:
-                raise EOFError
-            data += piece
-        return bytes(data)
-
-    return read

@@ -22,9 +22,8 @@ def local_key(url: str, env: Mapping[str, str], paths: Paths) -> str | None:
     from skep.engines.base import GATEWAY_KEY
     from skep.wire.heads import parse_url
 
-    if parse_url(url)[0].host not in LOOPBACK:
-        return None
-    return replica_key(url, paths) or env.get(GATEWAY_KEY) or None
+    here = parse_url(url)[0].host in LOOPBACK
+    return (replica_key(url, paths) or env.get(GATEWAY_KEY) or None) if here else None
 
 
 def replica_key(url: str, paths: Paths) -> str | None:
@@ -79,10 +78,7 @@ def connected(socket_path: Path, timeout_s: float | None) -> Iterator[Callable[[
 
 
 def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
-    """Ask the hive to drain for `drain_s` (None: as configured) and stop; return when it has stopped.
-
-    The result names what could not be ended, such as replicas of a cluster that does not answer.
-    """
+    """Ask the hive to drain for `drain_s` (None: as configured) and stop. Return, then, what could not be ended."""
     with contextlib.closing(_connect(socket_path, 10.0)) as sock:
         told, said = _exchange(sock, {"op": "down", "drain_s": drain_s})
         left_s = told["drain_s"] + told.get("stop_s", STOP_S)
@@ -96,27 +92,23 @@ def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
         except OSError:
             pass
     _await_end(told["pid"])
-    return _left_behind(said)
-
-
-def _left_behind(said: bytes) -> list[str]:
-    """Return what the last message lists; a hive that was killed sends none."""
     try:
         return list(json.loads(said)["left_behind"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError):  # a hive that was killed sends none
         return []
 
 
 def _await_end(pid: int) -> None:
     """Wait for the process to end: its socket is closed a moment earlier."""
     deadline = time.monotonic() + EXIT_S
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return
-        except OSError:
-            return
-        time.sleep(EXIT_POLL_S)
+    with contextlib.suppress(OSError):
+        while time.monotonic() < deadline and _stat(pid)[0] != "Z":
+            time.sleep(EXIT_POLL_S)
+
+
+def _stat(pid: int) -> list[str]:
+    """Return what the kernel says of a process, from its state on. Raise OSError where there is none."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def socket_of(lock_path: Path, default: Path) -> Path:
@@ -127,11 +119,9 @@ def socket_of(lock_path: Path, default: Path) -> Path:
         return default
 
 
-@contextlib.contextmanager
-def hold_instance_lock(lock_path: Path, socket_path: Path) -> Iterator[None]:
+def hold_instance_lock(lock_path: Path, socket_path: Path) -> contextlib.AbstractContextManager[object]:
     """Hold the lock of this installation."""
-    with hold_lock(lock_path, "skep", "`skep ps` shows it, `skep down` stops it", str(socket_path)):
-        yield
+    return hold_lock(lock_path, "skep", "`skep ps` shows it, `skep down` stops it", str(socket_path))
 
 
 def _connect(socket_path: Path, timeout_s: float | None) -> socket.socket:
@@ -158,9 +148,8 @@ def _exchange(sock: socket.socket, message: dict[str, Any]) -> tuple[dict[str, A
     except ConnectionError:  # the hive ended
         raise NotRunning from None
     except OSError as error:
-        raise EngineError(
-            f"skep does not answer on its control socket: {error}", hint="look at `skep logs skep`"
-        ) from None
+        what = f"skep does not answer on its control socket: {error}"
+        raise EngineError(what, hint="look at `skep logs skep`") from None
     line, _, more = received.partition(b"\n")
     answer: dict[str, Any] = json.loads(line)
     return answer, more
@@ -215,7 +204,7 @@ def _shown(row: dict[str, Any], entries: list[dict[str, Any]], *, told: bool) ->
 def up_s(pid: int) -> float | None:
     """Return how long that process has run."""
     try:
-        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        ticks = int(_stat(pid)[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):
         return None  # there is no /proc

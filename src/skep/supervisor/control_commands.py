@@ -1,4 +1,4 @@
-"""The commands of the control socket: which part of the hive carries out each, and which replicas a name means."""
+"""The requests of the control socket, each with what the supervisor does for it, and the socket itself."""
 
 from __future__ import annotations
 
@@ -6,39 +6,68 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from msgspec import Struct, field
+from msgspec import Struct, ValidationError, field
 
 from skep.errors import EngineError, SkepError, UserError
-from skep.supervisor.gateway_child import GatewayChild
-from skep.supervisor.model_loader import ModelLoader
-from skep.supervisor.reload import Reloader
-from skep.supervisor.replica_protocol import RemoteLog
-from skep.supervisor.replica_set import ReplicaSet
+from skep.supervisor.control import STOP_S
+from skep.supervisor.reload import models_of
+from skep.supervisor.replica_set import RemoteLog
+from skep.supervisor.supervisor import Supervisor
 from skep.units import MIB
-from skep.wire.json_pipe import JsonPipe, Message, to_document
+from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
+
+SERVICES_STOP_S = 75.0  # as STOP_S, where replicas run on other machines
 
 
 class ControlRequest(Struct, frozen=True, tag_field="op", tag=str.lower):
     """What a client of the control socket asks. The tag is the name of the class in small letters."""
 
+    while_paused: ClassVar[bool] = False  # whether it is answered during a pause
+
+    async def answer(self, supervisor: Supervisor) -> Message:
+        raise NotImplementedError
+
 
 class Status(ControlRequest, frozen=True):
-    pass
+    while_paused = True
+
+    async def answer(self, supervisor: Supervisor) -> Message:
+        status = await supervisor.gateway.status()
+        here = {"phase": supervisor.phase, "url": supervisor.hive.url, "pid": os.getpid()}
+        return {**here, "rows": supervisor.rows(status), "gateway": to_document(status) if status is not None else {}}
 
 
 class OriginRequest(ControlRequest, frozen=True, tag="origin"):
     """What the command line asked for when skep was started."""
 
+    while_paused = True
+
+    async def answer(self, supervisor: Supervisor) -> Message:
+        settings = supervisor.hive.settings
+        return {"overrides": to_document(settings.overrides), "on_cluster": settings.cluster is not None}
+
 
 class DownRequest(ControlRequest, frozen=True, tag="down"):
+    while_paused = True
     drain_s: float | None = None  # None: as configured
+
+    async def answer(self, supervisor: Supervisor) -> Message:
+        supervisor.stop(self.drain_s)
+        stop_s = SERVICES_STOP_S if supervisor.services else STOP_S
+        return {"ok": True, "pid": os.getpid(), "drain_s": supervisor.drain_s, "stop_s": stop_s, "more": True}
 
 
 class MonitorRequest(ControlRequest, frozen=True, tag="monitor"):
     """There is something to watch: the monitor is to run."""
+
+    while_paused = True
+
+    async def answer(self, supervisor: Supervisor) -> Message:
+        return {"ok": True, "running": supervisor.monitor.wake(), "pid": supervisor.monitor.pid}
 
 
 class Pause(ControlRequest, frozen=True):
@@ -46,45 +75,119 @@ class Pause(ControlRequest, frozen=True):
 
     pid: int | None = None  # of who asks
 
+    async def answer(self, supervisor: Supervisor) -> Message:
+        return await supervisor.pause(self.pid)
+
 
 class Resume(ControlRequest, frozen=True):
-    pass
+    while_paused = True
+
+    async def answer(self, supervisor: Supervisor) -> Message:
+        return await supervisor.resume()
 
 
 class Restart(ControlRequest, frozen=True):
     name: str
+
+    async def answer(self, supervisor: Supervisor) -> Message:
+        replicas, name, drain_s = supervisor.replica_set, self.name, supervisor.hive.drain_s
+        if name == "gateway":
+            await supervisor.gateway.replace(drain_s)
+            return {"ok": True}
+        member = replicas.find(name)
+        if member is None:
+            raise EngineError(f"there is no `{name}` here", hint=f"known: {', '.join(('gateway', *replicas.names))}")
+        if replicas.is_dormant(member):
+            raise EngineError(f"`{name}` is not loaded", hint=f"`skep model load {member.model}` loads it")
+        await replicas.rest(name, drain_s)
+        replicas.restart(name)
+        return {"ok": True}
 
 
 class Drain(ControlRequest, frozen=True):
     name: str
     wait: bool = False
 
+    async def answer(self, supervisor: Supervisor) -> Message:
+        meant = _meant(supervisor, self.name)
+        supervisor.replica_set.drain(self.name)
+        if self.wait and not all(await asyncio.gather(*map(supervisor.replica_set.until_idle, meant))):
+            raise EngineError(f"`{self.name}` was undrained before its requests had ended")
+        return {"ok": True, "busy": sum(await asyncio.gather(*map(supervisor.busy, meant))), "replicas": meant}
+
 
 class Undrain(ControlRequest, frozen=True):
     name: str
 
+    async def answer(self, supervisor: Supervisor) -> Message:
+        replicas, name = supervisor.replica_set, self.name
+        meant = replicas.at(name) if name in replicas.avoided else _meant(supervisor, name)
+        if node := replicas.drained_node(name):
+            raise EngineError(f"`{name}` is on node `{node}`, which is drained", hint=f"`skep replica undrain {node}`")
+        replicas.drain(name, over=True)
+        return {"ok": True, "replicas": meant or [name]}
+
+
+def _meant(supervisor: Supervisor, name: str) -> list[str]:
+    """Return the names of a replica, or of all replicas on a node."""
+    replicas = supervisor.replica_set
+    meant = [name] if replicas.find(name) else replicas.at(name)
+    if not meant:
+        known = sorted({member.node for member in replicas.members if member.node is not None})
+        nodes = f"; nodes: {', '.join(known)}" if known else ""
+        raise EngineError(f"there is no `{name}` here", hint=f"known: {', '.join(replicas.names)}{nodes}")
+    return meant
+
 
 class Log(ControlRequest, frozen=True):
+    while_paused = True
     name: str
     lines: int = 100
     offset: int | None = None
 
+    async def answer(self, supervisor: Supervisor) -> Message:
+        member = supervisor.replica_set.find(self.name)  # where it is a file here, the client reads it
+        told = await member.log_since(self.offset, self.lines) if isinstance(member, RemoteLog) else None
+        return {"ok": True, **({} if told is None else to_document(told))}
+
 
 class Scale(ControlRequest, frozen=True):
+    """Change the number of replicas. Without a number, return the counts; without a model, those of all."""
+
     model: str | None = None
     replicas: int | None = None
     wait: bool = False
+
+    async def answer(self, supervisor: Supervisor) -> Message:
+        model, known = self.model, models_of(supervisor.hive.settings)
+        if model is not None and self.replicas is not None:
+            return await supervisor.scale(model, self.replicas, wait=self.wait)
+        if model is not None and model not in known:
+            hint = f"known: {', '.join(known) or 'none'}"
+            raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
+        counts = []
+        for name in known if model is None else [model]:
+            members = [one for one in supervisor.replica_set.members if one.model == name and one.kind != "upstream"]
+            ready = sum(one.life.serving for one in members)
+            counts.append({"model": name, "replicas": len(members), "ready": ready})
+        return {"ok": True, "models": counts}
 
 
 class Load(ControlRequest, frozen=True):
     model: str
     wait: bool = False
 
+    async def answer(self, supervisor: Supervisor) -> Message:
+        return await supervisor.loader.load(self.model, wait=self.wait)
+
 
 class Unload(ControlRequest, frozen=True):
     model: str
     wait: bool = False
     drain_s: float | None = None
+
+    async def answer(self, supervisor: Supervisor) -> Message:
+        return await supervisor.loader.unload(self.model, wait=self.wait, drain_s=self.drain_s)
 
 
 class Swap(ControlRequest, frozen=True):
@@ -93,10 +196,16 @@ class Swap(ControlRequest, frozen=True):
     wait: bool = False
     drain_s: float | None = None
 
+    async def answer(self, supervisor: Supervisor) -> Message:
+        return await supervisor.loader.swap(self.out, self.come, wait=self.wait, drain_s=self.drain_s)
+
 
 class Reload(ControlRequest, frozen=True):
     settings: dict[str, Any]  # a document of the settings, which another version of skep may have made
     wait: bool = False
+
+    async def answer(self, supervisor: Supervisor) -> Message:
+        return await supervisor.reload(self.settings, wait=self.wait)
 
 
 Request = (
@@ -105,94 +214,25 @@ Request = (
 )  # fmt: skip
 
 
-class ControlCommands:
-    """Answers to the commands that concern replicas, models and reloads."""
+async def answer(supervisor: Supervisor, message: Message) -> Message:
+    try:
+        request: Request = from_document(message, Request)
+    except ValidationError as error:
+        return {"error": f"unknown request {message.get('op')!r}: {error}"}
+    if supervisor.paused_for is not None and not request.while_paused:
+        hint = "try again when that has ended, or `skep down`"
+        raise EngineError(f"skep is paused: {supervisor.paused_for}", hint=hint)
+    return await request.answer(supervisor)
 
-    def __init__(
-        self, replica_set: ReplicaSet, gateway: GatewayChild, loader: ModelLoader, *, reloader: Reloader
-    ) -> None:
-        self._replica_set = replica_set
-        self._gateway_child = gateway
-        self._loader = loader
-        self._reloader = reloader
 
-    async def answer(self, request: Request) -> Message:
-        match request:
-            case Restart(name):
-                return await self._restart(name)
-            case Drain(name, wait):
-                return await self._drain_some(name, wait=wait)
-            case Undrain(name):
-                return self._undrain(name)
-            case Log(name, lines, offset):
-                member = self._replica_set.find(name)  # where it is a file here, the client reads it
-                told = await member.log_since(offset, lines) if isinstance(member, RemoteLog) else None
-                return {"ok": True, **({} if told is None else to_document(told))}
-            case Scale(model, replicas, wait):
-                return await self._scale(model, replicas, wait=wait)
-            case Load(model, wait):
-                return await self._loader.load(model, wait=wait)
-            case Unload(model, wait, drain_s):
-                return await self._loader.unload(model, wait=wait, drain_s=drain_s)
-            case Swap(out, come, wait, drain_s):
-                return await self._loader.swap(out, come, wait=wait, drain_s=drain_s)
-            case Reload(settings, wait):
-                return await self._reloader.reload(settings, wait=wait)
-            case _:
-                raise AssertionError(request)
+async def run_with_control(supervisor: Supervisor, path: Path) -> None:
+    """Run a supervisor that can be asked over a control socket."""
 
-    # Inside
+    def last_words() -> Message:
+        return {"left_behind": supervisor.left_behind}
 
-    def _meant(self, name: str) -> list[str]:
-        """Return the names of a replica, or of all replicas on a node."""
-        meant = [name] if self._replica_set.find(name) else self._replica_set.at(name)
-        if not meant:
-            nodes = f"; nodes: {', '.join(self._replica_set.nodes)}" if self._replica_set.nodes else ""
-            raise EngineError(f"there is no `{name}` here", hint=f"known: {', '.join(self._replica_set.names)}{nodes}")
-        return meant
-
-    async def _restart(self, name: str) -> Message:
-        if name == "gateway":
-            await self._gateway_child.replace(self._reloader.hive.drain_s)
-            return {"ok": True}
-        member = self._replica_set.find(name)
-        if member is None:
-            known = ", ".join(("gateway", *self._replica_set.names))
-            raise EngineError(f"there is no `{name}` here", hint=f"known: {known}")
-        if self._replica_set.is_dormant(member):
-            raise EngineError(f"`{name}` is not loaded", hint=f"`skep model load {member.model}` loads it")
-        await self._replica_set.rest(name, self._reloader.hive.drain_s)
-        self._replica_set.restart(name)
-        return {"ok": True}
-
-    async def _drain_some(self, name: str, *, wait: bool) -> Message:
-        meant = self._meant(name)
-        self._replica_set.drain(name)
-        if wait and not all(await asyncio.gather(*(self._replica_set.until_idle(one) for one in meant))):
-            raise EngineError(f"`{name}` was undrained before its requests had ended")
-        busy = await asyncio.gather(*(self._replica_set.busy(one) for one in meant))
-        return {"ok": True, "busy": sum(busy), "replicas": meant}
-
-    def _undrain(self, name: str) -> Message:
-        meant = self._replica_set.at(name) if name in self._replica_set.drained else self._meant(name)
-        if node := self._replica_set.drained_node(name):
-            raise EngineError(f"`{name}` is on node `{node}`, which is drained", hint=f"`skep replica undrain {node}`")
-        self._replica_set.undrain(name)
-        return {"ok": True, "replicas": meant or [name]}
-
-    async def _scale(self, model: str | None, replicas: int | None, *, wait: bool) -> Message:
-        """Change the number of replicas. Without a number, return the counts; without a model, those of all."""
-        known = self._reloader.models
-        if model is not None and replicas is not None:
-            return await self._reloader.scale(model, replicas, wait=wait)
-        if model is not None and model not in known:
-            hint = f"known: {', '.join(known) or 'none'}"
-            raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
-        return {"ok": True, "models": [self._count(one) for one in known if model in (None, one)]}
-
-    def _count(self, model: str) -> Message:
-        members = [one for one in self._replica_set.members if one.model == model and one.kind != "upstream"]
-        return {"model": model, "replicas": len(members), "ready": sum(one.life.serving for one in members)}
+    async with control_socket(path, partial(answer, supervisor), last_words, supervisor.release):
+        await supervisor.run()
 
 
 CommandHandler = Callable[[Message], Awaitable[Message]]
@@ -200,19 +240,16 @@ CommandHandler = Callable[[Message], Awaitable[Message]]
 
 @asynccontextmanager
 async def control_socket(
-    path: Path | None,
+    path: Path,
     answer: CommandHandler,
     last_words: Callable[[], Message] = dict,
     released: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[None]:
-    """Serve a control socket that only this user can open, while the block runs. Serve none where `path` is None.
+    """Serve a control socket that only this user can open, while the block runs.
 
     A connection whose last answer had `more` is sent the `last_words` when the block has ended.
     `released` is called when a connection ends that had an answer with `holds`.
     """
-    if path is None:
-        yield
-        return
     connections: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -245,7 +282,13 @@ async def _serve(
     try:
         while (message := await link.receive()) is not None:
             told = {}  # a client whose answer is cut short sees the end of the connection
-            told = await _answered(message, answer)
+            try:
+                told = await answer(message)
+            except (SkepError, OSError) as error:
+                code = getattr(error, "exit_code", 1)
+                told = {"error": str(error), "hint": getattr(error, "hint", None), "exit_code": code}
+            except Exception as error:  # a bug is reported to the client and does not end the hive
+                told = {"error": f"unexpected {type(error).__name__}: {error}", "hint": "please report it"}
             holds = holds or "holds" in told
             link.send(told)
     except asyncio.CancelledError:  # the hive is down; the end of the connection says so
@@ -255,13 +298,3 @@ async def _serve(
         if holds:
             released()
         await link.close()
-
-
-async def _answered(message: Message, answer: CommandHandler) -> Message:
-    try:
-        return await answer(message)
-    except (SkepError, OSError) as error:
-        code = getattr(error, "exit_code", 1)
-        return {"error": str(error), "hint": getattr(error, "hint", None), "exit_code": code}
-    except Exception as error:  # a bug is reported to the client and does not end the hive
-        return {"error": f"unexpected {type(error).__name__}: {error}", "hint": "please report it"}

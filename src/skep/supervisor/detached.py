@@ -40,50 +40,36 @@ def start_detached(
     are closed.
     """
     read_fd, write_fd = os.pipe()
-    tie = [] if parent_fd is None else ["--parent-fd", str(parent_fd)]
+    words, fds = [sys.executable, "-m", PROGRAM, "--announce-fd", str(write_fd)], [write_fd]
+    if parent_fd is not None:
+        words, fds = [*words, "--parent-fd", str(parent_fd)], [write_fd, parent_fd]
     with open_log(paths.logs / "skep.log") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", PROGRAM, "--announce-fd", str(write_fd), *tie],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            pass_fds=[write_fd] if parent_fd is None else [write_fd, parent_fd],
-            start_new_session=True,
-            env=env,
+            words, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=fds, start_new_session=True, env=env
         )
     os.close(write_fd)
     assert child.stdin is not None
     with child.stdin:
         child.stdin.write(msgspec.json.encode(settings))
     try:
-        ready = _await_ready(child, read_fd, hear)
+        with os.fdopen(read_fd) as pipe:
+            for line in pipe:
+                message = json.loads(line)
+                hear(message)
+                if "ready" in message:
+                    return cast("dict[str, Any]", message["ready"])
+                if "error" in message:
+                    child.wait()
+                    error = EngineError(message["error"], hint=message["hint"])
+                    error.exit_code = message["exit_code"]
+                    raise error
     except BaseException:
         child.send_signal(signal.SIGTERM)
         child.wait()
         raise
-    if ready is None:
-        child.wait()
-        hint = f"the end of {paths.logs / 'skep.log'} says more"
-        raise EngineError(f"skep ended with code {child.returncode} before it was ready", hint=hint)
-    return ready
-
-
-def _await_ready(
-    child: subprocess.Popen[bytes], read_fd: int, hear: Callable[[Mapping[str, Any]], None]
-) -> dict[str, Any] | None:
-    """Follow the announcements to the first that decides; None if the process ends without one."""
-    with os.fdopen(read_fd) as pipe:
-        for line in pipe:
-            message = json.loads(line)
-            hear(message)
-            if "ready" in message:
-                return cast("dict[str, Any]", message["ready"])
-            if "error" in message:
-                child.wait()
-                error = EngineError(message["error"], hint=message["hint"])
-                error.exit_code = message["exit_code"]
-                raise error
-    return None
+    child.wait()
+    hint = f"the end of {paths.logs / 'skep.log'} says more"
+    raise EngineError(f"skep ended with code {child.returncode} before it was ready", hint=hint)
 
 
 class EventLog:
@@ -97,7 +83,6 @@ class EventLog:
             state = (row["state"], row["pid"] if row["state"] == "ready" else None)
             details = {key: row.get(key) for key in ("name", "node", "pid", "url", "why")}
             self._say(row["name"], state, f"{row['kind']}.{row['state']}", details)
-
         for left in supervisor.left_behind:
             self._say(f" {left}", (), "hive.left_behind", {"what": left})
 
@@ -105,14 +90,9 @@ class EventLog:
         if self._said.get(what) == state:
             return
         self._said[what] = state
-        told = " ".join(f"{key}={_quoted(value)}" for key, value in details.items() if value is not None)
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        self._write(f"{now} {event} {told}")
-
-
-def _quoted(value: object) -> str:
-    text = str(value)
-    return f'"{text}"' if " " in text else text
+        texts = {key: str(value) for key, value in details.items() if value is not None}
+        told = " ".join(f'{key}="{text}"' if " " in text else f"{key}={text}" for key, text in texts.items())
+        self._write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {event} {told}")
 
 
 def _log(line: str) -> None:
@@ -124,21 +104,20 @@ class StartReporter:
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
-        self._fd = fd
+        self._fd: int | None = fd
         self._chronicle = EventLog(_log)
-        self._gone = False
 
     def close(self) -> None:
-        if not self._gone:
-            self._gone = True
+        if self._fd is not None:
             os.close(self._fd)
+            self._fd = None
 
     def tell(self, **message: Any) -> None:
-        if not self._gone:
-            try:
+        try:
+            if self._fd is not None:
                 os.write(self._fd, json.dumps(message).encode() + b"\n")
-            except OSError:
-                self.close()
+        except OSError:
+            self.close()
 
     def warn(self, line: str) -> None:
         _log(f"warning: {line}")

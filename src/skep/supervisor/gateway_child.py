@@ -1,4 +1,4 @@
-"""The gateway as the supervisor sees it: a child that may crash or be replaced while the engines stay loaded.
+"""The gateway and the monitor as the supervisor sees them: children that may crash while the engines stay loaded.
 
 The supervisor holds the listening socket; each gateway process gets a copy. Knows the gateway only by its command
 line and its link messages. One process is *current* and takes new connections; replaced ones finish their answers.
@@ -9,47 +9,49 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec.structs import replace
 
 from skep.config import gateway_messages as messages
 from skep.errors import GatewayError
-from skep.files import open_log
+from skep.files import RotatingLog, open_log
 from skep.wire.json_pipe import JsonPipe, Message
 
 RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
 STABLE_S = 30.0
 LISTEN_DEADLINE_S = 20.0
+MONITOR_DELAYS_S = (1.0, 5.0, 30.0, 300.0)
+MONITOR_STABLE_S = 60.0
+MONITOR_STOP_S = 2.0
+LAST_WORDS_S = 1.0  # after its exit: processes it started may hold its output open
 
-Number = TypeVar("Number", int, int | float)
 
-
+@dataclass(eq=False, repr=False)
 class GatewayChild:
-    """Keeps one gateway process running. `argv` gets `--listen-fd N --link-fd M` appended."""
+    """Keeps one gateway process running. `argv` gets `--listen-fd N --link-fd M` appended.
 
-    def __init__(
-        self,
-        argv: list[str],
-        listener: socket.socket,
-        *,
-        setup: messages.GatewaySetup,
-        log: Path,
-        changed: Callable[[], None],
-        wanted: Callable[[str], None] = lambda _model: None,
-    ) -> None:
-        """`wanted` is called with each model that requests wait for and that is not loaded."""
-        self._argv = argv
-        self._listener = listener
-        self._setup = setup
-        self._log = log
+    `wanted` is called with each model that requests wait for and that is not loaded.
+    """
+
+    argv: list[str]
+    listener: socket.socket
+    setup: messages.GatewaySetup
+    log: Path
+    changed: Callable[[], None]
+    wanted: Callable[[str], None] = lambda _model: None
+    restarts: int = -1
+    why: str | None = None
+    broken: bool = False
+
+    def __post_init__(self) -> None:
         self._table = messages.ReplicaTable()  # as last published
-        self._changed = changed
-        self._wanted = wanted
         self._current: _Child | None = None
         self._retired: set[_Child] = set()
         self._retiring: set[asyncio.Task[None]] = set()
@@ -57,13 +59,10 @@ class GatewayChild:
         self._new_current = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()  # at most one process is being made current
         self._ever_listened = False
-        self.restarts = -1
-        self.why: str | None = None
-        self.broken = False
 
     @property
     def pid(self) -> int | None:
-        return self._current.pid if self._current else None
+        return self._current.process.pid if self._current else None
 
     @property
     def listening(self) -> bool:
@@ -72,15 +71,8 @@ class GatewayChild:
     def row(self, *, stopping: bool) -> Message:
         """Return what `skep ps` shows of the process itself."""
         state = "stopping" if stopping else "ready" if self.listening else "starting"
-        restarts = max(0, self.restarts)
-        return {
-            "name": "gateway",
-            "kind": "gateway",
-            "state": state,
-            "pid": self.pid,
-            "restarts": restarts,
-            "why": self.why,
-        }
+        shown = {"pid": self.pid, "restarts": max(0, self.restarts), "why": self.why}
+        return {"name": "gateway", "kind": "gateway", "state": state, **shown}
 
     async def run(self) -> None:
         """Start it, and again whenever it dies, until `stop`; give up (`broken`) if it never listened."""
@@ -98,7 +90,7 @@ class GatewayChild:
                 return
             failures = 1 if loop.time() - started > STABLE_S else failures + 1
             self.broken = not self._ever_listened and failures >= len(RESTART_DELAYS_S)
-            self._changed()
+            self.changed()
             if self.broken:
                 return
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
@@ -116,7 +108,7 @@ class GatewayChild:
     async def set_up(self, setup: messages.GatewaySetup) -> None:
         """Apply new settings: what a running process can change, at once; the rest with its successor."""
         async with self._one_at_a_time:
-            self._setup = setup
+            self.setup = setup
             self.say(setup)
 
     async def status(self, timeout_s: float = 1.0) -> messages.GatewayStatus | None:
@@ -126,23 +118,20 @@ class GatewayChild:
         return merge_status(told, complete=len(told) == len(answers)) if told else None
 
     async def replace(self, drain_s: float) -> None:
-        """Start a new process for new connections; the old one finishes its answers, then ends.
-
-        The old one goes on until the new one listens: an upgrade that does not start changes nothing.
-        """
+        """Start a new process; once it listens, the old one finishes its answers and ends."""
         async with self._one_at_a_time:
             new = await self._start()
             if not await new.came_to_listen(LISTEN_DEADLINE_S):
                 with contextlib.suppress(ProcessLookupError):
                     new.process.kill()
-                hint = f"the old one goes on serving; the end of {self._log} says why"
+                hint = f"the old one goes on serving; the end of {self.log} says why"
                 raise GatewayError("the new gateway did not start", hint=hint)
             old, self._current = self._current, new
             self._new_current.set()
             new.link.send(self._table)  # it may have changed since the start of this one
         if old is not None:
             self._retire(old, drain_s)
-        self._changed()
+        self.changed()
 
     async def drain(self, timeout_s: float) -> int:
         """Admit nothing new and wait for what is under way. Return how many requests were left after the timeout."""
@@ -162,30 +151,25 @@ class GatewayChild:
         return [child for child in (self._current, *self._retired) if child is not None]
 
     async def _start(self) -> _Child:
-        child = await _Child.spawn(self._argv, self._listener, self._log)
+        child = await _Child.spawn(self.argv, self.listener, self.log, self._came_to_listen, self.wanted)
         self.restarts += 1
-        child.on_listening = self._came_to_listen
-        child.on_wanted = self._wanted
-        child.link.send(self._setup)
+        child.link.send(self.setup)
         child.link.send(self._table)
         return child
 
     def _came_to_listen(self) -> None:
         self._ever_listened = True
         self.why = None
-        self._changed()
+        self.changed()
 
     async def _until_nobody_serves(self) -> None:
         """Wait until the current process has ended, which another may have replaced meanwhile."""
         while (child := self._current) is not None:
             self._new_current.clear()
-            replaced = asyncio.get_running_loop().create_task(self._new_current.wait())
-            ends: set[asyncio.Future[Any]] = {child.ended, replaced}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            replaced.cancel()
+            await _first_of(child.ended, self._new_current.wait())
             if child is self._current and child.ended.done():
                 self._current = None
-                self.why = f"the gateway ended with code {child.ended.result()}; its log is {self._log}"
+                self.why = f"the gateway ended with code {child.ended.result()}; its log is {self.log}"
 
     def _retire(self, child: _Child, drain_s: float) -> None:
         async def finish() -> None:
@@ -208,21 +192,11 @@ def merge_status(told: Sequence[messages.GatewayStatus], *, complete: bool = Tru
         known = replicas.get(row.name)
         more = (0, 0) if known is None else (known.active, known.releasing)
         replicas[row.name] = replace(known or row, active=row.active + more[0], releasing=row.releasing + more[1])
-    models = dict.fromkeys(model for one in told for model in one.models)
-    queues = dict.fromkeys(model for one in told for model in one.queues)
-    return messages.GatewayStatus(
-        queued=sum(one.queued for one in told),
-        in_flight=sum(one.in_flight for one in told),
-        busy=added([one.busy for one in told]),
-        tokens=added([one.tokens for one in told]),
-        ended=added([one.ended for one in told]),
-        queues={model: added([one.queues.get(model, {}) for one in told]) for model in queues},
-        replicas=list(replicas.values()),
-        models={
-            model: merge_model_usage([one.models.get(model, messages.ModelUsage()) for one in told]) for model in models
-        },
-        complete=complete,
-    )
+    summed = ("queued", "in_flight", "busy", "tokens", "ended", "queues")
+    figures = {name: _sum([getattr(one, name) for one in told]) for name in summed}
+    used = dict.fromkeys(model for one in told for model in one.models)
+    models = {model: merge_model_usage([one.models[model] for one in told if model in one.models]) for model in used}
+    return messages.GatewayStatus(**figures, replicas=list(replicas.values()), models=models, complete=complete)
 
 
 def merge_model_usage(told: Sequence[messages.ModelUsage]) -> messages.ModelUsage:
@@ -231,51 +205,53 @@ def merge_model_usage(told: Sequence[messages.ModelUsage]) -> messages.ModelUsag
     return messages.ModelUsage(sum(one.busy for one in told), sum(one.queued for one in told), min(idle, default=None))
 
 
-def added(counts: Sequence[Mapping[str, Number]]) -> dict[str, Number]:
-    return {key: sum(one.get(key, 0) for one in counts) for key in dict.fromkeys(key for one in counts for key in one)}
+def _sum(values: Sequence[Any]) -> Any:
+    """Add numbers, or what stands under the same keys."""
+    if not isinstance(values[0], Mapping):
+        return sum(values)
+    keys = dict.fromkeys(key for one in values for key in one)
+    return {key: _sum([one[key] for one in values if key in one]) for key in keys}
 
 
+async def _first_of(ended: asyncio.Future[int], event: Awaitable[Any], timeout_s: float | None = None) -> None:
+    """Wait for the end of a process or for something else, whichever comes first."""
+    waiting = asyncio.ensure_future(event)
+    await asyncio.wait({ended, waiting}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+
+
+@dataclass(eq=False, repr=False)
 class _Child:
     """One gateway process and the link to it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, link: JsonPipe[messages.FromGateway]) -> None:
-        self.process = process
-        self.link = link
+    process: asyncio.subprocess.Process
+    link: JsonPipe[messages.FromGateway]
+    on_listening: Callable[[], None]
+    on_wanted: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self.listening = asyncio.Event()
-        self.on_listening: Callable[[], None] = lambda: None
-        self.on_wanted: Callable[[str], None] = lambda _model: None
         self._ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[messages.StatusAnswer | messages.Drained]] = {}
         self.ended: asyncio.Task[int] = asyncio.get_running_loop().create_task(self._follow())
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
     @classmethod
-    async def spawn(cls, argv: list[str], listener: socket.socket, log: Path) -> _Child:
+    async def spawn(cls, argv: list[str], listener: socket.socket, log: Path, *hears: Any) -> _Child:
         ours, theirs = socket.socketpair()
         try:
             with open_log(log) as output, theirs:
-                process = await asyncio.create_subprocess_exec(
-                    *argv,
-                    *("--listen-fd", str(listener.fileno()), "--link-fd", str(theirs.fileno())),
-                    pass_fds=[listener.fileno(), theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
+                fds = [listener.fileno(), theirs.fileno()]
+                words = [*argv, "--listen-fd", str(fds[0]), "--link-fd", str(fds[1])]
+                streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+                process = await asyncio.create_subprocess_exec(*words, pass_fds=fds, **streams, start_new_session=True)
         except OSError:
             ours.close()
             theirs.close()
             raise
-        return cls(process, await JsonPipe.over(ours, messages.FromGateway))
+        return cls(process, await JsonPipe.over(ours, messages.FromGateway), *hears)
 
     async def came_to_listen(self, timeout_s: float) -> bool:
-        waiting = asyncio.get_running_loop().create_task(self.listening.wait())
-        await asyncio.wait({waiting, self.ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
+        await _first_of(self.ended, self.listening.wait(), timeout_s)
         return self.listening.is_set() and not self.ended.done()
 
     async def end(self) -> None:
@@ -291,8 +267,7 @@ class _Child:
     ) -> messages.StatusAnswer | messages.Drained | None:
         """Return its answer; None if it ends or does not answer in time."""
         number = next(self._ids)
-        answer: asyncio.Future[messages.StatusAnswer | messages.Drained] = asyncio.get_running_loop().create_future()
-        self._asked[number] = answer
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
         self.link.send(replace(message, id=number))
         try:
             ends: set[asyncio.Future[Any]] = {answer, self.ended}
@@ -316,3 +291,123 @@ class _Child:
         self.listening.clear()
         await self.link.close()
         return await self.process.wait()
+
+
+class MonitorChild:
+    """The monitor process beside the gateway: `wake` starts it, `run` keeps it running from then on, `stop` ends it.
+
+    It gets `--parent-fd N`, the reading end of a pipe: it ends when skep does, however skep ends.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], log: Path, *, begin: bool, delays_s: Sequence[float] = MONITOR_DELAYS_S
+    ) -> None:
+        """Without `begin` nothing is started until `wake`; without an `argv` nothing is ever started."""
+        self._argv = list(argv)
+        self._log = log
+        self._delays_s = delays_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._parent_fd: int | None = None  # our end of the pipe
+        self._wanted = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._renewed = asyncio.Event()  # ends the pause before the next start
+        self.starts = 0
+        if begin:
+            self.wake()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None or self._process.returncode is not None else self._process.pid
+
+    def wake(self) -> bool:
+        """Start it where it has a command; return whether it runs or is about to."""
+        if self._argv and not self._stopping.is_set():
+            self._wanted.set()
+        return self._wanted.is_set() and not self._stopping.is_set()
+
+    async def run(self) -> None:
+        """Start it once it is wanted, and again whenever it ends, until `stop`."""
+        loop = asyncio.get_running_loop()
+        failures = 0
+        while True:
+            await self._wanted.wait()
+            if self._stopping.is_set():
+                return
+            self._renewed.clear()
+            started = loop.time()
+            try:
+                self._process = await self._start()
+                if self._renewed.is_set():  # asked for while it was being started
+                    await self._end()
+                await self._listen(self._process)
+            except OSError:
+                pass  # no process or descriptor is free: treated as a process that ended at once
+            finally:
+                if self._parent_fd is not None:  # where `run` is cancelled, this ends the child
+                    os.close(self._parent_fd)
+                    self._parent_fd = None
+            failures = 1 if loop.time() - started > MONITOR_STABLE_S else failures + 1
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._delays_s[min(failures, len(self._delays_s)) - 1]):
+                    await self._renewed.wait()
+
+    async def become(self, argv: Sequence[str], *, begin: bool) -> None:
+        """End what runs and start it with this command line, or with the same one after its settings changed."""
+        was_wanted = self._wanted.is_set()
+        self._argv = list(argv)
+        self._wanted.clear()
+        self._renewed.set()
+        await self._end()
+        if begin or was_wanted:
+            self.wake()
+
+    async def stop(self) -> None:
+        """End it after a short grace: it may be killed at any moment without a loss."""
+        self._stopping.set()
+        self._wanted.set()
+        self._renewed.set()
+        await self._end()
+
+    async def _end(self) -> None:
+        if self._process is None or self._process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(MONITOR_STOP_S):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        self.starts += 1
+        theirs, self._parent_fd = os.pipe()
+        try:
+            words = [*self._argv, "--parent-fd", str(theirs)]
+            streams: dict[str, Any] = {
+                "stdin": subprocess.DEVNULL,
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.STDOUT,
+            }
+            return await asyncio.create_subprocess_exec(*words, pass_fds=[theirs], **streams, start_new_session=True)
+        finally:
+            os.close(theirs)
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        """Copy its output to the log until it has ended."""
+        log = RotatingLog(self._log)
+
+        async def copy() -> None:
+            assert process.stdout is not None
+            while data := await process.stdout.read(65536):
+                log.write(data)
+
+        hearing = asyncio.ensure_future(copy())
+        try:
+            await process.wait()
+            await asyncio.wait({hearing}, timeout=LAST_WORDS_S)
+        finally:
+            hearing.cancel()
+            log.close()

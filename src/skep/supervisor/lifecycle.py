@@ -19,6 +19,9 @@ class ReplicaState(Enum):
     FAILED = "failed"  # given up
 
 
+RUNNING = (ReplicaState.STARTING, ReplicaState.WARMING, ReplicaState.READY)
+
+
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """Deadlines, delays and limits of starting a replica again."""
@@ -43,33 +46,43 @@ class LifecycleAction(Enum):
     SPAWN = "spawn"
     PROBE = "probe"
     WARM_UP = "warm_up"
-    PUBLISH = "publish"  # tell the gateway: traffic may come
-    RETRACT = "retract"
+    WATCH = "watch"  # it is ready
     TERMINATE = "terminate"  # TERM, then KILL after the grace
 
 
-class Lifecycle:
-    """The state of one replica. `why` says in one line what last went wrong; `due_at` is when `tick` is due."""
+ToDo = LifecycleAction | None
+
+
+@dataclass(slots=True)
+class Life:
+    """The state of a replica, wherever it runs and whoever started it. `why`: what last went wrong, in one line."""
+
+    url: str | None = None
+    state: ReplicaState = ReplicaState.STOPPED
+    why: str | None = None
+    restarts: int = 0
+
+    @property
+    def serving(self) -> bool:
+        """Whether it takes requests."""
+        return self.state is ReplicaState.READY
+
+
+class Lifecycle(Life):
+    """The state of one replica that skep starts. `due_at` is when `tick` is due."""
 
     def __init__(self, policy: RestartPolicy | None = None) -> None:
+        super().__init__()
         self.policy = policy or RestartPolicy()
-        self.state = ReplicaState.STOPPED
-        self.url: str | None = None
-        self.why: str | None = None
         self.note: str | None = None  # what is odd about it, also while it serves
-        self.restarts = 0
         self.due_at: float | None = None
         self._failures = 0
         self._ready_at: float | None = None
         self._was_ready = False
         self._ending: str | None = None  # why we are ending the process ourselves
 
-    def __repr__(self) -> str:
-        return f"<Lifecycle {self.state.value}, {self.restarts} restarts, {self._failures} failures in a row>"
-
     @property
     def serving(self) -> bool:
-        """Whether it takes requests: ready, and not being ended."""
         return self.state is ReplicaState.READY and self._ending is None
 
     @property
@@ -77,64 +90,54 @@ class Lifecycle:
         """Whether its process ends, or ended, because skep ended it."""
         return self._ending is not None or self.state in (ReplicaState.STOPPING, ReplicaState.STOPPED)
 
-    def start(self, now: float) -> list[LifecycleAction]:
-        if self.state is not ReplicaState.STOPPED:
-            return []
-        return self._spawn(now)
+    def start(self, now: float) -> ToDo:
+        return self._spawn(now) if self.state is ReplicaState.STOPPED else None
 
     def must_wait(self) -> None:
         """Wait to be spawned until `granted`."""
         self.state, self.due_at = ReplicaState.WAITING, None
 
-    def granted(self, now: float) -> list[LifecycleAction]:
-        return self._spawn(now) if self.state is ReplicaState.WAITING else []
+    def granted(self, now: float) -> ToDo:
+        return self._spawn(now) if self.state is ReplicaState.WAITING else None
 
-    def addressed(self, url: str) -> list[LifecycleAction]:
+    def addressed(self, url: str) -> ToDo:
         if self.state is not ReplicaState.STARTING:
-            return []
+            return None
         self.url = url
-        return [LifecycleAction.PROBE]
+        return LifecycleAction.PROBE
 
-    def healthy(self, now: float) -> list[LifecycleAction]:
+    def healthy(self, now: float) -> ToDo:
         if self.state is not ReplicaState.STARTING:
-            return []
-        self.state = ReplicaState.WARMING
-        self.due_at = now + self.policy.warm_deadline_s
-        return [LifecycleAction.WARM_UP]
+            return None
+        self.state, self.due_at = ReplicaState.WARMING, now + self.policy.warm_deadline_s
+        return LifecycleAction.WARM_UP
 
-    def warmed(self, now: float) -> list[LifecycleAction]:
+    def warmed(self, now: float) -> ToDo:
         if self.state is not ReplicaState.WARMING:
-            return []
-        self.state = ReplicaState.READY
-        self.why = self.note
-        self.due_at = None
-        self._ready_at = now
-        self._was_ready = True
-        return [LifecycleAction.PUBLISH]
+            return None
+        self.state, self.due_at, self.why = ReplicaState.READY, None, self.note
+        self._ready_at, self._was_ready = now, True
+        return LifecycleAction.WATCH
 
-    def warm_up_failed(self, why: str) -> list[LifecycleAction]:
-        if self.state is not ReplicaState.WARMING:
-            return []
-        return self._end(f"the warm-up generation failed: {why}")
+    def warm_up_failed(self, why: str) -> ToDo:
+        return self._end(f"the warm-up generation failed: {why}") if self.state is ReplicaState.WARMING else None
 
-    def vanished(self) -> list[LifecycleAction]:
+    def vanished(self) -> None:
         """Serve no requests: the process is gone. `exited` follows when the cause is known."""
         self.url = None
-        if self.state is not ReplicaState.READY:
-            return []
-        self.state = ReplicaState.BACKOFF
-        return [LifecycleAction.RETRACT]
+        if self.state is ReplicaState.READY:
+            self.state = ReplicaState.BACKOFF
 
-    def exited(self, why: str, now: float, *, final: bool = False, by_itself: bool = False) -> list[LifecycleAction]:
+    def exited(self, why: str, now: float, *, final: bool = False, by_itself: bool = False) -> ToDo:
         """Handle the exit of the process. `final`: it would end so again. `by_itself`: skep did not end it."""
-        retract, before = self.vanished(), self.state
-        if before in (ReplicaState.STOPPING, ReplicaState.STOPPED):
+        self.vanished()
+        if self.state in (ReplicaState.STOPPING, ReplicaState.STOPPED):
             self.state, self.due_at = ReplicaState.STOPPED, None
-            return []
+            return None
         ending, self._ending = self._ending, None
         if ending == RESTART:
             self.state, self.due_at = ReplicaState.BACKOFF, now
-            return retract
+            return None
         self.why = why if by_itself or ending is None else ending
         if self._ready_at is not None and now - self._ready_at >= self.policy.stable_s:
             self._failures = 0
@@ -142,24 +145,21 @@ class Lifecycle:
         self._failures += 1
         limit = self.policy.failures_after_ready if self._was_ready else self.policy.failures_before_ready
         if final or self._failures >= limit:
-            self.state = ReplicaState.FAILED
-            self.due_at = None
+            self.state, self.due_at = ReplicaState.FAILED, None
         else:
-            self.state = ReplicaState.BACKOFF
-            self.due_at = now + self._delay_s()
-        return retract
+            delay_s = min(self.policy.max_delay_s, self.policy.first_delay_s * 2 ** (self._failures - 1))
+            self.state, self.due_at = ReplicaState.BACKOFF, now + delay_s
+        return None
 
-    def restart_changed(self, why: str, now: float) -> list[LifecycleAction]:
+    def restart_changed(self, why: str, now: float) -> ToDo:
         """Start a changed launch at once after its process ended; earlier failures do not count."""
-        retract = self.vanished()
-        self.why, self._ending = why, None
-        self._ready_at, self._failures = None, 0
-        self.restarts += 1
-        return [*retract, *self._spawn(now)]
+        self.vanished()
+        self.why, self._ending, self._ready_at = why, None, None
+        return self._start_again(now)
 
-    def tick(self, now: float) -> list[LifecycleAction]:
+    def tick(self, now: float) -> ToDo:
         if self.due_at is None or now < self.due_at:
-            return []
+            return None
         match self.state:
             case ReplicaState.BACKOFF:
                 self.restarts += 1
@@ -169,43 +169,36 @@ class Lifecycle:
             case _:
                 return self._end(f"the warm-up generation took longer than {self.policy.warm_deadline_s:g} s")
 
-    def unresponsive(self) -> list[LifecycleAction]:
+    def unresponsive(self) -> ToDo:
         """End a ready process that no longer answers: a hanging engine holds its slots."""
         if self.state is not ReplicaState.READY:
-            return []
+            return None
         return self._end(f"no answer to {self.policy.watch_failures} health checks in a row")
 
-    def restart(self, now: float) -> list[LifecycleAction]:
+    def restart(self, now: float) -> ToDo:
         """End the process, whose exit leads to a start; or start one that waits or was given up."""
-        match self.state:
-            case ReplicaState.STARTING | ReplicaState.WARMING | ReplicaState.READY:
-                return self._end(RESTART)
-            case ReplicaState.BACKOFF | ReplicaState.FAILED:
-                self.restarts += 1
-                self._failures = 0
-                return self._spawn(now)
-            case _:
-                return []
+        if self.state in RUNNING:
+            return self._end(RESTART)
+        return self._start_again(now) if self.state in (ReplicaState.BACKOFF, ReplicaState.FAILED) else None
 
-    def stop(self) -> list[LifecycleAction]:
-        retract = [LifecycleAction.RETRACT] if self.state is ReplicaState.READY else []
+    def stop(self) -> ToDo:
         self.due_at = None
-        if self.state in (ReplicaState.STARTING, ReplicaState.WARMING, ReplicaState.READY):
+        if self.state in RUNNING:
             self.state = ReplicaState.STOPPING
-            return [*retract, LifecycleAction.TERMINATE]
-        if self.state in (ReplicaState.WAITING, ReplicaState.BACKOFF, ReplicaState.FAILED):
+            return LifecycleAction.TERMINATE
+        if self.state is not ReplicaState.STOPPING:
             self.state = ReplicaState.STOPPED
-        return []
+        return None
 
-    def _end(self, why: str) -> list[LifecycleAction]:
-        self._ending = why
-        self.due_at = None
-        return [LifecycleAction.TERMINATE]
+    def _end(self, why: str) -> ToDo:
+        self._ending, self.due_at = why, None
+        return LifecycleAction.TERMINATE
 
-    def _spawn(self, now: float) -> list[LifecycleAction]:
-        self.state = ReplicaState.STARTING
-        self.due_at = now + self.policy.start_deadline_s
-        return [LifecycleAction.SPAWN]
+    def _start_again(self, now: float) -> ToDo:
+        self.restarts += 1
+        self._failures = 0
+        return self._spawn(now)
 
-    def _delay_s(self) -> float:
-        return float(min(self.policy.max_delay_s, self.policy.first_delay_s * 2 ** (self._failures - 1)))
+    def _spawn(self, now: float) -> ToDo:
+        self.state, self.due_at = ReplicaState.STARTING, now + self.policy.start_deadline_s
+        return LifecycleAction.SPAWN

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -24,11 +23,8 @@ Message = dict[str, Any]
 
 
 def read_log(paths: Paths, name: str, lines: int, *, follow: bool) -> Iterator[bytes]:
-    """Yield the last lines; where it is followed, also what is written later, without end.
-
-    Whoever runs is asked first: a file of that name may be what another hive left here.
-    """
-    try:
+    """Yield the last lines; where it is followed, also what is written later, without end."""
+    try:  # whoever runs is asked first: a file of that name may be what another hive left here
         told = None if name in OF_SKEP else _elsewhere(paths, name, lines)
     except EngineError:
         if not (paths.logs / f"{name}.log").is_file():
@@ -39,7 +35,7 @@ def read_log(paths: Paths, name: str, lines: int, *, follow: bool) -> Iterator[b
 
 def read_all_logs(paths: Paths, lines: int, *, follow: bool) -> Iterator[bytes]:
     """Yield the last lines of every log, each line behind its name; where they are followed, as they are written."""
-    names = sorted({*(found.stem for found in paths.logs.glob("*.log")), *_on_nodes(paths)})
+    names = _names(paths)
     if not names:
         raise UserError("there are no logs yet", hint="`skep up -d` starts a hive")
     width = max(map(len, names))
@@ -80,44 +76,34 @@ def _on_node(paths: Paths, name: str, told: Message, follow: bool) -> Iterator[b
 
 def _elsewhere(paths: Paths, name: str, lines: int, offset: int | None = None) -> Message | None:
     """Return a piece of a log that lies on another node; None if the log is here or skep is not running."""
+    message = {"op": "log", "name": name, "lines": lines, "offset": offset}
     try:
-        told = _ask(paths, {"op": "log", "name": name, "lines": lines, "offset": offset}, ANSWER_S)
+        told = ask(socket_of(paths.lock, paths.socket), message, timeout_s=ANSWER_S)
     except NotRunning:
         return None
     return told if "text" in told else None
 
 
-def _ask(paths: Paths, message: Message, timeout_s: float) -> Message:
-    return ask(socket_of(paths.lock, paths.socket), message, timeout_s=timeout_s)
-
-
-def _on_nodes(paths: Paths) -> list[str]:
-    """Return the replicas whose logs lie on the nodes of a cluster."""
-    try:
-        rows = _ask(paths, {"op": "status"}, 10.0)["rows"]
-    except (NotRunning, EngineError):
-        return []
-    return [row["name"] for row in rows if row.get("node")]
+def _names(paths: Paths) -> list[str]:
+    """Return whose logs lie here, and the replicas whose logs lie on the nodes of a cluster."""
+    found = {path.stem for path in paths.logs.glob("*.log")}
+    with suppress(NotRunning, EngineError):
+        rows = ask(socket_of(paths.lock, paths.socket), {"op": "status"})["rows"]
+        found |= {row["name"] for row in rows if row.get("node")}
+    return sorted(found)
 
 
 def _here(paths: Paths, name: str, lines: int, follow: bool) -> Iterator[bytes]:
     path = paths.logs / f"{name}.log"
     if "/" in name or not path.is_file():
-        known = sorted({*(found.stem for found in paths.logs.glob("*.log")), *_on_nodes(paths)})
-        raise UserError(f"there is no log of `{name}`", hint=f"known: {', '.join(known) or 'none yet'}")
+        raise UserError(f"there is no log of `{name}`", hint=f"known: {', '.join(_names(paths)) or 'none yet'}")
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         seen = file.read().splitlines(keepends=True)
         yield b"".join(seen[-lines:] if lines else ())
         position = file.tell()
-    if follow:
-        yield from _appended(path, position)
-
-
-def _appended(path: Path, position: int) -> Iterator[bytes]:
-    """Yield what is written behind this place, across rotations."""
     inode = path.stat().st_ino
-    while True:
+    while follow:  # across rotations
         with suppress(FileNotFoundError):  # between two steps of a rotation
             found = path.stat()
             if found.st_ino != inode or found.st_size < position:

@@ -22,18 +22,11 @@ from skep.errors import StoreError, UserError
 from skep.host.processes import kill_marked
 from skep.paths import LOOPBACK, Paths, make_private, make_runtime
 from skep.supervisor.control import hold_instance_lock
+from skep.supervisor.control_commands import run_with_control
 from skep.supervisor.lifecycle import RestartPolicy
-from skep.supervisor.replica_protocol import RemoteReplicaFactory
-from skep.supervisor.supervisor import BackgroundService, Hive, Rebuild, Supervisor
+from skep.supervisor.supervisor import BackgroundService, Hive, Supervisor
 from skep.wire.limits import ServerLimits
 from skep.wire.listen import bind
-
-
-class RemoteReplicas(BackgroundService, Protocol):
-    """The link to replicas on other machines."""
-
-    @property
-    def member(self) -> RemoteReplicaFactory: ...
 
 
 class RemoteNodes(Protocol):
@@ -51,7 +44,7 @@ class RemoteNodes(Protocol):
         tell: Callable[[str], None] = lambda _line: None,
     ) -> tuple[Launch, ...]: ...
 
-    def connect(self, paths: Paths, policy: RestartPolicy) -> RemoteReplicas: ...
+    def connect(self, paths: Paths, policy: RestartPolicy) -> BackgroundService: ...
 
 
 SLOW_START_S = 1800.0
@@ -81,7 +74,6 @@ def build_hive(
         replicas=launches,
         gateway_argv=(sys.executable, "-m", "skep.gateway.main"),
         url=f"{scheme}://{host}:{listener.getsockname()[1]}",
-        socket_path=paths.socket,
         log_dir=paths.logs,
         room=machine.room,
         engine_key=engine_key,
@@ -90,11 +82,18 @@ def build_hive(
 
 
 def _settled(settings: Settings, paths: Paths) -> dict[str, Any]:
-    """Return the parts of a hive that follow from its settings alone."""
+    """Return the parts of a hive that follow from its settings alone.
+
+    Its restart policy is patient with external engines: they load tens of gigabytes and compile kernels first.
+    """
+    patient = any(serve.engine not in OWN_ENGINES for serve in settings.serve)
+    usual = RestartPolicy()
+    start_s, warm_s = (SLOW_START_S, SLOW_WARM_UP_S) if patient else (usual.start_deadline_s, usual.warm_deadline_s)
+    fallbacks = MOST_FALLBACKS if settings.fallback else 0
     return {
         "settings": settings,
         "gateway_setup": gateway_setup(settings, paths),
-        "policy": _policy(settings),
+        "policy": RestartPolicy(settings.start_deadline_s or start_s, warm_s, fallbacks=fallbacks),
         "drain_s": settings.drain_s,
         "monitor_argv": monitor_argv(settings),
         "monitor_due": something_to_watch(paths.store),
@@ -103,33 +102,18 @@ def _settled(settings: Settings, paths: Paths) -> dict[str, Any]:
 
 def monitor_argv(settings: Settings) -> tuple[str, ...]:
     """Return the command of the monitor beside this hive; empty where the settings turn it off."""
-    if not settings.monitor.with_up:
-        return ()
     told = ("--config", settings.overrides.config) if settings.overrides.config else ()
-    return (sys.executable, "-m", "skep", "monitor", "run", *told)
+    return (sys.executable, "-m", "skep", "monitor", "run", *told) if settings.monitor.with_up else ()
 
 
 def something_to_watch(path: Path) -> bool:
     """Return whether the store has targets to probe; False where it cannot be read."""
-    if not path.exists():
-        return False
-    from skep.store.database import open_store
+    if path.exists():
+        from skep.store.database import open_store
 
-    try:
-        with open_store(path, read_only=True) as store:
+        with contextlib.suppress(StoreError), open_store(path, read_only=True) as store:
             return bool(store.read("SELECT 1 FROM targets WHERE removed_at IS NULL LIMIT 1"))
-    except StoreError:
-        return False
-
-
-def _policy(settings: Settings) -> RestartPolicy:
-    """Return the restart policy. External engines load tens of gigabytes and compile kernels before they answer."""
-    patient = any(serve.engine not in OWN_ENGINES for serve in settings.serve)
-    deadline_s = settings.start_deadline_s or (SLOW_START_S if patient else RestartPolicy().start_deadline_s)
-    warm_s = SLOW_WARM_UP_S if patient else RestartPolicy().warm_deadline_s
-    return RestartPolicy(
-        start_deadline_s=deadline_s, warm_deadline_s=warm_s, fallbacks=MOST_FALLBACKS if settings.fallback else 0
-    )
+    return False
 
 
 def rebuild_hive(
@@ -175,10 +159,9 @@ def rebuild_hive(
 def gateway_setup(settings: Settings, paths: Paths) -> GatewaySetup:
     """Return what the gateway process is told before it listens."""
     gateway = settings.gateway
+    aging_s, dead_after_s = gateway.aging_s, gateway.dead_after_s
     return GatewaySetup(
-        limits=AdmissionLimits(
-            gateway.max_queue, gateway.max_wait_s, aging_s=gateway.aging_s, dead_after_s=gateway.dead_after_s
-        ),
+        limits=AdmissionLimits(gateway.max_queue, gateway.max_wait_s, aging_s=aging_s, dead_after_s=dead_after_s),
         timeouts=Timeouts(gateway.first_byte_timeout_s, gateway.idle_timeout_s, gateway.total_timeout_s),
         api_key=gateway.api_key,
         keys=read_keys(keys_path(paths)),
@@ -209,9 +192,8 @@ def check_tls(gateway: GatewaySettings) -> TlsFiles | None:
         raise UserError(f"`tls_key` `{gateway.tls_key}` has a passphrase", hint=hint)
 
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            gateway.tls_certificate, gateway.tls_key, password=no_passphrase
-        )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(gateway.tls_certificate, gateway.tls_key, password=no_passphrase)
     except ssl.SSLError as error:
         if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"):
             what = f"`tls_key` `{gateway.tls_key}` does not belong to `{gateway.tls_certificate}`"
@@ -245,33 +227,24 @@ def run_hive(
             def rebuild(wanted: Settings, now: Hive, running: Sequence[Launch]) -> Hive:
                 return rebuild_hive(settings, wanted, now, paths, running, nodes)
 
+            async def supervise() -> None:
+                remote = nodes.connect(paths, hive.policy) if nodes is not None else None
+                elsewhere, services = (None, ()) if remote is None else (remote.member, (remote,))
+                supervisor = Supervisor(hive, listener, notify, rebuild, elsewhere=elsewhere, services=services)
+                loop = asyncio.get_running_loop()
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    loop.add_signal_handler(number, supervisor.stop)
+
+                def parent_gone(fd: int) -> None:
+                    loop.remove_reader(fd)
+                    supervisor.stop(0.0)
+
+                if parent_fd is not None:
+                    loop.add_reader(parent_fd, parent_gone, parent_fd)
+                await run_with_control(supervisor, paths.socket)
+
             with kept_key(paths.state, hive.engine_key):
-                asyncio.run(_supervise(hive, listener, notify, parent_fd, rebuild, nodes, paths))
+                asyncio.run(supervise())
     finally:
         with contextlib.suppress(OSError):  # not empty: the socket of another one, which is running
             paths.runtime.rmdir()
-
-
-async def _supervise(
-    hive: Hive,
-    listener: socket.socket,
-    notify: Callable[[Supervisor], None],
-    parent_fd: int | None,
-    rebuild: Rebuild,
-    nodes: RemoteNodes | None,
-    paths: Paths,
-) -> None:
-    remote = nodes.connect(paths, hive.policy) if nodes is not None else None
-    elsewhere, services = (None, ()) if remote is None else (remote.member, (remote,))
-    supervisor = Supervisor(hive, listener, notify, rebuild, elsewhere=elsewhere, services=services)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, supervisor.stop)
-    if parent_fd is not None:
-        loop.add_reader(parent_fd, _parent_gone, loop, parent_fd, supervisor)
-    await supervisor.run()
-
-
-def _parent_gone(loop: asyncio.AbstractEventLoop, parent_fd: int, supervisor: Supervisor) -> None:
-    loop.remove_reader(parent_fd)
-    supervisor.stop(0.0)

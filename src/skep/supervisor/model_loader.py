@@ -1,7 +1,4 @@
-"""Loading and unloading of models: carries out what `eviction` decides.
-
-Asks the gateway for figures only while a model waits, drains or may become idle.
-"""
+"""Loading and unloading of models: carries out what `eviction` decides."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 
 from skep.config.gateway_messages import GatewayStatus, LoadFailed, UnloadedModel
 from skep.engines.base import Launch
@@ -26,37 +24,29 @@ from skep.supervisor.eviction import (
     model_specs,
 )
 from skep.supervisor.lifecycle import ReplicaState
-from skep.supervisor.replica import Replica
 from skep.supervisor.replica_set import ReplicaSet
 from skep.wire.json_pipe import Message
 
-DONE = (ReplicaState.READY, ReplicaState.FAILED)
-STATES = {
-    Residency.LOADING: "loading",
-    Residency.OUT: "unloaded",
-    Residency.GIVEN_UP: "failed",
-}  # as the gateway is told
+_now = time.monotonic
+DONE = {ReplicaState.READY, ReplicaState.FAILED}
+FALLIBLE = (Residency.LOADING, Residency.IN, Residency.DRAINING)
+TOLD = {Residency.LOADING: "loading", Residency.OUT: "unloaded", Residency.GIVEN_UP: "failed"}  # else: "unloading"
 
 Futures = dict[str, list[asyncio.Future[None]]]  # by model
 
 
+@dataclass(eq=False, repr=False)
 class ModelLoader:
     """`status` asks the gateway, `say` tells it something, `changed` is called when the replica table differs."""
 
-    def __init__(
-        self,
-        replica_set: ReplicaSet,
-        tasks: asyncio.TaskGroup,
-        *,
-        status: Callable[[], Awaitable[GatewayStatus | None]],
-        say: Callable[[LoadFailed], None],
-        changed: Callable[[], None],
-    ) -> None:
-        self._replica_set = replica_set
-        self._tasks = tasks
-        self._status = status
-        self._say = say
-        self._changed = changed
+    replica_set: ReplicaSet
+    tasks: asyncio.TaskGroup
+    status: Callable[[], Awaitable[GatewayStatus | None]]
+    say: Callable[[LoadFailed], None]
+    changed: Callable[[], None]
+    unloaded: dict[str, UnloadedModel] = field(default_factory=dict)  # what the gateway was last told
+
+    def __post_init__(self) -> None:
         self._eviction = Eviction([])
         self._wakeup = asyncio.Event()
         self._ever_unloaded: set[str] = set()  # treated as on demand from then on
@@ -65,11 +55,7 @@ class ModelLoader:
         self._unloading: set[asyncio.Task[None]] = set()
         self._on_demand: set[str] = set()
         self._restart_pending: set[str] = set()  # replicas that were given up and are about to start again
-        self.unloaded: dict[str, UnloadedModel] = {}  # what the gateway was last told about models that are not loaded
         self._stopped = False
-
-    def __repr__(self) -> str:
-        return f"<ModelLoader {self._eviction!r}>"
 
     def configure(self, launches: Iterable[Launch], budget: MemoryBudget, *, begin: bool = False) -> None:
         """Set models and memory budget; `begin`: those that are not on demand are being started."""
@@ -78,13 +64,14 @@ class ModelLoader:
         if begin:
             self._eviction.begin(_now())  # the replica set starts them by itself
         for spec in () if begin else specs:
-            if not all(self._replica_set.is_dormant(member) for member in self._replica_set.of_model(spec.model)):
-                self._do(self._eviction.running(spec.model, _now()))
+            if not all(self.replica_set.is_dormant(member) for member in self.replica_set.of_model(spec.model)):
+                self._eviction.running(spec.model, _now())
+                self._do([])
             elif not spec.on_demand and spec.model in self._on_demand:
                 self._do(self._eviction.wanted(spec.model, _now(), asked=True))
         self._on_demand = {spec.model for spec in specs if spec.on_demand}
         for futures in (self._waiting, self._leaving):
-            for model in futures.keys() - set(self._eviction.models):
+            for model in futures.keys() - self._eviction.states.keys():
                 self._resolve(futures, model, EngineError(f"`{model}` is not served any more", hint="see `skep ps`"))
         self.look()
         self._publish()
@@ -105,23 +92,18 @@ class ModelLoader:
     @property
     def is_moving(self) -> bool:
         """Whether some model is being loaded or unloaded."""
-        residencies = self._eviction.residencies().values()
-        return not {*residencies}.isdisjoint((Residency.LOADING, Residency.DRAINING, Residency.LEAVING))
+        moving = (Residency.LOADING, Residency.DRAINING, Residency.LEAVING)
+        return any(state.residency in moving for state in self._eviction.states.values())
 
     def dormant(self) -> dict[str, UnloadedModel]:
         """Return, for the gateway, the models that must be loaded before they can answer."""
         told: dict[str, UnloadedModel] = {}
-        for model, residency in self._eviction.residencies().items():
-            given_up = residency is Residency.GIVEN_UP
-            if (
-                residency is Residency.IN
-                or not (given_up or model in self._ever_unloaded | self._on_demand)
-                or self._replica_set.serves(model)
-            ):
-                continue
-            state = STATES.get(residency, "unloading")
-            waits = self._eviction.is_queued(model)
-            told[model] = UnloadedModel("waiting" if waits else state, self._eviction.why(model))
+        for model, state in self._eviction.states.items():
+            given_up = state.residency is Residency.GIVEN_UP
+            tells = state.residency is not Residency.IN and (given_up or model in self._ever_unloaded | self._on_demand)
+            if tells and not self.replica_set.serves(model):
+                shown = "waiting" if model in self._eviction.queue else TOLD.get(state.residency, "unloading")
+                told[model] = UnloadedModel(shown, state.why)
         return told
 
     async def run(self) -> None:
@@ -139,41 +121,36 @@ class ModelLoader:
 
     def wanted(self, model: str) -> None:
         """Load a model that the gateway has requests for."""
-        if self._stopped or model not in self._eviction.models:
-            return
-        self._do(self._eviction.wanted(model, _now()))
+        if not self._stopped and model in self._eviction.states:
+            self._do(self._eviction.wanted(model, _now()))
 
     def look(self) -> None:
         """Derive the state of each model from its replicas; called after every change, before it is published."""
         actions: list[Action] = []
-        for model, residency in () if self._stopped else self._eviction.residencies().items():
-            members = self._replica_set.of_model(model)
-            awake = [member for member in members if not self._replica_set.is_dormant(member)]
-            self._restart_pending -= {
-                member.launch.name for member in awake if member.life.state is not ReplicaState.FAILED
+        residencies = {model: state.residency for model, state in self._eviction.states.items()}
+        for model, residency in () if self._stopped else residencies.items():
+            members = self.replica_set.of_model(model)
+            awake = [member for member in members if not self.replica_set.is_dormant(member)]
+            up = {member.launch.name for member in awake if member.life.state is not ReplicaState.FAILED}
+            self._restart_pending -= up
+            states = {  # one about to start again counts as starting, though its task has not run yet
+                ReplicaState.STARTING if one.launch.name in self._restart_pending else one.life.state for one in awake
             }
-            states = [self._state(member) for member in awake]
             if residency is Residency.DRAINING:
-                self._replica_set.hold(model)  # a replica that restarted meanwhile gets nothing either
+                self.replica_set.hold(model)  # a replica that restarted meanwhile gets nothing either
             if residency in (Residency.DRAINING, Residency.LEAVING) and members and not states:
                 self._ever_unloaded.add(model)
                 self._resolve(self._leaving, model)  # even if it is loaded again at once
                 actions += self._eviction.gone(model, _now())
-            elif (
-                residency in (Residency.LOADING, Residency.IN, Residency.DRAINING)
-                and states
-                and set(states) == {ReplicaState.FAILED}
-            ):
+            elif residency in FALLIBLE and states == {ReplicaState.FAILED}:
                 why = next((member.life.why for member in members if member.life.why), None)
                 self._ever_unloaded.add(model)  # the gateway is told about it from now on
                 actions += self._eviction.failed(model, why or "it did not start", _now())
-            elif residency is Residency.LOADING and states and all(state in DONE for state in states):
+            elif residency is Residency.LOADING and states and states <= DONE:
                 actions += self._eviction.loaded(model, _now())
-            elif residency is Residency.GIVEN_UP and any(
-                state not in (ReplicaState.FAILED, ReplicaState.STOPPED) for state in states
-            ):
-                self._replica_set.hold(model, back=True)
-                actions += self._eviction.running(model, _now())
+            elif residency is Residency.GIVEN_UP and states - {ReplicaState.FAILED, ReplicaState.STOPPED}:
+                self.replica_set.hold(model, back=True)
+                self._eviction.running(model, _now())
         self._carry_out(actions)
         self._tell_users()
         self.unloaded = self.dormant()
@@ -187,7 +164,7 @@ class ModelLoader:
         if wait:
             self._waiting.setdefault(model, []).append(loaded)
         self._do(self._eviction.wanted(model, _now(), asked=True))
-        if wait and self._eviction.residency(model) is not Residency.IN:
+        if wait and self._eviction.states[model].residency is not Residency.IN:
             await loaded
         return self._answer(model)
 
@@ -195,10 +172,10 @@ class ModelLoader:
         """Unload a model once it is idle, or after `drain_s`."""
         self._known(model)
         self._do(self._eviction.unload(model, _now()))
-        if self._eviction.residency(model).uses_memory:
+        if self._eviction.states[model].residency.uses_memory:
             left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._leaving.setdefault(model, []).append(left)
-            gone = self._tasks.create_task(self._finish_unload(model, left, drain_s))
+            gone = self.tasks.create_task(self._finish_unload(model, left, drain_s))
             self._unloading.add(gone)
             gone.add_done_callback(self._unloading.discard)
             if wait:
@@ -210,9 +187,8 @@ class ModelLoader:
         self._known(out)
         self._known(come)
         if out == come:
-            raise UserError(
-                f"`{out}` cannot be swapped for itself", hint="`skep replica restart NAME` starts a replica anew"
-            )
+            hint = "`skep replica restart NAME` starts a replica anew"
+            raise UserError(f"`{out}` cannot be swapped for itself", hint=hint)
         never = self._eviction.never(come, without=out)
         if never is not None:
             raise DoesNotFit(never, hint=f"`{out}` stays loaded")
@@ -226,13 +202,13 @@ class ModelLoader:
     # Inside
 
     def _known(self, model: str) -> None:
-        if model not in self._eviction.models:
-            known = ", ".join(self._eviction.models) or "none"
+        if model not in self._eviction.states:
+            known = ", ".join(self._eviction.states) or "none"
             raise UserError(f"there is no model `{model}` that skep starts", hint=f"known: {known}")
 
     def _answer(self, model: str) -> Message:
-        residency = self._eviction.residency(model)
-        state = "waiting" if residency is Residency.OUT and self._eviction.is_queued(model) else residency.value
+        residency = self._eviction.states[model].residency
+        state = "waiting" if residency is Residency.OUT and model in self._eviction.queue else residency.value
         return {"ok": True, "model": model, "state": state}
 
     async def _finish_unload(self, model: str, gone: asyncio.Future[None], drain_s: float | None) -> None:
@@ -243,10 +219,10 @@ class ModelLoader:
             await asyncio.wait({gone})
 
     def _tell_users(self) -> None:
-        for model, residency in self._eviction.residencies().items():
-            if residency is Residency.IN:
+        for model, state in self._eviction.states.items():
+            if state.residency is Residency.IN:
                 self._resolve(self._waiting, model)
-            elif residency in (Residency.OUT, Residency.GIVEN_UP):
+            elif not state.residency.uses_memory:
                 self._resolve(self._leaving, model)
 
     def _resolve(self, futures: Futures, model: str, error: EngineError | None = None) -> None:
@@ -269,42 +245,28 @@ class ModelLoader:
         for action in () if self._stopped else actions:
             match action:
                 case LoadModel(model):
-                    members = self._replica_set.of_model(model)
-                    self._restart_pending |= {
-                        one.launch.name for one in members if one.life.state is ReplicaState.FAILED
-                    }
-                    self._replica_set.wake(model, self._tasks)
+                    failed = [one for one in self.replica_set.of_model(model) if one.life.state is ReplicaState.FAILED]
+                    self._restart_pending |= {one.launch.name for one in failed}
+                    self.replica_set.wake(model)
                 case DrainModel(model):
-                    self._replica_set.hold(model)
+                    self.replica_set.hold(model)
                 case ReadmitModel(model):
-                    self._replica_set.hold(model, back=True)
+                    self.replica_set.hold(model, back=True)
                 case UnloadModel(model):
-                    self._tasks.create_task(self._replica_set.unload_model(model))
+                    self.tasks.create_task(self.replica_set.unload_model(model))
                 case RefuseModel(model, why, retry_after_s):
-                    self._refuse(model, why, retry_after_s)
+                    self.say(LoadFailed(model, why, retry_after_s))
+                    hint = "`skep logs NAME` shows what its replicas said"
+                    self._resolve(self._waiting, model, EngineError(f"`{model}` cannot be loaded: {why}", hint=hint))
 
     def _publish(self) -> None:
         self.unloaded = self.dormant()
-        self._changed()
-
-    def _state(self, member: Replica) -> ReplicaState:
-        """Return the state; a replica about to start again counts as starting, though its task has not run yet."""
-        return ReplicaState.STARTING if member.launch.name in self._restart_pending else member.life.state
-
-    def _refuse(self, model: str, why: str, retry_after_s: float) -> None:
-        self._say(LoadFailed(model, why, retry_after_s))
-        error = EngineError(f"`{model}` cannot be loaded: {why}", hint="`skep logs NAME` shows what its replicas said")
-        self._resolve(self._waiting, model, error)
+        self.changed()
 
     async def _ask(self) -> None:
         asked_at = _now()
-        status = await self._status()
-        now = _now()
+        status = await self.status()
         if status is not None and status.models and status.complete:
-            self._do(self._eviction.told(status.models, asked_at, now))
+            self._do(self._eviction.told(status.models, asked_at, _now()))
         else:
-            self._do(self._eviction.tick(now))
-
-
-def _now() -> float:
-    return time.monotonic()
+            self._do(self._eviction.settle(_now()))

@@ -61,14 +61,9 @@ class ProcessGuard:
     """The engine process, its log and the link to the supervisor."""
 
     def __init__(self, link: socket.socket, log: RotatingLog, argv: list[str], mark: str, key_file: Path) -> None:
-        self._mark = mark
-        self._link = link
-        self._log = log
-        self._argv = argv
-        self._key_file = key_file
+        self._link, self._log, self._argv, self._mark, self._key_file = link, log, argv, mark, key_file
         self._selector = selectors.DefaultSelector()
-        self._inbox = b""
-        self._report = b""
+        self._inbox = self._report = b""
         self._kill_at: float | None = None
 
     def run(self) -> int:
@@ -92,10 +87,20 @@ class ProcessGuard:
         if hasattr(os, "pidfd_open"):
             self._selector.register(os.pidfd_open(engine.pid), selectors.EVENT_READ, lambda _: None)
         while engine.poll() is None:
-            self._step(engine)
-        kill_descendants()
+            for key, _ in self._selector.select(POLL_S):
+                key.data(key.fd)
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                signal_descendants(signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    engine.kill()
+        for _ in range(50):  # until none is left: a process may fork while it is being killed
+            if not signal_descendants(signal.SIGKILL):
+                break
+            time.sleep(0.02)
         self._key_file.unlink(missing_ok=True)
-        self._last_words(engine.stdout.fileno())
+        with contextlib.suppress(BlockingIOError):  # what is left in the pipe: all its writers are dead
+            while data := os.read(engine.stdout.fileno(), 1 << 20):
+                self._log.write(data)
         self._tell(Exited(engine.returncode, self._log.tail))
         self._log.remark(f"ended, code {engine.returncode}")
         return 0
@@ -114,16 +119,8 @@ class ProcessGuard:
             pass_fds=[report_fd],
             env={**os.environ, MARK: self._mark},
             process_group=0,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
+            preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - it has one thread
         )
-
-    def _step(self, engine: subprocess.Popen[bytes]) -> None:
-        for key, _ in self._selector.select(POLL_S):
-            key.data(key.fd)
-        if self._kill_at is not None and time.monotonic() >= self._kill_at:
-            signal_descendants(signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError):
-                engine.kill()
 
     def _read_link(self, _fd: int) -> None:
         try:
@@ -161,12 +158,6 @@ class ProcessGuard:
         if not data:
             self._selector.unregister(fd)
 
-    def _last_words(self, fd: int) -> None:
-        """Log what is left in the pipe; all its writers are dead."""
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(fd, 1 << 20):
-                self._log.write(data)
-
     def _tell(self, message: FromGuard) -> None:
         self._link.settimeout(TELL_S)
         with contextlib.suppress(OSError):
@@ -181,18 +172,6 @@ def signal_descendants(number: signal.Signals) -> int:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
     return len(pids)
-
-
-def kill_descendants() -> None:
-    """Send SIGKILL until none is left: a process may fork while it is being killed."""
-    for _ in range(50):
-        if not signal_descendants(signal.SIGKILL):
-            return
-        time.sleep(0.02)
-
-
-def _die_with_parent() -> None:
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _prctl(option: int, value: int) -> None:

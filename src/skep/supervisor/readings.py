@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 from skep.paths import Paths
@@ -45,50 +44,18 @@ class Rate:
         return (after - before) / (ended - began) if ended > began else None
 
 
-class TokenRates:
-    """Tokens per second of each replica and of all.
-
-    None: nobody has counted, or slots are busy and no token has passed: prompts are being read, or answers are not
-    streamed. That is not known to be a speed of zero.
-    """
-
-    def __init__(self) -> None:
-        self._all = Rate()
-        self._each: dict[str, Rate] = {}
-        self._busy: Mapping[str, int] = {}
-
-    def take(self, tokens: Mapping[str, float], busy: Mapping[str, int], now: float) -> None:
-        """`tokens` so far and slots that are `busy`, by replica."""
-        self._busy = busy
-        for name in {*tokens, *busy}:
-            self._each.setdefault(name, Rate()).take(tokens.get(name), now)
-        self._all.take(sum(tokens.values()) if tokens else None, now)
-
-    def total(self) -> float | None:
-        rate = self._all.per_s()
-        return rate or (None if any(self._busy.values()) else rate)
-
-    def of(self, name: str) -> float | None:
-        rate = self._each[name].per_s() if name in self._each else None
-        return rate or (None if self._busy.get(name) else rate)
-
-    def by_replica(self) -> dict[str, float | None]:
-        return {name: self.of(name) for name in sorted(self._each)}
-
-
 class HiveReadings:
     """All readings of one hive so far; another pid is another hive. `status`: the last one, or empty."""
 
     def __init__(self) -> None:
         self.forget()
 
-    def __repr__(self) -> str:
-        return f"<HiveReadings {len(self.speeds)} readings>"
-
     def forget(self) -> None:
         self.status: Status = {}
         self.replicas: list[ReplicaStatus] = []
-        self._tokens, self._ended = TokenRates(), Rate()
+        self._ended = Rate()
+        self._tokens: dict[str, Rate] = {}  # by replica; "": of all
+        self._busy: dict[str, int] = {}  # slots, likewise
         self.speeds: deque[float | None] = deque(maxlen=HISTORY)
         self.queued: deque[int | None] = deque(maxlen=HISTORY)
         self.queued_of: dict[str, deque[int]] = {}  # by model
@@ -99,7 +66,12 @@ class HiveReadings:
             self.forget()
         self.status, self.replicas = status, replicas_of(status)
         if gateway := self.gateway:
-            self._tokens.take(gateway["tokens"], {one.name: one.active or 0 for one in self.replicas}, now)
+            tokens: dict[str, float] = gateway["tokens"]
+            self._busy = {one.name: one.active or 0 for one in self.replicas}
+            self._busy[""] = sum(self._busy.values())
+            counts = {**tokens, "": sum(tokens.values())} if tokens else {}
+            for name in {*tokens, *self._busy}:
+                self._tokens.setdefault(name, Rate()).take(counts.get(name), now)
             self._ended.take(sum(gateway["ended"].values()), now)
             for model, waiting in gateway["queues"].items():
                 self.queued_of.setdefault(model, deque(maxlen=HISTORY)).append(sum(waiting.values()))
@@ -113,7 +85,7 @@ class HiveReadings:
 
     @property
     def tok_s(self) -> float | None:
-        return self._tokens.total() if self.gateway else None
+        return self.tok_s_of("")
 
     @property
     def requests_per_s(self) -> float | None:
@@ -125,11 +97,17 @@ class HiveReadings:
         return {name: self.gateway["ended"].get(name, 0) if self.gateway else None for name in OUTCOMES}
 
     def tok_s_of(self, replica: str) -> float | None:
-        return self._tokens.of(replica) if self.gateway else None
+        """Return tokens per second of a replica; "": of all.
+
+        None: nobody has counted, or slots are busy and no token has passed: prompts are being read, or answers are not
+        streamed. That is not known to be a speed of zero.
+        """
+        rate = self._tokens[replica].per_s() if self.gateway and replica in self._tokens else None
+        return None if not rate and self._busy.get(replica) else rate
 
     def rates(self) -> dict[str, Any]:
         """Return all rates as JSON has them. None: nobody says."""
-        replicas = self._tokens.by_replica() if self.gateway else {}
+        replicas = {name: self.tok_s_of(name) for name in sorted(self._tokens) if name} if self.gateway else {}
         return {"tok_s": self.tok_s, "requests_per_s": self.requests_per_s, "replicas": replicas}
 
     def slots(self) -> dict[str, int | None]:
@@ -137,8 +115,5 @@ class HiveReadings:
         known = [one for one in self.replicas if one.active is not None]
         if not known:
             return {"total": sum(one.slots for one in self.replicas), "active": None, "releasing": None}
-        return {
-            "total": sum(one.slots for one in known),
-            "active": sum(one.active or 0 for one in known),
-            "releasing": sum(one.releasing for one in known),
-        }
+        active, releasing = sum(one.active or 0 for one in known), sum(one.releasing for one in known)
+        return {"total": sum(one.slots for one in known), "active": active, "releasing": releasing}

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from skep.engines.base import Launch
-from skep.supervisor.lifecycle import ReplicaState
+from skep.engines.base import Launch, key_headers
+from skep.supervisor.lifecycle import Life, ReplicaState
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import HttpResponse, fetch
 from skep.wire.heads import parse_url
@@ -40,22 +40,8 @@ class UpstreamUnavailable(Exception):
     """The server does not answer as an OpenAI server does; the message says how."""
 
 
-@dataclass(slots=True)
-class UpstreamLife:
-    """The part of a `Lifecycle` that a process has which is not started from here."""
-
-    url: str | None
-    state: ReplicaState = ReplicaState.STOPPED
-    why: str | None = None
-    restarts: int = 0
-
-    @property
-    def serving(self) -> bool:
-        return self.state is ReplicaState.READY
-
-
 class UpstreamReplica:
-    """One server that skep did not start. `tried`: it was probed once, with whatever result."""
+    """One server that skep did not start. `settled`: it was probed once, with whatever result."""
 
     kind = "upstream"
     node = None
@@ -63,16 +49,13 @@ class UpstreamReplica:
     def __init__(self, launch: Launch, changed: Callable[[], None]) -> None:
         self.launch = launch
         self.engine = UpstreamInfo(health_path=launch.health_path or "/health")
-        self.life = UpstreamLife(launch.url)
+        self.life = Life(launch.url)
         self.pid: int | None = None
-        self.tried = False
+        self.settled = False
         self._changed = changed
         self._wake = asyncio.Event()
         self._asking: asyncio.Task[None] | None = None
         self._stopping = False
-
-    def __repr__(self) -> str:
-        return f"<UpstreamReplica {self.launch.name} {self.life.state.value} url={self.life.url}>"
 
     @property
     def model(self) -> str:
@@ -82,10 +65,6 @@ class UpstreamReplica:
     @property
     def started(self) -> Launch:
         return self.launch
-
-    @property
-    def settled(self) -> bool:
-        return self.tried
 
     def stop(self) -> None:
         self._stopping = True
@@ -113,21 +92,17 @@ class UpstreamReplica:
         while not self._stopping:
             self._wake.clear()
             if self.life.state is ReplicaState.STARTING:
-                await self._try()
+                try:
+                    self.engine = await probe_upstream(self.launch)
+                    state, why = ReplicaState.READY, self.engine.note
+                except UpstreamUnavailable as error:
+                    state, why = ReplicaState.STARTING, str(error)
+                if not self.settled or (state, why) != (self.life.state, self.life.why):
+                    self.settled = True
+                    self._become(state, why)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if self.life.serving else PROBE_EVERY_S):
                     await self._wake.wait()
-
-    async def _try(self) -> None:
-        state, why = ReplicaState.READY, None
-        try:
-            self.engine = await probe_upstream(self.launch)
-            why = self.engine.note
-        except UpstreamUnavailable as error:
-            state, why = ReplicaState.STARTING, str(error)
-        if not self.tried or (state, why) != (self.life.state, self.life.why):
-            self.tried = True
-            self._become(state, why)
 
     def _become(self, state: ReplicaState, why: str | None) -> None:
         self.life.state, self.life.why = state, why
@@ -139,7 +114,7 @@ async def probe_upstream(launch: Launch) -> UpstreamInfo:
     origin, prefix = parse_url(launch.url or "", name="upstream")
     pool = Pool(origin, connect_timeout_s=PROBE_TIMEOUT_S, prefix=prefix.encode())
     try:
-        headers = {"authorization": launch.authorization} if launch.authorization else {}
+        headers = key_headers(launch)
         answer = await fetch(pool, "GET", "/v1/models", headers=headers, timeout_s=PROBE_TIMEOUT_S)
         listed = _models(answer, given=bool(launch.model))
         model, note = _choose(launch.model, sorted(listed))
@@ -149,22 +124,16 @@ async def probe_upstream(launch: Launch) -> UpstreamInfo:
     finally:
         await pool.close()
     entry = listed.get(model, {})
-    return UpstreamInfo(
-        model=model,
-        name=name,
-        confirms=confirms,
-        release_bound_s=30.0 if confirms else 5.0,
-        health_path=launch.health_path or "/health",
-        simulated=_simulated(entry),
-        note=note,
-    )
+    told = entry.get("skep")  # another skep says so, the fake engine has its name
+    simulated = bool(isinstance(told, dict) and told.get("simulated")) or entry.get("owned_by") == "skep-fake"
+    bound_s, health_path = 30.0 if confirms else 5.0, launch.health_path or "/health"
+    return UpstreamInfo(model, name, confirms, bound_s, health_path, simulated, note)
 
 
 def _models(answer: HttpResponse, *, given: bool) -> dict[str, dict[str, Any]]:
     if answer.status in (401, 403):
-        raise UpstreamUnavailable(
-            f"it requires an API key (HTTP {answer.status} from /v1/models): name its variable with `key_env`"
-        )
+        asks = f"it requires an API key (HTTP {answer.status} from /v1/models)"
+        raise UpstreamUnavailable(f"{asks}: name its variable with `key_env`")
     if answer.status in (404, 405, 501) and given:
         return {}  # it has no list; the name was given
     document = answer.json()
@@ -186,28 +155,22 @@ def _choose(wanted: str, listed: list[str]) -> tuple[str, str | None]:
     return listed[0], None
 
 
-def _simulated(entry: dict[str, Any]) -> bool:
-    """Return whether the entry is of a simulated engine: another skep says so, the fake engine has its name."""
-    told = entry.get("skep")
-    return bool(isinstance(told, dict) and told.get("simulated")) or entry.get("owned_by") == "skep-fake"
-
-
 async def _engine(pool: Pool, headers: Mapping[str, str]) -> tuple[str, str]:
     """Return the engine's name, and how it reports busy slots."""
     slots = await _ask(pool, "/slots", headers)
     if slots is not None and isinstance(slots.json(), list):
-        props = await _ask(pool, "/props", headers)
-        document = props.json() if props else None
-        build = document.get("build_info") if isinstance(document, dict) else None
-        return f"llama.cpp {build}" if isinstance(build, str) else "llama.cpp", "slots"
+        return _versioned("llama.cpp", await _ask(pool, "/props", headers), "build_info"), "slots"
     metrics = await _ask(pool, "/metrics", headers)
     name = next((name for mark, name in RUNNING.items() if metrics is not None and mark in metrics.body), None)
     if name is None:
         return "remote", ""
-    told = await _ask(pool, "/version", headers)
-    document = told.json() if told else None
-    version = document.get("version") if isinstance(document, dict) else None
-    return f"{name} {version}" if isinstance(version, str) else name, "metrics"
+    return _versioned(name, await _ask(pool, "/version", headers), "version"), "metrics"
+
+
+def _versioned(name: str, answer: HttpResponse | None, field: str) -> str:
+    document = answer.json() if answer else None
+    version = document.get(field) if isinstance(document, dict) else None
+    return f"{name} {version}" if isinstance(version, str) else name
 
 
 async def _ask(pool: Pool, path: str, headers: Mapping[str, str]) -> HttpResponse | None:

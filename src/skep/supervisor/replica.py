@@ -6,36 +6,33 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import InitVar, dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from skep.engines.base import EXIT_FINAL, Diagnosis, Engine, Launch, key_headers
+from skep.engines.base import ENGINE_KEY, EXIT_FINAL, GATEWAY_KEY, Diagnosis, Engine, Launch, key_headers
 from skep.errors import EngineError
 from skep.host.processes import kill_marked
-from skep.supervisor.lifecycle import Lifecycle, LifecycleAction, ReplicaState, RestartPolicy
+from skep.supervisor.lifecycle import Lifecycle, LifecycleAction, ReplicaState, RestartPolicy, ToDo
 from skep.supervisor.process_guard import EngineAddress, Exited, FromGuard, Spawned, Terminate
-from skep.supervisor.start_order import StartOrder
 from skep.wire.client import WireFailure
-from skep.wire.fetch import fetch_once
+from skep.wire.fetch import HttpResponse, fetch_once
 from skep.wire.heads import Origin, parse_url
 from skep.wire.json_pipe import JsonPipe
-from skep.wire.listen import cannot_listen, is_final, refusal_of
-
-_V2, _V1, _MACHINE = "memory.events", "memory.oom_control", "vmstat"
+from skep.wire.listen import cannot_listen, claim_port, free_port, is_final, refusal_of
 
 
 def read_oom_kills(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return the kernel's count for this control group, else for the whole machine; None: it counts nowhere."""
     for path in _counters(proc, cgroup):
-        for line in _text(path).splitlines():
-            match line.split():
-                case ["oom_kill", count] if count.isdecimal():
-                    return int(count)
+        if (found := re.search(r"^oom_kill (\d+)$", _text(path), re.MULTILINE)) is not None:
+            return int(found[1])
     return None
 
 
@@ -44,14 +41,12 @@ def _counters(proc: Path, cgroup: Path) -> list[Path]:
     found: list[Path] = []
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, kinds, path = (*line.split(":", 2), "", "")[:3]
-        own = PurePosixPath(path.lstrip("/"))
-        if ".." in own.parts:
-            own = PurePosixPath()
+        own = "" if ".." in PurePosixPath(path).parts else path.lstrip("/")
         if not kinds:
-            found += [cgroup / own / _V2, cgroup / _V2]
+            found += [cgroup / own / "memory.events", cgroup / "memory.events"]
         elif "memory" in kinds.split(","):
-            found += [cgroup / "memory" / own / _V1, cgroup / "memory" / _V1]
-    return [*found, proc / _MACHINE]
+            found += [cgroup / "memory" / one / "memory.oom_control" for one in (own, "")]
+    return [*found, proc / "vmstat"]
 
 
 def _text(path: Path) -> str:
@@ -66,36 +61,121 @@ PROBE_EVERY_S = 0.1
 WARM_UP_TOKENS = 8
 EXPLAIN_S = 10.0
 
-Event = Callable[[float], list[LifecycleAction] | Awaitable[list[LifecycleAction]]]  # handed the time
+Event = Callable[[float], ToDo | Awaitable[ToDo]]  # handed the time
+MANY_PORTS = 5000  # of the 28000 that the kernel gives out; then the earliest may be used again
 
 
-class Replica:
-    """One launch, kept running. `changed` is called after every change of state.
+class StartOrder:
+    """The order in which replicas of one machine start, their ports and their environment.
 
-    `launch` is as configured, `started` is what was started: they differ after a fallback.
+    Replicas that share a card start one after the other: an engine measures the free memory of its cards while it
+    starts. `ports`: the range that engines may use, shared with other programs on this machine; None: any port.
     """
 
+    def __init__(self, ports: range | None = None) -> None:
+        self._ports = ports
+        self._held: dict[str, tuple[int, socket.socket]] = {}  # by replica: its port, and the socket that claims it
+        self._line: dict[str, frozenset[int]] = {}  # replicas that start or wait to, in order, with their cards
+        self._moved = asyncio.Event()
+        self._secrets = {GATEWAY_KEY, ENGINE_KEY}
+        self._given: set[int] = set()
+
+    # The queue of starts
+
+    def may_start(self, launch: Launch) -> bool:
+        """Return whether no replica earlier in the queue uses its cards. It stays in the queue until it is `done`."""
+        cards = self._line.setdefault(launch.name, frozenset(launch.gpus))
+        for name, others in self._line.items():
+            if name == launch.name:
+                return True
+            if not cards.isdisjoint(others):
+                return False
+        return True
+
+    async def await_turn(self, launch: Launch) -> None:
+        while not self.may_start(launch):
+            self._moved.clear()
+            await self._moved.wait()
+
+    def is_waiting(self, name: str) -> bool:
+        return name in self._line
+
+    def done(self, names: Iterable[str]) -> None:
+        """Remove replicas from the queue: they are ready, dead or given up."""
+        for name in names:
+            if self._line.pop(name, None) is not None:
+                self._moved.set()
+
+    # Environment and ports
+
+    def hide(self, launches: Iterable[Launch]) -> None:
+        """Keep the keys of upstream servers from the engines: an engine may run a checkpoint's own code."""
+        self._secrets |= {launch.key_env for launch in launches if launch.key_env}
+
+    def environment(self) -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name not in self._secrets}
+
+    def port_for(self, launch: Launch, *, finds_one: bool) -> int:
+        """Return a port; 0 where the engine finds one itself (`finds_one`). Raise EngineError where all are taken."""
+        if launch.port:
+            return launch.port
+        if self._ports is not None:
+            return self._claimed(launch.name, launch.host, self._ports)
+        if finds_one:
+            return 0
+        if len(self._given) > MANY_PORTS:
+            self._given.clear()
+        while (port := free_port(launch.host)) in self._given:  # an engine may bind it minutes later
+            pass
+        self._given.add(port)
+        return port
+
+    def close(self) -> None:
+        """Give up all claimed ports."""
+        for _, claim in self._held.values():
+            claim.close()
+        self._held.clear()
+
+    def _claimed(self, name: str, host: str, ports: range) -> int:
+        """Claim the first free port after the replica's last one, which may still be in use."""
+        begin = 0
+        if name in self._held:
+            before, claimed = self._held.pop(name)
+            claimed.close()
+            begin = ports.index(before) + 1
+        for port in chain(ports[begin:], ports[:begin]):
+            if (claim := claim_port(host, port)) is not None:
+                self._held[name] = port, claim
+                return port
+        hint = "end what listens there, or start the node with another --port"
+        raise EngineError(f"all ports for engines are taken on {host}, {ports[0]} to {ports[-1]}", hint=hint)
+
+
+def explain_exit(launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills: int | None = None) -> Diagnosis:
+    from skep.engines.diagnosis import diagnose  # reads the rules
+
+    return diagnose(launch, code, tail, oom_kills=oom_kills)
+
+
+@dataclass(eq=False, repr=False)
+class Replica:
+    """One launch, kept running. `launch` is as configured; `started`, what was started, differs after a fallback."""
+
+    launch: Launch
+    engine: Engine
+    log: Path
+    changed: Callable[[], None]
+    policy: InitVar[RestartPolicy | None] = None
+    start_order: StartOrder = field(default_factory=StartOrder)
+    explain: Callable[..., Diagnosis] = explain_exit
     kind = "replica"
     node = None
 
-    def __init__(
-        self,
-        launch: Launch,
-        engine: Engine,
-        log: Path,
-        changed: Callable[[], None],
-        policy: RestartPolicy | None = None,
-        start_order: StartOrder | None = None,
-    ) -> None:
-        self.launch = launch
-        self.engine = engine
+    def __post_init__(self, policy: RestartPolicy | None) -> None:
         self.life = Lifecycle(policy)
         self.pid: int | None = None
         self.diagnosis: Diagnosis | None = None  # of its last exit; None: skep ended it, and `life.why` says why
-        self.mark = f"{log.parent}:{launch.name};"  # the `;` keeps one name from being the beginning of another
-        self._log = log
-        self._changed = changed
-        self._start_order = start_order or StartOrder()
+        self.mark = f"{self.log.parent}:{self.launch.name};"  # the `;` keeps one name from beginning another
         self._link: JsonPipe[FromGuard] | None = None  # to the guard of the present process
         self._turn: asyncio.Task[None] | None = None  # waits for other replicas that start on its cards
         self._watching: asyncio.Task[None] | None = None
@@ -104,9 +184,6 @@ class Replica:
         self._fell_back: list[str] = []  # changes taken since the start, in order
         self._fallback: dict[str, Any] = {}  # fields of the launch that they changed
         self._loop = asyncio.get_running_loop()
-
-    def __repr__(self) -> str:
-        return f"<Replica {self.launch.name} {self.life.state.value} pid={self.pid} url={self.life.url}>"
 
     @property
     def model(self) -> str:
@@ -136,23 +213,21 @@ class Replica:
         async with asyncio.TaskGroup() as tasks:
             await self._carry_out(self.life.start(self._loop.time()), tasks)
             while not (self.life.state is ReplicaState.STOPPED and self.pid is None):
-                due = self.life.due_at
                 try:
-                    async with asyncio.timeout_at(due):
+                    async with asyncio.timeout_at(self.life.due_at):
                         event = await self._events.get()
                 except TimeoutError:
-                    actions = self.life.tick(self._loop.time())
+                    found: ToDo | Awaitable[ToDo] = self.life.tick(self._loop.time())
                 else:
                     found = event(self._loop.time())
-                    actions = found if isinstance(found, list) else await found
-                await self._carry_out(actions, tasks)
-                self._changed()
+                await self._carry_out(await found if isinstance(found, Awaitable) else found, tasks)
+                self.changed()
 
     def _of(self, link: JsonPipe[FromGuard] | None, event: Event) -> Event:
         """Return the event of the process behind this link: it is nothing once another process has replaced that."""
-        return lambda now: event(now) if link is self._link else []
+        return lambda now: event(now) if link is self._link else None
 
-    def _on_stop(self, _now: float) -> list[LifecycleAction]:
+    def _on_stop(self, _now: float) -> ToDo:
         if self._turn is not None:
             self._turn.cancel()
             self._turn = None
@@ -164,13 +239,17 @@ class Replica:
     def _exited(self, code: int, tail: list[str]) -> None:
         self._events.put_nowait(lambda _now: self._on_exit(code, tail))
 
-    async def _on_exit(self, code: int, tail: list[str]) -> list[LifecycleAction]:
-        self._stop_watching()
-        self.pid = None
-        self._link = None
+    async def _on_exit(self, code: int, tail: list[str]) -> ToDo:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+        self.pid = self._link = None
         self.life.vanished()
-        self._changed()
-        found = await self._explain(code, tail, oom_kills=self._oom_kills())
+        self.changed()
+        before, after = self._killed_before, read_oom_kills()
+        self._killed_before = after
+        oom_kills = None if before is None or after is None else after - before
+        found = await self._explain(code, tail, oom_kills=oom_kills)
         now, by_itself = self._loop.time(), code not in ENDED_BY_US
         if by_itself or not self.life.being_ended:
             self.diagnosis = found
@@ -182,47 +261,39 @@ class Replica:
         """Return the cause of an exit. A rule that fails or takes too long costs the explanation and nothing else."""
         try:
             async with asyncio.timeout(EXPLAIN_S):
-                return await asyncio.to_thread(self.engine.explain, self.started, code, tail, oom_kills=oom_kills)
+                return await asyncio.to_thread(self.explain, self.started, code, tail, oom_kills=oom_kills)
         except Exception as error:
             last = next((line.strip() for line in reversed(tail) if line.strip()), None)
             how = "refused" if code is None else f"exit code {code}"
             return Diagnosis(f"{how}, not explained: {type(error).__name__}", evidence=last and last[:200])
 
-    async def _carry_out(self, actions: list[LifecycleAction], tasks: asyncio.TaskGroup) -> None:
-        for action in actions:
-            match action:
-                case LifecycleAction.SPAWN if not self._start_order.may_start(self.launch):
-                    self.life.must_wait()
-                    self._turn = tasks.create_task(self._await_turn())
-                case LifecycleAction.SPAWN:
-                    await self._spawn(tasks)
-                case LifecycleAction.PROBE:
-                    tasks.create_task(self._probe(self.life.url, self._link))
-                case LifecycleAction.WARM_UP:
-                    tasks.create_task(self._warm_up(self._link))
-                case LifecycleAction.TERMINATE:
-                    if self._link is not None:
-                        self._link.send(Terminate(self.life.policy.grace_s))
-                case LifecycleAction.PUBLISH:
-                    self._watching = tasks.create_task(self._watch(self.life.url))
-                case LifecycleAction.RETRACT:
-                    pass  # `changed` tells the supervisor, which reads the state
+    async def _carry_out(self, action: ToDo, tasks: asyncio.TaskGroup) -> None:
+        match action:
+            case LifecycleAction.SPAWN if not self.start_order.may_start(self.launch):
+                self.life.must_wait()
 
-    async def _await_turn(self) -> None:
-        await self._start_order.await_turn(self.launch)
-        self._events.put_nowait(self.life.granted)
+                async def await_turn() -> None:
+                    await self.start_order.await_turn(self.launch)
+                    self._events.put_nowait(self.life.granted)
 
-    def _oom_kills(self) -> int | None:
-        """Return the count since the last call."""
-        before, self._killed_before = self._killed_before, read_oom_kills()
-        return None if before is None or self._killed_before is None else self._killed_before - before
+                self._turn = tasks.create_task(await_turn())
+            case LifecycleAction.SPAWN:
+                await self._spawn(tasks)
+            case LifecycleAction.PROBE:
+                tasks.create_task(self._probe(self.life.url or "", self._link))
+            case LifecycleAction.WARM_UP:
+                tasks.create_task(self._warm_up(self._link))
+            case LifecycleAction.TERMINATE if self._link is not None:
+                self._link.send(Terminate(self.life.policy.grace_s))
+            case LifecycleAction.WATCH:
+                self._watching = tasks.create_task(self._watch(self.life.url or ""))
 
     def _fall_back(self, found: Diagnosis) -> bool:
         """Take the change that the diagnosis offers, where fallbacks are allowed. Return whether it was taken."""
         if found.change is None or found.changed is None or len(self._fell_back) >= self.life.policy.fallbacks:
             return False
         self._fell_back.append(found.changed)
-        names = (field.name for field in fields(Launch))
+        names = (one.name for one in fields(Launch))
         pairs = {name: (getattr(self.launch, name), getattr(found.change, name)) for name in names}
         self._fallback = {name: new for name, (old, new) in pairs.items() if old != new}
         self.life.note = f"fell back: {'; '.join(self._fell_back)}"
@@ -234,23 +305,20 @@ class Replica:
             self._exited(*refused)
             return
         try:
-            port = self._start_order.port_for(launch, finds_one=self.engine.reports_address)
+            port = self.start_order.port_for(launch, finds_one=self.engine.reports_address)
         except EngineError as error:
             self._exited(1, [f"error: {error.message}; {error.hint}"])
             return
         launch = replace(launch, port=port)
         ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-m", "skep.supervisor.process_guard", "--link-fd", str(theirs.fileno())]
-        argv += ["--log", str(self._log), "--mark", self.mark]
+        fd, nothing = theirs.fileno(), asyncio.subprocess.DEVNULL
+        argv = [sys.executable, "-m", "skep.supervisor.process_guard", "--link-fd", str(fd)]
+        argv += ["--log", str(self.log), "--mark", self.mark, "--"]
         try:
+            argv += self.engine.argv(launch)
+            env = {**self.start_order.environment(), **self.engine.environment(launch)}
             guard = await asyncio.create_subprocess_exec(
-                *argv,
-                "--",
-                *self.engine.argv(launch),
-                pass_fds=[theirs.fileno()],
-                env={**self._start_order.environment(), **self.engine.environment(launch)},
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
+                *argv, pass_fds=[fd], env=env, stdin=nothing, start_new_session=True
             )
         except (OSError, ValueError) as error:  # no process could be started, or an argument cannot be passed
             ours.close()
@@ -273,7 +341,7 @@ class Replica:
                 match message:
                     case Spawned(pid):
                         self.pid = engine_pid = pid
-                        self._changed()
+                        self.changed()
                     case EngineAddress(url):
                         self._addressed(url)
                     case Exited(code, tail):
@@ -288,37 +356,30 @@ class Replica:
             await guard.wait()
             self._exited(*ended)
 
-    async def _probe(self, url: str | None, link: JsonPipe[FromGuard] | None) -> None:
+    async def _ask(self, url: str, timeout_s: float, body: dict[str, Any] | None = None) -> HttpResponse:
+        """Ask for its health; with a `body`, for a chat completion."""
+        method, path = ("GET", self.engine.health_path) if body is None else ("POST", "/v1/chat/completions")
+        headers = key_headers(self.launch)
+        return await fetch_once(parse_url(url)[0], method, path, body=body, headers=headers, timeout_s=timeout_s)
+
+    async def _probe(self, url: str, link: JsonPipe[FromGuard] | None) -> None:
         """Ask the health endpoint until it answers 200 or the process is replaced."""
-        assert url is not None
-        origin, _ = parse_url(url)
         while self.life.state is ReplicaState.STARTING and self._link is link:
             with contextlib.suppress(WireFailure):
-                answer = await fetch_once(
-                    origin, "GET", self.engine.health_path, headers=key_headers(self.launch), timeout_s=5.0
-                )
-                if answer.status == 200 and self.pid is not None:
+                if (await self._ask(url, 5.0)).status == 200 and self.pid is not None:
                     self._events.put_nowait(self._of(link, self.life.healthy))
                     return
             await asyncio.sleep(PROBE_EVERY_S)
 
-    def _stop_watching(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None
-
-    async def _watch(self, url: str | None) -> None:
+    async def _watch(self, url: str) -> None:
         """Check the health for as long as this process is ready."""
-        policy, failures, headers = self.life.policy, 0, key_headers(self.launch)
-        origin, _ = parse_url(url or "")
+        policy, failures = self.life.policy, 0
         while True:
             await asyncio.sleep(policy.watch_every_s)
             if self.life.state is not ReplicaState.READY or self.life.url != url:
                 return
             try:
-                await fetch_once(
-                    origin, "GET", self.engine.health_path, headers=headers, timeout_s=policy.watch_timeout_s
-                )
+                await self._ask(url, policy.watch_timeout_s)
                 failures = 0
             except WireFailure:
                 failures += 1
@@ -328,35 +389,24 @@ class Replica:
 
     async def _warm_up(self, link: JsonPipe[FromGuard] | None) -> None:
         """Generate once before traffic is let in: the first generation is slow (graphs, caches, page faults)."""
-        origin, _ = parse_url(self.life.url or "")
-        body = {
-            "model": self.launch.model,
-            "messages": [{"role": "user", "content": "Say hello."}],
-            "max_tokens": WARM_UP_TOKENS,
-        }
-        headers, timeout_s = key_headers(self.launch), self.life.policy.warm_deadline_s
+        messages = [{"role": "user", "content": "Say hello."}]
+        body = {"model": self.launch.model, "messages": messages, "max_tokens": WARM_UP_TOKENS}
         try:
-            answer = await fetch_once(
-                origin, "POST", "/v1/chat/completions", body=body, headers=headers, timeout_s=timeout_s
-            )
+            answer = await self._ask(self.life.url or "", self.life.policy.warm_deadline_s, body)
         except WireFailure as failure:
             why = str(failure)
-            self._events.put_nowait(self._of(link, lambda _now: self.life.warm_up_failed(why)))
-            return
-        if answer.status == 200:
-            self._events.put_nowait(self._of(link, self.life.warmed))
         else:
+            if answer.status == 200:
+                self._events.put_nowait(self._of(link, self.life.warmed))
+                return
             said = answer.body[:2000].decode(errors="replace")
             self.diagnosis = found = await self._explain(None, said.splitlines())
             why = f"HTTP {answer.status} {said[:200]}" if found.remedy is None else str(found)
-            self._events.put_nowait(self._of(link, lambda _now: self.life.warm_up_failed(why)))
+        self._events.put_nowait(self._of(link, lambda _now: self.life.warm_up_failed(why)))
 
 
 def _refused(launch: Launch) -> tuple[int, list[str]] | None:
-    """Return the exit of an engine whose address is taken: another server there would be mistaken for it.
-
-    The engine itself reports other reasons.
-    """
+    """Return the exit of an engine whose address is taken: another server there would be mistaken for it."""
     error = refusal_of(launch.host, launch.port)
     if error is not None and is_final(error):
         return EXIT_FINAL, [f"error: {cannot_listen(launch.host, launch.port, error)}"]

@@ -1,24 +1,63 @@
-"""The replicas of a hive: added, removed, drained, paused and changed.
-
-A *dormant* replica has no process: its model is loaded on request. Replicas that share a card start one after the
-other: see `start_order`.
-"""
+"""The replicas of a hive: added, removed, drained, paused and changed. A *dormant* one has no process."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from skep.config.gateway_messages import ReplicaSpec, ReplicaTable, UnloadedModel
-from skep.engines.base import Launch, engine_named
+from skep.engines.base import Engine, Launch, engine_named
 from skep.errors import EngineError, SkepError
-from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
-from skep.supervisor.remote_replica import UpstreamReplica
-from skep.supervisor.replica import Replica
-from skep.supervisor.replica_protocol import RemoteReplicaFactory, ReplicaMember
-from skep.supervisor.start_order import StartOrder
+from skep.supervisor.lifecycle import Life, ReplicaState, RestartPolicy
+from skep.supervisor.remote_replica import UpstreamInfo, UpstreamReplica
+from skep.supervisor.replica import Replica, StartOrder
+
+
+class ReplicaMember(Protocol):
+    """What `Replica`, `UpstreamReplica` and replicas on other machines have in common."""
+
+    launch: Launch
+    pid: int | None
+
+    @property
+    def node(self) -> str | None:
+        """The node it runs on, as far as known; None: this machine."""
+
+    @property
+    def started(self) -> Launch:
+        """The launch it is started with: `launch`, or the one it has fallen back to."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def engine(self) -> Engine | UpstreamInfo: ...
+    @property
+    def life(self) -> Life: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def settled(self) -> bool:
+        """Whether the start need not wait for it: it is ready, or skep does not start it."""
+
+    async def run(self) -> None: ...
+    def stop(self) -> None: ...
+    def restart(self) -> None:
+        """Raise EngineError where its machine cannot be reached."""
+
+
+RemoteReplicaFactory = Callable[[Launch, Callable[[], None]], ReplicaMember]  # for launches that have a `place`
+
+
+@runtime_checkable
+class RemoteLog(Protocol):
+    """A replica whose log is on another machine."""
+
+    async def log_since(self, offset: int | None, lines: int) -> object:
+        """Return `text` (the last lines, or what came since `offset`), its end as `offset`, and the log's `size`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +79,15 @@ def changes(running: Iterable[Launch], wanted: Iterable[Launch]) -> ReplicaChang
         if name not in new:
             sorts["removed"].append(name)
     for name, launch in new.items():
-        sorts[_sort(old.get(name), launch)].append(name)
+        before = old.get(name)
+        if before is None or before == launch:
+            sort = "added" if before is None else "unchanged"
+        else:
+            if before.place is not None and launch.place is not None:  # its place only matters at the next start
+                before, launch = replace(before, place=None), replace(launch, place=None)  # noqa: PLW2901
+            sort = "adjusted" if before.same_process(launch) else "changed"
+        sorts[sort].append(name)
     return ReplicaChanges(**{key: tuple(names) for key, names in sorts.items()})
-
-
-def _sort(old: Launch | None, new: Launch) -> str:
-    if old is None:
-        return "added"
-    if old == new:
-        return "unchanged"
-    if old.place is not None and new.place is not None:  # its place only matters at the next start
-        old, new = replace(old, place=None), replace(new, place=None)
-    return "adjusted" if old.same_process(new) else "changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +107,15 @@ class ReplicaView:
     def spec(self) -> ReplicaSpec:
         """Return the row of the gateway's replica table. A fallback to fewer slots lowers reserve and soft slots."""
         launch, engine, started = self.member.launch, self.member.engine, self.started
+        soft_slots = None if started.soft_slots is None else min(started.soft_slots, started.slots)
         return ReplicaSpec(
-            name=launch.name,
-            model=self.model,
-            url=self.member.life.url or "",
-            slots=started.slots,
-            reserve=min(started.reserve, started.slots - 1),
-            soft_slots=None if started.soft_slots is None else min(started.soft_slots, started.slots),
-            confirms=engine.confirms,
-            engine=self.engine,
-            simulated=engine.simulated,
-            own_engine=launch.engine != "remote",
-            release_bound_s=engine.release_bound_s,
-            health_path=launch.health_path or engine.health_path,
-            draining=self.closed,
-            context=started.context_tokens or None,
-            authorization=started.authorization,
-        )
+            name=launch.name, model=self.model, url=self.member.life.url or "",
+            slots=started.slots, reserve=min(started.reserve, started.slots - 1), soft_slots=soft_slots,
+            confirms=engine.confirms, engine=self.engine, simulated=engine.simulated,
+            own_engine=launch.engine != "remote", release_bound_s=engine.release_bound_s,
+            health_path=launch.health_path or engine.health_path, draining=self.closed,
+            context=started.context_tokens or None, authorization=started.authorization,
+        )  # fmt: skip
 
 
 REST_POLL_S = 0.1
@@ -95,23 +123,19 @@ RESUME_TRIES, RESUME_EVERY_S = 20, 3.0  # a card is released a moment after its 
 RELOAD_ON = "the reload stopped here: earlier changes are done, later ones are not; correct it and reload again"
 
 
+@dataclass(eq=False, repr=False)
 class ReplicaSet:
-    """All replicas. `busy` asks the gateway how many slots of a replica are in use; `changed` is called on changes."""
+    """All replicas, which run in `tasks`. `busy` asks the gateway how many slots of a replica are in use."""
 
-    def __init__(
-        self,
-        log_dir: Path,
-        policy: RestartPolicy,
-        changed: Callable[[], None],
-        busy: Callable[[str], Awaitable[int]],
-        elsewhere: RemoteReplicaFactory | None = None,
-    ) -> None:
+    tasks: asyncio.TaskGroup
+    log_dir: Path
+    policy: RestartPolicy
+    changed: Callable[[], None]
+    busy: Callable[[str], Awaitable[int]]
+    elsewhere: RemoteReplicaFactory | None = None
+
+    def __post_init__(self) -> None:
         self.members: list[ReplicaMember] = []
-        self._policy = policy
-        self._log_dir = log_dir
-        self._changed = changed
-        self.busy = busy
-        self._elsewhere = elsewhere
         self._moved = asyncio.Event()  # some member changed
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._drained: set[str] = set()  # by the user, until `undrain`
@@ -124,9 +148,6 @@ class ReplicaSet:
         self._paused: set[str] = set()  # dormant ones that `resume` starts again
         self._start_order = StartOrder()
 
-    def __repr__(self) -> str:
-        return f"<ReplicaSet {self.members!r}>"
-
     # State
 
     @property
@@ -137,10 +158,6 @@ class ReplicaSet:
     def names(self) -> list[str]:
         return [member.launch.name for member in self.members]
 
-    @property
-    def nodes(self) -> list[str]:
-        return sorted({member.node for member in self.members if member.node is not None})
-
     def at(self, node: str) -> list[str]:
         """Return the names of the replicas on a node."""
         return [member.launch.name for member in self.members if member.node == node]
@@ -149,20 +166,13 @@ class ReplicaSet:
         return next((member for member in self.members if member.launch.name == name), None)
 
     def views(self) -> list[ReplicaView]:
-        return [
-            ReplicaView(
-                member,
-                member.model,
-                member.started,
-                member.launch.about or member.engine.version() or member.launch.engine,
-                self.state(member),
-                member.life.serving,
-                self._gets_nothing(member),
-                member.life.state is ReplicaState.READY or member.settled,
-                member.launch.name in self._dormant,
-            )
-            for member in self.members
-        ]
+        found = []
+        for one in self.members:
+            engine = one.launch.about or one.engine.version() or one.launch.engine
+            settled = one.life.state is ReplicaState.READY or one.settled
+            flags = one.life.serving, self._gets_nothing(one), settled, one.launch.name in self._dormant
+            found.append(ReplicaView(one, one.model, one.started, engine, self.state(one), *flags))
+        return found
 
     def state(self, member: ReplicaMember) -> str:
         """Return the state as `skep ps` shows it."""
@@ -184,9 +194,7 @@ class ReplicaSet:
 
     def serves(self, model: str) -> bool:
         """Return whether a replica takes requests for the model."""
-        return any(
-            member.model == model and member.life.serving and not self._gets_nothing(member) for member in self.members
-        )
+        return any(one.model == model and one.life.serving and not self._gets_nothing(one) for one in self.members)
 
     def table(self, views: Iterable[ReplicaView], dormant: Mapping[str, UnloadedModel]) -> ReplicaTable:
         """Return the replica table for the gateway."""
@@ -196,12 +204,12 @@ class ReplicaSet:
     # Adding and removing
 
     def set_policy(self, policy: RestartPolicy) -> None:
-        self._policy = policy
+        self.policy = policy
         for member in self.members:
             if isinstance(member, Replica):
                 member.life.policy = policy
 
-    def add_replicas(self, launches: Iterable[Launch], tasks: asyncio.TaskGroup, *, asleep: bool | None = None) -> None:
+    def add_replicas(self, launches: Iterable[Launch], *, asleep: bool | None = None) -> None:
         """Add replicas. `asleep` None: those of an on-demand model stay dormant, unless it is loaded already."""
         launches = list(launches)
         self._start_order.hide(launches)
@@ -213,14 +221,14 @@ class ReplicaSet:
             if isinstance(member, Replica) and (launch.model not in eager if asleep is None else asleep):
                 self._dormant.add(launch.name)
             else:
-                self._begin(member, tasks)
+                self._begin(member)
 
-    def wake(self, model: str, tasks: asyncio.TaskGroup) -> None:
+    def wake(self, model: str) -> None:
         """Start the processes of a model that do not run, including those given up."""
         self._held.discard(model)
         for member in self.of_model(model):
             if self.is_dormant(member):
-                self._begin_again(member, tasks)
+                self._begin_again(member)
             elif member.life.state is ReplicaState.FAILED:
                 member.restart()
 
@@ -249,12 +257,12 @@ class ReplicaSet:
         self._dormant |= self._paused
         self._member_changed()
 
-    async def resume(self, tasks: asyncio.TaskGroup) -> SkepError | None:
+    async def resume(self) -> SkepError | None:
         """Start again what `pause` ended. Return the error of a replica that several tries did not start."""
         names, self._paused = self._paused, set()
         for member in [one for one in self.members if one.launch.name in names]:
-            self._begin_again(member, tasks)
-        self._changed()
+            self._begin_again(member)
+        self.changed()
         for left in reversed(range(RESUME_TRIES)):
             try:
                 for name in names:
@@ -280,7 +288,7 @@ class ReplicaSet:
         self.members = [other for other in self.members if other is not member]
         for names in (self._drained, self._resting, self._dormant):
             names.discard(name)
-        self._changed()
+        self.changed()
         return asleep
 
     async def end_all(self) -> None:
@@ -291,7 +299,6 @@ class ReplicaSet:
         plan: ReplicaChanges,
         wanted: Iterable[Launch],
         drain_s: float,
-        tasks: asyncio.TaskGroup,
         known: Callable[[], None] = lambda: None,
         *,
         patient: bool = True,
@@ -311,9 +318,9 @@ class ReplicaSet:
             for member in self.members:
                 if member.launch.name in plan.adjusted:
                     member.launch = launches[member.launch.name]
-                    self._changed()
+                    self.changed()
             if dormant:
-                self.add_replicas([launches[name] for name in dormant], tasks, asleep=True)
+                self.add_replicas([launches[name] for name in dormant], asleep=True)
                 known()
             await asyncio.gather(*(self.drain_and_remove(name, drain_s) for name in plan.removed))
             for name in plan.changed:
@@ -321,28 +328,20 @@ class ReplicaSet:
                 asleep = await self.drain_and_remove(name, drain_s)
                 self._drained |= drained
                 same = launch.on_demand or (before is not None and before.model == launch.model)
-                await self._add_and_await([launch], tasks, asleep=asleep and same, patient=patient)
+                await self._add_and_await([launch], asleep=asleep and same, patient=patient)
             added = [launches[name] for name in plan.added if name not in dormant]
-            await self._add_and_await(added, tasks, patient=patient)
+            await self._add_and_await(added, patient=patient)
         finally:
             self._promised = set()
-            self._changed()
+            self.changed()
 
     # Draining
 
-    def drain(self, name: str) -> None:
-        """Drain a replica; or a node with all replicas that are or will be on it."""
-        (self._drained if self.find(name) else self._drained_nodes).add(name)
-        self._changed()
-
-    def undrain(self, name: str) -> None:
-        (self._drained if self.find(name) else self._drained_nodes).discard(name)
-        self._changed()
-
-    @property
-    def drained(self) -> frozenset[str]:
-        """Replicas and nodes that the user drained."""
-        return frozenset(self._drained | self._drained_nodes)
+    def drain(self, name: str, *, over: bool = False) -> None:
+        """Drain a replica, or a node with all replicas that are or will be on it; with `over`, send requests again."""
+        drained = self._drained if self.find(name) else self._drained_nodes
+        drained.discard(name) if over else drained.add(name)
+        self.changed()
 
     @property
     def avoided(self) -> frozenset[str]:
@@ -369,13 +368,11 @@ class ReplicaSet:
     async def rest(self, name: str, timeout_s: float) -> None:
         """Send it nothing new, and wait for its answers."""
         self._resting.add(name)
-        self._changed()
-        try:
+        self.changed()
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while await self.busy(name):
                     await asyncio.sleep(REST_POLL_S)
-        except TimeoutError:
-            pass
 
     def restart(self, name: str) -> None:
         """Restart it. It gets no requests until the restart has begun; it serves on where it cannot be reached."""
@@ -388,7 +385,7 @@ class ReplicaSet:
         except SkepError:
             del self._restarting[name]
             self._resting.discard(name)
-            self._changed()
+            self.changed()
             raise
 
     # Inside
@@ -396,25 +393,25 @@ class ReplicaSet:
     def _make(self, launch: Launch) -> ReplicaMember:
         if launch.url is not None:
             return UpstreamReplica(launch, self._member_changed)
-        if launch.place is not None and self._elsewhere is not None:
-            return self._elsewhere(launch, self._member_changed)
-        log = self._log_dir / f"{launch.name}.log"
+        if launch.place is not None and self.elsewhere is not None:
+            return self.elsewhere(launch, self._member_changed)
+        log = self.log_dir / f"{launch.name}.log"
         engine = engine_named(launch.engine, launch.binary)
-        return Replica(launch, engine, log, self._member_changed, self._policy, self._start_order)
+        return Replica(launch, engine, log, self._member_changed, self.policy, self._start_order)
 
-    def _begin(self, member: ReplicaMember, tasks: asyncio.TaskGroup) -> None:
+    def _begin(self, member: ReplicaMember) -> None:
         if isinstance(member, Replica):
             self._start_order.may_start(member.launch)  # its place in the queue
-        self._lives[member.launch.name] = tasks.create_task(member.run())
+        self._lives[member.launch.name] = self.tasks.create_task(member.run())
 
-    def _begin_again(self, member: ReplicaMember, tasks: asyncio.TaskGroup) -> None:
+    def _begin_again(self, member: ReplicaMember) -> None:
         """Replace a dormant replica by one that runs."""
         fresh = self._make(member.launch)
         if isinstance(fresh, Replica) and isinstance(member, Replica):
             fresh.follow(member)
         self.members[self.members.index(member)] = fresh
         self._dormant.discard(member.launch.name)
-        self._begin(fresh, tasks)
+        self._begin(fresh)
 
     async def _end(self, name: str) -> None:
         """End its process, if it has one; a second caller waits for the same end."""
@@ -439,18 +436,16 @@ class ReplicaSet:
         still = (ReplicaState.READY, ReplicaState.BACKOFF, ReplicaState.FAILED)
         self._start_order.done([member.launch.name for member in self.members if member.life.state in still])
         self._moved.set()
-        self._changed()
+        self.changed()
 
     async def drain_and_remove(self, name: str, drain_s: float) -> bool:
         """Remove it once its answers are finished, or after `drain_s`."""
         await self.rest(name, drain_s)
         return await self.remove_replica(name)
 
-    async def _add_and_await(
-        self, launches: list[Launch], tasks: asyncio.TaskGroup, *, asleep: bool | None = None, patient: bool
-    ) -> None:
-        self.add_replicas(launches, tasks, asleep=asleep)
-        self._changed()
+    async def _add_and_await(self, launches: list[Launch], *, asleep: bool | None = None, patient: bool) -> None:
+        self.add_replicas(launches, asleep=asleep)
+        self.changed()
         for launch in launches if patient else ():
             await self.until_up(launch.name)
 

@@ -1,7 +1,4 @@
-"""The supervisor: owns the replicas, the gateway process and the control socket.
-
-Small on purpose: no request passes through it, so nothing that a client sends can bring it down.
-"""
+"""The supervisor: owns the replicas, the gateway process and the control socket. No request passes through it."""
 
 from __future__ import annotations
 
@@ -9,33 +6,65 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from skep.config.gateway_messages import GatewayStatus, LoadFailed, UnloadedModel
-from skep.errors import EngineError, GatewayError, SkepError
-from skep.supervisor import control_commands as control
-from skep.supervisor.control import NO_ANSWER, STOP_S
-from skep.supervisor.gateway_child import GatewayChild
+from skep.config.gateway_messages import GatewaySetup, GatewayStatus, LoadFailed, UnloadedModel
+from skep.config.settings import Settings
+from skep.engines.base import Launch
+from skep.errors import DoesNotFit, EngineError, GatewayError, SkepError, UserError
+from skep.supervisor.control import NO_ANSWER
+from skep.supervisor.eviction import MemoryBudget
+from skep.supervisor.gateway_child import GatewayChild, MonitorChild
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.model_loader import ModelLoader
-from skep.supervisor.monitor_child import MonitorChild
-from skep.supervisor.reload import Reloader
-from skep.supervisor.replica_protocol import Hive as Hive  # noqa: PLC0414 - who runs a supervisor has one
-from skep.supervisor.replica_protocol import Rebuild as Rebuild  # noqa: PLC0414
-from skep.supervisor.replica_protocol import RemoteReplicaFactory
-from skep.supervisor.replica_set import ReplicaSet, ReplicaView
-from skep.wire.json_pipe import Message, from_document, to_document
+from skep.supervisor.reload import check_removal, replicas_of, rescaled
+from skep.supervisor.replica_set import RemoteReplicaFactory, ReplicaChanges, ReplicaSet, ReplicaView, changes
+from skep.wire.json_pipe import Message
 
-SERVICES_STOP_S = 75.0  # as STOP_S, where replicas run on other machines
 PAUSED_RETRY_S = 5.0  # for clients that wait when a pause begins
 NO_FIGURES: Message = {"pid": None, "url": None, "slots": None, "busy": None, "restarts": None, "why": None}
 
 
+@dataclass(frozen=True, slots=True)
+class Hive:
+    """Replicas behind one gateway."""
+
+    replicas: tuple[Launch, ...]
+    gateway_argv: tuple[str, ...]
+    gateway_setup: GatewaySetup
+    url: str
+    log_dir: Path
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    drain_s: float = 30.0
+    settings: Settings = field(default_factory=lambda: Settings(serve=()), repr=False)  # that it was built from
+    left_out: tuple[str, ...] = ()  # settings that only a restart would apply
+    warnings: tuple[str, ...] = ()  # shown to the user who asked for the reload
+    room: tuple[tuple[str, int], ...] = ()  # bytes that the machine has of "ram", "gpu0", ...
+    turn_s: float = 30.0  # a busy model that others wait for stays loaded for at least this long
+    monitor_argv: tuple[str, ...] = ()  # the command of the monitor; empty: none
+    monitor_due: bool = False  # the store has targets: start the monitor at once
+    engine_key: str = field(default="", repr=False)  # the key of the engines on this machine; empty: none
+    avoid: frozenset[str] = frozenset()  # drained nodes of a cluster: nothing new is placed there
+
+    @property
+    def memory_budget(self) -> MemoryBudget:
+        return MemoryBudget(dict(self.room), self.settings.max_loaded, self.turn_s)
+
+
+Rebuild = Callable[[Settings, Hive, Sequence[Launch]], Hive]  # from settings, the present hive, and what runs
+
+
 class BackgroundService(Protocol):
-    """A task beside the replicas, such as the link to a cluster. A SkepError that it raises ends the hive."""
+    """The link to replicas on other machines. A SkepError that it raises ends the hive."""
+
+    @property
+    def member(self) -> RemoteReplicaFactory: ...
 
     async def run(self, avoided: Callable[[], frozenset[str]]) -> None:
         """Run until cancelled. `avoided` returns the drained nodes: nothing new is placed there."""
@@ -54,6 +83,10 @@ class BackgroundService(Protocol):
         """Return its row in `skep ps` (name, kind, state, url, why); None: it has none."""
 
 
+MOST_WAYS = 100  # splits of replicas over kinds of nodes that are tried
+
+
+@dataclass(eq=False, repr=False)
 class Supervisor:
     """`run` serves until `stop`, by a caller or over the control socket; `notify` is called on changes.
 
@@ -61,68 +94,36 @@ class Supervisor:
     `elsewhere` makes a replica of a launch that has a place; `services` run beside the replicas.
     """
 
-    def __init__(
-        self,
-        hive: Hive,
-        listener: socket.socket,
-        notify: Callable[[Supervisor], None],
-        rebuild: Rebuild | None = None,
-        *,
-        elsewhere: RemoteReplicaFactory | None = None,
-        services: Sequence[BackgroundService] = (),
-    ) -> None:
-        self._notify = notify
-        self._services = services
+    hive: Hive
+    listener: socket.socket
+    notify: Callable[[Supervisor], None]
+    rebuild: Rebuild | None = None
+    elsewhere: RemoteReplicaFactory | None = None
+    services: Sequence[BackgroundService] = ()
+
+    def __post_init__(self) -> None:
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._drain_s: float | None = None
         self._service_failed: SkepError | None = None
-        self._paused_for: str | None = None  # what uses the machine, in words; None: not paused
+        self.paused_for: str | None = None  # what uses the machine, in words; None: not paused
         self._watched = False  # the monitor ran when the pause began
         self._resuming: asyncio.Task[SkepError | None] | None = None
         self._tasks = asyncio.TaskGroup()
+        self._begun = ""  # the change under way
+        self._carrying: asyncio.Task[SkepError | None] | None = None
+        self._waits_for_change = False  # a change left no replica serving: the next one may help
         self.phase = "starting"
         self.left_behind: tuple[str, ...] = ()  # what could not be ended, in words
         self.last_rows: list[Message] = []  # of `skep ps`, as of the last change, without the figures of the gateway
         self._views: list[ReplicaView] = []
-        self.replica_set = ReplicaSet(hive.log_dir, hive.policy, self._replicas_changed, self._busy, elsewhere)
-        self._gateway_child = GatewayChild(
-            list(hive.gateway_argv),
-            listener,
-            setup=hive.gateway_setup,
-            log=hive.log_dir / "gateway.log",
-            changed=self._changed,
-            wanted=lambda model: self.loader.wanted(model),  # noqa: PLW0108 - it is made below
-        )
-        self.loader = ModelLoader(
-            self.replica_set,
-            self._tasks,
-            status=self._gateway_child.status,
-            say=self._gateway_child.say,
-            changed=self._published,
-        )
-        self._monitor = MonitorChild(hive.monitor_argv, hive.log_dir / "monitor.log", begin=hive.monitor_due)
-        self._reloader = Reloader(
-            hive,
-            rebuild,
-            self._tasks,
-            self.replica_set,
-            gateway=self._gateway_child,
-            loader=self.loader,
-            monitor=self._monitor,
-            phase=lambda: self.phase,
-            set_policy=self._set_policy,
-        )
-        self._commands = control.ControlCommands(
-            self.replica_set, self._gateway_child, self.loader, reloader=self._reloader
-        )
-
-    def __repr__(self) -> str:
-        return f"<Supervisor {self.phase} {self.replica_set!r}>"
-
-    @property
-    def hive(self) -> Hive:
-        return self._reloader.hive
+        hive, tasks, moved = self.hive, self._tasks, self._replicas_changed
+        self.replica_set = ReplicaSet(tasks, hive.log_dir, hive.policy, moved, self.busy, self.elsewhere)
+        argv, log = list(hive.gateway_argv), hive.log_dir / "gateway.log"
+        self.gateway = GatewayChild(argv, self.listener, hive.gateway_setup, log, self._changed, self._wanted)
+        status, say = self.gateway.status, self.gateway.say
+        self.loader = ModelLoader(self.replica_set, tasks, status=status, say=say, changed=self._published)
+        self.monitor = MonitorChild(hive.monitor_argv, hive.log_dir / "monitor.log", begin=hive.monitor_due)
 
     @property
     def _expected(self) -> list[ReplicaView]:
@@ -143,43 +144,42 @@ class Supervisor:
 
     async def run(self) -> None:
         """Serve until stopped. Raise if a replica does not start, or if all are given up later."""
-        async with control.control_socket(self.hive.socket_path, self._control, self._last_words, self._release):
-            failure = await self._serve()
-        if failure is not None:
-            raise failure
-
-    async def _serve(self) -> SkepError | None:
-        """Serve until asked to stop. Return the error that ended it, if any."""
         async with self._tasks as tasks:
-            gateway = tasks.create_task(self._gateway_child.run())
-            services = [tasks.create_task(self._accompany(service)) for service in self._services]
-            self.replica_set.add_replicas(self.hive.replicas, tasks)
+            gateway = tasks.create_task(self.gateway.run())
+            services = [tasks.create_task(self._accompany(service)) for service in self.services]
+            self.replica_set.add_replicas(self.hive.replicas)
             self.loader.configure(self.hive.replicas, self.hive.memory_budget, begin=True)
             loader = tasks.create_task(self.loader.run())
-            monitor = tasks.create_task(self._monitor.run())
+            monitor = tasks.create_task(self.monitor.run())
             await self._stop_asked.wait()
             failure = self._failure()
             self.phase = "stopping"
             self._tell()
-            self._reloader.cancel()
-            self._paused_for = None
+            if self._carrying is not None:
+                self._carrying.cancel()
+            self.paused_for = None
             if self._resuming is not None:
                 self._resuming.cancel()
-            await self._monitor.stop()  # the drain need not wait for its probes
+            await self.monitor.stop()  # the drain need not wait for its probes
             monitor.cancel()
-            await self._drain()
+            draining = asyncio.create_task(self.gateway.drain(self.drain_s))
+            hurry = asyncio.create_task(self._hurry.wait())
+            await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+            draining.cancel()
+            hurry.cancel()
             self.loader.stop()
             loader.cancel()
             await self.replica_set.end_all()
-            for service, task in zip(self._services, services, strict=True):
+            for service, task in zip(self.services, services, strict=True):
                 left = await service.stop()
                 self.left_behind += () if left is None else (left,)
                 task.cancel()
-            await self._gateway_child.stop()
+            await self.gateway.stop()
             gateway.cancel()
         if self.left_behind:
             self._tell()
-        return failure
+        if failure is not None:
+            raise failure
 
     async def _accompany(self, service: BackgroundService) -> None:
         try:
@@ -201,55 +201,43 @@ class Supervisor:
             name, node, state, why = member.launch.name, member.node, view.state, member.life.why
             if node is not None and state == "ready" and name in silent:  # ready on its node, but cannot be reached
                 state, why = "backoff", NO_ANSWER
-            rows.append(
-                {
-                    "name": name,
-                    "kind": member.kind,
-                    "pid": member.pid,
-                    "url": member.life.url,
-                    "slots": view.started.slots,
-                    "busy": status.busy.get(name, 0),
-                    "model": view.model or None,
-                    "engine": view.engine,
-                    "simulated": member.engine.simulated,
-                    "restarts": member.life.restarts,
-                    "room": dict(member.launch.room) or None,
-                    "node": node,
-                    "state": state,
-                    "why": why,
-                }
-            )
-        gateway = {
-            **self._gateway_child.row(stopping=self.phase == "stopping"),
-            "url": self.hive.url,
-            "slots": sum(row["slots"] for row in rows if row["state"] == "ready"),
-            "busy": status.in_flight,
-            "queued": status.queued,
-        }
-        rows.append(gateway)
-        return rows + [{**NO_FIGURES, **row} for service in self._services if (row := service.row()) is not None]
+            rows.append({
+                "name": name, "kind": member.kind, "pid": member.pid, "url": member.life.url,
+                "slots": view.started.slots, "busy": status.busy.get(name, 0),
+                "model": view.model or None, "engine": view.engine, "simulated": member.engine.simulated,
+                "restarts": member.life.restarts, "room": dict(member.launch.room) or None,
+                "node": node, "state": state, "why": why,
+            })  # fmt: skip
+        slots = sum(row["slots"] for row in rows if row["state"] == "ready")
+        figures = {"url": self.hive.url, "slots": slots, "busy": status.in_flight, "queued": status.queued}
+        rows.append({**self.gateway.row(stopping=self.phase == "stopping"), **figures})
+        return rows + [{**NO_FIGURES, **row} for service in self.services if (row := service.row()) is not None]
 
     def description(self) -> Message:
         """Return what `skep up --json` prints."""
-        return {
-            "url": self.hive.url,
-            "openai_base_url": f"{self.hive.url}/v1",
-            "models": list(self.replica_set.models),
-            "pid": os.getpid(),
-            "replicas": [row for row in self.last_rows if row["kind"] in ("replica", "upstream")],
-        }
+        url, replicas = self.hive.url, [row for row in self.last_rows if row["kind"] in ("replica", "upstream")]
+        served = {"url": url, "openai_base_url": f"{url}/v1", "models": list(self.replica_set.models)}
+        return {**served, "pid": os.getpid(), "replicas": replicas}
+
+    async def busy(self, name: str) -> int:
+        """Return the busy slots of a replica. A gateway that does not answer may have streams: it counts as one."""
+        status = await self.gateway.status()
+        return status.busy.get(name, 0) if status is not None else int(self.gateway.listening)
+
+    async def _set_up(self, hive: Hive) -> None:
+        """Apply all of a reloaded hive but its replicas."""
+        before = self.hive
+        await self.gateway.set_up(hive.gateway_setup)
+        self.replica_set.set_policy(hive.policy)
+        for service in self.services:
+            service.set_policy(hive.policy)
+        if (before.monitor_argv, before.settings.monitor) != (hive.monitor_argv, hive.settings.monitor):
+            await self.monitor.become(hive.monitor_argv, begin=hive.monitor_due)
 
     # Inside
 
-    def _set_policy(self, policy: RestartPolicy) -> None:
-        self.replica_set.set_policy(policy)
-        for service in self._services:
-            service.set_policy(policy)
-
-    async def _busy(self, name: str) -> int:
-        """Return the busy slots of a replica. A gateway that does not answer may have streams: it counts as one."""
-        status = await self._gateway_child.status()
-        return status.busy.get(name, 0) if status is not None else int(self._gateway_child.listening)
+    def _wanted(self, model: str) -> None:
+        self.loader.wanted(model)
 
     def _replicas_changed(self) -> None:
         self.loader.look()
@@ -258,19 +246,19 @@ class Supervisor:
     def _published(self) -> None:
         """Tell the gateway which replicas there are, then everybody what changed."""
         self._views = self.replica_set.views()
-        self._gateway_child.publish(self.replica_set.table(self._views, self._dormant()))
+        self.gateway.publish(self.replica_set.table(self._views, self._dormant()))
         self._changed()
 
     def _changed(self) -> None:
         expected = self._expected
-        if self.phase == "starting" and self._gateway_child.listening:
-            settled = (*(view.settled for view in expected), *(service.settled for service in self._services))
+        if self.phase == "starting" and self.gateway.listening:
+            settled = (*(view.settled for view in expected), *(service.settled for service in self.services))
             self.phase = "ready" if all(settled) else "starting"
         states = [view.member.life.state for view in expected]
         all_failed = bool(states) and all(state is ReplicaState.FAILED for state in states)
-        may_stay = self._reloader.waits_for_change or self._paused_for is not None  # the end of the pause tries again
+        may_stay = self._waits_for_change or self.paused_for is not None  # the end of the pause tries again
         hopeless = all_failed and len(states) == len(self._views) and not may_stay
-        if hopeless or self._gateway_child.broken or (self.phase == "starting" and ReplicaState.FAILED in states):
+        if hopeless or self.gateway.broken or (self.phase == "starting" and ReplicaState.FAILED in states):
             self._stop_asked.set()
         self._tell()
 
@@ -278,73 +266,158 @@ class Supervisor:
         """Notify. A closed terminal or pipe is no reason to stop serving."""
         self.last_rows = self._rows(GatewayStatus())
         with contextlib.suppress(OSError):
-            self._notify(self)
+            self.notify(self)
 
     def _failure(self) -> SkepError | None:
         """Return why this hive cannot serve. One failed replica beside others that serve is shown in `ps` only."""
-        if self._gateway_child.broken:
-            return GatewayError(
-                f"the gateway does not start: {self._gateway_child.why}", hint="the end of its log says why"
-            )
+        if self.gateway.broken:
+            what = f"the gateway does not start: {self.gateway.why}"
+            return GatewayError(what, hint="the end of its log says why")
         if self._service_failed is not None:
             return self._service_failed
         failed = [view.member for view in self._expected if view.member.life.state is ReplicaState.FAILED]
-        if not failed or (
-            self.phase != "starting" and (len(failed) < len(self._views) or self._reloader.waits_for_change)
-        ):
+        starting = self.phase == "starting"
+        some_left = len(failed) < len(self._views) or self._waits_for_change
+        if not failed or (some_left and not starting):
             return None
-        name, why = failed[0].launch.name, failed[0].life.why
-        verb = "did not start" if self.phase == "starting" else "was given up"
-        node = failed[0].node
+        name, why, node = failed[0].launch.name, failed[0].life.why, failed[0].node
+        verb = "did not start" if starting else "was given up"
         where = f"its log is {self.hive.log_dir / name}.log" if node is None else f"its log is on node `{node}`"
         return EngineError(f"replica `{name}` {verb}: {why}", hint=where)
 
-    async def _drain(self) -> None:
-        waiting = asyncio.create_task(self._gateway_child.drain(self.drain_s))
-        hurry = asyncio.create_task(self._hurry.wait())
+    # Changes, one at a time
+
+    async def reload(self, document: Message, *, wait: bool) -> Message:
+        """Apply settings before the answer; change replicas after it, or before it with `wait`."""
         try:
-            await asyncio.wait({waiting, hurry}, return_when=asyncio.FIRST_COMPLETED)
+            settings = msgspec.convert(document, Settings)
+        except msgspec.ValidationError as error:
+            hint = "`skep down && skep up -d` starts the new one"
+            raise UserError(f"these settings are from another version of skep: {error}", hint=hint) from None
+        hive, plan = await self._become(lambda: [settings], all_of_it=True)
+        await self._outcome(wait=wait)
+        return {"ok": True, **asdict(plan), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
+
+    async def scale(self, model: str, replicas: int, *, wait: bool) -> Message:
+        """Change the number of replicas of a model."""
+        before = sum(replicas_of(self.hive.settings, model))
+        _, plan = await self._become(lambda: rescaled(self.hive.settings, model, replicas))
+        await self._outcome(wait=wait)
+        for name in plan.added if wait else ():
+            hint = f"`skep logs {name}` shows more; `skep replica scale {model}={before}` takes it back"
+            await self.replica_set.until_up(name, hint=hint)
+        return {"ok": True, "model": model, "before": before, "replicas": replicas, **asdict(plan)}
+
+    async def _become(
+        self, ways: Callable[[], Iterable[Settings]], *, all_of_it: bool = False
+    ) -> tuple[Hive, ReplicaChanges]:
+        """Apply the first of these settings that fits. Without `all_of_it`, only the replicas change."""
+        if not self._can_change:
+            why = f"{self._begun} is under way" if self._begun else f"skep is {self.phase}"
+            raise EngineError(f"the hive cannot change now: {why}", hint="try again later; `skep ps` shows the state")
+        self._begun = "another reload" if all_of_it else "a change of replicas"
+        try:
+            running = [member.launch for member in self.replica_set.members]
+            now = replace(self.hive, avoid=self.replica_set.avoided)
+            hive = await asyncio.to_thread(self._built, ways, now, running)
+            if all_of_it:
+                hive = self._as_far_as_can_be(hive, running)
+                await self._set_up(hive)
+            else:
+                hive = replace(self.hive, replicas=hive.replicas, settings=hive.settings)
+                check_removal(self.replica_set, changes(running, hive.replicas).removed)
+            self.hive = hive
+            self._carrying = self._tasks.create_task(self._carry_out(hive, running, patient=all_of_it))
+        except BaseException:
+            self._begun = ""
+            raise
+        return hive, changes(running, hive.replicas)
+
+    def _built(self, ways: Callable[[], Iterable[Settings]], now: Hive, running: Sequence[Launch]) -> Hive:
+        """Return the hive of the first of these settings that fits."""
+        assert self.rebuild is not None
+        refused: DoesNotFit | None = None
+        for settings in islice(ways(), MOST_WAYS):
+            try:
+                return replace(self.rebuild(settings, now, running), settings=settings)
+            except DoesNotFit as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
+
+    def _as_far_as_can_be(self, hive: Hive, running: Sequence[Launch]) -> Hive:
+        """Note `room` as left out where a replica on a node keeps the memory it was given until its engine restarts."""
+        held = {launch.name: launch.place.memory_bytes for launch in running if launch.place is not None}
+        stay = {*changes(running, hive.replicas).adjusted} & held.keys()
+        asked = {one.name: one.place.memory_bytes for one in hive.replicas if one.place is not None}
+        differ = any(asked.get(name) != held[name] for name in stay)
+        return replace(hive, left_out=(*hive.left_out, "room")) if differ else hive
+
+    async def _outcome(self, *, wait: bool) -> None:
+        if not wait or (carrying := self._carrying) is None:
+            return
+        await asyncio.wait({carrying})
+        if not carrying.cancelled() and (failure := carrying.result()) is not None:
+            raise failure
+
+    async def _carry_out(self, hive: Hive, running: Sequence[Launch], *, patient: bool) -> SkepError | None:
+        def settle() -> None:
+            self.loader.configure([member.launch for member in self.replica_set.members], hive.memory_budget)
+
+        plan = changes(running, hive.replicas)
+        before, self._waits_for_change = self._waits_for_change, self._waits_for_change or patient or bool(plan.removed)
+        try:
+            await self.replica_set.become(plan, hive.replicas, hive.drain_s, known=settle, patient=patient)
+            given_up = all(member.life.state is ReplicaState.FAILED for member in self.replica_set.members)
+            self._waits_for_change = (before and not patient) or (bool(plan.removed) and given_up)
+        except SkepError as error:
+            return error
         finally:
-            waiting.cancel()
-            hurry.cancel()
+            settle()
+            self._begun = ""
+        return None
+
+    @property
+    def _can_change(self) -> bool:
+        return self.rebuild is not None and self.phase == "ready" and not self._begun
 
     # A pause lasts as long as the connection that asked for it
 
-    async def _pause(self, pid: int | None) -> Message:
+    async def pause(self, pid: int | None) -> Message:
         """End all engines once their answers are finished. Gateway, port and settings stay."""
-        if not self._reloader.possible or self.loader.is_moving:
+        if not self._can_change or self.loader.is_moving:
             hint = "try again when `skep ps` shows every replica ready or unloaded"
             raise EngineError("skep cannot pause: it is starting, changing or loading a model", hint=hint)
         why = f"`skep tune --in-place` (pid {pid}) uses the machine; serving resumes afterwards"
-        self._paused_for, self.phase = why, "paused"
+        self.paused_for, self.phase = why, "paused"
         self.loader.pause()
         try:
-            self._watched = self._monitor.pid is not None
-            await self._monitor.become((), begin=False)
+            self._watched = self.monitor.pid is not None
+            await self.monitor.become((), begin=False)
             await self.replica_set.pause(self.hive.drain_s)
         except BaseException:
-            self._release()
+            self.release()
             raise
         for model in self._dormant():  # refuse the requests that wait
-            self._gateway_child.say(LoadFailed(model, why, PAUSED_RETRY_S))
+            self.gateway.say(LoadFailed(model, why, PAUSED_RETRY_S))
         return {"ok": True, "holds": True}
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Start the engines again."""
-        if self._paused_for is not None and self._resuming is None:
-            self._resuming = self._tasks.create_task(self._resume())
+        if self.paused_for is not None and self._resuming is None:
+            self._resuming = self._tasks.create_task(self._start_again())
 
-    async def _resume(self) -> SkepError | None:
+    async def _start_again(self) -> SkepError | None:
         """Start the engines again. Return the error of one that does not start."""
-        failure = await self.replica_set.resume(self._tasks)
-        self._paused_for, self._resuming, self.phase = None, None, "ready"
+        failure = await self.replica_set.resume()
+        self.paused_for, self._resuming, self.phase = None, None, "ready"
         self.loader.pause(over=True)
-        await self._monitor.become(self.hive.monitor_argv, begin=self._watched)
+        await self.monitor.become(self.hive.monitor_argv, begin=self._watched)
         self._published()
         return failure
 
-    async def _resumed(self) -> Message:
-        self._release()
+    async def resume(self) -> Message:
+        self.release()
         if (resuming := self._resuming) is not None:
             await asyncio.wait({resuming})
             if not resuming.cancelled() and (failure := resuming.result()) is not None:
@@ -353,41 +426,7 @@ class Supervisor:
 
     def _dormant(self) -> dict[str, UnloadedModel]:
         """Return, for the gateway, the models that no replica serves, with the reason."""
-        if self._paused_for is None:
+        if self.paused_for is None:
             return self.loader.unloaded
         silent = [model for model in self.replica_set.models if not self.replica_set.serves(model)]
-        return {model: UnloadedModel("failed", self._paused_for) for model in silent}
-
-    def _last_words(self) -> Message:
-        return {"left_behind": self.left_behind}
-
-    # The control socket
-
-    async def _control(self, message: Message) -> Message:
-        try:
-            request: control.Request = from_document(message, control.Request)
-        except msgspec.ValidationError as error:
-            return {"error": f"unknown request {message.get('op')!r}: {error}"}
-        match request:
-            case control.Status():
-                status = await self._gateway_child.status()
-                here = {"phase": self.phase, "url": self.hive.url, "pid": os.getpid()}
-                return {**here, "rows": self.rows(status), "gateway": to_document(status) if status is not None else {}}
-            case control.OriginRequest():
-                settings = self.hive.settings
-                return {"overrides": to_document(settings.overrides), "on_cluster": settings.cluster is not None}
-            case control.DownRequest(drain_s):
-                self.stop(drain_s)
-                stop_s = SERVICES_STOP_S if self._services else STOP_S
-                return {"ok": True, "pid": os.getpid(), "drain_s": self.drain_s, "stop_s": stop_s, "more": True}
-            case control.MonitorRequest():
-                return {"ok": True, "running": self._monitor.wake(), "pid": self._monitor.pid}
-            case control.Resume():
-                return await self._resumed()
-            case _ if self._paused_for is not None and not isinstance(request, control.Log):
-                hint = "try again when that has ended, or `skep down`"
-                raise EngineError(f"skep is paused: {self._paused_for}", hint=hint)
-            case control.Pause(pid):
-                return await self._pause(pid)
-            case _:
-                return await self._commands.answer(request)
+        return {model: UnloadedModel("failed", self.paused_for) for model in silent}

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 import uvloop
 
 from skep.testing.fake_options import parse_options
-from skep.testing.fake_server import Control, FakeServer, Route
+from skep.testing.fake_server import FakeServer, Route
 
 RoutesOf = Callable[[FakeServer], Mapping[tuple[str, str], Route]]
 GRANDCHILD_LIFE_S = 120
@@ -46,9 +46,9 @@ async def serve(
         loop.add_signal_handler(number, stop.set)
     if options.parent_fd is not None:
         loop.add_reader(options.parent_fd, os._exit, 0)
-    control = Control(options, grandchildren)
-    control.server.routes.update(routes(control.server))
-    addresses = await control.open()
+    server = FakeServer(options, grandchildren)
+    server.routes.update(routes(server))
+    addresses = await server.open()
     if options.report_fd is None:
         print(f"listening on {addresses['url']}", flush=True)  # noqa: T201 - whoever starts it by hand reads it
     else:

@@ -1,7 +1,4 @@
-"""One HTTP/1.1 connection of the fake engine: bytes to requests, answers to bytes, hang-ups noticed.
-
-Knows no routes: a handler receives each request together with the connection it came on.
-"""
+"""One HTTP/1.1 connection of the fake engine: bytes to requests, answers to bytes, hang-ups noticed."""
 
 from __future__ import annotations
 
@@ -43,15 +40,14 @@ class Handler(Protocol):
 class FakeConnection(asyncio.Protocol):
     """Answers one request at a time; a request sent early waits for its turn."""
 
-    def __init__(self, handler: Handler, *, idle_close_s: float | None = None) -> None:
+    def __init__(self, handler: Handler, *, idle_close_s: float | None = None, counted: bool = True) -> None:
         self._handler = handler
+        self.counted = counted  # not those of the control port
         self._idle_close_s = idle_close_s
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
         self._unread: list[bytes] | None = None  # a list while paused
-        self._url = b""
-        self._headers: dict[str, str] = {}
-        self._body: list[bytes] = []
+        self.on_message_begin()
         self._pending: deque[HttpRequest] = deque()
         self._current: HttpRequest | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -89,7 +85,7 @@ class FakeConnection(asyncio.Protocol):
     # What the parser calls.
 
     def on_message_begin(self) -> None:
-        self._url, self._headers, self._body = b"", {}, []
+        self._url, self._headers, self._body = b"", dict[str, str](), list[bytes]()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -105,33 +101,27 @@ class FakeConnection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        path = self._url.decode("latin-1").partition("?")[0]
-        method = self._parser.get_method().decode()
+        path, method = self._url.decode("latin-1").partition("?")[0], self._parser.get_method().decode()
         keep_alive = self._parser.should_keep_alive()
         self._pending.append(HttpRequest(method, path, self._headers, b"".join(self._body), keep_alive))
         self._next()
 
     # What the handler calls.
 
-    def send(
-        self,
-        status: int,
-        body: bytes,
-        *,
-        content_type: str = "application/json",
-        headers: Mapping[str, str] | None = None,
-        missing_bytes: int = 0,
-    ) -> None:
-        """A whole answer. With `missing_bytes` the head promises more than is sent and the connection closes."""
-        length = {"content-length": str(len(body) + missing_bytes)}
-        self.write(self._head(status, {"content-type": content_type, **length, **(headers or {})}) + body)
+    def send(self, status: int, body: bytes, missing_bytes: int = 0, /, **headers: str) -> None:
+        """A whole answer. With `missing_bytes` the head promises more than is sent and the connection closes.
+
+        `headers`: names with underscores for dashes; `content_type` is JSON where it is not said.
+        """
+        told = {"content_type": "application/json", "content_length": str(len(body) + missing_bytes), **headers}
+        self.write(self._head(status, {name.replace("_", "-"): value for name, value in told.items()}) + body)
         if missing_bytes:
             self.close()
         else:
             self._finished()
 
-    def send_json(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
-        self.send(status, to_json(value), headers=headers)
+    def send_json(self, status: int, value: Any, **headers: str) -> None:
+        self.send(status, to_json(value), **headers)
 
     def begin_stream(self, content_type: str = "text/event-stream") -> None:
         fields = {"content-type": content_type, "cache-control": "no-cache", "transfer-encoding": "chunked"}
@@ -201,8 +191,7 @@ class FakeConnection(asyncio.Protocol):
 
     def _arm_idle_close(self) -> None:
         if self._idle_close_s is not None:
-            loop = asyncio.get_running_loop()
-            self._idle_timer = loop.call_later(self._idle_close_s, self.close)
+            self._idle_timer = asyncio.get_running_loop().call_later(self._idle_close_s, self.close)
 
     def _disarm_idle_close(self) -> None:
         if self._idle_timer is not None:

@@ -8,17 +8,18 @@ Preset `dual-3090` is one replica of a published rig: two RTX 3090, one replica 
     TPOT, ms         11.2   11.9   15.1   20.4
     mean TTFT, s      1.0   0.84   1.44     19
 
-The published delays do not multiply out to the published tok/s (4 streams at 15.1 ms and 1.44 s make 242), and two
-replicas that share nothing must give twice the speed of one. The preset keeps the tok/s: 80, 161, 225, and 163 while
-every replica holds two requests more than it has slots; 225 at any C when it never does.
+The delays do not multiply out to the tok/s. The preset keeps the tok/s: 80, 161, 225, and 163 while every replica holds
+two requests more than it has slots; 225 at any C when it never does.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -114,7 +115,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     args.deaf_s = args.deaf_ms / 1000 * scale
     args.idle_close_s = None if args.idle_close_s is None else args.idle_close_s * scale
     if args.reasoning is not None:
-        args.stream_form = replace(args.stream_form, reasoning=True)
+        args.stream_form |= {"reasoning"}
     above = args.worse_above, args.truncate_above, args.error_above
     args.quality = Quality(args.wrong_share, args.flip_share, *above, seed=args.seed)
     args.key = os.environ.get(KEY_VARIABLE, "")
@@ -122,45 +123,16 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options in `fake_options.toml`."""
+    kinds: dict[str, Callable[[str], Any]] = {
+        "int": int, "float": float, "curve": TokenTimeCurve.parse, "form": parse_form, "fault": InjectedFault.parse,
+        "answers": read_answers, "share": parse_share, "above": LoadShare.parse,
+    }  # fmt: skip
     parser = argparse.ArgumentParser(prog="fake_engine", allow_abbrev=False, description="A fake engine for tests.")
-    add = parser.add_argument
-    add("--host", default="127.0.0.1", help="SKEP_ENGINE_KEY in the environment sets the API key that is required")
-    add("--port", type=int, default=0)
-    add("--control-port", type=int, help="also serve /fake/ here; stays open under the fault `refuse`")
-    add("--report-fd", type=int, help="write {'url': ...} to this descriptor when listening, then close it")
-    add("--parent-fd", type=int, help="exit when this descriptor ends")
-    add("--model", default="fake-model")
-    add("--preset", choices=list(PRESETS))
-    add("--slots", type=int, default=1)
-    add("--ctx", type=int, default=8192, help="tokens of one slot, prompt and answer together")
-    add("--default-tokens", type=int, default=64)
-    add("--ttft-ms", type=float, default=0.0)
-    add("--prefill-tok-s", type=float)
-    add("--token-ms", type=float, default=1.0, help="at any load, where no curve is given")
-    add("--token-ms-curve", type=TokenTimeCurve.parse, help="1:10,2:12,4:16: milliseconds per token against busy slots")
-    add("--overfill-slowdown", type=float, default=1.0, help="factor on token time while requests wait inside")
-    add("--time-scale", type=float, default=1.0, help="factor on every time given here")
-    add("--load-s", type=float, default=0.0, help="answer 503 `Loading model` this long after the start")
-    add("--deaf-ms", type=float, default=0.0, help="a slot stays busy this long after its client has gone")
-    add("--idle-close-s", type=float, help="close connections idle for this long")
-    add("--stream-form", type=parse_form, default="normal", help="names joined by commas")
-    kind = "a kind, or a JSON object as for POST /fake/fault"
-    add("--fault", dest="faults", action="append", default=[], type=InjectedFault.parse, help=kind)
-    add("--crash-at-start", metavar="MESSAGE")
-    add("--exit-code", type=int, default=1, help="of --crash-at-start")
-    session = "start a process of its own session that ignores SIGTERM"
-    add("--grandchild", dest="grandchildren", action="count", default=0, help=session)
-    add("--ignore-term", action="store_true")
-    lines = "JSON lines of {'prompt': part of the prompt, 'answer': text, 'wrong': texts}"
-    add("--answers", type=read_answers, default=(), help=lines)
-    add("--reasoning", metavar="TEXT", help="streamed before each chat answer, as reasoning_content")
-    # How well it answers. `C:S` means a share S while more than C requests are inside.
-    share: dict[str, Any] = {"type": parse_share, "default": "0", "metavar": "S"}
-    above: dict[str, Any] = {"type": LoadShare.parse, "metavar": "C:S"}
-    add("--wrong-share", **share, help="of stored answers are wrong, by a hash of the prompt")
-    add("--flip-share", **share, help="of stored answers: right becomes wrong, wrong becomes right")
-    add("--worse-above", **above, help="a share S of right answers becomes wrong while more than C are inside")
-    add("--truncate-above", **above, help="finish_reason length after half the words")
-    add("--error-above", **above, help="HTTP 500")
-    add("--seed", type=int, default=0, help="random seed, drawn from in the order of the requests")
+    parser.add_argument("--preset", choices=list(PRESETS))
+    text = files("skep.testing").joinpath("fake_options.toml").read_text(encoding="utf-8")
+    for name, told in tomllib.loads(text).items():
+        if "type" in told:
+            told["type"] = kinds[told["type"]]
+        parser.add_argument(f"--{name}", **told)
     return parser

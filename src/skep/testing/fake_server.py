@@ -1,7 +1,4 @@
-"""The fake engine: its slots and queue, its generations, its routes, its faults and its control port.
-
-Routes are those of the OpenAI protocol and the status routes of llama.cpp and vLLM. `fake_http` sends the bytes.
-"""
+"""The fake engine: its slots and queue, its generations, its routes, its faults and its control port."""
 
 from __future__ import annotations
 
@@ -13,6 +10,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -66,57 +65,47 @@ class SlotTable(Generic[J]):
             return heir
         return None
 
-    def __repr__(self) -> str:
-        return f"<SlotTable {self.running}/{len(self._slots)} running, {self.waiting} waiting>"
-
 
 TIMER_STEP_S = 0.0005  # event loops fire timers to the millisecond: what is due within half of one is due
 
 
+@dataclass(eq=False, repr=False)
 class FakeJob:
     """One generation. `left` is called once, when its slot is free again or its place in the queue is given up."""
 
-    def __init__(
-        self,
-        ask: FakeRequest,
-        answer: FakeAnswer,
-        head: AnswerHead,
-        options: argparse.Namespace,
-        fault: InjectedFault | None,
-        connection: FakeConnection,
-        left: Callable[[FakeJob], None],
-    ) -> None:
-        self._ask = ask
-        self._answer = answer
-        self._head = head
-        self._options = options
-        self._fault = fault
-        self._connection = connection
-        self._left = left
+    ask: FakeRequest
+    answer: FakeAnswer
+    head: AnswerHead
+    options: argparse.Namespace
+    fault: InjectedFault | None
+    connection: FakeConnection
+    left: Callable[[FakeJob], None]
+    produced: int = 0
+
+    def __post_init__(self) -> None:
         self._table: SlotTable[FakeJob] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stream: StreamEncoder | None = None
         self._opened = False  # the answer's head is out
         self._started_s = self._first_s = self._last_s = 0.0
-        self.produced = 0
 
     @property
     def prompt_tokens(self) -> int:
-        return self._ask.prompt_tokens
+        return self.ask.prompt_tokens
 
     def start(self, table: SlotTable[FakeJob]) -> None:
         """Begin the prefill: the job has a slot."""
         self._table = table
         self._started_s = time.monotonic()
-        if self._fault is not None and self._fault.kind is FaultKind.HANG_FIRST:
+        if self.fault is not None and self.fault.kind is FaultKind.HANG_FIRST:
             return
-        ask, form = self._ask, self._options.stream_form
-        self._clock = DecodeClock(self._options.speed, self._started_s, ask.prompt_tokens)
+        ask, form = self.ask, self.options.stream_form
+        self._clock = DecodeClock(self.options.speed, self._started_s, ask.prompt_tokens)
         if ask.stream:
-            total = len(self._answer.tokens)
-            self._stream = StreamEncoder(form, self._head, total=total, include_usage=ask.include_usage)
+            total = len(self.answer.tokens)
+            self._stream = StreamEncoder(form, self.head, total=total, include_usage=ask.include_usage)
             if opening := self._stream.opening():
-                self._connection.begin_stream()
+                self.connection.begin_stream()
                 self._send(opening)
                 self._opened = True
         self._wait()
@@ -125,10 +114,10 @@ class FakeJob:
         """The client has gone. A deaf engine does not hear it at once."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._table is not None and self._options.deaf_s:
-            asyncio.get_running_loop().call_later(self._options.deaf_s, self._left, self)
+        if self._table is not None and self.options.deaf_s:
+            asyncio.get_running_loop().call_later(self.options.deaf_s, self.left, self)
         else:
-            self._left(self)
+            self.left(self)
 
     def _wait(self) -> None:
         self._timer = asyncio.get_running_loop().call_at(self._clock.deadline_s, self._tick)
@@ -138,7 +127,7 @@ class FakeJob:
         assert self._table is not None
         while True:
             if self._stream is not None and not self._opened:
-                self._connection.begin_stream()
+                self.connection.begin_stream()
                 self._opened = True
             if self._struck():
                 return
@@ -146,9 +135,9 @@ class FakeJob:
             if self.produced == 0:
                 self._first_s = self._last_s
             if self._stream is not None:
-                self._send(self._stream.token(self._answer.tokens[self.produced]))
+                self._send(self._stream.token(self.answer.tokens[self.produced]))
             self.produced += 1
-            if self.produced == len(self._answer.tokens):
+            if self.produced == len(self.answer.tokens):
                 self._finish()
                 return
             due_s = self._clock.advance(self._last_s, busy=self._table.running, waiting=self._table.waiting)
@@ -157,42 +146,42 @@ class FakeJob:
         self._wait()
 
     def _struck(self) -> bool:
-        fault = self._fault
+        fault = self.fault
         if fault is None or not fault.kind.is_mid or self.produced < fault.after_tokens:
             return False
         if fault.kind is FaultKind.CRASH:
             os._exit(fault.exit_code)
         if fault.kind is FaultKind.CLOSE_MID:
-            self._connection.close(reset=fault.reset)
-            self._left(self)
+            self.connection.close(reset=fault.reset)
+            self.left(self)
         return True
 
     def _finish(self) -> None:
-        timings, finish = self._timings(), self._answer.finish_reason
-        self._left(self)
+        timings, finish = self._timings(), self.answer.finish_reason
+        self.left(self)
         if self._stream is None:
-            form = self._options.stream_form
-            self._connection.send(200, whole_answer(self._head, form, self._answer.tokens, finish, timings))
+            form = self.options.stream_form
+            self.connection.send(200, whole_answer(self.head, form, self.answer.tokens, finish, timings))
         else:
             self._send(self._stream.ending(finish, timings))
-            self._connection.end_stream()
+            self.connection.end_stream()
 
     def _send(self, writes: list[bytes]) -> None:
         for data in writes:
-            self._connection.chunk(data)
+            self.connection.chunk(data)
 
     def _timings(self) -> dict[str, Any]:
         """As llama.cpp reports them, from the moments at which tokens really left."""
         prompt_ms = (self._first_s - self._started_s) * 1000
         decode_ms = (self._last_s - self._first_s) * 1000
+        per_second = self.prompt_tokens / max(prompt_ms, 0.001) * 1000
         timings = {
             "cache_n": 0,
             "prompt_n": self.prompt_tokens,
             "prompt_ms": prompt_ms,
-            "prompt_per_second": self.prompt_tokens / max(prompt_ms, 0.001) * 1000,
-            "predicted_n": self.produced,
-            "predicted_ms": decode_ms,
+            "prompt_per_second": per_second,
         }
+        timings |= {"prompt_per_second": per_second, "predicted_n": self.produced, "predicted_ms": decode_ms}
         if self.produced > 1 and decode_ms > 0:
             timings["predicted_per_token_ms"] = decode_ms / (self.produced - 1)
             timings["predicted_per_second"] = (self.produced - 1) / decode_ms * 1000
@@ -202,25 +191,25 @@ class FakeJob:
 Route = Callable[[HttpRequest, FakeConnection], None]
 GENERATIONS = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat
 ENDLESS_PIECE = 262_144  # bytes
+COUNTERS = frozenset({"requests", "hangups", "connections_total", "max_running", "max_inside"})
 
 
 class FakeServer:
-    """Everything one fake engine knows. `changed` is called after each change of its state."""
+    """Everything one fake engine knows, its listeners, and those who wait for a state of it."""
 
-    def __init__(self, options: argparse.Namespace, *, control: Route, changed: Callable[[], None]) -> None:
+    def __init__(self, options: argparse.Namespace, grandchildren: Sequence[int] = ()) -> None:
         self.options = options
+        self._grandchildren = grandchildren
+        self._listener: asyncio.Server | None = None
+        self._opening: asyncio.Future[None] | None = None
+        self._port = options.port
+        self._waiters: list[tuple[Mapping[str, Any], FakeConnection]] = []
         self.table: SlotTable[FakeJob] = SlotTable(options.slots)
         self.faults = FaultPlan()
         self._mind = QualityPolicy(options.answers, options.quality)
         self.connections: set[FakeConnection] = set()
-        self.connections_total = 0
-        self.requests = 0
-        self.hangups = 0
-        self.prompt_tokens = 0
-        self._tokens_of_the_gone = 0
+        self.connections_total = self.requests = self.hangups = self.prompt_tokens = self._tokens_of_the_gone = 0
         self.last_request: HttpRequest | None = None
-        self._control = control
-        self._changed = changed
         self._ready_at_s = time.monotonic() + options.load_s
         self.routes: dict[tuple[str, str], Route] = {
             ("GET", "/health"): lambda _, connection: connection.send_json(200, {"status": "ok"}),
@@ -234,26 +223,42 @@ class FakeServer:
     def output_tokens(self) -> int:
         return self._tokens_of_the_gone + sum(job.produced for job in self.table.slots() if job is not None)
 
+    async def open(self) -> dict[str, str]:
+        """Listen; the addresses under the names of the report line."""
+        await self._listen()
+        host = self.options.host
+        report = {"url": f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"}
+        if self.options.control_port is not None:
+            loop, port = asyncio.get_running_loop(), self.options.control_port
+            own = await loop.create_server(lambda: FakeConnection(self, counted=False), "127.0.0.1", port)
+            report["control"] = f"http://127.0.0.1:{own.sockets[0].getsockname()[1]}"
+            self._own_listener = own
+        for fault in self.options.faults:
+            self._apply(fault)
+        return report
+
     # What a connection calls.
 
     def opened(self, connection: FakeConnection) -> None:
+        if not connection.counted:
+            return
         self.connections.add(connection)
         self.connections_total += 1
-        fault = self.faults.for_connection()
-        if fault is not None:
+        if (fault := self.faults.for_connection()) is not None:
             connection.pause(fault.delay_ms / 1000)
         self._changed()
 
     def closed(self, connection: FakeConnection) -> None:
         self.connections.discard(connection)
+        self._waiters = [waiter for waiter in self._waiters if waiter[1] is not connection]
         self._changed()
 
     def handle(self, request: HttpRequest, connection: FakeConnection) -> None:
-        if request.path != "/health" and not request.shows(self.options.key):
+        if request.path != "/health" and connection.counted and not request.shows(self.options.key):
             _send_error(connection, 401, "the fake engine wants its key", "authentication_error")
             return
         if request.path.startswith("/fake/"):
-            self._control(request, connection)
+            self._steer(request, connection)
             return
         fault = self.faults.for_request(request.method, request.path)
         if fault is not None and self._strike(fault, request, connection):
@@ -336,11 +341,11 @@ class FakeServer:
             case FaultKind.ERROR_500:
                 _send_error(connection, 500, "the fake engine fails as asked", "server_error")
             case FaultKind.BUSY_503:
-                text, wait_s = "the fake engine is busy as asked", fault.retry_after_s
-                _send_error(connection, 503, text, "unavailable_error", retry_after_s=wait_s)
+                wait_s = str(fault.retry_after_s)
+                _send_error(connection, 503, "busy as asked", "unavailable_error", retry_after=wait_s)
             case FaultKind.LIMIT_429:
-                text, wait_s = "too many requests, as asked", fault.retry_after_s
-                _send_error(connection, 429, text, "rate_limit_error", retry_after_s=wait_s)
+                wait_s = str(fault.retry_after_s)
+                _send_error(connection, 429, "too many requests, as asked", "rate_limit_error", retry_after=wait_s)
             case FaultKind.GARBAGE:
                 connection.write(b"\x15\x03\x01\x00\x02\x02\x16 not HTTP at all\n")
                 connection.close()
@@ -355,7 +360,7 @@ class FakeServer:
                 else:
                     connection.send(200, b'{"choices": [')
             case FaultKind.SHORT_BODY:
-                connection.send(200, b'{"choices":[{"index":0,', missing_bytes=500)
+                connection.send(200, b'{"choices":[{"index":0,', 500)
             case FaultKind.ENDLESS:
                 connection.on_hang_up = self._hung_up
                 connection.begin_stream("application/json")
@@ -384,77 +389,24 @@ class FakeServer:
 
     def _metrics(self, _request: HttpRequest, connection: FakeConnection) -> None:
         label = f'{{model_name="{self.options.model}"}}'
-        figures = (
-            ("gauge", f"vllm:num_requests_running{label}", self.table.running),
-            ("gauge", f"vllm:num_requests_waiting{label}", self.table.waiting),
-            ("counter", f"vllm:prompt_tokens_total{label}", self.prompt_tokens),
-            ("counter", f"vllm:generation_tokens_total{label}", self.output_tokens),
-            ("gauge", "llamacpp:requests_processing", self.table.running),
-            ("gauge", "llamacpp:requests_deferred", self.table.waiting),
-            ("counter", "llamacpp:prompt_tokens_total", self.prompt_tokens),
-            ("counter", "llamacpp:tokens_predicted_total", self.output_tokens),
+        figures = (  # vLLM's name, llama.cpp's name, kind, value
+            ("num_requests_running", "requests_processing", "gauge", self.table.running),
+            ("num_requests_waiting", "requests_deferred", "gauge", self.table.waiting),
+            ("prompt_tokens_total", "prompt_tokens_total", "counter", self.prompt_tokens),
+            ("generation_tokens_total", "tokens_predicted_total", "counter", self.output_tokens),
         )
-        lines = [f"# TYPE {name.partition('{')[0]} {kind}\n{name} {value}\n" for kind, name, value in figures]
+        lines = [f"# TYPE vllm:{name} {kind}\nvllm:{name}{label} {value}\n" for name, _, kind, value in figures]
+        lines += [f"# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value}\n" for _, name, kind, value in figures]
         connection.send(200, "".join(lines).encode(), content_type="text/plain; version=0.0.4")
 
     def _echo(self, request: HttpRequest, connection: FakeConnection) -> None:
         kind = request.headers.get("content-type", "application/octet-stream")
         digest = hashlib.sha256(request.body).hexdigest()
-        connection.send(200, request.body, content_type=kind, headers={"x-body-sha256": digest})
+        connection.send(200, request.body, content_type=kind, x_body_sha256=digest)
 
+    # The control port, or /fake/ on the other one.
 
-def _send_error(
-    connection: FakeConnection,
-    status: int,
-    message: str,
-    kind: str,
-    *,
-    code: str | int | None = None,
-    retry_after_s: int | None = None,
-) -> None:
-    error: dict[str, Any] = {"message": message, "type": kind, "param": None, "code": code or status}
-    headers = {} if retry_after_s is None else {"retry-after": str(retry_after_s)}
-    connection.send_json(status, {"error": error}, headers)
-
-
-COUNTERS = frozenset({"requests", "hangups", "connections_total", "max_running", "max_inside"})
-
-
-class Control:
-    """One fake engine's server, its listeners and those who wait for a state of it."""
-
-    def __init__(self, options: argparse.Namespace, grandchildren: Sequence[int] = ()) -> None:
-        self._options = options
-        self._grandchildren = grandchildren
-        self._listener: asyncio.Server | None = None
-        self._opening: asyncio.Future[None] | None = None
-        self._port = options.port
-        self._waiters: list[tuple[Mapping[str, Any], FakeConnection]] = []
-        self.server = FakeServer(options, control=self.handle, changed=self._changed)
-
-    async def open(self) -> dict[str, str]:
-        """Listen; the addresses under the names of the report line."""
-        await self._listen()
-        host = self._options.host
-        report = {"url": f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"}
-        if self._options.control_port is not None:
-            loop = asyncio.get_running_loop()
-            own = await loop.create_server(lambda: FakeConnection(self), "127.0.0.1", self._options.control_port)
-            report["control"] = f"http://127.0.0.1:{own.sockets[0].getsockname()[1]}"
-            self._own_listener = own
-        for fault in self._options.faults:
-            self._apply(fault)
-        return report
-
-    # As the control port's handler: its connections are not counted.
-
-    def opened(self, connection: FakeConnection) -> None:
-        pass
-
-    def closed(self, connection: FakeConnection) -> None:
-        self._waiters = [waiter for waiter in self._waiters if waiter[1] is not connection]
-
-    def handle(self, request: HttpRequest, connection: FakeConnection) -> None:
+    def _steer(self, request: HttpRequest, connection: FakeConnection) -> None:
         try:
             self._route(request, connection)
         except (UserError, ValueError, TypeError, msgspec.ValidationError) as error:
@@ -477,23 +429,15 @@ class Control:
                 connection.send_json(404, {"error": {"message": f"no route {request.path}"}})
 
     def state(self) -> dict[str, Any]:
-        server = self.server
-        last = server.last_request
+        last = self.last_request
+        slots = {name: getattr(self.table, name) for name in ("running", "waiting", "max_running", "max_inside")}
+        counts = {name: getattr(self, name) for name in ("requests", "hangups", "connections_total", "output_tokens")}
         return {
-            "requests": server.requests,
-            "running": server.table.running,
-            "waiting": server.table.waiting,
-            "max_running": server.table.max_running,
-            "max_inside": server.table.max_inside,
-            "hangups": server.hangups,
-            "connections_open": len(server.connections),
-            "connections_total": server.connections_total,
-            "output_tokens": server.output_tokens,
-            "grandchildren": list(self._grandchildren),
-            "last_path": last.path if last else None,
-            "last_headers": dict(last.headers) if last else None,
+            **counts, **slots,
+            "connections_open": len(self.connections), "grandchildren": list(self._grandchildren),
+            "last_path": last.path if last else None, "last_headers": dict(last.headers) if last else None,
             "last_body_sha256": hashlib.sha256(last.body).hexdigest() if last else None,
-        }
+        }  # fmt: skip
 
     def _changed(self) -> None:
         if not self._waiters:
@@ -513,23 +457,28 @@ class Control:
             if fault.for_s is not None:
                 loop.call_later(fault.for_s, self._listen_again)
         elif fault.kind is FaultKind.NONE:
-            self.server.faults.faults.clear()
+            self.faults.faults.clear()
             self._listen_again()
         else:
-            self.server.faults.faults.append(fault)
+            self.faults.faults.append(fault)
 
     def _listen_again(self) -> None:
         if self._listener is None and self._opening is None:
             self._opening = asyncio.ensure_future(self._listen())
 
     async def _listen(self) -> None:
-        def connect() -> FakeConnection:
-            return FakeConnection(self.server, idle_close_s=self._options.idle_close_s)
-
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(connect, self._options.host, self._port, backlog=1024)
+        loop, options = asyncio.get_running_loop(), self.options
+        connect = partial(FakeConnection, self, idle_close_s=options.idle_close_s)
+        self._listener = await loop.create_server(connect, options.host, self._port, backlog=1024)
         self._opening = None
         self._port = self._listener.sockets[0].getsockname()[1]
+
+
+def _send_error(
+    connection: FakeConnection, status: int, message: str, kind: str, *, code: str | None = None, **headers: str
+) -> None:
+    error = {"message": message, "type": kind, "param": None, "code": code or status}
+    connection.send_json(status, {"error": error}, **headers)
 
 
 def is_met(wanted: Mapping[str, Any], state: Mapping[str, Any]) -> bool:

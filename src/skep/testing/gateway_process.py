@@ -1,9 +1,4 @@
-"""A real gateway process for tests and benchmarks, told its replicas over its link as the supervisor would.
-
-with GatewayProcess(log, limits={"max_queue": 8}) as door:
-    door.serve([{"name": "r0", "model": "m", "url": engine.url, "slots": 2, "confirms": "slots"}])
-    ...  # door.url
-"""
+"""A real gateway process for tests and benchmarks, told its replicas over its link as the supervisor would."""
 
 from __future__ import annotations
 
@@ -17,9 +12,10 @@ from typing import Any, Self
 
 
 class GatewayProcess:
-    """Listens when constructed; ends with `close`, and with the process that made it.
+    """Listens when constructed; ends with its maker. `python`: another checkout's interpreter, to have its gateway.
 
-    `python`: the interpreter of another checkout, to have its gateway.
+    with GatewayProcess(log, limits={"max_queue": 8}) as door:
+        door.serve([{"name": "r0", "model": "m", "url": engine.url, "slots": 2, "confirms": "slots"}])
     """
 
     def __init__(self, log: Path, /, *, python: str = sys.executable, **setup: Any) -> None:

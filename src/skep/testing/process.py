@@ -29,11 +29,7 @@ START_S = 20.0
 
 
 class FakeEngine:
-    """Options are those of `fake_engine --help`: `token_ms=5` is `--token-ms 5`, `True` a flag, a list a repeat.
-
-    With `key` it wants to see that one. The process ends with `close`, with the `with` block and with the test process:
-    it watches a pipe.
-    """
+    """Options are those of `fake_engine --help`: `token_ms=5` is `--token-ms 5`, `True` a flag, a list a repeat."""
 
     def __init__(self, *, key: str = "", **options: Any) -> None:
         self._options = options
@@ -76,7 +72,8 @@ class FakeEngine:
 
     @property
     def pid(self) -> int:
-        return self._running().pid
+        assert self._process is not None
+        return self._process.pid
 
     def state(self) -> dict[str, Any]:
         return self._call("GET", "/fake/state")
@@ -91,11 +88,13 @@ class FakeEngine:
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         """Send a signal and wait; the exit status as `subprocess` gives it, -9 for SIGKILL."""
-        self._running().send_signal(number)
+        assert self._process is not None
+        self._process.send_signal(number)
         return self.wait()
 
     def wait(self, timeout_s: float = 10.0) -> int:
-        return self._running().wait(timeout_s)
+        assert self._process is not None
+        return self._process.wait(timeout_s)
 
     def stderr(self) -> str:
         if self._stderr is None:
@@ -121,11 +120,6 @@ class FakeEngine:
 
     def __repr__(self) -> str:
         return f"<FakeEngine {self.url or 'not started'} pid {self._process.pid if self._process else None}>"
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            raise EngineError("the fake engine was not started", hint="use it in a `with` block")
-        return self._process
 
     def _call(self, method: str, path: str, value: Any = None, timeout_s: float = 10.0) -> dict[str, Any]:
         connection = http.client.HTTPConnection(urlsplit(self._control).netloc, timeout=timeout_s)

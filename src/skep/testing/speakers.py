@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+import tomllib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,19 +25,6 @@ from skep.testing.fake_server import FakeServer, Route
 
 SGLANG_VERSION = "0.5.12"
 OLLAMA_VERSION = "0.24.3"
-# Of python/sglang/srt/server_args.py: those that a launch may use, and a few that none does.
-_VALUES = (
-    "model-path", "served-model-name", "host", "port", "max-running-requests", "context-length", "quantization",
-    "dtype", "kv-cache-dtype", "tp-size", "dp-size", "pp-size", "ep-size", "mem-fraction-static",
-    "chunked-prefill-size", "speculative-algorithm", "speculative-draft-model-path", "speculative-num-steps",
-    "speculative-eagle-topk", "speculative-num-draft-tokens", "reasoning-parser", "tool-call-parser", "chat-template",
-    "config", "api-key", "max-prefill-tokens", "schedule-policy", "attention-backend", "nnodes", "node-rank",
-    "dist-init-addr",
-)  # fmt: skip
-_SWITCHES = (
-    "enable-dp-attention", "disable-cuda-graph", "disable-radix-cache", "disable-custom-all-reduce",
-    "trust-remote-code", "enable-metrics", "enable-cache-report", "enable-mixed-chunk",
-)  # fmt: skip
 
 
 def write_program(path: str | Path, engine: str) -> None:
@@ -66,9 +54,10 @@ def run_sglang(argv: list[str]) -> int:
         sys.stderr.write(f"no module named {' '.join(argv[:2])}\n")
         return 1
     parser = argparse.ArgumentParser(prog="launch_server.py")
-    for name in _VALUES:
+    flags = tomllib.loads(Path(__file__).with_name("sglang_flags.toml").read_text())
+    for name in flags["values"]:
         parser.add_argument(f"--{name}")
-    for name in _SWITCHES:
+    for name in flags["switches"]:
         parser.add_argument(f"--{name}", action="store_true")
     args = parser.parse_args([*_words_of_config(argv), *argv[2:]])
     sys.stdout.write(f"server_args=ServerArgs({vars(args)})\n")  # its key too

@@ -33,7 +33,7 @@ from skep.paths import Paths, make_private
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.main import build_hive
 from skep.supervisor.replica import Replica
-from skep.supervisor.replica_protocol import ReplicaMember
+from skep.supervisor.replica_set import ReplicaMember
 from skep.supervisor.supervisor import Hive, Supervisor
 from skep.tuner.failures import failure_of
 from skep.tuner.ports import ConfigFailed, ServedConfig
@@ -114,7 +114,7 @@ class TrialServers:
         except SkepError as error:
             raise ConfigFailed(ConfigFailure("refused", error.message, remedy=error.hint)) from None
         policy = replace(hive.policy, failures_before_ready=1, failures_after_ready=1, fallbacks=0)
-        return replace(hive, policy=policy, socket_path=None)  # nobody controls it but us
+        return replace(hive, policy=policy)
 
     def _settings(self, preset: Preset) -> Settings:
         serve = replace(serve_of(preset), binary=self._binary)
