@@ -88,7 +88,7 @@ class ItemPass:
 
     level: int
     repeat: int
-    arm: str
+    arm: str = LOAD
 
 
 class Passes:
