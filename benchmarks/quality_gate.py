@@ -30,8 +30,7 @@ from skep.bench.endpoint import find_endpoint
 from skep.host.facts import read_host
 from skep.quality.judging import Judge
 from skep.quality.records import QualitySummary
-from skep.quality.trial import run_trial
-from skep.quality.trial_plan import TrialPlan
+from skep.quality.trial import TrialPlan, run_trial
 from skep.stats.noninferiority import Claim, items_needed
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine

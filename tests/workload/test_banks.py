@@ -135,17 +135,10 @@ def test_wrong_lines_are_named(line, problem):
     assert len(caught.value.message) < 300
 
 
-@pytest.mark.parametrize(
-    ("line", "hint"),
-    [
-        ({**GOOD, "promt": "x"}, "did you mean `prompt`?"),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-def test_a_slip_of_the_pen_is_recognised(line, hint):
+def test_a_slip_of_the_pen_is_recognised():
     with pytest.raises(UserError) as caught:
-        parsed(line)
-    assert caught.value.hint == hint
+        parsed({**GOOD, "promt": "x"})
+    assert caught.value.hint == "did you mean `prompt`?"
 
 
 def test_a_line_of_10_mb_is_refused_without_being_read():

@@ -23,16 +23,8 @@ def example():
 def test_the_documented_example_is_read():
     """In the order of the file, with what was left out filled in."""
     chat, hooks, nightly = parse_classes(example())
-    assert chat == TrafficClass(
-        "chat",
-        "conversation",
-        agents=4,
-        priority="interactive",
-        prompt_tokens=400,
-        max_tokens=200,
-        turns=5,
-        think_s=8.0,
-    )
+    lengths = {"prompt_tokens": 400, "max_tokens": 200, "turns": 5, "think_s": 8.0}
+    assert chat == TrafficClass("chat", "conversation", agents=4, priority="interactive", **lengths)
     assert (hooks.rate, hooks.arrivals, hooks.agents, hooks.priority) == (1.5, "gamma:2.0", None, "normal")
     assert (nightly.share, nightly.prefix_tokens, nightly.priority) == (1.0, 4000, "batch")
 

@@ -124,7 +124,7 @@ def test_code_is_python_whatever_the_names(idea):
     """Each idea, right and broken, parses with every thing and every field, and the bug is there."""
     for (thing, things), field in [(pair, FIELDS[0]) for pair in THINGS] + [(THINGS[0], f) for f in FIELDS]:
         names = {"thing": thing, "things": things, "Thing": thing.title(), "field": field, "number": "7"}
-        right, broken = idea.code.format_map(names), idea.broken_code.format_map(names)
+        right, broken = idea.code.format_map(names), idea.code.replace(*idea.bug, 1).format_map(names)
         ast.parse(right)
         ast.parse(broken)
         assert right != broken

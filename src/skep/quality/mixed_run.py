@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -86,7 +86,8 @@ async def run_mixed(
                 load = mixed_load(plan, level, repeat)
                 await session.driver.run_load(level, repeat, load, level, session.took, is_closed=False)
                 recording.check()
-            answered = answers_of(recording.rows, items)
+            by_id = {item.id: item for item in items}
+            answered = [AnsweredItem(row, by_id[row.kind]) for row in recording.rows if row.level and row.kind in by_id]
             session.begin(stage="judging", level=0, done=0, total=len(answered))
             verdicts = await Judge(sandbox).judge(answered, session.judged)
         store.append_verdicts(recording.run_id, verdicts)
@@ -98,12 +99,6 @@ async def run_mixed(
 def items_of(levels: Sequence[int]) -> list[Item]:
     """Return the items that these levels ask."""
     return [*PRIMARY, *SIDE[: max(levels) - 1]]
-
-
-def answers_of(rows: Iterable[Request], items: Iterable[Item]) -> list[AnsweredItem]:
-    """Return every stored answer with its item."""
-    by_id = {item.id: item for item in items}
-    return [AnsweredItem(row, by_id[row.kind]) for row in rows if row.level and row.kind in by_id]
 
 
 def mixed_load(plan: MixedPlan, level: int, repeat: int) -> Load:

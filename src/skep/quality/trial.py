@@ -46,7 +46,7 @@ from skep.quality.trial_figures import UNANSWERED as NO_ANSWER_AT_ALL
 from skep.quality.words import points
 from skep.stats.noninferiority import ASSUMED_DISCORDANCE, Claim, delta_shown
 from skep.store.database import Store
-from skep.store.records import LevelFact, Request
+from skep.store.records import LevelFact
 from skep.store.verdicts import Verdict
 from skep.units import format_seconds
 from skep.workload.items import Item, item_json
@@ -88,7 +88,7 @@ class ItemPass:
 
     level: int
     repeat: int
-    arm: str
+    arm: str = LOAD
 
 
 class Passes:
@@ -250,8 +250,14 @@ class _QualityTrial:
                 for one in passes.values():
                     self._recording.found(LevelFact(one.level, one.repeat, WHOLE_BLOCK, {"begin": begin, "end": end}))
                 is_last = round_ + 1 == self._plan.repeats and number + 1 == len(blocks)
-                if self._is_over() and not (is_last and level == self._plan.levels[-1]):
-                    self._cut_short(level, round_, end)
+                budget_s = self._plan.budget_s
+                is_over = budget_s is not None and time.monotonic() - self._began > budget_s
+                if is_over and not (is_last and level == self._plan.levels[-1]):
+                    budget = format_seconds(budget_s or 0.0)
+                    repeat = f" of repeat {round_ + 1}" if self._plan.repeats > 1 else ""
+                    what = f"{end} of {len(self._items)} items{repeat}"
+                    why = f"the budget of {budget} ended at C={level} after {what}"
+                    self._recording.found(LevelFact(level, 0, CUT_SHORT, {"why": why}))
                     return False
         return True
 
@@ -266,17 +272,13 @@ class _QualityTrial:
         if one.arm == LOAD:
             self._last_load = (one.level, failed, len(rows))
         elif failed == len(rows):
-            raise self._dead(rows[0])
-
-    def _dead(self, row: Request) -> EndpointError:
-        """Nothing is answered at C=1. If that began under load, this is the news."""
-        url, hint = self._endpoint.url, "there is nothing to hold a level against; look at the server's log"
-        level, failed, asked = self._last_load
-        what = f"{url} answers nothing at C=1, one request after the other"
-        if failed:
-            there = f"{failed} of {asked} requests failed there"
-            what = f"{url} stopped answering at C={level}: {there}, and then all at C=1"
-        return EndpointError(f"{what}: {row.error}", hint=hint)
+            level, failed, asked = self._last_load
+            what = "answers nothing at C=1, one request after the other"
+            if failed:  # it began under load, which is the news
+                there = f"{failed} of {asked} requests failed there"
+                what = f"stopped answering at C={level}: {there}, and then all at C=1"
+            hint = "there is nothing to hold a level against; look at the server's log"
+            raise EndpointError(f"{self._endpoint.url} {what}: {rows[0].error}", hint=hint)
 
     def _task(self, one: ItemPass, index: int) -> BenchTask:
         item = self._items[index]
@@ -304,16 +306,6 @@ class _QualityTrial:
         summary = self.summary()
         self._on_level(summary)
         return summary.levels[-1].claim if summary.levels else None
-
-    def _is_over(self) -> bool:
-        budget = self._plan.budget_s
-        return budget is not None and time.monotonic() - self._began > budget
-
-    def _cut_short(self, level: int, round_: int, items: int) -> None:
-        budget = format_seconds(self._plan.budget_s or 0.0)
-        repeat = f" of repeat {round_ + 1}" if self._plan.repeats > 1 else ""
-        why = f"the budget of {budget} ended at C={level} after {items} of {len(self._items)} items{repeat}"
-        self._recording.found(LevelFact(level, 0, CUT_SHORT, {"why": why}))
 
     def _outlook(self) -> dict[str, float | None]:
         """Return the time left of this level, by what its requests took so far: rough until every width was tried."""

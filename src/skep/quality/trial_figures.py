@@ -138,8 +138,11 @@ class Tables:
 
     def shared(self, *keys: Key) -> list[int]:
         """Indexes that were asked and judged in all of these passes, in whole blocks."""
-        found = [self._judged(key) for key in keys]
-        return sorted(set[int].intersection(*found)) if found else []
+        found = []
+        for key in keys:
+            whole = {index for begin, end in self.blocks.get(key, ()) for index in range(begin, end)}
+            found.append(whole & self.rows.get(key, {}).keys() & self.verdicts.get(key, {}).keys())
+        return sorted(set[int].intersection(*found))
 
     def walls(self, key: Key, indexes: Iterable[int]) -> float:
         """Return seconds in which the pass was under way: the sum over its blocks."""
@@ -149,10 +152,6 @@ class Tables:
             if some:
                 total += max(row.ended_s for row in some) - min(row.started_s for row in some)
         return total
-
-    def _judged(self, key: Key) -> set[int]:
-        whole = {index for begin, end in self.blocks.get(key, ()) for index in range(begin, end)}
-        return whole & self.rows.get(key, {}).keys() & self.verdicts.get(key, {}).keys()
 
     def _is_whole(self, *keys: Key) -> bool:
         return len(self.shared(*keys)) == self.items > 0

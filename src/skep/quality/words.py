@@ -32,7 +32,11 @@ def claim_words(level: LevelQuality, delta: float) -> str:
             f"not shown: C=1 passes {100 * found.base_rate:.1f} % of the items, so that a loss of {points(delta)} "
             "could not be seen; an easier bank is needed"
         )
-    return f"not shown: a loss of up to {points(-found.low)} cannot be excluded; {_more(level)}"
+    needed, asked = level.needed_items, found.items
+    more = "more items are needed" if needed is None else f"about {needed:,} items would be needed"
+    if needed is not None and needed <= asked:
+        more = f"{needed:,} items mostly do if nothing is lost, so something may be: ask more than {asked:,}"
+    return f"not shown: a loss of up to {points(-found.low)} cannot be excluded; {more}"
 
 
 def conclusion(summary: QualitySummary) -> str:
@@ -49,12 +53,3 @@ def conclusion(summary: QualitySummary) -> str:
     if failed is not None:
         parts.append(f"C={failed.concurrency} is {claim_words(failed, summary.delta)}")
     return "; ".join(parts)
-
-
-def _more(level: LevelQuality) -> str:
-    needed, asked = level.needed_items, level.difference.items
-    if needed is None:
-        return "more items are needed"
-    if needed > asked:
-        return f"about {needed:,} items would be needed"
-    return f"{needed:,} items mostly do if nothing is lost, so something may be: ask more than {asked:,}"

@@ -107,8 +107,14 @@ async def make_tasks(
 
 
 async def _made(prompt: Prompt | Template, item: Any) -> Made:
+    """A template is filled with fields of a mapping, a model or a dataclass; `{}` and `{item}` are the item itself."""
     if isinstance(prompt, Template):
-        values = _values(item)
+        if isinstance(item, BaseModel):
+            item = item.model_dump(mode="json")
+        elif is_dataclass(item) and not isinstance(item, type):
+            item = asdict(item)
+        fields = {str(name): value for name, value in item.items()} if isinstance(item, Mapping) else {}
+        values = {"": item, "item": item, **fields}
         if (missing := prompt.missing(values)) is not None:
             raise UserError(missing)
         return prompt.fill(values)
@@ -128,16 +134,6 @@ def _document(made: Made, number: int) -> Mapping[str, Any]:
         hint = "it gives a text, a list of messages, a task's fields, or a skep.swarm.records.Task"
         raise UserError(f"the function gave {type(made).__name__} for item {number}", hint=hint)
     return {"id": number, **{name: value for name, value in made.items() if value is not None}}
-
-
-def _values(item: Any) -> Mapping[str, Any]:
-    """Fields of a mapping, a model or a dataclass; `{}` and `{item}` are the item itself."""
-    if isinstance(item, BaseModel):
-        item = item.model_dump(mode="json")
-    elif is_dataclass(item) and not isinstance(item, type):
-        item = asdict(item)
-    fields = {str(name): value for name, value in item.items()} if isinstance(item, Mapping) else {}
-    return {"": item, "item": item, **fields}
 
 
 T = TypeVar("T")

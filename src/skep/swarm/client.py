@@ -54,9 +54,6 @@ class SwarmClient:
         self._client = OpenAIClient(self.pool, f"{endpoint.base}{CHAT}", headers, timeout_s=timeout_s)
         self._heard: dict[tuple[str, int], int] = {}
 
-    def __repr__(self) -> str:
-        return f"<SwarmClient to {self.endpoint.url}, {len(self._heard)} attempts under way>"
-
     async def close(self) -> None:
         await self.pool.close()
 
@@ -93,7 +90,7 @@ class SwarmClient:
         reading = CountingReader(asyncio.get_running_loop().create_future(), self, attempt)
         epoch = time.time() - time.monotonic()
         await self._client.send(self._client.encode(body, own), reading, timeout_s=timeout_s)
-        if reading.is_whole:
+        if reading.status == 200 and not reading.is_given_up:  # it is whole
             self.on_whole(attempt)
             await asyncio.sleep(0)  # when many end at once, those that follow are sent before these are read
         reading.digest()
@@ -126,10 +123,6 @@ class CountingReader(StreamReader):
         self._whose = attempt
         self.heard = 0
         self._received_bytes = 0
-
-    @property
-    def is_whole(self) -> bool:
-        return self.status == 200 and not self.is_given_up
 
     def on_head(self, head: ResponseHead, at: float) -> None:
         super().on_head(head, at)

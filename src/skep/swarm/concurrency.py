@@ -64,9 +64,6 @@ class ConcurrencySearch:
         self._low = 0  # windows in a row
         self._started = False
 
-    def __repr__(self) -> str:
-        return f"<ConcurrencySearch at {self.level} of {self.most}, {self.phase.name.lower()}, best {self._best}>"
-
     def lower_to(self, level: int, now: float) -> None:
         """Go down to a level, as the endpoint refuses more."""
         self._move(max(1, min(level, self.most)), Phase.HOLD, now)
@@ -82,27 +79,21 @@ class ConcurrencySearch:
                 self._since = look.now
             return
         if self._window is None:
-            if self._settled(look):
+            slow = SETTLE_S if look.first_s is None else 2.5 * look.first_s
+            has_waited = look.now - self._since >= max(SETTLE_S, slow) and (look.streaming > 0 or look.tokens > 0)
+            if look.streaming >= look.in_flight or has_waited:
                 self._window = (look.now, look.tokens)
             return
         begun, before = self._window
         took, came = look.now - begun, look.tokens - before
-        if took < self._length(look) or (came < FEWEST_TOKENS and took < LONGEST_WINDOW_S):
+        longest = LONGEST_WINDOW_S if look.streaming else LONGEST_UNSTREAMED_S
+        length = WINDOW_S if look.task_s is None else max(WINDOW_S, min(look.task_s, longest))
+        if took < length or (came < FEWEST_TOKENS and took < LONGEST_WINDOW_S):
             return
         if came == 0 and look.streaming == 0 and took < LONGEST_UNSTREAMED_S:
             return  # nothing can be said of a server that does not stream before something has ended
         self._window = (look.now, look.tokens)
         self._measured(came / took, look.now)
-
-    def _settled(self, look: ConcurrencySample) -> bool:
-        if look.streaming >= look.in_flight:
-            return True
-        slow = 2.5 * look.first_s if look.first_s is not None else SETTLE_S
-        return look.now - self._since >= max(SETTLE_S, slow) and (look.streaming > 0 or look.tokens > 0)
-
-    def _length(self, look: ConcurrencySample) -> float:
-        longest = LONGEST_WINDOW_S if look.streaming else LONGEST_UNSTREAMED_S
-        return WINDOW_S if look.task_s is None else max(WINDOW_S, min(look.task_s, longest))
 
     def _measured(self, rate: float, now: float) -> None:
         best = self._best
@@ -192,9 +183,6 @@ class ConcurrencyLimit:
         self._recover_s = RECOVER_S
         self._hold_until = float("-inf")
         self._answers: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)  # seconds in the queue, seconds at work
-
-    def __repr__(self) -> str:
-        return f"<ConcurrencyLimit {self.limit}: {self.why}>"
 
     @property
     def limit(self) -> int:

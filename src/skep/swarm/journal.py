@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from skep.files import lock_holder
 from skep.paths import Paths
 from skep.store.database import Store, open_store
 from skep.swarm.records import (
-    Attempt,
     AttemptOutcome,
     SwarmRun,
     SwarmRunOptions,
@@ -55,25 +54,24 @@ def create_run(
 
 
 def pending_tasks(swarm: SwarmStore, run_id: str) -> list[Pending]:
-    """Return the tasks without a result, in the order of the input, with their earlier attempts."""
+    """Return the tasks without a result, in the order of the input, with their earlier attempts.
+
+    A break costs no try: whether it was the task's own is not in the journal. A suspect stays one.
+    """
     waiting = swarm.pending(run_id)
     if not waiting:
         return []
-    made: dict[str, list[Attempt]] = {}
+    found = {task.id: Pending(task) for task in waiting}
     for attempt in swarm.attempts(run_id):
-        made.setdefault(attempt.task, []).append(attempt)
-    return [_pending(task, made.get(task.id, [])) for task in waiting]
-
-
-def _pending(task: Task, attempts: Sequence[Attempt]) -> Pending:
-    """Restore tries. A break costs none: whether it was the task's own is not in the journal. A suspect stays one."""
-    counted = (AttemptOutcome.FAILED, AttemptOutcome.REJECTED)
-    mishaps = [classify_error(one.error_kind, one.status) for one in attempts if one.outcome in counted]
-    breaks = mishaps.count(ErrorKind.BROKEN)
-    tries = mishaps.count(ErrorKind.TRY)
-    last = max((one.number for one in attempts), default=0)
-    first_at = min((one.started_at for one in attempts), default=None)
-    return Pending(task, attempts=last, tries=tries, breaks=breaks, first_at=first_at)
+        if (one := found.get(attempt.task)) is None:
+            continue
+        one.attempts = max(one.attempts, attempt.number)
+        one.first_at = attempt.started_at if one.first_at is None else min(one.first_at, attempt.started_at)
+        if attempt.outcome in (AttemptOutcome.FAILED, AttemptOutcome.REJECTED):
+            mishap = classify_error(attempt.error_kind, attempt.status)
+            one.tries += mishap is ErrorKind.TRY
+            one.breaks += mishap is ErrorKind.BROKEN
+    return [*found.values()]
 
 
 WAITS = "waits for its endpoint"

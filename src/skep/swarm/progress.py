@@ -101,6 +101,7 @@ class ProgressTracker:
         self._shown = now
         left = self._total - self._done - self._failed
         outage = schedule.outage
+        (first_at, first), (last_at, last) = (self._heard[0], self._heard[-1]) if self._heard else ((0.0, 0), (0.0, 0))
         lanes = [
             Lane(one.agent, one.task.id, now - one.started, heard.get(one.lease, 0), one.number)
             for one in schedule.leases.values()
@@ -111,7 +112,7 @@ class ProgressTracker:
             limit=concurrency.limit,
             limit_why=concurrency.why,
             left_s=(now - self._began) * left / self._ended if self._ended else None,
-            tok_s=self._rate(),
+            tok_s=(last - first) / (last_at - first_at) if last_at > first_at else None,
             heard=sum(heard.values()),
             lanes=tuple(sorted(lanes, key=lambda lane: lane.agent)),
             down_s=None if outage.since is None else now - outage.since,
@@ -122,12 +123,6 @@ class ProgressTracker:
         known |= {"total": self._total, "done": self._done, "failed": self._failed, "retried": self._retried}
         known |= {"elapsed_s": now - self._began, "output_tokens": self._tokens + heard, "last": tuple(self._news)}
         self._watch(SwarmProgress(run_id=self._run_id, **known))
-
-    def _rate(self) -> float | None:
-        if len(self._heard) < 2:
-            return None
-        (first_at, first), (last_at, last) = self._heard[0], self._heard[-1]
-        return (last - first) / (last_at - first_at) if last_at > first_at else None
 
 
 EVERY_S, MOST_S = 5.0, 60.0  # between two lines: the longer a run takes, the rarer

@@ -15,7 +15,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,17 +31,16 @@ from skep.swarm.store import SwarmStore
 
 def result_line(task: Task, result: TaskResult) -> str:
     """Without its line end. `result` as the store gives it back, so that the line is always the same."""
-    document: dict[str, Any] = {"id": result.task, "ok": result.ending is TaskEnding.DONE, "answer": result.answer}
+    is_done = result.ending is TaskEnding.DONE
+    document: dict[str, Any] = {"id": result.task, "ok": is_done, "answer": result.answer}
     if task.schema is not None:
         document["value"] = result.value
-    if result.ending is not TaskEnding.DONE:
+    if not is_done:
         document["error"] = {"kind": result.error_kind, "message": result.error}
-    document["tries"] = result.tries
-    document["prompt_tokens"] = result.prompt_tokens
-    document["output_tokens"] = result.output_tokens
+    for name in ("tries", "prompt_tokens", "output_tokens"):
+        document[name] = getattr(result, name)
     document["seconds"] = round(result.ended_at - result.started_at, 3)
-    document["finish_reason"] = result.finish_reason
-    document["replica"] = result.replica
+    document |= {"finish_reason": result.finish_reason, "replica": result.replica}
     return json.dumps(document, ensure_ascii=False)
 
 
@@ -68,9 +67,6 @@ class ResultsFile:
         self._run_id = run_id
         self._descriptor: int | None = None
 
-    def __repr__(self) -> str:
-        return f"<ResultsFile {self.path}>"
-
     def complete(self, tasks: Mapping[str, Task], results: Sequence[TaskResult]) -> int:
         """Drop a last line that was cut, append what is missing; how many lines were.
 
@@ -79,7 +75,7 @@ class ResultsFile:
         """
         missing = dict.fromkeys(_encoded(result_line(tasks[one.task], one)) for one in results)
         own_bytes = 0
-        try:
+        with self._told_faults():
             descriptor = self._open()
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return 0  # a terminal or a device: what was printed there cannot be read again
@@ -90,10 +86,11 @@ class ResultsFile:
                         del missing[line]
                         own_bytes += len(line)
                     elif line.endswith(b"\n") or not _begins_one(line, missing):
-                        raise self._not_ours(number)
+                        run, path = self._run_id, self.path
+                        what = f"`{path}` holds lines that are not results of run `{run}`; line {number} is the first"
+                        hint = f"`skep swarm resume {run} -o OTHER.jsonl` writes all results of the run to another file"
+                        raise UserError(what, hint=hint)
             os.ftruncate(descriptor, own_bytes)
-        except OSError as error:
-            raise self._fault(error) from error
         self._write(b"".join(missing))
         return len(missing)
 
@@ -101,18 +98,14 @@ class ResultsFile:
         self._write(b"".join(map(_encoded, lines)))
 
     def _write(self, data: bytes) -> None:
-        try:
+        with self._told_faults():
             descriptor = self._open()
             while data:
                 data = data[os.write(descriptor, data) :]
-        except OSError as error:
-            raise self._fault(error) from error
 
     def clear(self) -> None:
-        try:
+        with self._told_faults():
             os.ftruncate(self._open(), 0)
-        except OSError as error:
-            raise self._fault(error) from error
 
     @property
     def moved(self) -> bool:
@@ -145,14 +138,14 @@ class ResultsFile:
                 pass  # a file system without locks
         return self._descriptor
 
-    def _not_ours(self, number: int) -> UserError:
-        what = f"`{self.path}` holds lines that are not results of run `{self._run_id}`; line {number} is the first"
-        hint = f"`skep swarm resume {self._run_id} -o OTHER.jsonl` writes all results of the run to another file"
-        return UserError(what, hint=hint)
-
-    def _fault(self, error: OSError) -> StoreError:
-        hint = "the journal has every result: `skep swarm resume` completes the file once it can be written"
-        return StoreError(f"the results file `{self.path}` cannot be written: {error.strerror or error}", hint=hint)
+    @contextlib.contextmanager
+    def _told_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            hint = "the journal has every result: `skep swarm resume` completes the file once it can be written"
+            what = f"the results file `{self.path}` cannot be written: {error.strerror or error}"
+            raise StoreError(what, hint=hint) from error
 
 
 def _begins_one(cut: bytes, lines: Iterable[bytes]) -> bool:

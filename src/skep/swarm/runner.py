@@ -127,7 +127,12 @@ class SwarmRunner:
         now = time.monotonic()
         self._look(now)
         self._step()
-        self._start_checks(now)
+        if now >= self._cancelled_at:
+            self._cancelled_at = now + CANCELLED_EVERY_S
+            self._run_in_background(self._check_cancelled())
+        if now >= self._ask_at and self.line.is_gateway and not self.schedule.outage.is_away:
+            self._ask_at = now + ASK_EVERY_S
+            self._run_in_background(self._ask_for_slots())
         self.tally.show(self.schedule, self.pace, self._heard(), now)
 
     def _step(self) -> None:
@@ -190,7 +195,11 @@ class SwarmRunner:
             elif isinstance(action, ProbeEndpoint):
                 self._run_in_background(self._probe())
             elif isinstance(action, GiveUp) and self._fault is None:
-                self._fault = _given_up(action)
+                hint = "what is done is kept: `skep swarm resume` goes on with the rest"
+                why = f"the endpoint was of no use for {action.after_s or 0:.0f} s: {action.why}"
+                if action.after_s is None:
+                    why, hint = action.why, "check the key, then `skep swarm resume` goes on with the rest"
+                self._fault = EndpointError(why, hint=hint)
                 self._wake.set()
 
     def _record(self, record: Recorded) -> None:
@@ -233,14 +242,6 @@ class SwarmRunner:
 
     # Background work
 
-    def _start_checks(self, now: float) -> None:
-        if now >= self._cancelled_at:
-            self._cancelled_at = now + CANCELLED_EVERY_S
-            self._run_in_background(self._check_cancelled())
-        if now >= self._ask_at and self.line.is_gateway and not self.schedule.outage.is_away:
-            self._ask_at = now + ASK_EVERY_S
-            self._run_in_background(self._ask_for_slots())
-
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._group.create_task(work)
         self._background.add(task)
@@ -270,13 +271,6 @@ class SwarmRunner:
         if cancelled and self._fault is None:
             self._fault = Cancelled("the run was cancelled")
             self._wake.set()
-
-
-def _given_up(action: GiveUp) -> EndpointError:
-    if action.after_s is None:
-        return EndpointError(action.why, hint="check the key, then `skep swarm resume` goes on with the rest")
-    hint = "what is done is kept: `skep swarm resume` goes on with the rest"
-    return EndpointError(f"the endpoint was of no use for {action.after_s:.0f} s: {action.why}", hint=hint)
 
 
 async def carry_out(

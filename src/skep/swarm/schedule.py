@@ -65,9 +65,6 @@ class Outage:
         self._pause_s = FIRST_LOOK_S
         self._refused_key = False
 
-    def __repr__(self) -> str:
-        return f"away: {self.why}" if self.is_away else f"{self._row} mishaps in a row" if self._row else "up"
-
     @property
     def is_away(self) -> bool:
         return self.since is not None
@@ -83,7 +80,10 @@ class Outage:
     def came(self, mishap: ErrorKind | None, error: str | None, now: float, *, answered: bool) -> None:
         """What came of an attempt. Any answer to it at all, a rejected one too, shows that the endpoint works."""
         if answered:
-            self._clear()
+            self.since = self.why = self._trouble = None
+            self._row, self._pause_s = 0, FIRST_LOOK_S
+            if not self._looking:
+                self._look_at = None
             return
         if mishap is ErrorKind.TRY:
             self.doubt(now)
@@ -132,12 +132,6 @@ class Outage:
             self.since = now
             if self._look_at is None:
                 self._look_at = now
-
-    def _clear(self) -> None:
-        self.since = self.why = self._trouble = None
-        self._row, self._pause_s = 0, FIRST_LOOK_S
-        if not self._looking:
-            self._look_at = None
 
 
 FEWEST = 5  # answers, before anything can be said
@@ -252,10 +246,6 @@ class TaskSchedule:
         self._heard_at = float("-inf")
         self.add(pending)
 
-    def __repr__(self) -> str:
-        counts = f"{len(self.leases)} running, {self.waiting} ready, {len(self._later)} later"
-        return f"<TaskSchedule {counts}, {self.outage}>"
-
     @property
     def is_over(self) -> bool:
         """Every task has its result."""
@@ -284,7 +274,10 @@ class TaskSchedule:
     def step(self, now: float, limit: int, heard: Mapping[int, int] | None = None) -> list[Action]:
         """Return what is to be done now, with at most `limit` under way. `heard`: tokens so far, by lease."""
         counts = heard or {}
-        self._listen(now, sum(counts.values()))
+        if sum(counts.values()) != self._heard or not self.leases:
+            self._heard, self._heard_at = sum(counts.values()), now
+        elif now - self._heard_at >= SILENT_S:
+            self.outage.doubt(now)
         quiet = not any(counts.values())
         actions: list[Action] = [*self.outage.step(now, quiet=quiet)]
         if self.outage.is_away:
@@ -335,8 +328,12 @@ class TaskSchedule:
         """
         was_away = self.outage.is_away
         self.outage.probed(why, now)
-        if why is None and was_away:
-            self._recall()
+        if why is None and was_away:  # it is back: those who only waited for that need not wait longer
+            late = {one for one in self._later if self._jobs[one[2]].last in (ErrorKind.AWAY, ErrorKind.BROKEN)}
+            self._later = [one for one in self._later if one not in late]
+            heapify(self._later)
+            for _, _, name in sorted(late):
+                self._queue(self._jobs[name])
         if why is None or now - self._heard_at < SILENT_S:
             return []
         actions: list[Action] = []
@@ -355,12 +352,6 @@ class TaskSchedule:
         return actions
 
     # Inside
-
-    def _listen(self, now: float, heard: int) -> None:
-        if heard != self._heard or not self.leases:
-            self._heard, self._heard_at = heard, now
-        elif now - self._heard_at >= SILENT_S:
-            self.outage.doubt(now)
 
     def _next(self) -> Pending | None:
         if self._suspects:
@@ -386,15 +377,6 @@ class TaskSchedule:
             self._suspects.append(job.task.id)
         else:
             heappush(self._ready, (job.place, job.task.id))
-
-    def _recall(self) -> None:
-        """It is back: those who only waited for that need not wait longer."""
-        late = (ErrorKind.AWAY, ErrorKind.BROKEN)
-        for _, _, name in self._later:
-            if self._jobs[name].last in late:
-                self._queue(self._jobs[name])
-        self._later = [one for one in self._later if self._jobs[one[2]].last not in late]
-        heapify(self._later)
 
     def _start(self, job: Pending, why: Why, now: float) -> Start:
         self._last_lease += 1

@@ -8,6 +8,7 @@ unix seconds. Texts and ids are kept as `storable` gives them.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection, Row
@@ -106,7 +107,6 @@ LEFT JOIN swarm_session_ends AS ends ON ends.run_id = last.run_id AND ends.numbe
     newest_first="{0}.rowid DESC",  # in the order they were made: clocks are set back
 )  # fmt: skip
 _TASKS = "SELECT id, document FROM swarm_tasks WHERE run_id = ? ORDER BY key"
-_IDS = "SELECT id FROM swarm_tasks WHERE run_id = ? ORDER BY key"
 _TASK = "SELECT id, document FROM swarm_tasks WHERE run_id = ? AND id = ?"
 _PENDING = """
 SELECT id, document FROM swarm_tasks
@@ -148,9 +148,6 @@ class SwarmStore:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def __repr__(self) -> str:
-        return f"<SwarmStore {self._store.path}>"
-
     def begin(
         self,
         *,
@@ -166,7 +163,9 @@ class SwarmStore:
         """Return the run with all its tasks, or nothing. Nobody works on it before a session is opened."""
         known = {"created_at": created_at, "url": url, "config": document_text(config), "skep_version": skep_version}
         wanted = list(tasks)
-        _check_ids(wanted)
+        twice = [name for name, many in Counter(storable(task.id) for task in wanted).items() if many > 1]
+        if twice:
+            raise StoreError(f"two tasks have the id `{twice[0]}`")
         with self._store.transaction() as connection:
             run_id = free_id(connection, created_at)
             insert(connection, "swarm_runs", id=run_id, kind=kind, name=name, model=model, **known)
@@ -242,7 +241,7 @@ class SwarmStore:
         rows = self._store.read(_TASK, run_id, storable(task_id))
         if rows:
             return _task_of(rows[0])
-        known = {squeeze(name): name for (name,) in self._store.read(_IDS, run_id)}
+        known = {squeeze(row["id"]): row["id"] for row in self._store.read(_TASKS, run_id)}
         hint = did_you_mean(similar_names(task_id, known), f"`skep swarm show {run_id}` lists them")
         raise UserError(f"run `{run_id}` has no task `{task_id}`", hint=hint)
 
@@ -296,15 +295,6 @@ def _check_stopped(row: Row) -> None:
     if _state(row) is SwarmRunState.RUNNING:
         hint = f"`skep swarm cancel {row['id']}` stops it"
         raise UserError(f"a process is at work on run `{row['id']}`", hint=hint)
-
-
-def _check_ids(tasks: Iterable[Task]) -> None:
-    seen: set[str | None] = set()
-    for task in tasks:
-        name = storable(task.id)
-        if name in seen:
-            raise StoreError(f"two tasks have the id `{name}`")
-        seen.add(name)
 
 
 def _insert_tasks(connection: Connection, run_id: str, tasks: Iterable[Task], clash: str = "") -> int:

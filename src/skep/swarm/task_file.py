@@ -280,13 +280,6 @@ def _json_rows(text: str) -> Rows:
         yield number, document
 
 
-def _text_rows(text: str, template: Template | None) -> Rows:
-    """With a template, `{}` or `{line}` is the line."""
-    for number, line in enumerate(text.split("\n"), 1):
-        if prompt := line.strip():
-            yield number, {"prompt": prompt} if template is None else {"": prompt, "line": prompt}
-
-
 def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
     """UserError where the columns are not those that the template asks for. A quoted field may hold line ends."""
     rows: list[tuple[int, list[str] | Faulty]] = []  # the line where each begins, and its fields
@@ -355,8 +348,10 @@ def read_tasks(
     hint = "every line is checked first; nothing was run"
     if form == "csv":
         rows = _csv_rows(text, name, maker.template)
-    elif form == "text":
-        rows = _text_rows(text, maker.template)
+    elif form == "text":  # with a template, `{}` or `{line}` is the line
+        lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        is_plain = maker.template is None
+        rows = ((number, {"prompt": line} if is_plain else {"": line, "line": line}) for number, line in lines)
     else:
         rows = _json_rows(text)
         if not text.lstrip().startswith(("{", "[")):

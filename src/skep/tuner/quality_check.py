@@ -34,7 +34,6 @@ from skep.host.facts import lasting_json
 from skep.quality.banks import DRILLS, Bank, choose_bank
 from skep.quality.judging import AnsweredItem, Judge, needs_sandbox
 from skep.quality.trial import CacheBypass, ItemPass
-from skep.quality.trial_figures import LOAD
 from skep.quality.words import points
 from skep.sandbox.detect import open_sandbox
 from skep.stats.noninferiority import Claim, PairedDifference, claim_of, paired_difference
@@ -278,7 +277,7 @@ class QualityGuard:
     ) -> list[Request]:
         """In the order in which they ended. Prompts are never taken from a cache: that alone can change an answer."""
         items, width = self.bank.items, self.plan.concurrency
-        cold, one = CacheBypass.for_engine(endpoint.engine, secrets.token_hex(8)), ItemPass(width, 0, LOAD)
+        cold, one = CacheBypass.for_engine(endpoint.engine, secrets.token_hex(8)), ItemPass(width, 0)
         tasks = [_task(item, one, index, cold) for index, item in enumerate(items)]
         done = 0
 

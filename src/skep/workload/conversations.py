@@ -72,9 +72,8 @@ def conversations(
     def script(serial: int) -> ConversationScript:
         prompt, names = compose(rng, order[serial % len(order)], serial, budget, form)
         pauses = tuple(capped_exponential(rng, think_s) for _ in range(turns - 1))
-        return ConversationScript(
-            prompt.kind, prompt.system, (prompt.user, *_further(rng, names, turns - 1, room)), pauses
-        )
+        said = (prompt.user, *_further(rng, names, turns - 1, room))
+        return ConversationScript(prompt.kind, prompt.system, said, pauses)
 
     return map(script, count())
 
@@ -97,15 +96,12 @@ def _further(rng: Random, names: Names, number: int, room: int) -> Iterator[str]
     for _ in range(number):
         if not leads:
             leads = shuffled(rng, FOLLOW_UPS)
-        yield _turn(rng, leads.pop(), {**names, "number": draw_names(rng)["number"]}, room)
-
-
-def _turn(rng: Random, lead: str, names: Names, room: int) -> str:
-    text = lead.format_map(names)
-    if pieces(text) > room:  # too long for so short a turn: one that is not
-        text = pick(rng, [short for short in FOLLOW_UPS if "{" not in short and pieces(short) <= room])
-    if room >= _PIECES_FOR_CODE:
-        text += module(rng, pieces, room - pieces(text) - _FOR_REQUIREMENTS, _CALLER)
-    glue = "\n\n" if "\n" in text else " "
-    said = draw_requirements(rng, names, pieces, room - pieces(text) - pieces(glue), exact=True)
-    return f"{text}{glue}{said}" if said else text
+        lead, own = leads.pop(), {**names, "number": draw_names(rng)["number"]}
+        text = lead.format_map(own)
+        if pieces(text) > room:  # too long for so short a turn: one that is not
+            text = pick(rng, [short for short in FOLLOW_UPS if "{" not in short and pieces(short) <= room])
+        if room >= _PIECES_FOR_CODE:
+            text += module(rng, pieces, room - pieces(text) - _FOR_REQUIREMENTS, _CALLER)
+        glue = "\n\n" if "\n" in text else " "
+        said = draw_requirements(rng, own, pieces, room - pieces(text) - pieces(glue), exact=True)
+        yield f"{text}{glue}{said}" if said else text

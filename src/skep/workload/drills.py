@@ -317,18 +317,14 @@ def drills(
     if not 1 <= count <= MOST:
         raise UserError(f"`{count}` drills are not possible", hint=f"from 1 to {MOST}")
     grades = GRADES if difficulty is None else (difficulty,)
-    rows = [
-        _some_of(seed, grade, len(range(place, count, len(grades))), families) for place, grade in enumerate(grades)
-    ]
+    rows = []
+    for place, grade in enumerate(grades):
+        wanted = len(range(place, count, len(grades)))
+        rows.append(list(islice(_graded(seed, grade, families), wanted)))
+        if len(rows[-1]) < wanted:
+            what = f"there are only {len(rows[-1])} different drills of grade {grade}, not {wanted}"
+            raise UserError(what, hint="ask for fewer, or for another grade")
     return [rows[place % len(rows)][place // len(rows)] for place in range(count)]
-
-
-def _some_of(seed: int, grade: int, count: int, families: Sequence[DrillFamily]) -> list[Item]:
-    found = list(islice(_graded(seed, grade, families), count))
-    if len(found) < count:
-        what = f"there are only {len(found)} different drills of grade {grade}, not {count}"
-        raise UserError(what, hint="ask for fewer, or for another grade")
-    return found
 
 
 def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[Item]:

@@ -77,10 +77,6 @@ class Idea:
     code: str
     bug: tuple[str, str]
 
-    @property
-    def broken_code(self) -> str:
-        return self.code.replace(*self.bug, 1)
-
 
 _DATA = read_data("words.toml")
 TINY, FULL = (

@@ -120,7 +120,7 @@ def compose(rng: Random, kind: Kind, serial: int, budget: Budget, form: Form) ->
 
 
 def _task(kind: Kind, idea: Idea, names: Names, form: Form) -> str:
-    code = (idea.broken_code if kind == "fix" else idea.code).format_map(names)
+    code = (idea.code.replace(*idea.bug, 1) if kind == "fix" else idea.code).format_map(names)
     return (_WITHOUT_CODE if form == "bare" else _TASKS)[kind].format(
         name=idea.name.format_map(names),
         summary=idea.summary.format_map(names),

@@ -27,7 +27,10 @@ def main() -> None:
         _as_worker(kind, job_out, told_in)
     os.close(job_out)
     os.close(told_in)
-    _shut_off()
+    import ctypes
+
+    with suppress(OSError, AttributeError):  # the other process has the same user, and could read this one's memory
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
     _report(kind, WorkerLink(pid, job_in, told_out))
 
 
@@ -60,14 +63,6 @@ def _as_worker(kind: str, job: int, told: int) -> None:
         work(KINDS[kind][1], job, told)
     finally:
         os._exit(1)
-
-
-def _shut_off() -> None:
-    """The other process has the same user: without this it could read this one's memory and descriptors in /proc."""
-    import ctypes
-
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
 
 
 if __name__ == "__main__":

@@ -125,24 +125,15 @@ def as_one_file(code: str, others: frozenset[str] = frozenset()) -> str:
         and all(alias.name in have and alias.asname is None for alias in node.names)
         and (node.level or not is_installed(node.module or ""))
     ]
-    late = _late_futures(tree)
-    names = ", ".join(dict.fromkeys(alias.name for node in late for alias in node.names))
-    head = f"from __future__ import {names}\n" if late else ""
-    return head + _blanked(code, [*lost, *late])
-
-
-def _late_futures(tree: ast.Module) -> list[ast.ImportFrom]:
     futures = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     first = 1 if ast.get_docstring(tree) is not None else 0
-    return futures if tree.body[first : first + len(futures)] != futures else []
-
-
-def _blanked(code: str, nodes: list[ast.ImportFrom]) -> str:
+    late = futures if tree.body[first : first + len(futures)] != futures else []
     lines = code.split("\n")
-    for node in nodes:
+    for node in (*lost, *late):
         last = node.end_lineno or node.lineno
         lines[node.lineno - 1 : last] = [" " * node.col_offset + "pass"] + [""] * (last - node.lineno)
-    return "\n".join(lines) if nodes else code
+    names = ", ".join(dict.fromkeys(alias.name for node in late for alias in node.names))
+    return (f"from __future__ import {names}\n" if late else "") + "\n".join(lines)
 
 
 def is_installed(module: str) -> bool:
@@ -211,15 +202,9 @@ def chosen(blocks: Sequence[str], wanted: Wanted, *before: str) -> tuple[str, st
             break
         out[stuck[0]] = stuck[1]
     order += [n for n in range(len(blocks)) if n not in order]
-    return joined([blocks[n] for n in order if n not in out]), _remark([out[n] for n in sorted(out)])
-
-
-def _remark(reasons: list[str]) -> str:
-    if not reasons:
-        return ""
-    if len(reasons) == 1:
-        return f"left out: a block that {reasons[0]}"
-    return f"left out: {len(reasons)} blocks, the first of which {reasons[0]}"
+    some = "a block that" if len(out) == 1 else f"{len(out)} blocks, the first of which"
+    remark = f"left out: {some} {out[min(out)]}" if out else ""
+    return joined([blocks[n] for n in order if n not in out]), remark
 
 
 def _tried(

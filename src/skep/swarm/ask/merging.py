@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from skep.swarm.ask.split import TEMPERATURE, GoalSplit, Sizes, material, packed
+from skep.swarm.ask.split import TEMPERATURE, GoalSplit, Sizes, free_name, material, packed
 from skep.swarm.records import SwarmRun, Task, TaskEnding, TaskResult
 from skep.units import shortened
 
@@ -104,7 +104,7 @@ def answer_of(run: SwarmRun, results: Sequence[TaskResult]) -> MergedAnswer:
         if all(len(group) == 1 for group in groups):
             answer.notes.append("what is left does not fit into one merge: it stands one after the other")
             break
-        named = [(_merge_id(level, number, taken), group) for number, group in enumerate(groups, 1)]
+        named = [(free_name(f"merge-{level}-{number}", taken), group) for number, group in enumerate(groups, 1)]
         missing = [(name, group) for name, group in named if len(group) > 1 and name not in by_id]
         if missing:
             answer.complete = False
@@ -141,13 +141,6 @@ def _first(plan: Mapping[str, Any], by_id: Mapping[str, TaskResult]) -> MergedAn
         answer.complete = False
         answer.notes.append(f"{left} of {len(tasks)} tasks are not done yet")
     return answer
-
-
-def _merge_id(level: int, number: int, taken: set[str]) -> str:
-    name = f"merge-{level}-{number}"
-    while name in taken:
-        name += "'"
-    return name
 
 
 def _merge_task(name: str, goal: str, group: Sequence[MergeProblem], sizes: Sizes, level: int) -> Task:

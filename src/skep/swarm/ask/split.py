@@ -11,7 +11,7 @@ import os
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate
@@ -141,8 +141,8 @@ def find_sources(root: Path, patterns: Sequence[str]) -> Sources:
         raise UserError(f"--root `{root}` is not a folder", hint="name the folder that the files are in")
     wanted = [_pattern(pattern, root) for pattern in patterns]
     hidden = any(part.startswith(".") for pattern in wanted for part in pattern)
-    parts = {name: PurePosixPath(name).parts for name in _walk(root, hidden=hidden)}
-    names = [name for name in parts if any(_matches(parts[name], pattern) for pattern in wanted)]
+    walked = ((name, PurePosixPath(name).parts) for name in _walk(root, hidden=hidden))
+    names = [name for name, parts in walked if any(_matches(parts, pattern) for pattern in wanted)]
     if len(names) > MOST_FILES:
         raise UserError(f"the patterns name {len(names):,} files, more than {MOST_FILES:,}", hint="name fewer")
     texts: dict[str, str] = {}
@@ -517,9 +517,9 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
         if leans:
             raise UserError(f"task `{name}` leans on another task (`{leans[0]}`), and all run at the same time")
         files = _named(one["files"], list(sources.texts), name)
-        if (work := (objective.casefold(), *files)) in seen:
+        if (objective.casefold(), *files) in seen:
             raise UserError(f"task `{name}` is the same work as another one")
-        seen.add(work)
+        seen.add((objective.casefold(), *files))
         named.update(files)
         pieces = [piece for file in files for piece in pieces_of(file, sources.texts[file], sizes.chunk_chars)]
         chars = [len(piece.text) + len(piece.ref) + 20 for piece in pieces]
@@ -574,12 +574,14 @@ def _checked(parts: Sequence[GoalPart]) -> tuple[GoalPart, ...]:
     if len(parts) > MOST_TASKS:
         hint = "name fewer files, or larger pieces with --chunk-tokens"
         raise UserError(f"the files make {len(parts):,} tasks, more than {MOST_TASKS:,}", hint=hint)
-    taken: set[str] = set()
-    made: list[GoalPart] = []
+    made: dict[str, GoalPart] = {}
     for part in parts:
-        name = part.id
-        while name in taken:
-            name += "'"
-        taken.add(name)
-        made.append(replace(part, id=name))
-    return tuple(made)
+        name = free_name(part.id, made)
+        made[name] = replace(part, id=name)
+    return tuple(made.values())
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    while name in taken:
+        name += "'"
+    return name

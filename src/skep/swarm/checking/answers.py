@@ -45,7 +45,9 @@ class SchemaChecks:
     async def fault(self, schema: Mapping[str, Any], value: Any) -> str | None:
         """Return where the value is not as the schema says, in one line; None: it is."""
         document = json.dumps(value)
-        if len(document) <= LONGEST_HERE and not self._is_slow(schema):
+        if id(schema) not in self._slow:
+            self._slow[id(schema)] = (schema, may_be_slow(schema))
+        if len(document) <= LONGEST_HERE and not self._slow[id(schema)][1]:
             return value_faults(schema, value)
         line = f'{{"schema": {json.dumps(schema)}, "value": {document}}}\n'.encode()
         async with self._turn:
@@ -57,11 +59,6 @@ class SchemaChecks:
             with suppress(ProcessLookupError):
                 child.kill()
             await asyncio.shield(child.wait())
-
-    def _is_slow(self, schema: Mapping[str, Any]) -> bool:
-        if id(schema) not in self._slow:
-            self._slow[id(schema)] = (schema, may_be_slow(schema))
-        return self._slow[id(schema)][1]
 
     async def _asked(self, line: bytes) -> str | None:
         for _ in range(_TRIES):
@@ -199,20 +196,16 @@ class AnswerChecker:
     async def _judging(self, *, executed: bool) -> Judge:
         async with self._opening:
             if executed and self._opened is None:
-                await self._open()
+                opening = asyncio.ensure_future(asyncio.to_thread(open_sandbox))
+                self._judge = None
+                try:
+                    self._opened = await asyncio.shield(opening)
+                except asyncio.CancelledError:  # it is waited for, so that `close` finds it
+                    self._opened = await opening
+                    raise
             if self._judge is None:
                 self._judge = Judge(self._opened)
             return self._judge
-
-    async def _open(self) -> None:
-        """Cancelled meanwhile: it is waited for, so that `close` finds it."""
-        opening = asyncio.ensure_future(asyncio.to_thread(open_sandbox))
-        self._judge = None
-        try:
-            self._opened = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            self._opened = await opening
-            raise
 
 
 def _item(task: Task) -> Item:

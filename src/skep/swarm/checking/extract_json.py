@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Never
 
 from skep.workload.extraction import code_blocks
@@ -44,11 +45,12 @@ def values_in(text: str) -> list[Any]:
     The whole text; else the fenced blocks; else whatever begins with a brace or a bracket and is whole.
     """
     text = text[:LONGEST].strip()
-    try:
+    with suppress(NotJson):
         return [parse(text)]
-    except NotJson:
-        pass
-    fenced = [value for block in code_blocks(text)[-MOST_VALUES:] for value in _maybe(block.code.strip())]
+    fenced = []
+    for block in code_blocks(text)[-MOST_VALUES:]:
+        with suppress(NotJson):
+            fenced.append(parse(block.code.strip()))
     return (fenced + list(_amid(text)))[:MOST_VALUES]
 
 
@@ -72,13 +74,6 @@ def why_none(text: str) -> str:
     except ValueError as error:
         return f"the JSON is broken: {error}"
     return "the JSON is broken"
-
-
-def _maybe(text: str) -> Iterator[Any]:
-    try:
-        yield parse(text)
-    except NotJson:
-        return
 
 
 def _amid(text: str) -> Iterator[Any]:
