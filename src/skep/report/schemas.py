@@ -131,7 +131,7 @@ def _words_of(field: dict[str, Any]) -> str:
     if "anyOf" in field:
         kinds = [_words_of(one) for one in field["anyOf"]]
         return " or ".join(one for one in kinds if one != "null") + ("?" if "null" in kinds else "")
-    kind = field.get("type", "any")
+    kind = str(field.get("type", "any"))
     if kind == "array":
         inner = field.get("items") or (field.get("prefixItems") or [{}])[0]
         return f"[{_words_of(inner or {})}]"
