@@ -98,7 +98,7 @@ STREAMS = {
             {"type": "response.output_text.delta", "delta": FAKE},
             {"type": "response.completed", "response": {**RESPONSE, "usage": RESPONSE_USAGE}},
         ),
-        Tokens(9, 4, 3),
+        Tokens(9, 4, 3, 1),
     ),
     "error event": (sse(chunk(), {"error": {"message": FAKE, "code": 500}}), UNKNOWN),
     "garbage": (b'data: {"usage": {"completion_tokens": 5}\n\ndata: "usage"\n\n"usage"{{{', UNKNOWN),
@@ -113,7 +113,7 @@ ANSWERS = {
         {"type": "message", "content": [{"type": "text", "text": FAKE}], "usage": BEGUN["message"]["usage"]},
         Tokens(117, 100, 1),
     ),
-    "responses": ({**RESPONSE, "usage": RESPONSE_USAGE}, Tokens(9, 4, 3)),
+    "responses": ({**RESPONSE, "usage": RESPONSE_USAGE}, Tokens(9, 4, 3, 1)),
     "ollama chat": ({"message": {"role": "assistant", "content": FAKE}, **OLLAMA}, Tokens(26, None, 290)),
     "ollama generate": ({"response": FAKE, **OLLAMA}, Tokens(26, None, 290)),
     "embeddings": (

@@ -32,7 +32,8 @@ from skep.errors import UserError
 from skep.planner.batching import SimulatedReplica
 from skep.wire.heads import Origin
 from skep.wire.listen import HOST, cannot_listen, socket_for
-from skep.wire.server import HttpServer, ServerRequest
+from skep.wire.server import HttpServer
+from skep.wire.server_request import ServerRequest
 
 GENERATIONS = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat
 _MARK = (b"x-skep-simulated", b"1")
