@@ -654,10 +654,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         for pool in self.decider._models.values():
             leases = [lease for replica in pool.replicas for lease in replica.leases.values()]
             active = Counter(lease.entry.flow for lease in leases if lease.releasing_until is None)
-            if pool._counts_flows:
-                assert pool.queue._active == active
-                for name, flow in chain(*(flows.items() for flows in pool.queue._classes.values())):
-                    assert flow.turn[0] == active[name]
+            assert pool.queue._active == active
+            for name, flow in chain(*(flows.items() for flows in pool.queue._classes.values())):
+                assert flow.turn[0] == active[name]
 
     def teardown(self):
         """The end: all slots come back."""

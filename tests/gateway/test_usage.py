@@ -241,7 +241,7 @@ def test_of_a_long_answer_only_the_last_few_pieces_are_kept():
     """63 pieces of a quarter of a megabyte each were kept for every stream."""
     nowhere = SimpleNamespace(send=lambda _request, _data: None)
     request = ServerRequest(nowhere, b"POST", b"/v1/chat/completions", [])
-    exchange = Exchange("1", request, batch_plan(None, "/v1/chat/completions", None, ""), "m", b"", None, 0.0)
+    exchange = Exchange("1", request, batch_plan(None, "/v1/chat/completions", None, ""), "m", b"", None)
     for number in range(100):
         exchange.on_body(b"x" * 1000, number)
     assert len(exchange._tail) == TAIL_PIECES

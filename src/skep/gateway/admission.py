@@ -8,6 +8,8 @@ Invariant: active + releasing leases of a replica never exceed its slots (unless
 
 from __future__ import annotations
 
+from itertools import count
+
 from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
 from skep.gateway.queue import Action, Arrival, Forward, Reject, RejectCode, Withdraw
 from skep.gateway.replica_table import (
@@ -34,8 +36,7 @@ class Admission:
         self._leases: dict[str, SlotLease] = {}  # all, by id
         self._releasing: dict[str, SlotLease] = {}  # those of them that are in release
         self._affinity = ConversationAffinity()
-        self._replica_count = 0
-        self._placeholder_count = 0
+        self._numbers = count(1)  # of replicas and placeholders, in the order in which they came
         self.closed = False
 
     def __repr__(self) -> str:
@@ -182,7 +183,7 @@ class Admission:
         home.release(lease, now + home.spec.release_bound_s)
         self._releasing[lease.id] = lease
         pool = self._models[home.spec.model]
-        pool.count_lease(lease, -1)
+        pool.queue.under_way(lease.entry.flow, -1)
         return self._serve(pool, now)  # a soft limit counts only what is still wanted
 
     def may_retry(self, request_id: str, now: float) -> bool:
@@ -312,7 +313,7 @@ class Admission:
         lease = SlotLease(request_id, replica, entry, now)
         self._leases[request_id] = lease
         replica.take(lease)
-        pool.count_lease(lease, 1)
+        pool.queue.under_way(entry.flow, 1)
         return Forward(request_id, replica.spec, now - entry.arrived_at, entry.attempts)
 
     def _again(self, lease: SlotLease, now: float) -> list[Action]:
@@ -334,7 +335,7 @@ class Admission:
         in_release = self._releasing.pop(lease.id, None) is not None
         home.give_back(lease)
         if home.listed and not in_release:
-            self._models[home.spec.model].count_lease(lease, -1)
+            self._models[home.spec.model].queue.under_way(lease.entry.flow, -1)
         elif not home.listed and not home.leases:
             self._leaving.pop(process_of(home.spec), None)
 
@@ -345,16 +346,14 @@ class Admission:
             replica = GatewayReplica(spec, now)
         else:
             replica.become(spec)
-        self._replica_count += 1
-        replica.order = self._replica_count
+        replica.order = next(self._numbers)
         for _ in range(spec.slots - replica.busy if spec.confirms else 0):
             self._placeholder_lease(replica, now)
         return replica
 
     def _placeholder_lease(self, replica: GatewayReplica, now: float) -> None:
         """Put a slot that works for an unknown request into release."""
-        self._placeholder_count += 1
-        entry = Arrival(f"phantom-{self._placeholder_count}", replica.spec.model)
+        entry = Arrival(f"phantom-{next(self._numbers)}", replica.spec.model)
         until = now + replica.spec.release_bound_s
         lease = self._leases[entry.request_id] = SlotLease(entry.request_id, replica, entry, now, releasing_until=until)
         self._releasing[lease.id] = lease

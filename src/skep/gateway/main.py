@@ -266,7 +266,7 @@ class Gateway:
             self.proxy.carry_out(admission.close())
         try:
             async with asyncio.timeout(message.timeout_s):
-                while self.server.active or not self.proxy.drained.is_set() or (self.batches and self.batches.busy):
+                while self.server.active or self.proxy.exchanges or (self.batches and self.batches.busy):
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
             self.proxy.carry_out(admission.close())

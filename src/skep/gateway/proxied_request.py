@@ -74,31 +74,20 @@ class Exchange:
     _first = b""
 
     def __init__(
-        self,
-        request_id: str,
-        request: ServerRequest,
-        plan: RequestPlan,
-        model: str,
-        body: bytes,
-        proxy: ProxyPort,
-        now: float,
+        self, request_id: str, request: ServerRequest, plan: RequestPlan, model: str, body: bytes, proxy: ProxyPort
     ) -> None:
         self.id = request_id
         self.request = request
         self.plan = plan
         self.model = model
         self.request_bytes = len(body)
-        self.arrived_at = self.heard_at = now  # a byte came from the replica, if `heard_at` is later than `granted_at`
+        self.arrived_at = self.heard_at = time.monotonic()  # `heard_at` > `granted_at`: a byte came from the replica
         self._body = body
         self._proxy = proxy
         self._tail: deque[Piece] = deque(maxlen=TAIL_PIECES)
         request.on_gone = self._client_gone
         request.on_pause = self._pause
         request.on_resume = self._resume
-
-    def __repr__(self) -> str:
-        where = self.granted.replica.name if self.granted else "queue"
-        return f"<Exchange {self.id} {self.model} {where} {self.outcome or 'under way'}>"
 
     # Admission's side
 

@@ -67,8 +67,6 @@ class Proxy:
         self.routes: dict[tuple[bytes, str], Route] = {}
         self.open_routes: dict[tuple[bytes, str], Route] = {}  # and those that want no key
         self.something_left = asyncio.Event()  # a slot may be in release: do not wait for the next tick
-        self.drained = asyncio.Event()  # set while no exchange is open
-        self.drained.set()
         self.unloaded = UnloadedModels()
         self.on_wanted: Callable[[str], None] = lambda _model: None  # a model has to be loaded
         self._pools: dict[str, Pool] = {}  # by replica URL
@@ -220,8 +218,6 @@ class Proxy:
         if actions:
             self.carry_out(actions)
         self.accounts.ended(exchange, time.monotonic())
-        if not self.exchanges:
-            self.drained.set()
 
     # Inside
 
@@ -325,9 +321,7 @@ class Proxy:
         if (key := plan.key) is not None and (refusal := self.ring.enter(key.name, now)) is not None:
             raise limit_reached(key.name, refusal.code.value, refusal.retry_after_s)
         request_id = self._new_id()
-        exchange = Exchange(request_id, request, plan, model, body, self, now)
-        if not self.exchanges:
-            self.drained.clear()
+        exchange = Exchange(request_id, request, plan, model, body, self)
         self.exchanges[request_id] = exchange
         dormant = self.unloaded.states and model in self.unloaded.states
         if dormant and self._is_refused(exchange, now):

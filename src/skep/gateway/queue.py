@@ -161,13 +161,6 @@ class ModelQueue:
         """Return those whose deadline has come, in the order in which they came."""
         return [entry for entry in self.by_id.values() if entry.deadline <= now]
 
-    def forget_flows(self) -> None:
-        """Begin to count anew what is under way; `under_way` tells it."""
-        self._active.clear()
-        for flows in self._classes.values():
-            for flow in flows.values():
-                flow.turn = (0, flow.turn[1])
-
     def under_way(self, flow: str, more: int) -> None:
         """Note that so many `more` requests of the flow are with a replica, or fewer."""
         if count := self._active.get(flow, 0) + more:

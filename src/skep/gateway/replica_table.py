@@ -254,7 +254,6 @@ class ModelPool:
         self.queue = ModelQueue(aging_s)
         self.replicas: list[GatewayReplica] = []
         self._by_name: dict[str, GatewayReplica] = {}
-        self._counts_flows = False  # only while somebody waits
         self._service_s: float | None = None  # smoothed duration of a lease
 
     # What happens to its replicas
@@ -264,22 +263,14 @@ class ModelPool:
         for replica in replicas:
             if not replica.listed:
                 replica.listed = True
-                if self._counts_flows:
-                    self._count_flows(replica, 1)
+                self._count_flows(replica, 1)
         self.replicas = replicas
         self._by_name = {replica.name: replica for replica in replicas}
 
     def lose(self, replica: GatewayReplica) -> None:
         """Note that a replica left the table. `become` follows."""
         replica.listed = False
-        if self._counts_flows:
-            self._count_flows(replica, -1)
-
-    def count_lease(self, lease: SlotLease, more: int) -> None:
-        """Note that a replica has one active lease `more`, or one fewer."""
-        if self._counts_flows:
-            self.queue.under_way(lease.entry.flow, more)
-            self._counts_flows = bool(self.queue.by_id)
+        self._count_flows(replica, -1)
 
     def note_service(self, seconds: float) -> None:
         before = self._service_s
@@ -309,11 +300,6 @@ class ModelPool:
         """Return the next request that fits: a class that may not have the free slot does not hold up one that may."""
         if not any(len(replica.leases) < replica.slots and replica.usable(now) for replica in self.replicas):
             return None
-        if not self._counts_flows:
-            self._counts_flows = True
-            self.queue.forget_flows()
-            for replica in self.replicas:
-                self._count_flows(replica, 1)
         for entry in self.queue.candidates():
             if (chosen := self.choose(entry, homes, now)) is not None:
                 return entry, chosen

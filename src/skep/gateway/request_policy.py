@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -73,13 +74,10 @@ def is_for_the_owner(method: bytes, path: str) -> bool:
 
 def seconds_of(text: str) -> float:
     """Of the header `x-skep-max-wait`."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise ValueError(f"x-skep-max-wait: {text[:40]!r} is not a number of seconds")
-    return seconds
+    with suppress(ValueError):
+        if 0 <= (seconds := float(text)) < float("inf"):
+            return seconds
+    raise ValueError(f"x-skep-max-wait: {text[:40]!r} is not a number of seconds")
 
 
 def batch_plan(rules: object, path: str, key: KeySpec | None, owner: str) -> RequestPlan:

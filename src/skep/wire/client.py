@@ -132,6 +132,7 @@ def reason_of(error: OSError) -> str:
 
 HEAD_BYTES = 262_144  # of an answer's head, at most
 STALE_S = 1.0
+IDLE_S = 4.0  # a connection that stood idle for longer is not used again
 CLOSING_ROUNDS = 100
 COPY_BYTES = 16_384  # a shorter body is joined to its head: one write instead of two
 
@@ -144,20 +145,13 @@ class Pool:
     """
 
     def __init__(
-        self,
-        origin: Origin,
-        *,
-        max_idle: int = 64,
-        idle_s: float = 4.0,
-        connect_timeout_s: float = 5.0,
-        prefix: bytes = b"",
+        self, origin: Origin, *, max_idle: int = 64, connect_timeout_s: float = 5.0, prefix: bytes = b""
     ) -> None:
         """`prefix` stands before every target: where a server's paths begin below its address."""
         self.origin = origin
         self.prefix = prefix
         self.host_line = b"host: %b\r\n" % origin.authority
         self._max_idle = max_idle
-        self._idle_s = idle_s
         self._connect_timeout_s = connect_timeout_s
         self._idle: deque[_ClientConnection] = deque()
         self._open: set[_ClientConnection] = set()
@@ -177,7 +171,7 @@ class Pool:
     def has_idle(self) -> bool:
         """One that can be used at once."""
         last = self._idle[-1] if self._idle else None
-        return last is not None and not last.closing and last.idle_since >= time.monotonic() - self._idle_s
+        return last is not None and not last.closing and last.idle_since >= time.monotonic() - IDLE_S
 
     async def prepare(self, connections: int) -> None:
         """Have this many idle: who measures must not count the time to connect. What fails is left to the calls."""
@@ -225,7 +219,7 @@ class Pool:
         now = time.monotonic()
         while self._idle:
             connection = self._idle.pop()
-            if connection.idle_since >= now - self._idle_s and not connection.closing:
+            if connection.idle_since >= now - IDLE_S and not connection.closing:
                 if now - connection.idle_since > STALE_S:
                     connection.used = True  # it may have been lost while it stood idle, like any other
                 return connection

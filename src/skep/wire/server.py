@@ -39,6 +39,7 @@ from skep.wire.server_request import ServerRequest, head_without_offer, size_of
 
 SPARE_CONNECTIONS = 64  # beyond the limit, these many are told so; the rest are cut
 OVERHEAD_PER_BYTE = 8  # of a chunked body: a chunk of one byte has five around it
+Handler = Callable[[ServerRequest], None]
 _UNUSUAL = frozenset((b"connection", b"upgrade", b"transfer-encoding", b"expect", b"trailer"))
 
 
@@ -455,10 +456,7 @@ class HttpServer:
     """
 
     def __init__(
-        self,
-        handler: Callable[[ServerRequest], None],
-        limits: ServerLimits | None = None,
-        check_head: Callable[[ServerRequest], None] = lambda _request: None,
+        self, handler: Handler, limits: ServerLimits | None = None, check_head: Handler = lambda _request: None
     ) -> None:
         self.handler = handler
         self.check_head = check_head

@@ -64,10 +64,6 @@ class ServerRequest:
         self.started = False  # the answer has begun: it can be finished or cut, not replaced
         self._done = False
 
-    def __repr__(self) -> str:
-        state = "answered" if self._done else "being answered" if self.started else "unanswered"
-        return f"<ServerRequest {self.method.decode('latin-1')} {self.path} {len(self.body)} bytes, {state}>"
-
     @property
     def path(self) -> str:
         return self.target.split(b"?", 1)[0].decode("latin-1")
