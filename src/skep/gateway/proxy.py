@@ -317,11 +317,12 @@ class Proxy:
         model, body = self._model(seen, plan, request)
         if not plan.for_clients and model in self._own_models:
             raise _owners_path(plan.path)
-        now = time.monotonic()
-        if (key := plan.key) is not None and (refusal := self.ring.enter(key.name, now)) is not None:
+        key = plan.key
+        if key is not None and (refusal := self.ring.enter(key.name, time.monotonic())) is not None:
             raise limit_reached(key.name, refusal.code.value, refusal.retry_after_s)
         request_id = self._new_id()
         exchange = Exchange(request_id, request, plan, model, body, self)
+        now = exchange.arrived_at
         self.exchanges[request_id] = exchange
         dormant = self.unloaded.states and model in self.unloaded.states
         if dormant and self._is_refused(exchange, now):
