@@ -4,12 +4,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from skep.config.gateway_messages import AdmissionLimits, Timeouts
 from skep.config.load import load_settings, make_upstream, parse_settings, settings_with_overrides
 from skep.config.settings import CliOverrides, Cluster, GatewaySettings, Settings
 from skep.deploy.launches import plan_launches
 from skep.errors import UserError
-from skep.gateway.proxied_request import Timeouts
-from skep.gateway.values import AdmissionLimits
 from skep.paths import MAX_SOCKET_PATH, make_runtime, user_paths
 from skep.supervisor.main import gateway_setup
 from skep.wire.limits import ServerLimits

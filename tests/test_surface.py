@@ -114,7 +114,7 @@ def errors(_skep, _folder):
 
 
 def metrics(_skep, _folder):
-    from skep.gateway.metrics import Metrics
+    from skep.gateway.request_log import Metrics
 
     yield from sorted(f"{one.name} {one.kind}: {' '.join(one.labels) or '-'}" for one in vars(Metrics()).values())
     yield from written(r'"(?:# TYPE )?(skep_(?:monitor|simulated)\w*)')

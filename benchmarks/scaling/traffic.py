@@ -16,9 +16,10 @@ from random import Random
 
 from scaling.service import SLOTS, Service
 
+from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
 from skep.config.keys import Priority
 from skep.gateway.admission import Admission
-from skep.gateway.values import Action, AdmissionLimits, Arrival, Forward, Reject, ReplicaSpec
+from skep.gateway.queue import Action, Arrival, Forward, Reject
 
 TURNS = 8
 MOMENTS = 8  # at which the replicas' loads are compared

@@ -9,11 +9,11 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
 from skep.config.keys import Priority
 from skep.gateway.admission import Admission
-from skep.gateway.queue import QueuedRequest
+from skep.gateway.queue import Arrival, Forward, Reject, RejectCode, Withdraw
 from skep.gateway.replica_table import LONGEST_OPEN_S, ConversationAffinity, load, rendezvous, seed_of
-from skep.gateway.values import AdmissionLimits, Arrival, Forward, Reject, RejectCode, ReplicaSpec, Withdraw
 
 INTER, N, B = Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH
 
@@ -625,7 +625,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert self.decider.queued == sum(where == "waiting" for where in self.where.values())
         for replica in self.decider.replicas():
             assert 0 <= replica.active <= replica.busy
-            assert replica.prompt_bytes == sum(lease.entry.arrival.prompt_bytes for lease in replica.leases.values())
+            assert replica.prompt_bytes == sum(lease.entry.prompt_bytes for lease in replica.leases.values())
             assert replica.breaker.trial is None or replica.breaker.trial in replica.leases
             assert replica.leases or replica.breaker.allows(self.now + LONGEST_OPEN_S), "it is tried again in the end"
 
@@ -637,7 +637,7 @@ class AdmissionMachine(RuleBasedStateMachine):
                     continue  # it may rather wait for another replica, and those behind it with it
                 if any(other.avoid is not None and self.now < other.avoid_until for other in pool.queue):
                     continue
-                open_to_it = [r for r in pool.alive(self.now) if may_take(pool, r, entry.arrival.priority)]
+                open_to_it = [r for r in pool.alive(self.now) if may_take(pool, r, entry.priority)]
                 assert not open_to_it, (entry, open_to_it)
 
     @invariant()
@@ -646,18 +646,17 @@ class AdmissionMachine(RuleBasedStateMachine):
             for priority in Priority:
                 free = [replica for replica in pool.alive(self.now) if may_take(pool, replica, priority)]
                 least = min(free, key=lambda replica: (*load(replica), replica.busy - replica.slots), default=None)
-                entry = QueuedRequest(Arrival("new", "m", priority), self.now, self.now)
+                entry = Arrival("new", "m", priority, arrived_at=self.now, deadline=self.now)
                 assert pool._least(entry, self.now) is least
 
     @invariant()
     def the_requests_of_a_flow_under_way_are_counted_right(self):
         for pool in self.decider._models.values():
             leases = [lease for replica in pool.replicas for lease in replica.leases.values()]
-            active = Counter(lease.entry.arrival.flow for lease in leases if lease.releasing_until is None)
-            if pool._counts_flows:
-                assert pool.queue._active == active
-                for name, flow in chain(*(flows.items() for flows in pool.queue._classes.values())):
-                    assert flow.turn[0] == active[name]
+            active = Counter(lease.entry.flow for lease in leases if lease.releasing_until is None)
+            assert pool.queue._active == active
+            for name, flow in chain(*(flows.items() for flows in pool.queue._classes.values())):
+                assert flow.turn[0] == active[name]
 
     def teardown(self):
         """The end: all slots come back."""

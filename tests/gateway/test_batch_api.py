@@ -12,11 +12,11 @@ from pathlib import Path
 import openai
 import pytest
 
+from skep.config.gateway_messages import GatewaySetup
 from skep.config.keys import digest_of
 from skep.gateway.batch.calls import MOST_HELD_BYTES, BatchGatewayPort
 from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, MOST_AT_ONCE, MOST_LOST, BatchAnswer
 from skep.gateway.batch.store import BatchStore, RequestStart
-from skep.gateway.proxy import Policy
 from skep.store.database import open_store
 from skep.testing.gateway_process import GatewayProcess
 from skep.testing.process import FakeEngine
@@ -436,7 +436,7 @@ def test_a_key_for_one_request_at_once_can_be_used_beside_its_batch(shared, engi
 class Replicas:
     """Stands for the proxy: keeps the requests, so that a test can answer them."""
 
-    policy = Policy()
+    policy = GatewaySetup()
 
     def __init__(self):
         self.requests, self.given_up = [], []

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from skep.gateway.request_log import MAX_TEXT, RequestLog, RequestLogWriter, quoted, request_line
+from skep.gateway.request_log import MAX_TEXT, RequestLog, quoted, request_line
 from skep.store.database import gateway_values, open_store
 from skep.store.records import GatewayRequest
 
@@ -64,7 +64,7 @@ def stream():
 
 @pytest.fixture
 def writer(path, stream):
-    made = RequestLogWriter(path, stream)
+    made = RequestLog(path, stream)
     yield made
     made.close()
 
@@ -143,7 +143,7 @@ def test_names_of_a_megabyte_are_cut(writer, path, stream):
 
 def test_a_batch_is_one_write_to_the_log():
     lines = Lines()
-    RequestLogWriter(None, lines).write([values(id=f"a-{i}") for i in range(130)], 0.0)
+    RequestLog(None, lines).write([values(id=f"a-{i}") for i in range(130)], 0.0)
     assert lines.next().count("\n") == 130
     assert lines.writes.empty()
 
@@ -213,7 +213,7 @@ def test_a_stream_that_blocks_holds_up_neither_the_gateway_nor_its_end(path):
 
 def test_a_log_on_a_full_disk_costs_lines_only(path):
     full = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115 - closing it fails too
-    writer = RequestLogWriter(path, full)
+    writer = RequestLog(path, full)
     writer.write([values(id="a")], 0.0)
     writer.write([values(id="b")], 0.0)
     writer.close()
@@ -226,7 +226,7 @@ def test_a_store_that_cannot_be_opened_is_told_once_and_tried_again(tmp_path, st
     """Lines go on; the way out is named; after the pause the store is there."""
     path = tmp_path / "folder" / "skep.sqlite3"
     path.parent.touch()
-    writer = RequestLogWriter(path, stream)
+    writer = RequestLog(path, stream)
     for now in (0.0, 1.0, 29.0, 31.0):
         writer.write([values(id=f"at-{now}")], now)
     assert writer.unwritten == 4
@@ -246,7 +246,7 @@ def test_a_store_that_cannot_be_opened_is_told_once_and_tried_again(tmp_path, st
 def test_a_damaged_store_is_left_as_it_is(path, stream):
     path.parent.mkdir()
     path.write_bytes(b"\xa5" * 8192)
-    writer = RequestLogWriter(path, stream)
+    writer = RequestLog(path, stream)
     writer.write([values()], 0.0)
     writer.close()
     assert path.read_bytes() == b"\xa5" * 8192
@@ -323,7 +323,7 @@ def test_request_lines_have_a_file_of_their_own_that_is_rotated(path, stream, tm
 def test_a_log_file_that_cannot_be_opened_is_told_once_and_tried_again(path, stream, tmp_path):
     log = tmp_path / "logs" / "requests.log"
     log.parent.touch()
-    writer = RequestLogWriter(path, stream, log_path=log)
+    writer = RequestLog(path, stream, log_path=log)
     writer.write([values(id="a")], 0.0)
     writer.write([values(id="b")], 1.0)
     assert len(events(stream)) == 1
@@ -351,13 +351,14 @@ def test_whatever_a_stream_raises_the_thread_goes_on(path, error):
 
 def test_a_bug_of_ours_is_told_and_does_not_end_the_thread(path, stream):
     """What nobody thought of costs a batch."""
-    pauses = iter([RuntimeError("oops")])
+    bugs = iter([RuntimeError("oops")])
 
-    def pause() -> None:
-        for error in pauses:
-            raise error
+    class Odd(RequestLog):
+        def _pause(self) -> None:
+            for error in bugs:
+                raise error
 
-    writer = RequestLogWriter(path, stream, pause=pause)
+    writer = Odd(path, stream)
     writer.write([values(id="a")], 0.0)
     writer.write([values(id="b")], 0.0)
     writer.close()

@@ -23,7 +23,7 @@ from gateway_client import (
     sse,
 )
 
-from skep.gateway.stream_keepalive import comment, wants_stream
+from skep.gateway.unloaded_models import comment, wants_stream
 from skep.testing.process import FakeEngine
 
 

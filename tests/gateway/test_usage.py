@@ -98,7 +98,7 @@ STREAMS = {
             {"type": "response.output_text.delta", "delta": FAKE},
             {"type": "response.completed", "response": {**RESPONSE, "usage": RESPONSE_USAGE}},
         ),
-        Tokens(9, 4, 3),
+        Tokens(9, 4, 3, 1),
     ),
     "error event": (sse(chunk(), {"error": {"message": FAKE, "code": 500}}), UNKNOWN),
     "garbage": (b'data: {"usage": {"completion_tokens": 5}\n\ndata: "usage"\n\n"usage"{{{', UNKNOWN),
@@ -113,7 +113,7 @@ ANSWERS = {
         {"type": "message", "content": [{"type": "text", "text": FAKE}], "usage": BEGUN["message"]["usage"]},
         Tokens(117, 100, 1),
     ),
-    "responses": ({**RESPONSE, "usage": RESPONSE_USAGE}, Tokens(9, 4, 3)),
+    "responses": ({**RESPONSE, "usage": RESPONSE_USAGE}, Tokens(9, 4, 3, 1)),
     "ollama chat": ({"message": {"role": "assistant", "content": FAKE}, **OLLAMA}, Tokens(26, None, 290)),
     "ollama generate": ({"response": FAKE, **OLLAMA}, Tokens(26, None, 290)),
     "embeddings": (
@@ -241,7 +241,7 @@ def test_of_a_long_answer_only_the_last_few_pieces_are_kept():
     """63 pieces of a quarter of a megabyte each were kept for every stream."""
     nowhere = SimpleNamespace(send=lambda _request, _data: None)
     request = ServerRequest(nowhere, b"POST", b"/v1/chat/completions", [])
-    exchange = Exchange("1", request, batch_plan(None, "/v1/chat/completions", None, ""), "m", b"", None, 0.0)
+    exchange = Exchange("1", request, batch_plan(None, "/v1/chat/completions", None, ""), "m", b"", None)
     for number in range(100):
         exchange.on_body(b"x" * 1000, number)
     assert len(exchange._tail) == TAIL_PIECES

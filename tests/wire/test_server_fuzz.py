@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from skep.wire.heads import HeadCache
-from skep.wire.limits import HeldBodies
-from skep.wire.request_validation import METHODS
-from skep.wire.server import ServerConnection, ServerLimits, ServerShared
+from skep.wire.limits import METHODS
+from skep.wire.server import HttpServer, ServerConnection
 
 EXAMPLES = int(os.environ.get("SKEP_FUZZ_EXAMPLES", "150"))
 SEARCH = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
@@ -232,9 +231,9 @@ def fed(pieces, heads, *, later=False):
         else:
             request.respond(200, [], b"ok")
 
-    limits = ServerLimits()
-    bodies = HeldBodies(limits)
-    connection = ServerConnection(ServerShared(handle, lambda _request: None, limits, set(), bodies, heads))
+    server = HttpServer(handle)
+    server.heads = heads
+    connection = ServerConnection(server)
     connection.connection_made(sink)
     for piece in pieces:
         connection.data_received(piece)
@@ -242,7 +241,7 @@ def fed(pieces, heads, *, later=False):
             waiting.pop(0).respond(200, [], b"ok")
     closing = sink.closing
     connection.connection_lost(None)
-    assert bodies.bytes == 0
+    assert server.bodies.bytes == 0
     return handled, sink.written, closing
 
 

@@ -16,8 +16,8 @@ import uvloop
 from wire_server import echo, hang_up, is_empty, serving, until
 
 from skep.wire.client import unsent_bytes
-from skep.wire.limits import ClientTimeouts, ConnectionStage, SweepAction
-from skep.wire.server import HttpServer, ServerLimits
+from skep.wire.limits import ClientTimeouts, ConnectionStage, ServerLimits, SweepAction
+from skep.wire.server import HttpServer
 
 START_LOOP = uvloop.run  # as the gateway runs
 QUICK_S = 0.15
@@ -295,7 +295,7 @@ async def test_abuse_behind_an_answer_under_way_makes_it_the_last(surplus):
         writer.write(get())
         await asked.wait()
         writer.write(surplus)
-        connection = next(iter(service.server._connections))
+        connection = next(iter(service.server.open))
         await until(lambda: connection._ended)
         echo(service.handled[0])
         answer = await asyncio.wait_for(reader.read(), 5)
@@ -499,14 +499,15 @@ async def test_connections_beyond_the_limit_are_told_to_come_back():
 async def test_a_crowd_beyond_the_limit_holds_no_descriptors():
     async with serving(limits=quick(max_connections=1)) as service:
         crowd = [await service.connect() for _ in range(200)]
-        await until(lambda: len(service.server._connections) == 1 + 64)
+        await until(lambda: len(service.server.open) == 1 + 64)
         for _, writer in crowd:
             await hang_up(writer)
 
 
 STARVED = """
 import asyncio, resource, socket, sys, uvloop
-from skep.wire.server import HttpServer, ServerLimits
+from skep.wire.limits import ServerLimits
+from skep.wire.server import HttpServer
 async def main():
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
@@ -553,7 +554,7 @@ def cpu_s(pid):
 def test_the_limit_of_connections_leaves_descriptors_for_other_things():
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     server = HttpServer(echo, ServerLimits(max_connections=1 << 40))
-    assert files == resource.RLIM_INFINITY or server._limits.max_connections == files * 3 // 4
+    assert files == resource.RLIM_INFINITY or server.limits.max_connections == files * 3 // 4
 
 
 # TLS

@@ -27,7 +27,8 @@ from skep.planner.batching import BatchPass, Sequence, SimulatedReplica
 from skep.wire.heads import Origin
 from skep.wire.listen import HOST, cannot_listen, socket_for
 from skep.wire.prometheus import Counter, Gauge, Histogram, Labels, Metric, metrics_text
-from skep.wire.server import HttpServer, ServerRequest
+from skep.wire.server import HttpServer
+from skep.wire.server_request import ServerRequest
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
             80.0, 160.0, 640.0)  # fmt: skip

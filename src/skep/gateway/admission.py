@@ -8,8 +8,10 @@ Invariant: active + releasing leases of a replica never exceed its slots (unless
 
 from __future__ import annotations
 
-from skep.config.keys import Priority
-from skep.gateway.queue import QueuedRequest
+from itertools import count
+
+from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
+from skep.gateway.queue import Action, Arrival, Forward, Reject, RejectCode, Withdraw
 from skep.gateway.replica_table import (
     REMEMBERED,
     REMEMBERED_PER_SLOT,
@@ -20,44 +22,22 @@ from skep.gateway.replica_table import (
     SlotLease,
     process_of,
 )
-from skep.gateway.values import Action, AdmissionLimits, Arrival, Forward, Reject, RejectCode, ReplicaSpec, Withdraw
-
-
-class LeaseTable:
-    """All leases by id, and those of them that are in release."""
-
-    def __init__(self) -> None:
-        self.by_id: dict[str, SlotLease] = {}
-        self.releasing: dict[str, SlotLease] = {}
-
-    def __len__(self) -> int:
-        return len(self.by_id)
-
-    def overdue(self, now: float) -> list[SlotLease]:
-        """Return those in release whose bound has passed."""
-        return [lease for lease in self.releasing.values() if (lease.releasing_until or 0.0) <= now]
-
-    def releasing_replicas(self) -> list[GatewayReplica]:
-        return sorted({lease.home for lease in self.releasing.values()}, key=lambda replica: replica.order)
-
 
 COME_BACK_S = 5.0  # after a shutdown
 AVOID_S = 1.0  # a failed request waits for another replica, before it is tried on the same one again
 
 
 class Admission:
-    pool = ModelPool
-
     def __init__(self, limits: AdmissionLimits | None = None) -> None:
         self.limits = limits or AdmissionLimits()
         self._models: dict[str, ModelPool] = {}
         self._replicas: dict[str, GatewayReplica] = {}
         self._leaving: dict[ProcessKey, GatewayReplica] = {}  # taken from the table while answers are still under way
-        self._leases = LeaseTable()
+        self._leases: dict[str, SlotLease] = {}  # all, by id
+        self._releasing: dict[str, SlotLease] = {}  # those of them that are in release
         self._affinity = ConversationAffinity()
-        self._replica_count = 0
-        self._placeholder_count = 0
-        self._closed = False
+        self._numbers = count(1)  # of replicas and placeholders, in the order in which they came
+        self.closed = False
 
     def __repr__(self) -> str:
         slots = sum(replica.slots for replica in self._replicas.values())
@@ -76,17 +56,14 @@ class Admission:
     @property
     def in_flight(self) -> int:
         """Count the requests whose answer is under way; slots in release are not among them."""
-        return len(self._leases.by_id) - len(self._leases.releasing)
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
+        return len(self._leases) - len(self._releasing)
 
     def knows(self, model: str) -> bool:
         return model in self._models
 
     def waiting(self, model: str) -> dict[str, int]:
-        return {priority.label: self._models[model].queue.waiting(priority) for priority in Priority}
+        """By class."""
+        return self._models[model].queue.waiting()
 
     def table(self) -> tuple[GatewayReplica, ...]:
         """Return the replicas that serve."""
@@ -98,7 +75,8 @@ class Admission:
 
     def to_confirm(self) -> tuple[ReplicaSpec, ...]:
         """Return the replicas that should be asked how many slots are busy."""
-        return tuple(replica.spec for replica in self._leases.releasing_replicas() if replica.spec.confirms)
+        replicas = sorted({lease.home for lease in self._releasing.values()}, key=lambda replica: replica.order)
+        return tuple(replica.spec for replica in replicas if replica.spec.confirms)
 
     def anywhere(self, model: str, now: float) -> ReplicaSpec | None:
         """Return a replica for a request that takes no slot, such as a count of tokens."""
@@ -122,7 +100,12 @@ class Admission:
         """
         wanted = {spec.name: process_of(spec) for spec in specs}
         for name in [name for name, replica in self._replicas.items() if wanted.get(name) != process_of(replica.spec)]:
-            self._remove_replica(self._replicas.pop(name))
+            gone = self._replicas.pop(name)
+            self._models[gone.spec.model].lose(gone)
+            for lease in [lease for lease in gone.leases.values() if lease.releasing_until is not None]:
+                self._end(lease)
+            if gone.leases:
+                self._leaving[process_of(gone.spec)] = gone
         for spec in specs:
             known = self._replicas.get(spec.name)
             if known is None:
@@ -135,26 +118,26 @@ class Admission:
             by_model[replica.spec.model].append(replica)
         for name in self._models.keys() - by_model.keys():
             waiting = self._models.pop(name).queue
-            actions.extend(Reject(entry.id, RejectCode.UNKNOWN_MODEL) for entry in waiting)
+            actions.extend(Reject(entry.request_id, RejectCode.UNKNOWN_MODEL) for entry in waiting)
         for name, replicas in by_model.items():
-            self._models.setdefault(name, self.pool(self.limits.aging_s)).become(replicas)
+            self._models.setdefault(name, ModelPool(self.limits.aging_s)).become(replicas)
         self._affinity.remembered = max(REMEMBERED, REMEMBERED_PER_SLOT * sum(spec.slots for spec in specs))
         return actions + self._serve_all(now)
 
     def arrive(self, arrival: Arrival, now: float, *, may_wait: int = 0) -> list[Action]:
         """Forward, queue or reject a request. `may_wait`: so many may wait, whatever the limit says."""
-        if self._closed:
+        if self.closed:
             return [Reject(arrival.request_id, RejectCode.SHUTTING_DOWN, COME_BACK_S)]
         pool = self._models.get(arrival.model)
         if pool is None:
             return [Reject(arrival.request_id, RejectCode.UNKNOWN_MODEL)]
         longest = self.limits.max_wait_s
         wait_s = longest if arrival.max_wait_s is None else min(longest, arrival.max_wait_s)
-        entry = QueuedRequest(arrival, now, now + wait_s)
+        arrival.arrived_at, arrival.deadline = now, now + wait_s
         if not pool.queue.by_id:
-            replica = pool.choose(entry, self._affinity, now)
+            replica = pool.choose(arrival, self._affinity, now)
             if replica is not None:
-                return [self._grant(pool, entry, replica, now)]
+                return [self._grant(pool, arrival, replica, now)]
         evicted: list[Action] = []
         if len(pool.queue.by_id) >= max(may_wait, self.limits.max_queue):
             loser = pool.queue.to_evict(arrival)
@@ -162,19 +145,16 @@ class Admission:
             if loser is None:
                 return evicted
             pool.queue.remove(loser)
-        pool.queue.put(entry)
+        pool.queue.put(arrival)
         return evicted + self._serve(pool, now)
 
     def answering(self, request_id: str, now: float, *, complaint: bool = False) -> None:
         """The engine has begun to answer: it surely holds a slot. `complaint`: with a 502, 503 or 504."""
-        lease = self._leases.by_id.get(request_id)
-        if lease is None:
-            return
-        lease.answered = True
-        if complaint:
-            lease.home.breaker.bad_answer(now)
-        else:
-            lease.home.breaker.answered(now)
+        lease = self._leases.get(request_id)
+        if lease is not None:
+            lease.answered = True
+            breaker = lease.home.breaker
+            (breaker.bad_answer if complaint else breaker.answered)(now)
 
     def finished(self, request_id: str, now: float) -> list[Action]:
         """The answer is complete, or its connection broke with the engine's side gone. Repeats have no effect."""
@@ -191,17 +171,25 @@ class Admission:
     def hung_up(self, request_id: str, now: float) -> list[Action]:
         """The client left: out of the queue, or the slot goes into release. Repeats have no effect."""
         lease = self._active(request_id)
-        if lease is not None:
-            return self._release(lease, now)
-        for pool in self._models.values():
-            if pool.queue.remove(request_id) is not None:
-                return self._serve(pool, now)  # without it, only batch may be left
-        return []
+        if lease is None:
+            for pool in self._models.values():
+                if pool.queue.remove(request_id) is not None:
+                    return self._serve(pool, now)  # without it, only batch may be left
+            return []
+        home = lease.home
+        if not home.listed:
+            self._end(lease)
+            return []
+        home.release(lease, now + home.spec.release_bound_s)
+        self._releasing[lease.id] = lease
+        pool = self._models[home.spec.model]
+        pool.queue.under_way(lease.entry.flow, -1)
+        return self._serve(pool, now)  # a soft limit counts only what is still wanted
 
     def may_retry(self, request_id: str, now: float) -> bool:
         """Return whether another replica could be tried instead of handing on what this one said."""
-        lease = self._leases.by_id.get(request_id)
-        if lease is None or self._closed or lease.entry.attempts >= self.limits.attempts:
+        lease = self._leases.get(request_id)
+        if lease is None or self.closed or lease.entry.attempts >= self.limits.attempts:
             return False
         pool = self._models.get(lease.home.spec.model)
         return pool is not None and pool.others(lease.home, now)
@@ -224,10 +212,8 @@ class Admission:
         lease = self._active(request_id)
         if lease is None:
             return []
-        if counts:
-            lease.home.breaker.dropped(now)
-        else:
-            lease.home.breaker.failed(now)
+        breaker = lease.home.breaker
+        (breaker.dropped if counts else breaker.failed)(now)
         self._end(lease)
         lease.entry.attempts -= not counts
         return self._again(lease, now)
@@ -273,13 +259,13 @@ class Admission:
 
     def tick(self, now: float) -> list[Action]:
         """Time passed: deadlines of the queue, bounds of releases, replicas that may be tried again."""
-        for lease in self._leases.overdue(now):
+        for lease in [one for one in self._releasing.values() if (one.releasing_until or 0.0) <= now]:
             self._end(lease)
         actions: list[Action] = []
         for pool in self._models.values():
             for entry in pool.queue.overdue(now):
-                pool.queue.remove(entry.id)
-                actions.append(Reject(entry.id, RejectCode.QUEUE_TIMEOUT, pool.expected_wait_s(now)))
+                pool.queue.remove(entry.request_id)
+                actions.append(Reject(entry.request_id, RejectCode.QUEUE_TIMEOUT, pool.expected_wait_s(now)))
         return actions + self._serve_all(now)
 
     def load_failed(self, model: str, why: str, retry_after_s: float) -> list[Action]:
@@ -287,22 +273,22 @@ class Admission:
         pool = self._models.get(model)
         waiting = list(pool.queue) if pool is not None and not pool.replicas else []
         for entry in waiting:
-            self._models[model].queue.remove(entry.id)
-        return [Reject(entry.id, RejectCode.LOAD_FAILED, retry_after_s, why) for entry in waiting]
+            self._models[model].queue.remove(entry.request_id)
+        return [Reject(entry.request_id, RejectCode.LOAD_FAILED, retry_after_s, why) for entry in waiting]
 
     def close(self) -> list[Action]:
         """Admit nothing new and empty the queues; what is under way goes on."""
-        self._closed = True
+        self.closed = True
         waiting = [entry for pool in self._models.values() for entry in pool.queue]
         for entry in waiting:
-            self._models[entry.arrival.model].queue.remove(entry.id)
-        return [Reject(entry.id, RejectCode.SHUTTING_DOWN, COME_BACK_S) for entry in waiting]
+            self._models[entry.model].queue.remove(entry.request_id)
+        return [Reject(entry.request_id, RejectCode.SHUTTING_DOWN, COME_BACK_S) for entry in waiting]
 
     # Inside
 
     def _active(self, request_id: str) -> SlotLease | None:
         """Return the lease of a request, or None if it has ended or is in release: a repeated event has no effect."""
-        lease = self._leases.by_id.get(request_id)
+        lease = self._leases.get(request_id)
         return lease if lease is not None and lease.releasing_until is None else None
 
     def _find(self, spec: ReplicaSpec) -> GatewayReplica | None:
@@ -315,32 +301,19 @@ class Admission:
 
     def _serve(self, pool: ModelPool, now: float) -> list[Action]:
         actions: list[Action] = []
-        while pool.queue.by_id:
-            found = self._next(pool, now)
-            if found is None:
-                break
+        while pool.queue.by_id and (found := pool.next(self._affinity, now)) is not None:
             entry, replica = found
-            pool.queue.remove(entry.id)
+            pool.queue.remove(entry.request_id)
             actions.append(self._grant(pool, entry, replica, now))
         return actions
 
-    def _next(self, pool: ModelPool, now: float) -> tuple[QueuedRequest, GatewayReplica] | None:
-        """Return the next request that fits: a class that may not have the free slot does not hold up one that may."""
-        if not pool.has_room(now):
-            return None
-        for entry in pool.candidates():
-            replica = pool.choose(entry, self._affinity, now)
-            if replica is not None:
-                return entry, replica
-        return None
-
-    def _grant(self, pool: ModelPool, entry: QueuedRequest, replica: GatewayReplica, now: float) -> Forward:
+    def _grant(self, pool: ModelPool, entry: Arrival, replica: GatewayReplica, now: float) -> Forward:
         entry.attempts += 1
-        request_id = entry.arrival.request_id
+        request_id = entry.request_id
         lease = SlotLease(request_id, replica, entry, now)
-        self._leases.by_id[request_id] = lease
+        self._leases[request_id] = lease
         replica.take(lease)
-        pool.count_lease(lease, 1)
+        pool.queue.under_way(entry.flow, 1)
         return Forward(request_id, replica.spec, now - entry.arrived_at, entry.attempts)
 
     def _again(self, lease: SlotLease, now: float) -> list[Action]:
@@ -348,45 +321,23 @@ class Admission:
         entry, model = lease.entry, lease.home.spec.model
         pool = self._models.get(model)
         if pool is None:
-            return [Reject(entry.id, RejectCode.UNKNOWN_MODEL)]
+            return [Reject(entry.request_id, RejectCode.UNKNOWN_MODEL)]
         entry.avoid, entry.avoid_until = lease.home.name, now + AVOID_S
-        if entry.attempts >= self.limits.attempts or self._closed:
-            rejection = Reject(entry.id, RejectCode.REPLICA_LOST, pool.expected_wait_s(now))
+        if entry.attempts >= self.limits.attempts or self.closed:
+            rejection = Reject(entry.request_id, RejectCode.REPLICA_LOST, pool.expected_wait_s(now))
             return [rejection, *self._serve(pool, now)]
         pool.queue.put(entry, first=True)
         return self._serve(pool, now)
 
-    def _release(self, lease: SlotLease, now: float) -> list[Action]:
-        home = lease.home
-        if not home.listed:
-            self._end(lease)
-            return []
-        until = now + home.spec.release_bound_s
-        home.release(lease, until)
-        self._leases.releasing[lease.id] = lease
-        pool = self._models[home.spec.model]
-        pool.count_lease(lease, -1)
-        return self._serve(pool, now)  # a soft limit counts only what is still wanted
-
     def _end(self, lease: SlotLease) -> None:
         home = lease.home
-        del self._leases.by_id[lease.id]
-        in_release = lease.releasing_until is not None
-        if in_release:
-            del self._leases.releasing[lease.id]
+        del self._leases[lease.id]
+        in_release = self._releasing.pop(lease.id, None) is not None
         home.give_back(lease)
-        if home.listed:
-            if not in_release:
-                self._models[home.spec.model].count_lease(lease, -1)
-        elif not home.leases:
+        if home.listed and not in_release:
+            self._models[home.spec.model].queue.under_way(lease.entry.flow, -1)
+        elif not home.listed and not home.leases:
             self._leaving.pop(process_of(home.spec), None)
-
-    def _remove_replica(self, gone: GatewayReplica) -> None:
-        self._models[gone.spec.model].lose(gone)
-        for lease in [lease for lease in gone.leases.values() if lease.releasing_until is not None]:
-            self._end(lease)
-        if gone.leases:
-            self._leaving[process_of(gone.spec)] = gone
 
     def _new_replica(self, spec: ReplicaSpec, now: float) -> GatewayReplica:
         """Return a new replica, or the one of the same process with what it still has under way."""
@@ -395,17 +346,15 @@ class Admission:
             replica = GatewayReplica(spec, now)
         else:
             replica.become(spec)
-        self._replica_count += 1
-        replica.order = self._replica_count
+        replica.order = next(self._numbers)
         for _ in range(spec.slots - replica.busy if spec.confirms else 0):
             self._placeholder_lease(replica, now)
         return replica
 
     def _placeholder_lease(self, replica: GatewayReplica, now: float) -> None:
         """Put a slot that works for an unknown request into release."""
-        self._placeholder_count += 1
-        entry = QueuedRequest(Arrival(f"phantom-{self._placeholder_count}", replica.spec.model), now, now)
+        entry = Arrival(f"phantom-{next(self._numbers)}", replica.spec.model)
         until = now + replica.spec.release_bound_s
-        lease = self._leases.by_id[entry.id] = SlotLease(entry.id, replica, entry, now, releasing_until=until)
-        self._leases.releasing[lease.id] = lease
+        lease = self._leases[entry.request_id] = SlotLease(entry.request_id, replica, entry, now, releasing_until=until)
+        self._releasing[lease.id] = lease
         replica.take(lease)

@@ -139,7 +139,9 @@ def search_model(body: bytes, window: int = _WINDOW) -> re.Match[bytes] | None:
     found: re.Match[bytes] | None = None
     depth = brackets = at = run = 0  # `run`: behind the last bracket
     while at < len(body) and brackets < _BRACKETS:
-        begin, at = at, _end_of_run(body, at, window)
+        flat = _FLAT_RUN.match(body, at, at + window)
+        assert flat is not None  # it matches nothing, too
+        begin, at = at, flat.end()
         if depth == 1:
             last = at + _HEAD_BYTES  # a name may go on behind the window
             for key in _MODEL.finditer(body, max(run, begin - len(b'"model"')), last):
@@ -156,12 +158,6 @@ def search_model(body: bytes, window: int = _WINDOW) -> re.Match[bytes] | None:
             if depth <= 0:
                 break
     return found if depth == 0 else None
-
-
-def _end_of_run(body: bytes, at: int, window: int) -> int:
-    run = _FLAT_RUN.match(body, at, at + window)
-    assert run is not None  # it matches nothing, too
-    return run.end()
 
 
 def _skip_string(body: bytes, at: int, window: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from skep.gateway.values import Reject, RejectCode
+from skep.gateway.queue import Reject, RejectCode
 
 JSON = (b"content-type", b"application/json")
 LONGEST_NAME = 256  # characters of a model's name that are repeated to a client
@@ -95,15 +95,6 @@ def rejection(
         RejectCode.LOAD_FAILED: f"the model `{name}` cannot be loaded: {reject.why or 'it did not start'}{again}",
     }
     return ERRORS[code][0], retry_headers(wait), error_body(code, messages[reject.code], path)
-
-
-def preflight_headers(wanted: bytes | None) -> list[tuple[bytes, bytes]]:
-    """Return what a web page may send, of an origin that may call: whatever it asks for."""
-    return [
-        (b"access-control-allow-methods", b"GET, POST, DELETE"),
-        (b"access-control-allow-headers", wanted or b"content-type"),
-        (b"access-control-max-age", b"600"),
-    ]
 
 
 def retry_headers(wait_s: float | None) -> list[tuple[bytes, bytes]]:

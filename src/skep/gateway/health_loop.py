@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import math
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from skep.config.gateway_messages import HealthTimes
+from skep.config.gateway_messages import HealthTimes, ReplicaSpec
 from skep.gateway.proxy import Proxy
 from skep.gateway.replica_table import GatewayReplica
-from skep.gateway.values import ReplicaSpec
 from skep.wire.client import WireFailure
 from skep.wire.fetch import HttpResponse, fetch
 from skep.wire.prometheus import parse_metrics
@@ -39,7 +39,7 @@ class HealthLoop:
         proxy, admission = self._proxy, self._proxy.admission
         async with asyncio.TaskGroup() as tasks:
             while True:
-                now = proxy.now()
+                now = time.monotonic()
                 self._tick(now)
                 to_confirm = admission.to_confirm()
                 for spec in to_confirm:
@@ -54,22 +54,20 @@ class HealthLoop:
 
     def _tick(self, now: float) -> None:
         """What one request does to one of these must not stop the clock for all."""
+        proxy = self._proxy
         try:
-            self._look_at_exchanges(now)
-            self._proxy.retire_unused_pools()
-            self._proxy.accounts.settle()
+            for exchange in list(proxy.exchanges.values()):
+                if exchange.aloud:
+                    exchange.send_keepalive(now)
+                if exchange.granted is not None:
+                    if exchange.heard_at > exchange.granted_at:
+                        proxy.admission.heard(exchange.granted.replica, exchange.heard_at)
+                    exchange.check_time(now)
+            proxy.retire_unused_pools()
+            proxy.accounts.settle()
         except Exception as error:
             print(f"watch.failed why={error!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
-        self._proxy.carry_out(self._proxy.admission.tick(now))
-
-    def _look_at_exchanges(self, now: float) -> None:
-        for exchange in list(self._proxy.exchanges.values()):
-            if exchange.aloud:
-                exchange.send_keepalive(now)
-            if exchange.granted is not None:
-                if exchange.heard_at > exchange.granted_at:
-                    self._proxy.admission.heard(exchange.granted.replica, exchange.heard_at)
-                exchange.check_time(now)
+        proxy.carry_out(proxy.admission.tick(now))
 
     def _check_is_due(self, replica: GatewayReplica, now: float) -> bool:
         closed = replica.breaker.state(now) == "closed"
@@ -84,16 +82,18 @@ class HealthLoop:
     def _once(self, tasks: asyncio.TaskGroup, ask: Ask, spec: ReplicaSpec) -> None:
         """Not again while the last one is under way."""
         what = (ask.__name__, spec.url)
+
+        async def ask_safely() -> None:
+            try:
+                await ask(spec)
+            except Exception as error:  # whatever one replica says, the clock goes on for the others
+                print(f"watch.failed replica={spec.name!r} why={error!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
+            finally:
+                self._asking.discard(what)
+
         if what not in self._asking:
             self._asking.add(what)
-            tasks.create_task(self._safely(ask, spec)).add_done_callback(lambda _: self._asking.discard(what))
-
-    async def _safely(self, ask: Ask, spec: ReplicaSpec) -> None:
-        """Whatever one replica says, the clock goes on for the others."""
-        try:
-            await ask(spec)
-        except Exception as error:
-            print(f"watch.failed replica={spec.name!r} why={error!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
+            tasks.create_task(ask_safely())
 
     async def _get(self, spec: ReplicaSpec, path: str, timeout_s: float = CONFIRM_TIMEOUT_S) -> HttpResponse | None:
         """None: it does not answer."""
@@ -104,12 +104,12 @@ class HealthLoop:
             return None
 
     async def _ask_busy(self, spec: ReplicaSpec) -> None:
-        asked_at = self._proxy.now()
+        asked_at = time.monotonic()
         if (answer := await self._get(spec, "/slots" if spec.confirms == "slots" else "/metrics")) is None:
             return
         busy = count_busy(answer.json()) if spec.confirms == "slots" else count_running(answer.body)
         if busy is not None:
-            self._proxy.carry_out(self._proxy.admission.engine_busy(spec, busy, asked_at, self._proxy.now()))
+            self._proxy.carry_out(self._proxy.admission.engine_busy(spec, busy, asked_at, time.monotonic()))
 
     async def engine_metrics(self, spec: ReplicaSpec) -> str:
         """Empty where it tells none."""
@@ -119,7 +119,7 @@ class HealthLoop:
     async def _check(self, spec: ReplicaSpec) -> None:
         answer = await self._get(spec, spec.health_path, self._times.health_timeout_s)
         ok = answer is not None and answer.status < 500
-        self._proxy.carry_out(self._proxy.admission.checked(spec, ok, self._proxy.now()))
+        self._proxy.carry_out(self._proxy.admission.checked(spec, ok, time.monotonic()))
 
 
 def count_busy(slots: Any) -> int | None:

@@ -17,7 +17,8 @@ import signal
 import socket
 import ssl
 import sys
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -26,24 +27,18 @@ import uvloop
 
 from skep import __version__
 from skep.config import gateway_messages as messages
-from skep.config.keys import KeySpec, Priority, digest_of
 from skep.gateway.admission import Admission
 from skep.gateway.batch.api import BatchApi
 from skep.gateway.batch.calls import BatchGatewayPort
 from skep.gateway.error_format import JSON, RequestRefused
 from skep.gateway.health_loop import HealthLoop
-from skep.gateway.metrics import Metrics
-from skep.gateway.proxy import Policy, Proxy
+from skep.gateway.proxy import Proxy
 from skep.gateway.replica_table import GatewayReplica
-from skep.gateway.request_log import RequestAccounting, RequestLog
+from skep.gateway.request_log import Metrics, RequestAccounting, RequestLog
 from skep.wire.json_pipe import JsonPipe
 from skep.wire.prometheus import Labels, label_samples
-from skep.wire.server import HttpServer, ServerRequest
-
-
-def models_document(proxy: Proxy) -> dict[str, Any]:
-    data = [model_document(proxy, model) for model in proxy.admission.models]
-    return {"object": "list", "data": data}
+from skep.wire.server import HttpServer
+from skep.wire.server_request import ServerRequest
 
 
 def model_document(proxy: Proxy, model: str) -> dict[str, Any]:
@@ -64,15 +59,21 @@ def model_document(proxy: Proxy, model: str) -> dict[str, Any]:
 
 def status_of(proxy: Proxy, metrics: Metrics, now: float) -> messages.GatewayStatus:
     """Return the answer to the supervisor."""
-    admission = proxy.admission
-    busy: dict[str, int] = {}
+    admission, ended = proxy.admission, proxy.accounts.last_ended
+    busy = Counter[str]()
     for replica in admission.replicas():
-        busy[replica.name] = busy.get(replica.name, 0) + replica.busy
+        busy[replica.name] += replica.busy
+    counts = Counter((exchange.model, exchange.under_way) for exchange in proxy.exchanges.values())
     return messages.GatewayStatus(
         queued=admission.queued,
         in_flight=admission.in_flight,
         busy=busy,
-        models=figures(proxy, now),
+        models={
+            model: messages.ModelUsage(
+                counts[model, True], counts[model, False], now - ended[model] if model in ended else None
+            )
+            for model in admission.models
+        },
         queues={model: admission.waiting(model) for model in admission.models},
         replicas=[_replica(replica, now) for replica in admission.table()],
         tokens=tokens_so_far(proxy, metrics),
@@ -82,26 +83,13 @@ def status_of(proxy: Proxy, metrics: Metrics, now: float) -> messages.GatewaySta
 
 def tokens_so_far(proxy: Proxy, metrics: Metrics) -> dict[str, float]:
     """By replica, about: of answers that ended their own number, of all others the events that have passed."""
-    sums = metrics.output_tokens.by("replica")
+    sums = defaultdict[str, float](float, metrics.output_tokens.by("replica"))
     for name, events in metrics.counted_tokens.by("replica").items():
-        sums[name] = sums.get(name, 0) + events
+        sums[name] += events
     for exchange in proxy.exchanges.values():
         if exchange.granted is not None and exchange.leased:
-            name = exchange.granted.replica.name
-            sums[name] = sums.get(name, 0) + exchange.events
+            sums[exchange.granted.replica.name] += exchange.events
     return sums
-
-
-def figures(proxy: Proxy, now: float) -> dict[str, messages.ModelUsage]:
-    """By model: requests that wait, answers under way, seconds since the last one ended."""
-    ended = proxy.accounts.last_ended
-    counts = Counter((exchange.model, exchange.under_way) for exchange in proxy.exchanges.values())
-    return {
-        model: messages.ModelUsage(
-            counts[model, True], counts[model, False], now - ended[model] if model in ended else None
-        )
-        for model in proxy.admission.models
-    }
 
 
 def _replica(replica: GatewayReplica, now: float) -> messages.ReplicaFigures:
@@ -126,9 +114,9 @@ def state_of(replica: GatewayReplica, now: float) -> str:
     return "up" if state == "closed" else state
 
 
-def fill_gauges(metrics: Metrics, admission: Admission, *, connections: int, lost: dict[str, int], now: float) -> None:
+def fill_gauges(metrics: Metrics, admission: Admission, connections: int, lost: dict[str, int], now: float) -> None:
     slots: dict[Labels, float] = {}
-    busy: dict[Labels, float] = {}
+    busy = defaultdict[Labels, float](float)
     up: dict[Labels, float] = {}
     for replica in admission.table():
         place = (replica.spec.model, replica.name)
@@ -137,15 +125,13 @@ def fill_gauges(metrics: Metrics, admission: Admission, *, connections: int, los
         up[*place, state] = state == "up"
     for replica in admission.replicas():  # what has left the table works on for a while
         place, active = (replica.spec.model, replica.name), replica.active
-        busy[*place, "active"] = busy.get((*place, "active"), 0) + active
-        busy[*place, "releasing"] = busy.get((*place, "releasing"), 0) + replica.busy - active
+        busy[*place, "active"] += active
+        busy[*place, "releasing"] += replica.busy - active
     metrics.slots.set_all(slots)
     metrics.busy.set_all(busy)
     metrics.up.set_all(up)
     metrics.queued.set_all({
-        (model, priority.label): admission.waiting(model)[priority.label]
-        for model in admission.models
-        for priority in Priority
+        (model, label): count for model in admission.models for label, count in admission.waiting(model).items()
     })  # fmt: skip
     metrics.connections.set_all({(): connections})
     metrics.lost_rows.set_all({(why,): count for why, count in lost.items()})
@@ -165,10 +151,13 @@ class Gateway:
         self.metrics = Metrics()
         admission = Admission(setup.limits)
         self.accounts = RequestAccounting(self.metrics, self.journal.add, admission.knows)
-        self.proxy = Proxy(admission, self.accounts, policy_of(setup), keys_wanted=setup.keys_wanted)
+        self.proxy = Proxy(admission, self.accounts, setup)
         self.server = HttpServer(self.proxy.handle, setup.server, self.proxy.check_head)
         self.watch = HealthLoop(self.proxy, setup.watch)
-        self.tls = _tls(setup.tls)
+        self.tls: ssl.SSLContext | None = None
+        if setup.tls is not None:
+            self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self.tls.load_cert_chain(setup.tls.certificate, setup.tls.key)
         for path in ("/health", "/healthz"):
             self.proxy.open_routes[b"GET", path] = lambda request: request.respond(200, [JSON], b'{"status":"ok"}')
         for path in ("/v1/models", "/models"):
@@ -191,7 +180,8 @@ class Gateway:
             print(f"batches: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
 
     def _models(self, request: ServerRequest) -> None:
-        request.respond(200, [JSON], json.dumps(models_document(self.proxy)).encode())
+        data = [model_document(self.proxy, model) for model in self.proxy.admission.models]
+        request.respond(200, [JSON], json.dumps({"object": "list", "data": data}).encode())
 
     def _model(self, request: ServerRequest) -> None:
         admission, model = self.proxy.admission, unquote(request.path.partition("models/")[2])
@@ -203,8 +193,7 @@ class Gateway:
     def _metrics(self, request: ServerRequest) -> None:
         self.accounts.settle()
         lost = {"buffer full": self.journal.dropped, "store": self.journal.unwritten}
-        admission, now = self.proxy.admission, self.proxy.now()
-        fill_gauges(self.metrics, admission, connections=self.server.connections, lost=lost, now=now)
+        fill_gauges(self.metrics, self.proxy.admission, len(self.server.open), lost, time.monotonic())
         request.respond(200, [PROMETHEUS], self.metrics.text())
 
     def _engine_metrics(self, request: ServerRequest) -> None:
@@ -257,11 +246,11 @@ class Gateway:
                     case messages.LoadFailed(model, why, retry_after_s):
                         self.proxy.load_failed(model, why, retry_after_s)
                     case messages.GatewaySetup():
-                        self.proxy.set_policy(policy_of(message))
-                        self.proxy.carry_out(self.proxy.admission.set_limits(message.limits, self.proxy.now()))
+                        self.proxy.set_policy(message)
+                        self.proxy.carry_out(self.proxy.admission.set_limits(message.limits, time.monotonic()))
                     case messages.AskStatus(number):
                         self.accounts.settle()
-                        link.send(messages.StatusAnswer(number, status_of(self.proxy, self.metrics, self.proxy.now())))
+                        link.send(messages.StatusAnswer(number, status_of(self.proxy, self.metrics, time.monotonic())))
                     case messages.AskDrain():
                         drains.append(tasks.create_task(self._drain(link, message)))
             for drain in drains:
@@ -277,28 +266,11 @@ class Gateway:
             self.proxy.carry_out(admission.close())
         try:
             async with asyncio.timeout(message.timeout_s):
-                while self.server.active or not self.proxy.drained.is_set() or (self.batches and self.batches.busy):
+                while self.server.active or self.proxy.exchanges or (self.batches and self.batches.busy):
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
             self.proxy.carry_out(admission.close())
         link.send(messages.Drained(message.id, admission.in_flight))
-
-
-def policy_of(setup: messages.GatewaySetup) -> Policy:
-    keys = setup.keys
-    if setup.api_key:
-        names = {key.name for key in keys}  # a key of the file may be called so too
-        name = "SKEP_API_KEY" if "SKEP_API_KEY" not in names else "$SKEP_API_KEY"
-        keys = (*keys, KeySpec(name, digest_of(setup.api_key)))
-    return Policy(keys, setup.aliases, setup.origins, setup.hosts or None, setup.timeouts)
-
-
-def _tls(files: messages.TlsFiles | None) -> ssl.SSLContext | None:
-    if files is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(files.certificate, files.key)
-    return context
 
 
 def main() -> None:

@@ -9,22 +9,25 @@ import time
 from collections import deque
 from typing import Protocol
 
-from skep.config.gateway_messages import Timeouts
+from skep.config.gateway_messages import ReplicaSpec, Timeouts
 from skep.gateway.admission import Admission
 from skep.gateway.error_format import ERRORS, error_body, error_event, event_of, rejection, retry_headers
+from skep.gateway.queue import Action, Forward, Reject
 from skep.gateway.request_policy import RequestPlan
-from skep.gateway.stream_keepalive import STREAM_LINES, KeepaliveReceiver, comment
+from skep.gateway.unloaded_models import STREAM_LINES, comment
 from skep.gateway.usage import UNKNOWN, Tokens, tokens_of
-from skep.gateway.values import Action, Forward, Reject, ReplicaSpec
 from skep.wire.client import Call, Pool, WireFailure, strip_chunk_headers
 from skep.wire.heads import HOP_BY_HOP, ResponseHead, lines_of
-from skep.wire.server import ServerRequest
+from skep.wire.openai import json_object, message_of
+from skep.wire.server_request import ServerRequest
 
 ERROR_STATUSES = frozenset((502, 503, 504))  # the server says that it cannot; another one perhaps can
 RETRY_STATUSES = ERROR_STATUSES | {429}
 TAIL_PIECES = 64
 TAIL_BYTES = 262_144  # of an answer that is longer, only the last few pieces
 TAIL_PIECES_OF_LONG = 8
+ERROR_BYTES = 65_536  # of an engine's complaint
+ERROR_CHARACTERS = 500  # of it that are repeated
 Piece = bytes | tuple[bytes]  # of an answer: whole chunks with their framing, or a part of the body in a tuple
 
 _LEAVE = b"access-control-"  # for web pages: given by the gateway, not by engines, which give it to anybody
@@ -39,7 +42,6 @@ class ProxyPort(Protocol):
     timeouts: Timeouts
 
     def pool(self, spec: ReplicaSpec) -> Pool: ...
-    def now(self) -> float: ...
     def words(self, model: str) -> str | None:
         """Return what those wait for who wait for a model that is not loaded; None: it is."""
 
@@ -72,31 +74,20 @@ class Exchange:
     _first = b""
 
     def __init__(
-        self,
-        request_id: str,
-        request: ServerRequest,
-        plan: RequestPlan,
-        model: str,
-        body: bytes,
-        proxy: ProxyPort,
-        now: float,
+        self, request_id: str, request: ServerRequest, plan: RequestPlan, model: str, body: bytes, proxy: ProxyPort
     ) -> None:
         self.id = request_id
         self.request = request
         self.plan = plan
         self.model = model
         self.request_bytes = len(body)
-        self.arrived_at = self.heard_at = now  # a byte came from the replica, if `heard_at` is later than `granted_at`
+        self.arrived_at = self.heard_at = time.monotonic()  # `heard_at` > `granted_at`: a byte came from the replica
         self._body = body
         self._proxy = proxy
         self._tail: deque[Piece] = deque(maxlen=TAIL_PIECES)
         request.on_gone = self._client_gone
         request.on_pause = self._pause
         request.on_resume = self._resume
-
-    def __repr__(self) -> str:
-        where = self.granted.replica.name if self.granted else "queue"
-        return f"<Exchange {self.id} {self.model} {where} {self.outcome or 'under way'}>"
 
     # Admission's side
 
@@ -145,14 +136,11 @@ class Exchange:
 
     def abandon_replica(self) -> None:
         """The replica shows no sign of life."""
-        self._break_call()
-        if self.begun:
-            self._break_off("the replica shows no sign of life")
-            self._end("broken", self._give_back())
-        elif self.leased:
-            self._proxy.carry_out(self._proxy.admission.gave_up(self.id, self._proxy.now()))
+        if self.begun or not self.leased:
+            self.cut("replica_lost", "the replica shows no sign of life")
         else:
-            self.refuse("replica_lost", "the replica shows no sign of life")
+            self._break_call()
+            self._proxy.carry_out(self._proxy.admission.gave_up(self.id, time.monotonic()))
 
     def check_time(self, now: float) -> None:
         """Called now and then; ends an exchange whose replica takes too long."""
@@ -167,12 +155,16 @@ class Exchange:
             why = f"the answer took longer than {limits.total_s:g} s"
         else:
             return
+        self.cut("replica_timeout", why)
+
+    def cut(self, code: str, why: str) -> None:
+        """Nothing more is waited for. The client is told: by this code, where no answer has begun."""
         self._break_call()
         if self.begun:
             self._break_off(why)
             self._end("broken", self._give_back())
         else:
-            self.refuse("replica_timeout", why)
+            self.refuse(code, why)
 
     # The replica's side
 
@@ -236,10 +228,7 @@ class Exchange:
         ours = failure.kind == "protocol"  # we closed, because of what it said: the engine may work on
         if self.begun:
             self._break_off(f"the replica broke off: {failure}")
-            if ours:
-                self._end("broken", self._give_back())
-            else:
-                self._end("broken", admission.finished(self.id, at) if self.leased else [])
+            self._end("broken", self._give_back() if ours or not self.leased else admission.finished(self.id, at))
         elif self.leased and ours:
             self._proxy.carry_out(admission.gave_up(self.id, at))
         elif self.leased:
@@ -253,15 +242,6 @@ class Exchange:
         self._attempt = self._call = None
         body = error_body("engine_refused", why, self.plan.path)
         self._answer(502, [], body, "engine_refused", self._proxy.admission.finished(self.id, at))
-
-    def cut(self, why: str) -> None:
-        """The gateway ends: nobody is left without a word."""
-        self._break_call()
-        if self.begun:
-            self._break_off(why)
-            self._end("broken", self._give_back())
-        else:
-            self.refuse("shutting_down", why)
 
     def tokens(self) -> Tokens:
         if self.outcome not in ("answered", "broken", "hung_up") or not self._tail:
@@ -287,7 +267,7 @@ class Exchange:
 
     def _resume(self) -> None:
         self.paused = False
-        self._resumed_at = self._proxy.now()
+        self._resumed_at = time.monotonic()
         if self._call is not None:
             self._call.resume()
 
@@ -309,7 +289,7 @@ class Exchange:
 
     def _give_back(self) -> list[Action]:
         """The engine may go on for a while: its slot goes into release."""
-        return self._proxy.admission.hung_up(self.id, self._proxy.now()) if self.leased else []
+        return self._proxy.admission.hung_up(self.id, time.monotonic()) if self.leased else []
 
     def _break_off(self, why: str) -> None:
         """The answer began and will not be whole: said inside a stream, by a broken connection elsewhere."""
@@ -323,11 +303,9 @@ class Exchange:
             self.request.cut()
 
     def refuse(self, code: str, why: str) -> None:
-        body = error_body(code, why, self.plan.path)
-        status = ERRORS[code][0]
-        self._answer(
-            status, retry_headers(1.0 if status == 429 or status >= 500 else None), body, code, self._give_back()
-        )
+        body, status = error_body(code, why, self.plan.path), ERRORS[code][0]
+        headers = retry_headers(1.0 if status == 429 or status >= 500 else None)
+        self._answer(status, headers, body, code, self._give_back())
 
     def _answer(
         self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, code: str, actions: list[Action]
@@ -356,3 +334,44 @@ def _lines_of(head: ResponseHead) -> tuple[bytes, bool]:
     kept = [(k, v) for k, v in head.headers if k not in _NOT_HANDED_ON and not k.startswith(_LEAVE)]
     lines = lines_of(kept)
     return lines, (head.get(b"content-type") or b"").startswith(b"text/event-stream")
+
+
+class KeepaliveReceiver:
+    """Receives in place of the exchange, so that no other one pays for the question whether its head was sent.
+
+    An answer that is no stream of events cannot be handed on any more: it becomes one error event.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._status = 0
+        self._said = b""
+        self.takes_chunks = False
+
+    def on_head(self, head: ResponseHead, at: float) -> None:
+        self._status = head.status
+        self._exchange.on_head(head, at)
+        self.takes_chunks = self._exchange.takes_chunks
+
+    def on_body(self, data: bytes, at: float) -> None:
+        if not self._exchange.aloud:
+            self._exchange.on_body(data, at)
+            return
+        self._exchange.heard_at = at
+        if len(self._said) < ERROR_BYTES:
+            self._said += data
+
+    def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
+        self._exchange.on_chunks(raw, carried, at)
+
+    def on_end(self, at: float) -> None:
+        if self._exchange.aloud:
+            document = json_object(self._said)
+            said = message_of(document) if document else self._said.decode("utf-8", "replace")
+            why = said[:ERROR_CHARACTERS] or "no reason given"
+            self._exchange.on_complaint(f"the engine answered HTTP {self._status}: {why}", at)
+        else:
+            self._exchange.on_end(at)
+
+    def on_failure(self, failure: WireFailure, at: float) -> None:
+        self._exchange.on_failure(failure, at)

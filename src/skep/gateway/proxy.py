@@ -1,6 +1,6 @@
 """The proxy: finds out what a request wants, asks admission, and carries out what it decides.
 
-Knows paths, keys and models. The way of one request is in `exchange`, time and health checks are in `watch`.
+Knows paths, keys and models. The way of one request is in `proxied_request`, time and health checks in `health_loop`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
 
-from skep.config.gateway_messages import Timeouts, UnloadedModel
-from skep.config.keys import PRIORITIES, KeyRing, KeySpec, class_for, given_keys
+import msgspec
+
+from skep.config.gateway_messages import GatewaySetup, ReplicaSpec, UnloadedModel
+from skep.config.keys import PRIORITIES, KeyRing, KeySpec, class_for, digest_of, given_keys
 from skep.gateway.admission import Admission
 from skep.gateway.body_inspection import (
     LONG_BYTES,
@@ -27,64 +27,38 @@ from skep.gateway.body_inspection import (
     session_digest,
     with_model,
 )
-from skep.gateway.error_format import (
-    ERRORS,
-    RequestRefused,
-    error_body,
-    limit_reached,
-    preflight_headers,
-    retry_headers,
-)
+from skep.gateway.error_format import ERRORS, RequestRefused, error_body, limit_reached, retry_headers
 from skep.gateway.proxied_request import Exchange
+from skep.gateway.queue import Action, Arrival, Forward, Reject, RejectCode
 from skep.gateway.request_log import RequestAccounting
 from skep.gateway.request_policy import (
     AMBIGUOUS,
     AMBIGUOUS_NAMES,
+    FOR_CLIENTS,
+    LIGHT,
+    RESPONSES,
     RequestPlan,
     batch_plan,
     host_of,
-    is_for_clients,
     is_for_the_owner,
     is_preflight,
     seconds_of,
     sort_headers,
-    takes_no_slot,
 )
-from skep.gateway.stream_keepalive import wants_stream
-from skep.gateway.unloaded_models import UnloadedModels
-from skep.gateway.values import Action, Arrival, Forward, Reject, RejectCode, ReplicaSpec
+from skep.gateway.unloaded_models import UnloadedModels, wants_stream
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
-from skep.wire.request_validation import InvalidRequest
-from skep.wire.server import ServerRequest
+from skep.wire.limits import InvalidRequest
+from skep.wire.server_request import ServerRequest
 
 LIGHT_PER_SLOT, LIGHT_AT_LEAST = 2, 8  # requests without a slot that a replica gets at once: engines have few threads
+PREFLIGHT = [(b"access-control-allow-methods", b"GET, POST, DELETE"), (b"access-control-max-age", b"600")]
 
 Route = Callable[[ServerRequest], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What may change while the gateway runs, besides replicas and limits."""
-
-    keys: tuple[KeySpec, ...] = ()
-    aliases: Mapping[str, str] = field(default_factory=dict)  # name or pattern (`claude-*`) to model
-    origins: tuple[str, ...] = ()  # web pages that may call; "*": all
-    # The names a gateway without keys answers to; None: any. Else a web page could let a name of its own point here.
-    hosts: frozenset[str] | None = None
-    timeouts: Timeouts = field(default_factory=Timeouts)
-
-
 class Proxy:
-    def __init__(
-        self,
-        admission: Admission,
-        accounts: RequestAccounting,
-        policy: Policy | None = None,
-        *,
-        keys_wanted: bool = False,
-    ) -> None:
-        """`keys_wanted`: requests without a key are refused even while there is none."""
+    def __init__(self, admission: Admission, accounts: RequestAccounting, setup: GatewaySetup) -> None:
         self.admission = admission
         self.accounts = accounts
         self.ring = KeyRing()
@@ -93,24 +67,18 @@ class Proxy:
         self.routes: dict[tuple[bytes, str], Route] = {}
         self.open_routes: dict[tuple[bytes, str], Route] = {}  # and those that want no key
         self.something_left = asyncio.Event()  # a slot may be in release: do not wait for the next tick
-        self.drained = asyncio.Event()  # set while no exchange is open
-        self.drained.set()
         self.unloaded = UnloadedModels()
         self.on_wanted: Callable[[str], None] = lambda _model: None  # a model has to be loaded
         self._pools: dict[str, Pool] = {}  # by replica URL
         self._light: Counter[str] = Counter()  # requests without a slot, by replica URL
         self._prefix = secrets.token_hex(3)
         self._counter = 0
-        self._keys_wanted = keys_wanted
         self._several = False  # replicas of a model: which one a conversation goes to is a question
         self._own_models: frozenset[str] = frozenset()  # served by engines that skep started, or is to start
         self._keys_of_ours = False  # replicas get keys of their own: clients' keys are not for them
         self._rules = object()  # another one with every change that a plan depends on
         self._looks = ThreadPoolExecutor(1, "look")  # for bodies that take long to look at, one after the other
-        self.set_policy(policy or Policy())
-
-    def __repr__(self) -> str:
-        return f"<Proxy {self.admission!r}>"
+        self.set_policy(setup)
 
     # The border
 
@@ -129,7 +97,7 @@ class Proxy:
             else:
                 self._submit(request, plan, self._look(request, plan))
         except RequestRefused as refusal:
-            self._answer_refusal(request, refusal)
+            request.respond(*self._refusal(request, refusal))
 
     def check_head(self, request: ServerRequest) -> None:
         """A body is to come: raise `Refusal` where nobody may send one, before it takes up memory."""
@@ -147,49 +115,51 @@ class Proxy:
         try:
             key = next((key for key in self.policy.keys if key.name == owner), None)
             if key is None and owner and self.guarded:
-                raise RequestRefused(
-                    "invalid_api_key", f"the key `{owner}`, which asked for this, is not valid any more"
-                )
+                message = f"the key `{owner}`, which asked for this, is not valid any more"
+                raise RequestRefused("invalid_api_key", message)
             if key is not None and key.max_concurrent == 1:  # that one is for clients: the batch has one beside it
-                if (refusal := self.ring.charge(owner, self.now())) is not None:
+                if (refusal := self.ring.charge(owner, time.monotonic())) is not None:
                     raise limit_reached(owner, refusal.code.value, refusal.retry_after_s)
                 key = None
             plan = batch_plan(self._rules, request.path, key, owner)
             return self._submit(request, plan, self._look(request, plan))
         except RequestRefused as refusal:
-            self._answer_refusal(request, refusal)
+            request.respond(*self._refusal(request, refusal))
             return None
 
-    def set_policy(self, policy: Policy) -> None:
-        self.policy = policy
-        self.timeouts = policy.timeouts
-        self.ring.replace(policy.keys)
-        self.guarded = bool(policy.keys) or self._keys_wanted
+    def set_policy(self, setup: GatewaySetup) -> None:
+        """Of the setup, what may change while the gateway runs, besides replicas and limits."""
+        keys = setup.keys
+        if setup.api_key:
+            names = {key.name for key in keys}  # a key of the file may be called so too
+            name = "SKEP_API_KEY" if "SKEP_API_KEY" not in names else "$SKEP_API_KEY"
+            keys = (*keys, KeySpec(name, digest_of(setup.api_key)))
+        self.policy = msgspec.structs.replace(setup, keys=keys)
+        self.timeouts = setup.timeouts
+        self.ring.replace(keys)
+        self.guarded = bool(keys) or setup.keys_wanted
         self._rules = object()
 
     def set_replicas(
-        self,
-        specs: tuple[ReplicaSpec, ...],
-        models: tuple[str, ...],
-        dormant: Mapping[str, UnloadedModel] | None = None,
+        self, specs: tuple[ReplicaSpec, ...], models: tuple[str, ...], dormant: Mapping[str, UnloadedModel]
     ) -> None:
         """`dormant`: those of the models that are not loaded, with their state."""
         self._several = len({spec.model for spec in specs}) < len(specs)
         self._keys_of_ours = any(spec.authorization for spec in specs)
-        self._own_models = frozenset({spec.model for spec in specs if spec.own_engine} | {*(dormant or ())})
+        self._own_models = frozenset({spec.model for spec in specs if spec.own_engine} | {*dormant})
         self._rules = object()
-        for model in self.unloaded.become(dormant or {}, (spec.model for spec in specs if not spec.draining), models):
+        for model in self.unloaded.become(dormant, (spec.model for spec in specs if not spec.draining), models):
             self.accounts.metrics.loads.add((model, "loaded"))
-        self.carry_out(self.admission.set_replicas(specs, self.now(), models=models))
+        self.carry_out(self.admission.set_replicas(specs, time.monotonic(), models=models))
         for exchange in list(self.exchanges.values()) if self.unloaded.states else ():
             if exchange.model in self.unloaded.states and not exchange.under_way:
-                self._await_load(exchange, self.now())
+                self._await_load(exchange, time.monotonic())
         self.something_left.set()
 
     def load_failed(self, model: str, why: str, retry_after_s: float) -> None:
         """Those who wait for it are told; those who come before it is tried again, too."""
         self.accounts.metrics.loads.add((model, "failed"))
-        self.unloaded.failed(model, why, self.now() + retry_after_s)
+        self.unloaded.failed(model, why, time.monotonic() + retry_after_s)
         self.carry_out(self.admission.load_failed(model, why, retry_after_s))
 
     def retire_unused_pools(self) -> None:
@@ -203,7 +173,7 @@ class Proxy:
             exchange = self.exchanges[action.request_id]
             if type(action) is Forward:
                 if action.attempt > 1:
-                    self.accounts.retried(action)
+                    self.accounts.metrics.retries.add((action.replica.model, action.replica.name))
                 exchange.forward(action)
             elif type(action) is Reject:
                 exchange.reject(action)
@@ -214,7 +184,7 @@ class Proxy:
         """The end of this process: nobody is left without a word."""
         self.carry_out(self.admission.close())
         for exchange in list(self.exchanges.values()):
-            exchange.cut("the gateway is ending")
+            exchange.cut("shutting_down", "the gateway is ending")
 
     async def close(self) -> None:
         self._looks.shutdown(wait=False, cancel_futures=True)
@@ -225,9 +195,6 @@ class Proxy:
 
     def words(self, model: str) -> str | None:
         return self.unloaded.words(model) if model in self.unloaded.states else None
-
-    def now(self) -> float:
-        return time.monotonic()
 
     def pool(self, spec: ReplicaSpec) -> Pool:
         pool = self._pools.get(spec.url)
@@ -251,8 +218,6 @@ class Proxy:
         if actions:
             self.carry_out(actions)
         self.accounts.ended(exchange, time.monotonic())
-        if not self.exchanges:
-            self.drained.set()
 
     # Inside
 
@@ -266,16 +231,17 @@ class Proxy:
             return None
         headers = sort_headers(request.headers, hide_keys=self.guarded or self._keys_of_ours)
         cross_origin, key = self._admit(request, headers.origin)
-        if cross_origin is not None and self._answered_preflight(request):
+        if cross_origin is not None and is_preflight(request):
+            asked_for = request.get(b"access-control-request-headers") or b"content-type"  # whatever it is, it may
+            request.respond(204, [*PREFLIGHT, (b"access-control-allow-headers", asked_for)], b"")
             return None
         route = self.routes.get((asked, path)) or self._route_above(asked, path)
         if route is not None:
             route(request)
             return None
         if AMBIGUOUS.search(path):
-            raise RequestRefused(
-                "bad_request", f"the path {path} could be read in two ways; write it without {AMBIGUOUS_NAMES}"
-            )
+            message = f"the path {path} could be read in two ways; write it without {AMBIGUOUS_NAMES}"
+            raise RequestRefused("bad_request", message)
         if is_for_the_owner(method, path):
             raise _owners_path(path)
         own = {name: value.decode("utf-8", "replace") for name, value in headers.own.items()}
@@ -292,6 +258,7 @@ class Proxy:
             lines=headers.lines,
             key=key,
             priority=priority,
+            label=priority.label,
             flow=key.name if key is not None and (len(self.ring) > 1 or not agent) else agent,
             session=session_digest(headers.own[b"session"]) if b"session" in own else None,
             model=own.get(b"model"),
@@ -299,25 +266,26 @@ class Proxy:
             form=kind == b"multipart/form-data",
             may_be_other=bool(kind) and kind != b"application/json" and not kind.endswith(b"+json"),
             cross_origin=cross_origin,
-            label=priority.label,
-            light=takes_no_slot(method, path),
-            for_clients=is_for_clients(path),
+            light=method not in (b"POST", b"PUT", b"PATCH") or path in LIGHT,
+            # As it is written: an engine takes no other spelling of these, and what it does not take is refused here.
+            for_clients=path in FOR_CLIENTS or path.startswith(RESPONSES),
             lengthy=method not in (b"GET", b"HEAD"),
         )
 
     def _route_above(self, method: bytes, path: str) -> Route | None:
-        above = (
-            route
-            for (its, place), route in self.routes.items()
-            if its == method and place.endswith("/") and path.startswith(place)
-        )
-        return next(above, None)
+        places = (place for its, place in self.routes if its == method and place.endswith("/"))
+        found = next((place for place in places if path.startswith(place)), None)
+        return self.routes[method, found] if found is not None else None
 
     def _admit(
         self, request: ServerRequest, origin: bytes | None
     ) -> tuple[list[tuple[bytes, bytes]] | None, KeySpec | None]:
         """Headers for a web page that may read the answer, and whose key it is. Raises Refused for strangers."""
-        self._check_host(request)
+        hosts, host = self.policy.hosts, request.get(b"host")
+        if not self.guarded and hosts and host is not None and host_of(host) not in hosts:
+            advice = "call it by localhost or 127.0.0.1, or make a key with `skep key add NAME`"
+            message = f"without API keys this does not answer to {host.decode('latin-1')}; {advice}"
+            raise RequestRefused("host_refused", message)
         cross_origin = None
         if origin is not None:
             cross_origin = request.extra = self._cors_headers(request, origin)
@@ -325,50 +293,36 @@ class Proxy:
                 return cross_origin, None
         return cross_origin, self.key_of(request)
 
-    def _check_host(self, request: ServerRequest) -> None:
-        hosts, host = self.policy.hosts, request.get(b"host")
-        if self.guarded or hosts is None or host is None or host_of(host) in hosts:
-            return
-        advice = "call it by localhost or 127.0.0.1, or make a key with `skep key add NAME`"
-        raise RequestRefused(
-            "host_refused", f"without API keys this does not answer to {host.decode('latin-1')}; {advice}"
-        )
-
     def _inspect_in_thread(self, request: ServerRequest, plan: RequestPlan) -> None:
-        loop = asyncio.get_running_loop()
-        looking = loop.run_in_executor(self._looks, self._look, request, plan)
+        looking = asyncio.get_running_loop().run_in_executor(self._looks, self._look, request, plan)
 
         def gone() -> None:
             looking.cancel()
 
-        request.on_gone = gone
-        looking.add_done_callback(partial(self._looked, request, plan))
+        def looked(_: object) -> None:
+            if looking.cancelled():
+                return
+            if plan.rules is not self._rules:
+                self.handle(request)
+                return
+            try:
+                self._submit(request, plan, looking.result())
+            except RequestRefused as refusal:
+                request.respond(*self._refusal(request, refusal))
 
-    def _looked(self, request: ServerRequest, plan: RequestPlan, looking: asyncio.Future[BodySummary]) -> None:
-        if looking.cancelled():
-            return
-        if plan.rules is not self._rules:
-            self.handle(request)
-            return
-        try:
-            self._submit(request, plan, looking.result())
-        except RequestRefused as refusal:
-            self._answer_refusal(request, refusal)
+        request.on_gone = gone
+        looking.add_done_callback(looked)
 
     def _submit(self, request: ServerRequest, plan: RequestPlan, seen: BodySummary) -> Exchange:
         model, body = self._model(seen, plan, request)
         if not plan.for_clients and model in self._own_models:
             raise _owners_path(plan.path)
-        now = time.monotonic()
         key = plan.key
-        if key is not None:
-            refusal = self.ring.enter(key.name, now)
-            if refusal is not None:
-                raise limit_reached(key.name, refusal.code.value, refusal.retry_after_s)
+        if key is not None and (refusal := self.ring.enter(key.name, time.monotonic())) is not None:
+            raise limit_reached(key.name, refusal.code.value, refusal.retry_after_s)
         request_id = self._new_id()
-        exchange = Exchange(request_id, request, plan, model, body, self, now)
-        if not self.exchanges:
-            self.drained.clear()
+        exchange = Exchange(request_id, request, plan, model, body, self)
+        now = exchange.arrived_at
         self.exchanges[request_id] = exchange
         dormant = self.unloaded.states and model in self.unloaded.states
         if dormant and self._is_refused(exchange, now):
@@ -415,8 +369,7 @@ class Proxy:
         elif self.admission.knows(exchange.model):
             exchange.refuse("replica_lost", f"no replica of `{exchange.model}` can be reached now")
         else:
-            models = ", ".join(self.admission.models) or "none"
-            exchange.refuse("model_not_found", f"`{exchange.model}` is not served here; known: {models}")
+            exchange.reject(Reject(exchange.id, RejectCode.UNKNOWN_MODEL))
 
     def _look(self, request: ServerRequest, plan: RequestPlan) -> BodySummary:
         if not request.body:
@@ -451,12 +404,10 @@ class Proxy:
         if not self.guarded:
             return None
         for given in given_keys(request.headers):
-            found = self.ring.find(given)
-            if found is not None:
+            if (found := self.ring.find(given)) is not None:
                 return found
-        raise RequestRefused(
-            "invalid_api_key", "this endpoint wants its API key as `Authorization: Bearer KEY` or `x-api-key`"
-        )
+        message = "this endpoint wants its API key as `Authorization: Bearer KEY` or `x-api-key`"
+        raise RequestRefused("invalid_api_key", message)
 
     def _cors_headers(self, request: ServerRequest, origin: bytes) -> list[tuple[bytes, bytes]] | None:
         """Headers that let a web page read the answer; None where it may not."""
@@ -467,15 +418,6 @@ class Proxy:
             return None  # the key decides; without our leave the page cannot read the answer
         allowed = "`cors_origins` under [gateway] in skep.toml names those that may"
         raise RequestRefused("origin_refused", f"web pages of {origin.decode('latin-1')} may not call this; {allowed}")
-
-    def _answered_preflight(self, request: ServerRequest) -> bool:
-        if not is_preflight(request):
-            return False
-        request.respond(204, preflight_headers(request.get(b"access-control-request-headers")), b"")
-        return True
-
-    def _answer_refusal(self, request: ServerRequest, refusal: RequestRefused) -> None:
-        request.respond(*self._refusal(request, refusal))
 
     def _refusal(self, request: ServerRequest, refusal: RequestRefused) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """Return the answer, which is put down as well."""

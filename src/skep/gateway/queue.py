@@ -1,5 +1,7 @@
 """The waiting requests of one model: classes that age, and fair shares between flows inside a class.
 
+Also what admission is told and what it answers, as values.
+
 A request's place among the classes is `arrived + class x aging`: an interactive request goes before every batch
 request that has not waited twice the aging time longer, and no class starves. Inside a class the flow with the fewest
 requests under way is next, of equals the one served longest ago. A queue is bounded by `AdmissionLimits.max_queue`, so
@@ -10,38 +12,82 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from operator import attrgetter
 
+from skep.config.gateway_messages import ReplicaSpec
 from skep.config.keys import Priority
-from skep.gateway.values import Arrival
 
 
-@dataclass(slots=True, eq=False)
-class QueuedRequest:
-    arrival: Arrival
-    arrived_at: float
-    deadline: float
+@dataclass(slots=True)
+class Arrival:
+    """A request as far as admission cares. `flow` shares fairly with the other flows of its class.
+
+    Like `Forward` not frozen, because one is made for every request and freezing doubles the cost.
+    """
+
+    request_id: str
+    model: str
+    priority: Priority = Priority.NORMAL
+    flow: str = ""
+    conversation: int | None = None  # a digest of its beginning or of its session; None: any replica will do
+    prompt_bytes: int = 0
+    max_wait_s: float | None = None  # shorter than the limit, if the client says so
+    # Admission's own notes
+    arrived_at: float = 0.0
+    deadline: float = 0.0
     attempts: int = 0
     avoid: str | None = None  # the replica that failed it last
     avoid_until: float = 0.0  # until then it rather waits for another replica
 
-    @property
-    def id(self) -> str:
-        return self.arrival.request_id
+
+class RejectCode(Enum):
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    UNKNOWN_MODEL = "model_not_found"
+    SHUTTING_DOWN = "shutting_down"
+    REPLICA_LOST = "replica_lost"
+    LOAD_FAILED = "model_load_failed"
 
 
+@dataclass(slots=True)
+class Forward:
+    """Send it there."""
+
+    request_id: str
+    replica: ReplicaSpec
+    queued_s: float
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    request_id: str
+    code: RejectCode
+    retry_after_s: float | None = None
+    why: str | None = None  # where the code alone does not say it
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """The replica shows no sign of life: give the request up there, and say so with `Admission.gave_up`."""
+
+    request_id: str
+
+
+Action = Forward | Reject | Withdraw
+
+
+@dataclass(slots=True, eq=False)
 class _Flow:
     """The waiting requests of one flow in one class. Never empty: the last entry takes the flow with it."""
 
-    __slots__ = ("entries", "turn")
-
-    def __init__(self, active: int, served: int) -> None:
-        self.entries: OrderedDict[str, QueuedRequest] = OrderedDict()
-        self.turn = (active, served)  # requests under way, and when it was served last, in the queue's own count
+    turn: tuple[int, int]  # requests under way, and when it was served last, in the queue's own count
+    entries: OrderedDict[str, Arrival] = field(default_factory=OrderedDict)
 
     @property
-    def head(self) -> QueuedRequest:
+    def head(self) -> Arrival:
         return next(iter(self.entries.values()))
 
 
@@ -54,42 +100,42 @@ class ModelQueue:
     def __init__(self, aging_s: float) -> None:
         self.aging_s = aging_s
         self._classes: dict[Priority, dict[str, _Flow]] = {priority: {} for priority in Priority}
-        self.by_id: dict[str, QueuedRequest] = {}  # empty: nobody waits
+        self.by_id: dict[str, Arrival] = {}  # empty: nobody waits
         self._active: dict[str, int] = {}  # requests under way, by flow
         self._served = 0
-
-    def __repr__(self) -> str:
-        waiting = {priority.label: self.waiting(priority) for priority in Priority}
-        return f"<ModelQueue {waiting}>"
 
     def __len__(self) -> int:
         return len(self.by_id)
 
-    def __iter__(self) -> Iterator[QueuedRequest]:
+    def __iter__(self) -> Iterator[Arrival]:
         return iter(list(self.by_id.values()))
 
-    def waiting(self, priority: Priority) -> int:
-        return sum(len(flow.entries) for flow in self._classes[priority].values())
+    def waiting(self) -> dict[str, int]:
+        """By class."""
+        return {
+            priority.label: sum(len(flow.entries) for flow in flows.values())
+            for priority, flows in self._classes.items()
+        }
 
     def only_batch(self) -> bool:
         return not self._classes[Priority.INTERACTIVE] and not self._classes[Priority.NORMAL]
 
-    def put(self, entry: QueuedRequest, *, first: bool = False) -> None:
+    def put(self, entry: Arrival, *, first: bool = False) -> None:
         """Add a request at the end of its flow, or (`first`) at its head."""
-        flows, name = self._classes[entry.arrival.priority], entry.arrival.flow
+        flows, name = self._classes[entry.priority], entry.flow
         flow = flows.get(name)
         if flow is None:
-            flow = flows[name] = _Flow(self._active.get(name, 0), self._served)
-        flow.entries[entry.id] = entry
+            flow = flows[name] = _Flow((self._active.get(name, 0), self._served))
+        flow.entries[entry.request_id] = entry
         if first:
-            flow.entries.move_to_end(entry.id, last=False)
-        self.by_id[entry.id] = entry
+            flow.entries.move_to_end(entry.request_id, last=False)
+        self.by_id[entry.request_id] = entry
 
-    def remove(self, request_id: str) -> QueuedRequest | None:
+    def remove(self, request_id: str) -> Arrival | None:
         entry = self.by_id.pop(request_id, None)
         if entry is None:
             return None
-        flows, name = self._classes[entry.arrival.priority], entry.arrival.flow
+        flows, name = self._classes[entry.priority], entry.flow
         flow = flows[name]
         del flow.entries[request_id]
         self._served += 1
@@ -111,16 +157,9 @@ class ModelQueue:
                 return None
         return next(reversed(longest.entries))
 
-    def overdue(self, now: float) -> list[QueuedRequest]:
+    def overdue(self, now: float) -> list[Arrival]:
         """Return those whose deadline has come, in the order in which they came."""
         return [entry for entry in self.by_id.values() if entry.deadline <= now]
-
-    def forget_flows(self) -> None:
-        """Begin to count anew what is under way; `under_way` tells it."""
-        self._active.clear()
-        for flows in self._classes.values():
-            for flow in flows.values():
-                flow.turn = (0, flow.turn[1])
 
     def under_way(self, flow: str, more: int) -> None:
         """Note that so many `more` requests of the flow are with a replica, or fewer."""
@@ -133,7 +172,7 @@ class ModelQueue:
                 if waiting := flows.get(flow):
                     waiting.turn = (count, waiting.turn[1])
 
-    def candidates(self) -> Iterator[QueuedRequest]:
+    def candidates(self) -> Iterator[Arrival]:
         """Yield at most one request per class, the next one first."""
         waiting = [(priority, flows.values()) for priority, flows in self._classes.items() if flows]
         if len(waiting) == 1:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol, TypeVar
 
+from skep.config.gateway_messages import ReplicaSpec
 from skep.config.keys import Priority
-from skep.gateway.queue import ModelQueue, QueuedRequest
-from skep.gateway.values import ReplicaSpec
+from skep.gateway.queue import Arrival, ModelQueue
 
 CLEARLY_BUSIER = 0.2  # of the slots; one slot more is never clearly busier
 REMEMBERED = 16_384  # conversations, at least
@@ -24,36 +23,16 @@ REMEMBERED_PER_SLOT = 8  # conversations whose agent thinks while others are ans
 _MASK = (1 << 64) - 1
 
 
-class RoutableReplica(Protocol):
-    """What routing reads of a replica."""
-
-    name: str
-    seed: int
-    slots: int
-    prompt_bytes: int  # of the requests under way: work that lies before it
-
-    @property
-    def busy(self) -> int: ...
-
-
-C = TypeVar("C", bound=RoutableReplica)
-
-
 def seed_of(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
 
 
-def rendezvous(conversation: int, replicas: Sequence[C]) -> C:
+def rendezvous(conversation: int, replicas: Sequence[GatewayReplica]) -> GatewayReplica:
     return max(replicas, key=lambda replica: _mix(conversation ^ replica.seed))
 
 
-def load(replica: RoutableReplica) -> tuple[float, int]:
+def load(replica: GatewayReplica) -> tuple[float, int]:
     return replica.busy / replica.slots, replica.prompt_bytes
-
-
-def clearly_busier(home: RoutableReplica, share: float) -> bool:
-    """Than a share of the slots."""
-    return home.busy / home.slots - share > max(CLEARLY_BUSIER, 1 / home.slots)
 
 
 class ConversationAffinity:
@@ -62,9 +41,6 @@ class ConversationAffinity:
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._affinity: OrderedDict[int, str] = OrderedDict()
         self.remembered = remembered
-
-    def __len__(self) -> int:
-        return len(self._affinity)
 
     def of(self, conversation: int) -> str | None:
         return self._affinity.get(conversation)
@@ -88,16 +64,14 @@ BAD_ANSWERS = 3  # in a row (502, 503, 504, or closed without a byte), before a 
 BAD_CHECKS = 3
 
 
+@dataclass(slots=True, eq=False)
 class Breaker:
-    __slots__ = ("_bad_answers", "_bad_checks", "_open_s", "heard_at", "open_until", "trial")
-
-    def __init__(self, now: float) -> None:
-        self.open_until: float | None = None  # None: closed
-        self.trial: str | None = None  # the request that decides, while half-open
-        self.heard_at = now  # the last sign of life
-        self._open_s = 0.0
-        self._bad_answers = 0
-        self._bad_checks = 0
+    heard_at: float  # the last sign of life
+    open_until: float | None = None  # None: closed
+    trial: str | None = None  # the request that decides, while half-open
+    _open_s: float = 0.0
+    _bad_answers: int = 0
+    _bad_checks: int = 0
 
     def __repr__(self) -> str:
         return "<Breaker closed>" if self.open_until is None else f"<Breaker open until {self.open_until:.1f}>"
@@ -169,7 +143,7 @@ def process_of(spec: ReplicaSpec) -> ProcessKey:
 class SlotLease:
     id: str
     home: GatewayReplica
-    entry: QueuedRequest
+    entry: Arrival
     granted_at: float
     answered: bool = False
     releasing_until: float | None = None  # None: active
@@ -193,9 +167,6 @@ class GatewayReplica:
         self.listed = False  # it is in the table
         self._asked_before = -1.0  # when the busy count before the newest one was asked for
         self.become(spec)
-
-    def __repr__(self) -> str:
-        return f"<GatewayReplica {self.name} {self.busy}/{self.slots} {self.breaker!r}>"
 
     def become(self, spec: ReplicaSpec) -> None:
         self.spec = spec
@@ -235,7 +206,7 @@ class GatewayReplica:
 
     def take(self, lease: SlotLease) -> None:
         self.leases[lease.id] = lease
-        self.prompt_bytes += lease.entry.arrival.prompt_bytes
+        self.prompt_bytes += lease.entry.prompt_bytes
         if not self.plain:
             self._count(lease, 1)
         if self.breaker.open_until is not None and lease.releasing_until is None:
@@ -248,7 +219,7 @@ class GatewayReplica:
 
     def give_back(self, lease: SlotLease) -> None:
         del self.leases[lease.id]
-        self.prompt_bytes -= lease.entry.arrival.prompt_bytes
+        self.prompt_bytes -= lease.entry.prompt_bytes
         if not self.plain:
             self._count(lease, -1)
         if self.breaker.trial is not None:
@@ -256,7 +227,7 @@ class GatewayReplica:
 
     def _count(self, lease: SlotLease, more: int) -> None:
         if lease.releasing_until is None:
-            self._under_way[lease.entry.arrival.priority] += more
+            self._under_way[lease.entry.priority] += more
 
     def surely_free(self, busy: int, asked_at: float) -> Iterable[SlotLease]:
         """Of the slots in release, those that cannot be among the `busy` ones.
@@ -283,11 +254,7 @@ class ModelPool:
         self.queue = ModelQueue(aging_s)
         self.replicas: list[GatewayReplica] = []
         self._by_name: dict[str, GatewayReplica] = {}
-        self._counts_flows = False  # only while somebody waits
         self._service_s: float | None = None  # smoothed duration of a lease
-
-    def __repr__(self) -> str:
-        return f"<ModelPool {len(self.replicas)} replicas {self.queue!r}>"
 
     # What happens to its replicas
 
@@ -296,22 +263,14 @@ class ModelPool:
         for replica in replicas:
             if not replica.listed:
                 replica.listed = True
-                if self._counts_flows:
-                    self._count_flows(replica, 1)
+                self._count_flows(replica, 1)
         self.replicas = replicas
         self._by_name = {replica.name: replica for replica in replicas}
 
     def lose(self, replica: GatewayReplica) -> None:
         """Note that a replica left the table. `become` follows."""
         replica.listed = False
-        if self._counts_flows:
-            self._count_flows(replica, -1)
-
-    def count_lease(self, lease: SlotLease, more: int) -> None:
-        """Note that a replica has one active lease `more`, or one fewer."""
-        if self._counts_flows:
-            self.queue.under_way(lease.entry.arrival.flow, more)
-            self._counts_flows = bool(self.queue.by_id)
+        self._count_flows(replica, -1)
 
     def note_service(self, seconds: float) -> None:
         before = self._service_s
@@ -325,7 +284,7 @@ class ModelPool:
 
     def least_busy(self, now: float) -> GatewayReplica | None:
         """Return a replica for a request that takes no slot."""
-        return min(self.alive(now), key=_share, default=None)
+        return min(self.alive(now), key=lambda one: one.busy / one.slots if one.slots else inf, default=None)
 
     def others(self, replica: GatewayReplica, now: float) -> bool:
         """Return whether another replica than this may be tried."""
@@ -337,20 +296,16 @@ class ModelPool:
         drained_per_s = (slots or 1) / (self._service_s or 1.0)
         return max(1.0, (len(self.queue) + 1) / drained_per_s)
 
-    def has_room(self, now: float) -> bool:
-        """Return whether a slot is free for somebody; not for each class."""
-        return any(len(replica.leases) < replica.slots and replica.usable(now) for replica in self.replicas)
+    def next(self, homes: ConversationAffinity, now: float) -> tuple[Arrival, GatewayReplica] | None:
+        """Return the next request that fits: a class that may not have the free slot does not hold up one that may."""
+        if not any(len(replica.leases) < replica.slots and replica.usable(now) for replica in self.replicas):
+            return None
+        for entry in self.queue.candidates():
+            if (chosen := self.choose(entry, homes, now)) is not None:
+                return entry, chosen
+        return None
 
-    def candidates(self) -> Iterator[QueuedRequest]:
-        """Yield those of the queue who are next, at most one per class, the first one first."""
-        if not self._counts_flows:
-            self._counts_flows = True
-            self.queue.forget_flows()
-            for replica in self.replicas:
-                self._count_flows(replica, 1)
-        return self.queue.candidates()
-
-    def choose(self, entry: QueuedRequest, homes: ConversationAffinity, now: float) -> GatewayReplica | None:
+    def choose(self, entry: Arrival, homes: ConversationAffinity, now: float) -> GatewayReplica | None:
         """Return where the request may go now, or None if it has to wait."""
         if len(self.replicas) == 1:
             only = self.replicas[0]
@@ -368,13 +323,14 @@ class ModelPool:
                 return None
             else:
                 avoided = None
-        conversation = entry.arrival.conversation
+        conversation = entry.conversation
         if conversation is None:
             return least
         name = homes.of(conversation)
         home = self._by_name.get(name) if name is not None else None
         if home is not None and home.usable(now):
-            stays = home is least or not clearly_busier(home, least.busy / least.slots)
+            more = home.busy / home.slots - least.busy / least.slots
+            stays = home is least or more <= max(CLEARLY_BUSIER, 1 / home.slots)
         else:
             alive = self.alive(now)
             if len(alive) == 1:
@@ -385,7 +341,7 @@ class ModelPool:
         homes.remember(conversation, chosen.name)
         return chosen
 
-    def _least(self, entry: QueuedRequest, now: float, avoided: GatewayReplica | None = None) -> GatewayReplica | None:
+    def _least(self, entry: Arrival, now: float, avoided: GatewayReplica | None = None) -> GatewayReplica | None:
         """Return the open replica with the smallest share of busy slots, then prompts under way, then most free slots.
 
         Written out for speed: `min` with a key costs twice as much, and this runs once or twice a request.
@@ -403,17 +359,13 @@ class ModelPool:
                 least, least_share = replica, share
         return least
 
-    def _has_slot(self, replica: GatewayReplica, entry: QueuedRequest) -> bool:
+    def _has_slot(self, replica: GatewayReplica, entry: Arrival) -> bool:
         """Return whether the request's class may take a slot of the replica."""
         if replica.plain:
             return len(replica.leases) < replica.slots
-        return replica.allows(entry.arrival.priority, alone=self.queue.only_batch())
+        return replica.allows(entry.priority, alone=self.queue.only_batch())
 
     def _count_flows(self, replica: GatewayReplica, sign: int) -> None:
         for lease in replica.leases.values():
             if lease.releasing_until is None:
-                self.queue.under_way(lease.entry.arrival.flow, sign)
-
-
-def _share(replica: GatewayReplica) -> float:
-    return replica.busy / replica.slots if replica.slots else inf
+                self.queue.under_way(lease.entry.flow, sign)

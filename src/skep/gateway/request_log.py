@@ -1,4 +1,4 @@
-"""What is kept of each request that ended: metrics here, a line and a row through the journal.
+"""What is kept of each request that ended: metrics, and by a thread of its own a line and a row.
 
 Ended exchanges are put aside and settled a few times a second, so that no client waits for bookkeeping.
 """
@@ -12,23 +12,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self, TextIO
 
 from skep.config.keys import Priority
 from skep.errors import SkepError
 from skep.files import RotatingLog
-from skep.gateway.metrics import Metrics
 from skep.gateway.proxied_request import Exchange
 from skep.gateway.usage import Tokens
-from skep.gateway.values import Forward
 from skep.store.connection import is_about_a_row, is_busy
 from skep.store.database import GATEWAY_COLUMNS, Store, open_store
 from skep.units import MIB
-from skep.wire.prometheus import Labels
-from skep.wire.server import ServerRequest
+from skep.wire.prometheus import Counter, Gauge, Histogram, Labels, Metric, metrics_text
+from skep.wire.server_request import ServerRequest
 
 NO_REPLICA = ""  # the replica of a request that reached none
 NORMAL = Priority.NORMAL.label
@@ -37,6 +34,45 @@ UNSETTLED = 500  # exchanges put aside at most
 UNIDENTIFIED = frozenset(("invalid_api_key", "origin_refused", "host_refused"))  # what those are told who may not call
 
 Row = tuple[Any, ...]  # in the order of `records.GatewayRequest`
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+RATES = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 500.0, 1000.0)
+
+
+class Metrics:
+    """Counters and histograms of the gateway. docs/metrics.md has a heading for each."""
+
+    def __init__(self) -> None:
+        by_class = ("model", "class")
+        by_replica = ("model", "class", "replica")
+        self.requests = Counter(
+            "skep_requests_total", "Requests that ended, by how.", (*by_class, "replica", "outcome", "status", "code")
+        )
+        self.retries = Counter("skep_retries_total", "Requests sent again, to this replica.", ("model", "replica"))
+        self.queue_wait = Histogram("skep_queue_wait_seconds", "Arrival to slot.", by_class, SECONDS)
+        self.ttft = Histogram("skep_ttft_seconds", "Arrival to the answer's first body byte.", by_replica, SECONDS)
+        self.duration = Histogram("skep_request_seconds", "Arrival to the answer's end.", by_replica, SECONDS)
+        self.prompt_tokens = Counter("skep_prompt_tokens_total", "Prompt tokens of answers that said so.", by_replica)
+        self.cached_tokens = Counter("skep_cached_tokens_total", "Of these, taken from a prefix cache.", by_replica)
+        self.output_tokens = Counter("skep_output_tokens_total", "Output tokens of answers that said so.", by_replica)
+        self.counted_tokens = Counter(
+            "skep_output_tokens_counted_total", "Stream events of answers that did not say their tokens.", by_replica
+        )
+        self.token_rate = Histogram(
+            "skep_output_tokens_per_second", "Of one streamed answer, after its first byte.", by_replica, RATES
+        )
+        self.unknown_tokens = Counter("skep_answers_without_usage_total", "Answers that named no tokens.", by_replica)
+        self.loads = Counter("skep_model_loads_total", "Models loaded on demand, or not.", ("model", "outcome"))
+        self.slots = Gauge("skep_slots", "Sequences a replica decodes at a time.", ("model", "replica"))
+        self.busy = Gauge("skep_slots_busy", "Slots taken.", ("model", "replica", "state"))
+        self.up = Gauge("skep_replica_up", "1: gets requests; 0: broken or draining.", ("model", "replica", "state"))
+        self.queued = Gauge("skep_queue_length", "Requests that wait.", by_class)
+        self.connections = Gauge("skep_client_connections", "Open client connections.", ())
+        self.lost_rows = Gauge("skep_rows_lost", "Request rows that could not be kept.", ("why",))
+        self.build = Gauge("skep_build_info", "1, with the version.", ("version",))
+
+    def text(self) -> bytes:
+        metrics: list[Metric] = [*vars(self).values()]
+        return metrics_text(metrics)
 
 
 class RequestAccounting:
@@ -48,9 +84,6 @@ class RequestAccounting:
         self._knows = knows
         self._unsettled: list[tuple[Exchange, float]] = []
         self.last_ended: dict[str, float] = {}  # by model: when its last answer ended
-
-    def retried(self, action: Forward) -> None:
-        self.metrics.retries.add((action.replica.model, action.replica.name))
 
     def ended(self, exchange: Exchange, now: float) -> None:
         self._unsettled.append((exchange, now))
@@ -133,30 +166,32 @@ LOG_BYTES = 16 * MIB
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:/@+-]+")
 
 
-class TextSink(Protocol):
-    def write(self, text: str, /) -> object: ...
-    def flush(self) -> None: ...
-
-
 class RequestLog:
-    """`add` is called by one thread, the event loop's; all else happens in the journal's own thread."""
+    """`add` is called by one thread, the event loop's; all else happens in the log's own thread, and raises nothing.
+
+    Request lines go to `log_path`, which is rotated, and without one to `stream`; events always to `stream`.
+    """
 
     def __init__(
         self,
         store_path: Path | None,
-        stream: TextSink,
+        stream: TextIO,
         *,
         log_path: Path | None = None,
         log_bytes: int = LOG_BYTES,
         max_pending: int = MAX_PENDING,
         every_s: float = EVERY_S,
     ) -> None:
-        """Request lines go to `log_path`, which is rotated, and without one to `stream`; events always to `stream`."""
         self.dropped = 0  # rows that found the buffer full: neither logged nor stored
+        self.unwritten = 0  # rows that the store did not take
+        self._store_path, self._stream, self._log_path, self._log_bytes = store_path, stream, log_path, log_bytes
+        self._max_pending, self._every_s = max_pending, every_s
         self._pending: deque[Row] = deque()
-        self._max_pending = max_pending
-        self._every_s = every_s
-        self._writer = RequestLogWriter(store_path, stream, log_path=log_path, log_bytes=log_bytes, pause=self._pause)
+        self._held: list[Row] = []  # while somebody else has the store locked
+        self._store: Store | None = None
+        self._log: RotatingLog | None = None
+        self._store_retry_at = self._log_retry_at = float("-inf")
+        self._said: set[str] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
@@ -169,11 +204,6 @@ class RequestLog:
 
     def __repr__(self) -> str:
         return f"<RequestLog {len(self._pending)} pending, {self.dropped} dropped, {self.unwritten} not in the store>"
-
-    @property
-    def unwritten(self) -> int:
-        """Rows that the store did not take."""
-        return self._writer.unwritten
 
     def add(self, values: Row) -> None:
         """The fields of a `GatewayRequest` as a tuple: making the record here would cost thirty times as much."""
@@ -194,6 +224,20 @@ class RequestLog:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def write(self, batch: list[Row], now: float) -> None:
+        """To the log and the store. Called by the log's own thread."""
+        try:
+            lines, rows = self._formatted(batch)
+            if lines:
+                self._write_lines("".join(lines), now)
+            if self._store_path is not None and (rows or self._held):
+                self._write_rows(self._store_path, rows, now)
+        except Exception as error:  # ours, and no reason to harm the gateway
+            self.unwritten += len(batch)
+            self._say_failed(f"bug {type(error).__name__}", repr(error), "please report it")
+
+    # In the thread
+
     @property
     def _behind(self) -> bool:
         return len(self._pending) > self._max_pending // 2
@@ -202,55 +246,6 @@ class RequestLog:
         while not self._stopping.wait(self._every_s):
             self._drain()
         self._drain()
-        self._writer.close()
-
-    def _pause(self) -> None:
-        """Rows come half a second at a time; written at one go they would hold up the loop for that long together."""
-        self._stopping.wait(PAUSE_S_BEHIND if self._behind else PAUSE_S)
-
-    def _drain(self) -> None:
-        while self._pending:
-            wanted = BATCH_ROWS_BEHIND if self._behind else BATCH_ROWS
-            batch = [self._pending.popleft() for _ in range(min(len(self._pending), wanted))]
-            self._writer.write(batch, time.monotonic())
-        self._writer.write([], time.monotonic())  # what was held back has no other occasion
-        if self.dropped:
-            self._writer.say_failed(
-                "dropped", f"{self.dropped} requests ended while {self._max_pending} others waited to be written",
-                "nothing to do if it was a short burst; else look at the disk of the store and the logs",
-            )  # fmt: skip
-
-
-@dataclass(eq=False)
-class RequestLogWriter:
-    """Writes batches to the log and the store. Used by one thread; raises nothing."""
-
-    store_path: Path | None
-    stream: TextSink
-    log_path: Path | None = None
-    log_bytes: int = LOG_BYTES
-    pause: Callable[[], None] = lambda: None
-    unwritten: int = 0
-
-    def __post_init__(self) -> None:
-        self._store: Store | None = None
-        self._log: RotatingLog | None = None
-        self._store_retry_at = self._log_retry_at = float("-inf")
-        self._held: list[Row] = []  # while somebody else has the store locked
-        self._said: set[str] = set()
-
-    def write(self, batch: list[Row], now: float) -> None:
-        try:
-            lines, rows = self._formatted(batch)
-            if lines:
-                self._write_lines("".join(lines), now)
-            if self.store_path is not None and (rows or self._held):
-                self._write_rows(self.store_path, rows, now)
-        except Exception as error:  # ours, and no reason to harm the gateway
-            self.unwritten += len(batch)
-            self.say_failed(f"bug {type(error).__name__}", repr(error), "please report it")
-
-    def close(self) -> None:
         self.unwritten += len(self._held)
         self._held = []
         with suppress(Exception):
@@ -258,7 +253,22 @@ class RequestLogWriter:
         if self._log is not None:
             self._log.close()
 
-    def say_failed(self, kind: str, why: str, what_next: str) -> None:
+    def _drain(self) -> None:
+        while self._pending:
+            wanted = BATCH_ROWS_BEHIND if self._behind else BATCH_ROWS
+            batch = [self._pending.popleft() for _ in range(min(len(self._pending), wanted))]
+            self.write(batch, time.monotonic())
+        self.write([], time.monotonic())  # what was held back has no other occasion
+        if self.dropped:
+            why = f"{self.dropped} requests ended while {self._max_pending} others waited to be written"
+            what_next = "nothing to do if it was a short burst; else look at the disk of the store and the logs"
+            self._say_failed("dropped", why, what_next)
+
+    def _pause(self) -> None:
+        """Rows come half a second at a time; written at one go they would hold up the loop for that long together."""
+        self._stopping.wait(PAUSE_S_BEHIND if self._behind else PAUSE_S)
+
+    def _say_failed(self, kind: str, why: str, what_next: str) -> None:
         """Once for each kind, until the store is well again."""
         if kind not in self._said:
             self._said.add(kind)
@@ -266,6 +276,11 @@ class RequestLogWriter:
 
     def _say(self, event: str, **facts: str) -> None:
         self._write_stream(" ".join([event, *(f"{name}={quoted(fact)}" for name, fact in facts.items())]) + "\n")
+
+    def _write_stream(self, text: str) -> None:
+        with suppress(Exception):  # a full disk, a closed stream, whatever: there is nowhere to say it
+            self._stream.write(text)
+            self._stream.flush()
 
     def _formatted(self, batch: list[Row]) -> tuple[list[str], list[Row]]:
         lines: list[str] = []
@@ -278,49 +293,42 @@ class RequestLogWriter:
                     rows.append(row)
                 except (TypeError, ValueError, OverflowError, OSError) as error:
                     self._refuse_row(error)
-            self.pause()
+            self._pause()
         return lines, rows
 
     def _write_lines(self, text: str, now: float) -> None:
-        if self.log_path is None:
+        path = self._log_path
+        if path is None:
             self._write_stream(text)
-        elif (log := self._opened_log(self.log_path, now)) is not None:
-            log.write(text.encode("utf-8", "replace"))
-
-    def _write_stream(self, text: str) -> None:
-        with suppress(Exception):  # a full disk, a closed stream, whatever: there is nowhere to say it
-            self.stream.write(text)
-            self.stream.flush()
-
-    def _opened_log(self, path: Path, now: float) -> RotatingLog | None:
+            return
         if self._log is None and now >= self._log_retry_at:
             try:
-                self._log = RotatingLog(path, max_bytes=self.log_bytes, tail_lines=0)
+                self._log = RotatingLog(path, max_bytes=self._log_bytes, tail_lines=0)
             except OSError as error:
                 self._log_retry_at = now + RETRY_S
-                self.say_failed(f"log {error.errno}", f"`{path}` cannot be opened: {error.strerror}", TRIED_LATER)
-        return self._log
+                self._say_failed(f"log {error.errno}", f"`{path}` cannot be opened: {error.strerror}", TRIED_LATER)
+        if self._log is not None:
+            self._log.write(text.encode("utf-8", "replace"))
 
     def _write_rows(self, path: Path, rows: list[Row], now: float) -> None:
         rows, self._held = [*self._held, *rows], []
         try:
-            store = self._opened_store(path, now)
-            if store is None:
+            if self._store is not None and self._store.moved:
+                self._say("journal.reopened", why=f"`{path}` was deleted or replaced")
+                self._drop_store()
+            if self._store is None and now >= self._store_retry_at:
+                self._store = open_store(path)
+            if self._store is None:
                 self.unwritten += len(rows)
                 return
-            self._append(store, rows)
+            self._append(self._store, rows)
         except SkepError as error:
             self._store_failed(error, rows, now)
-        else:
-            self._store_is_well()
-
-    def _opened_store(self, path: Path, now: float) -> Store | None:
-        if self._store is not None and self._store.moved:
-            self._say("journal.reopened", why=f"`{path}` was deleted or replaced")
-            self._drop_store()
-        if self._store is None and now >= self._store_retry_at:
-            self._store = open_store(path)
-        return self._store
+            return
+        said = {kind for kind in self._said if kind.startswith("store ")}
+        if said:
+            self._said -= said
+            self._say("journal.resumed", unwritten=str(self.unwritten))
 
     def _append(self, store: Store, rows: list[Row]) -> None:
         """One row that does not fit costs itself only."""
@@ -339,7 +347,7 @@ class RequestLogWriter:
 
     def _refuse_row(self, error: Exception) -> None:
         self.unwritten += 1
-        self.say_failed("row", f"a request does not fit the table: {error}", "please report it")
+        self._say_failed("row", f"a request does not fit the table: {error}", "please report it")
 
     def _store_failed(self, error: SkepError, rows: list[Row], now: float) -> None:
         """A locked store is well and has only to be waited for; any other is left alone for a while."""
@@ -353,23 +361,14 @@ class RequestLogWriter:
             self._store_retry_at = now + RETRY_S
             with suppress(SkepError):
                 self._drop_store()
-        self.say_failed(f"store {_kind(error)}", error.message, what_next)
-
-    def _store_is_well(self) -> None:
-        said = {kind for kind in self._said if kind.startswith("store ")}
-        if said:
-            self._said -= said
-            self._say("journal.resumed", unwritten=str(self.unwritten))
+        # Messages of one kind differ in their details.
+        kind = f"{type(error.__cause__).__name__} {getattr(error.__cause__, 'sqlite_errorname', error.message)}"
+        self._say_failed(f"store {kind}", error.message, what_next)
 
     def _drop_store(self) -> None:
         if self._store is not None:
             store, self._store = self._store, None
             store.close()
-
-
-def _kind(error: SkepError) -> str:
-    """Messages of one kind differ in their details."""
-    return f"{type(error.__cause__).__name__} {getattr(error.__cause__, 'sqlite_errorname', error.message)}"
 
 
 def shortened(values: Row) -> Row:

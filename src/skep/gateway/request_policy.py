@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -52,17 +53,17 @@ class RequestPlan:
     lines: bytes  # of the head for a replica: all headers but the host's and the body's length
     key: KeySpec | None
     priority: Priority
-    flow: str
-    session: int | None  # a digest of `x-skep-session`
-    model: str | None  # by header
-    max_wait_s: float | None
-    form: bool  # the body is a multipart form
-    may_be_other: bool  # the body need not be JSON
-    cross_origin: list[tuple[bytes, bytes]] | None  # headers for a web page that may call
     label: str  # of the priority
-    light: bool
-    for_clients: bool  # an engine that skep started may be asked for this path
-    lengthy: bool  # a body's length is told even if there is none
+    flow: str
+    session: int | None = None  # a digest of `x-skep-session`
+    model: str | None = None  # by header
+    max_wait_s: float | None = None
+    form: bool = False  # the body is a multipart form
+    may_be_other: bool = False  # the body need not be JSON
+    cross_origin: list[tuple[bytes, bytes]] | None = None  # headers for a web page that may call
+    light: bool = False
+    for_clients: bool = True  # an engine that skep started may be asked for this path
+    lengthy: bool = True  # a body's length is told even if there is none
 
 
 def is_for_the_owner(method: bytes, path: str) -> bool:
@@ -71,46 +72,18 @@ def is_for_the_owner(method: bytes, path: str) -> bool:
     return plain.startswith(ADMIN) or (plain.startswith("/props") and method not in (b"GET", b"HEAD"))
 
 
-def is_for_clients(path: str) -> bool:
-    """As it is written: an engine takes no other spelling of these, and what it does not take is refused here."""
-    return path in FOR_CLIENTS or path.startswith(RESPONSES)
-
-
-def takes_no_slot(method: bytes, path: str) -> bool:
-    return method not in (b"POST", b"PUT", b"PATCH") or path in LIGHT
-
-
 def seconds_of(text: str) -> float:
     """Of the header `x-skep-max-wait`."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise ValueError(f"x-skep-max-wait: {text[:40]!r} is not a number of seconds")
-    return seconds
+    with suppress(ValueError):
+        if 0 <= (seconds := float(text)) < float("inf"):
+            return seconds
+    raise ValueError(f"x-skep-max-wait: {text[:40]!r} is not a number of seconds")
 
 
 def batch_plan(rules: object, path: str, key: KeySpec | None, owner: str) -> RequestPlan:
     """Of a request that the gateway makes by itself, for a batch. `key`: the one whose requests it counts among."""
-    return RequestPlan(
-        rules=rules,
-        path=path,
-        lines=b"content-type: application/json\r\naccept: application/json\r\n",
-        key=key,
-        priority=Priority.BATCH,
-        flow=owner or BATCH_FLOW,
-        session=None,
-        model=None,
-        max_wait_s=None,
-        form=False,
-        may_be_other=False,
-        cross_origin=None,
-        label=Priority.BATCH.label,
-        light=False,
-        for_clients=True,
-        lengthy=True,
-    )
+    lines = b"content-type: application/json\r\naccept: application/json\r\n"
+    return RequestPlan(rules, path, lines, key, Priority.BATCH, Priority.BATCH.label, owner or BATCH_FLOW)
 
 
 KEY_HEADERS = frozenset((b"authorization", b"x-api-key", b"api-key"))
@@ -132,7 +105,7 @@ def host_of(host: bytes) -> str:
 
 @dataclass(slots=True)
 class SortedHeaders:
-    lines: bytes  # for the replica, each with its line end
+    lines: bytes = b""  # for the replica, each with its line end
     own: dict[bytes, bytes] = field(default_factory=dict)  # x-skep-…, without that prefix
     origin: bytes | None = None
     content_type: bytes = b""
@@ -145,7 +118,7 @@ def sort_headers(headers: Sequence[tuple[bytes, bytes]], *, hide_keys: bool) -> 
     read here, it only does not go on: a client must not talk its way past the check of its origin.
     """
     lines: list[bytes] = []
-    found = SortedHeaders(b"")
+    found = SortedHeaders()
     named: frozenset[bytes] = frozenset()
     for name, value in headers:
         if name == b"connection" and value.lower() not in _HARMLESS:

@@ -1,6 +1,7 @@
 """Models that have to be loaded before anybody answers: which, in what state, and who was told that they are wanted.
 
-Knows times handed to it; no clock, no socket.
+Streams that wait for one get a head and comments at once: proxies and clients give up on a connection on which nothing
+happens; a comment is something, and no event. Knows times handed to it; no clock, no socket.
 """
 
 from __future__ import annotations
@@ -8,8 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from skep.config.gateway_messages import UnloadedModel
+import msgspec
 
+from skep.config.gateway_messages import UnloadedModel
+from skep.wire.heads import lines_of
+
+STREAM_LINES = lines_of([(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")])
+# Where `"stream": true` means server-sent events; elsewhere it may mean something else.
+STREAM_PATHS = frozenset((
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
+    "/chat/completions", "/completions", "/completion", "/responses",
+))  # fmt: skip
 NOT_COMING = ("unloaded", "unloading")  # unless somebody says that it is wanted
 GIVEN_UP = "failed"  # it is not tried again before the user says so
 
@@ -31,9 +41,6 @@ class UnloadedModels:
         self.states: dict[str, str] = {}  # by model; empty while all are loaded: all that a request then pays for
         self._told: set[str] = set()  # the supervisor was told, and has not said what it makes of it
         self._failures: dict[str, LoadFailure] = {}
-
-    def __repr__(self) -> str:
-        return f"<UnloadedModels {self.states}>"
 
     def become(
         self, table: Mapping[str, UnloadedModel], serving: Iterable[str], models: Iterable[str] = ()
@@ -71,7 +78,22 @@ class UnloadedModels:
 
     def words(self, model: str) -> str:
         """For those who wait."""
-        state = self.states.get(model)
-        if state == "loading":
-            return f"loading {model}"
-        return f"waiting for room to load {model}" if state == "waiting" else f"waiting for {model}"
+        does = {"loading": "loading", "waiting": "waiting for room to load"}
+        return f"{does.get(self.states.get(model, ''), 'waiting for')} {model}"
+
+
+class _StreamField(msgspec.Struct):
+    stream: bool = False
+
+
+def wants_stream(path: str, body: bytes) -> bool:
+    if path not in STREAM_PATHS:
+        return False
+    try:
+        return msgspec.json.decode(body.removeprefix(b"\xef\xbb\xbf"), type=_StreamField).stream
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def comment(words: str, waited_s: float) -> bytes:
+    return f": {' '.join(words.split())}, {waited_s:.0f} s\n\n".encode()

@@ -23,6 +23,7 @@ class Tokens:
     prompt: int | None = None
     cached: int | None = None
     output: int | None = None
+    reasoning: int | None = None  # of the output
 
 
 UNKNOWN = Tokens()
@@ -30,6 +31,7 @@ UNKNOWN = Tokens()
 
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -39,6 +41,8 @@ class _Usage(msgspec.Struct):
     output_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
 
@@ -67,24 +71,12 @@ _decoder = msgspec.json.Decoder(_UsageReport)
 
 def tokens_of(first: bytes, last: Iterable[bytes], *, streamed: bool) -> Tokens:
     """From an answer's first piece and its last ones (all of them, where it was short)."""
-    text = _joined(list(last))
+    text = b"".join(last)[-_TAIL_BYTES:]
     if streamed:
         return _of_stream(first, text)
     ways = (_read, _ending) if len(text) <= _WHOLE_BYTES else (_ending, _read)
     said = ways[0](text) or ways[1](text)
     return _tokens(said) if said is not None else UNKNOWN
-
-
-def _joined(pieces: list[bytes]) -> bytes:
-    """Their end, if together they are too much."""
-    spare = sum(map(len, pieces)) - _TAIL_BYTES
-    if spare <= 0:
-        return b"".join(pieces)
-    dropped = 0
-    while len(pieces[dropped]) <= spare:
-        spare -= len(pieces[dropped])
-        dropped += 1
-    return b"".join(pieces[dropped:])[spare:]
 
 
 def _of_stream(first: bytes, text: bytes) -> Tokens:
@@ -139,7 +131,7 @@ def _read(payload: bytes) -> _UsageReport | None:
 def _filled(known: Tokens, more: Tokens) -> Tokens:
     output = known.output if known.output is not None else more.output
     source = known if known.prompt is not None else more
-    return Tokens(source.prompt, source.cached, output)
+    return Tokens(source.prompt, source.cached, output, known.reasoning or more.reasoning)
 
 
 def _tokens(said: _UsageReport) -> Tokens:
@@ -167,7 +159,9 @@ def _tokens(said: _UsageReport) -> Tokens:
         if usage.cache_read_input_tokens is not None:
             cached = usage.cache_read_input_tokens
         prompt = _sum(usage.input_tokens, usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0)
-    return Tokens(prompt, _sum(cached), None if begun else _sum(output))
+    of_output = usage.completion_tokens_details or usage.output_tokens_details
+    reasoning = _sum(of_output.reasoning_tokens) if of_output is not None else None
+    return Tokens(prompt, _sum(cached), None if begun else _sum(output), reasoning)
 
 
 def _sum(*counts: int | None) -> int | None:

@@ -26,8 +26,7 @@ class GatewayProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self.link, theirs = socket.socketpair()
         fds = (self.listener.fileno(), theirs.fileno())
-        module = "skep.gateway.main" if "batches" in setup else "skep.gateway.process"
-        argv = ["-m", module, "--listen-fd", str(fds[0]), "--link-fd", str(fds[1])]
+        argv = ["-m", "skep.gateway.main", "--listen-fd", str(fds[0]), "--link-fd", str(fds[1])]
         with log.open("wb") as output, theirs:
             self.process = subprocess.Popen([python, *argv], pass_fds=fds, stderr=output)
         self._lines = self.link.makefile("r")

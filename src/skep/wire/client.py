@@ -14,6 +14,7 @@ import termios
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import httptools
@@ -38,16 +39,6 @@ class Receiver(Protocol):
     def on_failure(self, failure: WireFailure, at: float) -> None: ...
 
 
-class UnchunkedReceiver:
-    """For receivers that want the body alone."""
-
-    __slots__ = ()
-    takes_chunks = False
-
-    def on_chunks(self, raw: bytes, carried: int, at: float) -> None:  # noqa: ARG002
-        raise AssertionError("chunks were not asked for")
-
-
 class WireFailure(Exception):
     """Why an answer did not come whole. `kind`: connect, timeout, closed or protocol."""
 
@@ -56,26 +47,16 @@ class WireFailure(Exception):
         self.kind = kind
 
 
-class CallConnection(Protocol):
-    """What a call needs of its connection."""
-
-    def close(self) -> None: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-
-
+@dataclass(slots=True, eq=False)
 class Call:
     """One request on its way. `abort` closes its connection at once; after it no callback comes."""
 
-    __slots__ = ("aborted", "body", "carrier", "head", "receiver", "retried")
-
-    def __init__(self, head: bytes, receiver: Receiver, body: bytes) -> None:
-        self.head = head
-        self.body = body
-        self.receiver = receiver
-        self.retried = False
-        self.aborted = False
-        self.carrier: CallConnection | None = None  # the connection it is on
+    head: bytes
+    receiver: Receiver
+    body: bytes
+    retried: bool = False
+    aborted: bool = False
+    carrier: _ClientConnection | None = None  # the connection it is on
 
     def abort(self) -> None:
         self.aborted = True
@@ -126,10 +107,8 @@ def strip_chunk_headers(data: bytes) -> bytes:
 
 def unsent_bytes(transport: asyncio.Transport | None) -> int:
     """Return bytes that we still hold."""
-    if transport is None:
-        return 0
     try:
-        return transport.get_write_buffer_size()
+        return transport.get_write_buffer_size() if transport is not None else 0
     except AttributeError:  # asyncio's TLS transport, between `close` and `connection_lost`
         return 0
 
@@ -151,10 +130,9 @@ def reason_of(error: OSError) -> str:
     return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)
 
 
-__all__ = ["Call", "Pool", "Receiver", "UnchunkedReceiver", "WireFailure"]
-
 HEAD_BYTES = 262_144  # of an answer's head, at most
 STALE_S = 1.0
+IDLE_S = 4.0  # a connection that stood idle for longer is not used again
 CLOSING_ROUNDS = 100
 COPY_BYTES = 16_384  # a shorter body is joined to its head: one write instead of two
 
@@ -167,20 +145,13 @@ class Pool:
     """
 
     def __init__(
-        self,
-        origin: Origin,
-        *,
-        max_idle: int = 64,
-        idle_s: float = 4.0,
-        connect_timeout_s: float = 5.0,
-        prefix: bytes = b"",
+        self, origin: Origin, *, max_idle: int = 64, connect_timeout_s: float = 5.0, prefix: bytes = b""
     ) -> None:
         """`prefix` stands before every target: where a server's paths begin below its address."""
         self.origin = origin
         self.prefix = prefix
         self.host_line = b"host: %b\r\n" % origin.authority
         self._max_idle = max_idle
-        self._idle_s = idle_s
         self._connect_timeout_s = connect_timeout_s
         self._idle: deque[_ClientConnection] = deque()
         self._open: set[_ClientConnection] = set()
@@ -200,14 +171,17 @@ class Pool:
     def has_idle(self) -> bool:
         """One that can be used at once."""
         last = self._idle[-1] if self._idle else None
-        return last is not None and not last.closing and last.idle_since >= time.monotonic() - self._idle_s
+        return last is not None and not last.closing and last.idle_since >= time.monotonic() - IDLE_S
 
     async def prepare(self, connections: int) -> None:
         """Have this many idle: who measures must not count the time to connect. What fails is left to the calls."""
         if self._idle and not self.has_idle():
             self.trim()
         wanted = min(connections, self._max_idle) - len(self._idle)
-        await asyncio.gather(*(self._open_idle() for _ in range(wanted)))
+        opened = await asyncio.gather(*(self._connection() for _ in range(wanted)), return_exceptions=True)
+        for connection in opened:
+            if isinstance(connection, _ClientConnection):
+                self.idle(connection, time.monotonic())
 
     def trim(self) -> None:
         """Close what is idle; some servers hold a thread for each connection."""
@@ -237,25 +211,20 @@ class Pool:
         connection = None if fresh else self._take_idle()
         if connection is not None:
             connection.start(call)
-            return
-        task = self._loop.create_task(self._connect(call))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        else:
+            self._tasks.add(task := self._loop.create_task(self._connect(call)))
+            task.add_done_callback(self._tasks.discard)
 
     def _take_idle(self) -> _ClientConnection | None:
         now = time.monotonic()
         while self._idle:
             connection = self._idle.pop()
-            if connection.idle_since >= now - self._idle_s and not connection.closing:
+            if connection.idle_since >= now - IDLE_S and not connection.closing:
                 if now - connection.idle_since > STALE_S:
                     connection.used = True  # it may have been lost while it stood idle, like any other
                 return connection
             connection.close()
         return None
-
-    async def _open_idle(self) -> None:
-        with suppress(OSError):  # TimeoutError is one
-            self.idle(await self._connection(), time.monotonic())
 
     async def _connection(self) -> _ClientConnection:
         async with asyncio.timeout(self._connect_timeout_s):
@@ -294,7 +263,7 @@ class Pool:
 
     def lost(self, connection: _ClientConnection, call: Call | None, failure: WireFailure, at: float) -> None:
         self._open.discard(connection)
-        if connection in self._idle:
+        with suppress(ValueError):
             self._idle.remove(connection)
         if call is None or call.aborted:
             return
@@ -350,8 +319,9 @@ class _ClientConnection(asyncio.Protocol):
             failure = WireFailure("closed", f"{self._pool.origin} closed the connection before it answered")
             self._pool.lost(self, call, failure, self._sent_at)
         else:
-            self._transport.write(call.head + call.body if len(call.body) < COPY_BYTES else call.head)
-            if len(call.body) >= COPY_BYTES:
+            short = len(call.body) < COPY_BYTES
+            self._transport.write(call.head + call.body if short else call.head)
+            if not short:
                 self._transport.write(call.body)
 
     def close(self) -> None:

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from skep.wire.client import Pool, UnchunkedReceiver, WireFailure
-from skep.wire.heads import Origin, ResponseHead, request_bytes
+from skep.wire.client import Pool, WireFailure
+from skep.wire.heads import Origin, ResponseHead, lines_of
 
 LARGEST_ANSWER_BYTES = 64 << 20  # one that never ends must not fill the memory
 
@@ -40,13 +40,14 @@ class HttpResponse:
             return None
 
 
-@dataclass(slots=True)
-class _Collector(UnchunkedReceiver):
+@dataclass
+class _Collector:
     done: asyncio.Future[HttpResponse]
     most_bytes: int
     head: ResponseHead | None = None
     parts: list[bytes] = field(default_factory=list)
     size: int = 0
+    takes_chunks = False
 
     def on_head(self, head: ResponseHead, at: float) -> None:  # noqa: ARG002
         self.head = head
@@ -57,8 +58,10 @@ class _Collector(UnchunkedReceiver):
             self.parts.append(data)
         else:
             self.parts.clear()
-            message = f"an answer of more than {self.most_bytes:,} bytes"
-            self.on_failure(WireFailure("protocol", message), at)
+            self.on_failure(WireFailure("protocol", f"an answer of more than {self.most_bytes:,} bytes"), at)
+
+    def on_chunks(self, raw: bytes, carried: int, at: float) -> None:  # noqa: ARG002
+        raise AssertionError("chunks were not asked for")
 
     def on_end(self, at: float) -> None:  # noqa: ARG002
         if not self.done.done():
@@ -68,19 +71,6 @@ class _Collector(UnchunkedReceiver):
     def on_failure(self, failure: WireFailure, at: float) -> None:  # noqa: ARG002
         if not self.done.done():
             self.done.set_exception(failure)
-
-
-def json_request(
-    origin: Origin, method: str, target: str, body: Any = None, headers: dict[str, str] | None = None
-) -> bytes:
-    """Return the bytes of a request with an optional JSON body."""
-    content = b"" if body is None else json.dumps(body, ensure_ascii=False).encode()
-    fields = [(b"host", origin.authority), (b"accept", b"*/*"), (b"user-agent", b"skep")]
-    fields.extend((name.encode(), value.encode()) for name, value in (headers or {}).items())
-    if body is not None:
-        fields.append((b"content-type", b"application/json"))
-        fields.append((b"content-length", b"%d" % len(content)))
-    return request_bytes(method.encode(), target.encode(), fields) + content
 
 
 async def fetch(
@@ -93,16 +83,20 @@ async def fetch(
     timeout_s: float = 10.0,
     most_bytes: int = LARGEST_ANSWER_BYTES,
 ) -> HttpResponse:
-    """Return one request, its whole answer. Raises WireFailure; a cancelled caller aborts the request."""
+    """Return the whole answer; `body` is sent as JSON. Raises WireFailure; a cancelled caller aborts the request."""
     collector = _Collector(asyncio.get_running_loop().create_future(), most_bytes)
     target = f"{pool.prefix.decode()}{target}"
-    call = pool.send(json_request(pool.origin, method, target, body, headers), collector)
+    content = b"" if body is None else json.dumps(body, ensure_ascii=False).encode()
+    fields = {"accept": "*/*", "user-agent": "skep", **(headers or {})}
+    if body is not None:
+        fields |= {"content-type": "application/json", "content-length": str(len(content))}
+    lines = pool.host_line + lines_of((name.encode(), value.encode()) for name, value in fields.items())
+    call = pool.send(f"{method} {target} HTTP/1.1\r\n".encode() + lines + b"\r\n" + content, collector)
     try:
         async with asyncio.timeout(timeout_s):
             return await collector.done
     except TimeoutError:
-        message = f"{pool.origin}{target} did not answer within {timeout_s:g} s"
-        raise WireFailure("timeout", message) from None
+        raise WireFailure("timeout", f"{pool.origin}{target} did not answer within {timeout_s:g} s") from None
     finally:
         if collector.size > most_bytes or not collector.done.done() or collector.done.cancelled():
             call.abort()

@@ -19,19 +19,10 @@ from skep.errors import UserError
 Headers = list[tuple[bytes, bytes]]
 
 # Names that belong to one connection and never pass a proxy (RFC 9110, 7.6.1).
-HOP_BY_HOP = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    )
-)
+HOP_BY_HOP = frozenset((
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection",
+    b"te", b"trailer", b"transfer-encoding", b"upgrade",
+))  # fmt: skip
 
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode()) for status in HTTPStatus}
 
@@ -53,13 +44,11 @@ class Origin:
         return f"{'https' if self.tls else 'http'}://{self.authority.decode()}"
 
 
+@dataclass(slots=True)
 class HeadMemo:
     """A place for what somebody worked out from a head; it is found again with the next head of the same bytes."""
 
-    __slots__ = ("note",)
-
-    def __init__(self) -> None:
-        self.note: Any = None
+    note: Any = None
 
 
 @dataclass(slots=True)
@@ -99,25 +88,8 @@ def lines_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
-def request_bytes(
-    method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], version: bytes = b"1.1"
-) -> bytes:
-    return _head_bytes(b"%b %b HTTP/%b" % (method, target, version), headers)
-
-
-def response_bytes(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return _head_bytes(status_line(status), headers)
-
-
 def status_line(status: int) -> bytes:
     return _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status" % status
-
-
-def _head_bytes(first_line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    lines = [first_line]
-    lines.extend([b": ".join(pair) for pair in headers])
-    lines.append(b"\r\n")
-    return b"\r\n".join(lines)
 
 
 T = TypeVar("T")
@@ -130,15 +102,13 @@ _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ?(0|[1-9][0-9]{0,8})\r\n")
 _ZERO = ord("0")
 
 
+@dataclass(slots=True, eq=False)
 class CachedHead(Generic[T]):
     """A head: the bytes before and behind the digits of its Content-Length, and what it is."""
 
-    __slots__ = ("before", "behind", "value")
-
-    def __init__(self, before: bytes, behind: bytes, value: T) -> None:
-        self.before = before
-        self.behind = behind
-        self.value = value
+    before: bytes
+    behind: bytes
+    value: T
 
 
 class HeadCache(Generic[T]):
@@ -156,7 +126,9 @@ class HeadCache(Generic[T]):
         if last is not None and data.startswith(last.before):
             at = len(last.before)
             end = data.find(b"\r", at, at + LENGTH_DIGITS + 1)
-            if end > at and data.startswith(last.behind, end) and _is_length(digits := data[at:end]):
+            digits = data[at:end]
+            plain = end > at and digits.isdigit() and (digits[0] != _ZERO or len(digits) == 1)
+            if plain and data.startswith(last.behind, end):
                 return last, end + len(last.behind), int(digits)
         end = data.find(b"\r\n\r\n", 0, HEAD_BYTES)
         length = _LENGTH.search(data, 0, end + 2) if end >= 0 else None
@@ -168,20 +140,14 @@ class HeadCache(Generic[T]):
 
     def keep(self, data: bytes, value: T | None) -> None:
         """The head that `data` begins with was read by the parser and is this. The caller vouches for its framing."""
-        if value is None:
-            return
-        end = data.find(b"\r\n\r\n", 0, HEAD_BYTES)
+        end = data.find(b"\r\n\r\n", 0, HEAD_BYTES) if value is not None else -1
         length = _LENGTH.search(data, 0, end + 2) if end >= 0 else None
-        if length is None:
+        if value is None or length is None:
             return
         if len(self._known) >= HEADS:
             self._known.clear()
         before, behind = data[: length.start(1)], data[length.end(1) : end + 4]
         self._known[before, behind] = CachedHead(before, behind, value)
-
-
-def _is_length(digits: bytes) -> bool:
-    return digits.isdigit() and (digits[0] != _ZERO or len(digits) == 1)
 
 
 @dataclass(slots=True)

@@ -14,8 +14,7 @@ def bind(host: str, port: int, *, guarded: bool) -> socket.socket:
     if host not in LOOPBACK and not guarded:
         hint = "`skep key add NAME` makes a key; or set SKEP_API_KEY to one of your own, or bind 127.0.0.1"
         raise UserError(f"binding `{host}` without an API key would let anybody in", hint=hint)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket_for(host)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -54,13 +53,13 @@ def claim_port(host: str, port: int) -> socket.socket | None:
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0skep-engine:{host}:{port}")
+        taken = refusal_of(host, port) is not None
     except OSError:
-        claim.close()
-        return None
-    if refusal_of(host, port) is not None:
-        claim.close()
-        return None
-    return claim
+        taken = True
+    if not taken:
+        return claim
+    claim.close()
+    return None
 
 
 def refusal_of(host: str, port: int) -> OSError | None:

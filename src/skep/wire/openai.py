@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from skep.wire.client import Call, Pool, WireFailure, strip_chunk_headers
+from skep.wire.client import Pool, WireFailure, strip_chunk_headers
 from skep.wire.heads import ResponseHead
 
 CHAT = "/chat/completions"
@@ -242,17 +242,16 @@ class StreamReader:
         """
         told = self.timings
         if "eval_duration" in told:
-            count, spent = count_of(told.get("eval_count")), float_of(told.get("eval_duration"))
+            count, nanoseconds = count_of(told.get("eval_count")), float_of(told.get("eval_duration"))
             prompt = float_of(told.get("prompt_eval_duration"))
             return {
                 "prompt_tokens": count_of(told.get("prompt_eval_count")),
                 "prompt_ms": None if prompt is None else prompt / NANOSECONDS_IN_MS,
                 "output_tokens": count,
-                "decode_ms": None if spent is None else spent / NANOSECONDS_IN_MS,
-                "decode_tok_s": count * 1e9 / spent if count and spent else None,
+                "decode_ms": None if nanoseconds is None else nanoseconds / NANOSECONDS_IN_MS,
+                "decode_tok_s": count * 1e9 / nanoseconds if count and nanoseconds else None,
             }
-        details = self.usage.get("prompt_tokens_details")
-        cached = told.get("cache_n", details.get("cached_tokens") if isinstance(details, dict) else None)
+        cached = told.get("cache_n", _inner(self.usage, "prompt_tokens_details").get("cached_tokens"))
         if "generation_time_ms" in told:
             gap = float_of(told.get("mean_itl_ms"))
             return {
@@ -286,7 +285,10 @@ class StreamReader:
         times, reads = self._times, self._reads
         self._times, self._reads, self._bytes = [], [], 0
         if self._stream == "ndjson":
-            self._digest_lines(zip(times, map(_body, reads), strict=True))
+            for at, read in zip(times, reads, strict=True):
+                *lines, self._rest = (self._rest + _body(read)).split(b"\n")
+                for line in filter(None, lines):
+                    self._line(line, at)
             return
         parser, before, after, limit = self._parser, b"", b"", 0
         for at, read in zip(times, reads, strict=True):
@@ -340,64 +342,17 @@ class StreamReader:
 
     def _odd_event(self, payload: bytes, at: float) -> None:
         """Valid JSON in another form than expected, half a surrogate pair, or no JSON at all."""
-        try:
-            event = json.loads(payload)
-        except (ValueError, RecursionError):
-            event = None
-        if not isinstance(event, dict):
-            self._fail("garbage", f"an event is not a JSON object: {payload[:80]!r}")
-            return
-        if event.get("error"):
-            self._fail("engine_error", message_of(event))
-            return
-        self._take_figures(event)
-        choices = event.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, dict):
-                self._odd_choice(choice, at)
-
-    def _odd_choice(self, choice: dict[str, Any], at: float) -> None:
-        delta = choice.get("delta")
-        fields = delta if isinstance(delta, dict) else {}
-        content = fields.get("content") or choice.get("text")
-        thought = fields.get("reasoning_content") or fields.get("reasoning")
-        if content or thought or fields.get("tool_calls"):
-            self.arrivals.append(at)
-        if isinstance(content, str):
-            self.text.append(content)
-        elif isinstance(thought, str):
-            self.reasoning.append(thought)
-        if isinstance(choice.get("finish_reason"), str):
-            self.finish_reason = choice["finish_reason"]
-            self.finished = True
-
-    def _digest_lines(self, bodies: Iterable[tuple[float, bytes]]) -> None:
-        """Ollama's own API: a JSON object a line, its durations in the last one."""
-        for at, body in bodies:
-            *lines, self._rest = (self._rest + body).split(b"\n")
-            for line in filter(None, lines):
-                self._line(line, at)
+        event = self._object(payload, "an event")
+        for choice in _choices(event):
+            self._take(_inner(choice, "delta"), choice.get("text"), at)
+            if isinstance(choice.get("finish_reason"), str):
+                self.finish_reason = choice["finish_reason"]
+                self.finished = True
 
     def _line(self, line: bytes, at: float) -> None:
-        try:
-            document = json.loads(line)
-        except (ValueError, RecursionError):
-            document = None
-        if not isinstance(document, dict):
-            kind = "cut" if line is self._rest else "garbage"
-            self._fail(kind, f"a line is not a JSON object: {line[:80]!r}")
-            return
-        if document.get("error"):
-            self._fail("engine_error", message_of(document))
-            return
-        message = document.get("message")
-        fields = message if isinstance(message, dict) else {}
-        content = fields.get("content") or document.get("response")
-        thought = fields.get("thinking")
-        if content or thought or fields.get("tool_calls"):
-            self.arrivals.append(at)
-            self.text.append(content if isinstance(content, str) else "")
-            self.reasoning.append(thought if isinstance(thought, str) else "")
+        """Of Ollama's own API: a JSON object a line, its durations in the last one."""
+        document = self._object(line, "a line", "cut" if line is self._rest else "garbage")
+        self._take(_inner(document, "message"), document.get("response"), at)
         if document.get("done"):
             self.finished = True
             reason = document.get("done_reason") or "stop"
@@ -410,29 +365,43 @@ class StreamReader:
         """An error, or a server that does not stream: everything arrives at the end."""
         raw = b"".join(map(_body, self._reads))
         self._times, self._reads = [], []
-        try:
-            document = json.loads(raw)
-        except (ValueError, RecursionError):
-            document = None
         if self.status != 200:
-            told = message_of(document) if isinstance(document, dict) else raw[:MAX_ERROR_TEXT].decode(errors="replace")
+            document = json_object(raw)
+            told = message_of(document) if document is not None else raw[:MAX_ERROR_TEXT].decode(errors="replace")
             self._fail(f"http_{self.status}", told or f"HTTP {self.status}")
             return
-        if isinstance(document, dict) and document.get("error"):
-            self._fail("engine_error", message_of(document))
-            return
-        choices = document.get("choices") if isinstance(document, dict) else None
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        if not isinstance(document, dict) or not isinstance(choice, dict):
+        choice = next(_choices(self._object(raw, "the answer")), None)
+        if choice is None:
             self._fail("garbage", f"the answer is not a chat completion: {raw[:80]!r}")
             return
-        self._take_figures(document)
-        reason = choice.get("finish_reason")
+        reason, message = choice.get("finish_reason"), _inner(choice, "message")
         self.finish_reason = reason if isinstance(reason, str) else None
-        message = choice.get("message")
-        content = message.get("content") if isinstance(message, dict) else choice.get("text")
+        content = message.get("content") if message else choice.get("text")
         self.text.append(content if isinstance(content, str) else "")
         self.arrivals.append(at)
+
+    def _object(self, text: bytes, what: str, kind: str = "garbage") -> dict[str, Any]:
+        """Take the figures of a JSON object. Empty: it is none, or tells of an error, and that is noted."""
+        document = json_object(text)
+        if document is None:
+            self._fail(kind, f"{what} is not a JSON object: {text[:80]!r}")
+            return {}
+        if document.get("error"):
+            self._fail("engine_error", message_of(document))
+            return {}
+        self._take_figures(document)
+        return document
+
+    def _take(self, fields: dict[str, Any], text: object, at: float) -> None:
+        """The text of an event, wherever it stands: in these fields of its message, or beside them."""
+        content = fields.get("content") or text
+        thought = fields.get("reasoning_content") or fields.get("reasoning") or fields.get("thinking")
+        if content or thought or fields.get("tool_calls"):
+            self.arrivals.append(at)
+        if isinstance(content, str):
+            self.text.append(content)
+        if isinstance(thought, str):
+            self.reasoning.append(thought)
 
     def _take_figures(self, document: dict[str, Any]) -> None:
         if isinstance(document.get("usage"), dict):
@@ -453,13 +422,28 @@ class StreamReader:
 
 
 OLLAMA_DURATIONS = (
-    "total_duration",
-    "load_duration",
-    "prompt_eval_duration",
-    "eval_duration",
-    "eval_count",
-    "prompt_eval_count",
-)
+    "total_duration", "load_duration", "prompt_eval_duration", "eval_duration", "eval_count", "prompt_eval_count",
+)  # fmt: skip
+
+
+def json_object(text: bytes) -> dict[str, Any] | None:
+    """None: it is no JSON object."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _inner(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """Empty where there is no object of that name."""
+    found = document.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _choices(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    found = document.get("choices")
+    return (choice for choice in (found if isinstance(found, list) else ()) if isinstance(choice, dict))
 
 
 def count_of(value: object) -> int | None:
@@ -507,7 +491,12 @@ class OpenAIClient:
         self.in_flight.add(reading)
         reading.started_at = time.monotonic()
         call = self.pool.send(request[0], reading, request[1])
-        timer = self._loop.call_later(limit_s, _time_out, reading, call, limit_s)
+
+        def time_out() -> None:
+            call.abort()
+            reading.give_up("timeout", f"no complete answer within {limit_s:g} s", time.monotonic())
+
+        timer = self._loop.call_later(limit_s, time_out)
         try:
             await reading.done
         except asyncio.CancelledError:
@@ -519,11 +508,6 @@ class OpenAIClient:
         if reading.is_given_up:
             call.abort()
         return reading
-
-
-def _time_out(reading: StreamReader, call: Call, limit_s: float) -> None:
-    call.abort()
-    reading.give_up("timeout", f"no complete answer within {limit_s:g} s", time.monotonic())
 
 
 def _visible(text: str) -> str:

@@ -24,8 +24,10 @@ from skep.wire.listen import bind
 LIMITS = ServerLimits(max_connections=512)  # far more than browsers and MCP clients need, fewer than a process may open
 
 
-class AsgiServer:
-    """The socket is bound, or refused, when it is made: a port in use is a GatewayError.
+class AsgiServer(uvicorn.Server):
+    """Ends quietly: a signal is an end as good as any, and streams do not hold it up.
+
+    The socket is bound, or refused, when it is made: a port in use is a GatewayError.
 
     `guarded`: those who may not come in are turned away by the application. `on_ready` hears the URL, `path` added,
     once it answers; `on_end` ends the streams that are open at the end. Of `limits`, what h11 and uvicorn limit in
@@ -46,6 +48,7 @@ class AsgiServer:
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._listener = bind(host, port, guarded=guarded)
+        self._path, self._sweep_s, self._on_ready, self._on_end = path, limits.sweep_s, on_ready, on_end
         config = uvicorn.Config(
             app,
             loop="uvloop",
@@ -58,10 +61,7 @@ class AsgiServer:
             proxy_headers=False,  # whoever reaches the port may write anything into them
             timeout_graceful_shutdown=grace_s,
         )
-        self._server = _Server(config, limits.sweep_s, lambda: on_ready(_url_of(self._listener) + path), on_end)
-
-    def __repr__(self) -> str:
-        return f"<AsgiServer {_url_of(self._listener)}>"
+        super().__init__(config)
 
     def __enter__(self) -> Self:
         return self
@@ -69,12 +69,34 @@ class AsgiServer:
     def __exit__(self, *_: object) -> None:
         self._listener.close()
 
-    def run(self) -> None:
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Until Ctrl-C, SIGTERM or `stop`."""
-        self._server.run(sockets=[self._listener])
+        super().run([self._listener] if sockets is None else sockets)
 
     def stop(self) -> None:
-        self._server.should_exit = True
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._sweep()
+        host, port = self._listener.getsockname()[:2]
+        self._on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}{self._path}")
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, LimitedConnection)
+            connection.sweep(loop.time())
+        loop.call_later(self._sweep_s, self._sweep)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_end()
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
+        """Without uvicorn's raising the signal again at the end: the command ends with 0."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
 
 class _CountedTransport:
@@ -163,39 +185,3 @@ class LimitedConnection(H11Protocol):
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
         self.transport.write(head.encode())
         self.transport.write_eof()
-
-
-class _Server(uvicorn.Server):
-    """Ends quietly: a signal is an end as good as any, and streams do not hold it up."""
-
-    def __init__(
-        self, config: uvicorn.Config, sweep_s: float, on_ready: Callable[[], None], on_end: Callable[[], None]
-    ) -> None:
-        super().__init__(config)
-        self._sweep_s, self._on_ready, self._on_end = sweep_s, on_ready, on_end
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._sweep()
-        self._on_ready()
-
-    def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        for connection in list(self.server_state.connections):
-            assert isinstance(connection, LimitedConnection)
-            connection.sweep(loop.time())
-        loop.call_later(self._sweep_s, self._sweep)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._on_end()
-        await super().shutdown(sockets)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """Without uvicorn's raising the signal again at the end: the command ends with 0."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
-
-
-def _url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,7 +1,7 @@
 """The HTTP/1.1 server side: whole requests in, answers out in pieces, and word at once when the client leaves.
 
-Knows nothing of models or engines. Here are the listening socket and the one clock of all connections; `connection`
-reads and writes, `rules` says what a request must be, `limits` what a client may use up, `incoming` is for handlers.
+Knows nothing of models or engines. `limits` says what a request must be and what a client may use up, `server_request`
+is for handlers.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import cast
 
 import httptools
 
 from skep.wire.client import unread_bytes, unsent_bytes
 from skep.wire.heads import CachedHead, HeadCache, PartialBody, RequestHead
-from skep.wire.limits import ClientTimeouts, ConnectionStage, HeldBodies, ServerLimits, SweepAction
-from skep.wire.request_validation import (
+from skep.wire.limits import (
+    ClientTimeouts,
+    ConnectionStage,
+    HeldBodies,
     InvalidRequest,
+    ServerLimits,
+    SweepAction,
     bodies_too_large,
     body_too_large,
     check_head,
@@ -36,19 +39,8 @@ from skep.wire.server_request import ServerRequest, head_without_offer, size_of
 
 SPARE_CONNECTIONS = 64  # beyond the limit, these many are told so; the rest are cut
 OVERHEAD_PER_BYTE = 8  # of a chunked body: a chunk of one byte has five around it
+Handler = Callable[[ServerRequest], None]
 _UNUSUAL = frozenset((b"connection", b"upgrade", b"transfer-encoding", b"expect", b"trailer"))
-
-
-@dataclass(slots=True)
-class ServerShared:
-    """What all connections of a server have in common."""
-
-    handler: Callable[[ServerRequest], None]
-    check_head: Callable[[ServerRequest], None]
-    limits: ServerLimits
-    connections: set[ServerConnection]
-    bodies: HeldBodies
-    heads: HeadCache[RequestHead] = field(default_factory=HeadCache)
 
 
 class ServerConnection(asyncio.Protocol):
@@ -58,14 +50,13 @@ class ServerConnection(asyncio.Protocol):
     a request is not whole after a read, times only by the sweep.
     """
 
-    def __init__(self, shared: ServerShared) -> None:
-        limits = shared.limits
-        self._handler = shared.handler
-        self._check_head = shared.check_head
-        self._limits = limits
-        self._open = shared.connections
-        self._heads = shared.heads
-        self._bodies = shared.bodies
+    def __init__(self, server: HttpServer) -> None:
+        limits = self._limits = server.limits
+        self._handler = server.handler
+        self._check_head = server.check_head
+        self._open = server.open
+        self._heads = server.heads
+        self._bodies = server.bodies
         self._last_head: CachedHead[RequestHead] | None = None
         self._to_keep: RequestHead | None = None  # the first head of this read, if its like may be known by its bytes
         self._heads_read = 0
@@ -90,9 +81,6 @@ class ServerConnection(asyncio.Protocol):
         # Bytes of its reads after the first, those of them since the body last grew, the body after the read before.
         self._raw = self._quiet = self._seen_body = 0
 
-    def __repr__(self) -> str:
-        return f"<ServerConnection {self._stage().value}, {self._messages} requests, {len(self._waiting)} waiting>"
-
     @property
     def busy(self) -> bool:
         """A request is being read or answered, or its answer has not left yet."""
@@ -103,7 +91,11 @@ class ServerConnection(asyncio.Protocol):
         self._leaving = True
         if self._active is not None:
             self._active.keep_alive = False
-        elif not self._in_message and self._transport is not None:
+        elif not self._in_message:
+            self._close()
+
+    def _close(self) -> None:
+        if self._transport is not None:
             self._ended = True
             self._transport.close()
 
@@ -116,16 +108,14 @@ class ServerConnection(asyncio.Protocol):
         unsent = unsent_bytes(self._transport)
         left = self._written - unsent - (unread_bytes(self._transport) if unsent else 0)
         arrived = len(self._body) if self._gathering is None else -self._gathering.missing
-        verdict = self._patience.look(
-            now, self._stage(), message=self._messages, arrived=arrived, unsent=unsent, left=left
-        )
-        if verdict is SweepAction.ABORT:
-            self.abort()
-        elif verdict is SweepAction.TIMED_OUT:
-            self._refuse(InvalidRequest(408, "the request did not arrive in time"))
-        elif verdict is SweepAction.CLOSE and self._transport is not None:
-            self._ended = True
-            self._transport.close()
+        told = {"message": self._messages, "arrived": arrived, "unsent": unsent, "left": left}
+        match self._patience.look(now, self._stage(), **told):
+            case SweepAction.ABORT:
+                self.abort()
+            case SweepAction.TIMED_OUT:
+                self._refuse(InvalidRequest(408, "the request did not arrive in time"))
+            case SweepAction.CLOSE:
+                self._close()
 
     # Incoming's side
 
@@ -158,9 +148,8 @@ class ServerConnection(asyncio.Protocol):
         if beyond >= SPARE_CONNECTIONS:
             self._transport.abort()
         elif beyond >= 0:
-            self._refuse(
-                InvalidRequest(503, "too many connections are open; try again in 1 s", code="too_many_connections")
-            )
+            message = "too many connections are open; try again in 1 s"
+            self._refuse(InvalidRequest(503, message, code="too_many_connections"))
 
     def data_received(self, data: bytes) -> None:
         if self._ended:
@@ -457,8 +446,6 @@ class ServerConnection(asyncio.Protocol):
         return ConnectionStage.IDLE if self._messages else ConnectionStage.NEW
 
 
-__all__ = ["HttpServer", "ServerConnection", "ServerLimits", "ServerRequest"]
-
 QUIET_POLL_S = 0.02
 
 
@@ -469,51 +456,39 @@ class HttpServer:
     """
 
     def __init__(
-        self,
-        handler: Callable[[ServerRequest], None],
-        limits: ServerLimits | None = None,
-        check_head: Callable[[ServerRequest], None] = lambda _request: None,
+        self, handler: Handler, limits: ServerLimits | None = None, check_head: Handler = lambda _request: None
     ) -> None:
-        self._handler = handler
-        self._check_head = check_head
-        self._limits = _within_open_files(limits or ServerLimits())
-        self._connections: set[ServerConnection] = set()
-        self._bodies = HeldBodies(self._limits)
+        self.handler = handler
+        self.check_head = check_head
+        self.limits = _within_open_files(limits or ServerLimits())
+        self.open: set[ServerConnection] = set()
+        self.bodies = HeldBodies(max(self.limits.held_bytes, 2 * self.limits.body_bytes))
+        self.heads: HeadCache[RequestHead] = HeadCache()
         self._server: asyncio.Server | None = None
 
     def __repr__(self) -> str:
-        return f"<HttpServer {len(self._connections)} connections, {self.active} active>"
-
-    @property
-    def connections(self) -> int:
-        return len(self._connections)
-
-    @property
-    def held_bytes(self) -> int:
-        """Of the bodies that are being read or wait for their answer."""
-        return self._bodies.bytes
+        return f"<HttpServer {len(self.open)} connections, {self.active} active>"
 
     @property
     def active(self) -> int:
-        return sum(connection.busy for connection in self._connections)
+        return sum(connection.busy for connection in self.open)
 
     async def listen(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        shared = ServerShared(self._handler, self._check_head, self._limits, self._connections, self._bodies)
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: ServerConnection(shared),
+            lambda: ServerConnection(self),
             sock=sock,
             backlog=1024,
             ssl=tls,
-            ssl_handshake_timeout=self._limits.head_timeout_s if tls is not None else None,
-            ssl_shutdown_timeout=self._limits.linger_s if tls is not None else None,
+            ssl_handshake_timeout=self.limits.head_timeout_s if tls is not None else None,
+            ssl_shutdown_timeout=self.limits.linger_s if tls is not None else None,
         )
-        self._sweep_later()
+        self._sweep()
 
     def stop_accepting(self) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for connection in list(self._connections):
+        for connection in list(self.open):
             connection.close_when_idle()
 
     async def close(self, timeout_s: float = 1.0) -> None:
@@ -523,22 +498,16 @@ class HttpServer:
             async with asyncio.timeout(timeout_s):
                 while self.active:
                     await asyncio.sleep(QUIET_POLL_S)
-        self.abort_all()
-
-    def abort_all(self) -> None:
-        for connection in list(self._connections):
+        for connection in list(self.open):
             connection.abort()
-
-    def _sweep_later(self) -> None:
-        asyncio.get_running_loop().call_later(self._limits.sweep_s, self._sweep)
 
     def _sweep(self) -> None:
         """Goes on after `stop_accepting`, as long as a connection is left."""
         now = time.monotonic()
-        for connection in list(self._connections):
+        for connection in list(self.open):
             connection.sweep(now)
-        if self._server is not None or self._connections:
-            self._sweep_later()
+        if self._server is not None or self.open:
+            asyncio.get_running_loop().call_later(self.limits.sweep_s, self._sweep)
 
 
 def _within_open_files(limits: ServerLimits) -> ServerLimits:

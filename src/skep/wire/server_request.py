@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from skep.wire.heads import Headers, HeadMemo, lines_of, request_bytes, status_line
+from skep.wire.heads import Headers, HeadMemo, lines_of, status_line
 from skep.wire.limits import HeldBodies
 
 _OFFER = frozenset((b"connection", b"upgrade", b"http2-settings"))
@@ -28,8 +28,8 @@ class ServerRequest:
     """
 
     __slots__ = (
-        "_bodies", "_carrier", "_counted", "_done", "_held", "_mute", "_started", "body", "chunked", "extra", "headers",
-        "keep_alive", "memo", "method", "on_gone", "on_pause", "on_resume", "target", "version",
+        "_bodies", "_carrier", "_counted", "_done", "_held", "_mute", "body", "chunked", "extra", "headers",
+        "keep_alive", "memo", "method", "on_gone", "on_pause", "on_resume", "started", "target", "version",
     )  # fmt: skip
 
     def __init__(
@@ -61,21 +61,12 @@ class ServerRequest:
         self.chunked = False
         self._held = b""  # the head, until the body begins
         self._mute = False  # the answer has no body, whatever is written
-        self._started = False
+        self.started = False  # the answer has begun: it can be finished or cut, not replaced
         self._done = False
-
-    def __repr__(self) -> str:
-        state = "answered" if self._done else "being answered" if self._started else "unanswered"
-        return f"<ServerRequest {self.method.decode('latin-1')} {self.path} {len(self.body)} bytes, {state}>"
 
     @property
     def path(self) -> str:
         return self.target.split(b"?", 1)[0].decode("latin-1")
-
-    @property
-    def started(self) -> bool:
-        """The answer has begun: it can be finished or cut, not replaced."""
-        return self._started
 
     def get(self, name: bytes) -> bytes | None:
         for key, value in self.headers:
@@ -85,12 +76,11 @@ class ServerRequest:
 
     def count_body(self, size: int) -> bool:
         """Count so much of its body among what is held. False: with it, all bodies together are too large."""
-        bodies = self._bodies
-        if bodies is None:
+        if self._bodies is None:
             return True
-        bodies.bytes += size - self._counted
+        self._bodies.bytes += size - self._counted
         self._counted = size
-        return bodies.bytes <= bodies.limit
+        return self._bodies.bytes <= self._bodies.limit
 
     def drop_body(self) -> None:
         """Nobody needs it any more. Repeats have no effect."""
@@ -156,7 +146,7 @@ class ServerRequest:
         self._carrier.abort()
 
     def _head(self, status: int, lines: bytes, length: int | None) -> bytes:
-        self._started = True
+        self.started = True
         framing = b""
         if self.extra is not None:
             lines += lines_of(self.extra)
@@ -187,4 +177,5 @@ def head_without_offer(request: ServerRequest) -> bytes:
     """Return the head again, without its offer to speak another protocol (h2c, from `curl --http2` or Java)."""
     kept = [field for field in request.headers if field[0] not in _OFFER]
     kept.append((b"connection", b"keep-alive" if request.keep_alive else b"close"))
-    return request_bytes(request.method, request.target, kept, request.version.encode())
+    first = (request.method, request.target, request.version.encode())
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (*first, lines_of(kept))

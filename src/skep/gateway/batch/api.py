@@ -97,9 +97,6 @@ class BatchApi:
             (b"POST", "/v1/batches/"): self._answers(self._cancel_batch),
         }
 
-    def __repr__(self) -> str:
-        return f"<BatchApi {self._room.folder} {self._runner!r}>"
-
     async def run(self) -> None:
         """As long as the gateway runs. Batches that an earlier one left are taken up at once."""
         try:
@@ -151,8 +148,6 @@ class BatchApi:
         expires_s = _expiry(parts) or (BATCH_FILE_S if purpose == "batch" else None)
         name, expires_at = _plain_name(content.filename), now + expires_s if expires_s else None
         file = StoredFile(new_file_id(), owner or "", now, name, purpose, len(content.content), expires_at)
-        if not self._quota.has_room(*store.held(file.owner, now), file.bytes):
-            raise self._over_quota(store, file)
         self._room.require_space(file.bytes)
         self._room.write(file.id, (content.content,))
         added = False
@@ -161,19 +156,17 @@ class BatchApi:
         finally:
             if not added:
                 self._room.delete(file.id)
-        if not added:  # others came first
-            raise self._over_quota(store, file)
+        if not added:
+            files, taken_bytes = store.held(file.owner, now)
+            whose = f"the key `{file.owner}` has" if file.owner else "there are"
+            message = (
+                f"{whose} {files} files of {format_bytes(taken_bytes)} here, and this one has"
+                f" {format_bytes(file.bytes)}; at most {self._quota.files} files of {format_bytes(self._quota.bytes)}"
+                " are kept. Delete some: `GET /v1/files` lists them, `DELETE /v1/files/ID` deletes one."
+                " `files_quota` in skep.toml is the limit"
+            )
+            raise BatchApiError(413, message, code="file_quota_exceeded", param="file")
         return file_document(file)
-
-    def _over_quota(self, store: BatchStore, file: StoredFile) -> BatchApiError:
-        files, taken_bytes = store.held(file.owner, file.created_at)
-        whose = f"the key `{file.owner}` has" if file.owner else "there are"
-        message = (
-            f"{whose} {files} files of {format_bytes(taken_bytes)} here, and this one has {format_bytes(file.bytes)};"
-            f" at most {self._quota.files} files of {format_bytes(self._quota.bytes)} are kept. Delete some:"
-            " `GET /v1/files` lists them, `DELETE /v1/files/ID` deletes one. `files_quota` in skep.toml is the limit"
-        )
-        return BatchApiError(413, message, code="file_quota_exceeded", param="file")
 
     def _list_files(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
         asked = _query(request)

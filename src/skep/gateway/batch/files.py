@@ -40,9 +40,6 @@ class FileStorage:
         self.folder = folder
         self._kept_free_bytes = kept_free_bytes
 
-    def __repr__(self) -> str:
-        return f"<FileStorage {self.folder}>"
-
     def is_there(self) -> bool:
         """Return whether there ever was a file."""
         with contextlib.suppress(OSError):

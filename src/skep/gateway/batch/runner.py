@@ -95,9 +95,6 @@ class BatchSender:
         self._wake = asyncio.Event()
         self._to_record = asyncio.Event()
 
-    def __repr__(self) -> str:
-        return f"<BatchSender {self.order.id} {self.schedule!r}, {len(self._unrecorded)} unrecorded>"
-
     @property
     def waits(self) -> bool:
         """No replica has a request of it."""
@@ -202,8 +199,17 @@ class BatchSender:
 
     async def _one(self, request: BatchRequest, call: InternalRequest) -> None:
         index, answer = request.index, None
+        got: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
+
+        def answered(answer: BatchAnswer) -> None:
+            if not got.done():
+                got.set_result(answer)
+
         try:
-            answer = await self._ask(request, call)
+            line = await asyncio.to_thread(self.room.read, self.order.input_file_id, request.start, request.length)
+            call.go(self.order.endpoint, body_of(line), answered)
+            self._wake.set()
+            answer = await got
         except asyncio.CancelledError:
             self.schedule.take_back(index)
             raise
@@ -218,18 +224,6 @@ class BatchSender:
                 self._over.append(sent.start)
         if answer is not None and self.schedule.answered(index, answer, time.monotonic()):
             self._keep(result_of(request, answer, _name(), time.time()))
-
-    async def _ask(self, request: BatchRequest, call: InternalRequest) -> BatchAnswer:
-        line = await asyncio.to_thread(self.room.read, self.order.input_file_id, request.start, request.length)
-        got: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
-
-        def answered(answer: BatchAnswer) -> None:
-            if not got.done():
-                got.set_result(answer)
-
-        call.go(self.order.endpoint, body_of(line), answered)
-        self._wake.set()
-        return await got
 
     def _keep(self, result: BatchResult) -> None:
         self._unrecorded.append(result)
@@ -269,11 +263,9 @@ _BY_HALT = {Halt.CANCELLED: BatchStatus.CANCELLED, Halt.EXPIRED: BatchStatus.EXP
 
 
 @dataclass(slots=True)
-class _ActiveBatch:
+class _ActiveBatch(RunningBatch):
     """`ends`: it was cancelled or has expired, and nothing of it is sent any more."""
 
-    batch: UnfinishedBatch
-    since: float
     ends: bool = False
     gives_way: bool = False
     sending: BatchSender | None = None  # None: it is being checked or its files are being written
@@ -297,9 +289,6 @@ class BatchRunner:
         self._turn = SuspectTurn()
         self._leaving = False
         self._abandoned = False
-
-    def __repr__(self) -> str:
-        return f"<BatchRunner {len(self._under_way)} batches{', leaving' if self._leaving else ''}>"
 
     @property
     def busy(self) -> bool:
@@ -364,11 +353,9 @@ class BatchRunner:
         ending = [one for one in idle if one.id in self._cancelled or one.expires_at <= time.time()]
         if ending and sum(one.ends for one in active.values()) < MOST_AT_ONCE:
             return _ActiveBatch(ending[0], now, ends=True)
-        under_way = [
-            RunningBatch(one.batch, one.since, one.sending.waits if one.sending is not None else None)
-            for one in active.values()
-            if not one.ends and not one.gives_way
-        ]
+        under_way = [one for one in active.values() if not one.ends and not one.gives_way]
+        for one in under_way:
+            one.waits = one.sending.waits if one.sending is not None else None
         leaving = [one.batch for one in active.values() if one.gives_way and one.sending and one.sending.may_resume]
         choice = choose([*leaving, *(one for one in idle if one not in ending)], under_way, self._had_turn, now)
         if choice is None:

@@ -18,8 +18,8 @@ from math import inf
 from typing import Any
 
 from skep.gateway.batch.store import BatchRequest, BatchResult, UnfinishedBatch
+from skep.gateway.usage import tokens_of
 from skep.units import MIB
-from skep.wire.openai import count_of
 from skep.wire.retry import FULL_OR_AWAY, REFUSALS
 
 COSTLY = frozenset(("replica_lost", "replica_timeout"))  # of the gateway: a replica had it, and gave no answer
@@ -94,10 +94,6 @@ class BatchSchedule:
         self._tried = {} if tried is None else tried
         self.held_until = 0.0  # the endpoint said when to come back: nothing new goes out before
 
-    def __repr__(self) -> str:
-        waiting = len(self._waiting) + len(self._suspects)
-        return f"<BatchSchedule {waiting} waiting, {len(self._out)} out, {len(self._paused)} paused>"
-
     @property
     def done(self) -> bool:
         return not (self._waiting or self._suspects or self._out or self._paused)
@@ -171,13 +167,14 @@ def result_of(request: BatchRequest, answer: BatchAnswer, name: str, at: float) 
     """Of an answer that is final. `name` is the line's own id."""
     if answer.status is None:
         return without_answer(request, answer.fault or "stream_cut", name, at)
-    body, document = _one_line(answer.body)
+    body, _ = _one_line(answer.body)
     response = b'{"status_code": %d, "request_id": %b, "body": %b}' % (
         answer.status, json.dumps(answer.request_id).encode(), body,
     )  # fmt: skip
-    ok = 200 <= answer.status < 300
-    line = _line(name, request, response, b"null")
-    return BatchResult(request.index, at, ok=ok, line=line, status=answer.status, **_tokens(document))
+    line, ok = _line(name, request, response, b"null"), 200 <= answer.status < 300
+    tokens = tokens_of(b"", [answer.body], streamed=False)
+    counts = (tokens.prompt, tokens.cached, tokens.output, tokens.reasoning)
+    return BatchResult(request.index, at, ok, line, answer.status, *counts)
 
 
 def without_answer(request: BatchRequest, code: str, name: str, at: float) -> BatchResult:
@@ -188,9 +185,8 @@ def without_answer(request: BatchRequest, code: str, name: str, at: float) -> Ba
 def _code_of(body: bytes) -> str | None:
     """Of an error in the gateway's own words."""
     document = _one_line(body)[1] if b'"source"' in body else {}
-    if document.get("source") != "gateway":
-        return None
-    return _inner(document, "error").get("code")
+    error = document.get("error") if document.get("source") == "gateway" else None
+    return error.get("code") if isinstance(error, dict) else None
 
 
 def _line(name: str, request: BatchRequest, response: bytes, error: bytes) -> bytes:
@@ -208,34 +204,17 @@ def _one_line(body: bytes) -> tuple[bytes, dict[str, Any]]:
     return line, document if isinstance(document, dict) else {}
 
 
-def _inner(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """Empty where there is no object of that name."""
-    found = document.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _tokens(document: dict[str, Any]) -> dict[str, int | None]:
-    usage = _inner(document, "usage")
-    prompt, output = ("prompt", "completion") if "prompt_tokens" in usage else ("input", "output")
-    return {
-        "prompt_tokens": count_of(usage.get(f"{prompt}_tokens")),
-        "cached_tokens": count_of(_inner(usage, f"{prompt}_tokens_details").get("cached_tokens")),
-        "output_tokens": count_of(usage.get(f"{output}_tokens")),
-        "reasoning_tokens": count_of(_inner(usage, f"{output}_tokens_details").get("reasoning_tokens")),
-    }
-
-
 MOST_AT_ONCE = 16
 WAITING_TURN_S, TURN_S = 30.0, 600.0  # how long it stays under way while others take turns with it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunningBatch:
     """`waits`: no replica has a request of it. None: it cannot give way, its file is being read or written."""
 
     batch: UnfinishedBatch
     since: float
-    waits: bool | None
+    waits: bool | None = None
 
 
 def choose(

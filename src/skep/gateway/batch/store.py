@@ -76,10 +76,6 @@ class FileQuota:
     bytes: int
     files: int
 
-    def has_room(self, files: int, taken_bytes: int, more_bytes: int) -> bool:
-        """For one more file."""
-        return files < self.files and taken_bytes + more_bytes <= self.bytes
-
 
 @dataclass(frozen=True, slots=True)
 class BatchOrder:
@@ -181,7 +177,8 @@ class BatchStore:
         """False: its owner would have more than the quota. Looked up in the transaction: others may add files too."""
         with self._store.transaction() as connection:
             files, taken_bytes = connection.execute(_HELD, (file.owner, file.created_at)).fetchone()
-            if fits := quota is None or quota.has_room(files, taken_bytes, file.bytes):
+            fits = quota is None or (files < quota.files and taken_bytes + file.bytes <= quota.bytes)
+            if fits:
                 insert(connection, "files", file)
         return fits
 
