@@ -14,8 +14,7 @@ from skep.bench.open_loop import LevelRun, TimedPlan, classes_part, open_part, r
 from skep.bench.records import LevelSummary, Promise, Speedup, SweepSummary
 from skep.bench.summary import cost_per_million_tokens
 from skep.bench.sweep import SweepPlan, run_sweep
-from skep.bench.tasks import TaskMaker, Workload
-from skep.bench.tokens_per_char import calibrate_on
+from skep.bench.tasks import TaskMaker, Workload, calibrate_on
 from skep.cli.bench import ClassesOptions, OpenOptions, ReplayOptions, SerialVsSwarmOptions, SweepOptions, TimedOptions
 from skep.cli.bench_common import (
     MAX_CONCURRENCY,

@@ -1,4 +1,4 @@
-"""The passes of a simulated replica, one after the other in real time. `skep.planner.batching` decides what is in them.
+"""The passes of a simulated replica, one after the other in real time. `skep.planner.predict` decides what is in them.
 
 Each pass ends at a moment reckoned from the end of the last one, not from when the timer rang: errors do not add up.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from skep.planner.batching import BatchPass, Sequence, SimulatedReplica
+from skep.planner.predict import BatchPass, Sequence, SimulatedReplica
 from skep.wire.prometheus import Counter, Gauge, Histogram, Labels, Metric, metrics_text
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,

@@ -29,7 +29,7 @@ from skep.engines.simulated_requests import (
     parse_query,
 )
 from skep.errors import UserError
-from skep.planner.batching import SimulatedReplica
+from skep.planner.predict import SimulatedReplica
 from skep.wire.heads import Origin
 from skep.wire.listen import HOST, cannot_listen, socket_for
 from skep.wire.server import HttpServer, ServerRequest

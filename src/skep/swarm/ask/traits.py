@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.tokens_per_char import count_tokens
+from skep.bench.tasks import count_tokens
 from skep.swarm.client import SwarmClient
 from skep.wire.client import Pool
 from skep.wire.fetch import fetch_if_there
