@@ -186,22 +186,11 @@ def _estimated(
 ) -> Geometry:
     origin = ValueOrigin("estimated from the parameter counts", "C")
     told = ("hidden", "layers", "heads", "kv_heads", "head_dim", "vocab", "intermediate", "experts")
+    slug, heads = "-".join(title.casefold().split()) or "unnamed", hidden // _HEAD_DIM // kv_heads * kv_heads
     return Geometry(
-        id="-".join(title.casefold().split()) or "unnamed",
-        title=title,
-        hidden=hidden,
-        layers=layers,
-        heads=max(kv_heads, hidden // _HEAD_DIM // kv_heads * kv_heads),
-        kv_heads=kv_heads,
-        head_dim=_HEAD_DIM,
-        vocab=vocab,
-        params_total=total,
-        params_active=active,
-        full_layers=layers,
-        estimated=True,
-        origins=dict.fromkeys(told, origin),
-        **widths,
-    )
+        slug, title, hidden, layers, max(kv_heads, heads), kv_heads, _HEAD_DIM, vocab, total, active,
+        full_layers=layers, estimated=True, origins=dict.fromkeys(told, origin), **widths,
+    )  # fmt: skip
 
 
 def _between(known: tuple[tuple[float, int, int, int], ...], billions: float) -> tuple[int, int, int]:
