@@ -133,9 +133,11 @@ class GgufReader:
         for _ in range(count):
             if at + 8 > len(piece):
                 start, at = start + at, 0
+                if start + 8 > self._size:
+                    raise self._cut()
                 self._file.seek(start)
-                piece = self._file.read(_PIECE_BYTES) if start + 8 <= self._size else b""
-                if len(piece) < 8:
+                piece = self._file.read(_PIECE_BYTES)
+                if len(piece) < 8:  # the file shrank while it was read
                     raise self._cut()
             at += 8 + _LENGTH.unpack_from(piece, at)[0]
         if start + at > self._size:
