@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from skep.catalog.estimate import geometry_from_parameters
 from skep.catalog.gpus import devices, find_device
-from skep.catalog.models import find_geometry, geometries, geometry
+from skep.catalog.models import find_geometry, geometries, geometry, geometry_from_parameters
 from skep.catalog.names import device_spellings, did_you_mean, model_spellings, similar_names, split_memory
 from skep.catalog.pullable import find_pullable, pullable, pullable_names
 from skep.errors import UserError
-from skep.planner.parts import parts_of
+from skep.planner.quants import parts_of
 
 
 def retyped(rng, name):

@@ -6,7 +6,7 @@ from importlib.resources import files
 import pytest
 
 from skep.catalog.gpus import device, devices, find_device
-from skep.catalog.tables import spellings, table, table_texts
+from skep.catalog.names import spellings, table, table_texts
 from skep.errors import UserError
 
 KNOWN = devices()

@@ -6,9 +6,8 @@ import pytest
 
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
-from skep.planner.batching import Sequence, SimulatedReplica
 from skep.planner.constants import published_constants
-from skep.planner.predict import lengths, simulate_load
+from skep.planner.predict import Sequence, SimulatedReplica, lengths, simulate_load
 from skep.planner.quants import find_kv, find_quant
 from skep.planner.setup import PlannedLoad, Setup, Speculation
 from skep.planner.step import step_model

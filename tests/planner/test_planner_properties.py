@@ -16,9 +16,8 @@ from skep.planner.choose import choose
 from skep.planner.constants import published_constants
 from skep.planner.fit import largest
 from skep.planner.memory import defaults, kv_bytes_per_token, memory, usable_bytes, weights_bytes
-from skep.planner.parts import parts_of
 from skep.planner.predict import lengths, prospect, simulate_load
-from skep.planner.quants import KV_TYPES, QUANTS
+from skep.planner.quants import KV_TYPES, QUANTS, parts_of
 from skep.planner.ranking import band
 from skep.planner.rigs import all_reduce, default_link, group_link, parse_rig
 from skep.planner.rules import valid_rungs

@@ -10,6 +10,7 @@ from skep.errors import UserError, WeightsError
 from skep.weights.cache import locked
 from skep.weights.pull import (
     HubFile,
+    condense,
     fetch_from_hub,
     installed,
     model_path,
@@ -17,7 +18,6 @@ from skep.weights.pull import (
     pull,
     pull_from_catalogue,
 )
-from skep.weights.wheel import condense
 
 
 @pytest.fixture(autouse=True)

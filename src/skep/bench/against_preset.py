@@ -183,10 +183,8 @@ def _shape_at(preset: Preset, shapes: Sequence[PublishedShape | None], row: int)
 
 def judge(preset: Preset, side: ComparedRun, seen: ObservedServer, missing: Collection[Need] = ()) -> PresetComparison:
     """Return every published figure in its order. `missing`: needs of the preset that are not known to be met here."""
-    others = differences(preset, seen)
     wrong_model = not same_model(preset, seen.model)
     lost = figures_lost(preset, list(missing))
-    shapes = [_measured_shape(level) for level in side.summary.levels]
     rows = []
     for place, figure in enumerate(preset.published, start=1):
         held = _held(place, figure, side)
@@ -195,15 +193,23 @@ def judge(preset: Preset, side: ComparedRun, seen: ObservedServer, missing: Coll
             doubts.append("no model ran: this is a prediction")
         elif held.ratio is not None:
             doubts += ["another engine"] if _other_engine(preset, seen) else []
-            doubts += _other_version(figure.engine_version or preset.engine_version, seen.engine)
+            published = figure.engine_version or preset.engine_version
+            here = version_beside(published, seen.engine)
+            doubts += [f"published with {published}, here {here}"] if here is not None else []
             doubts += [cards] if (cards := _other_cards(preset, seen)) else []
-            doubts += [_without(figure, missing)] if figure in lost else []
-            doubts += ["its checkpoint is not published"] if preset.stand_in and figure not in lost else []
+            if figure in lost:
+                needed = [need for need in missing if need.id in figure.needs]
+                named, ids = ", ".join(need.what for need in needed), ",".join(need.id for need in needed)
+                doubts.append(f"rests on {named}, not known to be here (SKEP_HAVE={ids} vouches for it)")
+            elif preset.stand_in:
+                doubts.append("its checkpoint is not published")
         if wrong_model:
             held = replace(held, ratio=None, ratio_interval=None)
             doubts = [f"`{seen.model}` answered, the figure is of `{preset.model}`"]
         rows.append(replace(held, why="; ".join(doubts) or None))
-    return PresetComparison(preset.name, _agreed(shapes), tuple(rows), tuple(others))
+    shapes = [shape for level in side.summary.levels if (shape := _measured_shape(level)) is not None]
+    agreed = PublishedShape(*(round(fmean(lengths)) for lengths in zip(*shapes, strict=True))) if shapes else None
+    return PresetComparison(preset.name, agreed, tuple(rows), tuple(differences(preset, seen)))
 
 
 def differences(preset: Preset, seen: ObservedServer) -> list[str]:
@@ -258,11 +264,6 @@ def _other_cards(preset: Preset, seen: ObservedServer) -> str | None:
     return None if seen.cards is None or seen.simulated else other_cards(preset, seen.cards)
 
 
-def _other_version(published: str | None, told: str | None) -> list[str]:
-    here = version_beside(published, told)
-    return [] if here is None else [f"published with {published}, here {here}"]
-
-
 def _held(row: int, figure: Published, side: ComparedRun) -> FigureComparison:
     shape = shape_of(figure)
     if shape is None:
@@ -301,7 +302,8 @@ def _values(figure: Published, runs: Sequence[Sequence[Request]], level: LevelSu
     """Return one figure a run and the clock it was taken by. Engines report only their decode speed."""
     if figure.metric == "decode":
         if figure.clock == "engine":
-            told = [speed for rows in runs if (speed := _engine_speed(rows)) is not None]
+            of_rows = ([row.engine.decode_tok_s for row in rows if row.ok and row.engine.decode_tok_s] for rows in runs)
+            told = [median(speeds) for speeds in of_rows if speeds]
             told = told or ([level.engine_tok_s] if level.engine_tok_s else [])
             if told:
                 return told, "engine"
@@ -309,20 +311,13 @@ def _values(figure: Published, runs: Sequence[Sequence[Request]], level: LevelSu
     made = [repeat_of(0, rows, figure.concurrency) for rows in runs]
     if figure.metric == "output":
         return [one.effective_tok_s for one in made if one.effective_tok_s > 0], "client"
-    prompts = [_prompt_tokens(rows) for rows in runs]
-    pairs = [(one, prompt) for one, prompt in zip(made, prompts, strict=True) if prompt is not None and one.wall_s > 0]
-    return [(one.output_tokens + prompt) / one.wall_s for one, prompt in pairs], "client"
-
-
-def _engine_speed(rows: Sequence[Request]) -> float | None:
-    told = [row.engine.decode_tok_s for row in rows if row.ok and row.engine.decode_tok_s]
-    return median(told) if told else None
-
-
-def _prompt_tokens(rows: Sequence[Request]) -> int | None:
-    answered = [row.prompt_tokens for row in rows if row.ok]
-    known = [count for count in answered if count is not None]
-    return sum(known) if known and len(known) == len(answered) else None
+    values = []
+    for one, rows in zip(made, runs, strict=True):
+        prompts = [row.prompt_tokens for row in rows if row.ok]
+        known = [count for count in prompts if count is not None]
+        if known and len(known) == len(prompts) and one.wall_s > 0:
+            values.append((one.output_tokens + sum(known)) / one.wall_s)
+    return values, "client"
 
 
 def _measured_shape(level: LevelSummary) -> tuple[float, float] | None:
@@ -336,16 +331,3 @@ def _near(shape: PublishedShape, found: tuple[float, float] | None) -> bool:
         return False
     pairs = zip((shape.input_tokens, shape.output_tokens), found, strict=True)
     return all(abs(there - here) <= max(LENGTHS_WITHIN_TOKENS, LENGTHS_WITHIN * there) for there, here in pairs)
-
-
-def _agreed(shapes: Sequence[tuple[float, float] | None]) -> PublishedShape | None:
-    known = [shape for shape in shapes if shape is not None]
-    return (
-        PublishedShape(round(fmean(one[0] for one in known)), round(fmean(one[1] for one in known))) if known else None
-    )
-
-
-def _without(figure: Published, missing: Collection[Need]) -> str:
-    needed = [need for need in missing if need.id in figure.needs]
-    named = ", ".join(need.what for need in needed)
-    return f"rests on {named}, not known to be here (SKEP_HAVE={','.join(need.id for need in needed)} vouches for it)"

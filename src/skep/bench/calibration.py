@@ -114,13 +114,9 @@ class CalibrationRuns:
 
 
 async def measure(
-    plan: CalibrationPlan,
-    endpoint: Endpoint,
-    store: Store,
-    host: HostFacts,
-    maker_for: MakerFor,
+    plan: CalibrationPlan, endpoint: Endpoint, store: Store, host: HostFacts, maker_for: MakerFor,
     on_progress: OnProgress = lambda _: None,
-) -> CalibrationRuns:
+) -> CalibrationRuns:  # fmt: skip
     plan = plan.paced(await pace(endpoint, plan))
 
     async def take(sweep: SweepPlan) -> tuple[SweepSummary, dict[int, MeasuredLevel]]:

@@ -187,13 +187,9 @@ class ABResult:
 
 
 async def run_ab(
-    plan: SweepPlan,
-    endpoints: tuple[Endpoint, Endpoint],
-    store: Store,
-    host: HostFacts,
-    makers: tuple[TaskMaker, TaskMaker],
-    on_progress: Callable[[str, SessionProgress], None] = lambda _, __: None,
-) -> ABResult:
+    plan: SweepPlan, endpoints: tuple[Endpoint, Endpoint], store: Store, host: HostFacts,
+    makers: tuple[TaskMaker, TaskMaker], on_progress: Callable[[str, SessionProgress], None] = lambda _, __: None,
+) -> ABResult:  # fmt: skip
     """Two stored runs of the kind `ab`. Ends when every level's ratio is known to the plan's precision, or in time."""
     plan = replace(plan, kind="ab")
     async with AsyncExitStack() as stack:

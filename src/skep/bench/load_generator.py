@@ -66,16 +66,10 @@ class LoadProcess:
     @classmethod
     async def start(cls) -> Self:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "skep.bench.load_process",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            limit=STREAM_LIMIT,
-            env=dict(os.environ),
-            start_new_session=True,  # Ctrl-C is the parent's to answer
-        )
+            sys.executable, "-m", "skep.bench.load_process",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            limit=STREAM_LIMIT, start_new_session=True,  # Ctrl-C is the parent's to answer
+        )  # fmt: skip
         return cls(process)
 
     @property
@@ -183,25 +177,15 @@ BUSY = 0.7  # of a core
 
 class LoadGenerator:
     def __init__(
-        self,
-        endpoint: Endpoint,
-        recording: Recording,
-        *,
-        timeout_s: float,
-        keep_text: bool,
-        most_connections: int,
-        processes: int | None = 1,
-        meter: EnergyMeter | None = None,
-        load_processes: LoadProcesses | None = None,
-    ) -> None:
+        self, endpoint: Endpoint, recording: Recording, *, timeout_s: float, keep_text: bool, most_connections: int,
+        processes: int | None = 1, meter: EnergyMeter | None = None, load_processes: LoadProcesses | None = None,
+    ) -> None:  # fmt: skip
         """`processes` None: one, and more for a level at which one was not enough."""
         self.endpoint = endpoint
         self.recording = recording
         self.pool = Pool(endpoint.origin, max_idle=most_connections)
         self.sender = Sender(endpoint, self.pool, recording.origin_s, timeout_s=timeout_s, keep_text=keep_text)
-        self._timeout_s = timeout_s
-        self._keep_text = keep_text
-        self._most_connections = most_connections
+        self._timeout_s, self._keep_text, self._most_connections = timeout_s, keep_text, most_connections
         self._load_processes = load_processes or LoadProcesses()
         self._processes = processes or 1
         self._may_grow = processes is None
@@ -331,15 +315,9 @@ WARM_UP_BATCHES = 12
 
 
 async def warm_up(
-    driver: LoadGenerator,
-    maker: TaskMaker,
-    width: int,
-    *,
-    on_row: OnRow,
-    on_batch: Callable[[int], None] = lambda _count: None,
-    limit_s: float | None = None,
-    quick: bool = False,
-) -> None:
+    driver: LoadGenerator, maker: TaskMaker, width: int, *, on_row: OnRow,
+    on_batch: Callable[[int], None] = lambda _count: None, limit_s: float | None = None, quick: bool = False,
+) -> None:  # fmt: skip
     """The first request finds out whether there is an answer at all. `quick`: one batch, however it went."""
     settling = WarmUpDetector(most=WARM_UP_BATCHES)
     tokens = min(WARM_UP_TOKENS, maker.workload.max_tokens)

@@ -77,12 +77,9 @@ def parse_matrix(document: Mapping[str, Any]) -> list[MatrixConfig]:
 
 
 async def run_matrix(
-    configs: list[MatrixConfig],
-    measure: Measure,
-    load: Callable[[str], SweepSummary],
-    folder: Path,
+    configs: list[MatrixConfig], measure: Measure, load: Callable[[str], SweepSummary], folder: Path,
     say: Callable[[str], None],
-) -> list[MatrixResult]:
+) -> list[MatrixResult]:  # fmt: skip
     """Run the configurations one after the other. A failed one does not end the rest; Ctrl-C stops what was started."""
     cells: list[MatrixResult] = []
     baseline = gpu_memory_used()

@@ -198,13 +198,9 @@ Key = tuple[int, int]  # a level and which of its runs
 
 
 def levels_of(
-    rows: Sequence[Request],
-    limited: Collection[Key] = (),
-    energy: Mapping[int, Energy] | None = None,
-    counters: Mapping[int, Mapping[str, float]] | None = None,
-    *,
-    closed: bool = True,
-) -> tuple[LevelSummary, ...]:
+    rows: Sequence[Request], limited: Collection[Key] = (), energy: Mapping[int, Energy] | None = None,
+    counters: Mapping[int, Mapping[str, float]] | None = None, *, closed: bool = True,
+) -> tuple[LevelSummary, ...]:  # fmt: skip
     """In order of C. Warm-up rows (level 0) are stored, not counted. `limited`: runs where the client was the limit.
 
     `closed`: a level is a number of agents; else it is the place of a rate or a mix, and says nothing by itself.

@@ -59,16 +59,9 @@ class TimedPlan:
 
 
 async def run_timed(
-    plan: TimedPlan,
-    parts: Sequence[LevelRun],
-    endpoint: Endpoint,
-    store: Store,
-    host: HostFacts,
-    maker: TaskMaker,
-    on_progress: OnProgress = lambda _: None,
-    *,
-    meter: EnergyMeter | None = None,
-) -> SweepSummary:
+    plan: TimedPlan, parts: Sequence[LevelRun], endpoint: Endpoint, store: Store, host: HostFacts, maker: TaskMaker,
+    on_progress: OnProgress = lambda _: None, *, meter: EnergyMeter | None = None,
+) -> SweepSummary:  # fmt: skip
     async with Recording(store, endpoint, host, Identity(plan.kind, plan.fingerprint, plan.config)) as recording:
         how: dict[str, Any] = {"timeout_s": plan.timeout_s, "keep_text": plan.keep_text, "processes": plan.processes}
         session = RunSession(endpoint, recording, on_progress, widest=CONNECTIONS, meter=meter, **how)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import EnergyMeter, LoadGenerator, TokenPace, warm_up
+from skep.bench.load_generator import LoadGenerator, TokenPace, warm_up
 from skep.bench.recording import Recording
 from skep.bench.records import SweepSummary
 from skep.bench.summary import summarise
@@ -48,25 +48,16 @@ class RunSession:
     """Drives the requests of one run and tells `on_progress` four times a second where it stands."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        recording: Recording,
-        on_progress: OnProgress,
-        *,
-        timeout_s: float,
-        widest: int,
-        keep_text: bool = True,
-        processes: int | None = 1,
-        meter: EnergyMeter | None = None,
-        more: Callable[[], Mapping[str, Any]] = dict,
-    ) -> None:
-        """`more`: fields of the progress that only the caller knows, asked for each time it is told."""
+        self, endpoint: Endpoint, recording: Recording, on_progress: OnProgress, *, widest: int, keep_text: bool = True,
+        more: Callable[[], Mapping[str, Any]] = dict, **load: Any,
+    ) -> None:  # fmt: skip
+        """`more`: fields of the progress that only the caller knows, asked for each time it is told.
+
+        `load`: how it is made, as `LoadGenerator` takes it.
+        """
         self.recording = recording
         self.now = SessionProgress()
-        self.driver = LoadGenerator(
-            endpoint, recording, timeout_s=timeout_s, keep_text=keep_text, most_connections=widest,
-            processes=processes, meter=meter,
-        )  # fmt: skip
+        self.driver = LoadGenerator(endpoint, recording, keep_text=keep_text, most_connections=widest, **load)
         self._on_progress = on_progress
         self._more = more
         self._pace = TokenPace()

@@ -96,14 +96,10 @@ class LevelSearch:
     """
 
     def __init__(
-        self,
-        search: SaturationSearch | SloSearch,
-        figure: Callable[[Sequence[Request], int], float],
-        *,
+        self, search: SaturationSearch | SloSearch, figure: Callable[[Sequence[Request], int], float], *,
         closes: bool = False,
-    ) -> None:
-        self._search, self._figure = search, figure
-        self._closes = closes
+    ) -> None:  # fmt: skip
+        self._search, self._figure, self._closes = search, figure, closes
         self._ended = False
 
     def following(self) -> int | None:
@@ -181,15 +177,9 @@ class SweepPlan:
 
 
 async def run_sweep(
-    plan: SweepPlan,
-    endpoint: Endpoint,
-    store: Store,
-    host: HostFacts,
-    on_progress: OnProgress = lambda _: None,
-    *,
-    maker: TaskMaker | None = None,
-    meter: EnergyMeter | None = None,
-) -> SweepSummary:
+    plan: SweepPlan, endpoint: Endpoint, store: Store, host: HostFacts, on_progress: OnProgress = lambda _: None, *,
+    maker: TaskMaker | None = None, meter: EnergyMeter | None = None,
+) -> SweepSummary:  # fmt: skip
     """Faults of single requests become rows; what ends the run as a whole is raised, and the rows so far are kept."""
     config = asdict(plan)
     maker = maker or TaskMaker(plan.workload)
@@ -214,14 +204,9 @@ def run_fingerprint(plan: SweepPlan, endpoint: Endpoint, host: HostFacts) -> str
 
 class Sweep:
     def __init__(
-        self,
-        plan: SweepPlan,
-        endpoint: Endpoint,
-        recording: Recording,
-        maker: TaskMaker,
-        on_progress: OnProgress,
+        self, plan: SweepPlan, endpoint: Endpoint, recording: Recording, maker: TaskMaker, on_progress: OnProgress,
         meter: EnergyMeter | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.plan = plan
         self.recording = recording
         self.course = make_level_schedule(plan)

@@ -9,8 +9,17 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from skep.catalog.names import device_spellings, did_you_mean, similar_names, split_memory, squeeze
-from skep.catalog.tables import find_name, spellings, table, table_texts
+from skep.catalog.names import (
+    device_spellings,
+    did_you_mean,
+    find_name,
+    similar_names,
+    spellings,
+    split_memory,
+    squeeze,
+    table,
+    table_texts,
+)
 from skep.errors import UserError
 
 

@@ -1,13 +1,16 @@
 """Names as people type them: `NVIDIA GeForce RTX 3090`, `Qwen/Qwen3-8B-Instruct`, `qwen 3.6 27b awq`.
 
-Knows no entries: what is known is handed in.
+And the packaged TOML files that they are looked up in, taken apart by table, so that asking for one entry does not read
+the hundred others: a line that begins with `[` begins a table there; a test holds the pieces against the whole.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import PurePath
+from typing import Any
 
 _MEMORY = re.compile(r"(?<![0-9.])([0-9]{1,4})[\s-]*gi?b$")
 _TRADEMARKS = re.compile(r"\((?:r|tm)\)")
@@ -42,7 +45,7 @@ def model_spellings(name: str) -> tuple[str, ...]:
         text = text.partition("/")[2]
         found.append(squeeze(text))
     words = [word for word in re.split(r"[\s_-]+", text) if word]
-    while len(words) > 1 and _is_ending(words[-1]):
+    while len(words) > 1 and (words[-1] in _ENDINGS or _DATED.fullmatch(words[-1])):
         words.pop()
         found.append(squeeze("-".join(words)))
     return _distinct(found)
@@ -83,9 +86,45 @@ def did_you_mean(names: Iterable[str], otherwise: str) -> str:
     return f"did you mean {' or '.join(quoted)}?" if quoted else otherwise
 
 
-def _is_ending(word: str) -> bool:
-    return word in _ENDINGS or _DATED.fullmatch(word) is not None
-
-
 def _distinct(spellings: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for text in spellings if text))
+
+
+@lru_cache(maxsize=4)
+def table_texts(file_name: str) -> Mapping[str, str]:
+    """Return the text of each table by its name, in the order of the file."""
+    from importlib.resources import files
+
+    text = files("skep.catalog").joinpath(file_name).read_text(encoding="utf-8")
+    parts = ("\n" + text).split("\n[")[1:]
+    return {name.strip('"'): body for name, _, body in (part.partition("]\n") for part in parts)}
+
+
+def table(file_name: str, name: str) -> Mapping[str, Any]:
+    import tomllib
+
+    return tomllib.loads(table_texts(file_name)[name])
+
+
+@lru_cache(maxsize=4)
+def spellings(file_name: str) -> Mapping[str, str]:
+    """Return every squeezed id, title and alias with the id it stands for; where two claim one, the id goes first."""
+    import tomllib
+
+    kept = ("title = ", "aliases = ")
+    texts = (
+        "\n".join([f'["{name}"]', *(line for line in body.splitlines() if line.startswith(kept))])
+        for name, body in table_texts(file_name).items()
+    )
+    told = tomllib.loads("\n".join(texts))
+    called = ((name, alias) for name, said in told.items() for alias in (*said.get("aliases", ()), said["title"]))
+    return {squeeze(alias): name for name, alias in called} | {squeeze(name): name for name in told}
+
+
+def find_name(file_name: str, spelled: Sequence[str]) -> str | None:
+    """Return the id that the first known spelling stands for. Where that is an id itself, no alias is read."""
+    ids = {squeeze(name): name for name in table_texts(file_name)}
+    if spelled and spelled[0] in ids:
+        return ids[spelled[0]]
+    known = spellings(file_name)
+    return next((known[spelling] for spelling in spelled if spelling in known), None)

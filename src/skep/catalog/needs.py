@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from skep.catalog.gpus import find_device
 from skep.catalog.presets import Need, Preset, Published
@@ -24,10 +23,6 @@ _VERSIONS = re.compile(r"\d+(?:\.\d+)+(?:rc\d+|post\d+)?|\bb\d{3,}\b|\bdev\d+\b"
 _WHOLE_VERSION = re.compile(r"\bv?(\d+(?:\.\d+)+[0-9a-z.+]*)|\b(b\d{3,})\b")
 
 
-def _no_variables() -> Mapping[str, str]:
-    return MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True)
 class RunEnvironment:
     """Where a preset is about to run. None: not known, which counts as not there."""
@@ -35,7 +30,7 @@ class RunEnvironment:
     engine_version: str | None = None
     driver_version: str | None = None
     checkpoint: str | None = None  # hub name, folder or file that will be loaded
-    env: Mapping[str, str] = field(default_factory=_no_variables)
+    env: Mapping[str, str] = field(default_factory=dict)
     in_container: bool = False  # in the preset's own, with its mounts and its steps before the start
 
 
@@ -57,7 +52,8 @@ def lost_words(preset: Preset, missing: Sequence[Need]) -> str | None:
     if not lost:
         return None
     used = {name for figure in lost for name in figure.needs}
-    what = _listed([_COMMIT.sub(_shortened, need.what) for need in missing if need.id in used])
+    named = [_COMMIT.sub(lambda commit: f"{commit[1][:7]}…", need.what) for need in missing if need.id in used]
+    what = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
     best = figure_words(max(lost, key=lambda figure: figure.tok_s))
     others = len(lost) - 1
     more = f" and {others} more {'figure' if others == 1 else 'figures'} do" if others else " does"
@@ -123,16 +119,17 @@ def best_figure(preset: Preset) -> Published | None:
 def figure_words(figure: Published) -> str:
     """`225 tok/s at C=4`; what is not plain output is named."""
     kind = "" if figure.metric == "output" else f" {figure.metric}"
-    return f"{tok_s_words(figure.tok_s)} tok/s{kind} at C={figure.concurrency}"
-
-
-def tok_s_words(tok_s: float) -> str:
-    return f"{tok_s:,.0f}" if tok_s >= 100 else f"{tok_s:g}"
+    tok_s = f"{figure.tok_s:,.0f}" if figure.tok_s >= 100 else f"{figure.tok_s:g}"
+    return f"{tok_s} tok/s{kind} at C={figure.concurrency}"
 
 
 def _is_met(need: Need, preset: Preset, here: RunEnvironment) -> bool:
-    if need.kind == "driver":
-        return _at_least(here.driver_version, need.what)
+    if need.kind == "driver":  # `driver 575 or newer`: the first number in it is the least
+        least, found = _NUMBER.search(need.what), _NUMBER.search(here.driver_version or "")
+        if least is None or found is None:
+            return False
+        has, wants = ([int(part) for part in version[0].split(".")] for version in (found, least))
+        return has >= wants
     if need.kind == "checkpoint":
         return not preset.stand_in and _same_checkpoint(here.checkpoint, preset.checkpoint)
     if need.kind == "image":
@@ -157,18 +154,6 @@ def _kind(name: str) -> str:
     return name.strip() if card is None else card.id
 
 
-def _at_least(version: str | None, wanted: str) -> bool:
-    """`driver 575 or newer`: the first number in it is the least."""
-    least, found = _NUMBER.search(wanted), _NUMBER.search(version or "")
-    if least is None or found is None:
-        return False
-    return _numbers(found[0]) >= _numbers(least[0])
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
-
-
 def _same_checkpoint(found: str | None, wanted: str) -> bool:
     """By hub name, by its folder in the hub's cache, or by a folder or file that bears its name."""
     if found is None:
@@ -188,11 +173,3 @@ def _same_build(found: str | None, image: str, version: str | None) -> bool:
         return built is not None and commit[1].startswith(built[1])
     plain = found.rpartition(" ")[2]  # `vllm 0.19.1`, as the adapter tells it
     return plain == version or (version is None and image.rpartition(":")[2].removeprefix("v") == plain)
-
-
-def _shortened(commit: re.Match[str]) -> str:
-    return f"{commit[1][:7]}…"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

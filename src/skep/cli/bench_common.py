@@ -11,8 +11,7 @@ from typing import Any, TypeVar, get_args
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.session import SessionProgress
-from skep.bench.tasks import Shape, TaskMaker, Workload
-from skep.bench.tokens_per_char import calibrate_on
+from skep.bench.tasks import Shape, TaskMaker, Workload, calibrate_on
 from skep.cli.bench import WorkloadOptions
 from skep.errors import SkepError, UserError, first_of
 from skep.host.power import PowerMeter, open_meter

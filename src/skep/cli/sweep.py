@@ -12,8 +12,7 @@ from skep.bench.endpoint import Endpoint
 from skep.bench.open_loop import LevelRun, TimedPlan, classes_part, open_part, replay_part, run_timed
 from skep.bench.records import SweepSummary
 from skep.bench.sweep import SweepPlan, run_sweep
-from skep.bench.tasks import TaskMaker, Workload
-from skep.bench.tokens_per_char import calibrate_on
+from skep.bench.tasks import TaskMaker, Workload, calibrate_on
 from skep.cli.bench import ClassesOptions, OpenOptions, ReplayOptions, SerialVsSwarmOptions, SweepOptions, TimedOptions
 from skep.cli.bench_common import MAX_CONCURRENCY, level_view, maker_for, meter_for, run_measuring, seed_of, workload_of
 from skep.cli.options import EndpointOptions

@@ -125,12 +125,13 @@ class KeyRing:
         before, self._specs = self._specs, {spec.name: spec for spec in specs}
         assert len(self._specs) == len(specs), "two keys of one name"
         self._digests = [(bytes.fromhex(spec.sha256), spec) for spec in specs]
-        buckets = self._buckets
-        self._buckets = {
-            name: buckets[name] if _same_rate(before.get(name), spec) else RateLimit(spec.rate_per_s, spec.burst)
-            for name, spec in self._specs.items()
-            if spec.rate_per_s is not None
-        }
+        old_buckets, self._buckets = self._buckets, {}
+        for name, spec in self._specs.items():
+            old = before.get(name)
+            if old is not None and old.rate_per_s and (old.rate_per_s, old.burst) == (spec.rate_per_s, spec.burst):
+                self._buckets[name] = old_buckets[name]
+            elif spec.rate_per_s is not None:
+                self._buckets[name] = RateLimit(spec.rate_per_s, spec.burst)
 
     def find(self, given: bytes) -> KeySpec | None:
         """Every digest is compared, also after a match. Where two keys are the same, the later one counts."""
@@ -167,10 +168,6 @@ class KeyRing:
             del self._in_flight[name]
         else:
             self._in_flight[name] = count - 1
-
-
-def _same_rate(before: KeySpec | None, spec: KeySpec) -> bool:
-    return before is not None and (before.rate_per_s, before.burst) == (spec.rate_per_s, spec.burst)
 
 
 def digest_of(key: str) -> str:
@@ -369,13 +366,12 @@ def _edited(text: str, wanted: tuple[KeyEntry, ...], path: Path) -> str:
 
 
 def _block(entry: KeyEntry) -> str:
-    values = {rule.get("key", name): getattr(entry, name) for name, rule in rules_of(KeyEntry).items()}
-    told = {key: value for key, value in values.items() if value is not None}
-    lines = [
-        f"{key} = {value.isoformat() if isinstance(value, datetime) else json.dumps(value)}"
-        for key, value in told.items()
-    ]
-    return "\n".join(("[[key]]", *lines)) + "\n"
+    lines = ["[[key]]"]
+    for name, rule in rules_of(KeyEntry).items():
+        if (value := getattr(entry, name)) is not None:
+            written = value.isoformat() if isinstance(value, datetime) else json.dumps(value)
+            lines.append(f"{rule.get('key', name)} = {written}")
+    return "\n".join(lines) + "\n"
 
 
 def _without_block(text: str, place: int) -> str:

@@ -198,16 +198,9 @@ def check_words(env: Mapping[str, str], *words: str) -> None:
 
 
 def make_upstream(
-    url: str,
-    slots: int,
-    *,
-    model: str | None = None,
-    name: str | None = None,
-    reserve: int = 0,
-    soft_slots: int | None = None,
-    health_path: str = "/health",
-    key_env: str | None = None,
-) -> Upstream:
+    url: str, slots: int, *, model: str | None = None, name: str | None = None, reserve: int = 0,
+    soft_slots: int | None = None, health_path: str = "/health", key_env: str | None = None,
+) -> Upstream:  # fmt: skip
     """Return the upstream of a typed URL: `/v1` at its end is dropped, the name is made of host and port.
 
     A path before it (`/api/v1` of a cloud) becomes the prefix of every path.
@@ -223,17 +216,6 @@ def make_upstream(
         raise UserError(f"`{chosen}` is no name for an upstream", hint="use letters, digits, dots, dashes: box-2")
     base = f"{origin}{path.removesuffix('/v1')}"
     return Upstream(base, slots, chosen, model or None, reserve, soft_slots, health_path, key_env)
-
-
-def _check_page_origin(text: str) -> None:
-    if text != "*" and not re.fullmatch(r"https?://[^/\s?#]+", text):
-        hint = 'scheme, host and port without a path, such as "http://localhost:3000"; "*" lets every web page in'
-        raise UserError(f"`gateway.cors_origins`: `{text}` is not the origin of a web page", hint=hint)
-
-
-def _file(text: str | None, folder: Path) -> str | None:
-    """Return the path; a relative one starts at the folder of the file."""
-    return None if text is None else str(folder / Path(text).expanduser())
 
 
 def find_config(path: Path | None, paths: Paths, folder: Path | None = None) -> Path | None:
@@ -317,8 +299,12 @@ def _finished_gateway(gateway: GatewaySettings, api_key: str | None, folder: Pat
         given, missing = ("tls_certificate", "tls_key") if key is None else ("tls_key", "tls_certificate")
         raise UserError(f"`gateway.{given}` without `gateway.{missing}`", hint="TLS wants both files")
     for text in gateway.cors_origins:
-        _check_page_origin(text)
-    return replace(gateway, api_key=api_key, tls_certificate=_file(certificate, folder), tls_key=_file(key, folder))
+        if text != "*" and not re.fullmatch(r"https?://[^/\s?#]+", text):
+            hint = 'scheme, host and port without a path, such as "http://localhost:3000"; "*" lets every web page in'
+            raise UserError(f"`gateway.cors_origins`: `{text}` is not the origin of a web page", hint=hint)
+    # a relative path starts at the folder of the file
+    certificate, key = (text and str(folder / Path(text).expanduser()) for text in (certificate, key))
+    return replace(gateway, api_key=api_key, tls_certificate=certificate, tls_key=key)
 
 
 def _checked_monitor(monitor: Monitor) -> Monitor:

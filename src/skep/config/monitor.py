@@ -34,8 +34,6 @@ class QuietHours:
 
 
 DAY_MINUTES = 24 * 60
-
-
 QUIET_HINT = 'write them as "22:00-07:00"; the end may lie on the next day'
 
 
@@ -52,12 +50,9 @@ def parse_quiet_hours(text: str) -> QuietHours:
 
 
 Shape = Literal["json", "ntfy", "slack"]
-
+ALERTS = ("down", "slower", "ttft", "quality", "disk", "shift")
 # What `{...}` of a command stands for; the same in capitals, behind SKEP_ALERT_, are its variables.
 COMMAND_WORDS = ("event", "message", "title", "host", "rule", "target", "value", "limit", "opened_at", "closed_at")
-
-
-ALERTS = ("down", "slower", "ttft", "quality", "disk", "shift")
 
 
 def _milliseconds(text: str, *, key: str) -> float:

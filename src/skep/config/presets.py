@@ -166,8 +166,11 @@ def parse_preset(text: str, name: str, origin: str) -> Preset:
     reader = TableReader()
     found: Preset = reader.table(document, Preset, name=name, origin=origin)
     wrong = _complaints(reader.problems) or _unusable_words(found) or contradictions(found)
-    if wrong:
-        raise _first(wrong, toml_lines(text), origin)
+    if wrong:  # a key that is missing has no line of its own: what stands there goes first
+        lines, rest = toml_lines(text), f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        first = min(wrong, key=lambda one: (one.place not in lines, line_of(one.place, lines)))
+        message = f"{origin}:{line_of(first.place, lines)}: {first.message}{rest}"
+        raise UserError(message, hint=first.hint or _HINT)
     return replace(found, served_as=found.served_as or found.model)
 
 
@@ -182,12 +185,9 @@ def _unusable_words(found: Preset) -> list[Contradiction]:
 def serve_of(wanted: Preset) -> Serve:
     """Return what it is when it is served. Its cards are chosen where it does not name them."""
     alike = ("engine", "replicas", "slots", "threads", "extra", "reserve", "checkpoint", "options", "gpus", "env")
-    return Serve(
-        model=wanted.served_as,
-        context_tokens=wanted.context_tokens or _usual_context(wanted),
-        preset=wanted.name,
-        **{name: getattr(wanted, name) for name in alike},
-    )
+    context = wanted.context_tokens or _usual_context(wanted)
+    own = {name: getattr(wanted, name) for name in alike}
+    return Serve(model=wanted.served_as, context_tokens=context, preset=wanted.name, **own)
 
 
 def _usual_context(wanted: Preset) -> int:
@@ -217,14 +217,6 @@ def _shipped(name: str) -> Preset:
 # Complaints
 
 
-def _first(found: list[Contradiction], lines: Mapping[tuple[str | int, ...], int], origin: str) -> UserError:
-    """A key that is missing has no line of its own: what stands there goes first."""
-    placed = sorted(found, key=lambda wrong: (wrong.place not in lines, line_of(wrong.place, lines)))
-    first, more = placed[0], len(placed) - 1
-    rest = f" (and {more} more)" if more else ""
-    return UserError(f"{origin}:{line_of(first.place, lines)}: {first.message}{rest}", hint=first.hint or _HINT)
-
-
 def _complaints(problems: Sequence[FileProblem]) -> list[Contradiction]:
     """A misspelt key is one mistake, not also the one that is missing."""
     meant = {(*one.place[:-1], guess) for one in problems for guess in _meant(one)}
@@ -237,7 +229,8 @@ def _meant(problem: FileProblem) -> tuple[str, ...]:
 
 def _complaint(problem: FileProblem) -> Contradiction:
     place, words, hint = problem.place, problem.words, problem.hint
-    key, inside = place[-1], _table_words(place[:-1])
+    key, table = place[-1], next((part for part in reversed(place[:-1]) if isinstance(part, str)), None)
+    inside = "a preset" if table is None else _TABLES.get(table, f"`{table}`")
     if problem.kind == "unknown":
         close = _meant(problem)
         guess = f"; {did_you_mean(close, '')}" if close else ""
@@ -255,18 +248,8 @@ _MISSING = {
     "hardware": 'as `skep plan --gpu` takes it: "2x rtx-3090"; "cpu" for none',
     "source": "who published it and where; your own words for your own",
 }
-_TABLES = {
-    "options": "[options]",
-    "container": "[container]",
-    "mounts": "a mount",
-    "need": "a [[need]]",
-    "published": "a [[published]]",
-}
-
-
-def _table_words(place: tuple[str | int, ...]) -> str:
-    name = next((part for part in reversed(place) if isinstance(part, str)), None)
-    return "a preset" if name is None else _TABLES.get(name, f"`{name}`")
+_TABLES = {"options": "[options]", "container": "[container]", "mounts": "a mount", "need": "a [[need]]",
+           "published": "a [[published]]"}  # fmt: skip
 
 
 # Written
@@ -309,18 +292,14 @@ def _told(value: Any) -> dict[str, Any]:
 
 
 def _table(head: str, values: Mapping[str, Any]) -> str:
-    return "".join(f"{line}\n" for line in (*([head] if head else ()), *_lines(values)))
-
-
-def _lines(values: Mapping[str, Any]) -> Iterator[str]:
+    lines = [head] if head else []
     for name, value in values.items():
         short = f"{_key(name)} = {_value(value)}"
         if isinstance(value, tuple | list) and len(short) > _WIDE_LINE:
-            yield f"{_key(name)} = ["
-            yield from (f"    {_value(one)}," for one in value)
-            yield "]"
+            lines += [f"{_key(name)} = [", *(f"    {_value(one)}," for one in value), "]"]
         else:
-            yield short
+            lines.append(short)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _key(name: str) -> str:

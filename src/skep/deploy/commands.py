@@ -107,7 +107,12 @@ def command_lines(
             for first, launch in zip(range(0, setup.layout.cards, setup.layout.cards_each), launches, strict=False)
             for line in _on_machines(adapter, launch, setup.layout.cards_each, first)
         )
-    return tuple(command_line(adapter, launch) for launch in launches)
+    lines = []
+    for launch in launches:  # with the variables that a person needs, and without those that skep sets for its own
+        shown = {name: value for name, value in adapter.environment(launch).items() if name not in _SILENT}
+        words = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
+        lines.append(" ".join([*words, shlex.join(_words(adapter, launch))]))
+    return tuple(lines)
 
 
 def adapter_of(engine: str, vendor: str = "nvidia") -> Adapter:
@@ -115,13 +120,6 @@ def adapter_of(engine: str, vendor: str = "nvidia") -> Adapter:
     found = engine_named(engine)
     assert isinstance(found, Adapter)
     return type(found)(vendor=vendor)
-
-
-def command_line(adapter: Adapter, launch: Launch) -> str:
-    """With the variables that a person needs, and without those that skep sets for its own."""
-    shown = {name: value for name, value in adapter.environment(launch).items() if name not in _SILENT}
-    words = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
-    return " ".join([*words, shlex.join(_words(adapter, launch))])
 
 
 def _words(adapter: Adapter, launch: Launch) -> list[str]:

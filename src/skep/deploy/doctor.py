@@ -27,15 +27,11 @@ def examine_here(paths: Paths) -> tuple[HostFacts, list[HostFinding]]:
     """Return what this machine is and what there is to say about it, in the order in which it is printed."""
     nvidia = read_nvidia()
     facts = read_host(nvidia)
-    ours = [embedded_finding(), weights_finding(paths), store_finding(paths), sandbox_finding(), _disk(paths)]
+    embedded = HostFinding("embedded engine", WARNING, "not installed", "run `pip install 'skep[embedded]'`")
+    if (version := engine_named("embedded").version()) is not None:
+        embedded = HostFinding("embedded engine", OK, version)
+    ours = [embedded, weights_finding(paths), store_finding(paths), sandbox_finding(), _disk(paths)]
     return facts, [*examine(facts, nvidia_error=nvidia.error), *ours]
-
-
-def embedded_finding() -> HostFinding:
-    version = engine_named("embedded").version()
-    if version is None:
-        return HostFinding("embedded engine", WARNING, "not installed", "run `pip install 'skep[embedded]'`")
-    return HostFinding("embedded engine", OK, version)
 
 
 def weights_finding(paths: Paths) -> HostFinding:

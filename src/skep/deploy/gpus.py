@@ -14,19 +14,8 @@ MOST_LISTED = 8  # replicas, in an error
 DEFAULT_SHARES = {"vllm": 0.9, "sglang": 0.88}  # of a card, where nobody says: the engines' own
 SHARE_STEP = 0.01
 LEAST_SHARE = 0.5  # of a card that is left: below it the weights hardly fit, and it is not offered
-NOT_ON_CARDS = (
-    "-ngl",
-    "--gpu-layers",
-    "--n-gpu-layers",
-    "-cmoe",
-    "--cpu-moe",
-    "-ncmoe",
-    "--n-cpu-moe",
-    "-nkvo",
-    "--no-kv-offload",
-    "-ot",
-    "--override-tensor",
-)  # flags of llama.cpp that keep part of a model in memory
+NOT_ON_CARDS = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-nkvo",
+                "--no-kv-offload", "-ot", "--override-tensor"}  # fmt: skip  # llama.cpp then keeps part in memory
 
 
 def assign_cards(
@@ -75,12 +64,9 @@ def room_of(
         return tuple((f"gpu{gpu}", int(total * share)) for gpu, total in known if total is not None)
     if weights is None or (cards and not launch.gpus and launch.engine != "embedded"):
         return ()  # it divides itself over all cards
-    if set(NOT_ON_CARDS) & {word.partition("=")[0] for word in launch.extra}:
+    if NOT_ON_CARDS & {word.partition("=")[0] for word in launch.extra}:
         return ()  # part of it stays in memory, and how much is the engine's to know
-    whole = weights + (cache or 0)
-    if launch.gpus:
-        return tuple((f"gpu{gpu}", whole // len(launch.gpus)) for gpu in launch.gpus)
-    return ((RAM, whole),)
+    return spread(weights + (cache or 0), launch)
 
 
 def spread(room: int, launch: Launch) -> tuple[tuple[str, int], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from skep.catalog.gpus import Device, HostFacts
@@ -38,6 +38,8 @@ PullProgress = Callable[[int, int | None], None]
 REMOTE = "remote"  # the engine of a launch that skep does not start
 READ_GGUF = ("embedded", "llamacpp")  # their weights are one file, fetched and checked here
 NO_WEIGHTS = ("fake", "simulated")
+_ALIKE = ("engine", "slots", "context_tokens", "extra", "reserve", "soft_slots", "about", "options", "env", "binary",
+          "pinned", "idle_unload_s")  # fmt: skip  # what a launch has as its table says it
 KV_BYTES = {"f32": 4.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32,
             "iq4_nl": 18 / 32}  # fmt: skip  # a value
 
@@ -61,10 +63,11 @@ def read_machine() -> LocalMachine:
 
 def _devices(host: HostFacts, cards: Sequence[GpuCard]) -> tuple[Device, ...]:
     """Return the cards as the catalogue has them; none where one is not in it: no failure is predicted then."""
+    from skep.planner.rigs import rig_of_host
+
     numbers = [gpu.index for gpu in host.gpus]
     if not cards or not {card.index for card in cards} <= set(numbers):
         return ()
-    from skep.planner.rigs import rig_of_host
 
     try:
         known = rig_of_host(host).rig.cards
@@ -74,15 +77,9 @@ def _devices(host: HostFacts, cards: Sequence[GpuCard]) -> tuple[Device, ...]:
 
 
 def plan_launches(
-    settings: Settings,
-    paths: Paths,
-    progress: PullProgress = lambda _done, _total: None,
-    *,
-    running: Sequence[Launch] = (),
-    machine: LocalMachine | None = None,
-    starting: bool = True,
-    engine_key: str = "",
-) -> tuple[Launch, ...]:
+    settings: Settings, paths: Paths, progress: PullProgress = lambda _done, _total: None, *,
+    running: Sequence[Launch] = (), machine: LocalMachine | None = None, starting: bool = True, engine_key: str = "",
+) -> tuple[Launch, ...]:  # fmt: skip
     """Return all replicas, checked: names, cards, ports, weights, engines, aliases. May download weights.
 
     `starting`: nothing runs yet, so that cards must have room now. `engine_key`: that their engines want to see.
@@ -95,7 +92,10 @@ def plan_launches(
             find_program(serve.engine, serve.binary)  # before weights are fetched for it
         taken = {gpu for launch in served for gpu in launch.gpus}
         placed: list[tuple[int, ...]] = []
-        if on_cards(serve) and not _divides_itself(serve, machine):
+        # Ollama and llama.cpp spread one model over all cards they see, unless they are told otherwise.
+        alone = serve.replicas == 1 and serve.options.cards == 1 and not serve.gpus and serve.options.split is None
+        divides_itself = serve.engine in ("ollama", "llamacpp") and alone and len(machine.cards) > 1
+        if on_cards(serve) and not divides_itself:
             placed = assign_cards(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken)
         made = _launches(serve, settings, paths, progress, running, machine, placed)
         served += [replace(launch, api_key=engine_key) for launch in made]
@@ -109,7 +109,9 @@ def plan_launches(
     for launch in launches:
         if launch.engine != REMOTE:
             engine_named(launch.engine).check(launch)
-            _foresee(launch, machine)
+            numbers = [card.index for card in machine.cards]
+            known = launch.gpus if machine.devices else ()
+            check_known_failures(launch, [machine.devices[numbers.index(gpu)] for gpu in known])
     check_together(launches, dict(machine.room))
     check_on_demand(launches, dict(machine.room), settings.max_loaded)
     if starting:
@@ -125,17 +127,20 @@ def check_names(launches: Sequence[Launch]) -> None:
         if names.count(launch.name) > 1:
             hint = "give one [[serve]] table more `replicas`, or an [[upstream]] a `name` of its own"
             raise UserError(f"two replicas are named `{launch.name}`", hint=hint)
-        _check_shares(launch)
+        if launch.reserve >= launch.slots:
+            hint = "leave at least one slot for the others"
+            raise UserError(f"`{launch.name}`: `reserve` {launch.reserve} of {launch.slots} slots", hint=hint)
+        if launch.soft_slots is not None and launch.soft_slots > launch.slots:
+            hint = "leave it out for all of them"
+            raise UserError(f"`{launch.name}`: `soft_slots` {launch.soft_slots} of {launch.slots} slots", hint=hint)
 
 
 def check_aliases(aliases: Mapping[str, str], launches: Sequence[Launch]) -> None:
     models = {launch.model for launch in launches}
     for alias, model in aliases.items():
         if model not in models and "" not in models:  # the name of an upstream's model may be still to be asked
-            raise UserError(
-                f"the alias `{alias}` stands for `{model}`, which is not served",
-                hint=f"served: {', '.join(sorted(models))}",
-            )
+            what = f"the alias `{alias}` stands for `{model}`, which is not served"
+            raise UserError(what, hint=f"served: {', '.join(sorted(models))}")
 
 
 def remote_launches(settings: Settings) -> tuple[Launch, ...]:
@@ -150,35 +155,8 @@ def _remote(upstream: Upstream, gateway: GatewaySettings) -> Launch:
     if upstream.key_env is not None and not os.environ.get(upstream.key_env):
         hint = f"export {upstream.key_env}=KEY where skep is started, or leave `key_env` out"
         raise UserError(f"the key of upstream `{upstream.name}` is not in the environment", hint=hint)
-    return Launch(
-        name=upstream.name,
-        engine=REMOTE,
-        model=upstream.model or "",
-        weights=None,
-        slots=upstream.slots,
-        context_tokens=0,
-        threads=0,
-        reserve=upstream.reserve,
-        soft_slots=upstream.soft_slots,
-        url=upstream.url,
-        health_path=upstream.health_path,
-        key_env=upstream.key_env,
-    )
-
-
-def _check_shares(launch: Launch) -> None:
-    if launch.reserve >= launch.slots:
-        hint = "leave at least one slot for the others"
-        raise UserError(f"`{launch.name}`: `reserve` {launch.reserve} of {launch.slots} slots", hint=hint)
-    if launch.soft_slots is not None and launch.soft_slots > launch.slots:
-        hint = "leave it out for all of them"
-        raise UserError(f"`{launch.name}`: `soft_slots` {launch.soft_slots} of {launch.slots} slots", hint=hint)
-
-
-def _foresee(launch: Launch, machine: LocalMachine) -> None:
-    numbers = [card.index for card in machine.cards]
-    known = launch.gpus if machine.devices else ()
-    check_known_failures(launch, [machine.devices[numbers.index(gpu)] for gpu in known])
+    alike = asdict(upstream) | {"model": upstream.model or ""}
+    return Launch(engine=REMOTE, weights=None, context_tokens=0, threads=0, **alike)
 
 
 def check_known_failures(launch: Launch, cards: Sequence[Device]) -> None:
@@ -213,21 +191,10 @@ def on_cards(serve: Serve) -> bool:
     return True
 
 
-def _divides_itself(serve: Serve, machine: LocalMachine) -> bool:
-    """Ollama and llama.cpp spread one model over all cards they see, unless they are told otherwise."""
-    alone = serve.replicas == 1 and serve.options.cards == 1 and not serve.gpus
-    return serve.engine in ("ollama", "llamacpp") and alone and serve.options.split is None and len(machine.cards) > 1
-
-
 def _launches(
-    serve: Serve,
-    settings: Settings,
-    paths: Paths,
-    progress: PullProgress,
-    running: Sequence[Launch],
-    machine: LocalMachine,
-    placed: Sequence[tuple[int, ...]],
-) -> list[Launch]:
+    serve: Serve, settings: Settings, paths: Paths, progress: PullProgress, running: Sequence[Launch],
+    machine: LocalMachine, placed: Sequence[tuple[int, ...]],
+) -> list[Launch]:  # fmt: skip
     weights, cache = _weights(serve, paths, progress)
     checkpoint = str(weights) if weights is not None else checkpoint_of(serve)
     last_port = serve.engine_port + serve.replicas - 1
@@ -236,27 +203,21 @@ def _launches(
         raise UserError(f"--engine-port {serve.engine_port} leaves no room", hint=hint)
     replicas = sum(other.replicas for other in settings.serve)
     threads = serve.threads or max(1, machine.cores // replicas)
-    stem = stem_of(serve.model)
+    # one replica more is no reason to restart the others
     known = {} if serve.threads else {launch.name: launch.threads for launch in running}
-    launches = [
-        replace(
-            # one replica more is no reason to restart the others
-            launch_of(serve, name, weights, checkpoint, threads=known.get(name, threads)),
-            port=serve.engine_port + number if serve.engine_port else 0,
-            gpus=placed[number] if placed else (),
-        )
-        for number, name in enumerate(f"{stem}-{n}" for n in range(serve.replicas))
-    ]
     size = size_of(weights) if weights is not None else None
-    return [
-        replace(
-            launch,
-            room=spread(parse_bytes(serve.room), launch)
-            if serve.room is not None
-            else room_of(launch, machine.cards, weights=size, cache=cache),
-        )
-        for launch in launches
-    ]
+    launches = []
+    for number in range(serve.replicas):
+        name = f"{stem_of(serve.model)}-{number}"
+        launch = launch_of(serve, name, weights, checkpoint, threads=known.get(name, threads))
+        port = serve.engine_port + number if serve.engine_port else 0
+        launch = replace(launch, port=port, gpus=placed[number] if placed else ())
+        if serve.room is not None:
+            room = spread(parse_bytes(serve.room), launch)
+        else:
+            room = room_of(launch, machine.cards, weights=size, cache=cache)
+        launches.append(replace(launch, room=room))
+    return launches
 
 
 def stem_of(model: str) -> str:
@@ -266,25 +227,10 @@ def stem_of(model: str) -> str:
 
 def launch_of(serve: Serve, name: str, weights: Path | None, checkpoint: str | None, *, threads: int) -> Launch:
     """Return one replica, wherever it runs."""
+    alike = {field: getattr(serve, field) for field in _ALIKE}
+    on_demand, model = serve.on_demand and not serve.pinned, model_id(serve.model)
     return Launch(
-        name=name,
-        engine=serve.engine,
-        model=model_id(serve.model),
-        weights=weights,
-        slots=serve.slots,
-        context_tokens=serve.context_tokens,
-        threads=threads,
-        extra=serve.extra,
-        reserve=serve.reserve,
-        soft_slots=serve.soft_slots,
-        about=serve.about,
-        checkpoint=checkpoint,
-        options=serve.options,
-        env=serve.env,
-        binary=serve.binary,
-        on_demand=serve.on_demand and not serve.pinned,
-        pinned=serve.pinned,
-        idle_unload_s=serve.idle_unload_s,
+        name=name, model=model, weights=weights, checkpoint=checkpoint, threads=threads, on_demand=on_demand, **alike
     )
 
 

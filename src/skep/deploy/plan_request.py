@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from skep.catalog.options import DRAFT_METHODS
 from skep.deploy.commands import command_lines, gateway_line
 from skep.errors import SkepError, UserError, WeightsError
 from skep.planner.candidates import ENGINES, Pins, PlanGoal
 from skep.planner.choose import Plan, PlanChoice, account, choose, fits_nowhere
-from skep.planner.quants import QUANTS, Quant, find_kv, find_quant
+from skep.planner.quants import QUANTS, Quant, find_kv, find_quant, known_quant
 from skep.planner.ranking import BasisOf, Predicted, published_basis
 from skep.planner.rigs import ResolvedRig, find_rig, parse_spec, rig_of_host
 from skep.planner.rules import runs_cuda_kernels
@@ -27,7 +28,6 @@ GOALS, SHAPES = ("throughput", "latency", "context"), ("steady", "burst", "mixed
 _QUANT_ENDINGS = ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "w4a16", "w8a8", "bf16")
 _METHODS = {"modelopt": "fp8", "fbgemm_fp8": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "gptq_marlin": "gptq"}
 MOST_PRICE = 1e9
-METHODS = ("mtp", "ngram", "draft", "eagle", "dflash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,9 @@ def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True) -> PlanAns
     model = read_model(flags.model) if files else model_by_name(flags.model)
     rigs = read_rigs(flags, store)
     pins = pins_of(flags, model)
-    basis_of = _basis_of(flags, model, pins, store)
+    # calibrations are of this machine: other rigs are planned with the published constants
+    elsewhere, quant = flags.gpu or flags.gpu_spec, pins.quant.id if pins.quant else None
+    basis_of = published_basis if elsewhere else own_basis(store, model.geometry.id, quant)
     each = [engines_of(flags, model, found) for found in rigs]
     engines = tuple(dict.fromkeys(name for names in each for name in names))
     others = tuple(name for name in ENGINES if name not in engines) if not flags.engine and len(rigs) == 1 else ()
@@ -105,38 +107,20 @@ def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True) -> PlanAns
                checkpoint=checkpoint_of(flags, model))
         for found, names in zip(rigs, each, strict=True)
     )  # fmt: skip
-    basis_notes = [basis_of(engine).note for engine in engines]
-    notes = (
-        *model.notes,
-        *(n for found in rigs for n in found.notes),
-        *basis_notes,
-        *(n for c in choices for n in c.notes),
-    )
-    return PlanAnswer(flags, model, goal, pins, engines, choices, tuple(dict.fromkeys(n for n in notes if n)))
-
-
-def _basis_of(flags: PlanFlags, model: ModelFound, pins: Pins, store: Path) -> BasisOf:
-    """Calibrations are of this machine: other rigs are planned with the published constants."""
-    if flags.gpu or flags.gpu_spec:
-        return published_basis
-
-    return own_basis(store, model.geometry.id, pins.quant.id if pins.quant else None)
+    notes = [*model.notes, *(n for found in rigs for n in found.notes), *(basis_of(name).note for name in engines)]
+    notes += [note for choice in choices for note in choice.notes]
+    return PlanAnswer(flags, model, goal, pins, engines, choices, tuple(dict.fromkeys(filter(None, notes))))
 
 
 def nothing_fits(found: PlanAnswer) -> SkepError | None:
     """Where no rig has a plan; exit 3 wins over exit 2."""
     if any(choice.plans for choice in found.choices):
         return None
-    errors = [
-        fits_nowhere(found.model.geometry, choice, found.goal, found.pins, _engine_of(found, choice))
-        for choice in found.choices
-    ]
+    errors = []
+    for choice in found.choices:
+        engine = choice.rejected[0].engine if choice.rejected else found.engines[0]  # as it was tried on this rig
+        errors.append(fits_nowhere(found.model.geometry, choice, found.goal, found.pins, engine))
     return max(errors, key=lambda error: error.exit_code)
-
-
-def _engine_of(found: PlanAnswer, choice: PlanChoice) -> str:
-    """That was tried on this rig: which one may differ from rig to rig."""
-    return choice.rejected[0].engine if choice.rejected else found.engines[0]
 
 
 def goal_of(flags: PlanFlags) -> PlanGoal:
@@ -177,13 +161,14 @@ def checkpoint_of(flags: PlanFlags, model: ModelFound) -> str | None:
 
 def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[str, ...]:
     """GGUF, Apple's chips and NVIDIA's oldest are llama.cpp's; everything else is vLLM's unless said."""
-    named = tuple(dict.fromkeys(name.strip().lower() for each in flags.engine for name in each.split(",")))
+    words = (name.strip().lower().replace("llama.cpp", "llamacpp") for each in flags.engine for name in each.split(","))
+    named = tuple(dict.fromkeys(words))
     if "all" in named:
         return ENGINES
     for name in named:
-        _one_of("--engine", {"llama.cpp": "llamacpp"}.get(name, name), ENGINES)
+        _one_of("--engine", name, ENGINES)
     if named:
-        return tuple({"llama.cpp": "llamacpp"}.get(name, name) for name in named)
+        return named
     pinned = find_quant(flags.quant) if flags.quant else model.quant
     gguf = pinned is not None and pinned.family == "gguf"
     if gguf or model.engine == "llamacpp" or not any(runs_cuda_kernels(card) for card in rig.rig.cards):
@@ -195,19 +180,17 @@ def read_rigs(flags: PlanFlags, store: Path) -> tuple[ResolvedRig, ...]:
     known = {spec.id: spec for spec in map(parse_spec, flags.gpu_spec)}
     names = flags.gpu or tuple(known)
     if len(flags.price) > 1 and len(flags.price) != len(names):
-        raise UserError(
-            f"{len(flags.price)} --price-card for {len(names)} --gpu", hint="give one for all, or one for each"
-        )
+        what = f"{len(flags.price)} --price-card for {len(names)} --gpu"
+        raise UserError(what, hint="give one for all, or one for each")
     wrong = next((price for price in flags.price if not 0 < price < MOST_PRICE), None)
     if wrong is not None:
         raise UserError(f"--price-card {wrong:g} is no price", hint="write it as --price-card 800")
-    prices: tuple[float | None, ...] = (
-        flags.price if len(flags.price) > 1 else (flags.price or (None,)) * max(1, len(names))
-    )
     if not names:
-        return (own_rig(store, flags.link, prices[0]),)
-    if len(flags.price) == 1 and any("@" not in name for name in names):  # for the rigs that say none themselves
-        prices = tuple(None if "@" in name and len(names) > 1 else flags.price[0] for name in names)
+        return (own_rig(store, flags.link, flags.price[0] if flags.price else None),)
+    prices: tuple[float | None, ...] = flags.price or (None,) * len(names)
+    if len(flags.price) == 1:  # for the rigs that say none themselves
+        own = len(names) > 1 and any("@" not in name for name in names)
+        prices = tuple(None if own and "@" in name else flags.price[0] for name in names)
     found = [find_rig(name, flags.link, price=price, known=known) for name, price in zip(names, prices, strict=True)]
     return _told_apart(found, names)
 
@@ -234,7 +217,9 @@ def read_model(name: str) -> ModelFound:
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         return _read_gguf(path, name)
-    if path.suffix == ".json" or name.startswith((".", "/", "~")) or _is_folder(path):
+    # `models/mine` with a configuration in it: with a slash, so it is no name of the catalogue
+    is_folder = len(path.parts) > 1 and (path / "config.json").is_file()
+    if path.suffix == ".json" or name.startswith((".", "/", "~")) or is_folder:
         return _read_folder(path)
     from skep.catalog.models import find_geometry
 
@@ -258,11 +243,6 @@ def model_by_name(name: str) -> ModelFound:
     return ModelFound(known, quant, name if "/" in name else None, (f"{name} is taken as {quant.title}, by its name",))
 
 
-def _is_folder(path: Path) -> bool:
-    """`models/mine` with a configuration in it: with a slash, so it is no name of the catalogue."""
-    return len(path.parts) > 1 and (path / "config.json").is_file()
-
-
 def _read_gguf(path: Path, name: str) -> ModelFound:
     from skep.weights.gguf import read_header
     from skep.weights.gguf_geometry import geometry_of
@@ -274,11 +254,13 @@ def _read_gguf(path: Path, name: str) -> ModelFound:
     geometry = geometry_of(header)
     if any(tensor.type_name == "MXFP4" for tensor in header.tensors):
         return ModelFound(geometry, QUANTS["gguf_mxfp4"], name, (f"{path.name} holds MXFP4",))
-    named = _quant_in_name(path.stem)
-    if named is not None:
-        return ModelFound(geometry, named, name, (f"{path.name} is taken as {named.title}, by its name",))
-    quant = _gguf_quant(path.stat().st_size * 8 / geometry.params_total)
-    return ModelFound(geometry, quant, name, (f"{path.name} is taken as {quant.title}, by its size",))
+    word = re.search(r"(?:^|[.\-_])(I?Q\d(?:_\w+)?|BF16|F16)$", path.stem, re.IGNORECASE)  # `Model-Q4_K_M`
+    quant, by = known_quant(word[1]) if word else None, "name"
+    if quant is None or quant.family != "gguf":
+        by_size = (q for q in QUANTS.values() if q.family == "gguf" and q.id != "gguf_mxfp4")
+        bits = path.stat().st_size * 8 / geometry.params_total
+        quant, by = min(by_size, key=lambda q: abs(q.bits - bits)), "size"
+    return ModelFound(geometry, quant, name, (f"{path.name} is taken as {quant.title}, by its {by}",))
 
 
 def _read_folder(path: Path) -> ModelFound:
@@ -294,36 +276,14 @@ def _read_folder(path: Path) -> ModelFound:
     return ModelFound(geometry, found, where, (f"the configuration says {found.title}",))
 
 
-def _quant_in_name(stem: str) -> Quant | None:
-    """`Model-Q4_K_M`: as people name such files, where it is a format that is known."""
-    word = re.search(r"(?:^|[.\-_])(I?Q\d(?:_\w+)?|BF16|F16)$", stem, re.IGNORECASE)
-    if word is None:
-        return None
-    try:
-        found = find_quant(word[1].lower())
-    except UserError:
-        return None
-    return found if found.family == "gguf" else None
-
-
-def _gguf_quant(bits: float) -> Quant:
-    by_size = (q for q in QUANTS.values() if q.family == "gguf" and q.id != "gguf_mxfp4")
-    return min(by_size, key=lambda q: abs(q.bits - bits))
-
-
 def _named_quant(method: str, bits: float | None, *, floats: bool | None = None) -> Quant | None:
     """Of a `quantization_config`; None where it is none of those that are known."""
     if method in ("compressed-tensors", "modelopt", "quark") and (floats or bits == 4.5):
         return QUANTS["fp8"] if bits == 8 else QUANTS["nvfp4"] if bits in (4, 4.5) else None
     method = _METHODS.get(method, method)
-    for name in (method, method.replace("-", "_"), method.replace("_", "-")):
-        try:
-            found = find_quant(name)
-        except UserError:
-            continue
-        eight = bits == 8 and found.nominal == 4
-        return QUANTS["int8"] if eight else found
-    return None
+    spellings = (method, method.replace("-", "_"), method.replace("_", "-"))
+    found = next(filter(None, map(known_quant, spellings)), None)
+    return QUANTS["int8"] if found is not None and bits == 8 and found.nominal == 4 else found
 
 
 def _speculation(text: str | None) -> tuple[Speculation | None, bool]:
@@ -337,8 +297,8 @@ def _speculation(text: str | None) -> tuple[Speculation | None, bool]:
         found = Speculation(method, int(depth), float(acceptance) if acceptance else None)
     except ValueError:
         raise UserError(f"--spec `{text}` has no depth", hint=hint) from None
-    if method not in METHODS or not 1 <= found.depth <= 64 or not 0 < (found.acceptance or 0.5) <= 1:
-        raise UserError(f"--spec `{text}` is not understood", hint=f"{hint}; methods: {', '.join(METHODS)}")
+    if method not in DRAFT_METHODS or not 1 <= found.depth <= 64 or not 0 < (found.acceptance or 0.5) <= 1:
+        raise UserError(f"--spec `{text}` is not understood", hint=f"{hint}; methods: {', '.join(DRAFT_METHODS)}")
     return found, False
 
 
@@ -352,7 +312,7 @@ def document(found: PlanAnswer, *, explain: bool = False) -> dict[str, Any]:
     return {
         "model": found.model.geometry.id,
         "goal": {**asdict(found.goal), "limits": dict(found.goal.limits)},
-        "rigs": [rig_document(choice) for choice in found.choices],
+        "rigs": [_rig_document(choice) for choice in found.choices],
         "plans": [plan_document(found, choice, plan, explain=explain) for choice, plan in found.ranked],
         "rejected": [
             {"rig": choice.rig.title, **_renamed(rejected)} for choice in found.choices for rejected in choice.rejected
@@ -370,16 +330,11 @@ def document(found: PlanAnswer, *, explain: bool = False) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rig_document(choice: PlanChoice) -> dict[str, Any]:
-    rig = choice.rig
-    return {
-        "rig": rig.title,
-        "cards": [card.id for card in rig.cards],
-        "numbers": choice.order,
-        "link": asdict(rig.default_link) if rig.default_link else None,
-        "pairs": [{"cards": [choice.order[a], choice.order[b]], **asdict(link)} for a, b, link in rig.pairs],
-        "price": rig.price,
-    }
+def _rig_document(choice: PlanChoice) -> dict[str, Any]:
+    rig, link = choice.rig, asdict(choice.rig.default_link) if choice.rig.default_link else None
+    pairs = [{"cards": [choice.order[a], choice.order[b]], **asdict(one)} for a, b, one in rig.pairs]
+    cards = {"cards": [card.id for card in rig.cards], "numbers": choice.order}
+    return {"rig": rig.title, **cards, "link": link, "pairs": pairs, "price": rig.price}
 
 
 def _renamed(record: Any) -> dict[str, Any]:
@@ -399,16 +354,10 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain:
     at = plan.rated.outcome.effective_tok_s
     watts = watts_of(plan)
     made: dict[str, Any] = {
-        "rig": choice.rig.title,
-        "engine": setup.engine,
-        "topology": asdict(setup.layout),
-        "quant": setup.quant.id,
-        "kv_dtype": setup.kv.id,
-        "slots": setup.slots,
+        "rig": choice.rig.title, "engine": setup.engine, "topology": asdict(setup.layout), "quant": setup.quant.id,
+        "kv_dtype": setup.kv.id, "slots": setup.slots,
         "spec": f"{setup.spec.method}:{setup.spec.depth}" if setup.spec else None,
-        "context": setup.context,
-        "utilization": setup.utilization,
-        "graphs": setup.graphs,
+        "context": setup.context, "utilization": setup.utilization, "graphs": setup.graphs,
         "memory": [_renamed(term) for term in memory.terms],
         "card_bytes": memory.usable_bytes,
         "largest_context": plan.largest_context,

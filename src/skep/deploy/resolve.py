@@ -89,16 +89,10 @@ class ServeRequest:
         """Return it as `skep plan` gets it. With a context too small for the usual task, tasks are as long as that."""
         usual = INPUT_TOKENS + OUTPUT_TOKENS
         share = min(1.0, (self.context or usual) / usual)
-        return PlanFlags(
-            model,
-            agents=agents,
-            gpu=self.gpu,
-            input_tokens=int(INPUT_TOKENS * share),
-            output_tokens=int(OUTPUT_TOKENS * share),
-            engine=(self.engine,) if self.engine is not None else (),
-            utilization=self.memory_share,
-            **self.given("link", "quant", "kv", "spec", "tp", "replicas", "slots", "context"),
-        )
+        given = self.given("link", "quant", "kv", "spec", "tp", "replicas", "slots", "context")
+        given |= {"gpu": self.gpu, "utilization": self.memory_share, "engine": (self.engine,) if self.engine else ()}
+        given |= {"input_tokens": int(INPUT_TOKENS * share), "output_tokens": int(OUTPUT_TOKENS * share)}
+        return PlanFlags(model, agents=agents, **given)
 
 
 def serve_for(wanted: ServeRequest, paths: Paths, say: Say = _silent) -> Serve | None:
@@ -168,11 +162,9 @@ def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, ve
     """Describe the preset, the machine it was measured on, and the figures that do not apply here."""
     if host is None:
         host, version = read_host(), engine_named(preset.engine, serve.binary).version()
+    env = {**os.environ, **dict(serve.env)}
     here = RunEnvironment(
-        engine_version=version,
-        driver_version=host.driver_version,
-        checkpoint=serve.checkpoint,
-        env={**os.environ, **dict(serve.env)},
+        engine_version=version, driver_version=host.driver_version, checkpoint=serve.checkpoint, env=env
     )
     odd = (
         other_cards(preset, [gpu.name for gpu in host.gpus]),
@@ -248,23 +240,14 @@ def planned(wanted: ServeRequest, paths: Paths, rig: ResolvedRig | None = None, 
     setup = plan.setup
     checkpoint = wanted.checkpoint or own_checkpoint(wanted.model)
     if checkpoint is None:
-        what = f"which checkpoint of `{wanted.model}`? The plan wants {setup.quant.title}"
-        raise UserError(
-            what, hint=f"name it: skep up {wanted.model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
-        )
+        hint = f"name it: skep up {wanted.model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
+        raise UserError(f"which checkpoint of `{wanted.model}`? The plan wants {setup.quant.title}", hint=hint)
     launches = launches_of(setup, plan.rated.rig, checkpoint=checkpoint, order=plan.order)
-    launch = launches[0]
-    serve = Serve(
-        model=wanted.model,
-        engine=setup.engine,
-        replicas=setup.layout.replicas // launch.options.dp,
-        slots=launch.slots,
-        context_tokens=launch.context_tokens,
-        checkpoint=checkpoint,
-        options=launch.options,
-        extra=launch.extra,
-        gpus=tuple(gpu for each in launches for gpu in each.gpus),
-    )
+    launch, gpus = launches[0], tuple(gpu for each in launches for gpu in each.gpus)
+    alike: dict[str, Any] = {
+        name: getattr(launch, name) for name in ("engine", "slots", "context_tokens", "checkpoint", "options", "extra")
+    }
+    serve = Serve(model=wanted.model, replicas=setup.layout.replicas // launch.options.dp, gpus=gpus, **alike)
     return PlannedServe(_told(serve, wanted), plan, agents)
 
 
@@ -322,9 +305,8 @@ def parse_gpus(text: str | None) -> tuple[int, ...]:
         return ()
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
-        raise UserError(
-            f"--gpus `{text}` are no cards", hint="write their numbers as `skep doctor` shows them: --gpus 0,1"
-        )
+        hint = "write their numbers as `skep doctor` shows them: --gpus 0,1"
+        raise UserError(f"--gpus `{text}` are no cards", hint=hint)
     return tuple(int(part) for part in parts)
 
 

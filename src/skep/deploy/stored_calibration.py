@@ -67,10 +67,15 @@ def find_calibration(
     for match, some in (("exact", exact), ("other quant", of_model), ("other model", rows)):
         if some:
             age_s = max(0.0, (time.time() if now is None else now) - some[0].created_at)
-            found = fitted_now(some[0])
-            return StoredCalibration(
-                found.tuning, match, age_s, _sentence(some[0], found, match, age_s), some[0], rig_of(some[0].document)
-            )
+            row, found = some[0], fitted_now(some[0])
+            other = {
+                "other quant": f" with {row.quant} weights, not the format planned",
+                "other model": f" with {row.model}, not the model planned",
+            }.get(match, "")
+            age = format_seconds(age_s) if age_s >= 1 else "a moment"
+            of_what = f"{age} ago{other} ({row.engine}, {row.layout} on {row.rig})"
+            sentence = f"calibrated on this machine {of_what}: {found}"
+            return StoredCalibration(found.tuning, match, age_s, sentence, row, rig_of(row.document))
     return None
 
 
@@ -121,21 +126,16 @@ def basis(constants: Constants | None = None) -> str:
 
 
 def calibration_for(
-    setup: Setup,
-    rig: Rig,
-    measured: CalibrationData,
-    fitted: Fitted,
-    host: HostFacts,
-    *,
-    name: str,
-    at: float,
-    where: str,
-    simulated: bool,
-    more: Mapping[str, Any],
-) -> CalibrationRecord:
+    setup: Setup, rig: Rig, measured: CalibrationData, fitted: Fitted, host: HostFacts, *,
+    name: str, at: float, where: str, simulated: bool, more: Mapping[str, Any],
+) -> CalibrationRecord:  # fmt: skip
     """`where`: the host's key. `more`: what else is worth keeping, such as the runs it was made from."""
+    setup_json, rig_json = (msgspec.to_builtins(one, enc_hook=dict) for one in (setup, rig))
+    del rig_json["price"]
+    for described in (setup_json["model"], *rig_json["cards"]):
+        del described["origins"]
     document = {
-        **more, "basis": basis(), "host": host_json(host), "setup": _setup_json(setup), "rig": _rig_json(rig),
+        **more, "basis": basis(), "host": host_json(host), "setup": setup_json, "rig": rig_json,
         "measured": asdict(measured), "fitted": asdict(fitted),
     }  # fmt: skip
     tuning = fitted.tuning
@@ -144,30 +144,6 @@ def calibration_for(
         layout=str(setup.layout), rig=rig.title, simulated=simulated, decode=tuning.decode,
         batch=tuning.batch if fitted.batch else None, prompt=tuning.prompt, document=document, skep_version=__version__,
     )  # fmt: skip
-
-
-def _sentence(row: CalibrationRecord, found: Fitted, match: str, age_s: float) -> str:
-    other = {
-        "exact": "",
-        "other quant": f" with {row.quant} weights, not the format planned",
-        "other model": f" with {row.model}, not the model planned",
-    }[match]
-    age = format_seconds(age_s) if age_s >= 1 else "a moment"
-    return f"calibrated on this machine {age} ago{other} ({row.engine}, {row.layout} on {row.rig}): {found}"
-
-
-def _setup_json(setup: Setup) -> dict[str, Any]:
-    document: dict[str, Any] = msgspec.to_builtins(setup, enc_hook=dict)
-    del document["model"]["origins"]
-    return document
-
-
-def _rig_json(rig: Rig) -> dict[str, Any]:
-    document: dict[str, Any] = msgspec.to_builtins(rig, enc_hook=dict)
-    del document["price"]
-    for card in document["cards"]:
-        del card["origins"]
-    return document
 
 
 def setup_of(document: Mapping[str, Any]) -> Setup:
@@ -188,16 +164,13 @@ def measured_of(document: Mapping[str, Any]) -> CalibrationData:
 def calibration_json(row: CalibrationRecord) -> dict[str, Any]:
     fitted = fitted_now(row)
     names = ("id", "created_at", "host", "model", "engine", "quant", "layout", "rig", "simulated", "skep_version")
-    tuning = fitted.tuning
+    factors = {"decode": fitted.decode, "batch": fitted.batch, "prompt": fitted.prompt}
     return {
         **{name: getattr(row, name) for name in names},
         "url": row.document.get("url"),
         "runs": row.document.get("runs", []),
-        "tuning": {"decode": tuning.decode, "batch": tuning.batch if fitted.batch else None, "prompt": tuning.prompt},
-        "intervals": {
-            name: [found.low, found.high] if found else None
-            for name, found in (("decode", fitted.decode), ("batch", fitted.batch), ("prompt", fitted.prompt))
-        },
+        "tuning": {name: found.estimate if found else None for name, found in factors.items()},
+        "intervals": {name: [found.low, found.high] if found else None for name, found in factors.items()},
         "words": str(fitted),
         "at_limit": list(fitted.at_limit),
         "levels": levels_json(row, fitted),

@@ -23,7 +23,7 @@ from skep.engines.base import EXIT_FINAL, REFUSED, shows_key, take_key
 from skep.engines.simulated import SimulatedPlan, plan_from_json
 from skep.engines.simulated_requests import SimulatedAnswer, SimulatedRefusal, error_document, parse_query
 from skep.errors import UserError
-from skep.planner.batching import BatchPass, Sequence, SimulatedReplica
+from skep.planner.predict import BatchPass, Sequence, SimulatedReplica
 from skep.wire.heads import Origin
 from skep.wire.listen import HOST, cannot_listen, socket_for
 from skep.wire.prometheus import Counter, Gauge, Histogram, Labels, Metric, metrics_text
@@ -99,7 +99,7 @@ class SimulatedRequest:
 
 
 class SimulatedLoop:
-    """The passes of a simulated replica, one after the other in real time; `planner.batching` says what is in them.
+    """The passes of a simulated replica, one after the other in real time; `planner.predict` says what is in them.
 
     Each pass ends at a moment reckoned from the end of the last one, not from when the timer rang: no error adds up.
     """

@@ -70,11 +70,11 @@ def driver_finding(driver: str | None, cuda: str | None, gpus: Sequence[Gpu]) ->
     """None without cards: then no driver is needed."""
     if not gpus:
         return None
-    major = _major(driver)
-    if driver is None or major is None:
-        return HostFinding(
-            "driver", CheckResult.WARNING, "version unknown", "run `nvidia-smi` and look at its first line"
-        )
+    numbered = re.match(r"\d+", driver or "")
+    if driver is None or numbered is None:
+        hint = "run `nvidia-smi` and look at its first line"
+        return HostFinding("driver", CheckResult.WARNING, "version unknown", hint)
+    major = int(numbered[0])
     detail = f"{driver}, carries CUDA {cuda}" if cuda else driver
     if major < DRIVER_FOR_RTX_5090 and any("RTX 5090" in gpu.name for gpu in gpus):
         return _too_old(f"{detail}; an RTX 5090 wants driver {DRIVER_FOR_RTX_5090} or newer", DRIVER_FOR_RTX_5090)
@@ -93,18 +93,19 @@ def driver_finding(driver: str | None, cuda: str | None, gpus: Sequence[Gpu]) ->
 
 def lanes_finding(gpus: Sequence[Gpu]) -> HostFinding | None:
     """Judges lanes only: an idle card drops its generation, not its lanes. None where no card tells its lanes."""
-    slotted = [gpu for gpu in gpus if gpu.pcie_lanes is not None and not _shares_memory(gpu)]
-    if not slotted:
+    told, narrow = [], False
+    for gpu in gpus:
+        lanes, most = gpu.pcie_lanes, gpu.pcie_lanes_max
+        # a GB10 is on the CPU's package: it tells no memory of its own, and one PCIe lane that it does not use
+        if lanes is not None and gpu.memory_bytes is not None:
+            told.append(f"GPU {gpu.index} x{lanes}" + (f" of x{most}" if most is not None and lanes != most else ""))
+            narrow = narrow or lanes <= FEW_LANES or lanes < (most or 0)
+    if not told:
         return None
-    detail = ", ".join(f"GPU {gpu.index} {_lanes(gpu)}" for gpu in slotted)
-    if not any(_is_narrow(gpu) for gpu in slotted):
-        return HostFinding("pcie", CheckResult.OK, detail)
-    return HostFinding(
-        "pcie",
-        CheckResult.WARNING,
-        detail,
-        "check slot, riser and BIOS bifurcation; one replica per card loses less than one model split over cards",
-    )
+    if not narrow:
+        return HostFinding("pcie", CheckResult.OK, ", ".join(told))
+    hint = "check slot, riser and BIOS bifurcation; one replica per card loses less than one model split over cards"
+    return HostFinding("pcie", CheckResult.WARNING, ", ".join(told), hint)
 
 
 def links_finding(gpus: Sequence[Gpu], links: Sequence[tuple[int, int, str]]) -> HostFinding | None:
@@ -141,27 +142,6 @@ def _describe(gpu: Gpu) -> str:
     compute = f", compute {gpu.compute_capability}" if gpu.compute_capability else ""
     power = f", {gpu.power_limit_w:.0f} W" if gpu.power_limit_w else ""
     return f"{gpu.name} ({memory}{compute}{power})"
-
-
-def _shares_memory(gpu: Gpu) -> bool:
-    """A GB10 is on the CPU's package: it tells no memory of its own, and one PCIe lane that it does not use."""
-    return gpu.memory_bytes is None
-
-
-def _lanes(gpu: Gpu) -> str:
-    narrower = gpu.pcie_lanes_max is not None and gpu.pcie_lanes != gpu.pcie_lanes_max
-    return f"x{gpu.pcie_lanes} of x{gpu.pcie_lanes_max}" if narrower else f"x{gpu.pcie_lanes}"
-
-
-def _is_narrow(gpu: Gpu) -> bool:
-    if gpu.pcie_lanes is None:
-        return False
-    return gpu.pcie_lanes <= FEW_LANES or gpu.pcie_lanes < (gpu.pcie_lanes_max or 0)
-
-
-def _major(driver: str | None) -> int | None:
-    match = re.match(r"\d+", driver or "")
-    return int(match[0]) if match else None
 
 
 OLDEST_PYTHON = (3, 11)
@@ -201,12 +181,8 @@ def cpu_finding(facts: HostFacts) -> HostFinding:
     x86 = facts.machine.lower() in {"x86_64", "amd64", "i686"}
     if not x86 or not facts.cpu_features or "avx2" in facts.cpu_features:
         return HostFinding("cpu", CheckResult.OK, detail)
-    return HostFinding(
-        "cpu",
-        CheckResult.WARNING,
-        f"{detail}; without AVX2 llama.cpp is slow",
-        "in a virtual machine pass the host's CPU through (`-cpu host`); else run the model on a GPU or another host",
-    )
+    hint = "in a virtual machine pass the host's CPU through (`-cpu host`); else run the model on a GPU or another host"
+    return HostFinding("cpu", CheckResult.WARNING, f"{detail}; without AVX2 llama.cpp is slow", hint)
 
 
 def memory_finding(total_bytes: int | None, available_bytes: int | None) -> HostFinding:

@@ -38,8 +38,9 @@ def parse_cpu_model(cpuinfo: str) -> str | None:
     for processor in processors:
         if processor.get("model name"):
             return " ".join(processor["model name"].split())
-    kinds = dict.fromkeys(name for processor in processors if (name := _arm_name(processor)))
-    return " + ".join(kinds) or None
+    pairs = [(processor.get("CPU implementer"), processor.get("CPU part")) for processor in processors]
+    known = [(maker, part) for maker, part in pairs if maker is not None and part is not None]
+    return " + ".join(dict.fromkeys(ARM_PARTS.get(p, f"ARM implementer {p[0]} part {p[1]}") for p in known)) or None
 
 
 def parse_cpu_features(cpuinfo: str) -> tuple[str, ...]:
@@ -55,13 +56,6 @@ def _processors(cpuinfo: str) -> Iterator[dict[str, str]]:
         processor = {key.strip(): value.strip() for key, colon, value in pairs if colon}
         if processor:
             yield processor
-
-
-def _arm_name(processor: dict[str, str]) -> str | None:
-    implementer, part = processor.get("CPU implementer"), processor.get("CPU part")
-    if implementer is None or part is None:
-        return None
-    return ARM_PARTS.get((implementer, part), f"ARM implementer {implementer} part {part}")
 
 
 _NO_LIMIT_V1 = 2**60  # cgroup v1 writes "no limit" as a number near 2**63
@@ -82,7 +76,9 @@ class CgroupLimits:
 
 def read_limits(mount: Path, own_groups: str) -> CgroupLimits:
     """`own_groups` is the text of /proc/self/cgroup. The tightest limit from the own group up to the root counts."""
-    paths = parse_own_groups(own_groups)
+    fields = [line.split(":", 2) for line in own_groups.splitlines()]
+    # controller → path; the one of cgroup v2 has the empty name
+    paths = {name: parts[2] for parts in fields if len(parts) == 3 for name in parts[1].split(",")}
     unified = list(_folders(mount, paths.get("", "/")))
     memory = [_memory_limit(folder, *_MEMORY_V2) for folder in unified]
     memory += [_memory_limit(folder, *_MEMORY_V1) for folder in _folders(mount / "memory", paths.get("memory", "/"))]
@@ -96,12 +92,6 @@ def read_limits(mount: Path, own_groups: str) -> CgroupLimits:
     return CgroupLimits(
         min(limits, default=None), min(available, default=None), min((n for n in cpus if n is not None), default=None)
     )
-
-
-def parse_own_groups(text: str) -> dict[str, str]:
-    """Controller → path; the one of cgroup v2 has the empty name."""
-    fields = [line.split(":", 2) for line in text.splitlines()]
-    return {name: parts[2] for parts in fields if len(parts) == 3 for name in parts[1].split(",")}
 
 
 def parse_cpu_max(text: str) -> float | None:
@@ -157,17 +147,22 @@ def read_host(
     nvidia = read_nvidia() if nvidia is None else nvidia
     cpuinfo = _text(proc / "cpuinfo")
     limits = read_limits(cgroup, _text(proc / "self" / "cgroup"))
-    total, available = _memory(_text(proc / "meminfo"), limits)
+    counters = parse_counters(_text(proc / "meminfo"))
+    if "MemTotal" not in counters:
+        with suppress(AttributeError, OSError, ValueError):  # macOS has no /proc, but tells its pages
+            counters["MemTotal"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     soft, hard = _open_files()
     return HostFacts(
         os=f"{platform.system()} {platform.release()}".strip(),
         machine=platform.machine(),
         python=platform.python_version(),
         cpu_model=parse_cpu_model(cpuinfo),
-        cpu_cores=_cores(limits),
+        # a share of one is rounded down: a thread more would be throttled
+        cpu_cores=max(1, min(cores, cores if limits.cpus is None else int(limits.cpus))),
         cpu_features=parse_cpu_features(cpuinfo),
-        memory_bytes=total,
-        memory_available_bytes=available,
+        memory_bytes=_smaller(counters.get("MemTotal"), limits.memory_bytes),
+        memory_available_bytes=_smaller(counters.get("MemAvailable"), limits.memory_available_bytes),
         open_files_soft=soft,
         open_files_hard=hard,
         driver_version=nvidia.driver_version,
@@ -188,26 +183,6 @@ def lasting_json(facts: HostFacts) -> dict[str, Any]:
     lasting = {key: value for key, value in host_json(facts).items() if key not in _CHANGING}
     lasting["gpus"] = [{k: v for k, v in gpu.items() if k != "pcie_generation"} for gpu in lasting["gpus"]]
     return lasting
-
-
-def _cores(limits: CgroupLimits) -> int:
-    """Logical processors for this process. A share of one is rounded down: a thread more would be throttled."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, cores if limits.cpus is None else int(limits.cpus)))
-
-
-def _memory(meminfo: str, limits: CgroupLimits) -> tuple[int | None, int | None]:
-    counters = parse_counters(meminfo)
-    total = counters.get("MemTotal", _physical_bytes())
-    return _smaller(total, limits.memory_bytes), _smaller(counters.get("MemAvailable"), limits.memory_available_bytes)
-
-
-def _physical_bytes() -> int | None:
-    """macOS has no /proc, but tells its pages."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 def _open_files() -> tuple[int | None, int | None]:

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from skep.catalog.gpus import Gpu
 from skep.units import MIB
@@ -78,7 +78,11 @@ def read_nvidia(nvidia_smi: str = "nvidia-smi", *, timeout_s: float = 10.0) -> N
     except OSError as error:
         return NvidiaReport(error=f"nvidia-smi could not be started: {error.strerror}")
     gpus = parse_gpus(text)
-    complaint = None if status == 0 and gpus else _complaint(text, status)
+    complaint = None
+    if status != 0 or not gpus:
+        lines = (line.strip() for line in text.splitlines())
+        said = next((line for line in lines if line and not re.match(r"index,|\d+, ", line)), None)
+        complaint = said or f"nvidia-smi ended with status {status} and said nothing"
     if not gpus:
         return NvidiaReport(error=complaint)
     header = _ask_or_nothing(nvidia_smi, timeout_s)
@@ -106,14 +110,8 @@ def _ask_or_nothing(nvidia_smi: str, timeout_s: float, *args: str) -> str:
 
 def ask_smi(nvidia_smi: str, timeout_s: float, *args: str) -> tuple[int, str]:
     """No `with` here: a card that fell off the bus leaves nvidia-smi unkillable, and waiting for it never ends."""
-    process = subprocess.Popen(
-        [nvidia_smi, *args],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen([nvidia_smi, *args], **pipes, text=True, errors="replace")
     try:
         text, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -124,12 +122,6 @@ def ask_smi(nvidia_smi: str, timeout_s: float, *args: str) -> tuple[int, str]:
             process.stdout.close()
         raise
     return process.returncode, text
-
-
-def _complaint(text: str, status: int) -> str:
-    lines = (line.strip() for line in text.splitlines())
-    said = next((line for line in lines if line and not re.match(r"index,|\d+, ", line)), None)
-    return said or f"nvidia-smi ended with status {status} and said nothing"
 
 
 def _rows(csv_text: str) -> list[dict[str, str]]:

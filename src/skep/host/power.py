@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from skep.host.nvidia import named_cards
 
@@ -29,13 +29,8 @@ SAMPLES = "NVML power samples"
 # Bits of NVML's clock event reasons that mean "slower than it could be". Being idle (0x1), clocks that somebody set
 # (0x2, 0x100) and keeping step with another card (0x10) do not.
 _HW_SLOWDOWN = 0x8
-_THROTTLING = {
-    0x4: "power cap",
-    _HW_SLOWDOWN: "hardware slowdown",
-    0x20: "thermal",
-    0x40: "hardware thermal",
-    0x80: "power brake",
-}
+_THROTTLING = {0x4: "power cap", _HW_SLOWDOWN: "hardware slowdown", 0x20: "thermal", 0x40: "hardware thermal",
+               0x80: "power brake"}  # fmt: skip
 _HW_CAUSES = 0x40 | 0x80  # come together with the hardware slowdown and say why
 
 
@@ -56,18 +51,11 @@ class GpuSample:
     sm_clock_mhz: int | None = None
 
 
-class Nvml(Protocol):
-    """What is asked of NVML. No method but `cards` raises; what a card does not tell is None."""
-
-    def cards(self) -> Sequence[NvmlGpu]: ...
-    def energy_j(self, index: int) -> float | None: ...
-    def sample(self, index: int) -> GpuSample: ...
-    def memory_used_bytes(self, index: int) -> int | None: ...
-    def close(self) -> None: ...
-
-
 class DriverNvml:
-    """NVML of the driver that is installed. `module` is pynvml, already initialised."""
+    """NVML of the driver that is installed. `module` is pynvml, already initialised.
+
+    No method but `cards` raises; what a card does not tell is None.
+    """
 
     def __init__(self, module: Any) -> None:
         self._nvml = module
@@ -181,13 +169,9 @@ class PowerMeter:
     """
 
     def __init__(
-        self,
-        nvml: Nvml,
-        cards: Sequence[NvmlGpu],
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, nvml: DriverNvml, cards: Sequence[NvmlGpu], *, clock: Callable[[], float] = time.monotonic,
         sample_every_s: float = SAMPLE_EVERY_S,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._nvml = nvml
         self._cards = tuple(cards)
         self._clock = clock
@@ -214,7 +198,12 @@ class PowerMeter:
         self._sample_all()
         self._tallies = [tally for tally in self._tallies if tally.counter_j is not None or tally.max_w is not None]
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._sample_often, args=(self._ending,), name="power", daemon=True)
+
+        def sample_often(ending: threading.Event) -> None:
+            while not ending.wait(self._sample_every_s):
+                self._sample_all()
+
+        self._thread = threading.Thread(target=sample_often, args=(self._ending,), name="power", daemon=True)
         self._thread.start()
 
     def end(self) -> dict[str, Any] | None:
@@ -243,10 +232,6 @@ class PowerMeter:
             self._thread.join()
             self._thread = None
 
-    def _sample_often(self, ending: threading.Event) -> None:
-        while not ending.wait(self._sample_every_s):
-            self._sample_all()
-
     def _sample_all(self) -> None:
         together_w = 0.0
         for tally in self._tallies:
@@ -271,19 +256,13 @@ def _result(
         "throttled_share": shares,  # of the samples, of the card where it was most often
         "source": COUNTER if all(source == COUNTER for _, source in drawn) else SAMPLES,
         "gpus": [
-            {
-                "index": tally.card.index,
-                "name": tally.card.name,
-                "joules": joules,
-                "mean_w": joules / seconds,
-                "max_w": tally.max_w,
-                "temperature_max_c": tally.temperature_max_c,
-                "sm_clock_min_mhz": tally.sm_clock_min_mhz,
-                "sampled_joules": tally.sampled_j if tally.sampled_s else None,  # to hold against the counter
-            }
+            {"index": tally.card.index, "name": tally.card.name, "joules": joules, "mean_w": joules / seconds,
+             "max_w": tally.max_w, "temperature_max_c": tally.temperature_max_c,
+             "sm_clock_min_mhz": tally.sm_clock_min_mhz,
+             "sampled_joules": tally.sampled_j if tally.sampled_s else None}  # to hold against the counter
             for tally, (joules, _) in zip(tallies, drawn, strict=True)
         ],
-    }
+    }  # fmt: skip
 
 
 def throttle_reasons(bits: int) -> list[str]:
@@ -322,7 +301,7 @@ def gpu_memory_used(visible: str | None = None) -> list[tuple[int, int]] | None:
         nvml.close()
 
 
-def memory_used(nvml: Nvml, cards: Sequence[NvmlGpu]) -> list[tuple[int, int]]:
+def memory_used(nvml: DriverNvml, cards: Sequence[NvmlGpu]) -> list[tuple[int, int]]:
     used = [(card.index, nvml.memory_used_bytes(card.index)) for card in cards]
     return [(index, size) for index, size in used if size is not None]
 
@@ -337,13 +316,9 @@ def still_held(
 
 
 def wait_until_clear(
-    used: Callable[[], Sequence[tuple[int, int]] | None],
-    baseline: Sequence[tuple[int, int]],
-    timeout_s: float,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> list[tuple[int, int]] | None:
+    used: Callable[[], Sequence[tuple[int, int]] | None], baseline: Sequence[tuple[int, int]], timeout_s: float, *,
+    clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+) -> list[tuple[int, int]] | None:  # fmt: skip
     """Wait until memory use is back at the baseline. Return what is still held at the timeout; None: not known."""
     until_s = clock() + timeout_s
     while True:
@@ -356,7 +331,7 @@ def wait_until_clear(
         sleep(LOOK_EVERY_S)
 
 
-def _open(visible: str | None) -> tuple[Nvml, tuple[NvmlGpu, ...]] | None:
+def _open(visible: str | None) -> tuple[DriverNvml, tuple[NvmlGpu, ...]] | None:
     """Open the driver's NVML and return it with the visible cards; None where there is nothing to measure."""
     try:
         module = importlib.import_module("pynvml")

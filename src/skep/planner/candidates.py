@@ -15,8 +15,7 @@ from skep.catalog.models import Geometry
 from skep.errors import UserError
 from skep.planner.fit import FitResult, fits, smallest
 from skep.planner.memory import defaults, has_pool, memory
-from skep.planner.parts import part_bits
-from skep.planner.quants import KV_TYPES, QUANTS, KvType, Quant
+from skep.planner.quants import KV_TYPES, QUANTS, KvType, Quant, part_bits
 from skep.planner.rigs import of_machines
 from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
 

@@ -23,9 +23,8 @@ from skep.planner.candidates import (
 )
 from skep.planner.fit import largest
 from skep.planner.memory import MemoryPlan
-from skep.planner.parts import part_bits, parts_of
 from skep.planner.predict import SpeedModel
-from skep.planner.quants import QUANTS
+from skep.planner.quants import QUANTS, part_bits, parts_of
 from skep.planner.ranking import (
     Basis,
     BasisOf,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from skep.catalog.tables import table, table_texts
+from skep.catalog.names import table, table_texts
 
 _FILE = "fitted.toml"
 

@@ -14,8 +14,7 @@ from math import ceil, log2
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
-from skep.planner.parts import part_bits, parts_of
-from skep.planner.quants import Quant
+from skep.planner.quants import Quant, part_bits, parts_of
 from skep.planner.setup import Setup
 from skep.units import GIB, MIB
 

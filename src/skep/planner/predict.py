@@ -1,20 +1,192 @@
-"""A setup's expected speed: the step model of its cards, played through with its load."""
+"""A setup's expected speed: the step model of its cards, played through with its load.
+
+Continuous batching is a decider without a clock: `next_pass` says what to run and how long it takes, `finish` what has
+happened after it. The forecast plays it through in virtual time, the simulated engine in real time.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from skep.catalog.gpus import Device
-from skep.planner.batching import BatchPass, Sequence, SimulatedReplica
 from skep.planner.constants import Constants
 from skep.planner.fit import kv_capacity_tokens
 from skep.planner.memory import defaults
 from skep.planner.rigs import group_link, groups, pace_setter
 from skep.planner.setup import CardLink, PlannedLoad, Rig, Setup
 from skep.planner.step import LLAMACPP, UNTUNED, StepModel, StepTuning, step_model
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request inside the replica. Tokens are fractions: a speculative pass brings 2.7 of them on average."""
+
+    id: int
+    prompt: float  # tokens still to be computed before the first output token
+    output: float
+    cached: float = 0.0  # tokens of the prompt whose KV was there already
+    prompt_left: float = 0.0
+    ends_at: float = 0.0  # on the replica's count of tokens a sequence has gained
+    gone: bool = False
+
+    def __post_init__(self) -> None:
+        self.prompt_left = self.prompt
+
+    @property
+    def need(self) -> float:
+        """KV it is let in for: engines admit by the prompt and sort the rest out later."""
+        return self.cached + self.prompt + self.output / 2
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPass:
+    """`steps` passes of the same make-up, one after the other. `pieces`: whose prompt is carried, how much of it."""
+
+    steps: int
+    seconds: float  # of all steps
+    decoding: int
+    pieces: tuple[tuple[Sequence, float], ...]
+    tokens_each: float  # output tokens that each decoding sequence gets from one step
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    started: tuple[Sequence, ...]  # got their first token with this pass
+    ended: tuple[Sequence, ...]
+
+
+class SimulatedReplica:
+    """`pool_tokens`: KV that fits beside the weights. All decoding sequences gain tokens at one pace, so that only the
+    count of what each has gained so far is kept, and the place on that count where each ends.
+    """
+
+    def __init__(self, step: StepModel, slots: int, pool_tokens: float, chunk_tokens: int) -> None:
+        self.step = step
+        self.slots = slots
+        self.pool_tokens = pool_tokens
+        self.chunk_tokens = chunk_tokens  # of prompts, in one pass
+        self.waiting: deque[Sequence] = deque()
+        self.filling: list[Sequence] = []
+        self.decoding = 0
+        self._ends: list[tuple[float, int, Sequence]] = []
+        self._gained = 0.0
+        self._context = 0.0
+        self._kept = 0.0
+        self._order = 0
+
+    @property
+    def load(self) -> int:
+        return len(self.waiting) + self.running
+
+    @property
+    def running(self) -> int:
+        return len(self.filling) + self.decoding
+
+    @property
+    def kv_tokens(self) -> float:
+        return self._context + sum(s.cached + s.prompt - s.prompt_left for s in self.filling)
+
+    def submit(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Its slot and its KV are free again; a sequence that is not here any more is ignored."""
+        if sequence.gone:
+            return
+        sequence.gone = True
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+            return
+        if sequence in self.filling:
+            self.filling.remove(sequence)
+        else:
+            self.decoding -= 1
+            self._context -= self._context_of(sequence)
+            self._ends = [entry for entry in self._ends if entry[2] is not sequence]
+            heapify(self._ends)
+        self._kept -= sequence.need
+
+    def next_pass(self, at_most: int = 1 << 30) -> BatchPass | None:
+        """As many equal steps as nothing new happens in, at most `at_most`; None where there is nothing to do."""
+        self._admit()
+        if not self.running:
+            return None
+        sequences = self.decoding
+        tokens_each = self.step.tokens_per_step(sequences)
+        budget = max(16.0, self.chunk_tokens - sequences * (1 + self.step.depth))
+        pieces, prompt, weighed = self._pieces(budget)
+        steps = at_most
+        if sequences:
+            to_next_end = self._ends[0][0] - self._gained
+            steps = min(steps, max(1, -int(-to_next_end // tokens_each)))
+        if pieces:
+            steps = min(steps, max(1, int(pieces[0][0].prompt_left / budget))) if len(pieces) == 1 else 1
+        context = self._context
+        if steps > 1:
+            context += sequences * tokens_each * (steps - 1) / 2
+            weighed += prompt * prompt * (steps - 1) / 2
+        mean = weighed / prompt if prompt else 0.0
+        seconds = self.step.seconds(sequences, context, prompt, mean) * steps
+        return BatchPass(steps, seconds, sequences, tuple(pieces), tokens_each)
+
+    def finish(self, done: BatchPass) -> PassResult:
+        gained = done.tokens_each * done.steps if done.decoding else 0.0
+        self._gained += gained
+        self._context += gained * self.decoding
+        ended = []
+        while self._ends and self._ends[0][0] <= self._gained + 1e-9:
+            _, _, sequence = heappop(self._ends)
+            ended.append(sequence)
+            self.decoding -= 1
+            self._context -= self._context_of(sequence)
+        started = []
+        for sequence, piece in done.pieces:
+            sequence.prompt_left -= piece * done.steps
+            if sequence.prompt_left <= 1e-9 and not sequence.gone:
+                started.append(sequence)
+                self.filling.remove(sequence)
+                self._start(sequence, ended)
+        for sequence in ended:
+            sequence.gone = True
+            self._kept -= sequence.need
+        return PassResult(tuple(started), tuple(ended))
+
+    def _start(self, sequence: Sequence, ended: list[Sequence]) -> None:
+        sequence.ends_at = self._gained + sequence.output - 1.0
+        if sequence.output <= 1.0:
+            ended.append(sequence)
+            return
+        self._order += 1
+        heappush(self._ends, (sequence.ends_at, self._order, sequence))
+        self.decoding += 1
+        self._context += self._context_of(sequence)
+
+    def _context_of(self, sequence: Sequence) -> float:
+        return sequence.cached + sequence.prompt + sequence.output - (sequence.ends_at - self._gained)
+
+    def _admit(self) -> None:
+        while self.waiting and self.running < self.slots:
+            need = self.waiting[0].need
+            if self._kept + need > self.pool_tokens and self.running:
+                return
+            self._kept += need
+            self.filling.append(self.waiting.popleft())
+
+    def _pieces(self, budget: float) -> tuple[list[tuple[Sequence, float]], float, float]:
+        pieces, left, weighed = [], budget, 0.0
+        for sequence in self.filling:
+            if left <= 0:
+                break
+            piece = min(left, sequence.prompt_left)
+            pieces.append((sequence, piece))
+            weighed += piece * (sequence.cached + sequence.prompt - sequence.prompt_left)
+            left -= piece
+        return pieces, budget - left, weighed
+
 
 _GOLDEN = 0.6180339887498949
 _ROUNDS, _UNEVEN_ROUNDS = 3, 14  # tasks an agent does in a steady load: the level has settled, the end weighs little

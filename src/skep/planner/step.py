@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
 from skep.planner.constants import Constants
-from skep.planner.parts import part_bits, parts_of
-from skep.planner.quants import KvType, Quant
+from skep.planner.quants import KvType, Quant, part_bits, parts_of
 from skep.planner.rigs import NO_LINK, all_reduce, is_built_in
 from skep.planner.setup import CardLink, Setup, Speculation
 

@@ -18,16 +18,14 @@ from urllib.parse import urlsplit
 
 from msgspec import to_builtins
 
-from skep.catalog.estimate import geometry_from_parameters
 from skep.catalog.gpus import Device, find_device
-from skep.catalog.models import Geometry, find_geometry
+from skep.catalog.models import Geometry, find_geometry, geometry_from_parameters
 from skep.errors import UserError
 from skep.planner.constants import Constants, honest_constants
 from skep.planner.fit import pool_tokens_as_reported
 from skep.planner.memory import defaults, kv_bytes_per_token, memory, state_bytes, weights_bytes, window_bytes
-from skep.planner.parts import part_bits, parts_of
 from skep.planner.predict import PredictedOutcome, simulate_load
-from skep.planner.quants import Quant, find_kv, find_quant, known_kv, known_quant
+from skep.planner.quants import Quant, find_kv, find_quant, known_kv, known_quant, part_bits, parts_of
 from skep.planner.ranking import band
 from skep.planner.rigs import default_link, pace_setter, pcie_gbs
 from skep.planner.setup import CardLink, Layout, PlannedLoad, Setup, Speculation

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from skep.catalog.pullable import PullableModel
 from skep.errors import UserError, WeightsError
 from skep.weights.cache import file_sha256, is_verified, write_errors
-from skep.weights.pull import PulledModel, model_path, pull_from_catalogue
-from skep.weights.wheel import Progress, space_bytes
+from skep.weights.pull import Progress, PulledModel, model_path, pull_from_catalogue, space_bytes
 from skep.workload.banks import LONGEST_LINE, parse_bank
 from skep.workload.drills import drills
 from skep.workload.items import Checker, Item

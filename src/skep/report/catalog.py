@@ -10,8 +10,7 @@ from typing import Any
 from skep.catalog.gpus import Device, ValueOrigin
 from skep.catalog.models import Geometry
 from skep.planner.memory import weights_bits
-from skep.planner.parts import parts_of
-from skep.planner.quants import QUANTS
+from skep.planner.quants import QUANTS, parts_of
 from skep.report.columns import Column, print_records
 from skep.units import format_bytes, number
 

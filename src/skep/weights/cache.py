@@ -66,18 +66,13 @@ def file_sha256(path: Path) -> str:
 def locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """One process at a time holds the folder. The lock file stays: removing it would let two in."""
     with (folder / ".lock").open("ab") as lock:
-        while not _try_lock(lock.fileno()):
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             waiting()
             time.sleep(_LOCK_POLL_S)
         yield
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 from skep.catalog.gpus import ValueOrigin
 from skep.catalog.models import Geometry
 from skep.errors import UserError
-from skep.planner.parts import parts_of
+from skep.planner.quants import parts_of
 
 
 def counted(drawn: Geometry, total: float | None = None) -> Geometry:
@@ -153,14 +153,12 @@ def block_pattern(settings: ModelConfig) -> str:
 
 def layers_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
     """Return the layers by kind, and the widths of the linear ones, by the names of `Geometry`."""
-    window = settings.whole(
-        "sliding_window", "attention_chunk_size", "sliding_window_size", low=0, high=_MAX_WINDOW, default=0
-    )
+    keys = ("sliding_window", "attention_chunk_size", "sliding_window_size")
+    window = settings.whole(*keys, low=0, high=_MAX_WINDOW, default=0)
     full, sliding, linear = _counts(settings, layers, window)
     if sliding and not window:
-        raise settings.wrong(
-            "sliding_window", settings.get("sliding_window"), "a window, which some of its layers need"
-        )
+        said = settings.get("sliding_window")
+        raise settings.wrong("sliding_window", said, "a window, which some of its layers need")
     found = {"full_layers": full, "sliding_layers": sliding, "sliding_window": window if sliding else 0}
     names = ("linear_k_heads", "linear_v_heads", "linear_k_dim", "linear_v_dim", "conv_kernel")
     widths = dict(zip(names, _linear_widths(settings), strict=True)) if linear else {}
@@ -186,8 +184,9 @@ def _counts(settings: ModelConfig, layers: int, window: int) -> tuple[int, int, 
         sliding = sum(1 for kind in slides if kind == 1)
         return layers - sliding, sliding, 0
     if (blocks := settings.list_of("block_configs", layers)) is not None:
-        idle = sum(1 for block in blocks if _without_attention(block))
-        return layers - idle, 0, 0
+        attend = [block.get("attention") for block in blocks if isinstance(block, Mapping)]
+        said = [one for one in attend if isinstance(one, Mapping)]
+        return layers - sum(bool(one.get("no_op") or one.get("replace_with_linear")) for one in said), 0, 0
     if (linear_config := settings.table("linear_attn_config")) is not None:
         kda = linear_config.get("kda_layers")
         linear = len(kda) if isinstance(kda, list) and len(kda) <= layers else 0
@@ -220,17 +219,9 @@ def _windows(settings: ModelConfig, layers: int, window: int) -> tuple[int, int]
         return full, layers - full
     default = _PATTERN.get(model_type, 0)
     pattern = settings.whole("sliding_window_pattern", "_sliding_window_pattern", low=0, high=layers, default=default)
-    if pattern:
-        full = layers // pattern
-        return full, layers - full
     above = settings.whole("max_window_layers", low=0, high=1 << 16, default=0)  # Qwen 2: layers from here on slide
-    full = min(above, layers)
+    full = layers // pattern if pattern else min(above, layers)
     return full, layers - full
-
-
-def _without_attention(block: object) -> bool:
-    attention = block.get("attention") if isinstance(block, Mapping) else None
-    return isinstance(attention, Mapping) and bool(attention.get("no_op") or attention.get("replace_with_linear"))
 
 
 def _linear_widths(settings: ModelConfig) -> tuple[int, int, int, int, int]:
@@ -323,9 +314,8 @@ def _mean_of_blocks(settings: ModelConfig, blocks: object) -> int:
 
 def _dense_width(settings: ModelConfig) -> int:
     """Of the layers without experts, where those have a width of their own."""
-    return settings.whole("intermediate_size_mlp", "dense_intermediate_size", high=_MAX_WIDTH, default=0) or _width(
-        settings
-    )
+    own = settings.whole("intermediate_size_mlp", "dense_intermediate_size", high=_MAX_WIDTH, default=0)
+    return own or _width(settings)
 
 
 def _shared(settings: ModelConfig, width: int) -> int:
@@ -413,14 +403,9 @@ def geometry_from_config(
         max_context=settings.whole("max_position_embeddings", "n_positions", high=1 << 40, default=0) or None,
     )
     quantization = quantization_from_config(document, name)
-    return replace(
-        counted(drawn),
-        native_bits=None if quantization is None else quantization.bits,
-        origins={
-            "geometry": ValueOrigin(f"`{name}`", "A"),
-            "params_total": ValueOrigin("counted from the widths", "B"),
-        },
-    )
+    bits = None if quantization is None else quantization.bits
+    origins = {"geometry": ValueOrigin(f"`{name}`", "A"), "params_total": ValueOrigin("counted from the widths", "B")}
+    return replace(counted(drawn), native_bits=bits, origins=origins)
 
 
 def quantization_from_config(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Quantization | None:
@@ -431,14 +416,23 @@ def quantization_from_config(text_or_mapping: str | bytes | Mapping[str, Any], n
     inner = ModelConfig(settings.name, said, said)
     method = (inner.text("quant_method") or inner.text("quant_algo") or "unknown").casefold()
     bits = inner.number("bits", low=1, high=32) or inner.number("w_bit", low=1, high=32)
-    if bits is None:
-        bits = _compressed_bits(said) or _METHOD_BITS.get((inner.text("quant_algo") or method).casefold())
-    return Quantization(method, bits, _floats(said))
+    # compressed-tensors and modelopt say for each group its bits, and whether it holds `int` or `float`
+    groups = said["config_groups"].values() if isinstance(said.get("config_groups"), Mapping) else ()
+    weights = [group["weights"] for group in groups if isinstance(group, Mapping) and "weights" in group]
+    told = [one for one in weights if isinstance(one, Mapping)]
+    if bits is None:  # the fewest of any group, which is where most weights are
+        stated: list[Any] = [one.get("num_bits") for one in told]
+        few = min((float(n) for n in stated if type(n) in (int, float) and 1 <= n <= 32), default=None)
+        bits = few or _METHOD_BITS.get((inner.text("quant_algo") or method).casefold())
+    floats = next((one["type"] == "float" for one in told if one.get("type") in ("int", "float")), None)
+    return Quantization(method, bits, floats)
 
 
 def read_config(path: Path) -> Geometry:
-    """Of a config.json, or of the folder it lies in."""
-    return geometry_from_config(_text(path), str(_file(path)), title=_shown(path))
+    """Of a config.json, or of the folder it lies in, by which it is called: that is the model's name."""
+    folder = path.parent if path.name == "config.json" and not path.is_dir() else path
+    title = folder.name or folder.resolve().name or path.name
+    return geometry_from_config(_text(path), str(_file(path)), title=title)
 
 
 def read_quantization(path: Path) -> Quantization | None:
@@ -458,12 +452,6 @@ def _text(path: Path) -> bytes:
             return opened.read(8 << 20)
     except OSError as error:
         raise UserError(f"cannot read `{file}`: {error.strerror or error}") from error
-
-
-def _shown(path: Path) -> str:
-    """A config.json is called by its folder: that is the model's name, also where the folder is this one."""
-    folder = path.parent if path.name == "config.json" and not path.is_dir() else path
-    return folder.name or folder.resolve().name or path.name
 
 
 def _writes(settings: ModelConfig) -> None:
@@ -486,9 +474,8 @@ def _attention(settings: ModelConfig, hidden: int) -> dict[str, Any]:
         rope = settings.whole("qk_rope_head_dim", low=0, high=_MAX_WIDTH, default=0)
         return {"heads": heads, "kv_heads": heads, "head_dim": head_dim, "mla_rank": rank, "mla_rope_dim": rope}
     sliding_kv = settings.get("swa_num_key_value_heads")
-    kv_heads = settings.whole(
-        "num_key_value_heads", "num_kv_heads", "n_head_kv", high=1 << 16, default=_grouped(settings, heads)
-    )
+    keys = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+    kv_heads = settings.whole(*keys, high=1 << 16, default=_grouped(settings, heads))
     head_dim = settings.whole("head_dim", "kv_channels", high=_MAX_WIDTH, default=0)
     if not head_dim:
         if hidden % heads:
@@ -530,26 +517,3 @@ def _vision(settings: ModelConfig) -> float:
     width = inner.whole("hidden_size", "width", "embed_dim", low=0, high=_MAX_WIDTH, default=0)
     mlp = inner.whole("intermediate_size", low=0, high=_MAX_WIDTH, default=4 * width)
     return float(depth * (4 * width * width + 2 * width * mlp))
-
-
-def _floats(said: Mapping[str, Any]) -> bool | None:
-    """compressed-tensors and modelopt say for each group whether it holds `int` or `float`."""
-    kinds = (weights.get("type") for weights in _group_weights(said))
-    return next((kind == "float" for kind in kinds if kind in ("int", "float")), None)
-
-
-def _compressed_bits(said: Mapping[str, Any]) -> float | None:
-    """compressed-tensors and modelopt: the fewest bits of any group, which is where most weights are."""
-    stated: list[Any] = [weights.get("num_bits") for weights in _group_weights(said)]
-    found = [float(bits) for bits in stated if type(bits) in (int, float) and 1 <= bits <= 32]
-    return min(found, default=None)
-
-
-def _group_weights(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    groups = said.get("config_groups")
-    found = (
-        [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
-        if isinstance(groups, Mapping)
-        else []
-    )
-    return [weights for weights in found if isinstance(weights, Mapping)]

@@ -20,56 +20,15 @@ from skep.errors import WeightsError
 
 # id: (name, values per block, bytes per block)
 _TYPES = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136),
-    24: ("I8", 1, 1),
-    25: ("I16", 1, 2),
-    26: ("I32", 1, 4),
-    27: ("I64", 1, 8),
-    28: ("F64", 1, 8),
-    29: ("IQ1_M", 256, 56),
-    30: ("BF16", 1, 2),
-    34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17),
-    40: ("NVFP4", 64, 36),
-}
-
-
-def type_name(type_id: int) -> str | None:
-    known = _TYPES.get(type_id)
-    return known[0] if known else None
-
-
-def tensor_bytes(type_id: int, shape: tuple[int, ...]) -> int | None:
-    """None: the type is not known here, or the first dimension is no whole number of blocks."""
-    known = _TYPES.get(type_id)
-    if known is None:
-        return None
-    _, block_values, block_bytes = known
-    row_values = shape[0] if shape else 1
-    if row_values % block_values:
-        return None
-    return prod(shape) // block_values * block_bytes
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 28: ("F64", 1, 8),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8),
+    2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
+}  # fmt: skip
 
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -173,21 +132,18 @@ class GgufReader:
         start, at, piece = self.position, 0, b""
         for _ in range(count):
             if at + 8 > len(piece):
-                start, at, piece = start + at, 0, self._piece(start + at)
+                start, at = start + at, 0
+                if start + 8 > self._size:
+                    raise self._cut()
+                self._file.seek(start)
+                piece = self._file.read(_PIECE_BYTES)
+                if len(piece) < 8:  # the file shrank while it was read
+                    raise self._cut()
             at += 8 + _LENGTH.unpack_from(piece, at)[0]
         if start + at > self._size:
             raise self._cut()
         self._file.seek(start + at)
         return SkippedArray(count)
-
-    def _piece(self, position: int) -> bytes:
-        if position + 8 > self._size:
-            raise self._cut()
-        self._file.seek(position)
-        piece = self._file.read(_PIECE_BYTES)
-        if len(piece) < 8:
-            raise self._cut()
-        return piece
 
     def _take(self, length: int) -> bytes:
         self._need(length)
@@ -223,14 +179,11 @@ _BINARY = (
     (b"PK\x03\x04", "it is a zip archive or a PyTorch checkpoint", _OTHER),
     (b"\x1f\x8b", "it is a gzip archive", _OTHER),
     (b"\x28\xb5\x2f\xfd", "it is a zstd archive", _OTHER),
-    (b"lmgg", "it is a GGML file from before GGUF", _OTHER),
-    (b"fmgg", "it is a GGML file from before GGUF", _OTHER),
-    (b"tjgg", "it is a GGML file from before GGUF", _OTHER),
+    ((b"lmgg", b"fmgg", b"tjgg"), "it is a GGML file from before GGUF", _OTHER),
     (b"\x7fELF", "it is a program", _OTHER),
 )
 _TEXT = (
-    (b"<!doctype html", "it is an HTML page: a download was answered with a web page", _AGAIN),
-    (b"<html", "it is an HTML page: a download was answered with a web page", _AGAIN),
+    ((b"<!doctype html", b"<html"), "it is an HTML page: a download was answered with a web page", _AGAIN),
     (b"<?xml", "it is an XML page: a download was answered with an error page", _AGAIN),
     (b"version https://git-lfs", "it is a git-lfs pointer, not the file it points to", "run `git lfs pull`"),
     (b"{", "it is JSON text", _OTHER),
@@ -255,8 +208,6 @@ def looks_like(start: bytes) -> tuple[str, str]:
     return f"it starts with {start[:8]!r}, not with `GGUF`", _OTHER
 
 
-__all__ = ["GgufHeader", "SkippedArray", "TensorInfo", "check_file", "read_header"]
-
 MAGIC = b"GGUF"
 _MAX_KEYS = 1 << 16
 _MAX_TENSORS = 1 << 18
@@ -276,11 +227,15 @@ class TensorInfo:
 
     @property
     def type_name(self) -> str | None:
-        return type_name(self.type_id)
+        return _TYPES[self.type_id][0] if self.type_id in _TYPES else None
 
     @property
     def size_bytes(self) -> int | None:
-        return tensor_bytes(self.type_id, self.shape)
+        """None: the type is not known here, or the first dimension is no whole number of blocks."""
+        _, block_values, block_bytes = _TYPES.get(self.type_id, ("", 0, 0))
+        if not block_values or (self.shape[0] if self.shape else 1) % block_values:
+            return None
+        return prod(self.shape) // block_values * block_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,8 +284,7 @@ def _open_regular(path: Path) -> BinaryIO:
     except ValueError as error:
         raise WeightsError(f"`{path!r}` is not a path: {error}") from None
     if stat.S_ISDIR(mode):
-        hint = "name the .gguf file inside it"
-        raise WeightsError(f"`{path}` is a folder, not a GGUF file", hint=hint)
+        raise WeightsError(f"`{path}` is a folder, not a GGUF file", hint="name the .gguf file inside it")
     if not stat.S_ISREG(mode):
         raise WeightsError(f"`{path}` is not a regular file")
     return path.open("rb", buffering=1 << 18)
@@ -349,21 +303,21 @@ def _parse(file: BinaryIO, *, keep_arrays: bool) -> GgufHeader:
     key_count = reader.count("metadata keys", _MAX_KEYS, bytes_each=13)
     metadata = {reader.text(): reader.value() for _ in range(key_count)}
     tensors = tuple(_tensor(reader) for _ in range(tensor_count))
-    return _header(version, metadata, tensors, reader.position, size)
-
-
-def _header(
-    version: int, metadata: dict[str, Any], tensors: tuple[TensorInfo, ...], header_end: int, size: int
-) -> GgufHeader:
-    alignment = _alignment(metadata)
+    header_end, alignment = reader.position, metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+        raise DamagedFile(f"its header is damaged: the alignment is {repr(alignment)[:20]}, not a power of two")
     data_offset = -(-header_end // alignment) * alignment
-    architecture = _typed(metadata, "general.architecture", str)
+
+    def said(key: str, kind: type[Any]) -> Any:
+        return metadata[key] if type(metadata.get(key)) is kind else None
+
+    architecture = said("general.architecture", str)
     return GgufHeader(
         version=version,
         architecture=architecture,
-        name=_typed(metadata, "general.name", str),
-        context_length=_typed(metadata, f"{architecture}.context_length", int),
-        alignment=alignment,
+        name=said("general.name", str),
+        context_length=said(f"{architecture}.context_length", int),
+        alignment=int(alignment),
         data_offset=data_offset,
         file_bytes=size,
         expected_file_bytes=_expected_bytes(tensors, header_end, data_offset),
@@ -391,13 +345,6 @@ def _tensor(reader: GgufReader) -> TensorInfo:
     return TensorInfo(name, shape, type_id=reader.unsigned(4), offset=reader.unsigned(8))
 
 
-def _alignment(metadata: Mapping[str, Any]) -> int:
-    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-    if isinstance(alignment, int) and alignment > 0 and alignment & (alignment - 1) == 0:
-        return int(alignment)
-    raise DamagedFile(f"its header is damaged: the alignment is {repr(alignment)[:20]}, not a power of two")
-
-
 def _expected_bytes(tensors: tuple[TensorInfo, ...], header_end: int, data_offset: int) -> int | None:
     end = header_end
     for tensor in tensors:
@@ -408,8 +355,3 @@ def _expected_bytes(tensors: tuple[TensorInfo, ...], header_end: int, data_offse
     if end > _MAX_FILE_BYTES:
         raise DamagedFile("its header is damaged: its tensors claim more than 1024 TiB")
     return end
-
-
-def _typed(metadata: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
-    value = metadata.get(key)
-    return value if type(value) is kind else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -11,7 +11,7 @@ from skep.catalog.gpus import ValueOrigin
 from skep.catalog.models import Geometry
 from skep.errors import UserError
 from skep.weights.config_json import ModelConfig, counted
-from skep.weights.gguf import GgufHeader, SkippedArray, TensorInfo
+from skep.weights.gguf import GgufHeader, SkippedArray
 
 _HINT = "take a GGUF file of a language model that llama.cpp has converted"
 _MAX_WIDTH = 1 << 20
@@ -20,39 +20,33 @@ _BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
 _NOT_ATTENTION = ("attn_norm", "attn_post_norm", "attn_sub_norm")
 
 
-@dataclass(frozen=True, slots=True)
-class _Kinds:
-    attention: int
-    linear: int
-    draft: int  # blocks that only draft
-
-
 def geometry_of(header: GgufHeader) -> Geometry:
     if not header.architecture:
         raise UserError("the GGUF has no `general.architecture`", hint=_HINT)
     keys = _settings(header)
     blocks, hidden = keys.whole("block_count", high=1000), keys.whole("embedding_length", high=_MAX_WIDTH)
     heads = keys.whole("attention.head_count", high=1 << 16)
-    kinds = _kinds(header, blocks, keys.whole("nextn_predict_layers", low=0, high=64, default=0))
-    full, sliding, window = _windows(keys, kinds.attention)
+    draft = min(keys.whole("nextn_predict_layers", low=0, high=64, default=0), blocks - 1)  # blocks that only draft
+    attention, linear = _kinds(header, blocks, draft)
+    full, sliding, window = _windows(keys, attention)
     tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
     title = header.name or header.architecture
     drawn = Geometry(
         id="-".join(title.casefold().split()),
         title=title,
         hidden=hidden,
-        layers=blocks - kinds.draft,
+        layers=blocks - draft,
         heads=heads,
         vocab=_vocab(header, keys),
         params_total=0.0,
         params_active=0.0,
         **_attention(keys, hidden, heads, header.metadata.get(f"{header.architecture}.attention.head_count_kv")),
-        **_mlp(keys, blocks - kinds.draft),
-        **_linear(keys, kinds.linear),
+        **_mlp(keys, blocks - draft),
+        **_linear(keys, linear),
         full_layers=full,
         sliding_layers=sliding,
         sliding_window=window,
-        mtp_layers=kinds.draft,
+        mtp_layers=draft,
         tied_embeddings=tied,
         max_context=keys.whole("context_length", high=1 << 40, default=0) or None,
         native_bits=average_bits(header),
@@ -81,15 +75,17 @@ def _settings(header: GgufHeader) -> ModelConfig:
     return ModelConfig("the GGUF", own, own, prefix, _HINT)
 
 
-def _kinds(header: GgufHeader, blocks: int, draft: int) -> _Kinds:
-    """By what each block holds; a file that is one part of several tells only of its own, so then all attend."""
+def _kinds(header: GgufHeader, blocks: int, draft: int) -> tuple[int, int]:
+    """Return how many blocks attend and how many are linear, by what each holds.
+
+    A file that is one part of several tells only of its own, so then all attend.
+    """
     parts: dict[int, set[str]] = {}
     for tensor in header.tensors:
         if (match := _BLOCK.fullmatch(tensor.name)) is not None:
             parts.setdefault(int(match.group(1)), set()).add(match.group(2))
-    draft = min(draft, blocks - 1)
     if len(parts) < blocks or _is_split(header):
-        return _Kinds(blocks - draft, 0, draft)
+        return blocks - draft, 0
     linear = attention = 0
     for index in range(blocks - draft):
         names = parts.get(index, set())
@@ -97,7 +93,7 @@ def _kinds(header: GgufHeader, blocks: int, draft: int) -> _Kinds:
             linear += 1
         elif any(name.startswith("attn_") and not name.startswith(_NOT_ATTENTION) for name in names):
             attention += 1
-    return _Kinds(attention, linear, draft)
+    return attention, linear
 
 
 def _windows(keys: ModelConfig, attention: int) -> tuple[int, int, int]:
@@ -185,10 +181,9 @@ def _is_split(header: GgufHeader) -> bool:
 
 def _tensors_total(header: GgufHeader, drawn: Geometry) -> float | None:
     """None where this file is one part of several, or holds too little to be a model."""
-    own = sum(prod(tensor.shape) for tensor in header.tensors if not _is_draft(tensor, drawn.layers))
+    own = 0
+    for tensor in header.tensors:
+        block = _BLOCK.fullmatch(tensor.name)
+        if block is None or int(block[1]) < drawn.layers:  # the others only draft
+            own += prod(tensor.shape)
     return None if _is_split(header) or own <= drawn.vocab * drawn.hidden else float(own)
-
-
-def _is_draft(tensor: TensorInfo, layers: int) -> bool:
-    match = _BLOCK.fullmatch(tensor.name)
-    return match is not None and int(match.group(1)) >= layers

