@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sample_tuning import sample_curve, sample_stages, sample_tuning
-from skep.monitor.changes import find_changes
+from skep.monitor.history import find_changes
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,

@@ -14,8 +14,7 @@ import pytest
 from hive_client import answering
 from in_process import call, refused
 
-from skep.monitor.loop import hold_monitor_lock
-from skep.monitor.main import monitor_lock, when_ready
+from skep.monitor.main import hold_monitor_lock, wait_while
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
@@ -234,7 +233,7 @@ def test_the_loop_probes_once_what_is_due_and_leaves(engine, paths, monkeypatch)
     done = monitor("run", "--once", check=0)
     assert "monitor.probed target='box' outcome=done" in done.err
     assert done.out == ""
-    with hold_monitor_lock(monitor_lock(paths)):
+    with hold_monitor_lock(paths):
         assert "pid" in refusal("run", code=1)
         assert monitor("status", "--json").json["loop"]["running"]
     assert not monitor("status", "--json").json["loop"]["running"]
@@ -348,11 +347,11 @@ def test_models_that_are_being_loaded_are_not_probed():
     theirs, ours = os.pipe()
     try:
         phases = iter(["starting", "ready"])
-        assert when_ready(theirs, lambda: next(phases))
+        assert wait_while(lambda: next(phases) == "starting", theirs, 0.5)
         assert list(phases) == []
-        assert when_ready(theirs, lambda: None)
+        assert wait_while(lambda: False, theirs, 0.5)
         os.close(ours)
-        assert not when_ready(theirs, lambda: "starting")
+        assert not wait_while(lambda: True, theirs, 0.5)
     finally:
         os.close(theirs)
 

@@ -7,9 +7,8 @@ from monitor_samples import KEY, START, noisy
 from monitor_samples import add_probes as add
 
 from skep.errors import UserError
-from skep.monitor.changes import SETTLED_S, WINDOW_S, find_changes
 from skep.monitor.compare import around_event, compare_targets
-from skep.monitor.history import history_of, primary_keys, read_window, thinned
+from skep.monitor.history import SETTLED_S, WINDOW_S, find_changes, history_of, primary_keys, read_window, thinned
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,

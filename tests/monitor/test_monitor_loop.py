@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from soak_month import VirtualLoop
 
 from skep.errors import EngineError, StoreError
-from skep.monitor.loop import BufferedProbe, Loop, WriteBuffer, hold_monitor_lock, probe_by_hand, prober_with
+from skep.monitor.loop import Loop, WriteBuffer, probe_by_hand, prober_with
+from skep.monitor.main import hold_monitor_lock
 from skep.monitor.records import (
     EventKind,
     Heat,
@@ -316,7 +317,9 @@ def test_a_target_without_room_went_neither_down_nor_up(probes, kinds):
 )
 def test_a_restart_is_told_by_the_process_or_by_its_count_of_tokens(before, after, anew):
     made = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.DONE, host=before)
-    news = events_since(LastSeen.of([made]), replace(made, host=after))
+    seen = LastSeen()
+    seen.take(made)
+    news = events_since(seen, replace(made, host=after))
     assert [event.kind for event in news] == ([EventKind.RESTART] if anew else [])
 
 
@@ -370,7 +373,7 @@ def test_an_event_that_was_written_before_a_kill_is_not_told_twice(series):
     series.append_event(event)  # and then the process was killed
     for _ in range(2):
         backlog = WriteBuffer(series, print)
-        backlog.put(BufferedProbe(made, (), [event]))
+        backlog.put(made, (), [event])
         assert backlog.write()
     assert len(series.events(*ALL)) == 1
     assert len(series.probes("box", *ALL)) == 1
@@ -380,8 +383,8 @@ def test_what_has_no_place_in_the_store_does_not_hold_up_the_rest(series):
     said = []
     backlog = WriteBuffer(series, said.append)
     made = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.DONE)
-    backlog.put(BufferedProbe(replace(made, running=2**80)))
-    backlog.put(BufferedProbe(replace(made, slot=2, due_at=NOON + HOUR)))
+    backlog.put(replace(made, running=2**80))
+    backlog.put(replace(made, slot=2, due_at=NOON + HOUR))
     assert backlog.write()
     assert outcomes(series) == ["failed", "done"]
     assert said[0].startswith("monitor.dropped")
@@ -401,11 +404,11 @@ def test_once_probes_what_is_due_and_ends(series):
     assert sum(text.startswith("monitor.probed") for text in said) == 2
 
 
-def test_a_second_one_is_told_who_holds_the_store(tmp_path):
-    lock, held = tmp_path / "lock", rf"already running \(pid {os.getpid()}\)"
-    with hold_monitor_lock(lock), pytest.raises(EngineError, match=held), hold_monitor_lock(lock):
+def test_a_second_one_is_told_who_holds_the_store(env):
+    paths, held = user_paths(env), rf"already running \(pid {os.getpid()}\)"
+    with hold_monitor_lock(paths), pytest.raises(EngineError, match=held), hold_monitor_lock(paths):
         pass
-    with hold_monitor_lock(lock):
+    with hold_monitor_lock(paths):
         pass
 
 

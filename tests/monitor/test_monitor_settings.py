@@ -90,6 +90,6 @@ def test_every_key_is_in_the_pages(key):
 
 
 def test_the_words_of_a_command_are_those_it_is_given():
-    notice = Notice("opened", (), "skep", "it is down", 1.0, "box")
+    notice = Notice("passed", (), 1.0, "box")
     assert {f"SKEP_ALERT_{name.upper()}" for name in COMMAND_WORDS} == set(variables_of(notice))
     assert monitor(command=["say", '{"text": 1}']).command == ("say", '{"text": 1}')

@@ -13,16 +13,18 @@ import pytest
 from skep.host.nvidia import NvidiaReport
 from skep.monitor.probe import (
     Lengths,
+    ProbeFault,
     ProbeMachine,
     TargetLoad,
     count_busy,
+    fault_of_row,
     load_of,
     other_requests,
     probe_target,
     sample_of,
 )
-from skep.monitor.probe_errors import ProbeFault, fault_of_row
 from skep.monitor.records import Heat, ProbeOutcome, ProbeShape, ProbeTarget
+from skep.monitor.schedule import Due
 from skep.store.records import EngineTimings, Request
 from skep.testing.process import FakeEngine
 from skep.workload.drills import drills
@@ -47,7 +49,7 @@ def box(engine, **options):
 
 
 def probe(target, **options):
-    made = probe_target(target, era=2, slot=7, due_at=100.0, **{"machine": NO_GPU, "nonce": "n", **options})
+    made = probe_target(Due(target, 2, 7, 100.0), **{"machine": NO_GPU, "nonce": "n", **options})
     return asyncio.run(made)
 
 
@@ -155,7 +157,7 @@ def test_others_at_the_target_are_seen(engine):
         body = b'{"model":"fake-model","messages":[{"role":"user","content":"x"}],"max_tokens":4000,"stream":true}'
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         await asyncio.to_thread(engine.wait_for, running=1)
-        made, _ = await probe_target(box(engine), era=0, slot=1, due_at=0.0, machine=NO_GPU)
+        made, _ = await probe_target(Due(box(engine), 0, 1, 0.0), machine=NO_GPU)
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
@@ -292,9 +294,7 @@ def test_a_probe_that_is_broken_off_says_nothing(engine):
     """Cancelled in the middle: no probe is made up of it, and the engine's slot is free again."""
 
     async def begin():
-        task = asyncio.create_task(
-            probe_target(box(engine, short_tokens=4000), era=0, slot=1, due_at=0.0, machine=NO_GPU)
-        )
+        task = asyncio.create_task(probe_target(Due(box(engine, short_tokens=4000), 0, 1, 0.0), machine=NO_GPU))
         await asyncio.to_thread(engine.wait_for, running=1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

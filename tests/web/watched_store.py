@@ -2,7 +2,7 @@
 
 import random
 
-from skep.monitor.changes import find_changes
+from skep.monitor.history import find_changes
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,

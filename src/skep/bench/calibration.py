@@ -39,8 +39,8 @@ from skep.planner.rigs import ResolvedRig, cpu_rig, parse_rig, rig_of_host
 from skep.planner.setup import Layout, Rig, Setup
 from skep.stats.percentiles import mean_t_interval
 from skep.store.database import Store
+from skep.store.named_rows import new_suffix
 from skep.store.records import CalibrationRecord, Request
-from skep.store.writer_process import new_suffix
 from skep.units import Interval
 from skep.weights.pull import installed
 from skep.wire.client import Pool

@@ -27,7 +27,7 @@ from skep.monitor.export import export_rows, write_csv, write_json
 from skep.monitor.history import history_of
 from skep.monitor.loop import probe_by_hand
 from skep.monitor.main import begin_with, log_on_stderr, monitor_pid, probe_lock_for, run_monitor
-from skep.monitor.probe_errors import probe_error
+from skep.monitor.probe import probe_error
 from skep.monitor.records import DAY_S, ProbeOutcome, ProbeTarget
 from skep.monitor.status import MonitorStatus, monitor_status
 from skep.monitor.store import SeriesStore

@@ -46,13 +46,11 @@ class ServerContext:
         """What the running supervisor tells. Raises NotRunning."""
         return ask(socket_of(self.paths.lock, self.paths.socket), {"op": "status"})
 
-    @contextmanager
-    def reading(self) -> Iterator[Store]:
+    def reading(self) -> Store:
         """The store, for reading. Raises UserError where nothing has been stored yet."""
         if not self.paths.store.exists():
             raise UserError("nothing has been stored here yet", hint="swarm_dispatch makes the first run")
-        with open_store(self.paths.store, read_only=True) as store:
-            yield store
+        return open_store(self.paths.store, read_only=True)
 
     @contextmanager
     def runs(self) -> Iterator[SwarmStore]:

@@ -68,15 +68,19 @@ class ReadTools:
         gateway = (told.get("gateway") or {}) if told is not None and str(told["url"]) == url else {}
         figures = gateway.get("models", {})
 
-        def described() -> list[Answer]:
-            return [self._described(name, facts, figures.get(name, {})) for name, facts in served.items()]
+        def describe(name: str, facts: dict[str, Any]) -> Answer:
+            levels, run_id = self._measured(name, simulated=bool(facts.get("simulated")))
+            told = {key: facts.get(key) for key in ("slots", "replicas", "engine", "simulated", "state")}
+            load = {key: figures.get(name, {}).get(key) for key in ("busy", "queued")}
+            return {"model": name, **told, **load, "measured": levels or None, "measured_run": run_id}
 
         slots = [facts["slots"] for facts in served.values() if facts.get("slots") is not None]
+        models = [await asyncio.to_thread(describe, name, facts) for name, facts in served.items()]
         suggested = "dispatch as many tasks as there are: the pace is found by trying"
         if slots:
             at_once = f"{max(slots)} tasks run at once"
             suggested = f"{at_once}; dispatch as many as there are in one call, the rest wait their turn"
-        return {"url": url, "models": await asyncio.to_thread(described), "suggested": suggested}
+        return {"url": url, "models": models, "suggested": suggested}
 
     def status(self) -> Answer:
         """What runs on this machine: the hive's replicas with their states, slots and load, as `skep ps` shows them,
@@ -156,12 +160,6 @@ class ReadTools:
             return self._place.hive_status()
         except NotRunning:
             return None
-
-    def _described(self, name: str, facts: dict[str, Any], figures: dict[str, Any]) -> Answer:
-        levels, run_id = self._measured(name, simulated=bool(facts.get("simulated")))
-        told = {key: facts.get(key) for key in ("slots", "replicas", "engine", "simulated", "state")}
-        load = {key: figures.get(key) for key in ("busy", "queued")}
-        return {"model": name, **told, **load, "measured": levels or None, "measured_run": run_id}
 
     def _measured(self, model: str, *, simulated: bool) -> tuple[list[Answer], str | None]:
         """Of the newest finished run of that model whose levels are numbers of agents, simulated as it is itself."""

@@ -7,12 +7,13 @@ looks. So a client may go away at any moment and ask again later.
 from __future__ import annotations
 
 import asyncio
-import subprocess
+import re
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from typing import Annotated, Any, Literal
 
 from mcp.server.mcpserver import Context
@@ -56,7 +57,7 @@ class RunLauncher:
 
     def __init__(self, paths: Paths, env: Mapping[str, str]) -> None:
         self._paths, self._env = paths, dict(env)
-        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, Popen[bytes]] = {}
 
     def start(self, run_id: str, after_cancel: int) -> None:
         """Nothing where it is at work already. `after_cancel`: the newest there is; after another, it is not begun.
@@ -65,17 +66,11 @@ class RunLauncher:
         """
         if self.is_alive(run_id):
             return
-        env, argv = self._env, [sys.executable, "-P", "-m", "skep.mcp_server.worker", run_id, str(after_cancel)]
+        argv = [sys.executable, "-P", "-m", "skep.mcp_server.worker", run_id, str(after_cancel)]
         try:
             with open_log(self._log_of(run_id), empty=True) as output:
-                process = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    cwd="/",
-                    env=env,
-                    start_new_session=True,
+                process = Popen(
+                    argv, stdin=DEVNULL, stdout=output, stderr=output, cwd="/", env=self._env, start_new_session=True
                 )
             self._started[run_id] = process
             threading.Thread(target=process.wait, daemon=True).start()  # so that it does not stay behind as a zombie
@@ -99,15 +94,14 @@ class RunLauncher:
         try:
             with self._log_of(run_id).open("rb") as file:
                 file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-                lines = file.read().decode(errors="replace").splitlines()
+                text = file.read().decode(errors="replace")
         except OSError:
             return None
-        errors = [place for place, line in enumerate(lines) if line.startswith("error: ")]
-        if not errors:
+        told = re.findall(r"^error: (.*)(?:\nhint: (.*))?", text, re.MULTILINE)
+        if not told:
             return None
-        last = errors[-1]
-        hint = lines[last + 1].removeprefix("hint: ") if lines[last + 1 : last + 2] else ""
-        return lines[last].removeprefix("error: ") + (f" ({hint})" if hint else "")
+        error, hint = told[-1]
+        return f"{error} ({hint})" if hint else f"{error}"
 
 
 class RunTools:
@@ -143,8 +137,16 @@ class RunTools:
         journalled, so none is lost. Bad tasks are refused before anything runs. Then call swarm_wait in a loop."""
 
         def read() -> list[Task]:
-            documents = tasks if template is None else [_fields(task) for task in tasks]
-            return tasks_of(documents, template=template, system=system, schema=schema, max_tokens=max_tokens)
+            given = [
+                {"": task, "item": task} if isinstance(task, str) else task for task in tasks
+            ]  # as a template has it
+            return tasks_of(
+                tasks if template is None else given,
+                template=template,
+                system=system,
+                schema=schema,
+                max_tokens=max_tokens,
+            )
 
         return await self._dispatch(await asyncio.to_thread(read), model, SwarmRunOptions(agents=agents), name)
 
@@ -336,11 +338,6 @@ class RunTools:
             unfinished = run.state is not SwarmRunState.DONE and self._launcher.is_alive(run.id)
             if run.config.get("output") == str(output) and unfinished:
                 raise UserError(f"`output` `{output}` is the file of run `{run.id}`", hint="name another file")
-
-
-def _fields(task: dict[str, Any] | str) -> dict[str, Any]:
-    """What fills a template in: a plain text is `{}` and `{item}`."""
-    return {"": task, "item": task} if isinstance(task, str) else task
 
 
 def _absolute(name: str, given: str) -> str:

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
+from importlib.resources import files
 from typing import Annotated, Any
 
 import anyio
@@ -24,46 +25,11 @@ from skep.mcp_server.context import ServerContext
 from skep.mcp_server.read_tools import ReadTools
 from skep.mcp_server.run_tools import LONGEST_WAIT_S, RunTools
 
-INSTRUCTIONS = """\
-skep runs many independent tasks at once on a local model. Use it to fan work out: classify, extract, summarise, \
-review or draft many things in parallel, cheaply and without sending anything elsewhere. \
-The local model is smaller than you: give it narrow, self-contained tasks and check what comes back.
-Flow: capacity (once) -> swarm_dispatch -> swarm_wait in a loop (at most 45 s a call) -> swarm_results page by page -> \
-swarm_retry or a new dispatch for what failed. Runs go on when the client goes away: swarm_list finds them again."""
-
-GUIDE = """\
-You are the orchestrator of a swarm of agents on a local model, through the tools of skep.
-
-Goal: {goal}
-
-1. Call capacity. It says how many tasks run at once and how fast. Finer than a few times that number brings no speed.
-2. Split the goal into tasks that need nothing from each other and nothing but their own prompt. Each prompt has
-   - the objective: one thing, in one sentence;
-   - the input itself, quoted in full (an agent sees no files, no conversation, no other task);
-   - the form of the answer: a JSON schema wherever you will compute with it, else length and layout;
-   - the boundaries: what to leave out, and what to answer where the input does not say.
-   Give each an id that you will recognise (`src/app.py`, `review-017`).
-3. Call swarm_dispatch with all of them at once. Where they share a prompt, use `template` and send only the fields.
-   {files}Put `schema`, `system` and `max_tokens` that hold for all beside the tasks, not into each.
-4. Call swarm_wait until its state is `done`. It returns within 45 s: calling it again is how to wait longer.
-   `stopped` means that nobody works on it any more: swarm_resume.
-5. Fetch the results with swarm_results, page by page; `swarm_result` has an answer that was cut.
-6. Look at the failed ones (`only: failed`). Where the endpoint was at fault, swarm_retry. Where the answer did not meet
-   its schema, make the task smaller or the schema simpler, and dispatch those anew.
-7. Check a sample of the answers against their inputs before you rely on them, then merge them yourself.
-"""
-
+log = logging.getLogger("skep.mcp")
 _FILES = (
     'For many tasks, write a .jsonl file (a line: {"id": ..., "prompt": ...}) and use swarm_dispatch_file with\n'
     "   `output`: neither inputs nor results pass through the conversation then.\n   "
 )
-
-
-def guide(goal: str, *, files: bool) -> str:
-    return GUIDE.replace("{files}", _FILES if files else "").replace("{goal}", goal.strip() or "as the user has said.")
-
-
-log = logging.getLogger("skep.mcp")
 _SAID = 200  # characters of a wrong value that are shown
 
 
@@ -73,20 +39,20 @@ class SkepTool(Tool):
         """Answers are structured, but how is not announced: it would double what every conversation begins with."""
 
     async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:
-        self._check_names(arguments)
+        known = list(self.parameters.get("properties", {}))
+        if unknown := [name for name in arguments if name not in known]:
+            near = get_close_matches(unknown[0], known, 1)
+            hint = f"did you mean `{near[0]}`?" if near else f"it takes: {', '.join(known) or 'nothing'}"
+            raise ToolError(error_text(f"{self.name} has no argument `{unknown[0][:_SAID]}`", hint))
         try:
             answer = await super().run(arguments, context, convert_result)
         except ToolError as error:
             raise ToolError(describe_error(error.__cause__ or error)) from error
-        return compact(answer) if isinstance(answer, CallToolResult) else answer
-
-    def _check_names(self, arguments: dict[str, Any]) -> None:
-        known = list(self.parameters.get("properties", {}))
-        for name in arguments:
-            if name not in known:
-                near = get_close_matches(name, known, 1)
-                hint = f"did you mean `{near[0]}`?" if near else f"it takes: {', '.join(known) or 'nothing'}"
-                raise ToolError(error_text(f"{self.name} has no argument `{name[:_SAID]}`", hint))
+        if not isinstance(answer, CallToolResult) or answer.structured_content is None:
+            return answer
+        kept = without_unknown(answer.structured_content)
+        text = json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
+        return answer.model_copy(update={"structured_content": kept, "content": [TextContent(type="text", text=text)]})
 
 
 def make_tool(
@@ -116,22 +82,17 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, SkepError):
         return error_text(error.message, error.hint)
     if isinstance(error, ValidationError):
-        faults = "; ".join(_fault(one) for one in error.errors()[:5])
-        return error_text(faults, "the tool's input schema says what it takes")
+        faults = []
+        for one in error.errors()[:5]:
+            where, said = ".".join(map(str, one["loc"])), one["msg"][:1].lower() + one["msg"][1:]
+            faults.append(f"`{where}` is {str(one['input'])[:_SAID]!r}: {said}")
+        return error_text("; ".join(faults), "the tool's input schema says what it takes")
     if isinstance(error, ToolError):
         return str(error)
     if isinstance(error, OSError):
         return error_text(f"{error.strerror or error}", "check the disk and the permissions of skep's folders")
     log.error("tool.failed error=%r", error)
     return error_text(f"unexpected {type(error).__name__}: {error}", "the same command on the shell may say more")
-
-
-def compact(answer: CallToolResult) -> CallToolResult:
-    if answer.structured_content is None:
-        return answer
-    kept = without_unknown(answer.structured_content)
-    text = json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
-    return answer.model_copy(update={"structured_content": kept, "content": [TextContent(type="text", text=text)]})
 
 
 def without_unknown(value: Any) -> Any:
@@ -156,11 +117,6 @@ def compact_schema(schema: Any) -> Any:
     return {key: one for key, one in kept.items() if key != "default" or one is not None}
 
 
-def _fault(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"])
-    return f"`{where}` is {str(error['input'])[:_SAID]!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
-
-
 # What a client that went away in the middle of a call leaves behind: nobody reads on.
 GONE = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
@@ -169,18 +125,23 @@ def make_server(place: ServerContext, *, longest_wait_s: float = LONGEST_WAIT_S)
     made: MCPServer[Any] = MCPServer(
         "skep",
         title="skep: a swarm of agents on a local model",
-        instructions=INSTRUCTIONS,
+        instructions=_text("instructions.txt"),
         version=__version__,
         tools=[*_tools(place, longest_wait_s)],
         log_level="WARNING",
     )
 
     def swarm(goal: Annotated[str, Field(description="What is to be done.")] = "") -> str:
-        return guide(goal, files=place.files)
+        told = _text("guide.txt").replace("{files}", _FILES if place.files else "")
+        return told.replace("{goal}", goal.strip() or "as the user has said.")
 
     described = "How to split a goal into tasks for the local swarm, run them, and merge what comes back."
     made.prompt(name="swarm", title="Run a swarm", description=described)(swarm)
     return made
+
+
+def _text(name: str) -> str:
+    return files("skep.mcp_server").joinpath(name).read_text("utf-8")
 
 
 def serve_stdio(place: ServerContext) -> None:

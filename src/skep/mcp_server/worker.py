@@ -25,12 +25,8 @@ def main() -> int:
         uvloop.run(_work(sys.argv[1], int(sys.argv[2])))
     except asyncio.CancelledError:
         return 130
-    except BaseExceptionGroup as group:
-        return _say(first_of(group))
-    except SkepError as error:
-        return _say(error)
-    except OSError as error:
-        return _say(error)
+    except (BaseExceptionGroup, SkepError, OSError) as error:
+        return _say(first_of(error) if isinstance(error, BaseExceptionGroup) else error)
     return 0
 
 
@@ -52,11 +48,11 @@ async def _work(run_id: str, after_cancel: int) -> None:
 
 
 def _say(error: BaseException) -> int:
-    known = isinstance(error, SkepError)
-    print(f"error: {error}" if known else f"error: unexpected {error!r}", file=sys.stderr)  # noqa: T201
-    if isinstance(error, SkepError) and error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)  # noqa: T201
-    return error.exit_code if isinstance(error, SkepError) else 1
+    if not isinstance(error, SkepError):
+        print(f"error: unexpected {error!r}", file=sys.stderr)  # noqa: T201
+        return 1
+    print(f"error: {error}", *([f"hint: {error.hint}"] if error.hint else []), sep="\n", file=sys.stderr)  # noqa: T201
+    return error.exit_code
 
 
 if __name__ == "__main__":

@@ -129,7 +129,13 @@ class AlertWatcher:
     def _look_around(self) -> None:
         with self._never_raising("tick"):
             self._begin()
-            self._write_what_waits()
+            self._write_ends()
+            while self._unsaved:
+                alert = self._alarms.stored(self._unsaved[0], self._series.open_alert(self._unsaved[0]))
+                self._unsaved.pop(0)
+                if alert.id is not None and not self._quiet.stored(alert):
+                    for via in ("log", *(notifier.via for notifier in self._notifiers)):
+                        self._series.append_notice(alert.id, "opened", self._now, via, None)
             watched = [target.name for target in self._series.targets()]
             self._carry_out(self._alarms.forget(watched, self._now))
         with self._never_raising("disk"):
@@ -199,15 +205,6 @@ class AlertWatcher:
             if alert.id is not None and alert.closed_at is not None:
                 self._series.close_alert(alert.id, alert.closed_at, alert.closed_because or "")
             self._unended.pop(0)
-
-    def _write_what_waits(self) -> None:
-        self._write_ends()
-        while self._unsaved:
-            alert = self._alarms.stored(self._unsaved[0], self._series.open_alert(self._unsaved[0]))
-            self._unsaved.pop(0)
-            if alert.id is not None and not self._quiet.stored(alert):
-                for via in ("log", *(notifier.via for notifier in self._notifiers)):
-                    self._series.append_notice(alert.id, "opened", self._now, via, None)
 
     async def _told(self, notice: Notice, via: str, error: str | None) -> None:
         error = None if error is None else self._secrets.scrub(error)

@@ -11,8 +11,7 @@ import msgspec
 
 from skep.errors import UserError
 from skep.monitor import describe
-from skep.monitor.changes import interval_of, primary_keys
-from skep.monitor.history import read_window
+from skep.monitor.history import interval_of, primary_keys, read_window
 from skep.monitor.records import (
     DAY_S,
     LONGEST_NOTE,
@@ -48,9 +47,8 @@ class TargetComparisonRow:
     sentence: str | None  # None: a side has too few values
 
     def document(self) -> dict[str, Any]:
-        kind = {"heat": str(self.heat), "shape": str(self.shape), "concurrency": self.concurrency}
-        figure = {"metric": str(self.metric), "unit": self.metric.unit}
-        return {**kind, **figure, **msgspec.to_builtins(self.versus), "sentence": self.sentence}
+        kind = {name: getattr(self, name) for name in ("heat", "shape", "concurrency", "metric")}
+        return {**kind, "unit": self.metric.unit, **msgspec.to_builtins(self.versus), "sentence": self.sentence}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +59,8 @@ class TargetComparison:
     until: float
     model_a: str | None
     model_b: str | None
-    rows: tuple[TargetComparisonRow, ...]
-    sentences: tuple[str, ...]
+    rows: tuple[TargetComparisonRow, ...] = ()
+    sentences: tuple[str, ...] = ()
 
     @property
     def same_model(self) -> bool | None:
@@ -95,21 +93,22 @@ def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: fl
     """Hot runs first, single streams first. UserError for a target that was never there."""
     if a == b:
         raise UserError(f"`{a}` is compared with itself", hint="name two targets; `skep monitor list` shows them")
-    model_a, model_b = _model(series, a), _model(series, b)
-    same = None if model_a is None or model_b is None else model_a == model_b
+    latest = [series.latest(name) for name in (a, b)]
+    model_a, model_b = (one and (one[0].model or one[0].versions.get("model")) for one in latest)
+    comparison = TargetComparison(a, b, since, until, model_a, model_b)
     known = {target.name: target for target in series.targets(removed=True)}
     rows = []
     for kind in _shared(series, a, b):
         values = (_values(series, replace(kind, target=name), since, until) for name in (a, b))
         found = versus(*values, more_is_better=kind.metric.more_is_better)
-        sentence = describe.describe_comparison(a, b, found, kind.metric, same_model=same)
+        sentence = describe.describe_comparison(a, b, found, kind.metric, same_model=comparison.same_model)
         other = other_lengths(kind.shape, known.get(a), known.get(b))
         if other is not None:  # their figures stand side by side, and nothing is said of better or worse
             found = replace(found, judgement=Judgement.UNKNOWN)
             sentence = sentence and f"not the same load, {other}: {sentence}"
         rows.append(TargetComparisonRow(kind.heat, kind.shape, kind.concurrency, kind.metric, found, sentence))
     told = tuple(f"{_kind_in_words(row)}: {row.sentence}" for row in rows if row.sentence is not None)
-    return TargetComparison(a, b, since, until, model_a, model_b, tuple(rows), told)
+    return replace(comparison, rows=tuple(rows), sentences=told)
 
 
 def around_event(
@@ -118,21 +117,16 @@ def around_event(
     """Return the week before it and the week after it, each up to whatever else happened or changed."""
     every_s = interval_of(series, key.target)
     start, end = event.at - AROUND_S, event.at + AROUND_S
-    others = [
-        other.at
-        for other in series.events(start, end, key.target)
-        if other.kind in _BOUNDARIES and abs(other.at - event.at) > every_s
-    ]
+    events = [one.at for one in series.events(start, end, key.target) if one.kind in _BOUNDARIES]
+    changes = [change for change in series.changes(key.target, start) if change.key == key]
+    others = [at for at in events if abs(at - event.at) > every_s]
     others += [
-        change.at
-        for change in series.changes(key.target, start)
-        if change.key == key and not change.between[0] - every_s <= event.at <= change.between[1] + every_s
+        change.at for change in changes if not change.between[0] - every_s <= event.at <= change.between[1] + every_s
     ]
     before = (max([start, *(at for at in others if at < event.at)]), event.at)
     after = (event.at, min([end, *(at for at in others if at > event.at)]))
-    found = versus(
-        _values(series, key, *before), _values(series, key, *after), more_is_better=key.metric.more_is_better
-    )
+    values = (_values(series, key, *window) for window in (before, after))
+    found = versus(*values, more_is_better=key.metric.more_is_better)
     return AroundEvent(event, key, before, after, found, _around_in_words(event, found, zone))
 
 
@@ -219,11 +213,6 @@ def _keys(series: SeriesStore, target: str) -> list[SeriesKey]:
 
 def _values(series: SeriesStore, key: SeriesKey, since: float, until: float) -> list[float]:
     return [value for _, value in read_window(series, key, since, until).quiet(since, until)]
-
-
-def _model(series: SeriesStore, target: str) -> str | None:
-    latest = series.latest(target)
-    return None if latest is None else latest[0].model or latest[0].versions.get("model")
 
 
 def _kind_in_words(row: TargetComparisonRow) -> str:

@@ -8,7 +8,7 @@ from datetime import datetime, tzinfo
 from skep.monitor.records import DAY_S, HOUR_S, EventKind, MonitorEvent, Probe, SeriesChange, SeriesMetric, SlowDrift
 from skep.stats.rolling import WindowStats
 from skep.stats.versus import Judgement, SeriesComparison
-from skep.units import Interval, format_seconds
+from skep.units import format_seconds
 
 CAUSES = (EventKind.VERSION, EventKind.NOTE, EventKind.RESTART)  # what may have changed a figure
 _NAMES = {"cuda": "CUDA", "skep": "skep", "build": "the engine's build", "weights_bytes": "the size of the weights"}
@@ -176,11 +176,13 @@ def _ahead(a: str, b: str, found: SeriesComparison, metric: SeriesMetric) -> str
         return f"{b} is not distinguishable from {a} in {_WHAT.get(metric, 'speed')} ({gap})"
     b_first = (found.ratio.estimate > 1) is metric.more_is_better
     first, second = (b, a) if b_first else (a, b)
-    ratio = found.ratio if found.ratio.estimate >= 1 else _turned(found.ratio)
-    if ratio.estimate >= _TIMES:
-        return f"{first} is {ratio.estimate:.1f}x ({ratio.low:.1f}..{ratio.high:.1f}) {more[1]} {second}"
-    low, high = 100 * (ratio.low - 1), 100 * (ratio.high - 1)
-    return f"{first} is {100 * (ratio.estimate - 1):.1f} % ({low:.1f}..{high:.1f}) {more[0]} than {second}"
+    low, estimate, high = found.ratio.low, found.ratio.estimate, found.ratio.high
+    if estimate < 1:
+        low, estimate, high = (1 / max(value, 1e-12) for value in (high, estimate, low))
+    if estimate >= _TIMES:
+        return f"{first} is {estimate:.1f}x ({low:.1f}..{high:.1f}) {more[1]} {second}"
+    low, estimate, high = (100 * (value - 1) for value in (low, estimate, high))
+    return f"{first} is {estimate:.1f} % ({low:.1f}..{high:.1f}) {more[0]} than {second}"
 
 
 _WHAT = {SeriesMetric.TTFT_MS: "time to first token", SeriesMetric.QUALITY: "quality"}
@@ -188,7 +190,3 @@ _MORE = {
     SeriesMetric.TTFT_MS: ("quicker to the first token", "as quick to the first token as"),
     SeriesMetric.QUALITY: ("more often right", "as often right as"),
 }
-
-
-def _turned(ratio: Interval) -> Interval:
-    return Interval(*(1 / max(value, 1e-12) for value in (ratio.high, ratio.estimate, ratio.low)))

@@ -14,10 +14,10 @@ from functools import partial
 from itertools import pairwise
 
 from skep.config.monitor import Monitor
-from skep.monitor.changes import primary_keys
 from skep.monitor.describe import clock, percent
-from skep.monitor.probe_errors import BUSY
+from skep.monitor.history import primary_keys
 from skep.monitor.records import (
+    BUSY,
     DAY_S,
     HOUR_S,
     Alert,
@@ -82,7 +82,9 @@ class Alarms:
         for finding in findings:
             place = (finding.rule, finding.target)
             standing = self._open.get(place)
-            if standing is None and finding.wrong and self._is_news(finding):
+            last = self._last_opened.get(place)
+            is_news = finding.since is None or last is None or finding.since > last
+            if standing is None and finding.wrong and is_news:
                 actions.append(self._begin(finding, now))
             elif standing is not None and finding.wrong is False:
                 actions.append(self._end(standing, finding.message, now))
@@ -95,10 +97,6 @@ class Alarms:
         watched = set(targets)
         gone = [alert for alert in self.open if alert.target is not None and alert.target not in watched]
         return [self._end(alert, "it is no longer watched", now) for alert in gone]
-
-    def _is_news(self, finding: RuleFinding) -> bool:
-        last = self._last_opened.get((finding.rule, finding.target))
-        return finding.since is None or last is None or finding.since > last
 
     def _begin(self, finding: RuleFinding, now: float) -> Alert:
         alert = Alert(finding.rule, finding.target, now, finding.message, finding.value, finding.limit)
@@ -237,7 +235,9 @@ def shift(target: str, changes: Sequence[SeriesChange], now: float, zone: tzinfo
 def disk(free: int, history: Sequence[tuple[float, int]], limit: int) -> RuleFinding | None:
     """`history`: (time, free bytes) of the last day, oldest first. Of the steps from hour to hour, the middle one
     counts: a large file that came once is no trend."""
-    loss = _hourly_loss(history)
+    hours = {int(at // HOUR_S): (at, then) for at, then in history}
+    steps = [(b - a) / (y - x) * HOUR_S for (x, a), (y, b) in pairwise(hours.values()) if y > x]
+    loss = -median(steps) if len(steps) >= MIN_TREND_HOURS else 0.0
     left_s = free / loss * HOUR_S if loss > 0 else math.inf
     room = format_bytes(free)
     left = f"the disk of the store has {room} left"
@@ -283,13 +283,6 @@ def chance_of_at_most(right: int, asked: int, share: float) -> float:
 
 def _baseline(points: Sequence[SeriesPoint], until: float) -> list[float]:
     return [point.value for point in points if until - BASELINE_S <= point.at < until]
-
-
-def _hourly_loss(history: Sequence[tuple[float, int]]) -> float:
-    """Return the median loss of free bytes an hour; 0 where there are too few hours."""
-    hours = {int(at // HOUR_S): (at, free) for at, free in history}
-    steps = [(b - a) / (y - x) * HOUR_S for (x, a), (y, b) in pairwise(hours.values()) if y > x]
-    return -median(steps) if len(steps) >= MIN_TREND_HOURS else 0.0
 
 
 def findings_of(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -59,8 +60,10 @@ def sample_rows(store: Store, *, target: str | None = None, since: float | None 
     after = 0
     earliest = float("-inf") if since is None else since
     while page := store.read(_PAGE, after, earliest, target, PROBES_AT_ONCE):
-        for found in page:
-            yield _sample_row(dict(found))
+        for row in page:
+            told = {name: json.loads(row[name]) for name in ("versions", "host")}
+            told |= {"at_utc": utc(row["at"]), "busy": bool(row["running"] or row["waiting"])}
+            yield {**dict(row), **told, "simulated": bool(row["simulated"])}
         after = page[-1]["probe_id"]
 
 
@@ -69,8 +72,7 @@ def point_rows(series: SeriesStore, key: SeriesKey, since: float | None = None) 
     start = 0.0 if since is None else since
     common = {"series": str(key), "unit": key.metric.unit}
     for point in series.points(key, start, FAR):
-        told = {"value": point.value, "busy": point.busy, "probe_id": point.probe_id}
-        yield {"at": point.at, "at_utc": utc(point.at), **common, **told}
+        yield {**asdict(point), **common, "at_utc": utc(point.at)}
 
 
 def write_csv(columns: Sequence[str], rows: Iterable[Row], file: TextIO) -> int:
@@ -99,26 +101,14 @@ def utc(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _sample_row(row: Row) -> Row:
-    told = {name: json.loads(row[name]) for name in ("versions", "host")}
-    busy = bool(row["running"] or row["waiting"])
-    return {**row, **told, "at_utc": utc(row["at"]), "busy": busy, "simulated": bool(row["simulated"])}
-
-
 def harmless(text: str) -> str:
     """A spreadsheet would take some beginnings for a formula: what a server says is not to be run."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _cell(value: object) -> object:
-    match value:
-        case None:
-            return ""
-        case bool():
-            return int(value)
-        case dict():
-            return json.dumps(value, ensure_ascii=False, sort_keys=True) if value else ""
-        case str():
-            return harmless(value)
-        case _:
-            return value
+    if value is None or value == {}:
+        return ""
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return int(value) if isinstance(value, bool) else harmless(value) if isinstance(value, str) else value

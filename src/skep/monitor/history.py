@@ -7,6 +7,7 @@ all that is derived.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +18,12 @@ from typing import Any
 import msgspec
 
 from skep.monitor import describe
-from skep.monitor.changes import changes_in, interval_of, primary_keys
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
     Heat,
     MonitorEvent,
+    ProbeShape,
     SeriesChange,
     SeriesKey,
     SeriesMetric,
@@ -32,7 +33,8 @@ from skep.monitor.records import (
     SpanKind,
 )
 from skep.monitor.store import SeriesStore
-from skep.stats.rolling import WindowStats, rolling_median, window_stats
+from skep.stats.changepoints import FEWEST, changes_in_series
+from skep.stats.rolling import WindowStats, line_through, rolling_median, window_stats
 from skep.stats.versus import SeriesComparison, versus
 
 MOST_POINTS = 2000
@@ -118,9 +120,7 @@ def history_of(
     steps = sorted({*steps_of(series, key, since - band_s, until), *(change.at for change in changes)})
     band = [row for row in stepped(shown.quiet(since - band_s, until), steps, band_s) if row[0] >= since]
     found = SeriesHistory(
-        key=key,
-        since=since,
-        until=until,
+        *(key, since, until),
         points=thinned(points),
         spans=spans,
         band=band[:: max(1, -(-len(band) // MOST_POINTS))],
@@ -212,13 +212,9 @@ def thinned(points: Sequence[SeriesPoint], most: int = MOST_POINTS) -> tuple[Ser
     kept: list[SeriesPoint] = []
     for start in range(0, len(points), size):
         part = points[start : start + size]
-        ends = {id(one): one for one in (min(part, key=_value), max(part, key=_value))}
-        kept += sorted(ends.values(), key=lambda point: point.at)
+        ends = {pick(part, key=lambda point: point.value) for pick in (min, max)}
+        kept += sorted(ends, key=lambda point: point.at)
     return tuple(kept)
-
-
-def _value(point: SeriesPoint) -> float:
-    return point.value
 
 
 def steps_of(series: SeriesStore, key: SeriesKey, since: float, until: float) -> tuple[float, ...]:
@@ -226,25 +222,122 @@ def steps_of(series: SeriesStore, key: SeriesKey, since: float, until: float) ->
     found = [change for change in series.changes(key.target, since) if change.at < until]
     own = [change for change in found if change.key == key]
     if not own and key.heat is not Heat.SEEN:
-        speed = key.metric is not SeriesMetric.TTFT_MS
-        own = [one for one in found if (one.key.metric is not SeriesMetric.TTFT_MS) is speed and _alike(one.key, key)]
+        hot = [change for change in found if change.key.heat is Heat.HOT]
+        own = [change for change in hot if _measure(change.key.metric) == _measure(key.metric)]
     return tuple(sorted({change.at for change in own}))
 
 
-def _alike(one: SeriesKey, other: SeriesKey) -> bool:
-    """Return whether a change of the one may stand for a change of the other."""
-    quality = SeriesMetric.QUALITY
-    return one.heat is Heat.HOT and (one.metric is quality) is (other.metric is quality)
+def _measure(metric: SeriesMetric) -> str:
+    """Return what a metric is a figure of: a change of one speed may stand for one of another."""
+    return metric if metric in (SeriesMetric.TTFT_MS, SeriesMetric.QUALITY) else "speed"
 
 
 def stepped(values: Sequence[tuple[float, float]], steps: Sequence[float], width_s: float) -> list[Band]:
     """Return a rolling median that forgets what was before the last step. `values` and `steps` are oldest first."""
     moments = [at for at, _ in values]
     cuts = [0, *(bisect_left(moments, step) for step in steps), len(values)]
-    pieces = [rolling_median(values[begin:end], width_s) for begin, end in pairwise(cuts)]
-    return [row for place, piece in enumerate(pieces) for row in (_settled(piece) if place else piece)]
+    found: list[Band] = []
+    for place, (begin, end) in enumerate(pairwise(cuts)):
+        piece = rolling_median(values[begin:end], width_s)
+        unsure = place and len(piece) > 2 * _UNSURE  # after a step the first rows are medians of next to nothing
+        found += piece[_UNSURE:] if unsure else piece
+    return found
 
 
-def _settled(piece: Sequence[Band]) -> Sequence[Band]:
-    """Without its first rows, which are medians of next to nothing."""
-    return piece[_UNSURE:] if len(piece) > 2 * _UNSURE else piece
+WINDOW_S = 30 * DAY_S
+SETTLED_S = 5 * DAY_S  # of the window's beginning, where what was found before stays
+_MOST = 5000  # points of a window; a target that is probed oftener is looked at over less time
+_SHAPES = (ProbeShape.SHORT, ProbeShape.LONG)
+
+
+def primary_keys(series: SeriesStore, target: str) -> list[SeriesKey]:
+    """Return the series that stand for a target: its speed, short runs of one stream first, then TTFT and quality.
+
+    The engine's own figure where it tells one, else the client's; with several streams at once the sum of them all.
+    Only hot runs; of a target that nobody probes, what the gateway saw.
+    """
+    keys = set(series.keys(target))
+    kinds = sorted(
+        {(key.concurrency, _SHAPES.index(key.shape)) for key in keys if key.heat is Heat.HOT and key.shape in _SHAPES}
+    )
+    latest = series.latest(target)  # another engine may report fewer figures
+    told = {metric for metric in SeriesMetric for one in (latest[1] if latest else ()) if one.value(metric) is not None}
+    found = []
+    for concurrency, shape in kinds:
+        wanted = (SeriesMetric.EFFECTIVE_TOK_S,) if concurrency > 1 else (SeriesMetric.ENGINE_TOK_S, SeriesMetric.TOK_S)
+        here = [SeriesKey(target, Heat.HOT, _SHAPES[shape], concurrency, metric) for metric in wanted]
+        there = [key for key in here if key in keys]
+        found += ([key for key in there if key.metric in told] or there)[:1]
+    found += [key for key in sorted(keys) if key.heat is Heat.HOT and key.metric is SeriesMetric.QUALITY]
+    found += [SeriesKey(target, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)]
+    seen = (SeriesMetric.TOK_S, SeriesMetric.TTFT_MS, SeriesMetric.REQUESTS)
+    found += [SeriesKey(target, Heat.SEEN, ProbeShape.ANY, 0, metric) for metric in seen]
+    return [key for key in found if key in keys]
+
+
+def find_changes(series: SeriesStore, target: str, now: float) -> list[SeriesChange]:
+    """Of every series that stands for the target, oldest first; stored in place of those found before.
+
+    Found anew after each probe over the last 30 days. What was found earlier and lies near the beginning of that
+    window, or before it, stays as it was: a change does not go away because what was before it is no longer looked at.
+    """
+    earlier, every_s = series.changes(target), interval_of(series, target)
+    found = []
+    for key in [key for key in primary_keys(series, target) if key.heat is Heat.HOT]:
+        known = [change for change in earlier if change.key == key]
+        changes = _renewed(series, key, known, every_s, now)
+        series.set_changes(key, changes)
+        found += changes
+    return sorted(found, key=lambda change: (change.at, change.key))
+
+
+def changes_in(
+    key: SeriesKey, points: Sequence[SeriesPoint], events: Sequence[MonitorEvent], every_s: float
+) -> tuple[list[SeriesChange], list[SlowDrift]]:
+    """Steps and drifts, oldest first. None of a series that is not of hot runs: cold is cold."""
+    if key.heat is not Heat.HOT:
+        return [], []
+    quiet = [point for point in points if not point.busy]
+    course = changes_in_series([point.value for point in quiet])
+    changes = []
+    for split in course.splits:
+        at = quiet[split.index].at
+        between = (quiet[split.bracket[0] - 1].at, quiet[split.bracket[1]].at)
+        ratio, counts = (split.ratio.low, split.ratio.high), (split.count_before, split.count_after)
+        because = describe.cause(events, at, between, every_s)
+        changes.append(SeriesChange(key, at, between, split.before, split.after, *ratio, *counts, because))
+    return changes, [_slow_drift(quiet[drift.first : drift.last + 1]) for drift in course.drifts]
+
+
+def _slow_drift(points: Sequence[SeriesPoint]) -> SlowDrift:
+    first, last = points[0].at, points[-1].at
+    logs = min(point.value for point in points) > 0
+    line = line_through([(point.at, math.log(point.value) if logs else point.value) for point in points])
+    if line is None:
+        return SlowDrift(first, last, 1.0, 1.0, 1.0)
+    slopes = [slope * (last - first) for slope in (line.slope, line.low, line.high)]
+    if logs:
+        ratio, low, high = map(math.exp, slopes)
+    else:
+        ratio, low, high = (1 + slope / line.start if line.start else 1.0 for slope in slopes)
+    return SlowDrift(first, last, ratio, low, high)
+
+
+def interval_of(series: SeriesStore, target: str) -> float:
+    """Return the seconds between two probes of a target; an hour for a passive one."""
+    return next((one.every_s for one in series.targets(removed=True) if one.name == target), HOUR_S)
+
+
+def _renewed(
+    series: SeriesStore, key: SeriesKey, known: Sequence[SeriesChange], every_s: float, now: float
+) -> list[SeriesChange]:
+    start = now - WINDOW_S
+    older = any(change.at < start for change in known) or bool(series.points(key, 0.0, start, limit=1))
+    settled = [change for change in known if change.at < start + SETTLED_S] if older else []
+    since = max([start, *(change.at for change in settled)])
+    points = series.points(key, since, now + 1, limit=_MOST)
+    if len(points) < FEWEST:
+        return settled
+    changes, _ = changes_in(key, points, series.events(since - DAY_S, now + 1, key.target), every_s)
+    edge = start + SETTLED_S if older else start
+    return settled + [change for change in changes if change.at >= edge]

@@ -16,13 +16,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from skep.errors import StoreError
-from skep.files import hold_lock
-from skep.monitor.changes import find_changes
+from skep.monitor.alerts import AlertWatcher
+from skep.monitor.history import find_changes
 from skep.monitor.probe import Lengths, probe_target
 from skep.monitor.records import HOUR_S, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeSample, ProbeTarget
 from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, Agenda, Due, Era, Moment, ProbeSchedule
@@ -38,17 +37,20 @@ LOOK_S = 0.1  # between two looks whether it is one's turn; a wait inside the ke
 
 
 class ProbeLock:
-    """`folder` has one empty file for each machine."""
+    """`folder` has one empty file for each machine; None: nobody else probes."""
 
     def __init__(self, folder: Path | None, *, longest_s: float = LONGEST_S) -> None:
-        """None: nobody else probes."""
-        self._folder = folder
-        self._longest_s = longest_s
+        self._folder, self._longest_s = folder, longest_s
 
     @contextlib.asynccontextmanager
     async def at(self, machine: str, waits: Callable[[], None]) -> AsyncIterator[None]:
         """`waits` hears of it once, where somebody else is there. Without a place for the file nobody waits."""
-        descriptor = self._opened(machine)
+        descriptor = None
+        if self._folder is not None:
+            name = hashlib.sha256(machine.encode("utf-8", "replace")).hexdigest()[:16]
+            with contextlib.suppress(OSError):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if descriptor is None:
             yield
             return
@@ -62,16 +64,6 @@ class ProbeLock:
         finally:
             os.close(descriptor)
 
-    def _opened(self, machine: str) -> int | None:
-        if self._folder is None:
-            return None
-        name = hashlib.sha256(machine.encode("utf-8", "replace")).hexdigest()[:16]
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            return os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:
-            return None
-
 
 def _taken(descriptor: int) -> bool:
     try:
@@ -79,40 +71,21 @@ def _taken(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks
-        return True
+        pass
     return True
 
 
 MOST = 1000  # entries that wait
 
 
-@dataclass(frozen=True, slots=True)
-class BufferedProbe:
-    probe: Probe | None = None
-    samples: Sequence[ProbeSample] = ()
-    events: Sequence[MonitorEvent] = ()
-
-
-def _bare(whole: Probe) -> Probe:
-    """Return a probe without what it measured."""
-    outcome = ProbeOutcome.FAILED if whole.outcome is ProbeOutcome.DONE else whole.outcome
-    occasion = (whole.target, whole.era, whole.slot, whole.due_at, whole.ended_at, outcome, whole.started_at)
-    return Probe(*occasion, whole.slots, error_kind="store", error="its figures could not be stored")
-
-
 class WriteBuffer:
     """Probes and events that wait to be stored. `put` from the event loop; `write` from any thread."""
 
     def __init__(self, series: SeriesStore, say: Callable[[str], None], most: int = MOST) -> None:
-        self._series = series
-        self._most = most
-        self._say = say
-        self._entries: deque[BufferedProbe] = deque()
+        self._series, self._say, self._most = series, say, most
+        self._entries: deque[tuple[Probe | None, Sequence[ProbeSample], Sequence[MonitorEvent]]] = deque()
         self._writing = threading.Lock()  # entries are written in the order in which they were put, each once
-        self._trouble: str | None = None
-
-    def __repr__(self) -> str:
-        return f"<WriteBuffer of {len(self._entries)}{', ' + self._trouble if self._trouble else ''}>"
+        self._in_trouble = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -122,33 +95,38 @@ class WriteBuffer:
         """Whether as many entries wait as may; no probe starts until there is room."""
         return len(self._entries) >= self._most
 
-    def put(self, entry: BufferedProbe) -> None:
-        self._entries.append(entry)
+    def put(
+        self, probe: Probe | None, samples: Sequence[ProbeSample] = (), events: Sequence[MonitorEvent] = ()
+    ) -> None:
+        self._entries.append((probe, samples, events))
 
     def write(self) -> bool:
         """Store what waits, as far as the store takes it. Return whether nothing waits any more."""
         with self._writing:
             while self._entries:
                 try:
-                    self._write_one(self._entries[0])
+                    self._write_one(*self._entries[0])
                 except StoreError as error:
-                    self._wait(error)
+                    if not self._in_trouble:
+                        self._say(f"monitor.waits why={error.message!r} hint={error.hint!r}")
+                    self._in_trouble = True
                     return False
                 self._entries.popleft()
-            if self._trouble is not None:
-                self._trouble = None
+            if self._in_trouble:
+                self._in_trouble = False
                 self._say("monitor.writes again=true")
             return True
 
-    def _write_one(self, entry: BufferedProbe) -> None:
+    def _write_one(self, probe: Probe | None, samples: Sequence[ProbeSample], events: Sequence[MonitorEvent]) -> None:
         """Store an entry; a probe whose values the store refuses as a failed one, so that it does not block others."""
-        for event in entry.events:
+        for event in events:
             if not self._is_known(event):
                 self._tried("dropped", self._series.append_event, event)
-        if entry.probe is not None and not self._tried(
-            "dropped", self._series.append_probe, entry.probe, entry.samples
-        ):
-            self._tried("lost", self._series.append_probe, _bare(entry.probe))
+        if probe is not None and not self._tried("dropped", self._series.append_probe, probe, samples):
+            outcome = ProbeOutcome.FAILED if probe.outcome is ProbeOutcome.DONE else probe.outcome
+            occasion = (probe.target, probe.era, probe.slot, probe.due_at, probe.ended_at, outcome, probe.started_at)
+            bare = Probe(*occasion, probe.slots, error_kind="store", error="its figures could not be stored")
+            self._tried("lost", self._series.append_probe, bare)
 
     def _tried(self, fate: str, append: Callable[..., object], *values: object) -> bool:
         """Return whether the store took it. Raise StoreError where nothing can be stored."""
@@ -169,11 +147,6 @@ class WriteBuffer:
         told = self._series.events(min(since, event.at), math.inf, event.target)
         return any((one.kind, one.detail) == (event.kind, dict(event.detail)) for one in told)
 
-    def _wait(self, error: StoreError) -> None:
-        if self._trouble is None:
-            self._say(f"monitor.waits why={error.message!r} hint={error.hint!r}")
-        self._trouble = error.message
-
 
 GRACE_S = 150.0  # after the hour its requests are summarised: the gateway writes its rows in batches
 POLL_S = 5.0  # targets are added and removed while it runs
@@ -185,13 +158,6 @@ _AT_WORK = ("timeout", "cut", "closed", "no_usage", "engine_error")  # it failed
 Made = tuple[Probe, list[ProbeSample]]
 Prober = Callable[[Due, float | None], Awaitable[Made]]  # what is due, and how long the target has been idle
 Say = Callable[[str], None]
-
-
-class ProbeObserver(Protocol):
-    """An observer of stored probes. Its methods do not raise."""
-
-    async def after_probe(self, probe: Probe, now: float) -> None: ...
-    async def tick(self, now: float) -> None: ...
 
 
 def this_moment() -> Moment:
@@ -209,7 +175,7 @@ class Loop:
         prober: Prober,
         *,
         say: Say,
-        watch: ProbeObserver | None = None,
+        watch: AlertWatcher | None = None,
         moment: Callable[[], Moment] = this_moment,
         look_for_changes: Callable[[SeriesStore, str, float], object] = find_changes,
         in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread,
@@ -217,15 +183,9 @@ class Loop:
         poll_s: float = POLL_S,
         most_waiting: int = MOST,
     ) -> None:
-        self._series = series
-        self._prober = prober
-        self._say = say
-        self._watch = watch
-        self._moment = moment
-        self._look_for_changes = look_for_changes
-        self._in_thread = in_thread
-        self._turns = turns or ProbeLock(None)
-        self._poll_s = poll_s
+        self._series, self._prober, self._say, self._watch = series, prober, say, watch
+        self._moment, self._look_for_changes, self._in_thread = moment, look_for_changes, in_thread
+        self._turns, self._poll_s = turns or ProbeLock(None), poll_s
         self._backlog = WriteBuffer(series, say, most_waiting)
         self._schedule = ProbeSchedule()
         self._closed_hour: float | None = None  # of the gateway's requests
@@ -236,9 +196,6 @@ class Loop:
         self._ticking = False
         self._ticked: float | None = None
         self._stirred = asyncio.Event()
-
-    def __repr__(self) -> str:
-        return f"<Loop {len(self._targets)} targets, probing on {len(self._busy)} machines, {self._backlog!r}>"
 
     async def run(self, *, once: bool = False) -> None:
         events = await self._in_thread(self._series.events, -math.inf, math.inf)
@@ -264,13 +221,17 @@ class Loop:
         now = self._moment()
         if self._series.store.moved:
             raise StoreError("the store was deleted or replaced while the monitor ran", hint="start it anew")
-        self._begin_tick(tasks, now)
+        if not self._ticking and (self._ticked is None or now.awake - self._ticked >= TICK_S):
+            self._ticking, self._ticked = True, now.awake
+            tasks.create_task(self._tick(now.wall))
         if len(self._backlog):
-            await self._write()
+            await self._in_thread(self._backlog.write)
         if self._backlog.is_full:
             self._was_full = True
             return None
-        agenda = self._schedule.look(await self._read_targets(), now, NO_ROOM if self._was_full else None)
+        with contextlib.suppress(StoreError):  # where it cannot be read, those read last
+            self._targets = await self._in_thread(self._series.targets)
+        agenda = self._schedule.look(self._targets, now, NO_ROOM if self._was_full else None)
         self._was_full = False
         await self._keep(agenda, now)
         for due in agenda.due:
@@ -288,35 +249,34 @@ class Loop:
                 await self._stirred.wait()
         self._stirred.clear()
 
-    async def _read_targets(self) -> list[ProbeTarget]:
-        """Return the targets; those read last where the store cannot be read."""
-        with contextlib.suppress(StoreError):
-            self._targets = await self._in_thread(self._series.targets)
-        return self._targets
-
     async def _keep(self, agenda: Agenda, now: Moment) -> None:
         if not agenda.eras and not agenda.missed:
             return
         for era in agenda.eras:
-            self._backlog.put(BufferedProbe(events=[era.event()]))
+            self._backlog.put(None, events=[era.event()])
             self._say(f"monitor.era target={era.target!r} era={era.number} why={era.text!r}")
         for missed in agenda.missed:
-            self._backlog.put(BufferedProbe(probe=missed))
+            self._backlog.put(missed)
             self._say(f"monitor.missed target={missed.target!r} slots={missed.slots} why={missed.error!r}")
         away = away_event(agenda.missed, now.wall)
         if away is not None:
-            self._backlog.put(BufferedProbe(events=[away]))
-        await self._write()
+            self._backlog.put(None, events=[away])
+        await self._in_thread(self._backlog.write)
 
     async def _probe(self, due: Due, machine: str) -> None:
         try:
             async with self._turns.at(machine, lambda: self._say(f"monitor.queued target={due.target.name!r}")):
                 probe, samples = await self._made(due)
             self._schedule.finished(due)
-            self._backlog.put(BufferedProbe(probe, samples, await self._news(probe)))
-            await self._write()
-            self._say(_line(probe, samples))
-            await self._look_at(probe)
+            self._backlog.put(probe, samples, await self._news(probe))
+            await self._in_thread(self._backlog.write)
+            self._say(_log_line(probe, samples))
+            now = self._moment().wall
+            with self._going_on(f"after={probe.target!r}"):
+                await self._in_thread(self._look_for_changes, self._series, probe.target, now)
+            with self._going_on(f"after={probe.target!r}"):
+                if self._watch is not None:
+                    await self._watch.after_probe(probe, now)
         except asyncio.CancelledError:
             self._schedule.broken_off(due.target.name)
             raise
@@ -345,22 +305,6 @@ class Loop:
         news = events_since(seen, probe)
         seen.take(probe)
         return news
-
-    async def _look_at(self, probe: Probe) -> None:
-        now = self._moment().wall
-        with self._going_on(f"after={probe.target!r}"):
-            await self._in_thread(self._look_for_changes, self._series, probe.target, now)
-        with self._going_on(f"after={probe.target!r}"):
-            if self._watch is not None:
-                await self._watch.after_probe(probe, now)
-
-    async def _write(self) -> None:
-        await self._in_thread(self._backlog.write)
-
-    def _begin_tick(self, tasks: asyncio.TaskGroup, now: Moment) -> None:
-        if not self._ticking and (self._ticked is None or now.awake - self._ticked >= TICK_S):
-            self._ticking, self._ticked = True, now.awake
-            tasks.create_task(self._tick(now.wall))
 
     async def _tick(self, now: float) -> None:
         """Each by itself: hours that cannot be written must not keep anybody from hearing that the disk is full."""
@@ -402,7 +346,10 @@ def last_seen(series: SeriesStore, target: str, known: LastSeen | None = None) -
     `known`: what was seen already, to which only a later probe can add.
     """
     latest = series.latest(target)
-    seen = known or LastSeen.of(series.probes(target, -math.inf, math.inf, _LOOKED_BACK))
+    seen = known or LastSeen()
+    if known is None:
+        for probe in reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK)):
+            seen.take(probe)
     if latest is not None and (known is None or known.ended_at is None or latest[0].ended_at > known.ended_at):
         seen.take(latest[0])
     return seen
@@ -421,9 +368,7 @@ def prober_with(env: Mapping[str, str]) -> Prober:
         of_replica = None if target.key_env else await asyncio.to_thread(replica_key, target.url, paths)
         key = env.get(target.key_env) if target.key_env else of_replica
         known = lengths.setdefault(target.name, Lengths())
-        return await probe_target(
-            target, era=due.era, slot=due.slot, due_at=due.at, key=key, idle_s=idle_s, lengths=known
-        )
+        return await probe_target(due, key=key, idle_s=idle_s, lengths=known)
 
     return probe
 
@@ -448,8 +393,7 @@ async def probe_by_hand(
     """Once, now, beside whatever is scheduled. Stored, with the events that it shows."""
     async with (turns or ProbeLock(None)).at(machine_of(target.url), waits):
         now, seen = clock(), last_seen(series, target.name)
-        slot = int(now)  # seconds: two by hand in one second are one
-        due = Due(target, BY_HAND, slot, now)
+        due = Due(target, BY_HAND, int(now), now)  # seconds: two by hand in one second are one
         probe, samples = await prober_with(env)(due, idle_before(series, target.name, now))
     for event in events_since(seen, probe):
         series.append_event(event)
@@ -458,13 +402,7 @@ async def probe_by_hand(
     return probe, samples
 
 
-def hold_monitor_lock(lock_path: Path) -> contextlib.AbstractContextManager[None]:
-    """One loop for a store."""
-    hint = "`skep monitor status` shows what it found; targets that are added now are probed by it"
-    return hold_lock(lock_path, "the monitor", hint)
-
-
-def _line(probe: Probe, samples: Sequence[ProbeSample]) -> str:
+def _log_line(probe: Probe, samples: Sequence[ProbeSample]) -> str:
     words = [f"monitor.probed target={probe.target!r} outcome={probe.outcome}"]
     if probe.error_kind is not None:
         words.append(f"kind={probe.error_kind} why={probe.error!r}")

@@ -15,8 +15,9 @@ from datetime import datetime
 from pathlib import Path
 
 from skep.config.settings import Monitor
+from skep.files import hold_lock, lock_holder
 from skep.monitor.alerts import AlertWatcher, free_bytes_of
-from skep.monitor.loop import Loop, ProbeLock, hold_monitor_lock, prober_with
+from skep.monitor.loop import Loop, ProbeLock, prober_with
 from skep.monitor.store import SeriesStore
 from skep.paths import Paths
 from skep.store.database import Store, open_store
@@ -26,36 +27,37 @@ def monitor_lock(paths: Paths) -> Path:
     return paths.state / "monitor.lock"
 
 
+def hold_monitor_lock(paths: Paths) -> contextlib.AbstractContextManager[None]:
+    """One loop for a store."""
+    hint = "`skep monitor status` shows what it found; targets that are added now are probed by it"
+    return hold_lock(monitor_lock(paths), "the monitor", hint)
+
+
 ANOTHER_RUNS_S = 30.0  # between two looks whether the other loop is gone
 READY_LOOK_S = 0.5
 END_S = 5.0
 
 
 def monitor_pid(paths: Paths) -> int | None:
-    """Return the pid of the running loop, None where none runs: the lock file names it, and it has that file open.
-
-    The lock itself is not tried: a loop that starts at that moment would find it taken.
-    """
-    path = monitor_lock(paths)
-    try:
-        pid = int(path.read_text().split()[0])
-        return pid if any(_is_same(path, opened) for opened in Path(f"/proc/{pid}/fd").iterdir()) else None
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _is_same(path: Path, opened: Path) -> bool:
-    try:
-        return path.samefile(opened)
-    except OSError:  # closed meanwhile
-        return False
+    """Return the pid of the running loop, None where none runs."""
+    return lock_holder(monitor_lock(paths))
 
 
 def begin_with(parent_fd: int, paths: Paths, phase: Callable[[], str | None]) -> bool:
-    """Wait for the turn of a loop that ends with its parent process. Return False where that has ended meanwhile."""
-    if not when_alone(parent_fd, paths) or not when_ready(parent_fd, phase):
+    """Wait for the turn of a loop that ends with its parent process: while another process runs the loop, and until
+    the hive has loaded its models. Return False where the parent has ended meanwhile."""
+    alone = wait_while(lambda: monitor_pid(paths) is not None, parent_fd, ANOTHER_RUNS_S)
+    if not alone or not wait_while(lambda: phase() == "starting", parent_fd, READY_LOOK_S):
         return False
     end_with(parent_fd)
+    return True
+
+
+def wait_while(waits: Callable[[], bool], parent_fd: int, look_s: float) -> bool:
+    """Return False where the parent process has ended meanwhile."""
+    while waits():
+        if select.select([parent_fd], [], [], look_s)[0]:
+            return False
     return True
 
 
@@ -72,23 +74,6 @@ def log_on_stderr(*, quiet: bool) -> Callable[[str], None]:
     return say
 
 
-def when_alone(parent_fd: int, paths: Paths) -> bool:
-    """Wait while another process runs the loop. Return False where the parent process has ended meanwhile."""
-    return _while(lambda: monitor_pid(paths) is not None, parent_fd, ANOTHER_RUNS_S)
-
-
-def when_ready(parent_fd: int, phase: Callable[[], str | None]) -> bool:
-    """Wait until the hive has loaded its models. Return False where the parent process has ended meanwhile."""
-    return _while(lambda: phase() == "starting", parent_fd, READY_LOOK_S)
-
-
-def _while(waits: Callable[[], bool], parent_fd: int, look_s: float) -> bool:
-    while waits():
-        if select.select([parent_fd], [], [], look_s)[0]:
-            return False
-    return True
-
-
 def end_with(parent_fd: int) -> None:
     """End this process when the parent ends: the pipe closes however the parent ends."""
 
@@ -103,7 +88,6 @@ def end_with(parent_fd: int) -> None:
 
 def probe_lock_for(paths: Paths) -> ProbeLock:
     """Shared by the loop and by probes that somebody asks for."""
-
     return ProbeLock(paths.state / "probing")
 
 
@@ -111,8 +95,7 @@ def run_monitor(
     wanted: Monitor, paths: Paths, say: Callable[[str], None], *, env: Mapping[str, str], once: bool = False
 ) -> None:
     """Probe what is due until SIGTERM or Ctrl-C. Raises EngineError where another one does already."""
-
-    with hold_monitor_lock(monitor_lock(paths)), open_store(paths.store) as store:
+    with hold_monitor_lock(paths), open_store(paths.store) as store:
         say(f"monitor.begins targets={len(SeriesStore(store).targets())} pid={os.getpid()}")
         asyncio.run(_watch_over(store, wanted, say, env, probe_lock_for(paths), once=once))
     say("monitor.ends")
@@ -122,7 +105,6 @@ async def _watch_over(
     store: Store, wanted: Monitor, say: Callable[[str], None], env: Mapping[str, str], turns: ProbeLock, *, once: bool
 ) -> None:
     """What waits to be told when it ends gets a moment."""
-
     series = SeriesStore(store)
     async with AlertWatcher(series, wanted, env=env, log=say, free_bytes=lambda: free_bytes_of(store.path)) as watch:
         watcher = Loop(series, prober_with(env), say=say, watch=watch, turns=turns)

@@ -22,9 +22,10 @@ from skep.monitor.records import Alert, AlertRule, one_line
 from skep.monitor.status import alert_document
 from skep.units import format_seconds, shortened
 from skep.wire.client import WireFailure
-from skep.wire.fetch import HttpResponse, fetch_once
+from skep.wire.fetch import fetch_once
 from skep.wire.retry import KINDS
 
+PREFIX = "SKEP_ALERT_"  # of a command's variables
 MAX_TEXT = 1000
 MIN_SECRET = 4  # a shorter one would be found inside of words
 URGENT = (AlertRule.DOWN, AlertRule.DISK)
@@ -174,13 +175,13 @@ def variables_of(notice: Notice) -> dict[str, str]:
     told = {"event": notice.what, "message": notice.text, "title": notice.title, "host": notice.host}
     one = notice.alerts[0] if len(notice.alerts) == 1 else None
     values = {name: told[name] if name in told else getattr(one, name, None) for name in COMMAND_WORDS}
-    return {f"SKEP_ALERT_{name.upper()}": "" if value is None else _plain(value) for name, value in values.items()}
+    return {PREFIX + name.upper(): "" if value is None else _plain(value) for name, value in values.items()}
 
 
 def argv_of(command: Iterable[str], variables: Mapping[str, str]) -> list[str]:
     """Fill `{message}` and the like into the command. No shell reads them; other braces stay."""
     known = re.compile(r"\{(" + "|".join(COMMAND_WORDS) + r")\}")
-    return [known.sub(lambda found: variables[f"SKEP_ALERT_{found[1].upper()}"], part) for part in command]
+    return [known.sub(lambda found: variables[PREFIX + found[1].upper()], part) for part in command]
 
 
 def log_line(notice: Notice) -> str:
@@ -305,13 +306,10 @@ class Webhook:
             return f"{hook}: {type(failure).__name__}", 0.0
         if 200 <= answer.status < 300:
             return None, None
+        told = (answer.head.get(b"retry-after") or b"").strip()
+        wait_s = min(float(told), MAX_RETRY_AFTER_S) if told.isdigit() else 0.0
         again = answer.status in AGAIN or answer.status >= 500
-        return f"{hook} answered {answer.status}", _retry_after(answer) if again else None
-
-
-def _retry_after(answer: HttpResponse) -> float:
-    told = (answer.head.get(b"retry-after") or b"").strip()
-    return min(float(told), MAX_RETRY_AFTER_S) if told.isdigit() else 0.0
+        return f"{hook} answered {answer.status}", wait_s if again else None
 
 
 def webhook_of(wanted: Monitor, env: Mapping[str, str]) -> Hook | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import secrets
 import time
 from collections import deque
@@ -15,16 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from skep import __version__
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.metrics import tpot_ms
 from skep.bench.request import BenchTask, Sender
+from skep.errors import EndpointError, SkepError, UserError
 from skep.host.nvidia import NvidiaReport, read_nvidia
-from skep.host.power import open_meter
-from skep.monitor.probe_errors import ProbeFailed, ProbeFault, fault_of, fault_of_row
+from skep.host.power import PowerMeter, open_meter
 from skep.monitor.records import (
+    BUSY,
     PROBES_FLOW,
     Heat,
     Probe,
@@ -33,7 +35,9 @@ from skep.monitor.records import (
     ProbeShape,
     ProbeTarget,
     TargetKind,
+    one_line,
 )
+from skep.monitor.schedule import Due
 from skep.monitor.versions import BEGAN_AT, HERE, TOKENS_TOTAL, machine_of, read_versions
 from skep.store.records import Request
 from skep.wire.client import Pool, WireFailure
@@ -96,21 +100,18 @@ async def read_load(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
 
 async def read_load_after(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
     """Read the load after one's own requests: wait a moment for their slots to be released."""
-    load = await read_load(pool, headers)
     for _ in range(LOOKS - 1):
-        if not load.busy:
-            break
-        await asyncio.sleep(BETWEEN_LOOKS_S)
         load = await read_load(pool, headers)
-    return load
+        if not load.busy:
+            return load
+        await asyncio.sleep(BETWEEN_LOOKS_S)
+    return await read_load(pool, headers)
 
 
 def load_of(counters: Mapping[str, float]) -> TargetLoad:
-    running = waiting = None
-    for runs, waits in _GAUGES:
-        if runs in counters or _FRONTS.get(runs) in counters:
-            running, waiting = _whole(counters.get(runs, 0.0)), _whole(counters.get(waits, 0.0))
-            break
+    told = next((pair for pair in _GAUGES if pair[0] in counters or _FRONTS.get(pair[0]) in counters), None)
+    values = [counters.get(name, 0.0) for name in told] if told else [math.nan, math.nan]
+    running, waiting = (round(value) if 0 <= value < math.inf else None for value in values)
     tokens = next((counters[name] for name in _TOKENS if name in counters), None)
     return TargetLoad(running, waiting, tokens, counters.get("process_start_time_seconds"))
 
@@ -124,20 +125,13 @@ def count_busy(slots: object) -> int | None:
 
 def other_requests(before: TargetLoad, after: TargetLoad, own_tokens: int | None) -> tuple[int | None, int | None]:
     """Return the most requests of others that ran and waited. `own_tokens` is None where not all are known."""
-    running, waiting = _most(before.running, after.running), _most(before.waiting, after.waiting)
+    both = ((before.running, after.running), (before.waiting, after.waiting))
+    running, waiting = (max((n for n in pair if n is not None), default=None) for pair in both)
     if not running and own_tokens is not None and before.tokens_total is not None and after.tokens_total is not None:
         others = after.tokens_total - before.tokens_total - own_tokens
         if others > max(TOKENS_OF_CHANCE, own_tokens / 20):
             running = 1  # at least
     return running, waiting
-
-
-def _most(a: int | None, b: int | None) -> int | None:
-    return max((n for n in (a, b) if n is not None), default=None)
-
-
-def _whole(value: float) -> int | None:
-    return round(value) if 0 <= value < float("inf") else None
 
 
 REMEMBERED = 24  # prompts that were counted
@@ -179,26 +173,17 @@ THINKING_TOKENS = 1024  # for those that think before they answer
 _KNOWS_FIXED_OUTPUT = ("llamacpp", "llama.cpp", "vllm", "sglang", "skep", "skep-fake")
 
 
-class ProbeMeter(Protocol):
-    def begin(self) -> None: ...
-    def end(self) -> Mapping[str, Any] | None: ...
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ProbeMachine:
     """Readers of this machine's GPUs and power, for a target that runs on it."""
 
     nvidia: Callable[[], NvidiaReport] = read_nvidia
-    meter: Callable[[], ProbeMeter | None] = open_meter
+    meter: Callable[[], PowerMeter | None] = open_meter
 
 
 async def probe_target(
-    target: ProbeTarget,
+    due: Due,
     *,
-    era: int,
-    slot: int,
-    due_at: float,
     key: str | None = None,
     idle_s: float | None = None,
     clock: Callable[[], float] = time.time,
@@ -210,13 +195,13 @@ async def probe_target(
 
     `lengths`: what earlier probes of it have learnt, where they are remembered. `nonce`: of this probe alone.
     """
-    started_at, began_s = clock(), time.monotonic()
+    target, started_at, began_s = due.target, clock(), time.monotonic()
     fault: ProbeFault | None = None
     found = _ProbeRun(target, clock, Random(nonce or secrets.token_hex(8)), lengths or Lengths())
     whole_s = FIND_S + WHOLE * target.timeout_s
     try:
         if target.key_env and not key:
-            raise ProbeFailed(ProbeFault("auth", f"the variable `{target.key_env}` with its key is not set"))
+            raise ProbeFault("auth", f"the variable `{target.key_env}` with its key is not set")
         async with asyncio.timeout(whole_s):
             await found.run(key, machine or ProbeMachine())
     except TimeoutError:
@@ -224,14 +209,10 @@ async def probe_target(
     except Exception as error:  # nothing that a target says may end the watch over it
         fault = fault_of(error).without(key)
     running, waiting = other_requests(found.before, found.after, found.own_tokens)
+    ended_at = started_at + time.monotonic() - began_s  # a clock that is set meanwhile does not bend it
+    outcome = ProbeOutcome.DONE if fault is None else ProbeOutcome.FAILED
     probe = Probe(
-        target=target.name,
-        era=era,
-        slot=slot,
-        due_at=due_at,
-        started_at=started_at,
-        ended_at=started_at + time.monotonic() - began_s,  # a clock that is set meanwhile does not bend it
-        outcome=ProbeOutcome.DONE if fault is None else ProbeOutcome.FAILED,
+        *(target.name, due.era, due.slot, due.at, ended_at, outcome, started_at),
         **_told(fault),
         running=running,
         waiting=waiting,
@@ -280,13 +261,15 @@ class _ProbeRun:
             self.before = await read_load(pool, endpoint.headers)
             sender = Sender(endpoint, pool, time.monotonic(), timeout_s=target.timeout_s, keep_text=True)
             await self._runs(sender, meter)
-            await self._after(pool, endpoint)
+            self.after = await read_load_after(pool, endpoint.headers)
+            told = {BEGAN_AT: self.after.process_began_at, TOKENS_TOTAL: self.after.tokens_total}
+            self.host |= {name: value for name, value in told.items() if value is not None}
         finally:
             await pool.close()
             if meter is not None:
                 await asyncio.to_thread(meter.close)
 
-    async def _runs(self, sender: Sender, meter: ProbeMeter | None) -> None:
+    async def _runs(self, sender: Sender, meter: PowerMeter | None) -> None:
         target = self._target
         await self._timed(sender, Heat.COLD, ProbeShape.SHORT, 1)
         if meter is not None:
@@ -329,8 +312,8 @@ class _ProbeRun:
                 break
         share = right / len(items) if first_fault(rows) is None else None
         asked, answered = (_sum(getattr(row, name) for row in rows) for name in ("prompt_tokens", "output_tokens"))
-        sample = ProbeSample(at, Heat.HOT, ProbeShape.QUALITY, 1, quality=share, prompt_tokens=asked)
-        self._keep(rows, replace(sample, output_tokens=answered))
+        unknown = (None,) * 4  # no speed is measured
+        self._keep(rows, ProbeSample(at, Heat.HOT, ProbeShape.QUALITY, 1, *unknown, share, asked, answered))
 
     def _keep(self, rows: Sequence[Request], sample: ProbeSample) -> None:
         """Keep the sample. The first fault ends the probe: a target that hangs is not waited for again and again."""
@@ -339,12 +322,7 @@ class _ProbeRun:
         fault = first_fault(rows)
         self.samples.append(replace(sample, **_told(fault and fault.without(self._key))))
         if fault is not None:
-            raise ProbeFailed(fault)
-
-    async def _after(self, pool: Pool, endpoint: Endpoint) -> None:
-        self.after = await read_load_after(pool, endpoint.headers)
-        told = {BEGAN_AT: self.after.process_began_at, TOKENS_TOTAL: self.after.tokens_total}
-        self.host |= {name: value for name, value in told.items() if value is not None}
+            raise fault
 
 
 def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: ProbeShape, concurrency: int) -> ProbeSample:
@@ -354,16 +332,14 @@ def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: ProbeShape,
     """
     good = [row for row in rows if row.ok]
     whole = [row for row in good if (row.output_tokens or 0) >= FEWEST_TOKENS]
-    gaps = [gap for row in whole if _came_bit_by_bit(row) and (gap := tpot_ms(row))]
+    bit_by_bit = [row for row in whole if not row.arrivals_s or len(set(row.arrivals_s)) >= FEWEST_READS]
+    gaps = [gap for row in bit_by_bit if (gap := tpot_ms(row))]
     engine = [row.engine.decode_tok_s for row in whole if row.engine.decode_tok_s]
     first = [(row.first_token_s - row.due_s) * 1000 for row in good if row.first_token_s is not None]
     wall_s = max(row.ended_s for row in rows) - min(row.due_s for row in rows)
     tokens = _sum(row.output_tokens for row in good)
     return ProbeSample(
-        at=at,
-        heat=heat,
-        shape=shape,
-        concurrency=concurrency,
+        *(at, heat, shape, concurrency),
         tok_s=1000 / median(gaps) if gaps else None,
         engine_tok_s=median(engine) if engine else None,
         effective_tok_s=tokens / wall_s if tokens and wall_s > 0 and len(whole) == len(good) else None,
@@ -372,10 +348,6 @@ def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: ProbeShape,
         output_tokens=tokens,
         **_told(first_fault(rows)),
     )
-
-
-def _came_bit_by_bit(row: Request) -> bool:
-    return not row.arrivals_s or len(set(row.arrivals_s)) >= FEWEST_READS
 
 
 def knows_fixed_output(target: ProbeTarget, endpoint: Endpoint) -> bool:
@@ -393,15 +365,77 @@ def _host_of(drawn: Mapping[str, Any] | None) -> dict[str, Any]:
     if drawn is None:
         return {}
     gpus = drawn["gpus"]
-    heat = [gpu["temperature_max_c"] for gpu in gpus if gpu["temperature_max_c"] is not None]
-    clocks = [gpu["sm_clock_min_mhz"] for gpu in gpus if gpu["sm_clock_min_mhz"] is not None]
     found = {name: drawn[name] for name in ("mean_w", "max_w", "joules", "seconds", "throttled", "source")}
     found["gpus"] = len(gpus)
-    found["temperature_max_c"] = max(heat, default=None)
-    found["sm_clock_min_mhz"] = min(clocks, default=None)
+    for name, extreme in (("temperature_max_c", max), ("sm_clock_min_mhz", min)):
+        found[name] = extreme((gpu[name] for gpu in gpus if gpu[name] is not None), default=None)
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _sum(values: Any) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
+
+
+LONGEST_ERROR = 300
+_STATUS = re.compile(r"\bHTTP (\d{3})\b")
+_MARKUP = re.compile(r"<\s*(?:!doctype|html|head|title)", re.IGNORECASE)
+
+
+@dataclass(unsafe_hash=True)
+class ProbeFault(Exception):
+    """`kind`: url, connect, timeout, closed, protocol, auth, busy, http, not_json, no_model, no_usage, ..."""
+
+    kind: str
+    text: str
+
+    def without(self, secret: str | None) -> ProbeFault:
+        """A server may repeat the key that it refuses."""
+        return ProbeFault(self.kind, self.text.replace(secret, "***")) if secret else self
+
+
+def fault_of(error: Exception) -> ProbeFault:
+    """Of whatever ended a probe before its requests were made."""
+    if isinstance(error, ProbeFault):
+        return error
+    text = error.message if isinstance(error, SkepError) else f"{type(error).__name__}: {error}"
+    kind = "error"
+    if isinstance(error, WireFailure):
+        kind, text = error.kind, str(error)
+    elif isinstance(error, EndpointError) and isinstance(error.__context__, WireFailure):
+        kind = error.__context__.kind
+    elif isinstance(error, EndpointError):
+        status = _STATUS.search(text)
+        kind = _kind_of_status(int(status[1])) if status else "not_json"
+    elif isinstance(error, UserError):
+        kind = "url" if "URL" in text else "no_model" if "serve" in text else "settings"
+    return ProbeFault(kind, _short_line(text))
+
+
+def probe_error(probe: Probe) -> EndpointError:
+    """Return the error of a failed probe that somebody asked for."""
+    hint = f"`skep monitor status` shows it; it counts as a failed probe of `{probe.target}`"
+    if probe.error_kind == BUSY:
+        hint = "the target answered that it is busy; this does not count as an outage"
+    return EndpointError(f"{probe.target}: {probe.error or probe.error_kind}", hint=hint)
+
+
+def fault_of_row(row: Request) -> ProbeFault | None:
+    """Of a request; None: it succeeded."""
+    if row.error_kind is None:
+        return None
+    kind, text = row.error_kind, row.error or row.error_kind
+    if kind.startswith("http_"):
+        text = "a page instead of JSON" if _MARKUP.search(text) else text
+        status = row.status or 0
+        kind = "no_model" if status == 404 and "model" in text.lower() else _kind_of_status(status)
+        text = f"HTTP {status}: {text}"
+    return ProbeFault("not_json" if kind == "garbage" else kind, _short_line(text))
+
+
+def _kind_of_status(status: int) -> str:
+    return "auth" if status in (401, 403) else BUSY if status == 429 else "http"
+
+
+def _short_line(text: str) -> str:
+    return one_line(text)[:LONGEST_ERROR]

@@ -5,6 +5,7 @@ Bounded: so many targets and series and no more, whatever is in the store; how m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from skep.monitor.records import HOUR_S, Heat, SeriesKey, SeriesMetric
@@ -20,27 +21,21 @@ OF_SERIES = ("target", "heat", "shape", "concurrency")
 
 _Reading = tuple[SeriesKey, float | None, float | None, float | None]  # latest, median and MAD of 7 days
 
-# Name, factor to the base unit, what it is.
+# Name and what it is.
 NAMES = {
     SeriesMetric.TOK_S: (
         "skep_monitor_tokens_per_second",
-        1.0,
         "Of one stream after its first token, on the client's clock",
     ),
-    SeriesMetric.ENGINE_TOK_S: ("skep_monitor_engine_tokens_per_second", 1.0, "The same as the engine reports it"),
+    SeriesMetric.ENGINE_TOK_S: ("skep_monitor_engine_tokens_per_second", "The same as the engine reports it"),
     SeriesMetric.EFFECTIVE_TOK_S: (
         "skep_monitor_effective_tokens_per_second",
-        1.0,
         "All output tokens of a run over its wall time",
     ),
-    SeriesMetric.TTFT_MS: ("skep_monitor_ttft_seconds", 0.001, "Time to the first token"),
-    SeriesMetric.QUALITY: ("skep_monitor_quality_ratio", 1.0, "Share of small tasks that were answered rightly"),
-    SeriesMetric.REQUESTS: (
-        "skep_monitor_requests_per_hour",
-        1.0,
-        "Requests of others that ended in the last whole hour",
-    ),
-    SeriesMetric.FAILED: ("skep_monitor_failed_requests_per_hour", 1.0, "Of these, the ones that failed"),
+    SeriesMetric.TTFT_MS: ("skep_monitor_ttft_seconds", "Time to the first token"),
+    SeriesMetric.QUALITY: ("skep_monitor_quality_ratio", "Share of small tasks that were answered rightly"),
+    SeriesMetric.REQUESTS: ("skep_monitor_requests_per_hour", "Requests of others that ended in the last whole hour"),
+    SeriesMetric.FAILED: ("skep_monitor_failed_requests_per_hour", "Of these, the ones that failed"),
 }
 
 
@@ -49,17 +44,17 @@ def text(series: SeriesStore, now: float) -> bytes:
     standing = target_statuses(series, now, with_readings=False)[:MOST_TARGETS]
     fresh = {one.target.name: fresh_s(one.target) for one in standing}
     keys = [key for key in series.keys(None) if key.target in fresh or key.heat is Heat.SEEN]
-    chosen = sorted(keys, key=_importance)[:MOST_SERIES]
-    readings = [_reading(series, key, now, fresh.get(key.target, 2 * HOUR_S)) for key in sorted(chosen)]
+    # Left out first: what others asked, then cold runs.
+    chosen = sorted(keys, key=lambda key: (key.heat is Heat.SEEN, key.heat is Heat.COLD, key))[:MOST_SERIES]
+    readings: list[_Reading] = []
+    for key in sorted(chosen):  # only what is told here: hundreds of them are asked for every few seconds
+        latest, week = latest_and_week(series, key, now, fresh.get(key.target, 2 * HOUR_S))
+        figures = (median(week), mad(week)) if week else (None, None)
+        readings.append((key, None if latest is None else latest.value, *figures))
     families = [*_of_targets(standing), *_of_series(readings), *_of_alerts(series, {"", *fresh})]
     left_out = Gauge("skep_monitor_series_left_out", f"Series beyond the {MOST_SERIES} that are told here.")
     left_out.set((), len(keys) - len(chosen))
     return metrics_text([*families, left_out], known_only=True)
-
-
-def _importance(key: SeriesKey) -> tuple[bool, bool, SeriesKey]:
-    """Return what is left out first: what others asked, then cold runs."""
-    return key.heat is Heat.SEEN, key.heat is Heat.COLD, key
 
 
 def _of_targets(standing: Iterable[TargetStatus]) -> list[Gauge]:
@@ -82,24 +77,18 @@ def _of_targets(standing: Iterable[TargetStatus]) -> list[Gauge]:
     return [state, probed, due, occasions]
 
 
-def _reading(series: SeriesStore, key: SeriesKey, now: float, fresh: float) -> _Reading:
-    """Only what is told here: hundreds of them are asked for every few seconds."""
-    latest, week = latest_and_week(series, key, now, fresh)
-    found = (median(week), mad(week)) if week else (None, None)
-    return key, None if latest is None else latest.value, *found
-
-
 def _of_series(readings: Iterable[_Reading]) -> list[Gauge]:
     families: dict[str, Gauge] = {}
     for key, latest, middle, spread in readings:
-        name, factor, what = NAMES[key.metric]
+        name, what = NAMES[key.metric]
+        factor = 0.001 if key.metric is SeriesMetric.TTFT_MS else 1.0  # to the base unit
         labels = (key.target, str(key.heat), str(key.shape), str(key.concurrency))
         values = {
-            (name, f"{what}."): latest,
-            (f"{name}_median_7d", f"{what}: median of 7 days."): middle,
-            (f"{name}_mad_7d", f"{what}: median absolute deviation over 7 days."): spread,
+            name: (latest, f"{what}."),
+            f"{name}_median_7d": (middle, f"{what}: median of 7 days."),
+            f"{name}_mad_7d": (spread, f"{what}: median absolute deviation over 7 days."),
         }
-        for (full, help_text), value in values.items():
+        for full, (value, help_text) in values.items():
             family = families.setdefault(full, Gauge(full, help_text, OF_SERIES))
             family.set(labels, None if value is None else value * factor)
     return [families[name] for name in sorted(families)]
@@ -107,10 +96,7 @@ def _of_series(readings: Iterable[_Reading]) -> list[Gauge]:
 
 def _of_alerts(series: SeriesStore, told: set[str]) -> list[Gauge]:
     opened = Gauge("skep_monitor_alerts_open", "Alerts that are open, by target and rule.", (*BY_TARGET, "rule"))
-    counts: dict[tuple[str, str], int] = {}
-    for alert in series.alerts(open_only=True):
-        pair = (alert.target or "", str(alert.rule))
-        counts[pair] = counts.get(pair, 0) + 1
+    counts = Counter((alert.target or "", str(alert.rule)) for alert in series.alerts(open_only=True))
     for (target, rule), count in sorted(counts.items()):
         if target in told:
             opened.set((target, rule), count)

@@ -59,8 +59,8 @@ class Era:
         told = event.detail
         if event.target is None or not {"era", "slot", "every_s", "added_at"} <= told.keys():
             return None
-        numbers = int(told["era"]), int(told["slot"]), float(told["every_s"]), float(told["added_at"])
-        return cls(event.target, *numbers, at=event.at, kind=event.kind, text=event.text)
+        slots = int(told["era"]), int(told["slot"]), float(told["every_s"]), float(told["added_at"])
+        return cls(event.target, *slots, event.at, event.kind, event.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,6 @@ class ProbeSchedule:
             if number >= 0:
                 self._take_up(name, number, slot)
 
-    def __repr__(self) -> str:
-        return f"<ProbeSchedule of {len(self._standing)} targets, {len(self._under_way)} under way>"
-
     def look(self, targets: Sequence[ProbeTarget], now: Moment, excuse: Cause | None = None) -> Agenda:
         """`excuse`: why slots were missed, where the caller knows it."""
         seen = None if self._looked is None else what_happened(self._looked, now)
@@ -117,8 +114,7 @@ class ProbeSchedule:
             self._under_way[name] = self._under_way[name] or seen
         eras: list[Era] = []
         missed: list[Probe] = []
-        due: list[Due] = []
-        wakes: list[float] = []
+        following: list[Due] = []
         for target in targets:
             if target.name in self._under_way:
                 continue
@@ -131,13 +127,11 @@ class ProbeSchedule:
             if gap is not None:
                 missed.append(gap)
                 standing.covered = gap.slot + gap.slots - 1
-            found = _next(target, standing, now.wall)
-            if found.at <= now.wall:
-                due.append(found)
-            else:
-                wakes.append(found.at)
-        due.sort(key=lambda one: (one.at, one.target.name))
-        return Agenda(tuple(eras), tuple(missed), tuple(due), min(wakes, default=None))
+            following.append(_next(target, standing, now.wall))
+        following.sort(key=lambda one: (one.at, one.target.name))
+        due = tuple(one for one in following if one.at <= now.wall)
+        wake_at = following[len(due)].at if len(due) < len(following) else None
+        return Agenda(tuple(eras), tuple(missed), due, wake_at)
 
     def started(self, name: str) -> None:
         self._under_way[name] = None

@@ -1,13 +1,28 @@
-"""The hours and days of series: each is written anew when a sample comes that belongs to it."""
+"""The hours and days of series: each is written anew when a sample comes that belongs to it.
+
+Passive series, of requests that others sent to the gateway, have nothing else: their hours are closed one by one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from sqlite3 import Connection, Row
 from statistics import fmean
 
-from skep.monitor.records import DAY_S, ProbeSample, SeriesKey, SeriesMetric, SpanKind
+from skep.monitor.records import (
+    DAY_S,
+    HOUR_S,
+    PROBES_FLOW,
+    Heat,
+    ProbeSample,
+    ProbeShape,
+    SeriesKey,
+    SeriesMetric,
+    SpanKind,
+)
 from skep.stats.percentiles import mad, percentile
+from skep.store.database import Store
 from skep.store.rows import insert
 
 RAW_METRICS = (
@@ -58,7 +73,13 @@ def span_row(
     ordered = sorted(values)
     if not ordered and not busy:
         return None
-    return series, kind.value, start, len(ordered), *_figures(ordered), busy
+    figures: tuple[float | None, ...] = (None,) * 7
+    if len(ordered) == 1:  # an hour of an hourly probe: most of all there are
+        figures = (*(ordered * 6), 0.0)
+    elif ordered:
+        p10, median, p90 = (percentile(ordered, q) for q in (10, 50, 90))
+        figures = ordered[0], p10, median, p90, ordered[-1], fmean(ordered), mad(ordered)
+    return series, kind.value, start, len(ordered), *figures, busy
 
 
 def update_spans(connection: Connection, target: str, samples: Iterable[ProbeSample], thinned_before: float) -> None:
@@ -66,8 +87,12 @@ def update_spans(connection: Connection, target: str, samples: Iterable[ProbeSam
 
     A day whose samples were thinned stays as it is: what is left of it would tell of a part only.
     """
-    for one, news in _by_day(samples):
-        day = start_of(one.at, DAY_S)
+    days: dict[tuple[object, ...], list[ProbeSample]] = defaultdict(list)
+    for sample in samples:
+        if sample.error_kind is None:  # what failed has no figures that count
+            days[sample.heat, sample.shape, sample.concurrency, start_of(sample.at, DAY_S)].append(sample)
+    for news in days.values():
+        one, day = news[0], start_of(news[0].at, DAY_S)
         values = (target, one.heat.value, one.shape.value, one.concurrency, day, day + DAY_S)
         rows = connection.execute(_SAMPLES_OF_A_DAY, values).fetchall() if day >= thinned_before else []
         for metric in RAW_METRICS:
@@ -75,17 +100,6 @@ def update_spans(connection: Connection, target: str, samples: Iterable[ProbeSam
             if told:
                 key = SeriesKey(target, one.heat, one.shape, one.concurrency, metric)
                 _update_series(connection, series_id(connection, key), metric, rows, told)
-
-
-def _by_day(samples: Iterable[ProbeSample]) -> Iterator[tuple[ProbeSample, list[ProbeSample]]]:
-    """One of a kind of run and day, with all of them. What failed has no figures that count."""
-    days: dict[tuple[object, ...], list[ProbeSample]] = {}
-    for sample in samples:
-        if sample.error_kind is None:
-            kind = (sample.heat, sample.shape, sample.concurrency, start_of(sample.at, DAY_S))
-            days.setdefault(kind, []).append(sample)
-    for news in days.values():
-        yield news[0], news
 
 
 def _update_series(
@@ -99,10 +113,79 @@ def _update_series(
         put_span(connection, series, kind, start, figures, len(inside) - len(figures))
 
 
-def _figures(ordered: list[float]) -> tuple[float | None, ...]:
-    if not ordered:
-        return (None,) * 7
-    if len(ordered) == 1:  # an hour of an hourly probe: most of all there are
-        return (*(ordered * 6), 0.0)
-    p10, median, p90 = (percentile(ordered, q) for q in (10, 50, 90))
-    return ordered[0], p10, median, p90, ordered[-1], fmean(ordered), mad(ordered)
+LONGEST_S = DAY_S  # from arrival to end
+WRITTEN_WITHIN_S = 120.0
+FEWEST_TOKENS = 8  # a speed of less is the speed of one chunk
+NO_MODEL = "(none)"  # asked for none, or for one that never was here: names that clients make up open no series
+_MARK = "gateway"
+# Of each request: whether a replica had it, whether it failed, its first byte and its speed where they can be told.
+_REQUESTS = f"""
+SELECT model, replica IS NOT NULL AS served,
+    outcome IN ('broken', 'refused') OR coalesce(status, 0) >= 500 AS failed,
+    CASE WHEN told THEN first_byte_s * 1000 END AS ttft_ms,
+    CASE WHEN told AND output_tokens >= {FEWEST_TOKENS} AND ended_s > first_byte_s
+        THEN output_tokens / (ended_s - first_byte_s) END AS tok_s,
+    arrived_at + ended_s AS ended_at
+FROM (
+    SELECT *, outcome = 'answered' AND streamed AND coalesce(status, 0) < 400 AS told
+    FROM gateway_requests WHERE arrived_at >= ? AND arrived_at < ? AND coalesce(flow, '') <> '{PROBES_FLOW}'
+)
+WHERE arrived_at + ended_s >= ? AND ended_s <= {LONGEST_S}
+"""  # noqa: S608
+
+
+def close_hours(store: Store, until: float) -> int:
+    """Return how many hours with requests were closed. Those of a day are one transaction; reading holds nobody up."""
+    end = start_of(until - WRITTEN_WITHIN_S, HOUR_S)
+    marks = store.read("SELECT at FROM watermarks WHERE name = ?", _MARK)
+    at = marks[0]["at"] if marks else store.read("SELECT min(arrived_at) FROM gateway_requests")[0][0]
+    closed = 0
+    while at is not None and start_of(at, HOUR_S) < end:
+        at, day = start_of(at, HOUR_S), start_of(at, DAY_S)
+        tomorrow = day + DAY_S
+        hours: dict[float, list[Row]] = defaultdict(list)
+        for row in store.read(_REQUESTS, day - LONGEST_S, min(tomorrow, end), day):
+            hours[start_of(row["ended_at"], HOUR_S)].append(row)
+        known = sorted(hour for hour in hours if hour < min(tomorrow, end))
+        new = [hour for hour in known if hour >= at]
+        if new:
+            with store.transaction() as connection:
+                for hour in new:
+                    _write_requests(connection, SpanKind.HOUR, hour, [hours[hour]])
+                _write_requests(connection, SpanKind.DAY, day, [hours[hour] for hour in known])
+                # Not up to `end`: a clock that is wrong for a minute must not close the years to come.
+                connection.execute("INSERT OR REPLACE INTO watermarks VALUES (?, ?)", (_MARK, new[-1] + HOUR_S))
+        closed += len(new)
+        # Nobody walks through years of nothing: on to the next day on which a request ended or came.
+        later = store.read("SELECT min(arrived_at) FROM gateway_requests WHERE arrived_at >= ?", tomorrow)[0][0]
+        at = tomorrow if any(hour >= tomorrow for hour in hours) else later
+    return closed
+
+
+def _write_requests(connection: Connection, kind: SpanKind, start: float, hours: Sequence[Sequence[Row]]) -> None:
+    """Write the requests of one hour, or of the hours of a day, by model; those for a model that nobody served or
+    knows are of none. Times and speeds are over all requests; numbers of requests are one for each hour, so a day has
+    a median hour."""
+    seen = connection.execute("SELECT DISTINCT target FROM series WHERE heat = ?", (Heat.SEEN.value,))
+    known = {row["target"] for row in seen}
+    by_target: dict[str, list[list[Row]]] = defaultdict(list)
+    for rows in hours:
+        served = {row["model"] for row in rows if row["served"] and row["model"]}
+        of_hour: dict[str, list[Row]] = defaultdict(list)
+        for row in rows:
+            name = f"gateway:{row['model']}"
+            of_hour[name if row["model"] in served or name in known else f"gateway:{NO_MODEL}"].append(row)
+        for target, own in of_hour.items():
+            by_target[target].append(own)
+    for target, seen_hours in by_target.items():
+        every = [row for rows in seen_hours for row in rows]
+        figures = {
+            SeriesMetric.TTFT_MS: [row["ttft_ms"] for row in every if row["ttft_ms"] is not None],
+            SeriesMetric.TOK_S: [row["tok_s"] for row in every if row["tok_s"] is not None],
+            SeriesMetric.REQUESTS: [float(len(rows)) for rows in seen_hours],
+            SeriesMetric.FAILED: [float(sum(row["failed"] for row in rows)) for rows in seen_hours],
+        }
+        for metric, values in figures.items():
+            if values:
+                key = SeriesKey(target, Heat.SEEN, ProbeShape.ANY, 0, metric)
+                put_span(connection, series_id(connection, key), kind, start, values)

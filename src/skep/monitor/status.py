@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from skep.monitor.changes import primary_keys
 from skep.monitor.compare import notes_in_words
-from skep.monitor.probe_errors import BUSY
+from skep.monitor.history import primary_keys
 from skep.monitor.records import (
+    BUSY,
     DAY_S,
     HOUR_S,
     Alert,
@@ -60,17 +60,12 @@ class SeriesStatus:
         return self.latest.value / self.week.median
 
     def document(self) -> dict[str, Any]:
-        week = self.week
         return {
             "series": str(self.key),
             "unit": self.key.metric.unit,
-            "at": None if self.latest is None else self.latest.at,
-            "value": None if self.latest is None else self.latest.value,
-            "busy": None if self.latest is None else self.latest.busy,
-            "median_7d": None if week is None else week.median,
-            "mad_7d": None if week is None else week.mad,
-            "cv_7d": None if week is None else week.cv,
-            "count_7d": 0 if week is None else week.count,
+            **{name: getattr(self.latest, name, None) for name in ("at", "value", "busy")},
+            **{f"{name}_7d": getattr(self.week, name, None) for name in ("median", "mad", "cv")},
+            "count_7d": 0 if self.week is None else self.week.count,
             "ratio": self.ratio,
         }
 
@@ -92,18 +87,13 @@ class TargetStatus:
         return None if total == 0 else 1 - self.coverage.get("missed", 0) / total
 
     def document(self) -> dict[str, Any]:
-        last = self.last
         return {
             "target": self.target.name,
-            "kind": str(self.target.kind),
-            "url": self.target.url,
-            "model": self.target.model,
+            **{name: getattr(self.target, name) for name in ("kind", "url", "model")},
             "state": str(self.state),
             "every_s": self.target.every_s,
-            "probed_at": None if last is None else last.ended_at,
-            "outcome": None if last is None else str(last.outcome),
-            "error_kind": None if last is None else last.error_kind,
-            "error": None if last is None else last.error,
+            "probed_at": getattr(self.last, "ended_at", None),
+            **{name: getattr(self.last, name, None) for name in ("outcome", "error_kind", "error")},
             "due_at": self.due_at,
             "coverage": dict(self.coverage),
             "covered": self.covered,
@@ -169,25 +159,43 @@ def monitor_status(series: SeriesStore, now: float) -> MonitorStatus:
 
 def target_statuses(series: SeriesStore, now: float, *, with_readings: bool = True) -> list[TargetStatus]:
     """Of every target that is watched, by name."""
-    alerts = series.alerts(open_only=True)
-    slots = series.last_slots()
-    return [
-        _target_status(series, target, now, slots.get(target.name), alerts, with_readings=with_readings)
-        for target in series.targets()
-    ]
-
-
-def series_status_of(series: SeriesStore, key: SeriesKey, now: float, fresh_s: float) -> SeriesStatus:
-    """A value older than `fresh_s` is not the latest one: it tells of another time."""
-    newest, quiet = latest_and_week(series, key, now, fresh_s)
-    return SeriesStatus(key, newest, window_stats(quiet))
+    alerts, slots = series.alerts(open_only=True), series.last_slots()
+    found = []
+    for target in series.targets():
+        own = tuple(alert for alert in alerts if alert.target == target.name)
+        latest = series.latest(target.name)
+        last = None if latest is None else latest[0]
+        era, slot = slots.get(target.name, (-1, 0))
+        following = max(slot + 1, int(now // target.every_s))
+        readings = []
+        for key in primary_keys(series, target.name) if with_readings else ():
+            newest, quiet = latest_and_week(series, key, now, fresh_s(target))
+            readings.append(SeriesStatus(key, newest, window_stats(quiet)))
+        status = TargetStatus(
+            target=target,
+            state=_state(target, last, now, alerts=bool(own)),
+            last=last,
+            due_at=now if era < 0 else due_at(target, following),  # below 0: never probed, or only asked for by hand
+            coverage=series.coverage(target.name, now - WINDOW_S, now),
+            readings=tuple(readings),
+            alerts=own,
+        )
+        found.append(status)
+    return found
 
 
 def latest_and_week(
     series: SeriesStore, key: SeriesKey, now: float, fresh_s: float
 ) -> tuple[SeriesPoint | None, list[float]]:
-    """Return the latest value, None where it is older than `fresh_s`, and those of 7 days without the busy ones."""
-    points = _points(series, key, now)
+    """Return the latest value, None where it is older than `fresh_s`, and those of 7 days without the busy ones.
+
+    Where a target is probed so often that a week is many samples, hours stand for them.
+    """
+    since, most = now - WINDOW_S, int(WINDOW_S / HOUR_S) * MOST_POINTS_AN_HOUR
+    points = series.points(key, since, now, limit=most + 1)
+    if len(points) > most:
+        hours = series.spans(key, SpanKind.HOUR, since, now)
+        points = [*(SeriesPoint(hour.start, hour.median) for hour in hours), points[-1]]
     newest = points[-1] if points and now - points[-1].at <= fresh_s else None
     return newest, [point.value for point in points if not point.busy]
 
@@ -195,30 +203,6 @@ def latest_and_week(
 def fresh_s(target: ProbeTarget) -> float:
     """For how long a value speaks of the present: two intervals, and the time that a probe may take."""
     return 2 * target.every_s + target.jitter + target.timeout_s
-
-
-def _target_status(
-    series: SeriesStore,
-    target: ProbeTarget,
-    now: float,
-    covered: tuple[int, int] | None,
-    alerts: list[Alert],
-    *,
-    with_readings: bool,
-) -> TargetStatus:
-    found = series.latest(target.name)
-    last = None if found is None else found[0]
-    keys = primary_keys(series, target.name) if with_readings else []
-    slot = None if covered is None or covered[0] < 0 else covered[1]  # below 0: only asked for by hand
-    return TargetStatus(
-        target=target,
-        state=_state(target, last, now, alerts=any(alert.target == target.name for alert in alerts)),
-        last=last,
-        due_at=now if slot is None else due_at(target, max(slot + 1, int(now // target.every_s))),
-        coverage=series.coverage(target.name, now - WINDOW_S, now),
-        readings=tuple(series_status_of(series, key, now, fresh_s(target)) for key in keys),
-        alerts=tuple(alert for alert in alerts if alert.target == target.name),
-    )
 
 
 def _state(target: ProbeTarget, last: Probe | None, now: float, *, alerts: bool) -> TargetState:
@@ -233,13 +217,3 @@ def _state(target: ProbeTarget, last: Probe | None, now: float, *, alerts: bool)
     if alerts:
         return TargetState.ALERT
     return TargetState.BUSY if last.busy else TargetState.OK
-
-
-def _points(series: SeriesStore, key: SeriesKey, now: float) -> list[SeriesPoint]:
-    """Of 7 days; where a target is probed so often that a week is many samples, hours stand for them."""
-    since, most = now - WINDOW_S, int(WINDOW_S / HOUR_S) * MOST_POINTS_AN_HOUR
-    points = series.points(key, since, now, limit=most + 1)
-    if len(points) <= most:
-        return points
-    hours = [SeriesPoint(span.start, span.median) for span in series.spans(key, SpanKind.HOUR, since, now)]
-    return [*hours, points[-1]]

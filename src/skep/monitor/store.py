@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from sqlite3 import Connection, Row
+from sqlite3 import Row
 from typing import Self
 
 import msgspec
@@ -21,19 +20,15 @@ from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import UserError
 from skep.monitor.records import (
     DAY_S,
-    HOUR_S,
-    PROBES_FLOW,
     Alert,
     Heat,
     MonitorEvent,
     Probe,
     ProbeOutcome,
     ProbeSample,
-    ProbeShape,
     ProbeTarget,
     SeriesChange,
     SeriesKey,
-    SeriesMetric,
     SeriesPoint,
     SeriesSpan,
     SpanKind,
@@ -42,136 +37,14 @@ from skep.monitor.spans import (
     KEY_MATCHES,
     RAW_METRICS,
     SERIES_OF,
+    close_hours,
     key_values,
-    put_span,
     series_id,
     start_of,
     update_spans,
 )
 from skep.store.database import Store
 from skep.store.rows import insert, insert_all, json_text, read
-
-LONGEST_S = DAY_S  # from arrival to end
-WRITTEN_WITHIN_S = 120.0
-FEWEST_TOKENS = 8  # a speed of less is the speed of one chunk
-NO_MODEL = "(none)"  # asked for none, or for one that never was here: names that clients make up open no series
-
-_MARK = "gateway"
-_PUT_GATEWAY_MARK = "INSERT OR REPLACE INTO watermarks VALUES (?, ?)"
-# Of each request: whether a replica had it, whether it failed, its first byte and its speed where they can be told.
-_REQUESTS = f"""
-SELECT model, replica IS NOT NULL AS served,
-    outcome IN ('broken', 'refused') OR coalesce(status, 0) >= 500 AS failed,
-    CASE WHEN told THEN first_byte_s * 1000 END AS ttft_ms,
-    CASE WHEN told AND output_tokens >= {FEWEST_TOKENS} AND ended_s > first_byte_s
-        THEN output_tokens / (ended_s - first_byte_s) END AS tok_s,
-    arrived_at + ended_s AS ended_at
-FROM (
-    SELECT *, outcome = 'answered' AND streamed AND coalesce(status, 0) < 400 AS told
-    FROM gateway_requests WHERE arrived_at >= ? AND arrived_at < ? AND coalesce(flow, '') <> '{PROBES_FLOW}'
-)
-WHERE arrived_at + ended_s >= ? AND ended_s <= {LONGEST_S}
-"""  # noqa: S608
-_KNOWN = "SELECT DISTINCT target FROM series WHERE heat = ?"
-
-
-_Hours = dict[float, list[Row]]  # requests by the start of the hour in which they ended
-
-
-def close_hours(store: Store, until: float) -> int:
-    """Return how many hours with requests were closed. Each is a transaction of its own; reading holds nobody up."""
-    end = start_of(until - WRITTEN_WITHIN_S, HOUR_S)
-    at = _first_hour(store)
-    if at is None or at >= end:
-        return 0
-    closed = 0
-    hours = _whole_day_until(store, at)
-    while at < end:
-        _gather(hours, store.read(_REQUESTS, at, at + HOUR_S, at))
-        following = min(end, _next_hour(store, at + HOUR_S, hours))
-        if at in hours:
-            with store.transaction() as connection:
-                _write_hour(connection, at, hours)
-                if following >= min(end, start_of(at, DAY_S) + DAY_S):
-                    _write_day(connection, start_of(at, DAY_S), hours)
-                # Not up to `end`: a clock that is wrong for a minute must not close the years to come.
-                connection.execute(_PUT_GATEWAY_MARK, (_MARK, at + HOUR_S))
-            closed += 1
-        for old in [hour for hour in hours if hour < start_of(following, DAY_S)]:
-            del hours[old]
-        at = following
-    return closed
-
-
-def _first_hour(store: Store) -> float | None:
-    marks = store.read("SELECT at FROM watermarks WHERE name = ?", _MARK)
-    if marks:
-        return float(marks[0]["at"])
-    first = store.read("SELECT min(arrived_at) FROM gateway_requests")[0][0]
-    return None if first is None else start_of(first, HOUR_S)
-
-
-def _next_hour(store: Store, at: float, hours: _Hours) -> float:
-    """Return the first hour from `at` on that can have a request: nobody walks through years of nothing."""
-    arrived = store.read("SELECT min(arrived_at) FROM gateway_requests WHERE arrived_at >= ?", at)[0][0]
-    candidates = [hour for hour in hours if hour >= at]
-    if arrived is not None:
-        candidates.append(start_of(arrived, HOUR_S))
-    return min(candidates, default=float("inf"))
-
-
-def _whole_day_until(store: Store, at: float) -> _Hours:
-    """Return the hours of the day before `at`, which its day is made of too, and what is still to end after it."""
-    day = start_of(at, DAY_S)
-    hours: _Hours = {}
-    _gather(hours, store.read(_REQUESTS, day - LONGEST_S, at, day))
-    return hours
-
-
-def _gather(hours: _Hours, rows: Iterable[Row]) -> None:
-    for row in rows:
-        hours.setdefault(start_of(row["ended_at"], HOUR_S), []).append(row)
-
-
-def _by_target(connection: Connection, rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the requests of an hour by model; those for a model that nobody served or knows are of none."""
-    known = {row["target"] for row in connection.execute(_KNOWN, (Heat.SEEN.value,))}
-    served = {row["model"] for row in rows if row["served"] and row["model"]}
-    found: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        name = f"gateway:{row['model']}"
-        found[name if row["model"] in served or name in known else f"gateway:{NO_MODEL}"].append(row)
-    return found
-
-
-def _write_hour(connection: Connection, at: float, hours: _Hours) -> None:
-    for target, rows in _by_target(connection, hours[at]).items():
-        _write(connection, target, SpanKind.HOUR, at, [rows])
-
-
-def _write_day(connection: Connection, day: float, hours: _Hours) -> None:
-    by_target: dict[str, list[list[Row]]] = defaultdict(list)
-    for hour in sorted(hour for hour in hours if day <= hour < day + DAY_S):
-        for target, rows in _by_target(connection, hours[hour]).items():
-            by_target[target].append(rows)
-    for target, seen in by_target.items():
-        _write(connection, target, SpanKind.DAY, day, seen)
-
-
-def _write(connection: Connection, target: str, kind: SpanKind, start: float, hours: list[list[Row]]) -> None:
-    """Times and speeds are over all requests; numbers of requests are one for each hour, so a day has a median hour."""
-    every = [row for rows in hours for row in rows]
-    figures = {
-        SeriesMetric.TTFT_MS: [row["ttft_ms"] for row in every if row["ttft_ms"] is not None],
-        SeriesMetric.TOK_S: [row["tok_s"] for row in every if row["tok_s"] is not None],
-        SeriesMetric.REQUESTS: [float(len(rows)) for rows in hours],
-        SeriesMetric.FAILED: [float(sum(row["failed"] for row in rows)) for rows in hours],
-    }
-    for metric, values in figures.items():
-        if values:
-            key = SeriesKey(target, Heat.SEEN, ProbeShape.ANY, 0, metric)
-            put_span(connection, series_id(connection, key), kind, start, values)
-
 
 _THINNED = "thinned"
 
@@ -235,9 +108,6 @@ class SeriesStore:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def __repr__(self) -> str:
-        return f"<SeriesStore {self.store.path}>"
-
     def __enter__(self) -> Self:
         return self
 
@@ -263,7 +133,9 @@ class SeriesStore:
     def targets(self, *, removed: bool = False) -> list[ProbeTarget]:
         """By name; with `removed` also those that are probed no more."""
         rows = self.store.read("SELECT * FROM targets WHERE ? OR removed_at IS NULL ORDER BY name", removed)
-        return [_target_of(row) for row in rows]
+        # What a later skep added to the document is left out, what an earlier one did not know is as usual.
+        documents = [json.loads(row["document"]) | {"removed_at": row["removed_at"]} for row in rows]
+        return msgspec.convert(documents, list[ProbeTarget])
 
     def target(self, name: str, *, removed: bool = False) -> ProbeTarget:
         known = {target.name: target for target in self.targets(removed=True)}
@@ -271,9 +143,8 @@ class SeriesStore:
         if found is not None and (removed or found.removed_at is None):
             return found
         if found is not None:
-            raise UserError(
-                f"target `{name}` was removed", hint="its history is kept; `skep monitor add` brings it back"
-            )
+            hint = "its history is kept; `skep monitor add` brings it back"
+            raise UserError(f"target `{name}` was removed", hint=hint)
         live = {squeeze(target.name): target.name for target in known.values() if removed or target.removed_at is None}
         hint = "`skep monitor list` shows them" if live else "`skep monitor add` makes one"
         raise UserError(f"there is no target `{name}`", hint=did_you_mean(similar_names(name, live), hint))
@@ -287,14 +158,14 @@ class SeriesStore:
             probe_id = insert(connection, "probes", probe, id=None).lastrowid
             of_probe = {"id": None, "probe_id": probe_id, "target": probe.target, "busy": probe.busy}
             insert_all(connection, "samples", samples, **of_probe)
-            update_spans(connection, probe.target, samples, self._mark(connection, _THINNED))
+            mark = connection.execute("SELECT at FROM watermarks WHERE name = ?", (_THINNED,)).fetchone()
+            update_spans(connection, probe.target, samples, -math.inf if mark is None else mark[0])
         return probe_id
 
     def last_slots(self) -> dict[str, tuple[int, int]]:
         """By target: its highest era, and the last slot covered in it, be it by a gap."""
         names = [row["target"] for row in self.store.read(_TARGETS_WITH_PROBES)]
-        found = ((name, self.store.read(_LAST_SLOT, name)[0]) for name in names)
-        return {name: (row[0], row[1]) for name, row in found}
+        return {name: tuple(self.store.read(_LAST_SLOT, name)[0]) for name in names}
 
     def latest(self, target: str) -> tuple[Probe, list[ProbeSample]] | None:
         """Return the last probe that was really made."""
@@ -317,10 +188,8 @@ class SeriesStore:
         """Oldest first; the newest `limit` of them. A passive series has a point for each hour: its median."""
         if key.heat is Heat.SEEN:
             hours = self.spans(key, SpanKind.HOUR, since, until)
-            return [
-                SeriesPoint(hour.start, hour.median)
-                for hour in hours[max(0, len(hours) - limit) if limit is not None else 0 :]
-            ]
+            first = 0 if limit is None else max(0, len(hours) - limit)
+            return [SeriesPoint(hour.start, hour.median) for hour in hours[first:]]
         if key.metric not in RAW_METRICS:
             return []
         values = (*key_values(key), since, until, -1 if limit is None else limit)
@@ -357,7 +226,7 @@ class SeriesStore:
 
     def alerts(self, *, open_only: bool = False, since: float | None = None) -> list[Alert]:
         """Newest first; with `since` those that were open at some time from then on."""
-        rows = self.store.read(_ALERTS, open_only, float("-inf") if since is None else since)
+        rows = self.store.read(_ALERTS, open_only, -math.inf if since is None else since)
         return read(rows, Alert)
 
     def append_notice(self, alert_id: int, what: str, at: float, via: str, error: str | None) -> None:
@@ -381,7 +250,7 @@ class SeriesStore:
 
     def changes(self, target: str | None = None, since: float | None = None) -> list[SeriesChange]:
         """Oldest first."""
-        rows = self.store.read(_CHANGES, target, float("-inf") if since is None else since)
+        rows = self.store.read(_CHANGES, target, -math.inf if since is None else since)
         return read(
             rows,
             SeriesChange,
@@ -410,16 +279,6 @@ class SeriesStore:
     def _append(self, table: str, record: object = None, clash: str = "", /, **columns: object) -> int:
         with self.store.transaction() as connection:
             return insert(connection, table, record, clash, **columns).lastrowid or 0
-
-    @staticmethod
-    def _mark(connection: Connection, name: str) -> float:
-        row = connection.execute("SELECT at FROM watermarks WHERE name = ?", (name,)).fetchone()
-        return float("-inf") if row is None else float(row[0])
-
-
-def _target_of(row: Row) -> ProbeTarget:
-    """Return what a later skep added to the document is left out, what an earlier one did not know is as usual."""
-    return msgspec.convert(json.loads(row["document"]) | {"removed_at": row["removed_at"]}, ProbeTarget)
 
 
 def _slots_inside(row: Row, since: float, until: float) -> int:

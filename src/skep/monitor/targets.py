@@ -16,7 +16,7 @@ import msgspec
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import SkepError, UserError
-from skep.monitor.changes import primary_keys
+from skep.monitor.history import primary_keys
 from skep.monitor.records import DAY_S, ProbeTarget, SeriesKey, TargetKind
 from skep.monitor.schedule import format_interval
 from skep.monitor.store import SeriesStore
@@ -65,7 +65,13 @@ def add_target(
         key_env = "SKEP_API_KEY"
     target = replace(target, kind=kind, key_env=key_env, added_at=now)
     series.put_target(target)
-    return AddedTarget(target, endpoint.model, _about(endpoint, kind)) if endpoint else AddedTarget(target)
+    if endpoint is None:
+        return AddedTarget(target)
+    engine = endpoint.engine
+    about = [str(kind), str(engine.get("engine") or engine.get("server") or "an OpenAI-compatible server")]
+    about += [f"{engine['slots']} slots"] if isinstance(engine.get("slots"), int) else []
+    about += ["simulated"] if endpoint.simulated else []
+    return AddedTarget(target, endpoint.model, ", ".join(about))
 
 
 def check_target(target: ProbeTarget) -> None:
@@ -124,13 +130,6 @@ def _kind(endpoint: Endpoint) -> TargetKind:
     return TargetKind.REPLICA if endpoint.origin.host in LOOPBACK else TargetKind.ENDPOINT
 
 
-def _about(endpoint: Endpoint, kind: TargetKind) -> str:
-    engine = endpoint.engine
-    told = [str(kind), str(engine.get("engine") or engine.get("server") or "an OpenAI-compatible server")]
-    told += [f"{engine['slots']} slots"] if isinstance(engine.get("slots"), int) else []
-    return ", ".join([*told, *(["simulated"] if endpoint.simulated else [])])
-
-
 def target_document(target: ProbeTarget) -> dict[str, Any]:
     """Return the target as JSON. It has the name of the key's variable, never the key."""
     return {**msgspec.to_builtins(target), "jitter_s": target.jitter}
@@ -147,9 +146,8 @@ def runs_of(target: ProbeTarget) -> str:
 
 def all_targets(series: SeriesStore) -> list[str]:
     """Return the targets that are probed, those that were, and what the gateway saw."""
-    live = [target.name for target in series.targets()]
-    once = [target.name for target in series.targets(removed=True)]
-    return list(dict.fromkeys([*live, *once, *sorted({key.target for key in series.keys(None)})]))
+    known = sorted(series.targets(removed=True), key=lambda target: target.removed_at is not None)
+    return list(dict.fromkeys([target.name for target in known] + sorted({key.target for key in series.keys(None)})))
 
 
 def known_target(name: str, known: Collection[str]) -> str:

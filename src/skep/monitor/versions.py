@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -12,8 +12,7 @@ from skep import __version__
 from skep.bench.endpoint import Endpoint
 from skep.errors import UserError
 from skep.host.nvidia import NvidiaReport
-from skep.monitor.probe_errors import BUSY
-from skep.monitor.records import EventKind, MonitorEvent, Probe, ProbeOutcome
+from skep.monitor.records import BUSY, EventKind, MonitorEvent, Probe, ProbeOutcome
 from skep.wire.client import Pool
 from skep.wire.fetch import fetch_if_there
 from skep.wire.heads import parse_url
@@ -53,16 +52,13 @@ async def read_versions(endpoint: Endpoint, pool: Pool, nvidia: NvidiaReport | N
     found |= {name: told.get(name) for name in ("engine", "build", "server")}
     engine = "ollama" if endpoint.api == "ollama" else str(told.get("engine", "")).lower()
     if engine in _VERSION_PATHS and "build" not in told:
-        found["build"] = await _asked(pool, endpoint.headers, _VERSION_PATHS[engine])
+        headers = dict(endpoint.headers)
+        answer = await fetch_if_there(pool, "GET", _VERSION_PATHS[engine], headers=headers, timeout_s=_ASK_S)
+        version = answer.document().get("version") if answer else None
+        found["build"] = version if isinstance(version, str) else None
     if nvidia is not None:
         found |= {"driver": nvidia.driver_version, "cuda": nvidia.cuda_version}
     return {name: str(value) for name, value in found.items() if value not in (None, "")}
-
-
-async def _asked(pool: Pool, headers: Mapping[str, str], path: str) -> str | None:
-    answer = await fetch_if_there(pool, "GET", path, headers=dict(headers), timeout_s=_ASK_S)
-    version = answer.document().get("version") if answer else None
-    return version if isinstance(version, str) else None
 
 
 @dataclass(slots=True)
@@ -75,15 +71,10 @@ class LastSeen:
     began_at: float | None = None
     tokens_total: float | None = None
 
-    @classmethod
-    def of(cls, probes: Iterable[Probe]) -> LastSeen:
-        """`probes`: newest first."""
-        seen = cls()
-        for probe in reversed([probe for probe in probes if probe.outcome is not ProbeOutcome.MISSED]):
-            seen.take(probe)
-        return seen
-
     def take(self, probe: Probe) -> None:
+        """Missed ones have shown nothing."""
+        if probe.outcome is ProbeOutcome.MISSED:
+            return
         self.outcome = self.outcome if probe.error_kind == BUSY else probe.outcome  # neither up nor down
         self.ended_at = probe.ended_at
         self.versions |= probe.versions
@@ -94,24 +85,23 @@ class LastSeen:
 def events_since(seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
     """Events between what was seen and this probe. Nothing is said of what was not known before."""
     at = probe.due_at if probe.started_at is None else probe.started_at
-    since = {"since": seen.ended_at}
     news: list[MonitorEvent] = []
-    failed = probe.outcome is ProbeOutcome.FAILED
-    if probe.error_kind == BUSY:
-        pass
-    elif failed and seen.outcome is not ProbeOutcome.FAILED:
-        detail = {**since, "error_kind": probe.error_kind}
-        news.append(MonitorEvent(at, EventKind.DOWN, f"down: {probe.error or probe.error_kind}", probe.target, detail))
-    elif not failed and seen.outcome is ProbeOutcome.FAILED:
-        news.append(MonitorEvent(at, EventKind.UP, "up again", probe.target, since))
+
+    def tell(kind: EventKind, text: str, **detail: object) -> None:
+        news.append(MonitorEvent(at, kind, text, probe.target, {"since": seen.ended_at, **detail}))
+
+    failed, had_failed = (outcome is ProbeOutcome.FAILED for outcome in (probe.outcome, seen.outcome))
+    if probe.error_kind != BUSY and failed and not had_failed:
+        tell(EventKind.DOWN, f"down: {probe.error or probe.error_kind}", error_kind=probe.error_kind)
+    elif probe.error_kind != BUSY and had_failed and not failed:
+        tell(EventKind.UP, "up again")
     if _began_anew(seen, probe):
-        news.append(MonitorEvent(at, EventKind.RESTART, "started anew", probe.target, since))
+        tell(EventKind.RESTART, "started anew")
     for name, value in sorted(probe.versions.items()):
         before = seen.versions.get(name)
         if before is not None and before != value and name not in _NO_EVENT:
             text = f"{name.replace('_', ' ')} changed from {before} to {value}"
-            detail = {**since, "what": name, "from": before, "to": value}
-            news.append(MonitorEvent(at, EventKind.VERSION, text, probe.target, detail))
+            tell(EventKind.VERSION, text, **{"what": name, "from": before, "to": value})
     return news
 
 

@@ -11,7 +11,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from sqlite3 import Connection, complete_statement
@@ -96,20 +96,14 @@ def version_of(connection: Connection) -> int:
 def migrate(connection: Connection) -> None:
     """Bring the schema to the newest version; the caller holds the write transaction."""
     for number, name in enumerate(MIGRATIONS[version_of(connection) :], start=version_of(connection) + 1):
-        for statement in _statements(files("skep.store").joinpath("schema", f"{name}.sql").read_text(encoding="utf-8")):
-            connection.execute(statement)
+        statement = ""
+        for line in files("skep.store").joinpath("schema", f"{name}.sql").read_text("utf-8").splitlines(keepends=True):
+            statement += line
+            if complete_statement(statement):  # a trigger has semicolons inside
+                connection.execute(statement)
+                statement = ""
         connection.execute(f"PRAGMA user_version = {number}")
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-
-
-def _statements(text: str) -> Iterator[str]:
-    """Return the statements one by one. A trigger has semicolons inside, so SQLite says where one ends."""
-    statement = ""
-    for line in text.splitlines(keepends=True):
-        statement += line
-        if complete_statement(statement):
-            yield statement
-            statement = ""
 
 
 BUSY_TIMEOUT_S = 10.0
@@ -118,26 +112,21 @@ _RETRY_S = 0.02
 
 def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     with translated(path):
-        if not read_only:
-            _create(path)
+        if not read_only:  # readable by its owner alone, for it holds prompts; SQLite's side files get the same mode
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         elif not path.exists():
             raise StoreError(f"there is no database at `{path}`", hint="`skep bench` makes one with its first run")
         connection = _open(path, read_only=read_only)
         try:
             _prepare_when_free(connection, path, read_only=read_only)
-            if read_only:
+            if read_only and version_of(connection) < len(MIGRATIONS):
                 _upgrade_to_read(connection, path)
         except BaseException:
             connection.close()
             raise
         return connection
-
-
-def _create(path: Path) -> None:
-    """The file is readable by its owner alone, for it holds prompts; SQLite gives its side files the same mode."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def _open(path: Path, *, read_only: bool) -> sqlite3.Connection:
@@ -153,33 +142,20 @@ def _prepare_when_free(connection: sqlite3.Connection, path: Path, *, read_only:
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
-            _prepare(connection, path, read_only=read_only)
+            _check_origin(connection, path)
+            connection.execute("PRAGMA foreign_keys = ON")
+            if not read_only:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = NORMAL")
+                if version_of(connection) < len(MIGRATIONS):
+                    connection.execute("BEGIN IMMEDIATE")  # whoever comes second finds the version already raised
+                    with connection:  # commits, or rolls back
+                        migrate(connection)
             return
         except sqlite3.OperationalError as error:
             if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(_RETRY_S)
-
-
-def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
-    _check_origin(connection, path)
-    connection.execute("PRAGMA foreign_keys = ON")
-    if not read_only:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        if version_of(connection) < len(MIGRATIONS):
-            _migrate_once(connection)
-
-
-def _migrate_once(connection: sqlite3.Connection) -> None:
-    connection.execute("BEGIN IMMEDIATE")  # whoever comes second finds the version already raised
-    try:
-        migrate(connection)
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
@@ -190,22 +166,18 @@ def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
     if (tables or version) and application_id != APPLICATION_ID:
         raise StoreError(f"`{path}` is a database of another program", hint="name another file for skep's data")
     if version > len(MIGRATIONS):
-        raise StoreError(
-            f"`{path}` was written by a newer skep (schema {version}, this one knows {len(MIGRATIONS)})",
-            hint="upgrade skep, or name another file",
-        )
+        newer = f"`{path}` was written by a newer skep (schema {version}, this one knows {len(MIGRATIONS)})"
+        raise StoreError(newer, hint="upgrade skep, or name another file")
 
 
 def _upgrade_to_read(connection: sqlite3.Connection, path: Path) -> None:
     """A command that only reads is often the first after an upgrade of skep; who may write brings the file along."""
-    if 0 < version_of(connection) < len(MIGRATIONS):
+    if version_of(connection) > 0:
         with suppress(StoreError):
             connect(path, read_only=False).close()
     if version_of(connection) < len(MIGRATIONS):
-        raise StoreError(
-            f"`{path}` was written by an older skep and must be upgraded before it can be read",
-            hint="run `skep runs` once as a user who may write to it",
-        )
+        hint = "run `skep runs` once as a user who may write to it"
+        raise StoreError(f"`{path}` was written by an older skep and must be upgraded before it can be read", hint=hint)
 
 
 _FAULTS_OF_THE_SOURCE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_BUSY)
@@ -214,7 +186,12 @@ _FAULTS_OF_THE_SOURCE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.
 def copy_database(source: sqlite3.Connection, source_path: Path, to: Path, *, overwrite: bool) -> None:
     """Written beside `to` and moved into place, so that `to` is whole or untouched; readable by its owner alone."""
     with translated(to):
-        _check_target(source_path, to, overwrite=overwrite)
+        if to.exists() and to.samefile(source_path):
+            raise UserError(f"`{to}` is the database itself", hint="name another file")
+        if to.exists() and not overwrite:
+            raise UserError(f"`{to}` exists", hint="name another file, or add --overwrite")
+        if Path(f"{to}-wal").exists():  # SQLite would replay it over the copy
+            raise StoreError(f"`{to}` is in use, or was not closed: `{to}-wal` is there", hint="name another file")
         handle, name = tempfile.mkstemp(prefix=f".{to.name}.", dir=to.parent)
         os.close(handle)
         draft = Path(name)
@@ -223,21 +200,11 @@ def copy_database(source: sqlite3.Connection, source_path: Path, to: Path, *, ov
             draft.replace(to)
         finally:
             draft.unlink(missing_ok=True)
-        _sync_folder(to.parent)
-
-
-def _check_target(source_path: Path, to: Path, *, overwrite: bool) -> None:
-    if to.exists() and to.samefile(source_path):
-        raise UserError(f"`{to}` is the database itself", hint="name another file")
-    if to.exists() and not overwrite:
-        raise UserError(f"`{to}` exists", hint="name another file, or add --overwrite")
-    if Path(f"{to}-wal").exists():  # SQLite would replay it over the copy
-        raise StoreError(f"`{to}` is in use, or was not closed: `{to}-wal` is there", hint="name another file")
+        _sync(to.parent)
 
 
 def _fill(source: sqlite3.Connection, source_path: Path, draft: Path) -> None:
-    target = sqlite3.connect(draft)
-    try:
+    with closing(sqlite3.connect(draft)) as target:
         try:
             source.backup(target)
         except sqlite3.DatabaseError as error:
@@ -245,14 +212,11 @@ def _fill(source: sqlite3.Connection, source_path: Path, draft: Path) -> None:
                 raise store_error(error, source_path) from error
             raise
         target.execute("PRAGMA journal_mode = DELETE")  # one file, without WAL beside it
-    finally:
-        target.close()
-    with draft.open("rb") as file:
-        os.fsync(file.fileno())
+    _sync(draft)
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -1,7 +1,7 @@
 """The store: runs, their requests and their ends, appended by several processes and read by any.
 
 One `Store` is one connection. It may be used from several threads, one call at a time; each append is one short
-transaction, so what a call returned from is kept even if the process is killed. Knows no clock: times are arguments.
+transaction, all of it or nothing: what a call returned from is kept even if the process is killed. Knows no clock.
 """
 
 from __future__ import annotations
@@ -10,30 +10,20 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from skep.errors import StoreError, UserError
 from skep.store.connection import connect, copy_database, translated
-from skep.store.named_rows import NamedRows
-from skep.store.records import (
-    CalibrationRecord,
-    ClientSample,
-    GatewayRequest,
-    LevelFact,
-    Request,
-    RunState,
-    StoredRun,
-)
+from skep.store.named_rows import NamedRows, free_id, new_suffix, this_process, writes_on
+from skep.store.records import CalibrationRecord, ClientSample, GatewayRequest, LevelFact, Request, RunState, StoredRun
 from skep.store.rows import columns, insert, insert_all, read, storable
 from skep.store.verdicts import Verdict
-from skep.store.writer_process import free_id, new_suffix, this_process, writes_on
 from skep.workload.items import Item, item_from_json, item_json
 
 _RUNS = NamedRows(
@@ -59,6 +49,7 @@ WHERE rowid IN (SELECT rowid FROM gateway_requests WHERE arrived_at < ? ORDER BY
 """
 _DELETED_AT_ONCE = 5000
 _LET_OTHERS_WRITE_S = 0.01
+T = TypeVar("T")
 
 
 def open_store(path: Path, *, read_only: bool = False) -> Store:
@@ -79,9 +70,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -96,33 +85,18 @@ class Store:
         with self._lock:
             self._connection.close()
 
-    def begin_run(
-        self,
-        *,
-        kind: str,
-        created_at: float,
-        model: str,
-        url: str,
-        fingerprint: str,
-        config: Mapping[str, Any],
-        host: Mapping[str, Any],
-        engine: Mapping[str, Any],
-        simulated: bool,
-        skep_version: str,
-        suffix: Callable[[], str] = new_suffix,
-    ) -> str:
-        """The id sorts by time (UTC, to the second): `20261115-142233-a1b2c3`. This process is the run's writer."""
+    def begin_run(self, *, created_at: float, suffix: Callable[[], str] = new_suffix, **columns: Any) -> str:
+        """Return the id, which sorts by time (UTC, to the second): `20261115-142233-a1b2c3`. This process writes it.
+
+        `columns`: the other fields of a `StoredRun` that a new one has, all of them: kind, model, url, fingerprint,
+        config, host, engine, simulated and skep_version.
+        """
         with self.transaction():
             run_id = free_id(self._connection, created_at, suffix)
-            insert(
-                self._connection, "runs", this_process(), id=run_id, kind=kind, created_at=created_at, model=model,
-                url=url, fingerprint=fingerprint, config=config, host=host, engine=engine, simulated=simulated,
-                skep_version=skep_version,
-            )  # fmt: skip
+            insert(self._connection, "runs", this_process(), id=run_id, created_at=created_at, **columns)
         return run_id
 
     def append_requests(self, run_id: str, rows: Iterable[Request]) -> None:
-        """All of them or none."""
         self._append("requests", run_id, rows)
 
     def append_client_sample(self, run_id: str, sample: ClientSample) -> None:
@@ -138,11 +112,9 @@ class Store:
                 insert(self._connection, "run_items", run_id=run_id, item=item.id, document=item_json(item))
 
     def append_verdicts(self, run_id: str, verdicts: Iterable[Verdict]) -> None:
-        """All of them or none."""
         self._append("verdicts", run_id, verdicts)
 
     def append_gateway_requests(self, rows: Iterable[GatewayRequest]) -> None:
-        """All of them or none."""
         self.append_gateway_values(map(gateway_values, rows))
 
     def append_gateway_values(self, rows: Iterable[tuple[Any, ...]]) -> None:
@@ -151,7 +123,12 @@ class Store:
         if values:
             with self.transaction():
                 for start in range(0, len(values), GATEWAY_ROWS_AT_ONCE):
-                    self._insert_gateway_rows(values[start : start + GATEWAY_ROWS_AT_ONCE])
+                    part = values[start : start + GATEWAY_ROWS_AT_ONCE]
+                    sql, flat = _insert_gateway_rows(len(part)), tuple(chain.from_iterable(part))
+                    try:
+                        self._connection.execute(sql, flat)
+                    except UnicodeEncodeError:  # rare, and only SQLite's own reading finds it without a cost
+                        self._connection.execute(sql, [storable(v) if isinstance(v, str) else v for v in flat])
 
     def append_calibration(self, found: CalibrationRecord) -> None:
         with self.transaction():
@@ -172,25 +149,20 @@ class Store:
         return _runs([_RUNS.find(self, name)])[0]
 
     def requests(self, run_id: str) -> list[Request]:
-        """By level, repeat and index."""
-        rows = self.read("SELECT * FROM requests WHERE run_id = ? ORDER BY level, repeat, idx", run_id)
-        return read(rows, Request)
+        return self._of_run(run_id, "requests", Request, "idx")
 
     def client_samples(self, run_id: str) -> list[ClientSample]:
-        rows = self.read("SELECT * FROM client_samples WHERE run_id = ? ORDER BY level, repeat, rowid", run_id)
-        return read(rows, ClientSample)
+        return self._of_run(run_id, "client_samples", ClientSample)
 
     def level_facts(self, run_id: str) -> list[LevelFact]:
-        rows = self.read("SELECT * FROM level_facts WHERE run_id = ? ORDER BY level, repeat, rowid", run_id)
-        return read(rows, LevelFact, "run")
+        return self._of_run(run_id, "level_facts", LevelFact)
 
     def items(self, run_id: str) -> list[Item]:
         rows = self.read("SELECT document FROM run_items WHERE run_id = ? ORDER BY rowid", run_id)
         return [item_from_json(json.loads(row["document"])) for row in rows]
 
     def verdicts(self, run_id: str) -> list[Verdict]:
-        rows = self.read("SELECT * FROM verdicts WHERE run_id = ? ORDER BY level, repeat, idx", run_id)
-        return read(rows, Verdict, "run")
+        return self._of_run(run_id, "verdicts", Verdict, "idx")
 
     def gateway_requests(self, since: float | None = None, limit: int | None = None) -> list[GatewayRequest]:
         """Newest first. `since` is the unix time of the earliest arrival wanted."""
@@ -277,18 +249,16 @@ class Store:
             self._connection.execute("VACUUM")
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
+    def _of_run(self, run_id: str, table: str, kind: type[T], then: str = "rowid") -> list[T]:
+        """By level and repeat."""
+        sql = f"SELECT * FROM {table} WHERE run_id = ? ORDER BY level, repeat, {then}"  # noqa: S608
+        return read(self.read(sql, run_id), kind, "run")
+
     def _append(self, table: str, run_id: str, records: Iterable[object]) -> None:
         rows = list(records)
         if rows:
             with self.transaction(run_id):
                 insert_all(self._connection, table, rows, run_id=run_id)
-
-    def _insert_gateway_rows(self, rows: list[tuple[Any, ...]]) -> None:
-        sql, values = _insert_gateway_rows(len(rows)), tuple(chain.from_iterable(rows))
-        try:
-            self._connection.execute(sql, values)
-        except UnicodeEncodeError:  # rare, and only SQLite's own reading of each text finds it without a cost
-            self._connection.execute(sql, [storable(v) if isinstance(v, str) else v for v in values])
 
 
 def _runs(rows: list[sqlite3.Row]) -> list[StoredRun]:

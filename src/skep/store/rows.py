@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache, partial
 from operator import attrgetter
@@ -36,18 +36,7 @@ class StoredAs:
     write: Convert | None = None
     read: Convert | None = None
     joined: bool = False  # read from another table, or made of several columns: not written with the record
-
-
-@dataclass(frozen=True, slots=True)
-class _StoredField:
-    """A field as a column, or, with `inner`, as the columns of another record."""
-
-    name: str
-    column: str
-    write: Convert | None = None  # None: as it is
-    read: Convert | None = None
-    inner: type | None = None
-    joined: bool = False
+    inner: type | None = None  # another record, as columns of its own
 
 
 class _UnreadableJsonError(Exception):
@@ -142,9 +131,8 @@ def _count(value: int | None) -> int | None:
     return value if value is None or abs(value) <= _LARGEST else None
 
 
-Count = Annotated[
-    int | None, StoredAs(write=_count)
-]  # as an endpoint says it: what has no place in a column is not known
+# As an endpoint says it: what has no place in a column is not known.
+Count = Annotated[int | None, StoredAs(write=_count)]
 Figure = Annotated[float | None, StoredAs(write=finite)]
 JOINED = StoredAs(joined=True)
 OwnOrder = Annotated[Mapping[str, Any], StoredAs(write=document_text)]
@@ -176,11 +164,9 @@ def _values_of(kind: type, left_out: tuple[str, ...]) -> Callable[[Any], list[An
 @cache
 def _reader(kind: type, names: tuple[str, ...], prefix: str = "") -> Callable[..., Any]:
     places = {name: place for place, name in enumerate(names)}  # of two columns with one name the second counts
-    fields = [(field, prefix + field.column) for field in _stored_fields(kind)]
-    plain = [(field.name, places[column], field.read) for field, column in fields if column in places]
-    inner = [
-        (field.name, _reader(field.inner, names, f"{column}_")) for field, column in fields if field.inner is not None
-    ]
+    fields = [(name, prefix + column, how) for name, column, how in _stored_fields(kind)]
+    plain = [(name, places[column], how.read) for name, column, how in fields if column in places]
+    inner = [(name, _reader(how.inner, names, f"{column}_")) for name, column, how in fields if how.inner is not None]
 
     def make(row: Any, **derived: Any) -> Any:
         values = {name: row[place] if of is None else of(row[place]) for name, place, of in plain}
@@ -196,31 +182,30 @@ def _reader(kind: type, names: tuple[str, ...], prefix: str = "") -> Callable[..
 def _flat(kind: type) -> tuple[tuple[str, str, Convert | None], ...]:
     """Return where each value stands in a record, its column, and how it is written."""
     found: list[tuple[str, str, Convert | None]] = []
-    for field in _stored_fields(kind):
-        if field.joined:
-            continue
-        if field.inner is None:
-            found.append((field.name, field.column, field.write))
-        else:
-            found += [(f"{field.name}.{path}", f"{field.column}_{name}", how) for path, name, how in _flat(field.inner)]
+    for name, column, how in _stored_fields(kind):
+        if how.inner is not None and not how.joined:
+            found += [(f"{name}.{path}", f"{column}_{inner}", write) for path, inner, write in _flat(how.inner)]
+        elif not how.joined:
+            found.append((name, column, how.write))
     return tuple(found)
 
 
 @cache
-def _stored_fields(kind: type) -> tuple[_StoredField, ...]:
+def _stored_fields(kind: type) -> tuple[tuple[str, str, StoredAs], ...]:
+    """Return the name of each field, its column, and how it is stored."""
+    found = []
     hints = get_type_hints(kind, include_extras=True)
-    return tuple(_stored_field(field.name, hints[field.name]) for field in dataclasses.fields(kind))
-
-
-def _stored_field(name: str, hint: Any) -> _StoredField:
-    own = StoredAs()
-    if get_origin(hint) is Annotated:
-        hint, *_, own = get_args(hint)
-    column = own.name or name
-    if dataclasses.is_dataclass(hint):
-        return _StoredField(name, column, inner=hint if isinstance(hint, type) else None, joined=own.joined)
-    write, read_as = _converters(hint, column)
-    return _StoredField(name, column, own.write or write, own.read or read_as, joined=own.joined)
+    for name in [field.name for field in dataclasses.fields(kind)]:
+        hint, own = hints[name], StoredAs()
+        if get_origin(hint) is Annotated:
+            hint, *_, own = get_args(hint)
+        column = own.name or name
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            found.append((name, column, replace(own, inner=hint)))
+        else:
+            write, read_as = _converters(hint, column)
+            found.append((name, column, replace(own, write=own.write or write, read=own.read or read_as)))
+    return tuple(found)
 
 
 def _converters(hint: Any, column: str) -> tuple[Convert | None, Convert | None]:

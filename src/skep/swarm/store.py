@@ -19,9 +19,8 @@ import msgspec
 from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import StoreError, UserError
 from skep.store.database import Store
-from skep.store.named_rows import NamedRows
+from skep.store.named_rows import NamedRows, free_id, this_process, writes_on
 from skep.store.rows import as_stored, document_text, insert, read, storable
-from skep.store.writer_process import free_id, this_process, writes_on
 from skep.swarm.records import (
     Attempt,
     Counts,

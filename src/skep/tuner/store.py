@@ -19,9 +19,8 @@ import msgspec
 
 from skep.errors import StoreError, UserError
 from skep.store.database import Store
-from skep.store.named_rows import NamedRows
+from skep.store.named_rows import NamedRows, free_id, new_suffix, this_process, writes_on
 from skep.store.rows import OwnOrder, StoredAs, document_text, finite, insert, read
-from skep.store.writer_process import free_id, new_suffix, this_process, writes_on
 from skep.tuner.ports import BenchRequest, BenchResult, CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.records import (
     ConfigFailure,

@@ -13,9 +13,8 @@ from urllib.parse import urlencode
 from starlette.datastructures import QueryParams
 
 from skep.errors import UserError
-from skep.monitor.changes import primary_keys
 from skep.monitor.compare import around_event
-from skep.monitor.history import SeriesHistory, history_of
+from skep.monitor.history import SeriesHistory, history_of, primary_keys
 from skep.monitor.records import (
     DAY_S,
     Alert,
