@@ -8,13 +8,7 @@ import pytest
 
 from skep.bench.records import SweepSummary
 from skep.report.comparison import comparison_page
-from skep.report.levels import (
-    cache_sentence,
-    delivered_sentence,
-    drift_sentence,
-    left_out_sentences,
-    turning_sentence,
-)
+from skep.report.levels import cache_sentence, delivered_sentence, drift_sentence, left_out_sentences, turning_sentence
 from skep.report.sweep import check_sentences, sweep_page, timed_page
 from skep.stats.turning import Turning
 from skep.units import Interval
@@ -94,10 +88,7 @@ def test_missing_requests_in_flight_are_told(told):
                 "past C = 16 it falls by 24 % (the cliff, between 16 and 32)."
             ),
         ),
-        (
-            Turning(1, (0, 1), None, None, None, sure=True),
-            "Past C = 1 nothing is gained (the knee).",
-        ),
+        (Turning(1, (0, 1), None, None, None, sure=True), "Past C = 1 nothing is gained (the knee)."),
         (
             Turning(None, None, None, None, None, sure=False, unclear=(1, 2, 4)),
             (

@@ -124,10 +124,7 @@ async def test_a_hive_is_found_when_it_comes_and_missed_when_it_goes(env):
 @in_loop
 async def test_another_hive_begins_its_rates_anew(env):
     told = ((1, 1e6), (1, 2e6), (2, 5.0), (2, 5.0))
-    async with going(env, Readings(*(status(pid=pid, tokens=tokens) for pid, tokens in told))) as (
-        _,
-        (guest,),
-    ):
+    async with going(env, Readings(*(status(pid=pid, tokens=tokens) for pid, tokens in told))) as (_, (guest,)):
         seen = [await guest.events.get() for _ in range(4)]
     assert seen[1]["hive"]["tok_s"] > 0
     assert len(seen[2]["hive"]["history"]["tok_s"]) == 1
