@@ -34,16 +34,9 @@ from skep.cli.output import note, plain, print_json
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
+from skep.report import levels as said
 from skep.report.columns import Column, print_records
-from skep.report.levels import (
-    clock_figure,
-    drift_sentence,
-    has_curve,
-    left_out_sentences,
-    level_columns,
-    runs_text,
-    turning_sentence,
-)
+from skep.report.levels import level_columns, runs_text
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store
 from skep.store.records import Request
@@ -94,21 +87,21 @@ def print_levels(
 def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
     """`names` of the levels, where they are no concurrencies."""
     titles = [names[level.concurrency - 1] for level in summary.levels] if names else []
-    found = left_out_sentences(summary.levels, titles)
+    found = said.left_out_sentences(summary.levels, titles)
     if summary.speedups is not None:
         found.extend(_speedup(summary.speedups))
     if summary.promise is not None:
         found.append(_promise(summary.promise))
-    if summary.turning is not None and len(summary.levels) > 2 and has_curve(summary.levels):
-        found.append(turning_sentence(summary.turning))
+    if summary.turning is not None and len(summary.levels) > 2 and said.has_curve(summary.levels):
+        found.append(said.turning_sentence(summary.turning))
     if summary.drift is not None and not summary.drift.contains(1.0):
-        found.append(f"warning: {drift_sentence(summary)}")
+        found.append(f"warning: {said.drift_sentence(summary)}")
     for level in summary.levels:
         if level.energy is not None and level.energy.throttled:
             found.append(f"C={level.concurrency}: the GPU was slowed down: {', '.join(level.energy.throttled)}")
         found.extend(
-            f"C={level.concurrency}: {one.clock.value} is {clock_figure(one.clock, one.client)} by the client and "
-            f"{clock_figure(one.clock, one.engine)} by the engine: {one.cause}"
+            f"C={level.concurrency}: {one.clock.value} is {said.clock_figure(one.clock, one.client)} by the client and "
+            f"{said.clock_figure(one.clock, one.engine)} by the engine: {one.cause}"
             for one in level.clocks
         )
     if summary.client_limited:
