@@ -6,15 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from skep.report.columns import (
-    Column,
-    csv_table,
-    documents,
-    markdown_table,
-    present,
-    split_titles,
-    table_lines,
-)
+from skep.report.columns import Column, csv_table, documents, markdown_table, present, split_titles, table_lines
 from skep.report.page import html_table
 from skep.units import fact_list, milliseconds, moment, number, percent, printable, public_url, shortened, times
 

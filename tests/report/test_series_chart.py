@@ -12,10 +12,10 @@ from reading import colours_of, words_of
 
 from skep.monitor.records import DAY_S, EventKind, MonitorEvent, SeriesChange, SeriesKey, SeriesPoint
 from skep.report import theme
+from skep.report.page import make_environment
 from skep.report.series_chart import (
     Picture,
     Track,
-    legend,
     series_picture,
     series_svg,
     shift_label,
@@ -124,7 +124,9 @@ def test_busy_moments_are_hollow_and_have_no_say_in_the_axis():
     picture = _picture(points[:-1])
     with_busy = Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", points, _band(points[:-1]))])
     assert words_of(_svg(with_busy)) == words_of(_svg(picture))
-    assert "others were there too" in str(legend(with_busy))
+    assert "others were there too" in make_environment("skep.report").get_template("series.html").module.legend(
+        with_busy
+    )
     assert "1 below the axis" in _svg(with_busy)
 
 

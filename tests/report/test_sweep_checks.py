@@ -8,14 +8,8 @@ import pytest
 
 from skep.bench.records import SweepSummary
 from skep.report.comparison import comparison_page
-from skep.report.levels import (
-    cache_sentence,
-    delivered_sentence,
-    drift_sentence,
-    left_out_sentences,
-    turning_sentence,
-)
-from skep.report.sweep import check_sentences, clock_parts, sweep_page, timed_page
+from skep.report.levels import cache_sentence, delivered_sentence, drift_sentence, left_out_sentences, turning_sentence
+from skep.report.sweep import check_sentences, sweep_page, timed_page
 from skep.stats.turning import Turning
 from skep.units import Interval
 
@@ -59,17 +53,18 @@ def test_silent_engine_makes_no_sentence_about_its_cache(told):
     assert cache_sentence([replace(level, cached_prompt_share=None) for level in told.levels]) is None
 
 
-def test_clocks_that_differ_are_listed_with_their_cause(told):
+def test_clocks_that_differ_are_listed_with_their_cause(run, told, rows):
     """And the levels at which they agree are named."""
-    section = "".join(clock_parts(told.levels))
+    section = sweep_page(run, told, rows).partition("Two clocks")[2]
     for words in ("time to first token", "498 ms", "210 ms", "+137 %", "gateway", "At C = 1, 4, 8 client and engine"):
         assert words in section
 
 
-def test_clocks_that_agree_are_said_to_agree(levels):
+def test_clocks_that_agree_are_said_to_agree(run, summary, levels, rows):
     """Only where the engine told something of itself."""
-    assert "Client and engine agree at every level." in clock_parts(levels)
-    assert clock_parts([replace(level, engine_tok_s=None) for level in levels]) is None
+    assert "Client and engine agree at every level." in sweep_page(run, replace(summary, levels=levels), rows)
+    silent = replace(summary, levels=tuple(replace(level, engine_tok_s=None) for level in levels))
+    assert "Two clocks" not in sweep_page(run, silent, rows)
 
 
 def test_missing_requests_in_flight_are_told(told):
@@ -93,10 +88,7 @@ def test_missing_requests_in_flight_are_told(told):
                 "past C = 16 it falls by 24 % (the cliff, between 16 and 32)."
             ),
         ),
-        (
-            Turning(1, (0, 1), None, None, None, sure=True),
-            "Past C = 1 nothing is gained (the knee).",
-        ),
+        (Turning(1, (0, 1), None, None, None, sure=True), "Past C = 1 nothing is gained (the knee)."),
         (
             Turning(None, None, None, None, None, sure=False, unclear=(1, 2, 4)),
             (

@@ -59,8 +59,7 @@ def test_cold_is_compared_with_cold(ask):
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
-    [("target=box", "Pick a second target"), ("target=box&target=new", "no figure in common")],
+    ("query", "said"), [("target=box", "Pick a second target"), ("target=box&target=new", "no figure in common")]
 )
 def test_what_cannot_be_compared_yet_says_so(ask, query, said):
     assert said in ask(f"/compare?{query}")[1]

@@ -124,10 +124,7 @@ async def test_a_hive_is_found_when_it_comes_and_missed_when_it_goes(env):
 @in_loop
 async def test_another_hive_begins_its_rates_anew(env):
     told = ((1, 1e6), (1, 2e6), (2, 5.0), (2, 5.0))
-    async with going(env, Readings(*(status(pid=pid, tokens=tokens) for pid, tokens in told))) as (
-        _,
-        (guest,),
-    ):
+    async with going(env, Readings(*(status(pid=pid, tokens=tokens) for pid, tokens in told))) as (_, (guest,)):
         seen = [await guest.events.get() for _ in range(4)]
     assert seen[1]["hive"]["tok_s"] > 0
     assert len(seen[2]["hive"]["history"]["tok_s"]) == 1
@@ -142,7 +139,7 @@ async def test_a_browser_that_goes_away_ends_its_stream_and_the_reader_rests(env
         guest.leave()
         while not guest.ended:
             await asyncio.sleep(0)
-        assert "0 streams" in repr(live)
+        assert live._streams == 0
         now[0] += live_module.LINGER_S + 1
         while live._wanted.is_set():
             await asyncio.sleep(0)
@@ -203,8 +200,8 @@ def test_first_tokens_are_told_of_streamed_answers_of_late(env):
         )
     found = read_ttft(Site(paths), now)
     assert found is not None
-    assert found.count == 3
-    assert found.median_ms == pytest.approx(200)
+    assert found["count"] == 3
+    assert found["median_ms"] == pytest.approx(200)
 
 
 @pytest.mark.parametrize("answer", [{"pid": "of another version"}, {**status(), "gateway": {"tokens": [1]}}, None])

@@ -50,15 +50,8 @@ def point(color: str, shape: str = "circle") -> Spec:
 
 
 def label(align: str, *, dx: int = 0, dy: int = 0, weight: int = 400, color: str = theme.INK) -> Spec:
-    return {
-        "type": "text",
-        "align": align,
-        "baseline": "middle",
-        "dx": dx,
-        "dy": dy,
-        "fontWeight": weight,
-        "color": color,
-    }
+    place = {"type": "text", "align": align, "baseline": "middle", "dx": dx, "dy": dy}
+    return {**place, "fontWeight": weight, "color": color}
 
 
 def halo(rows: Sequence[Spec], mark: Spec, **encoding: Spec) -> list[Spec]:
@@ -136,9 +129,9 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
 
 def sized(spec: Spec | None, title: str, subtitle: str, width: int, height: int) -> Spec:
     """`spec` as one panel of a larger picture; an empty panel says so."""
-    nothing = layer([{}], label("center", color=theme.MUTED), text={"value": "not measured"})
-    panel = {key: value for key, value in (spec or nothing).items() if key != "padding"}
-    return {**panel, "title": {"text": title, "subtitle": subtitle, "frame": "group"}, "width": width, "height": height}
+    nothing = {"layer": [layer([{}], label("center", color=theme.MUTED), text={"value": "not measured"})]}
+    size = {"title": {"text": title, "subtitle": subtitle, "frame": "group"}, "width": width, "height": height}
+    return {key: value for key, value in (spec or nothing).items() if key != "padding"} | size
 
 
 def panels(main: Spec, above: Spec, below: Spec, spacing: int) -> Spec:
@@ -256,10 +249,7 @@ def bars_chart(rows: Sequence[Spec], unit: str, *, room: float = 1.45, least: in
 
 @dataclass(slots=True)
 class MarkSheet:
-    """Rectangles, rules, symbols and texts in the terms of a chart's axes. One layer a kind: layers take time to draw.
-
-    `colour` and the like are of the row; `tip` is what a reader sees when the pointer rests on the mark.
-    """
+    """Rectangles, rules, symbols and texts in terms of a chart's axes, one layer a kind; `tip` is shown at a mark."""
 
     rects: list[Spec] = field(default_factory=list)
     rules: list[Spec] = field(default_factory=list)
@@ -313,20 +303,19 @@ def _of(name: str, otherwise: Any = ...) -> Spec:
 
 def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = None) -> Spec | None:
     """Effective tok/s against C with its band, the plateau, the turning points, and C times one agent's speed."""
-    drawn = [(level, level.effective_tok_s) for level in _rising(levels) if level.effective_tok_s is not None]
-    drawn = [(level, value) for level, value in drawn if known(value)]
+    drawn = [level for level in _rising(levels) if known(level.effective_tok_s)]
     if not drawn:
         return None
     curve = ChartCurve(
-        [(level.concurrency, value) for level, value in drawn],
+        [(level.concurrency, level.effective_tok_s or 0.0) for level in drawn],
         theme.HONEY,
-        hollow=[level.concurrency for level, _ in drawn if level.client_limited],
-        ranges={level.concurrency: _effective_range(level, value) for level, value in drawn},
+        hollow=[level.concurrency for level in drawn if level.client_limited],
+        ranges={level.concurrency: _effective_range(level) for level in drawn},
         shaded=True,
     )
-    plateau = _plateau_line(levels)
-    heights = [high for _, high in curve.ranges.values()] + [row["plateau"] for row in plateau]
-    top = 1.3 * min(max(heights), _TALLEST * max(value for _, value in drawn)) or 1.0
+    plateau = [{"c": one.concurrency, "plateau": one.plateau_tok_s} for one in drawn if known(one.plateau_tok_s)]
+    heights = [high for _, high in curve.ranges.values()] + [row["plateau"] or 0.0 for row in plateau]
+    top = 1.3 * min(max(heights), _TALLEST * max(value for _, value in curve.points)) or 1.0
     rows = curve_rows(curve, top)
     axis = [row["c"] for row in rows]
     ideal = _ideal_line(rows, top)
@@ -364,31 +353,27 @@ def contention_chart(levels: Sequence[LevelSummary]) -> Spec | None:
     y = quantity("pct", None, [low, 112])
     above = {**y, "field": "above"}
     y["axis"]["labelExpr"] = "datum.label + ' %'"
-    bar = {"type": "bar", "color": theme.ROSE, "cornerRadiusEnd": 4}
     if len(rows) > 9:  # narrow bars: the figure without its sign, which the axis has
-        for row in rows:
-            row["label"] = number(row["pct"], digits=0)
-    return {
-        "layer": [
-            layer(rows, bar, x=x, y=y),
-            layer(rows, label("center", dy=-9, weight=600), x=x, y=above, text="label"),
-        ]
-    }
+        rows = [{**row, "label": number(row["pct"], digits=0)} for row in rows]
+    bars = layer(rows, {"type": "bar", "color": theme.ROSE, "cornerRadiusEnd": 4}, x=x, y=y)
+    return {"layer": [bars, layer(rows, label("center", dy=-9, weight=600), x=x, y=above, text="label")]}
 
 
 def ttft_chart(levels: Sequence[LevelSummary], height: int = 200) -> Spec | None:
     """Time to first token against C: the median whole, the 95th percentile dashed, the 99th dotted."""
-    measured = [(level.concurrency, level.ttft_ms) for level in _rising(levels) if level.ttft_ms is not None]
-    by_name = {name: [(c, getattr(one, name)) for c, one in measured] for name in ("p50", "p95", "p99")}
-    return latency_chart(by_name, theme.SKY, height)
+    return latency_chart(_percentiles(levels, "ttft_ms", ("p50", "p95", "p99")), theme.SKY, height)
 
 
 def tpot_chart(levels: Sequence[LevelSummary]) -> Spec | None:
     """Time per output token against C: the median whole, the 95th percentile dashed."""
-    measured = [(level.concurrency, level.tpot_ms) for level in _rising(levels) if level.tpot_ms is not None]
-    return latency_chart(
-        {name: [(c, getattr(one, name)) for c, one in measured] for name in ("p50", "p95")}, theme.PLUM
-    )
+    return latency_chart(_percentiles(levels, "tpot_ms", ("p50", "p95")), theme.PLUM)
+
+
+def _percentiles(
+    levels: Sequence[LevelSummary], figure: str, names: Sequence[str]
+) -> dict[str, list[tuple[int, float]]]:
+    measured = [(level.concurrency, some) for level in _rising(levels) if (some := getattr(level, figure)) is not None]
+    return {name: [(c, getattr(some, name)) for c, some in measured] for name in names}
 
 
 def latency_chart(
@@ -409,32 +394,27 @@ def wall_chart(summary: SweepSummary) -> Spec | None:
     serial, swarm = walls(summary)
     if serial is None or swarm is None or not (known(serial) and known(swarm)):
         return None
+    gain = f"  ({times(speedup)})" if (speedup := by_wall(summary)) is not None else ""
     rows = [
         {"name": "serial", "value": serial, "label": seconds(serial), "colour": theme.STONE},
-        {"name": "swarm", "value": swarm, "label": _swarm_label(summary, swarm), "colour": theme.MOSS},
+        {"name": "swarm", "value": swarm, "label": f"{seconds(swarm)}{gain}", "colour": theme.MOSS},
     ]
     return bars_chart(rows, "wall time, s")
 
 
 def speedup_chart(speedups: Speedup | None) -> Spec | None:
-    """Return the speedup in each of its forms; a form that is not known has no bar."""
-    forms = () if speedups is None else speedup_forms(speedups)
-    rows: list[Spec] = [
-        {"name": name, "value": value, "label": times(value), "colour": theme.MOSS if whole else theme.STONE}
-        for name, value, whole in forms
-        if value is not None and known(value)
-    ]
-    return bars_chart(rows, "times as fast as serial", room=1.25) if rows else None
-
-
-def speedup_forms(speedups: Speedup) -> tuple[tuple[str, float | None, bool], ...]:
-    """Name, value, and whether answers that ran into the token limit are left out."""
-    return (
-        ("by wall time", speedups.by_wall, False),
-        ("by tokens", speedups.by_tokens, False),
-        ("by wall, uncut", speedups.by_wall_whole, True),
-        ("by tokens, uncut", speedups.by_tokens_whole, True),
+    """Return the speedup in each of its forms, green without answers cut at the token limit; unknown ones have none."""
+    if speedups is None:
+        return None
+    forms = (
+        ("by wall time", speedups.by_wall, theme.STONE),
+        ("by tokens", speedups.by_tokens, theme.STONE),
+        ("by wall, uncut", speedups.by_wall_whole, theme.MOSS),
+        ("by tokens, uncut", speedups.by_tokens_whole, theme.MOSS),
     )
+    known_forms = [(name, value, colour) for name, value, colour in forms if value is not None and known(value)]
+    rows = [{"name": name, "value": value, "label": times(value), "colour": one} for name, value, one in known_forms]
+    return bars_chart(rows, "times as fast as serial", room=1.25) if rows else None
 
 
 def walls(summary: SweepSummary) -> tuple[float | None, float | None]:
@@ -469,20 +449,10 @@ def _rising(levels: Sequence[LevelSummary]) -> list[LevelSummary]:
     return sorted(levels, key=lambda level: level.concurrency)
 
 
-def _effective_range(level: LevelSummary, value: float) -> tuple[float, float]:
-    low, high = level.effective_low, level.effective_high
-    if level.effective_interval is not None and has_interval(level):
-        low, high = level.effective_interval.low, level.effective_interval.high
+def _effective_range(level: LevelSummary) -> tuple[float, float]:
+    interval, value = level.effective_interval if has_interval(level) else None, level.effective_tok_s or 0.0
+    low, high = (interval.low, interval.high) if interval else (level.effective_low, level.effective_high)
     return low if low is not None and known(low) else value, high if high is not None and known(high) else value
-
-
-def _plateau_line(levels: Sequence[LevelSummary]) -> list[Spec]:
-    """Return where a level reached its plateau and has an effective figure, which makes its place on the axis."""
-    return [
-        {"c": level.concurrency, "plateau": level.plateau_tok_s}
-        for level in _rising(levels)
-        if known(level.plateau_tok_s) and known(level.effective_tok_s)
-    ]
 
 
 def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
@@ -522,8 +492,3 @@ def _turning_layers(
         ]
         names += halo([row], label(**side, dy=-12 - 18 * height), x=x, y={**y, "field": "zero"})
     return uprights, names
-
-
-def _swarm_label(summary: SweepSummary, swarm: float) -> str:
-    speedup = by_wall(summary)
-    return seconds(swarm) if speedup is None else f"{seconds(swarm)}  ({times(speedup)})"

@@ -1,7 +1,4 @@
-"""Columns: what a figure of a record is called, how it is printed, and tables of them in every form.
-
-A figure is described once, as a `Column`; a terminal, a page, Markdown, CSV and JSON get their tables from here.
-"""
+"""A figure of a record is described once, as a `Column`: for terminals, pages, Markdown, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 from unicodedata import combining, east_asian_width
 
@@ -32,6 +30,11 @@ def plain_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return number(value) if isinstance(value, float) else str(value)
+
+
+def local_minute(unix_time: float) -> str:
+    """Return a moment on the clock of this machine, as lists show it."""
+    return datetime.fromtimestamp(unix_time).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,6 @@ def present(columns: Iterable[Column[Record]], records: Sequence[Record]) -> lis
 
 
 def documents(columns: Sequence[Column[Record]], records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return the records as JSON documents."""
     return [{one.key: one.value(record) for one in columns} for record in records]
 
 
@@ -106,7 +108,6 @@ def csv_table(columns: Sequence[Column[Record]], records: Iterable[Record]) -> s
 
 
 def markdown_table(columns: Sequence[Column[Record]], records: Sequence[Record]) -> str:
-    """Return the table in Markdown."""
     columns = present(columns, records)
     lines = [[one.title for one in columns], ["---:" if one.right else "---" for one in columns]]
     lines += [[markdown_cell(one.cell(record)) for one in columns] for record in records]
@@ -125,16 +126,14 @@ def print_records(columns: Sequence[Column[Record]], records: Sequence[Record]) 
 
 
 def record_lines(columns: Sequence[Column[Record]], records: Sequence[Record], width: int | None = None) -> list[str]:
-    """Return the lines of the table, within a given width."""
     return table_lines(*_cells(columns, records), width)
 
 
-def _cells(
-    columns: Sequence[Column[Record]], records: Sequence[Record]
-) -> tuple[list[str], list[list[str]], list[bool], list[int]]:
+def _cells(columns: Iterable[Column[Record]], records: Sequence[Record]) -> tuple[Any, Any, Any, Any]:
+    """Return what `table_lines` wants: titles, rows, which are right-aligned, ranks."""
     columns = present(columns, records)
-    cells = [[one.cell(record) for one in columns] for record in records]
-    return [one.title for one in columns], cells, [one.right for one in columns], [one.rank for one in columns]
+    rows = [[one.cell(record) for one in columns] for record in records]
+    return [one.title for one in columns], rows, [one.right for one in columns], [one.rank for one in columns]
 
 
 def terminal_width() -> int | None:
@@ -153,24 +152,25 @@ def print_cells(
 
 
 def table_lines(
-    titles: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    right: Sequence[bool],
-    ranks: Sequence[int],
+    titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], ranks: Sequence[int],
     width: int | None = None,
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """Return the lines of a table. In a given width, columns of a rank go first, then the widest cells are cut."""
     table = [list(titles), *([printable(cell) for cell in row] for row in rows)]
     kept = list(range(len(titles)))
     widths = [max(map(text_width, column)) for column in zip(*table, strict=True)]
     least = [size if at_right else min(size, LONG_CELL) for size, at_right in zip(widths, right, strict=True)]
-    while width is not None and _line_width(least, kept) > width:
+
+    def line_width(sizes: Sequence[int]) -> int:
+        return sum(sizes[place] for place in kept) + len(GAP) * (len(kept) - 1)
+
+    while width is not None and line_width(least) > width:
         ranked = [place for place in kept if ranks[place] > 0]
         if not ranked:
             break
         kept.remove(max(ranked, key=lambda place: (ranks[place], place)))
     left_out = [title for place, title in enumerate(titles) if title and place not in kept]
-    while width is not None and _line_width(widths, kept) > width:
+    while width is not None and line_width(widths) > width:
         widest = max((place for place in kept if not right[place]), key=widths.__getitem__, default=None)
         if widest is None or widths[widest] <= SHORTEST_CELL:
             break
@@ -186,10 +186,6 @@ def text_width(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in text)
-
-
-def _line_width(widths: Sequence[int], kept: Sequence[int]) -> int:
-    return sum(widths[place] for place in kept) + len(GAP) * (len(kept) - 1)
 
 
 def padded(text: str, width: int, right: bool = False) -> str:

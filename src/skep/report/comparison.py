@@ -1,8 +1,4 @@
-"""Several runs beside each other: one page, and one picture for a README.
-
-Pure: takes records, gives text. What makes the runs unlike in kind (simulated, broken off, another workload) is said
-above the first picture. A level that a client limited is drawn hollow, and no comparison ranks it.
-"""
+"""Several runs beside each other: one page, and one picture for a README. What makes them unlike is said above both."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 from markupsafe import Markup
@@ -21,11 +18,11 @@ from skep.report.columns import Column, chosen
 from skep.report.levels import left_out_sentences, level_columns
 from skep.report.page import html_table, render
 from skep.report.svg import standalone
-from skep.report.sweep import Banner, incomplete, marks_of, run_facts
+from skep.report.sweep import incomplete, marks_of
 from skep.report.tables import Entry, effective_table
 from skep.stats.versus import Judgement
 from skep.store.records import StoredRun
-from skep.units import UNKNOWN, fact_list, known, moment, number, printable, shortened
+from skep.units import UNKNOWN, known, moment, number, printable, shortened
 
 MOST_RUNS = len(theme.SERIES)
 _LONGEST_NAME = 70
@@ -40,19 +37,9 @@ class Series:
     name: str
     run: StoredRun
     summary: SweepSummary
-    place: int
-
-    @property
-    def colour(self) -> str:
-        return theme.SERIES[self.place % MOST_RUNS]
-
-    @property
-    def dash(self) -> tuple[int, ...]:
-        return charts.DASHES[self.place % len(charts.DASHES)]
-
-    @property
-    def shape(self) -> str:
-        return charts.SHAPES[self.place % len(charts.SHAPES)]
+    colour: str
+    dash: tuple[int, ...]
+    shape: str
 
     @property
     def levels(self) -> list[LevelSummary]:
@@ -68,24 +55,21 @@ def series_of(
         names = [f"{name} ({entries[i][0].id})" if names.count(name) > 1 else name for i, name in enumerate(names)]
     else:
         names = list(labels)
+    looks = zip(cycle(theme.SERIES), cycle(charts.DASHES), cycle(charts.SHAPES), strict=False)
     return tuple(
-        Series(chr(ord("A") + i), shortened(printable(name), _LONGEST_NAME), run, summary, i)
-        for i, ((run, summary), name) in enumerate(zip(entries, names, strict=True))
+        Series(chr(ord("A") + i), shortened(printable(name), _LONGEST_NAME), run, summary, *look)
+        for i, ((run, summary), name, look) in enumerate(zip(entries, names, looks, strict=False))
     )
 
 
 # What is drawn of each run: title, the figure's key, unit and caption.
 _CURVES = (
-    (
-        "Effective tok/s",
-        "effective_tok_s",
-        "tok/s",
-        "Upright: 95 % interval of the mean, where a level has three runs or more.",
-    ),
+    ("Effective tok/s", "effective_tok_s", "tok/s",
+     "Upright: 95 % interval of the mean, where a level has three runs or more."),
     ("Per-task tok/s", "task_tok_s", "tok/s", "The speed that one agent sees while its answer streams."),
     ("Time to first token", "ttft_p50_ms", "ms", "Median of each level."),
     ("Time per output token", "tpot_p50_ms", "ms", "Median of each level."),
-)
+)  # fmt: skip
 
 
 def legend_chart(runs: Sequence[Series]) -> Spec:
@@ -120,6 +104,7 @@ def overlay(runs: Sequence[Series], key: str, unit: str, height: int = _HEIGHT) 
 
 
 Entries = Sequence[tuple[StoredRun, SweepSummary]]
+Banner = tuple[str, str, str]  # kind, title and words
 
 # What may differ between repeats of the same work: chance, patience and how the client is built.
 _NO_MATTER = frozenset({"seed", "chars_per_token", "processes", "budget_s", "timeout_s", "keep_text"})
@@ -132,7 +117,6 @@ def comparison_page(
     """Return one HTML document of two to eight runs. `comparisons` are those of the second run against the first."""
     runs = series_of(entries, labels)
     named: list[Entry] = [(f"{one.letter}  {one.name}", one.summary) for one in runs]
-    facts = ([*run_facts(run), *fact_list(run.engine), *fact_list(run.config)] for run, _ in entries)
     return render(
         "comparison_page.html",
         kind="comparison",
@@ -144,7 +128,6 @@ def comparison_page(
         drawn=[(overlay(runs, key, unit), title, caption) for title, key, unit, caption in _CURVES],
         judgement=comparison_table(comparisons) if comparisons else None,
         effective=html_table("Effective tok/s of each run", effective_table(named).columns, named),
-        provenance=[(name, some) for (name, _), some in zip(named, facts, strict=True)],
         footer=" · ".join(f"{one.letter}: run {one.run.id}" for one in runs),
     )
 
@@ -152,13 +135,8 @@ def comparison_page(
 def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None) -> str:
     """Return one SVG document: effective tok/s, TTFT and TPOT of each run against C, with the legend above."""
     runs = series_of(entries, labels)
-    gain = charts.sized(
-        overlay(runs, "effective_tok_s", "tok/s", 330),
-        "Effective tok/s",
-        "upright: 95 % interval; hollow: client-limited",
-        400,
-        330,
-    )
+    hints = "upright: 95 % interval; hollow: client-limited"
+    gain = charts.sized(overlay(runs, "effective_tok_s", "tok/s", 330), "Effective tok/s", hints, 400, 330)
     first = charts.sized(overlay(runs, "ttft_p50_ms", "ms", 105), "Time to first token, p50", "", 290, 105)
     rest = charts.sized(overlay(runs, "tpot_p50_ms", "ms", 105), "Time per output token, p50", "", 290, 105)
     marked = {one.letter: marks_of(simulated=one.run.simulated, broken_off=incomplete(one.run)) for one in runs}
@@ -169,27 +147,12 @@ def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None)
     return standalone(spec, f"Comparison of {names}: effective tok/s, TTFT and TPOT against C")
 
 
-def comparison_banners(runs: Sequence[Series]) -> list[Banner]:
-    """Return what a reader has to know before the first figure."""
-    limited = [
-        (one.letter, ", ".join(str(level.concurrency) for level in one.levels if level.client_limited)) for one in runs
-    ]
+def comparison_banners(runs: Sequence[Series]) -> Markup:
+    """Return what makes runs beside each other unlike in kind."""
     left_out = [
         f"{one.letter} {line.removeprefix('left out: ')}" for one in runs for line in left_out_sentences(one.levels)
     ]
-    told = (
-        ("incomplete", "Incomplete", ", ".join(one.letter for one in runs if incomplete(one.run)),
-         "broke off or is still running; levels broken off are left out."),
-        ("simulated", "Simulated", ", ".join(one.letter for one in runs if one.run.simulated),
-         "had no model behind it: its figures are a prediction."),
-        ("limited", "Client-limited", "; ".join(f"{letter} at C = {where}" for letter, where in limited if where),
-         "the load generator may have set the pace there: lower bounds, hollow in the pictures, never ranked."),
-        ("limited", "Runs left out", "; ".join(left_out), "none of their figures count."),
-    )  # fmt: skip
-    banners = [(kind, title, f"{who}: {story}") for kind, title, who, story in told if who]
-    if len(runs) > MOST_RUNS:
-        banners.append(("differs", "Many runs", f"Colours repeat after {MOST_RUNS}; the letters do not."))
-    return [*banners, *_difference(runs)]
+    return render("comparison_banners.html", runs=runs, left_out=left_out, most=MOST_RUNS, differ=_difference(runs))
 
 
 def _ratio(part: str) -> Callable[[Comparison], float | None]:
@@ -275,10 +238,9 @@ def _listed(found: Mapping[str, Sequence[Any]], runs: Sequence[Series]) -> str:
 def _flat(facts: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in facts.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{before}{key}.")
-        else:
-            found[f"{before}{key}"] = list(value) if isinstance(value, tuple) else value
+        nested = isinstance(value, Mapping)
+        plain = list(value) if isinstance(value, tuple) else value
+        found |= _flat(value, f"{before}{key}.") if nested else {f"{before}{key}": plain}
     return found
 
 

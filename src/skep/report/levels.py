@@ -1,8 +1,4 @@
-"""The figures of a level, each described once for terminals, pages, Markdown, CSV and JSON, and what to think of them.
-
-A column that no level has a value for is left out where it is marked so; what is unknown in a column is a dash. A
-sentence is left out where what it would say is not known.
-"""
+"""The figures of a level, each described once for terminals, pages, Markdown, CSV and JSON, and what to think of it."""
 
 from __future__ import annotations
 

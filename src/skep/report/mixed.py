@@ -1,7 +1,4 @@
-"""The report of the mixed workload, of one model or of several side by side: its tables, one page, one picture.
-
-Pure: takes records and verdicts, gives text. The tables are the same on a terminal and on the page.
-"""
+"""The report of the mixed workload, of one model or of several side by side: its tables, one page, one picture."""
 
 from __future__ import annotations
 
@@ -20,22 +17,11 @@ from skep.report.comparison import Series, comparison_banners, series_of
 from skep.report.levels import counted
 from skep.report.page import html_table, render
 from skep.report.svg import picture, standalone
-from skep.report.sweep import Banner, broken_off, heading, judged_banners, marks_of, provenance
+from skep.report.sweep import broken_off, heading, marks_of
 from skep.report.tables import Table
 from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict
-from skep.units import (
-    UNKNOWN,
-    known,
-    milliseconds,
-    moment,
-    number,
-    percent,
-    printable,
-    seconds,
-    shortened,
-    times,
-)
+from skep.units import UNKNOWN, known, milliseconds, moment, number, percent, printable, seconds, shortened, times
 
 Entries = Sequence[tuple[StoredRun, MixedSummary]]
 Verdicts = Mapping[str, Sequence[Verdict]]  # by run
@@ -182,12 +168,11 @@ def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:
         several=len(entries) > 1,
         entries=[(look, run, summary) for look, (run, summary) in zip(looks, entries, strict=True)],
         forms=_FORMS,
-        judged_banners=judged_banners,
-        beside=_beside(entries, looks),
+        beside=comparison_banners(looks) if len(entries) > 1 else "",
+        forms_differ=len({summary.form for _, summary in entries}) > 1,
         spot_words=spot_words,
         drawn=picture(axes_chart(entries), "Axes"),
         tables=[(html_table(_title(one), one.columns, one.records), _title(one), one.notes) for one in tables],
-        provenance=provenance,
         footer=ids,
     )
 
@@ -196,17 +181,7 @@ def _title(table: Table) -> str:
     return f"{table.title[0].upper()}{table.title[1:]}"
 
 
-def _beside(entries: Entries, looks: Sequence[Series]) -> list[Banner]:
-    """Return what makes several models unlike."""
-    if len(entries) < 2:
-        return []
-    forms = {summary.form for _, summary in entries}
-    differ = ("differs", "Forms differ", "The load beside the conversation was not the same.")
-    return [*comparison_banners(looks), *([differ] if len(forms) > 1 else [])]
-
-
 def mixed_picture(entries: Entries) -> str:
-    """Return one SVG document: the axes of every model."""
     simulated = any(run.simulated or one.simulated for run, one in entries)
     marks = marks_of(simulated=simulated, broken_off=any(broken_off(*entry) for entry in entries))
     runs = [f"{one.form} form, {moment(run.created_at)}, skep {run.skep_version}" for run, one in entries]

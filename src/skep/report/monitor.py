@@ -48,18 +48,13 @@ def _speed(one: TargetStatus) -> SeriesStatus | None:
     return one.first("tok/s")
 
 
-def _week(one: TargetStatus) -> float | None:
-    speed = _speed(one)
-    return speed.week.median if speed and speed.week else None
-
-
 def status_columns(now: float, *, running: bool) -> tuple[Column[TargetStatus], ...]:
     """Return how each target stands; `running`: there is a loop that makes the next probe."""
     return (
         Column("target", "TARGET", lambda one: one.target.name, right=False),
         Column("state", "STATE", lambda one: one.state, right=False),
         Column("value", "NOW", lambda one: _latest(_speed(one)), lambda value: f"{_one(value)} tok/s"),
-        Column("median_7d", "7 D MEDIAN", _week, _one, rank=2),
+        Column("median_7d", "7 D MEDIAN", lambda one: (it := _speed(one)) and it.week and it.week.median, _one, rank=2),
         Column("ratio", "CHANGE", lambda one: (speed := _speed(one)) and speed.ratio, percent),
         Column("ttft_ms", "TTFT", lambda one: _latest(one.first("ms")), lambda value: f"{_one(value)} ms", rank=1),
         Column("probed", "PROBED", lambda one: "never" if one.last is None else ago(now - one.last.ended_at),

@@ -24,7 +24,8 @@ from skep.report.columns import Column, Record, present
 from skep.report.svg import picture
 
 _LINE_BREAK = re.compile(r"(\A|>)?\s*\n\s*(?=(<|\Z)?)")
-_FILTERS = ("fact_list", "milliseconds", "moment", "number", "percent", "public_url", "seconds", "shortened")
+_FILTERS = ("fact_list", "milliseconds", "moment", "number", "percent", "public_url", "seconds", "shortened",
+            "times")  # fmt: skip
 
 
 class JoinedLines(Extension):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -282,7 +282,7 @@ def _say(text: str) -> None:
 
 def plan_page(found: Document) -> str:
     """One HTML document that needs no other file and no network. Nothing on it was measured, and it says so."""
-    from skep.report.page import html_table, render
+    from skep.report.page import render
 
     plans, agents = found["plans"], found["goal"]["agents"]
     best, drawn = plans[0], [plan for plan in plans if len(plan["predicted"]) > 2][:_DRAWN]
@@ -298,24 +298,8 @@ def plan_page(found: Document) -> str:
         caption = f"{step['sequences']} sequences, {step['seconds'] * 1e6:,.0f} us in all"
         pictures.append((_bars(terms, "us"), "Where a step's time goes", caption))
     names = {"kind": "plan", "name": "plan", "title": f"{found['model']} on {best['rig']}"}
-    table = html_table(f"Expected with {agents} agents at once", _layout_columns(agents), plans, [0])
-    own = {"best": best, "at": level_of(best, agents), "agents": agents, "drawn": pictures, "layouts": table}
-    return render("plan_page.html", **names, **own, found=found, layout_name=layout_name)
-
-
-def _layout_columns(agents: int) -> list[Column[Document]]:
-    def at(title: str, key: str, text: Callable[[float], str] = _whole) -> Column[Document]:
-        return Column(key, title, lambda plan: level_of(plan, agents)[key], text)
-
-    return [
-        _left("rig", "Rig", lambda plan: plan["rig"]),
-        _left("layout", "Layout", layout_name),
-        _left("kv_dtype", "KV", lambda plan: plan["kv_dtype"]),
-        Column("slots", "Slots", lambda plan: plan["slots"]),
-        Column("context", "Context", lambda plan: plan["context"], _whole),
-        at("tok/s", "effective_tok_s"), at("low", "low"), at("high", "high"), at("each", "task_tok_s"),
-        at("first token", "ttft_ms", milliseconds),
-    ]  # fmt: skip
+    own = {"best": best, "at": level_of(best, agents), "agents": agents, "drawn": pictures}
+    return render("plan_page.html", **names, **own, found=found, level_of=level_of, layout_name=layout_name)
 
 
 def layout_name(plan: Document) -> str:

@@ -25,11 +25,6 @@ def _short(source: str) -> str:
     return title if len(title) <= 48 else f"{title[:47].rstrip()}…"
 
 
-def _best(found: Preset) -> str | None:
-    best = best_figure(found)
-    return figure_words(best) if best else None
-
-
 _ENGINE = Column[Preset]("engine", "ENGINE", lambda found: found.engine, rank=1, right=False)
 _HARDWARE = Column[Preset]("hardware", "HARDWARE", _hardware, rank=2, right=False)
 LIST: tuple[Column[Preset], ...] = (
@@ -37,7 +32,7 @@ LIST: tuple[Column[Preset], ...] = (
     _ENGINE,
     Column("model", "MODEL", lambda found: found.model, rank=3, right=False),
     _HARDWARE,
-    Column("best", "BEST PUBLISHED", _best, right=False),
+    Column("best", "BEST PUBLISHED", best_figure, figure_words, right=False),
     Column("source", "SOURCE", lambda found: _short(found.source), rank=4, right=False),
 )
 _IN_DOCS: tuple[Column[Preset], ...] = (
@@ -54,13 +49,11 @@ def markdown_list(known: Sequence[Preset]) -> str:
 
 
 def preset_row(found: Preset) -> dict[str, Any]:
-    """Return one entry of the list as JSON."""
     document = asdict(found)
     return {key: document[key] for key in ("name", "engine", "model", "hardware", "published", "source")}
 
 
 def preset_document(found: Preset) -> dict[str, Any]:
-    """Return all of it as JSON."""
     document = asdict(found)
     document["env"] = dict(found.env)
     document["options"] = {**found.options.given, "draft": document["options"]["draft"]}
@@ -68,10 +61,7 @@ def preset_document(found: Preset) -> dict[str, Any]:
 
 
 def preset_text(found: Preset, width: int | None = None) -> str:
-    """Return a preset in words, its lines broken where the terminal ends; None: nowhere.
-
-    Text rather than tables: reasons and notes are sentences, which a table would break in the middle.
-    """
+    """Return a preset in words, its lines broken where the terminal ends; None: nowhere."""
     lines = []
     for text, deep in _paragraphs(found):
         if width is None or text.startswith("  "):
@@ -147,11 +137,9 @@ def _shown(value: Any) -> str:
 
 
 def _figure_line(figure: Published, needs: Sequence[str]) -> str:
-    """One figure in words, with what it rests on where that is not all of the preset's `needs`.
-
-    Of what is not published, lengths, clock and version are said not to be.
-    """
-    lengths = [f"{count:,} tokens {way}" for count, way in _lengths(figure) if count is not None]
+    """One figure in words, with what it rests on where that is not all of the preset's `needs`."""
+    counts = ((figure.input_tokens, "in"), (figure.output_tokens, "out"))
+    lengths = [f"{count:,} tokens {way}" for count, way in counts if count is not None]
     said = [
         f"{figure.tok_s:,g} tok/s {figure.metric} at C={figure.concurrency}",
         ", ".join(lengths) or "lengths not said",
@@ -165,10 +153,6 @@ def _figure_line(figure: Published, needs: Sequence[str]) -> str:
         figure.note or "",
     ]
     return "; ".join(part for part in said if part)
-
-
-def _lengths(figure: Published) -> tuple[tuple[int | None, str], ...]:
-    return (figure.input_tokens, "in"), (figure.output_tokens, "out")
 
 
 def _next(found: Preset) -> list[str]:

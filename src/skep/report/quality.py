@@ -1,7 +1,4 @@
-"""The report of a quality test under load: one page, and one picture for a README.
-
-Pure: takes records, gives text. What may be claimed leads; what could not be shown is never called "no loss".
-"""
+"""The report of a quality test under load: what could not be shown is never called "no loss"."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
+from skep.quality.records import ArmFigures, QualitySummary
 from skep.quality.words import claim_words, conclusion, points
 from skep.report import charts, theme
 from skep.report.charts import Spec
@@ -21,11 +18,11 @@ from skep.report.columns import Column, chosen, print_records
 from skep.report.levels import counted
 from skep.report.page import html_table
 from skep.report.svg import picture, standalone
-from skep.report.sweep import broken_off, judged_banners, marks_of, run_report
+from skep.report.sweep import broken_off, marks_of, run_report
 from skep.stats.noninferiority import Claim, PairedDifference
 from skep.store.records import StoredRun
 from skep.store.verdicts import VerdictOutcome
-from skep.units import UNKNOWN, known, moment, number, percent, seconds
+from skep.units import known, moment, number, percent, seconds
 
 # Shape beside colour: a filled circle holds, a hollow square is not shown, a filled triangle points down at a loss.
 _LOOKS = {
@@ -54,22 +51,22 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
     levels = [level for level in summary.levels if known(level.difference.difference)]
     if not levels:
         return None
-    rows = [_difference_row(level) for level in levels]
+    rows: list[Spec] = []
+    for level in levels:
+        found, sign = level.difference, "+" if level.difference.difference > 0 else ""
+        bounds = {"d": 100 * found.difference, "low": 100 * found.low, "high": 100 * found.high}
+        label = f"{sign}{number(100 * found.difference, digits=1)}"
+        rows.append({"c": str(level.concurrency), **bounds, "label": label})
     delta = -100 * summary.delta
-    noise = [] if summary.noise is None else [{"d": 100 * summary.noise.low, "high": 100 * summary.noise.high}]
+    span = summary.noise
+    noise: list[Spec] = [{"d": 100 * span.low, "high": 100 * span.high}] if span else []
     ends = [value for row in (*rows, *noise) for value in (row["d"], row["high"], row.get("low", 0.0))]
     low, high = min([0.0, delta, *ends]), max([0.0, *ends])
     room = high - low or 1.0
     y = charts.upright("d", "points against C = 1", [low - 0.12 * room, high + 0.2 * room])
     y["axis"]["labelExpr"] = "replace(datum.label, '-', '−')"
-    x = {
-        "field": "c",
-        "type": "ordinal",
-        "title": "agents at once (C)",
-        "sort": None,
-        "scale": {"type": "point", "padding": 0.6},
-        "axis": {"labelAngle": 0},
-    }
+    x = {"field": "c", "type": "ordinal", "title": charts.AGENTS, "sort": None, "axis": {"labelAngle": 0},
+         "scale": {"type": "point", "padding": 0.6}}  # fmt: skip
     upright = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
     edge = [{"d": delta, "label": f"−{100 * summary.delta:g} points: the loss that would matter"}]
     layers = [
@@ -133,50 +130,36 @@ def outcome_chart(summary: QualitySummary, width: int = 980) -> Spec | None:
 def _outcome_parts(arm: ArmFigures, name: str) -> list[Spec]:
     """Return the parts of one bar, from 0 to 1, with their shares where they are wide enough."""
     counts = dict(arm.outcomes)
-    total = sum(counts.values())
+    total, x = sum(counts.values()), 0.0
     parts: list[Spec] = []
-    x = 0.0
     for outcome in _FILLS:
-        share = counts.get(outcome.value, 0) / total if total else 0.0
-        if share:
+        if share := counts.get(outcome.value, 0) / (total or 1):
             said = percent(100 * share)
             words = f"{outcome.value} {said}" if share >= _NAMED_SHARE else said if share >= _FIGURE_SHARE else ""
-            parts.append({"name": name, "what": outcome.value, "x": x, "to": x + share, "middle": x + share / 2,
-                          "label": words})  # fmt: skip
+            ends = {"x": x, "to": x + share, "middle": x + share / 2}
+            parts.append({"name": name, "what": outcome.value, **ends, "label": words})
             x += share
     return parts
 
 
 def ttft_chart(summary: QualitySummary, height: int = 200) -> Spec | None:
-    arms = _arms(summary)
-    p50, p95 = ([(arm.concurrency, getattr(arm, f"ttft_{name}_ms")) for arm in arms] for name in ("p50", "p95"))
-    return charts.latency_chart({"p50": p50, "p95": p95}, theme.SKY, height)
+    return _latency_chart(summary, "ttft_{}_ms", 1, theme.SKY, height)
 
 
 def total_chart(summary: QualitySummary, height: int = 200) -> Spec | None:
-    arms = _arms(summary)
-    p50, p95 = (
-        [(arm.concurrency, 1000 * value) for arm in arms if (value := getattr(arm, f"total_{name}_s")) is not None]
+    return _latency_chart(summary, "total_{}_s", 1000, theme.PLUM, height)
+
+
+def _latency_chart(summary: QualitySummary, figure: str, ms: int, colour: str, height: int) -> Spec | None:
+    """Of C = 1 as it was beside the first level, then of the levels."""
+    arms = [level.base for level in summary.levels[:1]] + [level.load for level in summary.levels]
+    measured = {
+        name: [
+            (arm.concurrency, ms * value) for arm in arms if (value := getattr(arm, figure.format(name))) is not None
+        ]
         for name in ("p50", "p95")
-    )
-    return charts.latency_chart({"p50": p50, "p95": p95}, theme.PLUM, height)
-
-
-def _difference_row(level: LevelQuality) -> Spec:
-    found = level.difference
-    sign = "+" if found.difference > 0 else ""
-    return {
-        "c": str(level.concurrency),
-        "d": 100 * found.difference,
-        "low": 100 * found.low,
-        "high": 100 * found.high,
-        "label": f"{sign}{number(100 * found.difference, digits=1)}",
     }
-
-
-def _arms(summary: QualitySummary) -> list[ArmFigures]:
-    """C = 1 as it was beside the first level, then the levels."""
-    return [arm for level in summary.levels[:1] for arm in (level.base,)] + [level.load for level in summary.levels]
+    return charts.latency_chart(measured, colour, height)
 
 
 _STYLES = {Claim.HOLDS: "wide up", Claim.LOST: "wide bad", Claim.UNSHOWN: "wide"}
@@ -252,7 +235,6 @@ def _level_rows(summary: QualitySummary) -> list[QualityRow]:
 
 
 def _arm_rows(summary: QualitySummary) -> list[QualityRow]:
-    """Return both arms of every level."""
     named = [
         pair
         for one in summary.levels
@@ -292,17 +274,11 @@ def level_table(summary: QualitySummary) -> Markup:
     return html_table("Difference against C = 1", columns, [*measured, *skipped])
 
 
-_FAMILIES: tuple[Column[tuple[str, int, float]], ...] = (
-    Column("family", "family", lambda row: row[0] or "unnamed"),
-    Column("items", "items", lambda row: row[1], _count),
-    Column("passed", "passed at C = 1", lambda row: row[2], _share),
-)
 _CURVES_PX = 110  # of the part that curves are drawn in
 _LATENCY = "Median whole, 95th percentile dashed."
 
 
 def quality_page(run: StoredRun, summary: QualitySummary) -> str:
-    """One HTML document that needs no other file and no network."""
     said = conclusion(summary)
     keys = "ttft_p50_ms ttft_p95_ms total_p50_s total_p95_s effective_tok_s cached_share keyword_rate outcomes"
     columns, outcomes = chosen(_COLUMNS, f"concurrency {keys}"), outcome_chart(summary)
@@ -321,9 +297,12 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
         "quality",
         about=f" · bank {summary.bank}",
         terms_kind="quality",
-        told=judged_banners(run, summary, "Neither times nor answers are those of a real one."),
+        summary=summary,
         lead=f"{said[0].upper()}{said[1:]}.",
-        figures=_cards(summary),
+        held=summary.holds_up_to,
+        excluded=points(summary.delta),
+        first=summary.levels[0].difference if summary.levels else None,
+        needed=max((level.needed_items or 0 for level in summary.levels), default=0),
         difference=difference and {**difference, "height": 400},
         bounds=_bounds(summary),
         latency=low,
@@ -331,7 +310,6 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
         levels=level_table(summary),
         unshown=any(level.claim is Claim.UNSHOWN for level in summary.levels),
         arms=html_table("Latency and outcomes of the same requests", columns, _arm_rows(summary)),
-        families=html_table("Items by family", _FAMILIES, summary.by_family) if len(summary.by_family) > 1 else None,
     )
 
 
@@ -349,22 +327,6 @@ def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
     title = charts.headed(run.model, marks, *facts, lines=wrap(conclusion(summary), 125))
     spec = {"title": title, "vconcat": [charts.panels(gain, first, whole, 130), below], "spacing": 34}
     return standalone(spec, f"Quality under load of {run.model} on {summary.bank}: {conclusion(summary)}")
-
-
-def _cards(summary: QualitySummary) -> list[tuple[str, str, str]]:
-    first = summary.levels[0].difference if summary.levels else None
-    noise, texts, held = summary.noise, summary.noise_texts_changed, summary.holds_up_to
-    changed = None if noise is None or not noise.pairs else 100 * (noise.lost + noise.gained) / noise.pairs
-    said = "" if texts is None else f"; {percent(100 * texts)} of the texts"
-    excluded = "nothing is excluded" if held is None else f"a loss of {points(summary.delta)} excluded"
-    needed = max((level.needed_items or 0 for level in summary.levels), default=0)
-    asked = f"about {needed:,} would be needed" if needed > summary.items else "the same at every level"
-    return [
-        (UNKNOWN if held is None else f"C = {held}", "Holds up to", excluded),
-        (percent(None if first is None else 100 * first.base_rate, digits=1), "Passed at C = 1", summary.bank),
-        (percent(changed, digits=1), "Verdicts that change by themselves", f"C = 1 against itself{said}"),
-        (number(summary.items, digits=0), "Items", asked),
-    ]
 
 
 def _bounds(summary: QualitySummary) -> str:

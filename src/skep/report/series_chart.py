@@ -36,10 +36,7 @@ _MOST_MARKS = 400  # failed probes that get a mark of their own
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One line of a picture. `band` is drawn as a line with a shade around it, `points` as dots beneath.
-
-    At `steps` the line begins anew: nothing joins what was before to what came after.
-    """
+    """One line: `band` with a shade around it, `points` as dots beneath. At `steps` it begins anew."""
 
     name: str
     points: Sequence[SeriesPoint] = ()
@@ -66,6 +63,16 @@ class Picture:
     def empty(self) -> bool:
         return not any(track.points or track.band for track in self.tracks)
 
+    @property
+    def points(self) -> list[SeriesPoint]:
+        return [point for track in self.tracks for point in track.points]
+
+    @property
+    def goes_beyond(self) -> bool:
+        """Whether a value lies outside the axis."""
+        low, high = value_range(_axis_values(self))
+        return any(not low <= point.value <= high for point in self.points)
+
 
 def shift_label(ratio: float) -> str:
     """ "−4.1 %", "+12 %" or "2.3×": what fits above a line."""
@@ -75,19 +82,12 @@ def shift_label(ratio: float) -> str:
     return f"{'+' if size > 0 else ''}{number(size, digits=1)} %"
 
 
-def change_words(change: SeriesChange) -> str:
-    return describe_change(change).replace("-", "−")
-
-
 def change_colour(change: SeriesChange) -> str:
     return theme.ROSE if change.worse else theme.MOSS
 
 
 def series_picture(picture: Picture, name: str, zone: tzinfo | None = None, *, size: str = "full") -> Markup:
-    """Return the drawings and what the script needs for its crosshair. `name` is unlike any other of the page.
-
-    A small picture is drawn once: it is as wide as a phone.
-    """
+    """Return the drawings and what the script needs for its crosshair; a small picture is as wide as a phone."""
     picture = _steady(picture)
     kinds = ("wide", "narrow") if size == "full" else ("only",)
     drawn = "".join(series_svg(picture, f"{name}-{kind}", kind, zone) for kind in kinds)
@@ -129,10 +129,7 @@ def _steady(picture: Picture) -> Picture:
 
 
 def value_range(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of an axis for all values, without a few far outliers that would flatten the rest.
-
-    It begins at zero unless that would press everything against its upper end.
-    """
+    """Return the ends of an axis, without a few far outliers; from zero unless that would flatten the rest."""
     ordered = sorted(value for value in values if math.isfinite(value)) or [0.0, 1.0]
     count = len(ordered)
     if count >= 20:
@@ -205,27 +202,21 @@ class _Drawing:
 
     def _time_axis(self) -> Spec:
         days = (self.until - self.since) / 1000 / DAY_S
-        midnight = "utchours(datum.value) == 0 && utcminutes(datum.value) == 0"
-        strong = midnight if days < 6 else "utcdate(datum.value) == 1" if days < 120 else "utcmonth(datum.value) == 0"
         if days < 6:
+            strong = "utchours(datum.value) == 0 && utcminutes(datum.value) == 0"
             form = f"{strong} ? '%a %-d %b' : '%H:%M'"
         elif days < 120:
-            form = "'%-d %b'"
+            strong, form = "utcdate(datum.value) == 1", "'%-d %b'"
         else:
+            strong = "utcmonth(datum.value) == 0"
             form = f"datum.index == 0 || {strong} ? '%b %Y' : '%b'"
+        weight, opacity = ({"condition": {"test": strong, "value": a}, "value": b} for a, b in ((600, 400), (1, 0)))
+        words = {"labelExpr": f"utcFormat(datum.value, {form})", "labelFontSize": 11 if self.trend else 12}
         return {
-            "labelExpr": f"utcFormat(datum.value, {form})",
-            "labelFontSize": 11 if self.trend else 12,
-            "labelFontWeight": {"condition": {"test": strong, "value": 600}, "value": 400},
-            "labelPadding": 4,
-            "labelFlush": 24,
-            "ticks": not self.trend,
-            "tickColor": theme.STONE,
-            "tickCount": 4 if self.narrow else 10,
-            "grid": not self.trend,
-            "gridDash": [2, 3],
-            "gridOpacity": {"condition": {"test": strong, "value": 1}, "value": 0},
-        }
+            **words, "labelFontWeight": weight, "labelPadding": 4, "labelFlush": 24, "ticks": not self.trend,
+            "tickColor": theme.STONE, "tickCount": 4 if self.narrow else 10, "grid": not self.trend,
+            "gridDash": [2, 3], "gridOpacity": opacity,
+        }  # fmt: skip
 
     def _value_axis(self) -> Spec:
         size = {"labelFontSize": 11 if self.trend else 12, "tickCount": 2 if self.trend else 4 if self.narrow else 6}
@@ -312,7 +303,11 @@ class _Drawing:
         """A dashed line with its size on top. One whose label would cover the last one's has only the line."""
         free_from = -math.inf
         for one in sorted(self.picture.changes, key=lambda change: change.at):
-            colour, label, tip = change_colour(one), shift_label(one.ratio), printable(change_words(one))
+            colour, label, tip = (
+                change_colour(one),
+                shift_label(one.ratio),
+                printable(describe_change(one).replace("-", "−")),
+            )
             start, stop = (min(max(self.ms(at), self.since), self.until) for at in one.between)
             if stop - start > 2 * self.px and not self.trend:
                 self.sheet.rect(start, stop, self.low, self.high, colour, opacity=0.1)
@@ -346,18 +341,18 @@ class _Drawing:
         inside = [one for one in self.picture.events if self.inside(one[1].at)]
         for place, event in sorted(inside, key=lambda one: one[1].at):
             x = (self.ms(event.at) - self.since) / self.px
-            if groups and x - starts[-1] < _sign_px(groups[-1]) + 2:
+            if groups and x - starts[-1] < _sign_text(groups[-1])[1] + 2:
                 groups[-1].append((place, event))
             else:
                 groups.append([(place, event)])
                 starts.append(x)
         room, top = self.right - self.left, 29 if self.picture.changes else 10
         for group, start, end in zip(groups, starts, [*starts[1:], room], strict=False):
-            wide, at = _sign_px(group), self.since + start * self.px
+            (numbers, wide), at = _sign_text(group), self.since + start * self.px
             tip = printable("; ".join(f"{when(event.at, self.zone)}: {event.text}" for _, event in group[:12]))
             self.sheet.rule(at, at, self.low, self.high + 6 * self.up, theme.PLUM, opacity=0.45)
             left = min(start, room - wide)
-            self._sign(_sign_text(group), left, wide, theme.PLUM, top, tip)
+            self._sign(numbers, left, wide, theme.PLUM, top, tip)
             letters = int((end - left - wide - 12) / 6.4)
             if letters >= 9 and len(group) == 1:
                 words = shortened(printable(group[0][1].text), min(letters, 42))
@@ -372,20 +367,18 @@ class _Drawing:
         self.sheet.text((begin + end) / 2, y, words, theme.PAPER, weight=650, align="center")
 
 
-def _sign_text(group: Sequence[tuple[int, MonitorEvent]]) -> str:
+def _sign_text(group: Sequence[tuple[int, MonitorEvent]]) -> tuple[str, int]:
+    """Return the numbers of a group of events, and how wide their sign is."""
     first, last = group[0][0], group[-1][0]
-    return str(first) if first == last else f"{first}–{last}"
-
-
-def _sign_px(group: Sequence[tuple[int, MonitorEvent]]) -> int:
-    return 14 + 7 * len(_sign_text(group))
+    words = str(first) if first == last else f"{first}–{last}"
+    return words, 14 + 7 * len(words)
 
 
 def _axis_values(picture: Picture) -> list[float]:
     """Return the values that set the axis: without busy ones, unless there are no others."""
-    free = [point.value for track in picture.tracks for point in track.points if not point.busy]
+    free = [point.value for point in picture.points if not point.busy]
     edges = [edge for track in picture.tracks for one in track.band[:: 1 + len(track.band) // 400] for edge in one[2:]]
-    return free + edges or [point.value for track in picture.tracks for point in track.points]
+    return free + edges or [point.value for point in picture.points]
 
 
 def _pieces(track: Track) -> Iterable[Sequence[Band]]:
@@ -401,39 +394,6 @@ def _pieces(track: Track) -> Iterable[Sequence[Band]]:
     return [band[a:b] for a, b in zip([0, *cuts], [*cuts, len(band)], strict=True)]
 
 
-def legend(picture: Picture) -> Markup:
-    """Return the meaning of each kind of mark that is drawn."""
-    colour = picture.tracks[0].colour if picture.tracks else theme.SKY
-    stroke = f'fill="none" stroke="{colour}" stroke-width'
-    low, high = value_range(_axis_values(picture))
-    points = [point for track in picture.tracks for point in track.points]
-    entries = [
-        (f'<circle cx="8" cy="8" r="2.6" fill="{colour}" fill-opacity=".45"/>', "one run", bool(points)),
-        (f'<circle cx="8" cy="8" r="3" {stroke}="1.3"/>', "others were there too: not counted",
-         any(point.busy for point in points)),
-        (f'<path d="M1 8h14" {stroke}="12" stroke-opacity=".16"/><path d="M1 8h14" {stroke}="2.6"/>',
-         picture.band_words, any(track.band for track in picture.tracks)),
-        (f'<path d="M1 5h7M8 11h8" stroke="{theme.ROSE}" stroke-width="1.6" stroke-dasharray="2 2" fill="none"/>',
-         "median before and after a change", bool(picture.changes)),
-        (f'<path d="M4 5h9l-4.5 7z" fill="{colour}"/>', "beyond the axis",
-         any(not low <= point.value <= high for point in points)),
-        (f'<path d="M8 4v9" stroke="{theme.ROSE}" stroke-width="2.4"/>', "failed", bool(picture.failed)),
-        (f'<path d="M1 8h14" stroke="{theme.STONE}" stroke-width="12" stroke-opacity=".22"/>',
-         "missed: nobody was there to probe", bool(picture.missed)),
-    ]  # fmt: skip
-    if len(picture.tracks) > 1:
-        named = [
-            (f'<path d="M1 8h14" stroke="{one.colour}" stroke-width="3"/>', one.name, True) for one in picture.tracks
-        ]
-        entries = [*named, entries[1], *entries[3:]]
-    items = "".join(
-        f'<li><svg viewBox="0 0 17 16" aria-hidden="true">{drawn}</svg>{escape(words)}</li>'
-        for drawn, words, there in entries
-        if there
-    )
-    return Markup(f'<ul class="chart-legend">{items}</ul>' if items else "")  # noqa: S704
-
-
 def _island(picture: Picture, zone: tzinfo | None) -> str:
     """Seconds of the wall's clock after the first, so that they stay short; never a `<` that could end the element."""
     values = [abs(value) for value in _axis_values(picture)]
@@ -443,17 +403,14 @@ def _island(picture: Picture, zone: tzinfo | None) -> str:
     def after(at: float) -> int:
         return int(wall_s(at, zone) - since)
 
+    def edges(band: Sequence[Band]) -> list[list[float]]:
+        return [[after(at), *(round(edge, digits) for edge in some)] for at, *some in band[:: 1 + len(band) // 400]]
+
     tracks = [
-        {
-            "name": track.name,
-            "points": [[after(p.at), round(p.value, digits), int(p.busy)] for p in track.points],
-            "band": [
-                [after(one[0]), *(round(edge, digits) for edge in one[1:])]
-                for one in track.band[:: 1 + len(track.band) // 400]
-            ],
-        }
+        {"name": track.name, "band": edges(track.band),
+         "points": [[after(p.at), round(p.value, digits), int(p.busy)] for p in track.points]}
         for track in picture.tracks
-    ]
+    ]  # fmt: skip
     flags = [[after(event.at), event.text] for _, event in picture.events]
     document = {"since": since, "unit": picture.unit, "tracks": tracks, "flags": flags}
     return json.dumps(document, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

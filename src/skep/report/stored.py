@@ -1,7 +1,4 @@
-"""Stored runs as pages and pictures, for `skep runs report` and the dashboard: which report draws which kind of run.
-
-Gives text; knows nothing of where it goes.
-"""
+"""Stored runs as pages and pictures, for `skep runs report` and the dashboard: which report draws which kind of run."""
 
 from __future__ import annotations
 
@@ -42,12 +39,9 @@ def drawn(store: Store, runs: Sequence[StoredRun], *, as_picture: bool) -> str:
 
         summaries = [(run, load_run(store, run.id)[1]) for run in runs]
         return comparison_picture(summaries) if as_picture else comparison_page(summaries)
-    return _measured(store, runs[0], as_picture=as_picture)
-
-
-def _measured(store: Store, run: StoredRun, *, as_picture: bool) -> str:
     from skep.report.sweep import sweep_page, sweep_picture, timed_page
 
+    run = runs[0]
     if as_picture and run.kind in TIMED:
         raise UserError(f"run `{run.id}` ({run.kind}) has no curve over C to draw", hint="write .html instead")
     _, summary, rows = load_run(store, run.id)
@@ -55,7 +49,7 @@ def _measured(store: Store, run: StoredRun, *, as_picture: bool) -> str:
         raise nothing_measured(run)
     if as_picture:
         return sweep_picture(run, summary)
-    return timed_page(run, summary, rows) if run.kind in TIMED else sweep_page(run, summary, rows)
+    return (timed_page if run.kind in TIMED else sweep_page)(run, summary, rows)
 
 
 def quality_of(store: Store, run: StoredRun) -> QualitySummary:
@@ -74,23 +68,18 @@ def mixed_of(store: Store, run: StoredRun) -> MixedSummary:
 def _mixed_entries(
     store: Store, runs: Sequence[StoredRun]
 ) -> tuple[list[tuple[StoredRun, MixedSummary]], dict[str, list[Verdict]]]:
-    from skep.quality.mixed_figures import side_by_side
+    from skep.quality.mixed_figures import mixed_summary, side_by_side
 
     verdicts = {run.id: store.verdicts(run.id) for run in runs}
-    summaries = side_by_side([_mixed_summary(store, run, verdicts[run.id]) for run in runs])
-    entries = list(zip(runs, summaries, strict=True))
-    for run, summary in entries:
-        if not summary.levels:
+    summaries = []
+    for run in runs:
+        why = "" if run.state is RunState.DONE else run.error or f"the run is {run.state.value}"
+        form, rows = str(run.config.get("form", "published")), store.requests(run.id)
+        made = mixed_summary(run.id, run.model, form, rows, verdicts[run.id], simulated=run.simulated, incomplete=why)
+        if not made.levels:
             raise nothing_measured(run)
-    return entries, verdicts
-
-
-def _mixed_summary(store: Store, run: StoredRun, verdicts: Sequence[Verdict]) -> MixedSummary:
-    from skep.quality.mixed_figures import mixed_summary
-
-    why = "" if run.state is RunState.DONE else run.error or f"the run is {run.state.value}"
-    form, rows = str(run.config.get("form", "published")), store.requests(run.id)
-    return mixed_summary(run.id, run.model, form, rows, verdicts, simulated=run.simulated, incomplete=why)
+        summaries.append(made)
+    return list(zip(runs, side_by_side(summaries), strict=True)), verdicts
 
 
 def levels_text(run: StoredRun, summary: SweepSummary, form: str) -> str:

@@ -1,17 +1,12 @@
-"""A swarm's run in tables and figures, each described once: for the terminal, the page and JSON; and its page.
-
-Pure: takes a story, gives text. The caller writes the file. What a run did not finish, simulate or measure is said on
-the page, next to the figures.
-"""
+"""A swarm's run in tables and figures, each described once: for the terminal, the page and JSON; and its page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from skep.report.columns import Column
-from skep.report.swarm_gantt import gantt, gantt_caption, gantt_element
+from skep.report.columns import Column, local_minute
+from skep.report.swarm_gantt import MOST_BARS, gantt, gantt_element
+from skep.stats.percentiles import Percentiles
 from skep.swarm.ask.split import PreparedAsk
 from skep.swarm.records import (
     Attempt,
@@ -23,18 +18,8 @@ from skep.swarm.records import (
     TaskResult,
     given_fields,
 )
-from skep.swarm.summary import Account, AgentRow, ReplicaRow, SessionSpan, SwarmStory, task_seconds
-from skep.units import (
-    fact_list,
-    milliseconds,
-    moment,
-    number,
-    percent,
-    printable,
-    public_name,
-    seconds,
-    shortened,
-)
+from skep.swarm.summary import Account, AgentRow, ReplicaRow, SwarmStory, task_seconds
+from skep.units import fact_list, milliseconds, number, percent, printable, public_name, seconds, shortened
 
 __all__ = ["gantt", "swarm_page"]
 
@@ -66,10 +51,6 @@ def _remark(run: SwarmRun) -> str:
     return ", ".join(filter(None, (one_line(run.error), sessions, "simulated" if run.simulated else "")))
 
 
-def _local_time(at: float) -> str:
-    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
-
-
 def _first_token_s(attempt: Attempt) -> float | None:
     return None if attempt.first_token_at is None else max(0.0, attempt.first_token_at - attempt.started_at)
 
@@ -81,7 +62,7 @@ def _error(attempt: Attempt) -> str:
 
 RUNS: Sequence[Column[SwarmRun]] = (
     Column("id", "run", lambda run: run.id, right=False),
-    Column("created_at", "when", lambda run: run.created_at, _local_time, rank=3, right=False),
+    Column("created_at", "when", lambda run: run.created_at, local_minute, rank=3, right=False),
     Column("kind", "kind", lambda run: run.kind, rank=6, right=False),
     Column("state", "state", lambda run: run.state.value, right=False),
     Column("done", "done", lambda run: run.counts.done),
@@ -130,29 +111,6 @@ ATTEMPTS: Sequence[Column[Attempt]] = (
     Column("error", "error", _error, right=False),
 )
 _Timed = tuple[float, TaskResult, Attempt | None]
-_SLOWEST: Sequence[Column[_Timed]] = (
-    Column("id", "task", lambda one: one[1].task, _at_most(60)),
-    Column("took_s", "took", lambda one: one[0], seconds),
-    Column("tries", "tries", lambda one: one[1].tries),
-    Column("queued_ms", "queued", lambda one: one[2] and one[2].queued_ms, milliseconds),
-    Column("first_token_s", "first token", lambda one: one[2] and _first_token_s(one[2]), seconds),
-    Column("prompt_tokens", "tokens in", lambda one: one[1].prompt_tokens, _count),
-    Column("output_tokens", "tokens out", lambda one: one[1].output_tokens, _count),
-    Column("replica", "replica", lambda one: one[1].replica, _at_most(40), right=False),
-    Column("answer", "answer", lambda one: one[1].answer, _at_most(100), style="note"),
-)
-_SESSIONS: Sequence[Column[SessionSpan]] = (
-    Column("session", "session", lambda span: span.session),
-    Column("started_at", "began", lambda span: span.started_at, moment, right=False),
-    Column("seconds", "worked", lambda span: span.seconds, seconds),
-    Column("before_s", "after a pause of", lambda span: span.before_s, seconds),
-    Column("outcome", "ended", lambda span: "still at work" if span.alive else span.outcome or "vanished", right=False),
-    Column("error", "why", lambda span: span.error, _at_most(300), style="wide"),
-)
-_ERRORS: Sequence[Column[tuple[str, int]]] = (
-    Column("kind", "kind of error", lambda one: one[0], right=False),
-    Column("attempts", "attempts", lambda one: one[1], _count),
-)
 
 
 Figures = list[tuple[str, str]]
@@ -183,13 +141,16 @@ def _time(account: Account) -> Figures:
     if account.down_s:
         wall.append(f"the endpoint down for {seconds(account.down_s)} of it")
     if account.task_s is not None:
-        task = f"{seconds(account.task_s.p50)} in the middle, {seconds(account.task_s.p95)} at 95 %"
-        task += f", {seconds(account.task_max_s)} the longest"
+        task = f"{_middle(account.task_s)}, {seconds(account.task_max_s)} the longest"
     if account.agents_mean is not None:
         queued = "" if account.queued_share is None else f", {_share(account.queued_share)} of their time in the queue"
         agents = f"{_at_once(account)}{queued}"
-    first = account.ttft_s and f"{seconds(account.ttft_s.p50)} in the middle, {seconds(account.ttft_s.p95)} at 95 %"
-    return [("wall time", ", ".join(wall)), ("a task", task), ("first token", first or ""), ("agents", agents)]
+    first = _middle(account.ttft_s) if account.ttft_s else ""
+    return [("wall time", ", ".join(wall)), ("a task", task), ("first token", first), ("agents", agents)]
+
+
+def _middle(some: Percentiles) -> str:
+    return f"{seconds(some.p50)} in the middle, {seconds(some.p95)} at 95 %"
 
 
 def _at_once(account: Account) -> str:
@@ -211,10 +172,10 @@ def _energy(account: Account) -> Figures:
         return []
     energy, cost = account.energy.energy, account.energy.cost
     each = "" if energy.joules_per_token is None else f", {energy.joules_per_token:.2f} J a token"
-    power = f"{_count(energy.mean_w)} W on average, {_count(energy.max_w)} W at most"
+    throttled = f", throttled: {', '.join(energy.throttled)}" if energy.throttled else ""
     return [
         ("energy", f"{account.energy.kwh:.4f} kWh{each} ({energy.source})"),
-        ("power", power + (f", throttled: {', '.join(energy.throttled)}" if energy.throttled else "")),
+        ("power", f"{_count(energy.mean_w)} W on average, {_count(energy.max_w)} W at most{throttled}"),
         ("cost", "" if cost is None else f"{cost:.4f} at {account.energy.price_kwh:g} a kWh"),
     ]
 
@@ -236,21 +197,16 @@ def run_lines(story: SwarmStory) -> list[tuple[str, str]]:
 
 
 def task_lines(task: Task) -> list[str]:
-    """Return what a task asks, line by line."""
+    """Return what a task asks, line by line. A message may be made of parts, some of them pictures."""
     lines = [f"task {one_line(task.id)}"]
     for message in task.messages:
-        lines += [f"  {message.get('role', '?')}:", *_indented(_content(message))]
+        content = message.get("content")
+        if isinstance(content, list):
+            parts = [part.get("text") or f"[{part.get('type')}]" for part in content if isinstance(part, dict)]
+            content = "\n".join(map(str, parts))
+        lines += [f"  {message.get('role', '?')}:", *_indented("" if content is None else str(content))]
     wants = {name: value for name, value in given_fields(task).items() if name not in ("id", "messages", "stage")}
     return [*lines, *(f"  {name}: {one_line(str(value))}" for name, value in wants.items())]
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    """A message may be made of parts, some of them pictures."""
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [part.get("text") or f"[{part.get('type')}]" for part in content if isinstance(part, dict)]
-        return "\n".join(map(str, parts))
-    return "" if content is None else str(content)
 
 
 def _indented(text: str) -> list[str]:
@@ -337,14 +293,17 @@ def swarm_page(story: SwarmStory) -> str:
         title=f"{title} (simulated)" if account.simulated else title,
         model=public_name(account.model) if account.model else "model not told",
         run=run,
-        told=_banners(account, story),
+        account=account,
         headline=headline(account),
-        figures=_cards(account),
+        wall_note=dict(_time(account)).get("wall time", "").partition(", ")[2] or "one session",
+        at_once=_at_once(account),
         drawn=gantt_element(story),
-        caption=gantt_caption(story),
+        attempts=len(story.attempts),
+        most_bars=MOST_BARS,
         failures=[one for one in story.results if one.ending is TaskEnding.FAILED],
-        columns={"failures": (*FAILURES, _LAST_ANSWER), "errors": _ERRORS, "slow": _SLOWEST, "replicas": REPLICAS,
-                 "agents": AGENTS, "sessions": _SESSIONS},
+        columns={"failures": (*FAILURES, _LAST_ANSWER), "replicas": REPLICAS, "agents": AGENTS},
+        one_line=one_line,
+        first_token_s=_first_token_s,
         most={"failures": _MOST_FAILURES, "agents": _MOST_AGENTS},
         groups=[*figures(story), ("Asked for", [("run", run.id), *fact_list(shown)])],  # a page is made to be passed on
         errors=account.errors,
@@ -367,27 +326,3 @@ def _slowest(story: SwarmStory) -> list[_Timed]:
 def named_replicas(account: Account) -> Sequence[ReplicaRow]:
     """None where the endpoint did not say who answered."""
     return account.by_replica if any(one.replica for one in account.by_replica) else ()
-
-
-def _banners(account: Account, story: SwarmStory) -> list[tuple[str, str, str]]:
-    """Return kind, title and words of each."""
-    why = f" The last session ended with: {shortened(story.run.error, 300)}" if story.run.error else ""
-    state = f"This run is {account.state.value}; {account.left} of {account.tasks} tasks have no result.{why}"
-    aside = f"{account.failed} of {account.tasks} tasks were set aside after all their tries; they are listed below."
-    story_of = "No model ran. Speed and answers are a prediction, served in real time over the real protocol."
-    told = (
-        (account.state is not SwarmRunState.DONE, "incomplete", "Incomplete", state),
-        (account.failed, "limited", "Set aside", aside),
-        (account.simulated, "simulated", "Simulated", story_of),
-    )
-    return [(kind, title, words) for holds, kind, title, words in told if holds]
-
-
-def _cards(account: Account) -> list[tuple[str, str, str]]:
-    told = dict(_time(account)).get("wall time", "").partition(", ")[2] or "one session"
-    retried = f"{_tasks(account.retried)} tried more than once" if account.retried else "each at the first try"
-    return [
-        (seconds(account.wall_s), "Wall time", told),
-        (number(account.effective_tok_s), "Effective tok/s", _at_once(account)),
-        (f"{_count(account.done)} of {_count(account.tasks)}", "Tasks done", retried),
-    ]

@@ -1,7 +1,4 @@
-"""A run as a picture: a lane for each agent, a bar for each attempt, and how many were allowed at once above them.
-
-Pure: values in, SVG text out. What happened between two sessions is cut out and marked.
-"""
+"""A run as a picture: a lane for each agent, a bar for each attempt, and how many were allowed at once above them."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+from markupsafe import Markup
 
 from skep.report import theme
 from skep.report.charts import MarkSheet, Spec, headed, label, layer, quantity
@@ -99,7 +98,7 @@ def gantt(story: SwarmStory) -> str:
     return standalone({**_drawing(story), "title": title, "padding": 18}, picture_words(story))
 
 
-def gantt_element(story: SwarmStory) -> str | None:
+def gantt_element(story: SwarmStory) -> Markup | None:
     """Return an `<svg>` element that takes the width it is given; None where nothing was tried."""
     if not story.attempts or working_time(story.spans) is None:
         return None
@@ -157,12 +156,8 @@ def _groups(attempts: Sequence[Attempt], px: float, *, many: bool) -> list[list[
     open_group = False
     for one in attempts:
         done = many and one.outcome is AttemptOutcome.DONE
-        if (
-            done
-            and open_group
-            and groups[-1][-1].session == one.session
-            and one.started_at - groups[-1][0].started_at < _TOGETHER_PX * px
-        ):
+        near = open_group and one.started_at - groups[-1][0].started_at < _TOGETHER_PX * px
+        if done and near and groups[-1][-1].session == one.session:
             groups[-1].append(one)
         else:
             groups.append([one])
@@ -183,24 +178,16 @@ def _bar(sheet: MarkSheet, group: Sequence[Attempt], time: WorkingTime, px: floa
     queued = time.x(first.session, first.started_at + (first.queued_ms or 0.0) / 1000) or left
     token = None if first.first_token_at is None else time.x(first.session, first.first_token_at)
     tip = printable(attempt_words(first))
-    _shape(sheet, first.outcome, (left, right, px), top, tall, tip, (min(max(queued, left), right), token))
+    _shape(sheet, first.outcome, (left, right, px), top, tall, tip, min(max(queued, left), right), token)
     _why(sheet, first.why, (left, px), top, tall)
 
 
 def _shape(
-    sheet: MarkSheet,
-    outcome: AttemptOutcome,
-    ends: tuple[float, float, float],
-    top: float,
-    tall: float,
-    tip: str,
-    inner: tuple[float, float | None] = (0.0, None),
-) -> None:
-    """`ends`: left, right and a pixel; `inner`: where the queue ends, and where the first token came.
-
-    Outcomes differ in shape as in colour.
-    """
-    (left, right, px), (queue, first) = ends, inner
+    sheet: MarkSheet, outcome: AttemptOutcome, ends: tuple[float, float, float], top: float, tall: float, tip: str,
+    queue: float = 0.0, first: float | None = None,
+) -> None:  # fmt: skip
+    """Outcomes differ in shape as in colour. `ends`: left, right and a pixel; `queue`: where it ends; `first` token."""
+    left, right, px = ends
     middle, half, foot = top + tall / 2, max(min(tall / 2 - 0.5, 4.0), 1.5), top + tall
     match outcome:
         case AttemptOutcome.DONE:
@@ -344,14 +331,3 @@ def _legend(sheet: MarkSheet, story: SwarmStory, top: float, px: float) -> None:
             sheet.rect(left, right, y, y + 12, what)
         sheet.text((x + 32) * px, y + 6, words)
         x += wide
-
-
-def gantt_caption(story: SwarmStory) -> str:
-    """Return what is in the picture, in words."""
-    account = story.account
-    told = "A lane is one agent, a bar one attempt; time runs to the right, in seconds of work."
-    if account.paused_s and account.sessions > 1:
-        told += f" {seconds(account.paused_s)} between {number(account.sessions, digits=0)} sessions are cut out."
-    if len(story.attempts) > MOST_BARS:
-        told += f" Of {number(len(story.attempts), digits=0)} attempts, neighbours that are done share a bar."
-    return told

@@ -1,8 +1,4 @@
-"""The report of a sweep: one page, and one picture for a README. Other reports of stored runs share its frame.
-
-Pure: takes records, gives text. The caller writes the file. Whatever a run did not finish, simulate or measure is
-said on the page, next to the figures.
-"""
+"""The report of a sweep: one page, and one picture for a README. Other reports of stored runs share its frame."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from skep.bench.records import Disagreement, LevelSummary, Speedup, SweepSummary
+from skep.bench.records import LevelSummary, SweepSummary
 from skep.quality.records import MixedSummary, QualitySummary
 from skep.report import charts, theme
 from skep.report.charts import Spec, by_wall, headed, layer, panels, quantity, sized, walls
@@ -31,19 +27,7 @@ from skep.report.levels import (
 from skep.report.page import html_table, render
 from skep.report.svg import picture, standalone
 from skep.store.records import Request, RunState, StoredRun
-from skep.units import (
-    UNKNOWN,
-    fact_list,
-    known,
-    milliseconds,
-    moment,
-    number,
-    percent,
-    public_url,
-    seconds,
-    shortened,
-    times,
-)
+from skep.units import UNKNOWN, known, milliseconds, moment, number, percent, seconds, times
 
 NO_GAIN = 1.05
 MOST_BARS = 120
@@ -66,22 +50,6 @@ _TIMED = (
     "requests failed effective_tok_s ttft_p50_ms ttft_p95_ms ttft_p99_ms tpot_p50_ms tpot_p95_ms total_p95_ms "
     "queued_p50_ms task_tok_s"
 )
-_FAILURES: tuple[Column[list[Request]], ...] = (
-    Column("level", "C", lambda same: same[0].level or "warm-up"),
-    Column("kind", "Kind", lambda same: same[0].error_kind, right=False, style="left mono"),
-    Column("count", "Count", len, right=False, style="left bad"),
-    Column("error", "First message", lambda same: next((row.error for row in same if row.error), None),
-           lambda error: shortened(error, 240), right=False, style="wide"),
-)  # fmt: skip
-_CLOCKS: tuple[Column[tuple[LevelSummary, Disagreement]], ...] = (
-    Column("concurrency", "C", lambda pair: pair[0].concurrency),
-    Column("clock", "Figure", lambda pair: pair[1].clock.value, right=False),
-    Column("client", "Client", lambda pair: clock_figure(pair[1].clock, pair[1].client)),
-    Column("engine", "Engine", lambda pair: clock_figure(pair[1].clock, pair[1].engine)),
-    Column("change", "Client against engine", lambda pair: pair[1].client / pair[1].engine if pair[1].engine else None,
-           lambda ratio: ("+" if ratio > 1 else "") + percent(100 * (ratio - 1))),
-    Column("cause", "Likely cause", lambda pair: pair[1].cause, right=False, style="wide"),
-)  # fmt: skip
 
 
 def level_table(name: str, levels: Sequence[LevelSummary]) -> Markup | None:
@@ -93,31 +61,16 @@ def level_table(name: str, levels: Sequence[LevelSummary]) -> Markup | None:
     return html_table(caption, columns, levels, tinted) if levels and len(columns) > 1 else None
 
 
-def failure_table(rows: Sequence[Request]) -> Markup | None:
-    """Failed requests by kind and level; None when there were none."""
+def failed_kinds(rows: Sequence[Request]) -> list[list[Request]]:
+    """Return the failed requests, those of one level and kind together."""
     kinds: dict[tuple[int, str], list[Request]] = {}
     for row in rows:
         if not row.ok:
             kinds.setdefault((row.level, str(row.error_kind)), []).append(row)
-    found = [kinds[key] for key in sorted(kinds)]
-    return html_table("Failed requests by kind", _FAILURES, found) if found else None
-
-
-def clock_parts(levels: Sequence[LevelSummary]) -> tuple[Markup | None, str] | None:
-    """Return where client and engine disagree, and words below; None where the engine says nothing of itself."""
-    told = [level for level in levels if known(level.engine_tok_s) or level.clocks]
-    if not told:
-        return None
-    rows = [(level, one) for level in told for one in level.clocks]
-    if not rows:
-        return None, "Client and engine agree at every level."
-    agreeing = ", ".join(str(level.concurrency) for level in told if not level.clocks)
-    below = f"At C = {agreeing} client and engine agree." if agreeing else ""
-    return html_table("Where client and engine disagree", _CLOCKS, rows), below
+    return [kinds[key] for key in sorted(kinds)]
 
 
 def check_sentences(summary: SweepSummary) -> list[str]:
-    """Return how far to trust the figures."""
     sentences = (
         turning_sentence(summary.turning) if summary.turning and has_curve(summary.levels) else None,
         drift_sentence(summary),
@@ -198,57 +151,15 @@ def _at(level: LevelSummary | None, remark: str = "") -> str:
     return f"at C\u00a0=\u00a0{level.concurrency}" + (f", {remark}" if remark else "")
 
 
-def speedup_part(summary: SweepSummary) -> Markup | None:
-    """None where serial or swarm was not measured."""
-    speedups, drawn = summary.speedups, charts.wall_chart(summary)
-    if drawn is None:
-        return None
-    note = "The same tasks at C = 1 and at the largest C."
-    pictures = [(drawn, "Wall time", note if comparable(summary) else f"{note} Not comparable: requests failed.")]
-    if speedups is None:
-        return render("speedup.html", drawn=pictures, tables=())
-    cut = speedups.truncated_serial + speedups.truncated_swarm
-    note = "Green: without the tasks that were cut at the token limit in either batch." if cut else "No task was cut."
-    pictures.append((charts.speedup_chart(speedups) or {}, "Speedup in each of its forms", note))
-    return render("speedup.html", drawn=pictures, tables=_speedup_tables(speedups))
-
-
-def _speedup_tables(one: Speedup) -> list[Markup]:
-    def column(title: str, place: int, text: Callable[[Any], str] = str, **more: Any) -> Column[tuple[Any, ...]]:
-        return Column(title, title, lambda row: row[place], text, **more)
-
-    def exactly(value: float) -> str:
-        return f"{number(value, digits=2)}×" if value < 100 else times(value)
-
-    batches = [
-        ("Serial", 1, one.serial_wall_s, one.tokens_serial, one.truncated_serial),
-        ("Swarm", one.concurrency, one.swarm_wall_s, one.tokens_swarm, one.truncated_swarm),
-    ]
-    ratios = [
-        ("By wall time", one.by_wall, one.by_wall_whole),
-        ("By tokens (ratio of effective tok/s)", one.by_tokens, one.by_tokens_whole),
-    ]
-    columns = [
-        column(f"{one.tasks} tasks", 0, right=False), column("C", 1), column("Wall time", 2, seconds),
-        column("Output tokens", 3, lambda count: number(count, digits=0)), column("Cut", 4),
-    ]  # fmt: skip
-    forms = [
-        column("Speedup", 0, right=False), column("All tasks", 1, exactly),
-        column("Without tasks cut in either batch", 2, exactly),
-    ]  # fmt: skip
-    return [html_table("The two batches", columns, batches), html_table("The speedup", forms, ratios)]
-
-
 def run_report(template: str, run: StoredRun, kind: str, name: str, **values: Any) -> str:
     """Return the report of a stored run: the template's figures between where it was made and how it was measured."""
     footer = f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"
     usual = {"about": "", "lead": None, "terms_kind": "sweep"}
     frame = {"run": run, "kind": kind, "name": name, "title": heading(run), "footer": footer}
-    return render(template, **frame, **{**usual, **values}, provenance=provenance(run))
+    return render(template, **frame, **{**usual, **values})
 
 
 def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
-    """One HTML document that needs no other file and no network."""
     levels = summary.levels
     drawn = (
         (charts.effective_chart(levels, summary.turning), "Effective tok/s", _effective_caption(summary)),
@@ -261,18 +172,21 @@ def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
         run,
         "serial against swarm" if run.kind == "serial-vs-swarm" else "concurrency sweep",
         "sweep",
-        told=run_banners(run, summary),
+        summary=summary,
         lead=lead(levels),
         figures=_cards(summary),
         drawn=drawn,
-        speedup=speedup_part(summary),
+        walls=charts.wall_chart(summary),
+        comparable=comparable(summary),
+        forms=charts.speedup_chart(summary.speedups),
         timeline=choose_timeline(levels, rows),
         client_limited=any(level.client_limited for level in levels),
         tables={name: level_table(name, levels) for name in ("levels", "requests", "energy")}
         | {"classes": level_table("classes", sorted(summary.classes, key=lambda level: level.concurrency))},
-        failures=failure_table(rows),
+        failures=failed_kinds(rows),
         checks=check_sentences(summary),
-        clocks=clock_parts(levels),
+        clocks=[level for level in levels if known(level.engine_tok_s) or level.clocks],
+        clock_figure=clock_figure,
     )
 
 
@@ -287,36 +201,6 @@ def sweep_picture(run: StoredRun, summary: SweepSummary) -> str:
     title = headed(run.model, marks, moment(run.created_at), f"skep {run.skep_version}")
     spec = {"title": title, **panels(gain, first, loss, 130)}
     return standalone(spec, f"Concurrency sweep of {run.model}: effective tok/s, TTFT and contention against C")
-
-
-Banner = tuple[str, str, str]  # kind, title and words
-
-
-def run_banners(run: StoredRun, summary: SweepSummary) -> list[Banner]:
-    """Return what a reader has to know before the first figure."""
-    why = f" Error: {shortened(run.error, 300)}" if run.error else ""
-    stored = f"This run is {run.state.value}; {run.requests} requests are stored, levels broken off are left out.{why}"
-    story = "No model ran. The figures are a prediction, served in real time over the real protocol."
-    bound = "At the flagged levels the load generator may have set the pace: read them as lower bounds."
-    told = (
-        (incomplete(run), "Incomplete", stored, "incomplete"),
-        (run.simulated, "Simulated", story, "simulated"),
-        (summary.client_limited, "Client-limited", bound, "limited"),
-    )
-    return [(kind, title, words) for holds, title, words, kind in told if holds]
-
-
-def judged_banners(run: StoredRun, summary: QualitySummary | MixedSummary, story: str, said: str = "") -> list[Banner]:
-    """Return the same for a run whose answers were judged; `story` of a simulated one, `said`: which run it is."""
-    banners = []
-    if broken_off(run, summary):
-        state = f"the run is {run.state.value}" if incomplete(run) else ""
-        told = dict.fromkeys(part for part in (summary.incomplete, state, run.error) if part)
-        why = "; ".join(shortened(part, 300) for part in told)
-        banners.append(("incomplete", "Incomplete", f"{said}{run.requests:,} requests are stored; {why}."))
-    if run.simulated or summary.simulated:
-        banners.append(("simulated", "Simulated", f"{said}No model ran. {story}"))
-    return banners
 
 
 def heading(run: StoredRun) -> str:
@@ -349,43 +233,9 @@ def _effective_caption(summary: SweepSummary) -> str:
     return f"{caption[0].upper()}{caption[1:]}{'; grey: where it turns' if shaded else ''}."
 
 
-def run_facts(run: StoredRun) -> list[tuple[str, str]]:
-    return [
-        ("model", run.model),
-        ("url", public_url(run.url)),
-        ("run", run.id),
-        ("kind", run.kind),
-        ("state", run.state.value),
-        ("simulated", "yes" if run.simulated else "no"),
-        ("began", moment(run.created_at)),
-        ("ended", moment(run.ended_at)),
-        ("requests stored", number(run.requests, digits=0)),
-        ("skep", run.skep_version),
-        ("fingerprint", run.fingerprint),
-    ]
-
-
-def provenance(run: StoredRun) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return what ran where, by group."""
-    told = (
-        ("Configuration", run.config),
-        ("Engine, as the endpoint told", run.engine),
-        ("Host of the client", run.host),
-    )
-    return [("Run", run_facts(run)), *((title, fact_list(some) or [(UNKNOWN, "not told")]) for title, some in told)]
-
-
 def timed_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
     levels, classes = summary.levels, summary.classes
     names = level_names(run, levels)
-    last, name = levels[-1], names[-1]
-    p50, p95 = (last.ttft_ms.p50, last.ttft_ms.p95) if last.ttft_ms else (None, None)
-    cards = (
-        (number(last.effective_tok_s), "Effective tok/s", name),
-        (milliseconds(p50), "TTFT p50", f"{name}; from when a request was due"),
-        (milliseconds(p95), "TTFT p95", name),
-        (percent(100 * last.failed / last.requests if last.requests else None), "Failed", f"of {last.requests}"),
-    )
 
     def table(first: str, name: Callable[[LevelSummary], str], levels: Sequence[LevelSummary]) -> Markup:
         figures = [replace(one, group=None, optional=False) for one in level_columns(_TIMED)]
@@ -397,16 +247,18 @@ def timed_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
         run,
         TITLES[run.kind],
         run.kind,
-        told=run_banners(run, summary),
-        figures=cards,
+        summary=summary,
+        last=levels[-1],
+        last_name=names[-1],
         sent=table("load", lambda level: names[levels.index(level)], levels),
         left_out=left_out_sentences(levels, names),
         classes=table("class", lambda level: level.traffic, classes) if classes else None,
         timeline=timeline,
         level_name=timeline and names[[level.concurrency for level in levels].index(timeline.level)],
-        failures=failure_table(rows),
+        failures=failed_kinds(rows),
         energy=level_table("energy", levels),
-        clocks=clock_parts(levels),
+        clocks=[level for level in levels if known(level.engine_tok_s) or level.clocks],
+        clock_figure=clock_figure,
     )
 
 

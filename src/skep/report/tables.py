@@ -14,7 +14,7 @@ from typing import Any
 from skep.bench.matrix import MatrixResult
 from skep.bench.records import LevelSummary, SweepSummary
 from skep.errors import UserError
-from skep.report.columns import Column, csv_table, markdown_cell, markdown_table, plain_text
+from skep.report.columns import Column, csv_table, markdown_cell, markdown_table
 from skep.report.levels import LEVEL_COLUMNS
 from skep.report.sweep_text import sweep_json
 from skep.units import known, number, percent
@@ -45,26 +45,22 @@ class Table:
         return f"### {markdown_cell(self.title)}\n\n{body}" + (f"\n{notes}" if notes else "")
 
 
-def _or_words(shown: Callable[[float], str], value: Cell) -> str:
-    return value if isinstance(value, str) else plain_text(None) if value is None else shown(value)
-
-
-def _changed(value: float) -> str:
-    return ("+" if round(value) > 0 else "") + percent(value)
-
-
 _TEXTS: dict[str, Callable[[float], str]] = {
     " tok/s": number,
     " s": partial(number, digits=1),
     "x": partial(number, digits=2),
     "%": percent,
-    "+%": _changed,
+    "+%": lambda value: ("+" if round(value) > 0 else "") + percent(value),
 }
 
 
 def _column(title: str, unit: str, value: Callable[[Any], Cell], *, named: bool = False) -> Column[Any]:
     """Return a column of figures or words. `named`: the unit stands above the table; "+%" is with its sign."""
-    key, text = f"{title} ({unit.strip(' +')})", partial(_or_words, _TEXTS[unit])
+
+    def text(cell: str | float) -> str:
+        return cell if isinstance(cell, str) else _TEXTS[unit](cell)
+
+    key = f"{title} ({unit.strip(' +')})"
     return Column(key, title, value, text, unit="" if named or unit.endswith("%") else unit)
 
 
@@ -93,7 +89,11 @@ def contention_table(entries: Sequence[Entry], *, at: int | None = None) -> Tabl
     n = _shared_level(entries) if at is None else at
 
     def of(name: str, c: int | None, words: str | None = _FAILED) -> Callable[[Entry], Cell]:
-        return lambda entry: (words or entry[1]) if isinstance(entry[1], str) else _known(_level(entry[1], c), name)
+        def value(entry: Entry) -> Cell:
+            figure = getattr(_level(entry[1], c), name, None)
+            return (words or entry[1]) if isinstance(entry[1], str) else figure if known(figure) else None
+
+        return value
 
     columns = [
         _CONFIG,
@@ -150,22 +150,20 @@ def baseline_table(entries: Sequence[Entry], *, baseline: str | None = None, at:
     return Table(f"Against {name}", columns, entries, _limited_notes(entries, n))
 
 
-def _level(summary: SweepSummary, concurrency: int | None) -> LevelSummary | None:
-    return next((level for level in summary.levels if level.concurrency == concurrency), None)
+def _level(what: SweepSummary | str, concurrency: int | None) -> LevelSummary | None:
+    levels = () if isinstance(what, str) else what.levels
+    return next((level for level in levels if level.concurrency == concurrency), None)
 
 
 def _all_levels(entries: Sequence[Entry]) -> list[int]:
-    measured = [what for _, what in entries if not isinstance(what, str)]
-    return sorted({level.concurrency for summary in measured for level in summary.levels})
+    return sorted({level.concurrency for _, what in entries if not isinstance(what, str) for level in what.levels})
 
 
 def _shared_level(entries: Sequence[Entry]) -> int | None:
     """Return the largest level that all configurations have; the largest of any where they share none above one."""
     measured = [{level.concurrency for level in what.levels} for _, what in entries if not isinstance(what, str)]
     shared = set.intersection(*measured) if measured else set()
-    if max(shared, default=0) > 1:
-        return max(shared)
-    return max((c for levels in measured for c in levels), default=None)
+    return max(shared) if max(shared, default=0) > 1 else max(_all_levels(entries), default=None)
 
 
 def _or_n(concurrency: int | None) -> str:
@@ -185,11 +183,6 @@ def _effective_at(what: SweepSummary | str, concurrency: int | None) -> Cell:
     return f"{_FAILED}: {kinds}" if kinds else _FAILED
 
 
-def _known(level: LevelSummary | None, name: str) -> float | None:
-    value = None if level is None else getattr(level, name)
-    return value if known(value) else None
-
-
 def _ratio(base: SweepSummary | str, what: SweepSummary | str, concurrency: int | None) -> float | str | None:
     """Return what over base; words where one of them failed or the client was the limit."""
     of_base, of_what = _effective_at(base, concurrency), _effective_at(what, concurrency)
@@ -197,13 +190,11 @@ def _ratio(base: SweepSummary | str, what: SweepSummary | str, concurrency: int 
         return _FAILED
     if of_base is None or of_what is None or not of_base:
         return None
-    if _is_limited(base, concurrency) or _is_limited(what, concurrency):
-        return _LIMITED
-    return of_what / of_base
+    return _LIMITED if _is_limited(base, concurrency) or _is_limited(what, concurrency) else of_what / of_base
 
 
 def _is_limited(what: SweepSummary | str, concurrency: int | None) -> bool:
-    level = None if isinstance(what, str) else _level(what, concurrency)
+    level = _level(what, concurrency)
     return level is not None and level.client_limited
 
 
@@ -227,8 +218,7 @@ def _swarm_size(what: SweepSummary) -> int | None:
 def _speedup_cells(what: SweepSummary | str) -> tuple[Cell, ...]:
     if isinstance(what, str):
         return (what, *[_FAILED] * 5)
-    forms = what.speedups
-    if forms is None:
+    if (forms := what.speedups) is None:
         return (what.serial_wall_s, what.swarm_wall_s, what.speedup, None, None, None)
     walls = forms.serial_wall_s, forms.swarm_wall_s
     return (*walls, forms.by_wall, forms.by_tokens, forms.by_wall_whole, forms.by_tokens_whole)
@@ -239,10 +229,10 @@ def _speedup_notes(label: str, what: SweepSummary | str, *, several: bool) -> li
         return []
     notes = [f"{label}: swarm of {_or_n(_swarm_size(what))}"] if several else []
     forms = what.speedups
-    if forms is not None and (forms.truncated_serial or forms.truncated_swarm):
+    if forms and (forms.truncated_serial or forms.truncated_swarm):
         cut = f"{forms.truncated_serial} serial and {forms.truncated_swarm} swarm answers"
         notes.append(f"{label}: {cut} were cut at the token limit")
-    if forms is not None and _is_limited(what, forms.concurrency):
+    if forms and _is_limited(what, forms.concurrency):
         notes.append(f"{label}: the client was the limit of the swarm; read its speedup as a lower bound")
     return notes
 

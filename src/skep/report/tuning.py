@@ -1,48 +1,24 @@
-"""The report of a tuning: one page that needs no other file and no network, and the parts that the dashboard shows.
-
-Pure: takes values, gives text. Who stored them and who serves them it does not know. All stages of one tuning were
-measured under one shape of load; what was simulated is said above the first figure.
-"""
+"""The report of a tuning: one page that needs no other file and no network, and the parts that the dashboard shows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from itertools import cycle
 from operator import attrgetter
-from typing import Any
 
 from markupsafe import Markup
 
 from skep.report import theme
 from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart, sized
-from skep.report.columns import Column
+from skep.report.columns import Column, local_minute
 from skep.report.levels import interval_text
 from skep.report.svg import picture, standalone
+from skep.tuner import summary
 from skep.tuner.records import METRICS, CurvePoint, KnobConfig, StageDecision, TuneStage, Tuning, value_words
 from skep.tuner.store import TuningRecord
-from skep.tuner.summary import (
-    KEPT,
-    accepted,
-    after_each,
-    baseline_of,
-    best_of,
-    config_name,
-    count_decisions,
-    decision_words,
-    given_up,
-    headline,
-    model_words,
-    ratio_range,
-    ratio_words,
-    reason,
-    shape_words,
-    total_gain,
-    unit_of,
-)
-from skep.units import UNKNOWN, Interval, fact_list, known, milliseconds, moment, number, printable, seconds, shortened
+from skep.units import UNKNOWN, known, milliseconds, number, printable, seconds, shortened
 
 MOST_OPEN = 12  # attempts that were not kept, up to which nothing is folded away
 _STYLES = {
@@ -55,23 +31,23 @@ _STYLES = {
 
 def stage_columns(tuning: Tuning, stages: Sequence[TuneStage]) -> list[Column[TuneStage]]:
     """Return the figures of a stage, for every table of them."""
-    lost = given_up(stages)
+    lost = summary.given_up(stages)
 
     def decision(stage: TuneStage) -> str:
-        return decision_words(stage) + (", died later" if stage.number in lost else "")
+        return summary.decision_words(stage) + (", died later" if stage.number in lost else "")
 
     return [
         Column("number", "#", lambda one: one.number),
         Column("change", "Change", lambda one: one.title, partial(shortened, longest=160), right=False, style="wide"),
         Column("decision", "Decision", decision, right=False),
-        Column("figure", unit_of(tuning), lambda one: one.figure and one.figure.estimate, number),
+        Column("figure", summary.unit_of(tuning), lambda one: one.figure and one.figure.estimate, number),
         Column("figure_interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"),
-        Column("ratio", "Over best", lambda one: one.ratio, ratio_words),
-        Column("ratio_interval", "95 %", lambda one: one.ratio, ratio_range, rank=1, style="soft"),
+        Column("ratio", "Over best", lambda one: one.ratio, summary.ratio_words),
+        Column("ratio_interval", "95 %", lambda one: one.ratio, summary.ratio_range, rank=1, style="soft"),
         Column("predicted_ratio", "Foreseen", lambda one: one.predicted, _times, rank=3, style="soft"),
         Column("tpot_ms", "TPOT p50", lambda one: one.tpot_ms, milliseconds, rank=2),
         Column("ttft_ms", "TTFT p50", lambda one: one.ttft_ms, milliseconds, rank=2),
-        Column("why", "Why", reason, partial(shortened, longest=400), right=False, style="wide soft"),
+        Column("why", "Why", summary.reason, partial(shortened, longest=400), right=False, style="wide soft"),
         Column("starts", "Starts", lambda one: one.starts, rank=4),
         Column("readings", "Readings", lambda one: one.readings, rank=4),
         Column("seconds", "Took", lambda one: one.seconds, seconds, rank=4),
@@ -90,9 +66,12 @@ def curve_columns(
             return None
         return here.estimate / base.estimate
 
+    def named(point: CurvePoint) -> str:
+        return summary.config_name(point.config, tuning, stages)
+
     return [
         Column("concurrency", "C", lambda one: one.concurrency),
-        Column("configuration", "Configuration", lambda one: config_name(one.config, tuning, stages), right=False),
+        Column("configuration", "Configuration", named, right=False),
         Column("effective_tok_s", "tok/s", lambda one: one.figure and one.figure.estimate, number),
         Column("interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"),
         Column("ttft_ms", "TTFT p50", lambda one: one.ttft_ms, milliseconds),
@@ -106,22 +85,18 @@ def _figure(stage: TuneStage | None) -> float | None:
 
 
 def _gain(end: str) -> Callable[[TuningRecord], float | None]:
-    return lambda one: None if (gain := total_gain(one.stages)) is None else getattr(gain, end)
+    return lambda one: None if (gain := summary.total_gain(one.stages)) is None else getattr(gain, end)
 
 
 def _note(found: TuningRecord) -> str:
-    reason = found.saved.reason if not found.stages else None
-    return ", ".join(filter(None, ["SIMULATED" if found.tuning.simulated else "", reason, *found.saved.presets]))
-
-
-def _minute(unix_time: float) -> str:
-    return datetime.fromtimestamp(unix_time).astimezone().strftime("%Y-%m-%d %H:%M")
+    why = found.saved.reason if not found.stages else None
+    return ", ".join(filter(None, ["SIMULATED" if found.tuning.simulated else "", why, *found.saved.presets]))
 
 
 # The figures of a tuning, for `skep tune list` and the dashboard; a terminal shows those with a title.
 TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
     Column("id", "TUNING", lambda one: one.saved.id, right=False),
-    Column("created_at", "WHEN", lambda one: one.tuning.created_at, _minute, right=False, rank=1),
+    Column("created_at", "WHEN", lambda one: one.tuning.created_at, local_minute, right=False, rank=1),
     Column("state", "STATE", lambda one: one.saved.state.value, right=False),
     Column("model", "MODEL", lambda one: one.tuning.model, right=False),
     Column("simulated", "", lambda one: one.tuning.simulated),
@@ -134,16 +109,16 @@ TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
         Column(name, "", attrgetter(f"tuning.aim.{name}"))
         for name in ("metric", "concurrency", "input_tokens", "output_tokens", "slo")
     ),
-    Column("baseline", "", lambda one: _figure(baseline_of(one.stages))),
-    Column("best", "", lambda one: _figure(best_of(one.stages))),
-    Column("from", "FROM", lambda one: _figure(baseline_of(one.stages)), number),
-    Column("to", "TO", lambda one: _figure(best_of(one.stages)), number),
+    Column("baseline", "", lambda one: _figure(summary.baseline_of(one.stages))),
+    Column("best", "", lambda one: _figure(summary.best_of(one.stages))),
+    Column("from", "FROM", lambda one: _figure(summary.baseline_of(one.stages)), number),
+    Column("to", "TO", lambda one: _figure(summary.best_of(one.stages)), number),
     Column("gain", "TIMES", _gain("estimate"), partial(number, digits=2)),
     Column("gain_low", "", _gain("low")),
     Column("gain_high", "", _gain("high")),
-    Column("step", "", lambda one: won[-1].title if (won := accepted(one.stages)) else None),
+    Column("step", "", lambda one: won[-1].title if (won := summary.accepted(one.stages)) else None),
     Column("stages", "", lambda one: len(one.stages)),
-    Column("accepted", "", lambda one: len(accepted(one.stages))),
+    Column("accepted", "", lambda one: len(summary.accepted(one.stages))),
     Column("measured_s", "", lambda one: one.saved.measured_s),
     Column("presets", "", lambda one: list(one.saved.presets)),
     Column("skep_version", "", lambda one: one.tuning.skep_version),
@@ -168,34 +143,6 @@ def _times(ratio: float) -> str:
     return f"{number(ratio, digits=2)}×" if known(ratio) else UNKNOWN
 
 
-_DEAD_ENDS: tuple[Column[TuneStage], ...] = (
-    Column("number", "#", lambda one: one.number),
-    Column("change", "Change", lambda one: shortened(one.title, 160), right=False, style="wide"),
-    Column("what", "What happened", lambda one: f"{decision_words(one)}: {one.failure and one.failure.cause}",
-           partial(shortened, longest=400), right=False, style="wide"),
-    Column("log_line", "Log line", lambda one: (one.failure and one.failure.evidence) or None,
-           partial(shortened, longest=600), right=False, style="wide mono"),
-    Column("remedy", "Remedy", lambda one: (one.failure and one.failure.remedy) or None,
-           partial(shortened, longest=400), right=False, style="wide"),
-)  # fmt: skip
-
-
-def settings_columns(tuning: Tuning, best: KnobConfig) -> list[Column[str]]:
-    """Return the columns of a knob: in the baseline and in the best configuration."""
-    titles = {knob.name: knob.title for knob in tuning.knobs}
-
-    def after(name: str) -> str:
-        changed = " (changed)" if tuning.baseline.get(name) != best.get(name) else ""
-        return shortened(value_words(best.get(name)), 80) + changed
-
-    return [
-        Column("knob", "Knob", str),
-        Column("what", "What it is", lambda name: titles.get(name, ""), right=False, style="note"),
-        Column("before", "Baseline", lambda name: shortened(value_words(tuning.baseline.get(name)), 80), right=False),
-        Column("after", "Best", after, right=False),
-    ]
-
-
 _TALLEST = 1.6  # of the largest figure: the interval of two repeats may be of any width
 _LOOKS = (
     (theme.STONE, (6, 4), "square"),
@@ -207,31 +154,25 @@ _LOOKS = (
 
 def ladder_chart(tuning: Tuning, stages: Sequence[TuneStage]) -> Spec | None:
     """Draw a bar for each configuration that was the best of its time. None where nothing was measured."""
-    best, lost = best_of(stages), given_up(stages)
-    kept = [(one, one.figure) for one in stages if one.decision in KEPT and one.figure is not None]
-    rows = [
-        _ladder_row(one, figure, best=one is best, lost=one.number in lost)
-        for one, figure in kept
-        if known(figure.estimate)
-    ]
-    if not rows:
+    best, lost = summary.best_of(stages), summary.given_up(stages)
+    figures = [(one, one.figure) for one in stages if one.decision in summary.KEPT]
+    kept = [(one, figure) for one, figure in figures if figure is not None and known(figure.estimate)]
+    if not kept:
         return None
-    largest = max(row["value"] for row in rows)
-    for row in rows:
-        row["high"] = min(row["high"], _TALLEST * largest)
-    return bars_chart(rows, unit_of(tuning), least=36)
-
-
-def _ladder_row(stage: TuneStage, figure: Interval, *, best: bool, lost: bool) -> Spec:
-    bounded = known(figure.low) and known(figure.high)
-    low, high = (max(0.0, figure.low), figure.high) if bounded else (figure.estimate, figure.estimate)
-    words, colour = [number(figure.estimate)], theme.STONE
-    if stage.decision is StageDecision.ACCEPTED:
-        mark, colour = ("died later", theme.ROSE) if lost else ("best", theme.HONEY) if best else ("", theme.SKY)
-        words += [ratio_words(stage.ratio), *([mark] if mark else [])]
-    name = f"{stage.number}. {shortened(printable(stage.title), 48)}"
-    return {"name": name, "value": figure.estimate, "low": low, "high": high, "label": ", ".join(words),
-            "colour": colour}  # fmt: skip
+    rows, most = [], _TALLEST * max(figure.estimate for _, figure in kept)
+    for stage, figure in kept:
+        value = figure.estimate
+        bounded = known(figure.low) and known(figure.high)
+        low, high = (max(0.0, figure.low), min(figure.high, most)) if bounded else (value, value)
+        words, mark, colour = [number(value)], "", theme.STONE
+        if stage.decision is StageDecision.ACCEPTED:
+            died, first = stage.number in lost, stage is best
+            mark, colour = ("died later", theme.ROSE) if died else ("best", theme.HONEY) if first else ("", theme.SKY)
+            words.append(summary.ratio_words(stage.ratio))
+        name = f"{stage.number}. {shortened(printable(stage.title), 48)}"
+        label = ", ".join(filter(None, [*words, mark]))
+        rows.append({"name": name, "value": value, "low": low, "high": high, "label": label, "colour": colour})
+    return bars_chart(rows, summary.unit_of(tuning), least=36)
 
 
 def curve_chart(tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]) -> Spec | None:
@@ -241,7 +182,7 @@ def curve_chart(tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[Cu
         figures = {one.concurrency: one.figure for one in points if one.config == config}
         found = sorted((c, one) for c, one in figures.items() if one is not None and known(one.estimate))
         ranges = {c: (one.low, one.high) for c, one in found if known(one.low) and known(one.high)}
-        end = config_name(config, tuning, stages)
+        end = summary.config_name(config, tuning, stages)
         curves.append(ChartCurve([(c, one.estimate) for c, one in found], colour, end, dash, shape, ranges=ranges))
     return curves_chart(curves, "tok/s", height=270, labelled=True)
 
@@ -252,9 +193,8 @@ def first_token_chart(tuning: Tuning, stages: Sequence[TuneStage], points: Seque
     for colour, dash, shape, config in _looks(tuning, points):
         seen = {one.concurrency: one.ttft_ms for one in points if one.config == config}
         measured = sorted((c, ms) for c, ms in seen.items() if ms is not None and known(ms))
-        if measured:
-            end = f"{config_name(config, tuning, stages)}  {milliseconds(measured[-1][1])}"
-            curves.append(ChartCurve(measured, colour, end, dash, shape))
+        end = f"{summary.config_name(config, tuning, stages)}  {milliseconds(measured[-1][1] if measured else None)}"
+        curves.append(ChartCurve(measured, colour, end, dash, shape))
     return curves_chart(curves, "ms", height=270)
 
 
@@ -278,7 +218,7 @@ def tuning_page(
     """`state`: where the search is not at its end."""
     from skep.report.page import render
 
-    model = model_words(tuning)
+    model = summary.model_words(tuning)
     return render(
         "tuning_page.html",
         kind="tuning",
@@ -286,7 +226,7 @@ def tuning_page(
         title=f"{model} (simulated)" if tuning.simulated else model,
         tuning=tuning,
         told=tuning_banners(tuning, stages, state),
-        headline=headline(tuning, stages),
+        headline=summary.headline(tuning, stages),
         body=tuning_main(tuning, stages, curve),
         footer=f"skep {tuning.skep_version} · tuning {tuning.id}",
     )
@@ -300,9 +240,9 @@ def tuning_banners(tuning: Tuning, stages: Sequence[TuneStage], state: str | Non
     if tuning.simulated:
         story = "No model ran: the rig is a prediction with noise, tuned in virtual time."
         told.append(("simulated", "Simulated", story))
-    target, best = tuning.aim.target, best_of(stages)
+    target, best = tuning.aim.target, summary.best_of(stages)
     if target is not None and best is not None and best.figure is not None and best.figure.estimate < target:
-        reached = f"{number(best.figure.estimate)} of {number(target)} {unit_of(tuning)} is what came closest."
+        reached = f"{number(best.figure.estimate)} of {number(target)} {summary.unit_of(tuning)} is what came closest."
         told.append(("limited", "Target not reached", reached))
     return told
 
@@ -310,9 +250,9 @@ def tuning_banners(tuning: Tuning, stages: Sequence[TuneStage], state: str | Non
 def ladder_picture(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
     """Return one SVG document: a bar for each configuration that was the best of its time."""
     spec = ladder_chart(tuning, stages)
-    said = headline(tuning, stages)
+    said = summary.headline(tuning, stages)
     marks = ["SIMULATED"] if tuning.simulated else []
-    below = " · ".join([*marks, model_words(tuning), tuning.engine, tuning.rig, shape_words(tuning)])
+    below = " · ".join([*marks, summary.model_words(tuning), tuning.engine, tuning.rig, summary.shape_words(tuning)])
     height = 120 if spec is None else spec["height"]
     panel = sized(spec, shortened(printable(said), 96), shortened(printable(below), 130), 480, height)
     if marks:
@@ -324,7 +264,7 @@ def tuning_main(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[Cur
     """Return everything below the headline, without its frame."""
     from skep.report.page import html_table, render
 
-    best, lost, drawn = best_of(stages), given_up(stages), ladder_chart(tuning, stages)
+    best, lost, drawn = summary.best_of(stages), summary.given_up(stages), ladder_chart(tuning, stages)
     columns = [
         replace(one, style=partial(_decision_style, lost)) if one.key == "decision" else one
         for one in stage_columns(tuning, stages)
@@ -334,23 +274,26 @@ def tuning_main(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[Cur
         kept = [n for n, one in enumerate(shown) if one.decision is StageDecision.ACCEPTED and one.number not in lost]
         return html_table(caption, columns, shown, kept)
 
-    knobs: dict[str, Any] = {**{knob.name: None for knob in tuning.knobs}, **tuning.baseline.as_dict}
-    knobs |= best.config.as_dict if best else {}
-    changed = [n for n, name in enumerate(knobs) if best and tuning.baseline.get(name) != best.config.get(name)]
+    simulated = "simulated, " if tuning.simulated else ""
+    knobs = {knob.name: knob.title for knob in tuning.knobs}
+    for name in (*tuning.baseline.as_dict, *(best.config.as_dict if best else ())):
+        knobs.setdefault(name, "")
     effective = curve_chart(tuning, stages, curve)
     return render(
         "tuning_main.html",
-        figures=_cards(tuning, stages),
+        tuning=tuning,
+        summary=summary,
+        base=summary.baseline_of(stages),
+        best=best,
+        gain=summary.total_gain(stages),
+        interval_text=interval_text,
+        metric=METRICS.get(tuning.aim.metric, tuning.aim.metric),
         stages=stages,
-        ladder=drawn and picture({**drawn, "width": 860}, headline(tuning, stages)),
-        ladder_title=f"{unit_of(tuning)}: {'simulated, ' if tuning.simulated else ''}{shape_words(tuning)}",
-        fold=sum(one.decision not in KEPT for one in stages) > MOST_OPEN,
-        kept=[one for one in stages if one.decision in KEPT],
-        after_each=after_each(stages),
+        ladder=drawn and picture({**drawn, "width": 860}, summary.headline(tuning, stages)),
+        ladder_title=f"{summary.unit_of(tuning)}: {simulated}{summary.shape_words(tuning)}",
+        fold=sum(one.decision not in summary.KEPT for one in stages) > MOST_OPEN,
+        kept=[one for one in stages if one.decision in summary.KEPT],
         rungs=rungs,
-        count_decisions=count_decisions,
-        dead=[one for one in stages if one.failure is not None],
-        dead_columns=_DEAD_ENDS,
         curves=effective and [
             (effective, "Effective tok/s over C",
              "Upright: 95 % interval of the mean. Both configurations in turns, on the same load."),
@@ -358,53 +301,11 @@ def tuning_main(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[Cur
         ],
         curve_columns=curve_columns(tuning, stages, curve),
         points=by_concurrency(tuning, curve),
-        settings=html_table("Settings of the baseline and of the best", settings_columns(tuning, best.config),
-                            list(knobs), changed) if best else None,
-        groups=_facts(tuning, stages),
+        knobs=knobs,
+        value_words=value_words,
+        host={name: fact for name, fact in tuning.host.items() if name != "hostname"},
     )  # fmt: skip
 
 
 def _decision_style(lost: Collection[int], stage: TuneStage) -> str:
     return "left bad" if stage.number in lost else _STYLES.get(stage.decision, "left bad")
-
-
-def _cards(tuning: Tuning, stages: Sequence[TuneStage]) -> list[tuple[str, str, str]]:
-    base, best, gain = baseline_of(stages), best_of(stages), total_gain(stages)
-    figure = None if best is None else best.figure
-    tried = sum(one.decision is not StageDecision.BASELINE for one in stages)
-    before = f"baseline {milliseconds(base.ttft_ms)}" if base and best and base is not best else "median over requests"
-    gained = "nothing was shown to be better"
-    if gain is not None and base is not None and base.figure is not None:
-        gained = f"95 %: {ratio_range(gain)}; from {number(base.figure.estimate)} {unit_of(tuning)}"
-    return [
-        (number(_figure(best)), f"Best {unit_of(tuning)}", f"95 %: {interval_text(figure)}"),
-        (ratio_words(gain), "Gain over the baseline", gained),
-        (milliseconds(best.ttft_ms if best else None), "TTFT p50 of the best", before),
-        (number(tried, digits=0), "Changes tried", count_decisions(stages) or "none yet"),
-    ]
-
-
-def _facts(tuning: Tuning, stages: Sequence[TuneStage]) -> list[tuple[str, list[tuple[str, str]]]]:
-    aim = tuning.aim
-    goal = [
-        ("goal", str(aim)),
-        ("that is", METRICS.get(aim.metric, aim.metric)),
-        ("load", shape_words(tuning)),
-        ("limits", aim.slo or "none"),
-        ("least context", number(aim.min_context, digits=0) if aim.min_context else "none"),
-        ("target", number(aim.target) if aim.target is not None else "as much as there is"),
-    ]
-    effort = [
-        ("budget", seconds(tuning.budget_s)),
-        ("spent on stages", f"{seconds(sum(one.seconds for one in stages))}, without what only sorted, and the curve"),
-        ("engine starts", number(sum(one.starts for one in stages), digits=0)),
-        ("readings", number(sum(one.readings for one in stages), digits=0)),
-        ("knobs", ", ".join(knob.name for knob in tuning.knobs) or UNKNOWN),
-        ("seed", str(tuning.seed)),
-        ("simulated", "yes" if tuning.simulated else "no"),
-    ]
-    where = [("model", model_words(tuning)), ("engine", tuning.engine), ("machine", tuning.rig),
-             ("began", moment(tuning.created_at)), ("tuning", tuning.id), ("skep", tuning.skep_version)]  # fmt: skip
-    host = fact_list({name: fact for name, fact in tuning.host.items() if name != "hostname"})
-    groups = [("Goal", goal), ("Effort", effort), ("What ran", where), ("Host", host)]
-    return [(title, facts) for title, facts in groups if facts]

@@ -40,7 +40,7 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
             if warm:
                 services.append(tasks.create_task(_warm()))
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(reader.warm(), WARM_S)
+                    await asyncio.wait_for(reader.read_once(), WARM_S)
             yield
             reader.close()
             for service in services:
@@ -53,19 +53,15 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
         assert isinstance(error, SkepError)
         return problem(site, error, as_json=as_json)
 
+    pages = [route for module in (history, compare, runs, plan, tuning) for route in module.routes(site)]
     app = Starlette(
-        routes=[*_page_routes(site, reader), *auth.routes(site, authenticator), *_plain_routes(site)],
+        routes=[*now.routes(site, reader), *pages, *auth.routes(site, authenticator), *_plain_routes(site)],
         middleware=[Middleware(AccessMiddleware, site=site, authenticator=authenticator)],
         exception_handlers={HTTPException: refuse, SkepError: refuse},
         lifespan=running,
     )
     app.state.live = reader
     return app
-
-
-def _page_routes(site: Site, live: Live) -> list[BaseRoute]:
-    pages = (history, compare, runs, plan, tuning)
-    return [*now.routes(site, live), *(route for page in pages for route in page.routes(site))]
 
 
 def _plain_routes(site: Site) -> list[BaseRoute]:
@@ -87,16 +83,10 @@ async def _warm() -> None:
     """Templates are compiled before the first page is asked for; the engine of charts takes a second, and waits."""
     await asyncio.to_thread(compile_templates)
     await asyncio.sleep(WARM_AFTER_S)
-    with contextlib.suppress(Exception):  # it is only slower then
-        await asyncio.to_thread(_draw_one)
-
-
-def _draw_one() -> None:
     from skep.report.svg import picture
 
-    point = {"x": 0, "y": 0}
-    encoding = {axis: {"field": axis, "type": "quantitative"} for axis in point}
-    picture({"data": {"values": [point]}, "mark": "point", "encoding": encoding}, "warm-up")
+    with contextlib.suppress(Exception):  # it is only slower then
+        await asyncio.to_thread(picture, {"data": {"values": [{}]}, "mark": "point"}, "warm-up")
 
 
 DEFAULT_PORT = 8401

@@ -13,6 +13,7 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from urllib.parse import quote
 
 from starlette.datastructures import Headers as RequestHeaders
@@ -42,9 +43,6 @@ class LoginThrottle:
 
     def __init__(self) -> None:
         self._wrong: dict[str, deque[float]] = {}
-
-    def __repr__(self) -> str:
-        return f"<LoginThrottle of {len(self._wrong)} sources>"
 
     def wait_s(self, source: str, now: float) -> float:
         """Return the seconds until a key from this source is checked again, 0.0 for now."""
@@ -84,9 +82,6 @@ class Authenticator:
         self._site = site
         self._sessions: dict[bytes, tuple[float, KeySpec]] = {}  # by digest of a token: its end, its key; oldest first
         self._attempts = LoginThrottle()
-
-    def __repr__(self) -> str:
-        return f"<Authenticator {self._keys}, {len(self._sessions)} sessions>"
 
     def wait_s(self, source: str) -> float:
         """Return the seconds for which keys from this source are not checked, after too many wrong ones."""
@@ -141,11 +136,8 @@ class Authenticator:
 def routes(site: Site, authenticator: Authenticator) -> list[BaseRoute]:
     async def show(request: Request) -> Response:
         wanted = way_back(request.query_params.get("next"))
-        return (
-            RedirectResponse(wanted, 303)
-            if authenticator.is_admitted(request.headers.raw, source_of(request))
-            else login_page(site, wanted)
-        )
+        admitted = authenticator.is_admitted(request.headers.raw, source_of(request))
+        return RedirectResponse(wanted, 303) if admitted else login_page(site, wanted)
 
     async def enter(request: Request) -> Response:
         form = await form_of(request)
@@ -160,9 +152,7 @@ def routes(site: Site, authenticator: Authenticator) -> list[BaseRoute]:
             return refused
         answer = RedirectResponse(wanted, 303)
         secure = request.headers.get("origin", "").startswith("https://")  # before a proxy with TLS, ours is http
-        answer.set_cookie(
-            COOKIE, token, max_age=int(SESSION_S), path="/", httponly=True, samesite="strict", secure=secure
-        )
+        answer.set_cookie(COOKIE, token, int(SESSION_S), secure=secure, httponly=True, samesite="strict")
         return answer
 
     async def leave(request: Request) -> Response:
@@ -226,8 +216,11 @@ class AccessMiddleware:
             nonlocal began
             if message["type"] == "http.response.start":
                 began = True
-                self._add_headers(MutableHeaders(raw=message["headers"]))
-                message["headers"] = list(message["headers"])
+                headers = MutableHeaders(raw=list(message["headers"]))
+                headers.update(ALWAYS)
+                headers.setdefault("content-security-policy", POLICY)
+                headers.setdefault("cache-control", "no-store" if self._site.guarded else "no-cache")
+                message["headers"] = headers.raw
             await send(message)
 
         request = Request(scope)
@@ -236,26 +229,24 @@ class AccessMiddleware:
             if refused is not None:
                 await refused(scope, receive, send_guarded)
             elif self._site.guarded and not _is_open(request):
-                headers = request.headers.raw
-                await answer_while(
-                    lambda: self._authenticator.is_still_admitted(headers), self.app, scope, receive, send_guarded
-                )
+                still = partial(self._authenticator.is_still_admitted, request.headers.raw)
+                await answer_while(still, self.app, scope, receive, send_guarded)
             else:
                 await self.app(scope, receive, send_guarded)
         except SkepError as error:
             if began:
                 raise
-            answer = problem(self._site, error, as_json=wants_json(request))
-            await answer(scope, receive, send_guarded)
+            await problem(self._site, error, as_json=wants_json(request))(scope, receive, send_guarded)
         except ClientDisconnect:  # in the middle of a form: nobody is left to answer
             return
         except Exception as error:  # the border of the process: readers get one line, the log another
             log.error("request.failed path=%s error=%r", scope["path"], error)
             if not began:
-                await self._failed(request)(scope, receive, send_guarded)
+                words = "this page could not be made" + ("" if self._site.public else "; the log says why")
+                await self._say(request, 500, words)(scope, receive, send_guarded)
 
     def _refusal(self, request: Request) -> Response | None:
-        site, headers = self._site, request.headers
+        site, headers, source = self._site, request.headers, source_of(request)
         if site.hosts is not None and host_of(headers.get("host", "")) not in site.hosts:
             message = f"this dashboard does not answer to the name {headers.get('host', '')[:100]!r}\n"
             return PlainTextResponse(message, status_code=421)
@@ -266,11 +257,9 @@ class AccessMiddleware:
         if request.method not in _READING:
             if site.public:
                 return self._say(request, 405, "this dashboard is read-only")
-            if not (
-                same_origin(headers) or (site.guarded and self._authenticator.has_key(headers.raw, source_of(request)))
-            ):
+            if not same_origin(headers) and not (site.guarded and self._authenticator.has_key(headers.raw, source)):
                 return self._say(request, 403, "forms are taken from this dashboard's own pages only")
-        if not _is_open(request) and not self._authenticator.is_admitted(headers.raw, source_of(request)):
+        if not _is_open(request) and not self._authenticator.is_admitted(headers.raw, source):
             return self._unknown(request)
         return None
 
@@ -290,16 +279,6 @@ class AccessMiddleware:
         if wants_json(request):
             return json_answer({"error": {"message": message, "hint": None}}, status)
         return plain_problem(self._site, message, None, status)
-
-    def _failed(self, request: Request) -> Response:
-        message = "this page could not be made"
-        return self._say(request, 500, message if self._site.public else f"{message}; the log says why")
-
-    def _add_headers(self, headers: MutableHeaders) -> None:
-        for name, value in ALWAYS.items():
-            headers[name] = value
-        headers.setdefault("content-security-policy", POLICY)
-        headers.setdefault("cache-control", "no-store" if self._site.guarded else "no-cache")
 
 
 def _is_open(request: Request) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 from starlette.requests import Request
@@ -74,8 +75,7 @@ def comparisons_of(store: Store, runs: Sequence[StoredRun]) -> list[Comparison]:
 def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[str]:
     """Yield the figures first: drawing the pictures for the first time takes a second."""
     yield _part("run_names", site=site, runs=runs)
-    found = comparisons_of(store, runs)
-    if found:
+    if found := comparisons_of(store, runs):
         yield _part("judgement", comparison=comparison_table(found))
     yield body_of(Pictures(site).drawn(store, runs))
 
@@ -103,29 +103,37 @@ TARGET_CSV_COLUMNS = (
 
 def kinds(store: Store, asked: HistoryQuery) -> list[SeriesKey]:
     """Series that every picked target has, as those of the first; where they share none, all of the first."""
-    series = SeriesStore(store)
-    first = asked.targets[0]
+    series, (first, *more) = SeriesStore(store), asked.targets
     own = [series_of(key) for key in in_order(series.keys(first), [])]
-    others = [{series_of(key) for key in series.keys(name)} for name in asked.targets[1:]]
+    others = [{series_of(key) for key in series.keys(name)} for name in more]
     shared = [name for name in own if all(name in other for other in others if other)]
     return [key_of(first, name) for name in shared or own]
 
 
 def parts(site: Site, store: Store, asked: HistoryQuery) -> Iterator[str]:
     """Yield the pictures first; the figures of each pair as they are worked out."""
+
+    def kind_of(row: TargetComparisonRow) -> str:
+        return in_words(SeriesKey("any", row.heat, row.shape, row.concurrency, row.metric))
+
     since, histories = _histories(store, asked, _chosen(store, asked))
     shares = {name: simulated_share(store, name, since, asked.until) for name in asked.targets}
     if (words := simulated_words(shares)) is not None:
         yield _part("told_simulated", words=words)
+    series = SeriesStore(store)
+    cold = [key for one in histories if (key := cold_beside(one.key, series.keys(one.key.target))) is not None]
     caption = f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
-    if histories:
-        yield _part("figure", name="hot", picture=_picture(asked, since, histories), caption=caption)
-    cold = _cold(store, histories)
-    if cold:
-        drawn = _picture(asked, since, _histories(store, asked, cold)[1])
-        yield _part("figure", name="cold", picture=drawn, caption=caption)
+    for name, some in (("hot", histories), ("cold", _histories(store, asked, cold)[1] if cold else [])):
+        if some:
+            yield _part("figure", name=name, picture=_picture(asked, since, some), caption=caption)
     for place, pair in enumerate(pairs(site, store, asked, since)):
-        yield _part("pair_of", pair=pair, place=place, sentences=_usual_sentences(pair), kind_of=_kind_of)
+        told = [row for row in pair.rows if row.sentence is not None]
+        usual = [
+            words
+            for row, words in zip(told, pair.sentences, strict=True)
+            if row.concurrency <= 1 and row.shape is not ProbeShape.LONG
+        ]
+        yield _part("pair_of", pair=pair, place=place, sentences=usual, kind_of=kind_of)
     if len(asked.targets) < 2:
         yield _part("alone")
 
@@ -135,7 +143,6 @@ def _part(macro: str, **values: Any) -> str:
 
 
 def pairs(site: Site, store: Store, asked: HistoryQuery, since: float) -> Iterator[TargetComparison]:
-    """Yield every other target against the first."""
     series = SeriesStore(store)
     first, *others = asked.targets
     for other in others:
@@ -146,26 +153,22 @@ def pairs(site: Site, store: Store, asked: HistoryQuery, since: float) -> Iterat
 
 def document(site: Site, store: Store, asked: HistoryQuery) -> dict[str, Any]:
     since, histories = _histories(store, asked, _chosen(store, asked))
-    return {
-        "since": since,
-        "until": asked.until,
-        "targets": [
-            {
-                "series": str(one.key),
-                "unit": one.key.metric.unit,
-                "points": [[point.at, point.value, point.busy] for point in one.points],
-                "spans": one.spans,
-                "band": one.band,
-            }
-            for one in histories
-        ],
-        "pairs": [_pair_document(pair) for pair in pairs(site, store, asked, since)] if asked.targets else [],
-    }
-
-
-def _pair_document(pair: TargetComparison) -> dict[str, Any]:
-    sides = {"a": pair.a, "b": pair.b, "model_a": pair.model_a, "model_b": pair.model_b}
-    return {**sides, "same_model": pair.same_model, "rows": [row.document() for row in pair.rows]}
+    targets = [
+        {
+            "series": str(one.key),
+            "unit": one.key.metric.unit,
+            "points": [[point.at, point.value, point.busy] for point in one.points],
+            "spans": one.spans,
+            "band": one.band,
+        }
+        for one in histories
+    ]
+    told = ("a", "b", "model_a", "model_b", "same_model")
+    compared = [
+        {**{name: getattr(pair, name) for name in told}, "rows": [row.document() for row in pair.rows]}
+        for pair in (pairs(site, store, asked, since) if asked.targets else ())
+    ]
+    return {"since": since, "until": asked.until, "targets": targets, "pairs": compared}
 
 
 def target_rows(site: Site, store: Store, asked: HistoryQuery) -> Iterator[tuple[Any, ...]]:
@@ -173,12 +176,12 @@ def target_rows(site: Site, store: Store, asked: HistoryQuery) -> Iterator[tuple
     for pair in pairs(site, store, asked, since) if asked.targets else ():
         for row in pair.rows:
             found = row.versus
-            ratio = found.ratio
-            known = (None, None, None) if ratio is None else (ratio.estimate, ratio.low, ratio.high)
-            sides = [found.a, found.b]
+            ratio, sides = found.ratio, (found.a, found.b)
             yield (
                 pair.a, pair.b, row.heat.value, row.shape.value, row.concurrency, row.metric.value, row.metric.unit,
-                *(side and side.median for side in sides), *known, found.judgement.value,
+                *(side and side.median for side in sides),
+                *((None, None, None) if ratio is None else (ratio.estimate, ratio.low, ratio.high)),
+                found.judgement.value,
                 *(edge for side in sides for edge in ((None, None) if side is None else (side.low, side.high))),
                 *(side and side.cv for side in sides), *(side and side.count for side in sides),
             )  # fmt: skip
@@ -192,19 +195,9 @@ def _chosen(store: Store, asked: HistoryQuery) -> list[SeriesKey]:
         usual = [chosen_key(series, target, None)[0] for target in asked.targets]
         shared = {series_of(key) for key in kinds(store, asked)}
         name = next((series_of(key) for key in usual if key is not None and series_of(key) in shared), None)
-        name = name or next((one for one in _speeds(shared)), None)
+        speeds = (one for one in sorted(shared) if one.startswith("hot/short/c1/") and one.endswith("tok_s"))
+        name = name or next(speeds, None)
     found = (chosen_key(series, target, name)[0] for target in asked.targets)
-    return [key for key in found if key is not None]
-
-
-def _speeds(names: set[str]) -> list[str]:
-    return sorted(name for name in names if name.startswith("hot/short/c1/") and name.endswith("tok_s"))
-
-
-def _cold(store: Store, hot: Sequence[SeriesHistory]) -> list[SeriesKey]:
-    """Return the cold series of the same figure, of those targets that have one."""
-    series = SeriesStore(store)
-    found = (cold_beside(one.key, series.keys(one.key.target)) for one in hot)
     return [key for key in found if key is not None]
 
 
@@ -225,36 +218,12 @@ def _picture(asked: HistoryQuery, since: float, histories: Sequence[SeriesHistor
     """Only what is told in the same unit stands on one axis."""
     unit = histories[0].key.metric.unit
     alike = [one for one in histories if one.key.metric.unit == unit]
-    same = {series_of(one.key) for one in alike}
-    return Picture(
-        title=in_words(alike[0].key) if len(same) == 1 else f"{alike[0].key.heat} runs, {unit}",
-        words=f"{', '.join(one.key.target for one in alike)} on one axis.",
-        unit=unit,
-        since=since,
-        until=asked.until,
-        tracks=[
-            track_of(one, theme.SERIES[place % len(theme.SERIES)], _label(one, len(same)))
-            for place, one in enumerate(alike)
-        ],
-    )
-
-
-def _label(history: SeriesHistory, kinds_drawn: int) -> str:
-    return history.key.target if kinds_drawn == 1 else f"{history.key.target} ({in_words(history.key)})"
-
-
-def _usual_sentences(pair: TargetComparison) -> list[str]:
-    """Of one stream and a short answer."""
-    told = [row for row in pair.rows if row.sentence is not None]
-    return [
-        words
-        for row, words in zip(told, pair.sentences, strict=True)
-        if row.concurrency <= 1 and row.shape is not ProbeShape.LONG
-    ]
-
-
-def _kind_of(row: TargetComparisonRow) -> str:
-    return in_words(SeriesKey("any", row.heat, row.shape, row.concurrency, row.metric))
+    one_kind = len({series_of(one.key) for one in alike}) == 1
+    named = [one.key.target if one_kind else f"{one.key.target} ({in_words(one.key)})" for one in alike]
+    title = in_words(alike[0].key) if one_kind else f"{alike[0].key.heat} runs, {unit}"
+    words = f"{', '.join(one.key.target for one in alike)} on one axis."
+    tracks = [track_of(*of) for of in zip(alike, cycle(theme.SERIES), named, strict=False)]
+    return Picture(title, words, unit, since, asked.until, tracks)
 
 
 _AT_FIRST = 3  # targets shown where none were picked
@@ -264,7 +233,11 @@ def routes(site: Site) -> list[BaseRoute]:
     def show(request: Request) -> Response:
         with site.store() as store:
             if names := request.query_params.get("runs"):
-                return _runs_page(site, store, names)
+                ids = runs_named(names)
+                title = f"Compare {len(found_runs(store, ids))} runs"
+                frame = page(site, "compare.html", title=title, runs=ids, asked=None)
+                made = _with_store(site, lambda store: runs_parts(site, store, found_runs(store, ids)))
+                return streamed(site, frame, made)
             return _targets_page(site, store, read_query(request.query_params, site.clock()))
 
     def as_file(request: Request) -> Response:
@@ -301,19 +274,12 @@ def _targets_page(site: Site, store: Store | None, asked: HistoryQuery) -> Respo
     full = _asked(store, asked)
     if store is None or not full.targets:
         return page(site, "compare.html", title="Compare", runs=(), asked=full)
-    known = all_targets(SeriesStore(store))
     *others, last = asked.targets or ("",)
     title = f"Compare {', '.join(others)} and {last}" if others else "Compare"
     series = [(series_of(key), in_words(key)) for key in kinds(store, full)]
+    known = all_targets(SeriesStore(store))
     frame = page(site, "compare.html", title=title, runs=(), asked=full, known=known, series=series)
     return streamed(site, frame, _with_store(site, lambda store: parts(site, store, full)))
-
-
-def _runs_page(site: Site, store: Store | None, names: str) -> Response:
-    ids = runs_named(names)
-    runs = found_runs(store, ids)
-    frame = page(site, "compare.html", title=f"Compare {len(runs)} runs", runs=ids, asked=None)
-    return streamed(site, frame, _with_store(site, lambda store: runs_parts(site, store, found_runs(store, ids))))
 
 
 def _with_store(site: Site, make: Callable[[Store], Iterator[str]]) -> Iterator[str]:

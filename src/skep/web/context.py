@@ -1,17 +1,16 @@
-"""What every page is made from: where things lie, who may look, what may be shown. Knows nothing of HTTP.
-
-Also the columns that a public dashboard may read: its connection to the store does not have the others.
-"""
+"""What every page is made from: where things lie, who may look, what may be shown. Knows nothing of HTTP."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib.resources import files
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,12 +32,9 @@ _PLACE = re.compile(
     re.IGNORECASE,
 )
 _HIDDEN = object()
-# Names under which skep, an engine or a driver writes words of its own.
-_WORDS = frozenset({
-    "arrivals", "backend", "bank", "build", "compute_capability", "cpu_features", "cpu_model", "cuda_version",
-    "driver_version", "engine", "form", "kind", "kv", "kv_dtype", "layout", "levels", "links", "machine",
-    "measured_by", "name", "os", "python", "quant", "sandbox", "server", "shape", "size", "slo", "tool", "version",
-})  # fmt: skip
+_PUBLIC = tomllib.loads((files("skep.web") / "public.toml").read_text(encoding="utf-8"))
+_WORDS, _TELLING = frozenset(_PUBLIC["words"].split()), frozenset(_PUBLIC["telling"].split())
+HIDDEN_COLUMNS: dict[str, dict[str, str]] = _PUBLIC["columns"]
 _SECRET = re.compile(r"key|secret|passw|auth|credential|cookie|header", re.IGNORECASE)
 # Stricter, for short words: an address of the net, of a mail or of a machine, or a path.
 _NOT_A_WORD = re.compile(
@@ -48,76 +44,14 @@ _NOT_A_WORD = re.compile(
     re.IGNORECASE,
 )
 _LONGEST_WORDS, _LONGEST_NAME = 160, 40
-_TELLING = frozenset({
-    "headers", "argv", "command", "env", "extra", "before", "hostname", "user", "key", "api_key", "key_env", "token",
-    "password", "uuid", "serial",
-})  # fmt: skip
 ELSEWHERE = "another machine"  # stands for a hidden address
-_MODEL = "public_name(model)"
-_REPLICA = "iif(replica IS NULL, NULL, '')"  # the name of a server elsewhere is made of its address
-_FAILED = "iif(error IS NULL, NULL, coalesce(error_kind, 'it failed'))"
-_REASON = """iif(finish_reason IN ('stop', 'length', 'tool_calls', 'function_call', 'content_filter', 'abort'),
-    finish_reason, NULL)"""
-
-# Table, column, what stands in its place. Words of servers may hold addresses and paths; kinds of errors do not.
-HIDDEN_COLUMNS: dict[str, dict[str, str]] = {
-    "runs": {
-        "url": "public_place(url)",
-        "model": _MODEL,
-        "config": "public_facts(config)",
-        "host": "public_facts(host)",
-        "engine": "public_facts(engine)",
-    },
-    "run_ends": {"error": "iif(error IS NULL, NULL, 'it failed')"},
-    "requests": {
-        "prompt": "NULL",
-        "answer": "NULL",
-        "reasoning": "NULL",
-        "error": _FAILED,
-        "replica": _REPLICA,
-        "finish_reason": _REASON,
-        "kind": "public_word(kind)",
-        "traffic": "public_word(traffic)",
-    },
-    "run_items": {"document": "json_replace(document, '$.family', public_word(document ->> '$.family'))"},
-    "verdicts": {"detail": "iif(detail IS NULL, NULL, '')"},
-    "gateway_requests": {"flow": "NULL", "path": "''", "model": _MODEL, "replica": _REPLICA},
-    "targets": {
-        "document": "json_set(document, '$.url', '', '$.key_env', NULL, '$.model', public_name(document ->> '$.model'))"
-    },
-    "probes": {
-        "error": _FAILED,
-        "model": _MODEL,
-        "host": "public_document(host)",
-        "versions": "public_document(versions)",
-    },
-    "samples": {"error": _FAILED},
-    "events": {
-        "text": "iif(kind = 'down' OR names_place(text), kind, text)",
-        "detail": "iif(names_place(detail), '{}', detail)",
-    },
-    "alerts": {"message": "iif(rule = 'down' OR names_place(message), rule, message)"},
-    "alert_ends": {"because": "iif(names_place(because), '', because)"},
-    "changes": {"because": "iif(names_place(because), NULL, because)"},
-    "tunings": {"model": _MODEL, "document": "public_document(document)"},
-    "tuning_session_ends": {"reason": "iif(outcome = 'failed' OR names_place(reason), 'it failed', reason)"},
-    "tuning_answers": {"errand": "public_document(errand)", "answer": "public_document(answer)"},
-    "tuning_stages": {
-        "title": "iif(names_place(title), '', title)",
-        "why": "iif(names_place(why), '', why)",
-        "config": "public_document(config)",
-        "failure": "iif(names_place(failure), failure_kind, failure)",
-        "document": "public_document(document)",
-    },
-    "notices": {"via": "''", "error": "iif(error IS NULL, NULL, 'it failed')"},
-}
 _WITHOUT_ROWID = ("changes", "probes", "samples", "events", "alerts")  # or with an `id` that is the same
 
 
 def hide_private_columns(store: Store) -> Store:
     """Return the same store, which from now on has nothing that is not for the public."""
     for function in (names_place, public_name, public_facts, public_document, public_word, public_place):
-        store.add_function(function.__name__, _unless_none(function))
+        store.add_function(function.__name__, partial(_unless_none, function))
     store.read("BEGIN")
     for table, hidden in HIDDEN_COLUMNS.items():
         columns = [row["name"] for row in store.read(f"PRAGMA main.table_info({table})")]
@@ -129,8 +63,8 @@ def hide_private_columns(store: Store) -> Store:
     return store
 
 
-def _unless_none(function: Callable[[str], str | int]) -> Callable[[str | None], str | int | None]:
-    return lambda value: None if value is None else function(value)
+def _unless_none(function: Callable[[str], str | int], said: str | None) -> str | int | None:
+    return None if said is None else function(said)
 
 
 @lru_cache(maxsize=4096)
@@ -180,9 +114,7 @@ def _public(name: str, value: Any) -> Any:
 
 
 def public_document(document: str) -> str:
-    """Return a free document with the bare names of its files, and no text that holds an address or stands under a
-    key that tells what is private. Most have nothing of it, and are handed on as they are.
-    """
+    """Return a free document with the bare names of its files, and no text that holds an address or is private."""
     if not names_place(document) and not any(f'"{key}"' in document.lower() for key in _TELLING):
         return document
     return json.dumps(_cleaned(json.loads(document), private=False))
@@ -235,28 +167,20 @@ class Site:
 
     def hide(self, url: str | None) -> str:
         """Return an address, a path or the name of a flow as it may be shown here."""
-        if url is None or self.public:
-            return UNKNOWN
-        return public_url(url)
+        return UNKNOWN if url is None or self.public else public_url(url)
 
     def label(self, model: str | None) -> str:
         """Return the name of a model. Where it is a file or an address, a public page shows its last part alone."""
-        if model is None:
-            return UNKNOWN
-        return public_name(model) if self.public else model
+        return UNKNOWN if model is None else public_name(model) if self.public else model
 
 
 def make_site(
     paths: Paths, *, host: str, public: bool = False, api_key: str | None = None, clock: Callable[[], float] = time.time
 ) -> Site:
-    """Return the gateway's rule: beyond loopback a key is wanted. Raises UserError where there is none.
-
-    On loopback only loopback's own names are answered to, so that no page of somebody else's can reach in by a name
-    that it lets point here.
-    """
+    """By the gateway's rule: beyond loopback a key is wanted. Raises UserError where there is none."""
     if public:
         return Site(paths, public=True, clock=clock)
-    if host in LOOPBACK:
+    if host in LOOPBACK:  # no page of somebody else's reaches in by a name that it lets point here
         return Site(paths, clock=clock, hosts=frozenset((*LOOPBACK, host)))
     if not api_key and not read_keys(keys_path(paths)):
         hint = "`skep key add NAME` makes a key; or set SKEP_API_KEY, or bind 127.0.0.1, or say --public"

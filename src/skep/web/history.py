@@ -25,7 +25,7 @@ from skep.monitor.store import SeriesStore
 from skep.monitor.targets import all_targets, known_target
 from skep.report import theme
 from skep.report.series_chart import Picture, Track, series_picture, shift_label, trend_svg
-from skep.store.database import Store, open_store
+from skep.store.database import open_store
 from skep.units import milliseconds, number, percent
 from skep.web.context import Site
 from skep.web.history_data import (
@@ -46,16 +46,7 @@ _MOST_ROWS = 300  # of the table behind a picture
 _MOST_FLAGS = 60
 
 
-def target_cards(store: Store, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[str]:
-    open_now = {alert.target for alert in SeriesStore(store).alerts(open_only=True)}
-    yield '<div class="series-cards">'
-    for name in targets:
-        yield _part("card", asked=asked, view=begin(store, asked, name), alarmed=name in open_now)
-    yield "</div>"
-
-
 def trend_picture(history: SeriesHistory) -> Markup:
-    """Return the band of a history alone, small."""
     words = history.sentences[0] if history.sentences else ""
     tracks = [Track(history.key.target, (), history.band, steps=history.steps)]
     drawn = Picture(history.key.target, words, "", history.since, history.until, tracks, history.changes)
@@ -100,14 +91,8 @@ def host_words(line: HostLine) -> str:
 
 
 def host_picture(view: TargetHistory, line: HostLine, words: str) -> str:
-    drawn = Picture(
-        title=f"{line.name} of the machine",
-        words=words,
-        unit=line.unit,
-        since=view.since,
-        until=view.until,
-        tracks=[Track(line.name, line.points, (), theme.HONEY)],
-    )
+    tracks = [Track(line.name, line.points, (), theme.HONEY)]
+    drawn = Picture(f"{line.name} of the machine", words, line.unit, view.since, view.until, tracks)
     return series_picture(drawn, f"host-{line.unit.strip('°').lower()}", size="small")
 
 
@@ -158,46 +143,34 @@ def history_document(history: SeriesHistory) -> dict[str, Any]:
 
 def csv_rows(view: TargetHistory) -> Iterator[tuple[Any, ...]]:
     """Yield one kind of row after the other; what a kind does not have is empty."""
-    for history in (view.history, view.cold):
-        if history is not None:
-            yield from _history_rows(view, history)
+
+    def row(kind: str, at: float, series: str = "", target: str | None = view.target, **more: Any) -> tuple[Any, ...]:
+        at_utc = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        told = {"target": target or "", "series": series, "kind": kind, "at_utc": at_utc, "at": at, **more}
+        return tuple(told.get(column) for column in CSV_COLUMNS)
+
+    for history in filter(None, (view.history, view.cold)):
+        series = str(history.key)
+        for point in history.points:
+            yield row("point", point.at, series, value=point.value, busy=int(point.busy))
+        for span in history.spans:
+            figures = {name: getattr(span, name) for name in ("count", "low", "p10", "p90", "high", "busy")}
+            yield row("span", span.start, series, value=span.median, **figures)
+        for change in history.changes:
+            bounds: dict[str, Any] = {"low": change.ratio_low, "high": change.ratio_high}
+            yield row("change", change.at, series, value=change.ratio, **bounds, text=change.because)
     for at in view.failed:
-        yield _row(view.target, "", "failed", at)
+        yield row("failed", at)
     for start, end in view.missed:
-        yield _row(view.target, "", "missed", start, until=end)
+        yield row("missed", start, until=end)
     for line in view.host:
         for point in line.points:
-            yield _row(view.target, f"{line.name} ({line.unit})", "host", point.at, value=point.value)
-    if view.history is not None:
-        for event in view.history.events:
-            yield _row(event.target or "", "", f"event: {event.kind.value}", event.at, text=event.text)
+            yield row("host", point.at, f"{line.name} ({line.unit})", value=point.value)
+    for event in view.history.events if view.history else ():
+        yield row(f"event: {event.kind.value}", event.at, target=event.target, text=event.text)
     for alert in view.alerts:
-        yield _row(alert.target or "", "", f"alert: {alert.rule.value}", alert.opened_at,
-                   until=alert.closed_at, value=alert.value, text=alert.message)  # fmt: skip
-
-
-def _history_rows(view: TargetHistory, history: SeriesHistory) -> Iterator[tuple[Any, ...]]:
-    series = str(history.key)
-    for point in history.points:
-        yield _row(view.target, series, "point", point.at, value=point.value, busy=int(point.busy))
-    for span in history.spans:
-        yield _row(view.target, series, "span", span.start, value=span.median, count=span.count, low=span.low,
-                   p10=span.p10, p90=span.p90, high=span.high, busy=span.busy)  # fmt: skip
-    for change in history.changes:
-        yield _row(view.target, series, "change", change.at, value=change.ratio, low=change.ratio_low,
-                   high=change.ratio_high, text=change.because)  # fmt: skip
-
-
-def _row(target: str, series: str, kind: str, at: float, **more: Any) -> tuple[Any, ...]:
-    told = {
-        "target": target,
-        "series": series,
-        "kind": kind,
-        "at_utc": datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S"),
-        "at": at,
-        **more,
-    }
-    return tuple(told.get(column) for column in CSV_COLUMNS)
+        more: dict[str, Any] = {"until": alert.closed_at, "value": alert.value, "text": alert.message}
+        yield row(f"alert: {alert.rule.value}", alert.opened_at, target=alert.target, **more)
 
 
 def routes(site: Site) -> list[BaseRoute]:
@@ -211,43 +184,30 @@ def routes(site: Site) -> list[BaseRoute]:
                 return page(site, "history.html", targets=(), asked=asked)
             keys = chosen_key(SeriesStore(store), asked.targets[0], asked.series) if asked.targets else (None, ())
         # All of the page but its parts can be shown before the store is asked for a figure.
-        frame = page(
-            site,
-            "history.html",
-            asked=asked,
-            targets=targets,
-            key=keys[0],
-            keys=keys[1],
-            probed=[name for name in targets if not name.startswith("gateway:")],
-            in_words=in_words,
-            series_of=series_of,
-        )
+        probed = [name for name in targets if not name.startswith("gateway:")]
+        frame = page(site, "history.html", asked=asked, targets=targets, key=keys[0], keys=keys[1], probed=probed,
+                     in_words=in_words, series_of=series_of)  # fmt: skip
         return streamed(site, frame, _parts(site, asked, targets))
 
     def as_json(request: Request) -> Response:
-        asked = read_query(request.query_params, site.clock())
-        with site.store() as store:
-            return json_answer({"views": [view_document(view) for view in _views(site, store, asked)]})
+        return json_answer({"views": [view_document(view) for view in _views(site, request)]})
 
     def as_csv(request: Request) -> Response:
-        asked = read_query(request.query_params, site.clock())
-        with site.store() as store:
-            rows = [row for view in _views(site, store, asked) for row in csv_rows(view)]
-        return csv_answer("history", CSV_COLUMNS, rows)
+        return csv_answer("history", CSV_COLUMNS, [row for view in _views(site, request) for row in csv_rows(view)])
 
     async def add_note(request: Request) -> Response:
+        """Of one target, or of all where none is named. The moment is now."""
         form = await form_of(request)
-        await asyncio.to_thread(_write_note, site, form.get("text", ""), form.get("target", ""))
+
+        def write() -> None:
+            with SeriesStore(open_store(site.paths.store)) as series:
+                write_note(series, form.get("text", ""), form.get("target") or None, site.clock())
+
+        await asyncio.to_thread(write)
         return RedirectResponse(way_back(form.get("next")), 303)
 
     shown = [Route("/history", show), Route("/api/history.json", as_json), Route("/api/history.csv", as_csv)]
     return [*shown, Route("/notes", add_note, methods=["POST"])] if site.writable else [*shown]
-
-
-def _write_note(site: Site, text: str, target: str) -> None:
-    """Of one target, or of all where none is named. The moment is now."""
-    with SeriesStore(open_store(site.paths.store)) as series:
-        write_note(series, text, target or None, site.clock())
 
 
 def _parts(site: Site, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[str]:
@@ -255,21 +215,26 @@ def _parts(site: Site, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[
         if store is None:
             return
         if not asked.targets:
-            yield from target_cards(store, asked, targets)
+            open_now = {alert.target for alert in SeriesStore(store).alerts(open_only=True)}
+            yield '<div class="series-cards">'
+            for name in targets:
+                yield _part("card", asked=asked, view=begin(store, asked, name), alarmed=name in open_now)
+            yield "</div>"
         for place, name in enumerate(asked.targets):
             view = begin(store, asked, name)
             yield _part("first", view=view, place=place, anchor=f"t{place}", alone=len(asked.targets) == 1)
             yield _part("rest", view=_shown(site, complete(store, view)), place=place)
 
 
-def _views(site: Site, store: Store | None, asked: HistoryQuery) -> list[TargetHistory]:
-    """Of the targets that were asked for, or of all."""
-    if store is None:
-        return []
-    targets = all_targets(SeriesStore(store))
-    for name in asked.targets:
-        known_target(name, targets)
-    return [_shown(site, complete(store, begin(store, asked, name))) for name in asked.targets or targets]
+def _views(site: Site, request: Request) -> list[TargetHistory]:
+    asked = read_query(request.query_params, site.clock())
+    with site.store() as store:
+        if store is None:
+            return []
+        targets = all_targets(SeriesStore(store))
+        for name in asked.targets:
+            known_target(name, targets)
+        return [_shown(site, complete(store, begin(store, asked, name))) for name in asked.targets or targets]
 
 
 def _shown(site: Site, view: TargetHistory) -> TargetHistory:
@@ -281,18 +246,11 @@ def _shown(site: Site, view: TargetHistory) -> TargetHistory:
 
 
 def _part(macro: str, **values: Any) -> str:
-    return render_macro("history_parts.html", macro, **values, **_FUNCTIONS)
+    return render_macro("history_parts.html", macro, MOST_ROWS=_MOST_ROWS, **values, **_FUNCTIONS)
 
 
-_FUNCTIONS = {
-    "MOST_ROWS": _MOST_ROWS,
-    "coverage_words": coverage_words,
-    "host_picture": host_picture,
-    "host_words": host_words,
-    "in_words": in_words,
-    "picture_of": picture_of,
-    "shift_label": shift_label,
-    "simulated_words": simulated_words,
-    "trend_picture": trend_picture,
-    "value_text": value_text,
-}
+_FUNCTIONS: dict[str, Any] = {
+    one.__name__: one
+    for one in (coverage_words, host_picture, host_words, in_words, picture_of, shift_label, simulated_words,
+                trend_picture, value_text)
+}  # fmt: skip

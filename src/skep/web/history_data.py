@@ -1,7 +1,4 @@
-"""What an address of the history and compare pages asks for, and what the store has of it.
-
-Read in a few quick queries: never all samples of a year.
-"""
+"""What an address of the history and compare pages asks for, and what the store has of it, in a few quick queries."""
 
 from __future__ import annotations
 
@@ -41,10 +38,9 @@ WINDOWS = (
     ("1y", 365 * DAY_S, "1 year"),
 )
 ALL = "all"
-DEFAULT_WINDOW = "7d"
+DEFAULT_WINDOW, DEFAULT_SERIES = "7d", "hot/short/c1/tok_s"
 _MOST_TARGETS = 8
 _FIRST_YEAR, _LAST_YEAR = 1971, 2999  # whatever the zone, a clock can tell them
-_HEATS = {Heat.HOT: "hot", Heat.COLD: "cold", Heat.SEEN: "as the gateway saw it"}
 _SHAPES = {
     ProbeShape.SHORT: "short answer",
     ProbeShape.LONG: "long answer",
@@ -64,10 +60,7 @@ _METRICS = {
 
 @dataclass(frozen=True, slots=True)
 class HistoryQuery:
-    """`series` is the name of a series without its target; None: the one that stands for the target.
-
-    `since` is None where all there is was asked for: only the store knows when it began.
-    """
+    """`series`: without its target; None: the one that stands for it. `since` None: from the first figure on."""
 
     targets: tuple[str, ...]
     series: str | None
@@ -78,19 +71,9 @@ class HistoryQuery:
     end: str = ""
 
     def query(self) -> str:
-        """Return the query string that asks for this."""
-        parts = [("target", name) for name in self.targets]
-        if self.series:
-            parts.append(("series", self.series))
-        if self.window:
-            parts.append(("window", self.window))
-        parts += [
-            (name, value) for name, value in (("from", self.begin), ("to", self.end)) if value and not self.window
-        ]
-        return urlencode(parts)
-
-    def over(self, window: str) -> HistoryQuery:
-        return replace(self, window=window, begin="", end="")
+        window = [("window", self.window)] if self.window else [("from", self.begin), ("to", self.end)]
+        told = [*(("target", name) for name in self.targets), ("series", self.series or ""), *window]
+        return urlencode([(name, value) for name, value in told if value])
 
     def of(self, *targets: str, series: str | None = None) -> HistoryQuery:
         return replace(self, targets=targets, series=series)
@@ -98,7 +81,7 @@ class HistoryQuery:
     def windows(self) -> list[tuple[str, str, bool]]:
         """Return the usual windows: in words, the query string that asks for it, whether it is this one."""
         names = [*((name, words) for name, _, words in WINDOWS), (ALL, "all")]
-        return [(words, self.over(name).query(), name == self.window) for name, words in names]
+        return [(words, replace(self, window=name).query(), name == self.window) for name, words in names]
 
     @property
     def first_day(self) -> str:
@@ -115,33 +98,25 @@ def read_query(query: QueryParams, now: float) -> HistoryQuery:
     if len(targets) > _MOST_TARGETS:
         raise UserError(f"{len(targets)} targets are too many for one page", hint=f"at most {_MOST_TARGETS}")
     series = query.get("series") or None
-    if series is not None:
-        check_series(series)
-    begin, end = query.get("from", "").strip(), query.get("to", "").strip()
-    window = query.get("window", "").strip()
+    try:
+        SeriesKey.parse(f"any/{series or DEFAULT_SERIES}")
+    except ValueError:
+        hint = f"such as {DEFAULT_SERIES}: heat, shape, streams at once, figure"
+        raise UserError(f"`{series}` names no series", hint=hint) from None
+    begin, end, window = (query.get(name, "").strip() for name in ("from", "to", "window"))
     if (begin or end) and window in ("", "custom"):
         since = _moment(begin) if begin else None
         until = _moment(end, end=True) if end else now
         if since is not None and since >= until:
             raise UserError(f"`from={begin}` is not before `to={end or 'now'}`", hint="swap the two")
         return HistoryQuery(targets, series, "", since, until, begin, end)
+    lengths: dict[str, float | None] = {**{name: length for name, length, _ in WINDOWS}, ALL: None}
     window = window or DEFAULT_WINDOW
-    if window == ALL:
-        return HistoryQuery(targets, series, ALL, None, now)
-    length = next((length for name, length, _ in WINDOWS if name == window), None)
-    if length is None:
-        known = ", ".join([*(name for name, _, _ in WINDOWS), ALL])
-        hint = f"one of {known}, or from=YYYY-MM-DD and to=YYYY-MM-DD"
+    if window not in lengths:
+        hint = f"one of {', '.join(lengths)}, or from=YYYY-MM-DD and to=YYYY-MM-DD"
         raise UserError(f"`window={window}` is not a window", hint=hint)
-    return HistoryQuery(targets, series, window, now - length, now)
-
-
-def check_series(series: str) -> None:
-    try:
-        SeriesKey.parse(f"any/{series}")
-    except ValueError:
-        hint = "such as hot/short/c1/tok_s: heat, shape, streams at once, figure"
-        raise UserError(f"`{series}` names no series", hint=hint) from None
+    length = lengths[window]
+    return HistoryQuery(targets, series, window, None if length is None else now - length, now)
 
 
 def key_of(target: str, series: str) -> SeriesKey:
@@ -156,9 +131,9 @@ def series_of(key: SeriesKey) -> str:
 def in_words(key: SeriesKey) -> str:
     """ "hot, short answer, 4 streams: tok/s"; nothing is said of one stream."""
     if key.heat is Heat.SEEN:
-        return f"{_HEATS[key.heat]}: {_METRICS[key.metric]}"
+        return f"as the gateway saw it: {_METRICS[key.metric]}"
     streams = f", {key.concurrency} streams" if key.concurrency > 1 else ""
-    return f"{_HEATS[key.heat]}, {_SHAPES[key.shape]}{streams}: {_METRICS[key.metric]}"
+    return f"{key.heat}, {_SHAPES[key.shape]}{streams}: {_METRICS[key.metric]}"
 
 
 def in_order(keys: Sequence[SeriesKey], first: Sequence[SeriesKey]) -> list[SeriesKey]:
@@ -206,12 +181,10 @@ SELECT count(*) AS made, coalesce(sum(simulated), 0) AS simulated FROM (
     ORDER BY due_at DESC LIMIT ?4
 )
 """
-_IDLE_BINS = (
-    (300.0, "under 5 minutes"),
-    (3600.0, "5 to 60 minutes"),
-    (6 * 3600.0, "1 to 6 hours"),
-    (float("inf"), "over 6 hours"),
-)
+_IDLE_BINS = ((300.0, "under 5 minutes"), (3600.0, "5 to 60 minutes"), (21_600.0, "1 to 6 hours"),
+              (float("inf"), "over 6 hours"))  # fmt: skip
+_HOST_FIGURES = (("mean power", "W", "mean_w"), ("lowest clock", "MHz", "sm_clock_min_mhz"),
+                 ("highest temperature", "°C", "temperature_max_c"))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,11 +233,10 @@ def first_moment(series: SeriesStore, key: SeriesKey | None, until: float) -> fl
 
 
 def begin(store: Store, asked: HistoryQuery, target: str) -> TargetHistory:
-    """Return what the first picture needs."""
     series = SeriesStore(store)
     key, keys = chosen_key(series, target, asked.series)
     since = first_moment(series, key, asked.until) if asked.since is None else asked.since
-    failed, missed = _not_done(store, target, since, asked.until)
+    rows = store.read(_NOT_DONE, target, since, asked.until, _MOST_MARKS)[::-1]
     return TargetHistory(
         target=target,
         key=key,
@@ -272,42 +244,38 @@ def begin(store: Store, asked: HistoryQuery, target: str) -> TargetHistory:
         since=since,
         until=asked.until,
         history=None if key is None else history_of(series, key, since, asked.until),
-        failed=failed,
-        missed=missed,
+        failed=tuple(row["due_at"] for row in rows if row["outcome"] == ProbeOutcome.FAILED),
+        missed=tuple((row["due_at"], row["ended_at"]) for row in rows if row["outcome"] == ProbeOutcome.MISSED),
         simulated=simulated_share(store, target, since, asked.until),
     )
 
 
 def complete(store: Store, view: TargetHistory) -> TargetHistory:
     """With the rest: cold runs, the machine, what happened before and after an event, alerts."""
-    if view.key is None or view.history is None:
+    key, history = view.key, view.history
+    if key is None or history is None:
         return view
     series = SeriesStore(store)
     brief = view.until - view.since <= _IN_DETAIL_S
     probes = series.probes(view.target, view.since, view.until, _MOST_PROBES) if brief else []
-    cold_key = cold_beside(view.key, view.keys)
+    cold_key = cold_beside(key, view.keys)
     cold = history_of(series, cold_key, view.since, view.until) if cold_key else None
+    # Notes and versions divide a series: what was before and what came after are compared by themselves.
+    divided = () if key.heat is Heat.SEEN else (EventKind.NOTE, EventKind.VERSION)
+    events = [event for event in history.events if event.kind in divided][-_MOST_AROUND:]
     alerts = series.alerts(since=view.since)
     return replace(
         view,
         cold=cold,
-        idle=idle_rows(cold.points, probes) if cold else (),
-        around=around_events(series, view.history),
-        host=host_lines(probes),
-        throttled=throttle_reasons(probes),
+        idle=_idle_rows(cold.points, probes) if cold else (),
+        around={event.id: around_event(series, event, key).sentence for event in events if event.id is not None},
+        host=_host_lines(probes),
+        throttled=tuple(dict.fromkeys(str(one) for probe in probes for one in probe.host.get("throttled") or ())),
         alerts=tuple(alert for alert in alerts if alert.target in (view.target, None) and alert.opened_at < view.until),
     )
 
 
-def around_events(series: SeriesStore, history: SeriesHistory) -> dict[int, str]:
-    """Notes and versions divide a series: what was before and what came after are compared by themselves."""
-    if history.key.heat is Heat.SEEN:
-        return {}
-    told = [event for event in history.events if event.kind in (EventKind.NOTE, EventKind.VERSION)][-_MOST_AROUND:]
-    return {event.id: around_event(series, event, history.key).sentence for event in told if event.id is not None}
-
-
-def idle_rows(points: Iterable[SeriesPoint], probes: Iterable[Probe]) -> tuple[tuple[str, WindowStats], ...]:
+def _idle_rows(points: Iterable[SeriesPoint], probes: Iterable[Probe]) -> tuple[tuple[str, WindowStats], ...]:
     """Cold figures by how long the target had been idle; only where it is known."""
     idle = {probe.id: probe.idle_s for probe in probes if probe.idle_s is not None}
     bins: dict[str, list[float]] = {name: [] for _, name in _IDLE_BINS}
@@ -318,35 +286,15 @@ def idle_rows(points: Iterable[SeriesPoint], probes: Iterable[Probe]) -> tuple[t
     return tuple((name, stats) for name, values in bins.items() if (stats := window_stats(values)) is not None)
 
 
-def host_lines(probes: Sequence[Probe]) -> tuple[HostLine, ...]:
+def _host_lines(probes: Sequence[Probe]) -> tuple[HostLine, ...]:
     """Power, clock and heat of the cards at the time of each probe, where the machine tells."""
     found = []
-    for name, unit, key in (
-        ("mean power", "W", "mean_w"),
-        ("lowest clock", "MHz", "sm_clock_min_mhz"),
-        ("highest temperature", "°C", "temperature_max_c"),
-    ):
-        points = [
-            SeriesPoint(probe.started_at or probe.due_at, value, probe.busy, probe.id)
-            for probe in reversed(probes)
-            if (value := number_in(probe.host, key)) is not None
-        ]
-        if points:
+    for name, unit, key in _HOST_FIGURES:
+        told = [(probe, value) for probe in reversed(probes) if (value := number_in(probe.host, key)) is not None]
+        points = (SeriesPoint(one.started_at or one.due_at, value, one.busy, one.id) for one, value in told)
+        if told:
             found.append(HostLine(name, unit, tuple(points)))
     return tuple(found)
-
-
-def throttle_reasons(probes: Iterable[Probe]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(str(one) for probe in probes for one in probe.host.get("throttled") or ()))
-
-
-def _not_done(
-    store: Store, target: str, since: float, until: float
-) -> tuple[tuple[float, ...], tuple[tuple[float, float], ...]]:
-    rows = store.read(_NOT_DONE, target, since, until, _MOST_MARKS)
-    failed = tuple(row["due_at"] for row in rows if row["outcome"] == ProbeOutcome.FAILED.value)
-    missed = tuple((row["due_at"], row["ended_at"]) for row in rows if row["outcome"] == ProbeOutcome.MISSED.value)
-    return failed[::-1], missed[::-1]
 
 
 def simulated_share(store: Store, target: str, since: float, until: float) -> float:

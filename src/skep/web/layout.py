@@ -24,7 +24,7 @@ from skep.errors import SkepError
 from skep.monitor.records import DAY_S, LONGEST_NOTE
 from skep.report import theme
 from skep.report.page import make_environment
-from skep.report.series_chart import legend, series_picture, when, zone_name
+from skep.report.series_chart import series_picture, when, zone_name
 from skep.web.context import Site
 
 log = logging.getLogger("skep.web")
@@ -52,7 +52,6 @@ def environment() -> Environment:
         "LONGEST_NOTE": LONGEST_NOTE,
         "PLACE": PLACE,
         "asset": asset,
-        "legend": legend,
         "series_picture": series_picture,
         "version": __version__,
         "zone_name": zone_name,
@@ -68,7 +67,6 @@ def compile_templates() -> None:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return the markup that a file of `templates/` makes of the values."""
     return environment().get_template(template).render(values)
 
 
@@ -149,7 +147,6 @@ def assets() -> dict[str, Asset]:
 
 
 def asset(name: str) -> str:
-    """Return the address of a file of `static/`."""
     return f"/static/{name}?v={assets()[name].digest}"
 
 

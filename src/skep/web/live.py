@@ -1,7 +1,4 @@
-"""Live figures: what the hive and the store say of the present, read once for all browsers and streamed to each.
-
-The reader rests while nobody watches. Without a hive it goes on looking for one.
-"""
+"""What the hive and the store say of the present, read once for all browsers while one watches, streamed to each."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -18,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 from skep.errors import EngineError, SkepError
 from skep.monitor.records import HOUR_S, Alert, MonitorEvent, SeriesPoint, SpanKind
 from skep.monitor.status import TargetStatus, alert_document, target_statuses
-from skep.monitor.store import SeriesStore
 from skep.stats.percentiles import percentile
 from skep.supervisor.control import NotRunning, ReplicaStatus, Status
 from skep.supervisor.readings import HiveReadings, read_status
@@ -35,15 +31,6 @@ SELECT first_byte_s FROM gateway_requests
 WHERE arrived_at >= ? AND streamed AND outcome = 'answered' AND first_byte_s IS NOT NULL
 ORDER BY arrived_at DESC LIMIT ?
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Ttft:
-    """Of streamed answers that ended of late, as the gateway saw them."""
-
-    median_ms: float
-    p95_ms: float
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,31 +70,26 @@ def read_monitor(site: Site, now: float) -> MonitorSnapshot:
         if series is None:
             return MonitorSnapshot(fault=None)
         found = tuple(target_statuses(series, now))
-        newest = series.events(now - WEEK_S, now)[-5:]
+        keys = [standing.readings[0].key if standing.readings else None for standing in found]
+        spans = [series.spans(key, SpanKind.HOUR, now - WEEK_S, now) if key else () for key in keys]
         return MonitorSnapshot(
             standings=found,
-            lines=tuple(_line(series, standing, now) for standing in found),
+            lines=tuple(tuple(SeriesPoint(one.start, one.median) for one in some if one.count) for some in spans),
             alerts=tuple(series.alerts(open_only=True)),
-            notes=tuple(reversed(newest)),
+            notes=tuple(series.events(now - WEEK_S, now)[:-6:-1]),
             fault=None,
         )
 
 
-def read_ttft(site: Site, now: float) -> Ttft | None:
-    """None: no streamed answer ended in the last minutes, or the gateway keeps no rows."""
+def read_ttft(site: Site, now: float) -> dict[str, float] | None:
+    """Of streamed answers that ended of late, as the gateway saw them; None: there were none, or it keeps no rows."""
     with site.store() as store:
         rows = [] if store is None else store.read(_FIRST_BYTES, now - TTFT_WINDOW_S, _MOST_ROWS)
-    ordered = sorted(float(row[0]) for row in rows)
+    ordered = sorted(1000 * float(row[0]) for row in rows)
     if not ordered:
         return None
-    return Ttft(1000 * percentile(ordered, 50), 1000 * percentile(ordered, 95), len(ordered))
-
-
-def _line(series: SeriesStore, standing: TargetStatus, now: float) -> tuple[SeriesPoint, ...]:
-    if not standing.readings:
-        return ()
-    spans = series.spans(standing.readings[0].key, SpanKind.HOUR, now - WEEK_S, now)
-    return tuple(SeriesPoint(span.start, span.median) for span in spans if span.count)
+    p50, p95 = percentile(ordered, 50), percentile(ordered, 95)
+    return {"median_ms": p50, "p95_ms": p95, "count": len(ordered), "window_s": TTFT_WINDOW_S}
 
 
 def hive_document(readings: HiveReadings, site: Site) -> dict[str, Any] | None:
@@ -115,6 +97,7 @@ def hive_document(readings: HiveReadings, site: Site) -> dict[str, Any] | None:
     status, gateway = readings.status, readings.gateway
     if not status:
         return None
+    queues = gateway.get("queues") or {}
     return {
         "phase": status["phase"],
         "url": None if site.public else status["url"],
@@ -128,10 +111,7 @@ def hive_document(readings: HiveReadings, site: Site) -> dict[str, Any] | None:
         "ended": readings.ended,
         "slots": readings.slots(),
         "replicas": [_replica(readings, site, one, number) for number, one in enumerate(readings.replicas, 1)],
-        "queues": [
-            {"model": site.label(model), "waiting": dict(waiting)}
-            for model, waiting in (gateway.get("queues") or {}).items()
-        ],
+        "queues": [{"model": site.label(one), "waiting": dict(waiting)} for one, waiting in queues.items()],
         "history": {"tok_s": list(readings.speeds), "queued": list(readings.queued)},
     }
 
@@ -167,50 +147,34 @@ Render = Callable[[dict[str, Any], MonitorSnapshot], Parts]
 
 
 class Live:
-    """`run` reads while somebody watches; `document` is the last reading; `watching` counts a browser.
-
-    Everything but `_told` and `_ask_hive` is of the event loop's thread.
-    """
+    """`run` reads while somebody watches. Everything but `_told` and `_ask_hive` is of the event loop's thread."""
 
     def __init__(
-        self,
-        site: Site,
-        *,
-        read: Callable[[Site], Status] = lambda site: read_status(site.paths, ANSWER_S),
-        every_s: float = EVERY_S,
-        clock: Callable[[], float] = time.monotonic,
-        first_paint_s: float = FIRST_PAINT_S,
-    ) -> None:
+        self, site: Site, *, read: Callable[[Site], Status] = lambda site: read_status(site.paths, ANSWER_S),
+        every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic, first_paint_s: float = FIRST_PAINT_S,
+    ) -> None:  # fmt: skip
         self.document: dict[str, Any] = {}
         self.watched = MonitorSnapshot()
         self._site, self._read_status, self._every_s, self._clock = site, read, every_s, clock
         self._first_paint_s = first_paint_s
         self._readings = HiveReadings()
-        self._ttft: Ttft | None = None
+        self._ttft: dict[str, float] | None = None
         self._ttft_at = self._watched_at = self._read_at = self._left_at = float("-inf")
         self._streams = 0
         self._wanted, self._changed = asyncio.Event(), asyncio.Event()
         self._reading = asyncio.Lock()  # one reading at a time: rates are between readings
         self.closing = False
 
-    def __repr__(self) -> str:
-        return f"<Live {self._streams} streams, {self._readings!r}>"
-
     async def run(self) -> None:
-        """Until cancelled."""
         while True:
             await self._wanted.wait()
             began = self._clock()
-            await self._read_once()
+            await self.read_once()
             await asyncio.sleep(max(0.0, began + self._every_s - self._clock()))
             if not self._streams and self._clock() - self._left_at > LINGER_S:
                 self._wanted.clear()
                 self._readings.forget()  # rates over a rest would be rates of long ago
                 self.document = {}  # and so would all the rest be
-
-    async def warm(self) -> None:
-        """Before the first page: what the store says, so that no page says that nothing is there."""
-        await self._read_once()
 
     async def fresh(self) -> dict[str, Any]:
         """For a page: a reading of the last seconds, or whatever there is after a short wait."""
@@ -222,7 +186,6 @@ class Live:
         return self.document
 
     async def changed(self, timeout_s: float) -> bool:
-        """Return whether there is a new reading within that time."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout_s)
             return True
@@ -243,7 +206,6 @@ class Live:
             self._left_at = self._clock()
 
     def close(self) -> None:
-        """Every stream ends."""
         self.closing = True
         self._wake()
 
@@ -251,8 +213,8 @@ class Live:
         before, self._changed = self._changed, asyncio.Event()
         before.set()
 
-    async def _read_once(self) -> None:
-        """The store first: it answers at once, and a hive that hangs must not hold back what it says."""
+    async def read_once(self) -> None:
+        """Ask the store first: it answers at once, and a hive that hangs must not hold back what it says."""
         async with self._reading:
             await self._read_store()
             found = await asyncio.to_thread(self._ask_hive)
@@ -274,22 +236,21 @@ class Live:
         ttft, watched = await asyncio.to_thread(self._told, ttft_due, watched_due)
         if ttft_due:
             self._ttft, self._ttft_at = ttft, began
-        if watched is not None:
+        if watched_due:
             self.watched = watched
             self._watched_at = began if watched.fault is None else float("-inf")
 
-    def _told(self, ttft_due: bool, watched_due: bool) -> tuple[Ttft | None, MonitorSnapshot | None]:
+    def _told(self, ttft_due: bool, watched_due: bool) -> tuple[dict[str, float] | None, MonitorSnapshot]:
         """In a thread of its own."""
-        now = self._site.clock()
+        now, fault = self._site.clock(), "the store cannot be read right now"
         try:
             ttft = read_ttft(self._site, now) if ttft_due else None
-            return ttft, read_monitor(self._site, now) if watched_due else None
+            return ttft, read_monitor(self._site, now) if watched_due else self.watched
         except SkepError as error:
-            said = "the store cannot be read right now" if self._site.public else error.message
-            return None, MonitorSnapshot(fault=said) if watched_due else None
+            fault = fault if self._site.public else error.message
         except Exception as error:  # whatever it was, the dashboard goes on
             log.error("store.failed error=%r", error)
-            return None, MonitorSnapshot(fault="the store cannot be read right now") if watched_due else None
+        return None, MonitorSnapshot(fault=fault)
 
     def _ask_hive(self) -> Status | SkepError:
         """In a thread of its own."""
@@ -312,15 +273,11 @@ class Live:
                 self._readings.forget()
         else:
             self._readings.take(found, now)
-        ttft = None if self._ttft is None else {**asdict(self._ttft), "window_s": TTFT_WINDOW_S}
-        return {**document, "hive": hive_document(self._readings, self._site), "ttft": ttft}
+        return {**document, "hive": hive_document(self._readings, self._site), "ttft": self._ttft}
 
 
 class Stream:
-    """`GET /live` as an ASGI application: server-sent events, each one JSON document.
-
-    `parts` are pieces of the page by name; only those that changed since the last event are sent.
-    """
+    """`GET /live` as an ASGI application: server-sent events, each a JSON document with the `parts` that changed."""
 
     def __init__(self, live: Live, render: Render) -> None:
         self._live, self._render = live, render
@@ -333,7 +290,10 @@ class Stream:
                 answer.headers["retry-after"] = "30"
                 await answer(scope, receive, send)
                 return
-            await self._begin(send)
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
+                       (b"x-accel-buffering", b"no")]  # fmt: skip
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await _send(send, f"retry: {RETRY_MS}\n\n")
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.body", "body": b""})
                 return
@@ -345,28 +305,19 @@ class Stream:
                 leaving.cancel()
             await send({"type": "http.response.body", "body": b""})
 
-    async def _begin(self, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
-                   (b"x-accel-buffering", b"no")]  # fmt: skip
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await _send(send, f"retry: {RETRY_MS}\n\n")
-
-    def _parts(self) -> Parts:
-        document = self._live.document
-        if self._rendered[0] is not document:
-            self._rendered = (document, self._render(document, self._live.watched))
-        return self._rendered[1]
-
     async def _write(self, send: Send) -> None:
         sent: Parts = {}
         while not self._live.closing:
             if not await self._live.changed(HEARTBEAT_S):
                 await _send(send, ": still here\n\n")
                 continue
-            parts = self._parts()
+            document = self._live.document
+            if self._rendered[0] is not document:
+                self._rendered = (document, self._render(document, self._live.watched))
+            parts = self._rendered[1]
             changed = {name: part for name, part in parts.items() if sent.get(name) != part}
             sent = parts
-            await _send(send, f"data: {json_text({**self._live.document, 'parts': changed})}\n\n")
+            await _send(send, f"data: {json_text({**document, 'parts': changed})}\n\n")
 
 
 async def _send(send: Send, words: str) -> None:

@@ -25,24 +25,15 @@ _EDGE = 3.0  # room for the line's own width
 
 
 def sparkline(
-    values: Sequence[float | None],
-    label: str,
-    *,
-    places: Sequence[float] | None = None,
-    gap: float = float("inf"),
-    median: float | None = None,
-    from_zero: bool = False,
-) -> Markup | None:
-    """None is a gap, and so is more than `gap` between two places; `median` is a dashed line.
-
-    `places` are positions along the axis, evenly spaced if None.
-    """
+    values: Sequence[float | None], label: str, *, places: Sequence[float] | None = None, gap: float = float("inf"),
+    median: float | None = None, from_zero: bool = False,
+) -> Markup | None:  # fmt: skip
+    """None is a gap, and so is more than `gap` between two `places` along the axis; `median` is a dashed line."""
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return None
-    low = min([0.0] if from_zero else [*known, *([] if median is None else [median])])
-    high = max([*known, *([] if median is None else [median])])
-    flat = min(known) == max(known)
+    shown = [*known, *([] if median is None else [median])]
+    low, high, flat = 0.0 if from_zero else min(shown), max(shown), min(known) == max(known)
     along = list(range(len(values))) if places is None else list(places)
     start, width = along[0], (along[-1] - along[0]) or 1.0
 
@@ -50,7 +41,7 @@ def sparkline(
         return _EDGE + (WIDTH - 2 * _EDGE) * (place - start) / width
 
     def y(value: float) -> float:
-        share = (value - low) / (high - low) if high > low else 0.5 if not from_zero else 0.0
+        share = (value - low) / (high - low) if high > low else 0.0 if from_zero else 0.5
         share = 0.5 if from_zero and flat and value else share  # along the upper edge it would look like a frame
         return HEIGHT - _EDGE - (HEIGHT - 2 * _EDGE) * share
 
@@ -129,30 +120,24 @@ def whole_document(site: Site, live: Live) -> dict[str, Any]:
 
 def figure_rows(document: dict[str, Any]) -> list[tuple[str, str, str, Any]]:
     """Everything that is one number or one word, a row each."""
-    hive = document.get("hive") or {}
-    rows: list[tuple[str, str, str, Any]] = []
-
-    def add(section: str, name: str, facts: dict[str, Any]) -> None:
-        rows.extend(
-            (section, name, figure, value)
-            for figure, value in facts.items()
-            if not isinstance(value, dict | list) and figure not in ("name", "target")
-        )
-
-    add("hive", "", {key: document.get(key) for key in ("at", "state", "message")} | hive)
-    add("ended", "", hive.get("ended") or {})
-    add("slots", "", hive.get("slots") or {})
-    add("ttft", "", document.get("ttft") or {})
-    for replica in hive.get("replicas") or ():
-        add("replica", replica["name"], replica)
-    for queue in hive.get("queues") or ():
-        add("queue", queue["model"], queue["waiting"])
-    for target in document.get("targets") or ():
-        add("target", target["target"], target)
-        for reading in target["readings"]:
-            add("series", reading["series"], reading)
-    for alert in document.get("alerts") or ():
-        add("alert", alert["target"] or "", alert)
-    for event in document.get("events") or ():
-        add("event", event["target"] or "", event)
-    return rows
+    hive, targets = document.get("hive") or {}, document.get("targets") or ()
+    whole = {key: document.get(key) for key in ("at", "state", "message")} | hive
+    sections = [
+        ("hive", "", whole),
+        ("ended", "", hive.get("ended") or {}),
+        ("slots", "", hive.get("slots") or {}),
+        ("ttft", "", document.get("ttft") or {}),
+        *(("replica", one["name"], one) for one in hive.get("replicas") or ()),
+        *(("queue", one["model"], one["waiting"]) for one in hive.get("queues") or ()),
+    ]
+    for target in targets:
+        sections.append(("target", target["target"], target))
+        sections += [("series", reading["series"], reading) for reading in target["readings"]]
+    for kind in ("alert", "event"):
+        sections += [(kind, one["target"] or "", one) for one in document.get(f"{kind}s") or ()]
+    return [
+        (section, name, figure, value)
+        for section, name, facts in sections
+        for figure, value in facts.items()
+        if not isinstance(value, dict | list) and figure not in ("name", "target")
+    ]

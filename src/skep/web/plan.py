@@ -85,18 +85,9 @@ class PlanQuery:
         return {name: str(getattr(self, name)) for name in names if getattr(self, name) != getattr(USUAL, name)}
 
     def flags(self) -> PlanFlags:
-        """As `skep plan` would get them."""
-        return PlanFlags(
-            self.model,
-            gpu=() if self.own_machine else (self.cards,),
-            engine=(self.engine,) if self.engine else (),
-            quant=self.quant or None,
-            agents=self.agents,
-            goal=self.goal,
-            shape=self.shape,
-            input_tokens=self.input_tokens,
-            output_tokens=self.output_tokens,
-        )
+        alike = {name: getattr(self, name) for name in ("agents", "goal", "shape", "input_tokens", "output_tokens")}
+        gpu, engine = () if self.own_machine else (self.cards,), (self.engine,) if self.engine else ()
+        return PlanFlags(self.model, gpu=gpu, engine=engine, quant=self.quant or None, **alike)
 
     def query(self) -> str:
         """Only what is not usual."""
@@ -105,7 +96,6 @@ class PlanQuery:
         return urlencode({name: value for name, value in told.items() if value})
 
     def command(self) -> str:
-        """Return the same question at the command line."""
         words = ["skep", "plan", self.model, *(() if self.own_machine else ("--gpu", f'"{self.cards}"'))]
         for name, value in self._changed(*_TOLD).items():
             words += [f"--{_OPTIONS.get(name, name).replace('_', '-')}", value]
@@ -119,38 +109,28 @@ USUAL = PlanQuery()
 
 def read_query(query: QueryParams) -> PlanQuery:
     """Raises UserError with what could be meant."""
+    model, card = query.get("model", "").strip(), query.get("card", "").strip()
+    legible = any(one.isascii() and one.isalnum() for one in model)
+    if model and (len(model) > 120 or model.startswith((".", "/", "~")) or not legible):
+        hint = "`skep plan` takes paths; this page does not"
+        raise UserError(f"`{model[:60]}` is no model of the catalogue", hint=hint)
     asked = PlanQuery(
-        _model(query.get("model", "").strip()),
-        _card(query.get("card", "").strip()),
-        _number(query, "count", 1, MOST_CARDS),
+        geometry(model).id if model else "",
+        OWN if card in ("", OWN) else device(card[:120]).id,
+        _number(query, "count", MOST_CARDS),
         query.get("rig", "").strip()[:LONGEST_RIG],
-        _number(query, "agents", USUAL.agents, MOST_AGENTS),
-        _one_of(query, "engine", (*ENGINES, "all"), ""),
-        _one_of(query, "quant", tuple(QUANTS), ""),
-        _one_of(query, "goal", GOALS, USUAL.goal),
-        _one_of(query, "shape", SHAPES, USUAL.shape),
-        _number(query, "input_tokens", USUAL.input_tokens, MOST_TOKENS),
-        _number(query, "output_tokens", USUAL.output_tokens, MOST_TOKENS),
+        _number(query, "agents", MOST_AGENTS),
+        _one_of(query, "engine", (*ENGINES, "all")),
+        _one_of(query, "quant", tuple(QUANTS)),
+        _one_of(query, "goal", GOALS),
+        _one_of(query, "shape", SHAPES),
+        _number(query, "input_tokens", MOST_TOKENS),
+        _number(query, "output_tokens", MOST_TOKENS),
     )
     return replace(asked, count=1) if asked.own_machine or asked.rig else asked
 
 
-def _model(name: str) -> str:
-    if not name:
-        return ""
-    if len(name) > 120 or name.startswith((".", "/", "~")) or not any(one.isascii() and one.isalnum() for one in name):
-        raise UserError(
-            f"`{name[:60]}` is no model of the catalogue", hint="`skep plan` takes paths; this page does not"
-        )
-    return geometry(name).id
-
-
-def _card(name: str) -> str:
-    return OWN if name in ("", OWN) else device(name[:120]).id
-
-
 def form_choices() -> dict[str, Any]:
-    """Return what the fields of the form offer: values and words."""
     by_maker: dict[str, list[tuple[str, str]]] = {}
     for one in devices().values():
         title = f"{one.title}, {one.memory_gib:g} GiB"
@@ -169,8 +149,8 @@ def form_choices() -> dict[str, Any]:
     }
 
 
-def _number(query: QueryParams, name: str, usual: int, most: int) -> int:
-    said = query.get(name, "").strip()
+def _number(query: QueryParams, name: str, most: int) -> int:
+    said, usual = query.get(name, "").strip(), int(getattr(USUAL, name))
     if not said:
         return usual
     if not said.isascii() or not said.isdecimal() or len(said) > 9 or not 1 <= int(said) <= most:
@@ -178,11 +158,11 @@ def _number(query: QueryParams, name: str, usual: int, most: int) -> int:
     return int(said)
 
 
-def _one_of(query: QueryParams, name: str, known: tuple[str, ...], usual: str) -> str:
+def _one_of(query: QueryParams, name: str, known: tuple[str, ...]) -> str:
     said = query.get(name, "").strip().lower()
     if said and said not in known:
         raise UserError(f"`{name}={said[:60]}` is not known", hint=f"one of {', '.join(known)}")
-    return said or usual
+    return said or str(getattr(USUAL, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +207,7 @@ class MeasuredRun:
 
 
 def plan_picture(plans: Sequence[Document], measured: Sequence[MeasuredRun], field: str, label: str) -> Markup:
-    """Return predicted curves over C beside measured points. Letters name layouts, numbers measured runs.
-
-    Each run has its own shape, hollow where nothing real ran; upright the interval of the mean.
-    """
+    """Return predicted curves over C, named by letters, beside measured points, hollow where nothing real ran."""
     unit, curves = "ms" if field == "ttft_ms" else "tok/s", []
     for place, run in enumerate(measured):
         points = [(one.concurrency, value) for one in run.points if (value := getattr(one, field)) is not None]
@@ -259,25 +236,21 @@ COLUMNS = ("rig", "layout", "engine", "quant", "kv_dtype", "slots", "context", "
 def plan_rows(found: Document, measured: Sequence[MeasuredRun]) -> list[list[Any]]:
     """Return the layouts and their predicted levels for `/api/plan.csv`, and the levels of the runs beside them."""
     rows: list[list[Any]] = [
-        [plan["rig"], layout_name(plan), plan["engine"], plan["quant"], plan["kv_dtype"], plan["slots"],
-         plan["context"], *(point[name] for name in COLUMNS[7:14]), "predicted", None]
+        [plan["rig"], layout_name(plan), *(plan[name] for name in COLUMNS[2:7]),
+         *(point[name] for name in COLUMNS[7:14]), "predicted", None]
         for plan in found["plans"] for point in plan["predicted"]
     ]  # fmt: skip
-    rows += [
+    return rows + [
         [one.machine, one.layout, one.engine, None, None, None, None, point.concurrency, point.effective_tok_s,
          point.low, point.high, None, point.ttft_ms, None, "simulated" if one.simulated else "measured", one.run_id]
         for one in measured for point in one.points
     ]  # fmt: skip
-    return rows
 
 
 def measured_of(
     store: Store, book: RunCache, model: str, cards: Sequence[str], host: Document | None = None
 ) -> list[MeasuredRun]:
-    """Of this model; on the same cards first, measured before simulated, then newest first.
-
-    `host` are the facts of this machine, where it is this machine that is planned for.
-    """
+    """Of this model; on the same cards, or on this `host`, first, measured before simulated, then newest first."""
     known = [run for run in book.runs(store) if _takes(run, model)]
     told = sorted(known, key=lambda run: (not _same(run, cards, host), run.simulated, -run.created_at))[:MOST_TOLD]
     found = []
@@ -350,45 +323,38 @@ class PlanPages:
         self.site = site
         self.book = RunCache(site)
         self._plans: OrderedDict[PlanQuery, dict[str, Any]] = OrderedDict()
-        self._lock = threading.Lock()  # the plans that are kept
         self._one_at_a_time = threading.Lock()  # planning is all CPU: two at once would only be slower
         self._queue = threading.BoundedSemaphore(MOST_WAITING)  # so that other pages are still answered
-
-    def __repr__(self) -> str:
-        return f"<PlanPages {len(self._plans)} kept>"
 
     def show(self, request: Request) -> Response:
         asked = read_query(request.query_params)
         plan = None
         if asked.model and request.query_params.get("whole") == "1":
             plan = self._shown(asked)
-        elif (kept := self._kept(asked)) is not None:
+        elif (kept := self._plans.get(asked)) is not None:
             plan = self._drawn(asked, kept)
         return page(self.site, "plan.html", asked=asked, plan=plan, **form_choices())
 
     def fragment(self, request: Request) -> Response:
-        """Return what the script puts into the page."""
         asked = read_query(request.query_params)
         return HTMLResponse(self._shown(asked) if asked.model else "")
 
     def as_json(self, request: Request) -> Response:
-        asked = self._wanted(request)
-        found = self._plan(asked)
-        return json_answer({**found, "measured": [asdict(one) for one in self._measured(asked, found)]})
+        found, measured = self._beside(request)
+        return json_answer({**found, "measured": [asdict(one) for one in measured]})
 
     def as_csv(self, request: Request) -> Response:
-        asked = self._wanted(request)
-        found = self._plan(asked)
-        return csv_answer("plan", COLUMNS, plan_rows(found, self._measured(asked, found)))
+        return csv_answer("plan", COLUMNS, plan_rows(*self._beside(request)))
 
-    def _wanted(self, request: Request) -> PlanQuery:
+    def _beside(self, request: Request) -> tuple[dict[str, Any], list[MeasuredRun]]:
+        """Return a plan, and what was measured of its model."""
         asked = read_query(request.query_params)
         if not asked.model:
             raise UserError("no model was named", hint="as in ?model=qwen3-8b&card=rtx-3090&count=2")
-        return asked
+        found = self._plan(asked)
+        return found, self._measured(asked, found)
 
     def _shown(self, asked: PlanQuery) -> str:
-        """The plan, or why there is none."""
         try:
             return self._drawn(asked, self._plan(asked))
         except (UserError, DoesNotFit) as error:
@@ -421,33 +387,26 @@ class PlanPages:
 
     def _plan(self, asked: PlanQuery) -> dict[str, Any]:
         """Return the document of `skep plan --json`. Raises DoesNotFit where no layout does."""
-        kept = self._kept(asked)
-        if kept is not None:
+        if (kept := self._plans.get(asked)) is not None:
             return kept
         if not self._queue.acquire(blocking=False):
             raise UserError("many plans are being made at this moment", hint="try again in a few seconds")
         try:
             with self._one_at_a_time:
-                return self._kept(asked) or self._made(asked)
+                return self._plans.get(asked) or self._made(asked)
         finally:
             self._queue.release()
 
     def _made(self, asked: PlanQuery) -> dict[str, Any]:
         found = answer_plan(asked.flags(), self.site.paths.store)
-        error = nothing_fits(found)
-        if error is not None:
+        if (error := nothing_fits(found)) is not None:
             raise error
         made = document(found)
         if not asked.own_machine:  # this machine may be calibrated at any moment
-            with self._lock:
-                self._plans[asked] = made
-                while len(self._plans) > _KEPT:
-                    self._plans.popitem(last=False)
+            self._plans[asked] = made
+            while len(self._plans) > _KEPT:
+                self._plans.popitem(last=False)
         return made
-
-    def _kept(self, asked: PlanQuery) -> dict[str, Any] | None:
-        with self._lock:
-            return self._plans.get(asked)
 
     def _measured(self, asked: PlanQuery, found: dict[str, Any]) -> list[MeasuredRun]:
         with self.site.store() as store:
@@ -460,9 +419,6 @@ class PlanPages:
 
 def routes(site: Site) -> list[BaseRoute]:
     pages = PlanPages(site)
-    return [
-        Route("/plan", pages.show),
-        Route("/plan/fragment", pages.fragment),
-        Route("/api/plan.json", pages.as_json),
-        Route("/api/plan.csv", pages.as_csv),
-    ]
+    shown = {"/plan": pages.show, "/plan/fragment": pages.fragment, "/api/plan.json": pages.as_json,
+             "/api/plan.csv": pages.as_csv}  # fmt: skip
+    return [Route(path, answer) for path, answer in shown.items()]

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -22,12 +21,13 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from markupsafe import Markup
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from skep import __version__
 from skep.bench.records import LevelSummary
 from skep.bench.stored_run import JUDGED, QUALITY, TIMED, TUNE_QUALITY, load_run
 from skep.errors import SkepError
+from skep.files import write_whole
 from skep.quality.words import conclusion
 from skep.report.stored import drawn, mixed_of, quality_of
 from skep.store.database import Store
@@ -70,9 +70,8 @@ def engine_of(run: StoredRun) -> str:
     """Return its name and version, as the endpoint told."""
     if found := _simulated(run):
         return f"{found['engine']} (simulated)"
-    told = str(
-        run.engine.get("engine") or run.engine.get("server") or run.engine.get("measured_by") or "unknown engine"
-    )
+    names = (run.engine.get(key) for key in ("engine", "server", "measured_by"))
+    told = str(next(filter(None, names), "unknown engine"))
     version = run.engine.get("version") or run.engine.get("build")
     return told if not version or str(version) in told or "unknown" in str(version) else f"{told} {version}"
 
@@ -113,35 +112,42 @@ class RunFigures:
     conclusion: str = ""  # of judged runs
 
 
+class KeptOfRuns(OrderedDict[str, Value]):
+    """What was worked out of ended runs, the last `most` of them, by id. Safe to be used by several threads."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most, self._lock = most, threading.Lock()
+
+    def keep(self, run: StoredRun, value: Value) -> Value:
+        if run.state in _KEPT:
+            with self._lock:
+                self[run.id] = value
+                while len(self) > self._most:
+                    self.popitem(last=False)
+        return value
+
+
 class RunCache:
     """One for a dashboard. Safe to be asked by several threads."""
 
     def __init__(self, site: Site, clock: Callable[[], float] = time.monotonic) -> None:
         self._file_cache = FileCache(site.paths.cache / "web" / "figures", most=_MOST)
         self._clock = clock
-        self._runs: OrderedDict[str, StoredRun] = OrderedDict()
-        self._figures: OrderedDict[str, RunFigures] = OrderedDict()
-        self._levels: OrderedDict[str, tuple[LevelSummary, ...]] = OrderedDict()
-        self._lock = threading.Lock()  # the dictionaries
+        self._runs: KeptOfRuns[StoredRun] = KeptOfRuns(_MOST)
+        self._figures: KeptOfRuns[RunFigures] = KeptOfRuns(_MOST)
+        self._levels: KeptOfRuns[tuple[LevelSummary, ...]] = KeptOfRuns(_MOST_LEVELS)
         self._making = threading.Lock()  # figures: two that ask at once share what is worked out
 
-    def __repr__(self) -> str:
-        return f"<RunCache {len(self._runs)} runs, {len(self._figures)} figures>"
-
     def runs(self, store: Store) -> list[StoredRun]:
-        """Return all of them, newest first."""
         ids = [row[0] for row in store.read("SELECT id FROM runs ORDER BY created_at DESC, rowid DESC")]
-        with self._lock:
-            known = {name: self._runs[name] for name in ids if name in self._runs}
+        known = {name: run for name in ids if (run := self._runs.get(name)) is not None}
         missing = [name for name in ids if name not in known]
         if len(missing) > _FEW:
             read = [run for run in store.runs() if run.id not in known]
         else:
             read = [run for name in missing if (run := _maybe(store, name)) is not None]
-        for run in read:
-            known[run.id] = run
-            with self._lock:
-                _keep(self._runs, run.id, run, final=run.state in _KEPT)
+        known |= {run.id: self._runs.keep(run, run) for run in read}
         return [known[name] for name in ids if name in known]
 
     def figures(
@@ -162,44 +168,32 @@ class RunCache:
 
     def levels(self, store: Store, run: StoredRun) -> tuple[LevelSummary, ...]:
         """Of one run, as measured; empty where nothing was."""
-        with self._lock:
-            if run.id in self._levels:
-                return self._levels[run.id]
+        if (known := self._levels.get(run.id)) is not None:
+            return known
         try:
-            found = load_run(store, run.id)[1].levels
+            return self._levels.keep(run, load_run(store, run.id)[1].levels)
         except SkepError:
-            found = ()
-        with self._lock:
-            _keep(self._levels, run.id, found, final=run.state in _KEPT, most=_MOST_LEVELS)
-        return found
+            return self._levels.keep(run, ())
 
     def _known(self, run: StoredRun) -> RunFigures | None:
         if run.state not in _KEPT:
             return None
-        with self._lock:
-            if run.id in self._figures:
-                return self._figures[run.id]
+        if (known := self._figures.get(run.id)) is not None:
+            return known
         stored = self._file_cache.get(f"{run.id}.json")
         try:
-            figures = RunFigures(**json.loads(stored)) if stored else None
+            return self._figures.keep(run, RunFigures(**json.loads(stored))) if stored else None
         except (ValueError, TypeError):
             return None
-        if figures is not None:
-            with self._lock:
-                _keep(self._figures, run.id, figures, final=True)
-        return figures
 
     def _made(self, store: Store, run: StoredRun) -> RunFigures:
-        figures = figures_of(store, run)
+        figures = self._figures.keep(run, figures_of(store, run))
         if run.state in _KEPT:
-            with self._lock:
-                _keep(self._figures, run.id, figures, final=True)
             self._file_cache.put(f"{run.id}.json", json.dumps(asdict(figures)))
         return figures
 
 
 def figures_of(store: Store, run: StoredRun) -> RunFigures:
-    """Worked out from the rows."""
     try:
         if run.kind in JUDGED:
             return _judged(store, run)
@@ -241,14 +235,6 @@ def _maybe(store: Store, name: str) -> StoredRun | None:
         return None
 
 
-def _keep(kept: OrderedDict[str, Value], name: str, value: Value, *, final: bool, most: int = _MOST) -> None:
-    if final:
-        kept[name] = value
-        kept.move_to_end(name)
-        while len(kept) > most:
-            kept.popitem(last=False)
-
-
 MOST_COMPARED = 8
 _PRUNED_EVERY = 50  # looking through the folder takes longer than writing one file
 _FILE = re.compile(r"[\w+-][\w+.-]{0,250}", re.ASCII)
@@ -266,9 +252,6 @@ class FileCache:
         self._most = most
         self._put = 0
 
-    def __repr__(self) -> str:
-        return f"<FileCache {self.folder}>"
-
     def get(self, name: str) -> str | None:
         if not _FILE.fullmatch(name):
             return None
@@ -282,27 +265,20 @@ class FileCache:
             return  # of a run whose id is none of skep's own
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, draft = tempfile.mkstemp(dir=self.folder, prefix=".draft-")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(body)
-                Path(draft).replace(self.folder / name)
-            except OSError:
-                Path(draft).unlink(missing_ok=True)
-                raise
+            write_whole(self.folder / name, body, 0o600)
             self._put += 1
             if self._put % min(_PRUNED_EVERY, self._most) == 1:
                 self._prune()
 
     def kept(self, name: str, runs: Sequence[StoredRun], make: Callable[[], str]) -> str:
         """From the shelf, or made now. Only what is made of ended runs is kept."""
-        final = all(run.state in (RunState.DONE, RunState.FAILED) for run in runs)
-        found = self.get(name) if final else None
-        if found is None:
-            found = make()
-            if final:
-                self.put(name, found)
-        return found
+        final = all(run.state in _KEPT for run in runs)
+        if final and (found := self.get(name)) is not None:
+            return found
+        made = make()
+        if final:
+            self.put(name, made)
+        return made
 
     def _prune(self) -> None:
         files = [entry for entry in os.scandir(self.folder) if entry.is_file()]
@@ -326,8 +302,7 @@ class Pictures:
 
     def ready(self, run: StoredRun) -> str | None:
         """Return the report, where it was drawn before and cannot change any more."""
-        is_final = run.state in (RunState.DONE, RunState.FAILED)
-        return self._file_cache.get(self._name([run], ".html")) if is_final else None
+        return self._file_cache.get(self._name([run], ".html")) if run.state in _KEPT else None
 
     def _name(self, runs: Sequence[StoredRun], suffix: str) -> str:
         return "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + suffix
@@ -348,8 +323,12 @@ def report_parts(report: str) -> Markup:
 
 def svg_answer(body: str, *, final: bool) -> Response:
     """A picture may be looked at by itself: nothing in it may run or load."""
-    headers = {
-        "cache-control": "private, max-age=86400" if final else "no-store",
-        "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
-    }
+    kept = "private, max-age=86400" if final else "no-store"
+    headers = {"cache-control": kept, "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
     return Response(body, media_type="image/svg+xml", headers=headers)
+
+
+def report_answer(report: str) -> Response:
+    """Return one file: a page of its own, that allows itself no script and no other file."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    return HTMLResponse(report, headers={"content-security-policy": policy})

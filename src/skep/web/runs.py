@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -20,6 +20,7 @@ from skep.report.columns import Column, documents
 from skep.report.levels import LEVEL_COLUMNS
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
+from skep.web.compare import found_runs, runs_named
 from skep.web.context import Site
 from skep.web.layout import page, render
 from skep.web.responses import NotFound, csv_records, json_answer
@@ -32,6 +33,7 @@ from skep.web.run_cache import (
     engine_of,
     layout_of,
     machine_of,
+    report_answer,
     report_parts,
     svg_answer,
 )
@@ -72,14 +74,12 @@ class RunsQuery:
         exact = ((self.kind, run.kind), (self.model, run.model), (self.state, run.state.value))
         if any(wanted and wanted != has for wanted, has in exact):
             return False
-        words = self.text.lower().split()
-        return not words or all(word in _haystack(run) for word in words)
+        told = (run.id, run.model, run.kind, run.fingerprint, where_of(run), run.url, run.error or "")
+        return all(word in " ".join(told).lower() for word in self.text.lower().split())
 
 
 @dataclass(frozen=True, slots=True)
 class RunListing:
-    """One page of the runs that were asked for."""
-
     asked: RunsQuery
     runs: tuple[StoredRun, ...]
     total: int  # of those asked for
@@ -111,7 +111,14 @@ def listed(runs: Sequence[StoredRun], asked: RunsQuery, figures: Mapping[str, Ru
     """`runs` are newest first. `figures` decide the order where the best are asked for."""
     found = [run for run in runs if asked.takes(run)]
     if asked.sort:
-        found.sort(key=lambda run: _rank(run, (figures or {}).get(run.id)))
+
+        def rank(run: StoredRun) -> tuple[bool, bool, float]:
+            """Simulated runs come after measured ones, and last what has not ended well or has no figure."""
+            told = (figures or {}).get(run.id) if run.state is RunState.DONE else None
+            best = None if told is None else told.best_tok_s
+            return best is None, run.simulated, -(best or 0.0)
+
+        found.sort(key=rank)
     pages = max(1, -(-len(found) // PAGE))
     asked = replace(asked, page=min(asked.page, pages))
     shown = found if asked.page == 0 else found[(asked.page - 1) * PAGE : asked.page * PAGE]
@@ -155,7 +162,6 @@ def tuning_of(run: StoredRun) -> str | None:
 
 
 def run_columns(site: Site) -> list[Column[Listed]]:
-    """Return what `/api/runs.json` and `/api/runs.csv` tell of a run."""
 
     def of_run(key: str, value: Callable[[StoredRun], Any] | None = None) -> Column[Listed]:
         return Column(key, key, lambda pair: value(pair[0]) if value else getattr(pair[0], key))
@@ -178,22 +184,11 @@ def run_columns(site: Site) -> list[Column[Listed]]:
     ]
 
 
-def _rank(run: StoredRun, figures: RunFigures | None) -> tuple[bool, bool, float]:
-    """Simulated runs come after measured ones, and last what has not ended well or has no figure."""
-    best = figures.best_tok_s if figures and run.state is RunState.DONE else None
-    return best is None, run.simulated, -(best or 0.0)
-
-
 def _page(query: QueryParams) -> int:
     said = query.get("page") or "1"
     if not said.isdecimal() or not 1 <= int(said[:9]) <= 10**8:
         raise UserError(f"`page={said}` is no page", hint="pages count from 1")
     return int(said[:9])
-
-
-def _haystack(run: StoredRun) -> str:
-    words = (run.id, run.model, run.kind, run.fingerprint, where_of(run), run.url, run.error or "")
-    return " ".join(words).lower()
 
 
 class RunsPages:
@@ -205,41 +200,31 @@ class RunsPages:
         self.pictures = Pictures(site)
         self.columns = run_columns(site)
 
-    def __repr__(self) -> str:
-        return f"<RunsPages {self.book!r}>"
-
     def listing(self, request: Request) -> Response:
         asked = read_query(request.query_params)
         with self.site.store() as store:
-            if store is None:
-                return self._empty()
             found, figures = self._found(store, asked, PATIENCE_S)
         if not found.models:
-            return self._empty()
+            return page(self.site, "runs.html", found=None)
         wanted = found.total if asked.sort else len(found.runs)
-        waiting = f"/runs/rows?{found.asked.query()}" if len(figures) < wanted else None
         return page(
             self.site,
             "runs.html",
             found=found,
             asked=found.asked,
-            lead=_counted(found),
             models=[("", "every model"), *((name, self.site.label(name)) for name in found.models)],
             kinds=[("", "every kind"), *((name, name) for name in found.kinds)],
             states=[("", "every state"), *((one.value, one.value) for one in RunState)],
             both=[("", "measured and simulated"), *_CHOICES.items()],
             SORTS=SORTS,
             rows=self._rows(found, figures),
-            waiting=waiting,
+            waiting=f"/runs/rows?{found.asked.query()}" if len(figures) < wanted else None,
         )
 
     def rows(self, request: Request) -> Response:
         """Return the same table rows with every figure, for the script."""
-        asked = read_query(request.query_params)
         with self.site.store() as store:
-            if store is None:
-                return HTMLResponse("")
-            return HTMLResponse(self._rows(*self._found(store, asked)))
+            return HTMLResponse(self._rows(*self._found(store, read_query(request.query_params))))
 
     def as_json(self, request: Request) -> Response:
         found, rows = self._listed(request)
@@ -250,20 +235,14 @@ class RunsPages:
         return csv_records("runs", self.columns, self._listed(request)[1])
 
     def one(self, request: Request) -> Response:
-        whole = request.query_params.get("whole") == "1"
         with self._stored(request.path_params["id"]) as (store, run):
-            report = self._report(store, run) if whole else self.pictures.ready(run)
+            report = self.pictures.ready(run)
+            if request.query_params.get("whole") == "1":
+                with suppress(UserError):
+                    report = self.pictures.drawn(store, [run])
             figures = None if report else self.book.figures(store, [run], PATIENCE_S).get(run.id)
-        return page(
-            self.site,
-            "run.html",
-            run=run,
-            where=where_of(run),
-            tuning=tuning_of(run),
-            has_picture=run.kind not in TIMED,
-            figures=figures,
-            report=report and report_parts(report),
-        )
+        where: dict[str, Any] = {"where": where_of(run), "tuning": tuning_of(run), "has_picture": run.kind not in TIMED}
+        return page(self.site, "run.html", run=run, **where, figures=figures, report=report and report_parts(report))
 
     def body(self, request: Request) -> Response:
         """Return the drawn part of a run's page, for the script."""
@@ -275,11 +254,8 @@ class RunsPages:
         return HTMLResponse(report_parts(report))
 
     def report(self, request: Request) -> Response:
-        """Return the report as one file: a page of its own, that allows itself no script and no other file."""
         with self._stored(request.path_params["id"]) as (store, run):
-            drawn = self.pictures.drawn(store, [run])
-        policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-        return HTMLResponse(drawn, headers={"content-security-policy": policy})
+            return report_answer(self.pictures.drawn(store, [run]))
 
     def picture(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
@@ -294,17 +270,12 @@ class RunsPages:
         ]
         pages = max(1, -(-len(found) // PAGE))
         asked = replace(asked, page=min(asked.page, pages))
-        return page(
-            self.site,
-            "run_requests.html",
-            run=run,
-            asked=asked,
-            rows=found[(asked.page - 1) * PAGE : asked.page * PAGE],
-            total=len(found),
-            pages=pages,
-            levels=sorted({row.level for row in rows}),
-            any_failed=any(not row.ok for row in rows),
-        )
+        values: dict[str, Any] = {
+            "rows": found[(asked.page - 1) * PAGE : asked.page * PAGE],
+            "levels": sorted({row.level for row in rows}),
+            "any_failed": any(not row.ok for row in rows),
+        }
+        return page(self.site, "run_requests.html", run=run, asked=asked, total=len(found), pages=pages, **values)
 
     def run_json(self, request: Request) -> Response:
         """Return the run as the list tells it, its configuration and every level's figures."""
@@ -331,13 +302,12 @@ class RunsPages:
 
     def comparison(self, request: Request) -> Response:
         """Return one picture of several runs, for a page that shows them side by side."""
-        names = [one for one in request.query_params.get("runs", "").split(",") if one]
+        ids = runs_named(request.query_params.get("runs", ""))
         with self.site.store() as store:
-            if store is None or not 2 <= len(names) <= MOST_COMPARED:
-                raise UserError(f"{len(names)} runs cannot be compared", hint="name two or more, as in runs=A,B")
-            runs = [store.run(name) for name in names]
+            runs = found_runs(store, ids)
+            assert store is not None
             drawn = self.pictures.drawn(store, runs, as_picture=True)
-            return svg_answer(drawn, final=all(run.state.is_final for run in runs))
+        return svg_answer(drawn, final=all(run.state.is_final for run in runs))
 
     def leaderboard(self, request: Request) -> Response:
         """Was a page of its own: its address leads to the best runs."""
@@ -345,21 +315,21 @@ class RunsPages:
         return RedirectResponse(RunsQuery(model=model, sort="best").address())
 
     def _found(
-        self, store: Store, asked: RunsQuery, patience_s: float | None = None
+        self, store: Store | None, asked: RunsQuery, patience_s: float | None = None
     ) -> tuple[RunListing, dict[str, RunFigures]]:
         """Return one page of runs with their figures; of all that are asked for, where the figures decide the order."""
+        if store is None:
+            return listed([], asked), {}
         runs = self.book.runs(store)
         if not asked.sort:
             found = listed(runs, asked)
             return found, self.book.figures(store, found.runs, patience_s)
-        taken = [run for run in runs if asked.takes(run)]
-        figures = self.book.figures(store, taken, patience_s)
+        figures = self.book.figures(store, [run for run in runs if asked.takes(run)], patience_s)
         return listed(runs, asked, figures), figures
 
     def _listed(self, request: Request) -> tuple[RunListing, list[Listed]]:
-        asked = read_query(request.query_params)
         with self.site.store() as store:
-            found, figures = self._found(store, asked) if store is not None else (listed([], asked), {})
+            found, figures = self._found(store, read_query(request.query_params))
         return found, [(run, figures.get(run.id)) for run in found.runs]
 
     @contextmanager
@@ -374,12 +344,6 @@ class RunsPages:
                 raise NotFound(error.message, hint=error.hint) from None
             yield store, run
 
-    def _report(self, store: Store, run: StoredRun) -> str | None:
-        try:
-            return self.pictures.drawn(store, [run])
-        except UserError:
-            return None
-
     def _levels(self, store: Store, run: StoredRun) -> Sequence[LevelSummary]:
         return () if run.kind in JUDGED else load_run(store, run.id)[1].levels
 
@@ -387,33 +351,14 @@ class RunsPages:
         values = {"runs": found.runs, "figures": figures, "tuning_of": tuning_of, "where": where_of}
         return render("runs_rows.html", site=self.site, **values)
 
-    def _empty(self) -> Response:
-        return page(self.site, "runs.html", found=None)
-
-
-def _counted(found: RunListing) -> str:
-    if not found.stored:
-        return "Nothing is stored but runs of tunings."
-    if found.total == found.stored:
-        return f"{found.stored} benchmark runs are stored." if found.stored > 1 else "One benchmark run is stored."
-    return f"{found.total} of {found.stored} benchmark runs."
-
 
 def routes(site: Site) -> list[BaseRoute]:
     pages = RunsPages(site)
-    return [
-        Route("/runs", pages.listing),
-        Route("/leaderboard", pages.leaderboard),
-        Route("/runs/rows", pages.rows),
-        Route("/runs/compare", pages.compare),
-        Route("/runs/compare.svg", pages.comparison),
-        Route("/runs/{id}", pages.one),
-        Route("/runs/{id}/body", pages.body),
-        Route("/runs/{id}/report.html", pages.report),
-        Route("/runs/{id}/picture.svg", pages.picture),
-        Route("/runs/{id}/requests", pages.requests),
-        Route("/api/runs.json", pages.as_json),
-        Route("/api/runs.csv", pages.as_csv),
-        Route("/api/run.json", pages.run_json),
-        Route("/api/run.csv", pages.run_csv),
-    ]
+    shown = {
+        "/runs": pages.listing, "/leaderboard": pages.leaderboard, "/runs/rows": pages.rows,
+        "/runs/compare": pages.compare, "/runs/compare.svg": pages.comparison, "/runs/{id}": pages.one,
+        "/runs/{id}/body": pages.body, "/runs/{id}/report.html": pages.report, "/runs/{id}/picture.svg": pages.picture,
+        "/runs/{id}/requests": pages.requests, "/api/runs.json": pages.as_json, "/api/runs.csv": pages.as_csv,
+        "/api/run.json": pages.run_json, "/api/run.csv": pages.run_csv,
+    }  # fmt: skip
+    return [Route(path, answer) for path, answer in shown.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -17,8 +18,8 @@ from skep.tuner.records import TuneStage
 from skep.tuner.store import TuningRecord, TuningState, TuningStore, tuning_json
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.responses import NotFound, csv_answer, json_answer
-from skep.web.run_cache import svg_answer
+from skep.web.responses import NotFound, csv_answer, csv_records, json_answer
+from skep.web.run_cache import report_answer, svg_answer
 
 MOST = 200  # that the page lists; JSON and CSV have all
 
@@ -36,11 +37,9 @@ STAGE_COLUMNS = (
     "number", "change", "decision", "why", "figure", "figure_low", "figure_high", "ratio", "ratio_low", "ratio_high",
     "predicted_ratio", "ttft_ms", "tpot_ms", "starts", "readings", "seconds", "failure", "log_line", "remedy",
 )  # fmt: skip
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def body_of(found: TuningRecord) -> str:
-    """Return everything below the title."""
     return render(
         "tuning_body.html",
         kept=found.saved,
@@ -59,22 +58,16 @@ class TuningPages:
     def __init__(self, site: Site) -> None:
         self.site = site
 
-    def __repr__(self) -> str:
-        return f"<TuningPages {self.site.paths.store}>"
-
     def listing(self, request: Request) -> Response:
-        found = self._found(request, MOST)
-        query, full = str(request.url.query), len(found) >= MOST
-        return page(
-            self.site, "tunings.html", groups=grouped(found), query=query, full=full, most=MOST, summary=summary
-        )
+        found, query = self._found(request, MOST), str(request.url.query)
+        values: dict[str, Any] = {"groups": grouped(found), "query": query, "full": len(found) >= MOST, "most": MOST}
+        return page(self.site, "tunings.html", **values, summary=summary)
 
     def as_json(self, request: Request) -> Response:
         return json_answer({"tunings": documents(DASHBOARD, self._found(request))})
 
     def as_csv(self, request: Request) -> Response:
-        rows = [[column.value(one) for column in DASHBOARD] for one in self._found(request)]
-        return csv_answer("tuning", [column.key for column in DASHBOARD], rows)
+        return csv_records("tuning", DASHBOARD, self._found(request))
 
     def one(self, request: Request) -> Response:
         found = self._stored(request)
@@ -85,10 +78,8 @@ class TuningPages:
         return HTMLResponse(body_of(self._stored(request)), headers={"cache-control": "no-store"})
 
     def report(self, request: Request) -> Response:
-        """Return one file, that allows itself no script and no other file."""
         found = self._stored(request)
-        text = tuning_page(found.tuning, found.stages, found.points, state=found.saved.unfinished)
-        return HTMLResponse(text, headers={"content-security-policy": _POLICY})
+        return report_answer(tuning_page(found.tuning, found.stages, found.points, state=found.saved.unfinished))
 
     def picture(self, request: Request) -> Response:
         found = self._stored(request)
@@ -98,7 +89,6 @@ class TuningPages:
         return json_answer(tuning_json(self._stored(request)))
 
     def one_csv(self, request: Request) -> Response:
-        """Return a row a stage."""
         found = self._stored(request)
         return csv_answer(f"tuning-{found.tuning.id}", STAGE_COLUMNS, [_stage_cells(one) for one in found.stages])
 
@@ -120,7 +110,6 @@ class TuningPages:
                 raise NotFound(error.message, hint=error.hint) from None
 
     def _labelled(self, found: TuningRecord) -> TuningRecord:
-        """Return it with its model as it may be shown here."""
         shown = replace(found.tuning, model=self.site.label(found.tuning.model))
         return replace(found, saved=replace(found.saved, tuning=shown))
 
@@ -141,14 +130,10 @@ def _stage_cells(stage: TuneStage) -> list[object]:
 
 def routes(site: Site) -> list[BaseRoute]:
     pages = TuningPages(site)
-    return [
-        Route("/tuning", pages.listing),
-        Route("/tuning/{id}", pages.one),
-        Route("/tuning/{id}/body", pages.body),
-        Route("/tuning/{id}/report.html", pages.report),
-        Route("/tuning/{id}/picture.svg", pages.picture),
-        Route("/api/tuning.json", pages.as_json),
-        Route("/api/tuning.csv", pages.as_csv),
-        Route("/api/tuning/{id}.json", pages.one_json),
-        Route("/api/tuning/{id}.csv", pages.one_csv),
-    ]
+    shown = {
+        "/tuning": pages.listing, "/tuning/{id}": pages.one, "/tuning/{id}/body": pages.body,
+        "/tuning/{id}/report.html": pages.report, "/tuning/{id}/picture.svg": pages.picture,
+        "/api/tuning.json": pages.as_json, "/api/tuning.csv": pages.as_csv,
+        "/api/tuning/{id}.json": pages.one_json, "/api/tuning/{id}.csv": pages.one_csv,
+    }  # fmt: skip
+    return [Route(path, answer) for path, answer in shown.items()]
