@@ -36,6 +36,9 @@ class Wire(list):
         if self.answer is not None:
             asyncio.get_running_loop().call_soon(self.answer, message)
 
+    async def close(self):
+        pass
+
 
 class Actors:
     """The actors as the driver calls them: ends wait for `may_end`."""

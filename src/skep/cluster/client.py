@@ -221,7 +221,7 @@ class ClusterClient:
         answer = await self._ask(messages.Leave(), HEADLESS_END_S if self.head_lost else END_S)
         done = self.head_lost or (answer is not None and answer.error is None)
         if self._link is not None:
-            self._link.send(messages.DriverExit())
+            await self._link.close()  # the driver ends with it
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), 3.0)

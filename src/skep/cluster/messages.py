@@ -89,13 +89,9 @@ class Leave(Struct, frozen=True, tag_field="op", tag="leave"):
     id: int = 0
 
 
-class DriverExit(Struct, frozen=True, tag_field="op", tag="exit"):
-    pass
-
-
 Question = EndReplica | ReadLog | Leave
 Order = WantReplicas | RestartReplica | Question
-ToDriver = DriverSetup | Order | DriverExit
+ToDriver = DriverSetup | Order
 
 
 # From the driver

@@ -112,7 +112,21 @@ def place_launches(
     replica. `tell` receives a line for each node left out. Raise DoesNotFit with what each node has.
     """
     starting, running = not running, running or survey.standing
-    tables = [_table(serve, settings, survey, paths, progress, running, starting=starting) for serve in settings.serve]
+    tables = []
+    for serve in settings.serve:
+        _refuse(serve)
+        engine_named(serve.engine)
+        stem = _stem(serve, settings)
+        try:
+            table = _candidates(serve, stem, survey, starting=starting)
+        except (DoesNotFit, EngineError):  # a lost node is no reason to refuse replicas that run
+            kept = _kept(serve, settings, paths, running)
+            if kept is None:
+                raise
+            tables.append(_ServeCandidates(serve, stem, kept=kept))
+            continue
+        pulls = any(node.id == survey.here and node.gpus >= table.cards and node.cpus for node in table.nodes)
+        tables.append(replace(table, weights=weights_of(serve, paths, progress, pulls=pulls)))
     threads = _threads(tables, running, avoid)
     rows = [_launches(table, survey, threads, running) for table in tables]
     launches = _all(settings, rows)
@@ -203,35 +217,16 @@ def _held(serve: Serve, path: Path) -> int:
 # The nodes of one table
 
 
-def _table(
-    serve: Serve,
-    settings: Settings,
-    survey: ClusterSurvey,
-    paths: Paths,
-    progress: PullProgress,
-    running: Sequence[Launch],
-    *,
-    starting: bool,
-) -> _ServeCandidates:
-    """Return the candidates of one [[serve]]. When `starting`, GPUs in use by others are left out."""
-    _refuse(serve)
-    engine_named(serve.engine)
-    stem = _stem(serve, settings)
-    try:
-        nodes, left_out = _nodes_for(serve, survey)
-        cards = _cards(serve, nodes)
-        if cards and starting:
-            nodes, busy = split_busy(nodes, card_share(serve))
-            left_out += busy
-            if busy and not any(node.gpus for node in nodes):
-                raise DoesNotFit(f"no card for `{serve.model}` is free: {'; '.join(map(str, busy))}", hint=BUSY_HINT)
-    except (DoesNotFit, EngineError):  # a lost node is no reason to refuse replicas that run
-        kept = _kept(serve, settings, paths, running)
-        if kept is None:
-            raise
-        return _ServeCandidates(serve, stem, kept=kept)
-    pulls = any(node.id == survey.here and node.gpus >= cards and node.cpus for node in nodes)
-    return _ServeCandidates(serve, stem, nodes, left_out, cards, weights_of(serve, paths, progress, pulls=pulls))
+def _candidates(serve: Serve, stem: str, survey: ClusterSurvey, *, starting: bool) -> _ServeCandidates:
+    """Return the nodes for one [[serve]]. When `starting`, GPUs in use by others are left out."""
+    nodes, left_out = _nodes_for(serve, survey)
+    cards = _cards(serve, nodes)
+    if cards and starting:
+        nodes, busy = split_busy(nodes, card_share(serve))
+        left_out += busy
+        if busy and not any(node.gpus for node in nodes):
+            raise DoesNotFit(f"no card for `{serve.model}` is free: {'; '.join(map(str, busy))}", hint=BUSY_HINT)
+    return _ServeCandidates(serve, stem, nodes, left_out, cards)
 
 
 def _stem(serve: Serve, settings: Settings) -> str:

@@ -99,7 +99,7 @@ class RayDriver:
     # Commands of the supervisor
 
     async def _follow_link(self) -> None:
-        while (message := await self._link.receive()) is not None and not isinstance(message, messages.DriverExit):
+        while (message := await self._link.receive()) is not None:
             if not isinstance(message, messages.DriverSetup):
                 order = asyncio.create_task(self._safely(message))
                 self._orders.add(order)
@@ -244,7 +244,10 @@ class RayDriver:
                 raise
             except Exception:  # it is restarting, or its node is gone: the last table is kept
                 await asyncio.sleep(LATE_S)
-                await self._find_registry_again()
+                with contextlib.suppress(Exception):  # there is no head
+                    loop, name = asyncio.get_running_loop(), registry_name(self._setup.hive)
+                    found: Any = await loop.run_in_executor(self._lookup, find_actor, name)
+                    self._registry = found or await loop.run_in_executor(self._lookup, self._make_registry)
                 continue
             if told["version"] != version:
                 version = told["version"]
@@ -252,13 +255,6 @@ class RayDriver:
                 self._rows = {**known, **told["rows"]}
                 self._said = {name: said for name, said in self._said.items() if name not in told["rows"]}
                 self._tell()
-
-    async def _find_registry_again(self) -> None:
-        """Find the restarted registry, or create it again if it is gone."""
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(Exception):  # there is no head: tried again after LATE_S
-            found: Any = await loop.run_in_executor(self._lookup, find_actor, registry_name(self._setup.hive))
-            self._registry = found or await loop.run_in_executor(self._lookup, self._make_registry)
 
     def _tell(self) -> None:
         """Send the rows that changed and the names of all replicas."""

@@ -149,6 +149,8 @@ class ReplicaActor:
     """One replica. Its arguments are plain documents, which outlive the process that created it."""
 
     def __init__(self, hive: str, launch: Row, policy: Row, key: str) -> None:
+        import ray
+
         self._hive = hive
         self._wanted = launch
         self._policy: RestartPolicy = from_document(policy, RestartPolicy)
@@ -167,9 +169,8 @@ class ReplicaActor:
         self._again = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
         self._instructed = asyncio.Event()
-        self._announcer = HeartbeatSender(
-            launch["name"], self._row, _own_handle(), lambda: find_actor(registry_name(hive)), heard=self._heed
-        )
+        me, find = ray.get_runtime_context().current_actor, lambda: find_actor(registry_name(hive))
+        self._announcer = HeartbeatSender(launch["name"], self._row, me, find, heard=self._heed)
         threading.Thread(target=self._run, name="replica", daemon=True).start()
 
     # Called by the driver and the registry
@@ -325,12 +326,6 @@ def check_cards(launch: Launch, again_s: float = CARDS_AGAIN_S) -> None:
             if is_last:
                 raise DoesNotFit(error.message, hint="`nvidia-smi` on that node shows which process uses it") from None
         time.sleep(again_s)
-
-
-def _own_handle() -> Any:
-    import ray
-
-    return ray.get_runtime_context().current_actor
 
 
 def _own_life() -> Row:

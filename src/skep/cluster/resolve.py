@@ -99,7 +99,8 @@ def _of_plans(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Sa
     room = sum(one.fits for one in found)
     if room < (wanted.replicas or 1):
         raise _no_room(wanted, found, room)
-    left, serves, unused, lines = wanted.replicas or room, [], [], []
+    left, serves, lines = wanted.replicas or room, [], []
+    unused: list[LeftOut] = []
     for one in found:
         count = min(one.fits, left)
         left -= count
