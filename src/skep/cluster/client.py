@@ -203,10 +203,18 @@ class ClusterClient:
 
     async def run(self, avoided: Callable[[], frozenset[str]]) -> None:
         """Keep a driver running. Raise SkepError if the cluster cannot be joined or another gateway owns the hive."""
-        self._avoided = avoided
+        self._avoided, attempt = avoided, 0
         reminding = asyncio.create_task(self._remind_on())
         try:
-            await self._keep_driver()
+            while True:
+                failed = await self._run_driver()
+                if self._closing:
+                    return
+                self._trouble = str(failed or "the Ray driver process died and is being restarted")
+                if failed is not None and (self._taken_over or not self._was_joined):
+                    raise failed
+                await asyncio.sleep(AGAIN_S[min(attempt, len(AGAIN_S) - 1)])
+                attempt = 0 if failed is None else attempt + 1
         finally:
             reminding.cancel()
 
@@ -238,7 +246,7 @@ class ClusterClient:
     def came(self, member: RemoteReplica) -> None:
         self._members[member.launch.name] = member
         self._inform(member)
-        self._remind()
+        asyncio.get_running_loop().call_soon(self._remind)  # once for all that come together
 
     async def went(self, member: RemoteReplica) -> None:
         """End a replica. If no driver can do it now, the next one ends it, because it is no longer wanted."""
@@ -268,18 +276,6 @@ class ClusterClient:
         return answer.log
 
     # The driver process
-
-    async def _keep_driver(self) -> None:
-        attempt = 0
-        while True:
-            failed = await self._run_driver()
-            if self._closing:
-                return
-            self._trouble = str(failed) if failed is not None else "the Ray driver process died and is being restarted"
-            if failed is not None and (self._taken_over or not self._was_joined):
-                raise failed
-            await asyncio.sleep(AGAIN_S[min(attempt, len(AGAIN_S) - 1)])
-            attempt = 0 if failed is None else attempt + 1
 
     async def _run_driver(self) -> SkepError | None:
         """Run one driver until it ends. Return why it could not join, if so."""

@@ -137,7 +137,9 @@ def place_launches(
     for table, row in zip(tables, rows, strict=True):
         if any(launch.name in lost for launch in row):
             raise _too_small(table, row, stays, lost, avoid)
-    missed = [one for table in tables for one in table.left_out if _is_large_enough(one.node, table.cards)]
+    missed: list[LeftOut] = []  # those that would be large enough
+    for table in tables:
+        missed += [one for one in table.left_out if (one.node.gpus >= table.cards if table.cards else one.node.cpus)]
     for line in left_out_lines(missed):
         tell(line)
     return launches
@@ -218,8 +220,18 @@ def _held(serve: Serve, path: Path) -> int:
 
 
 def _candidates(serve: Serve, stem: str, survey: ClusterSurvey, *, starting: bool) -> _ServeCandidates:
-    """Return the nodes for one [[serve]]. When `starting`, GPUs in use by others are left out."""
-    nodes, left_out = _nodes_for(serve, survey)
+    """Return the nodes that can run it, whatever is free there. When `starting`, GPUs in use by others are left out."""
+    of_kind = [node for node in survey.nodes if not serve.kind or node.kind == serve.kind]
+    if not of_kind:
+        what = f"the cluster has no node of the kind {serve.kind} that `{serve.model}` was planned for"
+        kinds = ", ".join(survey.kinds) or "no node at all"
+        raise DoesNotFit(what, hint=f"it has {kinds}; `skep up MODEL --cluster ...` plans anew")
+    lacks = [(node, _lack(serve, node)) for node in of_kind]
+    left_out = tuple(LeftOut(node, lack) for node, lack in lacks if lack is not None)
+    if len(left_out) == len(of_kind):
+        hint = "a node needs skep and the engine in the environment that its Ray was started in"
+        raise EngineError(f"no node can serve `{serve.model}`: {'; '.join(map(str, left_out))}", hint=hint)
+    nodes = tuple(node for node, lack in lacks if lack is None)
     cards = _cards(serve, nodes)
     if cards and starting:
         nodes, busy = split_busy(nodes, card_share(serve))
@@ -268,21 +280,6 @@ def _kept(serve: Serve, settings: Settings, paths: Paths, running: Sequence[Laun
     return tuple(row)
 
 
-def _nodes_for(serve: Serve, survey: ClusterSurvey) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
-    """Return the nodes that can run it, whatever is free there, and those that cannot."""
-    of_kind = [node for node in survey.nodes if not serve.kind or node.kind == serve.kind]
-    if not of_kind:
-        what = f"the cluster has no node of the kind {serve.kind} that `{serve.model}` was planned for"
-        kinds = ", ".join(survey.kinds) or "no node at all"
-        raise DoesNotFit(what, hint=f"it has {kinds}; `skep up MODEL --cluster ...` plans anew")
-    lacks = [(node, _lack(serve, node)) for node in of_kind]
-    left_out = tuple(LeftOut(node, lack) for node, lack in lacks if lack is not None)
-    if len(left_out) == len(of_kind):
-        hint = "a node needs skep and the engine in the environment that its Ray was started in"
-        raise EngineError(f"no node can serve `{serve.model}`: {'; '.join(map(str, left_out))}", hint=hint)
-    return tuple(node for node, lack in lacks if lack is None), left_out
-
-
 def _lack(serve: Serve, node: Node) -> str | None:
     if node.facts is None:
         return node.why or "was not asked"
@@ -307,10 +304,6 @@ def _cards(serve: Serve, nodes: Sequence[Node]) -> int:
 def card_share(serve: Serve) -> float:
     """Return the share of each GPU that the engine takes at the start; 0 if it takes what it needs."""
     return serve.options.memory_share or DEFAULT_SHARES.get(serve.engine, 0.0)
-
-
-def _is_large_enough(node: Node, cards: int) -> bool:
-    return node.gpus >= cards if cards else bool(node.cpus)
 
 
 # The replicas
