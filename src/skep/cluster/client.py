@@ -152,13 +152,11 @@ class RemoteReplica:
 class ClusterClient:
     """The link to one Ray driver process."""
 
-    def __init__(
-        self, cluster: Cluster, policy: RestartPolicy, log: Path, *, abandoned_after_s: float = ABANDONED_AFTER_S
-    ) -> None:
+    def __init__(self, cluster: Cluster, policy: RestartPolicy, log: Path) -> None:
         self.address = cluster.address
         self.head_lost = False
         name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        self._setup = messages.DriverSetup(cluster.address, cluster.hive, policy, abandoned_after_s, name, new_key())
+        self._setup = messages.DriverSetup(cluster.address, cluster.hive, policy, name, new_key())
         self._log = log
         self._avoided: Callable[[], frozenset[str]] = frozenset  # names of drained nodes
         self._members: dict[str, RemoteReplica] = {}
@@ -238,8 +236,7 @@ class ClusterClient:
                     self._process.kill()
         if not self._was_joined or done or self._taken_over:
             return None
-        after_s = self._setup.abandoned_after_s
-        return f"the cluster cannot be reached; replicas left on its nodes end within {after_s:g} s"
+        return f"the cluster cannot be reached; replicas left on its nodes end within {ABANDONED_AFTER_S:g} s"
 
     # Called by the remote replicas
 

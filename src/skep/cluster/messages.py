@@ -50,7 +50,6 @@ class DriverSetup(Struct, frozen=True, tag_field="op", tag="setup"):
     address: str
     hive: str
     policy: RestartPolicy
-    abandoned_after_s: float
     gateway: str  # the name of this one
     key: str  # of the engines
 

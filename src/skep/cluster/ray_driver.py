@@ -69,7 +69,7 @@ class RayDriver:
         await asyncio.to_thread(join, self._setup.address)
         import ray
 
-        self._registry = await asyncio.to_thread(self._make_registry)
+        self._registry = await asyncio.to_thread(make_registry, self._setup.hive)
         await self._claim(CLAIM_S)
         self._link.send(messages.Joined(ray.get_runtime_context().gcs_address))
         works = (self._follow_link(), self._follow_table(), self._watch_head(), self._repair_loop())
@@ -81,9 +81,6 @@ class RayDriver:
         finally:
             for task in (*tasks, *self._orders):
                 task.cancel()
-
-    def _make_registry(self) -> Any:
-        return make_registry(self._setup.hive, self._setup.abandoned_after_s)
 
     async def _claim(self, timeout_s: float = ASK_S) -> None:
         """Claim the hive and publish the restart policy. Raise TakenOver if another gateway owns it."""
@@ -245,9 +242,9 @@ class RayDriver:
             except Exception:  # it is restarting, or its node is gone: the last table is kept
                 await asyncio.sleep(LATE_S)
                 with contextlib.suppress(Exception):  # there is no head
-                    loop, name = asyncio.get_running_loop(), registry_name(self._setup.hive)
-                    found: Any = await loop.run_in_executor(self._lookup, find_actor, name)
-                    self._registry = found or await loop.run_in_executor(self._lookup, self._make_registry)
+                    loop, hive = asyncio.get_running_loop(), self._setup.hive
+                    found: Any = await loop.run_in_executor(self._lookup, find_actor, registry_name(hive))
+                    self._registry = found or await loop.run_in_executor(self._lookup, make_registry, hive)
                 continue
             if told["version"] != version:
                 version = told["version"]
