@@ -161,7 +161,7 @@ class ReplicaActor:
         self._working: asyncio.Task[None] | None = None
         self._instructed = asyncio.Event()
         me, find = ray.get_runtime_context().current_actor, lambda: find_actor(registry_name(hive))
-        self._announcer = HeartbeatSender(launch["name"], self._row, me, find, heard=self._heed)
+        self._announcer = HeartbeatSender(launch["name"], self.row, me, find, heard=self._heed)
         threading.Thread(target=self._run, name="replica", daemon=True).start()
 
     # Called by the driver and the registry
@@ -285,7 +285,7 @@ class ReplicaActor:
         if state != before["state"]:
             self._loop.call_soon_threadsafe(self._announcer.wake)
 
-    def _row(self) -> Row:
+    def row(self) -> Row:
         replica, launch, node = self._replica, self._launch, self._node
         told: Row = {**self._state, "slots": launch.slots, "launch": launch}
         if replica is not None and replica.life.state is not ReplicaState.STOPPED:
