@@ -293,10 +293,7 @@ def test_what_a_node_left_behind_is_ended_before_the_next_one(paths):
 @pytest.mark.parametrize(
     ("names", "why"),
     [
-        (
-            ("gcs_server", "ray::ReplicaActor"),
-            "the head of the cluster at 127.0.0.1:1 still runs here, only its raylet",
-        ),
+        (("gcs_server", "ray::ReplicaActor"), "head of the cluster at 127.0.0.1:1 still runs here, only its raylet"),
         (("gcs_server", "raylet"), "this machine is already a node of the cluster at 127.0.0.1:1"),
     ],
 )  # fmt: skip

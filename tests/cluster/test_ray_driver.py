@@ -17,7 +17,7 @@ from skep.engines.base import Launch, PlacementRequest
 from skep.supervisor.lifecycle import RestartPolicy
 from skep.wire.json_pipe import to_document
 
-SETUP = messages.DriverSetup("10.0.0.1:6379", "h", RestartPolicy(), 60.0, "g", "k")
+SETUP = messages.DriverSetup("10.0.0.1:6379", "h", RestartPolicy(), "g", "k")
 ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1, place=PlacementRequest())
 
 
@@ -35,6 +35,9 @@ class Wire(list):
         self.append(message)
         if self.answer is not None:
             asyncio.get_running_loop().call_soon(self.answer, message)
+
+    async def close(self):
+        pass
 
 
 class Actors:

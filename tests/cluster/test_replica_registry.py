@@ -50,7 +50,7 @@ def make(clock, ended=None, names=None):
         async def _holder(self, name):
             return names[name]
 
-    return Registry("skep", 60.0, clock)
+    return Registry("skep", clock)
 
 
 async def test_a_table_is_told_as_soon_as_it_differs(registry):
@@ -115,7 +115,7 @@ async def test_a_post_s_handle_is_kept_while_it_goes_on_and_not_for_its_successo
     assert (await registry.announce("m-0", row(state="busy")))["held"] is True, "it is not sent every time"
     await registry.announce("m-1", row("m-1", "three"), "old")
     assert (await registry.announce("m-1", row("m-1", "four")))["held"] is False
-    clock.now += 100.0
+    clock.now += 130.0
     monkeypatch.setattr("skep.cluster.replica_registry.LOOK_EVERY_S", 0.0)
     monkeypatch.setattr("skep.cluster.replica_registry.PAUSE_S", 1000.0)
     watching = asyncio.create_task(registry.watch())
@@ -169,7 +169,7 @@ async def test_a_hive_without_a_gateway_is_ended(clock, monkeypatch):
     await asyncio.sleep(0.01)
     assert not ended
     for _ in range(70):
-        clock.now += 1.0
+        clock.now += 2.0
         await asyncio.sleep(0.001)
     watching.cancel()
     assert ended[:2] == [("m-0", None), "registry"]

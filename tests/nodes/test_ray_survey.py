@@ -69,10 +69,10 @@ def test_a_node_with_another_skep_and_one_without_any_are_named_and_not_used(nod
     found = survey(nodes.address)
     assert {node.name: node.why for node in found.nodes} == {
         "head": None,
-        "older": f"runs another skep than {__version__}",
+        "older": f"runs another version than skep {__version__}",
         "without": "has no skep in the environment of its Ray",
     }
-    with pytest.raises(DoesNotFit, match=r"head has no GPU, 0 of 0 CPUs.*; older runs another skep.*; without has no"):
+    with pytest.raises(DoesNotFit, match=r"head has no GPU, 0 of 0 CPUs.*; older runs another v.*; without has no"):
         place(found, node_env, Serve(model="m", engine="fake"))
 
 
@@ -99,7 +99,7 @@ def test_a_python_of_another_minor_version_is_said_with_both(nodes):
     started_with(nodes, python_version=f"{major}.{minor}.{patch + 1}")
     assert [node.name for node in survey(nodes.address).nodes] == ["head"]
     started_with(nodes, python_version=f"{major}.{minor + 1}.0")
-    with pytest.raises(UserError, match=rf"on Python {major}\.{minor + 1}\.0, here are .* Python {major}\.{minor}\."):
+    with pytest.raises(UserError, match=rf"on Python {major}\.{minor + 1}\.0, this .* Python {major}\.{minor}\."):
         survey(nodes.address)
 
 

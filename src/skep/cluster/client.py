@@ -152,13 +152,11 @@ class RemoteReplica:
 class ClusterClient:
     """The link to one Ray driver process."""
 
-    def __init__(
-        self, cluster: Cluster, policy: RestartPolicy, log: Path, *, abandoned_after_s: float = ABANDONED_AFTER_S
-    ) -> None:
+    def __init__(self, cluster: Cluster, policy: RestartPolicy, log: Path) -> None:
         self.address = cluster.address
         self.head_lost = False
         name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        self._setup = messages.DriverSetup(cluster.address, cluster.hive, policy, abandoned_after_s, name, new_key())
+        self._setup = messages.DriverSetup(cluster.address, cluster.hive, policy, name, new_key())
         self._log = log
         self._avoided: Callable[[], frozenset[str]] = frozenset  # names of drained nodes
         self._members: dict[str, RemoteReplica] = {}
@@ -203,10 +201,18 @@ class ClusterClient:
 
     async def run(self, avoided: Callable[[], frozenset[str]]) -> None:
         """Keep a driver running. Raise SkepError if the cluster cannot be joined or another gateway owns the hive."""
-        self._avoided = avoided
+        self._avoided, attempt = avoided, 0
         reminding = asyncio.create_task(self._remind_on())
         try:
-            await self._keep_driver()
+            while True:
+                failed = await self._run_driver()
+                if self._closing:
+                    return
+                self._trouble = str(failed or "the Ray driver process died and is being restarted")
+                if failed is not None and (self._taken_over or not self._was_joined):
+                    raise failed
+                await asyncio.sleep(AGAIN_S[min(attempt, len(AGAIN_S) - 1)])
+                attempt = 0 if failed is None else attempt + 1
         finally:
             reminding.cancel()
 
@@ -221,7 +227,7 @@ class ClusterClient:
         answer = await self._ask(messages.Leave(), HEADLESS_END_S if self.head_lost else END_S)
         done = self.head_lost or (answer is not None and answer.error is None)
         if self._link is not None:
-            self._link.send(messages.DriverExit())
+            await self._link.close()  # the driver ends with it
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), 3.0)
@@ -230,15 +236,14 @@ class ClusterClient:
                     self._process.kill()
         if not self._was_joined or done or self._taken_over:
             return None
-        after_s = self._setup.abandoned_after_s
-        return f"the cluster cannot be reached; replicas left on its nodes end within {after_s:g} s"
+        return f"the cluster cannot be reached; replicas left on its nodes end within {ABANDONED_AFTER_S:g} s"
 
     # Called by the remote replicas
 
     def came(self, member: RemoteReplica) -> None:
         self._members[member.launch.name] = member
         self._inform(member)
-        self._remind()
+        asyncio.get_running_loop().call_soon(self._remind)  # once for all that come together
 
     async def went(self, member: RemoteReplica) -> None:
         """End a replica. If no driver can do it now, the next one ends it, because it is no longer wanted."""
@@ -268,18 +273,6 @@ class ClusterClient:
         return answer.log
 
     # The driver process
-
-    async def _keep_driver(self) -> None:
-        attempt = 0
-        while True:
-            failed = await self._run_driver()
-            if self._closing:
-                return
-            self._trouble = str(failed) if failed is not None else "the Ray driver process died and is being restarted"
-            if failed is not None and (self._taken_over or not self._was_joined):
-                raise failed
-            await asyncio.sleep(AGAIN_S[min(attempt, len(AGAIN_S) - 1)])
-            attempt = 0 if failed is None else attempt + 1
 
     async def _run_driver(self) -> SkepError | None:
         """Run one driver until it ends. Return why it could not join, if so."""

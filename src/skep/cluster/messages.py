@@ -50,7 +50,6 @@ class DriverSetup(Struct, frozen=True, tag_field="op", tag="setup"):
     address: str
     hive: str
     policy: RestartPolicy
-    abandoned_after_s: float
     gateway: str  # the name of this one
     key: str  # of the engines
 
@@ -89,13 +88,9 @@ class Leave(Struct, frozen=True, tag_field="op", tag="leave"):
     id: int = 0
 
 
-class DriverExit(Struct, frozen=True, tag_field="op", tag="exit"):
-    pass
-
-
 Question = EndReplica | ReadLog | Leave
 Order = WantReplicas | RestartReplica | Question
-ToDriver = DriverSetup | Order | DriverExit
+ToDriver = DriverSetup | Order
 
 
 # From the driver

@@ -112,7 +112,21 @@ def place_launches(
     replica. `tell` receives a line for each node left out. Raise DoesNotFit with what each node has.
     """
     starting, running = not running, running or survey.standing
-    tables = [_table(serve, settings, survey, paths, progress, running, starting=starting) for serve in settings.serve]
+    tables = []
+    for serve in settings.serve:
+        _refuse(serve)
+        engine_named(serve.engine)
+        stem = _stem(serve, settings)
+        try:
+            table = _candidates(serve, stem, survey, starting=starting)
+        except (DoesNotFit, EngineError):  # a lost node is no reason to refuse replicas that run
+            kept = _kept(serve, settings, paths, running)
+            if kept is None:
+                raise
+            tables.append(_ServeCandidates(serve, stem, kept=kept))
+            continue
+        pulls = any(node.id == survey.here and node.gpus >= table.cards and node.cpus for node in table.nodes)
+        tables.append(replace(table, weights=weights_of(serve, paths, progress, pulls=pulls)))
     threads = _threads(tables, running, avoid)
     rows = [_launches(table, survey, threads, running) for table in tables]
     launches = _all(settings, rows)
@@ -123,7 +137,9 @@ def place_launches(
     for table, row in zip(tables, rows, strict=True):
         if any(launch.name in lost for launch in row):
             raise _too_small(table, row, stays, lost, avoid)
-    missed = [one for table in tables for one in table.left_out if _is_large_enough(one.node, table.cards)]
+    missed: list[LeftOut] = []  # those that would be large enough
+    for table in tables:
+        missed += [one for one in table.left_out if (one.node.gpus >= table.cards if table.cards else one.node.cpus)]
     for line in left_out_lines(missed):
         tell(line)
     return launches
@@ -203,35 +219,26 @@ def _held(serve: Serve, path: Path) -> int:
 # The nodes of one table
 
 
-def _table(
-    serve: Serve,
-    settings: Settings,
-    survey: ClusterSurvey,
-    paths: Paths,
-    progress: PullProgress,
-    running: Sequence[Launch],
-    *,
-    starting: bool,
-) -> _ServeCandidates:
-    """Return the candidates of one [[serve]]. When `starting`, GPUs in use by others are left out."""
-    _refuse(serve)
-    engine_named(serve.engine)
-    stem = _stem(serve, settings)
-    try:
-        nodes, left_out = _nodes_for(serve, survey)
-        cards = _cards(serve, nodes)
-        if cards and starting:
-            nodes, busy = split_busy(nodes, card_share(serve))
-            left_out += busy
-            if busy and not any(node.gpus for node in nodes):
-                raise DoesNotFit(f"no card for `{serve.model}` is free: {'; '.join(map(str, busy))}", hint=BUSY_HINT)
-    except (DoesNotFit, EngineError):  # a lost node is no reason to refuse replicas that run
-        kept = _kept(serve, settings, paths, running)
-        if kept is None:
-            raise
-        return _ServeCandidates(serve, stem, kept=kept)
-    pulls = any(node.id == survey.here and node.gpus >= cards and node.cpus for node in nodes)
-    return _ServeCandidates(serve, stem, nodes, left_out, cards, weights_of(serve, paths, progress, pulls=pulls))
+def _candidates(serve: Serve, stem: str, survey: ClusterSurvey, *, starting: bool) -> _ServeCandidates:
+    """Return the nodes that can run it, whatever is free there. When `starting`, GPUs in use by others are left out."""
+    of_kind = [node for node in survey.nodes if not serve.kind or node.kind == serve.kind]
+    if not of_kind:
+        what = f"the cluster has no node of the kind {serve.kind} that `{serve.model}` was planned for"
+        kinds = ", ".join(survey.kinds) or "no node at all"
+        raise DoesNotFit(what, hint=f"it has {kinds}; `skep up MODEL --cluster ...` plans anew")
+    lacks = [(node, _lack(serve, node)) for node in of_kind]
+    left_out = tuple(LeftOut(node, lack) for node, lack in lacks if lack is not None)
+    if len(left_out) == len(of_kind):
+        hint = "a node needs skep and the engine in the environment that its Ray was started in"
+        raise EngineError(f"no node can serve `{serve.model}`: {'; '.join(map(str, left_out))}", hint=hint)
+    nodes = tuple(node for node, lack in lacks if lack is None)
+    cards = _cards(serve, nodes)
+    if cards and starting:
+        nodes, busy = split_busy(nodes, card_share(serve))
+        left_out += busy
+        if busy and not any(node.gpus for node in nodes):
+            raise DoesNotFit(f"no card for `{serve.model}` is free: {'; '.join(map(str, busy))}", hint=BUSY_HINT)
+    return _ServeCandidates(serve, stem, nodes, left_out, cards)
 
 
 def _stem(serve: Serve, settings: Settings) -> str:
@@ -273,21 +280,6 @@ def _kept(serve: Serve, settings: Settings, paths: Paths, running: Sequence[Laun
     return tuple(row)
 
 
-def _nodes_for(serve: Serve, survey: ClusterSurvey) -> tuple[tuple[Node, ...], tuple[LeftOut, ...]]:
-    """Return the nodes that can run it, whatever is free there, and those that cannot."""
-    of_kind = [node for node in survey.nodes if not serve.kind or node.kind == serve.kind]
-    if not of_kind:
-        what = f"the cluster has no node of the kind {serve.kind} that `{serve.model}` was planned for"
-        kinds = ", ".join(survey.kinds) or "no node at all"
-        raise DoesNotFit(what, hint=f"it has {kinds}; `skep up MODEL --cluster ...` plans anew")
-    lacks = [(node, _lack(serve, node)) for node in of_kind]
-    left_out = tuple(LeftOut(node, lack) for node, lack in lacks if lack is not None)
-    if len(left_out) == len(of_kind):
-        hint = "a node needs skep and the engine in the environment that its Ray was started in"
-        raise EngineError(f"no node can serve `{serve.model}`: {'; '.join(map(str, left_out))}", hint=hint)
-    return tuple(node for node, lack in lacks if lack is None), left_out
-
-
 def _lack(serve: Serve, node: Node) -> str | None:
     if node.facts is None:
         return node.why or "was not asked"
@@ -312,10 +304,6 @@ def _cards(serve: Serve, nodes: Sequence[Node]) -> int:
 def card_share(serve: Serve) -> float:
     """Return the share of each GPU that the engine takes at the start; 0 if it takes what it needs."""
     return serve.options.memory_share or DEFAULT_SHARES.get(serve.engine, 0.0)
-
-
-def _is_large_enough(node: Node, cards: int) -> bool:
-    return node.gpus >= cards if cards else bool(node.cpus)
 
 
 # The replicas

@@ -69,7 +69,7 @@ class RayDriver:
         await asyncio.to_thread(join, self._setup.address)
         import ray
 
-        self._registry = await asyncio.to_thread(self._make_registry)
+        self._registry = await asyncio.to_thread(make_registry, self._setup.hive)
         await self._claim(CLAIM_S)
         self._link.send(messages.Joined(ray.get_runtime_context().gcs_address))
         works = (self._follow_link(), self._follow_table(), self._watch_head(), self._repair_loop())
@@ -81,9 +81,6 @@ class RayDriver:
         finally:
             for task in (*tasks, *self._orders):
                 task.cancel()
-
-    def _make_registry(self) -> Any:
-        return make_registry(self._setup.hive, self._setup.abandoned_after_s)
 
     async def _claim(self, timeout_s: float = ASK_S) -> None:
         """Claim the hive and publish the restart policy. Raise TakenOver if another gateway owns it."""
@@ -99,7 +96,7 @@ class RayDriver:
     # Commands of the supervisor
 
     async def _follow_link(self) -> None:
-        while (message := await self._link.receive()) is not None and not isinstance(message, messages.DriverExit):
+        while (message := await self._link.receive()) is not None:
             if not isinstance(message, messages.DriverSetup):
                 order = asyncio.create_task(self._safely(message))
                 self._orders.add(order)
@@ -244,7 +241,10 @@ class RayDriver:
                 raise
             except Exception:  # it is restarting, or its node is gone: the last table is kept
                 await asyncio.sleep(LATE_S)
-                await self._find_registry_again()
+                with contextlib.suppress(Exception):  # there is no head
+                    loop, hive = asyncio.get_running_loop(), self._setup.hive
+                    found: Any = await loop.run_in_executor(self._lookup, find_actor, registry_name(hive))
+                    self._registry = found or await loop.run_in_executor(self._lookup, make_registry, hive)
                 continue
             if told["version"] != version:
                 version = told["version"]
@@ -252,13 +252,6 @@ class RayDriver:
                 self._rows = {**known, **told["rows"]}
                 self._said = {name: said for name, said in self._said.items() if name not in told["rows"]}
                 self._tell()
-
-    async def _find_registry_again(self) -> None:
-        """Find the restarted registry, or create it again if it is gone."""
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(Exception):  # there is no head: tried again after LATE_S
-            found: Any = await loop.run_in_executor(self._lookup, find_actor, registry_name(self._setup.hive))
-            self._registry = found or await loop.run_in_executor(self._lookup, self._make_registry)
 
     def _tell(self) -> None:
         """Send the rows that changed and the names of all replicas."""

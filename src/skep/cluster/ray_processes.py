@@ -225,24 +225,18 @@ def end(mark: str, patience_s: float = 8.0) -> list[int]:
     Return the process numbers that were killed.
     """
     kin = descendants(*marked(mark))  # Ray's agents and workers write over their mark
-    _ask_to_end(mark, ("raylet",), patience_s)
-    _ask_to_end(mark, None, patience_s)
-    left, now = list(marked(mark)), living()
-    _send(left, signal.SIGKILL)
+    for names in (("raylet",), None):
+        deadline, told = time.monotonic() + patience_s, set[int]()
+        while left := {pid for pid, name in marked(mark).items() if names is None or name in names}:
+            _send(left - told, signal.SIGTERM)
+            told |= left
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_EVERY_S)
+    stay, now = list(marked(mark)), living()
+    _send(stay, signal.SIGKILL)
     _send((pid for pid, begun in kin.items() if pid in now and now[pid][1] == begun), signal.SIGKILL)
-    return left
-
-
-def _ask_to_end(mark: str, names: tuple[str, ...] | None, patience_s: float) -> None:
-    """Those of these names, or all; returns when they are gone, or patience is."""
-    deadline, told = time.monotonic() + patience_s, set[int]()
-    while True:
-        left = {pid for pid, name in marked(mark).items() if names is None or name in names}
-        _send(left - told, signal.SIGTERM)
-        told |= left
-        if not left or time.monotonic() > deadline:
-            return
-        time.sleep(_LOOK_EVERY_S)
+    return stay
 
 
 def _send(pids: Iterable[int], number: signal.Signals) -> None:

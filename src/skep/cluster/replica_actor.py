@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,32 +50,23 @@ async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> None:
             await event.wait()
 
 
+@dataclass
 class HeartbeatSender:
     """Reports a replica to the registry. `find` returns the registry or raises; without a head it takes a minute.
 
     `me`: the actor's own handle. `heard` receives each answer, in the loop of `run`. Only one lookup runs at a time.
     """
 
-    def __init__(
-        self,
-        name: str,
-        row: Callable[[], Row],
-        me: Any,
-        find: Callable[[], Any],
-        *,
-        heard: Callable[[Row], None] = lambda _answer: None,
-        every_s: float = ANNOUNCE_EVERY_S,
-    ) -> None:
-        self._name = name
-        self._row = row
-        self._me = me
-        self._find = find
-        self._heard = heard
-        self._every_s = every_s
-        self._registry: Any = None
-        self._held = False  # the registry has `me`; a report with it costs a fifth more
-        self._looking: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
+    name: str
+    row: Callable[[], Row]
+    me: Any
+    find: Callable[[], Any]
+    heard: Callable[[Row], None] = lambda _answer: None
+    every_s: float = ANNOUNCE_EVERY_S
+    _registry: Any = None
+    _held: bool = False  # the registry has `me`; a report with it costs a fifth more
+    _looking: asyncio.Task[None] | None = None
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wake(self) -> None:
         """Report a change at once. Call it in the loop of `run`."""
@@ -84,17 +75,17 @@ class HeartbeatSender:
     async def run(self) -> None:
         """Report until the registry says that this actor must end."""
         while not await self._is_over():
-            await wait_for_event(self._wake, self._every_s)
+            await wait_for_event(self._wake, self.every_s)
 
     async def _is_over(self) -> bool:
         self._wake.clear()
         try:
             if self._registry is not None:
-                me, self._held = None if self._held else self._me, False
-                telling = self._registry.announce.remote(self._name, self._row(), me)
+                me, self._held = None if self._held else self.me, False
+                telling = self._registry.announce.remote(self.name, self.row(), me)
                 answer = await asyncio.wait_for(telling, TELL_TIMEOUT_S)
                 self._held = bool(answer.get("held"))
-                self._heard(answer)
+                self.heard(answer)
                 return bool(answer["end"])
         except Exception:  # noqa: S110 - the registry is away: the replica goes on serving
             pass
@@ -104,7 +95,7 @@ class HeartbeatSender:
 
     async def _look_for_registry(self) -> None:
         with contextlib.suppress(Exception):
-            found = await asyncio.to_thread(self._find)
+            found = await asyncio.to_thread(self.find)
             if found is not None and found != self._registry:
                 self._registry = found
                 self._wake.set()
@@ -148,6 +139,8 @@ class ReplicaActor:
     """One replica. Its arguments are plain documents, which outlive the process that created it."""
 
     def __init__(self, hive: str, launch: Row, policy: Row, key: str) -> None:
+        import ray
+
         self._hive = hive
         self._wanted = launch
         self._policy: RestartPolicy = from_document(policy, RestartPolicy)
@@ -166,9 +159,8 @@ class ReplicaActor:
         self._again = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
         self._instructed = asyncio.Event()
-        self._announcer = HeartbeatSender(
-            launch["name"], self._row, _own_handle(), lambda: find_actor(registry_name(hive)), heard=self._heed
-        )
+        me, find = ray.get_runtime_context().current_actor, lambda: find_actor(registry_name(hive))
+        self._announcer = HeartbeatSender(launch["name"], self.row, me, find, heard=self._heed)
         threading.Thread(target=self._run, name="replica", daemon=True).start()
 
     # Called by the driver and the registry
@@ -292,7 +284,7 @@ class ReplicaActor:
         if state != before["state"]:
             self._loop.call_soon_threadsafe(self._announcer.wake)
 
-    def _row(self) -> Row:
+    def row(self) -> Row:
         replica, launch, node = self._replica, self._launch, self._node
         told: Row = {**self._state, "slots": launch.slots, "launch": launch}
         if replica is not None and replica.life.state is not ReplicaState.STOPPED:
@@ -324,12 +316,6 @@ def check_cards(launch: Launch, again_s: float = CARDS_AGAIN_S) -> None:
             if is_last:
                 raise DoesNotFit(error.message, hint="`nvidia-smi` on that node shows which process uses it") from None
         time.sleep(again_s)
-
-
-def _own_handle() -> Any:
-    import ray
-
-    return ray.get_runtime_context().current_actor
 
 
 def _own_life() -> Row:

@@ -31,11 +31,8 @@ Row = dict[str, Any]
 class ReplicaRegistry:
     """The table of a hive; a subclass reaches Ray."""
 
-    def __init__(
-        self, hive: str, abandoned_after_s: float = ABANDONED_AFTER_S, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, hive: str, now: Callable[[], float] = time.monotonic) -> None:
         self.hive = hive
-        self._abandoned_after_s = abandoned_after_s
         self._now = now
         self._rows: dict[str, Row] = {}
         self._handles: dict[str, Any] = {}
@@ -168,7 +165,7 @@ class ReplicaRegistry:
 
     @property
     def _abandoned(self) -> bool:
-        return self._now() - self._owner_seen_at > self._abandoned_after_s
+        return self._now() - self._owner_seen_at > ABANDONED_AFTER_S
 
     async def _end_all(self) -> None:
         """End the replicas one after the other: a gateway that comes back meanwhile keeps the rest."""
@@ -193,7 +190,7 @@ HEAD_S = 10.0
 REGISTRY_BYTES = 1_000_000  # Ray honours a node preference only for actors that ask for a resource
 
 
-def make_registry(hive: str, abandoned_after_s: float = ABANDONED_AFTER_S) -> Any:
+def make_registry(hive: str) -> Any:
     """Return the hive's registry, created if needed; preferably on the head, so that both are lost together."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -204,7 +201,7 @@ def make_registry(hive: str, abandoned_after_s: float = ABANDONED_AFTER_S) -> An
     options |= {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 1000}
     if head is not None:
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(head, soft=True)
-    return ray.remote(RegistryActor).options(**options).remote(hive, abandoned_after_s)
+    return ray.remote(RegistryActor).options(**options).remote(hive)
 
 
 class RegistryActor(ReplicaRegistry):

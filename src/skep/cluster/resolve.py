@@ -51,7 +51,10 @@ def serves_for(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: S
         return (replace(_of_preset(preset, wanted, survey, say), gpus=()),)
     with_cards = [node for node in survey.nodes if node.cards]
     if is_for_embedded(wanted, llama_cards=any("llamacpp" in node.engines for node in with_cards)):
-        return (_embedded(wanted, survey),)
+        able = sum("embedded" in node.engines and node.cpus >= 1 for node in survey.nodes)
+        serve = Serve(model=wanted.model, checkpoint=wanted.checkpoint, replicas=wanted.replicas or max(1, able))
+        slots, context = wanted.slots or serve.slots, wanted.context or serve.context_tokens
+        return (replace(serve, slots=slots, context_tokens=context),)
     if not with_cards or wanted.engine not in (None, *FOR_PLANS) or is_unplanned(wanted, say):
         return (replace(as_told(wanted, paths, cards=bool(with_cards), where="in the cluster"), gpus=()),)
     if is_missing(wanted.model):  # a plan reads the configuration
@@ -74,14 +77,6 @@ def _of_preset(preset: Preset, wanted: ServeRequest, survey: ClusterSurvey, say:
     return serve
 
 
-def _embedded(wanted: ServeRequest, survey: ClusterSurvey) -> Serve:
-    """Place one replica on each node that has the engine, unless a number is given."""
-    able = sum("embedded" in node.engines and node.cpus >= 1 for node in survey.nodes)
-    serve = Serve(model=wanted.model, checkpoint=wanted.checkpoint, replicas=wanted.replicas or max(1, able))
-    slots, context = wanted.slots or serve.slots, wanted.context or serve.context_tokens
-    return replace(serve, slots=slots, context_tokens=context)
-
-
 # Plans, kind by kind
 
 
@@ -99,7 +94,8 @@ def _of_plans(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Sa
     room = sum(one.fits for one in found)
     if room < (wanted.replicas or 1):
         raise _no_room(wanted, found, room)
-    left, serves, unused, lines = wanted.replicas or room, [], [], []
+    left, serves, lines = wanted.replicas or room, [], []
+    unused: list[LeftOut] = []
     for one in found:
         count = min(one.fits, left)
         left -= count
