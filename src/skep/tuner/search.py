@@ -52,10 +52,7 @@ class Evidence:
 
     def also(self, starts: Sequence[ServerStart], beside: Sequence[ServerStart], seconds: float) -> Evidence:
         return replace(
-            self,
-            starts=(*self.starts, *starts),
-            beside=(*self.beside, *beside),
-            seconds=self.seconds + seconds,
+            self, starts=(*self.starts, *starts), beside=(*self.beside, *beside), seconds=self.seconds + seconds
         )
 
     @property

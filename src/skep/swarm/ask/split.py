@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.tokens_per_char import count_tokens
+from skep.bench.tasks import count_tokens
 from skep.errors import UserError
 from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.client import REJECTED, AttemptResult, ChatWorker, SwarmClient
