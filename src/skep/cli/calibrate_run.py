@@ -46,7 +46,12 @@ def run_calibration(options: CalibrateOptions) -> None:
         except BaseException:
             discard(store, seed)
             raise
-    _tell(found, as_json=options.as_json)
+    if options.as_json:
+        print_json(calibration_json(found))
+        return
+    print_calibration(found)
+    used = "simulated: plans do not use it" if found.simulated else "plans for this machine use it from now on"
+    note(f"kept as calibration {found.id}; {used}")
 
 
 async def _calibrate(
@@ -89,15 +94,6 @@ def _plan(options: CalibrateOptions, described: Described, budget_s: float, seed
     crowd = levels[1] if len(levels) > 1 else None
     held_back = tuple(level for level in held_back if level not in levels)
     return CalibrationPlan(crowd, held_back, budget_s, options.prompt_tokens, seed)
-
-
-def _tell(row: CalibrationRecord, *, as_json: bool) -> None:
-    if as_json:
-        print_json(calibration_json(row))
-        return
-    print_calibration(row)
-    used = "simulated: plans do not use it" if row.simulated else "plans for this machine use it from now on"
-    note(f"kept as calibration {row.id}; {used}")
 
 
 def print_calibrations(*, as_json: bool) -> None:

@@ -155,7 +155,14 @@ def run_matrix_command(file: Path, output: Path | None, *, processes: int | None
         )
     folder = user_paths(os.environ).state / "matrix"
 
-    cells = run_measuring(lambda: run_matrix(configs, lambda config: _measured(plan, config), _stored, folder, note))
+    async def measured(config: MatrixConfig) -> SweepSummary:
+        return await sweep_endpoint(plan, EndpointOptions(url=config.url, model=config.model, key_env=config.key_env))
+
+    def stored(name: str) -> SweepSummary:
+        with existing() as store:
+            return load_run(store, name)[1]
+
+    cells = run_measuring(lambda: run_matrix(configs, measured, stored, folder, note))
     tables = matrix_tables(cells, baseline)
     if output is not None:
         _write(cells, tables, output)
@@ -219,15 +226,6 @@ def plan_of(document: Mapping[str, Any]) -> SweepPlan:
         timeout_s=parse_positive_seconds(str(document.get("timeout", "15m")), "timeout", "15m"),
         kind="matrix",
     )
-
-
-async def _measured(plan: SweepPlan, config: MatrixConfig) -> SweepSummary:
-    return await sweep_endpoint(plan, EndpointOptions(url=config.url, model=config.model, key_env=config.key_env))
-
-
-def _stored(name: str) -> SweepSummary:
-    with existing() as store:
-        return load_run(store, name)[1]
 
 
 def _write(cells: Sequence[MatrixResult], tables: Sequence[Table], output: Path) -> None:

@@ -1,4 +1,4 @@
-"""The documents that `--json` prints: the JSON Schema of each, and docs/json.md.
+"""The documents that `--json` prints: the JSON Schema of each. docs/json.md is written from it.
 
 What a document holds is in documents.toml: records are named there, and their fields are read from the record itself.
 """
@@ -21,15 +21,6 @@ PLAIN: dict[str, dict[str, Any]] = {
     "bool": {"type": "boolean"},
     "any": {},
 }
-_INTRO = """\
-# JSON documents
-
-Written by `make docs` from the records themselves and from `skep/report/documents.toml`; a test holds it against them.
-
-`--json` prints one document on stdout. Keys may be added; those listed here stay. `null` is unknown, never zero.
-`skep schema NAME` prints a document's JSON Schema, `skep schema` lists the names. In the tables `X?` is X or null,
-`[X]` a list, `{X}` an object with such values by name.
-"""
 
 
 @cache
@@ -47,19 +38,19 @@ def schema_of(command: str) -> dict[str, Any]:
     if found is None:
         raise UserError(f"there is no document `{command}`", hint="`skep schema` lists the names")
     parts: dict[str, Any] = {}
-    schema = _schema(found["is"], parts)
+    schema = schema_of_type(found["is"], parts)
     draft = "https://json-schema.org/draft/2020-12/schema"
     return {"$schema": draft, "title": f"skep {command} --json", **schema, "$defs": dict(sorted(parts.items()))}
 
 
-def _schema(kind: str, parts: dict[str, Any]) -> dict[str, Any]:
+def schema_of_type(kind: str, parts: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a type as documents.toml writes it; `parts` gets the types that it refers to."""
     if "|" in kind:
-        return {"anyOf": [_schema(one, parts) for one in kind.split("|")]}
+        return {"anyOf": [schema_of_type(one, parts) for one in kind.split("|")]}
     if kind.endswith("?"):
-        return {"anyOf": [_schema(kind[:-1], parts), {"type": "null"}]}
+        return {"anyOf": [schema_of_type(kind[:-1], parts), {"type": "null"}]}
     if kind[0] in "[{":
-        inner = _schema(kind[1:-1], parts)
+        inner = schema_of_type(kind[1:-1], parts)
         return (
             {"type": "array", "items": inner} if kind[0] == "[" else {"type": "object", "additionalProperties": inner}
         )
@@ -74,7 +65,7 @@ def _schema(kind: str, parts: dict[str, Any]) -> dict[str, Any]:
         required = [*properties]
         for word, about in table.items():
             key, (own, _, meaning) = word.removesuffix("?"), about.partition(":")
-            properties[key] = _schema(own, parts) if own else properties[key]
+            properties[key] = schema_of_type(own, parts) if own else properties[key]
             properties[key] |= {"description": meaning.strip()} if meaning else {}
             required += [key] if word == key and key not in required else []
         is_open = properties.pop("*", None) is not None
@@ -93,49 +84,7 @@ def _fields_of(path: str, parts: dict[str, Any]) -> dict[str, Any]:
         if "properties" in one:  # what is printed has all fields, also those with a default
             one["required"] = [*one["properties"]]
         if title in read_documents()["type"]:
-            _schema(title, parts)
+            schema_of_type(title, parts)
         elif title != name:
             parts[title] = one
     return {key: dict(field) for key, field in found[name]["properties"].items()}
-
-
-def json_reference() -> str:
-    """Return the page docs/json.md."""
-    pages, seen = [_INTRO], set[str]()
-    for one in read_documents()["document"]:
-        heading = ", ".join(f"`skep {name} --json`" for name in one["commands"])
-        pages.append(f"## {heading}\n\n{_words(one['is'])}. {one.get('about', '')}".rstrip() + "\n")
-        parts: dict[str, Any] = {}
-        _schema(one["is"], parts)
-        for name in (name for name in parts if name not in seen and "properties" in parts[name]):
-            seen.add(name)
-            rows = (
-                f"| `{key}` | {_words_of(field)} | {field.get('description', '')} |"
-                for key, field in parts[name]["properties"].items()
-            )
-            pages.append("\n".join([f"| key of `{name}` | type | meaning |", "|---|---|---|", *rows]) + "\n")
-    return "\n".join(pages)
-
-
-def _words(kind: str) -> str:
-    kinds = (f"A list of `{one[1:-1]}`" if one.startswith("[") else f"`{one}`" for one in kind.split("|"))
-    return " or ".join(kinds)
-
-
-def _words_of(field: dict[str, Any]) -> str:
-    """Return a schema as documents.toml would write it."""
-    if "$ref" in field:
-        return str(field["$ref"].rpartition("/")[2])
-    if "enum" in field:
-        return " or ".join(map(str, field["enum"]))
-    if "anyOf" in field:
-        kinds = [_words_of(one) for one in field["anyOf"]]
-        return " or ".join(one for one in kinds if one != "null") + ("?" if "null" in kinds else "")
-    kind = str(field.get("type", "any"))
-    if kind == "array":
-        inner = field.get("items") or (field.get("prefixItems") or [{}])[0]
-        return f"[{_words_of(inner or {})}]"
-    if kind == "object":
-        more = field.get("additionalProperties", {})
-        return "{" + _words_of(more if isinstance(more, dict) else {}) + "}"
-    return {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}.get(kind, kind)
