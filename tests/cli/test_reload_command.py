@@ -125,11 +125,16 @@ def test_shares_of_slots_and_aliases_hold_at_once_and_without_a_restart(skep, co
     assert rows_of(skep)["fake-model-0"]["pid"] == before
 
 
+def pids_of(skep):
+    """Not what is busy: the gateway has yet to ask a replica that has just begun."""
+    return {name: (row["pid"], row["slots"], row["state"]) for name, row in rows_of(skep).items()}
+
+
 def test_a_file_with_an_error_changes_nothing_and_says_so(skep, configure, up, tmp_path):
     configure()
     url = up()["url"]
     good = (tmp_path / "skep.toml").read_text()
-    before = rows_of(skep)
+    before = pids_of(skep)
     for bad, complaint in [
         ("[gateway\n", "skep.toml cannot be read"),
         (good.replace("slots = 2", "slots = 0"), "`serve.0.slots`"),
@@ -141,7 +146,7 @@ def test_a_file_with_an_error_changes_nothing_and_says_so(skep, configure, up, t
         assert complaint in skep("reload", check=2).stderr
     (tmp_path / "skep.toml").unlink()
     assert "does not exist" in skep("reload", check=2).stderr
-    assert rows_of(skep) == before
+    assert pids_of(skep) == before
     assert ask(url)[0] == 200
 
 
