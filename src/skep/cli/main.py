@@ -243,6 +243,9 @@ def run(words: Sequence[str]) -> int:
 def _invoke(tree: click.Group, words: Sequence[str]) -> int:
     import click
 
+    from skep.report.terminal import speak_plainly
+
+    speak_plainly()
     try:
         return tree.main(list(words), prog_name="skep", standalone_mode=False) or 0
     except click.ClickException as error:
@@ -260,10 +263,7 @@ def _invoke(tree: click.Group, words: Sequence[str]) -> int:
 
 
 def main() -> int:
-    from skep.report.terminal import speak_plainly
-
     _open_standard_files()
-    speak_plainly()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it: the command is to go on
             signal.signal(number, _leave)
