@@ -151,20 +151,17 @@ class AlertWatcher:
         self._alarms = Alarms(known)
         self._begun = True
         for alert, entries in reversed([*zip(known, told, strict=True)]):
-            self._catch_up(alert, [(what, via) for what, _, via, _ in entries if via != "log"])
-
-    def _catch_up(self, alert: Alert, entries: Sequence[tuple[str, str]]) -> None:
-        told = {what for what, _ in entries}
-        if alert.closed_at is None:
-            ways = {via for what, via in entries if what == "opened"}
-            if not ways.issuperset(notifier.via for notifier in self._notifiers):
-                self._told_before[alert.id] = ways
-                self._notices += self._quiet.tell(alert, self._now)
-        elif "closed" not in told and self._now - alert.closed_at <= UNTOLD_FOR_S:
-            if "opened" in told:
-                self._notices += self._quiet.tell(alert, self._now)
-            else:
-                self._quiet.hold("passed", alert)
+            sent = [(what, via) for what, _, via, _ in entries if via != "log"]
+            opened, closed = ({via for what, via in sent if what == kind} for kind in ("opened", "closed"))
+            if alert.closed_at is None:
+                if not opened.issuperset(notifier.via for notifier in self._notifiers):
+                    self._told_before[alert.id] = opened
+                    self._notices += self._quiet.tell(alert, self._now)
+            elif not closed and self._now - alert.closed_at <= UNTOLD_FOR_S:
+                if opened:
+                    self._notices += self._quiet.tell(alert, self._now)
+                else:
+                    self._quiet.hold("passed", alert)
 
     def _look_at_disk(self) -> None:
         now, free, limit = self._now, self._free_bytes(), self._wanted.disk_free_bytes

@@ -74,11 +74,9 @@ def cause(events: Sequence[MonitorEvent], at: float, between: tuple[float, float
 
 def describe_events(events: Iterable[MonitorEvent]) -> str | None:
     """To be read after "when"."""
-    told: dict[EventKind, list[str]] = {kind: [] for kind in CAUSES}
-    for event in events:
-        if event.kind in told:
-            told[event.kind].append(_told(event))
-    found = told[EventKind.VERSION][:3] + told[EventKind.NOTE][:2] or told[EventKind.RESTART][:1]
+    several = list(events)
+    versions, notes, restarts = ([_told(event) for event in several if event.kind is kind] for kind in CAUSES)
+    found = versions[:3] + notes[:2] or restarts[:1]
     return " and ".join(dict.fromkeys(found)) or None
 
 

@@ -22,6 +22,10 @@ from skep.monitor.store import SeriesStore
 from skep.paths import Paths
 from skep.store.database import Store, open_store
 
+ANOTHER_RUNS_S = 30.0  # between two looks whether the other loop is gone
+READY_LOOK_S = 0.5
+END_S = 5.0
+
 
 def monitor_lock(paths: Paths) -> Path:
     return paths.state / "monitor.lock"
@@ -31,11 +35,6 @@ def hold_monitor_lock(paths: Paths) -> contextlib.AbstractContextManager[None]:
     """One loop for a store."""
     hint = "`skep monitor status` shows what it found; targets that are added now are probed by it"
     return hold_lock(monitor_lock(paths), "the monitor", hint)
-
-
-ANOTHER_RUNS_S = 30.0  # between two looks whether the other loop is gone
-READY_LOOK_S = 0.5
-END_S = 5.0
 
 
 def monitor_pid(paths: Paths) -> int | None:
@@ -49,7 +48,14 @@ def begin_with(parent_fd: int, paths: Paths, phase: Callable[[], str | None]) ->
     alone = wait_while(lambda: monitor_pid(paths) is not None, parent_fd, ANOTHER_RUNS_S)
     if not alone or not wait_while(lambda: phase() == "starting", parent_fd, READY_LOOK_S):
         return False
-    end_with(parent_fd)
+
+    def end_with_parent() -> None:
+        os.read(parent_fd, 1)  # the pipe closes however the parent ends
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(END_S)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     return True
 
 
@@ -72,18 +78,6 @@ def log_on_stderr(*, quiet: bool) -> Callable[[str], None]:
             print(now, line, file=sys.stderr, flush=True)  # noqa: T201
 
     return say
-
-
-def end_with(parent_fd: int) -> None:
-    """End this process when the parent ends: the pipe closes however the parent ends."""
-
-    def wait() -> None:
-        os.read(parent_fd, 1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(END_S)
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def probe_lock_for(paths: Paths) -> ProbeLock:

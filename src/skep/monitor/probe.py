@@ -251,7 +251,9 @@ class _ProbeRun:
         if target.kind is TargetKind.GATEWAY:
             endpoint = replace(endpoint, headers={**endpoint.headers, "x-skep-agent": PROBES_FLOW})
         self.endpoint = endpoint
-        self._fixed = knows_fixed_output(target, endpoint)
+        engine = str(endpoint.engine.get("engine", "")).lower()
+        known = engine in _KNOWS_FIXED_OUTPUT or "build" in endpoint.engine
+        self._fixed = known or target.kind is not TargetKind.ENDPOINT
         is_here = machine_of(target.url) == HERE
         nvidia = await asyncio.to_thread(machine.nvidia) if is_here else None
         meter = await asyncio.to_thread(machine.meter) if is_here else None
@@ -350,12 +352,6 @@ def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: ProbeShape,
     )
 
 
-def knows_fixed_output(target: ProbeTarget, endpoint: Endpoint) -> bool:
-    told = endpoint.engine
-    engine = str(told.get("engine", "")).lower()
-    return target.kind is not TargetKind.ENDPOINT or engine in _KNOWS_FIXED_OUTPUT or "build" in told
-
-
 def first_fault(rows: Sequence[Request]) -> ProbeFault | None:
     return next((fault for row in rows if (fault := fault_of_row(row))), None)
 
@@ -409,7 +405,7 @@ def fault_of(error: Exception) -> ProbeFault:
         kind = _kind_of_status(int(status[1])) if status else "not_json"
     elif isinstance(error, UserError):
         kind = "url" if "URL" in text else "no_model" if "serve" in text else "settings"
-    return ProbeFault(kind, _short_line(text))
+    return ProbeFault(kind, one_line(text)[:LONGEST_ERROR])
 
 
 def probe_error(probe: Probe) -> EndpointError:
@@ -430,12 +426,8 @@ def fault_of_row(row: Request) -> ProbeFault | None:
         status = row.status or 0
         kind = "no_model" if status == 404 and "model" in text.lower() else _kind_of_status(status)
         text = f"HTTP {status}: {text}"
-    return ProbeFault("not_json" if kind == "garbage" else kind, _short_line(text))
+    return ProbeFault("not_json" if kind == "garbage" else kind, one_line(text)[:LONGEST_ERROR])
 
 
 def _kind_of_status(status: int) -> str:
     return "auth" if status in (401, 403) else BUSY if status == 429 else "http"
-
-
-def _short_line(text: str) -> str:
-    return one_line(text)[:LONGEST_ERROR]
