@@ -1,4 +1,4 @@
-"""The speed model and the command line of the fake engine.
+"""The speed model, the faults and the command line of the fake engine.
 
 Preset `dual-3090` is one replica of a published rig: two RTX 3090, one replica on each, two slots per replica,
 1024 tokens in and 1024 out. Published for the pair behind plain least-connections:
@@ -19,6 +19,7 @@ import os
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from importlib.resources import files
 from typing import Any
 
@@ -26,7 +27,6 @@ import msgspec
 
 from skep.errors import UserError
 from skep.testing.fake_answers import LoadShare, Quality, parse_share, read_answers
-from skep.testing.fake_faults import InjectedFault
 from skep.testing.fake_streams import parse_form
 
 LATE_S = 0.25  # a process that was stopped for longer than this continues from now and does not catch up
@@ -89,6 +89,75 @@ class DecodeClock:
         base_s = self.deadline_s if now_s - self.deadline_s < LATE_S else now_s
         self.deadline_s = base_s + self._speed.token_s(busy, waiting)
         return self.deadline_s
+
+
+class FaultKind(Enum):
+    REFUSE = "refuse"  # the listener is closed, for `for_s` seconds or until `none`
+    SLOW_ACCEPT = "slow-accept"  # a new connection is not read for `delay_ms`
+    CLOSE_FIRST = "close-first"
+    HANG_FIRST = "hang-first"
+    HANG_MID = "hang-mid"
+    CLOSE_MID = "close-mid"
+    ERROR_500 = "500"
+    BUSY_503 = "503"
+    LIMIT_429 = "429"
+    GARBAGE = "garbage"
+    HTML = "html"
+    INVALID_JSON = "invalid-json"
+    SHORT_BODY = "short-body"
+    ENDLESS = "endless"  # an answer that goes on until the client hangs up
+    CRASH = "crash"
+    NONE = "none"  # forget all faults, listen again
+
+    @property
+    def is_mid(self) -> bool:
+        """Strikes a running request: the slot is taken, `after_tokens` tokens went out."""
+        return self in {FaultKind.HANG_FIRST, FaultKind.HANG_MID, FaultKind.CLOSE_MID, FaultKind.CRASH}
+
+
+class InjectedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    kind: FaultKind
+    times: int | None = 1  # requests (connections for slow-accept) it strikes; None: all of them
+    after_tokens: int = 0
+    path: str | None = None  # start of the paths it strikes; None: each POST under /v1/
+    reset: bool = False  # close with RST instead of FIN
+    delay_ms: float = 100.0
+    for_s: float | None = None
+    retry_after_s: int = 1
+    exit_code: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> InjectedFault:
+        """Parse a kind alone, `close-mid`, or a JSON object, `{"kind": "close-mid", "after_tokens": 3}`."""
+        return msgspec.json.decode(text, type=cls) if text.startswith("{") else cls(FaultKind(text))
+
+    def strikes(self, method: str, path: str) -> bool:
+        if self.kind is FaultKind.SLOW_ACCEPT:
+            return False
+        return path.startswith(self.path) if self.path is not None else method == "POST" and path.startswith("/v1/")
+
+
+class FaultPlan:
+    """The faults still to come, oldest first. A fault leaves when it struck its number of times."""
+
+    def __init__(self) -> None:
+        self.faults: list[InjectedFault] = []
+
+    def for_request(self, method: str, path: str) -> InjectedFault | None:
+        return self._take(lambda fault: fault.strikes(method, path))
+
+    def for_connection(self) -> InjectedFault | None:
+        return self._take(lambda fault: fault.kind is FaultKind.SLOW_ACCEPT)
+
+    def _take(self, wanted: Callable[[InjectedFault], bool]) -> InjectedFault | None:
+        for place, fault in enumerate(self.faults):
+            if wanted(fault):
+                if fault.times is not None and fault.times > 1:
+                    self.faults[place] = msgspec.structs.replace(fault, times=fault.times - 1)
+                elif fault.times is not None:
+                    del self.faults[place]
+                return fault
+        return None
 
 
 KEY_VARIABLE = "SKEP_ENGINE_KEY"

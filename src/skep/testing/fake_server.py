@@ -18,9 +18,8 @@ import msgspec
 
 from skep.errors import UserError
 from skep.testing.fake_answers import FakeAnswer, FakeRequest, QualityPolicy, answer, halved, parse_request, thinking
-from skep.testing.fake_faults import FaultKind, FaultPlan, InjectedFault
 from skep.testing.fake_http import FakeConnection, HttpRequest
-from skep.testing.fake_options import DecodeClock
+from skep.testing.fake_options import DecodeClock, FaultKind, FaultPlan, InjectedFault
 from skep.testing.fake_streams import AnswerHead, StreamEncoder, whole_answer
 
 J = TypeVar("J")
@@ -88,10 +87,6 @@ class FakeJob:
         self._stream: StreamEncoder | None = None
         self._opened = False  # the answer's head is out
         self._started_s = self._first_s = self._last_s = 0.0
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self.ask.prompt_tokens
 
     def start(self, table: SlotTable[FakeJob]) -> None:
         """Begin the prefill: the job has a slot."""
@@ -172,16 +167,11 @@ class FakeJob:
 
     def _timings(self) -> dict[str, Any]:
         """As llama.cpp reports them, from the moments at which tokens really left."""
-        prompt_ms = (self._first_s - self._started_s) * 1000
+        count, prompt_ms = self.ask.prompt_tokens, (self._first_s - self._started_s) * 1000
         decode_ms = (self._last_s - self._first_s) * 1000
-        per_second = self.prompt_tokens / max(prompt_ms, 0.001) * 1000
-        timings = {
-            "cache_n": 0,
-            "prompt_n": self.prompt_tokens,
-            "prompt_ms": prompt_ms,
-            "prompt_per_second": per_second,
-        }
-        timings |= {"prompt_per_second": per_second, "predicted_n": self.produced, "predicted_ms": decode_ms}
+        timings: dict[str, Any] = {"cache_n": 0, "prompt_n": count, "prompt_ms": prompt_ms}
+        timings["prompt_per_second"] = count / max(prompt_ms, 0.001) * 1000
+        timings |= {"predicted_n": self.produced, "predicted_ms": decode_ms}
         if self.produced > 1 and decode_ms > 0:
             timings["predicted_per_token_ms"] = decode_ms / (self.produced - 1)
             timings["predicted_per_second"] = (self.produced - 1) / decode_ms * 1000
@@ -211,13 +201,8 @@ class FakeServer:
         self.connections_total = self.requests = self.hangups = self.prompt_tokens = self._tokens_of_the_gone = 0
         self.last_request: HttpRequest | None = None
         self._ready_at_s = time.monotonic() + options.load_s
-        self.routes: dict[tuple[str, str], Route] = {
-            ("GET", "/health"): lambda _, connection: connection.send_json(200, {"status": "ok"}),
-            ("GET", "/v1/models"): self._models,
-            ("GET", "/slots"): self._slots,
-            ("GET", "/metrics"): self._metrics,
-            ("GET", "/props"): self._props,
-        }
+        self.routes: dict[tuple[str, str], Route] = {("GET", "/metrics"): self._metrics}
+        self.routes |= {("GET", path): self._tell for path in ("/health", "/v1/models", "/slots", "/props")}
 
     @property
     def output_tokens(self) -> int:
@@ -277,8 +262,10 @@ class FakeServer:
     def _post(self, request: HttpRequest, connection: FakeConnection, fault: InjectedFault | None) -> None:
         self.requests += 1
         self.last_request = request
-        if request.path not in GENERATIONS:
-            self._echo(request, connection)
+        if request.path not in GENERATIONS:  # an echo
+            kind = request.headers.get("content-type", "application/octet-stream")
+            digest = hashlib.sha256(request.body).hexdigest()
+            connection.send(200, request.body, content_type=kind, x_body_sha256=digest)
             return
         try:
             ask = parse_request(request.body, chat=GENERATIONS[request.path])
@@ -319,9 +306,8 @@ class FakeServer:
 
     def _left(self, job: FakeJob) -> None:
         self._tokens_of_the_gone += job.produced
-        self.prompt_tokens += job.prompt_tokens if job.produced else 0
-        heir = self.table.leave(job)
-        if heir is not None:
+        self.prompt_tokens += job.ask.prompt_tokens if job.produced else 0
+        if (heir := self.table.leave(job)) is not None:
             heir.start(self.table)
         self._changed()
 
@@ -333,6 +319,7 @@ class FakeServer:
         self.requests += 1
         self.last_request = request
         self._changed()
+        retry = {"retry_after": str(fault.retry_after_s)}
         match fault.kind:
             case FaultKind.CLOSE_FIRST | FaultKind.CLOSE_MID:
                 connection.close(reset=fault.reset)
@@ -341,11 +328,9 @@ class FakeServer:
             case FaultKind.ERROR_500:
                 _send_error(connection, 500, "the fake engine fails as asked", "server_error")
             case FaultKind.BUSY_503:
-                wait_s = str(fault.retry_after_s)
-                _send_error(connection, 503, "busy as asked", "unavailable_error", retry_after=wait_s)
+                _send_error(connection, 503, "busy as asked", "unavailable_error", **retry)
             case FaultKind.LIMIT_429:
-                wait_s = str(fault.retry_after_s)
-                _send_error(connection, 429, "too many requests, as asked", "rate_limit_error", retry_after=wait_s)
+                _send_error(connection, 429, "too many requests, as asked", "rate_limit_error", **retry)
             case FaultKind.GARBAGE:
                 connection.write(b"\x15\x03\x01\x00\x02\x02\x16 not HTTP at all\n")
                 connection.close()
@@ -371,21 +356,20 @@ class FakeServer:
 
     # What the engine tells about itself.
 
-    def _models(self, _request: HttpRequest, connection: FakeConnection) -> None:
-        model = {"id": self.options.model, "object": "model", "created": 0, "owned_by": "skep-fake"}
-        model["meta"] = {"n_ctx": self.options.ctx, "n_ctx_train": self.options.ctx}
-        connection.send_json(200, {"object": "list", "data": [model]})
-
-    def _slots(self, _request: HttpRequest, connection: FakeConnection) -> None:
-        each = {"n_ctx": self.options.ctx}
+    def _tell(self, request: HttpRequest, connection: FakeConnection) -> None:
+        name, ctx = self.options.model, self.options.ctx
+        model = {"id": name, "object": "model", "created": 0, "owned_by": "skep-fake"}
+        model["meta"] = {"n_ctx": ctx, "n_ctx_train": ctx}
+        props = {"default_generation_settings": {"n_ctx": ctx}, "total_slots": self.options.slots}
+        props |= {"model_alias": name, "model_path": f"{name}.gguf", "build_info": "skep-fake"}
         jobs = enumerate(self.table.slots())
-        connection.send_json(200, [{"id": place, **each, "is_processing": job is not None} for place, job in jobs])
-
-    def _props(self, _request: HttpRequest, connection: FakeConnection) -> None:
-        options = self.options
-        props = {"default_generation_settings": {"n_ctx": options.ctx}, "total_slots": options.slots}
-        about = {"model_alias": options.model, "model_path": f"{options.model}.gguf", "build_info": "skep-fake"}
-        connection.send_json(200, props | about)
+        documents = {
+            "/health": {"status": "ok"},
+            "/v1/models": {"object": "list", "data": [model]},
+            "/slots": [{"id": place, "n_ctx": ctx, "is_processing": job is not None} for place, job in jobs],
+            "/props": props,
+        }
+        connection.send_json(200, documents[request.path])
 
     def _metrics(self, _request: HttpRequest, connection: FakeConnection) -> None:
         label = f'{{model_name="{self.options.model}"}}'
@@ -399,34 +383,26 @@ class FakeServer:
         lines += [f"# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value}\n" for _, name, kind, value in figures]
         connection.send(200, "".join(lines).encode(), content_type="text/plain; version=0.0.4")
 
-    def _echo(self, request: HttpRequest, connection: FakeConnection) -> None:
-        kind = request.headers.get("content-type", "application/octet-stream")
-        digest = hashlib.sha256(request.body).hexdigest()
-        connection.send(200, request.body, content_type=kind, x_body_sha256=digest)
-
     # The control port, or /fake/ on the other one.
 
     def _steer(self, request: HttpRequest, connection: FakeConnection) -> None:
         try:
-            self._route(request, connection)
+            match request.method, request.path:
+                case "GET", "/fake/state":
+                    connection.send_json(200, self.state())
+                case "POST", "/fake/fault":
+                    self._apply(msgspec.json.decode(request.body, type=InjectedFault))
+                    if self._opening is None:
+                        connection.send_json(200, {})
+                    else:  # once the listener is open again
+                        self._opening.add_done_callback(lambda _: connection.send_json(200, {}))
+                case "POST", "/fake/wait":
+                    self._waiters.append((json.loads(request.body), connection))
+                    self._changed()
+                case _:
+                    connection.send_json(404, {"error": {"message": f"no route {request.path}"}})
         except (UserError, ValueError, TypeError, msgspec.ValidationError) as error:
             connection.send_json(400, {"error": {"message": str(error)}})
-
-    def _route(self, request: HttpRequest, connection: FakeConnection) -> None:
-        match request.method, request.path:
-            case "GET", "/fake/state":
-                connection.send_json(200, self.state())
-            case "POST", "/fake/fault":
-                self._apply(msgspec.json.decode(request.body, type=InjectedFault))
-                if self._opening is None:
-                    connection.send_json(200, {})
-                else:  # once the listener is open again
-                    self._opening.add_done_callback(lambda _: connection.send_json(200, {}))
-            case "POST", "/fake/wait":
-                self._waiters.append((json.loads(request.body), connection))
-                self._changed()
-            case _:
-                connection.send_json(404, {"error": {"message": f"no route {request.path}"}})
 
     def state(self) -> dict[str, Any]:
         last = self.last_request
