@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import Annotated, Any, Literal
@@ -136,19 +137,11 @@ class RunTools:
         self-contained: the model sees nothing but its own prompt. Tasks are retried, checked against their schema and
         journalled, so none is lost. Bad tasks are refused before anything runs. Then call swarm_wait in a loop."""
 
-        def read() -> list[Task]:
-            given = [
-                {"": task, "item": task} if isinstance(task, str) else task for task in tasks
-            ]  # as a template has it
-            return tasks_of(
-                tasks if template is None else given,
-                template=template,
-                system=system,
-                schema=schema,
-                max_tokens=max_tokens,
-            )
-
-        return await self._dispatch(await asyncio.to_thread(read), model, SwarmRunOptions(agents=agents), name)
+        given = tasks
+        if template is not None:
+            given = [{"": task, "item": task} if isinstance(task, str) else task for task in tasks]
+        shared = partial(tasks_of, template=template, system=system, schema=schema, max_tokens=max_tokens)
+        return await self._dispatch(await asyncio.to_thread(shared, given), model, SwarmRunOptions(agents=agents), name)
 
     async def swarm_dispatch_file(
         self,
@@ -188,20 +181,7 @@ class RunTools:
         """Wait until a run has ended or the time is up, whichever is first, and say how it stands: counts, estimated
         time left, speed, the newest failures. Never longer than 45 s a call: while the state is `running`, call it
         again."""
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + min(max(0.0, seconds), self._longest_wait_s)
-        told, tell_at = 0.0, loop.time()
-        while True:
-            standing = await asyncio.to_thread(self._standing, run)
-            now = loop.time()
-            if standing["state"] in ENDED or now >= ends:
-                return await asyncio.to_thread(self._standing, run, whole=True)
-            if now >= tell_at:
-                done, failed = standing["done"], standing["failed"]
-                told, tell_at = max(round(told + 0.001, 3), done + failed), now + TELL_S
-                words = f"{done} of {standing['total']} done{f', {failed} failed' if failed else ''}"
-                await ctx.report_progress(told, standing["total"], f"{words}, {standing['left']} left")
-            await asyncio.sleep(min(LOOK_S, max(0.0, ends - now)))
+        return await self._wait(run, min(max(0.0, seconds), self._longest_wait_s), ctx)
 
     def swarm_results(
         self,
@@ -249,13 +229,7 @@ class RunTools:
                     runs.set_cancelled(found.id, self._place.clock())
                 return found.id
 
-        run_id = await asyncio.to_thread(cancel)
-        ends = asyncio.get_running_loop().time() + CANCEL_S
-        while True:
-            standing = await asyncio.to_thread(self._standing, run_id)
-            if standing["state"] in ENDED or asyncio.get_running_loop().time() >= ends:
-                return await asyncio.to_thread(self._standing, run_id, whole=True)
-            await asyncio.sleep(LOOK_S)
+        return await self._wait(await asyncio.to_thread(cancel), CANCEL_S)
 
     def swarm_resume(self, run: Run) -> Answer:
         """Go on with a run that was cancelled or whose process died: only what has no result yet is done. Tasks that
@@ -320,6 +294,22 @@ class RunTools:
             "next": f"call swarm_wait with run `{run_id}`, again and again until its state is `done`",
             "at_once": min(counts) if isinstance(slots, int) or order.agents else None,
         }
+
+    async def _wait(self, run: str, seconds: float, ctx: Context[Any, Any] | None = None) -> Answer:
+        """Until the run has ended or the time is up; `ctx` hears of its progress."""
+        loop = asyncio.get_running_loop()
+        ends, told, tell_at = loop.time() + seconds, 0.0, loop.time()
+        while True:
+            standing = await asyncio.to_thread(self._standing, run)
+            now = loop.time()
+            if standing["state"] in ENDED or now >= ends:
+                return await asyncio.to_thread(self._standing, run, whole=True)
+            if ctx is not None and now >= tell_at:
+                done, failed = standing["done"], standing["failed"]
+                told, tell_at = max(round(told + 0.001, 3), done + failed), now + TELL_S
+                words = f"{done} of {standing['total']} done{f', {failed} failed' if failed else ''}"
+                await ctx.report_progress(told, standing["total"], f"{words}, {standing['left']} left")
+            await asyncio.sleep(min(LOOK_S, max(0.0, ends - now)))
 
     def _standing(self, run: str, *, whole: bool = False) -> Answer:
         """`whole`: with the speed and the newest failures."""

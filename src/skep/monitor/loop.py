@@ -16,17 +16,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from skep.errors import StoreError
 from skep.monitor.alerts import AlertWatcher
 from skep.monitor.history import find_changes
-from skep.monitor.probe import Lengths, probe_target
-from skep.monitor.records import HOUR_S, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeSample, ProbeTarget
+from skep.monitor.probe import BEGAN_AT, TOKENS_TOTAL, Lengths, machine_of, probe_target
+from skep.monitor.records import BUSY, HOUR_S, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeSample, ProbeTarget
 from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, Agenda, Due, Era, Moment, ProbeSchedule
 from skep.monitor.store import SeriesStore
-from skep.monitor.versions import LastSeen, events_since, machine_of
 from skep.paths import user_paths
 from skep.store.connection import is_about_a_row
 from skep.supervisor.control import replica_key
@@ -146,6 +146,59 @@ class WriteBuffer:
             return False
         told = self._series.events(min(since, event.at), math.inf, event.target)
         return any((one.kind, one.detail) == (event.kind, dict(event.detail)) for one in told)
+
+
+SAME_BEGIN_S = 2.0
+_NO_EVENT = ("server",)  # a front may answer for several servers
+
+
+@dataclass(slots=True)
+class LastSeen:
+    """What the probes of one target have shown until now."""
+
+    outcome: ProbeOutcome | None = None
+    ended_at: float | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    began_at: float | None = None
+    tokens_total: float | None = None
+
+    def take(self, probe: Probe) -> None:
+        """Missed ones have shown nothing."""
+        if probe.outcome is ProbeOutcome.MISSED:
+            return
+        self.outcome = self.outcome if probe.error_kind == BUSY else probe.outcome  # neither up nor down
+        self.ended_at = probe.ended_at
+        self.versions |= probe.versions
+        self.began_at = probe.host_number(BEGAN_AT) or self.began_at
+        self.tokens_total = probe.host_number(TOKENS_TOTAL) or self.tokens_total
+
+
+def events_since(seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
+    """Events between what was seen and this probe. Nothing is said of what was not known before."""
+    at = probe.due_at if probe.started_at is None else probe.started_at
+    news: list[MonitorEvent] = []
+
+    def tell(kind: EventKind, text: str, **detail: object) -> None:
+        news.append(MonitorEvent(at, kind, text, probe.target, {"since": seen.ended_at, **detail}))
+
+    failed, had_failed = (outcome is ProbeOutcome.FAILED for outcome in (probe.outcome, seen.outcome))
+    if probe.error_kind != BUSY and failed and not had_failed:
+        tell(EventKind.DOWN, f"down: {probe.error or probe.error_kind}", error_kind=probe.error_kind)
+    elif probe.error_kind != BUSY and had_failed and not failed:
+        tell(EventKind.UP, "up again")
+    began, tokens = probe.host_number(BEGAN_AT), probe.host_number(TOKENS_TOTAL)
+    if began is not None and seen.began_at is not None:
+        anew = abs(began - seen.began_at) > SAME_BEGIN_S
+    else:  # by its count of tokens, which only a new process lowers
+        anew = tokens is not None and seen.tokens_total is not None and tokens < seen.tokens_total
+    if anew:
+        tell(EventKind.RESTART, "started anew")
+    for name, value in sorted(probe.versions.items()):
+        before = seen.versions.get(name)
+        if before is not None and before != value and name not in _NO_EVENT:
+            text = f"{name.replace('_', ' ')} changed from {before} to {value}"
+            tell(EventKind.VERSION, text, **{"what": name, "from": before, "to": value})
+    return news
 
 
 GRACE_S = 150.0  # after the hour its requests are summarised: the gateway writes its rows in batches

@@ -7,6 +7,7 @@ Uses the load generator's own sender: times are those of network reads, tokens c
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
 import re
 import secrets
@@ -14,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from random import Random
 from statistics import median
 from typing import Any
@@ -38,10 +40,10 @@ from skep.monitor.records import (
     one_line,
 )
 from skep.monitor.schedule import Due
-from skep.monitor.versions import BEGAN_AT, HERE, TOKENS_TOTAL, machine_of, read_versions
 from skep.store.records import Request
 from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import fetch
+from skep.wire.fetch import fetch, fetch_if_there
+from skep.wire.heads import parse_url
 from skep.wire.prometheus import parse_metrics
 from skep.workload.calibration import TokenCalibration, calibrate
 from skep.workload.drills import drills
@@ -160,6 +162,47 @@ class Lengths:
         known = self.calibration
         fewest = math.ceil(FEWEST_PIECES * CHARS_PER_PIECE / known.chars_per_token + known.overhead_tokens)
         return next(coding_prompts(rng, tokens=max(tokens, fewest), **known.lengths))
+
+
+HERE = "here"
+BEGAN_AT, TOKENS_TOTAL = "process_began_at", "tokens_total"  # in a probe's `host`
+_VERSION_PATHS = {"vllm": "/version", "ollama": "/api/version", "sglang": "/get_server_info"}
+
+
+def machine_of(url: str) -> str:
+    """Return which machine a target runs on, so that two probes do not disturb each other there."""
+    try:
+        host = parse_url(url)[0].host.lower()
+    except UserError:
+        return url
+    if host in ("localhost", "") or host.endswith(".localhost"):
+        return HERE
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    return HERE if address.is_loopback or address.is_unspecified else host
+
+
+async def read_versions(endpoint: Endpoint, pool: Pool, nvidia: NvidiaReport | None) -> dict[str, str]:
+    """`nvidia`: of this machine, where the target runs here. What is not told is not there."""
+    told = endpoint.engine
+    found: dict[str, object] = {"skep": __version__, "model": endpoint.model}
+    if isinstance(told.get("model_path"), str):
+        found["model"] = PurePath(told["model_path"].replace("\\", "/")).name or endpoint.model
+    meta = told.get("meta")
+    if isinstance(meta, Mapping):
+        found["weights_bytes"] = meta.get("size")
+    found |= {name: told.get(name) for name in ("engine", "build", "server")}
+    engine = "ollama" if endpoint.api == "ollama" else str(told.get("engine", "")).lower()
+    if engine in _VERSION_PATHS and "build" not in told:
+        headers = dict(endpoint.headers)
+        answer = await fetch_if_there(pool, "GET", _VERSION_PATHS[engine], headers=headers, timeout_s=ASK_S)
+        version = answer.document().get("version") if answer else None
+        found["build"] = version if isinstance(version, str) else None
+    if nvidia is not None:
+        found |= {"driver": nvidia.driver_version, "cuda": nvidia.cuda_version}
+    return {name: str(value) for name, value in found.items() if value not in (None, "")}
 
 
 FIND_S = 10.0  # to tell which models it serves

@@ -168,8 +168,18 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def parse_options(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the options by their names. Times are in real seconds: `--time-scale` is applied."""
-    parser = make_parser()
+    """Return the options of `fake_options.toml` by name. Times are in real seconds: `--time-scale` is applied."""
+    kinds: dict[str, Callable[[str], Any]] = {
+        "int": int, "float": float, "curve": TokenTimeCurve.parse, "form": parse_form, "fault": InjectedFault.parse,
+        "answers": read_answers, "share": parse_share, "above": LoadShare.parse,
+    }  # fmt: skip
+    parser = argparse.ArgumentParser(prog="fake_engine", allow_abbrev=False, description="A fake engine for tests.")
+    parser.add_argument("--preset", choices=list(PRESETS))
+    text = files("skep.testing").joinpath("fake_options.toml").read_text(encoding="utf-8")
+    for name, told in tomllib.loads(text).items():
+        if "type" in told:
+            told["type"] = kinds[told["type"]]
+        parser.add_argument(f"--{name}", **told)
     try:
         args = parser.parse_args(argv)
         if args.preset is not None:
@@ -189,19 +199,3 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     args.quality = Quality(args.wrong_share, args.flip_share, *above, seed=args.seed)
     args.key = os.environ.get(KEY_VARIABLE, "")
     return args
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the options in `fake_options.toml`."""
-    kinds: dict[str, Callable[[str], Any]] = {
-        "int": int, "float": float, "curve": TokenTimeCurve.parse, "form": parse_form, "fault": InjectedFault.parse,
-        "answers": read_answers, "share": parse_share, "above": LoadShare.parse,
-    }  # fmt: skip
-    parser = argparse.ArgumentParser(prog="fake_engine", allow_abbrev=False, description="A fake engine for tests.")
-    parser.add_argument("--preset", choices=list(PRESETS))
-    text = files("skep.testing").joinpath("fake_options.toml").read_text(encoding="utf-8")
-    for name, told in tomllib.loads(text).items():
-        if "type" in told:
-            told["type"] = kinds[told["type"]]
-        parser.add_argument(f"--{name}", **told)
-    return parser
