@@ -243,8 +243,14 @@ def check_document(
     found = find_alerts(series, wanted, now, free_bytes=free)
     judged = [alert for alert in found if (alert.rule, alert.target) not in places]
     targets = [_checked(one, now) for one in target_statuses(series, now, with_readings=False)]
-    overdue = [target for target in targets if target["overdue"]]
-    wrong = [alert_document(alert) for alert in [*known, *judged]] + [_unwatched(one, running) for one in overdue]
+    wrong = [alert_document(alert) for alert in [*known, *judged]]
+    who = "the monitor runs but does not get to it" if running else "nobody watches: `skep monitor run` is not running"
+    for name, one in ((target["name"], target) for target in targets if target["overdue"]):
+        since = "it was added" if one["last_probe_at"] is None else "the last one"
+        text = f"{name}: a probe is overdue by {format_seconds(one['overdue_s'])} since {since}; {who}"
+        told = {"rule": "unwatched", "target": name, "message": text, "value": one["overdue_s"]}
+        never = dict.fromkeys(("opened_at", "closed_at", "closed_because"))
+        wrong.append({**told, "limit": 2 * one["every_s"], **never})
     return {
         "ok": not wrong,
         "at": now,
@@ -266,12 +272,3 @@ def _checked(one: TargetStatus, now: float) -> dict[str, Any]:
         "overdue_s": overdue_s or 0.0,
         **{name: getattr(last, name, None) for name in ("error_kind", "error")},
     }
-
-
-def _unwatched(target: Mapping[str, Any], running: bool | None) -> dict[str, Any]:
-    who = "the monitor runs but does not get to it" if running else "nobody watches: `skep monitor run` is not running"
-    since = "it was added" if target["last_probe_at"] is None else "the last one"
-    text = f"{target['name']}: a probe is overdue by {format_seconds(target['overdue_s'])} since {since}; {who}"
-    told = {"rule": "unwatched", "target": target["name"], "message": text}
-    figures = {"value": target["overdue_s"], "limit": 2 * target["every_s"]}
-    return {**told, **figures, **dict.fromkeys(("opened_at", "closed_at", "closed_because"))}

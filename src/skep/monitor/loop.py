@@ -311,9 +311,12 @@ class Loop:
         for missed in agenda.missed:
             self._backlog.put(missed)
             self._say(f"monitor.missed target={missed.target!r} slots={missed.slots} why={missed.error!r}")
-        away = away_event(agenda.missed, now.wall)
-        if away is not None:
-            self._backlog.put(None, events=[away])
+        told = {NOT_RUNNING[0], ASLEEP[0], CLOCK_FORWARD[0]}
+        if away := [probe for probe in agenda.missed if probe.error_kind in told]:  # one mark for the whole time
+            since = min(probe.due_at for probe in away)
+            text = f"nobody watched for {format_seconds(now.wall - since)}: {away[0].error}"
+            detail = {"from": since, "error_kind": away[0].error_kind}
+            self._backlog.put(None, events=[MonitorEvent(now.wall, EventKind.MONITOR, text, None, detail)])
         await self._in_thread(self._backlog.write)
 
     async def _probe(self, due: Due, machine: str) -> None:
@@ -382,27 +385,14 @@ class Loop:
             self._say(f"monitor.failed {where} why={error!r}")
 
 
-def away_event(missed: Sequence[Probe], now: float) -> MonitorEvent | None:
-    """Return one mark on the axis for the whole time in which nobody watched."""
-    told = {NOT_RUNNING[0], ASLEEP[0], CLOCK_FORWARD[0]}
-    away = [probe for probe in missed if probe.error_kind in told]
-    if not away:
-        return None
-    since = min(probe.due_at for probe in away)
-    text = f"nobody watched for {format_seconds(now - since)}: {away[0].error}"
-    return MonitorEvent(now, EventKind.MONITOR, text, None, {"from": since, "error_kind": away[0].error_kind})
-
-
 def last_seen(series: SeriesStore, target: str, known: LastSeen | None = None) -> LastSeen:
     """From the probes that are stored; the last one may have failed before it told any version.
 
     `known`: what was seen already, to which only a later probe can add.
     """
-    latest = series.latest(target)
-    seen = known or LastSeen()
-    if known is None:
-        for probe in reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK)):
-            seen.take(probe)
+    seen, latest = known or LastSeen(), series.latest(target)
+    for probe in reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK)) if known is None else ():
+        seen.take(probe)
     if latest is not None and (known is None or known.ended_at is None or latest[0].ended_at > known.ended_at):
         seen.take(latest[0])
     return seen

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from skep.config.settings import Monitor
@@ -20,7 +21,7 @@ from skep.monitor.alerts import AlertWatcher, free_bytes_of
 from skep.monitor.loop import Loop, ProbeLock, prober_with
 from skep.monitor.store import SeriesStore
 from skep.paths import Paths
-from skep.store.database import Store, open_store
+from skep.store.database import open_store
 
 ANOTHER_RUNS_S = 30.0  # between two looks whether the other loop is gone
 READY_LOOK_S = 0.5
@@ -90,21 +91,19 @@ def run_monitor(
 ) -> None:
     """Probe what is due until SIGTERM or Ctrl-C. Raises EngineError where another one does already."""
     with hold_monitor_lock(paths), open_store(paths.store) as store:
-        say(f"monitor.begins targets={len(SeriesStore(store).targets())} pid={os.getpid()}")
-        asyncio.run(_watch_over(store, wanted, say, env, probe_lock_for(paths), once=once))
+        series = SeriesStore(store)
+
+        async def watch_over() -> None:
+            """What waits to be told when it ends gets a moment."""
+            free = partial(free_bytes_of, store.path)
+            async with AlertWatcher(series, wanted, env=env, log=say, free_bytes=free) as watch:
+                watcher = Loop(series, prober_with(env), say=say, watch=watch, turns=probe_lock_for(paths))
+                watching = asyncio.ensure_future(watcher.run(once=once))
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    asyncio.get_running_loop().add_signal_handler(number, watching.cancel)
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watching
+
+        say(f"monitor.begins targets={len(series.targets())} pid={os.getpid()}")
+        asyncio.run(watch_over())
     say("monitor.ends")
-
-
-async def _watch_over(
-    store: Store, wanted: Monitor, say: Callable[[str], None], env: Mapping[str, str], turns: ProbeLock, *, once: bool
-) -> None:
-    """What waits to be told when it ends gets a moment."""
-    series = SeriesStore(store)
-    async with AlertWatcher(series, wanted, env=env, log=say, free_bytes=lambda: free_bytes_of(store.path)) as watch:
-        watcher = Loop(series, prober_with(env), say=say, watch=watch, turns=turns)
-        watching = asyncio.ensure_future(watcher.run(once=once))
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, watching.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 import httptools
 
-from skep.testing.fake_streams import to_json
+from skep.testing.fake_answers import to_json
 
 REPEAT_S = 0.001
 

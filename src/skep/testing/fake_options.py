@@ -26,8 +26,7 @@ from typing import Any
 import msgspec
 
 from skep.errors import UserError
-from skep.testing.fake_answers import LoadShare, Quality, parse_share, read_answers
-from skep.testing.fake_streams import parse_form
+from skep.testing.fake_answers import LoadShare, Quality, parse_form, parse_share, read_answers
 
 LATE_S = 0.25  # a process that was stopped for longer than this continues from now and does not catch up
 

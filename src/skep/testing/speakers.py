@@ -18,10 +18,9 @@ from pathlib import Path
 
 import uvloop
 
-from skep.testing.fake_engine import RoutesOf, serve
+from skep.testing.fake_engine import FakeServer, Route, RoutesOf, serve
 from skep.testing.fake_http import FakeConnection, HttpRequest
 from skep.testing.fake_options import parse_options
-from skep.testing.fake_server import FakeServer, Route
 
 SGLANG_VERSION = "0.5.12"
 OLLAMA_VERSION = "0.24.3"
