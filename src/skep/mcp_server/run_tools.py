@@ -83,12 +83,10 @@ class RunLauncher:
         self._started: dict[str, Popen[bytes]] = {}
 
     def start(self, run_id: str, after_cancel: int) -> None:
-        """Nothing where it is at work already. `after_cancel`: the newest there is; after another, it is not begun.
-
-        `-P`: the client's folder, which may hold anything, is no place to import from.
-        """
+        """Nothing where it is at work already. `after_cancel`: the newest there is; after another, it is not begun."""
         if self.is_alive(run_id):
             return
+        # -P: the client's folder, which may hold anything, is no place to import from.
         argv = [sys.executable, "-P", "-m", "skep.mcp_server.worker", run_id, str(after_cancel)]
         try:
             with open_log(self._log_of(run_id), empty=True) as output:

@@ -36,10 +36,7 @@ def main() -> int:
 
 
 async def _work(run_id: str, after_cancel: int) -> None:
-    """TERM and Ctrl-C end it in order: what is under way is written down as cancelled, what is done is kept.
-
-    A run that was cancelled while this process was starting is not begun.
-    """
+    """TERM and Ctrl-C end it in order. A run that was cancelled while this process was starting is not begun."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -19,16 +19,7 @@ from skep.config.monitor import Monitor, parse_quiet_hours
 from skep.errors import SkepError, UserError
 from skep.monitor import evaluate
 from skep.monitor.evaluate import Alarms, find_alerts, findings_of
-from skep.monitor.notify import (
-    Log,
-    Notice,
-    NotificationQueues,
-    Notifier,
-    QuietHoursPolicy,
-    Secrets,
-    log_line,
-    notifiers_of,
-)
+from skep.monitor.notify import Notice, NotificationQueues, Notifier, QuietHoursPolicy, Secrets, log_line, notifiers_of
 from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome
 from skep.monitor.status import TargetState, TargetStatus, alert_document, target_statuses
 from skep.monitor.store import SeriesStore
@@ -61,7 +52,7 @@ class AlertWatcher:
         wanted: Monitor,
         *,
         env: Mapping[str, str],
-        log: Log,
+        log: Callable[[str], None],
         free_bytes: Callable[[], int | None],
         zone: tzinfo | None = None,
         host: str | None = None,
@@ -139,7 +130,13 @@ class AlertWatcher:
             watched = [target.name for target in self._series.targets()]
             self._carry_out(self._alarms.forget(watched, self._now))
         with self._never_raising("disk"):
-            self._look_at_disk()
+            now, free, limit = self._now, self._free_bytes(), self._wanted.disk_free_bytes
+            if free is not None and limit:
+                self._trend = [(at, then) for at, then in self._trend if now - DAY_S <= at <= now]
+                if not self._trend or now - self._trend[-1][0] >= DISK_EVERY_S:
+                    self._trend.append((now, free))
+                finding = evaluate.disk(free, self._trend, limit)
+                self._carry_out(self._alarms.feed([finding], now) if finding is not None else [])
         self._notices += self._quiet.release(self._now)
 
     def _begin(self) -> None:
@@ -162,17 +159,6 @@ class AlertWatcher:
                     self._notices += self._quiet.tell(alert, self._now)
                 else:
                     self._quiet.hold("passed", alert)
-
-    def _look_at_disk(self) -> None:
-        now, free, limit = self._now, self._free_bytes(), self._wanted.disk_free_bytes
-        if free is None or not limit:
-            return
-        kept = [(at, then) for at, then in self._trend if now - DAY_S <= at <= now]
-        if not kept or now - kept[-1][0] >= DISK_EVERY_S:
-            kept.append((now, free))
-        self._trend = kept
-        finding = evaluate.disk(free, kept, limit)
-        self._carry_out(self._alarms.feed([finding], now) if finding is not None else [])
 
     def _carry_out(self, changed: Sequence[Alert]) -> None:
         for one in changed:

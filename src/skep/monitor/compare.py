@@ -186,10 +186,7 @@ def other_lengths(shape: ProbeShape, a: ProbeTarget | None, b: ProbeTarget | Non
 
 
 def _shared(series: SeriesStore, a: str, b: str) -> Iterator[SeriesKey]:
-    """Yield what both have, as A's series: one speed for each kind of run, TTFT, and quality.
-
-    The engine's own speed only where both tell it: its clock and the client's do not measure the same.
-    """
+    """Yield what both have, as A's series. The engine's own speed only where both tell it: clocks differ."""
     both = {replace(key, target=a) for key in _keys(series, b)} & set(_keys(series, a))
     kinds = {(key.heat, key.shape, key.concurrency) for key in both}
     for heat, shape, concurrency in sorted(kinds, key=lambda kind: (_FIRST[kind[0]], kind[2], kind[1] != "short")):

@@ -59,10 +59,7 @@ def figure(value: float, metric: SeriesMetric) -> str:
 
 
 def cause(events: Sequence[MonitorEvent], at: float, between: tuple[float, float], every_s: float) -> str | None:
-    """Return what happened nearest to `at`, of all that lies inside `between` or within one interval of it.
-
-    What lies within one interval of the nearest belongs to it: an upgrade is told, and not the restart it took.
-    """
+    """Return what happened nearest to `at`, with what lies within one interval of it; None: nothing did."""
     near = [
         event for event in events if event.kind in CAUSES and between[0] - every_s <= event.at <= between[1] + every_s
     ]

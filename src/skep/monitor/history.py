@@ -156,10 +156,7 @@ def read_window(
 def compare_recent(
     reading: WindowReading, changes: Sequence[SeriesChange], until: float, *, more_is_better: bool
 ) -> tuple[SeriesComparison, float] | None:
-    """Return the last day against the week before, or what of it came after the last change; with that time in seconds.
-
-    None where either has too few values to be compared.
-    """
+    """Return the last day against the week before it, or what came after the last change; with that time in seconds."""
     edge = until - LATE_S
     start = max([edge - BEFORE_S, *(change.at for change in changes if change.at < until)])
     before, late = reading.quiet(start, edge), reading.quiet(edge, until)

@@ -267,10 +267,7 @@ class Loop:
             self._backlog.write()
 
     async def _turn(self, tasks: asyncio.TaskGroup) -> Agenda | None:
-        """Start the probes that are due. Return None where the write buffer is full.
-
-        Raise StoreError where the file was deleted or replaced while the loop ran.
-        """
+        """Start the probes that are due. Return None where the write buffer is full."""
         now = self._moment()
         if self._series.store.moved:
             raise StoreError("the store was deleted or replaced while the monitor ran", hint="start it anew")
@@ -386,10 +383,7 @@ class Loop:
 
 
 def last_seen(series: SeriesStore, target: str, known: LastSeen | None = None) -> LastSeen:
-    """From the probes that are stored; the last one may have failed before it told any version.
-
-    `known`: what was seen already, to which only a later probe can add.
-    """
+    """From the stored probes. `known`: what was seen already, to which only a later probe can add."""
     seen, latest = known or LastSeen(), series.latest(target)
     for probe in reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK)) if known is None else ():
         seen.take(probe)
@@ -399,10 +393,7 @@ def last_seen(series: SeriesStore, target: str, known: LastSeen | None = None) -
 
 
 def prober_with(env: Mapping[str, str]) -> Prober:
-    """Real probes, with keys from these variables. What one learns of a target's tokens is there for the next.
-
-    A replica of the hive that runs here wants that hive's key, which is another one after a new start.
-    """
+    """Real probes, with keys from these variables or of the hive that runs here; what one learns of tokens is kept."""
     lengths: dict[str, Lengths] = {}
     paths = user_paths(env)
 
@@ -446,9 +437,7 @@ async def probe_by_hand(
 
 
 def _log_line(probe: Probe, samples: Sequence[ProbeSample]) -> str:
-    words = [f"monitor.probed target={probe.target!r} outcome={probe.outcome}"]
-    if probe.error_kind is not None:
-        words.append(f"kind={probe.error_kind} why={probe.error!r}")
+    failed = "" if probe.error_kind is None else f" kind={probe.error_kind} why={probe.error!r}"
     hot = [sample.tok_s for sample in samples if sample.heat == "hot" and sample.tok_s is not None]
-    words += [f"tok_s={hot[0]:.1f}"] if hot else []
-    return " ".join([*words, *(["busy=true"] if probe.busy else [])])
+    speed, busy = f" tok_s={hot[0]:.1f}" if hot else "", " busy=true" if probe.busy else ""
+    return f"monitor.probed target={probe.target!r} outcome={probe.outcome}{failed}{speed}{busy}"

@@ -141,10 +141,7 @@ _SANE = (1.0, 12.0)  # characters to a token
 
 
 class Lengths:
-    """Characters per token of a target, learnt from the token counts in its answers.
-
-    No request is sent for it: that would warm up a target that is to be measured cold.
-    """
+    """Characters per token of a target, learnt from its answers alone: a request for it would warm it up."""
 
     def __init__(self) -> None:
         self._counted: deque[tuple[str, int]] = deque(maxlen=REMEMBERED)
@@ -234,10 +231,7 @@ async def probe_target(
     lengths: Lengths | None = None,
     nonce: str | None = None,
 ) -> tuple[Probe, list[ProbeSample]]:
-    """`key`: the value of the variable `target.key_env`, None where it is not set.
-
-    `lengths`: what earlier probes of it have learnt, where they are remembered. `nonce`: of this probe alone.
-    """
+    """`key`: the value of the variable `target.key_env`. `lengths`: what earlier probes of the target have learnt."""
     target, started_at, began_s = due.target, clock(), time.monotonic()
     fault: ProbeFault | None = None
     found = _ProbeRun(target, clock, Random(nonce or secrets.token_hex(8)), lengths or Lengths())
@@ -371,10 +365,7 @@ class _ProbeRun:
 
 
 def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: ProbeShape, concurrency: int) -> ProbeSample:
-    """Of a stream: medians over the streams that succeeded. Of the run: all their tokens over its wall time.
-
-    An answer of a few words has no speed: a model may end when it likes where it cannot be told to go on.
-    """
+    """Of a stream: medians over those that succeeded. Of the run: all their tokens over its wall time."""
     good = [row for row in rows if row.ok]
     whole = [row for row in good if (row.output_tokens or 0) >= FEWEST_TOKENS]
     bit_by_bit = [row for row in whole if not row.arrivals_s or len(set(row.arrivals_s)) >= FEWEST_READS]

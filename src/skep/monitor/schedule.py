@@ -88,10 +88,7 @@ class _TargetProgress:
 
 
 class ProbeSchedule:
-    """`look` as often as wanted; what it returns as eras and missed ones counts as written from then on.
-
-    `started`, then `finished` or `broken_off`, for each probe. A target under way is left alone.
-    """
+    """`look`, then `started` and `finished` or `broken_off` for each probe. What `look` returns counts as written."""
 
     def __init__(self, eras: Iterable[Era] = (), last: Mapping[str, tuple[int, int]] | None = None) -> None:
         """`last`: of each target, the era and slot that its rows have come to."""

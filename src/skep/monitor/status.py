@@ -192,10 +192,7 @@ def target_statuses(series: SeriesStore, now: float, *, with_readings: bool = Tr
 def latest_and_week(
     series: SeriesStore, key: SeriesKey, now: float, fresh_s: float
 ) -> tuple[SeriesPoint | None, list[float]]:
-    """Return the latest value, None where it is older than `fresh_s`, and those of 7 days without the busy ones.
-
-    Where a target is probed so often that a week is many samples, hours stand for them.
-    """
+    """Return the latest value, None if older than `fresh_s`, and those of 7 days, or their hours, without busy ones."""
     since, most = now - WINDOW_S, int(WINDOW_S / HOUR_S) * MOST_POINTS_AN_HOUR
     points = series.points(key, since, now, limit=most + 1)
     if len(points) > most:
@@ -246,10 +243,7 @@ METRIC_NAMES = {  # in Prometheus, and what it is
 
 
 def metrics_page(series: SeriesStore, now: float) -> bytes:
-    """Return what `GET /metrics` of the dashboard answers. docs/metrics.md has a heading for each metric.
-
-    Bounded: so many targets and series and no more, whatever is in the store; how many were left out is told.
-    """
+    """Return what `GET /metrics` of the dashboard answers, for so many targets and series; docs/metrics.md has each."""
     standing = target_statuses(series, now, with_readings=False)[:MOST_TARGETS]
     fresh = {one.target.name: fresh_s(one.target) for one in standing}
     keys = [key for key in series.keys(None) if key.target in fresh or key.heat is Heat.SEEN]

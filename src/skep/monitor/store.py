@@ -284,10 +284,7 @@ class SeriesStore:
         )
 
     def summarise_gateway(self, until: float) -> int:
-        """Close the hours of the gateway's requests that ended two minutes before `until`; how many had any.
-
-        Those of a day are one transaction; reading holds nobody up.
-        """
+        """Close the hours of the gateway's requests that ended two minutes before `until`; how many had any."""
         end = start_of(until - WRITTEN_WITHIN_S, HOUR_S)
         marks = self.store.read("SELECT at FROM watermarks WHERE name = ?", _MARK)
         at = marks[0]["at"] if marks else self.store.read("SELECT min(arrived_at) FROM gateway_requests")[0][0]
@@ -383,10 +380,7 @@ def span_row(
 
 
 def update_spans(connection: Connection, target: str, samples: Iterable[ProbeSample], thinned_before: float) -> None:
-    """Write the hours and days that these samples, stored already, belong to.
-
-    A day whose samples were thinned stays as it is: what is left of it would tell of a part only.
-    """
+    """Write the hours and days that these stored samples belong to. A day that was thinned stays as it is."""
     days: dict[tuple[object, ...], list[ProbeSample]] = defaultdict(list)
     for sample in samples:
         if sample.error_kind is None:  # what failed has no figures that count
