@@ -97,11 +97,10 @@ def describe_change(change: SeriesChange, zone: tzinfo | None = None) -> str:
     if change.because is not None:
         return f"{since}, when {change.because}"
     first, last = change.between
+    unknown = "nothing is known to have happened"
     if last - first > 4 * HOUR_S:
-        return (
-            f"{since} (95 %: between {clock(first, zone)} and {moment(last, zone)}); nothing is known to have happened"
-        )
-    return f"{since}; nothing is known to have happened then"
+        return f"{since} (95 %: between {clock(first, zone)} and {moment(last, zone)}); {unknown}"
+    return f"{since}; {unknown} then"
 
 
 def describe_drift(drift: SlowDrift, zone: tzinfo | None = None) -> str:
