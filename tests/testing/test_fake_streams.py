@@ -7,14 +7,7 @@ import json
 import pytest
 
 from skep.errors import UserError
-from skep.testing.fake_answers import (
-    FORMS,
-    WORDS,
-    AnswerHead,
-    StreamEncoder,
-    parse_form,
-    parse_request,
-)
+from skep.testing.fake_answers import FORMS, WORDS, AnswerHead, StreamEncoder, parse_form, parse_request
 
 HEAD = AnswerHead("chatcmpl-1", "fake-model", 0, chat=True, prompt_tokens=5)
 TOKENS = tuple(WORDS[:7])
