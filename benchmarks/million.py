@@ -37,8 +37,7 @@ from skep.monitor.records import (
     SeriesMetric,
     SpanKind,
 )
-from skep.monitor.spans import PUT_SPAN, series_id, span_row, start_of, update_spans
-from skep.monitor.store import SeriesStore
+from skep.monitor.store import PUT_SPAN, SeriesStore, series_id, span_row, start_of, update_spans
 from skep.store.database import open_store
 from skep.store.rows import insert, insert_all
 

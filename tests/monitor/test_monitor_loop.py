@@ -15,8 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from soak_month import VirtualLoop
 
 from skep.errors import EngineError, StoreError
-from skep.monitor.loop import Loop, WriteBuffer, probe_by_hand, prober_with
+from skep.monitor.loop import LastSeen, Loop, WriteBuffer, events_since, probe_by_hand, prober_with
 from skep.monitor.main import hold_monitor_lock
+from skep.monitor.probe import machine_of
 from skep.monitor.records import (
     EventKind,
     Heat,
@@ -29,7 +30,6 @@ from skep.monitor.records import (
 )
 from skep.monitor.schedule import Moment
 from skep.monitor.store import SeriesStore
-from skep.monitor.versions import LastSeen, events_since, machine_of
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine

@@ -5,8 +5,6 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-from skep.monitor import prometheus
-from skep.monitor.prometheus import MOST_SERIES, NAMES
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
@@ -19,6 +17,7 @@ from skep.monitor.records import (
     ProbeShape,
     ProbeTarget,
 )
+from skep.monitor.status import METRIC_NAMES, MOST_SERIES, metrics_page
 
 NOW = 1_794_700_000.0
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
@@ -62,7 +61,7 @@ def test_the_last_value_and_the_median_of_seven_days_are_told(series):
     series.put_target(box)
     for hours, speed in ((200, 1.0), (30, 80.0), (20, 90.0), (10, 100.0), (1, 70.0)):  # the first one is too old
         probed(series, box, NOW - hours * HOUR_S, tok_s=speed, ttft_ms=250.0)
-    found = parsed(prometheus.text(series, NOW))
+    found = parsed(metrics_page(series, NOW))
     assert found[of_box("skep_monitor_tokens_per_second")] == 70
     assert found[of_box("skep_monitor_tokens_per_second_median_7d")] == 85
     assert found[of_box("skep_monitor_tokens_per_second_mad_7d")] == 10
@@ -78,7 +77,7 @@ def test_what_is_old_or_unknown_has_no_line(series):
     box = ProbeTarget("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
     series.put_target(box)
     probed(series, box, NOW - 20 * HOUR_S, tok_s=70.0)
-    found = parsed(prometheus.text(series, NOW))
+    found = parsed(metrics_page(series, NOW))
     assert of_box("skep_monitor_tokens_per_second") not in found
     assert found[of_box("skep_monitor_tokens_per_second_median_7d")] == 70
     assert not [key for key in found if "engine" in key or "alerts" in key]
@@ -90,7 +89,7 @@ def test_busy_samples_are_not_in_the_median(series):
     series.put_target(box)
     probed(series, box, NOW - 3 * HOUR_S, tok_s=80.0)
     probed(series, box, NOW - 1 * HOUR_S, running=3, tok_s=20.0)
-    found = parsed(prometheus.text(series, NOW))
+    found = parsed(metrics_page(series, NOW))
     assert found[of_box("skep_monitor_tokens_per_second_median_7d")] == 80
     assert found['skep_monitor_target_state{target="box",state="busy"}'] == 1
 
@@ -103,14 +102,14 @@ def test_a_removed_target_is_not_told_and_alerts_are_counted(series):
     series.put_target(ProbeTarget("box", "http://127.0.0.1:1", added_at=NOW))
     series.open_alert(Alert(AlertRule.DISK, None, NOW, 'the disk "fills"'))
     series.open_alert(Alert(AlertRule.DOWN, "box", NOW, "it is down"))
-    found = parsed(prometheus.text(series, NOW))
+    found = parsed(metrics_page(series, NOW))
     assert not [key for key in found if "gone" in key]
     assert found['skep_monitor_alerts_open{target="",rule="disk"}'] == 1
     assert found['skep_monitor_alerts_open{target="box",rule="down"}'] == 1
 
 
 def test_an_empty_store_is_no_error(series):
-    assert parsed(prometheus.text(series, NOW)) == {"skep_monitor_series_left_out{}": 0}
+    assert parsed(metrics_page(series, NOW)) == {"skep_monitor_series_left_out{}": 0}
 
 
 def test_more_series_than_anybody_wants_are_left_out_and_counted(series):
@@ -119,7 +118,7 @@ def test_more_series_than_anybody_wants_are_left_out_and_counted(series):
     samples = [ProbeSample(NOW - HOUR_S, Heat.HOT, ProbeShape.SHORT, c, tok_s=50.0) for c in range(1, MOST_SERIES + 11)]
     probe = Probe("box", 0, 1, NOW - HOUR_S, NOW - HOUR_S + 5, ProbeOutcome.DONE)
     series.append_probe(probe, samples)
-    found = parsed(prometheus.text(series, NOW))
+    found = parsed(metrics_page(series, NOW))
     assert found["skep_monitor_series_left_out{}"] == 10
     assert len([key for key in found if key.startswith("skep_monitor_tokens_per_second{")]) == MOST_SERIES
 
@@ -129,8 +128,8 @@ def test_the_page_names_every_metric_and_no_other(series):
     series.put_target(box)
     probed(series, box, NOW - HOUR_S, tok_s=50.0)
     series.open_alert(Alert(AlertRule.DOWN, "box", NOW, "it is down"))
-    own = {key.partition("{")[0] for key in parsed(prometheus.text(series, NOW))}
-    own = {re.sub(r"_(median|mad)_7d$", "", name) for name in own} | {name for name, _ in NAMES.values()}
+    own = {key.partition("{")[0] for key in parsed(metrics_page(series, NOW))}
+    own = {re.sub(r"_(median|mad)_7d$", "", name) for name in own} | {name for name, _ in METRIC_NAMES.values()}
     assert set(re.findall(r"^\| `(skep_monitor_[a-z0-9_]+)`", PAGE, re.MULTILINE)) == own
 
 

@@ -21,7 +21,7 @@ import pytest
 from fake_raw_client import call, chat, read_all, send
 
 from skep.errors import EngineError
-from skep.testing.fake_faults import FaultPlan, InjectedFault
+from skep.testing.fake_options import FaultPlan, InjectedFault
 from skep.testing.process import FakeEngine
 
 

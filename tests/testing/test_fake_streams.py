@@ -7,8 +7,7 @@ import json
 import pytest
 
 from skep.errors import UserError
-from skep.testing.fake_answers import WORDS, answer, parse_request
-from skep.testing.fake_streams import FORMS, AnswerHead, StreamEncoder, parse_form, whole_answer
+from skep.testing.fake_answers import FORMS, WORDS, AnswerHead, StreamEncoder, parse_form, parse_request
 
 HEAD = AnswerHead("chatcmpl-1", "fake-model", 0, chat=True, prompt_tokens=5)
 TOKENS = tuple(WORDS[:7])
@@ -120,7 +119,7 @@ def test_unknown_form_is_the_callers_mistake():
 
 def test_whole_answer_has_the_same_words():
     """A chat answer has a message, a completion has text."""
-    body = json.loads(whole_answer(HEAD, parse_form("reasoning"), TOKENS, "stop", {}))
+    body = json.loads(HEAD.whole_answer(parse_form("reasoning"), TOKENS, "stop", {}))
     message = body["choices"][0]["message"]
     assert message["reasoning_content"] + message["content"] == "".join(TOKENS)
     assert body["usage"]["total_tokens"] == 5 + len(TOKENS)
@@ -133,5 +132,5 @@ def test_whole_answer_has_the_same_words():
 def test_answer_has_the_tokens_asked_for(fields, count, finish):
     """Never more than the context leaves room for."""
     ask = parse_request(json.dumps({"prompt": "a b", **fields}).encode(), chat=False)
-    got = answer(ask, default_tokens=9, ctx=20)
+    got = ask.answer(default_tokens=9, ctx=20)
     assert (len(got.tokens), got.finish_reason) == (count, finish)

@@ -8,8 +8,8 @@ from itertools import count
 import pytest
 
 from skep.errors import UserError
+from skep.testing.fake_engine import SlotTable
 from skep.testing.fake_options import LATE_S, DecodeClock, Speed, TokenTimeCurve, parse_options
-from skep.testing.fake_server import SlotTable
 
 
 @pytest.mark.parametrize(("busy", "ms"), [(0, 10), (1, 10), (2, 12), (3, 14), (4, 16), (9, 16)])

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from skep.errors import UserError
 from skep.paths import Paths
@@ -14,6 +15,8 @@ from skep.supervisor.control import ask, local_key, socket_of
 from skep.swarm.client import URL_VARIABLE
 from skep.swarm.records import SwarmRun
 from skep.swarm.store import SwarmStore
+
+Answer = dict[str, Any]  # of a tool: what is unknown is None in it, and left out on the wire
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def listen(
     on_ready: Callable[[str], None] = lambda _url: None,
 ) -> AsgiServer:
     """Bind the port and return the server; its `run` serves. `on_ready` is called with the URL."""
-    keys, hosts = _keys(place, host), frozenset((*LOOPBACK, host)) if host in LOOPBACK else None
+    hosts, keys = (frozenset(LOOPBACK), None) if host in LOOPBACK else (None, _keys(place, host))
     app = make_server(place).streamable_http_app(
         streamable_http_path=PATH,
         max_request_body_size=BODY_BYTES,
@@ -87,10 +87,8 @@ def listen(
     )
 
 
-def _keys(place: ServerContext, host: str) -> AcceptedKeys | None:
+def _keys(place: ServerContext, host: str) -> AcceptedKeys:
     """The gateway's rule: beyond loopback a key is wanted."""
-    if host in LOOPBACK:
-        return None
     keys = AcceptedKeys(keys_path(place.paths), place.env.get("SKEP_API_KEY"))
     if not len(keys):
         hint = "`skep key add NAME` makes a key; or set SKEP_API_KEY, or bind 127.0.0.1"

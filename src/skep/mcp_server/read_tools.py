@@ -17,8 +17,8 @@ from pydantic import Field
 from skep.bench.endpoint import models_of
 from skep.bench.records import SweepSummary
 from skep.errors import EndpointError, SkepError, UserError
-from skep.mcp_server.context import ServerContext
-from skep.mcp_server.format import Answer, short_progress
+from skep.mcp_server.context import Answer, ServerContext
+from skep.mcp_server.run_tools import short_progress
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.supervisor.control import NotRunning

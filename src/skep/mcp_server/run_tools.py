@@ -7,11 +7,13 @@ looks. So a client may go away at any moment and ask again later.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import Annotated, Any, Literal
@@ -22,14 +24,22 @@ from pydantic import Field
 from skep.bench.endpoint import find_endpoint
 from skep.errors import EndpointError, EngineError, UserError
 from skep.files import lock_holder, open_log
-from skep.mcp_server.context import ServerContext
-from skep.mcp_server.format import ENDED, Answer, full_result, page_of, run_progress, short_progress
+from skep.mcp_server.context import Answer, ServerContext
 from skep.paths import Paths
-from skep.store.database import open_store
+from skep.store.database import Store, open_store
 from skep.swarm.journal import as_it_stands, create_run, lock_path
-from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, TaskEnding, run_options_from_json
+from skep.swarm.records import (
+    SwarmRun,
+    SwarmRunOptions,
+    SwarmRunState,
+    Task,
+    TaskEnding,
+    TaskResult,
+    run_options_from_json,
+)
 from skep.swarm.store import SwarmStore
 from skep.swarm.task_file import read_tasks, tasks_of
+from skep.units import shortened
 
 LONGEST_WAIT_S = 44.0  # with its answer a call stays below 45 s; clients give up on longer ones
 LOOK_S, TELL_S = 0.25, 1.0
@@ -51,6 +61,19 @@ Schema = Annotated[
 MaxTokens = Annotated[int | None, Field(ge=1, description="Longest answer, in tokens.")]
 Name = Annotated[str, Field(description="A word to find the run by in swarm_list.", max_length=200)]
 
+ENDED = ("done", "stopped", "cancelled")
+NEWEST_FAILURES = 5
+ERROR_CHARS = 300
+WHOLE_CHARS = 20_000
+STARTING_S = 20.0  # until the process of a new run has said that it is there
+# A run may have thousands of answers, and is asked after every minute: they are counted where they lie.
+_SETTLED = "SELECT count(*), sum(output_tokens) FROM swarm_results WHERE run_id = ? AND ended_at >= ?"
+_NEWEST_FAILED = """
+SELECT swarm_tasks.id, error, error_kind
+FROM swarm_results JOIN swarm_tasks ON swarm_tasks.key = swarm_results.task
+WHERE swarm_results.run_id = ? AND ending = 'failed' ORDER BY ended_at DESC LIMIT ?
+"""
+
 
 class RunLauncher:
     """Starts processes that work on runs: in sessions of their own, so that they outlive this server and its client."""
@@ -60,12 +83,10 @@ class RunLauncher:
         self._started: dict[str, Popen[bytes]] = {}
 
     def start(self, run_id: str, after_cancel: int) -> None:
-        """Nothing where it is at work already. `after_cancel`: the newest there is; after another, it is not begun.
-
-        `-P`: the client's folder, which may hold anything, is no place to import from.
-        """
+        """Nothing where it is at work already. `after_cancel`: the newest there is; after another, it is not begun."""
         if self.is_alive(run_id):
             return
+        # -P: the client's folder, which may hold anything, is no place to import from.
         argv = [sys.executable, "-P", "-m", "skep.mcp_server.worker", run_id, str(after_cancel)]
         try:
             with open_log(self._log_of(run_id), empty=True) as output:
@@ -136,19 +157,11 @@ class RunTools:
         self-contained: the model sees nothing but its own prompt. Tasks are retried, checked against their schema and
         journalled, so none is lost. Bad tasks are refused before anything runs. Then call swarm_wait in a loop."""
 
-        def read() -> list[Task]:
-            given = [
-                {"": task, "item": task} if isinstance(task, str) else task for task in tasks
-            ]  # as a template has it
-            return tasks_of(
-                tasks if template is None else given,
-                template=template,
-                system=system,
-                schema=schema,
-                max_tokens=max_tokens,
-            )
-
-        return await self._dispatch(await asyncio.to_thread(read), model, SwarmRunOptions(agents=agents), name)
+        given = tasks
+        if template is not None:
+            given = [{"": task, "item": task} if isinstance(task, str) else task for task in tasks]
+        shared = partial(tasks_of, template=template, system=system, schema=schema, max_tokens=max_tokens)
+        return await self._dispatch(await asyncio.to_thread(shared, given), model, SwarmRunOptions(agents=agents), name)
 
     async def swarm_dispatch_file(
         self,
@@ -188,20 +201,7 @@ class RunTools:
         """Wait until a run has ended or the time is up, whichever is first, and say how it stands: counts, estimated
         time left, speed, the newest failures. Never longer than 45 s a call: while the state is `running`, call it
         again."""
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + min(max(0.0, seconds), self._longest_wait_s)
-        told, tell_at = 0.0, loop.time()
-        while True:
-            standing = await asyncio.to_thread(self._standing, run)
-            now = loop.time()
-            if standing["state"] in ENDED or now >= ends:
-                return await asyncio.to_thread(self._standing, run, whole=True)
-            if now >= tell_at:
-                done, failed = standing["done"], standing["failed"]
-                told, tell_at = max(round(told + 0.001, 3), done + failed), now + TELL_S
-                words = f"{done} of {standing['total']} done{f', {failed} failed' if failed else ''}"
-                await ctx.report_progress(told, standing["total"], f"{words}, {standing['left']} left")
-            await asyncio.sleep(min(LOOK_S, max(0.0, ends - now)))
+        return await self._wait(run, min(max(0.0, seconds), self._longest_wait_s), ctx)
 
     def swarm_results(
         self,
@@ -249,13 +249,7 @@ class RunTools:
                     runs.set_cancelled(found.id, self._place.clock())
                 return found.id
 
-        run_id = await asyncio.to_thread(cancel)
-        ends = asyncio.get_running_loop().time() + CANCEL_S
-        while True:
-            standing = await asyncio.to_thread(self._standing, run_id)
-            if standing["state"] in ENDED or asyncio.get_running_loop().time() >= ends:
-                return await asyncio.to_thread(self._standing, run_id, whole=True)
-            await asyncio.sleep(LOOK_S)
+        return await self._wait(await asyncio.to_thread(cancel), CANCEL_S)
 
     def swarm_resume(self, run: Run) -> Answer:
         """Go on with a run that was cancelled or whose process died: only what has no result yet is done. Tasks that
@@ -321,12 +315,52 @@ class RunTools:
             "at_once": min(counts) if isinstance(slots, int) or order.agents else None,
         }
 
+    async def _wait(self, run: str, seconds: float, ctx: Context[Any, Any] | None = None) -> Answer:
+        """Until the run has ended or the time is up; `ctx` hears of its progress."""
+        loop = asyncio.get_running_loop()
+        ends, told, tell_at = loop.time() + seconds, 0.0, loop.time()
+        while True:
+            standing = await asyncio.to_thread(self._standing, run)
+            now = loop.time()
+            if standing["state"] in ENDED or now >= ends:
+                return await asyncio.to_thread(self._standing, run, whole=True)
+            if ctx is not None and now >= tell_at:
+                done, failed = standing["done"], standing["failed"]
+                told, tell_at = max(round(told + 0.001, 3), done + failed), now + TELL_S
+                words = f"{done} of {standing['total']} done{f', {failed} failed' if failed else ''}"
+                await ctx.report_progress(told, standing["total"], f"{words}, {standing['left']} left")
+            await asyncio.sleep(min(LOOK_S, max(0.0, ends - now)))
+
     def _standing(self, run: str, *, whole: bool = False) -> Answer:
-        """`whole`: with the speed and the newest failures."""
+        """How a run stands, and the next step. `whole`: with the speed and the newest failures."""
         with self._place.reading() as store:
-            found = SwarmStore(store).run(run)
-            at_work = self._launcher.is_alive(found.id)
-            return run_progress(store, found, self._place.clock(), at_work, self._launcher.last_words, whole=whole)
+            runs, now = SwarmStore(store), self._place.clock()
+            found = runs.run(run)
+            answer, stopped = short_progress(found), found.state is SwarmRunState.STOPPED
+            at_work = found.counts.left and self._launcher.is_alive(found.id)
+            if at_work and (stopped or found.state is SwarmRunState.CANCELLED):
+                answer |= {"state": "starting", "error": None}
+            elif stopped and not found.sessions and now - found.created_at < STARTING_S:
+                said = self._launcher.last_words(found.id)
+                answer |= {"state": "starting"} if said is None else {"error": said}
+            elif stopped and found.error is None:
+                answer["error"] = self._launcher.last_words(found.id)
+            state = answer["state"]
+            answer["next"] = _next_step(found, state)
+            if not whole:
+                return answer
+            until = found.ended_at if state in ENDED else now  # None: the process was killed, and nobody knows when
+            failed = store.read(_NEWEST_FAILED, found.id, NEWEST_FAILURES)
+            answer["seconds"] = None if until is None else round(max(0.0, until - found.created_at), 1)
+            answer["failures"] = [
+                {"task": name, "error": shortened(error or kind or "", ERROR_CHARS)} for name, error, kind in failed
+            ] or None
+            answer |= _speed(store, found, until, state)
+            told = [fact for session, _, _, fact in runs.facts(found.id, "endpoint") if session == found.sessions]
+            if state == "running" and told and not told[-1].get("up", True):
+                why = f"and is waited for: {told[-1].get('why') or 'no reason is known'}"
+                answer |= {"left_s": None, "error": f"the endpoint does not answer at this moment, {why}"}
+            return answer
 
     def _check_free(self, output: Path) -> None:
         if output.is_dir() or not output.parent.is_dir():
@@ -345,3 +379,94 @@ def _absolute(name: str, given: str) -> str:
     if not path.is_absolute():
         raise UserError(f"`{name}` `{given}` is not absolute", hint="this server runs in a folder of its own")
     return str(path)
+
+
+def short_progress(run: SwarmRun) -> Answer:
+    """What the run's row tells, without what to do next: it is one of many."""
+    output = run.config.get("output")
+    return {
+        "run": run.id,
+        "state": run.state.value,  # or "starting"
+        **{name: getattr(run.counts, name) for name in ("total", "done", "failed", "left")},
+        "name": run.name or None,
+        "simulated": run.simulated,
+        "error": run.error,
+        "output": output if isinstance(output, str) else None,
+    }
+
+
+def page_of(run: SwarmRun, results: Sequence[TaskResult], *, page: int, size: int, matching: int, most: int) -> Answer:
+    """`matching`: results of the kind that was asked for, on all pages."""
+    pages = -(-matching // size)
+    return {
+        "run": run.id,
+        "state": run.state.value,
+        "results": [_result_row(one, most) for one in results],
+        "page": page,
+        "pages": pages,
+        "matching": matching,
+        "left": run.counts.left,
+        "next_page": page + 1 if page < pages else None,
+    }
+
+
+def _result_row(result: TaskResult, most: int) -> Answer:
+    """A value that is too long is shown as the beginning of its JSON. `cut`: the characters of the whole answer."""
+    ok = result.ending is TaskEnding.DONE
+    row: Answer = {"id": result.task, "ok": ok}
+    text = result.answer if result.value is None else json.dumps(result.value, ensure_ascii=False)
+    if result.value is not None and text is not None and len(text) <= most:
+        row["value"] = result.value
+    elif text is not None:
+        row |= {"answer": shortened(text, most), "cut": len(text) if len(text) > most else None}
+    error = shortened(result.error or result.error_kind or "", ERROR_CHARS)
+    return {**row, "error": None if ok else error}
+
+
+def full_result(run_id: str, result: TaskResult, from_char: int) -> Answer:
+    """`next_from`: where the rest of a very long answer begins."""
+    answer, end = result.answer, from_char + WHOLE_CHARS
+    rest = answer is not None and len(answer) > end
+    ok = result.ending is TaskEnding.DONE
+    told = ("tries", "prompt_tokens", "output_tokens", "finish_reason", "replica")
+    return {
+        "run": run_id,
+        "id": result.task,
+        "ok": ok,
+        **{name: getattr(result, name) for name in told},
+        "seconds": round(result.ended_at - result.started_at, 2),
+        "answer": None if answer is None else answer[from_char:end],
+        "characters": None if answer is None else len(answer),
+        "value": result.value if not rest and not from_char else None,
+        "error": None if ok else result.error or result.error_kind,
+        "next_from": end if rest else None,
+    }
+
+
+def _speed(store: Store, run: SwarmRun, until: float | None, state: str) -> dict[str, float | None]:
+    """Over the newest session: what a resumed run did before the pause says nothing of now."""
+    sessions = SwarmStore(store).session_rows(run.id)
+    if not sessions or until is None or state == "starting":
+        return {}
+    began = sessions[-1].started_at
+    ((settled, tokens),) = store.read(_SETTLED, run.id, began)
+    took = until - began
+    if not settled or took <= 0:
+        return {}
+    return {
+        "tok_s": None if tokens is None else round(tokens / took, 1),
+        "left_s": round(run.counts.left * took / settled, 1) if state == "running" else None,  # an estimate
+    }
+
+
+def _next_step(run: SwarmRun, state: str) -> str:
+    left = run.counts.left
+    retry = "; swarm_retry tries the failed ones again" if run.counts.failed else ""
+    steps = {
+        "done": f"swarm_results has the answers, page by page{retry}",
+        "starting": f"call swarm_wait again; where it stays so, {run.url} does not answer and is waited for",
+        "running": "call swarm_wait again; swarm_results has what is done already",
+        "cancelled": f"what is done is kept: swarm_results; swarm_resume does the other {left}",
+        "stopped": f"nobody works on it any more: swarm_resume does the {left} tasks that are left",
+    }
+    return steps[state]

@@ -58,10 +58,7 @@ class SkepTool(Tool):
 def make_tool(
     function: Callable[..., Any], title: str, *, reads: bool, destroys: bool = False, same: bool = True
 ) -> SkepTool:
-    """`reads`: it changes nothing. `destroys`: it ends something. `same`: twice has the effect of once.
-
-    The protocol gives the last two no meaning for a tool that only reads.
-    """
+    """`reads`: it changes nothing. `destroys`: it ends something. `same`: twice has the effect of once."""
     annotations = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     if not reads:
         annotations = ToolAnnotations(destructive_hint=destroys, idempotent_hint=same, open_world_hint=False)

@@ -17,7 +17,6 @@ from skep.mcp_server.context import ServerContext
 from skep.paths import user_paths
 from skep.swarm.records import run_options_from_json
 from skep.swarm.runner import carry_out
-from skep.swarm.store import SwarmStore
 
 
 def main() -> int:
@@ -25,34 +24,28 @@ def main() -> int:
         uvloop.run(_work(sys.argv[1], int(sys.argv[2])))
     except asyncio.CancelledError:
         return 130
-    except (BaseExceptionGroup, SkepError, OSError) as error:
-        return _say(first_of(error) if isinstance(error, BaseExceptionGroup) else error)
+    except (BaseExceptionGroup, SkepError, OSError) as raised:
+        error = first_of(raised) if isinstance(raised, BaseExceptionGroup) else raised
+        if not isinstance(error, SkepError):
+            print(f"error: unexpected {error!r}", file=sys.stderr)  # noqa: T201
+            return 1
+        hint = [f"hint: {error.hint}"] if error.hint else []
+        print(f"error: {error}", *hint, sep="\n", file=sys.stderr)  # noqa: T201
+        return error.exit_code
     return 0
 
 
 async def _work(run_id: str, after_cancel: int) -> None:
-    """TERM and Ctrl-C end it in order: what is under way is written down as cancelled, what is done is kept.
-
-    A run that was cancelled while this process was starting is not begun.
-    """
+    """TERM and Ctrl-C end it in order. A run that was cancelled while this process was starting is not begun."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
     paths = user_paths(os.environ)
-    place = ServerContext(paths, os.environ)
-    with place.reading() as store:
-        run = SwarmStore(store).run(run_id)
+    with ServerContext(paths, os.environ).runs() as runs:
+        run = runs.run(run_id)
     place = ServerContext(paths, os.environ, key_env=run_options_from_json(run.config).key_env)
     await carry_out(paths, run.id, key=place.key(run.url), after_cancel=after_cancel)
-
-
-def _say(error: BaseException) -> int:
-    if not isinstance(error, SkepError):
-        print(f"error: unexpected {error!r}", file=sys.stderr)  # noqa: T201
-        return 1
-    print(f"error: {error}", *([f"hint: {error.hint}"] if error.hint else []), sep="\n", file=sys.stderr)  # noqa: T201
-    return error.exit_code
 
 
 if __name__ == "__main__":

@@ -19,16 +19,7 @@ from skep.config.monitor import Monitor, parse_quiet_hours
 from skep.errors import SkepError, UserError
 from skep.monitor import evaluate
 from skep.monitor.evaluate import Alarms, find_alerts, findings_of
-from skep.monitor.notify import (
-    Log,
-    Notice,
-    NotificationQueues,
-    Notifier,
-    QuietHoursPolicy,
-    Secrets,
-    log_line,
-    notifiers_of,
-)
+from skep.monitor.notify import Notice, NotificationQueues, Notifier, QuietHoursPolicy, Secrets, log_line, notifiers_of
 from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome
 from skep.monitor.status import TargetState, TargetStatus, alert_document, target_statuses
 from skep.monitor.store import SeriesStore
@@ -61,7 +52,7 @@ class AlertWatcher:
         wanted: Monitor,
         *,
         env: Mapping[str, str],
-        log: Log,
+        log: Callable[[str], None],
         free_bytes: Callable[[], int | None],
         zone: tzinfo | None = None,
         host: str | None = None,
@@ -139,7 +130,13 @@ class AlertWatcher:
             watched = [target.name for target in self._series.targets()]
             self._carry_out(self._alarms.forget(watched, self._now))
         with self._never_raising("disk"):
-            self._look_at_disk()
+            now, free, limit = self._now, self._free_bytes(), self._wanted.disk_free_bytes
+            if free is not None and limit:
+                self._trend = [(at, then) for at, then in self._trend if now - DAY_S <= at <= now]
+                if not self._trend or now - self._trend[-1][0] >= DISK_EVERY_S:
+                    self._trend.append((now, free))
+                finding = evaluate.disk(free, self._trend, limit)
+                self._carry_out(self._alarms.feed([finding], now) if finding is not None else [])
         self._notices += self._quiet.release(self._now)
 
     def _begin(self) -> None:
@@ -151,31 +148,17 @@ class AlertWatcher:
         self._alarms = Alarms(known)
         self._begun = True
         for alert, entries in reversed([*zip(known, told, strict=True)]):
-            self._catch_up(alert, [(what, via) for what, _, via, _ in entries if via != "log"])
-
-    def _catch_up(self, alert: Alert, entries: Sequence[tuple[str, str]]) -> None:
-        told = {what for what, _ in entries}
-        if alert.closed_at is None:
-            ways = {via for what, via in entries if what == "opened"}
-            if not ways.issuperset(notifier.via for notifier in self._notifiers):
-                self._told_before[alert.id] = ways
-                self._notices += self._quiet.tell(alert, self._now)
-        elif "closed" not in told and self._now - alert.closed_at <= UNTOLD_FOR_S:
-            if "opened" in told:
-                self._notices += self._quiet.tell(alert, self._now)
-            else:
-                self._quiet.hold("passed", alert)
-
-    def _look_at_disk(self) -> None:
-        now, free, limit = self._now, self._free_bytes(), self._wanted.disk_free_bytes
-        if free is None or not limit:
-            return
-        kept = [(at, then) for at, then in self._trend if now - DAY_S <= at <= now]
-        if not kept or now - kept[-1][0] >= DISK_EVERY_S:
-            kept.append((now, free))
-        self._trend = kept
-        finding = evaluate.disk(free, kept, limit)
-        self._carry_out(self._alarms.feed([finding], now) if finding is not None else [])
+            sent = [(what, via) for what, _, via, _ in entries if via != "log"]
+            opened, closed = ({via for what, via in sent if what == kind} for kind in ("opened", "closed"))
+            if alert.closed_at is None:
+                if not opened.issuperset(notifier.via for notifier in self._notifiers):
+                    self._told_before[alert.id] = opened
+                    self._notices += self._quiet.tell(alert, self._now)
+            elif not closed and self._now - alert.closed_at <= UNTOLD_FOR_S:
+                if opened:
+                    self._notices += self._quiet.tell(alert, self._now)
+                else:
+                    self._quiet.hold("passed", alert)
 
     def _carry_out(self, changed: Sequence[Alert]) -> None:
         for one in changed:
@@ -246,8 +229,14 @@ def check_document(
     found = find_alerts(series, wanted, now, free_bytes=free)
     judged = [alert for alert in found if (alert.rule, alert.target) not in places]
     targets = [_checked(one, now) for one in target_statuses(series, now, with_readings=False)]
-    overdue = [target for target in targets if target["overdue"]]
-    wrong = [alert_document(alert) for alert in [*known, *judged]] + [_unwatched(one, running) for one in overdue]
+    wrong = [alert_document(alert) for alert in [*known, *judged]]
+    who = "the monitor runs but does not get to it" if running else "nobody watches: `skep monitor run` is not running"
+    for name, one in ((target["name"], target) for target in targets if target["overdue"]):
+        since = "it was added" if one["last_probe_at"] is None else "the last one"
+        text = f"{name}: a probe is overdue by {format_seconds(one['overdue_s'])} since {since}; {who}"
+        told = {"rule": "unwatched", "target": name, "message": text, "value": one["overdue_s"]}
+        never = dict.fromkeys(("opened_at", "closed_at", "closed_because"))
+        wrong.append({**told, "limit": 2 * one["every_s"], **never})
     return {
         "ok": not wrong,
         "at": now,
@@ -269,12 +258,3 @@ def _checked(one: TargetStatus, now: float) -> dict[str, Any]:
         "overdue_s": overdue_s or 0.0,
         **{name: getattr(last, name, None) for name in ("error_kind", "error")},
     }
-
-
-def _unwatched(target: Mapping[str, Any], running: bool | None) -> dict[str, Any]:
-    who = "the monitor runs but does not get to it" if running else "nobody watches: `skep monitor run` is not running"
-    since = "it was added" if target["last_probe_at"] is None else "the last one"
-    text = f"{target['name']}: a probe is overdue by {format_seconds(target['overdue_s'])} since {since}; {who}"
-    told = {"rule": "unwatched", "target": target["name"], "message": text}
-    figures = {"value": target["overdue_s"], "limit": 2 * target["every_s"]}
-    return {**told, **figures, **dict.fromkeys(("opened_at", "closed_at", "closed_because"))}

@@ -127,7 +127,17 @@ def around_event(
     after = (event.at, min([end, *(at for at in others if at > event.at)]))
     values = (_values(series, key, *window) for window in (before, after))
     found = versus(*values, more_is_better=key.metric.more_is_better)
-    return AroundEvent(event, key, before, after, found, _around_in_words(event, found, zone))
+    if found.ratio is None or found.a is None or found.b is None:
+        counts = [0 if side is None else side.count for side in (found.a, found.b)]
+        told = f"not comparable, with {counts[0]} values before and {counts[1]} after"
+    else:
+        ratio, noise = found.ratio, "unknown" if found.noise is None else f"{100 * found.noise:.1f} %"
+        same = f", inside run-to-run noise (CV {noise})" if found.judgement is Judgement.SAME else ""
+        size = f"{describe.percent(ratio.estimate)} ({describe.percent_interval(ratio.low, ratio.high)})"
+        told = f"{size}{same}; {found.b.count} values against {found.a.count} before"
+    what = describe.describe_events([event]) or event.text
+    sentence = f"since {describe.moment(event.at, zone)}, when {what}: {told}"
+    return AroundEvent(event, key, before, after, found, sentence)
 
 
 def write_note(
@@ -163,20 +173,6 @@ def notes_in_words(series: SeriesStore, now: float) -> list[str]:
     return [f"{one.key}: {one.sentence}" for event in notes[-_NOTES_TOLD:] for one in around_note(series, event)]
 
 
-def _around_in_words(event: MonitorEvent, found: SeriesComparison, zone: tzinfo | None) -> str:
-    what = describe.describe_events([event]) or event.text
-    start = f"since {describe.moment(event.at, zone)}, when {what}"
-    if found.ratio is None or found.a is None or found.b is None:
-        sides = [0 if side is None else side.count for side in (found.a, found.b)]
-        return f"{start}: not comparable, with {sides[0]} values before and {sides[1]} after"
-    size = f"{describe.percent(found.ratio.estimate)} ({describe.percent_interval(found.ratio.low, found.ratio.high)})"
-    counts = f"{found.b.count} values against {found.a.count} before"
-    if found.judgement is Judgement.SAME:
-        noise = "unknown" if found.noise is None else f"{100 * found.noise:.1f} %"
-        return f"{start}: {size}, inside run-to-run noise (CV {noise}); {counts}"
-    return f"{start}: {size}; {counts}"
-
-
 def other_lengths(shape: ProbeShape, a: ProbeTarget | None, b: ProbeTarget | None) -> str | None:
     """Return which other lengths the probes of two targets ask for. None: alike, or not known."""
     if a is None or b is None or shape not in (ProbeShape.SHORT, ProbeShape.LONG):
@@ -190,10 +186,7 @@ def other_lengths(shape: ProbeShape, a: ProbeTarget | None, b: ProbeTarget | Non
 
 
 def _shared(series: SeriesStore, a: str, b: str) -> Iterator[SeriesKey]:
-    """Yield what both have, as A's series: one speed for each kind of run, TTFT, and quality.
-
-    The engine's own speed only where both tell it: its clock and the client's do not measure the same.
-    """
+    """Yield what both have, as A's series. The engine's own speed only where both tell it: clocks differ."""
     both = {replace(key, target=a) for key in _keys(series, b)} & set(_keys(series, a))
     kinds = {(key.heat, key.shape, key.concurrency) for key in both}
     for heat, shape, concurrency in sorted(kinds, key=lambda kind: (_FIRST[kind[0]], kind[2], kind[1] != "short")):

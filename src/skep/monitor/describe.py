@@ -59,10 +59,7 @@ def figure(value: float, metric: SeriesMetric) -> str:
 
 
 def cause(events: Sequence[MonitorEvent], at: float, between: tuple[float, float], every_s: float) -> str | None:
-    """Return what happened nearest to `at`, of all that lies inside `between` or within one interval of it.
-
-    What lies within one interval of the nearest belongs to it: an upgrade is told, and not the restart it took.
-    """
+    """Return what happened nearest to `at`, with what lies within one interval of it; None: nothing did."""
     near = [
         event for event in events if event.kind in CAUSES and between[0] - every_s <= event.at <= between[1] + every_s
     ]
@@ -74,11 +71,9 @@ def cause(events: Sequence[MonitorEvent], at: float, between: tuple[float, float
 
 def describe_events(events: Iterable[MonitorEvent]) -> str | None:
     """To be read after "when"."""
-    told: dict[EventKind, list[str]] = {kind: [] for kind in CAUSES}
-    for event in events:
-        if event.kind in told:
-            told[event.kind].append(_told(event))
-    found = told[EventKind.VERSION][:3] + told[EventKind.NOTE][:2] or told[EventKind.RESTART][:1]
+    several = list(events)
+    versions, notes, restarts = ([_told(event) for event in several if event.kind is kind] for kind in CAUSES)
+    found = versions[:3] + notes[:2] or restarts[:1]
     return " and ".join(dict.fromkeys(found)) or None
 
 
@@ -102,11 +97,10 @@ def describe_change(change: SeriesChange, zone: tzinfo | None = None) -> str:
     if change.because is not None:
         return f"{since}, when {change.because}"
     first, last = change.between
+    unknown = "nothing is known to have happened"
     if last - first > 4 * HOUR_S:
-        return (
-            f"{since} (95 %: between {clock(first, zone)} and {moment(last, zone)}); nothing is known to have happened"
-        )
-    return f"{since}; nothing is known to have happened then"
+        return f"{since} (95 %: between {clock(first, zone)} and {moment(last, zone)}); {unknown}"
+    return f"{since}; {unknown} then"
 
 
 def describe_drift(drift: SlowDrift, zone: tzinfo | None = None) -> str:

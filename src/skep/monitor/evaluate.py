@@ -129,10 +129,7 @@ REFUSED_MOST = 24  # a target that has no room for so many probes in a row serve
 
 
 def down(target: str, probes: Sequence[Probe], after: int) -> RuleFinding | None:
-    """`probes`: newest first. Missed ones tell nothing of the target.
-
-    One that is told to come later neither failed nor was answered, until it has been told so for very long.
-    """
+    """`probes`: newest first. Missed ones tell nothing; busy is neither down nor up, unless for very long."""
     tried = [probe for probe in probes if probe.outcome is not ProbeOutcome.MISSED]
     refused = next((place for place, probe in enumerate(tried) if probe.error_kind != BUSY), len(tried))
     made = tried if refused >= REFUSED_MOST else [probe for probe in tried if probe.error_kind != BUSY]
@@ -254,8 +251,7 @@ def disk(free: int, history: Sequence[tuple[float, int]], limit: int) -> RuleFin
 def worst(findings: Iterable[RuleFinding | None]) -> RuleFinding | None:
     """Return the finding of one rule over several series: wrong where one is, right again where all are."""
     found = [finding for finding in findings if finding is not None]
-    wrong = [finding for finding in found if finding.wrong]
-    if wrong:
+    if wrong := [finding for finding in found if finding.wrong]:
         return min(wrong, key=lambda finding: (finding.value or 0) / (finding.limit or 1))
     return next((finding for finding in found if finding.wrong is None), found[0] if found else None)
 

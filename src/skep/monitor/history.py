@@ -45,7 +45,6 @@ BEFORE_S = 7 * DAY_S
 _FEW = 6  # values of either side below which late and before are not compared
 _SURE = 0.99  # this is said every day anew
 _MOST_CHANGES = 3  # that are told; all are shown
-
 _UNSURE = 4  # values after a change whose median tells little
 
 Band = tuple[float, float, float, float]  # moment, median, lower and upper quartile
@@ -157,10 +156,7 @@ def read_window(
 def compare_recent(
     reading: WindowReading, changes: Sequence[SeriesChange], until: float, *, more_is_better: bool
 ) -> tuple[SeriesComparison, float] | None:
-    """Return the last day against the week before, or what of it came after the last change; with that time in seconds.
-
-    None where either has too few values to be compared.
-    """
+    """Return the last day against the week before it, or what came after the last change; with that time in seconds."""
     edge = until - LATE_S
     start = max([edge - BEFORE_S, *(change.at for change in changes if change.at < until)])
     before, late = reading.quiet(start, edge), reading.quiet(edge, until)
@@ -209,12 +205,9 @@ def thinned(points: Sequence[SeriesPoint], most: int = MOST_POINTS) -> tuple[Ser
     if len(points) <= most:
         return tuple(points)
     size = -(-2 * len(points) // most)
-    kept: list[SeriesPoint] = []
-    for start in range(0, len(points), size):
-        part = points[start : start + size]
-        ends = {pick(part, key=lambda point: point.value) for pick in (min, max)}
-        kept += sorted(ends, key=lambda point: point.at)
-    return tuple(kept)
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    ends = [{pick(part, key=lambda point: point.value) for pick in (min, max)} for part in parts]
+    return tuple(point for pair in ends for point in sorted(pair, key=lambda point: point.at))
 
 
 def steps_of(series: SeriesStore, key: SeriesKey, since: float, until: float) -> tuple[float, ...]:
@@ -223,13 +216,8 @@ def steps_of(series: SeriesStore, key: SeriesKey, since: float, until: float) ->
     own = [change for change in found if change.key == key]
     if not own and key.heat is not Heat.SEEN:
         hot = [change for change in found if change.key.heat is Heat.HOT]
-        own = [change for change in hot if _measure(change.key.metric) == _measure(key.metric)]
+        own = [change for change in hot if change.key.metric.unit == key.metric.unit]  # one speed stands for another
     return tuple(sorted({change.at for change in own}))
-
-
-def _measure(metric: SeriesMetric) -> str:
-    """Return what a metric is a figure of: a change of one speed may stand for one of another."""
-    return metric if metric in (SeriesMetric.TTFT_MS, SeriesMetric.QUALITY) else "speed"
 
 
 def stepped(values: Sequence[tuple[float, float]], steps: Sequence[float], width_s: float) -> list[Band]:
@@ -281,11 +269,18 @@ def find_changes(series: SeriesStore, target: str, now: float) -> list[SeriesCha
     Found anew after each probe over the last 30 days. What was found earlier and lies near the beginning of that
     window, or before it, stays as it was: a change does not go away because what was before it is no longer looked at.
     """
-    earlier, every_s = series.changes(target), interval_of(series, target)
+    earlier, every_s, start = series.changes(target), interval_of(series, target), now - WINDOW_S
     found = []
     for key in [key for key in primary_keys(series, target) if key.heat is Heat.HOT]:
         known = [change for change in earlier if change.key == key]
-        changes = _renewed(series, key, known, every_s, now)
+        older = any(change.at < start for change in known) or bool(series.points(key, 0.0, start, limit=1))
+        edge = start + SETTLED_S if older else start
+        changes = [change for change in known if change.at < edge] if older else []
+        since = max([start, *(change.at for change in changes)])
+        points = series.points(key, since, now + 1, limit=_MOST)
+        if len(points) >= FEWEST:
+            new, _ = changes_in(key, points, series.events(since - DAY_S, now + 1, target), every_s)
+            changes += [change for change in new if change.at >= edge]
         series.set_changes(key, changes)
         found += changes
     return sorted(found, key=lambda change: (change.at, change.key))
@@ -294,9 +289,7 @@ def find_changes(series: SeriesStore, target: str, now: float) -> list[SeriesCha
 def changes_in(
     key: SeriesKey, points: Sequence[SeriesPoint], events: Sequence[MonitorEvent], every_s: float
 ) -> tuple[list[SeriesChange], list[SlowDrift]]:
-    """Steps and drifts, oldest first. None of a series that is not of hot runs: cold is cold."""
-    if key.heat is not Heat.HOT:
-        return [], []
+    """Steps and drifts of a series of hot runs, oldest first. Of others none are looked for: cold is cold."""
     quiet = [point for point in points if not point.busy]
     course = changes_in_series([point.value for point in quiet])
     changes = []
@@ -326,18 +319,3 @@ def _slow_drift(points: Sequence[SeriesPoint]) -> SlowDrift:
 def interval_of(series: SeriesStore, target: str) -> float:
     """Return the seconds between two probes of a target; an hour for a passive one."""
     return next((one.every_s for one in series.targets(removed=True) if one.name == target), HOUR_S)
-
-
-def _renewed(
-    series: SeriesStore, key: SeriesKey, known: Sequence[SeriesChange], every_s: float, now: float
-) -> list[SeriesChange]:
-    start = now - WINDOW_S
-    older = any(change.at < start for change in known) or bool(series.points(key, 0.0, start, limit=1))
-    settled = [change for change in known if change.at < start + SETTLED_S] if older else []
-    since = max([start, *(change.at for change in settled)])
-    points = series.points(key, since, now + 1, limit=_MOST)
-    if len(points) < FEWEST:
-        return settled
-    changes, _ = changes_in(key, points, series.events(since - DAY_S, now + 1, key.target), every_s)
-    edge = start + SETTLED_S if older else start
-    return settled + [change for change in changes if change.at >= edge]

@@ -16,17 +16,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from skep.errors import StoreError
 from skep.monitor.alerts import AlertWatcher
 from skep.monitor.history import find_changes
-from skep.monitor.probe import Lengths, probe_target
-from skep.monitor.records import HOUR_S, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeSample, ProbeTarget
+from skep.monitor.probe import BEGAN_AT, TOKENS_TOTAL, Lengths, machine_of, probe_target
+from skep.monitor.records import BUSY, HOUR_S, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeSample, ProbeTarget
 from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, Agenda, Due, Era, Moment, ProbeSchedule
 from skep.monitor.store import SeriesStore
-from skep.monitor.versions import LastSeen, events_since, machine_of
 from skep.paths import user_paths
 from skep.store.connection import is_about_a_row
 from skep.supervisor.control import replica_key
@@ -148,6 +148,59 @@ class WriteBuffer:
         return any((one.kind, one.detail) == (event.kind, dict(event.detail)) for one in told)
 
 
+SAME_BEGIN_S = 2.0
+_NO_EVENT = ("server",)  # a front may answer for several servers
+
+
+@dataclass(slots=True)
+class LastSeen:
+    """What the probes of one target have shown until now."""
+
+    outcome: ProbeOutcome | None = None
+    ended_at: float | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    began_at: float | None = None
+    tokens_total: float | None = None
+
+    def take(self, probe: Probe) -> None:
+        """Missed ones have shown nothing."""
+        if probe.outcome is ProbeOutcome.MISSED:
+            return
+        self.outcome = self.outcome if probe.error_kind == BUSY else probe.outcome  # neither up nor down
+        self.ended_at = probe.ended_at
+        self.versions |= probe.versions
+        self.began_at = probe.host_number(BEGAN_AT) or self.began_at
+        self.tokens_total = probe.host_number(TOKENS_TOTAL) or self.tokens_total
+
+
+def events_since(seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
+    """Events between what was seen and this probe. Nothing is said of what was not known before."""
+    at = probe.due_at if probe.started_at is None else probe.started_at
+    news: list[MonitorEvent] = []
+
+    def tell(kind: EventKind, text: str, **detail: object) -> None:
+        news.append(MonitorEvent(at, kind, text, probe.target, {"since": seen.ended_at, **detail}))
+
+    failed, had_failed = (outcome is ProbeOutcome.FAILED for outcome in (probe.outcome, seen.outcome))
+    if probe.error_kind != BUSY and failed and not had_failed:
+        tell(EventKind.DOWN, f"down: {probe.error or probe.error_kind}", error_kind=probe.error_kind)
+    elif probe.error_kind != BUSY and had_failed and not failed:
+        tell(EventKind.UP, "up again")
+    began, tokens = probe.host_number(BEGAN_AT), probe.host_number(TOKENS_TOTAL)
+    if began is not None and seen.began_at is not None:
+        anew = abs(began - seen.began_at) > SAME_BEGIN_S
+    else:  # by its count of tokens, which only a new process lowers
+        anew = tokens is not None and seen.tokens_total is not None and tokens < seen.tokens_total
+    if anew:
+        tell(EventKind.RESTART, "started anew")
+    for name, value in sorted(probe.versions.items()):
+        before = seen.versions.get(name)
+        if before is not None and before != value and name not in _NO_EVENT:
+            text = f"{name.replace('_', ' ')} changed from {before} to {value}"
+            tell(EventKind.VERSION, text, **{"what": name, "from": before, "to": value})
+    return news
+
+
 GRACE_S = 150.0  # after the hour its requests are summarised: the gateway writes its rows in batches
 POLL_S = 5.0  # targets are added and removed while it runs
 TICK_S = 60.0
@@ -214,10 +267,7 @@ class Loop:
             self._backlog.write()
 
     async def _turn(self, tasks: asyncio.TaskGroup) -> Agenda | None:
-        """Start the probes that are due. Return None where the write buffer is full.
-
-        Raise StoreError where the file was deleted or replaced while the loop ran.
-        """
+        """Start the probes that are due. Return None where the write buffer is full."""
         now = self._moment()
         if self._series.store.moved:
             raise StoreError("the store was deleted or replaced while the monitor ran", hint="start it anew")
@@ -258,9 +308,12 @@ class Loop:
         for missed in agenda.missed:
             self._backlog.put(missed)
             self._say(f"monitor.missed target={missed.target!r} slots={missed.slots} why={missed.error!r}")
-        away = away_event(agenda.missed, now.wall)
-        if away is not None:
-            self._backlog.put(None, events=[away])
+        told = {NOT_RUNNING[0], ASLEEP[0], CLOCK_FORWARD[0]}
+        if away := [probe for probe in agenda.missed if probe.error_kind in told]:  # one mark for the whole time
+            since = min(probe.due_at for probe in away)
+            text = f"nobody watched for {format_seconds(now.wall - since)}: {away[0].error}"
+            detail = {"from": since, "error_kind": away[0].error_kind}
+            self._backlog.put(None, events=[MonitorEvent(now.wall, EventKind.MONITOR, text, None, detail)])
         await self._in_thread(self._backlog.write)
 
     async def _probe(self, due: Due, machine: str) -> None:
@@ -329,37 +382,18 @@ class Loop:
             self._say(f"monitor.failed {where} why={error!r}")
 
 
-def away_event(missed: Sequence[Probe], now: float) -> MonitorEvent | None:
-    """Return one mark on the axis for the whole time in which nobody watched."""
-    told = {NOT_RUNNING[0], ASLEEP[0], CLOCK_FORWARD[0]}
-    away = [probe for probe in missed if probe.error_kind in told]
-    if not away:
-        return None
-    since = min(probe.due_at for probe in away)
-    text = f"nobody watched for {format_seconds(now - since)}: {away[0].error}"
-    return MonitorEvent(now, EventKind.MONITOR, text, None, {"from": since, "error_kind": away[0].error_kind})
-
-
 def last_seen(series: SeriesStore, target: str, known: LastSeen | None = None) -> LastSeen:
-    """From the probes that are stored; the last one may have failed before it told any version.
-
-    `known`: what was seen already, to which only a later probe can add.
-    """
-    latest = series.latest(target)
-    seen = known or LastSeen()
-    if known is None:
-        for probe in reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK)):
-            seen.take(probe)
+    """From the stored probes. `known`: what was seen already, to which only a later probe can add."""
+    seen, latest = known or LastSeen(), series.latest(target)
+    for probe in reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK)) if known is None else ():
+        seen.take(probe)
     if latest is not None and (known is None or known.ended_at is None or latest[0].ended_at > known.ended_at):
         seen.take(latest[0])
     return seen
 
 
 def prober_with(env: Mapping[str, str]) -> Prober:
-    """Real probes, with keys from these variables. What one learns of a target's tokens is there for the next.
-
-    A replica of the hive that runs here wants that hive's key, which is another one after a new start.
-    """
+    """Real probes, with keys from these variables or of the hive that runs here; what one learns of tokens is kept."""
     lengths: dict[str, Lengths] = {}
     paths = user_paths(env)
 
@@ -403,9 +437,7 @@ async def probe_by_hand(
 
 
 def _log_line(probe: Probe, samples: Sequence[ProbeSample]) -> str:
-    words = [f"monitor.probed target={probe.target!r} outcome={probe.outcome}"]
-    if probe.error_kind is not None:
-        words.append(f"kind={probe.error_kind} why={probe.error!r}")
+    failed = "" if probe.error_kind is None else f" kind={probe.error_kind} why={probe.error!r}"
     hot = [sample.tok_s for sample in samples if sample.heat == "hot" and sample.tok_s is not None]
-    words += [f"tok_s={hot[0]:.1f}"] if hot else []
-    return " ".join([*words, *(["busy=true"] if probe.busy else [])])
+    speed, busy = f" tok_s={hot[0]:.1f}" if hot else "", " busy=true" if probe.busy else ""
+    return f"monitor.probed target={probe.target!r} outcome={probe.outcome}{failed}{speed}{busy}"

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from skep.config.settings import Monitor
@@ -20,7 +21,11 @@ from skep.monitor.alerts import AlertWatcher, free_bytes_of
 from skep.monitor.loop import Loop, ProbeLock, prober_with
 from skep.monitor.store import SeriesStore
 from skep.paths import Paths
-from skep.store.database import Store, open_store
+from skep.store.database import open_store
+
+ANOTHER_RUNS_S = 30.0  # between two looks whether the other loop is gone
+READY_LOOK_S = 0.5
+END_S = 5.0
 
 
 def monitor_lock(paths: Paths) -> Path:
@@ -31,11 +36,6 @@ def hold_monitor_lock(paths: Paths) -> contextlib.AbstractContextManager[None]:
     """One loop for a store."""
     hint = "`skep monitor status` shows what it found; targets that are added now are probed by it"
     return hold_lock(monitor_lock(paths), "the monitor", hint)
-
-
-ANOTHER_RUNS_S = 30.0  # between two looks whether the other loop is gone
-READY_LOOK_S = 0.5
-END_S = 5.0
 
 
 def monitor_pid(paths: Paths) -> int | None:
@@ -49,7 +49,14 @@ def begin_with(parent_fd: int, paths: Paths, phase: Callable[[], str | None]) ->
     alone = wait_while(lambda: monitor_pid(paths) is not None, parent_fd, ANOTHER_RUNS_S)
     if not alone or not wait_while(lambda: phase() == "starting", parent_fd, READY_LOOK_S):
         return False
-    end_with(parent_fd)
+
+    def end_with_parent() -> None:
+        os.read(parent_fd, 1)  # the pipe closes however the parent ends
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(END_S)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     return True
 
 
@@ -74,18 +81,6 @@ def log_on_stderr(*, quiet: bool) -> Callable[[str], None]:
     return say
 
 
-def end_with(parent_fd: int) -> None:
-    """End this process when the parent ends: the pipe closes however the parent ends."""
-
-    def wait() -> None:
-        os.read(parent_fd, 1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(END_S)
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 def probe_lock_for(paths: Paths) -> ProbeLock:
     """Shared by the loop and by probes that somebody asks for."""
     return ProbeLock(paths.state / "probing")
@@ -96,21 +91,19 @@ def run_monitor(
 ) -> None:
     """Probe what is due until SIGTERM or Ctrl-C. Raises EngineError where another one does already."""
     with hold_monitor_lock(paths), open_store(paths.store) as store:
-        say(f"monitor.begins targets={len(SeriesStore(store).targets())} pid={os.getpid()}")
-        asyncio.run(_watch_over(store, wanted, say, env, probe_lock_for(paths), once=once))
+        series = SeriesStore(store)
+
+        async def watch_over() -> None:
+            """What waits to be told when it ends gets a moment."""
+            free = partial(free_bytes_of, store.path)
+            async with AlertWatcher(series, wanted, env=env, log=say, free_bytes=free) as watch:
+                watcher = Loop(series, prober_with(env), say=say, watch=watch, turns=probe_lock_for(paths))
+                watching = asyncio.ensure_future(watcher.run(once=once))
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    asyncio.get_running_loop().add_signal_handler(number, watching.cancel)
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watching
+
+        say(f"monitor.begins targets={len(series.targets())} pid={os.getpid()}")
+        asyncio.run(watch_over())
     say("monitor.ends")
-
-
-async def _watch_over(
-    store: Store, wanted: Monitor, say: Callable[[str], None], env: Mapping[str, str], turns: ProbeLock, *, once: bool
-) -> None:
-    """What waits to be told when it ends gets a moment."""
-    series = SeriesStore(store)
-    async with AlertWatcher(series, wanted, env=env, log=say, free_bytes=lambda: free_bytes_of(store.path)) as watch:
-        watcher = Loop(series, prober_with(env), say=say, watch=watch, turns=turns)
-        watching = asyncio.ensure_future(watcher.run(once=once))
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, watching.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching

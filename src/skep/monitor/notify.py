@@ -346,10 +346,7 @@ def notifiers_of(wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log:
 
 
 class NotificationQueues:
-    """A queue and a task for each notifier; whoever hands a notice over does not wait for it.
-
-    A notice that is not sent when they end has no entry in the store, and the next process sends it.
-    """
+    """A queue and a task for each notifier. What is not sent when they end is sent by the next process."""
 
     def __init__(
         self, notifiers: list[Notifier], done: Callable[[Notice, str, str | None], Awaitable[None]], log: Log

@@ -7,6 +7,7 @@ Uses the load generator's own sender: times are those of network reads, tokens c
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
 import re
 import secrets
@@ -14,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from random import Random
 from statistics import median
 from typing import Any
@@ -38,10 +40,10 @@ from skep.monitor.records import (
     one_line,
 )
 from skep.monitor.schedule import Due
-from skep.monitor.versions import BEGAN_AT, HERE, TOKENS_TOTAL, machine_of, read_versions
 from skep.store.records import Request
 from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import fetch
+from skep.wire.fetch import fetch, fetch_if_there
+from skep.wire.heads import parse_url
 from skep.wire.prometheus import parse_metrics
 from skep.workload.calibration import TokenCalibration, calibrate
 from skep.workload.drills import drills
@@ -139,10 +141,7 @@ _SANE = (1.0, 12.0)  # characters to a token
 
 
 class Lengths:
-    """Characters per token of a target, learnt from the token counts in its answers.
-
-    No request is sent for it: that would warm up a target that is to be measured cold.
-    """
+    """Characters per token of a target, learnt from its answers alone: a request for it would warm it up."""
 
     def __init__(self) -> None:
         self._counted: deque[tuple[str, int]] = deque(maxlen=REMEMBERED)
@@ -160,6 +159,47 @@ class Lengths:
         known = self.calibration
         fewest = math.ceil(FEWEST_PIECES * CHARS_PER_PIECE / known.chars_per_token + known.overhead_tokens)
         return next(coding_prompts(rng, tokens=max(tokens, fewest), **known.lengths))
+
+
+HERE = "here"
+BEGAN_AT, TOKENS_TOTAL = "process_began_at", "tokens_total"  # in a probe's `host`
+_VERSION_PATHS = {"vllm": "/version", "ollama": "/api/version", "sglang": "/get_server_info"}
+
+
+def machine_of(url: str) -> str:
+    """Return which machine a target runs on, so that two probes do not disturb each other there."""
+    try:
+        host = parse_url(url)[0].host.lower()
+    except UserError:
+        return url
+    if host in ("localhost", "") or host.endswith(".localhost"):
+        return HERE
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    return HERE if address.is_loopback or address.is_unspecified else host
+
+
+async def read_versions(endpoint: Endpoint, pool: Pool, nvidia: NvidiaReport | None) -> dict[str, str]:
+    """`nvidia`: of this machine, where the target runs here. What is not told is not there."""
+    told = endpoint.engine
+    found: dict[str, object] = {"skep": __version__, "model": endpoint.model}
+    if isinstance(told.get("model_path"), str):
+        found["model"] = PurePath(told["model_path"].replace("\\", "/")).name or endpoint.model
+    meta = told.get("meta")
+    if isinstance(meta, Mapping):
+        found["weights_bytes"] = meta.get("size")
+    found |= {name: told.get(name) for name in ("engine", "build", "server")}
+    engine = "ollama" if endpoint.api == "ollama" else str(told.get("engine", "")).lower()
+    if engine in _VERSION_PATHS and "build" not in told:
+        headers = dict(endpoint.headers)
+        answer = await fetch_if_there(pool, "GET", _VERSION_PATHS[engine], headers=headers, timeout_s=ASK_S)
+        version = answer.document().get("version") if answer else None
+        found["build"] = version if isinstance(version, str) else None
+    if nvidia is not None:
+        found |= {"driver": nvidia.driver_version, "cuda": nvidia.cuda_version}
+    return {name: str(value) for name, value in found.items() if value not in (None, "")}
 
 
 FIND_S = 10.0  # to tell which models it serves
@@ -191,10 +231,7 @@ async def probe_target(
     lengths: Lengths | None = None,
     nonce: str | None = None,
 ) -> tuple[Probe, list[ProbeSample]]:
-    """`key`: the value of the variable `target.key_env`, None where it is not set.
-
-    `lengths`: what earlier probes of it have learnt, where they are remembered. `nonce`: of this probe alone.
-    """
+    """`key`: the value of the variable `target.key_env`. `lengths`: what earlier probes of the target have learnt."""
     target, started_at, began_s = due.target, clock(), time.monotonic()
     fault: ProbeFault | None = None
     found = _ProbeRun(target, clock, Random(nonce or secrets.token_hex(8)), lengths or Lengths())
@@ -251,7 +288,9 @@ class _ProbeRun:
         if target.kind is TargetKind.GATEWAY:
             endpoint = replace(endpoint, headers={**endpoint.headers, "x-skep-agent": PROBES_FLOW})
         self.endpoint = endpoint
-        self._fixed = knows_fixed_output(target, endpoint)
+        engine = str(endpoint.engine.get("engine", "")).lower()
+        known = engine in _KNOWS_FIXED_OUTPUT or "build" in endpoint.engine
+        self._fixed = known or target.kind is not TargetKind.ENDPOINT
         is_here = machine_of(target.url) == HERE
         nvidia = await asyncio.to_thread(machine.nvidia) if is_here else None
         meter = await asyncio.to_thread(machine.meter) if is_here else None
@@ -326,10 +365,7 @@ class _ProbeRun:
 
 
 def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: ProbeShape, concurrency: int) -> ProbeSample:
-    """Of a stream: medians over the streams that succeeded. Of the run: all their tokens over its wall time.
-
-    An answer of a few words has no speed: a model may end when it likes where it cannot be told to go on.
-    """
+    """Of a stream: medians over those that succeeded. Of the run: all their tokens over its wall time."""
     good = [row for row in rows if row.ok]
     whole = [row for row in good if (row.output_tokens or 0) >= FEWEST_TOKENS]
     bit_by_bit = [row for row in whole if not row.arrivals_s or len(set(row.arrivals_s)) >= FEWEST_READS]
@@ -348,12 +384,6 @@ def sample_of(rows: Sequence[Request], at: float, heat: Heat, shape: ProbeShape,
         output_tokens=tokens,
         **_told(first_fault(rows)),
     )
-
-
-def knows_fixed_output(target: ProbeTarget, endpoint: Endpoint) -> bool:
-    told = endpoint.engine
-    engine = str(told.get("engine", "")).lower()
-    return target.kind is not TargetKind.ENDPOINT or engine in _KNOWS_FIXED_OUTPUT or "build" in told
 
 
 def first_fault(rows: Sequence[Request]) -> ProbeFault | None:
@@ -409,7 +439,7 @@ def fault_of(error: Exception) -> ProbeFault:
         kind = _kind_of_status(int(status[1])) if status else "not_json"
     elif isinstance(error, UserError):
         kind = "url" if "URL" in text else "no_model" if "serve" in text else "settings"
-    return ProbeFault(kind, _short_line(text))
+    return ProbeFault(kind, one_line(text)[:LONGEST_ERROR])
 
 
 def probe_error(probe: Probe) -> EndpointError:
@@ -430,12 +460,8 @@ def fault_of_row(row: Request) -> ProbeFault | None:
         status = row.status or 0
         kind = "no_model" if status == 404 and "model" in text.lower() else _kind_of_status(status)
         text = f"HTTP {status}: {text}"
-    return ProbeFault("not_json" if kind == "garbage" else kind, _short_line(text))
+    return ProbeFault("not_json" if kind == "garbage" else kind, one_line(text)[:LONGEST_ERROR])
 
 
 def _kind_of_status(status: int) -> str:
     return "auth" if status in (401, 403) else BUSY if status == 429 else "http"
-
-
-def _short_line(text: str) -> str:
-    return one_line(text)[:LONGEST_ERROR]

@@ -154,6 +154,10 @@ class Probe:
         """Somebody else was there: no figure of this probe tells of a regression."""
         return bool(self.running or self.waiting)
 
+    def host_number(self, name: str) -> float | None:
+        value = self.host.get(name)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
     def document(self) -> dict[str, Any]:
         left_out = ("era", "slot", "slots", "due_at", "id")
         told = {name: value for name, value in msgspec.to_builtins(self).items() if name not in left_out}

@@ -88,10 +88,7 @@ class _TargetProgress:
 
 
 class ProbeSchedule:
-    """`look` as often as wanted; what it returns as eras and missed ones counts as written from then on.
-
-    `started`, then `finished` or `broken_off`, for each probe. A target under way is left alone.
-    """
+    """`look`, then `started` and `finished` or `broken_off` for each probe. What `look` returns counts as written."""
 
     def __init__(self, eras: Iterable[Era] = (), last: Mapping[str, tuple[int, int]] | None = None) -> None:
         """`last`: of each target, the era and slot that its rows have come to."""
@@ -102,8 +99,12 @@ class ProbeSchedule:
         for era in sorted(eras, key=lambda era: era.number):
             self._standing[era.target] = _TargetProgress(era, era.slot - 1)
         for name, (number, slot) in (last or {}).items():
-            if number >= 0:
-                self._take_up(name, number, slot)
+            standing = self._standing.get(name)
+            if number >= 0 and (standing is None or standing.era.number < number):
+                era = Era(name, number, slot, 0.0, 0.0, 0.0)  # nobody wrote down how its slots count: the next one does
+                self._standing[name] = _TargetProgress(era, slot)
+            elif standing is not None and standing.era.number == number:
+                standing.covered = max(standing.covered, slot)
 
     def look(self, targets: Sequence[ProbeTarget], now: Moment, excuse: Cause | None = None) -> Agenda:
         """`excuse`: why slots were missed, where the caller knows it."""
@@ -112,9 +113,7 @@ class ProbeSchedule:
         self._looked = now
         for name in self._under_way:
             self._under_way[name] = self._under_way[name] or seen
-        eras: list[Era] = []
-        missed: list[Probe] = []
-        following: list[Due] = []
+        eras, missed, following = list[Era](), list[Probe](), list[Due]()
         for target in targets:
             if target.name in self._under_way:
                 continue
@@ -149,14 +148,6 @@ class ProbeSchedule:
     def broken_off(self, name: str) -> None:
         """Its slot stays open: it is due again, or missed."""
         self._under_way.pop(name, None)
-
-    def _take_up(self, name: str, number: int, slot: int) -> None:
-        standing = self._standing.get(name)
-        if standing is None or standing.era.number < number:
-            era = Era(name, number, slot, 0.0, 0.0, 0.0)  # nobody wrote down how its slots count: the next one does
-            self._standing[name] = _TargetProgress(era, slot)
-        elif standing.era.number == number:
-            standing.covered = max(standing.covered, slot)
 
     def _new_era(self, target: ProbeTarget, now: float) -> Era | None:
         slot = int(now // target.every_s)

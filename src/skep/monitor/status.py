@@ -5,7 +5,8 @@ Reads the store and nothing else; times are arguments. `skep monitor status`, th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -20,16 +21,20 @@ from skep.monitor.records import (
     DAY_S,
     HOUR_S,
     Alert,
+    Heat,
     Probe,
     ProbeOutcome,
     ProbeTarget,
     SeriesKey,
+    SeriesMetric,
     SeriesPoint,
     SpanKind,
 )
 from skep.monitor.schedule import due_at
 from skep.monitor.store import SeriesStore
+from skep.stats.percentiles import mad, median
 from skep.stats.rolling import WindowStats, window_stats
+from skep.wire.prometheus import Gauge, metrics_text
 
 WINDOW_S = 7 * DAY_S
 MOST_POINTS_AN_HOUR = 4  # beyond it, hours stand for their samples
@@ -187,10 +192,7 @@ def target_statuses(series: SeriesStore, now: float, *, with_readings: bool = Tr
 def latest_and_week(
     series: SeriesStore, key: SeriesKey, now: float, fresh_s: float
 ) -> tuple[SeriesPoint | None, list[float]]:
-    """Return the latest value, None where it is older than `fresh_s`, and those of 7 days without the busy ones.
-
-    Where a target is probed so often that a week is many samples, hours stand for them.
-    """
+    """Return the latest value, None if older than `fresh_s`, and those of 7 days, or their hours, without busy ones."""
     since, most = now - WINDOW_S, int(WINDOW_S / HOUR_S) * MOST_POINTS_AN_HOUR
     points = series.points(key, since, now, limit=most + 1)
     if len(points) > most:
@@ -217,3 +219,76 @@ def _state(target: ProbeTarget, last: Probe | None, now: float, *, alerts: bool)
     if alerts:
         return TargetState.ALERT
     return TargetState.BUSY if last.busy else TargetState.OK
+
+
+MOST_SERIES = 400
+MOST_TARGETS = 200
+BY_TARGET = ("target",)
+OF_SERIES = ("target", "heat", "shape", "concurrency")
+METRIC_NAMES = {  # in Prometheus, and what it is
+    SeriesMetric.TOK_S: (
+        "skep_monitor_tokens_per_second",
+        "Of one stream after its first token, on the client's clock",
+    ),
+    SeriesMetric.ENGINE_TOK_S: ("skep_monitor_engine_tokens_per_second", "The same as the engine reports it"),
+    SeriesMetric.EFFECTIVE_TOK_S: (
+        "skep_monitor_effective_tokens_per_second",
+        "All output tokens of a run over its wall time",
+    ),
+    SeriesMetric.TTFT_MS: ("skep_monitor_ttft_seconds", "Time to the first token"),
+    SeriesMetric.QUALITY: ("skep_monitor_quality_ratio", "Share of small tasks that were answered rightly"),
+    SeriesMetric.REQUESTS: ("skep_monitor_requests_per_hour", "Requests of others that ended in the last whole hour"),
+    SeriesMetric.FAILED: ("skep_monitor_failed_requests_per_hour", "Of these, the ones that failed"),
+}
+
+
+def metrics_page(series: SeriesStore, now: float) -> bytes:
+    """Return what `GET /metrics` of the dashboard answers, for so many targets and series; docs/metrics.md has each."""
+    standing = target_statuses(series, now, with_readings=False)[:MOST_TARGETS]
+    fresh = {one.target.name: fresh_s(one.target) for one in standing}
+    keys = [key for key in series.keys(None) if key.target in fresh or key.heat is Heat.SEEN]
+    # Left out first: what others asked, then cold runs.
+    chosen = sorted(keys, key=lambda key: (key.heat is Heat.SEEN, key.heat is Heat.COLD, key))[:MOST_SERIES]
+    families: dict[str, Gauge] = {}
+    for key in sorted(chosen):  # only what is told here: hundreds of them are asked for every few seconds
+        latest, week = latest_and_week(series, key, now, fresh.get(key.target, 2 * HOUR_S))
+        name, what = METRIC_NAMES[key.metric]
+        factor = 0.001 if key.metric is SeriesMetric.TTFT_MS else 1.0  # to the base unit
+        labels = (key.target, str(key.heat), str(key.shape), str(key.concurrency))
+        values = {
+            name: (latest.value if latest else None, f"{what}."),
+            f"{name}_median_7d": (median(week) if week else None, f"{what}: median of 7 days."),
+            f"{name}_mad_7d": (mad(week) if week else None, f"{what}: median absolute deviation over 7 days."),
+        }
+        for full, (value, help_text) in values.items():
+            family = families.setdefault(full, Gauge(full, help_text, OF_SERIES))
+            family.set(labels, None if value is None else value * factor)
+    opened = Gauge("skep_monitor_alerts_open", "Alerts that are open, by target and rule.", (*BY_TARGET, "rule"))
+    counts = Counter((alert.target or "", str(alert.rule)) for alert in series.alerts(open_only=True))
+    for (target, rule), count in sorted(counts.items()):
+        if target in fresh or not target:
+            opened.set((target, rule), count)
+    left_out = Gauge("skep_monitor_series_left_out", f"Series beyond the {MOST_SERIES} that are told here.")
+    left_out.set((), len(keys) - len(chosen))
+    of_series = [families[name] for name in sorted(families)]
+    return metrics_text([*_of_targets(standing), *of_series, opened, left_out], known_only=True)
+
+
+def _of_targets(standing: Iterable[TargetStatus]) -> list[Gauge]:
+    state = Gauge(
+        "skep_monitor_target_state", "1 for the state that a target is in, 0 for the others.", (*BY_TARGET, "state")
+    )
+    probed = Gauge("skep_monitor_last_probe_timestamp_seconds", "When the last probe that was made ended.", BY_TARGET)
+    due = Gauge("skep_monitor_next_probe_timestamp_seconds", "When the next one is due, if the loop runs.", BY_TARGET)
+    occasions = Gauge(
+        "skep_monitor_probes_7d", "Occasions of the last 7 days, by how they went.", (*BY_TARGET, "outcome")
+    )
+    for one in standing:
+        name = one.target.name
+        for known in TargetState:
+            state.set((name, str(known)), known == one.state)
+        probed.set((name,), None if one.last is None else one.last.ended_at)
+        due.set((name,), one.due_at)
+        for outcome, count in one.coverage.items():
+            occasions.set((name, str(outcome)), count)
+    return [state, probed, due, occasions]

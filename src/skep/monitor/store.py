@@ -1,7 +1,8 @@
 """The store of watching over time: targets, probes and their samples, series, events, alerts, changes.
 
 Each append is one short transaction. Hours and days are brought up to date with the samples that belong to them, so
-that reading a year never reads its samples. Knows no clock: times are arguments, unix seconds. A window from `since` to
+that reading a year never reads its samples. Passive series, of requests that others sent to the gateway, have nothing
+else: their hours are closed one by one. Knows no clock: times are arguments, unix seconds. A window from `since` to
 `until` has its beginning and not its end.
 """
 
@@ -9,9 +10,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from sqlite3 import Row
+from sqlite3 import Connection, Row
+from statistics import fmean
 from typing import Self
 
 import msgspec
@@ -20,34 +23,37 @@ from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import UserError
 from skep.monitor.records import (
     DAY_S,
+    HOUR_S,
+    PROBES_FLOW,
     Alert,
     Heat,
     MonitorEvent,
     Probe,
     ProbeOutcome,
     ProbeSample,
+    ProbeShape,
     ProbeTarget,
     SeriesChange,
     SeriesKey,
+    SeriesMetric,
     SeriesPoint,
     SeriesSpan,
     SpanKind,
 )
-from skep.monitor.spans import (
-    KEY_MATCHES,
-    RAW_METRICS,
-    SERIES_OF,
-    close_hours,
-    key_values,
-    series_id,
-    start_of,
-    update_spans,
-)
+from skep.stats.percentiles import mad, percentile
 from skep.store.database import Store
 from skep.store.rows import insert, insert_all, json_text, read
 
-_THINNED = "thinned"
+RAW_METRICS = tuple(metric for metric in SeriesMetric if metric not in ("requests", "failed"))
+KEY_MATCHES = "target = ? AND heat = ? AND shape = ? AND concurrency = ?"
+SERIES_OF = f"SELECT id FROM series WHERE {KEY_MATCHES} AND metric = ?"  # noqa: S608
+PUT_SPAN = "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_SAMPLES_OF_A_DAY = f"""
+SELECT at, busy, {", ".join(RAW_METRICS)} FROM samples
+WHERE {KEY_MATCHES} AND at >= ? AND at < ? AND error_kind IS NULL
+"""  # noqa: S608
 
+_THINNED = "thinned"
 _PUT_MARK = "INSERT INTO watermarks VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET at = max(at, ?2)"
 # Rows of an era never overlap, so the last one that begins before the end of a new one is the only one to look at.
 _ROW_BEFORE = "SELECT slot + slots FROM probes WHERE target = ? AND era = ? AND slot < ? ORDER BY slot DESC LIMIT 1"
@@ -99,6 +105,25 @@ ORDER BY changes.at, series.id
 _THIN_SOME = f"""
 DELETE FROM samples
 WHERE id IN (SELECT id FROM samples WHERE {KEY_MATCHES} AND at < ? ORDER BY at LIMIT ?)
+"""  # noqa: S608
+LONGEST_S = DAY_S  # from arrival to end
+WRITTEN_WITHIN_S = 120.0
+FEWEST_TOKENS = 8  # a speed of less is the speed of one chunk
+NO_MODEL = "(none)"  # asked for none, or for one that never was here: names that clients make up open no series
+_MARK = "gateway"
+# Of each request: whether a replica had it, whether it failed, its first byte and its speed where they can be told.
+_REQUESTS = f"""
+SELECT model, replica IS NOT NULL AS served,
+    outcome IN ('broken', 'refused') OR coalesce(status, 0) >= 500 AS failed,
+    CASE WHEN told THEN first_byte_s * 1000 END AS ttft_ms,
+    CASE WHEN told AND output_tokens >= {FEWEST_TOKENS} AND ended_s > first_byte_s
+        THEN output_tokens / (ended_s - first_byte_s) END AS tok_s,
+    arrived_at + ended_s AS ended_at
+FROM (
+    SELECT *, outcome = 'answered' AND streamed AND coalesce(status, 0) < 400 AS told
+    FROM gateway_requests WHERE arrived_at >= ? AND arrived_at < ? AND coalesce(flow, '') <> '{PROBES_FLOW}'
+)
+WHERE arrived_at + ended_s >= ? AND ended_s <= {LONGEST_S}
 """  # noqa: S608
 
 
@@ -260,7 +285,30 @@ class SeriesStore:
 
     def summarise_gateway(self, until: float) -> int:
         """Close the hours of the gateway's requests that ended two minutes before `until`; how many had any."""
-        return close_hours(self.store, until)
+        end = start_of(until - WRITTEN_WITHIN_S, HOUR_S)
+        marks = self.store.read("SELECT at FROM watermarks WHERE name = ?", _MARK)
+        at = marks[0]["at"] if marks else self.store.read("SELECT min(arrived_at) FROM gateway_requests")[0][0]
+        closed = 0
+        while at is not None and start_of(at, HOUR_S) < end:
+            at, day = start_of(at, HOUR_S), start_of(at, DAY_S)
+            tomorrow = day + DAY_S
+            hours: dict[float, list[Row]] = defaultdict(list)
+            for row in self.store.read(_REQUESTS, day - LONGEST_S, min(tomorrow, end), day):
+                hours[start_of(row["ended_at"], HOUR_S)].append(row)
+            known = sorted(hour for hour in hours if hour < min(tomorrow, end))
+            new = [hour for hour in known if hour >= at]
+            if new:
+                with self.store.transaction() as connection:
+                    for hour in new:
+                        _write_requests(connection, SpanKind.HOUR, hour, [hours[hour]])
+                    _write_requests(connection, SpanKind.DAY, day, [hours[hour] for hour in known])
+                    # Not up to `end`: a clock that is wrong for a minute must not close the years to come.
+                    connection.execute("INSERT OR REPLACE INTO watermarks VALUES (?, ?)", (_MARK, new[-1] + HOUR_S))
+            closed += len(new)
+            # Nobody walks through years of nothing: on to the next day on which a request ended or came.
+            later = self.store.read("SELECT min(arrived_at) FROM gateway_requests WHERE arrived_at >= ?", tomorrow)
+            at = tomorrow if any(hour >= tomorrow for hour in hours) else later[0][0]
+        return closed
 
     def thin(self, before: float) -> int:
         """Delete the samples of whole days (of UTC) before it; their days and hours stay. How many went."""
@@ -289,3 +337,94 @@ def _slots_inside(row: Row, since: float, until: float) -> int:
         return int(row["slots"]) if since <= row["due_at"] < until else 0
     first, end = (min(max((limit - row["due_at"]) / step_s, 0), row["slots"]) for limit in (since, until))
     return int(math.ceil(end) - math.ceil(first))
+
+
+def start_of(at: float, width_s: float) -> float:
+    """Hours and days begin with those of UTC."""
+    return at // width_s * width_s
+
+
+def key_values(key: SeriesKey) -> tuple[str, str, str, int]:
+    return key.target, key.heat.value, key.shape.value, key.concurrency
+
+
+def series_id(connection: Connection, key: SeriesKey) -> int:
+    """Of a key that is not known yet, too."""
+    row = connection.execute(SERIES_OF, (*key_values(key), key.metric.value)).fetchone()
+    return int(row[0]) if row else insert(connection, "series", key).lastrowid or 0
+
+
+def put_span(
+    connection: Connection, series: int, kind: SpanKind, start: float, values: Iterable[float], busy: int = 0
+) -> None:
+    """In place of what stood there. Without a value only the busy ones are counted, without either there is no row."""
+    row = span_row(series, kind, start, values, busy)
+    if row is not None:
+        connection.execute(PUT_SPAN, row)
+
+
+def span_row(
+    series: int, kind: SpanKind, start: float, values: Iterable[float], busy: int = 0
+) -> tuple[object, ...] | None:
+    """Values for `PUT_SPAN`."""
+    ordered = sorted(values)
+    if not ordered and not busy:
+        return None
+    figures: tuple[float | None, ...] = (None,) * 7
+    if len(ordered) == 1:  # an hour of an hourly probe: most of all there are
+        figures = (*(ordered * 6), 0.0)
+    elif ordered:
+        p10, median, p90 = (percentile(ordered, q) for q in (10, 50, 90))
+        figures = ordered[0], p10, median, p90, ordered[-1], fmean(ordered), mad(ordered)
+    return series, kind.value, start, len(ordered), *figures, busy
+
+
+def update_spans(connection: Connection, target: str, samples: Iterable[ProbeSample], thinned_before: float) -> None:
+    """Write the hours and days that these stored samples belong to. A day that was thinned stays as it is."""
+    days: dict[tuple[object, ...], list[ProbeSample]] = defaultdict(list)
+    for sample in samples:
+        if sample.error_kind is None:  # what failed has no figures that count
+            days[sample.heat, sample.shape, sample.concurrency, start_of(sample.at, DAY_S)].append(sample)
+    for news in days.values():
+        one, day = news[0], start_of(news[0].at, DAY_S)
+        values = (target, one.heat.value, one.shape.value, one.concurrency, day, day + DAY_S)
+        rows = connection.execute(_SAMPLES_OF_A_DAY, values).fetchall() if day >= thinned_before else []
+        for metric in RAW_METRICS:
+            told = [sample.at for sample in news if sample.value(metric) is not None]
+            if not told:
+                continue
+            series = series_id(connection, SeriesKey(target, one.heat, one.shape, one.concurrency, metric))
+            known = [(row["at"], row["busy"], row[metric]) for row in rows if row[metric] is not None]
+            for kind, start in {(kind, start_of(at, kind.seconds)) for kind in SpanKind for at in told}:
+                inside = [point for point in known if start <= point[0] < start + kind.seconds]
+                figures = [value for _, busy, value in inside if not busy]
+                put_span(connection, series, kind, start, figures, len(inside) - len(figures))
+
+
+def _write_requests(connection: Connection, kind: SpanKind, start: float, hours: Sequence[Sequence[Row]]) -> None:
+    """Write the requests of one hour, or of the hours of a day, by model; those for a model that nobody served or
+    knows are of none. Times and speeds are over all requests; numbers of requests are one for each hour, so a day has
+    a median hour."""
+    seen = connection.execute("SELECT DISTINCT target FROM series WHERE heat = ?", (Heat.SEEN.value,))
+    known = {row["target"] for row in seen}
+    by_target: dict[str, list[list[Row]]] = defaultdict(list)
+    for rows in hours:
+        served = {row["model"] for row in rows if row["served"] and row["model"]}
+        of_hour: dict[str, list[Row]] = defaultdict(list)
+        for row in rows:
+            name = f"gateway:{row['model']}"
+            of_hour[name if row["model"] in served or name in known else f"gateway:{NO_MODEL}"].append(row)
+        for target, own in of_hour.items():
+            by_target[target].append(own)
+    for target, seen_hours in by_target.items():
+        every = [row for rows in seen_hours for row in rows]
+        figures = {
+            SeriesMetric.TTFT_MS: [row["ttft_ms"] for row in every if row["ttft_ms"] is not None],
+            SeriesMetric.TOK_S: [row["tok_s"] for row in every if row["tok_s"] is not None],
+            SeriesMetric.REQUESTS: [float(len(rows)) for rows in seen_hours],
+            SeriesMetric.FAILED: [float(sum(row["failed"] for row in rows)) for rows in seen_hours],
+        }
+        for metric, values in figures.items():
+            if values:
+                key = SeriesKey(target, Heat.SEEN, ProbeShape.ANY, 0, metric)
+                put_span(connection, series_id(connection, key), kind, start, values)

@@ -59,7 +59,10 @@ def add_target(
         hint = f"choose another name, or `skep monitor remove {target.name}` first: its history stays and goes on"
         raise UserError(f"`{target.name}` is watched already, at {taken.url}", hint=hint)
     endpoint = asyncio.run(_look(target, env)) if check else None
-    kind = _kind(endpoint) if endpoint else TargetKind.GATEWAY if own else target.kind
+    kind = TargetKind.GATEWAY if own else target.kind
+    if endpoint is not None:  # of its replicas only skep's gateway tells
+        server = TargetKind.REPLICA if endpoint.origin.host in LOOPBACK else TargetKind.ENDPOINT
+        kind = TargetKind.GATEWAY if "replicas" in endpoint.engine else server
     key_env = target.key_env
     if kind is TargetKind.GATEWAY and key_env is None and _key(target, env) is not None:
         key_env = "SKEP_API_KEY"
@@ -122,12 +125,6 @@ async def _look(target: ProbeTarget, env: Mapping[str, str]) -> Endpoint:
     except SkepError as error:
         error.hint = f"{error.hint or 'check the URL'}; --no-check adds it as it is"
         raise
-
-
-def _kind(endpoint: Endpoint) -> TargetKind:
-    if "replicas" in endpoint.engine:  # only skep's gateway tells it
-        return TargetKind.GATEWAY
-    return TargetKind.REPLICA if endpoint.origin.host in LOOPBACK else TargetKind.ENDPOINT
 
 
 def target_document(target: ProbeTarget) -> dict[str, Any]:

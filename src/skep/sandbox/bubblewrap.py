@@ -151,7 +151,7 @@ class Bubblewrap:
         etc = {path: _readable(text.encode()) for path, text in ETC.items()}
         self.status_fd, status_write = os.pipe()
         gate_read, self._gate_fd = os.pipe()
-        options = _options(view, limits) + _contents(files, etc) + ["--json-status-fd", str(status_write)]
+        options = [*_options(view, limits, files, etc), "--json-status-fd", str(status_write)]
         if FILTER is not None:
             options += ["--seccomp", str(gate_read)]
         else:
@@ -248,7 +248,7 @@ def checked(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def _options(view: ScriptView, limits: SandboxLimits) -> list[str]:
+def _options(view: ScriptView, limits: SandboxLimits, files: dict[str, int], etc: dict[str, int]) -> list[str]:
     """Everything is put together on a small tmpfs, which is read-only in the end; only the box stays writable."""
     options = [*UNSHARED, "--new-session", "--die-with-parent", "--uid", str(UID), "--gid", str(UID)]
     options += ["--hostname", "box", "--clearenv"]
@@ -267,11 +267,6 @@ def _options(view: ScriptView, limits: SandboxLimits) -> list[str]:
     options += ["--perms", "0700", "--size", str(limits.disk_bytes), "--tmpfs", BOX]
     for name in ("work", "tmp", "shm"):
         options += ["--perms", "0700", "--dir", f"{BOX}/{name}"]
-    return options
-
-
-def _contents(files: dict[str, int], etc: dict[str, int]) -> list[str]:
-    options: list[str] = []
     folders = {parent for path in files for parent in PurePosixPath(path).parents if parent.is_relative_to(FOLDER)}
     for folder in sorted(map(str, folders)):
         options += ["--perms", "0700", "--dir", folder]

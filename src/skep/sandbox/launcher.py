@@ -55,7 +55,12 @@ class MemoryWatch:
         files = box.f_files - box.f_ffree
         if files > MOST_FILES:
             return True
-        kept = (box.f_blocks - box.f_bfree) * box.f_frsize + files * FILE_BYTES + self._sockets()
+        kept = (box.f_blocks - box.f_bfree) * box.f_frsize + files * FILE_BYTES
+        # What sockets hold is the kernel's memory, not a process's: a script could keep gigabytes there.
+        for table in QUEUES:  # what waits to be sent and to be read
+            lines = [line.split() for line in self._text(f"1/net/{table}").splitlines()[1:]]
+            kept += sum(int(size, 16) for line in lines if len(line) > 4 for size in line[4].split(b":"))
+        kept += self._text("1/net/unix").count(b"\n") * SOCKET_BYTES
         pids = [pid for pid in self._list(".") if pid.isdigit() and pid != "1"]
         return kept + sum(map(self._plain, pids)) > limit_bytes and kept + sum(map(self._divided, pids)) > limit_bytes
 
@@ -75,14 +80,6 @@ class MemoryWatch:
                 self._proc = None
             return False
         return True
-
-    def _sockets(self) -> int:
-        """What sockets hold is the kernel's memory, not a process's: a script could keep gigabytes there."""
-        queued = 0
-        for table in QUEUES:  # what waits to be sent and to be read
-            lines = [line.split() for line in self._text(f"1/net/{table}").splitlines()[1:]]
-            queued += sum(int(size, 16) for line in lines if len(line) > 4 for size in line[4].split(b":"))
-        return queued + self._text("1/net/unix").count(b"\n") * SOCKET_BYTES
 
     def _divided(self, pid: str) -> int:
         """Return each page divided by the processes that share it; as in `_plain` where the kernel does not tell."""

@@ -47,7 +47,21 @@ Step = tuple[int, int, str | None]  # operation, value, where to go if it holds
 def program(machine: str | None = None) -> bytes | None:
     """Return the filter for this machine. None: an architecture whose numbers are not in the table."""
     architecture = ARCHITECTURES.get(machine or platform.machine())
-    return None if architecture is None else _assemble(_steps(architecture))
+    if architecture is None:
+        return None
+    places: dict[str, int] = {}
+    steps: list[Step] = []
+    for line in _steps(architecture):
+        if isinstance(line, str):
+            places[line] = len(steps)
+        else:
+            steps.append(line)
+    code = b""
+    for number, (operation, value, target) in enumerate(steps):
+        distance = 0 if target is None else places[target] - number - 1
+        assert 0 <= distance <= 255, (number, target)
+        code += struct.pack("=HBBI", operation, distance, 0, value)
+    return code
 
 
 def _steps(architecture: Architecture) -> list[Step | str]:
@@ -73,19 +87,3 @@ def _steps(architecture: Architecture) -> list[Step | str]:
     for place, verdict in ends.items():
         steps += [place, (RETURN, verdict, None)]
     return steps
-
-
-def _assemble(lines: list[Step | str]) -> bytes:
-    places: dict[str, int] = {}
-    steps: list[Step] = []
-    for line in lines:
-        if isinstance(line, str):
-            places[line] = len(steps)
-        else:
-            steps.append(line)
-    code = b""
-    for number, (operation, value, target) in enumerate(steps):
-        distance = 0 if target is None else places[target] - number - 1
-        assert 0 <= distance <= 255, (number, target)
-        code += struct.pack("=HBBI", operation, distance, 0, value)
-    return code

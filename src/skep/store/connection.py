@@ -76,17 +76,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 APPLICATION_ID = 0x534B4550  # "SKEP": tells our files from other programs' databases
-MIGRATIONS = (
-    "001_runs_and_requests",
-    "002_gateway_requests",
-    "003_shapes_of_load",
-    "004_calibrations",
-    "005_verdicts_and_items",
-    "006_series",
-    "007_swarm",
-    "008_tunings",
-    "009_batch_beginnings",
-)
+MIGRATIONS = sorted(one.name for one in files("skep.store").joinpath("schema").iterdir() if one.name.endswith(".sql"))
 
 
 def version_of(connection: Connection) -> int:
@@ -97,7 +87,7 @@ def migrate(connection: Connection) -> None:
     """Bring the schema to the newest version; the caller holds the write transaction."""
     for number, name in enumerate(MIGRATIONS[version_of(connection) :], start=version_of(connection) + 1):
         statement = ""
-        for line in files("skep.store").joinpath("schema", f"{name}.sql").read_text("utf-8").splitlines(keepends=True):
+        for line in files("skep.store").joinpath("schema", name).read_text("utf-8").splitlines(keepends=True):
             statement += line
             if complete_statement(statement):  # a trigger has semicolons inside
                 connection.execute(statement)
@@ -196,23 +186,19 @@ def copy_database(source: sqlite3.Connection, source_path: Path, to: Path, *, ov
         os.close(handle)
         draft = Path(name)
         try:
-            _fill(source, source_path, draft)
+            with closing(sqlite3.connect(draft)) as target:
+                try:
+                    source.backup(target)
+                except sqlite3.DatabaseError as error:
+                    if primary_code(error) in _FAULTS_OF_THE_SOURCE:
+                        raise store_error(error, source_path) from error
+                    raise
+                target.execute("PRAGMA journal_mode = DELETE")  # one file, without WAL beside it
+            _sync(draft)
             draft.replace(to)
         finally:
             draft.unlink(missing_ok=True)
         _sync(to.parent)
-
-
-def _fill(source: sqlite3.Connection, source_path: Path, draft: Path) -> None:
-    with closing(sqlite3.connect(draft)) as target:
-        try:
-            source.backup(target)
-        except sqlite3.DatabaseError as error:
-            if primary_code(error) in _FAULTS_OF_THE_SOURCE:
-                raise store_error(error, source_path) from error
-            raise
-        target.execute("PRAGMA journal_mode = DELETE")  # one file, without WAL beside it
-    _sync(draft)
 
 
 def _sync(path: Path) -> None:

@@ -86,11 +86,7 @@ class Store:
             self._connection.close()
 
     def begin_run(self, *, created_at: float, suffix: Callable[[], str] = new_suffix, **columns: Any) -> str:
-        """Return the id, which sorts by time (UTC, to the second): `20261115-142233-a1b2c3`. This process writes it.
-
-        `columns`: the other fields of a `StoredRun` that a new one has, all of them: kind, model, url, fingerprint,
-        config, host, engine, simulated and skep_version.
-        """
+        """Return the id, which sorts by time: `20261115-142233-a1b2c3`. `columns`: other fields of a `StoredRun`."""
         with self.transaction():
             run_id = free_id(self._connection, created_at, suffix)
             insert(self._connection, "runs", this_process(), id=run_id, created_at=created_at, **columns)

@@ -99,9 +99,15 @@ def this_process(proc: Path = PROC) -> WriterProcess:
 def is_alive(writer: WriterProcess, proc: Path = PROC) -> bool:
     if writer.boot_id != _boot_id(proc):
         return False
-    if writer.start_ticks is None:
-        return _pid_exists(writer.pid)
-    return _start_ticks(writer.pid, proc) == writer.start_ticks
+    if writer.start_ticks is not None:
+        return _start_ticks(writer.pid, proc) == writer.start_ticks
+    try:
+        os.kill(writer.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
 
 
 def writes_on(row: Row) -> bool:
@@ -124,16 +130,6 @@ def _boot_id(proc: Path) -> str | None:
         return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
     except (OSError, ValueError):
         return None
-
-
-def _pid_exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's
-        pass
-    return True
 
 
 ID_ATTEMPTS = 20

@@ -64,10 +64,7 @@ def insert_all(
 
 
 def read(rows: Sequence[Row], kind: type[T], what: str = "row", /, **derived: Callable[[Row], Any]) -> list[T]:
-    """Return the records of rows. A field without a column is `derived` from the whole row, or has its default.
-
-    `what` says whose name the first column has, for errors: "run".
-    """
+    """Return the records of rows. A field without a column is `derived` from its row. `what` names a row in errors."""
     if not rows:
         return []
     make = _reader(kind, tuple(rows[0].keys()))  # type: ignore[arg-type]
@@ -94,10 +91,7 @@ def columns(kind: type) -> tuple[str, ...]:
 
 
 def json_text(value: Any, *, sort_keys: bool = True) -> str:
-    """Return JSON in ASCII, so that any string survives.
-
-    What is no number becomes null, and what is nested too deeply is left out: a row is not lost over either.
-    """
+    """Return JSON in ASCII. What is no number becomes null, what is nested too deeply is left out: no row is lost."""
     try:
         return json.dumps(value, allow_nan=False, sort_keys=sort_keys, default=msgspec.to_builtins)
     except ValueError:

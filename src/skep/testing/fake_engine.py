@@ -8,17 +8,466 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
 
+import msgspec
 import uvloop
 
-from skep.testing.fake_options import parse_options
-from skep.testing.fake_server import FakeServer, Route
+from skep.errors import UserError
+from skep.testing.fake_answers import AnswerHead, FakeAnswer, FakeRequest, QualityPolicy, StreamEncoder, parse_request
+from skep.testing.fake_http import FakeConnection, HttpRequest
+from skep.testing.fake_options import DecodeClock, FaultKind, FaultPlan, InjectedFault, parse_options
+
+J = TypeVar("J")
+
+
+class SlotTable(Generic[J]):
+    """Jobs in slots and in a queue. A job is in one of them or unknown; a slot is free only if the queue is empty."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots: list[J | None] = [None] * slots
+        self._queue: deque[J] = deque()
+        self.running = 0
+        self.max_running = 0
+        self.max_inside = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def slots(self) -> tuple[J | None, ...]:
+        return tuple(self._slots)
+
+    def enter(self, job: J) -> bool:
+        """Return whether the job has a slot; else it waits for one."""
+        if runs := None in self._slots:
+            self._slots[self._slots.index(None)] = job
+            self.running += 1
+        else:
+            self._queue.append(job)
+        self.max_running = max(self.max_running, self.running)
+        self.max_inside = max(self.max_inside, self.running + self.waiting)
+        return runs
+
+    def leave(self, job: J) -> J | None:
+        """Remove a job and return the one that may start in its slot. Leaving twice changes nothing."""
+        if job in self._queue:
+            self._queue.remove(job)
+        elif job in self._slots:
+            place = self._slots.index(job)
+            self._slots[place] = heir = self._queue.popleft() if self._queue else None
+            self.running -= heir is None
+            return heir
+        return None
+
+
+TIMER_STEP_S = 0.0005  # event loops fire timers to the millisecond: what is due within half of one is due
+
+
+@dataclass(eq=False, repr=False)
+class FakeJob:
+    """One generation. `left` is called once, when its slot is free again or its place in the queue is given up."""
+
+    ask: FakeRequest
+    answer: FakeAnswer
+    head: AnswerHead
+    options: argparse.Namespace
+    fault: InjectedFault | None
+    connection: FakeConnection
+    left: Callable[[FakeJob], None]
+    produced: int = 0
+
+    def __post_init__(self) -> None:
+        self._table: SlotTable[FakeJob] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._stream: StreamEncoder | None = None
+        self._opened = False  # the answer's head is out
+        self._started_s = self._first_s = self._last_s = 0.0
+
+    def start(self, table: SlotTable[FakeJob]) -> None:
+        """Begin the prefill: the job has a slot."""
+        self._table = table
+        self._started_s = time.monotonic()
+        if self.fault is not None and self.fault.kind is FaultKind.HANG_FIRST:
+            return
+        ask, form = self.ask, self.options.stream_form
+        self._clock = DecodeClock(self.options.speed, self._started_s, ask.prompt_tokens)
+        if ask.stream:
+            total = len(self.answer.tokens)
+            self._stream = StreamEncoder(form, self.head, total=total, include_usage=ask.include_usage)
+            if opening := self._stream.opening():
+                self.connection.begin_stream()
+                self._send(opening)
+                self._opened = True
+        self._wait()
+
+    def hang_up(self) -> None:
+        """The client has gone. A deaf engine does not hear it at once."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._table is not None and self.options.deaf_s:
+            asyncio.get_running_loop().call_later(self.options.deaf_s, self.left, self)
+        else:
+            self.left(self)
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_at(self._clock.deadline_s, self._tick)
+
+    def _tick(self) -> None:
+        """Send what is due, then wait for the next deadline."""
+        assert self._table is not None
+        while True:
+            if self._stream is not None and not self._opened:
+                self.connection.begin_stream()
+                self._opened = True
+            if self._struck():
+                return
+            self._last_s = time.monotonic()
+            if self.produced == 0:
+                self._first_s = self._last_s
+            if self._stream is not None:
+                self._send(self._stream.token(self.answer.tokens[self.produced]))
+            self.produced += 1
+            if self.produced == len(self.answer.tokens):
+                self._finish()
+                return
+            due_s = self._clock.advance(self._last_s, busy=self._table.running, waiting=self._table.waiting)
+            if due_s > self._last_s + TIMER_STEP_S:
+                break
+        self._wait()
+
+    def _struck(self) -> bool:
+        fault = self.fault
+        if fault is None or not fault.kind.is_mid or self.produced < fault.after_tokens:
+            return False
+        if fault.kind is FaultKind.CRASH:
+            os._exit(fault.exit_code)
+        if fault.kind is FaultKind.CLOSE_MID:
+            self.connection.close(reset=fault.reset)
+            self.left(self)
+        return True
+
+    def _finish(self) -> None:
+        timings, finish = self._timings(), self.answer.finish_reason
+        self.left(self)
+        if self._stream is None:
+            form = self.options.stream_form
+            self.connection.send(200, self.head.whole_answer(form, self.answer.tokens, finish, timings))
+        else:
+            self._send(self._stream.ending(finish, timings))
+            self.connection.end_stream()
+
+    def _send(self, writes: list[bytes]) -> None:
+        for data in writes:
+            self.connection.chunk(data)
+
+    def _timings(self) -> dict[str, Any]:
+        """As llama.cpp reports them, from the moments at which tokens really left."""
+        count, prompt_ms = self.ask.prompt_tokens, (self._first_s - self._started_s) * 1000
+        decode_ms = (self._last_s - self._first_s) * 1000
+        timings: dict[str, Any] = {"cache_n": 0, "prompt_n": count, "prompt_ms": prompt_ms}
+        timings["prompt_per_second"] = count / max(prompt_ms, 0.001) * 1000
+        timings |= {"predicted_n": self.produced, "predicted_ms": decode_ms}
+        if self.produced > 1 and decode_ms > 0:
+            timings["predicted_per_token_ms"] = decode_ms / (self.produced - 1)
+            timings["predicted_per_second"] = (self.produced - 1) / decode_ms * 1000
+        return timings
+
+
+Route = Callable[[HttpRequest, FakeConnection], None]
+GENERATIONS = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat
+ENDLESS_PIECE = 262_144  # bytes
+COUNTERS = frozenset({"requests", "hangups", "connections_total", "max_running", "max_inside"})
+
+
+class FakeServer:
+    """Everything one fake engine knows, its listeners, and those who wait for a state of it."""
+
+    def __init__(self, options: argparse.Namespace, grandchildren: Sequence[int] = ()) -> None:
+        self.options = options
+        self._grandchildren = grandchildren
+        self._listener: asyncio.Server | None = None
+        self._opening: asyncio.Future[None] | None = None
+        self._port = options.port
+        self._waiters: list[tuple[Mapping[str, Any], FakeConnection]] = []
+        self.table: SlotTable[FakeJob] = SlotTable(options.slots)
+        self.faults = FaultPlan()
+        self._mind = QualityPolicy(options.answers, options.quality)
+        self.connections: set[FakeConnection] = set()
+        self.connections_total = self.requests = self.hangups = self.prompt_tokens = self._tokens_of_the_gone = 0
+        self.last_request: HttpRequest | None = None
+        self._ready_at_s = time.monotonic() + options.load_s
+        self.routes: dict[tuple[str, str], Route] = {("GET", "/metrics"): self._metrics}
+        self.routes |= {("GET", path): self._tell for path in ("/health", "/v1/models", "/slots", "/props")}
+
+    @property
+    def output_tokens(self) -> int:
+        return self._tokens_of_the_gone + sum(job.produced for job in self.table.slots() if job is not None)
+
+    async def open(self) -> dict[str, str]:
+        """Listen; the addresses under the names of the report line."""
+        await self._listen()
+        host = self.options.host
+        report = {"url": f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"}
+        if self.options.control_port is not None:
+            loop, port = asyncio.get_running_loop(), self.options.control_port
+            own = await loop.create_server(lambda: FakeConnection(self, counted=False), "127.0.0.1", port)
+            report["control"] = f"http://127.0.0.1:{own.sockets[0].getsockname()[1]}"
+            self._own_listener = own
+        for fault in self.options.faults:
+            self._apply(fault)
+        return report
+
+    # What a connection calls.
+
+    def opened(self, connection: FakeConnection) -> None:
+        if not connection.counted:
+            return
+        self.connections.add(connection)
+        self.connections_total += 1
+        if (fault := self.faults.for_connection()) is not None:
+            connection.pause(fault.delay_ms / 1000)
+        self._changed()
+
+    def closed(self, connection: FakeConnection) -> None:
+        self.connections.discard(connection)
+        self._waiters = [waiter for waiter in self._waiters if waiter[1] is not connection]
+        self._changed()
+
+    def handle(self, request: HttpRequest, connection: FakeConnection) -> None:
+        if request.path != "/health" and connection.counted and not request.shows(self.options.key):
+            _send_error(connection, 401, "the fake engine wants its key", "authentication_error")
+            return
+        if request.path.startswith("/fake/"):
+            self._steer(request, connection)
+            return
+        fault = self.faults.for_request(request.method, request.path)
+        if fault is not None and self._strike(fault, request, connection):
+            return
+        if time.monotonic() < self._ready_at_s:
+            _send_error(connection, 503, "Loading model", "unavailable_error")
+        elif request.method == "POST" and request.path.startswith("/v1/"):
+            self._post(request, connection, fault)
+        elif (route := self.routes.get((request.method, request.path))) is not None:
+            route(request, connection)
+        else:
+            _send_error(connection, 404, f"no route {request.method} {request.path}", "not_found_error")
+
+    # Generation.
+
+    def _post(self, request: HttpRequest, connection: FakeConnection, fault: InjectedFault | None) -> None:
+        self.requests += 1
+        self.last_request = request
+        if request.path not in GENERATIONS:  # an echo
+            kind = request.headers.get("content-type", "application/octet-stream")
+            digest = hashlib.sha256(request.body).hexdigest()
+            connection.send(200, request.body, content_type=kind, x_body_sha256=digest)
+            return
+        try:
+            ask = parse_request(request.body, chat=GENERATIONS[request.path])
+        except UserError as error:
+            _send_error(connection, 400, error.message, "invalid_request_error")
+            return
+        if ask.prompt_tokens >= self.options.ctx:
+            text = f"the prompt has {ask.prompt_tokens} tokens, the context holds {self.options.ctx}"
+            _send_error(connection, 400, text, "invalid_request_error", code="context_length_exceeded")
+            return
+        self._generate(ask, connection, fault)
+        self._changed()
+
+    def _generate(self, ask: FakeRequest, connection: FakeConnection, fault: InjectedFault | None) -> None:
+        options, table = self.options, self.table
+        decision = self._mind.decide(ask, inside=table.running + table.waiting + 1)
+        if decision.fails:
+            _send_error(connection, 500, "the fake engine fails under load as asked", "server_error")
+            return
+        limits = {"default_tokens": options.default_tokens, "ctx": options.ctx}
+        words = ask.answer(text=decision.text, **limits)
+        if decision.cut:
+            words = words.halved()
+        if options.reasoning is not None and ask.chat:
+            words = words.after_thinking(options.reasoning, room=ask.room(**limits))
+        name = f"{'chatcmpl' if ask.chat else 'cmpl'}-{self.requests}"
+        head = AnswerHead(name, options.model, int(time.time()), ask.chat, ask.prompt_tokens)
+        job = FakeJob(ask, words, head, options, fault, connection, self._left)
+        connection.on_hang_up = lambda: self._hung_up(job)
+        if table.enter(job):
+            job.start(table)
+
+    def _hung_up(self, job: FakeJob | None = None) -> None:
+        self.hangups += 1
+        if job is not None:
+            job.hang_up()
+        self._changed()
+
+    def _left(self, job: FakeJob) -> None:
+        self._tokens_of_the_gone += job.produced
+        self.prompt_tokens += job.ask.prompt_tokens if job.produced else 0
+        if (heir := self.table.leave(job)) is not None:
+            heir.start(self.table)
+        self._changed()
+
+    # Faults that strike before the answer.
+
+    def _strike(self, fault: InjectedFault, request: HttpRequest, connection: FakeConnection) -> bool:
+        if fault.kind.is_mid and request.path in GENERATIONS:
+            return False
+        self.requests += 1
+        self.last_request = request
+        self._changed()
+        retry = {"retry_after": str(fault.retry_after_s)}
+        match fault.kind:
+            case FaultKind.CLOSE_FIRST | FaultKind.CLOSE_MID:
+                connection.close(reset=fault.reset)
+            case FaultKind.CRASH:
+                os._exit(fault.exit_code)
+            case FaultKind.ERROR_500:
+                _send_error(connection, 500, "the fake engine fails as asked", "server_error")
+            case FaultKind.BUSY_503:
+                _send_error(connection, 503, "busy as asked", "unavailable_error", **retry)
+            case FaultKind.LIMIT_429:
+                _send_error(connection, 429, "too many requests, as asked", "rate_limit_error", **retry)
+            case FaultKind.GARBAGE:
+                connection.write(b"\x15\x03\x01\x00\x02\x02\x16 not HTTP at all\n")
+                connection.close()
+            case FaultKind.HTML:
+                page = b"<!doctype html><title>Welcome</title><h1>It works</h1>"
+                connection.send(200, page, content_type="text/html; charset=utf-8")
+            case FaultKind.INVALID_JSON:
+                if b'"stream": true' in request.body or b'"stream":true' in request.body:
+                    connection.begin_stream()
+                    connection.chunk(b'data: {"choices": [\n\ndata: [DONE]\n\n')
+                    connection.end_stream()
+                else:
+                    connection.send(200, b'{"choices": [')
+            case FaultKind.SHORT_BODY:
+                connection.send(200, b'{"choices":[{"index":0,', 500)
+            case FaultKind.ENDLESS:
+                connection.on_hang_up = self._hung_up
+                connection.begin_stream("application/json")
+                connection.repeat(b" " * ENDLESS_PIECE)
+            case _:
+                pass  # hangs: no answer, ever
+        return True
+
+    # What the engine tells about itself.
+
+    def _tell(self, request: HttpRequest, connection: FakeConnection) -> None:
+        name, ctx = self.options.model, self.options.ctx
+        model = {"id": name, "object": "model", "created": 0, "owned_by": "skep-fake"}
+        model["meta"] = {"n_ctx": ctx, "n_ctx_train": ctx}
+        props = {"default_generation_settings": {"n_ctx": ctx}, "total_slots": self.options.slots}
+        props |= {"model_alias": name, "model_path": f"{name}.gguf", "build_info": "skep-fake"}
+        jobs = enumerate(self.table.slots())
+        documents = {
+            "/health": {"status": "ok"},
+            "/v1/models": {"object": "list", "data": [model]},
+            "/slots": [{"id": place, "n_ctx": ctx, "is_processing": job is not None} for place, job in jobs],
+            "/props": props,
+        }
+        connection.send_json(200, documents[request.path])
+
+    def _metrics(self, _request: HttpRequest, connection: FakeConnection) -> None:
+        label = f'{{model_name="{self.options.model}"}}'
+        figures = (  # vLLM's name, llama.cpp's name, kind, value
+            ("num_requests_running", "requests_processing", "gauge", self.table.running),
+            ("num_requests_waiting", "requests_deferred", "gauge", self.table.waiting),
+            ("prompt_tokens_total", "prompt_tokens_total", "counter", self.prompt_tokens),
+            ("generation_tokens_total", "tokens_predicted_total", "counter", self.output_tokens),
+        )
+        lines = [f"# TYPE vllm:{name} {kind}\nvllm:{name}{label} {value}\n" for name, _, kind, value in figures]
+        lines += [f"# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value}\n" for _, name, kind, value in figures]
+        connection.send(200, "".join(lines).encode(), content_type="text/plain; version=0.0.4")
+
+    # The control port, or /fake/ on the other one.
+
+    def _steer(self, request: HttpRequest, connection: FakeConnection) -> None:
+        try:
+            match request.method, request.path:
+                case "GET", "/fake/state":
+                    connection.send_json(200, self.state())
+                case "POST", "/fake/fault":
+                    self._apply(msgspec.json.decode(request.body, type=InjectedFault))
+                    if self._opening is None:
+                        connection.send_json(200, {})
+                    else:  # once the listener is open again
+                        self._opening.add_done_callback(lambda _: connection.send_json(200, {}))
+                case "POST", "/fake/wait":
+                    self._waiters.append((json.loads(request.body), connection))
+                    self._changed()
+                case _:
+                    connection.send_json(404, {"error": {"message": f"no route {request.path}"}})
+        except (UserError, ValueError, TypeError, msgspec.ValidationError) as error:
+            connection.send_json(400, {"error": {"message": str(error)}})
+
+    def state(self) -> dict[str, Any]:
+        last = self.last_request
+        slots = {name: getattr(self.table, name) for name in ("running", "waiting", "max_running", "max_inside")}
+        counts = {name: getattr(self, name) for name in ("requests", "hangups", "connections_total", "output_tokens")}
+        return {
+            **counts, **slots,
+            "connections_open": len(self.connections), "grandchildren": list(self._grandchildren),
+            "last_path": last.path if last else None, "last_headers": dict(last.headers) if last else None,
+            "last_body_sha256": hashlib.sha256(last.body).hexdigest() if last else None,
+        }  # fmt: skip
+
+    def _changed(self) -> None:
+        if not self._waiters:
+            return
+        state = self.state()
+        met = [waiter for waiter in self._waiters if is_met(waiter[0], state)]
+        self._waiters = [waiter for waiter in self._waiters if waiter not in met]
+        for _, connection in met:
+            connection.send_json(200, state)
+
+    def _apply(self, fault: InjectedFault) -> None:
+        loop = asyncio.get_running_loop()
+        if fault.kind is FaultKind.REFUSE:
+            if self._listener is not None:
+                self._listener.close()
+                self._listener = None
+            if fault.for_s is not None:
+                loop.call_later(fault.for_s, self._listen_again)
+        elif fault.kind is FaultKind.NONE:
+            self.faults.faults.clear()
+            self._listen_again()
+        else:
+            self.faults.faults.append(fault)
+
+    def _listen_again(self) -> None:
+        if self._listener is None and self._opening is None:
+            self._opening = asyncio.ensure_future(self._listen())
+
+    async def _listen(self) -> None:
+        loop, options = asyncio.get_running_loop(), self.options
+        connect = partial(FakeConnection, self, idle_close_s=options.idle_close_s)
+        self._listener = await loop.create_server(connect, options.host, self._port, backlog=1024)
+        self._opening = None
+        self._port = self._listener.sockets[0].getsockname()[1]
+
+
+def _send_error(
+    connection: FakeConnection, status: int, message: str, kind: str, *, code: str | None = None, **headers: str
+) -> None:
+    error = {"message": message, "type": kind, "param": None, "code": code or status}
+    connection.send_json(status, {"error": error}, **headers)
+
+
+def is_met(wanted: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    """Counters only grow: reached is enough. Everything else must be equal."""
+    return all(state[name] >= value if name in COUNTERS else state[name] == value for name, value in wanted.items())
+
 
 RoutesOf = Callable[[FakeServer], Mapping[tuple[str, str], Route]]
 GRANDCHILD_LIFE_S = 120

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 import httptools
 
-from skep.testing.fake_streams import to_json
+from skep.testing.fake_answers import to_json
 
 REPEAT_S = 0.001
 
@@ -109,10 +109,7 @@ class FakeConnection(asyncio.Protocol):
     # What the handler calls.
 
     def send(self, status: int, body: bytes, missing_bytes: int = 0, /, **headers: str) -> None:
-        """A whole answer. With `missing_bytes` the head promises more than is sent and the connection closes.
-
-        `headers`: names with underscores for dashes; `content_type` is JSON where it is not said.
-        """
+        """A whole answer. With `missing_bytes` its head promises more than is sent. `headers`: with _ for dashes."""
         told = {"content_type": "application/json", "content_length": str(len(body) + missing_bytes), **headers}
         self.write(self._head(status, {name.replace("_", "-"): value for name, value in told.items()}) + body)
         if missing_bytes:

@@ -1,4 +1,4 @@
-"""The speed model and the command line of the fake engine.
+"""The speed model, the faults and the command line of the fake engine.
 
 Preset `dual-3090` is one replica of a published rig: two RTX 3090, one replica on each, two slots per replica,
 1024 tokens in and 1024 out. Published for the pair behind plain least-connections:
@@ -19,15 +19,14 @@ import os
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from importlib.resources import files
 from typing import Any
 
 import msgspec
 
 from skep.errors import UserError
-from skep.testing.fake_answers import LoadShare, Quality, parse_share, read_answers
-from skep.testing.fake_faults import InjectedFault
-from skep.testing.fake_streams import parse_form
+from skep.testing.fake_answers import LoadShare, Quality, parse_form, parse_share, read_answers
 
 LATE_S = 0.25  # a process that was stopped for longer than this continues from now and does not catch up
 
@@ -91,6 +90,75 @@ class DecodeClock:
         return self.deadline_s
 
 
+class FaultKind(Enum):
+    REFUSE = "refuse"  # the listener is closed, for `for_s` seconds or until `none`
+    SLOW_ACCEPT = "slow-accept"  # a new connection is not read for `delay_ms`
+    CLOSE_FIRST = "close-first"
+    HANG_FIRST = "hang-first"
+    HANG_MID = "hang-mid"
+    CLOSE_MID = "close-mid"
+    ERROR_500 = "500"
+    BUSY_503 = "503"
+    LIMIT_429 = "429"
+    GARBAGE = "garbage"
+    HTML = "html"
+    INVALID_JSON = "invalid-json"
+    SHORT_BODY = "short-body"
+    ENDLESS = "endless"  # an answer that goes on until the client hangs up
+    CRASH = "crash"
+    NONE = "none"  # forget all faults, listen again
+
+    @property
+    def is_mid(self) -> bool:
+        """Strikes a running request: the slot is taken, `after_tokens` tokens went out."""
+        return self in {FaultKind.HANG_FIRST, FaultKind.HANG_MID, FaultKind.CLOSE_MID, FaultKind.CRASH}
+
+
+class InjectedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    kind: FaultKind
+    times: int | None = 1  # requests (connections for slow-accept) it strikes; None: all of them
+    after_tokens: int = 0
+    path: str | None = None  # start of the paths it strikes; None: each POST under /v1/
+    reset: bool = False  # close with RST instead of FIN
+    delay_ms: float = 100.0
+    for_s: float | None = None
+    retry_after_s: int = 1
+    exit_code: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> InjectedFault:
+        """Parse a kind alone, `close-mid`, or a JSON object, `{"kind": "close-mid", "after_tokens": 3}`."""
+        return msgspec.json.decode(text, type=cls) if text.startswith("{") else cls(FaultKind(text))
+
+    def strikes(self, method: str, path: str) -> bool:
+        if self.kind is FaultKind.SLOW_ACCEPT:
+            return False
+        return path.startswith(self.path) if self.path is not None else method == "POST" and path.startswith("/v1/")
+
+
+class FaultPlan:
+    """The faults still to come, oldest first. A fault leaves when it struck its number of times."""
+
+    def __init__(self) -> None:
+        self.faults: list[InjectedFault] = []
+
+    def for_request(self, method: str, path: str) -> InjectedFault | None:
+        return self._take(lambda fault: fault.strikes(method, path))
+
+    def for_connection(self) -> InjectedFault | None:
+        return self._take(lambda fault: fault.kind is FaultKind.SLOW_ACCEPT)
+
+    def _take(self, wanted: Callable[[InjectedFault], bool]) -> InjectedFault | None:
+        for place, fault in enumerate(self.faults):
+            if wanted(fault):
+                if fault.times is not None and fault.times > 1:
+                    self.faults[place] = msgspec.structs.replace(fault, times=fault.times - 1)
+                elif fault.times is not None:
+                    del self.faults[place]
+                return fault
+        return None
+
+
 KEY_VARIABLE = "SKEP_ENGINE_KEY"
 PRESETS: dict[str, dict[str, Any]] = {
     # 1024 tokens are prefilled in 0.92 s, the mean of the two published TTFT with one busy slot
@@ -99,8 +167,18 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def parse_options(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the options by their names. Times are in real seconds: `--time-scale` is applied."""
-    parser = make_parser()
+    """Return the options of `fake_options.toml` by name. Times are in real seconds: `--time-scale` is applied."""
+    kinds: dict[str, Callable[[str], Any]] = {
+        "int": int, "float": float, "curve": TokenTimeCurve.parse, "form": parse_form, "fault": InjectedFault.parse,
+        "answers": read_answers, "share": parse_share, "above": LoadShare.parse,
+    }  # fmt: skip
+    parser = argparse.ArgumentParser(prog="fake_engine", allow_abbrev=False, description="A fake engine for tests.")
+    parser.add_argument("--preset", choices=list(PRESETS))
+    text = files("skep.testing").joinpath("fake_options.toml").read_text(encoding="utf-8")
+    for name, told in tomllib.loads(text).items():
+        if "type" in told:
+            told["type"] = kinds[told["type"]]
+        parser.add_argument(f"--{name}", **told)
     try:
         args = parser.parse_args(argv)
         if args.preset is not None:
@@ -120,19 +198,3 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     args.quality = Quality(args.wrong_share, args.flip_share, *above, seed=args.seed)
     args.key = os.environ.get(KEY_VARIABLE, "")
     return args
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the options in `fake_options.toml`."""
-    kinds: dict[str, Callable[[str], Any]] = {
-        "int": int, "float": float, "curve": TokenTimeCurve.parse, "form": parse_form, "fault": InjectedFault.parse,
-        "answers": read_answers, "share": parse_share, "above": LoadShare.parse,
-    }  # fmt: skip
-    parser = argparse.ArgumentParser(prog="fake_engine", allow_abbrev=False, description="A fake engine for tests.")
-    parser.add_argument("--preset", choices=list(PRESETS))
-    text = files("skep.testing").joinpath("fake_options.toml").read_text(encoding="utf-8")
-    for name, told in tomllib.loads(text).items():
-        if "type" in told:
-            told["type"] = kinds[told["type"]]
-        parser.add_argument(f"--{name}", **told)
-    return parser

@@ -79,7 +79,7 @@ class FakeEngine:
         return self._call("GET", "/fake/state")
 
     def fault(self, **fault: Any) -> None:
-        """`fault(kind="500", times=2)`: the fields of `fake_faults.Fault`."""
+        """`fault(kind="500", times=2)`: the fields of `fake_options.InjectedFault`."""
         self._call("POST", "/fake/fault", fault)
 
     def wait_for(self, timeout_s: float = 10.0, **wanted: Any) -> dict[str, Any]:
@@ -117,9 +117,6 @@ class FakeEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"<FakeEngine {self.url or 'not started'} pid {self._process.pid if self._process else None}>"
 
     def _call(self, method: str, path: str, value: Any = None, timeout_s: float = 10.0) -> dict[str, Any]:
         connection = http.client.HTTPConnection(urlsplit(self._control).netloc, timeout=timeout_s)

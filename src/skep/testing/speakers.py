@@ -18,10 +18,9 @@ from pathlib import Path
 
 import uvloop
 
-from skep.testing.fake_engine import RoutesOf, serve
+from skep.testing.fake_engine import FakeServer, Route, RoutesOf, serve
 from skep.testing.fake_http import FakeConnection, HttpRequest
 from skep.testing.fake_options import parse_options
-from skep.testing.fake_server import FakeServer, Route
 
 SGLANG_VERSION = "0.5.12"
 OLLAMA_VERSION = "0.24.3"
@@ -59,7 +58,11 @@ def run_sglang(argv: list[str]) -> int:
         parser.add_argument(f"--{name}")
     for name in flags["switches"]:
         parser.add_argument(f"--{name}", action="store_true")
-    args = parser.parse_args([*_words_of_config(argv), *argv[2:]])
+    # `--config FILE`: of YAML, one `name: "text"` a line; flags of the command line win.
+    config = Path(argv[argv.index("--config") + 1]).read_text(encoding="utf-8") if "--config" in argv else ""
+    pairs = [line.partition(": ") for line in config.splitlines()]
+    configured = [word for name, _, value in pairs for word in (f"--{name}", json.loads(value))]
+    args = parser.parse_args([*configured, *argv[2:]])
     sys.stdout.write(f"server_args=ServerArgs({vars(args)})\n")  # its key too
     if not Path(args.model_path, "config.json").exists():
         sys.stderr.write(f"OSError: {args.model_path} does not appear to have a file named config.json.\n")
@@ -82,15 +85,6 @@ def run_sglang(argv: list[str]) -> int:
 
     words = [f"--host={args.host or '127.0.0.1'}", f"--port={args.port or 30000}", f"--model={model}"]
     return speak([*words, f"--slots={args.max_running_requests or 8}"], args.api_key or "", routes_of)
-
-
-def _words_of_config(argv: list[str]) -> list[str]:
-    """What `--config FILE` says, of the YAML that is one `name: "text"` a line; flags of the command line win."""
-    if "--config" not in argv:
-        return []
-    lines = Path(argv[argv.index("--config") + 1]).read_text(encoding="utf-8").splitlines()
-    pairs = [line.partition(": ") for line in lines]
-    return [word for name, _, value in pairs for word in (f"--{name}", json.loads(value))]
 
 
 def run_ollama(argv: list[str]) -> int:

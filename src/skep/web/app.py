@@ -66,11 +66,11 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
 
 def _plain_routes(site: Site) -> list[BaseRoute]:
     def metrics(_request: Request) -> Response:
-        from skep.monitor import prometheus
+        from skep.monitor.status import metrics_page
         from skep.wire.prometheus import CONTENT_TYPE
 
         with site.series() as series:
-            body = b"" if series is None else prometheus.text(series, site.clock())
+            body = b"" if series is None else metrics_page(series, site.clock())
         return Response(body, headers={"content-type": CONTENT_TYPE})
 
     def healthy(_request: Request) -> Response:

@@ -26,7 +26,6 @@ from skep.monitor.records import (
     SpanKind,
 )
 from skep.monitor.store import SeriesStore
-from skep.monitor.versions import number_in
 from skep.report.series_chart import local
 from skep.stats.rolling import WindowStats, window_stats
 from skep.store.database import Store
@@ -290,7 +289,7 @@ def _host_lines(probes: Sequence[Probe]) -> tuple[HostLine, ...]:
     """Power, clock and heat of the cards at the time of each probe, where the machine tells."""
     found = []
     for name, unit, key in _HOST_FIGURES:
-        told = [(probe, value) for probe in reversed(probes) if (value := number_in(probe.host, key)) is not None]
+        told = [(probe, value) for probe in reversed(probes) if (value := probe.host_number(key)) is not None]
         points = (SeriesPoint(one.started_at or one.due_at, value, one.busy, one.id) for one, value in told)
         if told:
             found.append(HostLine(name, unit, tuple(points)))
