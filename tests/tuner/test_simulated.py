@@ -11,9 +11,16 @@ import pytest
 from skep.planner.rigs import parse_rig
 from skep.tuner.baselines import baseline_of
 from skep.tuner.knobs import TuneMachine, config_of, space_of
-from skep.tuner.ports import CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.predictions import Predictor
-from skep.tuner.records import ConfigFailure, KnobConfig, TuneGoal, TuneReading
+from skep.tuner.records import (
+    ConfigFailure,
+    CurveRequest,
+    JudgeRequest,
+    KnobConfig,
+    MeasureRequest,
+    TuneGoal,
+    TuneReading,
+)
 from skep.tuner.simulated import START_DEADLINE_S, PlannedTruth, SimulatedBench, SimulatedNoise
 
 FAST, SLOW = KnobConfig.of({"graphs": True}), KnobConfig.of({"graphs": False})

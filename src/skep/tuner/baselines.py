@@ -109,8 +109,7 @@ def needed_context(aim: TuneGoal, model: Geometry | None) -> int:
 
 
 def usual_context(model: Geometry | None) -> int:
-    most = model.max_context if model is not None and model.max_context else USUAL_CONTEXT
-    return min(USUAL_CONTEXT, most)
+    return min(USUAL_CONTEXT, (model.max_context if model is not None else None) or USUAL_CONTEXT)
 
 
 def _on_cpu(model: str, aim: TuneGoal, engine: str, checkpoint: str | None, known: Geometry | None) -> Preset:
@@ -136,8 +135,8 @@ def _safe(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | 
         cut = [setup for setup in found if setup.layout.ep == 1]
         if cut:
             return sorted(cut, key=_safety)
-    choice = choose(model, rig, goal, replace(wanted, utilization=None), engines=(engine,), scale=False)
-    raise fits_nowhere(model, choice, goal, replace(wanted, utilization=None), engine)
+    choice = choose(model, rig, goal, pins, engines=(engine,), scale=False)
+    raise fits_nowhere(model, choice, goal, pins, engine)
 
 
 def _safety(setup: Setup) -> tuple[int, int, bool, float]:
@@ -151,12 +150,18 @@ def _of_setup(setup: Setup, rig: Rig, model: str, checkpoint: str | None) -> Pre
     options = replace(options_of_setup(setup, rig), quant=setup.quant.id)
     if setup.engine != "llamacpp" and len(rig.cards) > 1 and any(capability(c) == _CRASHED_ON for c in rig.cards):
         options = replace(options, custom_all_reduce=False)  # means nothing on one card, and layouts come and go
+    standing = ((_in_catalogue(card), card) for card in rig.cards)
+    notes = (
+        f"`hardware` says {name} for {card.title}, which is not in the catalogue"
+        for name, card in standing
+        if name != card.id
+    )
     return Preset(
         name=_plain(model), title=f"{model} on {rig.title}, as safe as it gets", engine=setup.engine,
         model=_called(setup.model, checkpoint or model), checkpoint=checkpoint or checkpoint_name(setup),
         served_as=model, hardware=cards_words(rig), source=_SOURCE, slots=setup.slots or 1,
         context_tokens=setup.context, replicas=setup.layout.replicas, options=options, stand_in=checkpoint is None,
-        notes=tuple(dict.fromkeys(_stands_for(card) for card in rig.cards if _in_catalogue(card) != card.id)),
+        notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
 
 
@@ -173,10 +178,6 @@ def _in_catalogue(card: Device) -> str:
     same = (card.vendor, card.compute_capability, card.bandwidth_gbs)
     alike = [d for d in devices().values() if (d.vendor, d.compute_capability, d.bandwidth_gbs) == same]
     return min(alike, key=lambda d: abs(d.memory_gib - card.memory_gib)).id if alike else card.id
-
-
-def _stands_for(card: Device) -> str:
-    return f"`hardware` says {_in_catalogue(card)} for {card.title}, which is not in the catalogue"
 
 
 def _called(known: Geometry | None, checkpoint: str) -> str:

@@ -18,8 +18,8 @@ from skep.store.database import Store
 from skep.supervisor.control import NO_REPLICAS, NotRunning, ask, connected, socket_of
 from skep.tuner.knobs import apply_config
 from skep.tuner.measure import EngineBench
-from skep.tuner.ports import Bench
 from skep.tuner.quality_check import AUTO, ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
+from skep.tuner.records import Bench
 from skep.tuner.running import OnEvent, TuningJournal, replay_answers, run_search
 from skep.tuner.search import KnobSearch
 from skep.tuner.setup import PreparedTuning, TuningOptions

@@ -9,7 +9,7 @@ that the failures have and nothing that ran has are suspected, and what has them
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from itertools import combinations, pairwise
@@ -17,6 +17,7 @@ from typing import TypeGuard
 
 from skep.catalog.options import EngineOptions
 from skep.engines.base import Diagnosis, Launch
+from skep.tuner.knobs import draft_depth
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig, Value, value_words
 
 INDIFFERENT = frozenset({"threads", "threads_batch"})  # memory does not depend on them
@@ -82,9 +83,6 @@ class FailureSuspects:
         self._explained: dict[Suspect, int] = {}
         self._known: dict[KnobConfig, frozenset[Suspect]] = {}
 
-    def __repr__(self) -> str:
-        return f"<FailureSuspects {len(self._failed)} failures>"
-
     def ran(self, config: KnobConfig) -> None:
         self._ran |= self._suspects(config)
 
@@ -111,14 +109,9 @@ class FailureSuspects:
 
     def _suspects(self, config: KnobConfig) -> frozenset[Suspect]:
         if config not in self._known:
-            self._known[config] = frozenset(_of(config))
+            values = config.values
+            self._known[config] = frozenset([*((value,) for value in values), *combinations(values, 2)])
         return self._known[config]
-
-
-def _of(config: KnobConfig) -> Iterator[Suspect]:
-    for item in config.values:
-        yield (item,)
-    yield from combinations(config.values, 2)
 
 
 _OUT_OF_MEMORY = re.compile(
@@ -146,18 +139,13 @@ def knobs_between(old: Launch, new: Launch) -> tuple[tuple[str, Value], ...]:
         "slots": (old.slots, new.slots),
         "threads": (old.threads, new.threads),
         **{name: (getattr(old.options, name), getattr(new.options, name)) for name in _OPTIONS},
-        **{method: (_depth(old, method), _depth(new, method)) for method in methods},
+        **{method: (draft_depth(old.options, method), draft_depth(new.options, method)) for method in methods},
     }
     return tuple(
         (name, after)
         for name, (before, after) in pairs.items()
         if before != after and (after is None or isinstance(after, str | int | float | bool))
     )
-
-
-def _depth(launch: Launch, method: str) -> int:
-    draft = launch.options.draft
-    return draft.depth if draft is not None and draft.method == method else 0
 
 
 _POOL = re.compile(

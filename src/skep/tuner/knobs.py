@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, find_geometry
-from skep.catalog.options import Draft
+from skep.catalog.options import Draft, EngineOptions
 from skep.catalog.presets import Preset
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, base_setups, layouts, offered_kv, place, sizing_card
@@ -183,7 +183,7 @@ def config_of(base: Preset, knobs: Iterable[Knob]) -> KnobConfig:
 
 def knob_value(preset: Preset, knob: str) -> Value:
     """Of one knob. What is left to the engine is read as what the engine does."""
-    return _depth(preset, knob) if knob in DRAFTS else _handle(knob).read(preset)
+    return draft_depth(preset.options, knob) if knob in DRAFTS else _handle(knob).read(preset)
 
 
 def tokens_of(preset: Preset, knob: str) -> int:
@@ -221,8 +221,8 @@ def _handle(knob: str) -> Handle:
 # Speculation: at most one method drafts
 
 
-def _depth(preset: Preset, method: str) -> int:
-    draft = preset.options.draft
+def draft_depth(options: EngineOptions, method: str) -> int:
+    draft = options.draft
     return draft.depth if draft is not None and draft.method == method else 0
 
 
@@ -271,15 +271,6 @@ def _write_kv(preset: Preset, kv: str) -> Preset:
     return replace(preset, options=replace(preset.options, kv=told))
 
 
-def _read_layout(preset: Preset) -> str | None:
-    found = layout_of(preset)
-    return None if found is None else layout_words(found)
-
-
-def _write_slots(preset: Preset, slots: int) -> Preset:
-    return replace(preset, slots=slots, reserve=min(preset.reserve, slots - 1))
-
-
 def _write_checkpoint(preset: Preset, checkpoint: str) -> Preset:
     """Another file: its format is found in it, not in what the preset said of the first."""
     return replace(preset, checkpoint=checkpoint, stand_in=False, options=replace(preset.options, quant=None))
@@ -291,22 +282,24 @@ def _prefix_cache(preset: Preset) -> bool:
     return model is None or not model.is_hybrid
 
 
-def _micro_batch(preset: Preset) -> int:
-    return _MICRO_BATCH if preset.engine in LLAMA else _CHUNK
-
-
 _HANDLES: dict[str, Handle] = {
-    "layout": Handle(_read_layout, lambda preset, words: with_layout(preset, parse_layout(words))),
+    "layout": Handle(
+        lambda preset: None if (found := layout_of(preset)) is None else layout_words(found),
+        lambda preset, words: with_layout(preset, parse_layout(words)),
+    ),
     "replicas": Handle(lambda preset: preset.replicas, lambda preset, count: replace(preset, replicas=count)),
     "checkpoint": Handle(lambda preset: preset.checkpoint, _write_checkpoint),
     "quant": _option("quant", lambda _: None),
-    "slots": Handle(lambda preset: preset.slots, _write_slots),
+    "slots": Handle(
+        lambda preset: preset.slots,
+        lambda preset, slots: replace(preset, slots=slots, reserve=min(preset.reserve, slots - 1)),
+    ),
     "graphs": _option("graphs", lambda _: True),
     "memory_share": _option("memory_share", lambda preset: _SHARES.get(preset.engine, _SHARE)),
     "kv": Handle(_read_kv, _write_kv),
     "kv_layout": _option("kv_layout", lambda _: "unified"),
     "flash_attention": _option("flash_attention", lambda _: True),
-    "batched_tokens": _option("batched_tokens", _micro_batch),
+    "batched_tokens": _option("batched_tokens", lambda preset: _MICRO_BATCH if preset.engine in LLAMA else _CHUNK),
     "batch": _option("batch", lambda preset: max(_BATCH, preset.options.batched_tokens or 0)),
     "chunked_prefill": _option("chunked_prefill", lambda _: True),
     "prefix_cache": _option("prefix_cache", _prefix_cache),
@@ -476,18 +469,18 @@ class Space:
 
 
 def space_of(
-    base: Preset, aim: TuneGoal, box: TuneMachine, *, checkpoints: Sequence[str] = (), quants: Sequence[str] = (),
+    base: Preset, aim: TuneGoal, box: TuneMachine, checkpoints: Sequence[str] = (), quants: Sequence[str] = (),
     named: Collection[str] = (),
 ) -> Space:  # fmt: skip
     """`checkpoints`: files to choose from, the base's among them. `quants`: formats, where nothing is really loaded.
 
     `named`: knobs that were asked for by name; a few are offered only then, as this load sees but one side of them.
     """
-    asked = KnobContext(base, aim, box, box.model or find_geometry(base.model), _quants(base, checkpoints, quants),
-                  frozenset(named))  # fmt: skip
+    model, formats = box.model or find_geometry(base.model), _quants(base, checkpoints, quants)
+    asked = KnobContext(base, aim, box, model, formats, frozenset(named))
     offered = [*_choices(base, checkpoints, quants), *_by_engine(asked), *_drafts(asked)]
     said = said_in_extra(base)
-    knobs = tuple(with_own(knob, base) for knob in offered if knob.name not in said)
+    knobs = (with_own(knob, base) for knob in offered if knob.name not in said)
     lines = [f"{name} is left alone: the preset's own `{flag}` says it" for name, flag in said.items()]
     lines += [_OLLAMA] if base.engine == "ollama" else []
     return Space(tuple(knob for knob in knobs if len(knob.values) > 1), tuple(lines))
@@ -521,12 +514,10 @@ def with_own(knob: Knob, base: Preset) -> Knob:
     own = knob_value(base, knob.name)
     if own is None or own in knob.values:
         return knob
-    values = (*knob.values, own)
-    return replace(knob, values=tuple(sorted(values, key=_rung)) if knob.ordered else (own, *knob.values))
-
-
-def _rung(value: Value) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+    if not knob.ordered:
+        return replace(knob, values=(own, *knob.values))
+    rungs = sorted((*knob.values, own), key=lambda value: float(value) if isinstance(value, int | float) else 0.0)
+    return replace(knob, values=tuple(rungs))
 
 
 def _quants(base: Preset, checkpoints: Sequence[str], quants: Sequence[str]) -> tuple[str, ...]:
@@ -560,6 +551,6 @@ def _by_engine(asked: KnobContext) -> Iterator[Knob]:
 
 def _drafts(asked: KnobContext) -> Iterator[Knob]:
     """Drafts that need a model of their own are turned only where the preset names it."""
-    own: Draft | None = asked.base.options.draft
+    own = asked.base.options.draft
     if own is not None and own.method not in ("mtp", "ngram"):
         yield Knob(own.method, f"drafts by {own.method}", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.2)

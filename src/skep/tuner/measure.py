@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -30,31 +31,31 @@ from skep.stats.percentiles import mean_t_interval
 from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import Request
-from skep.tuner.ports import (
+from skep.tuner.predictions import CURVE_RUNS, RUN_S, tasks_for
+from skep.tuner.quality_check import QualityGuard, Sheet
+from skep.tuner.records import (
     BenchProgress,
     ConfigFailed,
-    CurveRequest,
-    JudgeRequest,
-    MeasureRequest,
-    OnProgress,
-    ServedConfig,
-    drop_unusable_remedies,
-)
-from skep.tuner.quality_check import QualityGuard, Sheet
-from skep.tuner.reading_size import CURVE_RUNS, Waves, run_tasks, tasks_for
-from skep.tuner.records import (
     ConfigFailure,
     CurvePoint,
+    CurveRequest,
     CurveResult,
+    JudgeRequest,
     JudgeResult,
     KnobConfig,
     MeasurementRound,
+    MeasureRequest,
+    OnProgress,
+    ServedConfig,
     ServerStart,
     TuneGoal,
     TuneReading,
 )
 from skep.tuner.trial_server import TrialServers
 from skep.workload.calibration import TokenCalibration
+
+LONGEST_RUN_S = 60.0  # of a curve: a level that would take longer is left without a figure
+MOST_WAVES = 192  # of a run; a wave is one task of every agent: the least that shows a level at work
 
 
 def reading_of(
@@ -69,13 +70,12 @@ def reading_of(
     effective = whole.effective_tok_s if whole.output_tokens else None
     each = task_tok_s(rows)
     per_joule = whole.output_tokens / joules if joules and whole.output_tokens else None
-    firsts, gaps = ttft_values(rows), tpot_values(rows)
     return TuneReading(
         figure={"effective_tok_s": effective, "task_tok_s": each, "tok_per_joule": per_joule}[aim.metric],
         effective_tok_s=effective,
         task_tok_s=each,
-        ttft_ms=median(firsts) if firsts else None,
-        tpot_ms=median(gaps) if gaps else None,
+        ttft_ms=_median(ttft_values(rows)),
+        tpot_ms=_median(tpot_values(rows)),
         wall_s=whole.wall_s,
         requests=len(rows),
         failed=sum(not row.ok for row in rows),
@@ -105,7 +105,48 @@ def point_of(level: int, config: KnobConfig, found: Sequence[TuneReading]) -> Cu
     figure = None if interval is None else replace(interval, low=max(0.0, interval.low))
     firsts = [one.ttft_ms for one in found if one.ttft_ms is not None]
     gaps = [one.tpot_ms for one in found if one.tpot_ms is not None]
-    return CurvePoint(level, config, figure, median(firsts) if firsts else None, median(gaps) if gaps else None)
+    return CurvePoint(level, config, figure, _median(firsts), _median(gaps))
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+class Waves:
+    """How long a wave takes at levels that were measured, and about how long at others.
+
+    More agents make a wave no shorter, and longer by no more than their number.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, float] = {}
+
+    def took(self, level: int, tasks: int, wall_s: float) -> None:
+        if tasks > 0 and wall_s > 0:
+            self._known[level] = wall_s * level / tasks
+
+    def seconds(self, level: int) -> float | None:
+        """Between what is certain from either side; None: nothing was measured."""
+        if not self._known:
+            return None
+        shares = [(wave_s, wave_s * level / known) for known, wave_s in self._known.items()]
+        low, high = max(min(pair) for pair in shares), min(max(pair) for pair in shares)
+        return math.sqrt(low * high)
+
+
+def run_tasks(level: int, wave_s: float | None, least_s: float = RUN_S) -> int | None:
+    """Of one run of a level of the curve, in whole waves; None: even one would take too long."""
+    if wave_s is None:
+        return level
+    if wave_s > LONGEST_RUN_S:
+        return None
+    return level * min(MOST_WAVES, max(1, math.ceil(least_s / wave_s)))
+
+
+def drop_unusable_remedies(failure: ConfigFailure, config: KnobConfig) -> ConfigFailure:
+    """Without remedies that are no knob of this configuration, or that it has already."""
+    has = config.as_dict
+    return replace(failure, mended=tuple((name, wish) for name, wish in failure.mended if has.get(name, wish) != wish))
 
 
 def seed_of(*parts: object) -> int:
@@ -175,10 +216,6 @@ class _ServerRun:
             self.failure = drop_unusable_remedies(error.failure, self.config)
             await self.stack.__aexit__(type(error), error, error.__traceback__)
 
-    @property
-    def start(self) -> ServerStart:
-        return ServerStart(self.config, self.start_s, tuple(self.readings_taken), self.failure, self.run_id)
-
     async def warm_up(self, width: int, limit_s: float) -> list[Request]:
         """Return its last batch."""
         self._begin("warming up", 0, (0, 0))
@@ -195,8 +232,7 @@ class _ServerRun:
         rows, limited = await self._watched(self.driver.run_tasks(level, repeat, tasks, level, self._took))
         if self._too_many:
             raise await self._errors(self._error)
-        if self.recording.broken is not None:
-            raise self.recording.broken
+        self.recording.check()
         return rows, limited
 
     def joules(self, level: int, repeat: int) -> float | None:
@@ -295,19 +331,17 @@ class EngineBench:
         self._slo = SloLimits.parse(self.aim.slo) if self.aim.slo else None
         self._round = self.first_round
 
-    def __repr__(self) -> str:
-        return f"<EngineBench of {self.tuning}, round {self._round}>"
-
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
         began, width = time.monotonic(), self.aim.concurrency
         runs = self._server_runs(request.configs, request.purpose, width, on_progress, readings=request.readings)
         if self._together(request.configs):
-            await self._side_by_side(runs, request.readings)
+            await self._side_by_side(runs)
         else:
             for run in runs if self._round % 2 else runs[::-1]:  # what drifts favours nobody for long
                 if len(runs) == 1 or sum(one.failure is None for one in runs) > 1:
-                    await self._side_by_side([run], request.readings)
-        return MeasurementRound(tuple(run.start for run in runs), time.monotonic() - began)
+                    await self._side_by_side([run])
+        starts = (ServerStart(o.config, o.start_s, tuple(o.readings_taken), o.failure, o.run_id) for o in runs)
+        return MeasurementRound(tuple(starts), time.monotonic() - began)
 
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
         """The best so far is asked first. One that does not start answers nothing."""
@@ -327,38 +361,35 @@ class EngineBench:
         return replace(self.guard.compare(before, after), seconds=time.monotonic() - began)
 
     async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult:
-        began, widest = time.monotonic(), max(request.levels)
-        runs = self._server_runs(
-            request.configs, "curve", widest, on_progress, readings=CURVE_RUNS * len(request.levels)
-        )
-        if self._together(request.configs):
-            await self._curves(runs, request.levels)
-        else:
-            for run in runs:
-                await self._curves([run], request.levels)
+        began, readings = time.monotonic(), CURVE_RUNS * len(request.levels)
+        runs = self._server_runs(request.configs, "curve", max(request.levels), on_progress, readings=readings)
+        for together in [runs] if self._together(request.configs) else [[run] for run in runs]:
+            await self._curves(together, request.levels)
         points = [point_of(level, run.config, run.by_level.get(level, [])) for level in request.levels for run in runs]
         return CurveResult(tuple(points), time.monotonic() - began)
 
     # Side by side
 
-    async def _side_by_side(self, runs: Sequence[_ServerRun], readings: int) -> None:
+    async def _side_by_side(self, runs: Sequence[_ServerRun]) -> None:
         """Ends when all are read, or when nobody is left to be held against."""
-        alone = len(runs) == 1
+        enough = min(2, len(runs))
         async with AsyncExitStack() as stack:
             await self._begin(stack, runs)
             count = self._tasks()
-            for number in range(readings):
+            for number in range(runs[0].readings):
                 for run in reversed(runs) if number % 2 else runs:
-                    if run.failure is None and (alone or sum(one.failure is None for one in runs) > 1):
-                        await run.carry_out(self._reading(run, number, count, readings))
+                    if run.failure is None and sum(one.failure is None for one in runs) >= enough:
+                        await run.carry_out(self._reading(run, number, count))
 
     async def _curves(self, runs: Sequence[_ServerRun], levels: Sequence[int]) -> None:
         async with AsyncExitStack() as stack:
             await self._begin(stack, runs)
-            for place, (repeat, level) in enumerate(_steps(levels)):
+            *lower, top = sorted(levels)  # up and down again; who dies at the highest, which comes last, has shown all
+            steps = [*((0, one) for one in lower), *((1, one) for one in reversed(lower)), (0, top), (1, top)]
+            for place, (repeat, level) in enumerate(steps):
                 for run in reversed(runs) if place % 2 else runs:
                     if run.failure is None:
-                        await run.carry_out(self._point(run, level, repeat, CURVE_RUNS * len(levels)))
+                        await run.carry_out(self._point(run, level, repeat))
 
     async def _begin(self, stack: AsyncExitStack, runs: Sequence[_ServerRun]) -> None:
         for run in runs:
@@ -443,23 +474,22 @@ class EngineBench:
             self._count = (self._round, tasks_for(self.aim.concurrency, known, self.patience.reading_s))
         return self._count[1]
 
-    async def _reading(self, run: _ServerRun, number: int, count: int, readings: int) -> None:
-        rows, limited = await run.take(run.width, number, count, (number + 1, readings))
-        joules = run.joules(run.width, number)
-        found = reading_of(rows, self.aim, limited=limited, slo=self._slo, joules=joules)
+    async def _reading(self, run: _ServerRun, number: int, count: int) -> None:
+        rows, limited = await run.take(run.width, number, count, (number + 1, run.readings))
+        found = reading_of(rows, self.aim, limited=limited, slo=self._slo, joules=run.joules(run.width, number))
         run.readings_taken.append(found)
         self._per_s[run.config.key] = found.requests / max(found.wall_s, 1e-9)
         self._reading_s = found.wall_s
         self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
 
-    async def _point(self, run: _ServerRun, level: int, repeat: int, total: int) -> None:
+    async def _point(self, run: _ServerRun, level: int, repeat: int) -> None:
         """Both runs of a level are as long; one that would take too long is left out."""
         count = run_tasks(level, run.waves.seconds(level), self.patience.reading_s)
         if count is None:
             return
         count = run.by_level[level][0].requests if level in run.by_level else count
         place = sum(map(len, run.by_level.values())) + 1
-        rows, limited = await run.take(level, repeat, count, (place, total))
+        rows, limited = await run.take(level, repeat, count, (place, run.readings))
         found = reading_of(rows, self.aim, limited=limited)
         run.by_level.setdefault(level, []).append(found)
         run.waves.took(level, found.requests, found.wall_s)
@@ -492,15 +522,8 @@ class EngineBench:
             raise ConfigFailed(ConfigFailure("refused", error.message, remedy=error.hint)) from None
 
     async def _sheet(self, guard: QualityGuard, config: KnobConfig, on_progress: OnProgress) -> Sheet:
-        known = guard.known(config)
-        if known is not None:
+        if (known := guard.known(config)) is not None:
             return known
         on_progress(BenchProgress(config, "starting"))
         async with self.servers.open(self._preset(config)) as served:
             return await guard.answers(served, config, on_progress)
-
-
-def _steps(levels: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs and levels, up and down again; the highest comes last: one that dies there has shown all the others."""
-    *lower, highest = sorted(levels)
-    return [*((0, one) for one in lower), *((1, one) for one in reversed(lower)), (0, highest), (1, highest)]

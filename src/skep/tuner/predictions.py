@@ -25,7 +25,6 @@ from skep.planner.ranking import Basis
 from skep.planner.rules import refusal
 from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
 from skep.tuner.knobs import DRAFTS, apply_config, layout_of, own_refusal, pairs_of, quant_of
-from skep.tuner.reading_size import tasks_for
 from skep.tuner.records import Knob, KnobConfig, TuneGoal
 from skep.units import GIB
 
@@ -33,6 +32,11 @@ PREDICTED_KNOBS = (
     "layout", "replicas", "checkpoint", "quant", "slots", "graphs", "memory_share", "kv", "batched_tokens", "threads",
     "mtp", "eagle", "draft", "dflash",
 )  # fmt: skip
+CURVE_RUNS = 2  # of each level
+RUN_S = 6.0  # a reading, or a run of the curve, takes at least
+TOO_LONG_S = 40.0  # for a reading, where fewer tasks will do
+LEAST_EACH, LEAST = 3, 6  # tasks of an agent, and of all
+MOST_DOUBLINGS = 6
 READING_S = 15.0  # where nothing is foreseen
 _SLACK = 0.02  # of a card: by so little the arithmetic may be wrong, and the start is tried
 _STARTS_S = {"vllm": 45.0, "sglang": 30.0, "llamacpp": 3.0, "embedded": 2.0, "ollama": 3.0}
@@ -43,13 +47,13 @@ _DRAWN = 0.85  # of its limit, while it decodes
 
 
 class Predictor:
-    """A `skep.tuner.ports.SearchSpace`. Answers are remembered: a search asks for the same ones many times.
+    """A `skep.tuner.records.Predictor`. Answers are remembered: a search asks for the same ones many times.
 
     `model` and `quant`: as they were read from files; None: by their names. `rig` None: nothing is foreseen.
     """
 
     def __init__(
-        self, base: Preset, rig: Rig | None, aim: TuneGoal, knobs: Sequence[Knob], basis: Basis | None = None, *,
+        self, base: Preset, rig: Rig | None, aim: TuneGoal, knobs: Sequence[Knob], basis: Basis | None = None,
         model: Geometry | None = None, quant: Quant | None = None, checkpoints: Iterable[str] = (),
     ) -> None:  # fmt: skip
         self.base, self.rig, self.aim, self.knobs = base, rig, aim, tuple(knobs)
@@ -65,10 +69,6 @@ class Predictor:
         self._refusals: dict[KnobConfig, str | None] = {}
         self._odd = {wrong.message for wrong in contradictions(base)}  # the base's own affair
         self._known = tuple(sorted(knob.name for knob in self.knobs if knob.name in (*PREDICTED_KNOBS, *DRAFTS)))
-
-    def __repr__(self) -> str:
-        where = self.rig.title if self.rig is not None else "an unknown machine"
-        return f"<Predictor of {self.base.name} on {where}, {len(self.knobs)} knobs>"
 
     @property
     def pairs(self) -> Sequence[tuple[str, str]]:
@@ -234,3 +234,22 @@ def planned_setup(preset: Preset, model: Geometry, quant: Quant) -> Setup:
         graphs=options.graphs is not False, spec=spec, batched_tokens=options.batched_tokens,
         version=preset.engine_version,
     )  # fmt: skip
+
+
+def tasks_for(concurrency: int, rates: Sequence[float], least_s: float = RUN_S) -> int:
+    """Of a reading that all sides get, from the tasks a second of those that are known.
+
+    Three for each agent, doubled until the fastest is busy for `least_s`; no more than the slowest does in time, down
+    to one for each agent.
+    """
+    choices = (max(LEAST, LEAST_EACH * concurrency), 2 * concurrency, concurrency)
+    known = [rate for rate in rates if rate > 0]
+    if not known:
+        return choices[0]
+    slowest, fastest = min(known), max(known)
+    count = next((one for one in choices if one / slowest <= TOO_LONG_S), concurrency)
+    for _ in range(MOST_DOUBLINGS):
+        if count / fastest >= least_s or 2 * count / slowest > TOO_LONG_S:
+            break
+        count *= 2
+    return count

@@ -16,8 +16,17 @@ from typing import Self
 
 from skep import __version__
 from skep.errors import EngineError, StoreError, UserError, first_of
-from skep.tuner.ports import Bench, BenchProgress, BenchRequest, BenchResult, CurveRequest, JudgeRequest, OnProgress
-from skep.tuner.records import TuneStage, Tuning
+from skep.tuner.records import (
+    Bench,
+    BenchProgress,
+    BenchRequest,
+    BenchResult,
+    CurveRequest,
+    JudgeRequest,
+    OnProgress,
+    TuneStage,
+    Tuning,
+)
 from skep.tuner.search import KnobSearch
 from skep.tuner.store import SavedAnswer, TuningOutcome, TuningStore
 from skep.units import format_seconds
@@ -66,10 +75,6 @@ class TuningJournal:
         except StoreError:
             if error is None:  # else it is the reason that is told, not that it could not be written down
                 raise
-
-    def __repr__(self) -> str:
-        done = f"{self._answers} answers, {len(self._stages)} stages"
-        return f"<TuningJournal of {self.tuning.id}, session {self._session}, {done}>"
 
     @property
     def stages(self) -> tuple[TuneStage, ...]:

@@ -101,7 +101,9 @@ def headline(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
     base, best, unit = baseline_of(stages), best_of(stages), unit_of(tuning)
     at = f"at C\u00a0=\u00a0{tuning.aim.concurrency}"
     if base is None or base.figure is None or best is None or best.figure is None:
-        return _nothing(stages)
+        failed = next((one for one in stages if one.decision is StageDecision.FAILED), None)
+        nothing = "Nothing could be measured" if stages else "Nothing is measured yet"
+        return nothing if failed is None else f"{nothing}: it {decision_words(failed)}"
     if best is base:
         tried = len(stages) - 1
         said = f"none of {tried} changes was shown to be better" if tried > 1 else "no change was shown to be better"
@@ -115,16 +117,9 @@ def headline(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
     return f"{gained} in one step: {told}" if steps == 1 else f"{gained}: {many} that multiply to {told}"
 
 
-def _nothing(stages: Sequence[TuneStage]) -> str:
-    failed = next((one for one in stages if one.decision is StageDecision.FAILED), None)
-    if failed is None:
-        return "Nothing is measured yet" if not stages else "Nothing could be measured"
-    return f"Nothing could be measured: it {decision_words(failed)}"
-
-
 def decision_words(stage: TuneStage) -> str:
     """ "accepted"; of a dead end what it was, in a few words."""
-    dead = stage.decision is StageDecision.FAILED and stage.failure is not None
+    dead = stage.decision is StageDecision.FAILED
     return stage.failure.title if dead and stage.failure is not None else stage.decision.value
 
 

@@ -13,7 +13,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,8 +36,7 @@ from skep.supervisor.replica import Replica
 from skep.supervisor.replica_set import ReplicaMember
 from skep.supervisor.supervisor import Hive, Supervisor
 from skep.tuner.failures import failure_of
-from skep.tuner.ports import ConfigFailed, ServedConfig
-from skep.tuner.records import ConfigFailure
+from skep.tuner.records import ConfigFailed, ConfigFailure, ServedConfig
 from skep.wire.listen import bind
 
 CLEAR_S = 60.0  # for a card to be given back by the engine that was there before
@@ -71,9 +70,6 @@ class TrialServers:
         self._open = 0
         self._clear = gpu_memory_used()
         self._rooms: dict[Preset, int | None] = {}
-
-    def __repr__(self) -> str:
-        return f"<TrialServers {self._open} open in {self._work}>"
 
     def together(self, presets: Sequence[Preset]) -> bool:
         """On cards never: they would share memory and the bus. On the CPU where all of them fit."""
@@ -165,19 +161,18 @@ class _TrialServer:
     @asynccontextmanager
     async def up(self) -> AsyncIterator[ServedConfig]:
         began = time.monotonic()
-        async with _unwrapped(), asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._run())
-            try:
-                await self._until_ready()
-                start_s = time.monotonic() - began
-                yield ServedConfig(self._hive.url, self._model, start_s, self._trouble, self._last_words)
-            finally:
-                self._supervisor.stop(0.0)
-                await self._over.wait()
-
-    @property
-    def _model(self) -> str:
-        return self._hive.replicas[0].model
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._run())
+                try:
+                    await self._until_ready()
+                    url, model, start_s = self._hive.url, self._hive.replicas[0].model, time.monotonic() - began
+                    yield ServedConfig(url, model, start_s, self._trouble, self._last_words)
+                finally:
+                    self._supervisor.stop(0.0)
+                    await self._over.wait()
+        except BaseExceptionGroup as group:  # what ends a task group is told as itself
+            raise first_of(group) from None
 
     async def _run(self) -> None:
         """How it ends is told by `_trouble`."""
@@ -218,27 +213,16 @@ class _TrialServer:
     def _last_words(self) -> str | None:
         """Of all its logs, the newest line that complains."""
         for launch in self._hive.replicas:
-            for line in reversed(_tail(self._hive.log_dir / f"{launch.name}.log")):
+            lines: deque[str] = deque(maxlen=200)
+            with (
+                suppress(OSError),
+                (self._hive.log_dir / f"{launch.name}.log").open(encoding="utf-8", errors="replace") as log,
+            ):
+                lines.extend(log)
+            for line in reversed(lines):
                 if any(word in line.lower() for word in _COMPLAINT) and not line.startswith("---"):
                     return line.strip()
         return None
-
-
-@asynccontextmanager
-async def _unwrapped() -> AsyncIterator[None]:
-    """What ends a task group is told as itself."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        raise first_of(group) from None
-
-
-def _tail(log: Path) -> list[str]:
-    try:
-        with log.open(encoding="utf-8", errors="replace") as lines:
-            return [*deque(lines, maxlen=200)]
-    except OSError:
-        return []
 
 
 def _room(launches: Sequence[Launch]) -> int | None:

@@ -103,12 +103,12 @@ def save_best(tunings: TuningStore, found: TuningRecord, paths: Paths) -> str | 
     """
     if found.tuning.simulated or not accepted(found.stages):
         return None
-    if (known := written_before(found.tuning, found.stages, found.saved.presets, paths)) is not None:
+    if (known := written_before(found.tuning, found.stages, found.presets, paths)) is not None:
         return known
     name = free_name(found.tuning, paths)
     write_preset(found.tuning, found.stages, name, paths)
     best = stage_for(found.tuning, found.stages, None)
-    tunings.append_preset(found.saved.id, name, time.time(), stage=best.number)
+    tunings.append_preset(found.id, name, time.time(), stage=best.number)
     return name
 
 
