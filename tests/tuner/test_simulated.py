@@ -63,7 +63,7 @@ def test_the_same_seed_gives_the_same_readings_and_another_seed_others():
 def test_a_search_that_is_taken_up_again_meets_the_noise_it_would_have_met():
     whole = SimulatedBench(Plain(), seed=3)
     measured(whole, (SLOW,), 4)
-    again = SimulatedBench(Plain(), seed=3, began_s=whole.now_s)
+    again = SimulatedBench(Plain(), seed=3, now_s=whole.now_s)
     assert measured(again, (FAST, SLOW), 4) == measured(whole, (FAST, SLOW), 4)
 
 

@@ -293,7 +293,7 @@ def session(journal, *, requests: int | None = None):
             return await super().measure(request, on_progress)
 
     with journal:
-        bench = Breaking(played(), seed=tuning.seed, began_s=replay_answers(journal, search))
+        bench = Breaking(played(), seed=tuning.seed, now_s=replay_answers(journal, search))
         asyncio.run(run_search(search, bench, journal))
 
 

@@ -69,7 +69,13 @@ def service_paused(paths: Paths) -> Iterator[Service | None]:
         yield None
         return
     with connected(socket_of(paths.lock, paths.socket), None) as say:
-        _pause(say)
+        try:
+            say({"op": "pause", "pid": os.getpid()})
+        except EngineError as refused:
+            if "unknown request" not in refused.message:
+                raise
+            hint = "`skep down`, then `skep up -d`, brings it to this version"
+            raise EngineError("the running skep is of an earlier version, which cannot pause", hint=hint) from None
         error: BaseException | None = None
         try:
             yield service
@@ -82,16 +88,6 @@ def service_paused(paths: Paths) -> Iterator[Service | None]:
         raise trouble from error
     if error is not None:
         raise error
-
-
-def _pause(say: Callable[[dict[str, Any]], object]) -> None:
-    try:
-        say({"op": "pause", "pid": os.getpid()})
-    except EngineError as error:
-        if "unknown request" in error.message:
-            hint = "`skep down`, then `skep up -d`, brings it to this version"
-            raise EngineError("the running skep is of an earlier version, which cannot pause", hint=hint) from None
-        raise
 
 
 def _resume(say: Callable[[dict[str, Any]], object]) -> EngineError | None:
@@ -185,7 +181,7 @@ async def _bench(
 ) -> AsyncIterator[Bench]:  # fmt: skip
     tuning = journal.tuning
     if tuning.simulated:
-        yield SimulatedBench(PlannedTruth(ready.space), seed=tuning.seed, together=False, began_s=spent_s)
+        yield SimulatedBench(PlannedTruth(ready.space), seed=tuning.seed, together=False, now_s=spent_s)
         return
     host, base = read_host(), ready.base
     async with AsyncExitStack() as stack:

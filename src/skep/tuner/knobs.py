@@ -164,7 +164,6 @@ def layout_knobs(asked: KnobContext) -> Iterator[Knob]:
 DRAFTS = ("mtp", "ngram", "eagle", "draft", "dflash")  # a knob each, its value the depth; 0: off
 LLAMA = ("llamacpp", "embedded")
 NO_LONGER_TURNED = "power_cap"  # in tunings of earlier versions; it was never part of a preset
-_NO_HANDLE = (*DRAFTS, NO_LONGER_TURNED)
 _SHARES = {"sglang": 0.88}  # of a card, where the preset leaves it to the engine
 _SHARE = 0.9
 _BATCH, _MICRO_BATCH, _CHUNK = 2048, 512, 2048
@@ -205,9 +204,8 @@ def apply_config(base: Preset, config: KnobConfig) -> Preset:
             preset = handle.write(preset, wanted[name])
     if preset.engine in ("vllm", "sglang") and len(preset.gpus) > preset.replicas * preset.options.cards:
         preset = replace(preset, gpus=preset.gpus[: preset.replicas * preset.options.cards])
-    for name in wanted:
-        if name not in _NO_HANDLE:
-            _handle(name)
+    for name in wanted.keys() - {*DRAFTS, NO_LONGER_TURNED}:
+        _handle(name)
     return _drafted(preset, {name: _whole(wanted[name]) for name in DRAFTS if name in wanted})
 
 
@@ -231,10 +229,9 @@ def _drafted(preset: Preset, depths: dict[str, int]) -> Preset:
     if len(used) > 1:
         both = " and ".join(f"{method} n={depth}" for method, depth in used.items())
         raise UserError(f"{both} cannot be both", hint="one method drafts: turn the other to 0")
-    now = preset.options.draft
+    now, wanted = preset.options.draft, None
     if now is not None and not used and now.method not in depths:
         return preset  # none of these knobs is about it
-    wanted = None
     for method, depth in used.items():
         wanted = Draft(method, depth, now.model if now is not None and now.method == method else None)
     return preset if now == wanted else replace(preset, options=replace(preset.options, draft=wanted))
@@ -400,13 +397,10 @@ def card_knobs(asked: KnobContext) -> Iterator[Knob]:
 def _kv(asked: KnobContext) -> Iterator[Knob]:
     """Of a family that the base has already, the base's own word is enough."""
     engine, own = asked.base.engine, known_kv(asked.base.options.kv or "auto")
-    words = [plain_kv(engine)]
-    for name in asked.quants:
-        kinds = offered_kv(engine, QUANTS[name], asked.box.cards)[1:]
-        words += [
-            _KV_WORDS.get((engine, kind.id), kind.id) for kind in kinds if own is None or kind.family != own.family
-        ]
-    yield Knob("kv", "KV type", tuple(dict.fromkeys(words)), alters_answers=True, expected=0.04)
+    kinds = [kind for name in asked.quants for kind in offered_kv(engine, QUANTS[name], asked.box.cards)[1:]]
+    others = [kind.id for kind in kinds if own is None or kind.family != own.family]
+    words = dict.fromkeys([plain_kv(engine), *(_KV_WORDS.get((engine, kind), kind) for kind in others)])
+    yield Knob("kv", "KV type", tuple(words), alters_answers=True, expected=0.04)
 
 
 def _prefill(asked: KnobContext) -> Iterator[Knob]:

@@ -46,12 +46,11 @@ from skep.tuner.records import (
     MeasurementRound,
     MeasureRequest,
     OnProgress,
-    ServedConfig,
     ServerStart,
     TuneGoal,
     TuneReading,
 )
-from skep.tuner.trial_server import TrialServers
+from skep.tuner.trial_server import TrialServer, TrialServers
 from skep.workload.calibration import TokenCalibration
 
 LONGEST_RUN_S = 60.0  # of a curve: a level that would take longer is left without a figure
@@ -163,8 +162,6 @@ FEW_FAILURES = 1  # of a reading: may happen to anybody
 
 @dataclass(frozen=True, slots=True)
 class MeasureTimeouts:
-    """How long what may take."""
-
     reading_s: float = 6.0  # at least, by as many tasks as that takes
     warm_up_s: float = 45.0  # at most; then it is taken as warm
     hang_s: float = 120.0  # without a token of anybody, where prompts are not long
@@ -194,7 +191,7 @@ class _ServerRun:
     readings_taken: list[TuneReading] = field(default_factory=list)
     by_level: dict[int, list[TuneReading]] = field(default_factory=dict)
     waves: Waves = field(default_factory=Waves)
-    served: ServedConfig = field(init=False)  # this and the next three: once it is up
+    served: TrialServer = field(init=False)  # this and the next three: once it is up
     maker: TaskMaker = field(init=False)
     recording: Recording = field(init=False)
     driver: LoadGenerator = field(init=False)
@@ -203,7 +200,6 @@ class _ServerRun:
     _what: str = "starting"
     _place: tuple[int, int] = (0, 0)
     _total: int = 0
-    _done: int = 0
     _failed: int = 0
     _error: str | None = None
     _moved: int = 0  # tokens and ends of requests
@@ -236,7 +232,7 @@ class _ServerRun:
         return rows, limited
 
     def joules(self, level: int, repeat: int) -> float | None:
-        facts = [one.fact for one in self.recording.facts if (one.level, one.repeat) == (level, repeat)]
+        facts = (one.fact for one in self.recording.facts if (one.level, one.repeat) == (level, repeat))
         return next((float(fact["joules"]) for fact in facts if "joules" in fact), None)
 
     def tell(self, what: str) -> None:
@@ -244,12 +240,11 @@ class _ServerRun:
 
     def _begin(self, what: str, total: int, place: tuple[int, int]) -> None:
         self._what, self._total, self._place = what, total, place
-        self._done = self._failed = 0
+        self._failed = 0
         self._pace.reset()
         self._tell()
 
     def _took(self, row: Request) -> None:
-        self._done += 1
         if not row.ok:
             self._failed += 1
             self._error = self._error or row.error or row.error_kind

@@ -47,7 +47,7 @@ _DRAWN = 0.85  # of its limit, while it decodes
 
 
 class Predictor:
-    """A `skep.tuner.records.Predictor`. Answers are remembered: a search asks for the same ones many times.
+    """What can be turned, and what is known of it. Answers are remembered: a search asks for the same ones many times.
 
     `model` and `quant`: as they were read from files; None: by their names. `rig` None: nothing is foreseen.
     """
@@ -57,6 +57,9 @@ class Predictor:
         model: Geometry | None = None, quant: Quant | None = None, checkpoints: Iterable[str] = (),
     ) -> None:  # fmt: skip
         self.base, self.rig, self.aim, self.knobs = base, rig, aim, tuple(knobs)
+        self.pairs = pairs_of(self.knobs)  # worth turning again, or together, when the other one has been turned
+        self.on_cpu = rig is not None and all(card.vendor == "cpu" for card in rig.cards)
+        self._need_tokens = aim.input_tokens + aim.output_tokens
         self._basis = basis or Basis(published_constants())
         self._model = model or find_geometry(base.model)
         self._quant = quant or quant_of(base, self._model)
@@ -69,14 +72,6 @@ class Predictor:
         self._refusals: dict[KnobConfig, str | None] = {}
         self._odd = {wrong.message for wrong in contradictions(base)}  # the base's own affair
         self._known = tuple(sorted(knob.name for knob in self.knobs if knob.name in (*PREDICTED_KNOBS, *DRAFTS)))
-
-    @property
-    def pairs(self) -> Sequence[tuple[str, str]]:
-        return pairs_of(self.knobs)
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.rig is not None and all(card.vendor == "cpu" for card in self.rig.cards)
 
     def refusal(self, config: KnobConfig) -> str | None:
         if config not in self._refusals:
@@ -208,10 +203,6 @@ class Predictor:
         if setup is None or rig is None or setup.layout.cards > len(rig.cards):
             return None
         return setup, rig
-
-    @property
-    def _need_tokens(self) -> int:
-        return self.aim.input_tokens + self.aim.output_tokens
 
     def _context(self, setup: Setup) -> int:
         return setup.context or ceil(self._need_tokens / 256) * 256

@@ -39,7 +39,8 @@ from skep.stats.noninferiority import Claim, claim_of, paired_difference
 from skep.store.database import Store
 from skep.store.records import Request
 from skep.store.verdicts import Verdict, VerdictOutcome
-from skep.tuner.records import BenchProgress, JudgeResult, KnobConfig, OnProgress, ServedConfig
+from skep.tuner.records import BenchProgress, JudgeResult, KnobConfig, OnProgress
+from skep.tuner.trial_server import TrialServer
 from skep.workload.items import Item
 
 FLOOR = 0.10  # of the items: who answers fewer rightly has nothing to lose that could be seen
@@ -115,7 +116,10 @@ def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
         return judged(ok=True, skipped=True, words=words)
     before, after = before.of_items(both), after.of_items(both)
     if max(before.rate, after.rate) < max(FLOOR, delta):
-        return judged(ok=True, skipped=True, words=_nothing_told(before, after))
+        why = "these items are too hard for this model, so that nothing can be told"
+        if before.cut > 0.5:
+            why = f"{before.count(VerdictOutcome.TRUNCATED)} of {before.asked} answers were cut at the token limit"
+        return judged(ok=True, skipped=True, words=f"not judged: {_score(before, after)}; {why}")
     ok, words = _claimed(before, after, delta)
     said = [(mark.text, after.marks[item].text) for item, mark in before.marks.items()]
     said = [(one, other) for one, other in said if one is not None and other is not None]
@@ -129,8 +133,7 @@ def _claimed(before: Sheet, after: Sheet, delta: float) -> tuple[bool, str]:
         item: [(mark.outcome.passed or mark.outcome in UNANSWERED, after.marks[item].outcome.passed)]
         for item, mark in before.marks.items()
     }
-    found = paired_difference(pairs)
-    score = f"{after.right} of {after.asked} right against {before.right} of {before.asked} ({after.bank})"
+    found, score = paired_difference(pairs), _score(before, after)
     claim = claim_of(found, delta)
     if claim is Claim.HOLDS:
         small = f", though at least {points(-found.high)} are lost" if found.high < 0 else ""
@@ -143,12 +146,8 @@ def _claimed(before: Sheet, after: Sheet, delta: float) -> tuple[bool, str]:
     return True, f"{score}: that it is not worse by {points(delta)} could not be shown; {unshown}"
 
 
-def _nothing_told(before: Sheet, after: Sheet) -> str:
-    score = f"{after.right} of {after.asked} right against {before.right} of {before.asked} ({after.bank})"
-    if before.cut > 0.5:
-        cut = before.count(VerdictOutcome.TRUNCATED)
-        return f"not judged: {score}; {cut} of {before.asked} answers were cut at the token limit"
-    return f"not judged: {score}; these items are too hard for this model, so that nothing can be told"
+def _score(before: Sheet, after: Sheet) -> str:
+    return f"{after.right} of {after.asked} right against {before.right} of {before.asked} ({after.bank})"
 
 
 DELTA = 0.05  # five points
@@ -202,9 +201,7 @@ class QualityGuard:
         """Return its sheet, where it was asked before: nothing need be started."""
         return self._sheets.get(config.key)
 
-    async def answers(
-        self, served: ServedConfig, config: KnobConfig, on_progress: OnProgress = lambda _: None
-    ) -> Sheet:
+    async def answers(self, served: TrialServer, config: KnobConfig, on_progress: OnProgress = lambda _: None) -> Sheet:
         """Ask and judge now. The first to be asked is the incumbent, never a challenger."""
         sheet = await self._asked(served, config, on_progress)
         spent = sheet.seconds
@@ -231,15 +228,14 @@ class QualityGuard:
         items = self.bank.items
         if sheet.cut > 0.5 and any(item.max_tokens < ROOM_TOKENS for item in items):
             return replace(self.bank, items=tuple(_roomier(item) for item in items))
-        name = self.bank.name
-        if name == EASIEST:
+        if self.bank.name == EASIEST:
             return None
-        following = EASIEST if name.partition(":")[0] == DRILLS else DRILLS
+        following = EASIEST if self.bank.name.partition(":")[0] == DRILLS else DRILLS
         easier = choose_bank(following, seed=self.plan.seed, count=self.plan.items, cache_dir=Path())
         room = max(item.max_tokens for item in items) >= ROOM_TOKENS
         return replace(easier, items=tuple(_roomier(item) for item in easier.items)) if room else easier
 
-    async def _asked(self, served: ServedConfig, config: KnobConfig, on_progress: OnProgress) -> Sheet:
+    async def _asked(self, served: TrialServer, config: KnobConfig, on_progress: OnProgress) -> Sheet:
         began = time.monotonic()
         try:
             endpoint = await find_endpoint(served.url, served.model)

@@ -354,17 +354,6 @@ class Bench(Protocol):
     async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ServedConfig:
-    """One configuration that answers. `trouble`: why it no longer does; None while it does."""
-
-    url: str
-    model: str
-    start_s: float  # from the start of its first process until it answered
-    trouble: Callable[[], ConfigFailure | None]
-    last_words: Callable[[], str | None] = lambda: None  # the last line of its logs that complains
-
-
 class ConfigFailed(Exception):
     """A configuration that did not start, or no longer answers."""
 

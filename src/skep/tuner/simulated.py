@@ -32,7 +32,6 @@ from skep.units import Interval
 START_DEADLINE_S = 600.0  # a hang costs all of it
 STOP_S = 3.0
 _WARM_UP = 0.5  # of a reading
-_OUTLIERS = 0.02
 _OUTLIER_FACTORS = (1.12, 0.75)
 _T_95_TWO_RUNS = 12.706
 _SPEEDS = ("figure", "effective_tok_s", "task_tok_s", "tok_per_joule")
@@ -48,7 +47,7 @@ class SimulatedNoise:
     start: float = 0.01
     drift: float = 0.02
     drift_period_s: float = 5 * 3600.0
-    outliers: float = _OUTLIERS
+    outliers: float = 0.02
 
 
 @dataclass(slots=True)
@@ -103,27 +102,16 @@ class PlannedTruth:
         return self._space.start_s(config)
 
 
+@dataclass(eq=False)
 class SimulatedBench:
-    """`together`: engines of a round are up side by side, as small ones on a CPU are; else each has the cards alone.
+    truth: PlannedTruth
+    seed: int
+    noise: SimulatedNoise = SimulatedNoise()
+    together: bool = True  # up side by side, as small engines on a CPU are; else each has the cards alone
+    now_s: float = 0.0  # a search that is taken up again begins later, and meets the noise it would have met
 
-    `began_s`: virtual seconds that went before, so that a search taken up again meets the noise it would have met.
-    """
-
-    def __init__(
-        self,
-        truth: PlannedTruth,
-        *,
-        seed: int,
-        noise: SimulatedNoise | None = None,
-        together: bool = True,
-        began_s: float = 0.0,
-    ) -> None:
-        self.truth = truth
-        self.seed = seed
-        self.noise = noise or SimulatedNoise()
-        self.together = together
-        self.now_s = began_s
-        self._phase = Random(f"{seed} drift").uniform(0.0, 2 * math.pi)
+    def __post_init__(self) -> None:
+        self._phase = Random(f"{self.seed} drift").uniform(0.0, 2 * math.pi)
 
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
         return self.measured(request, on_progress)
@@ -141,8 +129,9 @@ class SimulatedBench:
         sides = [_SimulatedStart(config) for config in request.configs]
         if self.together:
             self._side_by_side(sides, request.readings, rng, on_progress)
-        else:
-            self._one_by_one(sides, request.readings, rng, on_progress)
+        else:  # which side goes first is drawn, lest a drift always favours the same one
+            for side in sides if rng.random() < 0.5 else sides[::-1]:
+                self._side_by_side([side], request.readings, rng, on_progress)
         starts = (ServerStart(side.config, side.start_s, side.readings, side.failure) for side in sides)
         return MeasurementRound(tuple(starts), self.now_s - began_s)
 
@@ -173,15 +162,6 @@ class SimulatedBench:
                 if side.truth and sum(one.truth is not None for one in sides) >= enough:
                     self._read(side, turn, readings, rng, on_progress)
         self.now_s += STOP_S * len(sides)
-
-    def _one_by_one(self, sides: list[_SimulatedStart], readings: int, rng: Random, on_progress: OnProgress) -> None:
-        """Which side goes first is drawn, lest a drift always favours the same one."""
-        for side in sides if rng.random() < 0.5 else sides[::-1]:
-            self._start(side, rng, on_progress)
-            for turn in range(readings):
-                if side.truth:
-                    self._read(side, turn, readings, rng, on_progress)
-            self.now_s += STOP_S
 
     def _start(self, side: _SimulatedStart, rng: Random, on_progress: OnProgress) -> None:
         on_progress(BenchProgress(side.config, "starting"))

@@ -257,12 +257,14 @@ def speed_words(starts: Sequence[ServerStart], verdict: SequentialVerdict, ratio
     """Return how a contest of speeds ended."""
     if ratio is None:
         return "no reading of both sides counts: the client was the limit, or nothing was answered"
+    count, readings = sum(bool(one.figures) for one in starts), sum(len(one.figures) for one in starts)
+    seen = f"{count} start{'s' if count != 1 else ''}, {readings} reading{'s' if readings != 1 else ''}"
     if verdict is not SequentialVerdict.SAME:
-        return f"{share_words(ratio)}, {_starts_words(starts)}"
+        return f"{share_words(ratio)}, {seen}"
     if ratio.low > 1:
-        return f"{share_words(ratio)} in {_starts_words(starts)}, but by all that is known not worth another look"
-    seen = 100 * (ratio.high / ratio.estimate - 1)
-    return f"{share_words(ratio)}: less than {seen:.1f} % cannot be told from nothing by {_starts_words(starts)}"
+        return f"{share_words(ratio)} in {seen}, but by all that is known not worth another look"
+    least = 100 * (ratio.high / ratio.estimate - 1)
+    return f"{share_words(ratio)}: less than {least:.1f} % cannot be told from nothing by {seen}"
 
 
 def limit_words(here: float, there: float, slo: str | None, ratio: Interval | None) -> str:
@@ -277,11 +279,6 @@ def share_words(ratio: Interval | None) -> str:
         return "not measured"
     low, middle, high = (100 * (value - 1) for value in (ratio.low, ratio.estimate, ratio.high))
     return f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})"
-
-
-def _starts_words(starts: Sequence[ServerStart]) -> str:
-    count, readings = sum(bool(one.figures) for one in starts), sum(len(one.figures) for one in starts)
-    return f"{count} start{'s' if count != 1 else ''}, {readings} reading{'s' if readings != 1 else ''}"
 
 
 def one_line(text: str, most: int = 300) -> str:
