@@ -96,8 +96,8 @@ def baseline_of(
 
 def needed_context(aim: TuneGoal, model: Geometry | None) -> int:
     """Of one slot: a whole task with what a chat template adds, and what was asked for."""
-    task, most = aim.input_tokens + aim.output_tokens, model.max_context if model is not None else None
-    name = model.id if model is not None else ""
+    task = aim.input_tokens + aim.output_tokens
+    most, name = (model.max_context, model.id) if model is not None else (None, "")
     if most is not None and task > most:
         hint = "lower --prompt-tokens or --output-tokens"
         raise UserError(f"a task of {task} tokens is beyond the {most} that {name} was made for", hint=hint)
@@ -150,18 +150,14 @@ def _of_setup(setup: Setup, rig: Rig, model: str, checkpoint: str | None) -> Pre
     options = replace(options_of_setup(setup, rig), quant=setup.quant.id)
     if setup.engine != "llamacpp" and len(rig.cards) > 1 and any(capability(c) == _CRASHED_ON for c in rig.cards):
         options = replace(options, custom_all_reduce=False)  # means nothing on one card, and layouts come and go
-    standing = ((_in_catalogue(card), card) for card in rig.cards)
-    notes = (
-        f"`hardware` says {name} for {card.title}, which is not in the catalogue"
-        for name, card in standing
-        if name != card.id
-    )
+    others = dict.fromkeys((_in_catalogue(card), card.title) for card in rig.cards if _in_catalogue(card) != card.id)
+    notes = [f"`hardware` says {name} for {title}, which is not in the catalogue" for name, title in others]
     return Preset(
         name=_plain(model), title=f"{model} on {rig.title}, as safe as it gets", engine=setup.engine,
         model=_called(setup.model, checkpoint or model), checkpoint=checkpoint or checkpoint_name(setup),
         served_as=model, hardware=cards_words(rig), source=_SOURCE, slots=setup.slots or 1,
         context_tokens=setup.context, replicas=setup.layout.replicas, options=options, stand_in=checkpoint is None,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(notes),
     )  # fmt: skip
 
 

@@ -229,7 +229,7 @@ def is_of_memory(failure: ConfigFailure) -> bool:
     """A crash under load is, where its log says so."""
     if failure.kind in ("out-of-memory", "refused"):
         return failure.kind == "out-of-memory"
-    told = _advised(failure)
+    told = _said(failure, failure.remedy)
     return (_MEMORY.search(told) or _POOL.search(told)) is not None
 
 
@@ -238,9 +238,8 @@ def greedy_share(failure: ConfigFailure) -> str | None:
     """Which way of memory_share asks for more: "down" where the engine's own share was too small for its KV cache,
     "up" where it left too little beside it. None: the words do not tell.
     """
-    if _POOL.search(_advised(failure)):
-        return "down"
-    return "up" if _BESIDE.search(_advised(failure)) else None
+    told = _said(failure, failure.remedy)
+    return "down" if _POOL.search(told) else "up" if _BESIDE.search(told) else None
 
 
 def _as_much_again(config: KnobConfig, failed: KnobConfig, failure: ConfigFailure) -> str | None:
@@ -301,8 +300,7 @@ def _turned(knob: Knob, value: Value, way: str) -> Value:
     if not is_number(value):
         return None
     rungs = _rungs(knob, value)
-    steps = dict(pairwise(rungs if way == "up" else rungs[::-1]))
-    return steps.get(value)
+    return dict(pairwise(rungs if way == "up" else rungs[::-1])).get(value)
 
 
 def _nearest(knob: Knob, value: Value, wish: Value) -> Value:
@@ -320,9 +318,5 @@ def _rungs(knob: Knob, *besides: Value) -> list[float]:
     return sorted({value for value in (*knob.values, *besides) if is_number(value)})
 
 
-def _said(failure: ConfigFailure) -> str:
-    return " ".join(filter(None, (failure.cause, failure.evidence)))
-
-
-def _advised(failure: ConfigFailure) -> str:
-    return " ".join(filter(None, (failure.cause, failure.evidence, failure.remedy)))
+def _said(failure: ConfigFailure, remedy: str | None = None) -> str:
+    return " ".join(filter(None, (failure.cause, failure.evidence, remedy)))

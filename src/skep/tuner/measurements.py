@@ -268,7 +268,7 @@ class Measurements:
 
 def speeds(readings: Iterable[TuneReading]) -> list[float]:
     """Return the logarithms of those that count."""
-    return [math.log(one.figure) for one in readings if one.counts and one.figure is not None]
+    return [speed(one) for one in readings if one.counts]
 
 
 def paired(

@@ -191,15 +191,13 @@ class KnobSearch:
         return self._measure(configs, readings, "confirm")
 
     def _measure(self, configs: tuple[KnobConfig, ...], readings: int, purpose: str) -> BenchRequest:
-        return MeasureRequest(configs, readings, purpose, self._words(configs, purpose))
-
-    def _words(self, configs: Sequence[KnobConfig], purpose: str) -> str:
-        if purpose == "baseline":
-            return f"the baseline, start {self._book.counted_starts(self.baseline) + 1}"
         told = "; ".join(", ".join(map(str, one.changes_from(self.incumbent))) for one in configs[1:])
-        if purpose == "confirm" and self._trial is not None:
-            return f"{told}: start {self._trial.rounds + 1} of each"
-        return f"a first look at {told}"
+        words = f"a first look at {told}"
+        if purpose == "baseline":
+            words = f"the baseline, start {self._book.counted_starts(self.baseline) + 1}"
+        elif purpose == "confirm" and self._trial is not None:
+            words = f"{told}: start {self._trial.rounds + 1} of each"
+        return MeasureRequest(configs, readings, purpose, words)
 
     def _out_of_time(self, why: str) -> BenchRequest | None:
         trial, self._trial = self._trial, None
@@ -229,14 +227,16 @@ class KnobSearch:
         if request.purpose == "baseline":
             self._took_baseline(answer)
             return
-        first = answer.starts[0]
-        if first.failure is not None:
-            self._took_failures(answer)
-            self._alarm(first)
-        elif request.purpose == "confirm":
+        first, *others = answer.starts
+        if first.failure is None and request.purpose == "confirm":
             self._took_confirmation(answer)
+            return
+        for start in others:
+            if start.failure is not None:
+                self._dead_end(self._looked_at(start, answer), start.failure)
+        if first.failure is not None:
+            self._alarm(first)
         else:
-            self._took_failures(answer)
             self._took_screening(answer)
 
     def _took_baseline(self, answer: MeasurementRound) -> None:
@@ -254,11 +254,6 @@ class KnobSearch:
             self.failure, self.ended = ConfigFailure("errors-under-load", why), "the baseline gives no figure"
             return
         self._note(evidence, StageDecision.BASELINE, f"{len(starts)} starts")
-
-    def _took_failures(self, answer: MeasurementRound) -> None:
-        for start in answer.starts[1:]:
-            if start.failure is not None:
-                self._dead_end(self._looked_at(start, answer), start.failure)
 
     def _took_screening(self, answer: MeasurementRound) -> None:
         grain = self.chooser.grain
@@ -318,12 +313,11 @@ class KnobSearch:
         assert trial is not None
         trial.evidence = replace(trial.evidence, seconds=trial.evidence.seconds + judged.seconds)
         self._judging_s = judged.seconds
+        unshown = StageDecision.UNDECIDED if judged.skipped else StageDecision.ANSWERS_WORSE
         if judged.ok:
             self._accept(trial, judged.words)
         else:
-            self._reject(
-                trial, StageDecision.UNDECIDED if judged.skipped else StageDecision.ANSWERS_WORSE, judged.words
-            )
+            self._reject(trial, unshown, judged.words)
 
     def _accept(self, trial: ConfigTrial, words: str = "") -> None:
         self._trial = None
