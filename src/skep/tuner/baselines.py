@@ -37,10 +37,7 @@ _CRASHED_ON = 8.6  # custom all-reduce, while graphs were captured
 
 
 def prepared(preset: Preset, aim: TuneGoal, box: TuneMachine) -> Preset:
-    """Return the preset with room for the goal's tasks, and with the numbers said that it leaves to the engine.
-
-    What is tuned is then the same on another version with other defaults. Switches are left as they are.
-    """
+    """With room for the goal's tasks, and with numbers said that another version of the engine may choose otherwise."""
     model = box.model or find_geometry(preset.model)
     context = max(needed_context(aim, model), preset.context_tokens or usual_context(model))
     preset = replace(preset, context_tokens=context)
@@ -72,10 +69,7 @@ def baseline_of(
     quant: Quant | None = None,
     simulated: bool = False,
 ) -> Preset:
-    """Of a model, by the name it is served as. `quant`: the checkpoint's, or the one wanted; None: chosen.
-
-    `simulated`: no checkpoint is needed, and the format is a setting like others.
-    """
+    """`quant` None: it is chosen. `simulated`: no checkpoint is needed, and the format is a setting like others."""
     known = box.model or find_geometry(model)
     if not box.cards or engine == "embedded":
         return prepared(_on_cpu(model, aim, engine, checkpoint, known), aim, box)

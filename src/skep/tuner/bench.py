@@ -60,10 +60,7 @@ def running_service(paths: Paths) -> Service | None:
 
 @contextmanager
 def service_paused(paths: Paths) -> Iterator[Service | None]:
-    """Its engines are ended while the block runs, after their answers; they serve again when it has been left.
-
-    The running skep starts them by itself when this process is killed. Yields None where nothing was running.
-    """
+    """Its engines end, after their answers, and serve again when the block is left, or when this process is killed."""
     service = running_service(paths)
     if service is None:
         yield None
@@ -113,10 +110,7 @@ def logs_folder(paths: Paths, tuning_id: str) -> Path:
 
 
 def check_machine(options: TuningOptions, paths: Paths) -> None:
-    """Before anything is looked at: even measuring the memory's speed would disturb a tuner that is at work.
-
-    A bank that cannot be had is told before anything is started, too.
-    """
+    """Before anything else: even measuring the memory's speed would disturb a tuner that is at work."""
     if options.simulate:
         return
     with tuner_lock(paths):

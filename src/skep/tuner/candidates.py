@@ -79,9 +79,7 @@ def _ascended(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pin
     gain = book.promise(config, incumbent)
     for _ in range(_PASSES):
         before = config
-        for knob in book.space.knobs:
-            if knob.name == pinned:
-                continue
+        for knob in (one for one in book.space.knobs if one.name != pinned):
             for value in knob.values:
                 other = config.turned({knob.name: value})
                 if other != config and book.refusal(other) is None:
@@ -96,9 +94,7 @@ def _ascended(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pin
 def _back(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pinned: str) -> KnobConfig:
     """Return what does not matter stays as it was."""
     gain = book.promise(config, incumbent)
-    for change in config.changes_from(incumbent):
-        if change.knob == pinned:
-            continue
+    for change in (one for one in config.changes_from(incumbent) if one.knob != pinned):
         without = config.turned({change.knob: change.before})
         if book.refusal(without) is None and book.promise(without, incumbent) > gain - _ALIKE:
             config = without
@@ -172,17 +168,11 @@ class Moves:
     def neighbours(self, config: KnobConfig, names: Iterable[str]) -> list[KnobConfig]:
         """One rung up and down each of these ladders, where that may be tried."""
         found = []
-        for name in names:
-            knob = self._knobs[name]
-            if not knob.ordered:
-                continue
-            place = knob.values.index(config[name])
-            for rung in (place - 1, place + 1):
-                if 0 <= rung < len(knob.values):
-                    beside = config.turned({name: knob.values[rung]})
-                    if self._book.refusal(beside) is None:
-                        found.append(beside)
-        return found
+        for knob in (self._knobs[name] for name in names if self._knobs[name].ordered):
+            place = knob.values.index(config[knob.name])
+            rungs = (*knob.values[max(0, place - 1) : place], *knob.values[place + 1 : place + 2])
+            found += [config.turned({knob.name: rung}) for rung in rungs]
+        return [beside for beside in found if self._book.refusal(beside) is None]
 
     def further(self, incumbent: KnobConfig) -> list[Move]:
         """Return what is looked at when no single change promises anything: remedies, pairs, several at once."""

@@ -187,10 +187,7 @@ _TURNS: dict[str, tuple[Turn, ...]] = {
 
 
 def apply_remedy(config: KnobConfig, failure: ConfigFailure, knobs: Sequence[Knob]) -> KnobConfig | None:
-    """The same with as little turned as may mend it: what the diagnosis says, else one rung of what usually helps.
-
-    None: nobody knows a remedy, or it is no matter of these knobs.
-    """
+    """As little turned as may mend it: what the diagnosis says, else one rung of what usually helps; None: nothing."""
     by_name = {knob.name: knob for knob in knobs}
     told = {
         name: value

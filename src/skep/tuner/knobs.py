@@ -34,14 +34,11 @@ _FEWEST = 8  # slots below an eighth of the agents are not tried
 
 @dataclass(frozen=True, slots=True)
 class TuneMachine:
-    """What of a machine bounds the knobs. `model`: read from files; None: by the preset's name of it.
-
-    `rig`: its cards, or its CPU as one device; None: not known.
-    """
+    """What of a machine bounds the knobs."""
 
     cores: int = 1
-    rig: Rig | None = None
-    model: Geometry | None = None
+    rig: Rig | None = None  # its cards, or its CPU as one device; None: not known
+    model: Geometry | None = None  # read from files; None: by the preset's name of it
 
     @property
     def cards(self) -> tuple[Device, ...]:
@@ -138,10 +135,7 @@ def with_layout(preset: Preset, layout: Layout) -> Preset:
 
 
 def layout_knobs(asked: KnobContext) -> Iterator[Knob]:
-    """Those that keep as many cards busy as there are, break no rule and fit in one of the formats; best first.
-
-    None on one card, for a model that nobody knows, and where the preset says what no layout does.
-    """
+    """Those that keep as many cards busy as there are, break no rule and fit in one of the formats; best first."""
     rig, engine, model, goal = asked.box.rig, asked.base.engine, asked.model, asked.goal
     if layout_of(asked.base) is None or rig is None or model is None or len(rig.cards) < 2:
         return
@@ -193,12 +187,8 @@ def tokens_of(preset: Preset, knob: str) -> int:
 
 
 def apply_config(base: Preset, config: KnobConfig) -> Preset:
-    """Return the base with every knob of the configuration where that says.
-
-    Cards that the base names are those to choose from: a layout on fewer takes the first of them.
-    """
-    wanted = config.as_dict
-    preset = base
+    """Return the base with every knob where the configuration says. A layout on fewer cards takes the first of them."""
+    wanted, preset = config.as_dict, base
     for name, handle in _HANDLES.items():  # in this order: which cards comes before what each engine on them gets
         if name in wanted and handle.read(preset) != wanted[name]:
             preset = handle.write(preset, wanted[name])

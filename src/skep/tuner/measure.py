@@ -342,17 +342,16 @@ class EngineBench:
         """The best so far is asked first. One that does not start answers nothing."""
         if self.guard is None:
             return JudgeResult(ok=True, words="no quality guard: answers were not compared", seconds=0.0, skipped=True)
-        began = time.monotonic()
+        began, before = time.monotonic(), None
         try:
             before = await self._sheet(self.guard, request.incumbent, on_progress)
-        except ConfigFailed as error:
-            words = f"its answers could not be held against the baseline's, which did not start: {error.failure}"
-            return JudgeResult(ok=False, words=words, seconds=time.monotonic() - began, skipped=True)
-        try:
             after = await self._sheet(self.guard, request.challenger, on_progress)
         except ConfigFailed as error:
-            words = f"it did not start to be asked: {error.failure}"
-            return JudgeResult(ok=False, words=words, seconds=time.monotonic() - began)
+            words = "it did not start to be asked"
+            if before is None:
+                words = "its answers could not be held against the baseline's, which did not start"
+            words, seconds = f"{words}: {error.failure}", time.monotonic() - began
+            return JudgeResult(ok=False, words=words, seconds=seconds, skipped=before is None)
         return replace(self.guard.compare(before, after), seconds=time.monotonic() - began)
 
     async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult:

@@ -125,10 +125,8 @@ class Predictor:
         return None if self._model is None or quant is None else planned_setup(preset, self._model, quant)
 
     def cards(self, config: KnobConfig) -> Rig | None:
-        """Of a CPU what its replicas can use: they share it evenly, and fewer threads than cores leave some of it idle.
-
-        More threads than cores wait for each other at every layer.
-        Calibrated with several replicas, each was a device of its own: the CPU is all of them.
+        """Of a CPU what its replicas can use: they share it evenly, fewer threads than cores leave some idle, more
+        wait for each other. Calibrated with several replicas, each was a device of its own: the CPU is all of them.
         """
         rig = self.rig
         if rig is None or not self.on_cpu:

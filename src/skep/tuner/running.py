@@ -124,7 +124,7 @@ class RequestStarted:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """A request has ended, and its answer is stored."""
+    """Its answer is stored."""
 
     request: BenchRequest
     answer: BenchResult

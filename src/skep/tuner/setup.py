@@ -96,10 +96,9 @@ def _agents(text: str | None, goal: str) -> int:
         raise UserError(f"--goal `{goal}` does not say at how many agents", hint=_HINT)
     if not re.fullmatch(r"[0-9]+", text):
         raise UserError(f"--goal `{goal}`: `{text}` is no number of agents", hint=_HINT)
-    agents = int(text[:9])
-    if not 1 <= agents <= MOST_AGENTS:
+    if not 1 <= int(text[:9]) <= MOST_AGENTS:
         raise UserError(f"--goal `{goal}`: {text} agents cannot be measured", hint=f"1 to {MOST_AGENTS}")
-    return agents
+    return int(text[:9])
 
 
 def _target(text: str, goal: str) -> float:
@@ -510,12 +509,9 @@ def _unknown(name: str, paths: Paths, otherwise: str | None = None) -> UserError
 
 def absolute_paths(options: TuningOptions) -> TuningOptions:
     """The preset is started, and the tuning taken up again, from any folder."""
-    return replace(options, name=_whole(options.name), checkpoints=tuple(map(_whole, options.checkpoints)))
-
-
-def _whole(name: str) -> str:
-    path = Path(name).expanduser()
-    return str(path.absolute()) if _is_path(name) and path.exists() else name
+    names = [(name, Path(name).expanduser()) for name in (options.name, *options.checkpoints)]
+    whole = (str(path.absolute()) if _is_path(name) and path.exists() else name for name, path in names)
+    return replace(options, name=next(whole), checkpoints=tuple(whole))
 
 
 def _is_path(name: str) -> bool:

@@ -276,9 +276,8 @@ class TuningStore:
 
     def records(self, limit: int | None = None, model: str = "") -> list[TuningRecord]:
         """Return them newest first, without their curves; of one model, where one is named."""
-        found = self.tunings(None if model else limit)
-        chosen = [one for one in found if not model or one.tuning.model == model][:limit]
-        return [replace(one, stages=tuple(self.stages(one.id))) for one in chosen]
+        found = [one for one in self.tunings(None if model else limit) if not model or one.tuning.model == model]
+        return [replace(one, stages=tuple(self.stages(one.id))) for one in found[:limit]]
 
     def starts(self, tuning_id: str) -> list[ServerStart]:
         """Return every start of a server that was measured, in order."""

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skep.catalog.presets import Preset
@@ -48,23 +48,18 @@ def tuner_lock(paths: Paths) -> AbstractContextManager[None]:
     return hold_lock(paths.state / "tune.lock", "a tuner", "wait for it, or stop it with Ctrl-C where it runs")
 
 
+@dataclass(eq=False)
 class TrialServers:
     """Serves configurations. `work`: a folder of this tuning's own; logs of what failed stay in it."""
 
-    def __init__(
-        self,
-        paths: Paths,
-        work: Path,
-        *,
-        start_deadline_s: float | None = None,
-        binary: str | None = None,
-        progress: PullProgress = lambda _done, _total: None,
-    ) -> None:
-        self._user = paths
-        self._work = work.absolute()
-        self._deadline_s = start_deadline_s
-        self._binary = binary
-        self._progress = progress
+    paths: Paths  # the user's
+    work: Path
+    start_deadline_s: float | None = None
+    binary: str | None = None
+    progress: PullProgress = lambda _done, _total: None
+
+    def __post_init__(self) -> None:
+        self.work = self.work.absolute()
         self._numbers = itertools.count(1)
         self._open = 0
         self._clear = gpu_memory_used()
@@ -83,8 +78,8 @@ class TrialServers:
     @asynccontextmanager
     async def open(self, preset: Preset) -> AsyncIterator[TrialServer]:
         """Up until the block ends, on any end. Raises ConfigFailed where it does not start."""
-        here = next(one for one in (self._work / f"start-{n}" for n in self._numbers) if not one.exists())
-        paths = Paths(here / "config", here / "data", self._user.cache, here, here / "run")  # its own but for weights
+        here = next(one for one in (self.work / f"start-{n}" for n in self._numbers) if not one.exists())
+        paths = Paths(here / "config", here / "data", self.paths.cache, here, here / "run")  # its own but for weights
         if not self._open:
             await asyncio.to_thread(self._sweep_up)
         self._open += 1
@@ -105,21 +100,21 @@ class TrialServers:
     async def _hive(self, preset: Preset, paths: Paths, listener: socket.socket) -> Hive:
         settings = self._settings(preset)
         try:
-            hive = await asyncio.to_thread(build_hive, settings, paths, listener, self._progress)
+            hive = await asyncio.to_thread(build_hive, settings, paths, listener, self.progress)
         except SkepError as error:
             raise ConfigFailed(ConfigFailure("refused", error.message, remedy=error.hint)) from None
         policy = replace(hive.policy, failures_before_ready=1, failures_after_ready=1, fallbacks=0)
         return replace(hive, policy=policy)
 
     def _settings(self, preset: Preset) -> Settings:
-        serve = replace(serve_of(preset), binary=self._binary)
+        serve = replace(serve_of(preset), binary=self.binary)
         monitor = replace(Monitor(), with_up=False)
-        return Settings(_GATEWAY, (serve,), drain_s=0.0, start_deadline_s=self._deadline_s, monitor=monitor)
+        return Settings(_GATEWAY, (serve,), drain_s=0.0, start_deadline_s=self.start_deadline_s, monitor=monitor)
 
     def _sweep_up(self) -> None:
         """What a killed tuner left, and cards that are not given back yet."""
-        kill_marked(f"{self._work}/")
-        for left in self._work.glob("start-*/data"):
+        kill_marked(f"{self.work}/")
+        for left in self.work.glob("start-*/data"):
             shutil.rmtree(left, ignore_errors=True)
         if self._clear:
             wait_until_clear(gpu_memory_used, self._clear, CLEAR_S)
@@ -129,7 +124,7 @@ class TrialServers:
         if preset not in self._rooms:
             sizes: list[int | None] = []
             with suppress(SkepError):
-                launches = plan_launches(self._settings(preset), self._user, self._progress, starting=False)
+                launches = plan_launches(self._settings(preset), self.paths, self.progress, starting=False)
                 # Engines of ours that need no weights need no room worth counting.
                 sizes = [dict(one.room).get(RAM, 0 if one.engine in OWN_ENGINES else None) for one in launches]
             known = [size for size in sizes if size is not None]

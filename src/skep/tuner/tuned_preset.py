@@ -97,10 +97,7 @@ def write_preset(
 
 
 def save_best(tunings: TuningStore, found: TuningRecord, paths: Paths) -> str | None:
-    """Return the name of the best as a preset, written where it is none yet; None: nothing was better.
-
-    Of a simulated search nothing is written unasked.
-    """
+    """Return the best's name as a preset, written where it is none yet; None: nothing was better, or is simulated."""
     if found.tuning.simulated or not accepted(found.stages):
         return None
     if (known := written_before(found.tuning, found.stages, found.presets, paths)) is not None:
