@@ -61,8 +61,7 @@ def running_service(paths: Paths) -> Service | None:
 @contextmanager
 def service_paused(paths: Paths) -> Iterator[Service | None]:
     """Its engines end, after their answers, and serve again when the block is left, or when this process is killed."""
-    service = running_service(paths)
-    if service is None:
+    if (service := running_service(paths)) is None:
         yield None
         return
     with connected(socket_of(paths.lock, paths.socket), None) as say:
@@ -140,8 +139,7 @@ def machine_for(ready: PreparedTuning, paths: Paths, say: Say, *, in_place: bool
 
 def _check_service(ready: PreparedTuning, paths: Paths, say: Say) -> None:
     """Where both would have the same cards there is no room; elsewhere they only disturb each other."""
-    service = running_service(paths)
-    if service is None:
+    if (service := running_service(paths)) is None:
         return
     shared = service.shares(ready.base.gpus)
     if ready.space.on_cpu or not shared:

@@ -227,9 +227,6 @@ def _drafted(preset: Preset, depths: dict[str, int]) -> Preset:
     return preset if now == wanted else replace(preset, options=replace(preset.options, draft=wanted))
 
 
-# The others
-
-
 def _option(name: str, usual: Callable[[Preset], Value]) -> Handle:
     """`usual`: what the engine does where the preset leaves it alone."""
 
@@ -344,8 +341,7 @@ def _llama(preset: Preset) -> Iterator[str]:
     busy = preset.slots * (1 + (draft.depth if draft is not None else 0))
     if busy > batch:
         yield f"a batch of {batch} tokens does not hold the {busy} that {preset.slots} slots and their drafts decode"
-    flash = knob_value(preset, "flash_attention")
-    kv = knob_value(preset, "kv")
+    flash, kv = knob_value(preset, "flash_attention"), knob_value(preset, "kv")
     if kv not in (plain_kv(preset.engine), "f32", "bf16") and not flash:
         yield f"a KV cache in {kv} needs flash attention, which is off"
     if preset.options.tp > 1 and not flash:
@@ -462,7 +458,7 @@ def space_of(
     """
     model, formats = box.model or find_geometry(base.model), _quants(base, checkpoints, quants)
     asked = KnobContext(base, aim, box, model, formats, frozenset(named))
-    offered = [*_choices(base, checkpoints, quants), *_by_engine(asked), *_drafts(asked)]
+    offered = [*_choices(base, checkpoints, quants), *_by_engine(asked)]
     said = said_in_extra(base)
     knobs = (with_own(knob, base) for knob in offered if knob.name not in said)
     lines = [f"{name} is left alone: the preset's own `{flag}` says it" for name, flag in said.items()]
@@ -531,10 +527,6 @@ def _by_engine(asked: KnobContext) -> Iterator[Knob]:
     elif engine == "ollama":
         yield asked.slots()
         yield Knob("kv", "KV type", (plain_kv(engine), "q8_0"), alters_answers=True, expected=0.03)
-
-
-def _drafts(asked: KnobContext) -> Iterator[Knob]:
-    """Drafts that need a model of their own are turned only where the preset names it."""
-    own = asked.base.options.draft
+    own = asked.base.options.draft  # one that needs a model of its own is turned only where the preset names it
     if own is not None and own.method not in ("mtp", "ngram"):
         yield Knob(own.method, f"drafts by {own.method}", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.2)

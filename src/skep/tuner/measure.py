@@ -362,8 +362,6 @@ class EngineBench:
         points = [point_of(level, run.config, run.by_level.get(level, [])) for level in request.levels for run in runs]
         return CurveResult(tuple(points), time.monotonic() - began)
 
-    # Side by side
-
     async def _side_by_side(self, runs: Sequence[_ServerRun]) -> None:
         """Ends when all are read, or when nobody is left to be held against."""
         enough = min(2, len(runs))
@@ -399,8 +397,7 @@ class EngineBench:
         if self._reading_s is not None:
             limit_s = min(limit_s, max(WARM_S, self._reading_s))
         batch = await run.warm_up(min(run.width, goal), limit_s)
-        per_s = foreseen_per_s(batch, self.aim.output_tokens)
-        if per_s is not None:
+        if (per_s := foreseen_per_s(batch, self.aim.output_tokens)) is not None:
             self._per_s.setdefault(run.config.key, per_s)
         if (known := self._per_s.get(run.config.key)) is not None:
             run.waves.took(goal, goal, goal / known)
@@ -459,8 +456,6 @@ class EngineBench:
             self.store, endpoint, self.host, Identity("tune", run_fingerprint(plan, endpoint, self.host), config)
         )
 
-    # Readings
-
     def _tasks(self) -> int:
         """Of each reading of this round, the same for all sides, also for one that is not up yet."""
         if self._count[0] != self._round:
@@ -492,8 +487,6 @@ class EngineBench:
         """Long prompts on a slow engine are read for minutes before the first token comes."""
         read_s = self.aim.input_tokens * run.width / FIRST_TOK_S
         return max(self.patience.hang_s, SLOWER * self._first_s if self._first_s else read_s)
-
-    # Around them
 
     def _server_runs(
         self, configs: Sequence[KnobConfig], purpose: str, width: int, on_progress: OnProgress, *, readings: int

@@ -112,12 +112,9 @@ class Predictor:
         plan = memory(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
         return float(min(-plan.over_inside_bytes, -plan.over_outside_bytes))
 
-    # What the planner is asked, for those who want more than one figure of it
-
     def setup(self, config: KnobConfig) -> Setup | None:
         """As the planner sees it; None where model or format are not known, or it contradicts itself."""
-        preset = self._preset(config)
-        if preset is None:
+        if (preset := self._preset(config)) is None:
             return None
         quant = self._quants.get(preset.checkpoint, self._quant)
         if "quant" in config.as_dict:
@@ -131,8 +128,7 @@ class Predictor:
         rig = self.rig
         if rig is None or not self.on_cpu:
             return rig
-        preset = self._preset(config)
-        if preset is None:
+        if (preset := self._preset(config)) is None:
             return None
         one, replicas = rig.cards[0], max(1, preset.replicas)
         cores, each = one.units or 1, len(rig.cards) / replicas
@@ -181,16 +177,14 @@ class Predictor:
 
     def _refused(self, config: KnobConfig) -> str | None:
         """Return the engine's own rules first: a contradiction has no setup."""
-        said = own_refusal(config, self.base)
-        if said is not None:
+        if (said := own_refusal(config, self.base)) is not None:
             return said
         wrong = contradictions(apply_config(self.base, config))
         odd = next((one.message for one in wrong if one.message not in self._odd), None)
         setup, rig = self.setup(config), self.cards(config)
         if odd is not None or setup is None or rig is None:
             return odd
-        found = refusal(setup, rig)
-        if found is not None:
+        if (found := refusal(setup, rig)) is not None:
             return found.sentence
         fit, card = self.fit(config), sizing_card(rig, setup.layout)
         return fit.sentence if fit is not None and fit.over_bytes > _SLACK * usable_bytes(card) else None

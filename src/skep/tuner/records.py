@@ -23,8 +23,6 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class KnobChange:
-    """One knob turned."""
-
     knob: str
     before: Value
     after: Value
@@ -332,8 +330,6 @@ BenchResult = MeasurementRound | JudgeResult | CurveResult
 
 @dataclass(frozen=True, slots=True)
 class BenchProgress:
-    """What goes on inside a request."""
-
     config: KnobConfig
     what: str  # "starting" | "warming up" | "measuring" | "stopping" | "judging"
     reading: int = 0  # of this configuration, from 1

@@ -157,8 +157,6 @@ class KnobSearch:
             assert isinstance(request, MeasureRequest)
             self._took_round(request, answer)
 
-    # Choosing
-
     def _next(self) -> BenchRequest | None:
         if self._book.counted_starts(self.baseline) < STARTS and not self.stages:
             return self._measure((self.baseline,), self.time_budget.readings(self.baseline), "baseline")

@@ -258,8 +258,7 @@ def _ready(target: TuneTarget, tuning: Tuning, options: TuningOptions, notes: tu
 
 
 def _check(space: Predictor, tuning: Tuning) -> None:
-    refused = space.refusal(tuning.baseline)
-    if refused is not None:
+    if (refused := space.refusal(tuning.baseline)) is not None:
         hint = "begin elsewhere with --set, or with another preset"
         kind = DoesNotFit if (space.spare_bytes(tuning.baseline) or 0) < 0 else UserError
         raise kind(f"the beginning itself cannot start: {refused}", hint=hint)
@@ -302,9 +301,6 @@ def _values(knob: str, prospects: Sequence[CandidateChange]) -> str:
         by_gain.setdefault(gain, []).append(value_words(one.change.after))
     told = ", ".join(f"{', '.join(values)} ({gain})" for gain, values in by_gain.items())
     return f"{knob} {value_words(prospects[0].change.before)} → {told}"
-
-
-# Knobs by their names
 
 
 def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:
@@ -363,9 +359,6 @@ def _known(option: str, word: str, knobs: Sequence[Knob]) -> str:
         return word
     close = did_you_mean(get_close_matches(word.lower(), names, n=1), "")
     raise UserError(f"{option} `{word}` is no knob here", hint=f"{close} this engine has {', '.join(names)}".strip())
-
-
-# What the name stands for
 
 
 def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, paths: Paths) -> TuneTarget:

@@ -191,7 +191,8 @@ class SimulatedBench:
         factor = effect * self.drift(self.now_s) * math.exp(rng.gauss(0.0, self.noise.reading))
         if rng.random() < self.noise.outliers:
             factor *= rng.choice(_OUTLIER_FACTORS)
-        return _scaled(truth, factor)
+        known = {name: value for name in (*_SPEEDS, *_TIMES) if (value := getattr(truth, name)) is not None}
+        return replace(truth, **{n: value * factor if n in _SPEEDS else value / factor for n, value in known.items()})
 
     def _point(self, side: _SimulatedStart, level: int, rng: Random, on_progress: OnProgress) -> CurvePoint:
         truth = self.truth.at(side.config, level)
@@ -206,8 +207,3 @@ class SimulatedBench:
         mean, half = (first + second) / 2, _T_95_TWO_RUNS * abs(first - second) / 2
         figure = Interval(max(0.0, mean - half), mean, mean + half)
         return CurvePoint(level, side.config, figure, seen[0].ttft_ms, seen[0].tpot_ms)
-
-
-def _scaled(truth: TuneReading, factor: float) -> TuneReading:
-    known = {name: value for name in (*_SPEEDS, *_TIMES) if (value := getattr(truth, name)) is not None}
-    return replace(truth, **{n: value * factor if n in _SPEEDS else value / factor for n, value in known.items()})

@@ -215,9 +215,6 @@ def _missed_slo(tuning: Tuning, best: TuneStage, starts: Sequence[ServerStart]) 
     return SkepError(f"{what}; closest came {words} with {shares[closest]:.2f} times the limit", hint=hint)
 
 
-# Lines
-
-
 def stage_words(stage: TuneStage, unit: str) -> str:
     """Return one line: what was decided of which change, by which figures."""
     figure = "" if stage.figure is None else f": {figure_words(stage.figure)} {unit}"

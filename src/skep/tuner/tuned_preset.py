@@ -64,8 +64,7 @@ def _figures(tuning: Tuning, stage: TuneStage) -> tuple[Published, ...]:
 def stage_for(tuning: Tuning, stages: Sequence[TuneStage], number: int | None) -> TuneStage:
     """Return the best, or that stage of the ladder."""
     if number is None:
-        best = best_of(stages)
-        if best is None:
+        if (best := best_of(stages)) is None:
             hint = f"`skep tune show {tuning.id}` says why"
             raise UserError(f"tuning `{tuning.id}` has measured nothing that could be exported", hint=hint)
         return best
