@@ -10,8 +10,15 @@ from typing import Any
 from tuning_contest.planned import PlannedRig, RigSpace
 from tuning_contest.truth import RuggedTruth, Survey
 
-from skep.tuner.ports import JudgeRequest, MeasureRequest
-from skep.tuner.records import ConfigFailure, JudgeResult, KnobConfig, StageDecision, TuneStage
+from skep.tuner.records import (
+    ConfigFailure,
+    JudgeRequest,
+    JudgeResult,
+    KnobConfig,
+    MeasureRequest,
+    StageDecision,
+    TuneStage,
+)
 from skep.tuner.search import KnobSearch
 from skep.tuner.simulated import SimulatedBench
 

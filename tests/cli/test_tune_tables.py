@@ -7,8 +7,8 @@ from skep.errors import UserError
 from skep.report import tuning_text
 from skep.report.liveview import Page
 from skep.report.tuning import stage_columns
-from skep.tuner.ports import BenchProgress, MeasureRequest
 from skep.tuner.records import (
+    BenchProgress,
     ConfigFailure,
     CurvePoint,
     CurveResult,
@@ -16,6 +16,7 @@ from skep.tuner.records import (
     KnobChange,
     KnobConfig,
     MeasurementRound,
+    MeasureRequest,
     ServerStart,
     StageDecision,
     TuneGoal,
@@ -25,7 +26,7 @@ from skep.tuner.records import (
 )
 from skep.tuner.running import RequestFinished, RequestStarted, StageDecided
 from skep.tuner.setup import CandidateChange, apply_settings, choose_knobs, prospect_lines
-from skep.tuner.store import SavedTuning, TuningRecord, TuningState
+from skep.tuner.store import TuningRecord, TuningState
 from skep.tuner.summary import dead_end_lines, stage_words, unmet_goal
 from skep.units import Interval
 
@@ -68,8 +69,8 @@ def cells(one, stages=STAGES):
 
 
 def record(stages, points=(), state=TuningState.ENDED, **more):
-    saved = SavedTuning(tuning(**more), state, 1, 1, len(stages), 60.0, 0.0)
-    return TuningRecord(saved, tuple(stages), CurveResult(tuple(points), 1.0))
+    curve = CurveResult(tuple(points), 1.0)
+    return TuningRecord(tuning(**more), state, 1, 1, 60.0, 0.0, stages=tuple(stages), curve=curve)
 
 
 def test_a_row_has_figure_interval_ratio_foresight_and_decision():

@@ -4,15 +4,17 @@ import math
 from dataclasses import dataclass, field
 from random import Random
 
-from skep.tuner.ports import CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.records import (
     ConfigFailure,
     CurvePoint,
+    CurveRequest,
     CurveResult,
+    JudgeRequest,
     JudgeResult,
     Knob,
     KnobConfig,
     MeasurementRound,
+    MeasureRequest,
     ServerStart,
     TuneReading,
 )

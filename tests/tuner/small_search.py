@@ -7,15 +7,18 @@ The bench gives the nth request always the same answer, so that one that was bro
 import asyncio
 from random import Random
 
-from skep.tuner.ports import BenchProgress, CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.records import (
+    BenchProgress,
     ConfigFailure,
     CurvePoint,
+    CurveRequest,
     CurveResult,
+    JudgeRequest,
     JudgeResult,
     Knob,
     KnobConfig,
     MeasurementRound,
+    MeasureRequest,
     ServerStart,
     StageDecision,
     TuneGoal,

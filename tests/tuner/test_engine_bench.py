@@ -14,10 +14,19 @@ from skep.host.nvidia import NvidiaReport
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request, RunState
-from skep.tuner.measure import EngineBench, MeasureTimeouts, foreseen_per_s, point_of, reading_of, seed_of
-from skep.tuner.ports import CurveRequest, JudgeRequest, MeasureRequest
-from skep.tuner.reading_size import LONGEST_RUN_S, RUN_S, Waves, run_tasks, tasks_for
-from skep.tuner.records import JudgeResult, KnobConfig, TuneGoal
+from skep.tuner.measure import (
+    LONGEST_RUN_S,
+    EngineBench,
+    MeasureTimeouts,
+    Waves,
+    foreseen_per_s,
+    point_of,
+    reading_of,
+    run_tasks,
+    seed_of,
+)
+from skep.tuner.predictions import RUN_S, tasks_for
+from skep.tuner.records import CurveRequest, JudgeRequest, JudgeResult, KnobConfig, MeasureRequest, TuneGoal
 from skep.tuner.trial_server import TrialServers
 
 AIM = TuneGoal("effective_tok_s", 2, input_tokens=64, output_tokens=8, slo="ttft=10s")

@@ -18,7 +18,7 @@ from skep.tuner.failures import (
     narrower,
     why_hopeless,
 )
-from skep.tuner.ports import drop_unusable_remedies
+from skep.tuner.measure import drop_unusable_remedies
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig
 
 KNOBS = (

@@ -10,8 +10,7 @@ from skep.planner.rigs import cpu_rig, parse_rig
 from skep.planner.setup import Layout, Speculation
 from skep.tuner.baselines import baseline_of
 from skep.tuner.knobs import TuneMachine, config_of, space_of
-from skep.tuner.predictions import Predictor
-from skep.tuner.reading_size import RUN_S, TOO_LONG_S, tasks_for
+from skep.tuner.predictions import RUN_S, TOO_LONG_S, Predictor, tasks_for
 from skep.tuner.records import TuneGoal
 
 AIM = TuneGoal("effective_tok_s", 4)

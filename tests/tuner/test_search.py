@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from known_effects import CRASH, DEPTH, GRAPHS, KV, OUT_OF_MEMORY, SLOTS, KnownBench, KnownEffects, searched
 
-from skep.tuner.ports import CurveRequest, JudgeRequest
-from skep.tuner.records import JudgeResult, KnobConfig, StageDecision, TuneGoal
+from skep.tuner.records import CurveRequest, JudgeRequest, JudgeResult, KnobConfig, StageDecision, TuneGoal
 from skep.tuner.search import KnobSearch
 
 GOAL = TuneGoal("effective_tok_s", 4)

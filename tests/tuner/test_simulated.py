@@ -11,9 +11,16 @@ import pytest
 from skep.planner.rigs import parse_rig
 from skep.tuner.baselines import baseline_of
 from skep.tuner.knobs import TuneMachine, config_of, space_of
-from skep.tuner.ports import CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.predictions import Predictor
-from skep.tuner.records import ConfigFailure, KnobConfig, TuneGoal, TuneReading
+from skep.tuner.records import (
+    ConfigFailure,
+    CurveRequest,
+    JudgeRequest,
+    KnobConfig,
+    MeasureRequest,
+    TuneGoal,
+    TuneReading,
+)
 from skep.tuner.simulated import START_DEADLINE_S, PlannedTruth, SimulatedBench, SimulatedNoise
 
 FAST, SLOW = KnobConfig.of({"graphs": True}), KnobConfig.of({"graphs": False})
@@ -56,7 +63,7 @@ def test_the_same_seed_gives_the_same_readings_and_another_seed_others():
 def test_a_search_that_is_taken_up_again_meets_the_noise_it_would_have_met():
     whole = SimulatedBench(Plain(), seed=3)
     measured(whole, (SLOW,), 4)
-    again = SimulatedBench(Plain(), seed=3, began_s=whole.now_s)
+    again = SimulatedBench(Plain(), seed=3, now_s=whole.now_s)
     assert measured(again, (FAST, SLOW), 4) == measured(whole, (FAST, SLOW), 4)
 
 

@@ -14,7 +14,7 @@ from skep.bench.endpoint import find_endpoint
 from skep.errors import EngineError
 from skep.files import lock_holder
 from skep.paths import user_paths
-from skep.tuner.ports import ConfigFailed
+from skep.tuner.records import ConfigFailed
 from skep.tuner.trial_server import TrialServers, tuner_lock
 from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch_once

@@ -6,15 +6,17 @@ import pytest
 from small_search import BASELINE, OUT_OF_MEMORY, a_tuning
 
 from skep.errors import StoreError
-from skep.tuner.ports import CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.records import (
     CurvePoint,
+    CurveRequest,
     CurveResult,
+    JudgeRequest,
     JudgeResult,
     Knob,
     KnobChange,
     KnobConfig,
     MeasurementRound,
+    MeasureRequest,
     ServerStart,
     StageDecision,
     TuneGoal,
@@ -24,7 +26,6 @@ from skep.tuner.records import (
 )
 from skep.tuner.store import (
     SavedAnswer,
-    SavedTuning,
     TuningRecord,
     TuningState,
     document_text,
@@ -125,7 +126,7 @@ def test_readers_document_is_plain_json():
         TuneStage(2, more.changes_from(faster), more, StageDecision.FAILED, "no room", failure=OUT_OF_MEMORY),
     ]
     told = tuning_json(
-        TuningRecord(SavedTuning(a_tuning(id="x"), TuningState.ENDED, 1, 3, 3, 60.0, 0.0), tuple(stages), CURVED)
+        TuningRecord(a_tuning(id="x"), TuningState.ENDED, 1, 3, 60.0, 0.0, stages=tuple(stages), curve=CURVED)
     )
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert list(told) == ["tuning", "baseline", "best", "gain", "stages", "curve"]
@@ -142,7 +143,7 @@ def test_readers_document_is_plain_json():
 
 
 def test_tuning_without_a_stage_has_no_best():
-    told = tuning_json(TuningRecord(SavedTuning(a_tuning(id="x"), TuningState.RUNNING, 1, 0, 0, 0.0, 0.0), ()))
+    told = tuning_json(TuningRecord(a_tuning(id="x"), TuningState.RUNNING, 1, 0, 0.0, 0.0))
     assert (told["baseline"], told["best"], told["stages"], told["curve"]) == (None, None, [], None)
 
 

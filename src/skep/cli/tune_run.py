@@ -94,8 +94,9 @@ def resume_tuning(name: str, *, in_place: bool, html: Path | None, as_json: bool
         check_page(html)
     with opened() as tunings:
         found = tunings.find_unfinished(name)
+        stages = len(tunings.stages(found.id))
     ready = prepare_again(found.tuning)
-    note(f"{found.id}: {found.answers} answers and {found.stages} stages are there already")
+    note(f"{found.id}: {found.answers} answers and {stages} stages are there already")
     show = partial(print_found, html=html, as_json=as_json)
     begin = partial(TuningJournal.resume, name=found.id, clock=time.time)
     in_place = in_place or ready.options.in_place
@@ -170,7 +171,7 @@ def _stopped(tunings: TuningStore, tuning_id: str, paths: Paths) -> TuningStoppe
     if found.tuning.simulated and accepted(found.stages):
         best = f"`skep tune export NAME --tuning {tuning_id}` writes the best so far"
     stages = f"{len(found.stages)} stage{'s' if len(found.stages) > 1 else ''}"
-    return TuningStopped(f"stopped after {stages} and {took_words(found.saved)}; {best}", hint=hint)
+    return TuningStopped(f"stopped after {stages} and {took_words(found)}; {best}", hint=hint)
 
 
 NONE_YET, MAKES_ONE = "there are no tunings yet", "`skep tune MODEL` makes one"
@@ -200,24 +201,23 @@ def print_found(found: TuningRecord, html: Path | None, *, as_json: bool) -> Non
         print_tuning(found)
         say_state(found)
     if html is not None:
-        write_whole(html, tuning_page(found.tuning, found.stages, found.points, state=found.saved.unfinished))
-        note(f"{found.saved.id} written to {html}")
+        write_whole(html, tuning_page(found.tuning, found.stages, found.points, state=found.unfinished))
+        note(f"{found.id} written to {html}")
 
 
 def _say_next(found: TuningRecord) -> None:
-    saved = found.saved
-    so_far = "" if saved.state is TuningState.ENDED else " so far"
-    if saved.state is TuningState.RUNNING:
+    so_far = "" if found.state is TuningState.ENDED else " so far"
+    if found.state is TuningState.RUNNING:
         note(f"a process is at work on it; {format_seconds(found.tuning.budget_s)} is its budget")
-    if saved.state is TuningState.INTERRUPTED:
-        why = f" ({saved.reason})" if saved.reason else ""
-        note(f"it was interrupted{why}; `skep tune resume {saved.id}` goes on with it")
-    logs = logs_folder(user_paths(os.environ), saved.id)
-    if saved.state is not TuningState.RUNNING and logs.is_dir():
+    if found.state is TuningState.INTERRUPTED:
+        why = f" ({found.reason})" if found.reason else ""
+        note(f"it was interrupted{why}; `skep tune resume {found.id}` goes on with it")
+    logs = logs_folder(user_paths(os.environ), found.id)
+    if found.state is not TuningState.RUNNING and logs.is_dir():
         note(f"logs of what failed are in {logs}")
     if best_of(found.stages) is not None:
-        made = f"; made of it already: {', '.join(saved.presets)}" if saved.presets else ""
-        note(f"`skep tune export NAME --tuning {saved.id}` writes the best{so_far} as a preset{made}")
+        made = f"; made of it already: {', '.join(found.presets)}" if found.presets else ""
+        note(f"`skep tune export NAME --tuning {found.id}` writes the best{so_far} as a preset{made}")
 
 
 def export_tuning(name: str, tuning: str, *, stage: int | None, overwrite: bool) -> None:
@@ -226,10 +226,10 @@ def export_tuning(name: str, tuning: str, *, stage: int | None, overwrite: bool)
         paths = user_paths(os.environ)
         path = write_preset(found.tuning, found.stages, name, paths, stage=stage, overwrite=overwrite)
         wanted = stage_for(found.tuning, found.stages, stage)
-        tunings.append_preset(found.saved.id, name, time.time(), stage=wanted.number)
+        tunings.append_preset(found.id, name, time.time(), stage=wanted.number)
     print(path)  # noqa: T201
     changed = changes_words(wanted.config, found.stages[0].config)
-    note(f"stage {wanted.number} of {found.saved.id}, against its baseline: {changed}")
+    note(f"stage {wanted.number} of {found.id}, against its baseline: {changed}")
     died = wanted.number in given_up(found.stages)
     if wanted.decision not in KEPT or died:
         verdict = wanted.decision.value + (", died later" if died else "")

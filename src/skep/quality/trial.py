@@ -144,6 +144,20 @@ class CacheBypass:
             found["cache_salt"] = f"{self.salt}-{one.level}-{one.repeat}-{index}"
         return found
 
+    def task(self, item: Item, one: ItemPass, index: int, temperature: float) -> BenchTask:
+        """Return one item of a pass, to be asked without the cache."""
+        return BenchTask(
+            level=one.level,
+            repeat=one.repeat,
+            index=index,
+            kind=item.id,
+            messages=[dict(message) for message in item.messages],
+            max_tokens=item.max_tokens,
+            temperature=temperature,
+            traffic=one.arm,
+            body=self.fields(one, index),
+        )
+
 
 WARM_UP_WIDTH = 16  # requests at once, at most
 OnLevel = Callable[[QualitySummary], None]
@@ -263,7 +277,8 @@ class _QualityTrial:
 
     async def _ask(self, one: ItemPass, begin: int, end: int) -> None:
         self._session.begin(label=one.arm)
-        tasks = [self._task(one, index) for index in range(begin, end)]
+        heat = self._plan.temperature
+        tasks = [self._cold.task(self._items[index], one, index, heat) for index in range(begin, end)]
         self._block_began = time.monotonic()
         rows, _ = await self._session.driver.run_tasks(one.level, one.repeat, tasks, one.level, self._session.took)
         self._spent_s += time.monotonic() - self._block_began
@@ -279,20 +294,6 @@ class _QualityTrial:
                 what = f"stopped answering at C={level}: {there}, and then all at C=1"
             hint = "there is nothing to hold a level against; look at the server's log"
             raise EndpointError(f"{self._endpoint.url} {what}: {rows[0].error}", hint=hint)
-
-    def _task(self, one: ItemPass, index: int) -> BenchTask:
-        item = self._items[index]
-        return BenchTask(
-            level=one.level,
-            repeat=one.repeat,
-            index=index,
-            kind=item.id,
-            messages=[dict(message) for message in item.messages],
-            max_tokens=item.max_tokens,
-            temperature=self._plan.temperature,
-            traffic=one.arm,
-            body=self._cold.fields(one, index),
-        )
 
     async def _judged(self) -> Claim | None:
         """What was asked since the last time; then what may be claimed of the level. None: nothing of it is whole."""

@@ -89,15 +89,15 @@ def _gain(end: str) -> Callable[[TuningRecord], float | None]:
 
 
 def _note(found: TuningRecord) -> str:
-    why = found.saved.reason if not found.stages else None
-    return ", ".join(filter(None, ["SIMULATED" if found.tuning.simulated else "", why, *found.saved.presets]))
+    why = found.reason if not found.stages else None
+    return ", ".join(filter(None, ["SIMULATED" if found.tuning.simulated else "", why, *found.presets]))
 
 
 # The figures of a tuning, for `skep tune list` and the dashboard; a terminal shows those with a title.
 TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
-    Column("id", "TUNING", lambda one: one.saved.id, right=False),
+    Column("id", "TUNING", lambda one: one.id, right=False),
     Column("created_at", "WHEN", lambda one: one.tuning.created_at, local_minute, right=False, rank=1),
-    Column("state", "STATE", lambda one: one.saved.state.value, right=False),
+    Column("state", "STATE", lambda one: one.state.value, right=False),
     Column("model", "MODEL", lambda one: one.tuning.model, right=False),
     Column("simulated", "", lambda one: one.tuning.simulated),
     Column("engine", "ENGINE", lambda one: one.tuning.engine, right=False, rank=2),
@@ -119,8 +119,8 @@ TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
     Column("step", "", lambda one: won[-1].title if (won := summary.accepted(one.stages)) else None),
     Column("stages", "", lambda one: len(one.stages)),
     Column("accepted", "", lambda one: len(summary.accepted(one.stages))),
-    Column("measured_s", "", lambda one: one.saved.measured_s),
-    Column("presets", "", lambda one: list(one.saved.presets)),
+    Column("measured_s", "", lambda one: one.measured_s),
+    Column("presets", "", lambda one: list(one.presets)),
     Column("skep_version", "", lambda one: one.tuning.skep_version),
     Column("note", "NOTE", _note, right=False, rank=1),
 )

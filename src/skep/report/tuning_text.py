@@ -10,11 +10,10 @@ from skep.report.columns import print_records, table_lines
 from skep.report.liveview import Line, Page
 from skep.report.terminal import note
 from skep.report.tuning import by_concurrency, curve_columns, stage_columns
-from skep.tuner.ports import BenchProgress, BenchRequest
-from skep.tuner.records import StageDecision, TuneStage, Tuning, value_words
+from skep.tuner.records import BenchProgress, BenchRequest, StageDecision, TuneStage, Tuning, value_words
 from skep.tuner.running import RequestFinished, RequestStarted, StageDecided, TuneEvent
 from skep.tuner.setup import PreparedTuning, prospect_lines, prospects
-from skep.tuner.store import SavedTuning, TuningRecord, TuningState, failure_json, tuning_json
+from skep.tuner.store import TuningRecord, TuningState, failure_json, tuning_json
 from skep.tuner.summary import (
     KEPT,
     best_of,
@@ -160,22 +159,21 @@ def say_what_begins(ready: PreparedTuning) -> None:
 
 def document(found: TuningRecord) -> dict[str, Any]:
     failure = None if found.failure is None else failure_json(found.failure)
-    more = {"failure": failure, "reason": found.saved.reason, "presets": list(found.saved.presets)}
+    more = {"failure": failure, "reason": found.reason, "presets": list(found.presets)}
     return {**tuning_json(found), **more}
 
 
 def say_state(found: TuningRecord) -> None:
-    saved, tuning = found.saved, found.tuning
-    over = saved.state is TuningState.ENDED
+    tuning, over = found.tuning, found.state is TuningState.ENDED
     tried = count_decisions(found.stages) or f"no change was {'tried' if over else 'decided yet'}"
-    why = f", {saved.reason}" if over and saved.reason else ""
-    note(f"{tuning.id} ({saved.state.value}{why}): goal {goal_words(tuning.aim)}; {tried}; {took_words(saved)}")
+    why = f", {found.reason}" if over and found.reason else ""
+    note(f"{tuning.id} ({found.state.value}{why}): goal {goal_words(tuning.aim)}; {tried}; {took_words(found)}")
     if tuning.simulated:
         note("SIMULATED: no model ran; figures and seconds are the planner's with noise, not measurements")
 
 
-def took_words(saved: SavedTuning) -> str:
+def took_words(found: TuningRecord) -> str:
     """Of all its sessions, without what lay between them."""
-    if not saved.answers:
+    if not found.answers:
         return "nothing is measured yet"
-    return f"{format_seconds(saved.measured_s)} of {'virtual time' if saved.tuning.simulated else 'measuring'}"
+    return f"{format_seconds(found.measured_s)} of {'virtual time' if found.tuning.simulated else 'measuring'}"

@@ -84,10 +84,13 @@ def changes_in_series(values: Sequence[float]) -> SeriesChanges:
     slow = scale.slowness(cuts)
     cuts = scale.cuts(slow) if slow > 1 else cuts
     cuts, drifts = _without_drifts(scale, cuts)
-    return SeriesChanges(
-        tuple(_moved(split, skipped) for split in _told(scale, values, cuts, slow)),
-        tuple(Drift(first + skipped, last + skipped) for first, last in drifts),
-    )
+    splits = _told(scale, values, cuts, slow)
+    if skipped:  # places are counted from the beginning of the whole series
+        splits = [
+            replace(one, index=one.index + skipped, bracket=(one.bracket[0] + skipped, one.bracket[1] + skipped))
+            for one in splits
+        ]
+    return SeriesChanges(tuple(splits), tuple(Drift(first + skipped, last + skipped) for first, last in drifts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,21 +121,16 @@ class _LogScale:
             part = [low if x < low else high if x > high else x for x in part]  # noqa: FURB136 - thrice as quick
         return [(x - middle) * scale for x in part]
 
-    def cuts(self, slow: float) -> list[int]:
-        found = self._parted(0, len(self.xs), slow)
-        return self._settled(found, slow)
-
     def _parted(self, first: int, last: int, slow: float) -> list[int]:
-        if last - first < 2 * SHORTEST:
-            return []
-        here = _best_cuts(self.clipped(first, last), slow)
-        edges = [first, *(first + cut for cut in here), last]
+        here = _best_cuts(self.clipped(first, last), slow) if last - first >= 2 * SHORTEST else ()
         if not here:
             return []
+        edges = [first, *(first + cut for cut in here), last]
         return sorted({*edges[1:-1], *(cut for a, b in pairwise(edges) for cut in self._parted(a, b, slow))})
 
-    def _settled(self, cuts: list[int], slow: float) -> list[int]:
-        """Return each cut moved to its best place between its neighbours, and dropped where it no longer stands out."""
+    def cuts(self, slow: float) -> list[int]:
+        """Return each cut at its best place between its neighbours, without those that no longer stand out there."""
+        cuts = self._parted(0, len(self.xs), slow)
         for _ in range(len(cuts) + 3):
             edges = [0, *cuts, len(self.xs)]
             moved: list[int] = []
@@ -264,13 +262,10 @@ def _told(scale: _LogScale, values: Sequence[float], cuts: list[int], slow: floa
         edges = [0, *cuts, len(values)]
         levels = zip(edges, edges[1:], edges[2:], strict=False)
         splits = [_split(scale, values, first, cut, last, slow) for first, cut, last in levels]
-        small = [split for split in splits if split is None or abs(split.ratio.estimate - 1) < LEAST]
-        if not small:
+        sizes = [0.0 if split is None else abs(split.ratio.estimate - 1) for split in splits]
+        if min(sizes, default=LEAST) >= LEAST:
             return [split for split in splits if split is not None]
-        weakest = min(
-            range(len(splits)), key=lambda place: 0.0 if (s := splits[place]) is None else abs(s.ratio.estimate - 1)
-        )
-        del cuts[weakest]
+        del cuts[sizes.index(min(sizes))]
 
 
 def _split(scale: _LogScale, values: Sequence[float], first: int, cut: int, last: int, slow: float) -> Split | None:
@@ -313,9 +308,11 @@ def _line_is_better(scale: _LogScale, first: int, cuts: Sequence[int], last: int
     """Return whether a straight line explains the stretch as well as the steps do."""
     xs, n = scale.xs[first:last], last - first
     room = CLIP * scale.spread
-    fitted = [
-        level for a, b in pairwise([first, *cuts, last]) for level in [_clipped_mean(scale.xs[a:b], room)] * (b - a)
-    ]
+    fitted: list[float] = []
+    for part in (scale.xs[a:b] for a, b in pairwise([first, *cuts, last])):
+        middle = _middle(sorted(part))
+        level = math.fsum(min(max(x, middle - room), middle + room) for x in part) / len(part)
+        fitted += [level] * len(part)
     centre = (n - 1) / 2
     wide = n * (n * n - 1) / 12
     steady: Sequence[float] = xs
@@ -331,17 +328,6 @@ def _line_is_better(scale: _LogScale, first: int, cuts: Sequence[int], last: int
     return n * math.log(by_steps / by_line) > needed
 
 
-def _clipped_mean(part: Sequence[float], room: float) -> float:
-    middle = _middle(sorted(part))
-    return math.fsum(min(max(x, middle - room), middle + room) for x in part) / len(part)
-
-
 def _middle(ordered: Sequence[float]) -> float:
     n = len(ordered)
     return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-
-
-def _moved(split: Split, by: int) -> Split:
-    """Count the places of a split from the beginning of the whole series."""
-    first, last = split.bracket
-    return replace(split, index=split.index + by, bracket=(first + by, last + by))

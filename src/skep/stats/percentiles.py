@@ -29,11 +29,7 @@ class Percentiles:
 
 
 def percentile(values: Iterable[float], q: float) -> float:
-    """Return the q-th percentile, 0 <= q <= 100, by linear interpolation between the two nearest ranks.
-
-    The smallest value is percentile 0 and the largest percentile 100; the n values between them lie
-    100 / (n - 1) apart. `percentile([10, 20], 95)` is 19.5.
-    """
+    """Return the q-th percentile by linear interpolation: `percentile([10, 20], 95)` is 19.5."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("a percentile needs at least one value")

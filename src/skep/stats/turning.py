@@ -238,8 +238,7 @@ class SaturationSearch:
         if self.runs >= self._budget:
             return None
         curve = SpeedCurve(self.points)
-        climb = self._next_rung(curve)
-        return next(self._refinements(curve), None) if climb is None else climb
+        return self._next_rung(curve) or next(self._refinements(curve), None)
 
     @property
     def points(self) -> tuple[LevelPoint, ...]:
@@ -260,8 +259,7 @@ class SaturationSearch:
         return max(1, min(self._budget - self.runs, rungs + RUNS_A_HALVING * halvings + 2 * unsure))
 
     def _rungs(self) -> list[int]:
-        doubled = [2**power for power in range(self._max.bit_length()) if 2**power < self._max]
-        return [*doubled, self._max]
+        return [*(2**power for power in range(self._max.bit_length()) if 2**power < self._max), self._max]
 
     def _next_rung(self, curve: SpeedCurve) -> int | None:
         if self._flat_rungs(curve) >= 2:

@@ -53,11 +53,12 @@ def versus(
     stats_a, stats_b = window_stats(a), window_stats(b)
     ratio = ratio_of_medians(a, b, slow=slowness([deviations(a), deviations(b)]), confidence=confidence)
     if ratio is None:
-        return SeriesComparison(stats_a, stats_b, None, Judgement.UNKNOWN)
-    if ratio.contains(1.0) or abs(ratio.estimate - 1) < INDIFFERENT:
-        return SeriesComparison(stats_a, stats_b, ratio, Judgement.SAME)
-    better = (ratio.estimate > 1) is more_is_better
-    return SeriesComparison(stats_a, stats_b, ratio, Judgement.BETTER if better else Judgement.WORSE)
+        judgement = Judgement.UNKNOWN
+    elif ratio.contains(1.0) or abs(ratio.estimate - 1) < INDIFFERENT:
+        judgement = Judgement.SAME
+    else:
+        judgement = Judgement.BETTER if (ratio.estimate > 1) is more_is_better else Judgement.WORSE
+    return SeriesComparison(stats_a, stats_b, ratio, judgement)
 
 
 def ratio_of_medians(

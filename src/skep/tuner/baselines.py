@@ -37,10 +37,7 @@ _CRASHED_ON = 8.6  # custom all-reduce, while graphs were captured
 
 
 def prepared(preset: Preset, aim: TuneGoal, box: TuneMachine) -> Preset:
-    """Return the preset with room for the goal's tasks, and with the numbers said that it leaves to the engine.
-
-    What is tuned is then the same on another version with other defaults. Switches are left as they are.
-    """
+    """With room for the goal's tasks, and with numbers said that another version of the engine may choose otherwise."""
     model = box.model or find_geometry(preset.model)
     context = max(needed_context(aim, model), preset.context_tokens or usual_context(model))
     preset = replace(preset, context_tokens=context)
@@ -72,10 +69,7 @@ def baseline_of(
     quant: Quant | None = None,
     simulated: bool = False,
 ) -> Preset:
-    """Of a model, by the name it is served as. `quant`: the checkpoint's, or the one wanted; None: chosen.
-
-    `simulated`: no checkpoint is needed, and the format is a setting like others.
-    """
+    """`quant` None: it is chosen. `simulated`: no checkpoint is needed, and the format is a setting like others."""
     known = box.model or find_geometry(model)
     if not box.cards or engine == "embedded":
         return prepared(_on_cpu(model, aim, engine, checkpoint, known), aim, box)
@@ -96,8 +90,8 @@ def baseline_of(
 
 def needed_context(aim: TuneGoal, model: Geometry | None) -> int:
     """Of one slot: a whole task with what a chat template adds, and what was asked for."""
-    task, most = aim.input_tokens + aim.output_tokens, model.max_context if model is not None else None
-    name = model.id if model is not None else ""
+    task = aim.input_tokens + aim.output_tokens
+    most, name = (model.max_context, model.id) if model is not None else (None, "")
     if most is not None and task > most:
         hint = "lower --prompt-tokens or --output-tokens"
         raise UserError(f"a task of {task} tokens is beyond the {most} that {name} was made for", hint=hint)
@@ -109,8 +103,7 @@ def needed_context(aim: TuneGoal, model: Geometry | None) -> int:
 
 
 def usual_context(model: Geometry | None) -> int:
-    most = model.max_context if model is not None and model.max_context else USUAL_CONTEXT
-    return min(USUAL_CONTEXT, most)
+    return min(USUAL_CONTEXT, (model.max_context if model is not None else None) or USUAL_CONTEXT)
 
 
 def _on_cpu(model: str, aim: TuneGoal, engine: str, checkpoint: str | None, known: Geometry | None) -> Preset:
@@ -136,8 +129,8 @@ def _safe(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | 
         cut = [setup for setup in found if setup.layout.ep == 1]
         if cut:
             return sorted(cut, key=_safety)
-    choice = choose(model, rig, goal, replace(wanted, utilization=None), engines=(engine,), scale=False)
-    raise fits_nowhere(model, choice, goal, replace(wanted, utilization=None), engine)
+    choice = choose(model, rig, goal, pins, engines=(engine,), scale=False)
+    raise fits_nowhere(model, choice, goal, pins, engine)
 
 
 def _safety(setup: Setup) -> tuple[int, int, bool, float]:
@@ -151,12 +144,14 @@ def _of_setup(setup: Setup, rig: Rig, model: str, checkpoint: str | None) -> Pre
     options = replace(options_of_setup(setup, rig), quant=setup.quant.id)
     if setup.engine != "llamacpp" and len(rig.cards) > 1 and any(capability(c) == _CRASHED_ON for c in rig.cards):
         options = replace(options, custom_all_reduce=False)  # means nothing on one card, and layouts come and go
+    others = dict.fromkeys((_in_catalogue(card), card.title) for card in rig.cards if _in_catalogue(card) != card.id)
+    notes = [f"`hardware` says {name} for {title}, which is not in the catalogue" for name, title in others]
     return Preset(
         name=_plain(model), title=f"{model} on {rig.title}, as safe as it gets", engine=setup.engine,
         model=_called(setup.model, checkpoint or model), checkpoint=checkpoint or checkpoint_name(setup),
         served_as=model, hardware=cards_words(rig), source=_SOURCE, slots=setup.slots or 1,
         context_tokens=setup.context, replicas=setup.layout.replicas, options=options, stand_in=checkpoint is None,
-        notes=tuple(dict.fromkeys(_stands_for(card) for card in rig.cards if _in_catalogue(card) != card.id)),
+        notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -173,10 +168,6 @@ def _in_catalogue(card: Device) -> str:
     same = (card.vendor, card.compute_capability, card.bandwidth_gbs)
     alike = [d for d in devices().values() if (d.vendor, d.compute_capability, d.bandwidth_gbs) == same]
     return min(alike, key=lambda d: abs(d.memory_gib - card.memory_gib)).id if alike else card.id
-
-
-def _stands_for(card: Device) -> str:
-    return f"`hardware` says {_in_catalogue(card)} for {card.title}, which is not in the catalogue"
 
 
 def _called(known: Geometry | None, checkpoint: str) -> str:

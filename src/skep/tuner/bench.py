@@ -18,8 +18,8 @@ from skep.store.database import Store
 from skep.supervisor.control import NO_REPLICAS, NotRunning, ask, connected, socket_of
 from skep.tuner.knobs import apply_config
 from skep.tuner.measure import EngineBench
-from skep.tuner.ports import Bench
 from skep.tuner.quality_check import AUTO, ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
+from skep.tuner.records import Bench
 from skep.tuner.running import OnEvent, TuningJournal, replay_answers, run_search
 from skep.tuner.search import KnobSearch
 from skep.tuner.setup import PreparedTuning, TuningOptions
@@ -60,16 +60,18 @@ def running_service(paths: Paths) -> Service | None:
 
 @contextmanager
 def service_paused(paths: Paths) -> Iterator[Service | None]:
-    """Its engines are ended while the block runs, after their answers; they serve again when it has been left.
-
-    The running skep starts them by itself when this process is killed. Yields None where nothing was running.
-    """
-    service = running_service(paths)
-    if service is None:
+    """Its engines end, after their answers, and serve again when the block is left, or when this process is killed."""
+    if (service := running_service(paths)) is None:
         yield None
         return
     with connected(socket_of(paths.lock, paths.socket), None) as say:
-        _pause(say)
+        try:
+            say({"op": "pause", "pid": os.getpid()})
+        except EngineError as refused:
+            if "unknown request" not in refused.message:
+                raise
+            hint = "`skep down`, then `skep up -d`, brings it to this version"
+            raise EngineError("the running skep is of an earlier version, which cannot pause", hint=hint) from None
         error: BaseException | None = None
         try:
             yield service
@@ -82,16 +84,6 @@ def service_paused(paths: Paths) -> Iterator[Service | None]:
         raise trouble from error
     if error is not None:
         raise error
-
-
-def _pause(say: Callable[[dict[str, Any]], object]) -> None:
-    try:
-        say({"op": "pause", "pid": os.getpid()})
-    except EngineError as error:
-        if "unknown request" in error.message:
-            hint = "`skep down`, then `skep up -d`, brings it to this version"
-            raise EngineError("the running skep is of an earlier version, which cannot pause", hint=hint) from None
-        raise
 
 
 def _resume(say: Callable[[dict[str, Any]], object]) -> EngineError | None:
@@ -117,10 +109,7 @@ def logs_folder(paths: Paths, tuning_id: str) -> Path:
 
 
 def check_machine(options: TuningOptions, paths: Paths) -> None:
-    """Before anything is looked at: even measuring the memory's speed would disturb a tuner that is at work.
-
-    A bank that cannot be had is told before anything is started, too.
-    """
+    """Before anything else: even measuring the memory's speed would disturb a tuner that is at work."""
     if options.simulate:
         return
     with tuner_lock(paths):
@@ -150,8 +139,7 @@ def machine_for(ready: PreparedTuning, paths: Paths, say: Say, *, in_place: bool
 
 def _check_service(ready: PreparedTuning, paths: Paths, say: Say) -> None:
     """Where both would have the same cards there is no room; elsewhere they only disturb each other."""
-    service = running_service(paths)
-    if service is None:
+    if (service := running_service(paths)) is None:
         return
     shared = service.shares(ready.base.gpus)
     if ready.space.on_cpu or not shared:
@@ -185,7 +173,7 @@ async def _bench(
 ) -> AsyncIterator[Bench]:  # fmt: skip
     tuning = journal.tuning
     if tuning.simulated:
-        yield SimulatedBench(PlannedTruth(ready.space), seed=tuning.seed, together=False, began_s=spent_s)
+        yield SimulatedBench(PlannedTruth(ready.space), seed=tuning.seed, together=False, now_s=spent_s)
         return
     host, base = read_host(), ready.base
     async with AsyncExitStack() as stack:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 from skep.tuner.measurements import Belief, Measurements
-from skep.tuner.ports import SearchSpace
+from skep.tuner.predictions import Predictor
 from skep.tuner.records import Knob, KnobChange, KnobConfig, TuneGoal, Value
 
 FEWEST, MOST = 3, 8  # readings of a start that decides
@@ -21,13 +21,10 @@ _FASTEST, _SLOWEST = 0.1, 10.0  # what is measured over what was expected
 
 
 class TimeBudget:
-    def __init__(self, space: SearchSpace, aim: TuneGoal, budget_s: float) -> None:
+    def __init__(self, space: Predictor, aim: TuneGoal, budget_s: float) -> None:
         self.budget_s, self.spent_s = budget_s, 0.0
         self._space, self._aim = space, aim
         self._pace = 1.0  # measured over expected seconds
-
-    def __repr__(self) -> str:
-        return f"<TimeBudget {self.spent_s:.0f} of {self.budget_s:.0f} s, {self._pace:.2f} times as long as expected>"
 
     def learn(self, configs: Sequence[KnobConfig], readings: int, seconds: float) -> None:
         """What a request really took."""
@@ -67,7 +64,9 @@ def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value
     rng = Random(f"{incumbent.key}/{knob}={value}")
     best, best_gain = None, float("-inf")
     for number in range(_DRAWN):
-        drawn = _drawn(book, incumbent, rng, _KEPT[number % len(_KEPT)]).turned({knob: value})
+        kept = _KEPT[number % len(_KEPT)]
+        others = {one.name: rng.choice(one.values) for one in book.space.knobs if rng.random() > kept}
+        drawn = incumbent.turned(others | {knob: value})
         if book.refusal(drawn) is None:
             gain = book.promise(drawn, incumbent)
             if gain > best_gain:
@@ -75,19 +74,12 @@ def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value
     return None if best is None else _back(book, incumbent, _ascended(book, incumbent, best, knob), knob)
 
 
-def _drawn(book: Measurements, incumbent: KnobConfig, rng: Random, kept: float) -> KnobConfig:
-    turned = {one.name: rng.choice(one.values) for one in book.space.knobs if rng.random() > kept}
-    return incumbent.turned(turned)
-
-
 def _ascended(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pinned: str) -> KnobConfig:
     """Knob by knob to its best value, a few times."""
     gain = book.promise(config, incumbent)
     for _ in range(_PASSES):
         before = config
-        for knob in book.space.knobs:
-            if knob.name == pinned:
-                continue
+        for knob in (one for one in book.space.knobs if one.name != pinned):
             for value in knob.values:
                 other = config.turned({knob.name: value})
                 if other != config and book.refusal(other) is None:
@@ -102,9 +94,7 @@ def _ascended(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pin
 def _back(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pinned: str) -> KnobConfig:
     """Return what does not matter stays as it was."""
     gain = book.promise(config, incumbent)
-    for change in config.changes_from(incumbent):
-        if change.knob == pinned:
-            continue
+    for change in (one for one in config.changes_from(incumbent) if one.knob != pinned):
         without = config.turned({change.knob: change.before})
         if book.refusal(without) is None and book.promise(without, incumbent) > gain - _ALIKE:
             config = without
@@ -178,17 +168,11 @@ class Moves:
     def neighbours(self, config: KnobConfig, names: Iterable[str]) -> list[KnobConfig]:
         """One rung up and down each of these ladders, where that may be tried."""
         found = []
-        for name in names:
-            knob = self._knobs[name]
-            if not knob.ordered:
-                continue
-            place = knob.values.index(config[name])
-            for rung in (place - 1, place + 1):
-                if 0 <= rung < len(knob.values):
-                    beside = config.turned({name: knob.values[rung]})
-                    if self._book.refusal(beside) is None:
-                        found.append(beside)
-        return found
+        for knob in (self._knobs[name] for name in names if self._knobs[name].ordered):
+            place = knob.values.index(config[knob.name])
+            rungs = (*knob.values[max(0, place - 1) : place], *knob.values[place + 1 : place + 2])
+            found += [config.turned({knob.name: rung}) for rung in rungs]
+        return [beside for beside in found if self._book.refusal(beside) is None]
 
     def further(self, incumbent: KnobConfig) -> list[Move]:
         """Return what is looked at when no single change promises anything: remedies, pairs, several at once."""
@@ -213,12 +197,9 @@ class Moves:
         return all(closed.incumbent[name] == incumbent[name] for name in partners | own)
 
     def _all_singles(self, incumbent: KnobConfig) -> list[Move]:
-        found = []
-        for knob in self._knobs.values():
-            for value in self._values(knob, incumbent):
-                move = self._move(incumbent.turned({knob.name: value}), incumbent, "single")
-                found += [move] if move is not None else []
-        return found
+        pairs = ((knob.name, value) for knob in self._knobs.values() for value in self._values(knob, incumbent))
+        moves = (self._move(incumbent.turned({name: value}), incumbent, "single") for name, value in pairs)
+        return [move for move in moves if move is not None]
 
     def _values(self, knob: Knob, incumbent: KnobConfig) -> list[Value]:
         """All of an unordered knob; of a ladder the bracket around where one stands and around its best rungs."""
@@ -246,8 +227,7 @@ class Moves:
                     if self._is_dead_end(one.changes, incumbent) or self._is_dead_end(other.changes, incumbent):
                         continue
                     both = {change.knob: change.after for change in (*one.changes, *other.changes)}
-                    found = self._move(incumbent.turned(both), incumbent, "pair")
-                    if found is not None:
+                    if (found := self._move(incumbent.turned(both), incumbent, "pair")) is not None:
                         yield found
 
     def _is_dead_end(self, changes: tuple[KnobChange, ...], incumbent: KnobConfig) -> bool:
@@ -260,13 +240,11 @@ class Moves:
         for knob in self._knobs.values():
             for value in knob.values:
                 alone = incumbent.turned({knob.name: value})
-                if not self._book.is_narrow(alone) and not 1 <= self._book.deaths(knob.name, value) < _DETOURS:
+                narrow = self._book.is_narrow(alone)
+                if not narrow and not 1 <= self._book.deaths(knob.name, value) < _DETOURS:
                     continue
-                if self._book.refusal(alone) is None:
-                    continue
-                config = self._leap(incumbent, knob.name, value)
-                move = self._move(config, incumbent, "leap") if config is not None else None
-                if move is not None:
+                config = self._leap(incumbent, knob.name, value) if self._book.refusal(alone) is not None else None
+                if config is not None and (move := self._move(config, incumbent, "leap")) is not None:
                     yield move
 
     def _leap(self, incumbent: KnobConfig, knob: str, value: Value) -> KnobConfig | None:
@@ -292,17 +270,15 @@ class Moves:
         if len(best) < 2 or sum(move.belief.mean for move in best.values()) < _TOGETHER:
             return
         turned = {name: move.changes[0].after for name, move in best.items()}
-        together = self._move(incumbent.turned(turned), incumbent, "together")
-        if together is not None:
+        if (together := self._move(incumbent.turned(turned), incumbent, "together")) is not None:
             yield together
 
     def _move(self, config: KnobConfig, incumbent: KnobConfig, kind: str) -> Move | None:
         changes = config.changes_from(incumbent)
         if not changes or self._book.refusal(config) is not None:
             return None
-        return Move(
-            config, changes, kind, self._book.surrogate.gain(config, incumbent), self._book.suspects.trust(config)
-        )
+        belief, trust = self._book.surrogate.gain(config, incumbent), self._book.suspects.trust(config)
+        return Move(config, changes, kind, belief, trust)
 
 
 def _key(changes: Iterable[KnobChange]) -> tuple[tuple[str, Value], ...]:
@@ -333,9 +309,6 @@ class Chooser:
         self._book, self._moves, self._time_budget = book, moves, time_budget
         self._owed: list[KnobConfig] = []  # neighbours of a peak that were looked at less often
 
-    def __repr__(self) -> str:
-        return f"<Chooser at grain {self._moves.grain}, {len(self._owed)} owed>"
-
     @property
     def grain(self) -> Grain:
         return GRAINS[self._moves.grain]
@@ -343,12 +316,11 @@ class Chooser:
     def choose(self, incumbent: KnobConfig) -> Move | tuple[KnobConfig, ...] | None:
         """Return one to decide about, or a few to sort; None: nothing promises anything."""
         while True:
-            moves = self._ranked(self._moves.singles(incumbent), incumbent)
+            moves = self._ranked(self._moves.singles(incumbent), incumbent, self.grain.floor)
             if not self._owed and max((move.hope for move in moves), default=0.0) < BOLD:
-                moves = self._ranked([*moves, *self._moves.further(incumbent)], incumbent)
+                moves = self._ranked([*moves, *self._moves.further(incumbent)], incumbent, self.grain.floor)
             if moves or self._owed:
-                chosen = self._chosen(moves)
-                if chosen:
+                if chosen := self._chosen(moves):
                     return chosen
             elif self._moves.grain + 1 == len(GRAINS):
                 return None
@@ -357,8 +329,7 @@ class Chooser:
 
     def ranked(self, incumbent: KnobConfig) -> list[Move]:
         """Return all single changes that are open, best first."""
-        moves = self._moves.singles(incumbent)
-        return sorted(moves, key=lambda move: self._worth(move, incumbent), reverse=True)
+        return self._ranked(self._moves.singles(incumbent), incumbent, floor=-math.inf)
 
     def minutes(self, move: Move, incumbent: KnobConfig) -> float:
         """That deciding about it is expected to take."""
@@ -386,13 +357,10 @@ class Chooser:
                 chosen.append(move.config)
         return tuple(chosen) or (moves[0] if moves else ())  # nothing: all that was owed is refused by now
 
-    def _ranked(self, moves: Sequence[Move], incumbent: KnobConfig) -> list[Move]:
-        hopeful = (move for move in moves if move.hope >= self.grain.floor)
-        return sorted(hopeful, key=lambda move: self._worth(move, incumbent), reverse=True)
-
-    def _worth(self, move: Move, incumbent: KnobConfig) -> float:
-        """Expected gain a minute."""
-        return move.hope / max(1e-6, self.minutes(move, incumbent))
+    def _ranked(self, moves: Iterable[Move], incumbent: KnobConfig, floor: float) -> list[Move]:
+        """By the expected gain a minute."""
+        hopeful = (move for move in moves if move.hope >= floor)
+        return sorted(hopeful, key=lambda move: move.hope / max(1e-6, self.minutes(move, incumbent)), reverse=True)
 
     def _is_decidable(self, move: Move) -> bool:
         """Looked at and promising, or foreseen beyond doubt, or made of what was looked at one by one."""

@@ -9,7 +9,7 @@ that the failures have and nothing that ran has are suspected, and what has them
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from itertools import combinations, pairwise
@@ -17,6 +17,7 @@ from typing import TypeGuard
 
 from skep.catalog.options import EngineOptions
 from skep.engines.base import Diagnosis, Launch
+from skep.tuner.knobs import draft_depth
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig, Value, value_words
 
 INDIFFERENT = frozenset({"threads", "threads_batch"})  # memory does not depend on them
@@ -82,9 +83,6 @@ class FailureSuspects:
         self._explained: dict[Suspect, int] = {}
         self._known: dict[KnobConfig, frozenset[Suspect]] = {}
 
-    def __repr__(self) -> str:
-        return f"<FailureSuspects {len(self._failed)} failures>"
-
     def ran(self, config: KnobConfig) -> None:
         self._ran |= self._suspects(config)
 
@@ -111,14 +109,9 @@ class FailureSuspects:
 
     def _suspects(self, config: KnobConfig) -> frozenset[Suspect]:
         if config not in self._known:
-            self._known[config] = frozenset(_of(config))
+            values = config.values
+            self._known[config] = frozenset([*((value,) for value in values), *combinations(values, 2)])
         return self._known[config]
-
-
-def _of(config: KnobConfig) -> Iterator[Suspect]:
-    for item in config.values:
-        yield (item,)
-    yield from combinations(config.values, 2)
 
 
 _OUT_OF_MEMORY = re.compile(
@@ -146,18 +139,13 @@ def knobs_between(old: Launch, new: Launch) -> tuple[tuple[str, Value], ...]:
         "slots": (old.slots, new.slots),
         "threads": (old.threads, new.threads),
         **{name: (getattr(old.options, name), getattr(new.options, name)) for name in _OPTIONS},
-        **{method: (_depth(old, method), _depth(new, method)) for method in methods},
+        **{method: (draft_depth(old.options, method), draft_depth(new.options, method)) for method in methods},
     }
     return tuple(
         (name, after)
         for name, (before, after) in pairs.items()
         if before != after and (after is None or isinstance(after, str | int | float | bool))
     )
-
-
-def _depth(launch: Launch, method: str) -> int:
-    draft = launch.options.draft
-    return draft.depth if draft is not None and draft.method == method else 0
 
 
 _POOL = re.compile(
@@ -199,10 +187,7 @@ _TURNS: dict[str, tuple[Turn, ...]] = {
 
 
 def apply_remedy(config: KnobConfig, failure: ConfigFailure, knobs: Sequence[Knob]) -> KnobConfig | None:
-    """The same with as little turned as may mend it: what the diagnosis says, else one rung of what usually helps.
-
-    None: nobody knows a remedy, or it is no matter of these knobs.
-    """
+    """As little turned as may mend it: what the diagnosis says, else one rung of what usually helps; None: nothing."""
     by_name = {knob.name: knob for knob in knobs}
     told = {
         name: value
@@ -241,7 +226,7 @@ def is_of_memory(failure: ConfigFailure) -> bool:
     """A crash under load is, where its log says so."""
     if failure.kind in ("out-of-memory", "refused"):
         return failure.kind == "out-of-memory"
-    told = _advised(failure)
+    told = _said(failure, failure.remedy)
     return (_MEMORY.search(told) or _POOL.search(told)) is not None
 
 
@@ -250,9 +235,8 @@ def greedy_share(failure: ConfigFailure) -> str | None:
     """Which way of memory_share asks for more: "down" where the engine's own share was too small for its KV cache,
     "up" where it left too little beside it. None: the words do not tell.
     """
-    if _POOL.search(_advised(failure)):
-        return "down"
-    return "up" if _BESIDE.search(_advised(failure)) else None
+    told = _said(failure, failure.remedy)
+    return "down" if _POOL.search(told) else "up" if _BESIDE.search(told) else None
 
 
 def _as_much_again(config: KnobConfig, failed: KnobConfig, failure: ConfigFailure) -> str | None:
@@ -313,8 +297,7 @@ def _turned(knob: Knob, value: Value, way: str) -> Value:
     if not is_number(value):
         return None
     rungs = _rungs(knob, value)
-    steps = dict(pairwise(rungs if way == "up" else rungs[::-1]))
-    return steps.get(value)
+    return dict(pairwise(rungs if way == "up" else rungs[::-1])).get(value)
 
 
 def _nearest(knob: Knob, value: Value, wish: Value) -> Value:
@@ -332,9 +315,5 @@ def _rungs(knob: Knob, *besides: Value) -> list[float]:
     return sorted({value for value in (*knob.values, *besides) if is_number(value)})
 
 
-def _said(failure: ConfigFailure) -> str:
-    return " ".join(filter(None, (failure.cause, failure.evidence)))
-
-
-def _advised(failure: ConfigFailure) -> str:
-    return " ".join(filter(None, (failure.cause, failure.evidence, failure.remedy)))
+def _said(failure: ConfigFailure, remedy: str | None = None) -> str:
+    return " ".join(filter(None, (failure.cause, failure.evidence, remedy)))

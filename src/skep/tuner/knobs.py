@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, find_geometry
-from skep.catalog.options import Draft
+from skep.catalog.options import Draft, EngineOptions
 from skep.catalog.presets import Preset
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, base_setups, layouts, offered_kv, place, sizing_card
@@ -34,14 +34,11 @@ _FEWEST = 8  # slots below an eighth of the agents are not tried
 
 @dataclass(frozen=True, slots=True)
 class TuneMachine:
-    """What of a machine bounds the knobs. `model`: read from files; None: by the preset's name of it.
-
-    `rig`: its cards, or its CPU as one device; None: not known.
-    """
+    """What of a machine bounds the knobs."""
 
     cores: int = 1
-    rig: Rig | None = None
-    model: Geometry | None = None
+    rig: Rig | None = None  # its cards, or its CPU as one device; None: not known
+    model: Geometry | None = None  # read from files; None: by the preset's name of it
 
     @property
     def cards(self) -> tuple[Device, ...]:
@@ -138,10 +135,7 @@ def with_layout(preset: Preset, layout: Layout) -> Preset:
 
 
 def layout_knobs(asked: KnobContext) -> Iterator[Knob]:
-    """Those that keep as many cards busy as there are, break no rule and fit in one of the formats; best first.
-
-    None on one card, for a model that nobody knows, and where the preset says what no layout does.
-    """
+    """Those that keep as many cards busy as there are, break no rule and fit in one of the formats; best first."""
     rig, engine, model, goal = asked.box.rig, asked.base.engine, asked.model, asked.goal
     if layout_of(asked.base) is None or rig is None or model is None or len(rig.cards) < 2:
         return
@@ -164,7 +158,6 @@ def layout_knobs(asked: KnobContext) -> Iterator[Knob]:
 DRAFTS = ("mtp", "ngram", "eagle", "draft", "dflash")  # a knob each, its value the depth; 0: off
 LLAMA = ("llamacpp", "embedded")
 NO_LONGER_TURNED = "power_cap"  # in tunings of earlier versions; it was never part of a preset
-_NO_HANDLE = (*DRAFTS, NO_LONGER_TURNED)
 _SHARES = {"sglang": 0.88}  # of a card, where the preset leaves it to the engine
 _SHARE = 0.9
 _BATCH, _MICRO_BATCH, _CHUNK = 2048, 512, 2048
@@ -183,7 +176,7 @@ def config_of(base: Preset, knobs: Iterable[Knob]) -> KnobConfig:
 
 def knob_value(preset: Preset, knob: str) -> Value:
     """Of one knob. What is left to the engine is read as what the engine does."""
-    return _depth(preset, knob) if knob in DRAFTS else _handle(knob).read(preset)
+    return draft_depth(preset.options, knob) if knob in DRAFTS else _handle(knob).read(preset)
 
 
 def tokens_of(preset: Preset, knob: str) -> int:
@@ -194,20 +187,15 @@ def tokens_of(preset: Preset, knob: str) -> int:
 
 
 def apply_config(base: Preset, config: KnobConfig) -> Preset:
-    """Return the base with every knob of the configuration where that says.
-
-    Cards that the base names are those to choose from: a layout on fewer takes the first of them.
-    """
-    wanted = config.as_dict
-    preset = base
+    """Return the base with every knob where the configuration says. A layout on fewer cards takes the first of them."""
+    wanted, preset = config.as_dict, base
     for name, handle in _HANDLES.items():  # in this order: which cards comes before what each engine on them gets
         if name in wanted and handle.read(preset) != wanted[name]:
             preset = handle.write(preset, wanted[name])
     if preset.engine in ("vllm", "sglang") and len(preset.gpus) > preset.replicas * preset.options.cards:
         preset = replace(preset, gpus=preset.gpus[: preset.replicas * preset.options.cards])
-    for name in wanted:
-        if name not in _NO_HANDLE:
-            _handle(name)
+    for name in wanted.keys() - {*DRAFTS, NO_LONGER_TURNED}:
+        _handle(name)
     return _drafted(preset, {name: _whole(wanted[name]) for name in DRAFTS if name in wanted})
 
 
@@ -221,8 +209,8 @@ def _handle(knob: str) -> Handle:
 # Speculation: at most one method drafts
 
 
-def _depth(preset: Preset, method: str) -> int:
-    draft = preset.options.draft
+def draft_depth(options: EngineOptions, method: str) -> int:
+    draft = options.draft
     return draft.depth if draft is not None and draft.method == method else 0
 
 
@@ -231,16 +219,12 @@ def _drafted(preset: Preset, depths: dict[str, int]) -> Preset:
     if len(used) > 1:
         both = " and ".join(f"{method} n={depth}" for method, depth in used.items())
         raise UserError(f"{both} cannot be both", hint="one method drafts: turn the other to 0")
-    now = preset.options.draft
+    now, wanted = preset.options.draft, None
     if now is not None and not used and now.method not in depths:
         return preset  # none of these knobs is about it
-    wanted = None
     for method, depth in used.items():
         wanted = Draft(method, depth, now.model if now is not None and now.method == method else None)
     return preset if now == wanted else replace(preset, options=replace(preset.options, draft=wanted))
-
-
-# The others
 
 
 def _option(name: str, usual: Callable[[Preset], Value]) -> Handle:
@@ -271,15 +255,6 @@ def _write_kv(preset: Preset, kv: str) -> Preset:
     return replace(preset, options=replace(preset.options, kv=told))
 
 
-def _read_layout(preset: Preset) -> str | None:
-    found = layout_of(preset)
-    return None if found is None else layout_words(found)
-
-
-def _write_slots(preset: Preset, slots: int) -> Preset:
-    return replace(preset, slots=slots, reserve=min(preset.reserve, slots - 1))
-
-
 def _write_checkpoint(preset: Preset, checkpoint: str) -> Preset:
     """Another file: its format is found in it, not in what the preset said of the first."""
     return replace(preset, checkpoint=checkpoint, stand_in=False, options=replace(preset.options, quant=None))
@@ -291,22 +266,24 @@ def _prefix_cache(preset: Preset) -> bool:
     return model is None or not model.is_hybrid
 
 
-def _micro_batch(preset: Preset) -> int:
-    return _MICRO_BATCH if preset.engine in LLAMA else _CHUNK
-
-
 _HANDLES: dict[str, Handle] = {
-    "layout": Handle(_read_layout, lambda preset, words: with_layout(preset, parse_layout(words))),
+    "layout": Handle(
+        lambda preset: None if (found := layout_of(preset)) is None else layout_words(found),
+        lambda preset, words: with_layout(preset, parse_layout(words)),
+    ),
     "replicas": Handle(lambda preset: preset.replicas, lambda preset, count: replace(preset, replicas=count)),
     "checkpoint": Handle(lambda preset: preset.checkpoint, _write_checkpoint),
     "quant": _option("quant", lambda _: None),
-    "slots": Handle(lambda preset: preset.slots, _write_slots),
+    "slots": Handle(
+        lambda preset: preset.slots,
+        lambda preset, slots: replace(preset, slots=slots, reserve=min(preset.reserve, slots - 1)),
+    ),
     "graphs": _option("graphs", lambda _: True),
     "memory_share": _option("memory_share", lambda preset: _SHARES.get(preset.engine, _SHARE)),
     "kv": Handle(_read_kv, _write_kv),
     "kv_layout": _option("kv_layout", lambda _: "unified"),
     "flash_attention": _option("flash_attention", lambda _: True),
-    "batched_tokens": _option("batched_tokens", _micro_batch),
+    "batched_tokens": _option("batched_tokens", lambda preset: _MICRO_BATCH if preset.engine in LLAMA else _CHUNK),
     "batch": _option("batch", lambda preset: max(_BATCH, preset.options.batched_tokens or 0)),
     "chunked_prefill": _option("chunked_prefill", lambda _: True),
     "prefix_cache": _option("prefix_cache", _prefix_cache),
@@ -364,8 +341,7 @@ def _llama(preset: Preset) -> Iterator[str]:
     busy = preset.slots * (1 + (draft.depth if draft is not None else 0))
     if busy > batch:
         yield f"a batch of {batch} tokens does not hold the {busy} that {preset.slots} slots and their drafts decode"
-    flash = knob_value(preset, "flash_attention")
-    kv = knob_value(preset, "kv")
+    flash, kv = knob_value(preset, "flash_attention"), knob_value(preset, "kv")
     if kv not in (plain_kv(preset.engine), "f32", "bf16") and not flash:
         yield f"a KV cache in {kv} needs flash attention, which is off"
     if preset.options.tp > 1 and not flash:
@@ -407,13 +383,10 @@ def card_knobs(asked: KnobContext) -> Iterator[Knob]:
 def _kv(asked: KnobContext) -> Iterator[Knob]:
     """Of a family that the base has already, the base's own word is enough."""
     engine, own = asked.base.engine, known_kv(asked.base.options.kv or "auto")
-    words = [plain_kv(engine)]
-    for name in asked.quants:
-        kinds = offered_kv(engine, QUANTS[name], asked.box.cards)[1:]
-        words += [
-            _KV_WORDS.get((engine, kind.id), kind.id) for kind in kinds if own is None or kind.family != own.family
-        ]
-    yield Knob("kv", "KV type", tuple(dict.fromkeys(words)), alters_answers=True, expected=0.04)
+    kinds = [kind for name in asked.quants for kind in offered_kv(engine, QUANTS[name], asked.box.cards)[1:]]
+    others = [kind.id for kind in kinds if own is None or kind.family != own.family]
+    words = dict.fromkeys([plain_kv(engine), *(_KV_WORDS.get((engine, kind), kind) for kind in others)])
+    yield Knob("kv", "KV type", tuple(words), alters_answers=True, expected=0.04)
 
 
 def _prefill(asked: KnobContext) -> Iterator[Knob]:
@@ -476,18 +449,18 @@ class Space:
 
 
 def space_of(
-    base: Preset, aim: TuneGoal, box: TuneMachine, *, checkpoints: Sequence[str] = (), quants: Sequence[str] = (),
+    base: Preset, aim: TuneGoal, box: TuneMachine, checkpoints: Sequence[str] = (), quants: Sequence[str] = (),
     named: Collection[str] = (),
 ) -> Space:  # fmt: skip
     """`checkpoints`: files to choose from, the base's among them. `quants`: formats, where nothing is really loaded.
 
     `named`: knobs that were asked for by name; a few are offered only then, as this load sees but one side of them.
     """
-    asked = KnobContext(base, aim, box, box.model or find_geometry(base.model), _quants(base, checkpoints, quants),
-                  frozenset(named))  # fmt: skip
-    offered = [*_choices(base, checkpoints, quants), *_by_engine(asked), *_drafts(asked)]
+    model, formats = box.model or find_geometry(base.model), _quants(base, checkpoints, quants)
+    asked = KnobContext(base, aim, box, model, formats, frozenset(named))
+    offered = [*_choices(base, checkpoints, quants), *_by_engine(asked)]
     said = said_in_extra(base)
-    knobs = tuple(with_own(knob, base) for knob in offered if knob.name not in said)
+    knobs = (with_own(knob, base) for knob in offered if knob.name not in said)
     lines = [f"{name} is left alone: the preset's own `{flag}` says it" for name, flag in said.items()]
     lines += [_OLLAMA] if base.engine == "ollama" else []
     return Space(tuple(knob for knob in knobs if len(knob.values) > 1), tuple(lines))
@@ -521,12 +494,10 @@ def with_own(knob: Knob, base: Preset) -> Knob:
     own = knob_value(base, knob.name)
     if own is None or own in knob.values:
         return knob
-    values = (*knob.values, own)
-    return replace(knob, values=tuple(sorted(values, key=_rung)) if knob.ordered else (own, *knob.values))
-
-
-def _rung(value: Value) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+    if not knob.ordered:
+        return replace(knob, values=(own, *knob.values))
+    rungs = sorted((*knob.values, own), key=lambda value: float(value) if isinstance(value, int | float) else 0.0)
+    return replace(knob, values=tuple(rungs))
 
 
 def _quants(base: Preset, checkpoints: Sequence[str], quants: Sequence[str]) -> tuple[str, ...]:
@@ -556,10 +527,6 @@ def _by_engine(asked: KnobContext) -> Iterator[Knob]:
     elif engine == "ollama":
         yield asked.slots()
         yield Knob("kv", "KV type", (plain_kv(engine), "q8_0"), alters_answers=True, expected=0.03)
-
-
-def _drafts(asked: KnobContext) -> Iterator[Knob]:
-    """Drafts that need a model of their own are turned only where the preset names it."""
-    own: Draft | None = asked.base.options.draft
+    own = asked.base.options.draft  # one that needs a model of its own is turned only where the preset names it
     if own is not None and own.method not in ("mtp", "ngram"):
         yield Knob(own.method, f"drafts by {own.method}", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.2)

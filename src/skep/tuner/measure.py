@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -30,31 +31,30 @@ from skep.stats.percentiles import mean_t_interval
 from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import Request
-from skep.tuner.ports import (
+from skep.tuner.predictions import CURVE_RUNS, RUN_S, tasks_for
+from skep.tuner.quality_check import QualityGuard, Sheet
+from skep.tuner.records import (
     BenchProgress,
     ConfigFailed,
-    CurveRequest,
-    JudgeRequest,
-    MeasureRequest,
-    OnProgress,
-    ServedConfig,
-    drop_unusable_remedies,
-)
-from skep.tuner.quality_check import QualityGuard, Sheet
-from skep.tuner.reading_size import CURVE_RUNS, Waves, run_tasks, tasks_for
-from skep.tuner.records import (
     ConfigFailure,
     CurvePoint,
+    CurveRequest,
     CurveResult,
+    JudgeRequest,
     JudgeResult,
     KnobConfig,
     MeasurementRound,
+    MeasureRequest,
+    OnProgress,
     ServerStart,
     TuneGoal,
     TuneReading,
 )
-from skep.tuner.trial_server import TrialServers
+from skep.tuner.trial_server import TrialServer, TrialServers
 from skep.workload.calibration import TokenCalibration
+
+LONGEST_RUN_S = 60.0  # of a curve: a level that would take longer is left without a figure
+MOST_WAVES = 192  # of a run; a wave is one task of every agent: the least that shows a level at work
 
 
 def reading_of(
@@ -69,13 +69,12 @@ def reading_of(
     effective = whole.effective_tok_s if whole.output_tokens else None
     each = task_tok_s(rows)
     per_joule = whole.output_tokens / joules if joules and whole.output_tokens else None
-    firsts, gaps = ttft_values(rows), tpot_values(rows)
     return TuneReading(
         figure={"effective_tok_s": effective, "task_tok_s": each, "tok_per_joule": per_joule}[aim.metric],
         effective_tok_s=effective,
         task_tok_s=each,
-        ttft_ms=median(firsts) if firsts else None,
-        tpot_ms=median(gaps) if gaps else None,
+        ttft_ms=_median(ttft_values(rows)),
+        tpot_ms=_median(tpot_values(rows)),
         wall_s=whole.wall_s,
         requests=len(rows),
         failed=sum(not row.ok for row in rows),
@@ -105,7 +104,48 @@ def point_of(level: int, config: KnobConfig, found: Sequence[TuneReading]) -> Cu
     figure = None if interval is None else replace(interval, low=max(0.0, interval.low))
     firsts = [one.ttft_ms for one in found if one.ttft_ms is not None]
     gaps = [one.tpot_ms for one in found if one.tpot_ms is not None]
-    return CurvePoint(level, config, figure, median(firsts) if firsts else None, median(gaps) if gaps else None)
+    return CurvePoint(level, config, figure, _median(firsts), _median(gaps))
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+class Waves:
+    """How long a wave takes at levels that were measured, and about how long at others.
+
+    More agents make a wave no shorter, and longer by no more than their number.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, float] = {}
+
+    def took(self, level: int, tasks: int, wall_s: float) -> None:
+        if tasks > 0 and wall_s > 0:
+            self._known[level] = wall_s * level / tasks
+
+    def seconds(self, level: int) -> float | None:
+        """Between what is certain from either side; None: nothing was measured."""
+        if not self._known:
+            return None
+        shares = [(wave_s, wave_s * level / known) for known, wave_s in self._known.items()]
+        low, high = max(min(pair) for pair in shares), min(max(pair) for pair in shares)
+        return math.sqrt(low * high)
+
+
+def run_tasks(level: int, wave_s: float | None, least_s: float = RUN_S) -> int | None:
+    """Of one run of a level of the curve, in whole waves; None: even one would take too long."""
+    if wave_s is None:
+        return level
+    if wave_s > LONGEST_RUN_S:
+        return None
+    return level * min(MOST_WAVES, max(1, math.ceil(least_s / wave_s)))
+
+
+def drop_unusable_remedies(failure: ConfigFailure, config: KnobConfig) -> ConfigFailure:
+    """Without remedies that are no knob of this configuration, or that it has already."""
+    has = config.as_dict
+    return replace(failure, mended=tuple((name, wish) for name, wish in failure.mended if has.get(name, wish) != wish))
 
 
 def seed_of(*parts: object) -> int:
@@ -122,8 +162,6 @@ FEW_FAILURES = 1  # of a reading: may happen to anybody
 
 @dataclass(frozen=True, slots=True)
 class MeasureTimeouts:
-    """How long what may take."""
-
     reading_s: float = 6.0  # at least, by as many tasks as that takes
     warm_up_s: float = 45.0  # at most; then it is taken as warm
     hang_s: float = 120.0  # without a token of anybody, where prompts are not long
@@ -153,7 +191,7 @@ class _ServerRun:
     readings_taken: list[TuneReading] = field(default_factory=list)
     by_level: dict[int, list[TuneReading]] = field(default_factory=dict)
     waves: Waves = field(default_factory=Waves)
-    served: ServedConfig = field(init=False)  # this and the next three: once it is up
+    served: TrialServer = field(init=False)  # this and the next three: once it is up
     maker: TaskMaker = field(init=False)
     recording: Recording = field(init=False)
     driver: LoadGenerator = field(init=False)
@@ -162,7 +200,6 @@ class _ServerRun:
     _what: str = "starting"
     _place: tuple[int, int] = (0, 0)
     _total: int = 0
-    _done: int = 0
     _failed: int = 0
     _error: str | None = None
     _moved: int = 0  # tokens and ends of requests
@@ -174,10 +211,6 @@ class _ServerRun:
         except ConfigFailed as error:
             self.failure = drop_unusable_remedies(error.failure, self.config)
             await self.stack.__aexit__(type(error), error, error.__traceback__)
-
-    @property
-    def start(self) -> ServerStart:
-        return ServerStart(self.config, self.start_s, tuple(self.readings_taken), self.failure, self.run_id)
 
     async def warm_up(self, width: int, limit_s: float) -> list[Request]:
         """Return its last batch."""
@@ -195,12 +228,11 @@ class _ServerRun:
         rows, limited = await self._watched(self.driver.run_tasks(level, repeat, tasks, level, self._took))
         if self._too_many:
             raise await self._errors(self._error)
-        if self.recording.broken is not None:
-            raise self.recording.broken
+        self.recording.check()
         return rows, limited
 
     def joules(self, level: int, repeat: int) -> float | None:
-        facts = [one.fact for one in self.recording.facts if (one.level, one.repeat) == (level, repeat)]
+        facts = (one.fact for one in self.recording.facts if (one.level, one.repeat) == (level, repeat))
         return next((float(fact["joules"]) for fact in facts if "joules" in fact), None)
 
     def tell(self, what: str) -> None:
@@ -208,12 +240,11 @@ class _ServerRun:
 
     def _begin(self, what: str, total: int, place: tuple[int, int]) -> None:
         self._what, self._total, self._place = what, total, place
-        self._done = self._failed = 0
+        self._failed = 0
         self._pace.reset()
         self._tell()
 
     def _took(self, row: Request) -> None:
-        self._done += 1
         if not row.ok:
             self._failed += 1
             self._error = self._error or row.error or row.error_kind
@@ -295,70 +326,62 @@ class EngineBench:
         self._slo = SloLimits.parse(self.aim.slo) if self.aim.slo else None
         self._round = self.first_round
 
-    def __repr__(self) -> str:
-        return f"<EngineBench of {self.tuning}, round {self._round}>"
-
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
         began, width = time.monotonic(), self.aim.concurrency
         runs = self._server_runs(request.configs, request.purpose, width, on_progress, readings=request.readings)
         if self._together(request.configs):
-            await self._side_by_side(runs, request.readings)
+            await self._side_by_side(runs)
         else:
             for run in runs if self._round % 2 else runs[::-1]:  # what drifts favours nobody for long
                 if len(runs) == 1 or sum(one.failure is None for one in runs) > 1:
-                    await self._side_by_side([run], request.readings)
-        return MeasurementRound(tuple(run.start for run in runs), time.monotonic() - began)
+                    await self._side_by_side([run])
+        starts = (ServerStart(o.config, o.start_s, tuple(o.readings_taken), o.failure, o.run_id) for o in runs)
+        return MeasurementRound(tuple(starts), time.monotonic() - began)
 
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
         """The best so far is asked first. One that does not start answers nothing."""
         if self.guard is None:
             return JudgeResult(ok=True, words="no quality guard: answers were not compared", seconds=0.0, skipped=True)
-        began = time.monotonic()
+        began, before = time.monotonic(), None
         try:
             before = await self._sheet(self.guard, request.incumbent, on_progress)
-        except ConfigFailed as error:
-            words = f"its answers could not be held against the baseline's, which did not start: {error.failure}"
-            return JudgeResult(ok=False, words=words, seconds=time.monotonic() - began, skipped=True)
-        try:
             after = await self._sheet(self.guard, request.challenger, on_progress)
         except ConfigFailed as error:
-            words = f"it did not start to be asked: {error.failure}"
-            return JudgeResult(ok=False, words=words, seconds=time.monotonic() - began)
+            words = "it did not start to be asked"
+            if before is None:
+                words = "its answers could not be held against the baseline's, which did not start"
+            words, seconds = f"{words}: {error.failure}", time.monotonic() - began
+            return JudgeResult(ok=False, words=words, seconds=seconds, skipped=before is None)
         return replace(self.guard.compare(before, after), seconds=time.monotonic() - began)
 
     async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult:
-        began, widest = time.monotonic(), max(request.levels)
-        runs = self._server_runs(
-            request.configs, "curve", widest, on_progress, readings=CURVE_RUNS * len(request.levels)
-        )
-        if self._together(request.configs):
-            await self._curves(runs, request.levels)
-        else:
-            for run in runs:
-                await self._curves([run], request.levels)
+        began, readings = time.monotonic(), CURVE_RUNS * len(request.levels)
+        runs = self._server_runs(request.configs, "curve", max(request.levels), on_progress, readings=readings)
+        for together in [runs] if self._together(request.configs) else [[run] for run in runs]:
+            await self._curves(together, request.levels)
         points = [point_of(level, run.config, run.by_level.get(level, [])) for level in request.levels for run in runs]
         return CurveResult(tuple(points), time.monotonic() - began)
 
-    # Side by side
-
-    async def _side_by_side(self, runs: Sequence[_ServerRun], readings: int) -> None:
+    async def _side_by_side(self, runs: Sequence[_ServerRun]) -> None:
         """Ends when all are read, or when nobody is left to be held against."""
-        alone = len(runs) == 1
+        enough = min(2, len(runs))
         async with AsyncExitStack() as stack:
             await self._begin(stack, runs)
             count = self._tasks()
-            for number in range(readings):
+            for number in range(runs[0].readings):
                 for run in reversed(runs) if number % 2 else runs:
-                    if run.failure is None and (alone or sum(one.failure is None for one in runs) > 1):
-                        await run.carry_out(self._reading(run, number, count, readings))
+                    if run.failure is None and sum(one.failure is None for one in runs) >= enough:
+                        await run.carry_out(self._reading(run, number, count))
 
     async def _curves(self, runs: Sequence[_ServerRun], levels: Sequence[int]) -> None:
         async with AsyncExitStack() as stack:
             await self._begin(stack, runs)
-            for place, (repeat, level) in enumerate(_steps(levels)):
+            *lower, top = sorted(levels)  # up and down again; who dies at the highest, which comes last, has shown all
+            steps = [*((0, one) for one in lower), *((1, one) for one in reversed(lower)), (0, top), (1, top)]
+            for place, (repeat, level) in enumerate(steps):
                 for run in reversed(runs) if place % 2 else runs:
                     if run.failure is None:
-                        await run.carry_out(self._point(run, level, repeat, CURVE_RUNS * len(levels)))
+                        await run.carry_out(self._point(run, level, repeat))
 
     async def _begin(self, stack: AsyncExitStack, runs: Sequence[_ServerRun]) -> None:
         for run in runs:
@@ -374,8 +397,7 @@ class EngineBench:
         if self._reading_s is not None:
             limit_s = min(limit_s, max(WARM_S, self._reading_s))
         batch = await run.warm_up(min(run.width, goal), limit_s)
-        per_s = foreseen_per_s(batch, self.aim.output_tokens)
-        if per_s is not None:
+        if (per_s := foreseen_per_s(batch, self.aim.output_tokens)) is not None:
             self._per_s.setdefault(run.config.key, per_s)
         if (known := self._per_s.get(run.config.key)) is not None:
             run.waves.took(goal, goal, goal / known)
@@ -434,8 +456,6 @@ class EngineBench:
             self.store, endpoint, self.host, Identity("tune", run_fingerprint(plan, endpoint, self.host), config)
         )
 
-    # Readings
-
     def _tasks(self) -> int:
         """Of each reading of this round, the same for all sides, also for one that is not up yet."""
         if self._count[0] != self._round:
@@ -443,23 +463,22 @@ class EngineBench:
             self._count = (self._round, tasks_for(self.aim.concurrency, known, self.patience.reading_s))
         return self._count[1]
 
-    async def _reading(self, run: _ServerRun, number: int, count: int, readings: int) -> None:
-        rows, limited = await run.take(run.width, number, count, (number + 1, readings))
-        joules = run.joules(run.width, number)
-        found = reading_of(rows, self.aim, limited=limited, slo=self._slo, joules=joules)
+    async def _reading(self, run: _ServerRun, number: int, count: int) -> None:
+        rows, limited = await run.take(run.width, number, count, (number + 1, run.readings))
+        found = reading_of(rows, self.aim, limited=limited, slo=self._slo, joules=run.joules(run.width, number))
         run.readings_taken.append(found)
         self._per_s[run.config.key] = found.requests / max(found.wall_s, 1e-9)
         self._reading_s = found.wall_s
         self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
 
-    async def _point(self, run: _ServerRun, level: int, repeat: int, total: int) -> None:
+    async def _point(self, run: _ServerRun, level: int, repeat: int) -> None:
         """Both runs of a level are as long; one that would take too long is left out."""
         count = run_tasks(level, run.waves.seconds(level), self.patience.reading_s)
         if count is None:
             return
         count = run.by_level[level][0].requests if level in run.by_level else count
         place = sum(map(len, run.by_level.values())) + 1
-        rows, limited = await run.take(level, repeat, count, (place, total))
+        rows, limited = await run.take(level, repeat, count, (place, run.readings))
         found = reading_of(rows, self.aim, limited=limited)
         run.by_level.setdefault(level, []).append(found)
         run.waves.took(level, found.requests, found.wall_s)
@@ -468,8 +487,6 @@ class EngineBench:
         """Long prompts on a slow engine are read for minutes before the first token comes."""
         read_s = self.aim.input_tokens * run.width / FIRST_TOK_S
         return max(self.patience.hang_s, SLOWER * self._first_s if self._first_s else read_s)
-
-    # Around them
 
     def _server_runs(
         self, configs: Sequence[KnobConfig], purpose: str, width: int, on_progress: OnProgress, *, readings: int
@@ -492,15 +509,8 @@ class EngineBench:
             raise ConfigFailed(ConfigFailure("refused", error.message, remedy=error.hint)) from None
 
     async def _sheet(self, guard: QualityGuard, config: KnobConfig, on_progress: OnProgress) -> Sheet:
-        known = guard.known(config)
-        if known is not None:
+        if (known := guard.known(config)) is not None:
             return known
         on_progress(BenchProgress(config, "starting"))
         async with self.servers.open(self._preset(config)) as served:
             return await guard.answers(served, config, on_progress)
-
-
-def _steps(levels: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs and levels, up and down again; the highest comes last: one that dies there has shown all the others."""
-    *lower, highest = sorted(levels)
-    return [*((0, one) for one in lower), *((1, one) for one in reversed(lower)), (0, highest), (1, highest)]

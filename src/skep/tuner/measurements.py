@@ -14,7 +14,7 @@ from statistics import NormalDist, fmean
 from skep.stats.percentiles import median
 from skep.stats.sequential import MeasurementNoise, mean_of_starts
 from skep.tuner.failures import FailureSuspects, is_of_memory, why_hopeless
-from skep.tuner.ports import SearchSpace
+from skep.tuner.predictions import Predictor
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig, MeasurementRound, ServerStart, TuneReading, Value
 from skep.units import Interval
 
@@ -49,7 +49,7 @@ class Belief:
 
 
 class Surrogate:
-    def __init__(self, space: SearchSpace, baseline: KnobConfig) -> None:
+    def __init__(self, space: Predictor, baseline: KnobConfig) -> None:
         self._space, self._baseline = space, baseline
         self._knobs = {knob.name: knob for knob in space.knobs}
         self._pairs = [pair for pair in space.pairs if pair[0] in self._knobs and pair[1] in self._knobs]
@@ -63,9 +63,6 @@ class Surrogate:
         self._rest: list[float] = []  # what was measured less the prior, through that factor
         self._weights: list[float] = []
         self._pull: dict[KnobConfig, float] = {}  # the weights of all starts of a configuration
-
-    def __repr__(self) -> str:
-        return f"<Surrogate {len(self._seen)} starts>"
 
     def took(self, config: KnobConfig, round_: int, score: float, variance: float) -> None:
         """One start's mean, with the variance it has as a measure of its configuration."""
@@ -100,16 +97,13 @@ class Surrogate:
     def prior(self, config: KnobConfig) -> float:
         if config not in self._prior:
             found = self._foreseen(config)
-            self._prior[config] = found if found is not None else self._nearest(config)
+            if found is None:  # of the whole: what it says of each change by itself, from the baseline
+                found = self._level
+                for change in config.changes_from(self._baseline):
+                    alone = self._foreseen(self._baseline.turned({change.knob: change.after}))
+                    found += alone - self._level if alone is not None else 0.0
+            self._prior[config] = found
         return self._prior[config]
-
-    def _nearest(self, config: KnobConfig) -> float:
-        """Where the planner says nothing of the whole: what it says of each change by itself, from the baseline."""
-        total = self._level
-        for change in config.changes_from(self._baseline):
-            alone = self._foreseen(self._baseline.turned({change.knob: change.after}))
-            total += alone - self._level if alone is not None else 0.0
-        return total
 
     def _foreseen(self, config: KnobConfig) -> float | None:
         found = self._space.predict(config)
@@ -144,23 +138,17 @@ class Surrogate:
         for name, knob in self._knobs.items():
             one, other = mine[name], theirs[name]
             reach = self._reach[name].get(one, _OFF) * self._reach[name].get(other, _OFF)
-            if reach:
-                total += reach * (1.0 if one == other else self._likeness(knob, one, other))
+            if reach and one == other:
+                total += reach
+            elif reach and knob.ordered:
+                places = self._places[name]
+                apart = abs(places.get(one, 0) - places.get(other, 0))
+                total += reach * (_ALIKE * math.exp(-apart / _NEAR))
         for first, second in self._pairs:
             same = mine[first] == theirs[first] and mine[second] == theirs[second]
-            if same and self._moved(mine, first) and self._moved(mine, second):
+            if same and all(mine[name] != self._baseline.get(name) for name in (first, second)):
                 total += _PAIR**2
         return total + _OWN**2 * alike
-
-    def _moved(self, values: dict[str, Value], name: str) -> bool:
-        return values[name] != self._baseline.get(name)
-
-    def _likeness(self, knob: Knob, one: Value, other: Value) -> float:
-        if not knob.ordered:
-            return 0.0
-        places = self._places[knob.name]
-        apart = abs(places.get(one, 0) - places.get(other, 0))
-        return _ALIKE * math.exp(-apart / _NEAR)
 
     def _forward(self, column: list[float]) -> list[float]:
         found: list[float] = []
@@ -186,7 +174,7 @@ _GROUND = ("layout", "replicas", "checkpoint", "quant")  # memory is comparable 
 
 
 class Measurements:
-    def __init__(self, space: SearchSpace, baseline: KnobConfig) -> None:
+    def __init__(self, space: Predictor, baseline: KnobConfig) -> None:
         self.space = space
         self.noise = MeasurementNoise()
         self.surrogate = Surrogate(space, baseline)
@@ -198,9 +186,6 @@ class Measurements:
         self._narrow: set[KnobConfig] = set()
         self._looked: dict[KnobConfig, int] = {}  # at so many of the failures
 
-    def __repr__(self) -> str:
-        return f"<Measurements {self.rounds} rounds, {len(self._starts)} configurations, {len(self.failures)} failures>"
-
     def took(self, round_: MeasurementRound, *, spared: KnobConfig | None = None) -> None:
         """`spared`: whose failure is not held against it yet."""
         self.rounds += 1
@@ -209,29 +194,25 @@ class Measurements:
             if start.failure is not None:
                 if start.config != spared:
                     self.failed(start.config, start.failure)
-                continue
-            self._learn(start)
+            elif logs := speeds(start.readings):
+                self._learn(start, logs)
 
     def failed(self, config: KnobConfig, failure: ConfigFailure) -> None:
         self.failures.append((config, failure))
         if not is_of_memory(failure) or self.space.spare_bytes(config) is None:
             self.suspects.failed(config)
 
-    def _learn(self, start: ServerStart) -> None:
-        logs = speeds(start.readings)
-        if not logs:
-            return
+    def _learn(self, start: ServerStart, logs: list[float]) -> None:
         self.suspects.ran(start.config)
         self.noise.add_start(logs)
-        late = _lateness(start.readings)
+        late = min(math.log(max(1.0, over_limit([start]))), _HOPELESSLY_LATE)
         variance = self.noise.mean_variance(len(logs)) * (1 + (_TOO_LATE * (late > 0)) ** 2)
         mean = fmean(self.noise.clipped(logs)) - _TOO_LATE * late
         self.surrogate.took(start.config, self.rounds, mean, variance)
 
     def settle(self, config: KnobConfig) -> None:
         """What its starts differ by is learned."""
-        logs = [speeds(one.readings) for one in self.starts(config)]
-        known = [one for one in logs if one]
+        known = [logs for one in self.starts(config) if (logs := speeds(one.readings))]
         means = [fmean(self.noise.clipped(one)) for one in known]
         self.noise.add_means(means, [len(one) for one in known], sides=1)
 
@@ -287,7 +268,7 @@ class Measurements:
 
 def speeds(readings: Iterable[TuneReading]) -> list[float]:
     """Return the logarithms of those that count."""
-    return [math.log(one.figure) for one in readings if one.counts and one.figure is not None]
+    return [speed(one) for one in readings if one.counts]
 
 
 def paired(
@@ -305,11 +286,6 @@ def speed(reading: TuneReading) -> float:
 def nearness(reading: TuneReading) -> float:
     """To its limits: more is better."""
     return -min(math.log(max(reading.over_limit, 1e-3)), _HOPELESSLY_LATE)
-
-
-def _lateness(readings: Sequence[TuneReading]) -> float:
-    shares = [one.over_limit for one in readings if one.counts]
-    return min(math.log(max(1.0, median(shares))), _HOPELESSLY_LATE) if shares else 0.0
 
 
 def over_limit(starts: Sequence[ServerStart]) -> float:

@@ -25,7 +25,6 @@ from skep.planner.ranking import Basis
 from skep.planner.rules import refusal
 from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
 from skep.tuner.knobs import DRAFTS, apply_config, layout_of, own_refusal, pairs_of, quant_of
-from skep.tuner.reading_size import tasks_for
 from skep.tuner.records import Knob, KnobConfig, TuneGoal
 from skep.units import GIB
 
@@ -33,6 +32,11 @@ PREDICTED_KNOBS = (
     "layout", "replicas", "checkpoint", "quant", "slots", "graphs", "memory_share", "kv", "batched_tokens", "threads",
     "mtp", "eagle", "draft", "dflash",
 )  # fmt: skip
+CURVE_RUNS = 2  # of each level
+RUN_S = 6.0  # a reading, or a run of the curve, takes at least
+TOO_LONG_S = 40.0  # for a reading, where fewer tasks will do
+LEAST_EACH, LEAST = 3, 6  # tasks of an agent, and of all
+MOST_DOUBLINGS = 6
 READING_S = 15.0  # where nothing is foreseen
 _SLACK = 0.02  # of a card: by so little the arithmetic may be wrong, and the start is tried
 _STARTS_S = {"vllm": 45.0, "sglang": 30.0, "llamacpp": 3.0, "embedded": 2.0, "ollama": 3.0}
@@ -43,16 +47,19 @@ _DRAWN = 0.85  # of its limit, while it decodes
 
 
 class Predictor:
-    """A `skep.tuner.ports.SearchSpace`. Answers are remembered: a search asks for the same ones many times.
+    """What can be turned, and what is known of it. Answers are remembered: a search asks for the same ones many times.
 
     `model` and `quant`: as they were read from files; None: by their names. `rig` None: nothing is foreseen.
     """
 
     def __init__(
-        self, base: Preset, rig: Rig | None, aim: TuneGoal, knobs: Sequence[Knob], basis: Basis | None = None, *,
+        self, base: Preset, rig: Rig | None, aim: TuneGoal, knobs: Sequence[Knob], basis: Basis | None = None,
         model: Geometry | None = None, quant: Quant | None = None, checkpoints: Iterable[str] = (),
     ) -> None:  # fmt: skip
         self.base, self.rig, self.aim, self.knobs = base, rig, aim, tuple(knobs)
+        self.pairs = pairs_of(self.knobs)  # worth turning again, or together, when the other one has been turned
+        self.on_cpu = rig is not None and all(card.vendor == "cpu" for card in rig.cards)
+        self._need_tokens = aim.input_tokens + aim.output_tokens
         self._basis = basis or Basis(published_constants())
         self._model = model or find_geometry(base.model)
         self._quant = quant or quant_of(base, self._model)
@@ -65,18 +72,6 @@ class Predictor:
         self._refusals: dict[KnobConfig, str | None] = {}
         self._odd = {wrong.message for wrong in contradictions(base)}  # the base's own affair
         self._known = tuple(sorted(knob.name for knob in self.knobs if knob.name in (*PREDICTED_KNOBS, *DRAFTS)))
-
-    def __repr__(self) -> str:
-        where = self.rig.title if self.rig is not None else "an unknown machine"
-        return f"<Predictor of {self.base.name} on {where}, {len(self.knobs)} knobs>"
-
-    @property
-    def pairs(self) -> Sequence[tuple[str, str]]:
-        return pairs_of(self.knobs)
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.rig is not None and all(card.vendor == "cpu" for card in self.rig.cards)
 
     def refusal(self, config: KnobConfig) -> str | None:
         if config not in self._refusals:
@@ -117,12 +112,9 @@ class Predictor:
         plan = memory(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
         return float(min(-plan.over_inside_bytes, -plan.over_outside_bytes))
 
-    # What the planner is asked, for those who want more than one figure of it
-
     def setup(self, config: KnobConfig) -> Setup | None:
         """As the planner sees it; None where model or format are not known, or it contradicts itself."""
-        preset = self._preset(config)
-        if preset is None:
+        if (preset := self._preset(config)) is None:
             return None
         quant = self._quants.get(preset.checkpoint, self._quant)
         if "quant" in config.as_dict:
@@ -130,16 +122,13 @@ class Predictor:
         return None if self._model is None or quant is None else planned_setup(preset, self._model, quant)
 
     def cards(self, config: KnobConfig) -> Rig | None:
-        """Of a CPU what its replicas can use: they share it evenly, and fewer threads than cores leave some of it idle.
-
-        More threads than cores wait for each other at every layer.
-        Calibrated with several replicas, each was a device of its own: the CPU is all of them.
+        """Of a CPU what its replicas can use: they share it evenly, fewer threads than cores leave some idle, more
+        wait for each other. Calibrated with several replicas, each was a device of its own: the CPU is all of them.
         """
         rig = self.rig
         if rig is None or not self.on_cpu:
             return rig
-        preset = self._preset(config)
-        if preset is None:
+        if (preset := self._preset(config)) is None:
             return None
         one, replicas = rig.cards[0], max(1, preset.replicas)
         cores, each = one.units or 1, len(rig.cards) / replicas
@@ -188,16 +177,14 @@ class Predictor:
 
     def _refused(self, config: KnobConfig) -> str | None:
         """Return the engine's own rules first: a contradiction has no setup."""
-        said = own_refusal(config, self.base)
-        if said is not None:
+        if (said := own_refusal(config, self.base)) is not None:
             return said
         wrong = contradictions(apply_config(self.base, config))
         odd = next((one.message for one in wrong if one.message not in self._odd), None)
         setup, rig = self.setup(config), self.cards(config)
         if odd is not None or setup is None or rig is None:
             return odd
-        found = refusal(setup, rig)
-        if found is not None:
+        if (found := refusal(setup, rig)) is not None:
             return found.sentence
         fit, card = self.fit(config), sizing_card(rig, setup.layout)
         return fit.sentence if fit is not None and fit.over_bytes > _SLACK * usable_bytes(card) else None
@@ -208,10 +195,6 @@ class Predictor:
         if setup is None or rig is None or setup.layout.cards > len(rig.cards):
             return None
         return setup, rig
-
-    @property
-    def _need_tokens(self) -> int:
-        return self.aim.input_tokens + self.aim.output_tokens
 
     def _context(self, setup: Setup) -> int:
         return setup.context or ceil(self._need_tokens / 256) * 256
@@ -234,3 +217,22 @@ def planned_setup(preset: Preset, model: Geometry, quant: Quant) -> Setup:
         graphs=options.graphs is not False, spec=spec, batched_tokens=options.batched_tokens,
         version=preset.engine_version,
     )  # fmt: skip
+
+
+def tasks_for(concurrency: int, rates: Sequence[float], least_s: float = RUN_S) -> int:
+    """Of a reading that all sides get, from the tasks a second of those that are known.
+
+    Three for each agent, doubled until the fastest is busy for `least_s`; no more than the slowest does in time, down
+    to one for each agent.
+    """
+    choices = (max(LEAST, LEAST_EACH * concurrency), 2 * concurrency, concurrency)
+    known = [rate for rate in rates if rate > 0]
+    if not known:
+        return choices[0]
+    slowest, fastest = min(known), max(known)
+    count = next((one for one in choices if one / slowest <= TOO_LONG_S), concurrency)
+    for _ in range(MOST_DOUBLINGS):
+        if count / fastest >= least_s or 2 * count / slowest > TOO_LONG_S:
+            break
+        count *= 2
+    return count

@@ -26,7 +26,6 @@ from typing import Any
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.load_generator import LoadGenerator
 from skep.bench.recording import Identity, Recording
-from skep.bench.request import BenchTask
 from skep.bench.stored_run import TUNE_QUALITY
 from skep.catalog.gpus import HostFacts
 from skep.errors import SkepError
@@ -36,12 +35,12 @@ from skep.quality.judging import AnsweredItem, Judge, needs_sandbox
 from skep.quality.trial import CacheBypass, ItemPass
 from skep.quality.words import points
 from skep.sandbox.detect import open_sandbox
-from skep.stats.noninferiority import Claim, PairedDifference, claim_of, paired_difference
+from skep.stats.noninferiority import Claim, claim_of, paired_difference
 from skep.store.database import Store
 from skep.store.records import Request
 from skep.store.verdicts import Verdict, VerdictOutcome
-from skep.tuner.ports import BenchProgress, OnProgress, ServedConfig
-from skep.tuner.records import JudgeResult, KnobConfig
+from skep.tuner.records import BenchProgress, JudgeResult, KnobConfig, OnProgress
+from skep.tuner.trial_server import TrialServer
 from skep.workload.items import Item
 
 FLOOR = 0.10  # of the items: who answers fewer rightly has nothing to lose that could be seen
@@ -116,24 +115,25 @@ def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
         words = f"not judged: one was asked {before.bank}, the other {after.bank}"
         return judged(ok=True, skipped=True, words=words)
     before, after = before.of_items(both), after.of_items(both)
-    found = difference_of(before, after)
     if max(before.rate, after.rate) < max(FLOOR, delta):
-        return judged(ok=True, skipped=True, words=_nothing_told(before, after))
-    ok, words = _claimed(before, after, found, delta)
-    return judged(ok=ok, words=f"{words}; {_texts(before, after)}")
+        why = "these items are too hard for this model, so that nothing can be told"
+        if before.cut > 0.5:
+            why = f"{before.count(VerdictOutcome.TRUNCATED)} of {before.asked} answers were cut at the token limit"
+        return judged(ok=True, skipped=True, words=f"not judged: {_score(before, after)}; {why}")
+    ok, words = _claimed(before, after, delta)
+    said = [(mark.text, after.marks[item].text) for item, mark in before.marks.items()]
+    said = [(one, other) for one, other in said if one is not None and other is not None]
+    same = sum(one == other for one, other in said)  # for information: other texts are no worse ones
+    return judged(ok=ok, words=f"{words}; {same} of {len(said)} texts are the same")
 
 
-def difference_of(before: Sheet, after: Sheet) -> PairedDifference:
+def _claimed(before: Sheet, after: Sheet, delta: float) -> tuple[bool, str]:
     """Of the same items. One without an answer before counts as right there: else it would hide a loss."""
     pairs = {
         item: [(mark.outcome.passed or mark.outcome in UNANSWERED, after.marks[item].outcome.passed)]
         for item, mark in before.marks.items()
     }
-    return paired_difference(pairs)
-
-
-def _claimed(before: Sheet, after: Sheet, found: PairedDifference, delta: float) -> tuple[bool, str]:
-    score = f"{after.right} of {after.asked} right against {before.right} of {before.asked} ({after.bank})"
+    found, score = paired_difference(pairs), _score(before, after)
     claim = claim_of(found, delta)
     if claim is Claim.HOLDS:
         small = f", though at least {points(-found.high)} are lost" if found.high < 0 else ""
@@ -146,23 +146,8 @@ def _claimed(before: Sheet, after: Sheet, found: PairedDifference, delta: float)
     return True, f"{score}: that it is not worse by {points(delta)} could not be shown; {unshown}"
 
 
-def _nothing_told(before: Sheet, after: Sheet) -> str:
-    score = f"{after.right} of {after.asked} right against {before.right} of {before.asked} ({after.bank})"
-    if before.cut > 0.5:
-        cut = before.count(VerdictOutcome.TRUNCATED)
-        return f"not judged: {score}; {cut} of {before.asked} answers were cut at the token limit"
-    return f"not judged: {score}; these items are too hard for this model, so that nothing can be told"
-
-
-def _texts(before: Sheet, after: Sheet) -> str:
-    """For information: other texts are no worse ones."""
-    said = [
-        (mark.text, after.marks[item].text)
-        for item, mark in before.marks.items()
-        if mark.text is not None and after.marks[item].text is not None
-    ]
-    same = sum(one == other for one, other in said)
-    return f"{same} of {len(said)} texts are the same"
+def _score(before: Sheet, after: Sheet) -> str:
+    return f"{after.right} of {after.asked} right against {before.right} of {before.asked} ({after.bank})"
 
 
 DELTA = 0.05  # five points
@@ -212,16 +197,11 @@ class QualityGuard:
     _sheets: dict[str, Sheet] = field(default_factory=dict)
     _settled: bool = False  # the bank: somebody answered enough of it
 
-    def __repr__(self) -> str:
-        return f"<QualityGuard {self.bank.name}, {len(self.bank.items)} items, {len(self._sheets)} sheets>"
-
     def known(self, config: KnobConfig) -> Sheet | None:
         """Return its sheet, where it was asked before: nothing need be started."""
         return self._sheets.get(config.key)
 
-    async def answers(
-        self, served: ServedConfig, config: KnobConfig, on_progress: OnProgress = lambda _: None
-    ) -> Sheet:
+    async def answers(self, served: TrialServer, config: KnobConfig, on_progress: OnProgress = lambda _: None) -> Sheet:
         """Ask and judge now. The first to be asked is the incumbent, never a challenger."""
         sheet = await self._asked(served, config, on_progress)
         spent = sheet.seconds
@@ -248,22 +228,20 @@ class QualityGuard:
         items = self.bank.items
         if sheet.cut > 0.5 and any(item.max_tokens < ROOM_TOKENS for item in items):
             return replace(self.bank, items=tuple(_roomier(item) for item in items))
-        name = self.bank.name
-        if name == EASIEST:
+        if self.bank.name == EASIEST:
             return None
-        following = EASIEST if name.partition(":")[0] == DRILLS else DRILLS
+        following = EASIEST if self.bank.name.partition(":")[0] == DRILLS else DRILLS
         easier = choose_bank(following, seed=self.plan.seed, count=self.plan.items, cache_dir=Path())
         room = max(item.max_tokens for item in items) >= ROOM_TOKENS
         return replace(easier, items=tuple(_roomier(item) for item in easier.items)) if room else easier
 
-    async def _asked(self, served: ServedConfig, config: KnobConfig, on_progress: OnProgress) -> Sheet:
+    async def _asked(self, served: TrialServer, config: KnobConfig, on_progress: OnProgress) -> Sheet:
         began = time.monotonic()
         try:
             endpoint = await find_endpoint(served.url, served.model)
         except SkepError as error:
             return Sheet(config, self.bank.name, seconds=time.monotonic() - began, trouble=str(error))
-        items = self.bank.items
-        identity = _identity(self.plan, self.bank, config, endpoint, self.host)
+        items, identity = self.bank.items, _identity(self.plan, self.bank, config, endpoint, self.host)
         async with Recording(self.store, endpoint, self.host, identity) as recording:
             self.store.append_items(recording.run_id, items)
             rows = await self._rows(endpoint, recording, config, on_progress)
@@ -278,7 +256,7 @@ class QualityGuard:
         """In the order in which they ended. Prompts are never taken from a cache: that alone can change an answer."""
         items, width = self.bank.items, self.plan.concurrency
         cold, one = CacheBypass.for_engine(endpoint.engine, secrets.token_hex(8)), ItemPass(width, 0)
-        tasks = [_task(item, one, index, cold) for index, item in enumerate(items)]
+        tasks = [cold.task(item, one, index, temperature=0.0) for index, item in enumerate(items)]
         done = 0
 
         def took(_row: Request) -> None:
@@ -292,23 +270,8 @@ class QualityGuard:
             rows, _ = await driver.run_tasks(width, 0, tasks, width, took, until_s=until_s)
         finally:
             await driver.close()
-        if recording.broken is not None:
-            raise recording.broken
+        recording.check()
         return rows
-
-
-def _task(item: Item, one: ItemPass, index: int, cold: CacheBypass) -> BenchTask:
-    return BenchTask(
-        level=one.level,
-        repeat=one.repeat,
-        index=index,
-        kind=item.id,
-        messages=[dict(message) for message in item.messages],
-        max_tokens=item.max_tokens,
-        temperature=0.0,
-        traffic=one.arm,
-        body=cold.fields(one, index),
-    )
 
 
 def _roomier(item: Item) -> Item:

@@ -1,14 +1,18 @@
-"""What a tuning is made of: configurations, what was measured of them, and the stages of the search. Values only."""
+"""What a tuning is made of: configurations, what the search asks for and is told of them, and the stages it decides.
+
+`skep.tuner.search` decides, a `Bench` carries out. A search that is given the same answers makes the same requests, so
+that a stored one is taken up by giving it the stored answers again.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,8 +23,6 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class KnobChange:
-    """One knob turned."""
-
     knob: str
     before: Value
     after: Value
@@ -286,3 +288,71 @@ def value_words(value: Value) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRequest:
+    """Start each of these once and take so many readings of each, in turns: A B, B A, A B, ..."""
+
+    configs: tuple[KnobConfig, ...]  # the best so far first, then its challengers
+    readings: int
+    purpose: str  # "baseline" | "screen" | "confirm"
+    words: str  # for who watches: "graphs off → on, start 2"
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeRequest:
+    """Does the second answer as well as the first?"""
+
+    incumbent: KnobConfig
+    challenger: KnobConfig
+
+    @property
+    def words(self) -> str:
+        return f"are the answers as good? {changes_words(self.challenger, self.incumbent)}"
+
+
+@dataclass(frozen=True, slots=True)
+class CurveRequest:
+    """Effective tok/s of these over concurrency, in turns."""
+
+    configs: tuple[KnobConfig, ...]
+    levels: tuple[int, ...]
+
+    @property
+    def words(self) -> str:
+        return f"the curve at C={','.join(map(str, self.levels))}"
+
+
+BenchRequest = MeasureRequest | JudgeRequest | CurveRequest
+BenchResult = MeasurementRound | JudgeResult | CurveResult
+
+
+@dataclass(frozen=True, slots=True)
+class BenchProgress:
+    config: KnobConfig
+    what: str  # "starting" | "warming up" | "measuring" | "stopping" | "judging"
+    reading: int = 0  # of this configuration, from 1
+    readings: int = 0
+    tok_s: float | None = None
+
+
+OnProgress = Callable[[BenchProgress], None]
+
+
+class Bench(Protocol):
+    """Carries requests out, on real engines or on a rig in virtual time."""
+
+    async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound: ...
+
+    async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult: ...
+
+    async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult: ...
+
+
+class ConfigFailed(Exception):
+    """A configuration that did not start, or no longer answers."""
+
+    def __init__(self, failure: ConfigFailure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure

@@ -16,8 +16,17 @@ from typing import Self
 
 from skep import __version__
 from skep.errors import EngineError, StoreError, UserError, first_of
-from skep.tuner.ports import Bench, BenchProgress, BenchRequest, BenchResult, CurveRequest, JudgeRequest, OnProgress
-from skep.tuner.records import TuneStage, Tuning
+from skep.tuner.records import (
+    Bench,
+    BenchProgress,
+    BenchRequest,
+    BenchResult,
+    CurveRequest,
+    JudgeRequest,
+    OnProgress,
+    TuneStage,
+    Tuning,
+)
 from skep.tuner.search import KnobSearch
 from skep.tuner.store import SavedAnswer, TuningOutcome, TuningStore
 from skep.units import format_seconds
@@ -33,10 +42,10 @@ class TuningJournal:
         self._session = session
         self._clock = clock
         self._ended = False
-        self._stages = tunings.stages(tuning.id)
-        self._past = [one.values() for one in tunings.answers(tuning.id)]
-        self._answers = len(self._past)
         self.tuning = tuning
+        self.stages = tuple(tunings.stages(tuning.id))
+        self.past = [one.values() for one in tunings.answers(tuning.id)]  # what earlier sessions asked for, and got
+        self._answers = len(self.past)
 
     @classmethod
     def begin(cls, tunings: TuningStore, tuning: Tuning, clock: Clock) -> Self:
@@ -67,26 +76,13 @@ class TuningJournal:
             if error is None:  # else it is the reason that is told, not that it could not be written down
                 raise
 
-    def __repr__(self) -> str:
-        done = f"{self._answers} answers, {len(self._stages)} stages"
-        return f"<TuningJournal of {self.tuning.id}, session {self._session}, {done}>"
-
-    @property
-    def stages(self) -> tuple[TuneStage, ...]:
-        return tuple(self._stages)
-
-    @property
-    def past(self) -> Sequence[tuple[BenchRequest, BenchResult]]:
-        """What earlier sessions asked for and what came of it."""
-        return tuple(self._past)
-
     def took(self, request: BenchRequest, answer: BenchResult, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
         """Store an answer that came and all stages after it. Return those that are new."""
         fresh = self._fresh(stages)
         kept = SavedAnswer.of(self._answers + 1, self._clock(), request, answer)
         self._tunings.append_answer(self.tuning.id, self._session, kept, fresh)
         self._answers += 1
-        self._stages.extend(fresh)
+        self.stages += fresh
         return fresh
 
     def decided(self, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
@@ -94,7 +90,7 @@ class TuningJournal:
         fresh = self._fresh(stages)
         if fresh:
             self._tunings.append_stages(self.tuning.id, fresh, self._clock())
-            self._stages.extend(fresh)
+            self.stages += fresh
         return fresh
 
     def end(self, outcome: TuningOutcome, reason: str | None = None) -> None:
@@ -105,17 +101,17 @@ class TuningJournal:
     def differs(self, what: str) -> UserError:
         """That this search is not the one that was begun. Nothing has been written then."""
         tuning, hint = self.tuning, "begin a new one; `skep tune show` and `skep tune export` still know this one"
+        why = "cannot go on: it was begun on other terms"
         if tuning.skep_version != __version__:
-            begun = f"was begun by skep {tuning.skep_version}, which searches differently"
-            return UserError(f"tuning `{tuning.id}` {begun} ({what})", hint=hint)
-        return UserError(f"tuning `{tuning.id}` cannot go on: it was begun on other terms ({what})", hint=hint)
+            why = f"was begun by skep {tuning.skep_version}, which searches differently"
+        return UserError(f"tuning `{tuning.id}` {why} ({what})", hint=hint)
 
     def _fresh(self, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
         """Return the stages to store: a search that is replayed may not have reached the last stored one yet."""
-        for stored, made in zip(self._stages, stages, strict=False):
+        for stored, made in zip(self.stages, stages, strict=False):
             if stored != made:
                 raise self.differs(f"stage {stored.number} was `{stored.title}`: {stored.decision}")
-        return tuple(stages[len(self._stages) :])
+        return tuple(stages[len(self.stages) :])
 
 
 SHORTEST_LIMIT_S = 1800.0  # a request may take that long, however short the budget is
@@ -123,14 +119,12 @@ SHORTEST_LIMIT_S = 1800.0  # a request may take that long, however short the bud
 
 @dataclass(frozen=True, slots=True)
 class RequestStarted:
-    """A request begins."""
-
     request: BenchRequest
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """A request has ended, and its answer is stored."""
+    """Its answer is stored."""
 
     request: BenchRequest
     answer: BenchResult
@@ -138,7 +132,7 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True)
 class StageDecided:
-    """A stage is decided, and stored."""
+    """It is stored, too."""
 
     stage: TuneStage
 

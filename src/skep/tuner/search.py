@@ -18,14 +18,19 @@ from skep.stats.sequential import MeasurementNoise, SequentialTest, SequentialVe
 from skep.tuner.candidates import CURVE_SHARE, Chooser, Grain, Move, Moves, TimeBudget, curve_levels
 from skep.tuner.failures import apply_remedy
 from skep.tuner.measurements import Measurements, nearness, over_limit, paired, speed, typical
-from skep.tuner.ports import BenchRequest, BenchResult, CurveRequest, JudgeRequest, MeasureRequest, SearchSpace
+from skep.tuner.predictions import Predictor
 from skep.tuner.records import (
+    BenchRequest,
+    BenchResult,
     ConfigFailure,
+    CurveRequest,
     CurveResult,
+    JudgeRequest,
     JudgeResult,
     KnobChange,
     KnobConfig,
     MeasurementRound,
+    MeasureRequest,
     ServerStart,
     StageDecision,
     TuneGoal,
@@ -50,38 +55,14 @@ class Evidence:
     seconds: float
     predicted: float | None  # ratio
 
-    def also(self, starts: Sequence[ServerStart], beside: Sequence[ServerStart], seconds: float) -> Evidence:
-        return replace(
-            self, starts=(*self.starts, *starts), beside=(*self.beside, *beside), seconds=self.seconds + seconds
-        )
+    def also(self, start: ServerStart, beside: ServerStart, seconds: float) -> Evidence:
+        """With one more round."""
+        starts, others = (*self.starts, start), (*self.beside, beside)
+        return replace(self, starts=starts, beside=others, seconds=self.seconds + seconds)
 
     @property
     def changes(self) -> tuple[KnobChange, ...]:
         return self.config.changes_from(self.incumbent)
-
-    def stage(
-        self, number: int, decision: StageDecision, why: str, figure: Interval | None, *,
-        ratio: Interval | None = None, failure: ConfigFailure | None = None,
-    ) -> TuneStage:  # fmt: skip
-        """Return the stage of the ladder that it decides."""
-        read = [one for one in self.starts if one.figures]
-        return TuneStage(
-            number=number,
-            changes=self.changes,
-            config=self.config,
-            decision=decision,
-            why=why,
-            figure=figure,
-            ratio=ratio,
-            predicted=self.predicted,
-            ttft_ms=typical(read, "ttft_ms"),
-            tpot_ms=typical(read, "tpot_ms"),
-            starts=len(read),
-            readings=sum(len(one.figures) for one in read),
-            seconds=self.seconds,
-            failure=failure,
-            runs=tuple(one.run_id for one in self.starts if one.run_id is not None),
-        )
 
 
 class ConfigTrial:
@@ -93,14 +74,10 @@ class ConfigTrial:
         self.move = move
         self.evidence = Evidence(move.config, incumbent, (), (), 0.0, predicted)
         self.speeds = SequentialTest(noise, rounds=grain.rounds, worth=grain.worth)
-        self._near = SequentialTest(
-            MeasurementNoise(reading=_LATE_NOISE, start=_LATE_NOISE / 2), rounds=grain.rounds, worth=grain.worth
-        )
+        late = MeasurementNoise(reading=_LATE_NOISE, start=_LATE_NOISE / 2)
+        self._near = SequentialTest(late, rounds=grain.rounds, worth=grain.worth)
         self.verdict = SequentialVerdict.OPEN
         self.late = False
-
-    def __repr__(self) -> str:
-        return f"<ConfigTrial {self.move.changes} {self.verdict.value} after {len(self.evidence.starts)} starts>"
 
     @property
     def rounds(self) -> int:
@@ -114,7 +91,7 @@ class ConfigTrial:
 
     def took(self, first: ServerStart, second: ServerStart, seconds: float) -> None:
         """One round, in which neither failed."""
-        self.evidence = self.evidence.also((second,), (first,), seconds)
+        self.evidence = self.evidence.also(second, first, seconds)
         self.speeds.feed(paired(first.readings, second.readings, speed))
         self._near.feed(paired(first.readings, second.readings, nearness))
         self.verdict = self._judged()
@@ -141,7 +118,7 @@ _TURNED_DOWN = {SequentialVerdict.WORSE: StageDecision.WORSE, SequentialVerdict.
 
 
 class KnobSearch:
-    def __init__(self, space: SearchSpace, baseline: KnobConfig, aim: TuneGoal, *, budget_s: float) -> None:
+    def __init__(self, space: Predictor, baseline: KnobConfig, aim: TuneGoal, *, budget_s: float) -> None:
         self.aim, self.baseline, self.incumbent = aim, baseline, baseline
         self.stages: list[TuneStage] = []
         self.curve: CurveResult | None = None
@@ -155,19 +132,16 @@ class KnobSearch:
         self._asked: BenchRequest | None = None
         self._trial: ConfigTrial | None = None
         self._judging = False
+        self._altering = {knob.name for knob in space.knobs if knob.alters_answers}
         self._judging_s = min(MOST_JUDGING_S, JUDGING_SHARE * budget_s)  # what it is expected to take
         self._before: list[KnobConfig] = []  # what was best before
         self._alarms: dict[KnobConfig, int] = {}
-
-    def __repr__(self) -> str:
-        accepted = sum(stage.decision is StageDecision.ACCEPTED for stage in self.stages)
-        return f"<KnobSearch {accepted} accepted, {len(self.stages)} stages, {self.time_budget!r}>"
 
     # What is asked and answered
 
     def following(self) -> BenchRequest | None:
         """Return the same request until it is answered; None: the search is over."""
-        if self._asked is None and not self._is_over:
+        if self._asked is None and self.failure is None and self.curve is None:
             self._asked = self._next()
         return self._asked
 
@@ -183,12 +157,6 @@ class KnobSearch:
             assert isinstance(request, MeasureRequest)
             self._took_round(request, answer)
 
-    # Choosing
-
-    @property
-    def _is_over(self) -> bool:
-        return self.failure is not None or self.curve is not None
-
     def _next(self) -> BenchRequest | None:
         if self._book.counted_starts(self.baseline) < STARTS and not self.stages:
             return self._measure((self.baseline,), self.time_budget.readings(self.baseline), "baseline")
@@ -196,9 +164,6 @@ class KnobSearch:
             return self._judge(self._trial) if self._judging else self._confirm(self._trial)
         if self._has_reached_target():
             return self._close("the target is reached")
-        return self._choose()
-
-    def _choose(self) -> BenchRequest | None:
         chosen = self.chooser.choose(self.incumbent)
         if chosen is None:
             return self._close("nothing is left that promises anything")
@@ -224,15 +189,13 @@ class KnobSearch:
         return self._measure(configs, readings, "confirm")
 
     def _measure(self, configs: tuple[KnobConfig, ...], readings: int, purpose: str) -> BenchRequest:
-        return MeasureRequest(configs, readings, purpose, self._words(configs, purpose))
-
-    def _words(self, configs: Sequence[KnobConfig], purpose: str) -> str:
-        if purpose == "baseline":
-            return f"the baseline, start {self._book.counted_starts(self.baseline) + 1}"
         told = "; ".join(", ".join(map(str, one.changes_from(self.incumbent))) for one in configs[1:])
-        if purpose == "confirm" and self._trial is not None:
-            return f"{told}: start {self._trial.rounds + 1} of each"
-        return f"a first look at {told}"
+        words = f"a first look at {told}"
+        if purpose == "baseline":
+            words = f"the baseline, start {self._book.counted_starts(self.baseline) + 1}"
+        elif purpose == "confirm" and self._trial is not None:
+            words = f"{told}: start {self._trial.rounds + 1} of each"
+        return MeasureRequest(configs, readings, purpose, words)
 
     def _out_of_time(self, why: str) -> BenchRequest | None:
         trial, self._trial = self._trial, None
@@ -246,16 +209,10 @@ class KnobSearch:
         if self.curve is not None or not self.stages:
             return None
         configs = (self.baseline, self.incumbent) if self.incumbent != self.baseline else (self.baseline,)
-        return CurveRequest(configs, self._curve_levels(configs))
-
-    def _curve_levels(self, configs: Sequence[KnobConfig]) -> tuple[int, ...]:
-        """Return all, or only the goal's where the time is over."""
-        levels = curve_levels(self.aim.concurrency)
-        left_s = self.time_budget.budget_s - self.time_budget.spent_s
-        affordable = self.time_budget.seconds(configs, 2 * len(levels)) <= max(
-            left_s, CURVE_SHARE * self.time_budget.budget_s / 2
-        )
-        return levels if affordable else (self.aim.concurrency,)
+        levels, budget = curve_levels(self.aim.concurrency), self.time_budget
+        left_s = max(budget.budget_s - budget.spent_s, CURVE_SHARE * budget.budget_s / 2)
+        affordable = budget.seconds(configs, 2 * len(levels)) <= left_s
+        return CurveRequest(configs, levels if affordable else (self.aim.concurrency,))
 
     def _affords(self, configs: Sequence[KnobConfig], readings: int) -> bool:
         return self.time_budget.can_afford(self.time_budget.seconds(configs, readings), (self.baseline, self.incumbent))
@@ -268,14 +225,16 @@ class KnobSearch:
         if request.purpose == "baseline":
             self._took_baseline(answer)
             return
-        first = answer.starts[0]
-        if first.failure is not None:
-            self._took_failures(answer)
-            self._alarm(first)
-        elif request.purpose == "confirm":
+        first, *others = answer.starts
+        if first.failure is None and request.purpose == "confirm":
             self._took_confirmation(answer)
+            return
+        for start in others:
+            if start.failure is not None:
+                self._dead_end(self._looked_at(start, answer), start.failure)
+        if first.failure is not None:
+            self._alarm(first)
         else:
-            self._took_failures(answer)
             self._took_screening(answer)
 
     def _took_baseline(self, answer: MeasurementRound) -> None:
@@ -294,33 +253,24 @@ class KnobSearch:
             return
         self._note(evidence, StageDecision.BASELINE, f"{len(starts)} starts")
 
-    def _took_failures(self, answer: MeasurementRound) -> None:
-        for start in answer.starts[1:]:
-            if start.failure is not None:
-                self._dead_end(self._looked_at(start, answer), start.failure)
-
     def _took_screening(self, answer: MeasurementRound) -> None:
         grain = self.chooser.grain
         for start in answer.starts[1:]:
             evidence = self._looked_at(start, answer)
-            if start.failure is None and not start.figures:
-                self._unread(evidence)
+            if start.failure is None and not start.figures:  # up, but without a reading that counts: twice is enough
+                if len(self._book.starts(start.config)) >= STARTS:
+                    why = speed_words(evidence.starts, SequentialVerdict.SAME, None)
+                    self._note(evidence, StageDecision.SAME, why)
+                    self._moves.close(evidence.changes, self.incumbent)
             elif start.failure is None:
                 belief = self._book.surrogate.gain(start.config, self.incumbent)
                 seen_often = self._book.counted_starts(start.config) >= grain.screens
-                promising = self.chooser.is_promising(belief)
-                if belief.hope < grain.floor or (seen_often and not promising):
+                if belief.hope < grain.floor or (seen_often and not self.chooser.is_promising(belief)):
                     self._turned_down(evidence)
 
     def _looked_at(self, start: ServerStart, answer: MeasurementRound) -> Evidence:
         seconds, predicted = answer.seconds / len(answer.starts), self._predicted(start.config)
         return Evidence(start.config, self.incumbent, (start,), (answer.starts[0],), seconds, predicted)
-
-    def _unread(self, evidence: Evidence) -> None:
-        """Up, but without a reading that counts: twice is enough."""
-        if len(self._book.starts(evidence.config)) >= STARTS:
-            self._note(evidence, StageDecision.SAME, speed_words(evidence.starts, SequentialVerdict.SAME, None))
-            self._moves.close(evidence.changes, self.incumbent)
 
     def _turned_down(self, evidence: Evidence) -> None:
         """After a first look: that is enough to say no, and never to say yes."""
@@ -333,8 +283,7 @@ class KnobSearch:
             why = limit_words(here, there, self.aim.slo, ratio)
             self._note(evidence, StageDecision.OVER_LIMIT, why, ratio=ratio)
         else:
-            worse = contest.verdict is SequentialVerdict.WORSE
-            verdict = SequentialVerdict.WORSE if worse else SequentialVerdict.SAME
+            verdict = contest.verdict if contest.verdict is SequentialVerdict.WORSE else SequentialVerdict.SAME
             self._note(evidence, _TURNED_DOWN[verdict], speed_words(evidence.starts, verdict, ratio), ratio=ratio)
         self._moves.close(evidence.changes, self.incumbent, same=self.stages[-1].decision is StageDecision.SAME)
 
@@ -344,7 +293,7 @@ class KnobSearch:
         first, second = answer.starts
         if second.failure is not None:
             self._trial = None
-            self._dead_end(trial.evidence.also((second,), (first,), answer.seconds), second.failure)
+            self._dead_end(trial.evidence.also(second, first, answer.seconds), second.failure)
             return
         trial.took(first, second, answer.seconds)
         if trial.verdict is SequentialVerdict.OPEN:
@@ -352,7 +301,7 @@ class KnobSearch:
         self._book.noise.add_means(*trial.speeds.round_means, sides=2)
         if trial.verdict is not SequentialVerdict.BETTER:
             self._reject(trial, _TURNED_DOWN[trial.verdict] if not trial.late else StageDecision.OVER_LIMIT)
-        elif any(self._alters(change.knob) for change in trial.evidence.changes):
+        elif {change.knob for change in trial.evidence.changes} & self._altering:
             self._judging = True
         else:
             self._accept(trial)
@@ -360,13 +309,13 @@ class KnobSearch:
     def _took_judged(self, judged: JudgeResult) -> None:
         trial, self._judging = self._trial, False
         assert trial is not None
-        trial.evidence = trial.evidence.also((), (), judged.seconds)
+        trial.evidence = replace(trial.evidence, seconds=trial.evidence.seconds + judged.seconds)
         self._judging_s = judged.seconds
+        unshown = StageDecision.UNDECIDED if judged.skipped else StageDecision.ANSWERS_WORSE
         if judged.ok:
             self._accept(trial, judged.words)
         else:
-            unknown = StageDecision.UNDECIDED if judged.skipped else StageDecision.ANSWERS_WORSE
-            self._reject(trial, unknown, judged.words)
+            self._reject(trial, unshown, judged.words)
 
     def _accept(self, trial: ConfigTrial, words: str = "") -> None:
         self._trial = None
@@ -418,11 +367,25 @@ class KnobSearch:
         failure: ConfigFailure | None = None,
     ) -> None:  # fmt: skip
         """One more stage of the ladder."""
-        figure = self._book.figure(evidence.starts)
-        self.stages.append(evidence.stage(len(self.stages), decision, why, figure, ratio=ratio, failure=failure))
-
-    def _alters(self, name: str) -> bool:
-        return any(knob.name == name and knob.alters_answers for knob in self._space.knobs)
+        read = [one for one in evidence.starts if one.figures]
+        stage = TuneStage(
+            number=len(self.stages),
+            changes=evidence.changes,
+            config=evidence.config,
+            decision=decision,
+            why=why,
+            figure=self._book.figure(evidence.starts),
+            ratio=ratio,
+            predicted=evidence.predicted,
+            ttft_ms=typical(read, "ttft_ms"),
+            tpot_ms=typical(read, "tpot_ms"),
+            starts=len(read),
+            readings=sum(len(one.figures) for one in read),
+            seconds=evidence.seconds,
+            failure=failure,
+            runs=tuple(one.run_id for one in evidence.starts if one.run_id is not None),
+        )
+        self.stages.append(stage)
 
     def _predicted(self, config: KnobConfig) -> float | None:
         """None: the planner has nothing to say on what was turned."""

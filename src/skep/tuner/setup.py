@@ -11,6 +11,7 @@ import random
 import re
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -48,6 +49,7 @@ from skep.planner.setup import Rig
 from skep.planner.step import StepTuning as Fitted
 from skep.stats.slo import SloLimits
 from skep.tuner.baselines import baseline_of, prepared
+from skep.tuner.failures import is_number
 from skep.tuner.knobs import NO_LONGER_TURNED, TuneMachine, apply_config, config_of, quant_of, space_of
 from skep.tuner.predictions import PREDICTED_KNOBS, Predictor
 from skep.tuner.records import METRICS, Knob, KnobChange, KnobConfig, TuneGoal, Tuning, Value, value_words
@@ -70,7 +72,10 @@ def parse_goal(
     found = _GOAL.fullmatch(goal)
     if found is None or not found["metric"]:
         raise UserError(f"--goal `{goal}` is not understood", hint=_HINT)
-    metric = _metric(found["metric"], goal)
+    metric = found["metric"].casefold().replace("-", "_")
+    if metric not in METRICS:
+        known = did_you_mean(get_close_matches(metric, METRICS, n=1, cutoff=0.5), f"known: {', '.join(METRICS)}")
+        raise UserError(f"--goal `{goal}`: no metric is called `{found['metric']}`", hint=known)
     agents = _agents(found["agents"], goal)
     target = None if found["target"] is None else _target(found["target"], goal)
     if input_tokens < 1:
@@ -86,24 +91,14 @@ def parse_goal(
     return TuneGoal(metric, agents, input_tokens, output_tokens, target, promise, min_context)
 
 
-def _metric(name: str, goal: str) -> str:
-    wanted = name.casefold().replace("-", "_")
-    if wanted in METRICS:
-        return wanted
-    near = get_close_matches(wanted, METRICS, n=1, cutoff=0.5)
-    known = did_you_mean(near, f"known: {', '.join(METRICS)}")
-    raise UserError(f"--goal `{goal}`: no metric is called `{name}`", hint=known)
-
-
 def _agents(text: str | None, goal: str) -> int:
     if not text:
         raise UserError(f"--goal `{goal}` does not say at how many agents", hint=_HINT)
     if not re.fullmatch(r"[0-9]+", text):
         raise UserError(f"--goal `{goal}`: `{text}` is no number of agents", hint=_HINT)
-    agents = int(text[:9])
-    if not 1 <= agents <= MOST_AGENTS:
+    if not 1 <= int(text[:9]) <= MOST_AGENTS:
         raise UserError(f"--goal `{goal}`: {text} agents cannot be measured", hint=f"1 to {MOST_AGENTS}")
-    return agents
+    return int(text[:9])
 
 
 def _target(text: str, goal: str) -> float:
@@ -200,9 +195,7 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
     options, host = absolute_paths(options), read_host()
     target = find_tune_target(options, aim, host, paths)
     named = (options.knobs or "").replace(" ", "").split(",")
-    space = space_of(
-        target.base, aim, target.machine, checkpoints=options.checkpoints, quants=target.quants, named=named
-    )
+    space = space_of(target.base, aim, target.machine, options.checkpoints, target.quants, named)
     start, offered = apply_settings(config_of(target.base, space.knobs), space.knobs, options.start)
     knobs = choose_knobs(offered, options.knobs, options.skip)
     target = replace(target, base=apply_config(target.base, start))  # also what is set and not turned
@@ -233,9 +226,9 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
         host={} if options.simulate else host_json(host),
         skep_version=__version__,
     )
-    predictor = _predictor(target, tuning, options)
-    _check(predictor, tuning)
-    return PreparedTuning(tuning, options, target.base, predictor, (*target.notes, *space.left_alone))
+    ready = _ready(target, tuning, options, (*target.notes, *space.left_alone))
+    _check(ready.space, tuning)
+    return ready
 
 
 def prepare_again(tuning: Tuning) -> PreparedTuning:
@@ -243,19 +236,14 @@ def prepare_again(tuning: Tuning) -> PreparedTuning:
     if NO_LONGER_TURNED in tuning.baseline.as_dict:
         hint = f"set it with `nvidia-smi -pl WATTS`, then begin anew with `skep tune {tuning.model}`"
         raise UserError(f"tuning `{tuning.id}` turns the power limit, which skep no longer does", hint=hint)
-    options, base, stored = (
-        msgspec.convert(tuning.base["wishes"], TuningOptions),
-        base_of(tuning),
-        tuning.base["terrain"],
-    )
-    machine = TuneMachine(
-        rig=msgspec.convert(stored["rig"], Rig | None), model=msgspec.convert(stored["model"], Geometry | None)
-    )
+    options, base = msgspec.convert(tuning.base["wishes"], TuningOptions), base_of(tuning)
+    stored = tuning.base["terrain"]
+    rig, model = msgspec.convert(stored["rig"], Rig | None), msgspec.convert(stored["model"], Geometry | None)
     fitted = msgspec.convert(stored["tuning"], Fitted)
     basis = Basis(published_constants(), fitted, calibrated=stored["calibrated"])
     quant = QUANTS[stored["quant"]] if stored["quant"] is not None else None
-    target = TuneTarget(base, machine, tuning.rig, basis, quant)
-    return PreparedTuning(tuning, options, base, _predictor(target, tuning, options))
+    target = TuneTarget(base, TuneMachine(rig=rig, model=model), tuning.rig, basis, quant)
+    return _ready(target, tuning, options)
 
 
 def base_of(tuning: Tuning) -> Preset:
@@ -263,17 +251,14 @@ def base_of(tuning: Tuning) -> Preset:
     return from_document({key: value for key, value in tuning.base.items() if key not in ("wishes", "terrain")}, Preset)
 
 
-def _predictor(target: TuneTarget, tuning: Tuning, options: TuningOptions) -> Predictor:
-    machine = target.machine
-    return Predictor(
-        target.base, machine.rig, tuning.aim, tuning.knobs, target.basis, model=machine.model, quant=target.quant,
-        checkpoints=options.checkpoints,
-    )  # fmt: skip
+def _ready(target: TuneTarget, tuning: Tuning, options: TuningOptions, notes: tuple[str, ...] = ()) -> PreparedTuning:
+    base, rig, model, files = target.base, target.machine.rig, target.machine.model, options.checkpoints
+    space = Predictor(base, rig, tuning.aim, tuning.knobs, target.basis, model, target.quant, files)
+    return PreparedTuning(tuning, options, base, space, notes)
 
 
 def _check(space: Predictor, tuning: Tuning) -> None:
-    refused = space.refusal(tuning.baseline)
-    if refused is not None:
+    if (refused := space.refusal(tuning.baseline)) is not None:
         hint = "begin elsewhere with --set, or with another preset"
         kind = DoesNotFit if (space.spare_bytes(tuning.baseline) or 0) < 0 else UserError
         raise kind(f"the beginning itself cannot start: {refused}", hint=hint)
@@ -302,9 +287,10 @@ def prospect_lines(prospects: Iterable[CandidateChange]) -> list[str]:
     by_knob: dict[str, list[CandidateChange]] = {}
     for one in prospects:
         by_knob.setdefault(one.change.knob, []).append(one)
-    times = {knob: f"about {format_seconds(min(one.seconds for one in same))}" for knob, same in by_knob.items()}
-    width = max((len(said) for said in times.values()), default=0)
-    return [f"{times[knob]:>{width}}  {shortened(_values(knob, same), 200)}" for knob, same in by_knob.items()]
+    times = [f"about {format_seconds(min(one.seconds for one in same))}" for same in by_knob.values()]
+    width = max(map(len, times), default=0)
+    told = (shortened(_values(knob, same), 200) for knob, same in by_knob.items())
+    return [f"{time:>{width}}  {values}" for time, values in zip(times, told, strict=True)]
 
 
 def _values(knob: str, prospects: Sequence[CandidateChange]) -> str:
@@ -315,9 +301,6 @@ def _values(knob: str, prospects: Sequence[CandidateChange]) -> str:
         by_gain.setdefault(gain, []).append(value_words(one.change.after))
     told = ", ".join(f"{', '.join(values)} ({gain})" for gain, values in by_gain.items())
     return f"{knob} {value_words(prospects[0].change.before)} → {told}"
-
-
-# Knobs by their names
 
 
 def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:
@@ -343,7 +326,7 @@ def apply_settings(
         knob = by_name[_known("--set", name.strip(), knobs)]
         value = _value_of(knob, text.strip())
         if value not in knob.values:  # in its place among the numbers; None stays where it stands, in front
-            rungs = sorted(v for v in (*knob.values, value) if isinstance(v, int | float) and not isinstance(v, bool))
+            rungs = sorted(filter(is_number, (*knob.values, value)))
             by_name[knob.name] = replace(knob, values=(*(v for v in knob.values if v is None), *rungs))
         config = config.turned({knob.name: value})
     return config, tuple(by_name[knob.name] for knob in knobs)
@@ -356,34 +339,26 @@ def _value_of(knob: Knob, text: str) -> Value:
             return value
     if text.lower() in _WORDS and any(value is _WORDS[text.lower()] for value in knob.values):
         return _WORDS[text.lower()]
-    numbers = [value for value in knob.values if isinstance(value, int | float) and not isinstance(value, bool)]
+    numbers = [value for value in knob.values if is_number(value)]
     if knob.ordered and numbers:
-        whole = all(isinstance(value, int) for value in numbers)
-        try:
-            number = int(text) if whole else float(text)
-        except ValueError:
-            number = -1
-        if number > 0:
-            return number
+        with suppress(ValueError):
+            number = int(text) if all(isinstance(value, int) for value in numbers) else float(text)
+            if number > 0:
+                return number
     known = ", ".join(map(value_words, knob.values))
     raise UserError(f"--set {knob.name}={text}: `{text}` is no value of it", hint=f"known: {known}")
 
 
 def _names(option: str, text: str | None, knobs: Sequence[Knob]) -> frozenset[str]:
-    words = [word.strip() for word in (text or "").split(",") if word.strip()]
-    return frozenset(_known(option, word, knobs) for word in words)
+    return frozenset(_known(option, word.strip(), knobs) for word in (text or "").split(",") if word.strip())
 
 
 def _known(option: str, word: str, knobs: Sequence[Knob]) -> str:
     names = [knob.name for knob in knobs]
     if word in names:
         return word
-    hint = did_you_mean(get_close_matches(word.lower(), names, n=1), "")
-    listed = f"this engine has {', '.join(names)}"
-    raise UserError(f"{option} `{word}` is no knob here", hint=f"{hint} {listed}".strip())
-
-
-# What the name stands for
+    close = did_you_mean(get_close_matches(word.lower(), names, n=1), "")
+    raise UserError(f"{option} `{word}` is no knob here", hint=f"{close} this engine has {', '.join(names)}".strip())
 
 
 def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, paths: Paths) -> TuneTarget:
@@ -404,11 +379,10 @@ def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, pat
         check_cards(preset)
         return _here(options, aim, host, paths, preset.engine, preset)
     wanted = ServeRequest(options.name, engine=options.engine, checkpoint=options.checkpoint, binary=options.binary)
-    if is_for_embedded(wanted):
-        return _here(options, aim, host, paths, "embedded", None)
-    if options.engine is None and not host.gpus:
+    engine = "embedded" if is_for_embedded(wanted) else options.engine
+    if engine is None and not host.gpus:
         raise _unknown(options.name, paths)
-    return _here(options, aim, host, paths, options.engine, None)
+    return _here(options, aim, host, paths, engine, None)
 
 
 def _check_simulated(options: TuningOptions, preset: Preset | None) -> None:
@@ -493,8 +467,7 @@ def _safe_preset(
 def _own_model(options: TuningOptions, engine: str | None, paths: Paths) -> ModelFound | None:
     """Return what is known of it. None: its engine is named, and may know it where skep does not."""
     if (pulled := find_pullable(options.name)) is not None:
-        path = installed(pulled.id, paths.cache)
-        geometry = find_geometry(pulled.id)
+        path, geometry = installed(pulled.id, paths.cache), find_geometry(pulled.id)
         if path is None:
             return None if geometry is None else ModelFound(geometry)
         read = read_model(str(path))
@@ -529,12 +502,9 @@ def _unknown(name: str, paths: Paths, otherwise: str | None = None) -> UserError
 
 def absolute_paths(options: TuningOptions) -> TuningOptions:
     """The preset is started, and the tuning taken up again, from any folder."""
-    return replace(options, name=_whole(options.name), checkpoints=tuple(map(_whole, options.checkpoints)))
-
-
-def _whole(name: str) -> str:
-    path = Path(name).expanduser()
-    return str(path.absolute()) if _is_path(name) and path.exists() else name
+    names = [(name, Path(name).expanduser()) for name in (options.name, *options.checkpoints)]
+    whole = (str(path.absolute()) if _is_path(name) and path.exists() else name for name, path in names)
+    return replace(options, name=next(whole), checkpoints=tuple(whole))
 
 
 def _is_path(name: str) -> bool:

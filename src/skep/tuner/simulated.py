@@ -1,7 +1,7 @@
 """A bench in virtual time: no engine runs and nobody waits, a known truth is read through noise.
 
 What befalls real readings befalls these: each has noise of its own, each start an effect of its own, the whole machine
-drifts slowly, and now and then a reading is far off. It knows nothing of how figures come about: `Truth` says them.
+drifts slowly, and now and then a reading is far off. `PlannedTruth` says what is read.
 """
 
 from __future__ import annotations
@@ -9,19 +9,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Protocol
 
 from skep.stats.slo import SloLimits
-from skep.tuner.ports import BenchProgress, CurveRequest, JudgeRequest, MeasureRequest, OnProgress
-from skep.tuner.predictions import Predictor
-from skep.tuner.reading_size import tasks_for
+from skep.tuner.predictions import CURVE_RUNS, Predictor, tasks_for
 from skep.tuner.records import (
+    BenchProgress,
     ConfigFailure,
     CurvePoint,
+    CurveRequest,
     CurveResult,
+    JudgeRequest,
     JudgeResult,
     KnobConfig,
     MeasurementRound,
+    MeasureRequest,
+    OnProgress,
     ServerStart,
     TuneReading,
 )
@@ -30,28 +32,11 @@ from skep.units import Interval
 START_DEADLINE_S = 600.0  # a hang costs all of it
 STOP_S = 3.0
 _WARM_UP = 0.5  # of a reading
-_OUTLIERS = 0.02
 _OUTLIER_FACTORS = (1.12, 0.75)
-_CURVE_RUNS = 2
 _T_95_TWO_RUNS = 12.706
 _SPEEDS = ("figure", "effective_tok_s", "task_tok_s", "tok_per_joule")
 _TIMES = ("ttft_ms", "tpot_ms", "wall_s", "over_limit")
 _START_SHARE = {"refused": 0.0, "no-start": 0.5, "out-of-memory": 0.7}  # of a start, until it has failed
-
-
-class Truth(Protocol):
-    """What each configuration really does. Pure: the same for every question."""
-
-    def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
-        """Return one reading of the goal's load without noise, `wall_s` long; or why it does not start."""
-
-    def dies(self, config: KnobConfig) -> ConfigFailure | None:
-        """Return what becomes of it under load, after a good start and a first reading; None: it lives."""
-
-    def at(self, config: KnobConfig, concurrency: int) -> TuneReading | ConfigFailure:
-        """Return the same load at another number of agents; `figure` is effective tok/s."""
-
-    def start_s(self, config: KnobConfig) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +47,7 @@ class SimulatedNoise:
     start: float = 0.01
     drift: float = 0.02
     drift_period_s: float = 5 * 3600.0
-    outliers: float = _OUTLIERS
+    outliers: float = 0.02
 
 
 @dataclass(slots=True)
@@ -74,34 +59,59 @@ class _SimulatedStart:
     effect: float = 1.0
     readings: tuple[TuneReading, ...] = ()
 
-    def start(self) -> ServerStart:
-        return ServerStart(self.config, self.start_s, self.readings, self.failure)
+
+class PlannedTruth:
+    """What each configuration really does, by what is foreseen. Pure: the same for every question."""
+
+    def __init__(self, space: Predictor) -> None:
+        self._space = space
+        self._aim = space.aim
+        self._limits = SloLimits.parse(self._aim.slo).limits if self._aim.slo else ()
+
+    def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
+        """Return one reading of the goal's load without noise, `wall_s` long; or why it does not start."""
+        found = self.at(config, self._aim.concurrency)
+        if isinstance(found, ConfigFailure):
+            return found
+        figure, watts = self._space.predict(config), self._space.watts(config)
+        return replace(found, figure=figure, tok_per_joule=(found.effective_tok_s or 0.0) / watts if watts else None)
+
+    def dies(self, config: KnobConfig) -> ConfigFailure | None:  # noqa: ARG002
+        """Return what becomes of it under load, after a good start and a first reading; None: it lives."""
+        return None
+
+    def at(self, config: KnobConfig, concurrency: int) -> TuneReading | ConfigFailure:
+        """Return the same load at another number of agents; `figure` is effective tok/s."""
+        fit = self._space.fit(config)
+        if fit is not None and fit.over_bytes > 0:
+            remedy = "fewer slots, a smaller KV type, or another share of the card"
+            return ConfigFailure("out-of-memory", f"SIMULATED: {fit.sentence}", remedy=remedy)
+        outcome = self._space.outcome(config, concurrency)
+        if outcome is None:
+            return ConfigFailure("no-start", "the planner has no figure for it")
+        per_s = outcome.effective_tok_s / self._aim.output_tokens
+        tasks = tasks_for(concurrency, [per_s])
+        ttft_ms, tpot_ms = 1000 * outcome.ttft_s, 1000 * outcome.tpot_s
+        total_ms = ttft_ms + tpot_ms * self._aim.output_tokens
+        seen = {"ttft": ttft_ms, "tpot": tpot_ms, "total": total_ms}
+        over = max((seen[limit.name] / limit.ms for limit in self._limits), default=0.0)
+        speed = outcome.effective_tok_s
+        return TuneReading(speed, speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over)
+
+    def start_s(self, config: KnobConfig) -> float:
+        return self._space.start_s(config)
 
 
+@dataclass(eq=False)
 class SimulatedBench:
-    """`together`: engines of a round are up side by side, as small ones on a CPU are; else each has the cards alone.
+    truth: PlannedTruth
+    seed: int
+    noise: SimulatedNoise = SimulatedNoise()
+    together: bool = True  # up side by side, as small engines on a CPU are; else each has the cards alone
+    now_s: float = 0.0  # a search that is taken up again begins later, and meets the noise it would have met
 
-    `began_s`: virtual seconds that went before, so that a search taken up again meets the noise it would have met.
-    """
-
-    def __init__(
-        self,
-        truth: Truth,
-        *,
-        seed: int,
-        noise: SimulatedNoise | None = None,
-        together: bool = True,
-        began_s: float = 0.0,
-    ) -> None:
-        self.truth = truth
-        self.seed = seed
-        self.noise = noise or SimulatedNoise()
-        self.together = together
-        self.now_s = began_s
-        self._phase = Random(f"{seed} drift").uniform(0.0, 2 * math.pi)
-
-    def __repr__(self) -> str:
-        return f"<SimulatedBench seed {self.seed}, {self.now_s:.0f} virtual seconds>"
+    def __post_init__(self) -> None:
+        self._phase = Random(f"{self.seed} drift").uniform(0.0, 2 * math.pi)
 
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
         return self.measured(request, on_progress)
@@ -119,9 +129,11 @@ class SimulatedBench:
         sides = [_SimulatedStart(config) for config in request.configs]
         if self.together:
             self._side_by_side(sides, request.readings, rng, on_progress)
-        else:
-            self._one_by_one(sides, request.readings, rng, on_progress)
-        return MeasurementRound(tuple(side.start() for side in sides), self.now_s - began_s)
+        else:  # which side goes first is drawn, lest a drift always favours the same one
+            for side in sides if rng.random() < 0.5 else sides[::-1]:
+                self._side_by_side([side], request.readings, rng, on_progress)
+        starts = (ServerStart(side.config, side.start_s, side.readings, side.failure) for side in sides)
+        return MeasurementRound(tuple(starts), self.now_s - began_s)
 
     def curved(self, request: CurveRequest, on_progress: OnProgress = lambda _: None) -> CurveResult:
         began_s, rng = self.now_s, self._rng("curve")
@@ -151,15 +163,6 @@ class SimulatedBench:
                     self._read(side, turn, readings, rng, on_progress)
         self.now_s += STOP_S * len(sides)
 
-    def _one_by_one(self, sides: list[_SimulatedStart], readings: int, rng: Random, on_progress: OnProgress) -> None:
-        """Which side goes first is drawn, lest a drift always favours the same one."""
-        for side in sides if rng.random() < 0.5 else sides[::-1]:
-            self._start(side, rng, on_progress)
-            for turn in range(readings):
-                if side.truth:
-                    self._read(side, turn, readings, rng, on_progress)
-            self.now_s += STOP_S
-
     def _start(self, side: _SimulatedStart, rng: Random, on_progress: OnProgress) -> None:
         on_progress(BenchProgress(side.config, "starting"))
         found = self.truth.figure(side.config)
@@ -188,62 +191,19 @@ class SimulatedBench:
         factor = effect * self.drift(self.now_s) * math.exp(rng.gauss(0.0, self.noise.reading))
         if rng.random() < self.noise.outliers:
             factor *= rng.choice(_OUTLIER_FACTORS)
-        return _scaled(truth, factor)
+        known = {name: value for name in (*_SPEEDS, *_TIMES) if (value := getattr(truth, name)) is not None}
+        return replace(truth, **{n: value * factor if n in _SPEEDS else value / factor for n, value in known.items()})
 
     def _point(self, side: _SimulatedStart, level: int, rng: Random, on_progress: OnProgress) -> CurvePoint:
         truth = self.truth.at(side.config, level)
         if side.truth is None or isinstance(truth, ConfigFailure):
             return CurvePoint(level, side.config, None)
         seen = []
-        for turn in range(_CURVE_RUNS):
+        for turn in range(CURVE_RUNS):
             seen.append(self._seen(truth, side.effect, rng))
             self.now_s += seen[-1].wall_s
-            on_progress(BenchProgress(side.config, "measuring", turn + 1, _CURVE_RUNS, seen[-1].effective_tok_s))
+            on_progress(BenchProgress(side.config, "measuring", turn + 1, CURVE_RUNS, seen[-1].effective_tok_s))
         first, second = (one.effective_tok_s or 0.0 for one in seen)
         mean, half = (first + second) / 2, _T_95_TWO_RUNS * abs(first - second) / 2
         figure = Interval(max(0.0, mean - half), mean, mean + half)
         return CurvePoint(level, side.config, figure, seen[0].ttft_ms, seen[0].tpot_ms)
-
-
-def _scaled(truth: TuneReading, factor: float) -> TuneReading:
-    known = {name: value for name in (*_SPEEDS, *_TIMES) if (value := getattr(truth, name)) is not None}
-    return replace(truth, **{n: value * factor if n in _SPEEDS else value / factor for n, value in known.items()})
-
-
-class PlannedTruth:
-    """A `skep.tuner.simulated.Truth` over what is foreseen."""
-
-    def __init__(self, space: Predictor) -> None:
-        self._space = space
-        self._aim = space.aim
-        self._limits = SloLimits.parse(self._aim.slo).limits if self._aim.slo else ()
-
-    def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
-        found = self.at(config, self._aim.concurrency)
-        if isinstance(found, ConfigFailure):
-            return found
-        figure, watts = self._space.predict(config), self._space.watts(config)
-        return replace(found, figure=figure, tok_per_joule=(found.effective_tok_s or 0.0) / watts if watts else None)
-
-    def dies(self, config: KnobConfig) -> ConfigFailure | None:  # noqa: ARG002
-        return None
-
-    def at(self, config: KnobConfig, concurrency: int) -> TuneReading | ConfigFailure:
-        fit = self._space.fit(config)
-        if fit is not None and fit.over_bytes > 0:
-            remedy = "fewer slots, a smaller KV type, or another share of the card"
-            return ConfigFailure("out-of-memory", f"SIMULATED: {fit.sentence}", remedy=remedy)
-        outcome = self._space.outcome(config, concurrency)
-        if outcome is None:
-            return ConfigFailure("no-start", "the planner has no figure for it")
-        per_s = outcome.effective_tok_s / self._aim.output_tokens
-        tasks = tasks_for(concurrency, [per_s])
-        ttft_ms, tpot_ms = 1000 * outcome.ttft_s, 1000 * outcome.tpot_s
-        total_ms = ttft_ms + tpot_ms * self._aim.output_tokens
-        seen = {"ttft": ttft_ms, "tpot": tpot_ms, "total": total_ms}
-        over = max((seen[limit.name] / limit.ms for limit in self._limits), default=0.0)
-        speed = outcome.effective_tok_s
-        return TuneReading(speed, speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over)
-
-    def start_s(self, config: KnobConfig) -> float:
-        return self._space.start_s(config)

@@ -21,13 +21,17 @@ from skep.errors import StoreError, UserError
 from skep.store.database import Store
 from skep.store.named_rows import NamedRows, free_id, new_suffix, this_process, writes_on
 from skep.store.rows import OwnOrder, StoredAs, document_text, finite, insert, read
-from skep.tuner.ports import BenchRequest, BenchResult, CurveRequest, JudgeRequest, MeasureRequest
 from skep.tuner.records import (
+    BenchRequest,
+    BenchResult,
     ConfigFailure,
     CurvePoint,
+    CurveRequest,
     CurveResult,
+    JudgeRequest,
     JudgeResult,
     MeasurementRound,
+    MeasureRequest,
     ServerStart,
     StageDecision,
     TuneStage,
@@ -52,19 +56,24 @@ class TuningState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SavedTuning:
-    """A tuning as the store has it. Its state is derived, never stored."""
+class TuningRecord:
+    """A tuning as the store has it. Its state is derived, never stored.
+
+    `stages`, `curve` and `failure`, of a baseline that never ran, are there where `record` or `records` read them.
+    """
 
     tuning: Tuning
     state: TuningState
     sessions: int
     answers: int
-    stages: int
     measured_s: float  # that the answers took, pauses between sessions left out
     worked_at: float  # when the last session began; of one without a session: when it was made
     ended_at: float | None = None  # of the last session; None while it searches, and of one that was killed
     reason: str | None = None  # why the last session ended: what went wrong, or why nothing more was tried
     presets: tuple[str, ...] = ()  # that were made of it, in that order
+    stages: tuple[TuneStage, ...] = ()
+    curve: CurveResult | None = None
+    failure: ConfigFailure | None = None
 
     @property
     def id(self) -> str:
@@ -74,20 +83,6 @@ class SavedTuning:
     def unfinished(self) -> str | None:
         """Its state, where it did not come to its end."""
         return None if self.state is TuningState.ENDED else self.state.value
-
-
-@dataclass(frozen=True, slots=True)
-class TuningRecord:
-    """A stored tuning with its stages. `curve` and `failure`, of a baseline that never ran, where one was asked for."""
-
-    saved: SavedTuning
-    stages: tuple[TuneStage, ...]
-    curve: CurveResult | None = None
-    failure: ConfigFailure | None = None
-
-    @property
-    def tuning(self) -> Tuning:
-        return self.saved.tuning
 
     @property
     def points(self) -> tuple[CurvePoint, ...]:
@@ -136,19 +131,11 @@ def from_document(document: Any, kind: type[T]) -> T:
     return msgspec.convert(_numbers(document), kind)
 
 
-def _tuning_of(row: Row) -> Tuning:
-    """Its id is the column's: it had none when the document was made."""
-    return replace(_value(row, Tuning, row["id"]), id=row["id"])
-
-
 def state_of(row: Row) -> TuningState:
     if row["outcome"] == "done":
         return TuningState.ENDED
-    return TuningState.RUNNING if row["sessions"] and _is_alive(row) else TuningState.INTERRUPTED
-
-
-def _is_alive(row: Row) -> bool:
-    return row["ended_at"] is None and writes_on(row)
+    alive = row["sessions"] and row["ended_at"] is None and writes_on(row)
+    return TuningState.RUNNING if alive else TuningState.INTERRUPTED
 
 
 def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
@@ -189,7 +176,6 @@ TUNINGS = NamedRows(
 SELECT tunings.*,
     (SELECT count(*) FROM tuning_answers WHERE tuning_id = tunings.id) AS answers,
     (SELECT sum(seconds) FROM tuning_answers WHERE tuning_id = tunings.id) AS measured_s,
-    (SELECT count(*) FROM tuning_stages WHERE tuning_id = tunings.id) AS stages,
     coalesce(last.number, 0) AS sessions, last.started_at, last.writer_pid, last.writer_start_ticks, last.boot_id,
     ends.ended_at, ends.outcome, ends.reason
 FROM tunings
@@ -212,9 +198,6 @@ class TuningStore:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-
-    def __repr__(self) -> str:
-        return f"<TuningStore {self._store.path}>"
 
     def begin(self, tuning: Tuning, *, suffix: Callable[[], str] = new_suffix) -> str:
         """Return its id, which takes the place of the value's own. Nobody works on it before a session is begun."""
@@ -264,18 +247,18 @@ class TuningStore:
         with self._store.transaction() as connection:
             insert(connection, "tuning_presets", tuning_id=tuning_id, name=name, stage=stage, at=at)
 
-    def find(self, name: str) -> SavedTuning:
+    def find(self, name: str) -> TuningRecord:
         """By its id, by the beginning of it, or "last"."""
         return self._saved([TUNINGS.find(self._store, name)])[0]
 
-    def find_unfinished(self, name: str) -> SavedTuning:
+    def find_unfinished(self, name: str) -> TuningRecord:
         """Return one that can go on; "last" is the newest such one. UserError where there is nothing left to do."""
         unfinished = (one for one in self.tunings() if one.state is TuningState.INTERRUPTED)
         found = (next(unfinished, None) if name == "last" else None) or self.find(name)
         check_free(found.id, found.state)
         return found
 
-    def tunings(self, limit: int | None = None) -> list[SavedTuning]:
+    def tunings(self, limit: int | None = None) -> list[TuningRecord]:
         """Newest first."""
         return self._saved(TUNINGS.newest(self._store, limit))
 
@@ -285,17 +268,16 @@ class TuningStore:
 
     def record(self, name: str) -> TuningRecord:
         """Return all of one tuning, by its id, by the beginning of it, or "last"."""
-        saved = self.find(name)
-        stages, curves = tuple(self.stages(saved.id)), self.answers(saved.id, "curve")
+        found = self.find(name)
+        stages, curves = tuple(self.stages(found.id)), self.answers(found.id, "curve")
         curve = from_document(curves[-1].answer, CurveResult) if curves else None
-        failures = [start.failure for start in self.starts(saved.id) if start.failure] if not stages else []
-        return TuningRecord(saved, stages, curve, failures[-1] if failures else None)
+        failures = [start.failure for start in self.starts(found.id) if start.failure] if not stages else []
+        return replace(found, stages=stages, curve=curve, failure=failures[-1] if failures else None)
 
     def records(self, limit: int | None = None, model: str = "") -> list[TuningRecord]:
         """Return them newest first, without their curves; of one model, where one is named."""
-        found = self.tunings(None if model else limit)
-        chosen = [one for one in found if not model or one.tuning.model == model][:limit]
-        return [TuningRecord(one, tuple(self.stages(one.id))) for one in chosen]
+        found = [one for one in self.tunings(None if model else limit) if not model or one.tuning.model == model]
+        return [replace(one, stages=tuple(self.stages(one.id))) for one in found[:limit]]
 
     def starts(self, tuning_id: str) -> list[ServerStart]:
         """Return every start of a server that was measured, in order."""
@@ -313,16 +295,16 @@ class TuningStore:
 
     def delete(self, ids: Iterable[str]) -> int:
         """Return how many there were to delete. One that somebody works on stays, and the others with it."""
-        return TUNINGS.delete(self._store, ids, _check_stopped)
+        return TUNINGS.delete(self._store, ids, lambda row: check_stopped(row["id"], state_of(row)))
 
-    def _saved(self, rows: Sequence[Row]) -> list[SavedTuning]:
+    def _saved(self, rows: Sequence[Row]) -> list[TuningRecord]:
         presets: dict[str, tuple[str, ...]] = {}
         for whose, name in self._store.read("SELECT tuning_id, name FROM tuning_presets ORDER BY id"):
             presets[whose] = (*presets.get(whose, ()), name)
         return read(
             rows,
-            SavedTuning,
-            tuning=_tuning_of,
+            TuningRecord,
+            tuning=lambda row: replace(_value(row, Tuning, row["id"]), id=row["id"]),  # it had none when it was written
             state=state_of,
             measured_s=lambda row: row["measured_s"] or 0.0,
             worked_at=lambda row: row["created_at"] if row["started_at"] is None else row["started_at"],
@@ -345,30 +327,30 @@ def _insert_stages(connection: Connection, tuning_id: str, stages: Sequence[Tune
         )  # fmt: skip
 
 
-def check_free(tuning_id: str, state: TuningState) -> None:
+def check_stopped(tuning_id: str, state: TuningState) -> None:
     if state is TuningState.RUNNING:
-        raise _at_work(tuning_id)
+        hint = f"`skep tune show {tuning_id}` shows how it stands; Ctrl-C in its terminal stops it"
+        raise UserError(f"a process is at work on tuning `{tuning_id}`", hint=hint)
+
+
+def check_free(tuning_id: str, state: TuningState) -> None:
+    check_stopped(tuning_id, state)
     if state is TuningState.ENDED:
         hint = f"`skep tune show {tuning_id}` shows it, `skep tune MODEL` begins another"
         raise UserError(f"tuning `{tuning_id}` has ended, there is nothing left to do", hint=hint)
-
-
-def _check_stopped(row: Row) -> None:
-    if state_of(row) is TuningState.RUNNING:
-        raise _at_work(row["id"])
-
-
-def _at_work(tuning_id: str) -> UserError:
-    hint = f"`skep tune show {tuning_id}` shows how it stands; Ctrl-C in its terminal stops it"
-    return UserError(f"a process is at work on tuning `{tuning_id}`", hint=hint)
 
 
 def tuning_json(found: TuningRecord) -> dict[str, Any]:
     """Return the document of `skep tune show --json` and of the dashboard."""
     stages, curve = found.stages, found.curve
     baseline, best = baseline_of(stages), best_of(stages)
+    tuning: dict[str, Any] = finite(msgspec.to_builtins(found.tuning))
+    knobs = [{name: knob[name] for name in ("name", "title", "values")} for knob in tuning["knobs"]]
+    told = {name: value for name, value in tuning.items() if name not in ("aim", "baseline", "base", "host")}
+    goal = {"goal": str(found.tuning.aim), **tuning["aim"]}
+    state = {"state": found.state, "measured_s": finite(found.measured_s)}
     return {
-        "tuning": _tuning(found),
+        "tuning": {**told, **goal, **state, "knobs": knobs},
         "baseline": None if baseline is None else stage_json(baseline),
         "best": None if best is None else stage_json(best),
         "gain": _interval(total_gain(stages)),
@@ -390,15 +372,6 @@ def stage_json(stage: TuneStage) -> dict[str, Any]:
         "predicted_ratio": predicted,
         "failure": None if stage.failure is None else failure_json(stage.failure),
     }
-
-
-def _tuning(found: TuningRecord) -> dict[str, Any]:
-    document: dict[str, Any] = finite(msgspec.to_builtins(found.tuning))
-    knobs = [{name: knob[name] for name in ("name", "title", "values")} for knob in document["knobs"]]
-    told = {name: value for name, value in document.items() if name not in ("aim", "baseline", "base", "host")}
-    goal = {"goal": str(found.tuning.aim), **document["aim"]}
-    spent_s = finite(found.saved.measured_s)
-    return {**told, **goal, "state": found.saved.state, "measured_s": spent_s, "knobs": knobs}
 
 
 def _point(point: CurvePoint, stages: Sequence[TuneStage]) -> dict[str, Any]:

@@ -101,7 +101,9 @@ def headline(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
     base, best, unit = baseline_of(stages), best_of(stages), unit_of(tuning)
     at = f"at C\u00a0=\u00a0{tuning.aim.concurrency}"
     if base is None or base.figure is None or best is None or best.figure is None:
-        return _nothing(stages)
+        failed = next((one for one in stages if one.decision is StageDecision.FAILED), None)
+        nothing = "Nothing could be measured" if stages else "Nothing is measured yet"
+        return nothing if failed is None else f"{nothing}: it {decision_words(failed)}"
     if best is base:
         tried = len(stages) - 1
         said = f"none of {tried} changes was shown to be better" if tried > 1 else "no change was shown to be better"
@@ -115,16 +117,9 @@ def headline(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
     return f"{gained} in one step: {told}" if steps == 1 else f"{gained}: {many} that multiply to {told}"
 
 
-def _nothing(stages: Sequence[TuneStage]) -> str:
-    failed = next((one for one in stages if one.decision is StageDecision.FAILED), None)
-    if failed is None:
-        return "Nothing is measured yet" if not stages else "Nothing could be measured"
-    return f"Nothing could be measured: it {decision_words(failed)}"
-
-
 def decision_words(stage: TuneStage) -> str:
     """ "accepted"; of a dead end what it was, in a few words."""
-    dead = stage.decision is StageDecision.FAILED and stage.failure is not None
+    dead = stage.decision is StageDecision.FAILED
     return stage.failure.title if dead and stage.failure is not None else stage.decision.value
 
 
@@ -220,9 +215,6 @@ def _missed_slo(tuning: Tuning, best: TuneStage, starts: Sequence[ServerStart]) 
     return SkepError(f"{what}; closest came {words} with {shares[closest]:.2f} times the limit", hint=hint)
 
 
-# Lines
-
-
 def stage_words(stage: TuneStage, unit: str) -> str:
     """Return one line: what was decided of which change, by which figures."""
     figure = "" if stage.figure is None else f": {figure_words(stage.figure)} {unit}"
@@ -262,12 +254,14 @@ def speed_words(starts: Sequence[ServerStart], verdict: SequentialVerdict, ratio
     """Return how a contest of speeds ended."""
     if ratio is None:
         return "no reading of both sides counts: the client was the limit, or nothing was answered"
+    count, readings = sum(bool(one.figures) for one in starts), sum(len(one.figures) for one in starts)
+    seen = f"{count} start{'s' if count != 1 else ''}, {readings} reading{'s' if readings != 1 else ''}"
     if verdict is not SequentialVerdict.SAME:
-        return f"{share_words(ratio)}, {_starts_words(starts)}"
+        return f"{share_words(ratio)}, {seen}"
     if ratio.low > 1:
-        return f"{share_words(ratio)} in {_starts_words(starts)}, but by all that is known not worth another look"
-    seen = 100 * (ratio.high / ratio.estimate - 1)
-    return f"{share_words(ratio)}: less than {seen:.1f} % cannot be told from nothing by {_starts_words(starts)}"
+        return f"{share_words(ratio)} in {seen}, but by all that is known not worth another look"
+    least = 100 * (ratio.high / ratio.estimate - 1)
+    return f"{share_words(ratio)}: less than {least:.1f} % cannot be told from nothing by {seen}"
 
 
 def limit_words(here: float, there: float, slo: str | None, ratio: Interval | None) -> str:
@@ -282,11 +276,6 @@ def share_words(ratio: Interval | None) -> str:
         return "not measured"
     low, middle, high = (100 * (value - 1) for value in (ratio.low, ratio.estimate, ratio.high))
     return f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})"
-
-
-def _starts_words(starts: Sequence[ServerStart]) -> str:
-    count, readings = sum(bool(one.figures) for one in starts), sum(len(one.figures) for one in starts)
-    return f"{count} start{'s' if count != 1 else ''}, {readings} reading{'s' if readings != 1 else ''}"
 
 
 def one_line(text: str, most: int = 300) -> str:

@@ -13,8 +13,8 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skep.catalog.presets import Preset
@@ -22,7 +22,6 @@ from skep.config.presets import serve_of
 from skep.config.settings import OWN_ENGINES, GatewaySettings, Monitor, Settings
 from skep.deploy.gpus import RAM
 from skep.deploy.launches import PullProgress, plan_launches, read_machine
-from skep.engines.base import Launch
 from skep.errors import SkepError, first_of
 from skep.files import hold_lock
 from skep.host.facts import read_host
@@ -36,8 +35,7 @@ from skep.supervisor.replica import Replica
 from skep.supervisor.replica_set import ReplicaMember
 from skep.supervisor.supervisor import Hive, Supervisor
 from skep.tuner.failures import failure_of
-from skep.tuner.ports import ConfigFailed, ServedConfig
-from skep.tuner.records import ConfigFailure
+from skep.tuner.records import ConfigFailed, ConfigFailure
 from skep.wire.listen import bind
 
 CLEAR_S = 60.0  # for a card to be given back by the engine that was there before
@@ -50,30 +48,22 @@ def tuner_lock(paths: Paths) -> AbstractContextManager[None]:
     return hold_lock(paths.state / "tune.lock", "a tuner", "wait for it, or stop it with Ctrl-C where it runs")
 
 
+@dataclass(eq=False)
 class TrialServers:
     """Serves configurations. `work`: a folder of this tuning's own; logs of what failed stay in it."""
 
-    def __init__(
-        self,
-        paths: Paths,
-        work: Path,
-        *,
-        start_deadline_s: float | None = None,
-        binary: str | None = None,
-        progress: PullProgress = lambda _done, _total: None,
-    ) -> None:
-        self._user = paths
-        self._work = work.absolute()
-        self._deadline_s = start_deadline_s
-        self._binary = binary
-        self._progress = progress
+    paths: Paths  # the user's
+    work: Path
+    start_deadline_s: float | None = None
+    binary: str | None = None
+    progress: PullProgress = lambda _done, _total: None
+
+    def __post_init__(self) -> None:
+        self.work = self.work.absolute()
         self._numbers = itertools.count(1)
         self._open = 0
         self._clear = gpu_memory_used()
         self._rooms: dict[Preset, int | None] = {}
-
-    def __repr__(self) -> str:
-        return f"<TrialServers {self._open} open in {self._work}>"
 
     def together(self, presets: Sequence[Preset]) -> bool:
         """On cards never: they would share memory and the bus. On the CPU where all of them fit."""
@@ -86,10 +76,10 @@ class TrialServers:
         return len(known) == len(wanted) and free is not None and sum(known) <= (1 - SPARE_RAM) * free
 
     @asynccontextmanager
-    async def open(self, preset: Preset) -> AsyncIterator[ServedConfig]:
+    async def open(self, preset: Preset) -> AsyncIterator[TrialServer]:
         """Up until the block ends, on any end. Raises ConfigFailed where it does not start."""
-        number = next(number for number in self._numbers if not self._folder(number).exists())
-        paths = self._paths(number)
+        here = next(one for one in (self.work / f"start-{n}" for n in self._numbers) if not one.exists())
+        paths = Paths(here / "config", here / "data", self.paths.cache, here, here / "run")  # its own but for weights
         if not self._open:
             await asyncio.to_thread(self._sweep_up)
         self._open += 1
@@ -97,11 +87,11 @@ class TrialServers:
             make_private(paths.logs)
             with bind(_GATEWAY.host, _GATEWAY.port, guarded=False) as listener:
                 hive = await self._hive(preset, paths, listener)
-                async with _TrialServer(hive, listener).up() as served:
+                async with TrialServer(hive, listener).up() as served:
                     yield served
-            shutil.rmtree(self._folder(number), ignore_errors=True)
+            shutil.rmtree(here, ignore_errors=True)
         except asyncio.CancelledError:  # nothing that its log could tell
-            shutil.rmtree(self._folder(number), ignore_errors=True)
+            shutil.rmtree(here, ignore_errors=True)
             raise
         finally:
             self._open -= 1
@@ -110,29 +100,21 @@ class TrialServers:
     async def _hive(self, preset: Preset, paths: Paths, listener: socket.socket) -> Hive:
         settings = self._settings(preset)
         try:
-            hive = await asyncio.to_thread(build_hive, settings, paths, listener, self._progress)
+            hive = await asyncio.to_thread(build_hive, settings, paths, listener, self.progress)
         except SkepError as error:
             raise ConfigFailed(ConfigFailure("refused", error.message, remedy=error.hint)) from None
         policy = replace(hive.policy, failures_before_ready=1, failures_after_ready=1, fallbacks=0)
         return replace(hive, policy=policy)
 
     def _settings(self, preset: Preset) -> Settings:
-        serve = replace(serve_of(preset), binary=self._binary)
+        serve = replace(serve_of(preset), binary=self.binary)
         monitor = replace(Monitor(), with_up=False)
-        return Settings(_GATEWAY, (serve,), drain_s=0.0, start_deadline_s=self._deadline_s, monitor=monitor)
-
-    def _paths(self, number: int) -> Paths:
-        """The user's is only the weights' cache."""
-        here = self._folder(number)
-        return Paths(here / "config", here / "data", self._user.cache, here, here / "run")
-
-    def _folder(self, number: int) -> Path:
-        return self._work / f"start-{number}"
+        return Settings(_GATEWAY, (serve,), drain_s=0.0, start_deadline_s=self.start_deadline_s, monitor=monitor)
 
     def _sweep_up(self) -> None:
         """What a killed tuner left, and cards that are not given back yet."""
-        kill_marked(f"{self._work}/")
-        for left in self._work.glob("start-*/data"):
+        kill_marked(f"{self.work}/")
+        for left in self.work.glob("start-*/data"):
             shutil.rmtree(left, ignore_errors=True)
         if self._clear:
             wait_until_clear(gpu_memory_used, self._clear, CLEAR_S)
@@ -140,21 +122,25 @@ class TrialServers:
     def _ram(self, preset: Preset) -> int | None:
         """Return bytes of the machine's memory that it takes; None: not known, or it cannot be started."""
         if preset not in self._rooms:
-            try:
-                launches = plan_launches(self._settings(preset), self._user, self._progress, starting=False)
-            except SkepError:
-                launches = ()
-            self._rooms[preset] = _room(launches)
+            sizes: list[int | None] = []
+            with suppress(SkepError):
+                launches = plan_launches(self._settings(preset), self.paths, self.progress, starting=False)
+                # Engines of ours that need no weights need no room worth counting.
+                sizes = [dict(one.room).get(RAM, 0 if one.engine in OWN_ENGINES else None) for one in launches]
+            known = [size for size in sizes if size is not None]
+            self._rooms[preset] = sum(known) if known and len(known) == len(sizes) else None
         return self._rooms[preset]
 
 
 _GATEWAY = GatewaySettings(port=0, store_requests=False)
 
 
-class _TrialServer:
-    """A supervisor in this event loop, from its start to its end."""
+class TrialServer:
+    """One configuration that answers: a supervisor in this event loop, from its start to its end."""
 
     def __init__(self, hive: Hive, listener: socket.socket) -> None:
+        self.url, self.model = hive.url, hive.replicas[0].model
+        self.start_s = 0.0  # from the start of its first process until it answered
         self._hive = hive
         self._supervisor = Supervisor(hive, listener, self._changed)
         self._moved = asyncio.Event()
@@ -163,24 +149,23 @@ class _TrialServer:
         self._failure: ConfigFailure | None = None
 
     @asynccontextmanager
-    async def up(self) -> AsyncIterator[ServedConfig]:
+    async def up(self) -> AsyncIterator[TrialServer]:
         began = time.monotonic()
-        async with _unwrapped(), asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._run())
-            try:
-                await self._until_ready()
-                start_s = time.monotonic() - began
-                yield ServedConfig(self._hive.url, self._model, start_s, self._trouble, self._last_words)
-            finally:
-                self._supervisor.stop(0.0)
-                await self._over.wait()
-
-    @property
-    def _model(self) -> str:
-        return self._hive.replicas[0].model
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._run())
+                try:
+                    await self._until_ready()
+                    self.start_s = time.monotonic() - began
+                    yield self
+                finally:
+                    self._supervisor.stop(0.0)
+                    await self._over.wait()
+        except BaseExceptionGroup as group:  # what ends a task group is told as itself
+            raise first_of(group) from None
 
     async def _run(self) -> None:
-        """How it ends is told by `_trouble`."""
+        """How it ends is told by `trouble`."""
         try:
             await self._supervisor.run()
         except SkepError as error:
@@ -207,44 +192,25 @@ class _TrialServer:
     def _told(self, member: ReplicaMember) -> ConfigFailure:
         found = member.diagnosis if isinstance(member, Replica) else None
         if found is None:
-            return ConfigFailure("hang", member.life.why or "it did not answer", self._last_words())
+            return ConfigFailure("hang", member.life.why or "it did not answer", self.last_words())
         return failure_of(found, member.started, under_load=self._ready)
 
-    def _trouble(self) -> ConfigFailure | None:
+    def trouble(self) -> ConfigFailure | None:
+        """Return why it no longer answers; None while it does."""
         if self._failure is None and self._over.is_set():
-            return ConfigFailure("crash-under-load", "it ended by itself", self._last_words())
+            return ConfigFailure("crash-under-load", "it ended by itself", self.last_words())
         return self._failure
 
-    def _last_words(self) -> str | None:
+    def last_words(self) -> str | None:
         """Of all its logs, the newest line that complains."""
         for launch in self._hive.replicas:
-            for line in reversed(_tail(self._hive.log_dir / f"{launch.name}.log")):
+            lines: deque[str] = deque(maxlen=200)
+            with (
+                suppress(OSError),
+                (self._hive.log_dir / f"{launch.name}.log").open(encoding="utf-8", errors="replace") as log,
+            ):
+                lines.extend(log)
+            for line in reversed(lines):
                 if any(word in line.lower() for word in _COMPLAINT) and not line.startswith("---"):
                     return line.strip()
         return None
-
-
-@asynccontextmanager
-async def _unwrapped() -> AsyncIterator[None]:
-    """What ends a task group is told as itself."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        raise first_of(group) from None
-
-
-def _tail(log: Path) -> list[str]:
-    try:
-        with log.open(encoding="utf-8", errors="replace") as lines:
-            return [*deque(lines, maxlen=200)]
-    except OSError:
-        return []
-
-
-def _room(launches: Sequence[Launch]) -> int | None:
-    """Engines of ours that need no weights need no room worth counting."""
-    if not launches:
-        return None
-    sizes = [dict(launch.room).get(RAM, 0 if launch.engine in OWN_ENGINES else None) for launch in launches]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None

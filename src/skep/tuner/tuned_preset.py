@@ -64,8 +64,7 @@ def _figures(tuning: Tuning, stage: TuneStage) -> tuple[Published, ...]:
 def stage_for(tuning: Tuning, stages: Sequence[TuneStage], number: int | None) -> TuneStage:
     """Return the best, or that stage of the ladder."""
     if number is None:
-        best = best_of(stages)
-        if best is None:
+        if (best := best_of(stages)) is None:
             hint = f"`skep tune show {tuning.id}` says why"
             raise UserError(f"tuning `{tuning.id}` has measured nothing that could be exported", hint=hint)
         return best
@@ -97,18 +96,15 @@ def write_preset(
 
 
 def save_best(tunings: TuningStore, found: TuningRecord, paths: Paths) -> str | None:
-    """Return the name of the best as a preset, written where it is none yet; None: nothing was better.
-
-    Of a simulated search nothing is written unasked.
-    """
+    """Return the best's name as a preset, written where it is none yet; None: nothing was better, or is simulated."""
     if found.tuning.simulated or not accepted(found.stages):
         return None
-    if (known := written_before(found.tuning, found.stages, found.saved.presets, paths)) is not None:
+    if (known := written_before(found.tuning, found.stages, found.presets, paths)) is not None:
         return known
     name = free_name(found.tuning, paths)
     write_preset(found.tuning, found.stages, name, paths)
     best = stage_for(found.tuning, found.stages, None)
-    tunings.append_preset(found.saved.id, name, time.time(), stage=best.number)
+    tunings.append_preset(found.id, name, time.time(), stage=best.number)
     return name
 
 

@@ -42,16 +42,16 @@ STAGE_COLUMNS = (
 def body_of(found: TuningRecord) -> str:
     return render(
         "tuning_body.html",
-        kept=found.saved,
+        kept=found,
         running=is_running(found),
-        told=tuning_banners(found.tuning, found.stages, found.saved.unfinished),
+        told=tuning_banners(found.tuning, found.stages, found.unfinished),
         headline=summary.headline(found.tuning, found.stages),
         main=tuning_main(found.tuning, found.stages, found.points),
     )
 
 
 def is_running(found: TuningRecord) -> bool:
-    return found.saved.state is TuningState.RUNNING
+    return found.state is TuningState.RUNNING
 
 
 class TuningPages:
@@ -79,11 +79,11 @@ class TuningPages:
 
     def report(self, request: Request) -> Response:
         found = self._stored(request)
-        return report_answer(tuning_page(found.tuning, found.stages, found.points, state=found.saved.unfinished))
+        return report_answer(tuning_page(found.tuning, found.stages, found.points, state=found.unfinished))
 
     def picture(self, request: Request) -> Response:
         found = self._stored(request)
-        return svg_answer(ladder_picture(found.tuning, found.stages), final=found.saved.unfinished is None)
+        return svg_answer(ladder_picture(found.tuning, found.stages), final=found.unfinished is None)
 
     def one_json(self, request: Request) -> Response:
         return json_answer(tuning_json(self._stored(request)))
@@ -111,7 +111,7 @@ class TuningPages:
 
     def _labelled(self, found: TuningRecord) -> TuningRecord:
         shown = replace(found.tuning, model=self.site.label(found.tuning.model))
-        return replace(found, saved=replace(found.saved, tuning=shown))
+        return replace(found, tuning=shown)
 
 
 def _stage_cells(stage: TuneStage) -> list[object]:
