@@ -12,16 +12,7 @@ from itertools import count
 
 from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
 from skep.gateway.queue import Action, Arrival, Forward, Reject, RejectCode, Withdraw
-from skep.gateway.replica_table import (
-    REMEMBERED,
-    REMEMBERED_PER_SLOT,
-    ConversationAffinity,
-    GatewayReplica,
-    ModelPool,
-    ProcessKey,
-    SlotLease,
-    process_of,
-)
+from skep.gateway.replica_table import ConversationAffinity, GatewayReplica, ModelPool, SlotLease, process_of
 
 COME_BACK_S = 5.0  # after a shutdown
 AVOID_S = 1.0  # a failed request waits for another replica, before it is tried on the same one again
@@ -32,7 +23,7 @@ class Admission:
         self.limits = limits or AdmissionLimits()
         self._models: dict[str, ModelPool] = {}
         self._replicas: dict[str, GatewayReplica] = {}
-        self._leaving: dict[ProcessKey, GatewayReplica] = {}  # taken from the table while answers are still under way
+        self._leaving: dict[tuple[str, str, str], GatewayReplica] = {}  # with answers under way, out of the table
         self._leases: dict[str, SlotLease] = {}  # all, by id
         self._releasing: dict[str, SlotLease] = {}  # those of them that are in release
         self._affinity = ConversationAffinity()
@@ -121,7 +112,7 @@ class Admission:
             actions.extend(Reject(entry.request_id, RejectCode.UNKNOWN_MODEL) for entry in waiting)
         for name, replicas in by_model.items():
             self._models.setdefault(name, ModelPool(self.limits.aging_s)).become(replicas)
-        self._affinity.remembered = max(REMEMBERED, REMEMBERED_PER_SLOT * sum(spec.slots for spec in specs))
+        self._affinity.make_room(sum(spec.slots for spec in specs))
         return actions + self._serve_all(now)
 
     def arrive(self, arrival: Arrival, now: float, *, may_wait: int = 0) -> list[Action]:
@@ -201,7 +192,6 @@ class Admission:
             return []
         if complaint:
             lease.home.breaker.bad_answer(now)
-        self._end(lease)
         return self._again(lease, now)
 
     def failed(self, request_id: str, now: float, *, counts: bool = True) -> list[Action]:
@@ -214,7 +204,6 @@ class Admission:
             return []
         breaker = lease.home.breaker
         (breaker.dropped if counts else breaker.failed)(now)
-        self._end(lease)
         lease.entry.attempts -= not counts
         return self._again(lease, now)
 
@@ -224,7 +213,6 @@ class Admission:
         if lease is None:
             return []
         lease.home.breaker.failed(now)
-        self._end(lease)
         if lease.home.listed:
             self._placeholder_lease(lease.home, now)
         return self._again(lease, now)
@@ -310,16 +298,15 @@ class Admission:
     def _grant(self, pool: ModelPool, entry: Arrival, replica: GatewayReplica, now: float) -> Forward:
         entry.attempts += 1
         request_id = entry.request_id
-        lease = SlotLease(request_id, replica, entry, now)
-        self._leases[request_id] = lease
+        lease = self._leases[request_id] = SlotLease(request_id, replica, entry, now)
         replica.take(lease)
         pool.queue.under_way(entry.flow, 1)
         return Forward(request_id, replica.spec, now - entry.arrived_at, entry.attempts)
 
     def _again(self, lease: SlotLease, now: float) -> list[Action]:
         """Queue a request that a replica failed once more, or reject it."""
-        entry, model = lease.entry, lease.home.spec.model
-        pool = self._models.get(model)
+        self._end(lease)
+        entry, pool = lease.entry, self._models.get(lease.home.spec.model)
         if pool is None:
             return [Reject(entry.request_id, RejectCode.UNKNOWN_MODEL)]
         entry.avoid, entry.avoid_until = lease.home.name, now + AVOID_S

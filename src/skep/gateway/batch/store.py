@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from typing import Annotated, Any
 
 from skep.store.database import Store
@@ -67,14 +68,6 @@ class StoredFile:
     purpose: str
     bytes: int
     expires_at: float | None = None  # None: never
-
-
-@dataclass(frozen=True, slots=True)
-class FileQuota:
-    """What one owner may have."""
-
-    bytes: int
-    files: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +166,11 @@ class BatchStore:
 
     # Files
 
-    def add_file(self, file: StoredFile, quota: FileQuota | None = None) -> bool:
+    def add_file(self, file: StoredFile, *, most_files: float = inf, quota_bytes: float = inf) -> bool:
         """False: its owner would have more than the quota. Looked up in the transaction: others may add files too."""
         with self._store.transaction() as connection:
             files, taken_bytes = connection.execute(_HELD, (file.owner, file.created_at)).fetchone()
-            fits = quota is None or (files < quota.files and taken_bytes + file.bytes <= quota.bytes)
+            fits = bool(files < most_files and taken_bytes + file.bytes <= quota_bytes)
             if fits:
                 insert(connection, "files", file)
         return fits
