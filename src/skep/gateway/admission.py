@@ -195,10 +195,7 @@ class Admission:
         return self._again(lease, now)
 
     def failed(self, request_id: str, now: float, *, counts: bool = True) -> list[Action]:
-        """The replica gave no byte of an answer and is done with it: back to the head of its flow, or rejected.
-
-        `counts`: the engine got the request, so this was one of its attempts.
-        """
+        """It gave no byte: back to the head of its flow, or rejected. `counts`: the engine got the request."""
         lease = self._active(request_id)
         if lease is None:
             return []

@@ -337,10 +337,7 @@ def _lines_of(head: ResponseHead) -> tuple[bytes, bool]:
 
 
 class KeepaliveReceiver:
-    """Receives in place of the exchange, so that no other one pays for the question whether its head was sent.
-
-    An answer that is no stream of events cannot be handed on any more: it becomes one error event.
-    """
+    """Receives in place of an exchange that has sent a stream's head: any other answer becomes an error event."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange

@@ -22,10 +22,7 @@ from skep.config.keys import Priority
 
 @dataclass(slots=True)
 class Arrival:
-    """A request as far as admission cares. `flow` shares fairly with the other flows of its class.
-
-    Like `Forward` not frozen, because one is made for every request and freezing doubles the cost.
-    """
+    """A request as far as admission cares. Like `Forward` not frozen: one is made for every request."""
 
     request_id: str
     model: str

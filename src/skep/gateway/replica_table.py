@@ -347,10 +347,8 @@ class ModelPool:
         return chosen
 
     def _least(self, entry: Arrival, now: float, avoided: GatewayReplica | None = None) -> GatewayReplica | None:
-        """Return the open replica with the smallest share of busy slots, then prompts under way, then most free slots.
-
-        Written out for speed: `min` with a key costs twice as much, and this runs once or twice a request.
-        """
+        """Return the open replica with the smallest share of busy slots, then prompts under way, then most free."""
+        # Written out: `min` with a key costs twice as much, and this runs once or twice a request.
         least, least_share = None, inf
         for replica in self.replicas:
             busy, slots = len(replica.leases), replica.slots

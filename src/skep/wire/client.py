@@ -23,10 +23,7 @@ from skep.wire.heads import CachedHead, HeadCache, Headers, Origin, ResponseHead
 
 
 class Receiver(Protocol):
-    """Gets one answer, piece by piece. `at` is `time.monotonic()` as the bytes arrived, before they were parsed.
-
-    Not the loop's clock: uvloop's stands still while it works through one round of events, in whole milliseconds.
-    """
+    """Gets one answer, piece by piece. `at` is `time.monotonic()` as the bytes came: uvloop's clock stands still."""
 
     takes_chunks: bool  # looked at after `on_head`: `on_chunks` may be called instead of `on_body`
 
@@ -395,9 +392,6 @@ class _ClientConnection(asyncio.Protocol):
         self._reusable, self._surplus = True, False
         self._hand_back()
         return True
-
-    def eof_received(self) -> bool:
-        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         at = time.monotonic()

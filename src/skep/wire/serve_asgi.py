@@ -115,10 +115,7 @@ class _CountedTransport:
 
 
 class LimitedConnection(H11Protocol):
-    """Refuses a head that is too long, and ends a connection on which nothing gets on.
-
-    h11 keeps at most `head_bytes` of a head, of a chunk's frame or of trailers. Times are kept by `sweep`.
-    """
+    """Refuses a head that is too long (h11 keeps `head_bytes`); `sweep` ends a connection on which nothing gets on."""
 
     limits = LIMITS
 

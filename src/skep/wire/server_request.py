@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from skep.wire.heads import Headers, HeadMemo, lines_of, status_line
-from skep.wire.limits import HeldBodies
+from skep.wire.limits import InvalidRequest
 
 _OFFER = frozenset((b"connection", b"upgrade", b"http2-settings"))
 _BODILESS = frozenset((204, 304))
+
+
+@dataclass(slots=True)
+class HeldBodies:
+    """The bytes of all bodies that one server holds."""
+
+    limit: int
+    bytes: int = 0
+
+    def too_large(self) -> InvalidRequest:
+        message = f"the bodies of the requests under way are larger than {self.limit} bytes together; try again in 1 s"
+        return InvalidRequest(503, message, code="too_many_bytes")
 
 
 class RequestConnection(Protocol):

@@ -109,10 +109,7 @@ class BatchGatewayPort:
         return f"the model `{model[:80]}` is not served here; known: {known}"
 
     def open_call(self, owner: str) -> InternalRequest | None:
-        """Return a request, counted as one of its owner's until its answer comes or it is given up. None: too many.
-
-        All batches of a key have one less than the key may have, so that it can be used beside them.
-        """
+        """Return a request, one of its owner's until it ends. None: too many; a key can be used beside its batches."""
         most = next((key.max_concurrent for key in self.proxy.policy.keys if key.name == owner), None)
         if most is not None and len(self._out[owner]) >= max(1, most - 1):
             return None

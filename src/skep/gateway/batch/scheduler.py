@@ -217,10 +217,7 @@ def choose(
     now: float,
     most: int = MOST_AT_ONCE,
 ) -> tuple[UnfinishedBatch, UnfinishedBatch | None] | None:
-    """Return the batch that begins, and the one that gives way to it, if there is no room. None: nothing can begin.
-
-    `waiting` is oldest first; `had_turn` says when a batch gave way last.
-    """
+    """Return the batch that begins, and the one that gives way for want of room. `had_turn`: when it last gave way."""
     owners = Counter(one.batch.owner for one in under_way)
     kinds = Counter(one.batch.kind for one in under_way)
     able = [one for one in under_way if one.waits is not None]

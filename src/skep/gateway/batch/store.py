@@ -299,10 +299,7 @@ class BatchStore:
         return counts
 
     def end(self, batch_id: str, status: BatchStatus, at: float, files: Sequence[StoredFile], **detail: Any) -> bool:
-        """Its output files and its last event, all or none. Its requests and results may go from then on.
-
-        False: another process has ended it before.
-        """
+        """Its output files and its last event, all or none. False: another process has ended it before."""
         with self._store.transaction() as connection:
             ended = _event(connection, batch_id, status, at, detail)
             if ended:
