@@ -30,10 +30,6 @@ class Admission:
         self._numbers = count(1)  # of replicas and placeholders, in the order in which they came
         self.closed = False
 
-    def __repr__(self) -> str:
-        slots = sum(replica.slots for replica in self._replicas.values())
-        return f"<Admission {len(self._leases)}/{slots} in flight, {self.queued} queued>"
-
     # What stands
 
     @property
@@ -248,7 +244,7 @@ class Admission:
             self._end(lease)
         actions: list[Action] = []
         for pool in self._models.values():
-            for entry in pool.queue.overdue(now):
+            for entry in [entry for entry in pool.queue if entry.deadline <= now]:
                 pool.queue.remove(entry.request_id)
                 actions.append(Reject(entry.request_id, RejectCode.QUEUE_TIMEOUT, pool.expected_wait_s(now)))
         return actions + self._serve_all(now)
@@ -268,8 +264,6 @@ class Admission:
         for entry in waiting:
             self._models[entry.model].queue.remove(entry.request_id)
         return [Reject(entry.request_id, RejectCode.SHUTTING_DOWN, COME_BACK_S) for entry in waiting]
-
-    # Inside
 
     def _active(self, request_id: str) -> SlotLease | None:
         """Return the lease of a request, or None if it has ended or is in release: a repeated event has no effect."""

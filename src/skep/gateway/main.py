@@ -88,29 +88,24 @@ def status_of(proxy: Proxy, metrics: Metrics, now: float) -> messages.GatewaySta
     )
 
 
-def _figures(replica: GatewayReplica, now: float) -> messages.ReplicaFigures:
-    spec, active = replica.spec, replica.active
-    counts = (spec.slots, active, replica.busy - active)
-    about = (spec.model, spec.url, spec.engine, spec.simulated)
-    return messages.ReplicaFigures(spec.name, *counts, replica.state(now), *about)
+def _figures(one: GatewayReplica, now: float) -> messages.ReplicaFigures:
+    spec, active, busy = one.spec, one.active, one.busy
+    return messages.ReplicaFigures(
+        spec.name, spec.slots, active, busy - active, one.state(now), spec.model, spec.url, spec.engine, spec.simulated
+    )
 
 
 def fill_gauges(metrics: Metrics, admission: Admission, connections: int, lost: dict[str, int], now: float) -> None:
-    slots: dict[Labels, float] = {}
+    table = {(replica.spec.model, replica.name): replica for replica in admission.table()}
+    states = {place: replica.state(now) for place, replica in table.items()}
     busy = defaultdict[Labels, float](float)
-    up: dict[Labels, float] = {}
-    for replica in admission.table():
-        place = (replica.spec.model, replica.name)
-        slots[place] = replica.slots
-        state = replica.state(now)
-        up[*place, state] = state == "up"
     for replica in admission.replicas():  # what has left the table works on for a while
         place, active = (replica.spec.model, replica.name), replica.active
         busy[*place, "active"] += active
         busy[*place, "releasing"] += replica.busy - active
-    metrics.slots.set_all(slots)
+    metrics.slots.set_all({place: replica.slots for place, replica in table.items()})
     metrics.busy.set_all(busy)
-    metrics.up.set_all(up)
+    metrics.up.set_all({(*place, state): state == "up" for place, state in states.items()})
     metrics.queued.set_all({
         (model, label): count for model in admission.models for label, count in admission.waiting(model).items()
     })  # fmt: skip

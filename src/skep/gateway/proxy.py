@@ -172,9 +172,6 @@ class Proxy:
 
     # For exchanges
 
-    def words(self, model: str) -> str | None:
-        return self.unloaded.words(model) if model in self.unloaded.states else None
-
     def pool(self, spec: ReplicaSpec) -> Pool:
         pool = self._pools.get(spec.url)
         if pool is None:
@@ -290,7 +287,8 @@ class Proxy:
         failure = self.unloaded.failure(exchange.model, now)
         if failure is not None:
             exchange.leased = False
-            exchange.reject(Reject(exchange.id, RejectCode.LOAD_FAILED, failure.retry_after_s(now), failure.why))
+            why, retry_after_s = failure
+            exchange.reject(Reject(exchange.id, RejectCode.LOAD_FAILED, retry_after_s, why))
         elif exchange.request.method not in (b"POST", b"PUT", b"PATCH"):
             exchange.leased = False
             exchange.refuse("replica_lost", f"`{exchange.model}` is not loaded; a request for an answer loads it")

@@ -76,9 +76,6 @@ class Breaker:
     _bad_answers: int = 0
     _bad_checks: int = 0
 
-    def __repr__(self) -> str:
-        return "<Breaker closed>" if self.open_until is None else f"<Breaker open until {self.open_until:.1f}>"
-
     def state(self, now: float) -> str:
         if self.open_until is None:
             return "closed"

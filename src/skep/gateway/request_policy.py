@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from skep.config.keys import PRIORITIES, KeySpec, Priority, class_for
-from skep.gateway.body_inspection import session_digest
 from skep.gateway.error_format import RequestRefused, owners_path
 from skep.wire.heads import HOP_BY_HOP, Headers
 from skep.wire.server_request import ServerRequest
@@ -93,7 +93,8 @@ def make_plan(
         priority=priority,
         label=priority.label,
         flow=flow or own.get(b"agent", "") or (key.name if key is not None else ""),
-        session=session_digest(headers.own[b"session"]) if b"session" in own else None,
+        # Apart from the digests of conversations.
+        session=zlib.crc32(headers.own[b"session"]) | 1 << 40 if b"session" in own else None,
         model=own.get(b"model"),
         max_wait_s=max_wait_s,
         form=kind == b"multipart/form-data",

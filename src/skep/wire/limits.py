@@ -160,7 +160,9 @@ def check_head(
     if method not in METHODS:
         raise InvalidRequest(501, f"the method {method.decode('latin-1')} is not supported")
     if len(fields) != len(headers):
-        _check_doubled(headers)
+        names = [name for name, _ in headers]
+        if twice := [name for name in names if name in _SINGLE and names.count(name) > 1]:
+            raise InvalidRequest(400, f"the header {twice[0].decode('latin-1')} came twice")
     host = fields.get(b"host")
     if host is None:
         if version == "1.1":
@@ -188,14 +190,6 @@ def check_head(
 @lru_cache(maxsize=256)  # clients name the same few hosts again and again
 def _is_host(host: bytes) -> bool:
     return _HOST.fullmatch(host) is not None
-
-
-def _check_doubled(headers: Headers) -> None:
-    seen = set()
-    for name, _ in headers:
-        if name in _SINGLE and name in seen:
-            raise InvalidRequest(400, f"the header {name.decode('latin-1')} came twice")
-        seen.add(name)
 
 
 def _origin_form(target: bytes, host: bytes | None) -> bytes:

@@ -143,6 +143,9 @@ class RequestStart:
     at: Annotated[float, StoredAs("begun_at")]
 
 
+Starts = Iterable[RequestStart]
+
+
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """`line` goes into the output file, or, where not `ok`, into the file of errors."""
@@ -269,12 +272,7 @@ class BatchStore:
         return dict(map(tuple, self._store.read(sql, batch_id)))
 
     def record(
-        self,
-        batch_id: str,
-        results: Sequence[BatchResult] = (),
-        *,
-        begun: Iterable[RequestStart] = (),
-        over: Iterable[RequestStart] = (),
+        self, batch_id: str, results: Sequence[BatchResult] = (), *, begun: Starts = (), over: Starts = ()
     ) -> None:
         """In one transaction. A request that has its result keeps it. `over`: begun before, and ended without one."""
         with self._store.transaction() as connection:
@@ -315,8 +313,6 @@ class BatchStore:
                     values = (row["batch_id"], first, first + DELETED_AT_ONCE)
                     with self._store.transaction() as connection:
                         connection.execute(f"DELETE FROM {table} WHERE batch_id = ? AND idx >= ? AND idx < ?", values)  # noqa: S608
-
-    # Inside
 
     def _batch_of(self, row: sqlite3.Row) -> StoredBatch:
         (order,) = read([row], BatchOrder)
