@@ -445,7 +445,7 @@ def test_a_request_taken_back_from_a_replica_that_left_leaves_no_slot_behind():
     decider.gave_up("a", 2.0)
     assert decider.replicas() == ()
     decider.hung_up("a", 3.0)
-    assert repr(decider) == "<Admission 0/0 in flight, 0 queued>"
+    assert (decider.in_flight, decider.queued) == (0, 0)
 
 
 def test_what_an_old_process_says_of_its_slots_is_not_taken_for_the_new_ones_word():

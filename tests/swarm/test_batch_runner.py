@@ -25,8 +25,10 @@ class Sent:
         self.waiting = True
         self.given_up = False
 
-    def go(self, endpoint, body, answered):
-        self.gateway.send(self, endpoint, json.loads(body)["n"], answered)
+    def go(self, endpoint, body):
+        got = asyncio.get_running_loop().create_future()
+        self.gateway.send(self, endpoint, json.loads(body)["n"], lambda answer: got.done() or got.set_result(answer))
+        return got
 
     def give_up(self):
         self.given_up = True

@@ -12,16 +12,7 @@ from itertools import count
 
 from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
 from skep.gateway.queue import Action, Arrival, Forward, Reject, RejectCode, Withdraw
-from skep.gateway.replica_table import (
-    REMEMBERED,
-    REMEMBERED_PER_SLOT,
-    ConversationAffinity,
-    GatewayReplica,
-    ModelPool,
-    ProcessKey,
-    SlotLease,
-    process_of,
-)
+from skep.gateway.replica_table import ConversationAffinity, GatewayReplica, ModelPool, SlotLease, process_of
 
 COME_BACK_S = 5.0  # after a shutdown
 AVOID_S = 1.0  # a failed request waits for another replica, before it is tried on the same one again
@@ -32,16 +23,12 @@ class Admission:
         self.limits = limits or AdmissionLimits()
         self._models: dict[str, ModelPool] = {}
         self._replicas: dict[str, GatewayReplica] = {}
-        self._leaving: dict[ProcessKey, GatewayReplica] = {}  # taken from the table while answers are still under way
+        self._leaving: dict[tuple[str, str, str], GatewayReplica] = {}  # with answers under way, out of the table
         self._leases: dict[str, SlotLease] = {}  # all, by id
         self._releasing: dict[str, SlotLease] = {}  # those of them that are in release
         self._affinity = ConversationAffinity()
         self._numbers = count(1)  # of replicas and placeholders, in the order in which they came
         self.closed = False
-
-    def __repr__(self) -> str:
-        slots = sum(replica.slots for replica in self._replicas.values())
-        return f"<Admission {len(self._leases)}/{slots} in flight, {self.queued} queued>"
 
     # What stands
 
@@ -121,7 +108,7 @@ class Admission:
             actions.extend(Reject(entry.request_id, RejectCode.UNKNOWN_MODEL) for entry in waiting)
         for name, replicas in by_model.items():
             self._models.setdefault(name, ModelPool(self.limits.aging_s)).become(replicas)
-        self._affinity.remembered = max(REMEMBERED, REMEMBERED_PER_SLOT * sum(spec.slots for spec in specs))
+        self._affinity.make_room(sum(spec.slots for spec in specs))
         return actions + self._serve_all(now)
 
     def arrive(self, arrival: Arrival, now: float, *, may_wait: int = 0) -> list[Action]:
@@ -201,20 +188,15 @@ class Admission:
             return []
         if complaint:
             lease.home.breaker.bad_answer(now)
-        self._end(lease)
         return self._again(lease, now)
 
     def failed(self, request_id: str, now: float, *, counts: bool = True) -> list[Action]:
-        """The replica gave no byte of an answer and is done with it: back to the head of its flow, or rejected.
-
-        `counts`: the engine got the request, so this was one of its attempts.
-        """
+        """It gave no byte: back to the head of its flow, or rejected. `counts`: the engine got the request."""
         lease = self._active(request_id)
         if lease is None:
             return []
         breaker = lease.home.breaker
         (breaker.dropped if counts else breaker.failed)(now)
-        self._end(lease)
         lease.entry.attempts -= not counts
         return self._again(lease, now)
 
@@ -224,7 +206,6 @@ class Admission:
         if lease is None:
             return []
         lease.home.breaker.failed(now)
-        self._end(lease)
         if lease.home.listed:
             self._placeholder_lease(lease.home, now)
         return self._again(lease, now)
@@ -263,7 +244,7 @@ class Admission:
             self._end(lease)
         actions: list[Action] = []
         for pool in self._models.values():
-            for entry in pool.queue.overdue(now):
+            for entry in [entry for entry in pool.queue if entry.deadline <= now]:
                 pool.queue.remove(entry.request_id)
                 actions.append(Reject(entry.request_id, RejectCode.QUEUE_TIMEOUT, pool.expected_wait_s(now)))
         return actions + self._serve_all(now)
@@ -283,8 +264,6 @@ class Admission:
         for entry in waiting:
             self._models[entry.model].queue.remove(entry.request_id)
         return [Reject(entry.request_id, RejectCode.SHUTTING_DOWN, COME_BACK_S) for entry in waiting]
-
-    # Inside
 
     def _active(self, request_id: str) -> SlotLease | None:
         """Return the lease of a request, or None if it has ended or is in release: a repeated event has no effect."""
@@ -310,16 +289,15 @@ class Admission:
     def _grant(self, pool: ModelPool, entry: Arrival, replica: GatewayReplica, now: float) -> Forward:
         entry.attempts += 1
         request_id = entry.request_id
-        lease = SlotLease(request_id, replica, entry, now)
-        self._leases[request_id] = lease
+        lease = self._leases[request_id] = SlotLease(request_id, replica, entry, now)
         replica.take(lease)
         pool.queue.under_way(entry.flow, 1)
         return Forward(request_id, replica.spec, now - entry.arrived_at, entry.attempts)
 
     def _again(self, lease: SlotLease, now: float) -> list[Action]:
         """Queue a request that a replica failed once more, or reject it."""
-        entry, model = lease.entry, lease.home.spec.model
-        pool = self._models.get(model)
+        self._end(lease)
+        entry, pool = lease.entry, self._models.get(lease.home.spec.model)
         if pool is None:
             return [Reject(entry.request_id, RejectCode.UNKNOWN_MODEL)]
         entry.avoid, entry.avoid_until = lease.home.name, now + AVOID_S

@@ -103,13 +103,13 @@ def inspect_body(body: bytes, *, conversation: bool = True) -> BodySummary:
         if body.startswith(_BOM):
             return inspect_body(body[len(_BOM) :], conversation=conversation)
         raise NotAnObject(str(error)) from None
-    if fields.model is not None and len(fields.model) > LONGEST_NAME:
-        raise _name_too_long()
+    _check_length(fields.model)
     return BodySummary(fields.model, _conversation(fields) if conversation else None)
 
 
-def _name_too_long() -> NotAnObject:
-    return NotAnObject(f"the name of its `model` is longer than {LONGEST_NAME} characters")
+def _check_length(model: str | None) -> None:
+    if model is not None and len(model) > LONGEST_NAME:
+        raise NotAnObject(f"the name of its `model` is longer than {LONGEST_NAME} characters")
 
 
 def model_of_form(body: bytes) -> str | None:
@@ -185,8 +185,7 @@ def _inspect_long(body: bytes, *, conversation: bool) -> BodySummary:
     name = _name(found["name"]) if found is not None else None
     if found is None or name is None:
         return BodySummary(None, digest)
-    if len(name) > LONGEST_NAME:
-        raise _name_too_long()
+    _check_length(name)
     return BodySummary(name, digest, found.span("name"))
 
 
@@ -196,10 +195,6 @@ def _digest_of_long(body: bytes, start: int) -> int | None:
         return zlib.crc32(body[start : start + PROMPT_BEGINNING])
     user = _first_user(body, start, start + LONG_BYTES)
     return _digest_at(body, start, user, 0) if user >= 0 else None
-
-
-def session_digest(session: bytes) -> int:
-    return zlib.crc32(session) | 1 << 40  # apart from the digests of conversations
 
 
 def _with_name(body: bytes, name_at: tuple[int, int], new: str) -> bytes:

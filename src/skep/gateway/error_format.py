@@ -6,6 +6,7 @@ import json
 import math
 
 from skep.gateway.queue import Reject, RejectCode
+from skep.wire.heads import Headers
 
 JSON = (b"content-type", b"application/json")
 LONGEST_NAME = 256  # characters of a model's name that are repeated to a client
@@ -47,6 +48,11 @@ def limit_reached(key: str, code: str, retry_after_s: float | None) -> RequestRe
     return RequestRefused(code, f"the key `{key}` has reached its limit ({code})", retry_after_s)
 
 
+def owners_path(path: str) -> RequestRefused:
+    advice = "use `skep` on the machine itself, or call the engine there"
+    return RequestRefused("admin_path", f"{path} is not among the paths that clients may ask the engine for; {advice}")
+
+
 def speaks_anthropic(path: str) -> bool:
     return path in ("/v1/messages", "/v1/complete") or path.startswith("/v1/messages/")
 
@@ -79,7 +85,7 @@ def event_of(body: bytes, path: str) -> bytes:
 
 def rejection(
     reject: Reject, path: str, *, model: str, models: tuple[str, ...], loading: bool = False
-) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+) -> tuple[int, Headers, bytes]:
     """`loading`: it has no replica yet."""
     code, name = reject.code.value, model[:LONGEST_NAME]
     wait = math.ceil(reject.retry_after_s) if reject.retry_after_s is not None else None
@@ -97,5 +103,5 @@ def rejection(
     return ERRORS[code][0], retry_headers(wait), error_body(code, messages[reject.code], path)
 
 
-def retry_headers(wait_s: float | None) -> list[tuple[bytes, bytes]]:
+def retry_headers(wait_s: float | None) -> Headers:
     return [JSON] if wait_s is None else [JSON, (b"retry-after", b"%d" % math.ceil(wait_s))]

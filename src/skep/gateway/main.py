@@ -36,7 +36,7 @@ from skep.gateway.proxy import Proxy
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.request_log import Metrics, RequestAccounting, RequestLog
 from skep.wire.json_pipe import JsonPipe
-from skep.wire.prometheus import Labels, label_samples
+from skep.wire.prometheus import CONTENT_TYPE, Labels, label_samples
 from skep.wire.server import HttpServer
 from skep.wire.server_request import ServerRequest
 
@@ -63,6 +63,13 @@ def status_of(proxy: Proxy, metrics: Metrics, now: float) -> messages.GatewaySta
     busy = Counter[str]()
     for replica in admission.replicas():
         busy[replica.name] += replica.busy
+    # About: of answers that ended their own number, of all others the events that have passed.
+    tokens = defaultdict[str, float](float, metrics.output_tokens.by("replica"))
+    for name, events in metrics.counted_tokens.by("replica").items():
+        tokens[name] += events
+    for exchange in proxy.exchanges.values():
+        if exchange.granted is not None and exchange.leased:
+            tokens[exchange.granted.replica.name] += exchange.events
     counts = Counter((exchange.model, exchange.under_way) for exchange in proxy.exchanges.values())
     return messages.GatewayStatus(
         queued=admission.queued,
@@ -75,61 +82,30 @@ def status_of(proxy: Proxy, metrics: Metrics, now: float) -> messages.GatewaySta
             for model in admission.models
         },
         queues={model: admission.waiting(model) for model in admission.models},
-        replicas=[_replica(replica, now) for replica in admission.table()],
-        tokens=tokens_so_far(proxy, metrics),
+        replicas=[_figures(replica, now) for replica in admission.table()],
+        tokens=tokens,
         ended=metrics.requests.by("outcome"),
     )
 
 
-def tokens_so_far(proxy: Proxy, metrics: Metrics) -> dict[str, float]:
-    """By replica, about: of answers that ended their own number, of all others the events that have passed."""
-    sums = defaultdict[str, float](float, metrics.output_tokens.by("replica"))
-    for name, events in metrics.counted_tokens.by("replica").items():
-        sums[name] += events
-    for exchange in proxy.exchanges.values():
-        if exchange.granted is not None and exchange.leased:
-            sums[exchange.granted.replica.name] += exchange.events
-    return sums
-
-
-def _replica(replica: GatewayReplica, now: float) -> messages.ReplicaFigures:
-    spec = replica.spec
+def _figures(one: GatewayReplica, now: float) -> messages.ReplicaFigures:
+    spec, active, busy = one.spec, one.active, one.busy
     return messages.ReplicaFigures(
-        name=replica.name,
-        model=spec.model,
-        url=spec.url,
-        engine=spec.engine,
-        simulated=spec.simulated,
-        slots=replica.slots,
-        active=replica.active,
-        releasing=replica.busy - replica.active,
-        state=state_of(replica, now),
+        spec.name, spec.slots, active, busy - active, one.state(now), spec.model, spec.url, spec.engine, spec.simulated
     )
 
 
-def state_of(replica: GatewayReplica, now: float) -> str:
-    if replica.spec.draining:
-        return "draining"
-    state = replica.breaker.state(now)
-    return "up" if state == "closed" else state
-
-
 def fill_gauges(metrics: Metrics, admission: Admission, connections: int, lost: dict[str, int], now: float) -> None:
-    slots: dict[Labels, float] = {}
+    table = {(replica.spec.model, replica.name): replica for replica in admission.table()}
+    states = {place: replica.state(now) for place, replica in table.items()}
     busy = defaultdict[Labels, float](float)
-    up: dict[Labels, float] = {}
-    for replica in admission.table():
-        place = (replica.spec.model, replica.name)
-        slots[place] = replica.slots
-        state = state_of(replica, now)
-        up[*place, state] = state == "up"
     for replica in admission.replicas():  # what has left the table works on for a while
         place, active = (replica.spec.model, replica.name), replica.active
         busy[*place, "active"] += active
         busy[*place, "releasing"] += replica.busy - active
-    metrics.slots.set_all(slots)
+    metrics.slots.set_all({place: replica.slots for place, replica in table.items()})
     metrics.busy.set_all(busy)
-    metrics.up.set_all(up)
+    metrics.up.set_all({(*place, state): state == "up" for place, state in states.items()})
     metrics.queued.set_all({
         (model, label): count for model in admission.models for label, count in admission.waiting(model).items()
     })  # fmt: skip
@@ -139,7 +115,7 @@ def fill_gauges(metrics: Metrics, admission: Admission, connections: int, lost: 
 
 
 DRAIN_POLL_S = 0.02
-PROMETHEUS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+PROMETHEUS = (b"content-type", CONTENT_TYPE.encode())
 
 
 class Gateway:
@@ -154,9 +130,8 @@ class Gateway:
         self.proxy = Proxy(admission, self.accounts, setup)
         self.server = HttpServer(self.proxy.handle, setup.server, self.proxy.check_head)
         self.watch = HealthLoop(self.proxy, setup.watch)
-        self.tls: ssl.SSLContext | None = None
-        if setup.tls is not None:
-            self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if setup.tls is not None else None
+        if self.tls is not None and setup.tls is not None:
             self.tls.load_cert_chain(setup.tls.certificate, setup.tls.key)
         for path in ("/health", "/healthz"):
             self.proxy.open_routes[b"GET", path] = lambda request: request.respond(200, [JSON], b'{"status":"ok"}')

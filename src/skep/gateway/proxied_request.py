@@ -14,7 +14,7 @@ from skep.gateway.admission import Admission
 from skep.gateway.error_format import ERRORS, error_body, error_event, event_of, rejection, retry_headers
 from skep.gateway.queue import Action, Forward, Reject
 from skep.gateway.request_policy import RequestPlan
-from skep.gateway.unloaded_models import STREAM_LINES, comment
+from skep.gateway.unloaded_models import STREAM_LINES, UnloadedModels, comment
 from skep.gateway.usage import UNKNOWN, Tokens, tokens_of
 from skep.wire.client import Call, Pool, WireFailure, strip_chunk_headers
 from skep.wire.heads import HOP_BY_HOP, ResponseHead, lines_of
@@ -40,11 +40,9 @@ class ProxyPort(Protocol):
 
     admission: Admission
     timeouts: Timeouts
+    unloaded: UnloadedModels
 
     def pool(self, spec: ReplicaSpec) -> Pool: ...
-    def words(self, model: str) -> str | None:
-        """Return what those wait for who wait for a model that is not loaded; None: it is."""
-
     def carry_out(self, actions: list[Action]) -> None: ...
     def ended(self, exchange: Exchange, actions: list[Action]) -> None: ...
 
@@ -108,7 +106,7 @@ class Exchange:
 
     def reject(self, action: Reject) -> None:
         models = self._proxy.admission.models
-        loading = self._proxy.words(self.model) is not None
+        loading = self.model in self._proxy.unloaded.states
         status, headers, body = rejection(action, self.plan.path, model=self.model, models=models, loading=loading)
         self._answer(status, headers, body, action.code.value, [])
 
@@ -131,8 +129,7 @@ class Exchange:
         elif not self.aloud or self.paused or now - self._said_at < self._proxy.timeouts.comment_every_s:
             return
         self._said_at = now
-        words = self._proxy.words(self.model) or f"waiting for {self.model}"
-        self.request.write(comment(words, now - self.arrived_at))
+        self.request.write(comment(self._proxy.unloaded.words(self.model), now - self.arrived_at))
 
     def abandon_replica(self) -> None:
         """The replica shows no sign of life."""
@@ -180,8 +177,9 @@ class Exchange:
             admission.answering(self.id, at, complaint=head.status in ERROR_STATUSES)
         self.heard_at = at
         self.status = head.status
-        if head.memo.note is None:
-            head.memo.note = _lines_of(head)
+        if head.memo.note is None:  # the answer's own headers, for the client, and whether it is a stream of events
+            kept = [(k, v) for k, v in head.headers if k not in _NOT_HANDED_ON and not k.startswith(_LEAVE)]
+            head.memo.note = lines_of(kept), (head.get(b"content-type") or b"").startswith(b"text/event-stream")
         lines, self.streamed = head.memo.note
         if self.aloud:
             self.aloud = head.status != 200 or not self.streamed
@@ -329,24 +327,15 @@ class Exchange:
         self._proxy.ended(self, actions)
 
 
-def _lines_of(head: ResponseHead) -> tuple[bytes, bool]:
-    """The answer's own headers, for the client, and whether it is a stream of events."""
-    kept = [(k, v) for k, v in head.headers if k not in _NOT_HANDED_ON and not k.startswith(_LEAVE)]
-    lines = lines_of(kept)
-    return lines, (head.get(b"content-type") or b"").startswith(b"text/event-stream")
-
-
 class KeepaliveReceiver:
-    """Receives in place of the exchange, so that no other one pays for the question whether its head was sent.
-
-    An answer that is no stream of events cannot be handed on any more: it becomes one error event.
-    """
+    """Receives in place of an exchange that has sent a stream's head: any other answer becomes an error event."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._status = 0
         self._said = b""
         self.takes_chunks = False
+        self.on_chunks, self.on_failure = exchange.on_chunks, exchange.on_failure
 
     def on_head(self, head: ResponseHead, at: float) -> None:
         self._status = head.status
@@ -361,9 +350,6 @@ class KeepaliveReceiver:
         if len(self._said) < ERROR_BYTES:
             self._said += data
 
-    def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
-        self._exchange.on_chunks(raw, carried, at)
-
     def on_end(self, at: float) -> None:
         if self._exchange.aloud:
             document = json_object(self._said)
@@ -372,6 +358,3 @@ class KeepaliveReceiver:
             self._exchange.on_complaint(f"the engine answered HTTP {self._status}: {why}", at)
         else:
             self._exchange.on_end(at)
-
-    def on_failure(self, failure: WireFailure, at: float) -> None:
-        self._exchange.on_failure(failure, at)

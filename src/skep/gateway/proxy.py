@@ -16,38 +16,17 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from skep.config.gateway_messages import GatewaySetup, ReplicaSpec, UnloadedModel
-from skep.config.keys import PRIORITIES, KeyRing, KeySpec, class_for, digest_of, given_keys
+from skep.config.keys import KeyRing, KeySpec, digest_of, given_keys
 from skep.gateway.admission import Admission
-from skep.gateway.body_inspection import (
-    LONG_BYTES,
-    BodySummary,
-    NotAnObject,
-    inspect_body,
-    model_of_form,
-    session_digest,
-    with_model,
-)
-from skep.gateway.error_format import ERRORS, RequestRefused, error_body, limit_reached, retry_headers
+from skep.gateway.body_inspection import LONG_BYTES, BodySummary, NotAnObject, inspect_body, model_of_form, with_model
+from skep.gateway.error_format import ERRORS, RequestRefused, error_body, limit_reached, owners_path, retry_headers
 from skep.gateway.proxied_request import Exchange
 from skep.gateway.queue import Action, Arrival, Forward, Reject, RejectCode
 from skep.gateway.request_log import RequestAccounting
-from skep.gateway.request_policy import (
-    AMBIGUOUS,
-    AMBIGUOUS_NAMES,
-    FOR_CLIENTS,
-    LIGHT,
-    RESPONSES,
-    RequestPlan,
-    batch_plan,
-    host_of,
-    is_for_the_owner,
-    is_preflight,
-    seconds_of,
-    sort_headers,
-)
+from skep.gateway.request_policy import RequestPlan, batch_plan, host_of, is_preflight, make_plan, sort_headers
 from skep.gateway.unloaded_models import UnloadedModels, wants_stream
 from skep.wire.client import Pool
-from skep.wire.heads import parse_url
+from skep.wire.heads import Headers, parse_url
 from skep.wire.limits import InvalidRequest
 from skep.wire.server_request import ServerRequest
 
@@ -193,9 +172,6 @@ class Proxy:
 
     # For exchanges
 
-    def words(self, model: str) -> str | None:
-        return self.unloaded.words(model) if model in self.unloaded.states else None
-
     def pool(self, spec: ReplicaSpec) -> Pool:
         pool = self._pools.get(spec.url)
         if pool is None:
@@ -230,74 +206,39 @@ class Proxy:
             route(request)
             return None
         headers = sort_headers(request.headers, hide_keys=self.guarded or self._keys_of_ours)
-        cross_origin, key = self._admit(request, headers.origin)
-        if cross_origin is not None and is_preflight(request):
+        key = self._admit(request, headers.origin)
+        if request.extra is not None and is_preflight(request):
             asked_for = request.get(b"access-control-request-headers") or b"content-type"  # whatever it is, it may
             request.respond(204, [*PREFLIGHT, (b"access-control-allow-headers", asked_for)], b"")
             return None
-        route = self.routes.get((asked, path)) or self._route_above(asked, path)
+        above = (place for its, place in self.routes if its == asked and place.endswith("/") and path.startswith(place))
+        route = self.routes.get((asked, path)) or self.routes.get((asked, next(above, "")))
         if route is not None:
             route(request)
             return None
-        if AMBIGUOUS.search(path):
-            message = f"the path {path} could be read in two ways; write it without {AMBIGUOUS_NAMES}"
-            raise RequestRefused("bad_request", message)
-        if is_for_the_owner(method, path):
-            raise _owners_path(path)
-        own = {name: value.decode("utf-8", "replace") for name, value in headers.own.items()}
-        try:
-            priority = PRIORITIES[class_for(key, own.get(b"priority"))]
-            max_wait_s = seconds_of(own[b"max-wait"]) if b"max-wait" in own else None
-        except ValueError as error:
-            raise RequestRefused("bad_request", str(error)) from None
-        agent = own.get(b"agent", "")
-        kind = headers.content_type.split(b";")[0].strip().lower()
-        return RequestPlan(
-            rules=self._rules,
-            path=path,
-            lines=headers.lines,
-            key=key,
-            priority=priority,
-            label=priority.label,
-            flow=key.name if key is not None and (len(self.ring) > 1 or not agent) else agent,
-            session=session_digest(headers.own[b"session"]) if b"session" in own else None,
-            model=own.get(b"model"),
-            max_wait_s=max_wait_s,
-            form=kind == b"multipart/form-data",
-            may_be_other=bool(kind) and kind != b"application/json" and not kind.endswith(b"+json"),
-            cross_origin=cross_origin,
-            light=method not in (b"POST", b"PUT", b"PATCH") or path in LIGHT,
-            # As it is written: an engine takes no other spelling of these, and what it does not take is refused here.
-            for_clients=path in FOR_CLIENTS or path.startswith(RESPONSES),
-            lengthy=method not in (b"GET", b"HEAD"),
-        )
+        flow = key.name if key is not None and len(self.ring) > 1 else ""
+        return make_plan(self._rules, request, headers, key, flow)
 
-    def _route_above(self, method: bytes, path: str) -> Route | None:
-        places = (place for its, place in self.routes if its == method and place.endswith("/"))
-        found = next((place for place in places if path.startswith(place)), None)
-        return self.routes[method, found] if found is not None else None
-
-    def _admit(
-        self, request: ServerRequest, origin: bytes | None
-    ) -> tuple[list[tuple[bytes, bytes]] | None, KeySpec | None]:
-        """Headers for a web page that may read the answer, and whose key it is. Raises Refused for strangers."""
+    def _admit(self, request: ServerRequest, origin: bytes | None) -> KeySpec | None:
+        """Return whose key it is; `request.extra` lets a web page read the answer. Raises Refused for strangers."""
         hosts, host = self.policy.hosts, request.get(b"host")
         if not self.guarded and hosts and host is not None and host_of(host) not in hosts:
             advice = "call it by localhost or 127.0.0.1, or make a key with `skep key add NAME`"
             message = f"without API keys this does not answer to {host.decode('latin-1')}; {advice}"
             raise RequestRefused("host_refused", message)
-        cross_origin = None
         if origin is not None:
-            cross_origin = request.extra = self._cors_headers(request, origin)
-            if cross_origin is not None and is_preflight(request):
-                return cross_origin, None
-        return cross_origin, self.key_of(request)
+            page, origins = origin.decode("latin-1"), self.policy.origins
+            if "*" in origins or page in origins:
+                request.extra = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+                if is_preflight(request):
+                    return None
+            elif not self.guarded or request.method == b"OPTIONS":  # else the key decides, and no page reads the answer
+                allowed = "`cors_origins` under [gateway] in skep.toml names those that may"
+                raise RequestRefused("origin_refused", f"web pages of {page} may not call this; {allowed}")
+        return self.key_of(request)
 
     def _inspect_in_thread(self, request: ServerRequest, plan: RequestPlan) -> None:
         looking = asyncio.get_running_loop().run_in_executor(self._looks, self._look, request, plan)
-
-        def gone() -> None:
-            looking.cancel()
 
         def looked(_: object) -> None:
             if looking.cancelled():
@@ -310,13 +251,16 @@ class Proxy:
             except RequestRefused as refusal:
                 request.respond(*self._refusal(request, refusal))
 
+        def gone() -> None:
+            looking.cancel()
+
         request.on_gone = gone
         looking.add_done_callback(looked)
 
     def _submit(self, request: ServerRequest, plan: RequestPlan, seen: BodySummary) -> Exchange:
         model, body = self._model(seen, plan, request)
         if not plan.for_clients and model in self._own_models:
-            raise _owners_path(plan.path)
+            raise owners_path(plan.path)
         key = plan.key
         if key is not None and (refusal := self.ring.enter(key.name, time.monotonic())) is not None:
             raise limit_reached(key.name, refusal.code.value, refusal.retry_after_s)
@@ -343,7 +287,8 @@ class Proxy:
         failure = self.unloaded.failure(exchange.model, now)
         if failure is not None:
             exchange.leased = False
-            exchange.reject(Reject(exchange.id, RejectCode.LOAD_FAILED, failure.retry_after_s(now), failure.why))
+            why, retry_after_s = failure
+            exchange.reject(Reject(exchange.id, RejectCode.LOAD_FAILED, retry_after_s, why))
         elif exchange.request.method not in (b"POST", b"PUT", b"PATCH"):
             exchange.leased = False
             exchange.refuse("replica_lost", f"`{exchange.model}` is not loaded; a request for an answer loads it")
@@ -409,17 +354,7 @@ class Proxy:
         message = "this endpoint wants its API key as `Authorization: Bearer KEY` or `x-api-key`"
         raise RequestRefused("invalid_api_key", message)
 
-    def _cors_headers(self, request: ServerRequest, origin: bytes) -> list[tuple[bytes, bytes]] | None:
-        """Headers that let a web page read the answer; None where it may not."""
-        origins = self.policy.origins
-        if "*" in origins or origin.decode("latin-1") in origins:
-            return [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
-        if self.guarded and request.method != b"OPTIONS":
-            return None  # the key decides; without our leave the page cannot read the answer
-        allowed = "`cors_origins` under [gateway] in skep.toml names those that may"
-        raise RequestRefused("origin_refused", f"web pages of {origin.decode('latin-1')} may not call this; {allowed}")
-
-    def _refusal(self, request: ServerRequest, refusal: RequestRefused) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    def _refusal(self, request: ServerRequest, refusal: RequestRefused) -> tuple[int, Headers, bytes]:
         """Return the answer, which is put down as well."""
         path, status = request.path, ERRORS[refusal.code][0]
         request_id = self._new_id()
@@ -430,8 +365,3 @@ class Proxy:
     def _new_id(self) -> str:
         self._counter += 1
         return f"{self._prefix}-{self._counter}"
-
-
-def _owners_path(path: str) -> RequestRefused:
-    advice = "use `skep` on the machine itself, or call the engine there"
-    return RequestRefused("admin_path", f"{path} is not among the paths that clients may ask the engine for; {advice}")

@@ -10,7 +10,7 @@ flows and deadlines are searched, not indexed.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -22,10 +22,7 @@ from skep.config.keys import Priority
 
 @dataclass(slots=True)
 class Arrival:
-    """A request as far as admission cares. `flow` shares fairly with the other flows of its class.
-
-    Like `Forward` not frozen, because one is made for every request and freezing doubles the cost.
-    """
+    """A request as far as admission cares. Like `Forward` not frozen: one is made for every request."""
 
     request_id: str
     model: str
@@ -112,10 +109,8 @@ class ModelQueue:
 
     def waiting(self) -> dict[str, int]:
         """By class."""
-        return {
-            priority.label: sum(len(flow.entries) for flow in flows.values())
-            for priority, flows in self._classes.items()
-        }
+        counts = Counter(entry.priority for entry in self.by_id.values())
+        return {priority.label: counts[priority] for priority in Priority}
 
     def only_batch(self) -> bool:
         return not self._classes[Priority.INTERACTIVE] and not self._classes[Priority.NORMAL]
@@ -156,10 +151,6 @@ class ModelQueue:
             if (len(own.entries) if own is not None else 0) + 1 >= len(longest.entries):
                 return None
         return next(reversed(longest.entries))
-
-    def overdue(self, now: float) -> list[Arrival]:
-        """Return those whose deadline has come, in the order in which they came."""
-        return [entry for entry in self.by_id.values() if entry.deadline <= now]
 
     def under_way(self, flow: str, more: int) -> None:
         """Note that so many `more` requests of the flow are with a replica, or fewer."""

@@ -28,7 +28,13 @@ def seed_of(name: str) -> int:
 
 
 def rendezvous(conversation: int, replicas: Sequence[GatewayReplica]) -> GatewayReplica:
-    return max(replicas, key=lambda replica: _mix(conversation ^ replica.seed))
+    def weight(replica: GatewayReplica) -> int:
+        x = conversation ^ replica.seed
+        x = ((x ^ (x >> 33)) * 0xFF51AFD7ED558CCD) & _MASK
+        x = ((x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53) & _MASK
+        return x ^ (x >> 33)
+
+    return max(replicas, key=weight)
 
 
 def load(replica: GatewayReplica) -> tuple[float, int]:
@@ -42,6 +48,9 @@ class ConversationAffinity:
         self._affinity: OrderedDict[int, str] = OrderedDict()
         self.remembered = remembered
 
+    def make_room(self, slots: int) -> None:
+        self.remembered = max(REMEMBERED, REMEMBERED_PER_SLOT * slots)
+
     def of(self, conversation: int) -> str | None:
         return self._affinity.get(conversation)
 
@@ -50,12 +59,6 @@ class ConversationAffinity:
         self._affinity.move_to_end(conversation)
         while len(self._affinity) > self.remembered:
             self._affinity.popitem(last=False)
-
-
-def _mix(x: int) -> int:
-    x = ((x ^ (x >> 33)) * 0xFF51AFD7ED558CCD) & _MASK
-    x = ((x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53) & _MASK
-    return x ^ (x >> 33)
 
 
 FIRST_OPEN_S = 0.5
@@ -72,9 +75,6 @@ class Breaker:
     _open_s: float = 0.0
     _bad_answers: int = 0
     _bad_checks: int = 0
-
-    def __repr__(self) -> str:
-        return "<Breaker closed>" if self.open_until is None else f"<Breaker open until {self.open_until:.1f}>"
 
     def state(self, now: float) -> str:
         if self.open_until is None:
@@ -131,10 +131,7 @@ class Breaker:
                 self.failed(now)
 
 
-ProcessKey = tuple[str, str, str]
-
-
-def process_of(spec: ReplicaSpec) -> ProcessKey:
+def process_of(spec: ReplicaSpec) -> tuple[str, str, str]:
     """The same process behind the same name: its slots may change, its address may not."""
     return spec.name, spec.url, spec.model
 
@@ -184,6 +181,11 @@ class GatewayReplica:
     @property
     def active(self) -> int:
         return sum(lease.releasing_until is None for lease in self.leases.values())
+
+    def state(self, now: float) -> str:
+        """In words for people and metrics."""
+        state = "draining" if self.draining else self.breaker.state(now)
+        return "up" if state == "closed" else state
 
     def usable(self, now: float) -> bool:
         """It may be tried, full or not."""
@@ -342,10 +344,8 @@ class ModelPool:
         return chosen
 
     def _least(self, entry: Arrival, now: float, avoided: GatewayReplica | None = None) -> GatewayReplica | None:
-        """Return the open replica with the smallest share of busy slots, then prompts under way, then most free slots.
-
-        Written out for speed: `min` with a key costs twice as much, and this runs once or twice a request.
-        """
+        """Return the open replica with the smallest share of busy slots, then prompts under way, then most free."""
+        # Written out: `min` with a key costs twice as much, and this runs once or twice a request.
         least, least_share = None, inf
         for replica in self.replicas:
             busy, slots = len(replica.leases), replica.slots

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from skep.config.keys import KeySpec, Priority
-from skep.wire.heads import HOP_BY_HOP
+from skep.config.keys import PRIORITIES, KeySpec, Priority, class_for
+from skep.gateway.error_format import RequestRefused, owners_path
+from skep.wire.heads import HOP_BY_HOP, Headers
 from skep.wire.server_request import ServerRequest
 
 # What takes no slot of an engine.
@@ -60,20 +61,53 @@ class RequestPlan:
     max_wait_s: float | None = None
     form: bool = False  # the body is a multipart form
     may_be_other: bool = False  # the body need not be JSON
-    cross_origin: list[tuple[bytes, bytes]] | None = None  # headers for a web page that may call
+    cross_origin: Headers | None = None  # headers for a web page that may call
     light: bool = False
     for_clients: bool = True  # an engine that skep started may be asked for this path
     lengthy: bool = True  # a body's length is told even if there is none
 
 
-def is_for_the_owner(method: bytes, path: str) -> bool:
-    """However it is written: `/%73lots` is `/slots`. The path is not `AMBIGUOUS`."""
-    plain = unquote(path).lower()
-    return plain.startswith(ADMIN) or (plain.startswith("/props") and method not in (b"GET", b"HEAD"))
+def make_plan(
+    rules: object, request: ServerRequest, headers: SortedHeaders, key: KeySpec | None, flow: str
+) -> RequestPlan:
+    """`flow`: the key's own, where several keys share fairly. Raises RequestRefused."""
+    method, path = request.method, request.path
+    if AMBIGUOUS.search(path):
+        message = f"the path {path} could be read in two ways; write it without {AMBIGUOUS_NAMES}"
+        raise RequestRefused("bad_request", message)
+    plain = unquote(path).lower()  # however it is written: `/%73lots` is `/slots`
+    if plain.startswith(ADMIN) or (plain.startswith("/props") and method not in (b"GET", b"HEAD")):
+        raise owners_path(path)
+    own = {name: value.decode("utf-8", "replace") for name, value in headers.own.items()}
+    try:
+        priority = PRIORITIES[class_for(key, own.get(b"priority"))]
+        max_wait_s = _seconds(own[b"max-wait"]) if b"max-wait" in own else None
+    except ValueError as error:
+        raise RequestRefused("bad_request", str(error)) from None
+    kind = headers.content_type.split(b";")[0].strip().lower()
+    return RequestPlan(
+        rules=rules,
+        path=path,
+        lines=headers.lines,
+        key=key,
+        priority=priority,
+        label=priority.label,
+        flow=flow or own.get(b"agent", "") or (key.name if key is not None else ""),
+        # Apart from the digests of conversations.
+        session=zlib.crc32(headers.own[b"session"]) | 1 << 40 if b"session" in own else None,
+        model=own.get(b"model"),
+        max_wait_s=max_wait_s,
+        form=kind == b"multipart/form-data",
+        may_be_other=bool(kind) and kind != b"application/json" and not kind.endswith(b"+json"),
+        cross_origin=request.extra,
+        light=method not in (b"POST", b"PUT", b"PATCH") or path in LIGHT,
+        # As it is written: an engine takes no other spelling of these, and what it does not take is refused here.
+        for_clients=path in FOR_CLIENTS or path.startswith(RESPONSES),
+        lengthy=method not in (b"GET", b"HEAD"),
+    )
 
 
-def seconds_of(text: str) -> float:
-    """Of the header `x-skep-max-wait`."""
+def _seconds(text: str) -> float:
     with suppress(ValueError):
         if 0 <= (seconds := float(text)) < float("inf"):
             return seconds
@@ -111,7 +145,7 @@ class SortedHeaders:
     content_type: bytes = b""
 
 
-def sort_headers(headers: Sequence[tuple[bytes, bytes]], *, hide_keys: bool) -> SortedHeaders:
+def sort_headers(headers: Headers, *, hide_keys: bool) -> SortedHeaders:
     """`hide_keys`: the keys are the gateway's and stay here. Otherwise they are the replica's and go on.
 
     Names are lower case, values without CR, LF and NUL: the server sees to that. What a `Connection` names is still

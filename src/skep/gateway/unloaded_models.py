@@ -7,7 +7,6 @@ happens; a comment is something, and no event. Knows times handed to it; no cloc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -24,23 +23,11 @@ NOT_COMING = ("unloaded", "unloading")  # unless somebody says that it is wanted
 GIVEN_UP = "failed"  # it is not tried again before the user says so
 
 
-@dataclass(frozen=True, slots=True)
-class LoadFailure:
-    """A model could not be loaded, and is not tried again before that time."""
-
-    why: str
-    until: float
-
-    def retry_after_s(self, now: float) -> float | None:
-        """None: nobody tries by himself."""
-        return self.until - now if self.until > now else None
-
-
 class UnloadedModels:
     def __init__(self) -> None:
         self.states: dict[str, str] = {}  # by model; empty while all are loaded: all that a request then pays for
         self._told: set[str] = set()  # the supervisor was told, and has not said what it makes of it
-        self._failures: dict[str, LoadFailure] = {}
+        self._failures: dict[str, tuple[str, float]] = {}  # why, and until when it is not tried again
 
     def become(
         self, table: Mapping[str, UnloadedModel], serving: Iterable[str], models: Iterable[str] = ()
@@ -56,7 +43,7 @@ class UnloadedModels:
         self._failures = {model: found for model, found in self._failures.items() if model not in moving}
         for model, state in self.states.items():
             if state == GIVEN_UP and model not in self._failures:
-                self._failures[model] = LoadFailure(table[model].why or "it did not start", float("-inf"))
+                self._failures[model] = (table[model].why or "it did not start", float("-inf"))
         self.states |= dict.fromkeys(self._failures.keys() & set(models) - self.states.keys(), GIVEN_UP)
         return [model for model, state in before.items() if state == "loading" and model in served - self.states.keys()]
 
@@ -68,13 +55,17 @@ class UnloadedModels:
         return True
 
     def failed(self, model: str, why: str, until: float) -> None:
-        self._failures[model] = LoadFailure(why, until)
+        self._failures[model] = (why, until)
         self._told.discard(model)
 
-    def failure(self, model: str, now: float) -> LoadFailure | None:
-        found = self._failures.get(model)
-        lasts = found is not None and (now < found.until or self.states.get(model) == GIVEN_UP)
-        return found if lasts else None
+    def failure(self, model: str, now: float) -> tuple[str, float | None] | None:
+        """Return why it could not be loaded, and after how long to come back; None: nobody tries by himself."""
+        if model not in self._failures:
+            return None
+        why, until = self._failures[model]
+        if now < until:
+            return why, until - now
+        return (why, None) if self.states.get(model) == GIVEN_UP else None
 
     def words(self, model: str) -> str:
         """For those who wait."""

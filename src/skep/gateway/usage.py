@@ -83,16 +83,12 @@ def _of_stream(first: bytes, text: bytes) -> Tokens:
     """What comes last counts: usage may be told all along."""
     found = UNKNOWN
     for payload in _payloads(text):
-        said = _read(payload)
-        if said is not None:
-            found = _filled(found, _tokens(said))
-            if found.output is not None and found.prompt is not None:
-                return found
+        found = _filled(found, _read(payload))
+        if found.output is not None and found.prompt is not None:
+            return found
     if found.prompt is None and b"message_start" in first:
         line = next((line for line in first.split(b"\n") if line.startswith(b"data:")), b"")
-        said = _read(line[5:])
-        if said is not None:
-            found = _filled(found, _tokens(said))
+        found = _filled(found, _read(line[5:]))
     return found
 
 
@@ -128,7 +124,10 @@ def _read(payload: bytes) -> _UsageReport | None:
         return None
 
 
-def _filled(known: Tokens, more: Tokens) -> Tokens:
+def _filled(known: Tokens, said: _UsageReport | None) -> Tokens:
+    if said is None:
+        return known
+    more = _tokens(said)
     output = known.output if known.output is not None else more.output
     source = known if known.prompt is not None else more
     return Tokens(source.prompt, source.cached, output, known.reasoning or more.reasoning)

@@ -23,10 +23,7 @@ from skep.wire.heads import CachedHead, HeadCache, Headers, Origin, ResponseHead
 
 
 class Receiver(Protocol):
-    """Gets one answer, piece by piece. `at` is `time.monotonic()` as the bytes arrived, before they were parsed.
-
-    Not the loop's clock: uvloop's stands still while it works through one round of events, in whole milliseconds.
-    """
+    """Gets one answer, piece by piece. `at` is `time.monotonic()` as the bytes came: uvloop's clock stands still."""
 
     takes_chunks: bool  # looked at after `on_head`: `on_chunks` may be called instead of `on_body`
 
@@ -154,14 +151,14 @@ class Pool:
         self._max_idle = max_idle
         self._connect_timeout_s = connect_timeout_s
         self._idle: deque[_ClientConnection] = deque()
-        self._open: set[_ClientConnection] = set()
+        self.open: set[_ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()  # connects under way; cancelled by `close`
         self._loop = asyncio.get_running_loop()
         self.heads: HeadCache[ResponseHead] = HeadCache()
         self._tls = ssl.create_default_context() if origin.tls else None
 
     def __repr__(self) -> str:
-        return f"<Pool {self.origin} {len(self._open)} open, {len(self._idle)} idle>"
+        return f"<Pool {self.origin} {len(self.open)} open, {len(self._idle)} idle>"
 
     def send(self, head: bytes, receiver: Receiver, body: bytes = b"") -> Call:
         call = Call(head, receiver, body)
@@ -200,12 +197,12 @@ class Pool:
             await asyncio.wait(self._tasks)
         self._idle.clear()
         for _ in range(CLOSING_ROUNDS):  # an aborted transport is closed in the loop's next round
-            for connection in list(self._open):
+            for connection in list(self.open):
                 connection.close()
-            if not self._open:
+            if not self.open:
                 return
             await asyncio.sleep(0)
-        self._open.clear()  # made while it was being cancelled: uvloop closes it and does not say so
+        self.open.clear()  # made while it was being cancelled: uvloop closes it and does not say so
 
     def _dispatch(self, call: Call, *, fresh: bool) -> None:
         connection = None if fresh else self._take_idle()
@@ -251,9 +248,6 @@ class Pool:
         if not call.aborted:
             call.receiver.on_failure(failure, time.monotonic())
 
-    def opened(self, connection: _ClientConnection) -> None:
-        self._open.add(connection)
-
     def idle(self, connection: _ClientConnection, since: float) -> None:
         connection.idle_since = since
         if len(self._idle) >= self._max_idle:
@@ -262,7 +256,7 @@ class Pool:
             self._idle.append(connection)
 
     def lost(self, connection: _ClientConnection, call: Call | None, failure: WireFailure, at: float) -> None:
-        self._open.discard(connection)
+        self.open.discard(connection)
         with suppress(ValueError):
             self._idle.remove(connection)
         if call is None or call.aborted:
@@ -342,7 +336,7 @@ class _ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._pool.opened(self)
+        self._pool.open.add(self)
 
     def data_received(self, data: bytes) -> None:
         self._at = at = time.monotonic()
@@ -395,9 +389,6 @@ class _ClientConnection(asyncio.Protocol):
         self._reusable, self._surplus = True, False
         self._hand_back()
         return True
-
-    def eof_received(self) -> bool:
-        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         at = time.monotonic()

@@ -119,10 +119,7 @@ class HeadCache(Generic[T]):
         return len(self._known)
 
     def find(self, data: bytes, last: CachedHead[T] | None) -> tuple[CachedHead[T], int, int] | None:
-        """Return what is known of the head that `data` begins with, where the body begins, and how long it is.
-
-        `last` is what this connection's last head was: mostly it comes again.
-        """
+        """Return the known head that `data` begins with, where its body begins, how long it is. `last`: tried first."""
         if last is not None and data.startswith(last.before):
             at = len(last.before)
             end = data.find(b"\r", at, at + LENGTH_DIGITS + 1)

@@ -32,13 +32,18 @@ class ServerLimits:
     linger_s: float = 2.0  # after a refusal, for what the client still sends
     sweep_s: float = 0.5
 
+    def check_head_size(self, target: bytes, headers: Headers) -> None:
+        if len(headers) > self.headers:
+            raise InvalidRequest(431, f"the request has more than {self.headers} headers")
+        if len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > self.head_bytes:
+            raise self.head_too_large()
 
-@dataclass(slots=True)
-class HeldBodies:
-    """The bytes of all bodies that one server holds."""
+    def head_too_large(self) -> InvalidRequest:
+        return InvalidRequest(431, f"the request's head is larger than {self.head_bytes} bytes")
 
-    limit: int
-    bytes: int = 0
+    def body_too_large(self) -> InvalidRequest:
+        message = f"the body is larger than {self.body_bytes} bytes; `body_limit` in skep.toml raises it"
+        return InvalidRequest(413, message)
 
 
 class ConnectionStage(Enum):
@@ -59,10 +64,7 @@ class SweepAction(Enum):
 
 
 class ClientTimeouts:
-    """One connection's clocks. Asked by the sweep only: the way of a request sets no timer and reads no clock.
-
-    Progress is seen by comparing counters with those of the last look.
-    """
+    """One connection's clocks, asked by the sweep only: the way of a request sets no timer and reads no clock."""
 
     __slots__ = ("_arrived", "_left", "_left_at", "_limits", "_message", "_message_at", "_since", "_stage")
 
@@ -94,20 +96,17 @@ class ClientTimeouts:
         self._stage, self._message, self._arrived = stage, message, arrived
         waited_s, message_s = now - self._since, now - self._message_at
         match stage:
-            case ConnectionStage.NEW:
-                return SweepAction.CLOSE if waited_s > limits.head_timeout_s else None
-            case ConnectionStage.IDLE:
-                return SweepAction.CLOSE if waited_s > limits.idle_timeout_s else None
-            case ConnectionStage.HEAD:
-                late = message_s > min(limits.head_timeout_s, limits.request_timeout_s)
-                return SweepAction.TIMED_OUT if late else None
-            case ConnectionStage.BODY:
-                late = waited_s > limits.body_idle_s or message_s > limits.request_timeout_s
-                return SweepAction.TIMED_OUT if late else None
-            case ConnectionStage.ENDED:
-                return SweepAction.ABORT if waited_s > limits.linger_s else None
-            case ConnectionStage.ANSWERING:
-                return None
+            case ConnectionStage.NEW if waited_s > limits.head_timeout_s:
+                return SweepAction.CLOSE
+            case ConnectionStage.IDLE if waited_s > limits.idle_timeout_s:
+                return SweepAction.CLOSE
+            case ConnectionStage.HEAD if message_s > min(limits.head_timeout_s, limits.request_timeout_s):
+                return SweepAction.TIMED_OUT
+            case ConnectionStage.BODY if waited_s > limits.body_idle_s or message_s > limits.request_timeout_s:
+                return SweepAction.TIMED_OUT
+            case ConnectionStage.ENDED if waited_s > limits.linger_s:
+                return SweepAction.ABORT
+        return None
 
 
 # What a request must be, beyond what the parser insists on. Each refusal names its status.
@@ -129,10 +128,7 @@ _MAX_LENGTH_DIGITS = 19
 
 
 class InvalidRequest(Exception):
-    """The request is answered with this status and the connection closed.
-
-    `answer`: headers and body of the answer, where the handler's side has made them.
-    """
+    """Answered with this status, and the connection closed. `answer`: headers and body, where a handler made them."""
 
     def __init__(
         self, status: int, message: str, *, code: str = "bad_request", answer: tuple[Headers, bytes] | None = None
@@ -142,18 +138,17 @@ class InvalidRequest(Exception):
         self.code = code
         self.answer = answer
 
-
-def refusal_bytes(refusal: InvalidRequest) -> bytes:
-    if refusal.answer is not None:
-        headers, body = refusal.answer
-    else:
-        ours = refusal.status >= 500 and refusal.status != 501
-        kind = "server_error" if ours else "invalid_request_error"
-        error = {"message": str(refusal), "type": kind, "param": None, "code": refusal.code}
-        headers = [(b"content-type", b"application/json"), *([(b"retry-after", b"1")] if ours else [])]
-        body = json.dumps({"error": error, "source": "gateway"}).encode()
-    lines = lines_of([*headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")])
-    return b"%b\r\n%b\r\n%b" % (status_line(refusal.status), lines, body)
+    def to_bytes(self) -> bytes:
+        if self.answer is not None:
+            headers, body = self.answer
+        else:
+            ours = self.status >= 500 and self.status != 501
+            kind = "server_error" if ours else "invalid_request_error"
+            error = {"message": str(self), "type": kind, "param": None, "code": self.code}
+            headers = [(b"content-type", b"application/json"), *([(b"retry-after", b"1")] if ours else [])]
+            body = json.dumps({"error": error, "source": "gateway"}).encode()
+        lines = lines_of([*headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")])
+        return b"%b\r\n%b\r\n%b" % (status_line(self.status), lines, body)
 
 
 def check_head(
@@ -165,7 +160,9 @@ def check_head(
     if method not in METHODS:
         raise InvalidRequest(501, f"the method {method.decode('latin-1')} is not supported")
     if len(fields) != len(headers):
-        _check_doubled(headers)
+        names = [name for name, _ in headers]
+        if twice := [name for name in names if name in _SINGLE and names.count(name) > 1]:
+            raise InvalidRequest(400, f"the header {twice[0].decode('latin-1')} came twice")
     host = fields.get(b"host")
     if host is None:
         if version == "1.1":
@@ -179,7 +176,7 @@ def check_head(
         if not length.isdigit() or len(length) > _MAX_LENGTH_DIGITS:
             raise InvalidRequest(400, "the Content-Length is not a plain number")
         if int(length) > limits.body_bytes:
-            raise body_too_large(limits)
+            raise limits.body_too_large()
     elif b"transfer-encoding" in fields:
         if version == "1.0":
             raise InvalidRequest(400, "HTTP/1.0 knows no Transfer-Encoding")
@@ -190,38 +187,9 @@ def check_head(
     return target
 
 
-def check_head_size(target: bytes, headers: Headers, limits: ServerLimits) -> None:
-    if len(headers) > limits.headers:
-        raise InvalidRequest(431, f"the request has more than {limits.headers} headers")
-    if len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > limits.head_bytes:
-        raise head_too_large(limits)
-
-
-def head_too_large(limits: ServerLimits) -> InvalidRequest:
-    return InvalidRequest(431, f"the request's head is larger than {limits.head_bytes} bytes")
-
-
-def body_too_large(limits: ServerLimits) -> InvalidRequest:
-    message = f"the body is larger than {limits.body_bytes} bytes; `body_limit` in skep.toml raises it"
-    return InvalidRequest(413, message)
-
-
-def bodies_too_large(bodies: HeldBodies) -> InvalidRequest:
-    message = f"the bodies of the requests under way are larger than {bodies.limit} bytes together; try again in 1 s"
-    return InvalidRequest(503, message, code="too_many_bytes")
-
-
 @lru_cache(maxsize=256)  # clients name the same few hosts again and again
 def _is_host(host: bytes) -> bool:
     return _HOST.fullmatch(host) is not None
-
-
-def _check_doubled(headers: Headers) -> None:
-    seen = set()
-    for name, _ in headers:
-        if name in _SINGLE and name in seen:
-            raise InvalidRequest(400, f"the header {name.decode('latin-1')} came twice")
-        seen.add(name)
 
 
 def _origin_form(target: bytes, host: bytes | None) -> bytes:

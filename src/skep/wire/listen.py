@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from contextlib import suppress
 
 from skep.errors import GatewayError, UserError
 from skep.paths import LOOPBACK
@@ -51,13 +52,10 @@ def claim_port(host: str, port: int) -> socket.socket | None:
     the same addresses sees the same claims. Linux only. None: it is taken.
     """
     claim = socket.socket(socket.AF_UNIX)
-    try:
+    with suppress(OSError):
         claim.bind(f"\0skep-engine:{host}:{port}")
-        taken = refusal_of(host, port) is not None
-    except OSError:
-        taken = True
-    if not taken:
-        return claim
+        if refusal_of(host, port) is None:
+            return claim
     claim.close()
     return None
 

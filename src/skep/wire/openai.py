@@ -24,10 +24,7 @@ CHAT = "/chat/completions"
 
 
 class SseParser:
-    """Feed bytes as they arrive; get the `data` payloads of the events that became complete.
-
-    Works on bytes, so a character split between two reads stays whole.
-    """
+    """Feed bytes as they arrive, cut anywhere; get the `data` payloads of the events that became complete."""
 
     __slots__ = ("_buffer", "_data")
 
@@ -184,7 +181,9 @@ class StreamReader:
             self._digest()
 
     def on_end(self, at: float) -> None:
-        self._end(at)
+        self.ended_at = at
+        if not self.done.done():
+            self.done.set_result(at)
 
     def on_failure(self, failure: WireFailure, at: float) -> None:
         kind = "cut" if self.first_byte is not None and failure.kind == "closed" else failure.kind
@@ -194,7 +193,7 @@ class StreamReader:
         """No more will come, or be waited for. What came until now is read all the same."""
         if not self.done.done():
             self._broken = (kind, message)
-            self._end(at)
+            self.on_end(at)
 
     def digest(self) -> None:
         """Read what was kept. Called once, after the end."""
@@ -236,10 +235,7 @@ class StreamReader:
         return None if told is None or told < 0 else min(told, LONGEST_WAIT_S)
 
     def engine_figures(self) -> dict[str, Any]:
-        """Return the engine's own figures: llama.cpp's `timings`, vLLM's `metrics`, Ollama's durations.
-
-        Cached tokens also where only `usage` tells them.
-        """
+        """Return the engine's own figures: llama.cpp's `timings`, vLLM's `metrics`, Ollama's durations."""
         told = self.timings
         if "eval_duration" in told:
             count, nanoseconds = count_of(told.get("eval_count")), float_of(told.get("eval_duration"))
@@ -389,7 +385,11 @@ class StreamReader:
         if document.get("error"):
             self._fail("engine_error", message_of(document))
             return {}
-        self._take_figures(document)
+        if isinstance(document.get("usage"), dict):
+            self.usage = document["usage"]
+        for name in ("metrics", "timings"):
+            if isinstance(document.get(name), dict):
+                self.timings = document[name]
         return document
 
     def _take(self, fields: dict[str, Any], text: object, at: float) -> None:
@@ -403,22 +403,10 @@ class StreamReader:
         if isinstance(thought, str):
             self.reasoning.append(thought)
 
-    def _take_figures(self, document: dict[str, Any]) -> None:
-        if isinstance(document.get("usage"), dict):
-            self.usage = document["usage"]
-        for name in ("metrics", "timings"):
-            if isinstance(document.get(name), dict):
-                self.timings = document[name]
-
     def _fail(self, kind: str, message: str) -> None:
         if self.error_kind is None:
             self.error_kind = kind
             self.error = message[:MAX_ERROR_TEXT]
-
-    def _end(self, at: float) -> None:
-        self.ended_at = at
-        if not self.done.done():
-            self.done.set_result(at)
 
 
 OLLAMA_DURATIONS = (

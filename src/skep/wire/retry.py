@@ -24,7 +24,7 @@ class ErrorKind(Enum):
 
 
 # The name of an error as it is stored: what it says, in words and for whoever may try again. All others are a TRY, but
-# for `http_NNN`, which `kind_of_status` reads.
+# for `http_NNN`, whose status says it.
 KINDS: Mapping[str, tuple[ErrorKind, str]] = {
     "connect": (ErrorKind.AWAY, "it cannot be reached"),
     "closed": (ErrorKind.BROKEN, "the connection was closed"),
@@ -39,12 +39,8 @@ def classify_error(error_kind: str | None, status: int | None) -> ErrorKind | No
     """Return the kind of an error; None if there was none."""
     if error_kind is None:
         return None
-    if error_kind.startswith("http_") and status is not None:
-        return kind_of_status(status)
-    return KINDS[error_kind][0] if error_kind in KINDS else ErrorKind.TRY
-
-
-def kind_of_status(status: int) -> ErrorKind:
+    if not error_kind.startswith("http_") or status is None:
+        return KINDS[error_kind][0] if error_kind in KINDS else ErrorKind.TRY
     if status == 401:
         return ErrorKind.KEY
     if status in REFUSALS:

@@ -25,9 +25,7 @@ LIMITS = ServerLimits(max_connections=512)  # far more than browsers and MCP cli
 
 
 class AsgiServer(uvicorn.Server):
-    """Ends quietly: a signal is an end as good as any, and streams do not hold it up.
-
-    The socket is bound, or refused, when it is made: a port in use is a GatewayError.
+    """Ends quietly: a signal is an end as good as any, and streams do not hold it up. A port in use is a GatewayError.
 
     `guarded`: those who may not come in are turned away by the application. `on_ready` hears the URL, `path` added,
     once it answers; `on_end` ends the streams that are open at the end. Of `limits`, what h11 and uvicorn limit in
@@ -115,10 +113,7 @@ class _CountedTransport:
 
 
 class LimitedConnection(H11Protocol):
-    """Refuses a head that is too long, and ends a connection on which nothing gets on.
-
-    h11 keeps at most `head_bytes` of a head, of a chunk's frame or of trailers. Times are kept by `sweep`.
-    """
+    """Refuses a head that is too long (h11 keeps `head_bytes`); `sweep` ends a connection on which nothing gets on."""
 
     limits = LIMITS
 

@@ -21,21 +21,8 @@ import httptools
 
 from skep.wire.client import unread_bytes, unsent_bytes
 from skep.wire.heads import CachedHead, HeadCache, PartialBody, RequestHead
-from skep.wire.limits import (
-    ClientTimeouts,
-    ConnectionStage,
-    HeldBodies,
-    InvalidRequest,
-    ServerLimits,
-    SweepAction,
-    bodies_too_large,
-    body_too_large,
-    check_head,
-    check_head_size,
-    head_too_large,
-    refusal_bytes,
-)
-from skep.wire.server_request import ServerRequest, head_without_offer, size_of
+from skep.wire.limits import ClientTimeouts, ConnectionStage, InvalidRequest, ServerLimits, SweepAction, check_head
+from skep.wire.server_request import HeldBodies, ServerRequest, head_without_offer, size_of
 
 SPARE_CONNECTIONS = 64  # beyond the limit, these many are told so; the rest are cut
 OVERHEAD_PER_BYTE = 8  # of a chunked body: a chunk of one byte has five around it
@@ -224,7 +211,7 @@ class ServerConnection(asyncio.Protocol):
         parser, headers, target, limits = self._parser, self._headers, self._target, self._limits
         self._headers = []  # trailers go nowhere
         if self._spans or self._read > limits.head_bytes or len(headers) > limits.headers:
-            check_head_size(target, headers, limits)
+            limits.check_head_size(target, headers)
         fields = dict(headers)
         keep_alive = parser.should_keep_alive()
         # Only HTTP/1.1 is kept alive without a word about it; asking the parser costs more than all checks.
@@ -269,7 +256,7 @@ class ServerConnection(asyncio.Protocol):
             self._body = b""
             if not request.count_body(len(request.body)):
                 request.drop_body()
-                raise bodies_too_large(self._bodies)
+                raise self._bodies.too_large()
         if self._active is None and not self._paused:
             self._hand_over(request)
             return
@@ -298,7 +285,7 @@ class ServerConnection(asyncio.Protocol):
             return True
         if not request.count_body(length):
             request.drop_body()
-            self._refuse(bodies_too_large(self._bodies))
+            self._refuse(self._bodies.too_large())
             return True
         request.body = data[begins:]
         self._messages += 1
@@ -312,7 +299,7 @@ class ServerConnection(asyncio.Protocol):
                 self._check_head(request)
                 self._checked = True
             if not request.count_body(size):
-                raise bodies_too_large(self._bodies)
+                raise self._bodies.too_large()
         except InvalidRequest as refusal:
             self._refuse(refusal)
 
@@ -382,7 +369,7 @@ class ServerConnection(asyncio.Protocol):
         self._raw += self._read
         if self._reading is None:
             if self._raw > limits.head_bytes:
-                self._refuse(head_too_large(limits))
+                self._refuse(limits.head_too_large())
             return
         self._quiet = 0 if body_bytes != self._seen_body else self._quiet + self._read
         self._seen_body = body_bytes
@@ -396,7 +383,7 @@ class ServerConnection(asyncio.Protocol):
             raise InvalidRequest(429, "too much is sent while an answer is under way")
         self._room = self._limits.body_bytes
         if len(self._body) > self._room:
-            raise body_too_large(self._limits)
+            raise self._limits.body_too_large()
 
     def _refuse(self, refusal: InvalidRequest) -> None:
         """Answer once and close. What is being answered already is finished first, and is then the last answer."""
@@ -409,7 +396,7 @@ class ServerConnection(asyncio.Protocol):
         if self._active is not None:
             self._active.keep_alive = False
             return
-        self._transport.write(refusal_bytes(refusal))
+        self._transport.write(refusal.to_bytes())
         self._end()
 
     def _end(self) -> None:
@@ -450,17 +437,19 @@ QUIET_POLL_S = 0.02
 
 
 class HttpServer:
-    """Accepts on a bound, listening socket until closed.
-
-    `check_head` is called with a request whose body is not there yet. It raises `Refusal` where none is to be read.
-    """
+    """Accepts on a bound socket until closed. `check_head` refuses, before its body is read, who may not send one."""
 
     def __init__(
         self, handler: Handler, limits: ServerLimits | None = None, check_head: Handler = lambda _request: None
     ) -> None:
         self.handler = handler
         self.check_head = check_head
-        self.limits = _within_open_files(limits or ServerLimits())
+        limits = self.limits = limits or ServerLimits()
+        # A quarter of the files this process may open is left for other things: a proxy's own connections above all.
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if files != resource.RLIM_INFINITY:
+            most = max(1, min(limits.max_connections, files * 3 // 4))
+            self.limits = dataclasses.replace(limits, max_connections=most)
         self.open: set[ServerConnection] = set()
         self.bodies = HeldBodies(max(self.limits.held_bytes, 2 * self.limits.body_bytes))
         self.heads: HeadCache[RequestHead] = HeadCache()
@@ -508,11 +497,3 @@ class HttpServer:
             connection.sweep(now)
         if self._server is not None or self.open:
             asyncio.get_running_loop().call_later(self.limits.sweep_s, self._sweep)
-
-
-def _within_open_files(limits: ServerLimits) -> ServerLimits:
-    """A quarter of the files this process may open is left for other things: a proxy's own connections above all."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
-        return limits
-    return dataclasses.replace(limits, max_connections=max(1, min(limits.max_connections, files * 3 // 4)))

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from skep.wire.heads import Headers, HeadMemo, lines_of, status_line
-from skep.wire.limits import HeldBodies
+from skep.wire.limits import InvalidRequest
 
 _OFFER = frozenset((b"connection", b"upgrade", b"http2-settings"))
 _BODILESS = frozenset((204, 304))
+
+
+@dataclass(slots=True)
+class HeldBodies:
+    """The bytes of all bodies that one server holds."""
+
+    limit: int
+    bytes: int = 0
+
+    def too_large(self) -> InvalidRequest:
+        message = f"the bodies of the requests under way are larger than {self.limit} bytes together; try again in 1 s"
+        return InvalidRequest(503, message, code="too_many_bytes")
 
 
 class RequestConnection(Protocol):
@@ -20,6 +33,7 @@ class RequestConnection(Protocol):
     def abort(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ServerRequest:
     """One request and the means to answer it. Exactly one of `respond` or `start`…`finish` is called.
 
@@ -27,42 +41,25 @@ class ServerRequest:
     `on_pause` and `on_resume` tell that the client reads slower than we write.
     """
 
-    __slots__ = (
-        "_bodies", "_carrier", "_counted", "_done", "_held", "_mute", "body", "chunked", "extra", "headers",
-        "keep_alive", "memo", "method", "on_gone", "on_pause", "on_resume", "started", "target", "version",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        carrier: RequestConnection,
-        method: bytes,
-        target: bytes,
-        headers: Headers,
-        version: str = "1.1",
-        *,
-        keep_alive: bool = True,
-        memo: HeadMemo | None = None,
-        bodies: HeldBodies | None = None,
-    ) -> None:
-        self.method = method
-        self.target = target  # in origin form: begins with a slash
-        self.headers = headers  # names in lower case
-        self.version = version
-        self.body = b""
-        self.keep_alive = keep_alive
-        self.on_gone: Callable[[], None] | None = None
-        self.on_pause: Callable[[], None] | None = None
-        self.on_resume: Callable[[], None] | None = None
-        self.extra: Headers | None = None  # headers for any answer, whoever gives it
-        self.memo = memo or HeadMemo()
-        self._carrier = carrier
-        self._bodies = bodies
-        self._counted = 0  # bytes of its body among those held
-        self.chunked = False
-        self._held = b""  # the head, until the body begins
-        self._mute = False  # the answer has no body, whatever is written
-        self.started = False  # the answer has begun: it can be finished or cut, not replaced
-        self._done = False
+    carrier: RequestConnection
+    method: bytes
+    target: bytes  # in origin form: begins with a slash
+    headers: Headers  # names in lower case
+    version: str = "1.1"
+    keep_alive: bool = True
+    memo: HeadMemo = field(default_factory=HeadMemo)
+    bodies: HeldBodies | None = None
+    body: bytes = b""
+    on_gone: Callable[[], None] | None = None
+    on_pause: Callable[[], None] | None = None
+    on_resume: Callable[[], None] | None = None
+    extra: Headers | None = None  # headers for any answer, whoever gives it
+    chunked: bool = False
+    started: bool = False  # the answer has begun: it can be finished or cut, not replaced
+    _counted: int = 0  # bytes of its body among those held
+    _held: bytes = b""  # the head, until the body begins
+    _mute: bool = False  # the answer has no body, whatever is written
+    _done: bool = False
 
     @property
     def path(self) -> str:
@@ -76,11 +73,11 @@ class ServerRequest:
 
     def count_body(self, size: int) -> bool:
         """Count so much of its body among what is held. False: with it, all bodies together are too large."""
-        if self._bodies is None:
+        if self.bodies is None:
             return True
-        self._bodies.bytes += size - self._counted
+        self.bodies.bytes += size - self._counted
         self._counted = size
-        return self._bodies.bytes <= self._bodies.limit
+        return self.bodies.bytes <= self.bodies.limit
 
     def drop_body(self) -> None:
         """Nobody needs it any more. Repeats have no effect."""
@@ -88,15 +85,15 @@ class ServerRequest:
         self.uncount_body()
 
     def uncount_body(self) -> None:
-        if self._counted and self._bodies is not None:
-            self._bodies.bytes -= self._counted
+        if self._counted and self.bodies is not None:
+            self.bodies.bytes -= self._counted
             self._counted = 0
 
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
         head = self._head(status, lines_of(headers), len(body))
-        self._carrier.send(self, head if self._mute else head + body)
+        self.carrier.send(self, head if self._mute else head + body)
         self._done = True
-        self._carrier.finished(self)
+        self.carrier.finished(self)
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], length: int | None) -> None:
         self.start_with(status, lines_of(headers), length)
@@ -111,11 +108,11 @@ class ServerRequest:
         if length and not self._mute:
             self._held = head
         else:
-            self._carrier.send(self, head)
+            self.carrier.send(self, head)
 
     def write_chunks(self, raw: bytes) -> None:
         """Whole chunks, ready to be sent. Only where it `takes_chunks`."""
-        self._carrier.send(self, raw)
+        self.carrier.send(self, raw)
 
     @property
     def takes_chunks(self) -> bool:
@@ -128,22 +125,22 @@ class ServerRequest:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         elif self._held:
             data, self._held = self._held + data, b""
-        self._carrier.send(self, data)
+        self.carrier.send(self, data)
 
     def finish(self) -> None:
         if self._done:
             return
         if self.chunked and not self._mute:
-            self._carrier.send(self, b"0\r\n\r\n")
+            self.carrier.send(self, b"0\r\n\r\n")
         elif self._held:
-            self._carrier.send(self, self._held)
+            self.carrier.send(self, self._held)
         self._done = True
-        self._carrier.finished(self)
+        self.carrier.finished(self)
 
     def cut(self) -> None:
         """Break off: the client sees that the answer is not whole."""
         self._done = True
-        self._carrier.abort()
+        self.carrier.abort()
 
     def _head(self, status: int, lines: bytes, length: int | None) -> bytes:
         self.started = True

@@ -25,15 +25,7 @@ from skep.errors import SkepError
 from skep.gateway.batch.calls import BatchGatewayPort
 from skep.gateway.batch.files import FileStorage, FormPart, boundary_of, new_file_id, parts_of
 from skep.gateway.batch.runner import BatchRunner
-from skep.gateway.batch.store import (
-    BATCH_FILE_S,
-    BatchOrder,
-    BatchStatus,
-    BatchStore,
-    FileQuota,
-    StoredBatch,
-    StoredFile,
-)
+from skep.gateway.batch.store import BATCH_FILE_S, BatchOrder, BatchStatus, BatchStore, StoredBatch, StoredFile
 from skep.gateway.error_format import JSON
 from skep.store.database import Store, open_store
 from skep.store.rows import storable
@@ -79,7 +71,7 @@ class BatchApi:
         self._store_path = store
         self._room = FileStorage(folder)
         self._say = say
-        self._quota = FileQuota(quota_bytes, MOST_FILES)
+        self._quota_bytes = quota_bytes
         self._store: Store | None = None
         self._opening = asyncio.Lock()  # one connection, however many come first
         self._runner: BatchRunner | None = None
@@ -152,7 +144,7 @@ class BatchApi:
         self._room.write(file.id, (content.content,))
         added = False
         try:
-            added = store.add_file(file, self._quota)
+            added = store.add_file(file, most_files=MOST_FILES, quota_bytes=self._quota_bytes)
         finally:
             if not added:
                 self._room.delete(file.id)
@@ -161,7 +153,7 @@ class BatchApi:
             whose = f"the key `{file.owner}` has" if file.owner else "there are"
             message = (
                 f"{whose} {files} files of {format_bytes(taken_bytes)} here, and this one has"
-                f" {format_bytes(file.bytes)}; at most {self._quota.files} files of {format_bytes(self._quota.bytes)}"
+                f" {format_bytes(file.bytes)}; at most {MOST_FILES} files of {format_bytes(self._quota_bytes)}"
                 " are kept. Delete some: `GET /v1/files` lists them, `DELETE /v1/files/ID` deletes one."
                 " `files_quota` in skep.toml is the limit"
             )
@@ -440,33 +432,20 @@ def _json(document: Document) -> bytes:
 
 
 def file_document(file: StoredFile) -> Document:
-    return {
-        "id": file.id,
-        "object": "file",
-        "bytes": file.bytes,
-        "created_at": int(file.created_at),
-        "expires_at": _whole(file.expires_at),
-        "filename": file.filename,
-        "purpose": file.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
+    shown = {name: getattr(file, name) for name in ("id", "bytes", "filename", "purpose")}
+    times = {"created_at": int(file.created_at), "expires_at": _whole(file.expires_at)}
+    return {**shown, "object": "file", **times, "status": "processed", "status_details": None}
 
 
 def batch_document(batch: StoredBatch) -> Document:
     order, times, detail, tally = batch.order, batch.times, batch.detail, batch.tally
     faults = detail.get("errors")
     return {
-        "id": order.id,
+        **{name: getattr(order, name) for name in ("id", "endpoint", "input_file_id", "completion_window")},
+        **{name: detail.get(name) for name in ("model", "output_file_id", "error_file_id")},
         "object": "batch",
-        "endpoint": order.endpoint,
-        "model": detail.get("model"),
         "errors": None if faults is None else {"object": "list", "data": faults},
-        "input_file_id": order.input_file_id,
-        "completion_window": order.completion_window,
         "status": batch.status.value,
-        "output_file_id": detail.get("output_file_id"),
-        "error_file_id": detail.get("error_file_id"),
         "created_at": int(order.created_at),
         "expires_at": int(order.expires_at),
         **{f"{status}_at": _whole(times.get(status)) for status in BatchStatus if status is not BatchStatus.VALIDATING},

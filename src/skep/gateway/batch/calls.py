@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable
 from fnmatch import fnmatchcase
 from itertools import chain
 
@@ -25,10 +24,9 @@ class InternalRequest:
     """One request without a connection: its own carrier, which gathers the answer until it is whole or given up."""
 
     def __init__(self, gateway: BatchGatewayPort, owner: str) -> None:
-        self._gateway = gateway
-        self._owner = owner
+        self._gateway, self._owner = gateway, owner
         self._is_over = False
-        self._answered: Callable[[BatchAnswer], None] = lambda _answer: None
+        self._answer: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
         self._received: list[bytes] = []
         self._request: ServerRequest | None = None
         self._exchange: Exchange | None = None
@@ -39,15 +37,12 @@ class InternalRequest:
         """No replica has it yet."""
         return not self._is_over and (self._exchange is None or not self._exchange.under_way)
 
-    def go(self, endpoint: str, body: bytes, answered: Callable[[BatchAnswer], None]) -> None:
-        """With the rights of its owner. `answered` is called once, perhaps at once.
-
-        As HTTP/1.0, whose answers have no chunks to be taken apart again.
-        """
+    def go(self, endpoint: str, body: bytes) -> asyncio.Future[BatchAnswer]:
+        """With the rights of its owner. As HTTP/1.0, whose answers have no chunks to be taken apart again."""
         request = self._request = ServerRequest(self, b"POST", endpoint.encode(), [], "1.0")
         request.body = body
-        self._answered = answered
         self._exchange = self._gateway.proxy.submit_internal(request, self._owner)
+        return self._answer
 
     def give_up(self) -> None:
         """Nobody wants the answer any more, and none comes. Nothing happens where one has come."""
@@ -55,9 +50,7 @@ class InternalRequest:
 
     def break_off(self, why: BatchAnswer) -> None:
         """Drop what came and end the call to the replica: in the next round, for the exchange is writing just now."""
-        if (request := self._end()) is not None:
-            asyncio.get_running_loop().call_soon(_hang_up, request)
-            self._answered(why)
+        asyncio.get_running_loop().call_soon(_hang_up, self._end(why))
 
     # The carrier's side
 
@@ -68,20 +61,20 @@ class InternalRequest:
             self._gateway.received(self, len(data))
 
     def finished(self, request: ServerRequest) -> None:  # noqa: ARG002
-        received = self._received
-        if self._end() is not None:
-            self._answered(_parse_answer(b"".join(received)))
+        if not self._is_over:
+            self._end(_parse_answer(b"".join(self._received)))
 
     def abort(self) -> None:
-        if self._end() is not None:
-            self._answered(BatchAnswer(None))
+        self._end(BatchAnswer(None))
 
-    def _end(self) -> ServerRequest | None:
+    def _end(self, answer: BatchAnswer | None = None) -> ServerRequest | None:
         """The request, if it was sent and not over before. What came of its answer is not kept any longer."""
         if self._is_over:
             return None
         self._is_over = True
         self._gateway.ended(self, self._owner)
+        if answer is not None and not self._answer.done():
+            self._answer.set_result(answer)
         request, self._request, self._received = self._request, None, []  # the accounts keep the request for a while
         return request
 
@@ -116,10 +109,7 @@ class BatchGatewayPort:
         return f"the model `{model[:80]}` is not served here; known: {known}"
 
     def open_call(self, owner: str) -> InternalRequest | None:
-        """Return a request, counted as one of its owner's until its answer comes or it is given up. None: too many.
-
-        All batches of a key have one less than the key may have, so that it can be used beside them.
-        """
+        """Return a request, one of its owner's until it ends. None: too many; a key can be used beside its batches."""
         most = next((key.max_concurrent for key in self.proxy.policy.keys if key.name == owner), None)
         if most is not None and len(self._out[owner]) >= max(1, most - 1):
             return None

@@ -22,7 +22,6 @@ from skep.gateway.batch.calls import BatchGatewayPort, InternalRequest
 from skep.gateway.batch.files import CheckedInput, FileStorage, LineError, body_of, check_lines, new_file_id
 from skep.gateway.batch.scheduler import (
     MOST_AT_ONCE,
-    AttemptCounts,
     BatchAnswer,
     BatchSchedule,
     RunningBatch,
@@ -199,15 +198,9 @@ class BatchSender:
 
     async def _one(self, request: BatchRequest, call: InternalRequest) -> None:
         index, answer = request.index, None
-        got: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
-
-        def answered(answer: BatchAnswer) -> None:
-            if not got.done():
-                got.set_result(answer)
-
         try:
             line = await asyncio.to_thread(self.room.read, self.order.input_file_id, request.start, request.length)
-            call.go(self.order.endpoint, body_of(line), answered)
+            got = call.go(self.order.endpoint, body_of(line))
             self._wake.set()
             answer = await got
         except asyncio.CancelledError:
@@ -284,7 +277,7 @@ class BatchRunner:
         self._under_way: dict[str, _ActiveBatch] = {}
         self._resting: dict[str, float] = {}
         self._had_turn: dict[str, float] = {}  # when a batch that goes on later gave way
-        self._tried: dict[str, dict[int, AttemptCounts]] = {}  # of batches that gave way, or are under way
+        self._tried: dict[str, dict[int, tuple[int, int]]] = {}  # of batches that gave way, or are under way
         self._cancelled: set[str] = set()
         self._turn = SuspectTurn()
         self._leaving = False

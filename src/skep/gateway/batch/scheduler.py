@@ -57,12 +57,6 @@ class BatchAnswer:
 
 
 @dataclass(slots=True)
-class AttemptCounts:
-    times: int = 0
-    costly: int = 0
-
-
-@dataclass(slots=True)
 class SuspectTurn:
     """Of the requests that may be what the gateway dies of, one is out at a time, whatever batch it is of."""
 
@@ -73,7 +67,7 @@ class BatchSchedule:
     """The requests of one batch that have no result: each is waiting, out, or paused until it may come again.
 
     `lost`: how often the gateway died while a request was under way, by index. `set_aside`: those that are not tried
-    again because of it. `tried`: the tries of an earlier course of the same batch, counted on.
+    again because of it. `tried`: the tries of an earlier course of the same batch, counted on (all, costly).
     """
 
     def __init__(
@@ -81,7 +75,7 @@ class BatchSchedule:
         pending: Sequence[BatchRequest],
         lost: Mapping[int, int] | None = None,
         turn: SuspectTurn | None = None,
-        tried: dict[int, AttemptCounts] | None = None,
+        tried: dict[int, tuple[int, int]] | None = None,
     ) -> None:
         lost = lost or {}
         self.set_aside = [request for request in pending if lost.get(request.index, 0) >= MOST_LOST]
@@ -146,15 +140,14 @@ class BatchSchedule:
         """Return whether it is final. If not, the request comes again."""
         if index in self._suspected:
             self.leave()
-        tried = self._tried.setdefault(index, AttemptCounts())
-        tried.times += 1
-        if answer.status is None or _code_of(answer.body) in COSTLY:
-            tried.costly += 1
+        times, costly = self._tried.get(index, (0, 0))
+        costly += answer.status is None or _code_of(answer.body) in COSTLY
+        self._tried[index] = times + 1, costly
         answered = answer.status is not None and answer.status not in FULL_OR_AWAY
-        if answered or answer.fault or tried.costly >= MOST_COSTLY:
+        if answered or answer.fault or costly >= MOST_COSTLY:
             del self._out[index], self._tried[index]
             return True
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(tried.times - 1, 10))
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(times, 10))
         if answer.retry_after_s is not None:
             pause_s = max(pause_s, min(answer.retry_after_s, LONGEST_PAUSE_S))
         if answer.status in REFUSALS:
@@ -224,10 +217,7 @@ def choose(
     now: float,
     most: int = MOST_AT_ONCE,
 ) -> tuple[UnfinishedBatch, UnfinishedBatch | None] | None:
-    """Return the batch that begins, and the one that gives way to it, if there is no room. None: nothing can begin.
-
-    `waiting` is oldest first; `had_turn` says when a batch gave way last.
-    """
+    """Return the batch that begins, and the one that gives way for want of room. `had_turn`: when it last gave way."""
     owners = Counter(one.batch.owner for one in under_way)
     kinds = Counter(one.batch.kind for one in under_way)
     able = [one for one in under_way if one.waits is not None]

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from typing import Annotated, Any
 
 from skep.store.database import Store
@@ -67,14 +68,6 @@ class StoredFile:
     purpose: str
     bytes: int
     expires_at: float | None = None  # None: never
-
-
-@dataclass(frozen=True, slots=True)
-class FileQuota:
-    """What one owner may have."""
-
-    bytes: int
-    files: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +143,9 @@ class RequestStart:
     at: Annotated[float, StoredAs("begun_at")]
 
 
+Starts = Iterable[RequestStart]
+
+
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """`line` goes into the output file, or, where not `ok`, into the file of errors."""
@@ -173,11 +169,11 @@ class BatchStore:
 
     # Files
 
-    def add_file(self, file: StoredFile, quota: FileQuota | None = None) -> bool:
+    def add_file(self, file: StoredFile, *, most_files: float = inf, quota_bytes: float = inf) -> bool:
         """False: its owner would have more than the quota. Looked up in the transaction: others may add files too."""
         with self._store.transaction() as connection:
             files, taken_bytes = connection.execute(_HELD, (file.owner, file.created_at)).fetchone()
-            fits = quota is None or (files < quota.files and taken_bytes + file.bytes <= quota.bytes)
+            fits = bool(files < most_files and taken_bytes + file.bytes <= quota_bytes)
             if fits:
                 insert(connection, "files", file)
         return fits
@@ -276,12 +272,7 @@ class BatchStore:
         return dict(map(tuple, self._store.read(sql, batch_id)))
 
     def record(
-        self,
-        batch_id: str,
-        results: Sequence[BatchResult] = (),
-        *,
-        begun: Iterable[RequestStart] = (),
-        over: Iterable[RequestStart] = (),
+        self, batch_id: str, results: Sequence[BatchResult] = (), *, begun: Starts = (), over: Starts = ()
     ) -> None:
         """In one transaction. A request that has its result keeps it. `over`: begun before, and ended without one."""
         with self._store.transaction() as connection:
@@ -306,10 +297,7 @@ class BatchStore:
         return counts
 
     def end(self, batch_id: str, status: BatchStatus, at: float, files: Sequence[StoredFile], **detail: Any) -> bool:
-        """Its output files and its last event, all or none. Its requests and results may go from then on.
-
-        False: another process has ended it before.
-        """
+        """Its output files and its last event, all or none. False: another process has ended it before."""
         with self._store.transaction() as connection:
             ended = _event(connection, batch_id, status, at, detail)
             if ended:
@@ -325,8 +313,6 @@ class BatchStore:
                     values = (row["batch_id"], first, first + DELETED_AT_ONCE)
                     with self._store.transaction() as connection:
                         connection.execute(f"DELETE FROM {table} WHERE batch_id = ? AND idx >= ? AND idx < ?", values)  # noqa: S608
-
-    # Inside
 
     def _batch_of(self, row: sqlite3.Row) -> StoredBatch:
         (order,) = read([row], BatchOrder)
