@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Generic, TypeVar
 from unicodedata import combining, east_asian_width
 
 from markupsafe import Markup
 
-from skep.units import UNKNOWN, number, printable, shortened
+from skep.units import UNKNOWN, number, percent, printable, shortened
 
 Record = TypeVar("Record")
 GAP = "  "
@@ -30,6 +31,13 @@ def plain_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return number(value) if isinstance(value, float) else str(value)
+
+
+as_count = partial(number, digits=0)
+
+
+def as_percent(share: float) -> str:
+    return percent(100 * share)
 
 
 def local_minute(unix_time: float) -> str:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 from operator import attrgetter
+from typing import Any
 
 from markupsafe import Markup
 
 from skep.report import theme
 from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart, sized
-from skep.report.columns import Column, local_minute
+from skep.report.columns import Column, local_minute, print_records, record_lines
 from skep.report.levels import interval_text
+from skep.report.liveview import Line, Page
 from skep.report.svg import picture, standalone
+from skep.report.terminal import note
 from skep.tuner import summary
-from skep.tuner.records import METRICS, CurvePoint, KnobConfig, StageDecision, TuneStage, Tuning, value_words
-from skep.tuner.store import TuningRecord
-from skep.units import UNKNOWN, known, milliseconds, number, printable, seconds, shortened
+from skep.tuner.ports import BenchProgress, BenchRequest
+from skep.tuner.records import METRICS, CurvePoint, StageDecision, TuneStage, Tuning, value_words
+from skep.tuner.running import RequestFinished, RequestStarted, StageDecided, TuneEvent
+from skep.tuner.setup import PreparedTuning, prospect_lines, prospects
+from skep.tuner.store import SavedTuning, TuningRecord, TuningState, failure_json, tuning_json
+from skep.units import UNKNOWN, format_seconds, known, milliseconds, number, printable, seconds, shortened
 
 MOST_OPEN = 12  # attempts that were not kept, up to which nothing is folded away
 _STYLES = {
@@ -36,10 +42,13 @@ def stage_columns(tuning: Tuning, stages: Sequence[TuneStage]) -> list[Column[Tu
     def decision(stage: TuneStage) -> str:
         return summary.decision_words(stage) + (", died later" if stage.number in lost else "")
 
+    def style(stage: TuneStage) -> str:
+        return "left bad" if stage.number in lost else _STYLES.get(stage.decision, "left bad")
+
     return [
         Column("number", "#", lambda one: one.number),
         Column("change", "Change", lambda one: one.title, partial(shortened, longest=160), right=False, style="wide"),
-        Column("decision", "Decision", decision, right=False),
+        Column("decision", "Decision", decision, right=False, style=style),
         Column("figure", summary.unit_of(tuning), lambda one: one.figure and one.figure.estimate, number),
         Column("figure_interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"),
         Column("ratio", "Over best", lambda one: one.ratio, summary.ratio_words),
@@ -175,34 +184,22 @@ def ladder_chart(tuning: Tuning, stages: Sequence[TuneStage]) -> Spec | None:
     return bars_chart(rows, summary.unit_of(tuning), least=36)
 
 
-def curve_chart(tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]) -> Spec | None:
-    """Return a line for each configuration, named at its end. None where nothing was measured."""
-    curves = []
-    for colour, dash, shape, config in _looks(tuning, points):
-        figures = {one.concurrency: one.figure for one in points if one.config == config}
-        found = sorted((c, one) for c, one in figures.items() if one is not None and known(one.estimate))
+def curve_charts(
+    tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]
+) -> tuple[Spec | None, Spec | None]:
+    """Return effective tok/s and TTFT over C, a line for each configuration. None where nothing was measured."""
+    speeds, waits = [], []
+    configs = sorted(dict.fromkeys(one.config for one in points), key=lambda config: config != tuning.baseline)
+    for (colour, dash, shape), config in zip(cycle(_LOOKS), configs, strict=False):
+        name = summary.config_name(config, tuning, stages)
+        own = sorted((one for one in points if one.config == config), key=lambda one: one.concurrency)
+        found = [(one.concurrency, one.figure) for one in own if one.figure is not None and known(one.figure.estimate)]
         ranges = {c: (one.low, one.high) for c, one in found if known(one.low) and known(one.high)}
-        end = summary.config_name(config, tuning, stages)
-        curves.append(ChartCurve([(c, one.estimate) for c, one in found], colour, end, dash, shape, ranges=ranges))
-    return curves_chart(curves, "tok/s", height=270, labelled=True)
-
-
-def first_token_chart(tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]) -> Spec | None:
-    """Return what the queue costs: TTFT over C, in the looks of the other chart."""
-    curves = []
-    for colour, dash, shape, config in _looks(tuning, points):
-        seen = {one.concurrency: one.ttft_ms for one in points if one.config == config}
-        measured = sorted((c, ms) for c, ms in seen.items() if ms is not None and known(ms))
-        end = f"{summary.config_name(config, tuning, stages)}  {milliseconds(measured[-1][1] if measured else None)}"
-        curves.append(ChartCurve(measured, colour, end, dash, shape))
-    return curves_chart(curves, "ms", height=270)
-
-
-def _looks(tuning: Tuning, points: Sequence[CurvePoint]) -> list[tuple[str, tuple[int, ...], str, KnobConfig]]:
-    """Return colour, dash and shape of each configuration's line, the baseline first."""
-    met = list(dict.fromkeys(one.config for one in points))
-    configs = sorted(met, key=lambda config: config != tuning.baseline)
-    return [(*look, config) for look, config in zip(cycle(_LOOKS), configs, strict=False)]
+        speeds.append(ChartCurve([(c, one.estimate) for c, one in found], colour, name, dash, shape, ranges=ranges))
+        first = [(one.concurrency, one.ttft_ms) for one in own if one.ttft_ms is not None and known(one.ttft_ms)]
+        end = f"{name}  {milliseconds(first[-1][1] if first else None)}"
+        waits.append(ChartCurve(first, colour, end, dash, shape))
+    return curves_chart(speeds, "tok/s", height=270, labelled=True), curves_chart(waits, "ms", height=270)
 
 
 _STATES = {
@@ -265,20 +262,16 @@ def tuning_main(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[Cur
     from skep.report.page import html_table, render
 
     best, lost, drawn = summary.best_of(stages), summary.given_up(stages), ladder_chart(tuning, stages)
-    columns = [
-        replace(one, style=partial(_decision_style, lost)) if one.key == "decision" else one
-        for one in stage_columns(tuning, stages)
-    ]
 
     def rungs(caption: str, shown: Sequence[TuneStage]) -> Markup:
         kept = [n for n, one in enumerate(shown) if one.decision is StageDecision.ACCEPTED and one.number not in lost]
-        return html_table(caption, columns, shown, kept)
+        return html_table(caption, stage_columns(tuning, stages), shown, kept)
 
     simulated = "simulated, " if tuning.simulated else ""
     knobs = {knob.name: knob.title for knob in tuning.knobs}
     for name in (*tuning.baseline.as_dict, *(best.config.as_dict if best else ())):
         knobs.setdefault(name, "")
-    effective = curve_chart(tuning, stages, curve)
+    effective, first_token = curve_charts(tuning, stages, curve)
     return render(
         "tuning_main.html",
         tuning=tuning,
@@ -297,7 +290,7 @@ def tuning_main(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[Cur
         curves=effective and [
             (effective, "Effective tok/s over C",
              "Upright: 95 % interval of the mean. Both configurations in turns, on the same load."),
-            (first_token_chart(tuning, stages, curve), "Time to first token over C", "Medians over requests."),
+            (first_token, "Time to first token over C", "Medians over requests."),
         ],
         curve_columns=curve_columns(tuning, stages, curve),
         points=by_concurrency(tuning, curve),
@@ -307,5 +300,144 @@ def tuning_main(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[Cur
     )  # fmt: skip
 
 
-def _decision_style(lost: Collection[int], stage: TuneStage) -> str:
-    return "left bad" if stage.number in lost else _STYLES.get(stage.decision, "left bad")
+BAR = 40
+FEWEST_ROWS = 12  # of stages, where the height is not known
+STYLES = {
+    StageDecision.ACCEPTED: "green",
+    StageDecision.BASELINE: "bold",
+    StageDecision.FAILED: "red",
+    StageDecision.ANSWERS_WORSE: "red",
+}
+
+
+def print_tuning(found: TuningRecord) -> None:
+    """Print the ladder, the search as bars, the curve."""
+    tuning, stages = found.tuning, found.stages
+    mark = "SIMULATED: " if tuning.simulated else ""
+    print(f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}: {summary.headline(tuning, stages)}")  # noqa: T201
+    if found.failure is not None:
+        print("\n".join(summary.failure_lines("the baseline", found.failure)))  # noqa: T201
+    if stages:
+        print_records(stage_columns(tuning, stages), stages)
+        print("\n".join([*summary.dead_end_lines(stages), "", *progress_lines(stages, summary.unit_of(tuning))]))  # noqa: T201
+    if found.points:
+        print()  # noqa: T201
+        print_records(curve_columns(tuning, stages, found.points), by_concurrency(tuning, found.points))
+
+
+def progress_lines(stages: Sequence[TuneStage], unit: str) -> list[str]:
+    """Draw a bar for each configuration that was the best of its time."""
+    kept = [(stage, stage.figure) for stage in stages if stage.decision in summary.KEPT and stage.figure is not None]
+    most, lost = max((figure.high for _, figure in kept), default=0.0), summary.given_up(stages)
+    lines: list[str] = []
+    for stage, figure in kept:
+        died = " (died later)" if stage.number in lost else ""
+        words = f"{summary.figure_words(figure)} {unit}  {stage.title}{died}"
+        # Solid up to the interval's lower end, then light to its upper end.
+        full, high = max(1, round(BAR * max(0.0, figure.low) / most)), round(BAR * figure.high / most)
+        bar = ("█" * full + "░" * max(0, high - full)).ljust(BAR)
+        lines.append(f"{stage.number:>5}  {bar}  {words}")
+    return lines
+
+
+@dataclass(slots=True)
+class TuneStatus:
+    """All that is known of a search at this moment."""
+
+    tuning: Tuning
+    spent_s: float = 0.0  # of the budget, requests that ended
+    stages: list[TuneStage] = field(default_factory=list)
+    request: BenchRequest | None = None
+    progress: BenchProgress | None = None
+
+    def take(self, event: TuneEvent) -> None:
+        match event:
+            case RequestStarted():
+                self.request, self.progress = event.request, None
+            case BenchProgress():
+                self.progress = event
+            case RequestFinished():
+                self.request, self.progress = None, None
+                self.spent_s += event.answer.seconds
+            case StageDecided():
+                self.stages.append(event.stage)
+
+
+def status_lines(status: TuneStatus, page: Page, running_s: float) -> list[Line]:
+    """Return the page of a search. `running_s`: since the request under way began."""
+    tuning, best = status.tuning, summary.best_of(status.stages)
+    figure = None if best is None else best.figure
+    known_best = "nothing yet" if figure is None else f"{summary.figure_words(figure)} {summary.unit_of(tuning)}"
+    spent_s = status.spent_s + running_s
+    left = format_seconds(max(0.0, tuning.budget_s - spent_s))
+    title = f"{tuning.id}  {tuning.model} on {tuning.rig}{'  SIMULATED' if tuning.simulated else ''}"
+    lines: list[Line] = [
+        [(title, "bold")],
+        [("best    ", "bold"), (known_best, "")],
+        [("time    ", "bold"), (f"{format_seconds(spent_s)} of {format_seconds(tuning.budget_s)}, {left} left", "")],
+        [("now     ", "bold"), (now_words(status), "")],
+        [],
+    ]
+    room = FEWEST_ROWS if page.height is None else max(1, page.height - len(lines) - 3)
+    shown, hidden = status.stages[-room:], len(status.stages) - room
+    if hidden > 0:
+        lines.append([(f"{hidden} earlier stages", "dim")])
+    if shown:
+        columns = enumerate(stage_columns(tuning, status.stages))
+        ranked = [replace(one, rank=0 if place < 4 else one.rank or 1) for place, one in columns]
+        head, *rows = record_lines(ranked, shown, page.width - 1)
+        styles = [STYLES.get(stage.decision, "") for stage in shown]
+        lines += [[(head, "bold")], *([(row, style)] for row, style in zip(rows, styles, strict=False))]
+    return lines
+
+
+def now_words(status: TuneStatus) -> str:
+    if status.request is None:
+        return "thinking"
+    progress = status.progress
+    if progress is None:
+        return status.request.words
+    of = f" {progress.reading}/{progress.readings}" if progress.reading else ""
+    speed = f", {number(progress.tok_s)} tok/s" if progress.tok_s is not None else ""
+    return f"{status.request.words}: {progress.what}{of}{speed}"
+
+
+def say_what_begins(ready: PreparedTuning) -> None:
+    """Say from where it begins, what could be tried, and how long it takes."""
+    tuning = ready.tuning
+    mark = "SIMULATED: " if tuning.simulated else ""
+    note(*ready.notes)
+    note(f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}; goal {summary.goal_words(tuning.aim)}")
+    values = (f"{knob.name} {value_words(tuning.baseline.get(knob.name))}" for knob in tuning.knobs)
+    note(f"baseline: {', '.join(values)}")
+    foreseen = ready.space.predict(tuning.baseline)
+    if foreseen is not None:
+        note(f"the planner expects {number(foreseen)} {summary.unit_of(tuning)} of it there")
+    found = prospects(ready)
+    note(f"{len(found)} changes could come first: time for each, and the gain that the planner foresees")
+    note(*(f"  {line}" for line in prospect_lines(found)))
+    kind = "of virtual time" if tuning.simulated else "at most"
+    note(f"budget: {format_seconds(tuning.budget_s)} {kind}; Ctrl-C stops it and keeps the best so far")
+
+
+def document(found: TuningRecord) -> dict[str, Any]:
+    failure = None if found.failure is None else failure_json(found.failure)
+    more = {"failure": failure, "reason": found.saved.reason, "presets": list(found.saved.presets)}
+    return {**tuning_json(found), **more}
+
+
+def say_state(found: TuningRecord) -> None:
+    saved, tuning = found.saved, found.tuning
+    over = saved.state is TuningState.ENDED
+    tried = summary.count_decisions(found.stages) or f"no change was {'tried' if over else 'decided yet'}"
+    why = f", {saved.reason}" if over and saved.reason else ""
+    note(f"{tuning.id} ({saved.state.value}{why}): goal {summary.goal_words(tuning.aim)}; {tried}; {took_words(saved)}")
+    if tuning.simulated:
+        note("SIMULATED: no model ran; figures and seconds are the planner's with noise, not measurements")
+
+
+def took_words(saved: SavedTuning) -> str:
+    """Of all its sessions, without what lay between them."""
+    if not saved.answers:
+        return "nothing is measured yet"
+    return f"{format_seconds(saved.measured_s)} of {'virtual time' if saved.tuning.simulated else 'measuring'}"
