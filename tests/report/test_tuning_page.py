@@ -147,7 +147,7 @@ def test_intervals_without_an_end_are_drawn_without_one():
 
 def test_the_curve_has_both_configurations_with_their_intervals():
     tuning, stages = sample_tuning(), sample_stages()
-    drawn = str(curve_chart(tuning, stages, sample_curve()))
+    drawn = str(curve_charts(tuning, stages, sample_curve())[0])
     assert "'baseline'" in drawn
     assert "'best'" in drawn
     made = tuning_page(tuning, stages, sample_curve()).partition("Effective tok/s over concurrency")[2]

@@ -11,11 +11,7 @@ from skep.report.columns import Column
 from skep.stats.versus import Judgement
 
 SHOWN = {"effective tok/s": "tok/s", "TTFT p50": "TTFT p50", "TTFT p95": "TTFT p95", "TPOT p50": "TPOT p50"}
-
-
 _RANKS = {"TTFT p50": 1, "TPOT p50": 2, "TTFT p95": 3}  # in a narrow terminal the last goes first
-
-
 MARKS = {Judgement.BETTER: "better", Judgement.WORSE: "worse", Judgement.SAME: "=", Judgement.UNKNOWN: "?"}
 
 
@@ -31,9 +27,8 @@ class CompareResult:
     def verdict(self) -> str:
         if self.worse:
             return "regression"
-        return (
-            "no regression" if any(one.judgement is not Judgement.UNKNOWN for one in self.found) else "not comparable"
-        )
+        judged = any(one.judgement is not Judgement.UNKNOWN for one in self.found)
+        return "no regression" if judged else "not comparable"
 
     @property
     def words(self) -> str:
@@ -86,9 +81,8 @@ def comparison_columns() -> list[Column[dict[str, Comparison]]]:
     """Return the columns of a level's comparisons, by metric."""
 
     def ratio(metric: str, title: str) -> Column[dict[str, Comparison]]:
-        return Column(
-            metric, f"{title} B/A", lambda of: _ratio_cell(of[metric]), rank=_RANKS.get(metric, 0), right=False
-        )
+        rank = _RANKS.get(metric, 0)
+        return Column(metric, f"{title} B/A", lambda of: _ratio_cell(of[metric]), rank=rank, right=False)
 
     speed = "effective tok/s"
     return [

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from skep.report.columns import Column, Record, as_count, as_percent, local_minute, padded, print_records
+from skep.report.columns import Column, Record, as_count, as_percent, padded, print_records
 from skep.report.liveview import BETWEEN, Line, Page, bar_cells, cleaned
 from skep.report.swarm_gantt import MOST_BARS, gantt, gantt_element
-from skep.report.terminal import note
+from skep.report.terminal import day_and_time, note
 from skep.stats.percentiles import Percentiles
 from skep.swarm.ask.split import PreparedAsk
 from skep.swarm.progress import Lane, SwarmProgress, down_words
@@ -64,7 +64,7 @@ def _error(attempt: Attempt) -> str:
 
 RUNS: Sequence[Column[SwarmRun]] = (
     Column("id", "run", lambda run: run.id, right=False),
-    Column("created_at", "when", lambda run: run.created_at, local_minute, rank=3, right=False),
+    Column("created_at", "when", lambda run: run.created_at, day_and_time, rank=3, right=False),
     Column("kind", "kind", lambda run: run.kind, rank=6, right=False),
     Column("state", "state", lambda run: run.state.value, right=False),
     Column("done", "done", lambda run: run.counts.done),

@@ -13,19 +13,9 @@ from skep.quality.records import MixedSummary, QualitySummary
 from skep.report import charts, theme
 from skep.report.charts import Spec, by_wall, headed, layer, panels, quantity, sized, walls
 from skep.report.columns import Column, present
-from skep.report.levels import (
-    best_level,
-    cache_sentence,
-    clock_figure,
-    delivered_sentence,
-    drift_sentence,
-    has_curve,
-    left_out_sentences,
-    level_columns,
-    turning_sentence,
-)
+from skep.report.levels import best_level, check_sentences, clock_figure, left_out_sentences, level_columns
 from skep.report.page import html_table, render
-from skep.report.svg import picture, standalone
+from skep.report.svg import standalone
 from skep.store.records import Request, RunState, StoredRun
 from skep.units import UNKNOWN, known, milliseconds, moment, number, percent, seconds, times
 
@@ -68,16 +58,6 @@ def failed_kinds(rows: Sequence[Request]) -> list[list[Request]]:
         if not row.ok:
             kinds.setdefault((row.level, str(row.error_kind)), []).append(row)
     return [kinds[key] for key in sorted(kinds)]
-
-
-def check_sentences(summary: SweepSummary) -> list[str]:
-    sentences = (
-        turning_sentence(summary.turning) if summary.turning and has_curve(summary.levels) else None,
-        drift_sentence(summary),
-        cache_sentence(summary.levels),
-        delivered_sentence(summary.levels),
-    )
-    return [*left_out_sentences(summary.levels), *filter(None, sentences)]
 
 
 def lead(levels: Sequence[LevelSummary]) -> str | None:
@@ -310,9 +290,6 @@ class Timeline:
         height = min(max(_BAR_PX * len(self.rows), _LOWEST_PX), _TALLEST_PX) + 60
         drawn = layer(bars, {"type": "rect"}, **sides, color=charts.COLOUR)
         return {"width": 980, "height": height, "layer": [drawn]}
-
-    def picture(self, label: str) -> Markup:
-        return picture(self.chart(), label)
 
 
 def choose_timeline(levels: Sequence[LevelSummary], rows: Sequence[Request]) -> Timeline | None:

@@ -12,16 +12,8 @@ from skep.bench.records import LevelSummary, Promise, Speedup, SweepSummary
 from skep.bench.session import SessionProgress
 from skep.bench.summary import cost_per_million_tokens
 from skep.bench.sweep import SweepPlan
+from skep.report import levels
 from skep.report.columns import Column, print_records, table_lines
-from skep.report.levels import (
-    clock_figure,
-    drift_sentence,
-    has_curve,
-    left_out_sentences,
-    level_columns,
-    runs_text,
-    turning_sentence,
-)
 from skep.report.liveview import Line, Page, progress_bar
 from skep.report.terminal import note, plain
 from skep.stats.percentiles import runs_interval
@@ -33,8 +25,6 @@ LEVEL_KEYS = (
     "effective_tok_s spread~1 plateau_tok_s~7 task_tok_s~1 contention_pct~2 ttft_p50_ms ttft_p95_ms~5 tpot_p50_ms~4 "
     "engine_tok_s~8 cached_prompt_share~9 counted~6 wall_s~6 failed joules_per_token~3"
 )
-
-
 CLASS_KEYS = (
     "traffic requests ttft_p50_ms ttft_p95_ms~2 tpot_p50_ms~1 total_p95_ms~2 task_tok_s~1 queued_p50_ms~3 failed"
 )
@@ -44,49 +34,44 @@ def print_summary(
     summary: SweepSummary, *, price: float | None = None, title: str = "C", names: Sequence[str] = ()
 ) -> None:
     """`title` and `names` of the levels, where they are no concurrencies."""
-    print_levels(summary.levels, price=price, title=title, names=names)
+
+    def name(level: LevelSummary) -> str:
+        shown = names[level.concurrency - 1] if names else str(level.concurrency)
+        return f"{shown}{'*' if level.client_limited else ''}"
+
+    def cost(level: LevelSummary) -> float | None:
+        joules = level.energy.joules_per_token if level.energy else None
+        return None if joules is None or price is None else cost_per_million_tokens(joules, price)
+
+    columns = [replace(one, optional=True) for one in levels.level_columns(LEVEL_KEYS)]
+    columns.append(Column("cost", "cost per M", cost, partial(number, digits=2), rank=3, optional=True))
+    print_records([Column[LevelSummary]("concurrency", title, name), *columns], summary.levels)
     if summary.classes:
-        print_records(level_columns(CLASS_KEYS), summary.classes)
+        print_records(levels.level_columns(CLASS_KEYS), summary.classes)
     if summary.simulated:
         note("SIMULATED: no model ran, these figures are a prediction")
     note(*remarks(summary, names))
 
 
-def print_levels(
-    levels: Sequence[LevelSummary], *, price: float | None = None, title: str = "C", names: Sequence[str] = ()
-) -> None:
-    def name(level: LevelSummary) -> str:
-        shown = names[level.concurrency - 1] if names else str(level.concurrency)
-        return f"{shown}{'*' if level.client_limited else ''}"
-
-    columns = [replace(one, optional=True) for one in level_columns(LEVEL_KEYS)]
-    if price is not None:
-        columns.append(
-            Column("cost", "cost per M", partial(_cost, price), partial(number, digits=2), "", 3, optional=True)
-        )
-    print_records([Column[LevelSummary]("concurrency", title, name), *columns], levels)
-
-
 def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
     """`names` of the levels, where they are no concurrencies."""
     titles = [names[level.concurrency - 1] for level in summary.levels] if names else []
-    found = left_out_sentences(summary.levels, titles)
+    found = levels.left_out_sentences(summary.levels, titles)
     if summary.speedups is not None:
         found.extend(_speedup(summary.speedups))
     if summary.promise is not None:
         found.append(_promise(summary.promise))
-    if summary.turning is not None and len(summary.levels) > 2 and has_curve(summary.levels):
-        found.append(turning_sentence(summary.turning))
+    if summary.turning is not None and len(summary.levels) > 2 and levels.has_curve(summary.levels):
+        found.append(levels.turning_sentence(summary.turning))
     if summary.drift is not None and not summary.drift.contains(1.0):
-        found.append(f"warning: {drift_sentence(summary)}")
+        found.append(f"warning: {levels.drift_sentence(summary)}")
     for level in summary.levels:
         if level.energy is not None and level.energy.throttled:
             found.append(f"C={level.concurrency}: the GPU was slowed down: {', '.join(level.energy.throttled)}")
-        found.extend(
-            f"C={level.concurrency}: {one.clock.value} is {clock_figure(one.clock, one.client)} by the client and "
-            f"{clock_figure(one.clock, one.engine)} by the engine: {one.cause}"
-            for one in level.clocks
-        )
+        for one in level.clocks:
+            client, engine = (levels.clock_figure(one.clock, value) for value in (one.client, one.engine))
+            told = f"{one.clock.value} is {client} by the client and {engine} by the engine"
+            found.append(f"C={level.concurrency}: {told}: {one.cause}")
     if summary.client_limited:
         late_ms = max((level.late_ms for level in summary.levels if level.late_ms is not None), default=None)
         why = "" if late_ms is None else f"; load began up to {late_ms:,.0f} ms late"
@@ -119,11 +104,6 @@ def _promise(found: Promise) -> str:
     return f"{found.limits} is kept up to C={found.safe}{failed}"
 
 
-def _cost(price: float, level: LevelSummary) -> float | None:
-    joules = level.energy.joules_per_token if level.energy else None
-    return None if joules is None else cost_per_million_tokens(joules, price)
-
-
 def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     """Describe what the budget left undone."""
     if plan.runs is not None or plan.searches:
@@ -136,7 +116,7 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     for concurrency, level in measured.items():
         known = level.effective_interval
         if known is None:
-            found.append(f"C={concurrency} has {runs_text(level)} runs that count: an interval needs three")
+            found.append(f"C={concurrency} has {levels.runs_text(level)} runs that count: an interval needs three")
         elif known.upper_width > plan.precision:
             found.append(f"C={concurrency} is known to ± {100 * known.upper_width:.1f} % only")
     return found

@@ -13,11 +13,11 @@ from markupsafe import Markup
 
 from skep.report import theme
 from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart, sized
-from skep.report.columns import Column, local_minute, print_records, record_lines
+from skep.report.columns import Column, print_records, record_lines
 from skep.report.levels import interval_text
 from skep.report.liveview import Line, Page
 from skep.report.svg import picture, standalone
-from skep.report.terminal import note
+from skep.report.terminal import day_and_time, note
 from skep.tuner import summary
 from skep.tuner.ports import BenchProgress, BenchRequest
 from skep.tuner.records import METRICS, CurvePoint, StageDecision, TuneStage, Tuning, value_words
@@ -105,7 +105,7 @@ def _note(found: TuningRecord) -> str:
 # The figures of a tuning, for `skep tune list` and the dashboard; a terminal shows those with a title.
 TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
     Column("id", "TUNING", lambda one: one.saved.id, right=False),
-    Column("created_at", "WHEN", lambda one: one.tuning.created_at, local_minute, right=False, rank=1),
+    Column("created_at", "WHEN", lambda one: one.tuning.created_at, day_and_time, right=False, rank=1),
     Column("state", "STATE", lambda one: one.saved.state.value, right=False),
     Column("model", "MODEL", lambda one: one.tuning.model, right=False),
     Column("simulated", "", lambda one: one.tuning.simulated),
