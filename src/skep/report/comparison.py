@@ -149,9 +149,8 @@ def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None)
 
 def comparison_banners(runs: Sequence[Series]) -> Markup:
     """Return what makes runs beside each other unlike in kind."""
-    left_out = [
-        f"{one.letter} {line.removeprefix('left out: ')}" for one in runs for line in left_out_sentences(one.levels)
-    ]
+    told = [(one.letter, line) for one in runs for line in left_out_sentences(one.levels)]
+    left_out = [f"{letter} {line.removeprefix('left out: ')}" for letter, line in told]
     return render("comparison_banners.html", runs=runs, left_out=left_out, most=MOST_RUNS, differ=_difference(runs))
 
 

@@ -60,9 +60,8 @@ def _schema(kind: str, parts: dict[str, Any]) -> dict[str, Any]:
         return {"anyOf": [_schema(kind[:-1], parts), {"type": "null"}]}
     if kind[0] in "[{":
         inner = _schema(kind[1:-1], parts)
-        return (
-            {"type": "array", "items": inner} if kind[0] == "[" else {"type": "object", "additionalProperties": inner}
-        )
+        is_list = kind[0] == "["
+        return {"type": "array", "items": inner} if is_list else {"type": "object", "additionalProperties": inner}
     if kind in PLAIN:
         return dict(PLAIN[kind])
     if kind not in parts:
@@ -104,7 +103,8 @@ def json_reference() -> str:
     pages, seen = [_INTRO], set[str]()
     for one in read_documents()["document"]:
         heading = ", ".join(f"`skep {name} --json`" for name in one["commands"])
-        pages.append(f"## {heading}\n\n{_words(one['is'])}. {one.get('about', '')}".rstrip() + "\n")
+        kinds = (f"A list of `{kind[1:-1]}`" if kind.startswith("[") else f"`{kind}`" for kind in one["is"].split("|"))
+        pages.append(f"## {heading}\n\n{' or '.join(kinds)}. {one.get('about', '')}".rstrip() + "\n")
         parts: dict[str, Any] = {}
         _schema(one["is"], parts)
         for name in (name for name in parts if name not in seen and "properties" in parts[name]):
@@ -115,11 +115,6 @@ def json_reference() -> str:
             )
             pages.append("\n".join([f"| key of `{name}` | type | meaning |", "|---|---|---|", *rows]) + "\n")
     return "\n".join(pages)
-
-
-def _words(kind: str) -> str:
-    kinds = (f"A list of `{one[1:-1]}`" if one.startswith("[") else f"`{one}`" for one in kind.split("|"))
-    return " or ".join(kinds)
 
 
 def _words_of(field: dict[str, Any]) -> str:

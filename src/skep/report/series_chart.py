@@ -179,8 +179,11 @@ class _Drawing:
     def spec(self) -> Spec:
         scale = {"type": "utc", "domain": [self.since, self.until], "nice": False}
         x = {"field": "x", "type": "temporal", "title": None, "axis": self._time_axis(), "scale": scale}
+        zero = {"condition": {"test": "datum.value == 0", "value": theme.STONE}, "value": theme.GRID}
+        axis = {"format": ",f", "labelExpr": "replace(datum.label, '-', '−')", "gridColor": zero}
+        axis |= {"labelFontSize": 11 if self.trend else 12, "tickCount": 2 if self.trend else 4 if self.narrow else 6}
         domain = {"domain": [self.low, self.high], "nice": False, "zero": False}
-        y = {"field": "y", "type": "quantitative", "title": None, "axis": self._value_axis(), "scale": domain}
+        y = {"field": "y", "type": "quantitative", "title": None, "axis": axis, "scale": domain}
         curves = [self._curve(track, x, y) for track in self.picture.tracks if track.band]
         for track in self.picture.tracks:
             self._dots(track)
@@ -217,11 +220,6 @@ class _Drawing:
             "tickColor": theme.STONE, "tickCount": 4 if self.narrow else 10, "grid": not self.trend,
             "gridDash": [2, 3], "gridOpacity": opacity,
         }  # fmt: skip
-
-    def _value_axis(self) -> Spec:
-        size = {"labelFontSize": 11 if self.trend else 12, "tickCount": 2 if self.trend else 4 if self.narrow else 6}
-        zero = {"condition": {"test": "datum.value == 0", "value": theme.STONE}, "value": theme.GRID}
-        return {**size, "format": ",f", "labelExpr": "replace(datum.label, '-', '−')", "gridColor": zero}
 
     def _axis_words(self) -> None:
         """The unit. An axis that does not begin at zero is broken and says so."""
@@ -303,11 +301,8 @@ class _Drawing:
         """A dashed line with its size on top. One whose label would cover the last one's has only the line."""
         free_from = -math.inf
         for one in sorted(self.picture.changes, key=lambda change: change.at):
-            colour, label, tip = (
-                change_colour(one),
-                shift_label(one.ratio),
-                printable(describe_change(one).replace("-", "−")),
-            )
+            colour, label = change_colour(one), shift_label(one.ratio)
+            tip = printable(describe_change(one).replace("-", "−"))
             start, stop = (min(max(self.ms(at), self.since), self.until) for at in one.between)
             if stop - start > 2 * self.px and not self.trend:
                 self.sheet.rect(start, stop, self.low, self.high, colour, opacity=0.1)

@@ -25,23 +25,15 @@ from skep.report.comparison import COMPARISON_COLUMNS, comparison_table
 from skep.report.series_chart import Picture, when, zone_name
 from skep.store.database import Store
 from skep.store.records import StoredRun
+from skep.web import history_data
 from skep.web.context import Site
 from skep.web.history import simulated_words, track_of, value_text
-from skep.web.history_data import (
-    HistoryQuery,
-    chosen_key,
-    cold_beside,
-    first_moment,
-    in_order,
-    in_words,
-    key_of,
-    read_query,
-    series_of,
-    simulated_share,
-)
+from skep.web.history_data import HistoryQuery, chosen_key, cold_beside, in_words, key_of, read_query, series_of
 from skep.web.layout import page, render_macro, streamed
 from skep.web.responses import csv_answer, csv_records, json_answer
-from skep.web.run_cache import MOST_COMPARED, Pictures, body_of
+from skep.web.run_cache import Pictures, body_of
+
+MOST_COMPARED = 8
 
 
 def runs_named(names: str) -> list[str]:
@@ -104,7 +96,7 @@ TARGET_CSV_COLUMNS = (
 def kinds(store: Store, asked: HistoryQuery) -> list[SeriesKey]:
     """Series that every picked target has, as those of the first; where they share none, all of the first."""
     series, (first, *more) = SeriesStore(store), asked.targets
-    own = [series_of(key) for key in in_order(series.keys(first), [])]
+    own = [series_of(key) for key in history_data.in_order(series.keys(first), [])]
     others = [{series_of(key) for key in series.keys(name)} for name in more]
     shared = [name for name in own if all(name in other for other in others if other)]
     return [key_of(first, name) for name in shared or own]
@@ -117,7 +109,7 @@ def parts(site: Site, store: Store, asked: HistoryQuery) -> Iterator[str]:
         return in_words(SeriesKey("any", row.heat, row.shape, row.concurrency, row.metric))
 
     since, histories = _histories(store, asked, _chosen(store, asked))
-    shares = {name: simulated_share(store, name, since, asked.until) for name in asked.targets}
+    shares = {name: history_data.simulated_share(store, name, since, asked.until) for name in asked.targets}
     if (words := simulated_words(shares)) is not None:
         yield _part("told_simulated", words=words)
     series = SeriesStore(store)
@@ -205,7 +197,7 @@ def _since(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> floa
     if asked.since is not None:
         return asked.since
     series = SeriesStore(store)
-    return min((first_moment(series, key, asked.until) for key in keys), default=asked.until - 86_400)
+    return min((history_data.first_moment(series, key, asked.until) for key in keys), default=asked.until - 86_400)
 
 
 def _histories(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> tuple[float, list[SeriesHistory]]:
