@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from skep.catalog.gpus import Device, ValueOrigin
@@ -72,10 +73,7 @@ def print_model(found: Geometry) -> None:
 
 def _print_pairs(title: str, value: str, pairs: Mapping[str, str]) -> None:
     print()  # noqa: T201
-    columns: list[Column[tuple[str, str]]] = [
-        _left("name", title, lambda pair: pair[0]),
-        Column("value", value, lambda pair: pair[1]),
-    ]
+    columns: list[Column[Any]] = [_left("name", title, itemgetter(0)), Column("value", value, itemgetter(1))]
     print_records(columns, list(pairs.items()))
 
 

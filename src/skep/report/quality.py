@@ -96,9 +96,8 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
         layers += charts.halo([row], charts.label("left", dx=9), x=x, y=y)
         if len(rows) <= _MOST_NAMED:
             claim = [{**row, "label": level.claim.value}]
-            layers += charts.halo(
-                claim, charts.label("center", dy=-12, weight=700, color=colour), x=x, y={**y, "field": "high"}
-            )
+            mark = charts.label("center", dy=-12, weight=700, color=colour)
+            layers += charts.halo(claim, mark, x=x, y={**y, "field": "high"})
     return {"layer": layers}
 
 
@@ -165,12 +164,10 @@ def total_chart(summary: QualitySummary, height: int = 200) -> Spec | None:
 def _latency_chart(summary: QualitySummary, figure: str, ms: int, colour: str, height: int) -> Spec | None:
     """Of C = 1 as it was beside the first level, then of the levels."""
     arms = [level.base for level in summary.levels[:1]] + [level.load for level in summary.levels]
-    measured = {
-        name: [
-            (arm.concurrency, ms * value) for arm in arms if (value := getattr(arm, figure.format(name))) is not None
-        ]
-        for name in ("p50", "p95")
-    }
+    measured = {}
+    for name in ("p50", "p95"):
+        values = [(arm.concurrency, getattr(arm, figure.format(name))) for arm in arms]
+        measured[name] = [(c, ms * value) for c, value in values if value is not None]
     return charts.latency_chart(measured, colour, height)
 
 
@@ -274,14 +271,12 @@ def print_quality_tables(summary: QualitySummary) -> None:
 
 def level_table(summary: QualitySummary) -> Markup:
     """Return one row a level, those that were not walked among them."""
-    columns = chosen(
-        _COLUMNS, "concurrency items pairs base_rate rate difference bounds lost gained texts_changed words"
-    )
+    keys = "concurrency items pairs base_rate rate difference bounds lost gained texts_changed words"
     stopped = any(level.claim is not Claim.HOLDS for level in summary.levels)
     why = "not walked, as a level below does not hold" if stopped else "not walked: the run ended before"
     skipped = [QualityRow(str(skipped), words=why) for skipped in summary.skipped]
     measured = _level_rows(summary)[0 if summary.noise else 1 :]
-    return html_table("Difference against C = 1", columns, [*measured, *skipped])
+    return html_table("Difference against C = 1", chosen(_COLUMNS, keys), [*measured, *skipped])
 
 
 _CURVES_PX = 110  # of the part that curves are drawn in
@@ -319,9 +314,8 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
 
 def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
     """Return one SVG document: the difference against C = 1, latency of the same requests, and outcomes."""
-    gain = charts.sized(
-        difference_chart(summary), "Passed, against C = 1 on the same items", _bounds(summary), 440, 330
-    )
+    drawn, title = difference_chart(summary), "Passed, against C = 1 on the same items"
+    gain = charts.sized(drawn, title, _bounds(summary), 440, 330)
     first = charts.sized(ttft_chart(summary, 100), "Time to first token", "p50 whole, p95 dashed", 250, 100)
     whole = charts.sized(total_chart(summary, 100), "Time of an answer", "p50 whole, p95 dashed", 250, 100)
     bars = outcome_chart(summary, 640)
@@ -372,9 +366,8 @@ def quality_json(summary: QualitySummary) -> dict[str, Any]:
     asked = {name: run.config.get(name) for name in ("seed", "temperature", "repeats")}
     document: dict[str, Any] = {"model": run.model, "url": run.url, **asked}
     document |= plain(asdict(summary)) | {"conclusion": conclusion(summary)}
-    document["by_family"] = [
-        {"family": family, "items": items, "base_rate": rate} for family, items, rate in summary.by_family
-    ]
+    names = ("family", "items", "base_rate")
+    document["by_family"] = [dict(zip(names, row, strict=True)) for row in summary.by_family]
     for level, shown in zip(summary.levels, document["levels"], strict=True):
         shown["claim_in_words"] = claim_words(level, summary.delta)
         for arm in ("base", "load"):

@@ -14,22 +14,12 @@ import msgspec
 
 from skep.errors import UserError
 
-PLAIN: dict[str, dict[str, Any]] = {
-    "str": {"type": "string"},
-    "int": {"type": "integer"},
-    "float": {"type": "number"},
-    "bool": {"type": "boolean"},
-    "any": {},
-}
-_INTRO = """\
-# JSON documents
-
-Written by `make docs` from the records themselves and from `skep/report/documents.toml`; a test holds it against them.
-
-`--json` prints one document on stdout. Keys may be added; those listed here stay. `null` is unknown, never zero.
-`skep schema NAME` prints a document's JSON Schema, `skep schema` lists the names. In the tables `X?` is X or null,
-`[X]` a list, `{X}` an object with such values by name.
-"""
+PLAIN = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+}  # here and in JSON Schema
 
 
 @cache
@@ -62,8 +52,8 @@ def _schema(kind: str, parts: dict[str, Any]) -> dict[str, Any]:
         inner = _schema(kind[1:-1], parts)
         is_list = kind[0] == "["
         return {"type": "array", "items": inner} if is_list else {"type": "object", "additionalProperties": inner}
-    if kind in PLAIN:
-        return dict(PLAIN[kind])
+    if kind == "any" or kind in PLAIN:
+        return {"type": PLAIN[kind]} if kind in PLAIN else {}
     if kind not in parts:
         parts[kind] = {}  # it may hold itself
         types = read_documents()["type"]
@@ -100,7 +90,7 @@ def _fields_of(path: str, parts: dict[str, Any]) -> dict[str, Any]:
 
 def json_reference() -> str:
     """Return the page docs/json.md."""
-    pages, seen = [_INTRO], set[str]()
+    pages, seen = [read_documents()["intro"]], set[str]()
     for one in read_documents()["document"]:
         heading = ", ".join(f"`skep {name} --json`" for name in one["commands"])
         kinds = (f"A list of `{kind[1:-1]}`" if kind.startswith("[") else f"`{kind}`" for kind in one["is"].split("|"))
@@ -133,4 +123,4 @@ def _words_of(field: dict[str, Any]) -> str:
     if kind == "object":
         more = field.get("additionalProperties", {})
         return "{" + _words_of(more if isinstance(more, dict) else {}) + "}"
-    return {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}.get(kind, kind)
+    return {theirs: ours for ours, theirs in PLAIN.items()}.get(kind, kind)

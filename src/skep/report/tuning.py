@@ -26,6 +26,7 @@ from skep.tuner.setup import PreparedTuning, prospect_lines, prospects
 from skep.tuner.store import SavedTuning, TuningRecord, TuningState, failure_json, tuning_json
 from skep.units import UNKNOWN, format_seconds, known, milliseconds, number, printable, seconds, shortened
 
+Stages, Points = Sequence[TuneStage], Sequence[CurvePoint]
 MOST_OPEN = 12  # attempts that were not kept, up to which nothing is folded away
 _STYLES = {
     StageDecision.BASELINE: "left",
@@ -63,9 +64,7 @@ def stage_columns(tuning: Tuning, stages: Sequence[TuneStage]) -> list[Column[Tu
     ]
 
 
-def curve_columns(
-    tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]
-) -> list[Column[CurvePoint]]:
+def curve_columns(tuning: Tuning, stages: Stages, points: Points) -> list[Column[CurvePoint]]:
     """Return the figures of a point of the curve, for every table of them."""
     first = {one.concurrency: one.figure for one in points if one.config == tuning.baseline}
 
@@ -184,9 +183,7 @@ def ladder_chart(tuning: Tuning, stages: Sequence[TuneStage]) -> Spec | None:
     return bars_chart(rows, summary.unit_of(tuning), least=36)
 
 
-def curve_charts(
-    tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]
-) -> tuple[Spec | None, Spec | None]:
+def curve_charts(tuning: Tuning, stages: Stages, points: Points) -> tuple[Spec | None, Spec | None]:
     """Return effective tok/s and TTFT over C, a line for each configuration. None where nothing was measured."""
     speeds, waits = [], []
     configs = sorted(dict.fromkeys(one.config for one in points), key=lambda config: config != tuning.baseline)
@@ -209,9 +206,7 @@ _STATES = {
 }
 
 
-def tuning_page(
-    tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[CurvePoint] = (), *, state: str | None = None
-) -> str:
+def tuning_page(tuning: Tuning, stages: Stages, curve: Points = (), *, state: str | None = None) -> str:
     """`state`: where the search is not at its end."""
     from skep.report.page import render
 

@@ -15,11 +15,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from skep.errors import SkepError, UserError
-from skep.web import auth, compare, history, now, plan, runs, tuning
+from skep.web import auth, compare, history, plan, runs, tuning
 from skep.web.auth import AccessMiddleware
 from skep.web.context import Site
 from skep.web.layout import answer_static, compile_templates
-from skep.web.live import Live
+from skep.web.live import Live, routes_of_now
 from skep.web.responses import problem, wants_json
 from skep.wire.serve_asgi import AsgiServer
 
@@ -57,7 +57,7 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
 
     pages = [route for module in (history, compare, runs, plan, tuning) for route in module.routes(site)]
     app = Starlette(
-        routes=[*now.routes(site, reader), *pages, *auth.routes(site, authenticator), *_plain_routes(site)],
+        routes=[*routes_of_now(site, reader), *pages, *auth.routes(site, authenticator), *_plain_routes(site)],
         middleware=[Middleware(AccessMiddleware, site=site, authenticator=authenticator)],
         exception_handlers={HTTPException: refuse, SkepError: refuse},
         lifespan=running,

@@ -208,13 +208,8 @@ def figures_of(store: Store, run: StoredRun) -> RunFigures:
     best = max(measured, key=lambda level: level.effective_tok_s or 0.0)
     closed = run.kind not in TIMED
     alone = next((level for level in summary.levels if closed and level.concurrency == 1), None)
-    return RunFigures(
-        best.effective_tok_s,
-        best.concurrency if closed else None,
-        alone.ttft_ms.p50 if alone and alone.ttft_ms else None,
-        failed,
-        best.client_limited,
-    )
+    at, ttft_ms = best.concurrency if closed else None, alone.ttft_ms.p50 if alone and alone.ttft_ms else None
+    return RunFigures(best.effective_tok_s, at, ttft_ms, failed, best.client_limited)
 
 
 def _judged(store: Store, run: StoredRun) -> RunFigures:
