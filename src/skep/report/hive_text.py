@@ -57,10 +57,8 @@ def _queues(readings: HiveReadings, page: Page) -> list[Line]:
     if not queues:
         return []
     titles = ["QUEUE", *(name.upper() for name in next(iter(queues.values()))), "LAST READINGS"]
-    rows = [
-        [model, *(f"{count:,}" for count in waiting.values()), sparkline(readings.queued_of[model], 60)]
-        for model, waiting in queues.items()
-    ]
+    counts = {model: [f"{count:,}" for count in waiting.values()] for model, waiting in queues.items()}
+    rows = [[model, *waiting, sparkline(readings.queued_of[model], 60)] for model, waiting in counts.items()]
     right = [name not in ("QUEUE", "LAST READINGS") for name in titles]
     head, *lines = table_lines(titles, rows, right, [0] * len(titles), page.width)
     return [[], [(head, "bold")], *([(line, "")] for line in lines)]
@@ -99,7 +97,6 @@ FIGURES = {"pid": 4, "slots": 0, "busy": 0, "queued": 0, "restarts": 2}  # of a 
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    """Print the rows of `skep ps`; on a terminal they fit its width."""
     print_records(hive_columns(), rows)
 
 

@@ -148,7 +148,6 @@ _IN_WORDS: tuple[_LevelColumn, ...] = (
 
 
 def level_columns(keys: str) -> list[_LevelColumn]:
-    """Return the columns of the keys, as `chosen` does."""
     return chosen((*LEVEL_COLUMNS, *_IN_WORDS), keys)
 
 

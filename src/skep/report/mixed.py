@@ -79,10 +79,8 @@ _FAILED: tuple[Column[Verdict], ...] = (
 def tables_of(summaries: Sequence[MixedSummary], verdicts: Verdicts | None = None) -> list[Table]:
     """One row a level, task, axis or failed answer; where there are several models, each row begins with its letter."""
     levels: list[list[_Pair]] = [[(level, one.alone) for level in one.levels] for one in summaries]
-    failed = [
-        [verdict for verdict in (verdicts or {}).get(one.run_id, ()) if verdict.level and not verdict.passed]
-        for one in summaries
-    ]
+    judged = [(verdicts or {}).get(one.run_id, ()) for one in summaries]
+    failed = [[verdict for verdict in some if verdict.level and not verdict.passed] for some in judged]
     more = sum(max(0, len(some) - MOST_FAILURES) for some in failed)
     shown = _table("answers that did not pass", _FAILED, [some[:MOST_FAILURES] for some in failed])
     shown = replace(shown, notes=(f"{more} more; --json has them all",) if more else ())

@@ -67,7 +67,6 @@ def _reports() -> Environment:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Return what a file of `templates/` makes of the values."""
     return Markup(_reports().get_template(template).render(values))  # noqa: S704
 
 

@@ -107,10 +107,8 @@ def outcome_chart(summary: QualitySummary, width: int = 980) -> Spec | None:
     counts: list[Spec] = []
     names: list[str] = []
     for level in summary.levels:
-        for arm, name in (
-            (level.base, f"C = 1 beside C = {level.concurrency}"),
-            (level.load, f"C = {level.concurrency}"),
-        ):
+        at = f"C = {level.concurrency}"
+        for arm, name in ((level.base, f"C = 1 beside {at}"), (level.load, at)):
             parts += _outcome_parts(arm, name)
             counts.append({"name": name, "x": 1.0, "label": f"{arm.requests:,} requests"})
             names.append(name)
@@ -125,14 +123,12 @@ def outcome_chart(summary: QualitySummary, width: int = 980) -> Spec | None:
          "scale": {"domain": names[:-1], "padding": 0.16}}  # fmt: skip
     key = {"orient": "bottom", "title": None, "symbolType": "square", "columns": 8, "offset": 14}
     colours = {"domain": [*fills], "range": [fill for fill, _ in fills.values()]}
-    bar = {"type": "bar", "stroke": theme.PAPER, "strokeWidth": 1}
+    bar, words = {"type": "bar", "stroke": theme.PAPER, "strokeWidth": 1}, charts.label("center", weight=600)
     fill = {"field": "what", "type": "nominal", "scale": colours, "legend": key}
     ink = {**fill, "scale": {**colours, "range": [ink for _, ink in fills.values()]}, "legend": None}
     layers = [
         charts.layer(parts, bar, x=x, x2={"field": "to"}, y=y, fill=fill),
-        charts.layer(
-            parts, charts.label("center", weight=600), x={**x, "field": "middle"}, y=y, text="label", color=ink
-        ),
+        charts.layer(parts, words, x={**x, "field": "middle"}, y=y, text="label", color=ink),
         charts.layer(counts, charts.label("left", dx=8), x=x, y=y, text="label"),
     ]
     return {"width": width, "height": _BAR_PX * (len(names) - 1) + 40, "layer": layers}
@@ -314,8 +310,8 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
 
 def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
     """Return one SVG document: the difference against C = 1, latency of the same requests, and outcomes."""
-    drawn, title = difference_chart(summary), "Passed, against C = 1 on the same items"
-    gain = charts.sized(drawn, title, _bounds(summary), 440, 330)
+    drawn, caption = difference_chart(summary), "Passed, against C = 1 on the same items"
+    gain = charts.sized(drawn, caption, _bounds(summary), 440, 330)
     first = charts.sized(ttft_chart(summary, 100), "Time to first token", "p50 whole, p95 dashed", 250, 100)
     whole = charts.sized(total_chart(summary, 100), "Time of an answer", "p50 whole, p95 dashed", 250, 100)
     bars = outcome_chart(summary, 640)
@@ -432,7 +428,6 @@ def mixed_headline(plan: MixedPlan, endpoints: Sequence[Endpoint], sandbox: Sand
 
 
 def mixed_json(summary: MixedSummary, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Return all figures, and every verdict."""
     judged = [{**asdict(one), "outcome": one.outcome.value} for one in verdicts]
     return {**asdict(summary), "verdicts": judged}
 

@@ -32,7 +32,6 @@ def document_names() -> list[str]:
 
 
 def schema_of(command: str) -> dict[str, Any]:
-    """Return the JSON Schema of what a command prints with `--json`."""
     found = next((one for one in read_documents()["document"] if command in one["commands"]), None)
     if found is None:
         raise UserError(f"there is no document `{command}`", hint="`skep schema` lists the names")

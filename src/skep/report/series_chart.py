@@ -115,10 +115,9 @@ def series_svg(picture: Picture, name: str, kind: str = "wide", zone: tzinfo | N
 
 def trend_svg(picture: Picture, zone: tzinfo | None = None) -> Markup:
     """Return the band alone, small, with a dot at its end."""
-    words = escape(printable(picture.words))
-    opening = '<svg class="trend" viewBox="{0}" role="img" aria-label="{1}">'
-    drawn = render(_Drawing(_steady(picture), "trend", zone).spec(), lambda box: opening.format(box, words))
-    return Markup(drawn)  # noqa: S704
+    look = f'role="img" aria-label="{escape(printable(picture.words))}"'
+    spec = _Drawing(_steady(picture), "trend", zone).spec()
+    return Markup(render(spec, lambda box: f'<svg class="trend" viewBox="{box}" {look}>'))  # noqa: S704
 
 
 def _steady(picture: Picture) -> Picture:
@@ -180,7 +179,7 @@ class _Drawing:
         scale = {"type": "utc", "domain": [self.since, self.until], "nice": False}
         x = {"field": "x", "type": "temporal", "title": None, "axis": self._time_axis(), "scale": scale}
         zero = {"condition": {"test": "datum.value == 0", "value": theme.STONE}, "value": theme.GRID}
-        axis = {"format": ",f", "labelExpr": "replace(datum.label, '-', '−')", "gridColor": zero}
+        axis: Spec = {"format": ",f", "labelExpr": "replace(datum.label, '-', '−')", "gridColor": zero}
         axis |= {"labelFontSize": 11 if self.trend else 12, "tickCount": 2 if self.trend else 4 if self.narrow else 6}
         domain = {"domain": [self.low, self.high], "nice": False, "zero": False}
         y = {"field": "y", "type": "quantitative", "title": None, "axis": axis, "scale": domain}
@@ -224,7 +223,7 @@ class _Drawing:
     def _axis_words(self) -> None:
         """The unit. An axis that does not begin at zero is broken and says so."""
         cut = "the axis does not begin at 0" if self.low > 0 else ""
-        told = " · ".join(part for part in (self.picture.unit, cut) if part)
+        told = " · ".join(filter(None, (self.picture.unit, cut)))
         self.sheet.text(self.since, self.high + 11 * self.up, told, size=11)
         if cut:
             self.sheet.symbol(self.since, self.low, "M0-20l-5 3l10 4l-10 4l10 4l-5 3", theme.STONE, width=1.4)

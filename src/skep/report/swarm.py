@@ -142,10 +142,9 @@ def _time(account: Account) -> Figures:
     if account.task_s is not None:
         task = f"{_middle(account.task_s)}, {seconds(account.task_max_s)} the longest"
     if account.agents_mean is not None:
-        queued = (
-            "" if account.queued_share is None else f", {as_percent(account.queued_share)} of their time in the queue"
-        )
-        agents = f"{_at_once(account)}{queued}"
+        agents = _at_once(account)
+        if account.queued_share is not None:
+            agents += f", {as_percent(account.queued_share)} of their time in the queue"
     first = _middle(account.ttft_s) if account.ttft_s else ""
     return [("wall time", ", ".join(wall)), ("a task", task), ("first token", first), ("agents", agents)]
 

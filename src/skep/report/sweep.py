@@ -173,8 +173,7 @@ def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
 def sweep_picture(run: StoredRun, summary: SweepSummary) -> str:
     """Return one SVG document of two panels: what concurrency gives, and what it costs."""
     levels = summary.levels
-    band, curve = f"{charts.band_caption(levels)}{_hollow(levels)}", charts.effective_chart(levels, summary.turning)
-    gain = sized(curve, "Effective tok/s", band, 400, 330)
+    gain = sized(charts.effective_chart(levels, summary.turning), "Effective tok/s", _band(levels), 400, 330)
     first = sized(charts.ttft_chart(levels, 100), "Time to first token", "p50 whole, p95 dashed, p99 dotted", 290, 100)
     loss = sized(charts.contention_chart(levels), "Contention", "loss of per-task speed against C = 1", 290, 100)
     marks = marks_of(simulated=run.simulated, broken_off=incomplete(run))
@@ -200,13 +199,13 @@ def marks_of(*, simulated: bool, broken_off: bool) -> list[str]:
     return [word for word, holds in (("SIMULATED", simulated), ("INCOMPLETE", broken_off)) if holds]
 
 
-def _hollow(levels: Sequence[LevelSummary]) -> str:
-    return "; hollow: client-limited" if any(level.client_limited for level in levels) else ""
+def _band(levels: Sequence[LevelSummary]) -> str:
+    hollow = "; hollow: client-limited" if any(level.client_limited for level in levels) else ""
+    return f"{charts.band_caption(levels)}{hollow}"
 
 
 def _effective_caption(summary: SweepSummary) -> str:
-    levels = summary.levels
-    caption = f"{charts.band_caption(levels)}{_hollow(levels)}"
+    levels, caption = summary.levels, _band(summary.levels)
     if any(known(level.plateau_tok_s) for level in levels):
         caption += "; dotted: the plateau, while at least 95 % of C were in flight"
     shaded = summary.turning is not None and (summary.turning.knee_bracket or summary.turning.cliff_bracket)

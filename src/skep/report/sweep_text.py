@@ -87,8 +87,7 @@ def _speedup(found: Speedup) -> list[str]:
         f"{format_seconds(found.swarm_wall_s)}: {found.by_wall:.2f}x by wall time, "
         f"{number(found.by_tokens, digits=2)}x by tokens ({found.tokens_serial:,} and {found.tokens_swarm:,})"
     )
-    cut = found.truncated_serial + found.truncated_swarm
-    if not cut:
+    if not found.truncated_serial + found.truncated_swarm:
         return [first]
     told = f"{found.truncated_serial} and {found.truncated_swarm} answers ran into the token limit"
     if found.by_wall_whole is None:
@@ -277,7 +276,6 @@ def group_by_level(found: Sequence[Comparison]) -> list[dict[str, Comparison]]:
 
 
 def comparison_columns() -> list[Column[dict[str, Comparison]]]:
-    """Return the columns of a level's comparisons, by metric."""
 
     def ratio(metric: str, title: str) -> Column[dict[str, Comparison]]:
         rank = _RANKS.get(metric, 0)

@@ -86,15 +86,15 @@ def check_output(output: Path) -> None:
 
 def speak_plainly() -> None:
     """Replace bars and dashes by plain characters where the terminal's encoding lacks them."""
-    codecs.register_error("skep-plain", _plain)
+
+    def replace(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        return "".join(_STAND_INS.get(one, "?") for one in error.object[error.start : error.end]), error.end
+
+    codecs.register_error("skep-plain", replace)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="skep-plain")
-
-
-def _plain(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    return "".join(_STAND_INS.get(one, "?") for one in error.object[error.start : error.end]), error.end
 
 
 def day_and_time(at: float) -> str:

@@ -26,7 +26,8 @@ from skep.tuner.setup import PreparedTuning, prospect_lines, prospects
 from skep.tuner.store import SavedTuning, TuningRecord, TuningState, failure_json, tuning_json
 from skep.units import UNKNOWN, format_seconds, known, milliseconds, number, printable, seconds, shortened
 
-Stages, Points = Sequence[TuneStage], Sequence[CurvePoint]
+Stages = Sequence[TuneStage]
+Points = Sequence[CurvePoint]
 MOST_OPEN = 12  # attempts that were not kept, up to which nothing is folded away
 _STYLES = {
     StageDecision.BASELINE: "left",
@@ -36,8 +37,7 @@ _STYLES = {
 }
 
 
-def stage_columns(tuning: Tuning, stages: Sequence[TuneStage]) -> list[Column[TuneStage]]:
-    """Return the figures of a stage, for every table of them."""
+def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
     lost = summary.given_up(stages)
 
     def decision(stage: TuneStage) -> str:
@@ -65,7 +65,6 @@ def stage_columns(tuning: Tuning, stages: Sequence[TuneStage]) -> list[Column[Tu
 
 
 def curve_columns(tuning: Tuning, stages: Stages, points: Points) -> list[Column[CurvePoint]]:
-    """Return the figures of a point of the curve, for every table of them."""
     first = {one.concurrency: one.figure for one in points if one.config == tuning.baseline}
 
     def gain(point: CurvePoint) -> float | None:
@@ -142,7 +141,7 @@ DASHBOARD_KEYS = (
 LISTED, DASHBOARD = ([_BY_KEY[key] for key in keys.split()] for keys in (LISTED_KEYS, DASHBOARD_KEYS))
 
 
-def by_concurrency(tuning: Tuning, points: Sequence[CurvePoint]) -> list[CurvePoint]:
+def by_concurrency(tuning: Tuning, points: Points) -> list[CurvePoint]:
     """Return the points in the order of a table: by C, the baseline first."""
     return sorted(points, key=lambda one: (one.concurrency, one.config != tuning.baseline))
 
@@ -160,7 +159,7 @@ _LOOKS = (
 )
 
 
-def ladder_chart(tuning: Tuning, stages: Sequence[TuneStage]) -> Spec | None:
+def ladder_chart(tuning: Tuning, stages: Stages) -> Spec | None:
     """Draw a bar for each configuration that was the best of its time. None where nothing was measured."""
     best, lost = summary.best_of(stages), summary.given_up(stages)
     figures = [(one, one.figure) for one in stages if one.decision in summary.KEPT]
@@ -224,7 +223,7 @@ def tuning_page(tuning: Tuning, stages: Stages, curve: Points = (), *, state: st
     )
 
 
-def tuning_banners(tuning: Tuning, stages: Sequence[TuneStage], state: str | None = None) -> list[tuple[str, str, str]]:
+def tuning_banners(tuning: Tuning, stages: Stages, state: str | None = None) -> list[tuple[str, str, str]]:
     """Return what a reader has to know before the first figure: kind, title and words of each banner."""
     told = []
     if state in _STATES:
@@ -239,8 +238,7 @@ def tuning_banners(tuning: Tuning, stages: Sequence[TuneStage], state: str | Non
     return told
 
 
-def ladder_picture(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
-    """Return one SVG document: a bar for each configuration that was the best of its time."""
+def ladder_picture(tuning: Tuning, stages: Stages) -> str:
     spec = ladder_chart(tuning, stages)
     said = summary.headline(tuning, stages)
     marks = ["SIMULATED"] if tuning.simulated else []
@@ -252,7 +250,7 @@ def ladder_picture(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
     return standalone(panel, f"{below}: {said}")
 
 
-def tuning_main(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[CurvePoint] = ()) -> Markup:
+def tuning_main(tuning: Tuning, stages: Stages, curve: Points = ()) -> Markup:
     """Return everything below the headline, without its frame."""
     from skep.report.page import html_table, render
 
@@ -306,7 +304,6 @@ STYLES = {
 
 
 def print_tuning(found: TuningRecord) -> None:
-    """Print the ladder, the search as bars, the curve."""
     tuning, stages = found.tuning, found.stages
     mark = "SIMULATED: " if tuning.simulated else ""
     print(f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}: {summary.headline(tuning, stages)}")  # noqa: T201
@@ -320,7 +317,7 @@ def print_tuning(found: TuningRecord) -> None:
         print_records(curve_columns(tuning, stages, found.points), by_concurrency(tuning, found.points))
 
 
-def progress_lines(stages: Sequence[TuneStage], unit: str) -> list[str]:
+def progress_lines(stages: Stages, unit: str) -> list[str]:
     """Draw a bar for each configuration that was the best of its time."""
     kept = [(stage, stage.figure) for stage in stages if stage.decision in summary.KEPT and stage.figure is not None]
     most, lost = max((figure.high for _, figure in kept), default=0.0), summary.given_up(stages)

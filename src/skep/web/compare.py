@@ -73,18 +73,12 @@ def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[
 
 
 def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[str, Any]:
-    told = ("id", "kind", "created_at", "simulated", "config")
-    return {
-        "runs": [
-            {
-                **{name: getattr(run, name) for name in told},
-                "model": site.label(run.model),
-                "levels": () if run.kind in JUDGED else load_run(store, run.id)[1].levels,
-            }
-            for run in runs
-        ],
-        "comparisons": comparisons_of(store, runs),
-    }
+    told = []
+    for run in runs:
+        same = {name: getattr(run, name) for name in ("id", "kind", "created_at", "simulated", "config")}
+        levels = () if run.kind in JUDGED else load_run(store, run.id)[1].levels
+        told.append({**same, "model": site.label(run.model), "levels": levels})
+    return {"runs": told, "comparisons": comparisons_of(store, runs)}
 
 
 TARGET_CSV_COLUMNS = (
@@ -120,11 +114,8 @@ def parts(site: Site, store: Store, asked: HistoryQuery) -> Iterator[str]:
             yield _part("figure", name=name, picture=_picture(asked, since, some), caption=caption)
     for place, pair in enumerate(pairs(site, store, asked, since)):
         told = [row for row in pair.rows if row.sentence is not None]
-        usual = [
-            words
-            for row, words in zip(told, pair.sentences, strict=True)
-            if row.concurrency <= 1 and row.shape is not ProbeShape.LONG
-        ]
+        said = zip(told, pair.sentences, strict=True)
+        usual = [words for row, words in said if row.concurrency <= 1 and row.shape is not ProbeShape.LONG]
         yield _part("pair_of", pair=pair, place=place, sentences=usual, kind_of=kind_of)
     if len(asked.targets) < 2:
         yield _part("alone")
@@ -145,16 +136,11 @@ def pairs(site: Site, store: Store, asked: HistoryQuery, since: float) -> Iterat
 
 def document(site: Site, store: Store, asked: HistoryQuery) -> dict[str, Any]:
     since, histories = _histories(store, asked, _chosen(store, asked))
-    targets = [
-        {
-            "series": str(one.key),
-            "unit": one.key.metric.unit,
-            "points": [[point.at, point.value, point.busy] for point in one.points],
-            "spans": one.spans,
-            "band": one.band,
-        }
-        for one in histories
-    ]
+    targets = []
+    for one in histories:
+        points = [[point.at, point.value, point.busy] for point in one.points]
+        name = {"series": str(one.key), "unit": one.key.metric.unit}
+        targets.append({**name, "points": points, "spans": one.spans, "band": one.band})
     told = ("a", "b", "model_a", "model_b", "same_model")
     compared = [
         {**{name: getattr(pair, name) for name in told}, "rows": [row.document() for row in pair.rows]}

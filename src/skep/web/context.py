@@ -86,10 +86,8 @@ def public_facts(document: str) -> str:
 def _public(name: str, value: Any) -> Any:
     match value:
         case dict():
-            named = (
-                (key, _public(key, one)) for key, one in value.items() if _is_word(key) and not _SECRET.search(key)
-            )
-            return {key: one for key, one in named if one is not _HIDDEN}
+            told = {key: one for key, one in value.items() if _is_word(key) and not _SECRET.search(key)}
+            return {key: shown for key, one in told.items() if (shown := _public(key, one)) is not _HIDDEN}
         case list():
             return [one for one in (_public(name, item) for item in value) if one is not _HIDDEN]
         case str():

@@ -40,8 +40,7 @@ _MOST_FLAGS = 60
 def trend_picture(history: SeriesHistory) -> Markup:
     words = history.sentences[0] if history.sentences else ""
     tracks = [Track(history.key.target, (), history.band, steps=history.steps)]
-    drawn = Picture(history.key.target, words, "", history.since, history.until, tracks, history.changes)
-    return trend_svg(drawn)
+    return trend_svg(Picture(history.key.target, words, "", history.since, history.until, tracks, history.changes))
 
 
 def picture_of(view: TargetHistory, history: SeriesHistory, *, flags: bool = True) -> Picture:

@@ -113,7 +113,6 @@ def key_of(target: str, series: str) -> SeriesKey:
 
 
 def series_of(key: SeriesKey) -> str:
-    """Return the name of the series without its target."""
     return str(key)[len(key.target) + 1 :]
 
 
@@ -178,8 +177,6 @@ _HOST_FIGURES = (("mean power", "W", "mean_w"), ("lowest clock", "MHz", "sm_cloc
 
 @dataclass(frozen=True, slots=True)
 class HostLine:
-    """One figure of the machine at the time of the probes."""
-
     name: str
     unit: str
     points: tuple[SeriesPoint, ...]

@@ -303,7 +303,6 @@ def _card_names(host: Document) -> list[str]:
 
 
 def _mean(levels: Sequence[LevelSummary], name: str) -> int | None:
-    """Over the levels; None where no answer told."""
     told = [value for level in levels if (value := getattr(level, name)) is not None]
     return max(1, round(sum(told) / len(told))) if told else None
 

@@ -135,12 +135,10 @@ class RequestsQuery:
 
 
 def where_of(run: StoredRun) -> str:
-    """Machine, engine and layout, as far as they are known."""
     return " · ".join(filter(None, (machine_of(run), engine_of(run), layout_of(run))))
 
 
 def tuning_of(run: StoredRun) -> str | None:
-    """Return the id of the tuning that it was made for."""
     told = run.config.get("tuning")
     return told if run.kind in OF_A_TUNING and isinstance(told, str) and told else None
 
