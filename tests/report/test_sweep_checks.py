@@ -8,15 +8,8 @@ import pytest
 
 from skep.bench.records import SweepSummary
 from skep.report.comparison import comparison_page
-from skep.report.levels import (
-    cache_sentence,
-    check_sentences,
-    delivered_sentence,
-    drift_sentence,
-    left_out_sentences,
-    turning_sentence,
-)
-from skep.report.sweep import sweep_page, timed_page
+from skep.report.levels import cache_sentence, delivered_sentence, drift_sentence, left_out_sentences, turning_sentence
+from skep.report.sweep import check_sentences, sweep_page, timed_page
 from skep.stats.turning import Turning
 from skep.units import Interval
 
