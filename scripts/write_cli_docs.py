@@ -25,15 +25,6 @@ Other names are understood: `ls` for `list`, `rm` for `remove`, and
 
 {names}
 """
-JSON_INTRO = """\
-# JSON documents
-
-Written by `make docs` from the records themselves and from `skep/report/documents.toml`; a test holds it against them.
-
-`--json` prints one document on stdout. Keys may be added; those listed here stay. `null` is unknown, never zero.
-`skep schema NAME` prints a document's JSON Schema, `skep schema` lists the names. In the tables `X?` is X or null,
-`[X]` a list, `{X}` an object with such values by name.
-"""
 
 
 def cli_reference() -> str:
@@ -59,7 +50,7 @@ def _walk(command: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], An
 
 def json_reference() -> str:
     """Return the page docs/json.md."""
-    pages, seen = [JSON_INTRO], set[str]()
+    pages, seen = [read_documents()["intro"]], set[str]()
     for one in read_documents()["document"]:
         heading = ", ".join(f"`skep {name} --json`" for name in one["commands"])
         pages.append(f"## {heading}\n\n{_words(one['is'])}. {one.get('about', '')}".rstrip() + "\n")

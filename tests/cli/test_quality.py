@@ -10,7 +10,7 @@ from in_process import call, refused
 
 from skep.cli.quality_run import need_packages
 from skep.errors import UserError
-from skep.report.quality_text import EXIT_LOST, EXIT_OK, EXIT_UNSHOWN
+from skep.report.quality import EXIT_LOST, EXIT_OK, EXIT_UNSHOWN
 from skep.testing.process import FakeEngine
 
 COUNT = 70

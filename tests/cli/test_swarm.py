@@ -16,7 +16,7 @@ from in_process import call, refused
 
 from skep.files import lock_holder
 from skep.report.liveview import Page, bar_cells
-from skep.report.swarm_text import frame
+from skep.report.swarm import frame
 from skep.report.terminal import speak_plainly
 from skep.store.database import open_store
 from skep.swarm.journal import create_run, lock_path

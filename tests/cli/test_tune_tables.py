@@ -4,7 +4,7 @@ import pytest
 
 from skep.cli import tune_run as tables
 from skep.errors import UserError
-from skep.report import tuning_text
+from skep.report import tuning as tuning_report
 from skep.report.liveview import Page
 from skep.report.tuning import stage_columns
 from skep.tuner.records import (
@@ -81,7 +81,7 @@ def test_a_row_has_figure_interval_ratio_foresight_and_decision():
 
 
 def test_the_ladder_says_dead_ends_in_full_below_the_table(capsys):
-    tuning_text.print_tuning(record(STAGES))
+    tuning_report.print_tuning(record(STAGES))
     said = capsys.readouterr().out
     assert "stage 2 ran out of memory: no room for the cache" in said
     assert "it said: CUDA out of memory: tried 2 GiB" in said
@@ -93,7 +93,7 @@ def test_what_was_accepted_and_died_later_is_no_step_of_the_search():
     died = stage(2, StageDecision.FAILED, changes=STAGES[1].changes, config=BEST, failure=OOM, why=str(OOM))
     stages = [*STAGES[:2], died]
     assert cells(stages[1], stages)["decision"] == "accepted, died later"
-    assert tuning_text.progress_lines(stages, "tok/s")[1].endswith("graphs off → on (died later)")
+    assert tuning_report.progress_lines(stages, "tok/s")[1].endswith("graphs off → on (died later)")
 
 
 def test_the_same_dead_end_is_told_once_with_all_its_stages():
@@ -116,7 +116,7 @@ def test_first_changes_stand_by_knob_with_what_is_foreseen_of_each_value():
 
 
 def test_the_first_line_says_what_was_tuned_and_from_where_to_where(capsys):
-    tuning_text.print_tuning(record(STAGES))
+    tuning_report.print_tuning(record(STAGES))
     words = capsys.readouterr().out.splitlines()[0].replace("\xa0", " ")
     assert words.startswith(
         "SIMULATED: qwen (vllm) on 2x rtx-3090: From 25.0 to 50.0 tok/s at C = 4 in one step: 2.00×"
@@ -124,7 +124,7 @@ def test_the_first_line_says_what_was_tuned_and_from_where_to_where(capsys):
 
 
 def test_what_was_kept_has_a_bar_that_grows_with_its_figure():
-    lines = tuning_text.progress_lines(STAGES, "tok/s")
+    lines = tuning_report.progress_lines(STAGES, "tok/s")
     assert len(lines) == 2
     assert lines[1].count("█") > 1.8 * lines[0].count("█")
 
@@ -134,7 +134,7 @@ def test_the_curve_has_both_sides_and_their_ratio(capsys):
         CurvePoint(c, config, Interval(0.9 * value, value, 1.1 * value), 100.0)
         for c, config, value in ((1, BASE, 20.0), (1, BEST, 30.0), (4, BASE, 25.0))
     ]
-    tuning_text.print_tuning(record(STAGES, points))
+    tuning_report.print_tuning(record(STAGES, points))
     first, second, third = (line.split() for line in capsys.readouterr().out.splitlines()[-3:])
     assert first == ["1", "baseline", "20.0", "18.0–22.0", "100", "ms", "–", "–"]
     assert second == ["1", "best", "30.0", "27.0–33.0", "100", "ms", "–", "1.50×"]
@@ -142,10 +142,10 @@ def test_the_curve_has_both_sides_and_their_ratio(capsys):
 
 
 def test_the_picture_fits_its_page_and_shows_what_happens_now():
-    status = tuning_text.TuneStatus(tuning(budget_s=600.0), 60.0, [*STAGES] * 10)
+    status = tuning_report.TuneStatus(tuning(budget_s=600.0), 60.0, [*STAGES] * 10)
     status.request = MeasureRequest((BASE, BEST), 4, "confirm", "graphs off → on, start 2")
     status.progress = BenchProgress(BEST, "measuring", 2, 4, 51.2)
-    lines = tuning_text.status_lines(status, Page(60, 20), 30.0)
+    lines = tuning_report.status_lines(status, Page(60, 20), 30.0)
     text = ["".join(part for part, _ in line) for line in lines]
     assert len(lines) <= 20
     assert all(len(line) <= 60 for line in text[5:])
@@ -154,7 +154,7 @@ def test_the_picture_fits_its_page_and_shows_what_happens_now():
 
 
 def test_without_a_terminal_each_stage_is_a_line(capsys):
-    status = tuning_text.TuneStatus(tuning())
+    status = tuning_report.TuneStatus(tuning())
     request = MeasureRequest((BASE,), 2, "baseline", "the baseline")
     with tables.tuning_view(status) as on_event:
         on_event(RequestStarted(request))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from skep.report.columns import Column, csv_table, documents, markdown_table, present, split_titles, table_lines
+from skep.report.columns import Column, csv_table, documents, markdown_table, present, table_lines
 from skep.report.page import html_table
 from skep.units import fact_list, milliseconds, moment, number, percent, printable, public_url, shortened, times
 
@@ -103,7 +103,7 @@ def test_an_optional_column_is_there_where_one_record_has_a_value():
 
 
 def test_a_table_fits_its_width_the_least_important_columns_go_first():
-    titles, right, ranks = split_titles("model|>tok/s|started~1|folder~2")
+    titles, right, ranks = ["model", "tok/s", "started", "folder"], [False, True, False, False], [0, 0, 1, 2]
     rows = [["qwen3.6-27b-awq-on-two-cards", "118", "2026-11-17 09:30", "/srv/models/qwen"]]
     whole = table_lines(titles, rows, right, ranks)
     assert whole[1] == "qwen3.6-27b-awq-on-two-cards    118  2026-11-17 09:30  /srv/models/qwen"

@@ -9,7 +9,7 @@ import pytest
 from reading import Outline
 
 from sample_tuning import BASELINE, sample_curve, sample_stages, sample_tuning
-from skep.report.tuning import curve_chart, ladder_chart, ladder_picture, tuning_page
+from skep.report.tuning import curve_charts, ladder_chart, ladder_picture, tuning_page
 from skep.tuner.records import ConfigFailure, StageDecision, TuneGoal
 from skep.tuner.summary import accepted, best_of, headline, ratio_range, ratio_words, total_gain
 from skep.units import Interval
@@ -147,12 +147,12 @@ def test_intervals_without_an_end_are_drawn_without_one():
 
 def test_the_curve_has_both_configurations_with_their_intervals():
     tuning, stages = sample_tuning(), sample_stages()
-    drawn = str(curve_chart(tuning, stages, sample_curve()))
+    drawn = str(curve_charts(tuning, stages, sample_curve())[0])
     assert "'baseline'" in drawn
     assert "'best'" in drawn
     made = tuning_page(tuning, stages, sample_curve()).partition("Effective tok/s over concurrency")[2]
     assert "184–196" in made
     assert "7.57×" in made
     lone = [replace(one, figure=None) for one in sample_curve() if one.config == BASELINE]
-    assert curve_chart(tuning, stages, lone) is None
-    assert curve_chart(tuning, stages, []) is None
+    assert curve_charts(tuning, stages, lone)[0] is None
+    assert curve_charts(tuning, stages, [])[0] is None

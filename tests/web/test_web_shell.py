@@ -21,7 +21,7 @@ from skep.store.database import open_store
 from skep.web.app import serve
 from skep.web.context import make_site
 from skep.web.layout import PAGES, asset, assets, environment
-from skep.web.now import sparkline
+from skep.web.live import sparkline
 from skep.web.responses import csv_answer, json_answer, way_back
 
 SECRETS = ("10.9.8.7", "secret-host", "hunter2", "/models/", "no answer from")

@@ -36,7 +36,7 @@ from skep.files import read_user_toml, write_whole
 from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.report.columns import print_records
-from skep.report.compare_text import CompareResult, comparison_columns, group_by_level
+from skep.report.sweep_text import CompareResult, comparison_columns, group_by_level
 from skep.report.tables import Table, cell_json, matrix_tables
 from skep.report.terminal import check_output, note, print_json
 from skep.store.database import open_store

@@ -27,7 +27,7 @@ from skep.quality.trial_figures import POWER
 from skep.report.columns import print_records
 from skep.report.liveview import progress_view
 from skep.report.mixed import spot_words, tables_of
-from skep.report.quality_text import (
+from skep.report.quality import (
     exit_code,
     headline,
     late_levels,

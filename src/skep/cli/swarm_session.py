@@ -26,16 +26,19 @@ from skep.report.swarm import (
     FAILURES,
     REPLICAS,
     RUNS,
+    SHOWN_FAILURES,
     end_lines,
+    frame,
     gantt,
     named_replicas,
     one_line,
+    print_agents,
+    print_capitals,
     result_lines,
     run_lines,
     swarm_page,
     task_lines,
 )
-from skep.report.swarm_text import SHOWN_FAILURES, frame, print_agents, print_capitals
 from skep.report.terminal import check_output, note, print_json
 from skep.swarm.journal import MAKES_ONE, NONE_YET, as_it_stands, cancel, stored_runs
 from skep.swarm.progress import SwarmProgress, SwarmProgressLines

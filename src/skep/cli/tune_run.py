@@ -22,8 +22,9 @@ from skep.paths import Paths, user_paths
 from skep.report.columns import documents, print_records
 from skep.report.liveview import can_draw, live_view
 from skep.report.terminal import byte_progress, check_page, note, print_json
-from skep.report.tuning import LISTED, TUNING_COLUMNS, tuning_page
-from skep.report.tuning_text import (
+from skep.report.tuning import (
+    LISTED,
+    TUNING_COLUMNS,
     TuneStatus,
     document,
     print_tuning,
@@ -31,6 +32,7 @@ from skep.report.tuning_text import (
     say_what_begins,
     status_lines,
     took_words,
+    tuning_page,
 )
 from skep.store.database import open_store
 from skep.tuner.bench import carry_out, check_machine, logs_folder, machine_for

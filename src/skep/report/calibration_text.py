@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from skep.deploy.stored_calibration import fitted_now, levels_json, measured_of
 from skep.planner.validation import Spread, ValidationReport
+from skep.report.columns import Column, print_records
 from skep.report.terminal import note, print_table
 from skep.store.records import CalibrationRecord
 from skep.units import number
@@ -36,8 +37,6 @@ def print_calibration(row: CalibrationRecord) -> None:
 
 
 def print_validation(report: ValidationReport, name: str) -> None:
-    from skep.report.columns import Column, print_records
-
     predicted = f"{len(report.points)} of {report.rows} rows predicted"
     note(f"{name}: {predicted} with constants never fitted on their own source")
     groups = {**report.spreads(), **{f"source {name}": spread for name, spread in report.by_source().items()}}

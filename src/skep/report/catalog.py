@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from skep.catalog.gpus import Device, ValueOrigin
 from skep.catalog.models import Geometry
 from skep.planner.memory import weights_bits
 from skep.planner.quants import QUANTS, parts_of
-from skep.report.columns import Column, print_records
+from skep.report.columns import Column, as_count, print_records
 from skep.units import format_bytes, number
 
 _SIZED = ("bf16", "fp8", "awq", "nvfp4", "q4_k_m", "q6_k", "q8_0")
 _left = partial(Column, right=False)
-_whole = partial(number, digits=0)
 
 
 def _billions(count: float) -> str:
@@ -27,12 +27,12 @@ DEVICES: tuple[Column[Device], ...] = (
     _left("id", "GPU", lambda card: card.id),
     _left("arch", "ARCH", lambda card: card.arch, rank=2),
     Column("memory_gib", "MEMORY GiB", lambda card: f"{card.memory_gib:g}"),
-    Column("bandwidth_gbs", "GB/s", lambda card: card.bandwidth_gbs, _whole),
+    Column("bandwidth_gbs", "GB/s", lambda card: card.bandwidth_gbs, as_count),
     Column("fp16_tflops", "FP16 TFLOPS", lambda card: card.fp16_tflops, partial(number, digits=1)),
     Column("compute_capability", "CC", lambda card: card.compute_capability, partial(number, digits=1), rank=4),
     _left("formats", "FORMATS", lambda card: " ".join(card.formats), rank=1),
-    Column("nvlink_gbs", "NVLINK GB/s", lambda card: card.nvlink_gbs, _whole, rank=3),
-    Column("tdp_w", "WATT", lambda card: card.tdp_w, _whole, rank=3),
+    Column("nvlink_gbs", "NVLINK GB/s", lambda card: card.nvlink_gbs, as_count, rank=3),
+    Column("tdp_w", "WATT", lambda card: card.tdp_w, as_count, rank=3),
 )
 MODELS: tuple[Column[Geometry], ...] = (
     _left("id", "MODEL", lambda model: model.id),
@@ -43,8 +43,8 @@ MODELS: tuple[Column[Geometry], ...] = (
     Column("sliding_layers", "SLIDING", lambda model: model.sliding_layers or None, rank=3),
     Column("linear_layers", "LINEAR", lambda model: model.linear_layers or None, rank=3),
     Column("experts", "EXPERTS", lambda m: f"{m.experts_per_token} of {m.experts}" if m.is_moe else None, rank=1),
-    Column("kv_bytes", "KV B/TOKEN", lambda model: model.kv_bytes_per_token(2), _whole, rank=1),
-    Column("max_context", "CONTEXT", lambda model: model.max_context or None, _whole),
+    Column("kv_bytes", "KV B/TOKEN", lambda model: model.kv_bytes_per_token(2), as_count, rank=1),
+    Column("max_context", "CONTEXT", lambda model: model.max_context or None, as_count),
 )
 _VALUES: tuple[Column[tuple[str, Any, ValueOrigin | None]], ...] = (
     _left("value", "VALUE", lambda row: row[0]),
@@ -73,10 +73,7 @@ def print_model(found: Geometry) -> None:
 
 def _print_pairs(title: str, value: str, pairs: Mapping[str, str]) -> None:
     print()  # noqa: T201
-    columns: list[Column[tuple[str, str]]] = [
-        _left("name", title, lambda pair: pair[0]),
-        Column("value", value, lambda pair: pair[1]),
-    ]
+    columns: list[Column[Any]] = [_left("name", title, itemgetter(0)), Column("value", value, itemgetter(1))]
     print_records(columns, list(pairs.items()))
 
 

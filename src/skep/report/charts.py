@@ -361,24 +361,25 @@ def contention_chart(levels: Sequence[LevelSummary]) -> Spec | None:
 
 def ttft_chart(levels: Sequence[LevelSummary], height: int = 200) -> Spec | None:
     """Time to first token against C: the median whole, the 95th percentile dashed, the 99th dotted."""
-    return latency_chart(_percentiles(levels, "ttft_ms", ("p50", "p95", "p99")), theme.SKY, height)
+    return _percentiles_chart(levels, "ttft_ms", ("p50", "p95", "p99"), theme.SKY, height)
 
 
 def tpot_chart(levels: Sequence[LevelSummary]) -> Spec | None:
     """Time per output token against C: the median whole, the 95th percentile dashed."""
-    return latency_chart(_percentiles(levels, "tpot_ms", ("p50", "p95")), theme.PLUM)
+    return _percentiles_chart(levels, "tpot_ms", ("p50", "p95"), theme.PLUM, 200)
 
 
-def _percentiles(
-    levels: Sequence[LevelSummary], figure: str, names: Sequence[str]
-) -> dict[str, list[tuple[int, float]]]:
-    measured = [(level.concurrency, some) for level in _rising(levels) if (some := getattr(level, figure)) is not None]
-    return {name: [(c, getattr(some, name)) for c, some in measured] for name in names}
-
-
-def latency_chart(
-    measured: Mapping[str, Sequence[tuple[int, float | None]]], colour: str, height: int = 200
+def _percentiles_chart(
+    levels: Sequence[LevelSummary], figure: str, names: Sequence[str], colour: str, height: int
 ) -> Spec | None:
+    measured = [(level.concurrency, some) for level in _rising(levels) if (some := getattr(level, figure)) is not None]
+    return latency_chart({name: [(c, getattr(some, name)) for c, some in measured] for name in names}, colour, height)
+
+
+Curves = Mapping[str, Sequence[tuple[int, float | None]]]  # (C, value), by name
+
+
+def latency_chart(measured: Curves, colour: str, height: int) -> Spec | None:
     """Return one curve a percentile, in milliseconds; all but the first are dashed and hollow."""
     curves = []
     for (name, some), dash in zip(measured.items(), ((), (5, 4), (1, 4)), strict=False):
@@ -463,10 +464,8 @@ def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
     levels = [row["c"] for row in rows]
     end = min(max(levels), top / alone)
     steps = 24 if is_wide(levels) else 1
-    return [
-        {"c": c, "ideal": c * alone, "label": "ideal: C × one agent"}
-        for c in (1 + (end - 1) * (i / steps) ** 2 for i in range(steps + 1))
-    ]
+    places = (1 + (end - 1) * (i / steps) ** 2 for i in range(steps + 1))
+    return [{"c": c, "ideal": c * alone, "label": "ideal: C × one agent"} for c in places]
 
 
 def _turning_layers(

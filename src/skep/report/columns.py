@@ -9,13 +9,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from functools import partial
 from typing import Any, Generic, TypeVar
 from unicodedata import combining, east_asian_width
 
 from markupsafe import Markup
 
-from skep.units import UNKNOWN, number, printable, shortened
+from skep.units import UNKNOWN, number, percent, printable, shortened
 
 Record = TypeVar("Record")
 GAP = "  "
@@ -32,9 +32,11 @@ def plain_text(value: Any) -> str:
     return number(value) if isinstance(value, float) else str(value)
 
 
-def local_minute(unix_time: float) -> str:
-    """Return a moment on the clock of this machine, as lists show it."""
-    return datetime.fromtimestamp(unix_time).astimezone().strftime("%Y-%m-%d %H:%M")
+as_count = partial(number, digits=0)
+
+
+def as_percent(share: float) -> str:
+    return percent(100 * share)
 
 
 @dataclass(frozen=True)
@@ -121,34 +123,23 @@ def markdown_cell(text: str) -> str:
 
 
 def print_records(columns: Sequence[Column[Record]], records: Sequence[Record]) -> None:
-    """Print the table on stdout; on a terminal it fits its width."""
-    print_cells(*_cells(columns, records))
+    """Print the table on stdout, in bold titles and fitted to its width where that is a terminal."""
+    width = terminal_width()
+    head, *lines = record_lines(columns, records, width)
+    bold = width is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    print("\n".join([f"\x1b[1m{head}\x1b[0m" if bold else head, *lines]))  # noqa: T201
 
 
 def record_lines(columns: Sequence[Column[Record]], records: Sequence[Record], width: int | None = None) -> list[str]:
-    return table_lines(*_cells(columns, records), width)
-
-
-def _cells(columns: Iterable[Column[Record]], records: Sequence[Record]) -> tuple[Any, Any, Any, Any]:
-    """Return what `table_lines` wants: titles, rows, which are right-aligned, ranks."""
     columns = present(columns, records)
     rows = [[one.cell(record) for one in columns] for record in records]
-    return [one.title for one in columns], rows, [one.right for one in columns], [one.rank for one in columns]
+    right, ranks = [one.right for one in columns], [one.rank for one in columns]
+    return table_lines([one.title for one in columns], rows, right, ranks, width)
 
 
 def terminal_width() -> int | None:
     """Return the columns of the terminal that stdout is; None where it is none, and no line is broken."""
     return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
-
-
-def print_cells(
-    titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], ranks: Sequence[int]
-) -> None:
-    """Print a table on stdout, in bold titles and fitted to its width where that is a terminal."""
-    width = terminal_width()
-    head, *lines = table_lines(titles, rows, right, ranks, width)
-    bold = width is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    print("\n".join([f"\x1b[1m{head}\x1b[0m" if bold else head, *lines]))  # noqa: T201
 
 
 def table_lines(
@@ -197,14 +188,3 @@ def padded(text: str, width: int, right: bool = False) -> str:
         text += f"…{end}"
     blank = " " * (width - text_width(text))
     return blank + text if right else text + blank
-
-
-def split_titles(columns: str | Sequence[str]) -> tuple[list[str], list[bool], list[int]]:
-    """Return titles, which are right-aligned (a `>` in front) and ranks (`~2` behind) of "name|>tok/s|started~2"."""
-    titles, right, ranks = [], [], []
-    for column in columns.split("|") if isinstance(columns, str) else columns:
-        title, _, rank = column.partition("~")
-        titles.append(title.removeprefix(">"))
-        right.append(title.startswith(">"))
-        ranks.append(int(rank or 0))
-    return titles, right, ranks

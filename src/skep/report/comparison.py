@@ -24,6 +24,7 @@ from skep.stats.versus import Judgement
 from skep.store.records import StoredRun
 from skep.units import UNKNOWN, known, moment, number, printable, shortened
 
+Entries = Sequence[tuple[StoredRun, SweepSummary]]
 MOST_RUNS = len(theme.SERIES)
 _LONGEST_NAME = 70
 _HEIGHT = 200  # of the part of a picture that curves are drawn in: letters keep their distance in its terms
@@ -46,9 +47,7 @@ class Series:
         return sorted(self.summary.levels, key=lambda level: level.concurrency)
 
 
-def series_of(
-    entries: Sequence[tuple[StoredRun, SweepSummary]], labels: Sequence[str] | None = None
-) -> tuple[Series, ...]:
+def series_of(entries: Entries, labels: Sequence[str] | None = None) -> tuple[Series, ...]:
     """Lettered from A. Without labels a run is called by its model and time; its id is added where two are alike."""
     if labels is None:
         names = [f"{run.model} @ {moment(run.created_at)}" for run, _ in entries]
@@ -103,7 +102,6 @@ def overlay(runs: Sequence[Series], key: str, unit: str, height: int = _HEIGHT) 
     return charts.curves_chart(curves, unit, height=height)
 
 
-Entries = Sequence[tuple[StoredRun, SweepSummary]]
 Banner = tuple[str, str, str]  # kind, title and words
 
 # What may differ between repeats of the same work: chance, patience and how the client is built.
@@ -149,9 +147,8 @@ def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None)
 
 def comparison_banners(runs: Sequence[Series]) -> Markup:
     """Return what makes runs beside each other unlike in kind."""
-    left_out = [
-        f"{one.letter} {line.removeprefix('left out: ')}" for one in runs for line in left_out_sentences(one.levels)
-    ]
+    told = [(one.letter, line) for one in runs for line in left_out_sentences(one.levels)]
+    left_out = [f"{letter} {line.removeprefix('left out: ')}" for letter, line in told]
     return render("comparison_banners.html", runs=runs, left_out=left_out, most=MOST_RUNS, differ=_difference(runs))
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from operator import methodcaller
 from typing import Any
 
-from skep.report.columns import Column, record_lines, table_lines
+from skep.report.columns import Column, print_records, record_lines, table_lines
 from skep.report.liveview import BETWEEN, Line, Page, bar, sparkline
 from skep.report.terminal import note
 from skep.supervisor.control import ReplicaStatus
@@ -15,8 +15,6 @@ from skep.supervisor.readings import HiveReadings
 from skep.units import format_bytes, format_seconds, number
 
 STYLES = {"up": "green", "ready": "green", "open": "bold red", "failed": "bold red", "backoff": "red"}
-
-
 LEGEND = "█ active, ▒ releasing, · free slots; tok/s is about, over 10 s, – none yet"
 
 
@@ -59,10 +57,8 @@ def _queues(readings: HiveReadings, page: Page) -> list[Line]:
     if not queues:
         return []
     titles = ["QUEUE", *(name.upper() for name in next(iter(queues.values()))), "LAST READINGS"]
-    rows = [
-        [model, *(f"{count:,}" for count in waiting.values()), sparkline(readings.queued_of[model], 60)]
-        for model, waiting in queues.items()
-    ]
+    counts = {model: [f"{count:,}" for count in waiting.values()] for model, waiting in queues.items()}
+    rows = [[model, *waiting, sparkline(readings.queued_of[model], 60)] for model, waiting in counts.items()]
     right = [name not in ("QUEUE", "LAST READINGS") for name in titles]
     head, *lines = table_lines(titles, rows, right, [0] * len(titles), page.width)
     return [[], [(head, "bold")], *([(line, "")] for line in lines)]
@@ -101,15 +97,11 @@ FIGURES = {"pid": 4, "slots": 0, "busy": 0, "queued": 0, "restarts": 2}  # of a 
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    """Print the rows of `skep ps`; on a terminal they fit its width."""
-    from skep.report.columns import print_records
-
     print_records(hive_columns(), rows)
 
 
 def hive_columns() -> list[Column[dict[str, Any]]]:
     """Return what is shown of a row, with the node it stands on where some stand elsewhere."""
-    from skep.report.columns import Column
 
     def remarks(row: dict[str, Any]) -> str:
         return "; ".join(filter(None, ("simulated" if row.get("simulated") else "", row.get("why") or "")))
@@ -124,32 +116,30 @@ def hive_columns() -> list[Column[dict[str, Any]]]:
     ]
 
 
-def _node_state(node: Mapping[str, Any]) -> str:
-    marks = [word for word in ("head", "here") if node[word]]
-    marks += [f"{name}={value}" for name, value in node["labels"].items()]
-    return ", ".join(("alive" if node["alive"] else "dead", *marks))
-
-
-def _free(node: Mapping[str, Any], key: str) -> str | None:
-    return f"{node[f'free_{key}']:g}/{node[key]:g}" if node["alive"] else None
-
-
-def _free_memory(node: Mapping[str, Any]) -> str | None:
-    sizes = [format_bytes(node[key]) for key in ("free_memory_bytes", "memory_bytes")]
-    return " of ".join(sizes) if node["alive"] else None
-
-
 def print_nodes(found: dict[str, Any]) -> None:
-    from skep.report.columns import Column, print_records
+    def state(node: Mapping[str, Any]) -> str:
+        marks = [word for word in ("head", "here") if node[word]]
+        marks += [f"{name}={value}" for name, value in node["labels"].items()]
+        return ", ".join(("alive" if node["alive"] else "dead", *marks))
+
+    def free(node: Mapping[str, Any], key: str) -> str | None:
+        return f"{node[f'free_{key}']:g}/{node[key]:g}" if node["alive"] else None
+
+    def memory(node: Mapping[str, Any]) -> str | None:
+        sizes = [format_bytes(node[key]) for key in ("free_memory_bytes", "memory_bytes")]
+        return " of ".join(sizes) if node["alive"] else None
+
+    def replicas(node: Mapping[str, Any]) -> str | None:
+        return ", ".join(f"{row['name']} ({row['state']})" for row in node["replicas"]) or None
 
     columns: list[Column[Mapping[str, Any]]] = [
         Column("name", "NODE", lambda node: node["name"], right=False),
         Column("address", "ADDRESS", lambda node: node["address"], right=False, rank=1),
-        Column("state", "STATE", _node_state, right=False),
-        Column("cpus", "CPUS FREE", lambda node: _free(node, "cpus"), right=False, rank=2),
-        Column("gpus", "GPUS FREE", lambda node: _free(node, "gpus"), right=False),
-        Column("memory", "MEMORY FREE", _free_memory, right=False, rank=3),
-        Column("replicas", "REPLICAS", lambda node: _node_replicas(node) or None, right=False),
+        Column("state", "STATE", state, right=False),
+        Column("cpus", "CPUS FREE", lambda node: free(node, "cpus"), right=False, rank=2),
+        Column("gpus", "GPUS FREE", lambda node: free(node, "gpus"), right=False),
+        Column("memory", "MEMORY FREE", memory, right=False, rank=3),
+        Column("replicas", "REPLICAS", replicas, right=False),
     ]
     print_records(columns, found["nodes"])
     for hive in found["hives"]:
@@ -157,13 +147,7 @@ def print_nodes(found: dict[str, Any]) -> None:
     note(f"Ray {found['ray']}, head at {found['address']}")
 
 
-def _node_replicas(node: Mapping[str, Any]) -> str:
-    return ", ".join(f"{row['name']} ({row['state']})" for row in node["replicas"])
-
-
 RESTART_GATEWAY = ("body_limit", "files_quota", "store_requests")
-
-
 WORDS = {
     "added": "started",
     "removed": "stopped, once their answers are finished",
@@ -180,9 +164,8 @@ def say_reload(answer: dict[str, Any]) -> None:
     for name in answer["left_out"]:
         command = "skep replica restart gateway" if name in RESTART_GATEWAY else "skep down && skep up -d"
         note(f"not yet in force: `{name}`; it takes `{command}`")
-    note(
-        "settings and keys are reloaded" + ("" if any(answer[key] for key in WORDS) else "; replicas stay as they are")
-    )
+    stay = "" if any(answer[key] for key in WORDS) else "; replicas stay as they are"
+    note(f"settings and keys are reloaded{stay}")
 
 
 def say_scale(answer: dict[str, Any], *, waited: bool) -> None:

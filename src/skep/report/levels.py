@@ -9,18 +9,13 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from skep.bench.records import Clock, LevelSummary, SweepSummary
-from skep.report.columns import Column, chosen
+from skep.report.columns import Column, as_count, as_percent, chosen
 from skep.stats.turning import Turning
 from skep.units import UNKNOWN, Interval, known, milliseconds, number, percent, seconds
 
 COLD, WARM = 0.05, 0.5  # the share of the prompts' tokens that a cache held
 FULL = 0.97  # in flight, as a share of C
 _LevelColumn = Column[LevelSummary]
-_count = partial(number, digits=0)
-
-
-def _share(value: float) -> str:
-    return percent(100 * value)
 
 
 def _part(name: str, part: str) -> Callable[[LevelSummary], Any]:
@@ -55,13 +50,13 @@ def _listed(counts: Sequence[tuple[str, int]]) -> str:
 LEVEL_COLUMNS: tuple[_LevelColumn, ...] = (
     _figure("concurrency", "C", text=str),
     _figure("traffic", "class", text=str, right=False),
-    _figure("requests", "requests", text=_count, group=("Requests", "sent")),
-    _figure("failed", "failed", text=_count, group=("Requests", "failed"), style="bad"),
-    _figure("truncated", "cut", text=_count),
+    _figure("requests", "requests", text=as_count, group=("Requests", "sent")),
+    _figure("failed", "failed", text=as_count, group=("Requests", "failed"), style="bad"),
+    _figure("truncated", "cut", text=as_count),
     Column("runs", "runs", lambda level: len(level.counted)),
     Column("runs_left_out", "runs left out", lambda level: len(level.left_out)),
     _figure("wall_s", "wall", text=seconds, group=("Wall", "time")),
-    _figure("output_tokens", "tokens", text=_count),
+    _figure("output_tokens", "tokens", text=as_count),
     _figure("effective_tok_s", "eff tok/s", group=("Effective tok/s", "all runs"), style="strong"),
     _figure("effective_low", "slowest run", "effective_low_tok_s"),
     _figure("effective_high", "fastest run", "effective_high_tok_s"),
@@ -81,8 +76,8 @@ LEVEL_COLUMNS: tuple[_LevelColumn, ...] = (
     *_percentiles("queued", "queued", optional=True),
     _figure("prompt_tokens", "tokens in", "prompt_tokens_mean", group=("Tokens, mean", "in"), optional=True),
     _figure("output_tokens_each", "tokens out", "output_tokens_mean", group=("Tokens, mean", "out"), optional=True),
-    _figure("cached_prompt_share", "cached", text=_share, group=("Cached", "of prompt"), optional=True),
-    _figure("delivered", "in flight", "delivered_share", _share, group=("In flight", "of C"), optional=True),
+    _figure("cached_prompt_share", "cached", text=as_percent, group=("Cached", "of prompt"), optional=True),
+    _figure("delivered", "in flight", "delivered_share", as_percent, group=("In flight", "of C"), optional=True),
     _figure("client_limited", "client-limited", text=str),
     Column("finish_reasons", "ended by", lambda level: _listed(level.finish_reasons), right=False),
     Column("errors", "failed by", lambda level: _listed(level.errors), right=False),
@@ -153,7 +148,6 @@ _IN_WORDS: tuple[_LevelColumn, ...] = (
 
 
 def level_columns(keys: str) -> list[_LevelColumn]:
-    """Return the columns of the keys, as `chosen` does."""
     return chosen((*LEVEL_COLUMNS, *_IN_WORDS), keys)
 
 
@@ -244,6 +238,16 @@ def delivered_sentence(levels: Sequence[LevelSummary]) -> str | None:
     if not short:
         return "While a level was full, as many requests were in flight as it asked for."
     return f"Fewer requests were in flight than asked for: {', '.join(short)} of C."
+
+
+def check_sentences(summary: SweepSummary) -> list[str]:
+    sentences = (
+        turning_sentence(summary.turning) if summary.turning and has_curve(summary.levels) else None,
+        drift_sentence(summary),
+        cache_sentence(summary.levels),
+        delivered_sentence(summary.levels),
+    )
+    return [*left_out_sentences(summary.levels), *filter(None, sentences)]
 
 
 def clock_figure(clock: Clock, value: float) -> str:

@@ -33,8 +33,6 @@ _FORMS = {
     "sustained": "Sustained form: each side task was sent again once it had ended, until the conversation was over.",
 }
 _STEP_PX, _BETWEEN_PX = 23, 16
-
-
 _Pair = tuple[MixedLevel, MixedLevel | None]  # a level, and C=1
 
 
@@ -81,10 +79,8 @@ _FAILED: tuple[Column[Verdict], ...] = (
 def tables_of(summaries: Sequence[MixedSummary], verdicts: Verdicts | None = None) -> list[Table]:
     """One row a level, task, axis or failed answer; where there are several models, each row begins with its letter."""
     levels: list[list[_Pair]] = [[(level, one.alone) for level in one.levels] for one in summaries]
-    failed = [
-        [verdict for verdict in (verdicts or {}).get(one.run_id, ()) if verdict.level and not verdict.passed]
-        for one in summaries
-    ]
+    judged = [(verdicts or {}).get(one.run_id, ()) for one in summaries]
+    failed = [[verdict for verdict in some if verdict.level and not verdict.passed] for some in judged]
     more = sum(max(0, len(some) - MOST_FAILURES) for some in failed)
     shown = _table("answers that did not pass", _FAILED, [some[:MOST_FAILURES] for some in failed])
     shown = replace(shown, notes=(f"{more} more; --json has them all",) if more else ())
@@ -113,7 +109,12 @@ def _tasks(summaries: Sequence[MixedSummary]) -> Table:
     """Return one column a level: passed of judged, and the median time."""
 
     def at(c: int) -> Column[dict[int, TaskFigures]]:
-        return Column(f"C={c}", f"C={c}", lambda by_level: _outcome(by_level.get(c)), right=False)
+        def outcome(by_level: dict[int, TaskFigures]) -> str:
+            if (part := by_level.get(c)) is None or not part.runs:
+                return UNKNOWN if part is None else "not asked"
+            return f"{_share([part])} ({seconds(part.seconds)})"
+
+        return Column(f"C={c}", f"C={c}", outcome, right=False)
 
     def title(by_level: dict[int, TaskFigures]) -> str:
         part = next(iter(by_level.values()))
@@ -129,12 +130,6 @@ def _tasks(summaries: Sequence[MixedSummary]) -> Table:
     levels = sorted({level.concurrency for one in summaries for level in one.levels})
     columns = [Column("task", "task", title, right=False), *map(at, levels)]
     return _table("tasks: passed when executed, time", columns, by_model)
-
-
-def _outcome(part: TaskFigures | None) -> str:
-    if part is None or not part.runs:
-        return UNKNOWN if part is None else "not asked"
-    return f"{_share([part])} ({seconds(part.seconds)})"
 
 
 def _share(parts: Sequence[TaskFigures]) -> str:

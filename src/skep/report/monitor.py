@@ -16,12 +16,7 @@ from skep.stats.rolling import WindowStats
 WindowRow = tuple[SeriesKey, str, WindowStats | None]  # a series, the name of the window, what it has
 
 
-def _one(value: float) -> str:
-    return f"{value:,.1f}"
-
-
-def _two(value: float) -> str:
-    return f"{value:,.2f}"
+_one, _two = "{:,.1f}".format, "{:,.2f}".format
 
 
 def _share(value: float) -> str:

@@ -33,13 +33,10 @@ class JoinedLines(Extension):
 
     def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
         for token in stream:
-            joined = _LINE_BREAK.sub(_without_break, token.value) if token.type == "data" else token.value
+            joined = token.value
+            if token.type == "data":
+                joined = _LINE_BREAK.sub(lambda it: " " if it[1] is it[2] is None else it[1] or "", token.value)
             yield Token(token.lineno, token.type, joined)
-
-
-def _without_break(found: re.Match[str]) -> str:
-    before, after = found.groups()
-    return " " if before is None and after is None else before or ""
 
 
 def make_environment(*packages: str) -> Environment:
@@ -70,7 +67,6 @@ def _reports() -> Environment:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Return what a file of `templates/` makes of the values."""
     return Markup(_reports().get_template(template).render(values))  # noqa: S704
 
 

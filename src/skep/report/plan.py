@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from skep.planner.ranking import Predicted
 from skep.planner.setup import CardLink
 from skep.report import theme
 from skep.report.charts import DASHES, ChartCurve, Spec, bars_chart, curves_chart
-from skep.report.columns import Column, print_records
+from skep.report.columns import Column, as_count, print_records
 from skep.units import GIB, format_bytes, format_seconds, milliseconds, number
 
 Document = Mapping[str, Any]
@@ -35,30 +35,35 @@ def print_plan(found: PlanAnswer, *, explain: bool = False) -> None:
         if not other.plans:
             why = other.rejected[0].reason if other.rejected else "nothing was left to try"
             _say(f"{other.rig.title}: does not fit ({why})")
-    _gap("Layouts, best first")
+    _section("Layouts, best first")
     _layouts(found, ranked)
     load = f"{found.goal.shape}, {found.goal.input_tokens:.0f} tokens in, {found.goal.output_tokens:.0f} out"
-    _gap(f"Expected of the best by agents at once ({load})")
+    _section(f"Expected of the best by agents at once ({load})")
     print_records(SPEEDS, best.predicted)
     wide = dict.fromkeys(p.band_why for p in best.predicted if p.band_why)
     _say("8 of 10 measurements lie between LOW and HIGH" + (f": {'; '.join(wide)}" if wide else ""))
-    _gap(f"Memory of one {best.memory.card.id} ({format_bytes(best.memory.usable_bytes)} usable)")
+    _section(f"Memory of one {best.memory.card.id} ({format_bytes(best.memory.usable_bytes)} usable)")
     _memory(best)
-    if explain:
-        for level in dict.fromkeys((1, found.goal.agents)):
-            _account(account(best.rated.prospect, found.goal, level), level)
-    _gap("Why")
-    _lines(best.why)
-    _rules(best)
-    _gap("Start it")
-    _start(best)
-    _runner_up(found, choice)
+    for level in dict.fromkeys((1, found.goal.agents)) if explain else ():
+        _account(account(best.rated.prospect, found.goal, level), level)
+    _section("Why", best.why)
+    rules = [
+        f"{one.verdict}: {one.sentence}{f' -> {one.remedy}' if one.remedy else ''} [{one.source}]"
+        for one in best.rated.findings
+        if one.verdict in ("costs", "depends")
+    ]
+    if rules:
+        _section("Rules that apply", rules)
+    _section("Start it", _commands(best))
+    if choice.runner_up is not None:
+        _runner_up(found, choice.plans[0], choice.runner_up)
     _further(found)
-    _others(found, choice)
+    for plan in choice.others:
+        speed = _at(plan, found.goal.agents).effective_tok_s
+        _section(f"With {plan.setup.engine}: {_what(plan)} -> {speed:,.0f} tok/s", _commands(plan))
     _rejected(found)
     if found.notes:
-        _gap("Notes")
-        _lines(found.notes)
+        _section("Notes", found.notes)
 
 
 def headline(found: PlanAnswer, choice: PlanChoice, best: Plan) -> str:
@@ -97,14 +102,13 @@ def _at(plan: Plan, agents: int) -> Predicted:
     return next((p for p in plan.predicted if p.concurrency == agents), plan.predicted[-1])
 
 
-_whole = partial(number, digits=0)
 _left = partial(Column, right=False)
 # Figures at one number of agents, of layouts and of levels alike
 _FIGURES: tuple[Column[Predicted], ...] = (
-    Column("effective_tok_s", "TOK/S", lambda p: p.effective_tok_s, _whole),
-    Column("low", "LOW", lambda p: p.low, _whole, rank=1),
-    Column("high", "HIGH", lambda p: p.high, _whole, rank=1),
-    Column("task_tok_s", "EACH", lambda p: p.task_tok_s, _whole),
+    Column("effective_tok_s", "TOK/S", lambda p: p.effective_tok_s, as_count),
+    Column("low", "LOW", lambda p: p.low, as_count, rank=1),
+    Column("high", "HIGH", lambda p: p.high, as_count, rank=1),
+    Column("task_tok_s", "EACH", lambda p: p.task_tok_s, as_count),
     Column("ttft_ms", "FIRST TOKEN", lambda p: format_seconds(p.ttft_ms / 1000)),
 )
 SPEEDS: tuple[Column[Predicted], ...] = (
@@ -146,11 +150,11 @@ def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
         _left("kv", "KV", lambda pair: pair[1].setup.kv.title, rank=3),
         _left("spec", "DRAFTS", lambda pair: pair[1].setup.spec, rank=2),
         Column("slots", "SLOTS", lambda pair: pair[1].setup.slots, rank=2),
-        Column("context", "CONTEXT", lambda pair: pair[1].setup.context, _whole, rank=3),
-        Column("largest", "LARGEST", lambda pair: pair[1].largest_context, _whole, rank=4),
+        Column("context", "CONTEXT", lambda pair: pair[1].setup.context, as_count, rank=3),
+        Column("largest", "LARGEST", lambda pair: pair[1].largest_context, as_count, rank=4),
         *map(figure, _FIGURES),
         Column("per_watt", "TOK/S/W", per_watt, partial(number, digits=2), rank=4),
-        Column("per_price", "TOK/S PER 1000", per_price, _whole, rank=2, optional=True),
+        Column("per_price", "TOK/S PER 1000", per_price, as_count, rank=2, optional=True),
     ]
     print_records(columns, ranked[:12])
     _say("SLOTS are of one replica; LARGEST is the context with every slot full")
@@ -178,39 +182,24 @@ def _memory(plan: Plan) -> None:
 
 def _account(spent: StepAccount, agents: int) -> None:
     plural = "s" if agents > 1 else ""
-    _gap(
+    _section(
         f"One step of a replica with {agents} agent{plural}: {spent.seconds * 1e6:,.0f} us, {spent.sequences} "
         f"sequence(s) of {spent.context:.0f} tokens, {spent.tokens:.2f} tokens -> {spent.tok_s:,.0f} tok/s"
     )
     print_records(STEP, spent.terms)
 
 
-def _rules(plan: Plan) -> None:
-    spoken = [f for f in plan.rated.findings if f.verdict in ("costs", "depends")]
-    if spoken:
-        _gap("Rules that apply")
-    for finding in spoken:
-        remedy = f" -> {finding.remedy}" if finding.remedy else ""
-        _say(f"  {finding.verdict}: {finding.sentence}{remedy} [{finding.source}]")
+def _commands(plan: Plan) -> list[str]:
+    return [*commands_of(plan), *filter(None, [gateway_line(plan.setup, plan.rated.rig)])]
 
 
-def _start(plan: Plan) -> None:
-    front = gateway_line(plan.setup, plan.rated.rig)
-    _lines([*commands_of(plan), *([front] if front else [])])
-
-
-def _runner_up(found: PlanAnswer, choice: PlanChoice) -> None:
-    runner = choice.runner_up
-    if runner is None:
-        return
-    first, second = (_at(plan, found.goal.agents) for plan in (choice.plans[0], runner.plan))
-    _gap(f"Runner-up: {_what(runner.plan)}, {behind_words(runner, found.goal)}")
-    if second.high > first.effective_tok_s:
-        _say("  closer than either is known: where it matters, measure both")
-    if runner.wins_if:
-        _say(f"  it would win with: {'; '.join(runner.wins_if)}")
-    else:
-        _say(f"  nothing that was tried makes it win: {'; '.join(runner.tried)}")
+def _runner_up(found: PlanAnswer, best: Plan, runner: RunnerUp) -> None:
+    first, second = (_at(plan, found.goal.agents) for plan in (best, runner.plan))
+    close = second.high > first.effective_tok_s
+    lines = ["closer than either is known: where it matters, measure both"] if close else []
+    tried = f"nothing that was tried makes it win: {'; '.join(runner.tried)}"
+    lines.append(f"it would win with: {'; '.join(runner.wins_if)}" if runner.wins_if else tried)
+    _section(f"Runner-up: {_what(runner.plan)}, {behind_words(runner, found.goal)}", lines)
 
 
 def behind_words(runner: RunnerUp, goal: PlanGoal) -> str:
@@ -234,7 +223,7 @@ def _further(found: PlanAnswer) -> None:
     for choice in found.choices:
         if not choice.further:
             continue
-        _gap(f"What each further card adds ({choice.rig.cards[0].id}, {found.goal.agents} agents)")
+        _section(f"What each further card adds ({choice.rig.cards[0].id}, {found.goal.agents} agents)")
         for step in choice.further:
             if step.effective_tok_s is None or step.share is None:
                 _say(f"  {step.cards}: does not fit")
@@ -243,19 +232,12 @@ def _further(found: PlanAnswer) -> None:
                 _say(f"  {step.cards}: {step.effective_tok_s:,.0f} tok/s, {share} ({step.layout})")
 
 
-def _others(found: PlanAnswer, choice: PlanChoice) -> None:
-    for plan in choice.others:
-        at = _at(plan, found.goal.agents)
-        _gap(f"With {plan.setup.engine}: {_what(plan)} -> {at.effective_tok_s:,.0f} tok/s")
-        _start(plan)
-
-
 def _rejected(found: PlanAnswer) -> None:
     """Print why layouts were rejected; layouts rejected by the same rule share a line."""
     for choice in found.choices:
         if not choice.rejected:
             continue
-        _gap("Dropped" if len(found.choices) == 1 else f"Dropped on {choice.rig.title}")
+        _section("Dropped" if len(found.choices) == 1 else f"Dropped on {choice.rig.title}")
         heads = [r for r in choice.rejected if r.rule == "heads"]
         if len(heads) > 1:
             _say(f"  {', '.join(f'TP={r.layout.tp}' for r in heads)}: e.g. {heads[-1].reason}")
@@ -267,13 +249,8 @@ def _rejected(found: PlanAnswer) -> None:
             _say(f"  and {len(rest) - _DROPPED} more: --json has them all")
 
 
-def _lines(lines: Sequence[str]) -> None:
-    for line in lines:
-        _say(f"  {line}")
-
-
-def _gap(title: str) -> None:
-    _say(f"\n{title}")
+def _section(title: str, lines: Iterable[str] = ()) -> None:
+    _say("\n  ".join([f"\n{title}", *lines]))
 
 
 def _say(text: str) -> None:
@@ -322,17 +299,11 @@ def predicted_chart(
     for place, plan in enumerate(plans):
         levels = {level["concurrency"]: level for level in plan["predicted"]}
         banded = field == "effective_tok_s" and not place
-        curves.append(
-            ChartCurve(
-                [(c, level[field]) for c, level in levels.items()],
-                theme.SERIES[place],
-                chr(65 + place),
-                DASHES[place],
-                ranges={c: (level["low"], level["high"]) for c, level in levels.items()} if banded else {},
-                tips={c: _told(level) for c, level in levels.items()},
-                shaded=banded,
-            )
-        )
+        points = [(c, level[field]) for c, level in levels.items()]
+        ranges = {c: (level["low"], level["high"]) for c, level in levels.items()} if banded else {}
+        tips = {c: _told(level) for c, level in levels.items()}
+        look = (theme.SERIES[place], chr(65 + place), DASHES[place])
+        curves.append(ChartCurve(points, *look, ranges=ranges, tips=tips, shaded=banded))
     return curves_chart([*curves, *measured], unit)
 
 

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from textwrap import wrap
 from typing import Any
 
 from markupsafe import Markup
 
-from skep.quality.records import ArmFigures, QualitySummary
+from skep.bench.endpoint import Endpoint
+from skep.bench.session import SessionProgress
+from skep.paths import user_paths
+from skep.quality.banks import Bank
+from skep.quality.mixed_run import MixedPlan
+from skep.quality.records import ArmFigures, MixedSummary, QualitySummary
+from skep.quality.trial import TrialPlan, noise_words, outlook, remarks
+from skep.quality.trial_figures import AGAIN, BASE, LOAD
 from skep.quality.words import claim_words, conclusion, points
 from skep.report import charts, theme
 from skep.report.charts import Spec
-from skep.report.columns import Column, chosen, print_records
+from skep.report.columns import Column, as_count, as_percent, chosen, print_records
 from skep.report.levels import counted
+from skep.report.liveview import progress_bar
 from skep.report.page import html_table
 from skep.report.svg import picture, standalone
 from skep.report.sweep import broken_off, marks_of, run_report
+from skep.report.terminal import note, plain
+from skep.sandbox.runner import Sandbox
 from skep.stats.noninferiority import Claim, PairedDifference
+from skep.store.database import open_store
 from skep.store.records import StoredRun
-from skep.store.verdicts import VerdictOutcome
-from skep.units import known, moment, number, percent, seconds
+from skep.store.verdicts import Verdict, VerdictOutcome
+from skep.units import format_seconds, known, moment, number, percent, seconds
+from skep.workload.coding_tasks import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE
 
 # Shape beside colour: a filled circle holds, a hollow square is not shown, a filled triangle points down at a loss.
 _LOOKS = {
@@ -84,9 +96,8 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
         layers += charts.halo([row], charts.label("left", dx=9), x=x, y=y)
         if len(rows) <= _MOST_NAMED:
             claim = [{**row, "label": level.claim.value}]
-            layers += charts.halo(
-                claim, charts.label("center", dy=-12, weight=700, color=colour), x=x, y={**y, "field": "high"}
-            )
+            mark = charts.label("center", dy=-12, weight=700, color=colour)
+            layers += charts.halo(claim, mark, x=x, y={**y, "field": "high"})
     return {"layer": layers}
 
 
@@ -96,10 +107,8 @@ def outcome_chart(summary: QualitySummary, width: int = 980) -> Spec | None:
     counts: list[Spec] = []
     names: list[str] = []
     for level in summary.levels:
-        for arm, name in (
-            (level.base, f"C = 1 beside C = {level.concurrency}"),
-            (level.load, f"C = {level.concurrency}"),
-        ):
+        at = f"C = {level.concurrency}"
+        for arm, name in ((level.base, f"C = 1 beside {at}"), (level.load, at)):
             parts += _outcome_parts(arm, name)
             counts.append({"name": name, "x": 1.0, "label": f"{arm.requests:,} requests"})
             names.append(name)
@@ -114,14 +123,12 @@ def outcome_chart(summary: QualitySummary, width: int = 980) -> Spec | None:
          "scale": {"domain": names[:-1], "padding": 0.16}}  # fmt: skip
     key = {"orient": "bottom", "title": None, "symbolType": "square", "columns": 8, "offset": 14}
     colours = {"domain": [*fills], "range": [fill for fill, _ in fills.values()]}
-    bar = {"type": "bar", "stroke": theme.PAPER, "strokeWidth": 1}
+    bar, words = {"type": "bar", "stroke": theme.PAPER, "strokeWidth": 1}, charts.label("center", weight=600)
     fill = {"field": "what", "type": "nominal", "scale": colours, "legend": key}
     ink = {**fill, "scale": {**colours, "range": [ink for _, ink in fills.values()]}, "legend": None}
     layers = [
         charts.layer(parts, bar, x=x, x2={"field": "to"}, y=y, fill=fill),
-        charts.layer(
-            parts, charts.label("center", weight=600), x={**x, "field": "middle"}, y=y, text="label", color=ink
-        ),
+        charts.layer(parts, words, x={**x, "field": "middle"}, y=y, text="label", color=ink),
         charts.layer(counts, charts.label("left", dx=8), x=x, y=y, text="label"),
     ]
     return {"width": width, "height": _BAR_PX * (len(names) - 1) + 40, "layer": layers}
@@ -153,12 +160,10 @@ def total_chart(summary: QualitySummary, height: int = 200) -> Spec | None:
 def _latency_chart(summary: QualitySummary, figure: str, ms: int, colour: str, height: int) -> Spec | None:
     """Of C = 1 as it was beside the first level, then of the levels."""
     arms = [level.base for level in summary.levels[:1]] + [level.load for level in summary.levels]
-    measured = {
-        name: [
-            (arm.concurrency, ms * value) for arm in arms if (value := getattr(arm, figure.format(name))) is not None
-        ]
-        for name in ("p50", "p95")
-    }
+    measured = {}
+    for name in ("p50", "p95"):
+        values = [(arm.concurrency, getattr(arm, figure.format(name))) for arm in arms]
+        measured[name] = [(c, ms * value) for c, value in values if value is not None]
     return charts.latency_chart(measured, colour, height)
 
 
@@ -183,8 +188,8 @@ def _signed(share: float) -> str:
     return f"+{shown}" if share > 0 and shown != "0.0" else shown
 
 
-def _share(value: float, digits: int = 0) -> str:
-    return percent(100 * value, digits=digits)
+def _exactly(share: float) -> str:
+    return percent(100 * share, digits=1)
 
 
 def _of(part: str, key: str, title: str, text: Callable[[Any], str], **more: Any) -> Column[QualityRow]:
@@ -196,26 +201,25 @@ def _of(part: str, key: str, title: str, text: Callable[[Any], str], **more: Any
     return Column(key, title, value, text, **more)
 
 
-_count, _exactly = partial(number, digits=0), partial(_share, digits=1)
 _COLUMNS: tuple[Column[QualityRow], ...] = (
     Column("concurrency", "C", lambda row: row.name),
-    _of("found", "items", "items", _count),
-    _of("found", "pairs", "pairs", _count),
+    _of("found", "items", "items", as_count),
+    _of("found", "pairs", "pairs", as_count),
     _of("found", "base_rate", "at C=1", _exactly, group=("Passed", "at C = 1")),
     _of("found", "rate", "at C", _exactly, group=("Passed", "at C")),
     _of("found", "difference", "points", _signed),
     Column("bounds", "95 % bounds", lambda row: row.found, lambda it: f"{_signed(it.low)} .. {_signed(it.high)}"),
-    _of("found", "lost", "lost", _count),
-    _of("found", "gained", "gained", _count),
-    Column("texts_changed", "texts changed", lambda row: row.changed, _share),
+    _of("found", "lost", "lost", as_count),
+    _of("found", "gained", "gained", as_count),
+    Column("texts_changed", "texts changed", lambda row: row.changed, as_percent),
     _of("arm", "ttft_p50_ms", "TTFT p50", number, unit=" ms"),
     _of("arm", "ttft_p95_ms", "TTFT p95", number, unit=" ms"),
     _of("arm", "total_p50_s", "total p50", seconds),
     _of("arm", "total_p95_s", "total p95", seconds),
     _of("arm", "effective_tok_s", "eff tok/s", number),
-    _of("arm", "cached_share", "cached", _share),
-    _of("arm", "requests", "requests", _count),
-    _of("arm", "keyword_rate", "keywords", _share, optional=True),
+    _of("arm", "cached_share", "cached", as_percent),
+    _of("arm", "requests", "requests", as_count),
+    _of("arm", "keyword_rate", "keywords", as_percent, optional=True),
     _of("arm", "outcomes", "outcomes", counted, right=False, style="note"),
     Column("claim", "claim", lambda row: row.claim, right=False),
     Column("words", "what may be said", lambda row: row.words, right=False, style=lambda row: row.style),
@@ -235,12 +239,11 @@ def _level_rows(summary: QualitySummary) -> list[QualityRow]:
 
 
 def _arm_rows(summary: QualitySummary) -> list[QualityRow]:
-    named = [
-        pair
+    return [
+        QualityRow(name, arm=arm)
         for one in summary.levels
-        for pair in ((f"1 beside {one.concurrency}", one.base), (str(one.concurrency), one.load))
+        for name, arm in ((f"1 beside {one.concurrency}", one.base), (str(one.concurrency), one.load))
     ]
-    return [QualityRow(name, arm=arm) for name, arm in named]
 
 
 def print_quality_tables(summary: QualitySummary) -> None:
@@ -264,18 +267,15 @@ def print_quality_tables(summary: QualitySummary) -> None:
 
 def level_table(summary: QualitySummary) -> Markup:
     """Return one row a level, those that were not walked among them."""
-    columns = chosen(
-        _COLUMNS, "concurrency items pairs base_rate rate difference bounds lost gained texts_changed words"
-    )
+    keys = "concurrency items pairs base_rate rate difference bounds lost gained texts_changed words"
     stopped = any(level.claim is not Claim.HOLDS for level in summary.levels)
     why = "not walked, as a level below does not hold" if stopped else "not walked: the run ended before"
     skipped = [QualityRow(str(skipped), words=why) for skipped in summary.skipped]
     measured = _level_rows(summary)[0 if summary.noise else 1 :]
-    return html_table("Difference against C = 1", columns, [*measured, *skipped])
+    return html_table("Difference against C = 1", chosen(_COLUMNS, keys), [*measured, *skipped])
 
 
 _CURVES_PX = 110  # of the part that curves are drawn in
-_LATENCY = "Median whole, 95th percentile dashed."
 
 
 def quality_page(run: StoredRun, summary: QualitySummary) -> str:
@@ -283,13 +283,8 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
     keys = "ttft_p50_ms ttft_p95_ms total_p50_s total_p95_s effective_tok_s cached_share keyword_rate outcomes"
     columns, outcomes = chosen(_COLUMNS, f"concurrency {keys}"), outcome_chart(summary)
     difference = difference_chart(summary)
-    low = [
-        (chart and {**chart, "height": _CURVES_PX + 65}, title, _LATENCY)
-        for chart, title in (
-            (ttft_chart(summary, _CURVES_PX), "Time to first token"),
-            (total_chart(summary, _CURVES_PX), "Time of an answer"),
-        )
-    ]
+    curves = (("Time to first token", ttft_chart), ("Time of an answer", total_chart))
+    low = [(draw(summary, _CURVES_PX), title, "Median whole, 95th percentile dashed.") for title, draw in curves]
     return run_report(
         "quality_page.html",
         run,
@@ -305,7 +300,7 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
         needed=max((level.needed_items or 0 for level in summary.levels), default=0),
         difference=difference and {**difference, "height": 400},
         bounds=_bounds(summary),
-        latency=low,
+        latency=[(chart and {**chart, "height": _CURVES_PX + 65}, *words) for chart, *words in low],
         outcomes=outcomes and picture(outcomes, "Outcomes by level"),
         levels=level_table(summary),
         unshown=any(level.claim is Claim.UNSHOWN for level in summary.levels),
@@ -315,9 +310,8 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
 
 def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
     """Return one SVG document: the difference against C = 1, latency of the same requests, and outcomes."""
-    gain = charts.sized(
-        difference_chart(summary), "Passed, against C = 1 on the same items", _bounds(summary), 440, 330
-    )
+    drawn, caption = difference_chart(summary), "Passed, against C = 1 on the same items"
+    gain = charts.sized(drawn, caption, _bounds(summary), 440, 330)
     first = charts.sized(ttft_chart(summary, 100), "Time to first token", "p50 whole, p95 dashed", 250, 100)
     whole = charts.sized(total_chart(summary, 100), "Time of an answer", "p50 whole, p95 dashed", 250, 100)
     bars = outcome_chart(summary, 640)
@@ -332,3 +326,131 @@ def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
 def _bounds(summary: QualitySummary) -> str:
     noise = "C = 1 against itself was not measured" if summary.noise is None else "grey: C = 1 against itself"
     return f"Upright: one-sided 95 % bounds; {noise}"
+
+
+def headline(plan: TrialPlan, bank: Bank) -> str:
+    requests = len(bank.items) * plan.repeats * (2 * len(plan.levels) + 1)
+    budget = f", {format_seconds(plan.budget_s)} at most" if plan.budget_s else ""
+    repeats = f", {plan.repeats} times each" if plan.repeats > 1 else ""
+    return (
+        f"{bank.name}, {len(bank.items):,} items{repeats}; C={','.join(map(str, plan.levels))} against C=1; "
+        f"temperature {plan.temperature:g}; {requests:,} requests if every level holds{budget}; seed {plan.seed}"
+    )
+
+
+def level_notes(plan: TrialPlan, bank: Bank) -> Callable[[QualitySummary], None]:
+    """Say after each level what was found; after the first also what it takes, by the verdicts that changed there."""
+    said: set[str] = set()
+
+    def show(summary: QualitySummary) -> None:
+        if not summary.levels:
+            return
+        level = summary.levels[-1]
+        note(f"C={level.concurrency}: {claim_words(level, summary.delta)}")
+        goes_on = level.claim is Claim.HOLDS and level.concurrency != plan.levels[-1]
+        if goes_on and "needs" not in said:
+            said.add("needs")
+            note(*outlook(len(bank.items), plan.delta, plan.repeats, seen=level, available=bank.available))
+
+    return show
+
+
+def quality_json(summary: QualitySummary) -> dict[str, Any]:
+    """Return all figures, with what was asked of whom; the answers and their verdicts are those of the run."""
+    with open_store(user_paths(os.environ).store, read_only=True) as store:
+        run = store.run(summary.run_id)
+    asked = {name: run.config.get(name) for name in ("seed", "temperature", "repeats")}
+    document: dict[str, Any] = {"model": run.model, "url": run.url, **asked}
+    document |= plain(asdict(summary)) | {"conclusion": conclusion(summary)}
+    names = ("family", "items", "base_rate")
+    document["by_family"] = [dict(zip(names, row, strict=True)) for row in summary.by_family]
+    for level, shown in zip(summary.levels, document["levels"], strict=True):
+        shown["claim_in_words"] = claim_words(level, summary.delta)
+        for arm in ("base", "load"):
+            shown[arm]["outcomes"] = dict(getattr(level, arm).outcomes)
+    return document
+
+
+def print_quality(summary: QualitySummary) -> None:
+    if summary.levels:
+        print_quality_tables(summary)
+    if summary.simulated:
+        note("SIMULATED: no model ran, these figures are a prediction")
+    note(*filter(None, (noise_words(summary), *remarks(summary))))
+    print(conclusion(summary))  # noqa: T201
+
+
+def stage_lines() -> Callable[[SessionProgress], None]:
+    said: set[str] = set()
+
+    def show(progress: SessionProgress) -> None:
+        key = where(progress)
+        if key not in said and progress.stage != "warming up":
+            said.add(key)
+            what = "answers" if progress.stage == "judging" else "requests"
+            note(f"{key}: {progress.total:,} {what}" if progress.total else f"{key}: until the conversation ends")
+
+    return show
+
+
+def now_line(progress: SessionProgress) -> str:
+    if not progress.total or progress.stage == "warming up":
+        return where(progress)
+    bar = progress_bar(progress.done, progress.total)
+    told = f"{where(progress)}  {bar}  {progress.done:,}/{progress.total:,}"
+    if progress.stage == "judging":
+        return told
+    speed = f" · {number(progress.tok_s, digits=1)} tok/s now" if progress.tok_s else ""
+    left = f" · about {format_seconds(progress.left_s)} left of this level" if progress.left_s is not None else ""
+    return f"{told}{speed} · {progress.in_flight} in flight · {progress.failed} failed{left}"
+
+
+def where(progress: SessionProgress) -> str:
+    if not progress.level:
+        return progress.stage
+    if progress.stage == "judging":
+        return f"C={progress.level}: judging"
+    turns = " and C=1 in turns" if progress.label in (BASE, AGAIN, LOAD) else f", {progress.label}"
+    return f"C={progress.level}{turns}"
+
+
+def mixed_headline(plan: MixedPlan, endpoints: Sequence[Endpoint], sandbox: Sandbox) -> str:
+    models = ", ".join(f"{one.model}{' (simulated)' if one.simulated else ''}" for one in endpoints)
+    levels = ", ".join(LEVEL_NAMES[level] for level in sorted(plan.levels))
+    side = "side tasks once"
+    if plan.form == "sustained":
+        side = "side tasks again and again until the conversation ends"
+    limits = f"up to {PRIMARY[0].max_tokens} and {SIDE[0].max_tokens} tokens out"
+    return (
+        f"{models} at {endpoints[0].url}: {levels}; {side}; {plan.repeats} time{'s' if plan.repeats > 1 else ''}; "
+        f"temperature {TEMPERATURE:g}, {limits}; answers are executed in {sandbox.name}; seed {plan.seed}"
+    )
+
+
+def mixed_json(summary: MixedSummary, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    judged = [{**asdict(one), "outcome": one.outcome.value} for one in verdicts]
+    return {**asdict(summary), "verdicts": judged}
+
+
+EXIT_OK, EXIT_UNSHOWN, EXIT_LOST = 0, 1, 4
+
+
+def late_levels(run_id: str) -> list[str]:
+    """Levels at which this client, and not the server, was mostly the limit."""
+    with open_store(user_paths(os.environ).store, read_only=True) as store:
+        samples = store.client_samples(run_id)
+    late: dict[int, list[bool]] = {}
+    for sample in samples:
+        late.setdefault(sample.level, []).append(sample.client_limited)
+    return [
+        f"warning: the client was the limit at C={level}: fewer were in flight, and latency is better than it looks"
+        for level, found in sorted(late.items())
+        if 2 * sum(found) > len(found)
+    ]
+
+
+def exit_code(summary: QualitySummary) -> int:
+    if any(level.claim is Claim.LOST for level in summary.levels):
+        return EXIT_LOST
+    held = summary.levels and all(level.claim is Claim.HOLDS for level in summary.levels)
+    return EXIT_OK if held and not summary.skipped else EXIT_UNSHOWN

@@ -14,13 +14,12 @@ import msgspec
 
 from skep.errors import UserError
 
-PLAIN: dict[str, dict[str, Any]] = {
-    "str": {"type": "string"},
-    "int": {"type": "integer"},
-    "float": {"type": "number"},
-    "bool": {"type": "boolean"},
-    "any": {},
-}
+PLAIN = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+}  # here and in JSON Schema
 
 
 @cache
@@ -33,7 +32,6 @@ def document_names() -> list[str]:
 
 
 def schema_of(command: str) -> dict[str, Any]:
-    """Return the JSON Schema of what a command prints with `--json`."""
     found = next((one for one in read_documents()["document"] if command in one["commands"]), None)
     if found is None:
         raise UserError(f"there is no document `{command}`", hint="`skep schema` lists the names")
@@ -51,11 +49,10 @@ def schema_of_type(kind: str, parts: dict[str, Any]) -> dict[str, Any]:
         return {"anyOf": [schema_of_type(kind[:-1], parts), {"type": "null"}]}
     if kind[0] in "[{":
         inner = schema_of_type(kind[1:-1], parts)
-        return (
-            {"type": "array", "items": inner} if kind[0] == "[" else {"type": "object", "additionalProperties": inner}
-        )
-    if kind in PLAIN:
-        return dict(PLAIN[kind])
+        is_list = kind[0] == "["
+        return {"type": "array", "items": inner} if is_list else {"type": "object", "additionalProperties": inner}
+    if kind == "any" or kind in PLAIN:
+        return {"type": PLAIN[kind]} if kind in PLAIN else {}
     if kind not in parts:
         parts[kind] = {}  # it may hold itself
         types = read_documents()["type"]

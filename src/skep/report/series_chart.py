@@ -115,10 +115,9 @@ def series_svg(picture: Picture, name: str, kind: str = "wide", zone: tzinfo | N
 
 def trend_svg(picture: Picture, zone: tzinfo | None = None) -> Markup:
     """Return the band alone, small, with a dot at its end."""
-    words = escape(printable(picture.words))
-    opening = '<svg class="trend" viewBox="{0}" role="img" aria-label="{1}">'
-    drawn = render(_Drawing(_steady(picture), "trend", zone).spec(), lambda box: opening.format(box, words))
-    return Markup(drawn)  # noqa: S704
+    look = f'role="img" aria-label="{escape(printable(picture.words))}"'
+    spec = _Drawing(_steady(picture), "trend", zone).spec()
+    return Markup(render(spec, lambda box: f'<svg class="trend" viewBox="{box}" {look}>'))  # noqa: S704
 
 
 def _steady(picture: Picture) -> Picture:
@@ -179,8 +178,11 @@ class _Drawing:
     def spec(self) -> Spec:
         scale = {"type": "utc", "domain": [self.since, self.until], "nice": False}
         x = {"field": "x", "type": "temporal", "title": None, "axis": self._time_axis(), "scale": scale}
+        zero = {"condition": {"test": "datum.value == 0", "value": theme.STONE}, "value": theme.GRID}
+        axis: Spec = {"format": ",f", "labelExpr": "replace(datum.label, '-', '−')", "gridColor": zero}
+        axis |= {"labelFontSize": 11 if self.trend else 12, "tickCount": 2 if self.trend else 4 if self.narrow else 6}
         domain = {"domain": [self.low, self.high], "nice": False, "zero": False}
-        y = {"field": "y", "type": "quantitative", "title": None, "axis": self._value_axis(), "scale": domain}
+        y = {"field": "y", "type": "quantitative", "title": None, "axis": axis, "scale": domain}
         curves = [self._curve(track, x, y) for track in self.picture.tracks if track.band]
         for track in self.picture.tracks:
             self._dots(track)
@@ -218,15 +220,10 @@ class _Drawing:
             "gridDash": [2, 3], "gridOpacity": opacity,
         }  # fmt: skip
 
-    def _value_axis(self) -> Spec:
-        size = {"labelFontSize": 11 if self.trend else 12, "tickCount": 2 if self.trend else 4 if self.narrow else 6}
-        zero = {"condition": {"test": "datum.value == 0", "value": theme.STONE}, "value": theme.GRID}
-        return {**size, "format": ",f", "labelExpr": "replace(datum.label, '-', '−')", "gridColor": zero}
-
     def _axis_words(self) -> None:
         """The unit. An axis that does not begin at zero is broken and says so."""
         cut = "the axis does not begin at 0" if self.low > 0 else ""
-        told = " · ".join(part for part in (self.picture.unit, cut) if part)
+        told = " · ".join(filter(None, (self.picture.unit, cut)))
         self.sheet.text(self.since, self.high + 11 * self.up, told, size=11)
         if cut:
             self.sheet.symbol(self.since, self.low, "M0-20l-5 3l10 4l-10 4l10 4l-5 3", theme.STONE, width=1.4)
@@ -303,11 +300,8 @@ class _Drawing:
         """A dashed line with its size on top. One whose label would cover the last one's has only the line."""
         free_from = -math.inf
         for one in sorted(self.picture.changes, key=lambda change: change.at):
-            colour, label, tip = (
-                change_colour(one),
-                shift_label(one.ratio),
-                printable(describe_change(one).replace("-", "−")),
-            )
+            colour, label = change_colour(one), shift_label(one.ratio)
+            tip = printable(describe_change(one).replace("-", "−"))
             start, stop = (min(max(self.ms(at), self.since), self.until) for at in one.between)
             if stop - start > 2 * self.px and not self.trend:
                 self.sheet.rect(start, stop, self.low, self.high, colour, opacity=0.1)

@@ -44,11 +44,8 @@ def standalone(spec: Spec, label: str) -> str:
         width, height = (float(side) for side in box.split()[2:])
         size = f'width="{width:g}" height="{height:g}" viewBox="{box}"'
         ground = f'<rect x="0.5" y="0.5" width="{width - 1:g}" height="{height - 1:g}" rx="10"'
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} {_role(label)}>'
-            f"<style>{theme.night_rules()}</style>"
-            f'{ground} fill="{theme.PAPER}" stroke="{theme.GRID}"/>'
-        )
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {_role(label)}><style>{theme.night_rules()}</style>'
+        return f'{head}{ground} fill="{theme.PAPER}" stroke="{theme.GRID}"/>'
 
     return render({"padding": {"left": 24, "top": 24, "bottom": 24, "right": 40}, **spec}, opening)
 

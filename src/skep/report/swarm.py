@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
-from skep.report.columns import Column, local_minute
+from skep.report.columns import Column, Record, as_count, as_percent, padded, print_records
+from skep.report.liveview import BETWEEN, Line, Page, bar_cells, cleaned
 from skep.report.swarm_gantt import MOST_BARS, gantt, gantt_element
+from skep.report.terminal import day_and_time, note
 from skep.stats.percentiles import Percentiles
 from skep.swarm.ask.split import PreparedAsk
+from skep.swarm.progress import Lane, SwarmProgress, down_words
 from skep.swarm.records import (
     Attempt,
     AttemptOutcome,
@@ -19,7 +24,16 @@ from skep.swarm.records import (
     given_fields,
 )
 from skep.swarm.summary import Account, AgentRow, ReplicaRow, SwarmStory, task_seconds
-from skep.units import fact_list, milliseconds, number, percent, printable, public_name, seconds, shortened
+from skep.units import (
+    fact_list,
+    format_seconds,
+    milliseconds,
+    number,
+    printable,
+    public_name,
+    seconds,
+    shortened,
+)
 
 __all__ = ["gantt", "swarm_page"]
 
@@ -31,19 +45,7 @@ _SLOW_FROM = 5  # tasks: with fewer, the picture says it all
 
 def one_line(told: str | None, most: int = LONGEST_TEXT) -> str:
     """Return a text on one line without what a terminal would obey: engines and models write anything."""
-    return shortened(" ".join("".join(one if one.isprintable() else " " for one in told or "").split()), most)
-
-
-def _at_most(most: int) -> Callable[[str], str]:
-    return lambda told: one_line(told, most)
-
-
-def _share(value: float) -> str:
-    return percent(100 * value)
-
-
-def _count(value: float | None) -> str:
-    return number(value, digits=0)
+    return shortened(" ".join(cleaned(told or "").split()), most)
 
 
 def _remark(run: SwarmRun) -> str:
@@ -62,19 +64,19 @@ def _error(attempt: Attempt) -> str:
 
 RUNS: Sequence[Column[SwarmRun]] = (
     Column("id", "run", lambda run: run.id, right=False),
-    Column("created_at", "when", lambda run: run.created_at, local_minute, rank=3, right=False),
+    Column("created_at", "when", lambda run: run.created_at, day_and_time, rank=3, right=False),
     Column("kind", "kind", lambda run: run.kind, rank=6, right=False),
     Column("state", "state", lambda run: run.state.value, right=False),
     Column("done", "done", lambda run: run.counts.done),
     Column("failed", "set aside", lambda run: run.counts.failed),
     Column("left", "left", lambda run: run.counts.left),
     Column("model", "model", lambda run: run.model, rank=4, right=False),
-    Column("name", "name", lambda run: run.name, _at_most(40), rank=1, right=False),
+    Column("name", "name", lambda run: run.name, partial(one_line, most=40), rank=1, right=False),
     Column("url", "url", lambda run: run.url, rank=5, right=False),
     Column("remark", "note", _remark, rank=2, right=False),
 )
 FAILURES: Sequence[Column[TaskResult]] = (
-    Column("id", "set aside", lambda one: one.task, _at_most(48), right=False),
+    Column("id", "set aside", lambda one: one.task, partial(one_line, most=48), right=False),
     Column("tries", "tries", lambda one: one.tries),
     Column("kind", "kind", lambda one: one.error_kind, right=False),
     Column("message", "error", lambda one: one.error, one_line, right=False, style="wide"),
@@ -82,18 +84,18 @@ FAILURES: Sequence[Column[TaskResult]] = (
 _LAST_ANSWER = Column[TaskResult]("answer", "last answer", lambda one: one.answer, one_line, right=False, style="note")
 AGENTS: Sequence[Column[AgentRow]] = (
     Column("agent", "agent", lambda one: one.agent),
-    Column("tasks", "tasks", lambda one: one.tasks, _count),
-    Column("attempts", "attempts", lambda one: one.attempts, _count),
+    Column("tasks", "tasks", lambda one: one.tasks, as_count),
+    Column("attempts", "attempts", lambda one: one.attempts, as_count),
     Column("busy_s", "busy", lambda one: one.busy_s, seconds),
-    Column("busy_share", "of the time", lambda one: one.busy_share, _share),
-    Column("output_tokens", "tokens", lambda one: one.output_tokens, _count),
+    Column("busy_share", "of the time", lambda one: one.busy_share, as_percent),
+    Column("output_tokens", "tokens", lambda one: one.output_tokens, as_count),
 )
 REPLICAS: Sequence[Column[ReplicaRow]] = (
-    Column("replica", "replica", lambda one: one.replica or "not told", _at_most(80), right=False),
-    Column("tasks", "tasks", lambda one: one.tasks, _count),
-    Column("attempts", "attempts", lambda one: one.attempts, _count),
-    Column("failed", "failed", lambda one: one.failed, _count),
-    Column("output_tokens", "tokens", lambda one: one.output_tokens, _count),
+    Column("replica", "replica", lambda one: one.replica or "not told", partial(one_line, most=80), right=False),
+    Column("tasks", "tasks", lambda one: one.tasks, as_count),
+    Column("attempts", "attempts", lambda one: one.attempts, as_count),
+    Column("failed", "failed", lambda one: one.failed, as_count),
+    Column("output_tokens", "tokens", lambda one: one.output_tokens, as_count),
     Column("ttft_p50_s", "TTFT p50", lambda one: one.ttft_s and one.ttft_s.p50, seconds),
     Column("ttft_p95_s", "TTFT p95", lambda one: one.ttft_s and one.ttft_s.p95, seconds, rank=1),
     Column("task_tok_s", "tok/s each", lambda one: one.task_tok_s, number),
@@ -107,12 +109,9 @@ ATTEMPTS: Sequence[Column[Attempt]] = (
     Column("took_s", "took", lambda one: one.ended_at - one.started_at, seconds),
     Column("queued_ms", "queued", lambda one: one.queued_ms, milliseconds, rank=3),
     Column("first_token_s", "first token", _first_token_s, seconds, rank=4),
-    Column("output_tokens", "tokens", lambda one: one.output_tokens, _count),
+    Column("output_tokens", "tokens", lambda one: one.output_tokens, as_count),
     Column("error", "error", _error, right=False),
 )
-_Timed = tuple[float, TaskResult, Attempt | None]
-
-
 Figures = list[tuple[str, str]]
 
 
@@ -143,8 +142,9 @@ def _time(account: Account) -> Figures:
     if account.task_s is not None:
         task = f"{_middle(account.task_s)}, {seconds(account.task_max_s)} the longest"
     if account.agents_mean is not None:
-        queued = "" if account.queued_share is None else f", {_share(account.queued_share)} of their time in the queue"
-        agents = f"{_at_once(account)}{queued}"
+        agents = _at_once(account)
+        if account.queued_share is not None:
+            agents += f", {as_percent(account.queued_share)} of their time in the queue"
     first = _middle(account.ttft_s) if account.ttft_s else ""
     return [("wall time", ", ".join(wall)), ("a task", task), ("first token", first), ("agents", agents)]
 
@@ -175,7 +175,7 @@ def _energy(account: Account) -> Figures:
     throttled = f", throttled: {', '.join(energy.throttled)}" if energy.throttled else ""
     return [
         ("energy", f"{account.energy.kwh:.4f} kWh{each} ({energy.source})"),
-        ("power", f"{_count(energy.mean_w)} W on average, {_count(energy.max_w)} W at most{throttled}"),
+        ("power", f"{as_count(energy.mean_w)} W on average, {as_count(energy.max_w)} W at most{throttled}"),
         ("cost", "" if cost is None else f"{cost:.4f} at {account.energy.price_kwh:g} a kWh"),
     ]
 
@@ -264,15 +264,12 @@ def end_lines(account: Account, output: str | None) -> list[str]:
 
 def headline(account: Account) -> str:
     """ "50 tasks in 70 s"; as much of it as is known."""
-    what = _tasks(account.tasks) if account.done == account.tasks else f"{account.done} of {_tasks(account.tasks)}"
+    tasks = f"{as_count(account.tasks)} task{'' if account.tasks == 1 else 's'}"
+    what = tasks if account.done == account.tasks else f"{account.done} of {tasks}"
     if account.wall_s is None:
         return f"{what} done; no work has begun"
     told = f"{what} in {seconds(account.wall_s)}"
     return f"{told}, simulated" if account.simulated else told
-
-
-def _tasks(many: int) -> str:
-    return f"{_count(many)} task{'' if many == 1 else 's'}"
 
 
 _KINDS = {"map": "a list of tasks", "ask": "a goal, split among agents"}
@@ -315,7 +312,7 @@ def swarm_page(story: SwarmStory) -> str:
     )  # fmt: skip
 
 
-def _slowest(story: SwarmStory) -> list[_Timed]:
+def _slowest(story: SwarmStory) -> list[tuple[float, TaskResult, Attempt | None]]:
     """By the time from the first attempt's start to the result, pauses between sessions left out."""
     counted = {one.task: one for one in story.attempts if one.outcome is AttemptOutcome.DONE}
     done = [one for one in story.results if one.ending is TaskEnding.DONE]
@@ -326,3 +323,71 @@ def _slowest(story: SwarmStory) -> list[_Timed]:
 def named_replicas(account: Account) -> Sequence[ReplicaRow]:
     """None where the endpoint did not say who answered."""
     return account.by_replica if any(one.replica for one in account.by_replica) else ()
+
+
+SHOWN_FAILURES, SHOWN_AGENTS, NEWS_SHOWN = 20, 16, 3
+BAR, LANE_BAR, LONGEST_TASK = 40, 24, 32
+
+
+def print_capitals(columns: Sequence[Column[Record]], records: Sequence[Record]) -> None:
+    print_records([replace(one, title=one.title.upper()) for one in columns], records)
+
+
+def print_agents(story: SwarmStory) -> None:
+    """Those that did least are the ones to look at: where they are too many, the first and the last."""
+    agents, half = story.account.by_agent, SHOWN_AGENTS // 2
+    shown = agents if len(agents) <= SHOWN_AGENTS else (*agents[:half], *agents[-half:])
+    if shown:
+        print()  # noqa: T201
+        print_capitals(AGENTS, shown)
+    if len(shown) < len(agents):
+        note(f"{len(agents) - len(shown)} agents between them are left out: --json has them all")
+
+
+def frame(progress: SwarmProgress, page: Page, title: str, deadline_s: float | None = None) -> list[Line]:
+    """Agents that find no place on the page are counted."""
+    lines = [[(title, "bold")], *_totals(progress, page)]
+    lines += page.wrapped(down_words(progress, deadline_s), "bold red") if progress.down_s is not None else []
+    news = [line for text in progress.last[-NEWS_SHOWN:] for line in page.wrapped(text, BETWEEN)[:2]]
+    room = None if page.height is None else page.height - len(lines) - len(news) - 3
+    lanes = sorted(progress.lanes, key=lambda lane: lane.agent)
+    shown = lanes if room is None or len(lanes) <= room else lanes[: max(0, room - 1)]
+    if shown:
+        lines += [[], *_lanes(shown, page)]
+    if len(shown) < len(lanes):
+        lines.append([(f"{len(lanes) - len(shown)} more at work: a taller window shows them", "dim")])
+    lines += [[], *news] if news else []
+    return lines
+
+
+def _totals(progress: SwarmProgress, page: Page) -> list[Line]:
+    left = progress.total - progress.done - progress.failed
+    counts = f"{progress.done:,} done, {progress.failed:,} set aside, {left:,} left of {progress.total:,}"
+    wide = max(10, min(BAR, page.width - len(counts) - 4))
+    cells = bar_cells((progress.done, progress.failed, left), progress.total, wide)
+    bar: Line = [("━╳─"[i] * cells[i], ("green", "bold red", "dim")[i]) for i in range(3)]
+    retried = f", {progress.retried:,} tried again" if progress.retried else ""
+    speed = f"{number(progress.tok_s, digits=1)} tok/s, {progress.output_tokens:,} tokens{retried}"
+    eta = "" if progress.left_s is None else f", about {format_seconds(progress.left_s)} left"
+    time = f"{format_seconds(progress.elapsed_s)} so far{eta}"
+    why = f": {progress.limit_why}" if progress.limit_why else ""
+    return [
+        [*bar, (f"  {counts}", "")],
+        [("speed   ", "bold"), (speed, "")],
+        [("time    ", "bold"), (time, "")],
+        [("agents  ", "bold"), (f"{progress.in_flight} at work, {progress.limit} allowed{why}", "")],
+    ]
+
+
+def _lanes(lanes: list[Lane], page: Page) -> list[Line]:
+    names = min(LONGEST_TASK, max(len(lane.task) for lane in lanes), max(8, page.width - 40))
+    longest_s = max(1.0, *(lane.since_s for lane in lanes))
+    room = max(4, min(LANE_BAR, page.width - names - 28))
+    rows: list[Line] = [[(f"AGENT  {'TASK':<{max(4, names)}}  {'FOR':>11}", "bold")]]
+    for lane in lanes:
+        bar = "█" * max(1, round(room * lane.since_s / longest_s))
+        name = padded(cleaned(lane.task), max(4, names))
+        again = f"  try {lane.number}" if lane.number > 1 else ""
+        style = "green" if lane.reads else "dim"  # grey until its first token
+        rows.append([(f"{lane.agent:>5}  {name}  {format_seconds(lane.since_s):>11}  ", ""), (bar, style), (again, "")])
+    return rows

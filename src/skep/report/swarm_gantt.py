@@ -125,7 +125,11 @@ def _drawing(story: SwarmStory) -> Spec:
     each = min(_LANE_PX, max(_LANE_LEAST_PX, _LANES_PX / len(lanes)))
     bottom = _LANES_TOP + each * len(lanes)
     _downs(sheet, story, time, bottom, px)
-    _names(sheet, sorted(lanes), each, px)
+    # Every lane's number where there is room, else every second, fifth, ...
+    step = next(one for one in (1, 2, 5, 10, 20, 50, 100, 1000) if one * each >= _LABEL_PX or one == 1000)
+    sheet.text(-8 * px, _LANES_TOP - 10, "agent", align="right")
+    for place, agent in list(enumerate(sorted(lanes)))[::step]:
+        sheet.text(-8 * px, _LANES_TOP + (place + 0.5) * each, str(agent), align="right")
     _panel(sheet, story, time, px)
     for place, agent in enumerate(sorted(lanes)):
         top, tall = _LANES_TOP + place * each + 0.14 * each, 0.72 * each
@@ -242,14 +246,6 @@ def attempt_words(attempt: Attempt) -> str:
     return " · ".join(parts)
 
 
-def _names(sheet: MarkSheet, agents: Sequence[int], each: float, px: float) -> None:
-    """Every lane's number where there is room, else every second, fifth, ..."""
-    step = next(one for one in (1, 2, 5, 10, 20, 50, 100, 1000) if one * each >= _LABEL_PX or one == 1000)
-    sheet.text(-8 * px, _LANES_TOP - 10, "agent", align="right")
-    for place, agent in list(enumerate(agents))[::step]:
-        sheet.text(-8 * px, _LANES_TOP + (place + 0.5) * each, str(agent), align="right")
-
-
 def _panel(sheet: MarkSheet, story: SwarmStory, time: WorkingTime, px: float) -> None:
     """How many were under way, and the line of how many were allowed."""
     counted = {span: attempts_in_flight(story.attempts, span.session, px) for span in time.spans}
@@ -262,9 +258,8 @@ def _panel(sheet: MarkSheet, story: SwarmStory, time: WorkingTime, px: float) ->
     sheet.rule(0, time.seconds, _BASE, _BASE, theme.STONE)
     for span, steps in counted.items():
         begin, end = time.begin(span), time.begin(span) + span.seconds
-        path = "".join(
-            f"H{((time.x(span.session, at) or 0.0) - begin) / px:.1f}V{-many * up:.1f}" for at, many in steps
-        )
+        places = ((((time.x(span.session, at) or 0.0) - begin) / px, -many * up) for at, many in steps)
+        path = "".join(f"H{along:.1f}V{high:.1f}" for along, high in places)
         tip = f"at most {max((many for _, many in steps), default=0)} at once in session {span.session}"
         whole = f"M0 0{path}H{span.seconds / px:.1f}V0Z"
         sheet.symbol(begin, _BASE, whole, theme.SKY, fill=theme.PALE, tip=tip)

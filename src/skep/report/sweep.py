@@ -13,19 +13,9 @@ from skep.quality.records import MixedSummary, QualitySummary
 from skep.report import charts, theme
 from skep.report.charts import Spec, by_wall, headed, layer, panels, quantity, sized, walls
 from skep.report.columns import Column, present
-from skep.report.levels import (
-    best_level,
-    cache_sentence,
-    clock_figure,
-    delivered_sentence,
-    drift_sentence,
-    has_curve,
-    left_out_sentences,
-    level_columns,
-    turning_sentence,
-)
+from skep.report.levels import best_level, check_sentences, clock_figure, left_out_sentences, level_columns
 from skep.report.page import html_table, render
-from skep.report.svg import picture, standalone
+from skep.report.svg import standalone
 from skep.store.records import Request, RunState, StoredRun
 from skep.units import UNKNOWN, known, milliseconds, moment, number, percent, seconds, times
 
@@ -68,16 +58,6 @@ def failed_kinds(rows: Sequence[Request]) -> list[list[Request]]:
         if not row.ok:
             kinds.setdefault((row.level, str(row.error_kind)), []).append(row)
     return [kinds[key] for key in sorted(kinds)]
-
-
-def check_sentences(summary: SweepSummary) -> list[str]:
-    sentences = (
-        turning_sentence(summary.turning) if summary.turning and has_curve(summary.levels) else None,
-        drift_sentence(summary),
-        cache_sentence(summary.levels),
-        delivered_sentence(summary.levels),
-    )
-    return [*left_out_sentences(summary.levels), *filter(None, sentences)]
 
 
 def lead(levels: Sequence[LevelSummary]) -> str | None:
@@ -193,8 +173,7 @@ def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
 def sweep_picture(run: StoredRun, summary: SweepSummary) -> str:
     """Return one SVG document of two panels: what concurrency gives, and what it costs."""
     levels = summary.levels
-    band, curve = f"{charts.band_caption(levels)}{_hollow(levels)}", charts.effective_chart(levels, summary.turning)
-    gain = sized(curve, "Effective tok/s", band, 400, 330)
+    gain = sized(charts.effective_chart(levels, summary.turning), "Effective tok/s", _band(levels), 400, 330)
     first = sized(charts.ttft_chart(levels, 100), "Time to first token", "p50 whole, p95 dashed, p99 dotted", 290, 100)
     loss = sized(charts.contention_chart(levels), "Contention", "loss of per-task speed against C = 1", 290, 100)
     marks = marks_of(simulated=run.simulated, broken_off=incomplete(run))
@@ -220,13 +199,13 @@ def marks_of(*, simulated: bool, broken_off: bool) -> list[str]:
     return [word for word, holds in (("SIMULATED", simulated), ("INCOMPLETE", broken_off)) if holds]
 
 
-def _hollow(levels: Sequence[LevelSummary]) -> str:
-    return "; hollow: client-limited" if any(level.client_limited for level in levels) else ""
+def _band(levels: Sequence[LevelSummary]) -> str:
+    hollow = "; hollow: client-limited" if any(level.client_limited for level in levels) else ""
+    return f"{charts.band_caption(levels)}{hollow}"
 
 
 def _effective_caption(summary: SweepSummary) -> str:
-    levels = summary.levels
-    caption = f"{charts.band_caption(levels)}{_hollow(levels)}"
+    levels, caption = summary.levels, _band(summary.levels)
     if any(known(level.plateau_tok_s) for level in levels):
         caption += "; dotted: the plateau, while at least 95 % of C were in flight"
     shaded = summary.turning is not None and (summary.turning.knee_bracket or summary.turning.cliff_bracket)
@@ -310,9 +289,6 @@ class Timeline:
         height = min(max(_BAR_PX * len(self.rows), _LOWEST_PX), _TALLEST_PX) + 60
         drawn = layer(bars, {"type": "rect"}, **sides, color=charts.COLOUR)
         return {"width": 980, "height": height, "layer": [drawn]}
-
-    def picture(self, label: str) -> Markup:
-        return picture(self.chart(), label)
 
 
 def choose_timeline(levels: Sequence[LevelSummary], rows: Sequence[Request]) -> Timeline | None:

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, cast
 
+from skep.bench.compare import loss
 from skep.bench.endpoint import Endpoint
-from skep.bench.records import LevelSummary, Promise, Speedup, SweepSummary
+from skep.bench.records import Comparison, LevelSummary, Promise, Speedup, SweepSummary
 from skep.bench.session import SessionProgress
 from skep.bench.summary import cost_per_million_tokens
 from skep.bench.sweep import SweepPlan
+from skep.report import levels
 from skep.report.columns import Column, print_records, table_lines
-from skep.report.levels import (
-    clock_figure,
-    drift_sentence,
-    has_curve,
-    left_out_sentences,
-    level_columns,
-    runs_text,
-    turning_sentence,
-)
 from skep.report.liveview import Line, Page, progress_bar
 from skep.report.terminal import note, plain
 from skep.stats.percentiles import runs_interval
+from skep.stats.versus import Judgement
 from skep.store.records import Request
 from skep.units import format_seconds, number
 
@@ -33,8 +27,6 @@ LEVEL_KEYS = (
     "effective_tok_s spread~1 plateau_tok_s~7 task_tok_s~1 contention_pct~2 ttft_p50_ms ttft_p95_ms~5 tpot_p50_ms~4 "
     "engine_tok_s~8 cached_prompt_share~9 counted~6 wall_s~6 failed joules_per_token~3"
 )
-
-
 CLASS_KEYS = (
     "traffic requests ttft_p50_ms ttft_p95_ms~2 tpot_p50_ms~1 total_p95_ms~2 task_tok_s~1 queued_p50_ms~3 failed"
 )
@@ -44,49 +36,44 @@ def print_summary(
     summary: SweepSummary, *, price: float | None = None, title: str = "C", names: Sequence[str] = ()
 ) -> None:
     """`title` and `names` of the levels, where they are no concurrencies."""
-    print_levels(summary.levels, price=price, title=title, names=names)
+
+    def name(level: LevelSummary) -> str:
+        shown = names[level.concurrency - 1] if names else str(level.concurrency)
+        return f"{shown}{'*' if level.client_limited else ''}"
+
+    def cost(level: LevelSummary) -> float | None:
+        joules = level.energy.joules_per_token if level.energy else None
+        return None if joules is None or price is None else cost_per_million_tokens(joules, price)
+
+    columns = [replace(one, optional=True) for one in levels.level_columns(LEVEL_KEYS)]
+    columns.append(Column("cost", "cost per M", cost, partial(number, digits=2), rank=3, optional=True))
+    print_records([Column[LevelSummary]("concurrency", title, name), *columns], summary.levels)
     if summary.classes:
-        print_records(level_columns(CLASS_KEYS), summary.classes)
+        print_records(levels.level_columns(CLASS_KEYS), summary.classes)
     if summary.simulated:
         note("SIMULATED: no model ran, these figures are a prediction")
     note(*remarks(summary, names))
 
 
-def print_levels(
-    levels: Sequence[LevelSummary], *, price: float | None = None, title: str = "C", names: Sequence[str] = ()
-) -> None:
-    def name(level: LevelSummary) -> str:
-        shown = names[level.concurrency - 1] if names else str(level.concurrency)
-        return f"{shown}{'*' if level.client_limited else ''}"
-
-    columns = [replace(one, optional=True) for one in level_columns(LEVEL_KEYS)]
-    if price is not None:
-        columns.append(
-            Column("cost", "cost per M", partial(_cost, price), partial(number, digits=2), "", 3, optional=True)
-        )
-    print_records([Column[LevelSummary]("concurrency", title, name), *columns], levels)
-
-
 def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
     """`names` of the levels, where they are no concurrencies."""
     titles = [names[level.concurrency - 1] for level in summary.levels] if names else []
-    found = left_out_sentences(summary.levels, titles)
+    found = levels.left_out_sentences(summary.levels, titles)
     if summary.speedups is not None:
         found.extend(_speedup(summary.speedups))
     if summary.promise is not None:
         found.append(_promise(summary.promise))
-    if summary.turning is not None and len(summary.levels) > 2 and has_curve(summary.levels):
-        found.append(turning_sentence(summary.turning))
+    if summary.turning is not None and len(summary.levels) > 2 and levels.has_curve(summary.levels):
+        found.append(levels.turning_sentence(summary.turning))
     if summary.drift is not None and not summary.drift.contains(1.0):
-        found.append(f"warning: {drift_sentence(summary)}")
+        found.append(f"warning: {levels.drift_sentence(summary)}")
     for level in summary.levels:
         if level.energy is not None and level.energy.throttled:
             found.append(f"C={level.concurrency}: the GPU was slowed down: {', '.join(level.energy.throttled)}")
-        found.extend(
-            f"C={level.concurrency}: {one.clock.value} is {clock_figure(one.clock, one.client)} by the client and "
-            f"{clock_figure(one.clock, one.engine)} by the engine: {one.cause}"
-            for one in level.clocks
-        )
+        for one in level.clocks:
+            client, engine = (levels.clock_figure(one.clock, value) for value in (one.client, one.engine))
+            told = f"{one.clock.value} is {client} by the client and {engine} by the engine"
+            found.append(f"C={level.concurrency}: {told}: {one.cause}")
     if summary.client_limited:
         late_ms = max((level.late_ms for level in summary.levels if level.late_ms is not None), default=None)
         why = "" if late_ms is None else f"; load began up to {late_ms:,.0f} ms late"
@@ -100,8 +87,7 @@ def _speedup(found: Speedup) -> list[str]:
         f"{format_seconds(found.swarm_wall_s)}: {found.by_wall:.2f}x by wall time, "
         f"{number(found.by_tokens, digits=2)}x by tokens ({found.tokens_serial:,} and {found.tokens_swarm:,})"
     )
-    cut = found.truncated_serial + found.truncated_swarm
-    if not cut:
+    if not found.truncated_serial + found.truncated_swarm:
         return [first]
     told = f"{found.truncated_serial} and {found.truncated_swarm} answers ran into the token limit"
     if found.by_wall_whole is None:
@@ -119,11 +105,6 @@ def _promise(found: Promise) -> str:
     return f"{found.limits} is kept up to C={found.safe}{failed}"
 
 
-def _cost(price: float, level: LevelSummary) -> float | None:
-    joules = level.energy.joules_per_token if level.energy else None
-    return None if joules is None else cost_per_million_tokens(joules, price)
-
-
 def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     """Describe what the budget left undone."""
     if plan.runs is not None or plan.searches:
@@ -136,7 +117,7 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     for concurrency, level in measured.items():
         known = level.effective_interval
         if known is None:
-            found.append(f"C={concurrency} has {runs_text(level)} runs that count: an interval needs three")
+            found.append(f"C={concurrency} has {levels.runs_text(level)} runs that count: an interval needs three")
         elif known.upper_width > plan.precision:
             found.append(f"C={concurrency} is known to ± {100 * known.upper_width:.1f} % only")
     return found
@@ -225,3 +206,95 @@ def left(progress: SessionProgress) -> str:
 def sweep_json(summary: SweepSummary) -> dict[str, Any]:
     """Return the documented form: docs/json.md."""
     return cast("dict[str, Any]", plain(asdict(summary)))
+
+
+SHOWN = {"effective tok/s": "tok/s", "TTFT p50": "TTFT p50", "TTFT p95": "TTFT p95", "TPOT p50": "TPOT p50"}
+_RANKS = {"TTFT p50": 1, "TPOT p50": 2, "TTFT p95": 3}  # in a narrow terminal the last goes first
+MARKS = {Judgement.BETTER: "better", Judgement.WORSE: "worse", Judgement.SAME: "=", Judgement.UNKNOWN: "?"}
+
+
+@dataclass(frozen=True, slots=True)
+class CompareResult:
+    """A comparison with its verdict. `worse`: the regressions, beyond `allowed`."""
+
+    found: Sequence[Comparison]
+    worse: Sequence[Comparison]
+    allowed: float
+
+    @property
+    def verdict(self) -> str:
+        if self.worse:
+            return "regression"
+        judged = any(one.judgement is not Judgement.UNKNOWN for one in self.found)
+        return "no regression" if judged else "not comparable"
+
+    @property
+    def words(self) -> str:
+        beyond = f"{100 * self.allowed:g} %"
+        match self.verdict:
+            case "regression":
+                told = [f"{_name(one)} ({100 * loss(one):.1f} % worse)" for one in self.worse[:3]]
+                more = [f"and {len(self.worse) - 3} more"] if len(self.worse) > 3 else []
+                return f"REGRESSION: B is worse than A by more than {beyond}: {', '.join([*told, *more])}"
+            case "no regression":
+                return f"no regression beyond {beyond} is shown"
+            case _:
+                return "no verdict: no figure of the two runs can be compared"
+
+    def remarks(self) -> list[str]:
+        """Return why a single `worse` is no regression, what the table has no room for, and what was not compared."""
+        counted = {(one.concurrency, one.metric) for one in self.worse}
+        found = []
+        for one in self.found:
+            judged = one.judgement in (Judgement.BETTER, Judgement.WORSE)
+            if judged and one.metric not in SHOWN:
+                found.append(f"{_name(one)}, B / A: {_ratio_cell(one)}")
+            if one.judgement is Judgement.WORSE and (one.concurrency, one.metric) not in counted:
+                found.append(self._no_regression(one))
+        reasons = dict.fromkeys(one.why for one in self.found if one.judgement is Judgement.UNKNOWN and one.why)
+        for why in reasons:
+            levels = dict.fromkeys(f"C={one.concurrency}" for one in self.found if one.why == why)
+            found.append(f"{' and '.join(levels)} not compared: {why}")
+        return found
+
+    def _no_regression(self, one: Comparison) -> str:
+        size, beyond = f"{100 * loss(one):.1f} %", f"{100 * self.allowed:g} %"
+        if loss(one) <= self.allowed:
+            return f"{_name(one)} is {size} worse, within the threshold of {beyond}"
+        return (
+            f"{_name(one)} is worse by itself, by {size}, and no regression: of figures that did not change one in "
+            f"twenty looks better or worse by chance, so it must hold at 95 % over all {len(self.found)} together; "
+            "more runs decide"
+        )
+
+
+def group_by_level(found: Sequence[Comparison]) -> list[dict[str, Comparison]]:
+    levels: dict[int, dict[str, Comparison]] = {}
+    for one in found:
+        levels.setdefault(one.concurrency, {})[one.metric] = one
+    return list(levels.values())
+
+
+def comparison_columns() -> list[Column[dict[str, Comparison]]]:
+
+    def ratio(metric: str, title: str) -> Column[dict[str, Comparison]]:
+        rank = _RANKS.get(metric, 0)
+        return Column(metric, f"{title} B/A", lambda of: _ratio_cell(of[metric]), rank=rank, right=False)
+
+    speed = "effective tok/s"
+    return [
+        Column("concurrency", "C", lambda of: of[speed].concurrency),
+        Column("a", "A tok/s", lambda of: of[speed].a),
+        Column("b", "B tok/s", lambda of: of[speed].b),
+        *(ratio(metric, title) for metric, title in SHOWN.items()),
+    ]
+
+
+def _ratio_cell(one: Comparison) -> str:
+    if one.ratio is None:
+        return MARKS[one.judgement]
+    return f"{one.ratio.estimate:.2f} ({one.ratio.low:.2f}..{one.ratio.high:.2f}) {MARKS[one.judgement]}"
+
+
+def _name(one: Comparison) -> str:
+    return f"{one.metric} at C={one.concurrency}"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,17 +63,16 @@ def print_list(
         note(none_yet)
 
 
-def print_table(columns: str | Sequence[str], rows: Sequence[Sequence[Any]], *, right: Sequence[str] = ()) -> None:
-    """Print a table; a cell of None is an en dash. On a terminal it fits: columns of a rank go first.
+def print_table(columns: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table of the titles "name|>tok/s|started~2": right-aligned with a `>` in front, with a rank behind."""
+    from skep.report.columns import Column, print_records
 
-    `columns`: titles, in a string parted by `|`. Those in `right` or with a `>` in front are right-aligned; `~2` behind
-    a title is its rank. See `skep.report.columns`, where a record's figures are described once.
-    """
-    from skep.report.columns import print_cells, split_titles
-
-    titles, aligned, ranks = split_titles(columns)
-    cells = [["–" if cell is None else str(cell) for cell in row] for row in rows]
-    print_cells(titles, cells, [at or title in right for at, title in zip(aligned, titles, strict=True)], ranks)
+    described: list[Column[Any]] = []
+    for place, column in enumerate(columns.split("|")):
+        title, _, rank = column.removeprefix(">").partition("~")
+        right = column.startswith(">")
+        described.append(Column(title, title, itemgetter(place), str, rank=int(rank or 0), right=right))
+    print_records(described, rows)
 
 
 def check_output(output: Path) -> None:
@@ -86,18 +86,19 @@ def check_output(output: Path) -> None:
 
 def speak_plainly() -> None:
     """Replace bars and dashes by plain characters where the terminal's encoding lacks them."""
-    codecs.register_error("skep-plain", _plain)
+
+    def replace(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        return "".join(_STAND_INS.get(one, "?") for one in error.object[error.start : error.end]), error.end
+
+    codecs.register_error("skep-plain", replace)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="skep-plain")
 
 
-def _plain(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    return "".join(_STAND_INS.get(one, "?") for one in error.object[error.start : error.end]), error.end
-
-
 def day_and_time(at: float) -> str:
+    """Return a moment on the clock of this machine, as lists show it."""
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
@@ -105,7 +106,16 @@ def day_and_time(at: float) -> str:
 def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show a bar of bytes on a terminal; elsewhere, print a line for each quarter."""
     if not sys.stderr.isatty():
-        yield _ProgressLines(label)
+        said = -1
+
+        def say(done: int, total: int | None) -> None:
+            nonlocal said
+            quarter = 4 * done // total if total else 0
+            if quarter > said:
+                said = quarter
+                note(f"{label}: {25 * quarter} %" if total else f"{label} ...")
+
+        yield say
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -126,20 +136,6 @@ def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
         yield show
     finally:
         bar.stop()
-
-
-class _ProgressLines:
-    """Progress as lines: one for each quarter."""
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._said = -1
-
-    def __call__(self, done: int, total: int | None) -> None:
-        quarter = 4 * done // total if total else 0
-        if quarter > self._said:
-            self._said = quarter
-            note(f"{self._label}: {25 * quarter} %" if total else f"{self._label} ...")
 
 
 def check_page(path: Path) -> None:

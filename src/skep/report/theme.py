@@ -49,11 +49,8 @@ def style_rules() -> str:
 
 def night_rules() -> str:
     """Return CSS for the elements of pictures; screens only, so that paper stays white."""
-    rules = "".join(
-        f'svg [{attribute}="{day}"]{{{attribute}:{night}}}'
-        for day, night in NIGHT.items()
-        for attribute in ("fill", "stroke")
-    )
+    looks = [(attribute, *colours) for colours in NIGHT.items() for attribute in ("fill", "stroke")]
+    rules = "".join(f'svg [{attribute}="{day}"]{{{attribute}:{night}}}' for attribute, day, night in looks)
     return f"@media screen and (prefers-color-scheme:dark){{{rules}}}"
 
 

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 from operator import attrgetter
+from typing import Any
 
 from markupsafe import Markup
 
 from skep.report import theme
 from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart, sized
-from skep.report.columns import Column, local_minute
+from skep.report.columns import Column, print_records, record_lines
 from skep.report.levels import interval_text
+from skep.report.liveview import Line, Page
 from skep.report.svg import picture, standalone
+from skep.report.terminal import day_and_time, note
 from skep.tuner import summary
-from skep.tuner.records import METRICS, CurvePoint, KnobConfig, StageDecision, TuneStage, Tuning, value_words
-from skep.tuner.store import TuningRecord
-from skep.units import UNKNOWN, known, milliseconds, number, printable, seconds, shortened
+from skep.tuner.records import (
+    METRICS,
+    BenchProgress,
+    BenchRequest,
+    CurvePoint,
+    StageDecision,
+    TuneStage,
+    Tuning,
+    value_words,
+)
+from skep.tuner.running import RequestFinished, RequestStarted, StageDecided, TuneEvent
+from skep.tuner.setup import PreparedTuning, prospect_lines, prospects
+from skep.tuner.store import TuningRecord, TuningState, failure_json, tuning_json
+from skep.units import UNKNOWN, format_seconds, known, milliseconds, number, printable, seconds, shortened
 
+Stages = Sequence[TuneStage]
+Points = Sequence[CurvePoint]
 MOST_OPEN = 12  # attempts that were not kept, up to which nothing is folded away
 _STYLES = {
     StageDecision.BASELINE: "left",
@@ -29,17 +45,19 @@ _STYLES = {
 }
 
 
-def stage_columns(tuning: Tuning, stages: Sequence[TuneStage]) -> list[Column[TuneStage]]:
-    """Return the figures of a stage, for every table of them."""
+def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
     lost = summary.given_up(stages)
 
     def decision(stage: TuneStage) -> str:
         return summary.decision_words(stage) + (", died later" if stage.number in lost else "")
 
+    def style(stage: TuneStage) -> str:
+        return "left bad" if stage.number in lost else _STYLES.get(stage.decision, "left bad")
+
     return [
         Column("number", "#", lambda one: one.number),
         Column("change", "Change", lambda one: one.title, partial(shortened, longest=160), right=False, style="wide"),
-        Column("decision", "Decision", decision, right=False),
+        Column("decision", "Decision", decision, right=False, style=style),
         Column("figure", summary.unit_of(tuning), lambda one: one.figure and one.figure.estimate, number),
         Column("figure_interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"),
         Column("ratio", "Over best", lambda one: one.ratio, summary.ratio_words),
@@ -54,10 +72,7 @@ def stage_columns(tuning: Tuning, stages: Sequence[TuneStage]) -> list[Column[Tu
     ]
 
 
-def curve_columns(
-    tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]
-) -> list[Column[CurvePoint]]:
-    """Return the figures of a point of the curve, for every table of them."""
+def curve_columns(tuning: Tuning, stages: Stages, points: Points) -> list[Column[CurvePoint]]:
     first = {one.concurrency: one.figure for one in points if one.config == tuning.baseline}
 
     def gain(point: CurvePoint) -> float | None:
@@ -96,7 +111,7 @@ def _note(found: TuningRecord) -> str:
 # The figures of a tuning, for `skep tune list` and the dashboard; a terminal shows those with a title.
 TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
     Column("id", "TUNING", lambda one: one.id, right=False),
-    Column("created_at", "WHEN", lambda one: one.tuning.created_at, local_minute, right=False, rank=1),
+    Column("created_at", "WHEN", lambda one: one.tuning.created_at, day_and_time, right=False, rank=1),
     Column("state", "STATE", lambda one: one.state.value, right=False),
     Column("model", "MODEL", lambda one: one.tuning.model, right=False),
     Column("simulated", "", lambda one: one.tuning.simulated),
@@ -134,7 +149,7 @@ DASHBOARD_KEYS = (
 LISTED, DASHBOARD = ([_BY_KEY[key] for key in keys.split()] for keys in (LISTED_KEYS, DASHBOARD_KEYS))
 
 
-def by_concurrency(tuning: Tuning, points: Sequence[CurvePoint]) -> list[CurvePoint]:
+def by_concurrency(tuning: Tuning, points: Points) -> list[CurvePoint]:
     """Return the points in the order of a table: by C, the baseline first."""
     return sorted(points, key=lambda one: (one.concurrency, one.config != tuning.baseline))
 
@@ -152,7 +167,7 @@ _LOOKS = (
 )
 
 
-def ladder_chart(tuning: Tuning, stages: Sequence[TuneStage]) -> Spec | None:
+def ladder_chart(tuning: Tuning, stages: Stages) -> Spec | None:
     """Draw a bar for each configuration that was the best of its time. None where nothing was measured."""
     best, lost = summary.best_of(stages), summary.given_up(stages)
     figures = [(one, one.figure) for one in stages if one.decision in summary.KEPT]
@@ -175,34 +190,20 @@ def ladder_chart(tuning: Tuning, stages: Sequence[TuneStage]) -> Spec | None:
     return bars_chart(rows, summary.unit_of(tuning), least=36)
 
 
-def curve_chart(tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]) -> Spec | None:
-    """Return a line for each configuration, named at its end. None where nothing was measured."""
-    curves = []
-    for colour, dash, shape, config in _looks(tuning, points):
-        figures = {one.concurrency: one.figure for one in points if one.config == config}
-        found = sorted((c, one) for c, one in figures.items() if one is not None and known(one.estimate))
+def curve_charts(tuning: Tuning, stages: Stages, points: Points) -> tuple[Spec | None, Spec | None]:
+    """Return effective tok/s and TTFT over C, a line for each configuration. None where nothing was measured."""
+    speeds, waits = [], []
+    configs = sorted(dict.fromkeys(one.config for one in points), key=lambda config: config != tuning.baseline)
+    for (colour, dash, shape), config in zip(cycle(_LOOKS), configs, strict=False):
+        name = summary.config_name(config, tuning, stages)
+        own = sorted((one for one in points if one.config == config), key=lambda one: one.concurrency)
+        found = [(one.concurrency, one.figure) for one in own if one.figure is not None and known(one.figure.estimate)]
         ranges = {c: (one.low, one.high) for c, one in found if known(one.low) and known(one.high)}
-        end = summary.config_name(config, tuning, stages)
-        curves.append(ChartCurve([(c, one.estimate) for c, one in found], colour, end, dash, shape, ranges=ranges))
-    return curves_chart(curves, "tok/s", height=270, labelled=True)
-
-
-def first_token_chart(tuning: Tuning, stages: Sequence[TuneStage], points: Sequence[CurvePoint]) -> Spec | None:
-    """Return what the queue costs: TTFT over C, in the looks of the other chart."""
-    curves = []
-    for colour, dash, shape, config in _looks(tuning, points):
-        seen = {one.concurrency: one.ttft_ms for one in points if one.config == config}
-        measured = sorted((c, ms) for c, ms in seen.items() if ms is not None and known(ms))
-        end = f"{summary.config_name(config, tuning, stages)}  {milliseconds(measured[-1][1] if measured else None)}"
-        curves.append(ChartCurve(measured, colour, end, dash, shape))
-    return curves_chart(curves, "ms", height=270)
-
-
-def _looks(tuning: Tuning, points: Sequence[CurvePoint]) -> list[tuple[str, tuple[int, ...], str, KnobConfig]]:
-    """Return colour, dash and shape of each configuration's line, the baseline first."""
-    met = list(dict.fromkeys(one.config for one in points))
-    configs = sorted(met, key=lambda config: config != tuning.baseline)
-    return [(*look, config) for look, config in zip(cycle(_LOOKS), configs, strict=False)]
+        speeds.append(ChartCurve([(c, one.estimate) for c, one in found], colour, name, dash, shape, ranges=ranges))
+        first = [(one.concurrency, one.ttft_ms) for one in own if one.ttft_ms is not None and known(one.ttft_ms)]
+        end = f"{name}  {milliseconds(first[-1][1] if first else None)}"
+        waits.append(ChartCurve(first, colour, end, dash, shape))
+    return curves_chart(speeds, "tok/s", height=270, labelled=True), curves_chart(waits, "ms", height=270)
 
 
 _STATES = {
@@ -212,9 +213,7 @@ _STATES = {
 }
 
 
-def tuning_page(
-    tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[CurvePoint] = (), *, state: str | None = None
-) -> str:
+def tuning_page(tuning: Tuning, stages: Stages, curve: Points = (), *, state: str | None = None) -> str:
     """`state`: where the search is not at its end."""
     from skep.report.page import render
 
@@ -232,7 +231,7 @@ def tuning_page(
     )
 
 
-def tuning_banners(tuning: Tuning, stages: Sequence[TuneStage], state: str | None = None) -> list[tuple[str, str, str]]:
+def tuning_banners(tuning: Tuning, stages: Stages, state: str | None = None) -> list[tuple[str, str, str]]:
     """Return what a reader has to know before the first figure: kind, title and words of each banner."""
     told = []
     if state in _STATES:
@@ -247,8 +246,7 @@ def tuning_banners(tuning: Tuning, stages: Sequence[TuneStage], state: str | Non
     return told
 
 
-def ladder_picture(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
-    """Return one SVG document: a bar for each configuration that was the best of its time."""
+def ladder_picture(tuning: Tuning, stages: Stages) -> str:
     spec = ladder_chart(tuning, stages)
     said = summary.headline(tuning, stages)
     marks = ["SIMULATED"] if tuning.simulated else []
@@ -260,25 +258,21 @@ def ladder_picture(tuning: Tuning, stages: Sequence[TuneStage]) -> str:
     return standalone(panel, f"{below}: {said}")
 
 
-def tuning_main(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[CurvePoint] = ()) -> Markup:
+def tuning_main(tuning: Tuning, stages: Stages, curve: Points = ()) -> Markup:
     """Return everything below the headline, without its frame."""
     from skep.report.page import html_table, render
 
     best, lost, drawn = summary.best_of(stages), summary.given_up(stages), ladder_chart(tuning, stages)
-    columns = [
-        replace(one, style=partial(_decision_style, lost)) if one.key == "decision" else one
-        for one in stage_columns(tuning, stages)
-    ]
 
     def rungs(caption: str, shown: Sequence[TuneStage]) -> Markup:
         kept = [n for n, one in enumerate(shown) if one.decision is StageDecision.ACCEPTED and one.number not in lost]
-        return html_table(caption, columns, shown, kept)
+        return html_table(caption, stage_columns(tuning, stages), shown, kept)
 
     simulated = "simulated, " if tuning.simulated else ""
     knobs = {knob.name: knob.title for knob in tuning.knobs}
     for name in (*tuning.baseline.as_dict, *(best.config.as_dict if best else ())):
         knobs.setdefault(name, "")
-    effective = curve_chart(tuning, stages, curve)
+    effective, first_token = curve_charts(tuning, stages, curve)
     return render(
         "tuning_main.html",
         tuning=tuning,
@@ -297,7 +291,7 @@ def tuning_main(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[Cur
         curves=effective and [
             (effective, "Effective tok/s over C",
              "Upright: 95 % interval of the mean. Both configurations in turns, on the same load."),
-            (first_token_chart(tuning, stages, curve), "Time to first token over C", "Medians over requests."),
+            (first_token, "Time to first token over C", "Medians over requests."),
         ],
         curve_columns=curve_columns(tuning, stages, curve),
         points=by_concurrency(tuning, curve),
@@ -307,5 +301,143 @@ def tuning_main(tuning: Tuning, stages: Sequence[TuneStage], curve: Sequence[Cur
     )  # fmt: skip
 
 
-def _decision_style(lost: Collection[int], stage: TuneStage) -> str:
-    return "left bad" if stage.number in lost else _STYLES.get(stage.decision, "left bad")
+BAR = 40
+FEWEST_ROWS = 12  # of stages, where the height is not known
+STYLES = {
+    StageDecision.ACCEPTED: "green",
+    StageDecision.BASELINE: "bold",
+    StageDecision.FAILED: "red",
+    StageDecision.ANSWERS_WORSE: "red",
+}
+
+
+def print_tuning(found: TuningRecord) -> None:
+    tuning, stages = found.tuning, found.stages
+    mark = "SIMULATED: " if tuning.simulated else ""
+    print(f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}: {summary.headline(tuning, stages)}")  # noqa: T201
+    if found.failure is not None:
+        print("\n".join(summary.failure_lines("the baseline", found.failure)))  # noqa: T201
+    if stages:
+        print_records(stage_columns(tuning, stages), stages)
+        print("\n".join([*summary.dead_end_lines(stages), "", *progress_lines(stages, summary.unit_of(tuning))]))  # noqa: T201
+    if found.points:
+        print()  # noqa: T201
+        print_records(curve_columns(tuning, stages, found.points), by_concurrency(tuning, found.points))
+
+
+def progress_lines(stages: Stages, unit: str) -> list[str]:
+    """Draw a bar for each configuration that was the best of its time."""
+    kept = [(stage, stage.figure) for stage in stages if stage.decision in summary.KEPT and stage.figure is not None]
+    most, lost = max((figure.high for _, figure in kept), default=0.0), summary.given_up(stages)
+    lines: list[str] = []
+    for stage, figure in kept:
+        died = " (died later)" if stage.number in lost else ""
+        words = f"{summary.figure_words(figure)} {unit}  {stage.title}{died}"
+        # Solid up to the interval's lower end, then light to its upper end.
+        full, high = max(1, round(BAR * max(0.0, figure.low) / most)), round(BAR * figure.high / most)
+        bar = ("█" * full + "░" * max(0, high - full)).ljust(BAR)
+        lines.append(f"{stage.number:>5}  {bar}  {words}")
+    return lines
+
+
+@dataclass(slots=True)
+class TuneStatus:
+    """All that is known of a search at this moment."""
+
+    tuning: Tuning
+    spent_s: float = 0.0  # of the budget, requests that ended
+    stages: list[TuneStage] = field(default_factory=list)
+    request: BenchRequest | None = None
+    progress: BenchProgress | None = None
+
+    def take(self, event: TuneEvent) -> None:
+        match event:
+            case RequestStarted():
+                self.request, self.progress = event.request, None
+            case BenchProgress():
+                self.progress = event
+            case RequestFinished():
+                self.request, self.progress = None, None
+                self.spent_s += event.answer.seconds
+            case StageDecided():
+                self.stages.append(event.stage)
+
+
+def status_lines(status: TuneStatus, page: Page, running_s: float) -> list[Line]:
+    """Return the page of a search. `running_s`: since the request under way began."""
+    tuning, best = status.tuning, summary.best_of(status.stages)
+    figure = None if best is None else best.figure
+    known_best = "nothing yet" if figure is None else f"{summary.figure_words(figure)} {summary.unit_of(tuning)}"
+    spent_s = status.spent_s + running_s
+    left = format_seconds(max(0.0, tuning.budget_s - spent_s))
+    title = f"{tuning.id}  {tuning.model} on {tuning.rig}{'  SIMULATED' if tuning.simulated else ''}"
+    lines: list[Line] = [
+        [(title, "bold")],
+        [("best    ", "bold"), (known_best, "")],
+        [("time    ", "bold"), (f"{format_seconds(spent_s)} of {format_seconds(tuning.budget_s)}, {left} left", "")],
+        [("now     ", "bold"), (now_words(status), "")],
+        [],
+    ]
+    room = FEWEST_ROWS if page.height is None else max(1, page.height - len(lines) - 3)
+    shown, hidden = status.stages[-room:], len(status.stages) - room
+    if hidden > 0:
+        lines.append([(f"{hidden} earlier stages", "dim")])
+    if shown:
+        columns = enumerate(stage_columns(tuning, status.stages))
+        ranked = [replace(one, rank=0 if place < 4 else one.rank or 1) for place, one in columns]
+        head, *rows = record_lines(ranked, shown, page.width - 1)
+        styles = [STYLES.get(stage.decision, "") for stage in shown]
+        lines += [[(head, "bold")], *([(row, style)] for row, style in zip(rows, styles, strict=False))]
+    return lines
+
+
+def now_words(status: TuneStatus) -> str:
+    if status.request is None:
+        return "thinking"
+    progress = status.progress
+    if progress is None:
+        return status.request.words
+    of = f" {progress.reading}/{progress.readings}" if progress.reading else ""
+    speed = f", {number(progress.tok_s)} tok/s" if progress.tok_s is not None else ""
+    return f"{status.request.words}: {progress.what}{of}{speed}"
+
+
+def say_what_begins(ready: PreparedTuning) -> None:
+    """Say from where it begins, what could be tried, and how long it takes."""
+    tuning = ready.tuning
+    mark = "SIMULATED: " if tuning.simulated else ""
+    note(*ready.notes)
+    note(f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}; goal {summary.goal_words(tuning.aim)}")
+    values = (f"{knob.name} {value_words(tuning.baseline.get(knob.name))}" for knob in tuning.knobs)
+    note(f"baseline: {', '.join(values)}")
+    foreseen = ready.space.predict(tuning.baseline)
+    if foreseen is not None:
+        note(f"the planner expects {number(foreseen)} {summary.unit_of(tuning)} of it there")
+    found = prospects(ready)
+    note(f"{len(found)} changes could come first: time for each, and the gain that the planner foresees")
+    note(*(f"  {line}" for line in prospect_lines(found)))
+    kind = "of virtual time" if tuning.simulated else "at most"
+    note(f"budget: {format_seconds(tuning.budget_s)} {kind}; Ctrl-C stops it and keeps the best so far")
+
+
+def document(found: TuningRecord) -> dict[str, Any]:
+    failure = None if found.failure is None else failure_json(found.failure)
+    more = {"failure": failure, "reason": found.reason, "presets": list(found.presets)}
+    return {**tuning_json(found), **more}
+
+
+def say_state(found: TuningRecord) -> None:
+    saved, tuning = found, found.tuning
+    over = saved.state is TuningState.ENDED
+    tried = summary.count_decisions(found.stages) or f"no change was {'tried' if over else 'decided yet'}"
+    why = f", {saved.reason}" if over and saved.reason else ""
+    note(f"{tuning.id} ({saved.state.value}{why}): goal {summary.goal_words(tuning.aim)}; {tried}; {took_words(saved)}")
+    if tuning.simulated:
+        note("SIMULATED: no model ran; figures and seconds are the planner's with noise, not measurements")
+
+
+def took_words(saved: TuningRecord) -> str:
+    """Of all its sessions, without what lay between them."""
+    if not saved.answers:
+        return "nothing is measured yet"
+    return f"{format_seconds(saved.measured_s)} of {'virtual time' if saved.tuning.simulated else 'measuring'}"

@@ -14,12 +14,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.errors import SkepError
-from skep.web import auth, compare, history, now, plan, runs, tuning
-from skep.web.auth import AccessMiddleware, as_error
+from skep.errors import SkepError, UserError
+from skep.web import auth, compare, history, plan, runs, tuning
+from skep.web.auth import AccessMiddleware
 from skep.web.context import Site
 from skep.web.layout import answer_static, compile_templates
-from skep.web.live import Live
+from skep.web.live import Live, routes_of_now
 from skep.web.responses import problem, wants_json
 from skep.wire.serve_asgi import AsgiServer
 
@@ -47,15 +47,17 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
                 service.cancel()
 
     async def refuse(request: Request, error: Exception) -> Response:
-        as_json = wants_json(request)
+        status = None
         if isinstance(error, HTTPException):
-            return problem(site, as_error(error.status_code, error.detail), status=error.status_code, as_json=as_json)
+            status = error.status_code
+            words = {404: "there is no such page", 405: "this page is only read"}.get(status, error.detail)
+            error = UserError(words, hint="the pages are listed above" if status == 404 else None)
         assert isinstance(error, SkepError)
-        return problem(site, error, as_json=as_json)
+        return problem(site, error, status=status, as_json=wants_json(request))
 
     pages = [route for module in (history, compare, runs, plan, tuning) for route in module.routes(site)]
     app = Starlette(
-        routes=[*now.routes(site, reader), *pages, *auth.routes(site, authenticator), *_plain_routes(site)],
+        routes=[*routes_of_now(site, reader), *pages, *auth.routes(site, authenticator), *_plain_routes(site)],
         middleware=[Middleware(AccessMiddleware, site=site, authenticator=authenticator)],
         exception_handlers={HTTPException: refuse, SkepError: refuse},
         lifespan=running,

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from skep.config.access import AcceptedKeys, answer_while, host_of, is_same_origin
 from skep.config.keys import KeySpec, given_keys, keys_path
-from skep.errors import SkepError, UserError
+from skep.errors import SkepError
 from skep.monitor.records import DAY_S
 from skep.web.context import Site
 from skep.web.layout import page
@@ -292,9 +292,3 @@ def same_origin(headers: RequestHeaders) -> bool:
     if not origin or not host or headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return False
     return is_same_origin(origin, host)
-
-
-def as_error(status: int, detail: str) -> UserError:
-    """Starlette's own refusals in skep's words."""
-    known = {404: "there is no such page", 405: "this page is only read"}
-    return UserError(known.get(status, detail), hint="the pages are listed above" if status == 404 else None)

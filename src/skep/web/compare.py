@@ -25,23 +25,15 @@ from skep.report.comparison import COMPARISON_COLUMNS, comparison_table
 from skep.report.series_chart import Picture, when, zone_name
 from skep.store.database import Store
 from skep.store.records import StoredRun
+from skep.web import history_data
 from skep.web.context import Site
 from skep.web.history import simulated_words, track_of, value_text
-from skep.web.history_data import (
-    HistoryQuery,
-    chosen_key,
-    cold_beside,
-    first_moment,
-    in_order,
-    in_words,
-    key_of,
-    read_query,
-    series_of,
-    simulated_share,
-)
+from skep.web.history_data import HistoryQuery, chosen_key, cold_beside, in_words, key_of, read_query, series_of
 from skep.web.layout import page, render_macro, streamed
 from skep.web.responses import csv_answer, csv_records, json_answer
-from skep.web.run_cache import MOST_COMPARED, Pictures, body_of
+from skep.web.run_cache import Pictures, body_of
+
+MOST_COMPARED = 8
 
 
 def runs_named(names: str) -> list[str]:
@@ -81,18 +73,12 @@ def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[
 
 
 def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[str, Any]:
-    told = ("id", "kind", "created_at", "simulated", "config")
-    return {
-        "runs": [
-            {
-                **{name: getattr(run, name) for name in told},
-                "model": site.label(run.model),
-                "levels": () if run.kind in JUDGED else load_run(store, run.id)[1].levels,
-            }
-            for run in runs
-        ],
-        "comparisons": comparisons_of(store, runs),
-    }
+    told = []
+    for run in runs:
+        same = {name: getattr(run, name) for name in ("id", "kind", "created_at", "simulated", "config")}
+        levels = () if run.kind in JUDGED else load_run(store, run.id)[1].levels
+        told.append({**same, "model": site.label(run.model), "levels": levels})
+    return {"runs": told, "comparisons": comparisons_of(store, runs)}
 
 
 TARGET_CSV_COLUMNS = (
@@ -104,7 +90,7 @@ TARGET_CSV_COLUMNS = (
 def kinds(store: Store, asked: HistoryQuery) -> list[SeriesKey]:
     """Series that every picked target has, as those of the first; where they share none, all of the first."""
     series, (first, *more) = SeriesStore(store), asked.targets
-    own = [series_of(key) for key in in_order(series.keys(first), [])]
+    own = [series_of(key) for key in history_data.in_order(series.keys(first), [])]
     others = [{series_of(key) for key in series.keys(name)} for name in more]
     shared = [name for name in own if all(name in other for other in others if other)]
     return [key_of(first, name) for name in shared or own]
@@ -117,7 +103,7 @@ def parts(site: Site, store: Store, asked: HistoryQuery) -> Iterator[str]:
         return in_words(SeriesKey("any", row.heat, row.shape, row.concurrency, row.metric))
 
     since, histories = _histories(store, asked, _chosen(store, asked))
-    shares = {name: simulated_share(store, name, since, asked.until) for name in asked.targets}
+    shares = {name: history_data.simulated_share(store, name, since, asked.until) for name in asked.targets}
     if (words := simulated_words(shares)) is not None:
         yield _part("told_simulated", words=words)
     series = SeriesStore(store)
@@ -128,11 +114,8 @@ def parts(site: Site, store: Store, asked: HistoryQuery) -> Iterator[str]:
             yield _part("figure", name=name, picture=_picture(asked, since, some), caption=caption)
     for place, pair in enumerate(pairs(site, store, asked, since)):
         told = [row for row in pair.rows if row.sentence is not None]
-        usual = [
-            words
-            for row, words in zip(told, pair.sentences, strict=True)
-            if row.concurrency <= 1 and row.shape is not ProbeShape.LONG
-        ]
+        said = zip(told, pair.sentences, strict=True)
+        usual = [words for row, words in said if row.concurrency <= 1 and row.shape is not ProbeShape.LONG]
         yield _part("pair_of", pair=pair, place=place, sentences=usual, kind_of=kind_of)
     if len(asked.targets) < 2:
         yield _part("alone")
@@ -153,16 +136,11 @@ def pairs(site: Site, store: Store, asked: HistoryQuery, since: float) -> Iterat
 
 def document(site: Site, store: Store, asked: HistoryQuery) -> dict[str, Any]:
     since, histories = _histories(store, asked, _chosen(store, asked))
-    targets = [
-        {
-            "series": str(one.key),
-            "unit": one.key.metric.unit,
-            "points": [[point.at, point.value, point.busy] for point in one.points],
-            "spans": one.spans,
-            "band": one.band,
-        }
-        for one in histories
-    ]
+    targets = []
+    for one in histories:
+        points = [[point.at, point.value, point.busy] for point in one.points]
+        name = {"series": str(one.key), "unit": one.key.metric.unit}
+        targets.append({**name, "points": points, "spans": one.spans, "band": one.band})
     told = ("a", "b", "model_a", "model_b", "same_model")
     compared = [
         {**{name: getattr(pair, name) for name in told}, "rows": [row.document() for row in pair.rows]}
@@ -205,7 +183,7 @@ def _since(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> floa
     if asked.since is not None:
         return asked.since
     series = SeriesStore(store)
-    return min((first_moment(series, key, asked.until) for key in keys), default=asked.until - 86_400)
+    return min((history_data.first_moment(series, key, asked.until) for key in keys), default=asked.until - 86_400)
 
 
 def _histories(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> tuple[float, list[SeriesHistory]]:

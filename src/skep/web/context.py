@@ -21,27 +21,12 @@ from skep.paths import LOOPBACK, Paths
 from skep.store.database import Store, open_store
 from skep.units import UNKNOWN, public_name, public_url
 
-# A path or an address, anywhere in some words: `names_place` in the queries below.
-_PLACE = re.compile(
-    r"""://|(?:^|[\s`('"=:,<])(?:\.{0,2}/|~)"""  # a path; `50/50` is none
-    r"|\b\d{1,3}(?:\.\d{1,3}){3}\b"  # IPv4; `570.86.10` is none
-    r"|\b[0-9a-f]{1,4}::|(?<![\w:])::[0-9a-f]|(?:\b[0-9a-f]{1,4}:){7}"  # IPv6; `std::string` is none
-    r"|\b[a-z][\w.-]*:(?:\d{4,5}|80|443)\b|\blocalhost\b"  # host and port; `at 10:30` is none
-    r"|\b[\w-]+\.(?:local|lan|internal|intranet|home|corp|private|test|example|localdomain|arpa"
-    r"|com|net|org|io|ai|dev|cloud|app|co|de|eu|uk|us|ch|fr)\b",
-    re.IGNORECASE,
-)
 _HIDDEN = object()
 _PUBLIC = tomllib.loads((files("skep.web") / "public.toml").read_text(encoding="utf-8"))
 _WORDS, _TELLING = frozenset(_PUBLIC["words"].split()), frozenset(_PUBLIC["telling"].split())
 HIDDEN_COLUMNS: dict[str, dict[str, str]] = _PUBLIC["columns"]
-_SECRET = re.compile(r"key|secret|passw|auth|credential|cookie|header", re.IGNORECASE)
-# Stricter, for short words: an address of the net, of a mail or of a machine, or a path.
-_NOT_A_WORD = re.compile(
-    r"://|[\\@~]|(?:^|[^\w])/|\.\.?/|/.*/|\blocalhost\b|::|:\d{2,5}\b|\b\d{1,3}(?:\.\d{1,3}){3}\b"
-    r"|\b[\w-]+\.(?:local|lan|internal|intranet|home|corp|private|test|example|localdomain|arpa"
-    r"|com|net|org|io|ai|dev|cloud|app|co|de|eu|uk|us|ch|fr)\b",
-    re.IGNORECASE,
+_PLACE, _NOT_A_WORD, _SECRET = (
+    re.compile(_PUBLIC[name], re.IGNORECASE | re.VERBOSE) for name in ("place", "not_a_word", "secret")
 )
 _LONGEST_WORDS, _LONGEST_NAME = 160, 40
 ELSEWHERE = "another machine"  # stands for a hidden address
@@ -101,10 +86,8 @@ def public_facts(document: str) -> str:
 def _public(name: str, value: Any) -> Any:
     match value:
         case dict():
-            named = (
-                (key, _public(key, one)) for key, one in value.items() if _is_word(key) and not _SECRET.search(key)
-            )
-            return {key: one for key, one in named if one is not _HIDDEN}
+            told = {key: one for key, one in value.items() if _is_word(key) and not _SECRET.search(key)}
+            return {key: shown for key, one in told.items() if (shown := _public(key, one)) is not _HIDDEN}
         case list():
             return [one for one in (_public(name, item) for item in value) if one is not _HIDDEN]
         case str():

@@ -25,20 +25,11 @@ from skep.monitor.store import SeriesStore
 from skep.monitor.targets import all_targets, known_target
 from skep.report import theme
 from skep.report.series_chart import Picture, Track, series_picture, shift_label, trend_svg
-from skep.store.database import open_store
+from skep.store.database import Store, open_store
 from skep.units import milliseconds, number, percent
+from skep.web import history_data
 from skep.web.context import Site
-from skep.web.history_data import (
-    HistoryQuery,
-    HostLine,
-    TargetHistory,
-    begin,
-    chosen_key,
-    complete,
-    in_words,
-    read_query,
-    series_of,
-)
+from skep.web.history_data import HistoryQuery, HostLine, TargetHistory, begin, chosen_key, in_words, read_query
 from skep.web.layout import page, render_macro, streamed
 from skep.web.responses import csv_answer, form_of, json_answer, way_back
 
@@ -49,8 +40,7 @@ _MOST_FLAGS = 60
 def trend_picture(history: SeriesHistory) -> Markup:
     words = history.sentences[0] if history.sentences else ""
     tracks = [Track(history.key.target, (), history.band, steps=history.steps)]
-    drawn = Picture(history.key.target, words, "", history.since, history.until, tracks, history.changes)
-    return trend_svg(drawn)
+    return trend_svg(Picture(history.key.target, words, "", history.since, history.until, tracks, history.changes))
 
 
 def picture_of(view: TargetHistory, history: SeriesHistory, *, flags: bool = True) -> Picture:
@@ -186,7 +176,7 @@ def routes(site: Site) -> list[BaseRoute]:
         # All of the page but its parts can be shown before the store is asked for a figure.
         probed = [name for name in targets if not name.startswith("gateway:")]
         frame = page(site, "history.html", asked=asked, targets=targets, key=keys[0], keys=keys[1], probed=probed,
-                     in_words=in_words, series_of=series_of)  # fmt: skip
+                     in_words=in_words, series_of=history_data.series_of)  # fmt: skip
         return streamed(site, frame, _parts(site, asked, targets))
 
     def as_json(request: Request) -> Response:
@@ -223,7 +213,7 @@ def _parts(site: Site, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[
         for place, name in enumerate(asked.targets):
             view = begin(store, asked, name)
             yield _part("first", view=view, place=place, anchor=f"t{place}", alone=len(asked.targets) == 1)
-            yield _part("rest", view=_shown(site, complete(store, view)), place=place)
+            yield _part("rest", view=_completed(site, store, view), place=place)
 
 
 def _views(site: Site, request: Request) -> list[TargetHistory]:
@@ -234,11 +224,12 @@ def _views(site: Site, request: Request) -> list[TargetHistory]:
         targets = all_targets(SeriesStore(store))
         for name in asked.targets:
             known_target(name, targets)
-        return [_shown(site, complete(store, begin(store, asked, name))) for name in asked.targets or targets]
+        return [_completed(site, store, begin(store, asked, name)) for name in asked.targets or targets]
 
 
-def _shown(site: Site, view: TargetHistory) -> TargetHistory:
+def _completed(site: Site, store: Store, view: TargetHistory) -> TargetHistory:
     """In public, alerts without their words, which may come from a server's answer."""
+    view = history_data.complete(store, view)
     if not site.public:
         return view
     bare = tuple(replace(alert, message=alert.rule.value, closed_because=None) for alert in view.alerts)

@@ -10,21 +10,10 @@ from urllib.parse import urlencode
 from starlette.datastructures import QueryParams
 
 from skep.errors import UserError
+from skep.monitor import records
 from skep.monitor.compare import around_event
 from skep.monitor.history import SeriesHistory, history_of, primary_keys
-from skep.monitor.records import (
-    DAY_S,
-    Alert,
-    EventKind,
-    Heat,
-    Probe,
-    ProbeOutcome,
-    ProbeShape,
-    SeriesKey,
-    SeriesMetric,
-    SeriesPoint,
-    SpanKind,
-)
+from skep.monitor.records import DAY_S, Heat, Probe, ProbeShape, SeriesKey, SeriesMetric, SeriesPoint
 from skep.monitor.store import SeriesStore
 from skep.report.series_chart import local
 from skep.stats.rolling import WindowStats, window_stats
@@ -123,7 +112,6 @@ def key_of(target: str, series: str) -> SeriesKey:
 
 
 def series_of(key: SeriesKey) -> str:
-    """Return the name of the series without its target."""
     return str(key)[len(key.target) + 1 :]
 
 
@@ -188,8 +176,6 @@ _HOST_FIGURES = (("mean power", "W", "mean_w"), ("lowest clock", "MHz", "sm_cloc
 
 @dataclass(frozen=True, slots=True)
 class HostLine:
-    """One figure of the machine at the time of the probes."""
-
     name: str
     unit: str
     points: tuple[SeriesPoint, ...]
@@ -212,7 +198,7 @@ class TargetHistory:
     around: Mapping[int, str] = field(default_factory=dict)  # by id of an event: before and after it, in words
     host: tuple[HostLine, ...] = ()
     throttled: tuple[str, ...] = ()  # reasons that were seen
-    alerts: tuple[Alert, ...] = ()
+    alerts: tuple[records.Alert, ...] = ()
     simulated: float = 0.0  # share of the probes in the window that no model answered
 
 
@@ -227,7 +213,7 @@ def chosen_key(series: SeriesStore, target: str, asked: str | None) -> tuple[Ser
 
 def first_moment(series: SeriesStore, key: SeriesKey | None, until: float) -> float:
     """When a series began, by its days."""
-    days = series.spans(key, SpanKind.DAY, 0.0, until) if key else []
+    days = series.spans(key, records.SpanKind.DAY, 0.0, until) if key else []
     return days[0].start if days else until - DAY_S
 
 
@@ -243,8 +229,8 @@ def begin(store: Store, asked: HistoryQuery, target: str) -> TargetHistory:
         since=since,
         until=asked.until,
         history=None if key is None else history_of(series, key, since, asked.until),
-        failed=tuple(row["due_at"] for row in rows if row["outcome"] == ProbeOutcome.FAILED),
-        missed=tuple((row["due_at"], row["ended_at"]) for row in rows if row["outcome"] == ProbeOutcome.MISSED),
+        failed=tuple(row["due_at"] for row in rows if row["outcome"] == records.ProbeOutcome.FAILED),
+        missed=tuple((row["due_at"], row["ended_at"]) for row in rows if row["outcome"] == records.ProbeOutcome.MISSED),
         simulated=simulated_share(store, target, since, asked.until),
     )
 
@@ -260,7 +246,7 @@ def complete(store: Store, view: TargetHistory) -> TargetHistory:
     cold_key = cold_beside(key, view.keys)
     cold = history_of(series, cold_key, view.since, view.until) if cold_key else None
     # Notes and versions divide a series: what was before and what came after are compared by themselves.
-    divided = () if key.heat is Heat.SEEN else (EventKind.NOTE, EventKind.VERSION)
+    divided = () if key.heat is Heat.SEEN else (records.EventKind.NOTE, records.EventKind.VERSION)
     events = [event for event in history.events if event.kind in divided][-_MOST_AROUND:]
     alerts = series.alerts(since=view.since)
     return replace(

@@ -155,10 +155,8 @@ def answer_static(request: Request) -> Response:
     if found is None:
         return PlainTextResponse("there is no such file\n", status_code=404)
     for_ever = request.query_params.get("v") == found.digest
-    headers = {
-        "etag": f'"{found.digest}"',
-        "cache-control": "public, max-age=31536000, immutable" if for_ever else "no-cache",
-    }
+    kept = "public, max-age=31536000, immutable" if for_ever else "no-cache"
+    headers = {"etag": f'"{found.digest}"', "cache-control": kept}
     if f'"{found.digest}"' in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(found.body, media_type=found.type, headers=headers)

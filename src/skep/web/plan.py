@@ -256,23 +256,17 @@ def measured_of(
     found = []
     for run in told:
         levels = book.levels(store, run)
-        points = tuple(
-            MeasuredPoint(
-                level.concurrency,
-                level.effective_tok_s,
-                level.effective_interval.low if level.effective_interval else None,
-                level.effective_interval.high if level.effective_interval else None,
-                level.ttft_ms.p50 if level.ttft_ms else None,
-                level.client_limited,
-            )
-            for level in levels
-            if level.effective_tok_s is not None
-        )
+        points = []
+        for level in levels:
+            if (speed := level.effective_tok_s) is not None:
+                low, high = (sure.low, sure.high) if (sure := level.effective_interval) else (None, None)
+                ttft_ms = level.ttft_ms.p50 if level.ttft_ms else None
+                points.append(MeasuredPoint(level.concurrency, speed, low, high, ttft_ms, level.client_limited))
         means = (_mean(levels, name) for name in ("prompt_tokens", "output_tokens_each"))
         where = (machine_of(run), engine_of(run), layout_of(run))
         if points:
             same = _same(run, cards, host)
-            found.append(MeasuredRun(run.id, run.created_at, *where, run.simulated, same, points, *means))
+            found.append(MeasuredRun(run.id, run.created_at, *where, run.simulated, same, tuple(points), *means))
     return found
 
 
@@ -309,7 +303,6 @@ def _card_names(host: Document) -> list[str]:
 
 
 def _mean(levels: Sequence[LevelSummary], name: str) -> int | None:
-    """Over the levels; None where no answer told."""
     told = [value for level in levels if (value := getattr(level, name)) is not None]
     return max(1, round(sum(told) / len(told))) if told else None
 
@@ -393,20 +386,19 @@ class PlanPages:
             raise UserError("many plans are being made at this moment", hint="try again in a few seconds")
         try:
             with self._one_at_a_time:
-                return self._plans.get(asked) or self._made(asked)
+                if (kept := self._plans.get(asked)) is not None:
+                    return kept
+                found = answer_plan(asked.flags(), self.site.paths.store)
+                if (error := nothing_fits(found)) is not None:
+                    raise error
+                made = document(found)
+                if not asked.own_machine:  # this machine may be calibrated at any moment
+                    self._plans[asked] = made
+                    while len(self._plans) > _KEPT:
+                        self._plans.popitem(last=False)
+                return made
         finally:
             self._queue.release()
-
-    def _made(self, asked: PlanQuery) -> dict[str, Any]:
-        found = answer_plan(asked.flags(), self.site.paths.store)
-        if (error := nothing_fits(found)) is not None:
-            raise error
-        made = document(found)
-        if not asked.own_machine:  # this machine may be calibrated at any moment
-            self._plans[asked] = made
-            while len(self._plans) > _KEPT:
-                self._plans.popitem(last=False)
-        return made
 
     def _measured(self, asked: PlanQuery, found: dict[str, Any]) -> list[MeasuredRun]:
         with self.site.store() as store:

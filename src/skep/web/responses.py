@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from skep.errors import SkepError, UserError
 from skep.monitor.export import harmless
@@ -34,9 +34,8 @@ def json_text(document: Any) -> str:
 
 
 def csv_records(name: str, columns: Sequence[Column[Record]], records: Iterable[Record]) -> Response:
-    return csv_answer(
-        name, [one.key for one in columns], ([one.value(record) for one in columns] for record in records)
-    )
+    rows = ([one.value(record) for one in columns] for record in records)
+    return csv_answer(name, [one.key for one in columns], rows)
 
 
 def csv_answer(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
@@ -44,7 +43,9 @@ def csv_answer(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]])
     written = io.StringIO(newline="")
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([_cell(value) for value in row] for row in rows)
+    for row in rows:
+        known = ("" if isinstance(value, float) and not math.isfinite(value) else value for value in row)
+        writer.writerow([harmless(value) if isinstance(value, str) else value for value in known])
     headers = {"content-disposition": f'attachment; filename="skep-{name}.csv"'}
     return Response(written.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
 
@@ -69,12 +70,6 @@ def plain_problem(site: Site, message: str, hint: str | None, status: int) -> Re
     return page(site, "problem.html", message=message, hint=hint, status=status)
 
 
-def _cell(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return ""
-    return harmless(value) if isinstance(value, str) else value
-
-
 LONGEST_BODY = 16_384
 MOST_FIELDS = 20
 
@@ -97,12 +92,23 @@ async def form_of(request: Request) -> dict[str, str]:
 
 def way_back(wanted: str | None) -> str:
     """Return the address where it is a page of this site, else `/`."""
-    if not wanted or not wanted.startswith("/") or wanted.startswith(("//", "/\\")):
-        return "/"
-    if any(ord(letter) < 33 for letter in wanted):
+    if not wanted or not wanted.startswith("/") or wanted.startswith(("//", "/\\")) or min(wanted) < "!":
         return "/"
     try:
         parts = urlsplit(wanted)
     except ValueError:
         return "/"
     return "/" if parts.scheme or parts.netloc else wanted
+
+
+def svg_answer(body: str, *, final: bool) -> Response:
+    """A picture may be looked at by itself: nothing in it may run or load."""
+    kept = "private, max-age=86400" if final else "no-store"
+    headers = {"cache-control": kept, "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+    return Response(body, media_type="image/svg+xml", headers=headers)
+
+
+def report_answer(report: str) -> Response:
+    """Return one file: a page of its own, that allows itself no script and no other file."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    return HTMLResponse(report, headers={"content-security-policy": policy})

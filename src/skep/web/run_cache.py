@@ -15,13 +15,11 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from markupsafe import Markup
-from starlette.responses import HTMLResponse, Response
 
 from skep import __version__
 from skep.bench.records import LevelSummary
@@ -146,7 +144,10 @@ class RunCache:
         if len(missing) > _FEW:
             read = [run for run in store.runs() if run.id not in known]
         else:
-            read = [run for name in missing if (run := _maybe(store, name)) is not None]
+            read = []
+            for name in missing:
+                with contextlib.suppress(SkepError):  # deleted between two reads
+                    read.append(store.run(name))
         known |= {run.id: self._runs.keep(run, run) for run in read}
         return [known[name] for name in ids if name in known]
 
@@ -161,7 +162,11 @@ class RunCache:
             wait = _A_REQUEST_S * run.requests
             if known is None and (patience_s is None or self._clock() - began + wait < patience_s):
                 with self._making:
-                    known = self._known(run) or self._made(store, run)
+                    known = self._known(run)
+                    if known is None:
+                        known = self._figures.keep(run, figures_of(store, run))
+                        if run.state in _KEPT:
+                            self._file_cache.put(f"{run.id}.json", json.dumps(asdict(known)))
             if known is not None:
                 found[run.id] = known
         return found
@@ -186,12 +191,6 @@ class RunCache:
         except (ValueError, TypeError):
             return None
 
-    def _made(self, store: Store, run: StoredRun) -> RunFigures:
-        figures = self._figures.keep(run, figures_of(store, run))
-        if run.state in _KEPT:
-            self._file_cache.put(f"{run.id}.json", json.dumps(asdict(figures)))
-        return figures
-
 
 def figures_of(store: Store, run: StoredRun) -> RunFigures:
     try:
@@ -209,13 +208,8 @@ def figures_of(store: Store, run: StoredRun) -> RunFigures:
     best = max(measured, key=lambda level: level.effective_tok_s or 0.0)
     closed = run.kind not in TIMED
     alone = next((level for level in summary.levels if closed and level.concurrency == 1), None)
-    return RunFigures(
-        best.effective_tok_s,
-        best.concurrency if closed else None,
-        alone.ttft_ms.p50 if alone and alone.ttft_ms else None,
-        failed,
-        best.client_limited,
-    )
+    at, ttft_ms = best.concurrency if closed else None, alone.ttft_ms.p50 if alone and alone.ttft_ms else None
+    return RunFigures(best.effective_tok_s, at, ttft_ms, failed, best.client_limited)
 
 
 def _judged(store: Store, run: StoredRun) -> RunFigures:
@@ -227,18 +221,8 @@ def _judged(store: Store, run: StoredRun) -> RunFigures:
     return RunFigures(failed=failed, conclusion=spot)
 
 
-def _maybe(store: Store, name: str) -> StoredRun | None:
-    """None where it was deleted between two reads."""
-    try:
-        return store.run(name)
-    except SkepError:
-        return None
-
-
-MOST_COMPARED = 8
 _PRUNED_EVERY = 50  # looking through the folder takes longer than writing one file
 _FILE = re.compile(r"[\w+-][\w+.-]{0,250}", re.ASCII)
-_MAIN = re.compile(r"<main>(?P<main>.*)</main>", re.DOTALL)
 _STACKED = ' style="display:grid;gap:16px"'
 _STYLED = re.compile(r' style="[^"]*"')  # headings that begin a little lower
 _LEAD = re.compile(r'<p class="lead">.*?</p>', re.DOTALL)
@@ -268,24 +252,10 @@ class FileCache:
             write_whole(self.folder / name, body, 0o600)
             self._put += 1
             if self._put % min(_PRUNED_EVERY, self._most) == 1:
-                self._prune()
-
-    def kept(self, name: str, runs: Sequence[StoredRun], make: Callable[[], str]) -> str:
-        """From the shelf, or made now. Only what is made of ended runs is kept."""
-        final = all(run.state in _KEPT for run in runs)
-        if final and (found := self.get(name)) is not None:
-            return found
-        made = make()
-        if final:
-            self.put(name, made)
-        return made
-
-    def _prune(self) -> None:
-        files = [entry for entry in os.scandir(self.folder) if entry.is_file()]
-        if len(files) > self._most:
-            files.sort(key=lambda entry: entry.stat().st_mtime)
-            for entry in files[: len(files) - self._most * 3 // 4]:
-                Path(entry.path).unlink(missing_ok=True)
+                files = [entry for entry in os.scandir(self.folder) if entry.is_file()]
+                files.sort(key=lambda entry: entry.stat().st_mtime)
+                for entry in files[: len(files) - self._most * 3 // 4] if len(files) > self._most else ():
+                    Path(entry.path).unlink(missing_ok=True)
 
 
 class Pictures:
@@ -296,9 +266,14 @@ class Pictures:
         self._file_cache = FileCache(site.paths.cache / "web" / "pages")
 
     def drawn(self, store: Store, runs: Sequence[StoredRun], *, as_picture: bool = False) -> str:
-        """Return the HTML or SVG document that `skep runs report` writes of these runs."""
-        make = partial(drawn, store, runs, as_picture=as_picture)
-        return self._file_cache.kept(self._name(runs, ".svg" if as_picture else ".html"), runs, make)
+        """Return the HTML or SVG document that `skep runs report` writes. Only what is of ended runs is kept."""
+        name, final = self._name(runs, ".svg" if as_picture else ".html"), all(run.state in _KEPT for run in runs)
+        if final and (found := self._file_cache.get(name)) is not None:
+            return found
+        made = drawn(store, runs, as_picture=as_picture)
+        if final:
+            self._file_cache.put(name, made)
+        return made
 
     def ready(self, run: StoredRun) -> str | None:
         """Return the report, where it was drawn before and cannot change any more."""
@@ -310,25 +285,11 @@ class Pictures:
 
 def body_of(report: str) -> Markup:
     """The main part of a report, for a page that has its own frame: its pictures are drawn without inline styles."""
-    found = _MAIN.search(report)
-    main = found["main"] if found else ""
+    main = report.partition("<main>")[2].rpartition("</main>")[0]
     return Markup(_STYLED.sub("", main.replace(_STACKED, ' class="stack"')))  # noqa: S704
 
 
-def report_parts(report: str) -> Markup:
+def shown_parts(report: str) -> Markup:
     """Return what a page of the dashboard shows of a report: the sentence above its first figure and its main part."""
     lead = _LEAD.search(report.partition("<main>")[0])
     return Markup(f'{lead[0] if lead else ""}<div class="report">{body_of(report)}</div>')  # noqa: S704
-
-
-def svg_answer(body: str, *, final: bool) -> Response:
-    """A picture may be looked at by itself: nothing in it may run or load."""
-    kept = "private, max-age=86400" if final else "no-store"
-    headers = {"cache-control": kept, "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
-    return Response(body, media_type="image/svg+xml", headers=headers)
-
-
-def report_answer(report: str) -> Response:
-    """Return one file: a page of its own, that allows itself no script and no other file."""
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    return HTMLResponse(report, headers={"content-security-policy": policy})

@@ -20,23 +20,11 @@ from skep.report.columns import Column, documents
 from skep.report.levels import LEVEL_COLUMNS
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
-from skep.web.compare import found_runs, runs_named
+from skep.web.compare import MOST_COMPARED, found_runs, runs_named
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.responses import NotFound, csv_records, json_answer
-from skep.web.run_cache import (
-    MOST_COMPARED,
-    PATIENCE_S,
-    Pictures,
-    RunCache,
-    RunFigures,
-    engine_of,
-    layout_of,
-    machine_of,
-    report_answer,
-    report_parts,
-    svg_answer,
-)
+from skep.web.responses import NotFound, csv_records, json_answer, report_answer, svg_answer
+from skep.web.run_cache import PATIENCE_S, Pictures, RunCache, RunFigures, engine_of, layout_of, machine_of, shown_parts
 
 PAGE = 50
 _CHOICES = {"yes": "simulated only", "no": "measured only"}
@@ -90,7 +78,11 @@ class RunListing:
 
     @property
     def pages(self) -> int:
-        return max(1, -(-self.total // PAGE))
+        return page_count(self.total)
+
+
+def page_count(total: int) -> int:
+    return max(1, -(-total // PAGE))
 
 
 def read_query(query: QueryParams) -> RunsQuery:
@@ -119,8 +111,7 @@ def listed(runs: Sequence[StoredRun], asked: RunsQuery, figures: Mapping[str, Ru
             return best is None, run.simulated, -(best or 0.0)
 
         found.sort(key=rank)
-    pages = max(1, -(-len(found) // PAGE))
-    asked = replace(asked, page=min(asked.page, pages))
+    asked = replace(asked, page=min(asked.page, page_count(len(found))))
     shown = found if asked.page == 0 else found[(asked.page - 1) * PAGE : asked.page * PAGE]
     models = tuple(sorted({run.model for run in runs}))
     kinds = tuple(sorted({run.kind for run in runs}))
@@ -143,20 +134,11 @@ class RequestsQuery:
         return f"/runs/{self.run_id}/requests?{query}"
 
 
-def read_requests_query(run_id: str, query: QueryParams) -> RequestsQuery:
-    said = query.get("level", "")
-    if said and not said.isdecimal():
-        raise UserError(f"`level={said}` is no level", hint="levels are numbers, as in level=4")
-    return RequestsQuery(run_id, int(said[:9]) if said else None, query.get("failed") == "yes", _page(query))
-
-
 def where_of(run: StoredRun) -> str:
-    """Machine, engine and layout, as far as they are known."""
     return " · ".join(filter(None, (machine_of(run), engine_of(run), layout_of(run))))
 
 
 def tuning_of(run: StoredRun) -> str | None:
-    """Return the id of the tuning that it was made for."""
     told = run.config.get("tuning")
     return told if run.kind in OF_A_TUNING and isinstance(told, str) and told else None
 
@@ -242,7 +224,7 @@ class RunsPages:
                     report = self.pictures.drawn(store, [run])
             figures = None if report else self.book.figures(store, [run], PATIENCE_S).get(run.id)
         where: dict[str, Any] = {"where": where_of(run), "tuning": tuning_of(run), "has_picture": run.kind not in TIMED}
-        return page(self.site, "run.html", run=run, **where, figures=figures, report=report and report_parts(report))
+        return page(self.site, "run.html", run=run, **where, figures=figures, report=report and shown_parts(report))
 
     def body(self, request: Request) -> Response:
         """Return the drawn part of a run's page, for the script."""
@@ -251,7 +233,7 @@ class RunsPages:
                 report = self.pictures.drawn(store, [run])
             except UserError as error:
                 return HTMLResponse(render("run_nothing.html", error=error))
-        return HTMLResponse(report_parts(report))
+        return HTMLResponse(shown_parts(report))
 
     def report(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
@@ -264,11 +246,13 @@ class RunsPages:
     def requests(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
             rows = store.requests(run.id)
-        asked = read_requests_query(run.id, request.query_params)
-        found = [
-            row for row in rows if (asked.level is None or row.level == asked.level) and not (asked.failed and row.ok)
-        ]
-        pages = max(1, -(-len(found) // PAGE))
+        query = request.query_params
+        level, failed = query.get("level", ""), query.get("failed") == "yes"
+        if level and not level.isdecimal():
+            raise UserError(f"`level={level}` is no level", hint="levels are numbers, as in level=4")
+        asked = RequestsQuery(run.id, int(level[:9]) if level else None, failed, _page(query))
+        found = [row for row in rows if asked.level in (None, row.level) and not (failed and row.ok)]
+        pages = page_count(len(found))
         asked = replace(asked, page=min(asked.page, pages))
         values: dict[str, Any] = {
             "rows": found[(asked.page - 1) * PAGE : asked.page * PAGE],

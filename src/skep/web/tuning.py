@@ -18,8 +18,7 @@ from skep.tuner.records import TuneStage
 from skep.tuner.store import TuningRecord, TuningState, TuningStore, tuning_json
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.responses import NotFound, csv_answer, csv_records, json_answer
-from skep.web.run_cache import report_answer, svg_answer
+from skep.web.responses import NotFound, csv_answer, csv_records, json_answer, report_answer, svg_answer
 
 MOST = 200  # that the page lists; JSON and CSV have all
 
@@ -115,17 +114,13 @@ class TuningPages:
 
 
 def _stage_cells(stage: TuneStage) -> list[object]:
-    bounds = [
-        value
-        for one in (stage.figure, stage.ratio)
-        for value in ((one.estimate, one.low, one.high) if one is not None else (None, None, None))
-    ]
-    failure = stage.failure
-    dead = (failure.cause, failure.evidence, failure.remedy) if failure is not None else (None, None, None)
-    return [
-        stage.number, stage.title, stage.decision.value, stage.why, *bounds, stage.predicted, stage.ttft_ms,
-        stage.tpot_ms, stage.starts, stage.readings, stage.seconds, *dead,
-    ]  # fmt: skip
+    def parts(of: object, *names: str) -> list[object]:
+        return [getattr(of, name, None) for name in names]
+
+    bounds = [value for one in (stage.figure, stage.ratio) for value in parts(one, "estimate", "low", "high")]
+    figures = parts(stage, "predicted", "ttft_ms", "tpot_ms", "starts", "readings", "seconds")
+    dead = parts(stage.failure, "cause", "evidence", "remedy")
+    return [stage.number, stage.title, stage.decision.value, stage.why, *bounds, *figures, *dead]
 
 
 def routes(site: Site) -> list[BaseRoute]:
