@@ -1,7 +1,4 @@
-"""A run held against the figures that a preset's author published: the same metric by the same clock, or why not. Pure.
-
-A published figure is one number of one day; only what was measured here has a spread, and so only it has an interval.
-"""
+"""A run held against the figures that a preset's author published: the same metric by the same clock, or why not."""
 
 from __future__ import annotations
 

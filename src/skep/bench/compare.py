@@ -1,8 +1,4 @@
-"""Two runs side by side: level by level, better, worse or not distinguishable, with the size and its interval. Pure.
-
-The runs of a level are what varies from one day to the next, so they are the sample: a figure of each run, not of each
-request. One run of a level says nothing about its own spread, and is not compared.
-"""
+"""Two runs side by side, level by level: better, worse or not distinguishable. The sample is the runs of a level."""
 
 from __future__ import annotations
 

@@ -36,10 +36,7 @@ class Endpoint:
 async def find_endpoint(
     url: str, model: str | None, *, key: str | None = None, api: str = "openai", timeout_s: float = 10.0
 ) -> Endpoint:
-    """Check that the URL answers and knows the model. Without a model, the only one it serves.
-
-    `api` "ollama": measured by Ollama's own chat API, which tells its durations.
-    """
+    """Check that the URL answers and knows the model. `model` None: the only one it serves. `api`: openai or ollama."""
     origin, path = parse_url(url)
     base = path if path.endswith("/v1") else f"{path}/v1"
     headers = {"authorization": f"Bearer {key}"} if key else {}

@@ -1,7 +1,4 @@
-"""Runs one load once: connections ready, the client watched, the engine's counters and the energy read around it.
-
-Also the warm-up before anything is measured: one request alone, then batches until they are alike.
-"""
+"""Runs one load once, with the client watched and counters and energy read around it; and the warm-up before it."""
 
 from __future__ import annotations
 
@@ -199,9 +196,7 @@ class LoadGenerator:
         self, level: int, repeat: int, tasks: Sequence[BenchTask], width: int, on_row: OnRow,
         until_s: float | None = None,
     ) -> tuple[list[Request], bool]:  # fmt: skip
-        """`width` at once; no more is begun at `until_s` on the run's clock. The rows, and whether the client was the
-        limit.
-        """
+        """`width` at once, none begun after `until_s` on the run's clock. The rows, and if the client was the limit."""
         streams, span = [TrafficStream([*tasks], width)], TimeWindow(until_s=until_s)
         return await self.run_streams_at_level(level, repeat, streams, on_row, span, is_closed=True)
 

@@ -1,8 +1,4 @@
-"""Shapes of load: who sends when. Each runs one level once and hands every row on as it ends.
-
-*steady* keeps a number in flight; *open* follows a schedule, whatever the
-server does; *talks* are agents in conversation, whose context grows by the answers they got.
-"""
+"""Shapes of load: who sends when. Each runs one level once and hands every row on as it ends."""
 
 from __future__ import annotations
 
@@ -42,11 +38,7 @@ async def steady(
     sender: Sender, on_row: OnRow, tasks: Iterable[BenchTask], width: int, *, until_s: float | None = None,
     pause: Callable[[], Awaitable[None]] | None = None,
 ) -> None:  # fmt: skip
-    """`width` in flight until the tasks are all done, or until no more are begun at `until_s` on the run's clock; each
-    agent makes one request at least.
-
-    `pause`: what an agent does between an answer and its next request.
-    """
+    """`width` in flight until all tasks are done, or `until_s` on the run's clock; each agent makes one at least."""
     requests: Iterator[EncodedRequest] = map(sender.encode, tasks)
     if isinstance(tasks, Sequence):  # written beforehand: nothing but sending is left to do when a place is free
         requests = iter([*requests])
@@ -67,9 +59,7 @@ async def steady(
 async def scheduled(
     sender: Sender, on_row: OnRow, tasks: Iterable[tuple[float, BenchTask]], *, began: float | None = None
 ) -> None:
-    """Each task at its offset from now, or from when it began on the run's clock. A late client sends at once, and the
-    row knows when it was due.
-    """
+    """Each task at its offset from `began` on the run's clock. A late client sends at once; the row says when due."""
     began = sender.now() if began is None else began
 
     async with _kept(sender), asyncio.TaskGroup() as group:
@@ -130,9 +120,7 @@ class Repetition:
 
 @dataclass(frozen=True, slots=True)
 class TrafficStream:
-    """`width` agents that take tasks in turn; with `offsets` each task when it is due; with `scripts` conversations,
-    each of which begins as the task at its place and is the next agent's only when it is over.
-    """
+    """`width` agents that take tasks in turn: `offsets` says when each is due, `scripts` makes each a conversation."""
 
     tasks: list[BenchTask]
     width: int

@@ -1,8 +1,4 @@
-"""Configurations against concurrencies: each is measured, started first if need be, or taken from a stored run.
-
-A configuration that cannot be measured keeps its place with the reason. Between two that are started here, the GPUs'
-memory must be clear again: what a dead engine still holds would be measured with the next.
-"""
+"""Configurations against concurrencies: each is measured, started first if need be, or taken from a stored run."""
 
 from __future__ import annotations
 

@@ -144,10 +144,7 @@ _TOTALS: Mapping[str, tuple[str, ...]] = {
 
 
 async def read_counters(pool: Pool, headers: Mapping[str, str], model: str) -> dict[str, float]:
-    """Return every sample of the engine's `/metrics`, over its labels; empty where there is none.
-
-    skep's gateway has metrics of its own there; those of the engines behind it stand beside them.
-    """
+    """Return every sample of the engine's `/metrics`, over its labels; of skep's gateway, also those behind it."""
     found = parse_metrics(await _metrics_text(pool, headers, "/metrics"))
     if GATEWAYS_OWN in found:
         found |= parse_metrics(await _metrics_text(pool, headers, f"/metrics/engines?model={quote(model)}"))

@@ -91,11 +91,7 @@ def plateau_tok_s(rows: Sequence[Request], concurrency: int) -> float | None:
 
 
 def delivered(rows: Sequence[Request], concurrency: int) -> float | None:
-    """In flight on average from the first request to the last one's start, as a share of what was asked for.
-
-    Below one, the client was late with the next request; it must not pass for a slow server. Needs more requests than
-    `concurrency`, or there is no next one.
-    """
+    """In flight on average until the last request's start, as a share of `concurrency`; below 1 the client was late."""
     begin, end = min((row.started_s for row in rows), default=0.0), max((row.started_s for row in rows), default=0.0)
     if len(rows) <= concurrency or end <= begin:
         return None
@@ -108,10 +104,7 @@ TOLERATED_MS = 20.0  # of a time to first token: the network and a loaded machin
 
 
 def disagreements(rows: Sequence[Request], counters: Mapping[str, float] | None = None) -> tuple[Disagreement, ...]:
-    """Only what is beyond the tolerance; empty also where the engine says nothing of itself.
-
-    `counters`: the engine's own over the same time, for those that say nothing of a single request.
-    """
+    """Only what is beyond the tolerance. `counters`: of engines that say nothing of a single request."""
     answered = [row for row in rows if row.ok]
     found = [_decode(answered), _first_token(answered), _tokens(answered)]
     if counters and not any(row.engine.decode_ms for row in answered):
@@ -201,10 +194,8 @@ def levels_of(
     rows: Sequence[Request], limited: Collection[Key] = (), energy: Mapping[int, Energy] | None = None,
     counters: Mapping[int, Mapping[str, float]] | None = None, *, closed: bool = True,
 ) -> tuple[LevelSummary, ...]:  # fmt: skip
-    """In order of C. Warm-up rows (level 0) are stored, not counted. `limited`: runs where the client was the limit.
-
-    `closed`: a level is a number of agents; else it is the place of a rate or a mix, and says nothing by itself.
-    """
+    """In order of C, without the warm-up (level 0). `limited`: runs where the client was the limit. `closed`: a level
+    is a number of agents, not the place of a rate or a mix."""
     by_level: dict[int, list[Request]] = {}
     for row in rows:
         if row.level > 0:
@@ -234,10 +225,7 @@ def complete_rows(rows: Sequence[Request], ended: Collection[Key]) -> list[Reque
 
 
 def task_tok_s(rows: Iterable[Request], *, whole: bool = False) -> float | None:
-    """Median over tasks of output tokens over the time from the first token to the last.
-
-    `whole`: over that from sending (or when due) to the last.
-    """
+    """Median over tasks of output tokens over the time from the first token (`whole`: from sending) to the last."""
     speeds = [
         row.output_tokens / (row.last_token_s - begin)
         for row in rows

@@ -1,8 +1,4 @@
-"""Loads that follow a clock instead of a concurrency: arrivals at a rate, several classes at once, a recorded trace.
-
-A level is one rate, or one mix, or one trace. Latency counts from when a request was due, not from when a late client
-sent it: a server that falls behind must not look quick.
-"""
+"""Loads that follow a clock: arrivals at a rate, classes at once, a trace. Latency counts from when one is due."""
 
 from __future__ import annotations
 

@@ -51,10 +51,7 @@ class RunSession:
         self, endpoint: Endpoint, recording: Recording, on_progress: OnProgress, *, widest: int, keep_text: bool = True,
         more: Callable[[], Mapping[str, Any]] = dict, **load: Any,
     ) -> None:  # fmt: skip
-        """`more`: fields of the progress that only the caller knows, asked for each time it is told.
-
-        `load`: how it is made, as `LoadGenerator` takes it.
-        """
+        """`more`: fields of the progress that only the caller knows. `load`: as `LoadGenerator` takes it."""
         self.recording = recording
         self.now = SessionProgress()
         self.driver = LoadGenerator(endpoint, recording, keep_text=keep_text, most_connections=widest, **load)

@@ -42,10 +42,7 @@ class LevelSchedule(Protocol):
 
 
 class LevelRounds:
-    """Every level in turn, again and again, until each is known well enough; C=1 once more at the end.
-
-    Runs of one level are spread over the whole time, so that drift does not pass for an effect of concurrency.
-    """
+    """Every level in turn, until each is known well enough: drift does not pass for an effect of concurrency."""
 
     def __init__(self, levels: Sequence[int], goal: PrecisionGoal, *, runs: int | None = None) -> None:
         """`runs`: exactly so many of each instead of a goal, and none more at the end."""
@@ -90,10 +87,7 @@ class LevelRounds:
 
 
 class LevelSearch:
-    """A search that says which level it needs next, and about how many more: for the knee, or for a limit.
-
-    `closes`: C=1 once more at the end, so that drift is seen; it is nothing that the search asked for.
-    """
+    """A search for the knee or for a limit. `closes`: C=1 once more at the end, so that drift is seen."""
 
     def __init__(
         self, search: SaturationSearch | SloSearch, figure: Callable[[Sequence[Request], int], float], *,

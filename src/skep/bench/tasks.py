@@ -143,12 +143,9 @@ async def calibrate_on(
 
 
 async def count_tokens(pool: Pool, endpoint: Endpoint, text: str) -> int | None:
-    """Return how many tokens the engine's tokenizer finds; None where it has none.
-
-    llama.cpp wants `content` and gives the tokens; vLLM and SGLang want `prompt` and give a count.
-    """
-    body = {"model": endpoint.model, "content": text, "prompt": text}
-    headers = dict(endpoint.headers)
+    """Return how many tokens the engine's tokenizer finds; None where it has none."""
+    # llama.cpp wants `content` and gives the tokens; vLLM and SGLang want `prompt` and give a count
+    body, headers = {"model": endpoint.model, "content": text, "prompt": text}, dict(endpoint.headers)
     answer = await fetch_if_there(pool, "POST", "/tokenize", body=body, headers=headers, timeout_s=10.0)
     document = answer.document() if answer else {}
     count, tokens = document.get("count"), document.get("tokens")

@@ -1,7 +1,4 @@
-"""`skep export`: a preset, or the best plan for a model, as text for those who start it without skep.
-
-The texts are the templates in `templates/`; every value goes into them through the quoting of its form.
-"""
+"""`skep export`: a preset, or the best plan for a model, as one of the texts in `templates/`, to start without skep."""
 
 from __future__ import annotations
 

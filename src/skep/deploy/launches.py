@@ -80,10 +80,7 @@ def plan_launches(
     settings: Settings, paths: Paths, progress: PullProgress = lambda _done, _total: None, *,
     running: Sequence[Launch] = (), machine: LocalMachine | None = None, starting: bool = True, engine_key: str = "",
 ) -> tuple[Launch, ...]:  # fmt: skip
-    """Return all replicas, checked: names, cards, ports, weights, engines, aliases. May download weights.
-
-    `starting`: nothing runs yet, so that cards must have room now. `engine_key`: that their engines want to see.
-    """
+    """Return all replicas, checked. May download weights. `starting`: nothing runs yet, so cards must have room now."""
     machine = machine or read_machine()
     served: list[Launch] = []
     for serve in settings.serve:

@@ -1,7 +1,4 @@
-"""What `skep plan` does between its flags and its output: read the model, read the rigs, choose.
-
-`store` is where calibrations of this machine are looked for.
-"""
+"""What `skep plan` does between its flags and its output: read the model, read the rigs, choose."""
 
 from __future__ import annotations
 

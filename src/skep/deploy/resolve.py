@@ -1,7 +1,4 @@
-"""What a model's name stands for: a preset, a model that skep carries, or a checkpoint as planned for some cards.
-
-`say` takes the lines that a person wants to read meanwhile.
-"""
+"""What a model's name stands for: a preset, a model that skep carries, or a checkpoint as planned for some cards."""
 
 from __future__ import annotations
 
@@ -177,10 +174,7 @@ def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, ve
 
 
 def is_for_embedded(wanted: ServeRequest, *, llama_cards: bool | None = None) -> bool:
-    """A GGUF file or a model that can be pulled by name, unless another engine is asked for.
-
-    `llama_cards`: there is a card beside a llama-server; None: looked for on this machine.
-    """
+    """A GGUF file or a pullable model, unless another engine is asked for. `llama_cards` None: this machine's."""
     if wanted.engine is not None:
         if wanted.engine == "embedded" and (wanted.planned or wanted.tp or wanted.gpus):
             raise UserError("the embedded engine runs on the CPU and takes no plan", hint="leave --engine out")

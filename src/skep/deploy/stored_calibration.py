@@ -80,10 +80,7 @@ def find_calibration(
 
 
 def calibrated_basis(path: Path, host: HostFacts, model_id: str, quant_id: str | None = None) -> BasisOf:
-    """What plans for this machine compute with, by engine: the nearest calibration in the store at `path`, if any.
-
-    Bands of calibrated predictions are claimed for the model that was measured, not for others.
-    """
+    """What plans for this machine compute with, by engine: the nearest calibration in the store at `path`, if any."""
 
     @cache
     def basis_of(engine: str) -> Basis:

@@ -1,7 +1,4 @@
-"""What could be started: layouts x quantizations x KV types x speculation, each with slots and context that fit.
-
-Knows memory and what is on offer; knows nothing of speed. A user's pins are never changed.
-"""
+"""What could be started: layouts x quantizations x KV types x speculation, each with slots and context that fit."""
 
 from __future__ import annotations
 
@@ -198,8 +195,7 @@ def _contexts(setup: Setup, goal: PlanGoal, pins: Pins) -> list[int]:
 
 
 def _utilizations(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> tuple[float | None, ...]:
-    """Said even where it is the engine's own: that has changed from version to version. Hybrids stay where they are
-    safe."""
+    """Said even where it is the engine's own, which has changed with versions. Hybrids stay where they are safe."""
     if pins.utilization or not has_pool(setup.engine):
         return (pins.utilization,)
     own = defaults(setup.engine, card).utilization

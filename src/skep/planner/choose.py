@@ -326,10 +326,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class RunnerUp:
-    """`behind`: by what share of the best's figure for the goal; below 0 it is ahead, and `why` says why it is second.
-
-    `wins_if` is empty where nothing that was tried turns the order.
-    """
+    """`behind`: by what share of the best's figure for the goal; below 0 it is ahead, `why` says why it is second."""
 
     plan: Plan
     behind: float

@@ -111,10 +111,7 @@ def kv_capacity_tokens(
 
 
 def pool_tokens_as_reported(setup: Setup, plan: MemoryPlan) -> int:
-    """Return the figure vLLM prints up to 0.12: the pool by what a token takes in all layers, sliding ones included.
-
-    Layers are grouped by kind in groups of equal size, so the last group of a kind may be padded.
-    """
+    """Return what vLLM prints up to 0.12: layers are grouped by kind in equal groups, whose last one may be padded."""
     model, tp = setup.model, setup.layout.tp
     if not model.sliding_layers:
         return int(plan.pool_bytes / kv_bytes_per_token(setup))

@@ -308,9 +308,7 @@ def scratch_bytes(setup: Setup, slots: int, batched_tokens: int) -> int:
 
 
 def workspace_bytes(setup: Setup, batched_tokens: int) -> int:
-    """Rows that a fused expert kernel writes: 8192 tokens x 8 x (2048 + 3 x 512) x 2 B is the 448.06 MB of a published
-    crash on Qwen3.6-35B-A3B.
-    """
+    """Rows that a fused expert kernel writes: 8192 x 8 x (2048 + 3 x 512) x 2 B is the 448.06 MB of a known crash."""
     model = setup.model
     if not model.is_moe:
         return 0

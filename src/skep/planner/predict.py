@@ -60,9 +60,7 @@ class PassResult:
 
 
 class SimulatedReplica:
-    """`pool_tokens`: KV that fits beside the weights. All decoding sequences gain tokens at one pace, so that only the
-    count of what each has gained so far is kept, and the place on that count where each ends.
-    """
+    """All decoding sequences gain tokens at one pace, so only one count of them is kept, and where on it each ends."""
 
     def __init__(self, step: StepModel, slots: int, pool_tokens: float, chunk_tokens: int) -> None:
         self.step = step

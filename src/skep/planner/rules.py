@@ -1,7 +1,4 @@
-"""The rules of `rules.toml`, read when the first setup is checked, and what they find.
-
-`Facts` are what the rules compare and quote of a setup on a rig: the values of both by name, and what is worked out.
-"""
+"""The rules of `rules.toml`, read when the first setup is checked, the facts they compare, and what they find."""
 
 from __future__ import annotations
 

