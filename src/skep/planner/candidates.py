@@ -24,12 +24,10 @@ _DEPTHS = (1, 3, 5)  # of MTP: the write-ups' sweep peaked at 5 alone and at 3 u
 _SPREAD_MIXED = 1.0  # answers as uneven as chat's
 
 
-@dataclass(frozen=True, slots=True)
-class Pins:
-    """The choices that the user has fixed; None means free."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedSizes:
+    """What the user has fixed, as it is typed; None means free."""
 
-    quant: Quant | None = None
-    kv: KvType | None = None
     tp: int | None = None
     pp: int | None = None
     ep: int | None = None
@@ -37,11 +35,17 @@ class Pins:
     slots: int | None = None
     context: int | None = None
     utilization: float | None = None
+    batched_tokens: int | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins(PinnedSizes):
+    quant: Quant | None = None
+    kv: KvType | None = None
     spec: Speculation | None = None
     no_spec: bool = False
     graphs: bool = True
-    batched_tokens: int | None = None
-    version: str | None = None
 
     @property
     def layout_words(self) -> str:

@@ -102,8 +102,10 @@ def read_case(number: int, cells: Mapping[str, str]) -> PublishedCase:
     if count is None or not 1 <= count <= 4096:
         stated = "the number of cards is not stated" if count is None else f"{row.text('n_gpu')} cards"
         raise Unpredictable(f"count: {stated}")
-    cards = int(count)
-    devices, model, engine = _devices(row.text("gpu"), cards), _model(row), _engine(row)
+    cards, name = int(count), row.lower("engine")
+    devices, model = _devices(row.text("gpu"), cards), _model(row)
+    gguf = not name and ("gguf" in row.notes or re.search(r"\bq\d_", row.notes))
+    engine = next((own for word, own in _WORDS["engine"].items() if word in name), "llamacpp" if gguf else "vllm")
     quant = _quant(row, engine, model)
     split, layout = _layout(row, cards, engine, model)
     card = pace_setter(devices, in_turn=split)
@@ -144,8 +146,7 @@ def _devices(name: str, cards: int) -> list[Device]:
 
 def _model(row: _Row) -> Geometry:
     name = row.text("model")
-    found = find_geometry(name) if name else None
-    if found is not None:
+    if name and (found := find_geometry(name)) is not None:
         return found
     total, active = row.number("params_total_b"), row.number("params_active_b")
     if active is None and (named := _found(r"a(\d+(?:\.\d+)?)b", name.lower())):
@@ -157,13 +158,6 @@ def _model(row: _Row) -> Geometry:
         return geometry_from_parameters(name or f"{total:g}B", total, active)
     except UserError as impossible:
         raise Unpredictable(f"model: {impossible.message}") from None
-
-
-def _engine(row: _Row) -> str:
-    name = row.lower("engine")
-    if not name:
-        return "llamacpp" if "gguf" in row.notes or re.search(r"\bq\d_", row.notes) else "vllm"
-    return next((engine for word, engine in _WORDS["engine"].items() if word in name), "vllm")
 
 
 def _quant(row: _Row, engine: str, model: Geometry) -> Quant:
@@ -212,10 +206,8 @@ def _load(row: _Row, card: Device) -> tuple[PlannedLoad, int | None]:
     if rate:
         return PlannedLoad(200, prompt, answer, tasks=200, rate_per_s=float(rate), spread=chat), slots
     agents = _positive(stated)
-    if agents is None:
-        raise Unpredictable("concurrency: not stated")
-    if not 1 <= agents <= 1e6:
-        raise Unpredictable(f"concurrency: {stated}")
+    if agents is None or not 1 <= agents <= 1e6:
+        raise Unpredictable(f"concurrency: {'not stated' if agents is None else stated}")
     at_once = "at once" in notes and agents >= 200
     burst = at_once or any(word in notes for word in ("llama-benchy", "swarm", "agent shape"))
     spread = chat if at_once else 0.5 if "swarm" in notes else 0.0
@@ -342,9 +334,8 @@ class ValidationPoint:
         return abs(self.predicted / self.case.published - 1.0)
 
     def document(self) -> dict[str, Any]:
-        case, figures = self.case, {name: round(getattr(self, name), 3) for name in ("predicted", "low", "high")}
-        head = {"row": case.row, "metric": case.metric, "published": case.published}
-        return {**head, **figures, "source": case.source}
+        told = {name: getattr(self.case, name) for name in ("row", "metric", "published", "source")}
+        return told | {name: round(getattr(self, name), 3) for name in ("predicted", "low", "high")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,12 +360,10 @@ class ValidationReport:
     def document(self) -> dict[str, Any]:
         """Return the report as JSON; errors are fractions."""
         groups = to_builtins(self.spreads())
-        whole = groups.pop("all")
         return {
+            **groups.pop("all"),
             "rows": self.rows,
             "predicted": len(self.points),
-            "median_ape": whole["median_ape"],
-            "p90_ape": whole["p90_ape"],
             "covered_by_band": self.covered,
             "groups": groups,
             "sources": to_builtins(self.by_source()),
@@ -416,8 +405,7 @@ def validate(
     rows: Iterable[tuple[int, Mapping[str, str]]], *, tick: Callable[[int], None] = lambda _: None
 ) -> ValidationReport:
     """Predict every row with constants that were never fitted on its source."""
-    points: list[ValidationPoint] = []
-    unpredicted: list[tuple[int, str]] = []
+    points, unpredicted = [], []
     for row, cells in rows:
         tick(len(points) + len(unpredicted))
         try:
