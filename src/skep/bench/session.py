@@ -96,9 +96,9 @@ class RunSession:
         self._on_progress(replace(self.now, in_flight=in_flight, tok_s=tok_s, **self._more(), **now))
 
     def summary(self, *, closed: bool = True, slo: SloLimits | None = None) -> SweepSummary:
-        told = self.recording
-        stored = (told.rows, told.samples, told.facts)
-        return summarise(told.run_id, *stored, closed=closed, slo=slo, simulated=told.simulated)
+        run = self.recording
+        stored = (run.rows, run.samples, run.facts)
+        return summarise(run.run_id, *stored, closed=closed, slo=slo, simulated=run.simulated)
 
     async def _tick(self) -> None:
         while True:

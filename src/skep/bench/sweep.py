@@ -2,8 +2,7 @@
 
     warm up until stationary -> a level at a time, as the course says -> C=1 once more
 
-`LevelSchedule` decides which level comes next and when it is enough: fixed levels, the search for the knee, the search
-for a limit. A level in, its figures back, no clock of its own. `run_sweep` carries it out.
+`LevelRounds` or `LevelSearch` decides which level comes next and when it is enough, and `run_sweep` carries it out.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import EnergyMeter
@@ -21,7 +20,7 @@ from skep.bench.recording import Identity, Recording, fingerprint_of
 from skep.bench.records import SweepSummary
 from skep.bench.session import OnProgress, RunSession
 from skep.bench.summary import worst_share
-from skep.bench.tasks import Shape, TaskMaker, Workload
+from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.stats.precision import Precision, PrecisionGoal
 from skep.stats.slo import SloLimits, SloSearch
@@ -29,16 +28,6 @@ from skep.stats.turning import SaturationSearch
 from skep.store.database import Store
 from skep.store.records import Request
 from skep.workload.items import workload_fingerprint
-
-
-class LevelSchedule(Protocol):
-    def following(self) -> int | None:
-        """Return the level to run now; None: it is enough."""
-
-    def took(self, level: int, rows: Sequence[Request], *, limited: bool) -> None: ...
-
-    def remaining(self) -> dict[int, float]:
-        """About how many more runs of which levels are still to come."""
 
 
 class LevelRounds:
@@ -54,6 +43,7 @@ class LevelRounds:
         self._closing = runs is None and 1 in levels and len(levels) > 1
 
     def following(self) -> int | None:
+        """Return the level to run now; None: it is enough."""
         open_ones = [level for level in self._levels if not self._enough(level)]
         if open_ones:
             return min(open_ones, key=lambda level: (self._done[level], self._levels.index(level)))
@@ -119,7 +109,7 @@ def figure_of(rows: Sequence[Request], level: int) -> float:
     return summary.effective_tok_s if summary.plateau_tok_s is None else summary.plateau_tok_s
 
 
-def make_level_schedule(plan: SweepPlan) -> LevelSchedule:
+def make_level_schedule(plan: SweepPlan) -> LevelRounds | LevelSearch:
     if plan.to_saturation:
         return LevelSearch(SaturationSearch(max_concurrency=plan.max_concurrency), figure_of, closes=True)
     if (slo := plan.slo) is not None:
@@ -160,14 +150,8 @@ class SweepPlan:
     def searches(self) -> bool:
         return self.to_saturation or self.slo is not None
 
-    @property
-    def shape(self) -> Shape:
-        return self.workload.shape
-
     def tasks_at(self, level: int) -> int:
-        if self.shape == "burst":
-            return level
-        return max(level, self.tasks or max(6, 3 * level))
+        return level if self.workload.shape == "burst" else max(level, self.tasks or max(6, 3 * level))
 
 
 async def run_sweep(
@@ -175,10 +159,8 @@ async def run_sweep(
     maker: TaskMaker | None = None, meter: EnergyMeter | None = None,
 ) -> SweepSummary:  # fmt: skip
     """Faults of single requests become rows; what ends the run as a whole is raised, and the rows so far are kept."""
-    config = asdict(plan)
     maker = maker or TaskMaker(plan.workload)
-    config["slo"] = str(plan.slo) if plan.slo else None
-    config |= maker.lengths
+    config = {**asdict(plan), "slo": str(plan.slo) if plan.slo else None, **maker.lengths}
     identity = Identity(plan.kind, run_fingerprint(plan, endpoint, host), config)
     async with Recording(store, endpoint, host, identity) as recording:
         sweep = Sweep(plan, endpoint, recording, maker, on_progress, meter)
@@ -206,9 +188,8 @@ class Sweep:
         self.course = make_level_schedule(plan)
         widest = plan.max_concurrency if plan.searches else max(plan.concurrency)
         how: dict[str, Any] = {"timeout_s": plan.timeout_s, "keep_text": plan.keep_text, "processes": plan.processes}
-        self.session = RunSession(
-            endpoint, recording, on_progress, widest=widest, meter=meter, more=self._outlook, **how
-        )
+        how |= {"widest": widest, "meter": meter, "more": self._outlook}
+        self.session = RunSession(endpoint, recording, on_progress, **how)
         self._maker = maker
         self._repeats: dict[int, int] = {}
         self._durations: dict[int, float] = {}
@@ -221,11 +202,11 @@ class Sweep:
         await self.warm_up()
         while (level := self.course.following()) is not None and self._has_time(level):
             await self.run_level(level)
-        if level is not None and level != 1 and self._may_close():
+        known, budget = self._durations.get(1), self.plan.budget_s
+        if level in (None, 1) or self.plan.runs is not None or known is None or budget is None:
+            return
+        if known < CLOSING_SHARE * budget:  # the budget has ended it: C=1 all the same, where that is a small part
             await self.run_level(1)
-
-    async def close(self) -> None:
-        await self.session.driver.close()
 
     async def run_level(self, level: int) -> list[Request]:
         """One run of one level."""
@@ -235,7 +216,7 @@ class Sweep:
         session, driver = self.session, self.session.driver
         session.begin(level=level, repeat=repeat, done=0, total=total)
         began, took = time.monotonic(), session.took
-        if self.plan.shape == "conversation":
+        if self.plan.workload.shape == "conversation":
             talks = [self._maker.conversation_stream(level, repeat, total)]
             rows, limited = await driver.run_streams_at_level(level, repeat, talks, took, TimeWindow())
         else:
@@ -256,11 +237,6 @@ class Sweep:
         widest = WARM_UP_WIDTH if plan.searches else max(plan.concurrency)
         width, limit_s = min(widest, plan.tasks_at(widest)), WARM_UP_SHARE * plan.budget_s if plan.budget_s else None
         await self.session.warm_up(self._maker, width, limit_s=limit_s, quick=plan.quick_warm_up)
-
-    def _may_close(self) -> bool:
-        """The budget has ended it: C=1 once more all the same, where that is a small part of the time."""
-        known, budget = self._durations.get(1), self.plan.budget_s
-        return known is not None and budget is not None and self.plan.runs is None and known < CLOSING_SHARE * budget
 
     def _has_time(self, level: int) -> bool:
         """A level never run yet gets its first run while there is any time; another run must be expected to fit."""
