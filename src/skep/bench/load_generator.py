@@ -26,6 +26,9 @@ from skep.wire.client import Pool
 
 STREAM_LIMIT = 1 << 26
 LEAD_S = 0.5  # for the word to arrive that they begin
+BUSY = 0.7  # of a core
+WINDOW_S = 3.0
+WARM_UP_TOKENS, WARM_UP_BATCHES = 16, 12
 
 
 class EnergyMeter(Protocol):
@@ -36,10 +39,7 @@ class EnergyMeter(Protocol):
 
 
 class LoadObserver:
-    """The energy of a run: of the time in which its requests are under way, not of what is prepared for them.
-
-    Told when the load begins, and when its last request has ended, unless it breaks off.
-    """
+    """The energy of a run while its requests are under way. Told when the load begins, and when its last one ended."""
 
     def __init__(self, meter: EnergyMeter | None = None) -> None:
         self._meter = meter
@@ -169,9 +169,6 @@ def beginnings(jobs: Sequence[LoadJob], now_s: float) -> list[Begin]:
     return [Begin(now_s + LEAD_S - job.origin_s if together and job.follows_clock else None) for job in jobs]
 
 
-BUSY = 0.7  # of a core
-
-
 class LoadGenerator:
     def __init__(
         self, endpoint: Endpoint, recording: Recording, *, timeout_s: float, keep_text: bool, most_connections: int,
@@ -254,14 +251,10 @@ class LoadGenerator:
         limited = health.limited or (share is not None and share < LEAST_DELIVERED)
         if level:
             self.recording.save()
-            lags = {"loop_lag_p99_ms": health.lag_p99_ms, "loop_lag_max_ms": health.lag_max_ms}
-            told: dict[str, Any] = {
-                **lags,
-                "cpu_share": health.cpu_share,
-                "delivered": share,
-                "processes": self._processes,
-            }
-            self.recording.sampled(ClientSample(level=level, repeat=repeat, client_limited=limited, **told))
+            told: dict[str, Any] = {"level": level, "repeat": repeat, "client_limited": limited, "delivered": share}
+            told |= {"loop_lag_p99_ms": health.lag_p99_ms, "loop_lag_max_ms": health.lag_max_ms}
+            told |= {"cpu_share": health.cpu_share, "processes": self._processes}
+            self.recording.sampled(ClientSample(**told))
             late = {"late_ms": health.late_ms} if health.late else None
             facts = {"counters": counted(before, after), "energy": draw.drawn, "late": late}
             for name, fact in facts.items():
@@ -275,19 +268,12 @@ class LoadGenerator:
 _RunLoad = Callable[[OnRow, LoadObserver], Awaitable[ClientHealth]]
 
 
-WINDOW_S = 3.0
-
-
 class TokenPace:
     """Tokens a second over the last seconds, by network reads."""
 
     def __init__(self) -> None:
         self._ended = 0
         self._seen: deque[tuple[float, int]] = deque()
-
-    def reset(self) -> None:
-        self._ended = 0
-        self._seen.clear()
 
     def ended(self, reads: int) -> None:
         self._ended += reads
@@ -303,10 +289,6 @@ class TokenPace:
             return None
         (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
         return max(0.0, (last - first) / (last_at - first_at)) if last_at > first_at else None
-
-
-WARM_UP_TOKENS = 16
-WARM_UP_BATCHES = 12
 
 
 async def warm_up(

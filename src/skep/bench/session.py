@@ -80,7 +80,7 @@ class RunSession:
     def begin(self, **now: Any) -> None:
         """Start the next part of the run."""
         self.now = replace(self.now, **now)
-        self._pace.reset()
+        self._pace = TokenPace()
         self.tell()
 
     def took(self, row: Request) -> None:

@@ -31,10 +31,6 @@ class ValueOrigin:
     confidence: str
 
 
-def no_origins() -> Mapping[str, ValueOrigin]:
-    return MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True)
 class Device:
     """One GPU (or a chip with memory of its own). `None`: nobody told. Rates are dense, with FP32 accumulation."""
@@ -58,7 +54,7 @@ class Device:
     nvlink_gbs: float | None = None  # one direction
     tdp_w: float | None = None
     unified_memory: bool = False  # the system's memory: not all of it is for the model
-    origins: Mapping[str, ValueOrigin] = field(default_factory=no_origins, compare=False, hash=False)
+    origins: Mapping[str, ValueOrigin] = field(default_factory=dict, compare=False, hash=False)
 
     @property
     def family(self) -> str:
@@ -78,13 +74,12 @@ def devices() -> dict[str, Device]:
 
 def find_device(name: str) -> Device | None:
     """However it is typed: `RTX 3090`, `rtx_3090`, `NVIDIA GeForce RTX 3090`, `3090`."""
-    found = _literally(name)
     shorter, memory_gib = split_memory(name)
-    if found is None and memory_gib:
-        guess = _literally(shorter)
-        if guess is not None and (guess.unified_memory or abs(guess.memory_gib / memory_gib - 1) < 0.1):
-            found = guess
-    return found
+    if (found := _literally(name)) is not None or not memory_gib:
+        return found
+    guess = _literally(shorter)
+    fits = guess is not None and (guess.unified_memory or abs(guess.memory_gib / memory_gib - 1) < 0.1)
+    return guess if fits else None
 
 
 def device(name: str) -> Device:

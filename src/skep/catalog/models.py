@@ -10,7 +10,7 @@ from math import exp, isfinite, log
 from types import MappingProxyType
 from typing import Any
 
-from skep.catalog.gpus import ValueOrigin, no_origins
+from skep.catalog.gpus import ValueOrigin
 from skep.catalog.names import did_you_mean, find_name, model_spellings, similar_names, spellings, table, table_texts
 from skep.errors import UserError
 
@@ -58,7 +58,7 @@ class Geometry:
     native_bits: float | None = None  # of a checkpoint that is published quantized (gpt-oss: 4.25)
     estimated: bool = False  # made from parameter counts alone: its widths are guesses
     aliases: tuple[str, ...] = ()
-    origins: Mapping[str, ValueOrigin] = field(default_factory=no_origins, compare=False, hash=False)
+    origins: Mapping[str, ValueOrigin] = field(default_factory=dict, compare=False, hash=False)
 
     @property
     def is_moe(self) -> bool:
@@ -151,9 +151,7 @@ def geometry_from_parameters(title: str, total_b: float, active_b: float | None 
     if not (isfinite(active_b) and 0 < active_b <= total_b):
         message = f"`{title}` cannot read {active_b:g} of {total_b:g} billion parameters for a token"
         raise UserError(message, hint="the active parameters are at most all of them")
-    if active_b > 0.85 * total_b:
-        return _dense(title, total_b)
-    return _mixture(title, total_b, active_b)
+    return _dense(title, total_b) if active_b > 0.85 * total_b else _mixture(title, total_b, active_b)
 
 
 def _dense(title: str, total_b: float) -> Geometry:
@@ -161,10 +159,8 @@ def _dense(title: str, total_b: float) -> Geometry:
     tied = total_b < _TIED_BELOW_B
     vocab = _vocab(hidden, total_b)
     rest = total_b * 1e9 - vocab * hidden * (1 if tied else 2) - layers * _attention(hidden, kv_heads)
-    width = max(hidden, round(rest / (3 * hidden * layers)))
-    total = total_b * 1e9
-    widths = {"tied_embeddings": tied, "intermediate": width}
-    return _estimated(title, hidden, layers, kv_heads, vocab, total, total, **widths)
+    widths = {"tied_embeddings": tied, "intermediate": max(hidden, round(rest / (3 * hidden * layers)))}
+    return _estimated(title, hidden, layers, kv_heads, vocab, total_b * 1e9, total_b * 1e9, **widths)
 
 
 def _mixture(title: str, total_b: float, active_b: float) -> Geometry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 
@@ -23,9 +23,11 @@ from skep.deploy.export_recipe import (
     comment,
     environment,
     file_name,
+    folded,
     native_words,
     recipe_of,
     recipe_with,
+    systemd_word,
 )
 from skep.deploy.resolve import ServeRequest, best_plan, simulated_flags
 from skep.engines.base import Launch
@@ -44,14 +46,14 @@ def _templates() -> Environment:
         undefined=StrictUndefined,
     )  # fmt: skip
     found.filters |= {
-        "command": _command,
+        "command": lambda words: folded(["/usr/bin/env", *map(systemd_word, words)]),  # a unit has no search path
         "commented": lambda text: comment(text.strip("\n")) + "\n",
         "health_url": lambda launch: f"http://{HERE}:{launch.port}{export_recipe.health_path(launch)}",
         "plain": lambda text: re.sub(r"\s+", " ", text).replace("%", "%%").rstrip("\\"),
         "service": lambda launch: re.sub(r"[^a-z0-9_-]+", "-", file_name(launch.name).lower()),
         "shell": export_recipe.shell_word,
         "shell_lines": export_recipe.shell_lines,
-        "systemd": export_recipe.systemd_word,
+        "systemd": systemd_word,
         "unit": lambda launch: f"skep-{file_name(launch.name)}.service",
         "yaml": export_recipe.yaml_word,
     }
@@ -62,11 +64,6 @@ def _templates() -> Environment:
     found.globals |= {function.__name__: function for function in functions}
     found.globals |= {"here": HERE, "start_s": START_S, "folder": FOLDER}
     return found
-
-
-def _command(words: Sequence[Word]) -> str:
-    """By `env`: a unit's own search path is not the shell's."""
-    return export_recipe.folded(["/usr/bin/env", *(export_recipe.systemd_word(word) for word in words)])
 
 
 def native_command(recipe: Recipe, launch: Launch, pulled: str | None = None) -> list[Word]:
@@ -115,7 +112,7 @@ def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int)
 
 def service_unit(folder: Path) -> str:
     """Return a unit for the skep that runs now, started in this folder, so that a skep.toml there is found."""
-    command = " ".join(map(export_recipe.systemd_word, own_command()))
+    command = " ".join(map(systemd_word, own_command()))
     return _templates().get_template("service.j2").render(command=command, folder=str(folder).replace("%", "%%"))
 
 

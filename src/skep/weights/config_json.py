@@ -337,15 +337,7 @@ def _expert_layers(settings: ModelConfig, layers: int) -> int:
 _MAX_WIDTH = 1 << 20
 _MAX_LAYERS = 1000
 _MAX_VOCAB = 1 << 24
-_METHOD_BITS = {
-    "fp8": 8.0,
-    "fbgemm_fp8": 8.0,
-    "mxfp4": 4.25,
-    "nvfp4": 4.5,
-    "modelopt_fp4": 4.5,
-    "awq": 4.0,
-    "gptq": 4.0,
-}
+_BITS_OF = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "nvfp4": 4.5, "modelopt_fp4": 4.5, "awq": 4.0, "gptq": 4.0}
 _DRAFT_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
 _TIED_BY_DEFAULT = ("gemma", "cohere")
 _ENCODERS = (
@@ -414,7 +406,7 @@ def quantization_from_config(text_or_mapping: str | bytes | Mapping[str, Any], n
     if bits is None:  # the fewest of any group, which is where most weights are
         stated: list[Any] = [one.get("num_bits") for one in told]
         few = min((float(n) for n in stated if type(n) in (int, float) and 1 <= n <= 32), default=None)
-        bits = few or _METHOD_BITS.get((inner.text("quant_algo") or method).casefold())
+        bits = few or _BITS_OF.get((inner.text("quant_algo") or method).casefold())
     floats = next((one["type"] == "float" for one in told if one.get("type") in ("int", "float")), None)
     return Quantization(method, bits, floats)
 

@@ -29,8 +29,6 @@ _TYPES = {
     22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
 }  # fmt: skip
-
-
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _LENGTH = struct.Struct("<Q")
 _PIECE_BYTES = 1 << 18
@@ -67,9 +65,6 @@ class GgufReader:
         self._keep_arrays = keep_arrays
         self._steps_left = _MAX_STEPS
         self._text_bytes_left = _MAX_TEXT_BYTES
-
-    def __repr__(self) -> str:
-        return f"<GgufReader at {self.position} of {self._size}, {self._steps_left} steps left>"
 
     @property
     def position(self) -> int:

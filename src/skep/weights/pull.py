@@ -217,30 +217,24 @@ _MEANINGS: tuple[tuple[str, Callable[[HubFile, str], SkepError]], ...] = (
     ("RepositoryNotFoundError", lambda w, _: UserError(
         f"the hub has no `{w.repo}`, or it is private", hint="check the spelling, or run `hf auth login`")),
     ("RevisionNotFoundError", lambda w, _: UserError(f"the hub has no such revision of `{w.repo}`")),
-    ("LocalEntryNotFoundError", lambda w, _: _unreachable(w)),
-    ("OfflineModeIsEnabled", lambda w, _: _unreachable(w)),
     ("EntryNotFoundError", lambda w, _: UserError(
         f"`{w.repo}` has no file `{w.file}`", hint="look at the files of the model's page for the .gguf names")),
     ("HFValidationError", lambda w, why: UserError(f"`{w}` is not a name the hub knows: {why}")),
-    ("ConnectionError", lambda w, _: _unreachable(w)),
-    ("ConnectError", lambda w, _: _unreachable(w)),
-    ("Timeout", lambda w, _: _unreachable(w)),
-    ("TimeoutException", lambda w, _: _unreachable(w)),
 )  # fmt: skip
+_UNREACHABLE = {"LocalEntryNotFoundError", "OfflineModeIsEnabled"}
+_UNREACHABLE |= {"ConnectionError", "ConnectError", "Timeout", "TimeoutException"}
 
 
 def translate(error: Exception, wanted: HubFile) -> SkepError:
     names = {cls.__name__ for cls in type(error).__mro__}
     why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    if names & _UNREACHABLE:
+        hint = "connect once, or download the file elsewhere and serve it by its path: `skep up /path/to/model.gguf`"
+        return WeightsError(f"cannot reach the hub, and `{wanted}` is not in its cache", hint=hint)
     for name, meaning in _MEANINGS:
         if name in names:
             return meaning(wanted, why)
     return WeightsError(f"cannot pull `{wanted}`: {why}")
-
-
-def _unreachable(wanted: HubFile) -> SkepError:
-    hint = "connect once, or download the file elsewhere and serve it by its path: `skep up /path/to/model.gguf`"
-    return WeightsError(f"cannot reach the hub, and `{wanted}` is not in its cache", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
