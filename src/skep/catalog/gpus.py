@@ -9,17 +9,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from skep.catalog.names import (
-    device_spellings,
-    did_you_mean,
-    find_name,
-    similar_names,
-    spellings,
-    split_memory,
-    squeeze,
-    table,
-    table_texts,
-)
+from skep.catalog import names
+from skep.catalog.names import squeeze, table, table_texts
 from skep.errors import UserError
 
 
@@ -74,7 +65,7 @@ def devices() -> dict[str, Device]:
 
 def find_device(name: str) -> Device | None:
     """However it is typed: `RTX 3090`, `rtx_3090`, `NVIDIA GeForce RTX 3090`, `3090`."""
-    shorter, memory_gib = split_memory(name)
+    shorter, memory_gib = names.split_memory(name)
     if (found := _literally(name)) is not None or not memory_gib:
         return found
     guess = _literally(shorter)
@@ -85,15 +76,15 @@ def find_device(name: str) -> Device | None:
 def device(name: str) -> Device:
     found = find_device(name)
     if found is None:
-        names = similar_names(name, spellings(_FILE))
-        raise UserError(f"no GPU is called `{name}`", hint=did_you_mean(names, "`skep catalog gpus` lists them"))
+        near = names.similar_names(name, names.spellings(_FILE))
+        raise UserError(f"no GPU is called `{name}`", hint=names.did_you_mean(near, "`skep catalog gpus` lists them"))
     return found
 
 
 def other_matches(name: str) -> tuple[str, ...]:
     """Other cards that a short name could stand for: `h100` is one of three. Empty where the name is one card's own."""
     found = find_device(name)
-    if found is None or squeeze(found.id) in device_spellings(name):
+    if found is None or squeeze(found.id) in names.device_spellings(name):
         return ()
     words = {squeeze(word) for word in re.split(r"[\s_-]+", name) if word}
     alike = (slug for slug in table_texts(_FILE) if words <= set(map(squeeze, slug.split("-"))))
@@ -101,7 +92,7 @@ def other_matches(name: str) -> tuple[str, ...]:
 
 
 def _literally(name: str) -> Device | None:
-    slug = find_name(_FILE, device_spellings(name))
+    slug = names.find_name(_FILE, names.device_spellings(name))
     return None if slug is None else _device(slug)
 
 

@@ -14,21 +14,7 @@ from skep.catalog.models import find_geometry
 from skep.config.presets import find_preset, preset, presets_folder
 from skep.deploy import export_container, export_recipe
 from skep.deploy.commands import launches_of
-from skep.deploy.export_recipe import (
-    HERE,
-    OLLAMA,
-    Recipe,
-    Word,
-    check_engine,
-    comment,
-    environment,
-    file_name,
-    folded,
-    native_words,
-    recipe_of,
-    recipe_with,
-    systemd_word,
-)
+from skep.deploy.export_recipe import HERE, OLLAMA, Recipe, Word, environment, file_name, native_words
 from skep.deploy.resolve import ServeRequest, best_plan, simulated_flags
 from skep.engines.base import Launch
 from skep.errors import UserError
@@ -46,14 +32,16 @@ def _templates() -> Environment:
         undefined=StrictUndefined,
     )  # fmt: skip
     found.filters |= {
-        "command": lambda words: folded(["/usr/bin/env", *map(systemd_word, words)]),  # a unit has no search path
-        "commented": lambda text: comment(text.strip("\n")) + "\n",
+        "command": lambda words: export_recipe.folded(
+            ["/usr/bin/env", *map(export_recipe.systemd_word, words)]
+        ),  # a unit has no search path
+        "commented": lambda text: export_recipe.comment(text.strip("\n")) + "\n",
         "health_url": lambda launch: f"http://{HERE}:{launch.port}{export_recipe.health_path(launch)}",
         "plain": lambda text: re.sub(r"\s+", " ", text).replace("%", "%%").rstrip("\\"),
         "service": lambda launch: re.sub(r"[^a-z0-9_-]+", "-", file_name(launch.name).lower()),
         "shell": export_recipe.shell_word,
         "shell_lines": export_recipe.shell_lines,
-        "systemd": systemd_word,
+        "systemd": export_recipe.systemd_word,
         "unit": lambda launch: f"skep-{file_name(launch.name)}.service",
         "yaml": export_recipe.yaml_word,
     }
@@ -95,7 +83,7 @@ def find_recipe(name: str, gpu: str | None, paths: Paths, *, port: int, engine_p
     folder = presets_folder(paths)
     if find_preset(name, folder) is None and find_geometry(name) is not None:
         raise UserError(f"`{name}` is a model, not a preset", hint='say on which cards: --gpu "2x rtx-3090"')
-    return recipe_of(preset(name, folder), port=port, engine_port=engine_port)
+    return export_recipe.recipe_of(preset(name, folder), port=port, engine_port=engine_port)
 
 
 def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int) -> Recipe:
@@ -104,15 +92,17 @@ def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int)
     setup, rig = plan.setup, plan.rated.rig
     if of_machines(rig):
         raise UserError(f"`{gpu}` are machines of their own", hint=f"`skep plan {model}` prints a line for each")
-    check_engine(setup.engine, model)
+    export_recipe.check_engine(setup.engine, model)
     title = f"{setup.model.title}, {setup.quant.title}, {setup.layout} on {rig.title}: the best that skep plans"
     launches = launches_of(setup, rig)
-    return recipe_with(launches, rig.cards[0].vendor, title=title, cards=gpu, port=port, engine_port=engine_port)
+    return export_recipe.recipe_with(
+        launches, rig.cards[0].vendor, title=title, cards=gpu, port=port, engine_port=engine_port
+    )
 
 
 def service_unit(folder: Path) -> str:
     """Return a unit for the skep that runs now, started in this folder, so that a skep.toml there is found."""
-    command = " ".join(map(systemd_word, own_command()))
+    command = " ".join(map(export_recipe.systemd_word, own_command()))
     return _templates().get_template("service.j2").render(command=command, folder=str(folder).replace("%", "%%"))
 
 

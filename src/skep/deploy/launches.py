@@ -11,15 +11,7 @@ from pathlib import Path
 from skep.catalog.gpus import Device, HostFacts
 from skep.catalog.names import model_id
 from skep.config.settings import OWN_ENGINES, GatewaySettings, Serve, Settings, Upstream
-from skep.deploy.gpus import (
-    assign_cards,
-    check_free,
-    check_on_demand,
-    check_together,
-    machine_resources,
-    room_of,
-    spread,
-)
+from skep.deploy import gpus
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import find_program
 from skep.errors import SkepError, UserError
@@ -58,7 +50,7 @@ def read_machine() -> LocalMachine:
     """Read cores, memory and the cards that CUDA_VISIBLE_DEVICES leaves visible."""
     cards = visible_gpus(read_gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     host = read_host() if cards else read_host(NvidiaReport())
-    return LocalMachine(host.cpu_cores, cards, machine_resources(cards, host.memory_bytes), _devices(host, cards))
+    return LocalMachine(host.cpu_cores, cards, gpus.machine_resources(cards, host.memory_bytes), _devices(host, cards))
 
 
 def _devices(host: HostFacts, cards: Sequence[GpuCard]) -> tuple[Device, ...]:
@@ -93,7 +85,7 @@ def plan_launches(
         alone = serve.replicas == 1 and serve.options.cards == 1 and not serve.gpus and serve.options.split is None
         divides_itself = serve.engine in ("ollama", "llamacpp") and alone and len(machine.cards) > 1
         if on_cards(serve) and not divides_itself:
-            placed = assign_cards(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken)
+            placed = gpus.assign_cards(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken)
         made = _launches(serve, settings, paths, progress, running, machine, placed)
         served += [replace(launch, api_key=engine_key) for launch in made]
     launches = (*served, *remote_launches(settings))
@@ -109,10 +101,10 @@ def plan_launches(
             numbers = [card.index for card in machine.cards]
             known = launch.gpus if machine.devices else ()
             check_known_failures(launch, [machine.devices[numbers.index(gpu)] for gpu in known])
-    check_together(launches, dict(machine.room))
-    check_on_demand(launches, dict(machine.room), settings.max_loaded)
+    gpus.check_together(launches, dict(machine.room))
+    gpus.check_on_demand(launches, dict(machine.room), settings.max_loaded)
     if starting:
-        check_free(launches, machine.cards)
+        gpus.check_free(launches, machine.cards)
     check_aliases(settings.aliases, launches)
     return launches
 
@@ -210,9 +202,9 @@ def _launches(
         port = serve.engine_port + number if serve.engine_port else 0
         launch = replace(launch, port=port, gpus=placed[number] if placed else ())
         if serve.room is not None:
-            room = spread(parse_bytes(serve.room), launch)
+            room = gpus.spread(parse_bytes(serve.room), launch)
         else:
-            room = room_of(launch, machine.cards, weights=size, cache=cache)
+            room = gpus.room_of(launch, machine.cards, weights=size, cache=cache)
         launches.append(replace(launch, room=room))
     return launches
 

@@ -9,16 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from skep.catalog import needs
 from skep.catalog.models import find_geometry
-from skep.catalog.needs import (
-    NO_CARDS,
-    RunEnvironment,
-    lost_words,
-    missing_needs,
-    other_cards,
-    other_version,
-    stand_in_words,
-)
 from skep.catalog.options import EngineOptions
 from skep.catalog.pullable import find_pullable, pullable_names
 from skep.config.presets import all_presets, find_preset, presets_folder, serve_of
@@ -148,7 +140,7 @@ def preset_serve(preset: Preset, wanted: ServeRequest) -> Serve:
 
 def check_cards(preset: Preset) -> None:
     """A recipe for NVIDIA's cards is not started without any. Cards of others cannot be seen, and are believed in."""
-    if preset.hardware == NO_CARDS or read_host().gpus:
+    if preset.hardware == needs.NO_CARDS or read_host().gpus:
         return
     if all(card.vendor == "nvidia" for card in parse_rig(preset.hardware).cards):
         hint = f"`skep export {preset.name} --as docker` writes it down for where the cards are; --simulate tries a rig"
@@ -160,14 +152,14 @@ def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, ve
     if host is None:
         host, version = read_host(), engine_named(preset.engine, serve.binary).version()
     env = {**os.environ, **dict(serve.env)}
-    here = RunEnvironment(
+    here = needs.RunEnvironment(
         engine_version=version, driver_version=host.driver_version, checkpoint=serve.checkpoint, env=env
     )
     odd = (
-        other_cards(preset, [gpu.name for gpu in host.gpus]),
-        other_version(preset, version),
-        stand_in_words(preset),
-        lost_words(preset, missing_needs(preset, here)),
+        needs.other_cards(preset, [gpu.name for gpu in host.gpus]),
+        needs.other_version(preset, version),
+        needs.stand_in_words(preset),
+        needs.lost_words(preset, needs.missing_needs(preset, here)),
     )
     said = f"preset {preset.name}: {preset.title}; {preset.source}"
     return [said, *(f"warning: {words}" for words in odd if words)]

