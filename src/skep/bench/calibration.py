@@ -51,6 +51,12 @@ PROMPTS_SHARE = 0.25  # of the budget
 QUEUED_SHARE = 0.05  # of a request's time, at most
 
 MakerFor = Callable[[Workload, Endpoint], Awaitable[TaskMaker]]
+ENGINES = ("vllm", "sglang", "llamacpp", "ik_llamacpp", "ollama", "trtllm")
+# What a hive with `--simulate` says of itself.
+_SIMULATED = re.compile(
+    r"simulated: (?P<model>\S+) (?P<quant>.+?), KV (?P<kv>.+?)(?:, (?P<method>\w+) n=(?P<depth>\d+))?, "
+    r"(?:\d+ x )?TP=(?P<tp>\d+)(?: \+ PP=(?P<pp>\d+))?(?: \+ EP=(?P<ep>\d+))? on (?P<gpu>.+), as (?P<engine>\w+)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +209,6 @@ def _over(runs: Iterable[list[Request]], figure: Callable[[list[Request]], float
     found = mean_t_interval([figure(some) for some in runs])
     assert found is not None  # two runs at least: checked
     return Interval(max(0.0, found.low), found.estimate, found.high)
-
-
-ENGINES = ("vllm", "sglang", "llamacpp", "ik_llamacpp", "ollama", "trtllm")
-# What a hive with `--simulate` says of itself.
-_SIMULATED = re.compile(
-    r"simulated: (?P<model>\S+) (?P<quant>.+?), KV (?P<kv>.+?)(?:, (?P<method>\w+) n=(?P<depth>\d+))?, "
-    r"(?:\d+ x )?TP=(?P<tp>\d+)(?: \+ PP=(?P<pp>\d+))?(?: \+ EP=(?P<ep>\d+))? on (?P<gpu>.+), as (?P<engine>\w+)"
-)
 
 
 @dataclass(frozen=True, slots=True)

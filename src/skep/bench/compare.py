@@ -25,6 +25,13 @@ from skep.store.database import Store
 from skep.store.records import Request, RunState, StoredRun
 
 Figure = Callable[[Sequence[Request], int], float | None]
+FEWEST = 3
+WORKLOAD = (
+    "shape", "size", "prompt_tokens", "max_tokens", "fixed_output", "temperature", "turns", "think_s", "tasks", "rates",
+    "arrivals", "for_s", "classes", "trace", "speed",
+)  # fmt: skip
+LENGTHS = ("size", "prompt_tokens", "max_tokens", "fixed_output", "classes", "trace")
+OWN_LENGTHS = ("prefill", "shared-prefix")  # shapes whose prompts are longer than others'
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +178,6 @@ def _values(metric: ComparedMetric, level: int, side: ComparedRun) -> Mapping[in
     return {number: value for number, value in found.items() if value is not None and value > 0}
 
 
-FEWEST = 3
-
-
 @dataclass(frozen=True, slots=True)
 class ABResult:
     a: ComparedRun
@@ -223,14 +227,6 @@ def _is_known(pairs: list[tuple[float, float]], plan: SweepPlan) -> bool:
         return False
     found = paired_ratio_interval(pairs)
     return found is not None and found.half_width <= plan.precision
-
-
-WORKLOAD = (
-    "shape", "size", "prompt_tokens", "max_tokens", "fixed_output", "temperature", "turns", "think_s", "tasks", "rates",
-    "arrivals", "for_s", "classes", "trace", "speed",
-)  # fmt: skip
-LENGTHS = ("size", "prompt_tokens", "max_tokens", "fixed_output", "classes", "trace")
-OWN_LENGTHS = ("prefill", "shared-prefix")  # shapes whose prompts are longer than others'
 
 
 def chosen_runs(store: Store, a: str | None, b: str | None) -> tuple[str, str]:

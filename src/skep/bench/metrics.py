@@ -20,6 +20,9 @@ from skep.units import Interval
 
 FULL = 0.95  # of C in flight: the plateau
 CHANGING_S = 0.005  # between the end of one request and the start of the next, the level counts as full
+TOLERATED = 0.05  # of the engine's figure
+TOLERATED_MS = 20.0  # of a time to first token: the network and a loaded machine take some
+Key = tuple[int, int]  # a level and which of its runs
 
 
 def tpot_ms(row: Request) -> float | None:
@@ -97,10 +100,6 @@ def delivered(rows: Sequence[Request], concurrency: int) -> float | None:
         return None
     busy = sum(min(row.ended_s, end) - row.started_s for row in rows if row.started_s < end)
     return busy / (end - begin) / concurrency
-
-
-TOLERATED = 0.05  # of the engine's figure
-TOLERATED_MS = 20.0  # of a time to first token: the network and a loaded machine take some
 
 
 def disagreements(rows: Sequence[Request], counters: Mapping[str, float] | None = None) -> tuple[Disagreement, ...]:
@@ -185,9 +184,6 @@ def _tokens(rows: Sequence[Request]) -> Disagreement | None:
     if not known or abs(client - engine) <= tolerated:
         return None
     return Disagreement(Clock.TOKENS, client, engine, "`usage` and the engine's own count differ")
-
-
-Key = tuple[int, int]  # a level and which of its runs
 
 
 def levels_of(

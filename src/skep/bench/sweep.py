@@ -29,6 +29,11 @@ from skep.store.database import Store
 from skep.store.records import Request
 from skep.workload.items import workload_fingerprint
 
+WARM_UP_WIDTH = 4  # where the widest level is not known
+WARM_UP_SHARE = 0.15  # of the budget, at most
+CLOSING_SHARE = 0.1
+OVERRUN = 0.7  # of a run's time must be left for another one of its level
+
 
 class LevelRounds:
     """Every level in turn, until each is known well enough: drift does not pass for an effect of concurrency."""
@@ -117,12 +122,6 @@ def make_level_schedule(plan: SweepPlan) -> LevelRounds | LevelSearch:
         return LevelSearch(search, lambda rows, _: worst_share(slo, rows))
     goal = PrecisionGoal(relative=plan.precision, most=plan.most_runs)
     return LevelRounds(plan.concurrency, goal, runs=plan.runs)
-
-
-WARM_UP_WIDTH = 4  # where the widest level is not known
-WARM_UP_SHARE = 0.15  # of the budget, at most
-CLOSING_SHARE = 0.1
-OVERRUN = 0.7  # of a run's time must be left for another one of its level
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ SHARED_TOKENS = 2048
 PREFILL_TOKENS = 8192
 FIRST_TURN_TOKENS = 120
 TASK_TOKENS = 60  # behind a shared prefix, without the chat template's own
+SAMPLES = 12
+ASKED_OF_USAGE = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +118,6 @@ class TaskMaker:
             for place, script in enumerate(scripts)
         ]
         return TrafficStream(firsts, level, scripts=scripts)
-
-
-SAMPLES = 12
-ASKED_OF_USAGE = 6
 
 
 async def calibrate_on(

@@ -13,6 +13,9 @@ from skep.catalog import names
 from skep.catalog.names import squeeze, table, table_texts
 from skep.errors import UserError
 
+_FILE = "gpus.toml"
+_PLAIN = ("title", "vendor", "arch", "unified_memory")
+
 
 @dataclass(frozen=True, slots=True)
 class ValueOrigin:
@@ -51,10 +54,6 @@ class Device:
     def family(self) -> str:
         """`ampere`, `ada`, `blackwell`, `rdna4`: what kernels are written for."""
         return self.arch.lower().replace(" ", "-")
-
-
-_FILE = "gpus.toml"
-_PLAIN = ("title", "vendor", "arch", "unified_memory")
 
 
 @lru_cache(maxsize=1)

@@ -14,6 +14,23 @@ from skep.catalog.gpus import ValueOrigin
 from skep.catalog.names import did_you_mean, find_name, model_spellings, similar_names, spellings, table, table_texts
 from skep.errors import UserError
 
+_FILE = "models.toml"
+_NOT_VALUES = ("title", "aliases", "origin", "origins")
+_HEAD_DIM = 128
+_VOCAB = 151_936
+_TIED_BELOW_B = 5.0
+_LARGEST_B = 20_000.0
+# Billions of parameters, hidden width, layers, KV heads. Dense: Qwen 3, Llama 3. Mixtures by what is active: Qwen 3,
+# gpt-oss, MiniMax, GLM-4.5, DeepSeek.
+_DENSE = (
+    (0.13, 576, 30, 3), (0.6, 1024, 28, 8), (1.7, 2048, 28, 8), (4.0, 2560, 36, 8), (8.2, 4096, 36, 8),
+    (14.8, 5120, 40, 8), (32.8, 5120, 64, 8), (70.6, 8192, 80, 8), (123.0, 12288, 88, 8), (405.9, 16384, 126, 8),
+)  # fmt: skip
+_MIXTURE = (
+    (1.0, 2048, 24, 4), (3.3, 2048, 48, 4), (5.1, 2880, 36, 8), (10.0, 3072, 62, 8), (13.0, 4096, 46, 8),
+    (22.0, 4096, 94, 4), (37.0, 7168, 61, 8), (60.0, 8192, 80, 8),
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
@@ -89,10 +106,6 @@ class Geometry:
         return self.linear_layers * (state + channels * max(0, self.conv_kernel - 1) * 2)
 
 
-_FILE = "models.toml"
-_NOT_VALUES = ("title", "aliases", "origin", "origins")
-
-
 @lru_cache(maxsize=1)
 def geometries() -> dict[str, Geometry]:
     """Return all of them by slug, in the order of the file: by family."""
@@ -125,22 +138,6 @@ def _geometry(slug: str) -> Geometry:
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     aliases = tuple(entry.get("aliases", ()))
     return Geometry(id=slug, title=entry["title"], aliases=aliases, **values, origins=MappingProxyType(origins))
-
-
-_HEAD_DIM = 128
-_VOCAB = 151_936
-_TIED_BELOW_B = 5.0
-_LARGEST_B = 20_000.0
-# Billions of parameters, hidden width, layers, KV heads. Dense: Qwen 3, Llama 3. Mixtures by what is active: Qwen 3,
-# gpt-oss, MiniMax, GLM-4.5, DeepSeek.
-_DENSE = (
-    (0.13, 576, 30, 3), (0.6, 1024, 28, 8), (1.7, 2048, 28, 8), (4.0, 2560, 36, 8), (8.2, 4096, 36, 8),
-    (14.8, 5120, 40, 8), (32.8, 5120, 64, 8), (70.6, 8192, 80, 8), (123.0, 12288, 88, 8), (405.9, 16384, 126, 8),
-)  # fmt: skip
-_MIXTURE = (
-    (1.0, 2048, 24, 4), (3.3, 2048, 48, 4), (5.1, 2880, 36, 8), (10.0, 3072, 62, 8), (13.0, 4096, 46, 8),
-    (22.0, 4096, 94, 4), (37.0, 7168, 61, 8), (60.0, 8192, 80, 8),
-)  # fmt: skip
 
 
 def geometry_from_parameters(title: str, total_b: float, active_b: float | None = None) -> Geometry:

@@ -27,6 +27,11 @@ _VARIABLE = re.compile(r"\$(?:\{[A-Za-z_][A-Za-z0-9_]*\}|[A-Za-z_][A-Za-z0-9_]*)
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 WIDTH = 110
+HERE = "127.0.0.1"
+LOCAL = ("/", "./", "../", "~", "$")
+PLACEHOLDER = "path/to/"
+OLLAMA = "OLLAMA_HOST"  # the one variable that says where an engine listens
+IN_A_CONTAINER = ("image", "patch", "step")  # needs that only a container meets
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +131,6 @@ def _escape(text: str, doubled: str) -> str:
         text = text.replace(sign, 2 * sign)
     known = {"\n": "\\n", "\t": "\\t"}
     return _UNPRINTABLE.sub(lambda found: known.get(found[0], f"\\u{ord(found[0]):04x}"), text)
-
-
-HERE = "127.0.0.1"
-LOCAL = ("/", "./", "../", "~", "$")
-PLACEHOLDER = "path/to/"
-OLLAMA = "OLLAMA_HOST"  # the one variable that says where an engine listens
-IN_A_CONTAINER = ("image", "patch", "step")  # needs that only a container meets
 
 
 @dataclass(frozen=True, slots=True)

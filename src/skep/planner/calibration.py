@@ -22,6 +22,7 @@ from skep.units import Interval
 _LEAST, _MOST = 0.1, 10.0
 _USUAL = 1.0  # deviation of the factor on further sequences from machine to machine, before anything was measured
 _SIGMAS = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}  # in half of a 95 % interval, by the number of runs
+SpeedModelMaker = Callable[[StepTuning], SpeedModel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,6 @@ class Fitted:
             told.append(f"further sequences add {_words(self.batch)}")
         told.append(f"prompts take {_words(self.prompt)}")
         return ", ".join(told)
-
-
-SpeedModelMaker = Callable[[StepTuning], SpeedModel]
 
 
 def speed_model_maker(setup: Setup, rig: Rig, constants: Constants, measured: CalibrationData) -> SpeedModelMaker:

@@ -36,6 +36,14 @@ _TERMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("launches and scheduler", ("fixed_s",)),
 )
 _WORTH_SHOWING = 0.0005
+FEW, CROWD = 32, 128  # agents; beyond them fewer are played through, as each takes longer
+_GROUPS, _IN_GROUP = 12, 3  # played through: so many pairs of layout and quantization, so many forms of each
+_EXPANDED = 8  # pairs that are tried with other KV types and with speculation
+_SPECULATION = ("speculation-gain",)  # where it costs on a mixture of experts, it was measured to bring nothing
+_LAYOUT_RULES = ("cards", "heads", "pipeline", "expert-parallel", "engine")  # no quantization mends these
+_MOST_CARDS = 16  # tried where a model does not fit
+_TRIED = f"nothing: fewer bits, a shorter context and up to {_MOST_CARDS} such cards were tried"
+SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +169,6 @@ def reasons(best: Rated, goal: PlanGoal, rejected_replica: str | None, rejected_
     return tuple(found)
 
 
-FEW, CROWD = 32, 128  # agents; beyond them fewer are played through, as each takes longer
-_GROUPS, _IN_GROUP = 12, 3  # played through: so many pairs of layout and quantization, so many forms of each
-_EXPANDED = 8  # pairs that are tried with other KV types and with speculation
-_SPECULATION = ("speculation-gain",)  # where it costs on a mixture of experts, it was measured to bring nothing
-_LAYOUT_RULES = ("cards", "heads", "pipeline", "expert-parallel", "engine")  # no quantization mends these
-
-
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """`rule` is the rule's name, or `memory`. `quants`: which were tried."""
@@ -276,11 +277,6 @@ def _placed(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
         if refusal(smaller, rig) is None and (again := place(smaller, card, goal, pins)) is not None:
             return again
     return None
-
-
-_MOST_CARDS = 16  # tried where a model does not fit
-_TRIED = f"nothing: fewer bits, a shorter context and up to {_MOST_CARDS} such cards were tried"
-SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)

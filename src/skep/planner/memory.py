@@ -65,6 +65,9 @@ CHUNK_TOKENS = 64  # of the chunked scan of linear attention (FLA_CHUNK_SIZE; vl
 LLAMACPP_BATCH_TOKENS = 512  # --ubatch-size
 LLAMACPP_ENGINE_BYTES = int(0.15 * GIB)  # cuBLAS workspace and scratch pools beside the compute buffer
 LLAMACPP_SLOTS = 4  # without --parallel (llama.cpp pull 16736); that they then share one context is not followed
+LARGEST_CAPTURE = 512
+KV_POOL, WINDOW, STATE = "KV pool", "sliding-window KV", "linear-attention state"
+POOL_TERMS = (KV_POOL, WINDOW, STATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +119,6 @@ def version_of(text: str | None) -> tuple[int, ...] | None:
         if digits != part:
             break
     return tuple(numbers) if numbers and numbers[0] < 1000 else None
-
-
-LARGEST_CAPTURE = 512
 
 
 def capture_sizes(slots: int, depth: int = 0) -> tuple[int, ...]:
@@ -210,10 +210,6 @@ class MemoryPlan:
     def largest(self) -> Term:
         """The largest term, KV counted by what is needed of it."""
         return max(self.terms, key=lambda t: self.needed_kv_bytes if t.name == KV_POOL else t.bytes)
-
-
-KV_POOL, WINDOW, STATE = "KV pool", "sliding-window KV", "linear-attention state"
-POOL_TERMS = (KV_POOL, WINDOW, STATE)
 
 
 def weights_bytes(model: Geometry, quant: Quant, with_draft: bool = False, with_vision: bool = True) -> int:

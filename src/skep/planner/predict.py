@@ -20,6 +20,9 @@ from skep.planner.rigs import group_link, groups, pace_setter
 from skep.planner.setup import CardLink, PlannedLoad, Rig, Setup
 from skep.planner.step import LLAMACPP, UNTUNED, StepModel, StepTuning, step_model
 
+_GOLDEN = 0.6180339887498949
+_ROUNDS, _UNEVEN_ROUNDS = 3, 14  # tasks an agent does in a steady load: the level has settled, the end weighs little
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -184,10 +187,6 @@ class SimulatedReplica:
             weighed += piece * (sequence.cached + sequence.prompt - sequence.prompt_left)
             left -= piece
         return pieces, budget - left, weighed
-
-
-_GOLDEN = 0.6180339887498949
-_ROUNDS, _UNEVEN_ROUNDS = 3, 14  # tasks an agent does in a steady load: the level has settled, the end weighs little
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,26 @@ _NETWORK = CardLink("pcie", 22.0, p2p=False, title="200 Gbit/s network")
 _LARGE_SHARE = {"nvlink": (0.65, 0.35), "bridge": (0.65, 0.35), "pcie": (0.62, 1.2)}
 _BRIDGE_GBS = 120.0  # below it NVLink is a bridge between two cards: NCCL's latency, as on A100 without the own kernel
 _EAGER_US = 35.0  # launched from Python rather than replayed
+MOST_CARDS = 64
+_COUNT_FIRST = re.compile(r"(\d{1,3}|\d{4,}(?=\s*[x*]\s*[a-z]))\s*[x*]\s*(.+)", re.IGNORECASE)
+_COUNT_LAST = re.compile(r"(.+?)\s+[x*]\s*(\d+)", re.IGNORECASE)
+_LINK = re.compile(r"\s*([a-z0-9.]+)\s*(?:\(([^)]*)\))?\s*(?:,|$)", re.IGNORECASE)
+_PCIE = re.compile(r"pcie\s*(\d(?:\.\d)?)?(?:x(\d+))?", re.IGNORECASE)
+_GEFORCE = re.compile(r"(?:rtx|gtx)-\d{4}(?!-ada)\b")
+_HINT = 'write it as "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)"'
+_SPEC_HINT = 'write it as --gpu-spec "name=my-card,memory=24GiB,bandwidth=936,fp16=71"'
+_SPEC_NUMBERS = ("bandwidth", "fp16", "fp8", "fp4", "int8", "cc", "tdp", "nvlink")  # GB/s, TFLOPS, W, GB/s one way
+_SPEC_KEYS = ("name", "memory", "formats", "pcie", "vendor", *_SPEC_NUMBERS)
+_ARCHS = {12: "Blackwell", 10: "Blackwell DC", 9: "Hopper", 8.9: "Ada", 8: "Ampere", 7.5: "Turing", 7: "Volta"}
+_AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
+_LANES = (1, 2, 4, 8, 12, 16, 32)
+_LINK_WORDS = "known: nvlink, pcie, pcie4x8 and p2p"
+_CABLE = CardLink("pcie", 5.0, p2p=False, title="40 Gbit/s network")  # USB4 or Thunderbolt between machines
+_CLOCK_GHZ = 3.0  # a guess: the clock under load is not known
+# Operations a core and cycle, by the widest unit that llama.cpp has kernels for. Rough: a calibration corrects it.
+# Without i8mm, ARM cores are far below what their units could do: on a Neoverse-N1, about 3 with 4-bit weights.
+_PER_CYCLE = (("amx_int8", 64), ("avx512f", 64), ("avx2", 32), ("i8mm", 32), ("sve", 16), ("avx", 16), ("asimddp", 8))
+_LEAST_PER_CYCLE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +127,6 @@ def group_link(rig: Rig, cards: Sequence[int]) -> CardLink | None:
         slower = min((rig.cards[a], rig.cards[b]), key=lambda card: card.bandwidth_gbs)
         links.append(rig.link(a, b) or default_link(slower))
     return min(links, key=lambda link: (link.kind == "nvlink", link.p2p, link.gbs), default=None)
-
-
-MOST_CARDS = 64
-_COUNT_FIRST = re.compile(r"(\d{1,3}|\d{4,}(?=\s*[x*]\s*[a-z]))\s*[x*]\s*(.+)", re.IGNORECASE)
-_COUNT_LAST = re.compile(r"(.+?)\s+[x*]\s*(\d+)", re.IGNORECASE)
-_LINK = re.compile(r"\s*([a-z0-9.]+)\s*(?:\(([^)]*)\))?\s*(?:,|$)", re.IGNORECASE)
-_PCIE = re.compile(r"pcie\s*(\d(?:\.\d)?)?(?:x(\d+))?", re.IGNORECASE)
-_GEFORCE = re.compile(r"(?:rtx|gtx)-\d{4}(?!-ada)\b")
-_HINT = 'write it as "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)"'
-_SPEC_HINT = 'write it as --gpu-spec "name=my-card,memory=24GiB,bandwidth=936,fp16=71"'
-_SPEC_NUMBERS = ("bandwidth", "fp16", "fp8", "fp4", "int8", "cc", "tdp", "nvlink")  # GB/s, TFLOPS, W, GB/s one way
-_SPEC_KEYS = ("name", "memory", "formats", "pcie", "vendor", *_SPEC_NUMBERS)
-_ARCHS = {12: "Blackwell", 10: "Blackwell DC", 9: "Hopper", 8.9: "Ada", 8: "Ampere", 7.5: "Turing", 7: "Volta"}
-_AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
-_LANES = (1, 2, 4, 8, 12, 16, 32)
-_LINK_WORDS = "known: nvlink, pcie, pcie4x8 and p2p"
-_CABLE = CardLink("pcie", 5.0, p2p=False, title="40 Gbit/s network")  # USB4 or Thunderbolt between machines
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,13 +395,6 @@ def _host_link(kind: str, one: Gpu, two: Gpu, card: Device, other: Device) -> Ca
         return usual if usual.kind == "pcie" else CardLink("pcie", 31.5, title="PCIe")
     written = f"{generation}.0 x{lanes}"
     return CardLink("pcie", pcie_gbs(written), p2p=not (is_geforce(card) or is_geforce(other)), title=f"PCIe {written}")
-
-
-_CLOCK_GHZ = 3.0  # a guess: the clock under load is not known
-# Operations a core and cycle, by the widest unit that llama.cpp has kernels for. Rough: a calibration corrects it.
-# Without i8mm, ARM cores are far below what their units could do: on a Neoverse-N1, about 3 with 4-bit weights.
-_PER_CYCLE = (("amx_int8", 64), ("avx512f", 64), ("avx2", 32), ("i8mm", 32), ("sve", 16), ("avx", 16), ("asimddp", 8))
-_LEAST_PER_CYCLE = 4
 
 
 def cpu_rig(facts: HostFacts, bandwidth_gbs: float, *, measured: bool, replicas: int = 1) -> Rig:

@@ -17,6 +17,15 @@ from skep.units import format_bytes
 OLDEST_CC = 7.0  # vLLM documentation: "compute capability 7.0 or higher"
 MARLIN_CC = 7.5  # vllm pull 45306: "its layers run on Marlin, which needs only cc >= 7.5"
 MOST_RUNGS = 64
+_COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "%": lambda whole, part: whole % part != 0,
+    "has": operator.contains,
+    "starts": str.startswith,
+}
 
 
 def capability(card: Device) -> float | None:
@@ -277,17 +286,6 @@ def _condition(written: str | list[str] | None) -> _Condition:
         return lambda facts: any(holds(facts) for holds in choices)
     tests = [_comparison(each.split()) for each in written.split(",")]
     return tests[0] if len(tests) == 1 else lambda facts: all(holds(facts) for holds in tests)
-
-
-_COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "%": lambda whole, part: whole % part != 0,
-    "has": operator.contains,
-    "starts": str.startswith,
-}
 
 
 def _comparison(words: list[str]) -> _Condition:

@@ -20,6 +20,12 @@ _DATACENTER = {"volta", "hopper", "blackwell-dc", "cdna4", "cdna3", "cdna2", "cd
 _DATACENTER_AMPERE = ("a100", "a30", "a800", "cmp-170hx")  # the die with HBM, not the one of the GeForce cards
 _TUNED_AMD = {"cdna3", "cdna4"}  # with kernels of AMD's own for experts
 _GGUF_IN_VLLM = 0.2  # "GGUF in vLLM is slow: 5 to 10 times slower than Marlin"
+_LAYERS = {"mtp": 1.0, "eagle": 1.0, "dflash": 5.0}  # of the model's own size
+_DRAFT_MODEL_PARAMS = 0.6e9
+_TIRING = 0.95  # a further draft after right ones: 87, 86, 80 % and 92, 86, 86 % and 75, 63, 57 % were published
+_BUILT_IN_LINK = 0.1  # of the drafts' cost on several cards, where they are joined on a board
+_SHARP = 2.5  # how abruptly a pass turns from bandwidth-bound to compute-bound
+_ATTENTION_SHARE = 0.6  # of the rate of plain multiplications that attention over a prompt reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +111,6 @@ def _compute(quant: Quant | None, card: Device, llamacpp: bool, c: Constants, *,
     return rate * 1e12
 
 
-_LAYERS = {"mtp": 1.0, "eagle": 1.0, "dflash": 5.0}  # of the model's own size
-_DRAFT_MODEL_PARAMS = 0.6e9
-_TIRING = 0.95  # a further draft after right ones: 87, 86, 80 % and 92, 86, 86 % and 75, 63, 57 % were published
-_BUILT_IN_LINK = 0.1  # of the drafts' cost on several cards, where they are joined on a board
-
-
 @dataclass(frozen=True, slots=True)
 class Drafting:
     depth: int = 0
@@ -160,10 +160,6 @@ def _params(spec: Speculation, model: Geometry) -> float:
     parts = parts_of(model)
     body = parts.small + parts.mlp if model.is_moe else parts.attention + parts.linear + parts.mlp
     return body / max(1, model.layers) * _LAYERS.get(spec.method, 0.0)
-
-
-_SHARP = 2.5  # how abruptly a pass turns from bandwidth-bound to compute-bound
-_ATTENTION_SHARE = 0.6  # of the rate of plain multiplications that attention over a prompt reaches
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,11 @@ _PROMPT, _ANSWER = 128.0, 512.0  # tokens, where a row does not state them
 _WORDS: Mapping[str, Mapping[str, Any]] = tomllib.loads(
     files("skep.planner").joinpath("points.toml").read_text(encoding="utf-8")
 )
+_AT_ONCE = {"sglang": 2048, "trtllm": 2048}  # bounded by memory alone, as far as people meet it
+_AT_ONCE_DRAFTING = {"sglang": 48}  # set by SGLang itself as soon as it speculates
+_FEW = 8  # sequences: who has room for fewer raises the engine's share of the card
+_FILLED = 0.96
+_PUSHED_OUT = 0.2  # of what the prefix cache could have answered, where the pool is too small to keep it
 
 
 class Unpredictable(Exception):
@@ -271,13 +276,6 @@ def _positive(text: str) -> float | None:
     except ValueError:
         return None
     return value if 0 < value < 1e9 else None
-
-
-_AT_ONCE = {"sglang": 2048, "trtllm": 2048}  # bounded by memory alone, as far as people meet it
-_AT_ONCE_DRAFTING = {"sglang": 48}  # set by SGLang itself as soon as it speculates
-_FEW = 8  # sequences: who has room for fewer raises the engine's share of the card
-_FILLED = 0.96
-_PUSHED_OUT = 0.2  # of what the prefix cache could have answered, where the pool is too small to keep it
 
 
 def case_pool_tokens(case: PublishedCase) -> float:

@@ -13,6 +13,36 @@ from skep.catalog.models import Geometry
 from skep.errors import UserError
 from skep.planner.quants import parts_of
 
+_HINT = "take the config.json that lies beside the model's weights"
+_MAX_CHARACTERS = 4 << 20
+_TYPE_NAMES = {type(None): "null", list: "a list", str: "a text", bool: "true or false"}
+_INNER = ("text_config", "llm_config", "language_config", "thinker_config")
+_MAX_WINDOW = 1 << 40
+_PATTERN = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
+_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+_LINEAR = ("linear", "mamba", "recurrent", "kda", "gdn", "lightning")
+_SLIDING = ("sliding", "chunked", "local")
+_NOTHING = ("conv", "none", "mlp", "moe", "no_op", "noop")
+_MAX_EXPERTS = 1 << 16
+_COUNT = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_k")
+_SHARED = (
+    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
+    "share_expert_dim",
+)  # fmt: skip
+_MAX_WIDTH = 1 << 20
+_MAX_LAYERS = 1000
+_MAX_VOCAB = 1 << 24
+_BITS_OF = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "nvfp4": 4.5, "modelopt_fp4": 4.5, "awq": 4.0, "gptq": 4.0}
+_DRAFT_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
+_TIED_BY_DEFAULT = ("gemma", "cohere")
+_ENCODERS = (
+    "bert", "roberta", "xlm-roberta", "distilbert", "deberta", "deberta-v2", "electra", "albert", "modernbert",
+    "nomic_bert", "mpnet", "camembert", "xlnet", "clip", "siglip", "vit",
+)  # fmt: skip
+_WRITES_NOTHING = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+                   "ForImageClassification")  # fmt: skip
+
 
 def counted(drawn: Geometry, total: float | None = None) -> Geometry:
     """`total` where it is known better than from the widths. A mixture reads its chosen experts for a token."""
@@ -25,12 +55,6 @@ def counted(drawn: Geometry, total: float | None = None) -> Geometry:
         active -= parts.experts * (1 - drawn.experts_per_token / drawn.experts)
         active -= 0 if drawn.tied_embeddings else parts.embedding
     return replace(drawn, params_total=total, params_active=active if active > 0 else total)
-
-
-_HINT = "take the config.json that lies beside the model's weights"
-_MAX_CHARACTERS = 4 << 20
-_TYPE_NAMES = {type(None): "null", list: "a list", str: "a text", bool: "true or false"}
-_INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
 def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -127,14 +151,6 @@ class ModelConfig:
 
     def missing(self, key: str) -> UserError:
         return UserError(f"{self.name} has no `{self.prefix}{key}`", hint=self.hint)
-
-
-_MAX_WINDOW = 1 << 40
-_PATTERN = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
-_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
-_LINEAR = ("linear", "mamba", "recurrent", "kda", "gdn", "lightning")
-_SLIDING = ("sliding", "chunked", "local")
-_NOTHING = ("conv", "none", "mlp", "moe", "no_op", "noop")
 
 
 def block_pattern(settings: ModelConfig) -> str:
@@ -245,15 +261,6 @@ def _linear_widths(settings: ModelConfig) -> tuple[int, int, int, int, int]:
     )
 
 
-_MAX_EXPERTS = 1 << 16
-_COUNT = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_k")
-_SHARED = (
-    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
-    "share_expert_dim",
-)  # fmt: skip
-
-
 def experts_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
     """Return the widths of the MLPs, by the names of `Geometry`."""
     count = settings.whole(*_COUNT, low=0, high=_MAX_EXPERTS, default=0)
@@ -332,20 +339,6 @@ def _expert_layers(settings: ModelConfig, layers: int) -> int:
     dense += len(settings.list_of("mlp_only_layers") or ())
     step = settings.whole("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", high=layers, default=1)
     return max(0, (layers - dense) // step)
-
-
-_MAX_WIDTH = 1 << 20
-_MAX_LAYERS = 1000
-_MAX_VOCAB = 1 << 24
-_BITS_OF = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "nvfp4": 4.5, "modelopt_fp4": 4.5, "awq": 4.0, "gptq": 4.0}
-_DRAFT_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
-_TIED_BY_DEFAULT = ("gemma", "cohere")
-_ENCODERS = (
-    "bert", "roberta", "xlm-roberta", "distilbert", "deberta", "deberta-v2", "electra", "albert", "modernbert",
-    "nomic_bert", "mpnet", "camembert", "xlnet", "clip", "siglip", "vit",
-)  # fmt: skip
-_WRITES_NOTHING = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
-                   "ForImageClassification")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

