@@ -96,10 +96,7 @@ def check_kinds(a: StoredRun, b: StoredRun) -> None:
 
 
 def compare(a: ComparedRun, b: ComparedRun, *, paired: bool = False, confidence: float = 0.95) -> list[Comparison]:
-    """Levels of both, in order of C. `paired`: their runs were made in turns, so that each has its partner.
-
-    Every figure is judged on its own: of twenty that did not change, one is expected to look better or worse.
-    """
+    """Levels of both, in order of C. `paired`: their runs were made in turns, so that each has its partner."""
     levels = [level.concurrency for level in a.summary.levels if b.level(level.concurrency) is not None]
     return [
         _compared(metric, level, a, b, paired=paired, confidence=confidence) for level in levels for metric in METRICS

@@ -21,12 +21,8 @@ NOT_ON_CARDS = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-cmoe", "--cpu-moe", 
 def assign_cards(
     replicas: int, each: int, gpus: Sequence[int], cards: Sequence[GpuCard], taken: Iterable[int] = ()
 ) -> list[tuple[int, ...]]:
-    """Return the cards of each replica. Those named are taken in order; else those free of earlier models come first.
-
-    Exactly as many cards as one replica wants: all replicas share them. Empty tuples: no GPU is here, or wanted.
-    """
-    present = [card.index for card in cards]
-    wanted = replicas * each
+    """Return the cards of each replica: those named, in order; else those free of earlier models first."""
+    present, wanted = [card.index for card in cards], replicas * each
     if gpus:
         missing = next((gpu for gpu in gpus if gpu not in present), None)
         if missing is not None:

@@ -1,11 +1,4 @@
-"""Fits the few constants of one machine to a measurement or two on it.
-
-    a step with one sequence   from the time per token of one agent alone
-    what further ones add      from the time per token at a higher level
-    prompts                    from the time to the first token of long prompts, one at a time
-
-Each factor carries how sure the measurement was of it.
-"""
+"""Fits one machine's factors on steps, on further sequences and on prompts to a measurement or two on it."""
 
 from __future__ import annotations
 

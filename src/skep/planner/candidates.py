@@ -159,12 +159,10 @@ def sizing_card(rig: Rig, layout: Layout) -> Device:
 def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | None:
     """Return the setup with slots, context and utilization that fit; None where not even its smallest form does.
 
-    Slots are enough for the agents where memory allows. An engine with a pool needs room for one sequence of the whole
-    context and for all slots at the load's length; one without takes slots x context at start.
+    A pool needs room for one sequence of the whole context, and for all slots at the load's length.
     """
     wanted = pins.slots or ceil(max(1, goal.agents) / setup.layout.replicas)
-    contexts = _contexts(setup, goal, pins)
-    shares = _utilizations(setup, card, goal, pins)
+    contexts, shares = _contexts(setup, goal, pins), _utilizations(setup, card, goal, pins)
     fewest = wanted if pins.slots else 1
 
     def holds(slots: int, context: int, share: float | None) -> Setup | None:

@@ -192,9 +192,7 @@ def survey(
     model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str, basis: Basis, *, narrow: bool = False,
     top: bool = False,
 ) -> SetupSurvey:  # fmt: skip
-    """All candidates of one engine. `top`: only the best few pairs of layout and quantization, without the reasons of
-    those that do not fit; `narrow`: those in fewer forms still, for a figure beside others.
-    """
+    """All candidates of one engine. `top`: only the best few pairs, without reasons; `narrow`: in fewer forms still."""
     few = narrow or top
     found, rejected = bases(model, rig, goal, pins, engine, say_why=not few)
     scored = [(ranking.coarse(speed_model_of(s, rig, goal, basis), goal), s) for s in found]

@@ -110,10 +110,7 @@ def pool_tokens_as_reported(setup: Setup, plan: MemoryPlan) -> int:
 
 
 def largest(setup: Setup, card: Device, *, context: int | None = None, slots: int | None = None) -> tuple[int, int]:
-    """Return the longest context with every slot full, and the most slots at `context`, all full. 0: not even one.
-
-    Without `slots`, the context is that of a single sequence; without `context`, slots are counted at 8K.
-    """
+    """Return the longest context with all `slots` (default 1) full, and the most slots at `context` (8K); 0: none."""
     most, at, wanted = setup.model.max_context or 1_048_576, slots or 1, context or 8192
 
     def holds(tokens: int, sequences: int) -> bool:

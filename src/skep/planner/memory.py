@@ -230,11 +230,8 @@ def memory(
     setup: Setup, rig_card: Device, *, context: int, slots: int | None = None, at_once: int | None = None,
     vision: bool = True,
 ) -> MemoryPlan:  # fmt: skip
-    """`at_once` sequences of `context` tokens; None: one with a pool (the engine starts then, and the others wait),
-    all slots where KV is taken at start. Of several kinds of card, give the smallest.
-    """
-    default = defaults(setup.engine, rig_card)
-    pooled = has_pool(setup.engine)
+    """`at_once` sequences of `context` tokens; None: one with a pool, all slots where KV is taken at start."""
+    default, pooled = defaults(setup.engine, rig_card), has_pool(setup.engine)
     slots = slots or setup.slots or default.slots
     at_once = (at_once or 1) if pooled else slots
     usable = usable_bytes(rig_card)

@@ -1,7 +1,4 @@
-"""How long one forward pass takes: bytes over bandwidth, FLOPs over the tensor cores, launches, all-reduces.
-
-A pass decodes some sequences and carries a piece of somebody's prompt beside them, as continuous batching does.
-"""
+"""How long one forward pass takes: bytes over bandwidth, FLOPs over the tensor cores, launches, all-reduces."""
 
 from __future__ import annotations
 
@@ -51,8 +48,10 @@ def rates_of(quant: Quant, kv: KvType, card: Device, engine: str, c: Constants, 
     llamacpp = engine in LLAMACPP
     bandwidth = card.bandwidth_gbs * 1e9 * _on_card(card, llamacpp, c)
     unpacked = 1.0 if kv.family == "half" else c.bw_kv_quantized
+    shares = {"int4": c.bw_int4, "int8": c.bw_int8, "fp8": c.bw_fp8, "fp4": c.bw_fp4, "gguf": c.bw_gguf * _GGUF_IN_VLLM}
+    own = c.bw_gguf_half if quant.bits >= 16 else c.bw_gguf
     return Rates(
-        read=bandwidth * _share(quant, llamacpp, c),
+        read=bandwidth * (own if llamacpp else shares.get(quant.family, c.bw_half)),
         read_half=bandwidth * (c.bw_gguf_half if llamacpp else c.bw_half),
         read_kv=bandwidth * c.bw_kv * unpacked,
         read_state=bandwidth * c.bw_kv,
@@ -62,13 +61,6 @@ def rates_of(quant: Quant, kv: KvType, card: Device, engine: str, c: Constants, 
         llamacpp=llamacpp,
         tuned_experts=llamacpp or card.vendor != "amd" or card.family in _TUNED_AMD,
     )
-
-
-def _share(quant: Quant, llamacpp: bool, c: Constants) -> float:
-    if llamacpp:
-        return c.bw_gguf_half if quant.bits >= 16 else c.bw_gguf
-    shares = {"int4": c.bw_int4, "int8": c.bw_int8, "fp8": c.bw_fp8, "fp4": c.bw_fp4, "gguf": c.bw_gguf * _GGUF_IN_VLLM}
-    return shares.get(quant.family, c.bw_half)
 
 
 def _on_card(card: Device, llamacpp: bool, c: Constants) -> float:
@@ -260,10 +252,7 @@ def step_model(
     setup: Setup, card: Device, link: CardLink | None, c: Constants, *,
     split: bool = False, tuning: StepTuning = UNTUNED, weight_only: bool = False,
 ) -> StepModel:  # fmt: skip
-    """`weight_only`: a format the card could compute in is unpacked first (Marlin).
-
-    `split`: layers are walked card by card (llama.cpp's default, Ollama) rather than computed on all at once.
-    """
+    """`split`: layers are walked card by card (llama.cpp, Ollama). `weight_only`: weights unpacked first (Marlin)."""
     model, quant, kv, layout = setup.model, setup.quant, setup.kv, setup.layout
     rates = rates_of(quant, kv, card, setup.engine, c, weight_only=weight_only)
     parts, bits, ways = parts_of(model), part_bits(quant, model), layout.tp

