@@ -92,8 +92,7 @@ def _engine_of(entry: Mapping[str, Any], answer: HttpResponse) -> dict[str, Any]
         told["engine"] = entry["owned_by"]
     if isinstance(entry.get("meta"), dict):
         told["meta"] = entry["meta"]
-    server = answer.head.get(b"server")
-    if server:
+    if server := answer.head.get(b"server"):
         told["server"] = server.decode("latin-1")
     return told
 

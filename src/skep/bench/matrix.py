@@ -99,11 +99,8 @@ async def run_matrix(
         if config.start is not None and baseline is not None:
             held = await asyncio.to_thread(wait_until_clear, gpu_memory_used, baseline, CLEAR_WITHIN_S)
             if held:
-                index, too_many = held[0]
-                blocked = (
-                    f"not run: GPU {index} holds {format_bytes(too_many)} too much since `{config.name}` was stopped; "
-                    "`nvidia-smi` shows who holds it"
-                )
+                holds = f"GPU {held[0][0]} holds {format_bytes(held[0][1])} too much since `{config.name}` was stopped"
+                blocked = f"not run: {holds}; `nvidia-smi` shows who holds it"
         cells.append(cell)
     return cells
 

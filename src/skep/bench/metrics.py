@@ -293,9 +293,7 @@ def _level(
         tpot_interval=_of_medians(rows, tpot_values),
         plateau_tok_s=median(plateaus) if plateaus else None,
         task_tok_s_whole=task_tok_s(rows, whole=True),
-        first_byte_ms=percentiles(
-            [(row.first_byte_s - row.due_s) * 1000 for row in answered if row.first_byte_s is not None]
-        ),
+        first_byte_ms=percentiles([(r.first_byte_s - r.due_s) * 1000 for r in answered if r.first_byte_s is not None]),
         gap_ms=percentiles([gap for row in rows for gap in gaps_ms(row)]),
         total_ms=percentiles([(row.ended_s - row.due_s) * 1000 for row in answered]),
         queued_ms=percentiles([row.queued_ms for row in rows if row.queued_ms is not None]),

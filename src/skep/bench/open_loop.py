@@ -144,7 +144,5 @@ def _class_stream(
 
 def _check_number(rate: float, for_s: float, whose: str, of_what: str) -> None:
     if rate * for_s > MOST_REQUESTS:
-        raise UserError(
-            f"{whose}{rate:g} requests a second for {for_s:g} s are {rate * for_s:,.0f}",
-            hint=f"at most {MOST_REQUESTS:,} {of_what}: choose a shorter --for",
-        )
+        hint = f"at most {MOST_REQUESTS:,} {of_what}: choose a shorter --for"
+        raise UserError(f"{whose}{rate:g} requests a second for {for_s:g} s are {rate * for_s:,.0f}", hint=hint)

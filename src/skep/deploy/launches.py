@@ -10,7 +10,7 @@ from pathlib import Path
 
 from skep.catalog.gpus import Device, HostFacts
 from skep.catalog.names import model_id
-from skep.config.settings import OWN_ENGINES, GatewaySettings, Serve, Settings, Upstream
+from skep.config.settings import OWN_ENGINES, Serve, Settings
 from skep.deploy import gpus
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import find_program
@@ -60,7 +60,6 @@ def _devices(host: HostFacts, cards: Sequence[GpuCard]) -> tuple[Device, ...]:
     numbers = [gpu.index for gpu in host.gpus]
     if not cards or not {card.index for card in cards} <= set(numbers):
         return ()
-
     try:
         known = rig_of_host(host).rig.cards
     except UserError:
@@ -133,19 +132,18 @@ def check_aliases(aliases: Mapping[str, str], launches: Sequence[Launch]) -> Non
 
 
 def remote_launches(settings: Settings) -> tuple[Launch, ...]:
-    return tuple(_remote(upstream, settings.gateway) for upstream in settings.upstream)
-
-
-def _remote(upstream: Upstream, gateway: GatewaySettings) -> Launch:
-    origin, _ = parse_url(upstream.url, name="upstream")
-    if origin.port == gateway.port and origin.host in (*LOOPBACK, gateway.host):
-        hint = "choose another --port for the gateway"
-        raise UserError(f"upstream `{upstream.url}` is the gateway's own address", hint=hint)
-    if upstream.key_env is not None and not os.environ.get(upstream.key_env):
-        hint = f"export {upstream.key_env}=KEY where skep is started, or leave `key_env` out"
-        raise UserError(f"the key of upstream `{upstream.name}` is not in the environment", hint=hint)
-    alike = asdict(upstream) | {"model": upstream.model or ""}
-    return Launch(engine=REMOTE, weights=None, context_tokens=0, threads=0, **alike)
+    launches, gateway = [], settings.gateway
+    for upstream in settings.upstream:
+        origin, _ = parse_url(upstream.url, name="upstream")
+        if origin.port == gateway.port and origin.host in (*LOOPBACK, gateway.host):
+            hint = "choose another --port for the gateway"
+            raise UserError(f"upstream `{upstream.url}` is the gateway's own address", hint=hint)
+        if upstream.key_env is not None and not os.environ.get(upstream.key_env):
+            hint = f"export {upstream.key_env}=KEY where skep is started, or leave `key_env` out"
+            raise UserError(f"the key of upstream `{upstream.name}` is not in the environment", hint=hint)
+        alike = asdict(upstream) | {"model": upstream.model or ""}
+        launches.append(Launch(engine=REMOTE, weights=None, context_tokens=0, threads=0, **alike))
+    return tuple(launches)
 
 
 def check_known_failures(launch: Launch, cards: Sequence[Device]) -> None:

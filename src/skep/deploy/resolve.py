@@ -152,9 +152,7 @@ def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, ve
     if host is None:
         host, version = read_host(), engine_named(preset.engine, serve.binary).version()
     env = {**os.environ, **dict(serve.env)}
-    here = needs.RunEnvironment(
-        engine_version=version, driver_version=host.driver_version, checkpoint=serve.checkpoint, env=env
-    )
+    here = needs.RunEnvironment(version, host.driver_version, serve.checkpoint, env)
     odd = (
         needs.other_cards(preset, [gpu.name for gpu in host.gpus]),
         needs.other_version(preset, version),
@@ -171,14 +169,13 @@ def is_for_embedded(wanted: ServeRequest, *, llama_cards: bool | None = None) ->
         if wanted.engine == "embedded" and (wanted.planned or wanted.tp or wanted.gpus):
             raise UserError("the embedded engine runs on the CPU and takes no plan", hint="leave --engine out")
         return wanted.engine == "embedded"
-    name = wanted.model
-    gguf = name.endswith(".gguf")
-    if not gguf and find_pullable(name) is None:
-        return False
+    gguf = wanted.model.endswith(".gguf")
+    if not gguf:
+        return find_pullable(wanted.model) is not None
     if llama_cards is not None:
-        return not (gguf and llama_cards)
+        return not llama_cards
     # A card beside a llama-server is there to be used; without one of them the CPU does it.
-    return not (gguf and is_installed("llamacpp", wanted.binary) and read_host().gpus)
+    return not (is_installed("llamacpp", wanted.binary) and read_host().gpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,7 +302,7 @@ def _mean_of_blocks(settings: ModelConfig, blocks: Sequence[Any]) -> int:
     widths = []
     for block in blocks:
         ffn = block.get("ffn") if isinstance(block, Mapping) else None
-        multiple = ffn.get("ffn_mult") if isinstance(ffn, Mapping) else None
+        multiple: Any = ffn.get("ffn_mult") if isinstance(ffn, Mapping) else None
         known = isinstance(multiple, int | float) and 0 < multiple < 64
         widths.append(-(-int(2 * multiple * hidden / 3) // 256) * 256 if known else 0)
     if not any(widths):
