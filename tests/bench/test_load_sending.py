@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.load_shapes import run_conversations, run_together, scheduled, steady
+from skep.bench.load_shapes import TimeWindow, TrafficStream, run_conversations, run_streams, scheduled, steady
 from skep.bench.request import BenchTask, Sender, body_of
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
@@ -152,11 +152,11 @@ def test_a_failed_turn_ends_its_conversation_and_the_next_one_begins(engine):
 
 def test_several_kinds_of_traffic_run_at_the_same_time():
     def named(name, first):
-        own = [task(first + index, traffic=name) for index in range(4)]
-        return lambda sender, took: steady(sender, took, own, 2)
+        return TrafficStream([task(first + index, traffic=name) for index in range(4)], 2)
 
     with FakeEngine(slots=8, ttft_ms=30) as engine:
-        rows = run(engine, lambda sender, took: run_together(sender, took, [named("a", 0), named("b", 100)]))
+        streams = [named("a", 0), named("b", 100)]
+        rows = run(engine, lambda sender, took: run_streams(sender, took, streams, TimeWindow()))
         assert engine.state()["max_inside"] == 4
     assert sorted(row.traffic for row in rows) == ["a"] * 4 + ["b"] * 4
 

@@ -48,8 +48,8 @@ def test_qwen_27b_awq_on_two_3090s_runs_out_with_graphs_at_092_and_the_default_s
     assert not verdict.fits
     assert verdict.plan.over_inside_bytes < 0 < verdict.plan.over_outside_bytes
     assert "CUDA graphs" in verdict.sentence
-    assert any(way.startswith("lower the utilization") for way in verdict.remedies)
-    assert any("slots instead of 256" in way for way in verdict.remedies)
+    assert any(way.startswith("lower the utilization") for way in verdict.changes())
+    assert any("slots instead of 256" in way for way in verdict.changes())
 
 
 def test_qwen_27b_awq_on_two_3090s_runs_at_083_with_8_sequences():
@@ -86,7 +86,7 @@ def test_35b_a3b_awq_with_three_drafts_does_not_start_on_two_3090s():
     made = setup(QWEN36_35B, "awq", "fp8_e5m2", tp=2, ep=2, spec=3, utilization=0.92, batched_tokens=4096)
     verdict = fits(made, RTX_3090, context=32000, slots=4)
     assert not verdict.fits
-    assert "leave mtp n=3 out" in verdict.remedies
+    assert "leave mtp n=3 out" in verdict.changes()
 
 
 @pytest.mark.parametrize("card", [RTX_3090, RTX_4090])
@@ -109,9 +109,9 @@ def test_qwen3_coder_30b_has_about_16k_on_one_3090_and_131k_on_two():
 
 
 def test_qwen25_coder_32b_awq_fits_one_3090_at_095():
-    verdict = fits(setup(QWEN25_32B, "awq", utilization=0.95, graphs=False), RTX_3090, context=8192, slots=4)
-    assert verdict.fits
-    assert 1 <= verdict.at_once < 4
+    made = setup(QWEN25_32B, "awq", utilization=0.95, graphs=False)
+    assert fits(made, RTX_3090, context=8192, slots=4).fits
+    assert 1 <= kv_capacity_tokens(made, RTX_3090, context=8192, slots=4) / 8192 < 4
 
 
 def test_gemma_4_31b_bf16_is_tight_on_four_3090s():
@@ -128,9 +128,8 @@ def test_gemma_4_31b_bf16_is_tight_on_four_3090s():
 def test_a_27b_in_int4_serves_fifty_agents_on_a_32_gb_b70(utilization, kv, agents):
     """Write-up 002, without the vision tower: 1024 in, 512 out each."""
     made = setup(QWEN36_27B, "int4", kv, utilization=utilization)
-    verdict = fits(made, B70, context=1536, slots=64, vision=False)
-    assert verdict.fits
-    assert agents <= verdict.at_once < 80
+    assert memory(made, B70, context=1536, slots=64, vision=False).fits
+    assert agents <= kv_capacity_tokens(made, B70, context=1536, slots=64, vision=False) / 1536 < 80
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_a_model_that_fits_nowhere_names_its_largest_term():
     assert verdict.plan.largest.name == "weights"
     assert verdict.over_bytes > 50 * GIB
     assert "rtx-3090" in verdict.sentence
-    assert verdict.remedies == ("the largest term is weights (78.3 GiB): a smaller quantization or more cards",)
+    assert not [*verdict.changes()]
 
 
 def test_what_is_named_as_a_remedy_works():
@@ -194,9 +194,8 @@ def test_more_of_anything_never_needs_less():
         context, slots = rng.choice((1024, 8192, 65536)), rng.choice((1, 4, 32))
         verdict = fits(made, card, context=context, slots=slots, at_once=slots)
         assert all(term.bytes > 0 and term.how and term.name for term in verdict.plan.terms)
-        assert "\n" not in verdict.sentence
+        assert verdict.fits or "\n" not in verdict.sentence
         assert verdict.fits == (verdict.over_bytes == 0)
-        assert bool(verdict.remedies) != verdict.fits
         longer = fits(made, card, context=2 * context, slots=slots, at_once=slots)
         more = fits(made, card, context=context, slots=slots + 1, at_once=slots + 1)
         assert verdict.fits or not (longer.fits or more.fits)

@@ -6,7 +6,7 @@ import pytest
 
 from skep.catalog.gpus import Gpu, HostFacts
 from skep.errors import UserError
-from skep.planner.rigs import cpu_device, cpu_rig, is_geforce, parse_rig, parse_spec, rig_of_host
+from skep.planner.rigs import cpu_rig, find_rig, is_geforce, parse_rig, parse_spec, rig_of_host
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_links_are_told_per_pair_and_lanes_per_slot():
 def test_a_price_is_of_one_card():
     assert parse_rig("2x rtx-3090@800").price == 1600
     assert parse_rig("rtx-5090@2500 + rtx-3090@800").price == 3300
-    assert parse_rig("2x rtx-3090", price=700).price == 1400
+    assert find_rig("2x rtx-3090", price=700).rig.price == 1400
     assert parse_rig("rtx-5090 + rtx-3090@800").price is None
 
 
@@ -101,7 +101,7 @@ def test_a_card_that_is_not_listed_is_described_by_flags():
         936,
         ("fp16", "bf16", "int8"),
     )
-    rig = parse_rig("2x my-card", "nvlink", known={card.id: card})
+    rig = find_rig("2x my-card", "nvlink", known={card.id: card}).rig
     assert (len(rig.cards), rig.link(0, 1).gbs) == (2, 56)
 
 
@@ -149,11 +149,12 @@ CPU = replace(host(), cpu_model="Some CPU", cpu_features=("avx", "avx2"), memory
 
 
 def test_memory_and_speed_of_a_cpu_are_the_machines_and_wider_units_compute_more():
-    card = cpu_device(CPU, 41.26, measured=True)
+    (card,) = cpu_rig(CPU, 41.26, measured=True).cards
     assert (card.vendor, card.title, card.memory_gib, card.bandwidth_gbs) == ("cpu", "Some CPU", 32.0, 41.3)
     assert card.fp16_tflops == pytest.approx(8 * 3 * 32 / 1000)
     assert "copying" in card.origins["bandwidth_gbs"].source
-    plain, wide = (cpu_device(replace(CPU, cpu_features=f), 40, measured=True) for f in ((), ("avx2", "avx512f")))
+    rigs = (cpu_rig(replace(CPU, cpu_features=f), 40, measured=True) for f in ((), ("avx2", "avx512f")))
+    plain, wide = (rig.cards[0] for rig in rigs)
     assert wide.fp16_tflops == 16 * plain.fp16_tflops
 
 

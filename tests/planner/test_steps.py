@@ -43,9 +43,9 @@ def test_a_second_card_halves_reading_but_adds_all_reduces():
 def test_an_all_reduce_grows_with_size_and_with_cards(kind):
     link = CardLink(kind, 31.5 if kind == "pcie" else 300.0)
     two, eight = all_reduce(2, link, K), all_reduce(8, link, K)
-    assert two.seconds(1 << 10) < two.seconds(1 << 24)
-    assert two.seconds(1 << 16) < eight.seconds(1 << 16)
-    assert all_reduce(1, link, K).seconds(1 << 20) == 0
+    assert 0 < two.s_per_byte < eight.s_per_byte
+    assert 0 < two.fixed_s < eight.fixed_s
+    assert all_reduce(1, link, K).fixed_s == all_reduce(1, link, K).s_per_byte == 0
 
 
 def test_speculation_brings_more_tokens_a_step_and_makes_steps_longer():

@@ -1,7 +1,4 @@
-"""A run held against the figures that a preset's author published: the same metric by the same clock, or why not. Pure.
-
-A published figure is one number of one day; only what was measured here has a spread, and so only it has an interval.
-"""
+"""A run held against the figures that a preset's author published: the same metric by the same clock, or why not."""
 
 from __future__ import annotations
 
@@ -171,12 +168,8 @@ def _shape_at(preset: Preset, shapes: Sequence[PublishedShape | None], row: int)
         raise UserError(f"--shape-of {row} is no published figure", hint=hint)
     shape = shapes[row - 1]
     if shape is None:
-        known = [str(place) for place, one in enumerate(shapes, start=1) if one is not None]
-        hint = (
-            f"figures with published lengths: {', '.join(known)}"
-            if known
-            else "none of its figures has published lengths"
-        )
+        known = ", ".join(str(place) for place, one in enumerate(shapes, start=1) if one is not None)
+        hint = f"figures with published lengths: {known}" if known else "none of its figures has published lengths"
         raise UserError(f"the lengths of figure {row} of `{preset.name}` are not published", hint=hint)
     return shape
 
@@ -244,8 +237,7 @@ def same_model(preset: Preset, model: str) -> bool:
     names = {squeeze(name.rpartition("/")[2]) for name in (preset.served_as, preset.model, preset.checkpoint)}
     if squeeze(model.rpartition("/")[2]) in names:
         return True
-    known = find_geometry(model)
-    own = find_geometry(preset.model)
+    known, own = find_geometry(model), find_geometry(preset.model)
     return known is not None and own is not None and known.id == own.id
 
 
@@ -270,10 +262,9 @@ def _held(row: int, figure: Published, side: ComparedRun) -> FigureComparison:
         return FigureComparison(row, figure, why="its lengths are not published")
     level = side.level(figure.concurrency)
     if level is None:
-        others = [_measured_shape(one) for one in side.summary.levels]
-        if not any(_near(shape, one) for one in others):
-            return FigureComparison(row, figure, why=f"another shape, {shape}: --shape-of {row} runs it")
-        return FigureComparison(row, figure, why=f"C={figure.concurrency} was not run")
+        same = any(_near(shape, _measured_shape(one)) for one in side.summary.levels)
+        why = f"C={figure.concurrency} was not run" if same else f"another shape, {shape}: --shape-of {row} runs it"
+        return FigureComparison(row, figure, why=why)
     found = _measured_shape(level)
     if not _near(shape, found):
         said = f"{found[0]:.0f} in, {found[1]:.0f} out" if found else "lengths that the server does not tell"
@@ -314,9 +305,8 @@ def _values(figure: Published, runs: Sequence[Sequence[Request]], level: LevelSu
     values = []
     for one, rows in zip(made, runs, strict=True):
         prompts = [row.prompt_tokens for row in rows if row.ok]
-        known = [count for count in prompts if count is not None]
-        if known and len(known) == len(prompts) and one.wall_s > 0:
-            values.append((one.output_tokens + sum(known)) / one.wall_s)
+        if prompts and None not in prompts and one.wall_s > 0:
+            values.append((one.output_tokens + sum(count or 0 for count in prompts)) / one.wall_s)
     return values, "client"
 
 

@@ -1,9 +1,4 @@
-"""Measures an endpoint for a calibration: short prompts at each level, then long ones one at a time; all is stored.
-
-Then what answers there, by what it tells and what a user says: model, engine, format and cards; and the fit to it.
-
-What spoils a fit ends it with the reason: failures, a client at its limit, a queue, a budget too short for a spread.
-"""
+"""Measures an endpoint for a calibration, finds out what answers there, and fits the planner's constants to it."""
 
 from __future__ import annotations
 
@@ -56,6 +51,12 @@ PROMPTS_SHARE = 0.25  # of the budget
 QUEUED_SHARE = 0.05  # of a request's time, at most
 
 MakerFor = Callable[[Workload, Endpoint], Awaitable[TaskMaker]]
+ENGINES = ("vllm", "sglang", "llamacpp", "ik_llamacpp", "ollama", "trtllm")
+# What a hive with `--simulate` says of itself.
+_SIMULATED = re.compile(
+    r"simulated: (?P<model>\S+) (?P<quant>.+?), KV (?P<kv>.+?)(?:, (?P<method>\w+) n=(?P<depth>\d+))?, "
+    r"(?:\d+ x )?TP=(?P<tp>\d+)(?: \+ PP=(?P<pp>\d+))?(?: \+ EP=(?P<ep>\d+))? on (?P<gpu>.+), as (?P<engine>\w+)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,7 @@ class CalibrationPlan:
         return tuple(sorted({1, *self.held_back, *([self.crowd] if self.crowd else [])}))
 
     def paced(self, tpot_s: float) -> CalibrationPlan:
-        """Answers as long as the budget holds, if one token takes so long: about five runs of each level.
-
-        Where those would be short, an agent gets one task instead of three, and a token in a crowd is taken for four.
-        """
+        """Answers as long as the budget holds for about five runs of each level; fewer tasks where those are short."""
         tokens = (1 - PROMPTS_SHARE) * self.budget_s / (5 * tpot_s)
         whole, few = tokens / (6 + 6 * (len(self.levels) - 1)), tokens / (FEW_TASKS + 4 * (len(self.levels) - 1))
         if whole >= min(self.answer_tokens, ANSWER_TOKENS / 2):
@@ -211,14 +209,6 @@ def _over(runs: Iterable[list[Request]], figure: Callable[[list[Request]], float
     found = mean_t_interval([figure(some) for some in runs])
     assert found is not None  # two runs at least: checked
     return Interval(max(0.0, found.low), found.estimate, found.high)
-
-
-ENGINES = ("vllm", "sglang", "llamacpp", "ik_llamacpp", "ollama", "trtllm")
-# What a hive with `--simulate` says of itself.
-_SIMULATED = re.compile(
-    r"simulated: (?P<model>\S+) (?P<quant>.+?), KV (?P<kv>.+?)(?:, (?P<method>\w+) n=(?P<depth>\d+))?, "
-    r"(?:\d+ x )?TP=(?P<tp>\d+)(?: \+ PP=(?P<pp>\d+))?(?: \+ EP=(?P<ep>\d+))? on (?P<gpu>.+), as (?P<engine>\w+)"
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,4 @@
-"""Two runs side by side: level by level, better, worse or not distinguishable, with the size and its interval. Pure.
-
-The runs of a level are what varies from one day to the next, so they are the sample: a figure of each run, not of each
-request. One run of a level says nothing about its own spread, and is not compared.
-"""
+"""Two runs side by side, level by level: better, worse or not distinguishable. The sample is the runs of a level."""
 
 from __future__ import annotations
 
@@ -29,6 +25,13 @@ from skep.store.database import Store
 from skep.store.records import Request, RunState, StoredRun
 
 Figure = Callable[[Sequence[Request], int], float | None]
+FEWEST = 3
+WORKLOAD = (
+    "shape", "size", "prompt_tokens", "max_tokens", "fixed_output", "temperature", "turns", "think_s", "tasks", "rates",
+    "arrivals", "for_s", "classes", "trace", "speed",
+)  # fmt: skip
+LENGTHS = ("size", "prompt_tokens", "max_tokens", "fixed_output", "classes", "trace")
+OWN_LENGTHS = ("prefill", "shared-prefix")  # shapes whose prompts are longer than others'
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +96,7 @@ def check_kinds(a: StoredRun, b: StoredRun) -> None:
 
 
 def compare(a: ComparedRun, b: ComparedRun, *, paired: bool = False, confidence: float = 0.95) -> list[Comparison]:
-    """Levels of both, in order of C. `paired`: their runs were made in turns, so that each has its partner.
-
-    Every figure is judged on its own: of twenty that did not change, one is expected to look better or worse.
-    """
+    """Levels of both, in order of C. `paired`: their runs were made in turns, so that each has its partner."""
     levels = [level.concurrency for level in a.summary.levels if b.level(level.concurrency) is not None]
     return [
         _compared(metric, level, a, b, paired=paired, confidence=confidence) for level in levels for metric in METRICS
@@ -126,8 +126,7 @@ def _compared(
 ) -> Comparison:
     of_a, of_b = _values(metric, level, a), _values(metric, level, b)
     if paired:
-        both = sorted(of_a.keys() & of_b.keys())
-        of_a, of_b = {key: of_a[key] for key in both}, {key: of_b[key] for key in both}
+        of_a, of_b = ({key: of[key] for key in sorted(of_a.keys() & of_b.keys())} for of in (of_a, of_b))
     levels = [side.level(level) for side in (a, b)]
     shown_a, shown_b = (None if one is None else metric.of_level(one) for one in levels)
     limited = [name for name, one in zip("AB", levels, strict=True) if one is not None and one.client_limited]
@@ -176,9 +175,6 @@ def _values(metric: ComparedMetric, level: int, side: ComparedRun) -> Mapping[in
     return {number: value for number, value in found.items() if value is not None and value > 0}
 
 
-FEWEST = 3
-
-
 @dataclass(frozen=True, slots=True)
 class ABResult:
     a: ComparedRun
@@ -198,9 +194,8 @@ async def run_ab(
             config = {**asdict(plan), "side": name, "against": endpoints[name == "A"].url}
             identity = Identity("ab", run_fingerprint(plan, endpoint, host), config)
             recording = await stack.enter_async_context(Recording(store, endpoint, host, identity))
-            show = partial(on_progress, name)
-            sweep = Sweep(plan, endpoint, recording, maker, show)
-            stack.push_async_callback(sweep.close)
+            sweep = Sweep(plan, endpoint, recording, maker, partial(on_progress, name))
+            stack.push_async_callback(sweep.session.driver.close)
             sides.append(sweep)
         for sweep in sides:
             await sweep.warm_up()
@@ -231,18 +226,6 @@ def _is_known(pairs: list[tuple[float, float]], plan: SweepPlan) -> bool:
     return found is not None and found.half_width <= plan.precision
 
 
-WORKLOAD = (
-    "shape", "size", "prompt_tokens", "max_tokens", "fixed_output", "temperature", "turns", "think_s", "tasks", "rates",
-    "arrivals", "for_s", "classes", "trace", "speed",
-)  # fmt: skip
-
-
-LENGTHS = ("size", "prompt_tokens", "max_tokens", "fixed_output", "classes", "trace")
-
-
-OWN_LENGTHS = ("prefill", "shared-prefix")  # shapes whose prompts are longer than others'
-
-
 def chosen_runs(store: Store, a: str | None, b: str | None) -> tuple[str, str]:
     """Fill in missing names: the last run of the same kind, or the one before it."""
     if a is not None and b is not None:
@@ -262,17 +245,15 @@ def chosen_runs(store: Store, a: str | None, b: str | None) -> tuple[str, str]:
 
 def check_lengths(a: StoredRun, b: StoredRun) -> None:
     """Longer prompts or answers are other work: their speeds say nothing about each other."""
-    lengths = [key for key in LENGTHS if _is_recorded(a, key) and _is_recorded(b, key)]
-    if _setting(a, "shape") in OWN_LENGTHS or _setting(b, "shape") in OWN_LENGTHS:
+    of_a, of_b = _settings(a), _settings(b)
+    lengths = [key for key in LENGTHS if key in of_a and key in of_b]
+    if of_a.get("shape") in OWN_LENGTHS or of_b.get("shape") in OWN_LENGTHS:
         lengths.append("shape")
-    differing = [key for key in lengths if _setting(a, key) != _setting(b, key)]
+    differing = {key: (of_a.get(key), of_b.get(key)) for key in lengths if of_a.get(key) != of_b.get(key)}
     if differing:
-        told = ", ".join(
-            f"{key} {_value_words(_setting(a, key))} and {_value_words(_setting(b, key))}" for key in differing
-        )
-        raise UserError(
-            f"the lengths differ: {told}", hint="measure both with the same lengths, or add --anyway to go on"
-        )
+        told = ", ".join(f"{key} {_value_words(one)} and {_value_words(two)}" for key, (one, two) in differing.items())
+        hint = "measure both with the same lengths, or add --anyway to go on"
+        raise UserError(f"the lengths differ: {told}", hint=hint)
 
 
 def differences(a: StoredRun, b: StoredRun) -> list[str]:
@@ -280,7 +261,8 @@ def differences(a: StoredRun, b: StoredRun) -> list[str]:
     found = []
     if a.kind != b.kind:
         found.append(f"one is of the kind {a.kind}, the other {b.kind}")
-    changed = [key for key in WORKLOAD if _setting(a, key) != _setting(b, key)]
+    of_a, of_b = _settings(a), _settings(b)
+    changed = [key for key in WORKLOAD if of_a.get(key) != of_b.get(key)]
     if changed:
         found.append(f"the workloads differ in {', '.join(changed)}")
     if a.simulated != b.simulated:
@@ -292,14 +274,10 @@ def differences(a: StoredRun, b: StoredRun) -> list[str]:
     return found
 
 
-def _setting(run: StoredRun, key: str) -> Any:
+def _settings(run: StoredRun) -> dict[str, Any]:
+    """Return the run's configuration with what it says of its workload."""
     inner = run.config.get("workload")
-    return inner[key] if isinstance(inner, dict) and key in inner else run.config.get(key)
-
-
-def _is_recorded(run: StoredRun, key: str) -> bool:
-    inner = run.config.get("workload")
-    return key in run.config or (isinstance(inner, dict) and key in inner)
+    return {**run.config, **inner} if isinstance(inner, dict) else {**run.config}
 
 
 def _value_words(value: Any) -> str:

@@ -36,10 +36,7 @@ class Endpoint:
 async def find_endpoint(
     url: str, model: str | None, *, key: str | None = None, api: str = "openai", timeout_s: float = 10.0
 ) -> Endpoint:
-    """Check that the URL answers and knows the model. Without a model, the only one it serves.
-
-    `api` "ollama": measured by Ollama's own chat API, which tells its durations.
-    """
+    """Check that the URL answers and knows the model. `model` None: the only one it serves. `api`: openai or ollama."""
     origin, path = parse_url(url)
     base = path if path.endswith("/v1") else f"{path}/v1"
     headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -95,8 +92,7 @@ def _engine_of(entry: Mapping[str, Any], answer: HttpResponse) -> dict[str, Any]
         told["engine"] = entry["owned_by"]
     if isinstance(entry.get("meta"), dict):
         told["meta"] = entry["meta"]
-    server = answer.head.get(b"server")
-    if server:
+    if server := answer.head.get(b"server"):
         told["server"] = server.decode("latin-1")
     return told
 

@@ -1,7 +1,4 @@
-"""Runs one load once: connections ready, the client watched, the engine's counters and the energy read around it.
-
-Also the warm-up before anything is measured: one request alone, then batches until they are alike.
-"""
+"""Runs one load once, with the client watched and counters and energy read around it; and the warm-up before it."""
 
 from __future__ import annotations
 
@@ -29,6 +26,9 @@ from skep.wire.client import Pool
 
 STREAM_LIMIT = 1 << 26
 LEAD_S = 0.5  # for the word to arrive that they begin
+BUSY = 0.7  # of a core
+WINDOW_S = 3.0
+WARM_UP_TOKENS, WARM_UP_BATCHES = 16, 12
 
 
 class EnergyMeter(Protocol):
@@ -39,10 +39,7 @@ class EnergyMeter(Protocol):
 
 
 class LoadObserver:
-    """The energy of a run: of the time in which its requests are under way, not of what is prepared for them.
-
-    Told when the load begins, and when its last request has ended, unless it breaks off.
-    """
+    """The energy of a run while its requests are under way. Told when the load begins, and when its last one ended."""
 
     def __init__(self, meter: EnergyMeter | None = None) -> None:
         self._meter = meter
@@ -172,9 +169,6 @@ def beginnings(jobs: Sequence[LoadJob], now_s: float) -> list[Begin]:
     return [Begin(now_s + LEAD_S - job.origin_s if together and job.follows_clock else None) for job in jobs]
 
 
-BUSY = 0.7  # of a core
-
-
 class LoadGenerator:
     def __init__(
         self, endpoint: Endpoint, recording: Recording, *, timeout_s: float, keep_text: bool, most_connections: int,
@@ -199,9 +193,7 @@ class LoadGenerator:
         self, level: int, repeat: int, tasks: Sequence[BenchTask], width: int, on_row: OnRow,
         until_s: float | None = None,
     ) -> tuple[list[Request], bool]:  # fmt: skip
-        """`width` at once; no more is begun at `until_s` on the run's clock. The rows, and whether the client was the
-        limit.
-        """
+        """`width` at once, none begun after `until_s` on the run's clock. The rows, and if the client was the limit."""
         streams, span = [TrafficStream([*tasks], width)], TimeWindow(until_s=until_s)
         return await self.run_streams_at_level(level, repeat, streams, on_row, span, is_closed=True)
 
@@ -259,14 +251,10 @@ class LoadGenerator:
         limited = health.limited or (share is not None and share < LEAST_DELIVERED)
         if level:
             self.recording.save()
-            lags = {"loop_lag_p99_ms": health.lag_p99_ms, "loop_lag_max_ms": health.lag_max_ms}
-            told: dict[str, Any] = {
-                **lags,
-                "cpu_share": health.cpu_share,
-                "delivered": share,
-                "processes": self._processes,
-            }
-            self.recording.sampled(ClientSample(level=level, repeat=repeat, client_limited=limited, **told))
+            told: dict[str, Any] = {"level": level, "repeat": repeat, "client_limited": limited, "delivered": share}
+            told |= {"loop_lag_p99_ms": health.lag_p99_ms, "loop_lag_max_ms": health.lag_max_ms}
+            told |= {"cpu_share": health.cpu_share, "processes": self._processes}
+            self.recording.sampled(ClientSample(**told))
             late = {"late_ms": health.late_ms} if health.late else None
             facts = {"counters": counted(before, after), "energy": draw.drawn, "late": late}
             for name, fact in facts.items():
@@ -280,19 +268,12 @@ class LoadGenerator:
 _RunLoad = Callable[[OnRow, LoadObserver], Awaitable[ClientHealth]]
 
 
-WINDOW_S = 3.0
-
-
 class TokenPace:
     """Tokens a second over the last seconds, by network reads."""
 
     def __init__(self) -> None:
         self._ended = 0
         self._seen: deque[tuple[float, int]] = deque()
-
-    def reset(self) -> None:
-        self._ended = 0
-        self._seen.clear()
 
     def ended(self, reads: int) -> None:
         self._ended += reads
@@ -308,10 +289,6 @@ class TokenPace:
             return None
         (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
         return max(0.0, (last - first) / (last_at - first_at)) if last_at > first_at else None
-
-
-WARM_UP_TOKENS = 16
-WARM_UP_BATCHES = 12
 
 
 async def warm_up(

@@ -2,9 +2,7 @@
 
     python -m skep.bench.load_process
 
-One process keeps about a thousand streams; beyond that, or beside a client that needs its core, several share a level.
-Frames are a length in four bytes and MessagePack. A job is prepared when it comes, and begun when that is told. All
-processes of a machine share one monotonic clock.
+Frames are a length in four bytes and MessagePack. A job is prepared when it comes, and begun when that is told.
 """
 
 from __future__ import annotations

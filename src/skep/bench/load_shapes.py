@@ -1,8 +1,4 @@
-"""Shapes of load: who sends when. Each runs one level once and hands every row on as it ends.
-
-*steady* keeps a number in flight; *open* follows a schedule, whatever the
-server does; *talks* are agents in conversation, whose context grows by the answers they got.
-"""
+"""Shapes of load: who sends when. Each runs one level once and hands every row on as it ends."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 from skep.bench.request import BenchTask, EncodedRequest, Sender
 from skep.store.records import Request
@@ -22,8 +18,6 @@ from skep.workload.filling import capped_exponential
 
 OnRow = Callable[[Request], None]
 Load = Callable[[Sender, OnRow], Awaitable[None]]
-
-
 Conversation = tuple[BenchTask, ConversationScript]  # the task of its first turn, without messages
 
 
@@ -42,11 +36,7 @@ async def steady(
     sender: Sender, on_row: OnRow, tasks: Iterable[BenchTask], width: int, *, until_s: float | None = None,
     pause: Callable[[], Awaitable[None]] | None = None,
 ) -> None:  # fmt: skip
-    """`width` in flight until the tasks are all done, or until no more are begun at `until_s` on the run's clock; each
-    agent makes one request at least.
-
-    `pause`: what an agent does between an answer and its next request.
-    """
+    """`width` in flight until all tasks are done, or `until_s` on the run's clock; each agent makes one at least."""
     requests: Iterator[EncodedRequest] = map(sender.encode, tasks)
     if isinstance(tasks, Sequence):  # written beforehand: nothing but sending is left to do when a place is free
         requests = iter([*requests])
@@ -67,9 +57,7 @@ async def steady(
 async def scheduled(
     sender: Sender, on_row: OnRow, tasks: Iterable[tuple[float, BenchTask]], *, began: float | None = None
 ) -> None:
-    """Each task at its offset from now, or from when it began on the run's clock. A late client sends at once, and the
-    row knows when it was due.
-    """
+    """Each task at its offset from `began` on the run's clock. A late client sends at once; the row says when due."""
     began = sender.now() if began is None else began
 
     async with _kept(sender), asyncio.TaskGroup() as group:
@@ -109,17 +97,6 @@ async def run_conversations(
             agents.create_task(agent())
 
 
-async def run_together(sender: Sender, on_row: OnRow, loads: Sequence[Load]) -> None:
-    """Several kinds of traffic at the same time."""
-    async with asyncio.TaskGroup() as group:
-        for load in loads:
-            coroutine: Any = load(sender, on_row)
-            group.create_task(coroutine)
-
-
-T = TypeVar("T")
-
-
 @dataclass(frozen=True, slots=True)
 class Repetition:
     """How tasks repeat when all were sent: each comes again with another first line."""
@@ -130,9 +107,7 @@ class Repetition:
 
 @dataclass(frozen=True, slots=True)
 class TrafficStream:
-    """`width` agents that take tasks in turn; with `offsets` each task when it is due; with `scripts` conversations,
-    each of which begins as the task at its place and is the next agent's only when it is over.
-    """
+    """`width` agents that take tasks in turn: `offsets` says when each is due, `scripts` makes each a conversation."""
 
     tasks: list[BenchTask]
     width: int
@@ -173,17 +148,18 @@ async def wait_for_begin(sender: Sender, span: TimeWindow) -> float:
 async def run_streams(sender: Sender, on_row: OnRow, streams: Sequence[TrafficStream], span: TimeWindow) -> None:
     """Run all streams at the same time."""
     begin_s = sender.now() if span.begin_s is None else span.begin_s
-    await run_together(sender, on_row, [_load(one, begin_s, span.end_s(begin_s)) for one in streams])
+    async with asyncio.TaskGroup() as group:
+        for stream in streams:
+            load: Any = _load(stream, begin_s, span.end_s(begin_s))(sender, on_row)
+            group.create_task(load)
 
 
-def split_tasks(width: int, tasks: Sequence[T], workers: int) -> list[tuple[int, list[T]]]:
+def split_tasks(width: int, tasks: Sequence[Any], workers: int) -> list[tuple[int, list[Any]]]:
     """For each worker its places and its tasks: as many more tasks as it has places, and some of every kind."""
     parts = max(1, min(workers, width, len(tasks)))
     places = [len(range(part, width, parts)) for part in range(parts)]
-    return [
-        (places[part], [task for number, task in enumerate(tasks) if number % width % parts == part])
-        for part in range(parts)
-    ]
+    shares = ([task for n, task in enumerate(tasks) if n % width % parts == part] for part in range(parts))
+    return [*zip(places, shares, strict=True)]
 
 
 def split_between_workers(streams: Sequence[TrafficStream], workers: int) -> list[list[TrafficStream]]:

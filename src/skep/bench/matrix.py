@@ -1,8 +1,4 @@
-"""Configurations against concurrencies: each is measured, started first if need be, or taken from a stored run.
-
-A configuration that cannot be measured keeps its place with the reason. Between two that are started here, the GPUs'
-memory must be clear again: what a dead engine still holds would be measured with the next.
-"""
+"""Configurations against concurrencies: each is measured, started first if need be, or taken from a stored run."""
 
 from __future__ import annotations
 
@@ -103,11 +99,8 @@ async def run_matrix(
         if config.start is not None and baseline is not None:
             held = await asyncio.to_thread(wait_until_clear, gpu_memory_used, baseline, CLEAR_WITHIN_S)
             if held:
-                index, too_many = held[0]
-                blocked = (
-                    f"not run: GPU {index} holds {format_bytes(too_many)} too much since `{config.name}` was stopped; "
-                    "`nvidia-smi` shows who holds it"
-                )
+                holds = f"GPU {held[0][0]} holds {format_bytes(held[0][1])} too much since `{config.name}` was stopped"
+                blocked = f"not run: {holds}; `nvidia-smi` shows who holds it"
         cells.append(cell)
     return cells
 

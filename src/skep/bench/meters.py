@@ -22,6 +22,38 @@ LATE_LIMIT_MS = 50.0  # after the moment that all were to begin at
 LEAST_DELIVERED = 0.95  # of the concurrency asked for; a client that delivers less is the limit
 FEW_SAMPLES = 200
 RARELY = (200_000, 50, 1000)
+GATEWAYS_OWN = "skep_build_info"
+
+# What a figure is called here, and what engines call its sum and its count.
+MEANS: Mapping[str, tuple[str, ...]] = {
+    "ttft_s": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
+    "tpot_s": (
+        "vllm:request_time_per_output_token_seconds",
+        "vllm:inter_token_latency_seconds",
+        "vllm:time_per_output_token_seconds",
+        "sglang:inter_token_latency_seconds",
+        "sglang:time_per_output_token_seconds",
+    ),
+    "queue_s": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
+    "prefill_s": ("vllm:request_prefill_time_seconds",),
+    "decode_s": ("vllm:request_decode_time_seconds",),
+    "total_s": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
+}
+_TOTALS: Mapping[str, tuple[str, ...]] = {
+    "prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total", "llamacpp:prompt_tokens_total"),
+    "output_tokens": (
+        "vllm:generation_tokens_total",
+        "sglang:generation_tokens_total",
+        "llamacpp:tokens_predicted_total",
+    ),
+    "cached_tokens": ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"),
+    "cache_queries": ("vllm:prefix_cache_queries_total",),
+    "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
+    "drafted_tokens": ("vllm:spec_decode_num_draft_tokens_total", "llamacpp:spec_decode_num_draft_tokens_total"),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total", "llamacpp:spec_decode_num_accepted_tokens_total"),
+    "prompt_busy_s": ("llamacpp:prompt_seconds_total",),
+    "decode_busy_s": ("llamacpp:tokens_predicted_seconds_total",),
+}
 
 
 @dataclass(slots=True)
@@ -109,45 +141,8 @@ async def watch_client() -> AsyncIterator[ClientHealth]:
         health.cpu_share = (time.process_time() - cpu) / max(1e-9, time.monotonic() - wall)
 
 
-GATEWAYS_OWN = "skep_build_info"
-
-# What a figure is called here, and what engines call its sum and its count.
-MEANS: Mapping[str, tuple[str, ...]] = {
-    "ttft_s": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
-    "tpot_s": (
-        "vllm:request_time_per_output_token_seconds",
-        "vllm:inter_token_latency_seconds",
-        "vllm:time_per_output_token_seconds",
-        "sglang:inter_token_latency_seconds",
-        "sglang:time_per_output_token_seconds",
-    ),
-    "queue_s": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
-    "prefill_s": ("vllm:request_prefill_time_seconds",),
-    "decode_s": ("vllm:request_decode_time_seconds",),
-    "total_s": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
-}
-_TOTALS: Mapping[str, tuple[str, ...]] = {
-    "prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total", "llamacpp:prompt_tokens_total"),
-    "output_tokens": (
-        "vllm:generation_tokens_total",
-        "sglang:generation_tokens_total",
-        "llamacpp:tokens_predicted_total",
-    ),
-    "cached_tokens": ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"),
-    "cache_queries": ("vllm:prefix_cache_queries_total",),
-    "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
-    "drafted_tokens": ("vllm:spec_decode_num_draft_tokens_total", "llamacpp:spec_decode_num_draft_tokens_total"),
-    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total", "llamacpp:spec_decode_num_accepted_tokens_total"),
-    "prompt_busy_s": ("llamacpp:prompt_seconds_total",),
-    "decode_busy_s": ("llamacpp:tokens_predicted_seconds_total",),
-}
-
-
 async def read_counters(pool: Pool, headers: Mapping[str, str], model: str) -> dict[str, float]:
-    """Return every sample of the engine's `/metrics`, over its labels; empty where there is none.
-
-    skep's gateway has metrics of its own there; those of the engines behind it stand beside them.
-    """
+    """Return every sample of the engine's `/metrics`, over its labels; of skep's gateway, also those behind it."""
     found = parse_metrics(await _metrics_text(pool, headers, "/metrics"))
     if GATEWAYS_OWN in found:
         found |= parse_metrics(await _metrics_text(pool, headers, f"/metrics/engines?model={quote(model)}"))

@@ -20,6 +20,9 @@ from skep.units import Interval
 
 FULL = 0.95  # of C in flight: the plateau
 CHANGING_S = 0.005  # between the end of one request and the start of the next, the level counts as full
+TOLERATED = 0.05  # of the engine's figure
+TOLERATED_MS = 20.0  # of a time to first token: the network and a loaded machine take some
+Key = tuple[int, int]  # a level and which of its runs
 
 
 def tpot_ms(row: Request) -> float | None:
@@ -91,11 +94,7 @@ def plateau_tok_s(rows: Sequence[Request], concurrency: int) -> float | None:
 
 
 def delivered(rows: Sequence[Request], concurrency: int) -> float | None:
-    """In flight on average from the first request to the last one's start, as a share of what was asked for.
-
-    Below one, the client was late with the next request; it must not pass for a slow server. Needs more requests than
-    `concurrency`, or there is no next one.
-    """
+    """In flight on average until the last request's start, as a share of `concurrency`; below 1 the client was late."""
     begin, end = min((row.started_s for row in rows), default=0.0), max((row.started_s for row in rows), default=0.0)
     if len(rows) <= concurrency or end <= begin:
         return None
@@ -103,15 +102,8 @@ def delivered(rows: Sequence[Request], concurrency: int) -> float | None:
     return busy / (end - begin) / concurrency
 
 
-TOLERATED = 0.05  # of the engine's figure
-TOLERATED_MS = 20.0  # of a time to first token: the network and a loaded machine take some
-
-
 def disagreements(rows: Sequence[Request], counters: Mapping[str, float] | None = None) -> tuple[Disagreement, ...]:
-    """Only what is beyond the tolerance; empty also where the engine says nothing of itself.
-
-    `counters`: the engine's own over the same time, for those that say nothing of a single request.
-    """
+    """Only what is beyond the tolerance. `counters`: of engines that say nothing of a single request."""
     answered = [row for row in rows if row.ok]
     found = [_decode(answered), _first_token(answered), _tokens(answered)]
     if counters and not any(row.engine.decode_ms for row in answered):
@@ -194,17 +186,12 @@ def _tokens(rows: Sequence[Request]) -> Disagreement | None:
     return Disagreement(Clock.TOKENS, client, engine, "`usage` and the engine's own count differ")
 
 
-Key = tuple[int, int]  # a level and which of its runs
-
-
 def levels_of(
     rows: Sequence[Request], limited: Collection[Key] = (), energy: Mapping[int, Energy] | None = None,
     counters: Mapping[int, Mapping[str, float]] | None = None, *, closed: bool = True,
 ) -> tuple[LevelSummary, ...]:  # fmt: skip
-    """In order of C. Warm-up rows (level 0) are stored, not counted. `limited`: runs where the client was the limit.
-
-    `closed`: a level is a number of agents; else it is the place of a rate or a mix, and says nothing by itself.
-    """
+    """In order of C, without the warm-up (level 0). `limited`: runs where the client was the limit. `closed`: a level
+    is a number of agents, not the place of a rate or a mix."""
     by_level: dict[int, list[Request]] = {}
     for row in rows:
         if row.level > 0:
@@ -234,10 +221,7 @@ def complete_rows(rows: Sequence[Request], ended: Collection[Key]) -> list[Reque
 
 
 def task_tok_s(rows: Iterable[Request], *, whole: bool = False) -> float | None:
-    """Median over tasks of output tokens over the time from the first token to the last.
-
-    `whole`: over that from sending (or when due) to the last.
-    """
+    """Median over tasks of output tokens over the time from the first token (`whole`: from sending) to the last."""
     speeds = [
         row.output_tokens / (row.last_token_s - begin)
         for row in rows
@@ -309,9 +293,7 @@ def _level(
         tpot_interval=_of_medians(rows, tpot_values),
         plateau_tok_s=median(plateaus) if plateaus else None,
         task_tok_s_whole=task_tok_s(rows, whole=True),
-        first_byte_ms=percentiles(
-            [(row.first_byte_s - row.due_s) * 1000 for row in answered if row.first_byte_s is not None]
-        ),
+        first_byte_ms=percentiles([(r.first_byte_s - r.due_s) * 1000 for r in answered if r.first_byte_s is not None]),
         gap_ms=percentiles([gap for row in rows for gap in gaps_ms(row)]),
         total_ms=percentiles([(row.ended_s - row.due_s) * 1000 for row in answered]),
         queued_ms=percentiles([row.queued_ms for row in rows if row.queued_ms is not None]),

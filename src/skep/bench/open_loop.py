@@ -1,8 +1,4 @@
-"""Loads that follow a clock instead of a concurrency: arrivals at a rate, several classes at once, a recorded trace.
-
-A level is one rate, or one mix, or one trace. Latency counts from when a request was due, not from when a late client
-sent it: a server that falls behind must not look quick.
-"""
+"""Loads that follow a clock: arrivals at a rate, classes at once, a trace. Latency counts from when one is due."""
 
 from __future__ import annotations
 
@@ -148,7 +144,5 @@ def _class_stream(
 
 def _check_number(rate: float, for_s: float, whose: str, of_what: str) -> None:
     if rate * for_s > MOST_REQUESTS:
-        raise UserError(
-            f"{whose}{rate:g} requests a second for {for_s:g} s are {rate * for_s:,.0f}",
-            hint=f"at most {MOST_REQUESTS:,} {of_what}: choose a shorter --for",
-        )
+        hint = f"at most {MOST_REQUESTS:,} {of_what}: choose a shorter --for"
+        raise UserError(f"{whose}{rate:g} requests a second for {for_s:g} s are {rate * for_s:,.0f}", hint=hint)

@@ -62,11 +62,7 @@ def body_of(task: BenchTask, endpoint: Endpoint) -> dict[str, Any]:
 
 
 class Sender:
-    """Sends tasks to one endpoint and makes rows of the answers.
-
-    An answer that has ended is put aside until nothing else is to be done: when a hundred end at once, the next
-    hundred requests go out first, and bytes that arrive meanwhile get their true times.
-    """
+    """Sends tasks to one endpoint and makes rows of the answers, when nothing else is to be done: requests go first."""
 
     def __init__(
         self, endpoint: Endpoint, pool: Pool, origin_s: float, *, timeout_s: float, keep_text: bool = False

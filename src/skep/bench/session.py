@@ -51,10 +51,7 @@ class RunSession:
         self, endpoint: Endpoint, recording: Recording, on_progress: OnProgress, *, widest: int, keep_text: bool = True,
         more: Callable[[], Mapping[str, Any]] = dict, **load: Any,
     ) -> None:  # fmt: skip
-        """`more`: fields of the progress that only the caller knows, asked for each time it is told.
-
-        `load`: how it is made, as `LoadGenerator` takes it.
-        """
+        """`more`: fields of the progress that only the caller knows. `load`: as `LoadGenerator` takes it."""
         self.recording = recording
         self.now = SessionProgress()
         self.driver = LoadGenerator(endpoint, recording, keep_text=keep_text, most_connections=widest, **load)
@@ -83,7 +80,7 @@ class RunSession:
     def begin(self, **now: Any) -> None:
         """Start the next part of the run."""
         self.now = replace(self.now, **now)
-        self._pace.reset()
+        self._pace = TokenPace()
         self.tell()
 
     def took(self, row: Request) -> None:
@@ -99,9 +96,9 @@ class RunSession:
         self._on_progress(replace(self.now, in_flight=in_flight, tok_s=tok_s, **self._more(), **now))
 
     def summary(self, *, closed: bool = True, slo: SloLimits | None = None) -> SweepSummary:
-        told = self.recording
-        stored = (told.rows, told.samples, told.facts)
-        return summarise(told.run_id, *stored, closed=closed, slo=slo, simulated=told.simulated)
+        run = self.recording
+        stored = (run.rows, run.samples, run.facts)
+        return summarise(run.run_id, *stored, closed=closed, slo=slo, simulated=run.simulated)
 
     async def _tick(self) -> None:
         while True:

@@ -24,6 +24,8 @@ _VALUES: Mapping[str, Callable[[Sequence[Request]], list[float]]] = {
     "tpot": tpot_values,
     "total": lambda rows: [(row.ended_s - row.due_s) * 1000 for row in rows if row.ok],
 }
+SAME_LENGTH = 0.05  # prompts whose mean lengths differ by no more are the same work
+JOULES_PER_KWH = 3_600_000.0
 
 
 def worst_share(limits: SloLimits, rows: Sequence[Request]) -> float:
@@ -45,9 +47,6 @@ def promise_of(limits: SloLimits, rows: Sequence[Request]) -> Promise:
     failed = min((level for level, share in shares.items() if share > 1), default=None)
     safe = max((level for level in met if failed is None or level < failed), default=None)
     return Promise(str(limits), max(met, default=None), failed, safe)
-
-
-SAME_LENGTH = 0.05  # prompts whose mean lengths differ by no more are the same work
 
 
 def summarise(
@@ -240,9 +239,6 @@ def _energy(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, En
             source=str(some[0].get("source", "NVML")),
         )
     return found
-
-
-JOULES_PER_KWH = 3_600_000.0
 
 
 def cost_per_million_tokens(joules_per_token: float, price_per_kwh: float) -> float:

@@ -2,8 +2,7 @@
 
     warm up until stationary -> a level at a time, as the course says -> C=1 once more
 
-`LevelSchedule` decides which level comes next and when it is enough: fixed levels, the search for the knee, the search
-for a limit. A level in, its figures back, no clock of its own. `run_sweep` carries it out.
+`LevelRounds` or `LevelSearch` decides which level comes next and when it is enough, and `run_sweep` carries it out.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import EnergyMeter
@@ -21,7 +20,7 @@ from skep.bench.recording import Identity, Recording, fingerprint_of
 from skep.bench.records import SweepSummary
 from skep.bench.session import OnProgress, RunSession
 from skep.bench.summary import worst_share
-from skep.bench.tasks import Shape, TaskMaker, Workload
+from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.stats.precision import Precision, PrecisionGoal
 from skep.stats.slo import SloLimits, SloSearch
@@ -30,22 +29,14 @@ from skep.store.database import Store
 from skep.store.records import Request
 from skep.workload.items import workload_fingerprint
 
-
-class LevelSchedule(Protocol):
-    def following(self) -> int | None:
-        """Return the level to run now; None: it is enough."""
-
-    def took(self, level: int, rows: Sequence[Request], *, limited: bool) -> None: ...
-
-    def remaining(self) -> dict[int, float]:
-        """About how many more runs of which levels are still to come."""
+WARM_UP_WIDTH = 4  # where the widest level is not known
+WARM_UP_SHARE = 0.15  # of the budget, at most
+CLOSING_SHARE = 0.1
+OVERRUN = 0.7  # of a run's time must be left for another one of its level
 
 
 class LevelRounds:
-    """Every level in turn, again and again, until each is known well enough; C=1 once more at the end.
-
-    Runs of one level are spread over the whole time, so that drift does not pass for an effect of concurrency.
-    """
+    """Every level in turn, until each is known well enough: drift does not pass for an effect of concurrency."""
 
     def __init__(self, levels: Sequence[int], goal: PrecisionGoal, *, runs: int | None = None) -> None:
         """`runs`: exactly so many of each instead of a goal, and none more at the end."""
@@ -57,6 +48,7 @@ class LevelRounds:
         self._closing = runs is None and 1 in levels and len(levels) > 1
 
     def following(self) -> int | None:
+        """Return the level to run now; None: it is enough."""
         open_ones = [level for level in self._levels if not self._enough(level)]
         if open_ones:
             return min(open_ones, key=lambda level: (self._done[level], self._levels.index(level)))
@@ -90,10 +82,7 @@ class LevelRounds:
 
 
 class LevelSearch:
-    """A search that says which level it needs next, and about how many more: for the knee, or for a limit.
-
-    `closes`: C=1 once more at the end, so that drift is seen; it is nothing that the search asked for.
-    """
+    """A search for the knee or for a limit. `closes`: C=1 once more at the end, so that drift is seen."""
 
     def __init__(
         self, search: SaturationSearch | SloSearch, figure: Callable[[Sequence[Request], int], float], *,
@@ -125,7 +114,7 @@ def figure_of(rows: Sequence[Request], level: int) -> float:
     return summary.effective_tok_s if summary.plateau_tok_s is None else summary.plateau_tok_s
 
 
-def make_level_schedule(plan: SweepPlan) -> LevelSchedule:
+def make_level_schedule(plan: SweepPlan) -> LevelRounds | LevelSearch:
     if plan.to_saturation:
         return LevelSearch(SaturationSearch(max_concurrency=plan.max_concurrency), figure_of, closes=True)
     if (slo := plan.slo) is not None:
@@ -133,12 +122,6 @@ def make_level_schedule(plan: SweepPlan) -> LevelSchedule:
         return LevelSearch(search, lambda rows, _: worst_share(slo, rows))
     goal = PrecisionGoal(relative=plan.precision, most=plan.most_runs)
     return LevelRounds(plan.concurrency, goal, runs=plan.runs)
-
-
-WARM_UP_WIDTH = 4  # where the widest level is not known
-WARM_UP_SHARE = 0.15  # of the budget, at most
-CLOSING_SHARE = 0.1
-OVERRUN = 0.7  # of a run's time must be left for another one of its level
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +149,8 @@ class SweepPlan:
     def searches(self) -> bool:
         return self.to_saturation or self.slo is not None
 
-    @property
-    def shape(self) -> Shape:
-        return self.workload.shape
-
     def tasks_at(self, level: int) -> int:
-        if self.shape == "burst":
-            return level
-        return max(level, self.tasks or max(6, 3 * level))
+        return level if self.workload.shape == "burst" else max(level, self.tasks or max(6, 3 * level))
 
 
 async def run_sweep(
@@ -181,10 +158,8 @@ async def run_sweep(
     maker: TaskMaker | None = None, meter: EnergyMeter | None = None,
 ) -> SweepSummary:  # fmt: skip
     """Faults of single requests become rows; what ends the run as a whole is raised, and the rows so far are kept."""
-    config = asdict(plan)
     maker = maker or TaskMaker(plan.workload)
-    config["slo"] = str(plan.slo) if plan.slo else None
-    config |= maker.lengths
+    config = {**asdict(plan), "slo": str(plan.slo) if plan.slo else None, **maker.lengths}
     identity = Identity(plan.kind, run_fingerprint(plan, endpoint, host), config)
     async with Recording(store, endpoint, host, identity) as recording:
         sweep = Sweep(plan, endpoint, recording, maker, on_progress, meter)
@@ -212,9 +187,8 @@ class Sweep:
         self.course = make_level_schedule(plan)
         widest = plan.max_concurrency if plan.searches else max(plan.concurrency)
         how: dict[str, Any] = {"timeout_s": plan.timeout_s, "keep_text": plan.keep_text, "processes": plan.processes}
-        self.session = RunSession(
-            endpoint, recording, on_progress, widest=widest, meter=meter, more=self._outlook, **how
-        )
+        how |= {"widest": widest, "meter": meter, "more": self._outlook}
+        self.session = RunSession(endpoint, recording, on_progress, **how)
         self._maker = maker
         self._repeats: dict[int, int] = {}
         self._durations: dict[int, float] = {}
@@ -227,11 +201,11 @@ class Sweep:
         await self.warm_up()
         while (level := self.course.following()) is not None and self._has_time(level):
             await self.run_level(level)
-        if level is not None and level != 1 and self._may_close():
+        known, budget = self._durations.get(1), self.plan.budget_s
+        if level in (None, 1) or self.plan.runs is not None or known is None or budget is None:
+            return
+        if known < CLOSING_SHARE * budget:  # the budget has ended it: C=1 all the same, where that is a small part
             await self.run_level(1)
-
-    async def close(self) -> None:
-        await self.session.driver.close()
 
     async def run_level(self, level: int) -> list[Request]:
         """One run of one level."""
@@ -241,7 +215,7 @@ class Sweep:
         session, driver = self.session, self.session.driver
         session.begin(level=level, repeat=repeat, done=0, total=total)
         began, took = time.monotonic(), session.took
-        if self.plan.shape == "conversation":
+        if self.plan.workload.shape == "conversation":
             talks = [self._maker.conversation_stream(level, repeat, total)]
             rows, limited = await driver.run_streams_at_level(level, repeat, talks, took, TimeWindow())
         else:
@@ -262,11 +236,6 @@ class Sweep:
         widest = WARM_UP_WIDTH if plan.searches else max(plan.concurrency)
         width, limit_s = min(widest, plan.tasks_at(widest)), WARM_UP_SHARE * plan.budget_s if plan.budget_s else None
         await self.session.warm_up(self._maker, width, limit_s=limit_s, quick=plan.quick_warm_up)
-
-    def _may_close(self) -> bool:
-        """The budget has ended it: C=1 once more all the same, where that is a small part of the time."""
-        known, budget = self._durations.get(1), self.plan.budget_s
-        return known is not None and budget is not None and self.plan.runs is None and known < CLOSING_SHARE * budget
 
     def _has_time(self, level: int) -> bool:
         """A level never run yet gets its first run while there is any time; another run must be expected to fit."""

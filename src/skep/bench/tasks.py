@@ -27,6 +27,8 @@ SHARED_TOKENS = 2048
 PREFILL_TOKENS = 8192
 FIRST_TURN_TOKENS = 120
 TASK_TOKENS = 60  # behind a shared prefix, without the chat template's own
+SAMPLES = 12
+ASKED_OF_USAGE = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +120,6 @@ class TaskMaker:
         return TrafficStream(firsts, level, scripts=scripts)
 
 
-SAMPLES = 12
-ASKED_OF_USAGE = 6
-
-
 async def calibrate_on(
     endpoint: Endpoint, tokens: int | None, seed: int, *, timeout_s: float = 120.0
 ) -> TokenCalibration:
@@ -143,12 +141,9 @@ async def calibrate_on(
 
 
 async def count_tokens(pool: Pool, endpoint: Endpoint, text: str) -> int | None:
-    """Return how many tokens the engine's tokenizer finds; None where it has none.
-
-    llama.cpp wants `content` and gives the tokens; vLLM and SGLang want `prompt` and give a count.
-    """
-    body = {"model": endpoint.model, "content": text, "prompt": text}
-    headers = dict(endpoint.headers)
+    """Return how many tokens the engine's tokenizer finds; None where it has none."""
+    # llama.cpp wants `content` and gives the tokens; vLLM and SGLang want `prompt` and give a count
+    body, headers = {"model": endpoint.model, "content": text, "prompt": text}, dict(endpoint.headers)
     answer = await fetch_if_there(pool, "POST", "/tokenize", body=body, headers=headers, timeout_s=10.0)
     document = answer.document() if answer else {}
     count, tokens = document.get("count"), document.get("tokens")

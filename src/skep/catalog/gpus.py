@@ -9,18 +9,12 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from skep.catalog.names import (
-    device_spellings,
-    did_you_mean,
-    find_name,
-    similar_names,
-    spellings,
-    split_memory,
-    squeeze,
-    table,
-    table_texts,
-)
+from skep.catalog import names
+from skep.catalog.names import squeeze, table, table_texts
 from skep.errors import UserError
+
+_FILE = "gpus.toml"
+_PLAIN = ("title", "vendor", "arch", "unified_memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +23,6 @@ class ValueOrigin:
 
     source: str
     confidence: str
-
-
-def no_origins() -> Mapping[str, ValueOrigin]:
-    return MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +48,12 @@ class Device:
     nvlink_gbs: float | None = None  # one direction
     tdp_w: float | None = None
     unified_memory: bool = False  # the system's memory: not all of it is for the model
-    origins: Mapping[str, ValueOrigin] = field(default_factory=no_origins, compare=False, hash=False)
+    origins: Mapping[str, ValueOrigin] = field(default_factory=dict, compare=False, hash=False)
 
     @property
     def family(self) -> str:
         """`ampere`, `ada`, `blackwell`, `rdna4`: what kernels are written for."""
         return self.arch.lower().replace(" ", "-")
-
-
-_FILE = "gpus.toml"
-_PLAIN = ("title", "vendor", "arch", "unified_memory")
 
 
 @lru_cache(maxsize=1)
@@ -78,27 +64,26 @@ def devices() -> dict[str, Device]:
 
 def find_device(name: str) -> Device | None:
     """However it is typed: `RTX 3090`, `rtx_3090`, `NVIDIA GeForce RTX 3090`, `3090`."""
-    found = _literally(name)
-    shorter, memory_gib = split_memory(name)
-    if found is None and memory_gib:
-        guess = _literally(shorter)
-        if guess is not None and (guess.unified_memory or abs(guess.memory_gib / memory_gib - 1) < 0.1):
-            found = guess
-    return found
+    shorter, memory_gib = names.split_memory(name)
+    if (found := _literally(name)) is not None or not memory_gib:
+        return found
+    guess = _literally(shorter)
+    fits = guess is not None and (guess.unified_memory or abs(guess.memory_gib / memory_gib - 1) < 0.1)
+    return guess if fits else None
 
 
 def device(name: str) -> Device:
     found = find_device(name)
     if found is None:
-        names = similar_names(name, spellings(_FILE))
-        raise UserError(f"no GPU is called `{name}`", hint=did_you_mean(names, "`skep catalog gpus` lists them"))
+        near = names.similar_names(name, names.spellings(_FILE))
+        raise UserError(f"no GPU is called `{name}`", hint=names.did_you_mean(near, "`skep catalog gpus` lists them"))
     return found
 
 
 def other_matches(name: str) -> tuple[str, ...]:
     """Other cards that a short name could stand for: `h100` is one of three. Empty where the name is one card's own."""
     found = find_device(name)
-    if found is None or squeeze(found.id) in device_spellings(name):
+    if found is None or squeeze(found.id) in names.device_spellings(name):
         return ()
     words = {squeeze(word) for word in re.split(r"[\s_-]+", name) if word}
     alike = (slug for slug in table_texts(_FILE) if words <= set(map(squeeze, slug.split("-"))))
@@ -106,7 +91,7 @@ def other_matches(name: str) -> tuple[str, ...]:
 
 
 def _literally(name: str) -> Device | None:
-    slug = find_name(_FILE, device_spellings(name))
+    slug = names.find_name(_FILE, names.device_spellings(name))
     return None if slug is None else _device(slug)
 
 

@@ -10,9 +10,26 @@ from math import exp, isfinite, log
 from types import MappingProxyType
 from typing import Any
 
-from skep.catalog.gpus import ValueOrigin, no_origins
+from skep.catalog.gpus import ValueOrigin
 from skep.catalog.names import did_you_mean, find_name, model_spellings, similar_names, spellings, table, table_texts
 from skep.errors import UserError
+
+_FILE = "models.toml"
+_NOT_VALUES = ("title", "aliases", "origin", "origins")
+_HEAD_DIM = 128
+_VOCAB = 151_936
+_TIED_BELOW_B = 5.0
+_LARGEST_B = 20_000.0
+# Billions of parameters, hidden width, layers, KV heads. Dense: Qwen 3, Llama 3. Mixtures by what is active: Qwen 3,
+# gpt-oss, MiniMax, GLM-4.5, DeepSeek.
+_DENSE = (
+    (0.13, 576, 30, 3), (0.6, 1024, 28, 8), (1.7, 2048, 28, 8), (4.0, 2560, 36, 8), (8.2, 4096, 36, 8),
+    (14.8, 5120, 40, 8), (32.8, 5120, 64, 8), (70.6, 8192, 80, 8), (123.0, 12288, 88, 8), (405.9, 16384, 126, 8),
+)  # fmt: skip
+_MIXTURE = (
+    (1.0, 2048, 24, 4), (3.3, 2048, 48, 4), (5.1, 2880, 36, 8), (10.0, 3072, 62, 8), (13.0, 4096, 46, 8),
+    (22.0, 4096, 94, 4), (37.0, 7168, 61, 8), (60.0, 8192, 80, 8),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +75,7 @@ class Geometry:
     native_bits: float | None = None  # of a checkpoint that is published quantized (gpt-oss: 4.25)
     estimated: bool = False  # made from parameter counts alone: its widths are guesses
     aliases: tuple[str, ...] = ()
-    origins: Mapping[str, ValueOrigin] = field(default_factory=no_origins, compare=False, hash=False)
+    origins: Mapping[str, ValueOrigin] = field(default_factory=dict, compare=False, hash=False)
 
     @property
     def is_moe(self) -> bool:
@@ -87,10 +104,6 @@ class Geometry:
         state = self.linear_v_heads * self.linear_k_dim * self.linear_v_dim * 4
         channels = 2 * self.linear_k_heads * self.linear_k_dim + self.linear_v_heads * self.linear_v_dim
         return self.linear_layers * (state + channels * max(0, self.conv_kernel - 1) * 2)
-
-
-_FILE = "models.toml"
-_NOT_VALUES = ("title", "aliases", "origin", "origins")
 
 
 @lru_cache(maxsize=1)
@@ -127,22 +140,6 @@ def _geometry(slug: str) -> Geometry:
     return Geometry(id=slug, title=entry["title"], aliases=aliases, **values, origins=MappingProxyType(origins))
 
 
-_HEAD_DIM = 128
-_VOCAB = 151_936
-_TIED_BELOW_B = 5.0
-_LARGEST_B = 20_000.0
-# Billions of parameters, hidden width, layers, KV heads. Dense: Qwen 3, Llama 3. Mixtures by what is active: Qwen 3,
-# gpt-oss, MiniMax, GLM-4.5, DeepSeek.
-_DENSE = (
-    (0.13, 576, 30, 3), (0.6, 1024, 28, 8), (1.7, 2048, 28, 8), (4.0, 2560, 36, 8), (8.2, 4096, 36, 8),
-    (14.8, 5120, 40, 8), (32.8, 5120, 64, 8), (70.6, 8192, 80, 8), (123.0, 12288, 88, 8), (405.9, 16384, 126, 8),
-)  # fmt: skip
-_MIXTURE = (
-    (1.0, 2048, 24, 4), (3.3, 2048, 48, 4), (5.1, 2880, 36, 8), (10.0, 3072, 62, 8), (13.0, 4096, 46, 8),
-    (22.0, 4096, 94, 4), (37.0, 7168, 61, 8), (60.0, 8192, 80, 8),
-)  # fmt: skip
-
-
 def geometry_from_parameters(title: str, total_b: float, active_b: float | None = None) -> Geometry:
     """`active_b` is what one token reads, in billions; None or the total: a dense model."""
     active_b = total_b if active_b is None else active_b
@@ -151,9 +148,7 @@ def geometry_from_parameters(title: str, total_b: float, active_b: float | None 
     if not (isfinite(active_b) and 0 < active_b <= total_b):
         message = f"`{title}` cannot read {active_b:g} of {total_b:g} billion parameters for a token"
         raise UserError(message, hint="the active parameters are at most all of them")
-    if active_b > 0.85 * total_b:
-        return _dense(title, total_b)
-    return _mixture(title, total_b, active_b)
+    return _dense(title, total_b) if active_b > 0.85 * total_b else _mixture(title, total_b, active_b)
 
 
 def _dense(title: str, total_b: float) -> Geometry:
@@ -161,10 +156,8 @@ def _dense(title: str, total_b: float) -> Geometry:
     tied = total_b < _TIED_BELOW_B
     vocab = _vocab(hidden, total_b)
     rest = total_b * 1e9 - vocab * hidden * (1 if tied else 2) - layers * _attention(hidden, kv_heads)
-    width = max(hidden, round(rest / (3 * hidden * layers)))
-    total = total_b * 1e9
-    widths = {"tied_embeddings": tied, "intermediate": width}
-    return _estimated(title, hidden, layers, kv_heads, vocab, total, total, **widths)
+    widths = {"tied_embeddings": tied, "intermediate": max(hidden, round(rest / (3 * hidden * layers)))}
+    return _estimated(title, hidden, layers, kv_heads, vocab, total_b * 1e9, total_b * 1e9, **widths)
 
 
 def _mixture(title: str, total_b: float, active_b: float) -> Geometry:

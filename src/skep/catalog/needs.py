@@ -1,7 +1,4 @@
-"""What a preset's figures rest on beyond flags, and which of them fall away where that is not here.
-
-Knows no machine: what is here is handed in.
-"""
+"""What a preset's figures rest on beyond flags, and which of them fall away where that is not here."""
 
 from __future__ import annotations
 
@@ -61,10 +58,7 @@ def lost_words(preset: Preset, missing: Sequence[Need]) -> str | None:
 
 
 def other_cards(preset: Preset, cards: Sequence[str]) -> str | None:
-    """`measured on 2x rtx-3090, here are 2x rtx-4090`; None where as many of the same kind are here, or none is wanted.
-
-    `cards` are the names of the machine's, as the driver tells them.
-    """
+    """`measured on 2x rtx-3090, here are 2x rtx-4090`; None where as many are here. `cards`: by the driver's names."""
     wanted = _rig(preset.hardware)
     here = Counter(_kind(name) for name in cards)
     if all(here[kind] >= count for kind, count in wanted.items()):

@@ -27,6 +27,10 @@ _OWN_FLAGS: Mapping[str, Mapping[str, str]] = {
         "-c": "context", "--model": "checkpoint", "-m": "checkpoint", "--cache-type-k": "kv", "--cache-type-v": "kv",
     },
 }  # fmt: skip
+DRAFT_METHODS = ("mtp", "ngram", "draft", "eagle", "dflash")
+UpTo64 = Annotated[int, Meta(ge=1, le=64)]
+AtLeast1 = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 def own_flag(engine: str, extra: Sequence[str]) -> tuple[str, str] | None:
@@ -52,9 +56,6 @@ class Draft:
         return f"{self.method}:{self.depth}"
 
 
-DRAFT_METHODS = ("mtp", "ngram", "draft", "eagle", "dflash")
-
-
 def parse_draft(text: str | None, model: str | None, *, key: str) -> Draft:  # noqa: ARG001 - as all that parse
     """Parse `mtp:3`: a method and how many tokens it drafts a step."""
     if text is None:
@@ -64,11 +65,6 @@ def parse_draft(text: str | None, model: str | None, *, key: str) -> Draft:  # n
         hint = f'write it as "mtp:3"; methods: {", ".join(DRAFT_METHODS)}'
         raise UserError(f"`speculation` = `{text}` is not understood", hint=hint)
     return Draft(method, int(depth), model)
-
-
-UpTo64 = Annotated[int, Meta(ge=1, le=64)]
-AtLeast1 = Annotated[int, Meta(ge=1)]
-Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 @dataclass(frozen=True, slots=True)

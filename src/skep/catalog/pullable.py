@@ -37,8 +37,7 @@ def pullable_names() -> tuple[str, ...]:
 def find_pullable(name: str) -> PullableModel | None:
     """By id or title, whatever the case, spaces, dashes and underscores."""
     known = _read()
-    found = _spelled(known).get(squeeze(name))
-    return None if found is None else known[found]
+    return known.get(_spelled(known).get(squeeze(name), ""))
 
 
 def pullable(name: str) -> PullableModel:

@@ -68,10 +68,7 @@ def options_of_setup(setup: Setup, rig: Rig) -> EngineOptions:
 def launches_of(
     setup: Setup, rig: Rig, *, checkpoint: str | None = None, order: Sequence[int] = ()
 ) -> tuple[Launch, ...]:
-    """One a replica, its cards and port its own. `order`: the machine's numbers of the rig's cards, where rearranged.
-
-    Of machines in a network each is a card of the rig, and no replica has cards to choose from.
-    """
+    """One a replica, its cards and port its own. `order`: the machine's numbers of the rig's cards, if rearranged."""
     together = shares_experts(setup)
     replicas = 1 if together else setup.layout.replicas
     each = setup.layout.cards if together else setup.layout.cards_each

@@ -1,13 +1,10 @@
-"""`skep export`: a preset, or the best plan for a model, as text for those who start it without skep.
-
-The texts are the templates in `templates/`; every value goes into them through the quoting of its form.
-"""
+"""`skep export`: a preset, or the best plan for a model, as one of the texts in `templates/`, to start without skep."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 
@@ -17,19 +14,7 @@ from skep.catalog.models import find_geometry
 from skep.config.presets import find_preset, preset, presets_folder
 from skep.deploy import export_container, export_recipe
 from skep.deploy.commands import launches_of
-from skep.deploy.export_recipe import (
-    HERE,
-    OLLAMA,
-    Recipe,
-    Word,
-    check_engine,
-    comment,
-    environment,
-    file_name,
-    native_words,
-    recipe_of,
-    recipe_with,
-)
+from skep.deploy.export_recipe import HERE, OLLAMA, Recipe, Word, environment, file_name, native_words
 from skep.deploy.resolve import ServeRequest, best_plan, simulated_flags
 from skep.engines.base import Launch
 from skep.errors import UserError
@@ -47,8 +32,10 @@ def _templates() -> Environment:
         undefined=StrictUndefined,
     )  # fmt: skip
     found.filters |= {
-        "command": _command,
-        "commented": lambda text: comment(text.strip("\n")) + "\n",
+        "command": lambda words: export_recipe.folded(
+            ["/usr/bin/env", *map(export_recipe.systemd_word, words)]
+        ),  # a unit has no search path
+        "commented": lambda text: export_recipe.comment(text.strip("\n")) + "\n",
         "health_url": lambda launch: f"http://{HERE}:{launch.port}{export_recipe.health_path(launch)}",
         "plain": lambda text: re.sub(r"\s+", " ", text).replace("%", "%%").rstrip("\\"),
         "service": lambda launch: re.sub(r"[^a-z0-9_-]+", "-", file_name(launch.name).lower()),
@@ -65,11 +52,6 @@ def _templates() -> Environment:
     found.globals |= {function.__name__: function for function in functions}
     found.globals |= {"here": HERE, "start_s": START_S, "folder": FOLDER}
     return found
-
-
-def _command(words: Sequence[Word]) -> str:
-    """By `env`: a unit's own search path is not the shell's."""
-    return export_recipe.folded(["/usr/bin/env", *(export_recipe.systemd_word(word) for word in words)])
 
 
 def native_command(recipe: Recipe, launch: Launch, pulled: str | None = None) -> list[Word]:
@@ -101,7 +83,7 @@ def find_recipe(name: str, gpu: str | None, paths: Paths, *, port: int, engine_p
     folder = presets_folder(paths)
     if find_preset(name, folder) is None and find_geometry(name) is not None:
         raise UserError(f"`{name}` is a model, not a preset", hint='say on which cards: --gpu "2x rtx-3090"')
-    return recipe_of(preset(name, folder), port=port, engine_port=engine_port)
+    return export_recipe.recipe_of(preset(name, folder), port=port, engine_port=engine_port)
 
 
 def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int) -> Recipe:
@@ -110,10 +92,12 @@ def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int)
     setup, rig = plan.setup, plan.rated.rig
     if of_machines(rig):
         raise UserError(f"`{gpu}` are machines of their own", hint=f"`skep plan {model}` prints a line for each")
-    check_engine(setup.engine, model)
+    export_recipe.check_engine(setup.engine, model)
     title = f"{setup.model.title}, {setup.quant.title}, {setup.layout} on {rig.title}: the best that skep plans"
     launches = launches_of(setup, rig)
-    return recipe_with(launches, rig.cards[0].vendor, title=title, cards=gpu, port=port, engine_port=engine_port)
+    return export_recipe.recipe_with(
+        launches, rig.cards[0].vendor, title=title, cards=gpu, port=port, engine_port=engine_port
+    )
 
 
 def service_unit(folder: Path) -> str:

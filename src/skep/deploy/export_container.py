@@ -7,23 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from skep.catalog.presets import Container
-from skep.deploy.export_recipe import (
-    HERE,
-    LOCAL,
-    OLLAMA,
-    PLACEHOLDER,
-    Recipe,
-    RecipePath,
-    Word,
-    environment,
-    file_name,
-    health_path,
-    native_words,
-    on_hub,
-    shell_lines,
-    shell_word,
-    wrapped,
-)
+from skep.deploy import export_recipe
+from skep.deploy.export_recipe import HERE, LOCAL, OLLAMA, Recipe, RecipePath, Word, on_hub
 from skep.engines.base import Launch
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; it is published on loopback only
@@ -76,11 +61,11 @@ def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
     mounts = [(RecipePath(mount.host), mount.inside, mount.read_only) for mount in own.mounts]
     mounts = [*(one for one in weights if one[1] not in taken), *mounts]
     seen = inner if recipe.vendor == "nvidia" else replace(inner, gpus=launch.gpus)  # others see all that is handed in
-    told = environment(seen, recipe.vendor).items()
+    told = export_recipe.environment(seen, recipe.vendor).items()
     given = {name: value.replace(f"{HERE}:", f"{EVERYWHERE}:") if name == OLLAMA else value for name, value in told}
     hub = launch.engine != "ollama" and on_hub(checkpoint or "")
     given |= {"LLAMA_CACHE": LLAMA_CACHE[1]} if hub and launch.engine == "llamacpp" else {}
-    url = f"http://{HERE}:{port}{health_path(launch)}"
+    url = f"http://{HERE}:{port}{export_recipe.health_path(launch)}"
     by_python = ("CMD", "python3", "-c", f"import urllib.request as u; u.urlopen({url!r}, timeout=5)")
     by_other = {"ollama": ("CMD", "ollama", "list"), "llamacpp": ("CMD", "curl", "-f", url)}  # what the image has
     return ContainerSpec(
@@ -143,7 +128,7 @@ def tag_notes(recipe: Recipe) -> list[str]:
     if not known:
         said = f"measured with {recipe.engine_version}" if recipe.engine_version else "which version is not known"
         lines.append(f"Choose the image's tag ({said}): `{image}` is whatever is newest on the day it is pulled.")
-    return [part for line in lines for part in wrapped(line)]
+    return [part for line in lines for part in export_recipe.wrapped(line)]
 
 
 def fetching(recipe: Recipe) -> list[str]:
@@ -153,9 +138,9 @@ def fetching(recipe: Recipe) -> list[str]:
         return []
     if not on_hub(checkpoint):
         what = "the folder that holds it" if checkpoint.endswith(".gguf") else "the folder"
-        return [f"Weights: ${variable} is {what} (`{checkpoint.removeprefix(PLACEHOLDER)}`)"]
+        return [f"Weights: ${variable} is {what} (`{checkpoint.removeprefix(export_recipe.PLACEHOLDER)}`)"]
     return [
-        f'Weights: hf download {shell_word(checkpoint)} --local-dir "${variable}"',
+        f'Weights: hf download {export_recipe.shell_word(checkpoint)} --local-dir "${variable}"',
         "(real files: a snapshot in the hub's cache holds links that lead out of it, dead inside a container)",
     ]
 
@@ -165,7 +150,7 @@ def variables_of(recipe: Recipe) -> dict[str, str | None]:
     texts = [host.text for host, _, _ in container_of(recipe, recipe.first).mounts]
     names = [name for text in texts for name in _NAMES.findall(text) if name != "HOME"]
     own, name = _checkpoint_variable(recipe), (recipe.first.checkpoint or "").rpartition("/")[2]
-    place = "~/models" if name.endswith(".gguf") else f"~/models/{file_name(name)}"
+    place = "~/models" if name.endswith(".gguf") else f"~/models/{export_recipe.file_name(name)}"
     return {one: place if one == own else None for one in dict.fromkeys(names)}
 
 
@@ -198,7 +183,7 @@ def _weights(launch: Launch, own: Container) -> tuple[list[tuple[RecipePath, str
 
 def _started(launch: Launch, steps: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
     """Return the engine's command line as its image knows it, behind the steps that come before."""
-    words = [str(word.text if isinstance(word, RecipePath) else word) for word in native_words(launch)]
+    words = [str(word.text if isinstance(word, RecipePath) else word) for word in export_recipe.native_words(launch)]
     words[0] = words[0].rpartition("/")[2]
     if words[0].startswith("python"):
         words[0] = "python3"
@@ -210,6 +195,6 @@ def _started(launch: Launch, steps: Sequence[str]) -> tuple[str | None, tuple[st
     own_entry = launch.engine in ("llamacpp", "ollama")
     if steps:
         start = "/app/llama-server" if launch.engine == "llamacpp" else words[0]
-        script = "\n".join(("set -e", *steps, f"exec {shell_lines([start, *words[1:]])}"))
+        script = "\n".join(("set -e", *steps, f"exec {export_recipe.shell_lines([start, *words[1:]])}"))
         return "/bin/bash", ("-c", script)
     return (None, tuple(words[1:])) if own_entry else (words[0], tuple(words[1:]))

@@ -27,6 +27,11 @@ _VARIABLE = re.compile(r"\$(?:\{[A-Za-z_][A-Za-z0-9_]*\}|[A-Za-z_][A-Za-z0-9_]*)
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 WIDTH = 110
+HERE = "127.0.0.1"
+LOCAL = ("/", "./", "../", "~", "$")
+PLACEHOLDER = "path/to/"
+OLLAMA = "OLLAMA_HOST"  # the one variable that says where an engine listens
+IN_A_CONTAINER = ("image", "patch", "step")  # needs that only a container meets
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ def shell_word(word: Word) -> str:
 
 def systemd_word(word: Word, *, dollars: bool = True) -> str:
     """`dollars`: of a command line, where `$` would begin a variable; not so in Environment=."""
-    quote = partial(_systemd_text, dollars=dollars)
+    quote = partial(_escape, doubled="%$" if dollars else "%")
     path = word if isinstance(word, RecipePath) else RecipePath("", before=word)
     found = _path(path.text, quote, home="%h", variable=lambda name: f"${{{name.strip('${}')}}}")
     text = quote(path.before) + found + quote(path.after)
@@ -65,15 +70,15 @@ def systemd_word(word: Word, *, dollars: bool = True) -> str:
 
 def yaml_word(word: Word) -> str:
     """Return a double-quoted scalar. Compose puts variables in: a dollar that means itself is doubled."""
-    if isinstance(word, str):
-        return f'"{_yaml_text(word)}"'
+    quote = partial(_escape, doubled="$")
+    path = word if isinstance(word, RecipePath) else RecipePath("", before=word)
 
     def wanted(name: str) -> str:
         bare = name.strip("${}")
         return f"${{{bare}}}" if bare == "HOME" else f"${{{bare}:?say in .env where it lies}}"
 
-    found = _path(word.text, _yaml_text, home="${HOME}", variable=wanted)
-    return f'"{_yaml_text(word.before)}{found}{_yaml_text(word.after)}"'
+    found = _path(path.text, quote, home="${HOME}", variable=wanted)
+    return f'"{quote(path.before)}{found}{quote(path.after)}"'
 
 
 def shell_lines(words: Sequence[Word]) -> str:
@@ -119,27 +124,13 @@ def _shell_text(text: str) -> str:
     return shlex.quote(text) if text else ""
 
 
-def _systemd_text(text: str, *, dollars: bool) -> str:
-    text = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    text = text.replace("$", "$$") if dollars else text
-    return _UNPRINTABLE.sub(_escaped, text)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    """Return what no reader of YAML or of a unit takes as it is, in an escape that both know."""
-    return {"\n": "\\n", "\t": "\\t"}.get(found.group(), f"\\u{ord(found.group()):04x}")
-
-
-def _yaml_text(text: str) -> str:
-    text = text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
-    return _UNPRINTABLE.sub(_escaped, text)
-
-
-HERE = "127.0.0.1"
-LOCAL = ("/", "./", "../", "~", "$")
-PLACEHOLDER = "path/to/"
-OLLAMA = "OLLAMA_HOST"  # the one variable that says where an engine listens
-IN_A_CONTAINER = ("image", "patch", "step")  # needs that only a container meets
+def _escape(text: str, doubled: str) -> str:
+    """Escape what YAML or a unit does not take as it is, in a way that both know, and double signs that they read."""
+    text = text.replace("\\", "\\\\").replace('"', '\\"')
+    for sign in doubled:
+        text = text.replace(sign, 2 * sign)
+    known = {"\n": "\\n", "\t": "\\t"}
+    return _UNPRINTABLE.sub(lambda found: known.get(found[0], f"\\u{ord(found[0]):04x}"), text)
 
 
 @dataclass(frozen=True, slots=True)

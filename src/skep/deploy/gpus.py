@@ -21,12 +21,8 @@ NOT_ON_CARDS = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-cmoe", "--cpu-moe", 
 def assign_cards(
     replicas: int, each: int, gpus: Sequence[int], cards: Sequence[GpuCard], taken: Iterable[int] = ()
 ) -> list[tuple[int, ...]]:
-    """Return the cards of each replica. Those named are taken in order; else those free of earlier models come first.
-
-    Exactly as many cards as one replica wants: all replicas share them. Empty tuples: no GPU is here, or wanted.
-    """
-    present = [card.index for card in cards]
-    wanted = replicas * each
+    """Return the cards of each replica: those named, in order; else those free of earlier models first."""
+    present, wanted = [card.index for card in cards], replicas * each
     if gpus:
         missing = next((gpu for gpu in gpus if gpu not in present), None)
         if missing is not None:
@@ -82,6 +78,10 @@ def machine_resources(cards: Sequence[GpuCard], ram: int | None) -> tuple[tuple[
     return tuple((name, total) for name, total in own if total is not None)
 
 
+def _resource_words(resource: str) -> str:
+    return "memory" if resource == RAM else f"GPU {resource.removeprefix('gpu')}"
+
+
 def check_together(launches: Sequence[Launch], has: Mapping[str, int]) -> None:
     """Those that run at the same time must fit together: two engines that profile one card for themselves do not."""
     always = [launch for launch in launches if not launch.on_demand]
@@ -89,7 +89,7 @@ def check_together(launches: Sequence[Launch], has: Mapping[str, int]) -> None:
         takers = [(launch, dict(launch.room)[resource]) for launch in always if resource in dict(launch.room)]
         if sum(room for _, room in takers) <= total:
             continue
-        what = "memory" if resource == RAM else f"GPU {resource.removeprefix('gpu')}"
+        what = _resource_words(resource)
         if len(takers) == 1:
             launch, room = takers[0]
             raise DoesNotFit(f"`{launch.name}` wants {format_bytes(room)} of {what}, which has {format_bytes(total)}",
@@ -115,12 +115,9 @@ def check_on_demand(launches: Sequence[Launch], has: Mapping[str, int], max_load
             others = sum(dict(launch.room).get(resource, 0) for launch in pinned)
             if own and own + others > total:
                 beside = f", {format_bytes(others)} of it for pinned models" if others else ""
-                what = "memory" if resource == RAM else f"GPU {resource.removeprefix('gpu')}"
-                raise DoesNotFit(
-                    f"`{model}` can never be loaded: it wants {format_bytes(own)} of {what}, "
-                    f"which has {format_bytes(total)}{beside}",
-                    hint="fewer slots, a shorter context, a smaller quantization, or pin less",
-                )
+                wants = f"it wants {format_bytes(own)} of {_resource_words(resource)}, which has {format_bytes(total)}"
+                hint = "fewer slots, a shorter context, a smaller quantization, or pin less"
+                raise DoesNotFit(f"`{model}` can never be loaded: {wants}{beside}", hint=hint)
 
 
 def check_free(launches: Sequence[Launch], cards: Sequence[GpuCard]) -> None:

@@ -10,16 +10,8 @@ from pathlib import Path
 
 from skep.catalog.gpus import Device, HostFacts
 from skep.catalog.names import model_id
-from skep.config.settings import OWN_ENGINES, GatewaySettings, Serve, Settings, Upstream
-from skep.deploy.gpus import (
-    assign_cards,
-    check_free,
-    check_on_demand,
-    check_together,
-    machine_resources,
-    room_of,
-    spread,
-)
+from skep.config.settings import OWN_ENGINES, Serve, Settings
+from skep.deploy import gpus
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import find_program
 from skep.errors import SkepError, UserError
@@ -58,7 +50,7 @@ def read_machine() -> LocalMachine:
     """Read cores, memory and the cards that CUDA_VISIBLE_DEVICES leaves visible."""
     cards = visible_gpus(read_gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     host = read_host() if cards else read_host(NvidiaReport())
-    return LocalMachine(host.cpu_cores, cards, machine_resources(cards, host.memory_bytes), _devices(host, cards))
+    return LocalMachine(host.cpu_cores, cards, gpus.machine_resources(cards, host.memory_bytes), _devices(host, cards))
 
 
 def _devices(host: HostFacts, cards: Sequence[GpuCard]) -> tuple[Device, ...]:
@@ -68,7 +60,6 @@ def _devices(host: HostFacts, cards: Sequence[GpuCard]) -> tuple[Device, ...]:
     numbers = [gpu.index for gpu in host.gpus]
     if not cards or not {card.index for card in cards} <= set(numbers):
         return ()
-
     try:
         known = rig_of_host(host).rig.cards
     except UserError:
@@ -80,10 +71,7 @@ def plan_launches(
     settings: Settings, paths: Paths, progress: PullProgress = lambda _done, _total: None, *,
     running: Sequence[Launch] = (), machine: LocalMachine | None = None, starting: bool = True, engine_key: str = "",
 ) -> tuple[Launch, ...]:  # fmt: skip
-    """Return all replicas, checked: names, cards, ports, weights, engines, aliases. May download weights.
-
-    `starting`: nothing runs yet, so that cards must have room now. `engine_key`: that their engines want to see.
-    """
+    """Return all replicas, checked. May download weights. `starting`: nothing runs yet, so cards must have room now."""
     machine = machine or read_machine()
     served: list[Launch] = []
     for serve in settings.serve:
@@ -96,7 +84,7 @@ def plan_launches(
         alone = serve.replicas == 1 and serve.options.cards == 1 and not serve.gpus and serve.options.split is None
         divides_itself = serve.engine in ("ollama", "llamacpp") and alone and len(machine.cards) > 1
         if on_cards(serve) and not divides_itself:
-            placed = assign_cards(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken)
+            placed = gpus.assign_cards(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken)
         made = _launches(serve, settings, paths, progress, running, machine, placed)
         served += [replace(launch, api_key=engine_key) for launch in made]
     launches = (*served, *remote_launches(settings))
@@ -112,10 +100,10 @@ def plan_launches(
             numbers = [card.index for card in machine.cards]
             known = launch.gpus if machine.devices else ()
             check_known_failures(launch, [machine.devices[numbers.index(gpu)] for gpu in known])
-    check_together(launches, dict(machine.room))
-    check_on_demand(launches, dict(machine.room), settings.max_loaded)
+    gpus.check_together(launches, dict(machine.room))
+    gpus.check_on_demand(launches, dict(machine.room), settings.max_loaded)
     if starting:
-        check_free(launches, machine.cards)
+        gpus.check_free(launches, machine.cards)
     check_aliases(settings.aliases, launches)
     return launches
 
@@ -144,19 +132,18 @@ def check_aliases(aliases: Mapping[str, str], launches: Sequence[Launch]) -> Non
 
 
 def remote_launches(settings: Settings) -> tuple[Launch, ...]:
-    return tuple(_remote(upstream, settings.gateway) for upstream in settings.upstream)
-
-
-def _remote(upstream: Upstream, gateway: GatewaySettings) -> Launch:
-    origin, _ = parse_url(upstream.url, name="upstream")
-    if origin.port == gateway.port and origin.host in (*LOOPBACK, gateway.host):
-        hint = "choose another --port for the gateway"
-        raise UserError(f"upstream `{upstream.url}` is the gateway's own address", hint=hint)
-    if upstream.key_env is not None and not os.environ.get(upstream.key_env):
-        hint = f"export {upstream.key_env}=KEY where skep is started, or leave `key_env` out"
-        raise UserError(f"the key of upstream `{upstream.name}` is not in the environment", hint=hint)
-    alike = asdict(upstream) | {"model": upstream.model or ""}
-    return Launch(engine=REMOTE, weights=None, context_tokens=0, threads=0, **alike)
+    launches, gateway = [], settings.gateway
+    for upstream in settings.upstream:
+        origin, _ = parse_url(upstream.url, name="upstream")
+        if origin.port == gateway.port and origin.host in (*LOOPBACK, gateway.host):
+            hint = "choose another --port for the gateway"
+            raise UserError(f"upstream `{upstream.url}` is the gateway's own address", hint=hint)
+        if upstream.key_env is not None and not os.environ.get(upstream.key_env):
+            hint = f"export {upstream.key_env}=KEY where skep is started, or leave `key_env` out"
+            raise UserError(f"the key of upstream `{upstream.name}` is not in the environment", hint=hint)
+        alike = asdict(upstream) | {"model": upstream.model or ""}
+        launches.append(Launch(engine=REMOTE, weights=None, context_tokens=0, threads=0, **alike))
+    return tuple(launches)
 
 
 def check_known_failures(launch: Launch, cards: Sequence[Device]) -> None:
@@ -213,9 +200,9 @@ def _launches(
         port = serve.engine_port + number if serve.engine_port else 0
         launch = replace(launch, port=port, gpus=placed[number] if placed else ())
         if serve.room is not None:
-            room = spread(parse_bytes(serve.room), launch)
+            room = gpus.spread(parse_bytes(serve.room), launch)
         else:
-            room = room_of(launch, machine.cards, weights=size, cache=cache)
+            room = gpus.room_of(launch, machine.cards, weights=size, cache=cache)
         launches.append(replace(launch, room=room))
     return launches
 

@@ -1,19 +1,16 @@
-"""What `skep plan` does between its flags and its output: read the model, read the rigs, choose.
-
-`store` is where calibrations of this machine are looked for.
-"""
+"""What `skep plan` does between its flags and its output: read the model, read the rigs, choose."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skep.catalog.options import DRAFT_METHODS
 from skep.deploy.commands import command_lines, gateway_line
 from skep.errors import SkepError, UserError, WeightsError
-from skep.planner.candidates import ENGINES, Pins, PlanGoal
+from skep.planner.candidates import ENGINES, PinnedSizes, Pins, PlanGoal
 from skep.planner.choose import Plan, PlanChoice, account, choose, fits_nowhere
 from skep.planner.quants import QUANTS, Quant, find_kv, find_quant, known_quant
 from skep.planner.ranking import BasisOf, Predicted, published_basis
@@ -31,7 +28,7 @@ MOST_PRICE = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class PlanFlags:
+class PlanFlags(PinnedSizes):
     """As they were typed."""
 
     model: str
@@ -48,17 +45,8 @@ class PlanFlags:
     engine: tuple[str, ...] = ()
     quant: str | None = None
     kv: str | None = None
-    tp: int | None = None
-    pp: int | None = None
-    ep: int | None = None
-    replicas: int | None = None
-    slots: int | None = None
-    context: int | None = None
-    utilization: float | None = None
     spec: str | None = None
     no_graphs: bool = False
-    batched_tokens: int | None = None
-    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +90,13 @@ def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True) -> PlanAns
     others = tuple(name for name in ENGINES if name not in engines) if not flags.engine and len(rigs) == 1 else ()
     if model.checkpoint or any(card.vendor != "nvidia" for found in rigs for card in found.rig.cards):
         others = ()
+    # in another format than those that were named, the files are others, yet to be made
+    same = flags.quant is None or model.quant is None or model.quant.family == find_quant(flags.quant).family
+    alike: dict[str, Any] = {"others": others, "basis_of": basis_of, "checkpoint": model.checkpoint if same else None}
     choices = tuple(
-        choose(model.geometry, found.rig, goal, pins, engines=names, others=others, basis_of=basis_of,
-               checkpoint=checkpoint_of(flags, model))
+        choose(model.geometry, found.rig, goal, pins, engines=names, **alike)
         for found, names in zip(rigs, each, strict=True)
-    )  # fmt: skip
+    )
     notes = [*model.notes, *(n for found in rigs for n in found.notes), *(basis_of(name).note for name in engines)]
     notes += [note for choice in choices for note in choice.notes]
     return PlanAnswer(flags, model, goal, pins, engines, choices, tuple(dict.fromkeys(filter(None, notes))))
@@ -116,10 +106,8 @@ def nothing_fits(found: PlanAnswer) -> SkepError | None:
     """Where no rig has a plan; exit 3 wins over exit 2."""
     if any(choice.plans for choice in found.choices):
         return None
-    errors = []
-    for choice in found.choices:
-        engine = choice.rejected[0].engine if choice.rejected else found.engines[0]  # as it was tried on this rig
-        errors.append(fits_nowhere(found.model.geometry, choice, found.goal, found.pins, engine))
+    tried = [(one, one.rejected[0].engine if one.rejected else found.engines[0]) for one in found.choices]
+    errors = (fits_nowhere(found.model.geometry, one, found.goal, found.pins, engine) for one, engine in tried)
     return max(errors, key=lambda error: error.exit_code)
 
 
@@ -146,17 +134,9 @@ def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
         raise UserError(f"`{flags.model}` is quantized with `{model.unknown_quant}`, which is not known",
                         hint="say what comes nearest with --quant: " + ", ".join(QUANTS))  # fmt: skip
     spec, no_spec = _speculation(flags.spec)
-    return Pins(
-        quant, find_kv(flags.kv) if flags.kv else None, flags.tp, flags.pp, flags.ep, flags.replicas, flags.slots,
-        flags.context, flags.utilization, spec, no_spec, not flags.no_graphs, flags.batched_tokens, flags.version,
-    )  # fmt: skip
-
-
-def checkpoint_of(flags: PlanFlags, model: ModelFound) -> str | None:
-    """Return the files that were named, unless another format is asked for: then they are others, yet to be made."""
-    if flags.quant is None or model.quant is None or model.quant.family == find_quant(flags.quant).family:
-        return model.checkpoint
-    return None
+    sizes = {one.name: getattr(flags, one.name) for one in fields(PinnedSizes)}
+    kv = find_kv(flags.kv) if flags.kv else None
+    return Pins(quant=quant, kv=kv, spec=spec, no_spec=no_spec, graphs=not flags.no_graphs, **sizes)
 
 
 def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[str, ...]:
@@ -186,22 +166,23 @@ def read_rigs(flags: PlanFlags, store: Path) -> tuple[ResolvedRig, ...]:
     if wrong is not None:
         raise UserError(f"--price-card {wrong:g} is no price", hint="write it as --price-card 800")
     if not names:
-        return (own_rig(store, flags.link, flags.price[0] if flags.price else None),)
+        from skep.deploy.stored_calibration import calibrated_rig
+        from skep.host.facts import read_host
+
+        host = read_host()
+        if not host.gpus and (rig := calibrated_rig(store, host)) is not None:
+            return (ResolvedRig(rig, ("no GPU here: planned for the CPU as `skep calibrate` found it",)),)
+        return (rig_of_host(host, flags.link, price=flags.price[0] if flags.price else None),)
     prices: tuple[float | None, ...] = flags.price or (None,) * len(names)
     if len(flags.price) == 1:  # for the rigs that say none themselves
         own = len(names) > 1 and any("@" not in name for name in names)
         prices = tuple(None if own and "@" in name else flags.price[0] for name in names)
     found = [find_rig(name, flags.link, price=price, known=known) for name, price in zip(names, prices, strict=True)]
-    return _told_apart(found, names)
-
-
-def _told_apart(found: list[ResolvedRig], names: tuple[str, ...]) -> tuple[ResolvedRig, ...]:
-    """Rigs of the same cards are called as they were written."""
     titles = [one.rig.title for one in found]
     apart: list[ResolvedRig] = []
     for one, name in zip(found, names, strict=True):
         title = one.rig.title
-        if titles.count(title) > 1:
+        if titles.count(title) > 1:  # rigs of the same cards are called as they were written
             _, colon, links = name.partition(":")
             price = re.search(r"@\s*([\d.]+)", name)
             title += f"@{price[1]}" if price else ""
@@ -344,9 +325,7 @@ def _renamed(record: Any) -> dict[str, Any]:
 
 
 def _rounded(point: Predicted) -> dict[str, float]:
-    told = asdict(point)
-    del told["band_why"]
-    return {key: round(value, 2 if key == "ttft_ms" else 4) for key, value in told.items()}
+    return {key: round(n, 2 if key == "ttft_ms" else 4) for key, n in asdict(point).items() if key != "band_why"}
 
 
 def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain: bool = False) -> dict[str, Any]:
@@ -388,17 +367,6 @@ def watts_of(plan: Plan) -> float | None:
     cards = plan.rated.rig.cards[: plan.setup.layout.cards]
     known = [card.tdp_w for card in cards if card.tdp_w is not None]
     return sum(known) if len(known) == len(cards) else None
-
-
-def own_rig(store: Path, link: str | None, price: float | None) -> ResolvedRig:
-    """Return its cards; without any, its CPU as `skep calibrate` described it."""
-    from skep.deploy.stored_calibration import calibrated_rig
-    from skep.host.facts import read_host
-
-    host = read_host()
-    if not host.gpus and (rig := calibrated_rig(store, host)) is not None:
-        return ResolvedRig(rig, ("no GPU here: planned for the CPU as `skep calibrate` found it",))
-    return rig_of_host(host, link, price=price)
 
 
 def own_basis(store: Path, model_id: str, quant_id: str | None) -> BasisOf:

@@ -1,7 +1,4 @@
-"""What a model's name stands for: a preset, a model that skep carries, or a checkpoint as planned for some cards.
-
-`say` takes the lines that a person wants to read meanwhile.
-"""
+"""What a model's name stands for: a preset, a model that skep carries, or a checkpoint as planned for some cards."""
 
 from __future__ import annotations
 
@@ -12,16 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from skep.catalog import needs
 from skep.catalog.models import find_geometry
-from skep.catalog.needs import (
-    NO_CARDS,
-    RunEnvironment,
-    lost_words,
-    missing_needs,
-    other_cards,
-    other_version,
-    stand_in_words,
-)
 from skep.catalog.options import EngineOptions
 from skep.catalog.pullable import find_pullable, pullable_names
 from skep.config.presets import all_presets, find_preset, presets_folder, serve_of
@@ -151,7 +140,7 @@ def preset_serve(preset: Preset, wanted: ServeRequest) -> Serve:
 
 def check_cards(preset: Preset) -> None:
     """A recipe for NVIDIA's cards is not started without any. Cards of others cannot be seen, and are believed in."""
-    if preset.hardware == NO_CARDS or read_host().gpus:
+    if preset.hardware == needs.NO_CARDS or read_host().gpus:
         return
     if all(card.vendor == "nvidia" for card in parse_rig(preset.hardware).cards):
         hint = f"`skep export {preset.name} --as docker` writes it down for where the cards are; --simulate tries a rig"
@@ -163,36 +152,30 @@ def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, ve
     if host is None:
         host, version = read_host(), engine_named(preset.engine, serve.binary).version()
     env = {**os.environ, **dict(serve.env)}
-    here = RunEnvironment(
-        engine_version=version, driver_version=host.driver_version, checkpoint=serve.checkpoint, env=env
-    )
+    here = needs.RunEnvironment(version, host.driver_version, serve.checkpoint, env)
     odd = (
-        other_cards(preset, [gpu.name for gpu in host.gpus]),
-        other_version(preset, version),
-        stand_in_words(preset),
-        lost_words(preset, missing_needs(preset, here)),
+        needs.other_cards(preset, [gpu.name for gpu in host.gpus]),
+        needs.other_version(preset, version),
+        needs.stand_in_words(preset),
+        needs.lost_words(preset, needs.missing_needs(preset, here)),
     )
     said = f"preset {preset.name}: {preset.title}; {preset.source}"
     return [said, *(f"warning: {words}" for words in odd if words)]
 
 
 def is_for_embedded(wanted: ServeRequest, *, llama_cards: bool | None = None) -> bool:
-    """A GGUF file or a model that can be pulled by name, unless another engine is asked for.
-
-    `llama_cards`: there is a card beside a llama-server; None: looked for on this machine.
-    """
+    """A GGUF file or a pullable model, unless another engine is asked for. `llama_cards` None: this machine's."""
     if wanted.engine is not None:
         if wanted.engine == "embedded" and (wanted.planned or wanted.tp or wanted.gpus):
             raise UserError("the embedded engine runs on the CPU and takes no plan", hint="leave --engine out")
         return wanted.engine == "embedded"
-    name = wanted.model
-    gguf = name.endswith(".gguf")
-    if not gguf and find_pullable(name) is None:
-        return False
+    gguf = wanted.model.endswith(".gguf")
+    if not gguf:
+        return find_pullable(wanted.model) is not None
     if llama_cards is not None:
-        return not (gguf and llama_cards)
+        return not llama_cards
     # A card beside a llama-server is there to be used; without one of them the CPU does it.
-    return not (gguf and is_installed("llamacpp", wanted.binary) and read_host().gpus)
+    return not (is_installed("llamacpp", wanted.binary) and read_host().gpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,10 +55,9 @@ def host_key(host: HostFacts) -> str:
 def find_calibration(
     store: Store, host: HostFacts | str, model_id: str, engine: str, quant_id: str | None, *, now: float | None = None
 ) -> StoredCalibration | None:
-    """Return the newest for this model and format; else of this model in another format; else of this engine at all.
+    """Return the newest for this model and format (None: any); else of this model; else of this engine at all.
 
-    `host`: this machine's facts, or the address of another one's endpoint. Simulated endpoints count for nothing.
-    `quant_id` None: any format is exact.
+    `host`: this machine's facts, or the address of another one's endpoint.
     """
     key = host if isinstance(host, str) else host_key(host)
     rows = [row for row in store.calibrations(key) if row.engine == engine and not row.simulated]
@@ -80,10 +79,7 @@ def find_calibration(
 
 
 def calibrated_basis(path: Path, host: HostFacts, model_id: str, quant_id: str | None = None) -> BasisOf:
-    """What plans for this machine compute with, by engine: the nearest calibration in the store at `path`, if any.
-
-    Bands of calibrated predictions are claimed for the model that was measured, not for others.
-    """
+    """What plans for this machine compute with, by engine: the nearest calibration in the store at `path`, if any."""
 
     @cache
     def basis_of(engine: str) -> Basis:

@@ -1,11 +1,4 @@
-"""Fits the few constants of one machine to a measurement or two on it.
-
-    a step with one sequence   from the time per token of one agent alone
-    what further ones add      from the time per token at a higher level
-    prompts                    from the time to the first token of long prompts, one at a time
-
-Each factor carries how sure the measurement was of it.
-"""
+"""Fits one machine's factors on steps, on further sequences and on prompts to a measurement or two on it."""
 
 from __future__ import annotations
 
@@ -22,6 +15,7 @@ from skep.units import Interval
 _LEAST, _MOST = 0.1, 10.0
 _USUAL = 1.0  # deviation of the factor on further sequences from machine to machine, before anything was measured
 _SIGMAS = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}  # in half of a 95 % interval, by the number of runs
+SpeedModelMaker = Callable[[StepTuning], SpeedModel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +72,6 @@ class Fitted:
             told.append(f"further sequences add {_words(self.batch)}")
         told.append(f"prompts take {_words(self.prompt)}")
         return ", ".join(told)
-
-
-SpeedModelMaker = Callable[[StepTuning], SpeedModel]
 
 
 def speed_model_maker(setup: Setup, rig: Rig, constants: Constants, measured: CalibrationData) -> SpeedModelMaker:

@@ -1,7 +1,4 @@
-"""What could be started: layouts x quantizations x KV types x speculation, each with slots and context that fit.
-
-Knows memory and what is on offer; knows nothing of speed. A user's pins are never changed.
-"""
+"""What could be started: layouts x quantizations x KV types x speculation, each with slots and context that fit."""
 
 from __future__ import annotations
 
@@ -27,12 +24,10 @@ _DEPTHS = (1, 3, 5)  # of MTP: the write-ups' sweep peaked at 5 alone and at 3 u
 _SPREAD_MIXED = 1.0  # answers as uneven as chat's
 
 
-@dataclass(frozen=True, slots=True)
-class Pins:
-    """The choices that the user has fixed; None means free."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedSizes:
+    """What the user has fixed, as it is typed; None means free."""
 
-    quant: Quant | None = None
-    kv: KvType | None = None
     tp: int | None = None
     pp: int | None = None
     ep: int | None = None
@@ -40,11 +35,17 @@ class Pins:
     slots: int | None = None
     context: int | None = None
     utilization: float | None = None
+    batched_tokens: int | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins(PinnedSizes):
+    quant: Quant | None = None
+    kv: KvType | None = None
     spec: Speculation | None = None
     no_spec: bool = False
     graphs: bool = True
-    batched_tokens: int | None = None
-    version: str | None = None
 
     @property
     def layout_words(self) -> str:
@@ -158,12 +159,10 @@ def sizing_card(rig: Rig, layout: Layout) -> Device:
 def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | None:
     """Return the setup with slots, context and utilization that fit; None where not even its smallest form does.
 
-    Slots are enough for the agents where memory allows. An engine with a pool needs room for one sequence of the whole
-    context and for all slots at the load's length; one without takes slots x context at start.
+    A pool needs room for one sequence of the whole context, and for all slots at the load's length.
     """
     wanted = pins.slots or ceil(max(1, goal.agents) / setup.layout.replicas)
-    contexts = _contexts(setup, goal, pins)
-    shares = _utilizations(setup, card, goal, pins)
+    contexts, shares = _contexts(setup, goal, pins), _utilizations(setup, card, goal, pins)
     fewest = wanted if pins.slots else 1
 
     def holds(slots: int, context: int, share: float | None) -> Setup | None:
@@ -198,8 +197,7 @@ def _contexts(setup: Setup, goal: PlanGoal, pins: Pins) -> list[int]:
 
 
 def _utilizations(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> tuple[float | None, ...]:
-    """Said even where it is the engine's own: that has changed from version to version. Hybrids stay where they are
-    safe."""
+    """Said even where it is the engine's own, which has changed with versions. Hybrids stay where they are safe."""
     if pins.utilization or not has_pool(setup.engine):
         return (pins.utilization,)
     own = defaults(setup.engine, card).utilization

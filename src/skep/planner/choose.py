@@ -8,37 +8,13 @@ from typing import Any
 
 from skep.catalog.models import Geometry
 from skep.errors import DoesNotFit, UserError
-from skep.planner.candidates import (
-    Pins,
-    PlanGoal,
-    arranged,
-    base_setups,
-    contradiction,
-    layouts,
-    offered_kv,
-    place,
-    shortfall,
-    sizing_card,
-    variants,
-)
+from skep.planner import candidates, ranking
+from skep.planner.candidates import Pins, PlanGoal, place, sizing_card
 from skep.planner.fit import largest
 from skep.planner.memory import MemoryPlan
 from skep.planner.predict import SpeedModel
 from skep.planner.quants import QUANTS, part_bits, parts_of
-from skep.planner.ranking import (
-    Basis,
-    BasisOf,
-    Predicted,
-    Rated,
-    coarse,
-    figure,
-    levels,
-    predict_levels,
-    published_basis,
-    rate,
-    speed_model_of,
-    why_second,
-)  # fmt: skip
+from skep.planner.ranking import Basis, BasisOf, Predicted, Rated, published_basis, speed_model_of
 from skep.planner.rigs import default_link, of_machines, slot_link
 from skep.planner.rules import check, find_first, refusal
 from skep.planner.setup import CardLink, Layout, Rig, Setup
@@ -60,6 +36,14 @@ _TERMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("launches and scheduler", ("fixed_s",)),
 )
 _WORTH_SHOWING = 0.0005
+FEW, CROWD = 32, 128  # agents; beyond them fewer are played through, as each takes longer
+_GROUPS, _IN_GROUP = 12, 3  # played through: so many pairs of layout and quantization, so many forms of each
+_EXPANDED = 8  # pairs that are tried with other KV types and with speculation
+_SPECULATION = ("speculation-gain",)  # where it costs on a mixture of experts, it was measured to bring nothing
+_LAYOUT_RULES = ("cards", "heads", "pipeline", "expert-parallel", "engine")  # no quantization mends these
+_MOST_CARDS = 16  # tried where a model does not fit
+_TRIED = f"nothing: fewer bits, a shorter context and up to {_MOST_CARDS} such cards were tried"
+SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +169,6 @@ def reasons(best: Rated, goal: PlanGoal, rejected_replica: str | None, rejected_
     return tuple(found)
 
 
-FEW, CROWD = 32, 128  # agents; beyond them fewer are played through, as each takes longer
-_GROUPS, _IN_GROUP = 12, 3  # played through: so many pairs of layout and quantization, so many forms of each
-_EXPANDED = 8  # pairs that are tried with other KV types and with speculation
-_SPECULATION = ("speculation-gain",)  # where it costs on a mixture of experts, it was measured to bring nothing
-_LAYOUT_RULES = ("cards", "heads", "pipeline", "expert-parallel", "engine")  # no quantization mends these
-
-
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """`rule` is the rule's name, or `memory`. `quants`: which were tried."""
@@ -215,15 +192,14 @@ def survey(
     model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str, basis: Basis, *, narrow: bool = False,
     top: bool = False,
 ) -> SetupSurvey:  # fmt: skip
-    """All candidates of one engine. `top`: only the best few pairs of layout and quantization, without the reasons of
-    those that do not fit; `narrow`: those in fewer forms still, for a figure beside others.
-    """
+    """All candidates of one engine. `top`: only the best few pairs, without reasons; `narrow`: in fewer forms still."""
     few = narrow or top
     found, rejected = bases(model, rig, goal, pins, engine, say_why=not few)
-    scored = sorted(((coarse(speed_model_of(s, rig, goal, basis), goal), s) for s in found), key=lambda p: -p[0])
+    scored = [(ranking.coarse(speed_model_of(s, rig, goal, basis), goal), s) for s in found]
+    scored.sort(key=lambda pair: -pair[0])
     notes: list[str] = []
     for setup in [s for _, s in scored[: 3 if narrow else _EXPANDED]]:
-        for other in variants(setup, rig, pins):
+        for other in candidates.variants(setup, rig, pins):
             useless = find_first("costs", other, rig, _SPECULATION) if pins.spec is None and model.is_moe else None
             if useless is not None and not notes:
                 notes.append(f"no speculation offered: {useless.sentence}")
@@ -231,7 +207,7 @@ def survey(
                 continue
             placed = place(other, sizing_card(rig, other.layout), goal, pins)
             if placed is not None:
-                scored.append((coarse(speed_model_of(placed, rig, goal, basis), goal), placed))
+                scored.append((ranking.coarse(speed_model_of(placed, rig, goal, basis), goal), placed))
     groups: dict[tuple[object, ...], list[tuple[float, Setup]]] = {}
     for score, setup in sorted(scored, key=lambda pair: -pair[0]):
         layout = setup.layout
@@ -240,7 +216,7 @@ def survey(
     best = []
     for group in list(groups.values())[: _GROUPS // (3 if few else fewer)]:
         forms = [s for _, s in group[: _IN_GROUP if len(groups) == 1 else _IN_GROUP // fewer]]
-        best.append(max((rate(s, rig, goal, check(s, rig), basis) for s in forms), key=lambda r: r.key))
+        best.append(max((ranking.rate(s, rig, goal, check(s, rig), basis) for s in forms), key=lambda r: r.key))
     best.sort(key=lambda r: r.key, reverse=True)
     if any(r.setup.spec is not None for r in best):
         notes.clear()
@@ -253,11 +229,11 @@ def bases(
     found: list[Setup] = []
     rejected: list[Rejected] = []
     hopeless: set[int] = set()
-    for layout in layouts(rig, model, engine, goal, pins):
+    for layout in candidates.layouts(rig, model, engine, goal, pins):
         if layout.tp in hopeless:
             continue
         dropped: dict[str, Rejected] = {}
-        for setup in base_setups(model, rig, engine, layout, pins):
+        for setup in candidates.base_setups(model, rig, engine, layout, pins):
             bad = refusal(setup, rig)
             if bad is not None:
                 _drop(dropped, Rejected(layout, engine, (setup.quant.id,), bad.rule, bad.sentence, bad.remedy))
@@ -272,7 +248,7 @@ def bases(
             elif "memory" in dropped:
                 _drop(dropped, replace(dropped["memory"], quants=(setup.quant.id,)))
             elif say_why:
-                short = shortfall(setup, sizing_card(rig, layout), goal, pins)
+                short = candidates.shortfall(setup, sizing_card(rig, layout), goal, pins)
                 most = short.plan.largest
                 size = max(most.bytes, short.plan.needed_kv_bytes if most.name == "KV pool" else 0)
                 reason = f"{short.sentence}; the largest term is {most.name} ({format_bytes(size)} a card)"
@@ -294,16 +270,11 @@ def _placed(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
     placed = place(setup, card, goal, pins)
     if placed is not None or pins.kv is not None:
         return placed
-    for kv in offered_kv(setup.engine, setup.quant, rig.cards[: setup.layout.cards])[1:]:
+    for kv in candidates.offered_kv(setup.engine, setup.quant, rig.cards[: setup.layout.cards])[1:]:
         smaller = replace(setup, kv=kv)
         if refusal(smaller, rig) is None and (again := place(smaller, card, goal, pins)) is not None:
             return again
     return None
-
-
-_MOST_CARDS = 16  # tried where a model does not fit
-_TRIED = f"nothing: fewer bits, a shorter context and up to {_MOST_CARDS} such cards were tried"
-SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,10 +297,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class RunnerUp:
-    """`behind`: by what share of the best's figure for the goal; below 0 it is ahead, and `why` says why it is second.
-
-    `wins_if` is empty where nothing that was tried turns the order.
-    """
+    """`behind`: by what share of the best's figure for the goal; below 0 it is ahead, `why` says why it is second."""
 
     plan: Plan
     behind: float
@@ -368,8 +336,8 @@ def choose(
 ) -> PlanChoice:  # fmt: skip
     """`others`: engines whose best is shown beside, unranked. Nothing fits: the plans are empty."""
     pins = pins or Pins()
-    contradiction(rig, goal, pins, model)
-    rig, order = arranged(rig)
+    candidates.contradiction(rig, goal, pins, model)
+    rig, order = candidates.arranged(rig)
     surveys = [survey(model, rig, goal, pins, engine, basis_of(engine)) for engine in engines]
     shown = SHOWN if goal.agents <= CROWD else SHOWN // 2
     rated = sorted((r for s in surveys for r in s.rated), key=lambda r: r.key, reverse=True)[:shown]
@@ -377,7 +345,7 @@ def choose(
     plans = []
     for number, r in enumerate(rated):
         # all levels for the best three, the two ends for the others where many agents make it long
-        at = levels(goal.agents) if number < 3 or goal.agents <= FEW else (1, goal.agents)
+        at = ranking.levels(goal.agents) if number < 3 or goal.agents <= FEW else (1, goal.agents)
         plans.append(_plan(r, goal, basis_of(r.setup.engine), at, rejected, checkpoint, order))
     beside = []
     free = Pins(slots=pins.slots, context=pins.context)  # another engine has its own formats, the layout is left to it
@@ -400,7 +368,7 @@ def _plan(
     replica = alone.reason if alone is not None and setup.quant.id in alone.quants else None
     why = reasons(rated, goal, replica, wider)
     context, slots = rated.largest()
-    predicted = predict_levels(rated, goal, basis, at)
+    predicted = ranking.predict_levels(rated, goal, basis, at)
     return Plan(rated, predicted, rated.memory(), context, slots, checkpoint, order, why)
 
 
@@ -416,9 +384,9 @@ def _runner_up(plans: Sequence[Plan], goal: PlanGoal, pins: Pins, basis_of: Basi
         ours = _again(best, rig, changed, pins, basis_of) if theirs is not None else None
         if theirs is not None and (ours is None or theirs.key > ours.key):
             wins.append(words)
-    behind = 1 - figure(other.rated, goal) / max(1e-9, figure(best, goal))
+    behind = 1 - ranking.figure(other.rated, goal) / max(1e-9, ranking.figure(best, goal))
     alone = (plans[0].predicted[0].task_tok_s, other.predicted[0].task_tok_s)
-    return RunnerUp(other, behind, why_second(best, other.rated, alone), tuple(wins), tuple(tried))
+    return RunnerUp(other, behind, ranking.why_second(best, other.rated, alone), tuple(wins), tuple(tried))
 
 
 def _changes(best: Rated, other: Rated, goal: PlanGoal) -> Iterable[tuple[str, Rig, PlanGoal]]:

@@ -1,7 +1,4 @@
-"""The numbers of the speed model that no data sheet tells. Fitted to published measurements; see docs/accuracy.md.
-
-They are in `fitted.toml`: one set from all sources, one without each single source.
-"""
+"""The speed model's numbers that no data sheet tells, from `fitted.toml`: of all sources, and without each one."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from skep.catalog.gpus import Device
 from skep.planner import memory as facts
@@ -22,7 +21,6 @@ class FitResult:
 
     setup: Setup
     plan: MemoryPlan
-    vision: bool
 
     @property
     def over_bytes(self) -> int:
@@ -34,40 +32,31 @@ class FitResult:
         return self.plan.fits
 
     @property
-    def at_once(self) -> float:
-        """How many sequences of that context the card holds at a time."""
-        return _held(self.setup, self.plan) if self.fits else 0.0
-
-    @property
     def sentence(self) -> str:
+        """Why it does not fit."""
         setup, plan = self.setup, self.plan
-        if not self.fits:
-            return _too_large(setup, plan)
-        inside, outside = -plan.over_inside_bytes, -plan.over_outside_bytes
-        spare = format_bytes(min(inside, outside) if facts.has_pool(setup.engine) else inside)
-        held = f"{self.at_once:.1f} sequences of {plan.context} tokens at once"
-        return f"{setup.model.id} {setup.quant.title} fits {plan.card.id} with {spare} to spare: {held}"
-
-    @property
-    def remedies(self) -> tuple[str, ...]:
-        """The changes that make it fit, the least costly first; without any, what to blame."""
-        if self.fits:
-            return ()
-        most = self.plan.largest
-        size = format_bytes(most.bytes or self.plan.needed_kv_bytes)
-        blame = f"the largest term is {most.name} ({size}): a smaller quantization or more cards"
-        return tuple(self.changes()) or (blame,)
+        slots = f"{plan.slots} slot{'s' if plan.slots > 1 else ''}"
+        what = f"{setup.model.id} {setup.quant.title} with {plan.context} tokens and {slots}, {setup.layout},"
+        if plan.over_inside_bytes > 0:
+            asked = format_bytes(plan.budget_bytes + plan.over_inside_bytes)
+            return f"{what} needs {asked} a card, {plan.card.id} gives {format_bytes(plan.budget_bytes)}"
+        left, out = max(0, plan.usable_bytes - plan.budget_bytes), plan.over_outside_bytes
+        late = max((t for t in plan.terms if not t.inside), key=lambda t: t.bytes)
+        return (
+            f"{what} needs {format_bytes(plan.outside_bytes)} beside the engine's budget, {format_bytes(left)} of "
+            f"{plan.card.id} is left: it is out by {format_bytes(out)}, the most by {late.name} "
+            f"({format_bytes(late.bytes)})"
+        )
 
     def changes(self) -> Iterator[str]:
         """Yield the changes that make it fit, the least costly first."""
         setup, plan = self.setup, self.plan
         now = setup.utilization or facts.defaults(setup.engine, plan.card).utilization
 
-        def works(changed: Setup, slots: int = plan.slots, context: int = plan.context, *, tower: bool) -> bool:
+        def fits(changed: Setup, slots: int = plan.slots, context: int = plan.context, *, vision: bool = True) -> bool:
             at_once = min(plan.at_once, slots)
-            return memory(changed, plan.card, context=context, slots=slots, at_once=at_once, vision=tower).fits
+            return memory(changed, plan.card, context=context, slots=slots, at_once=at_once, vision=vision).fits
 
-        fits = partial(works, tower=self.vision)
         if facts.has_pool(setup.engine):
             steps = [round(0.5 + n / 100, 2) for n in range(49)]
             down = plan.over_outside_bytes > 0
@@ -85,16 +74,15 @@ class FitResult:
             yield f"leave {setup.spec} out"
         if setup.graphs and fits(replace(setup, graphs=False)):
             yield "run without CUDA graphs, which costs speed"
-        if self.vision and setup.model.vision_params and works(setup, tower=False):
+        if setup.model.vision_params and fits(setup, vision=False):
             yield "leave the vision tower out"
 
 
 def fits(
-    setup: Setup, card: Device, *, context: int, slots: int | None = None, at_once: int | None = None,
-    vision: bool = True,
-) -> FitResult:  # fmt: skip
+    setup: Setup, card: Device, *, context: int, slots: int | None = None, at_once: int | None = None
+) -> FitResult:
     """With a pool and no `at_once`: whether the engine starts. The arguments are those of `memory`."""
-    return FitResult(setup, memory(setup, card, context=context, slots=slots, at_once=at_once, vision=vision), vision)
+    return FitResult(setup, memory(setup, card, context=context, slots=slots, at_once=at_once))
 
 
 def smallest(cards: Sequence[Device]) -> Device:
@@ -111,10 +99,7 @@ def kv_capacity_tokens(
 
 
 def pool_tokens_as_reported(setup: Setup, plan: MemoryPlan) -> int:
-    """Return the figure vLLM prints up to 0.12: the pool by what a token takes in all layers, sliding ones included.
-
-    Layers are grouped by kind in groups of equal size, so the last group of a kind may be padded.
-    """
+    """Return what vLLM prints up to 0.12: layers are grouped by kind in equal groups, whose last one may be padded."""
     model, tp = setup.model, setup.layout.tp
     if not model.sliding_layers:
         return int(plan.pool_bytes / kv_bytes_per_token(setup))
@@ -124,17 +109,12 @@ def pool_tokens_as_reported(setup: Setup, plan: MemoryPlan) -> int:
     return int(plan.pool_bytes / (padded * each / setup.layout.pp))
 
 
-def largest(
-    setup: Setup, card: Device, *, context: int | None = None, slots: int | None = None, vision: bool = True
-) -> tuple[int, int]:
-    """Return the longest context with every slot full, and the most slots at `context`, all full. 0: not even one.
-
-    Without `slots`, the context is that of a single sequence; without `context`, slots are counted at 8K.
-    """
+def largest(setup: Setup, card: Device, *, context: int | None = None, slots: int | None = None) -> tuple[int, int]:
+    """Return the longest context with all `slots` (default 1) full, and the most slots at `context` (8K); 0: none."""
     most, at, wanted = setup.model.max_context or 1_048_576, slots or 1, context or 8192
 
     def holds(tokens: int, sequences: int) -> bool:
-        return memory(setup, card, context=tokens, slots=sequences, at_once=sequences, vision=vision).fits
+        return memory(setup, card, context=tokens, slots=sequences, at_once=sequences).fits
 
     steps = _search(most // CONTEXT_STEP, lambda n: holds(n * CONTEXT_STEP, at))
     return steps * CONTEXT_STEP, _search(SLOTS_MOST, lambda n: holds(wanted, n))
@@ -158,23 +138,7 @@ def _held(setup: Setup, plan: MemoryPlan) -> float:
     """Sequences of the plan's context that KV, window and state of the pool are enough for."""
     if plan.over_outside_bytes > 0:
         return 0.0
-    default = facts.defaults(setup.engine, plan.card)
-    tokens = setup.batched_tokens or default.batched_tokens
+    tokens = setup.batched_tokens or facts.defaults(setup.engine, plan.card).batched_tokens
     each = kv_bytes_per_token(setup) * plan.context + window_bytes(setup, plan.context, tokens) + state_bytes(setup)
     pool = plan.pool_bytes if facts.has_pool(setup.engine) else plan.pool_bytes - plan.over_inside_bytes
     return max(0.0, pool / each) if each > 0 else float(plan.slots)
-
-
-def _too_large(setup: Setup, plan: MemoryPlan) -> str:
-    inside, outside = plan.over_inside_bytes, plan.over_outside_bytes
-    slots = f"{plan.slots} slot{'s' if plan.slots > 1 else ''}"
-    what = f"{setup.model.id} {setup.quant.title} with {plan.context} tokens and {slots}, {setup.layout},"
-    if inside > 0:
-        asked = format_bytes(plan.budget_bytes + inside)
-        return f"{what} needs {asked} a card, {plan.card.id} gives {format_bytes(plan.budget_bytes)}"
-    left = format_bytes(max(0, plan.usable_bytes - plan.budget_bytes))
-    late = max((t for t in plan.terms if not t.inside), key=lambda t: t.bytes)
-    return (
-        f"{what} needs {format_bytes(plan.outside_bytes)} beside the engine's budget, {left} of {plan.card.id} "
-        f"is left: it is out by {format_bytes(outside)}, the most by {late.name} ({format_bytes(late.bytes)})"
-    )

@@ -65,6 +65,9 @@ CHUNK_TOKENS = 64  # of the chunked scan of linear attention (FLA_CHUNK_SIZE; vl
 LLAMACPP_BATCH_TOKENS = 512  # --ubatch-size
 LLAMACPP_ENGINE_BYTES = int(0.15 * GIB)  # cuBLAS workspace and scratch pools beside the compute buffer
 LLAMACPP_SLOTS = 4  # without --parallel (llama.cpp pull 16736); that they then share one context is not followed
+LARGEST_CAPTURE = 512
+KV_POOL, WINDOW, STATE = "KV pool", "sliding-window KV", "linear-attention state"
+POOL_TERMS = (KV_POOL, WINDOW, STATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +119,6 @@ def version_of(text: str | None) -> tuple[int, ...] | None:
         if digits != part:
             break
     return tuple(numbers) if numbers and numbers[0] < 1000 else None
-
-
-LARGEST_CAPTURE = 512
 
 
 def capture_sizes(slots: int, depth: int = 0) -> tuple[int, ...]:
@@ -212,10 +212,6 @@ class MemoryPlan:
         return max(self.terms, key=lambda t: self.needed_kv_bytes if t.name == KV_POOL else t.bytes)
 
 
-KV_POOL, WINDOW, STATE = "KV pool", "sliding-window KV", "linear-attention state"
-POOL_TERMS = (KV_POOL, WINDOW, STATE)
-
-
 def weights_bytes(model: Geometry, quant: Quant, with_draft: bool = False, with_vision: bool = True) -> int:
     """Return the bytes of the whole checkpoint on all cards together."""
     return int(weights_bits(model, quant, with_draft, with_vision) / 8)
@@ -234,32 +230,24 @@ def memory(
     setup: Setup, rig_card: Device, *, context: int, slots: int | None = None, at_once: int | None = None,
     vision: bool = True,
 ) -> MemoryPlan:  # fmt: skip
-    """`at_once` sequences of `context` tokens; None: one with a pool (the engine starts then, and the others wait),
-    all slots where KV is taken at start. Of several kinds of card, give the smallest.
-    """
-    default = defaults(setup.engine, rig_card)
-    pooled = has_pool(setup.engine)
+    """`at_once` sequences of `context` tokens; None: one with a pool, all slots where KV is taken at start."""
+    default, pooled = defaults(setup.engine, rig_card), has_pool(setup.engine)
     slots = slots or setup.slots or default.slots
     at_once = (at_once or 1) if pooled else slots
     usable = usable_bytes(rig_card)
     budget = int(usable * (setup.utilization or default.utilization)) if pooled else usable
     terms = [*_fixed_terms(replace(setup, context=None, utilization=None), rig_card, slots, vision=vision)]
     window = window_bytes(setup, context, setup.batched_tokens or default.batched_tokens) * at_once
-    terms.append(
-        Term(WINDOW, int(window), f"{setup.model.sliding_layers} layers keep {setup.model.sliding_window} tokens")
-    )
+    how = f"{setup.model.sliding_layers} layers keep {setup.model.sliding_window} tokens"
+    terms.append(Term(WINDOW, int(window), how))
     times = f" x (1 + {drafts(setup)} drafts)" if drafts(setup) else ""
     how = f"{at_once} sequence(s) x {setup.model.linear_layers} layers{times}"
     terms.append(Term(STATE, int(state_bytes(setup) * at_once), how))
-    kv_each = int(kv_bytes_per_token(setup) * context)
-    needed = kv_each * at_once
-    fixed = sum(term.bytes for term in terms if term.inside)
-    kv = max(0, budget - fixed) if pooled else needed
-    how = (
-        f"{(setup.utilization or default.utilization) * 100:.0f} % of the card less the terms above"
-        if pooled
-        else f"{at_once} slots x {context} tokens x {kv_bytes_per_token(setup):.0f} B"
-    )
+    needed = kv = int(kv_bytes_per_token(setup) * context) * at_once
+    how = f"{at_once} slots x {context} tokens x {kv_bytes_per_token(setup):.0f} B"
+    if pooled:
+        kv = max(0, budget - sum(term.bytes for term in terms if term.inside))
+        how = f"{(setup.utilization or default.utilization) * 100:.0f} % of the card less the terms above"
     terms.append(Term(KV_POOL, kv, how))
     return MemoryPlan(rig_card, usable, budget, tuple(t for t in terms if t.bytes), needed, context, slots, at_once)
 
@@ -286,8 +274,7 @@ def window_bytes(setup: Setup, context: int, batched_tokens: int) -> float:
 
 def state_bytes(setup: Setup) -> float:
     """Of one sequence on one card. A drafted token may be refused, so every draft keeps a state to return to."""
-    depth = drafts(setup)
-    return setup.model.state_bytes / setup.layout.tp / setup.layout.pp * (1 + depth)
+    return setup.model.state_bytes / setup.layout.tp / setup.layout.pp * (1 + drafts(setup))
 
 
 def scratch_bytes(setup: Setup, slots: int, batched_tokens: int) -> int:
@@ -308,9 +295,7 @@ def scratch_bytes(setup: Setup, slots: int, batched_tokens: int) -> int:
 
 
 def workspace_bytes(setup: Setup, batched_tokens: int) -> int:
-    """Rows that a fused expert kernel writes: 8192 tokens x 8 x (2048 + 3 x 512) x 2 B is the 448.06 MB of a published
-    crash on Qwen3.6-35B-A3B.
-    """
+    """Rows that a fused expert kernel writes: 8192 x 8 x (2048 + 3 x 512) x 2 B is the 448.06 MB of a known crash."""
     model = setup.model
     if not model.is_moe:
         return 0
@@ -360,11 +345,8 @@ def _ends(setup: Setup, embedding: float, head: float) -> tuple[float, str]:
 
 def _working_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> list[Term]:
     """What the engine's trial run measures before it sizes the pool (SGLang leaves it to the rest of the card)."""
-    model, tp = setup.model, setup.layout.tp
-    inside = setup.engine != "sglang"
-    default = defaults(setup.engine, card)
-    tokens = setup.batched_tokens or default.batched_tokens
-    depth = drafts(setup)
+    model, tp, inside = setup.model, setup.layout.tp, setup.engine != "sglang"
+    tokens = setup.batched_tokens or defaults(setup.engine, card).batched_tokens
     width = max(model.intermediate, model.experts_per_token * model.expert_intermediate, model.hidden)
     forward = tokens * (3 * width / tp + 2 * model.hidden) * 2
     if not has_pool(setup.engine):
@@ -373,22 +355,17 @@ def _working_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> l
         engine = Term("engine overhead", CONTEXT_BYTES + LLAMACPP_ENGINE_BYTES, "context and workspaces")
         return [Term("activations", int(forward + logits), how), engine]
     rows = min(slots, tokens)
-    sampling = rows * model.vocab * (SAMPLER_BYTES + depth * VERIFY_BYTES)
+    sampling = rows * model.vocab * (SAMPLER_BYTES + drafts(setup) * VERIFY_BYTES)
     how = f"{tokens} tokens through an MLP {width} wide, sampling of {rows} x {model.vocab} logits"
+    routed = f"{tokens} tokens x {model.experts_per_token} experts"
     terms = [
         Term("activations", int(forward + sampling), how, inside),
-        Term(
-            "MoE workspace",
-            workspace_bytes(setup, tokens),
-            f"{tokens} tokens x {model.experts_per_token} experts",
-            inside,
-        ),
+        Term("MoE workspace", workspace_bytes(setup, tokens), routed, inside),
         Term("engine overhead", ENGINE_BYTES, "workspaces beside the allocator", inside),
     ]
     if vision and model.vision_params:
-        scratch = next((b for n, b in VISION_SCRATCH_BYTES.items() if model.id.startswith(n)), None)
-        scratch = VISION_SCRATCH_DEFAULT_BYTES if scratch is None else scratch
-        how = "the trial run encodes pictures of the largest size"
+        named = (size for name, size in VISION_SCRATCH_BYTES.items() if model.id.startswith(name))
+        scratch, how = next(named, VISION_SCRATCH_DEFAULT_BYTES), "the trial run encodes pictures of the largest size"
         terms.append(Term("vision scratch", scratch // tp, how, inside))
     if setup.layout.cards_each > 1:
         terms.append(Term("communication buffers", COMMUNICATION_BYTES, "NCCL channels", inside))

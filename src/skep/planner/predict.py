@@ -20,6 +20,9 @@ from skep.planner.rigs import group_link, groups, pace_setter
 from skep.planner.setup import CardLink, PlannedLoad, Rig, Setup
 from skep.planner.step import LLAMACPP, UNTUNED, StepModel, StepTuning, step_model
 
+_GOLDEN = 0.6180339887498949
+_ROUNDS, _UNEVEN_ROUNDS = 3, 14  # tasks an agent does in a steady load: the level has settled, the end weighs little
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -60,9 +63,7 @@ class PassResult:
 
 
 class SimulatedReplica:
-    """`pool_tokens`: KV that fits beside the weights. All decoding sequences gain tokens at one pace, so that only the
-    count of what each has gained so far is kept, and the place on that count where each ends.
-    """
+    """All decoding sequences gain tokens at one pace, so only one count of them is kept, and where on it each ends."""
 
     def __init__(self, step: StepModel, slots: int, pool_tokens: float, chunk_tokens: int) -> None:
         self.step = step
@@ -186,10 +187,6 @@ class SimulatedReplica:
             weighed += piece * (sequence.cached + sequence.prompt - sequence.prompt_left)
             left -= piece
         return pieces, budget - left, weighed
-
-
-_GOLDEN = 0.6180339887498949
-_ROUNDS, _UNEVEN_ROUNDS = 3, 14  # tasks an agent does in a steady load: the level has settled, the end weighs little
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,12 +149,9 @@ def _cards(preset: Preset, rig: Rig) -> Iterator[Contradiction]:
         place = ("options", _first_cut(preset)) if options.cards > 1 else ("replicas",)
         factors = {"replicas": preset.replicas, "tp": options.tp, "pp": options.pp, "dp": options.dp}
         product = " x ".join(f"{name} {count}" for name, count in factors.items() if count > 1)
-        cards = f"{there} {'card' if there == 1 else 'cards'}"
-        yield Contradiction(
-            place,
-            f"{product} wants {wanted} cards, `hardware` = `{preset.hardware}` has {cards}",
-            "name all cards in `hardware`, or ask for fewer",
-        )
+        has = f"`hardware` = `{preset.hardware}` has {there} {'card' if there == 1 else 'cards'}"
+        hint = "name all cards in `hardware`, or ask for fewer"
+        yield Contradiction(place, f"{product} wants {wanted} cards, {has}", hint)
         return
     count = len(preset.gpus)
     if len(set(preset.gpus)) < count:

@@ -93,7 +93,8 @@ class Parts:
 def parts_of(model: Geometry) -> Parts:
     ends = float(model.vocab * model.hidden)
     attention = float(_attention(model))
-    linear = float(model.linear_layers * _linear_layer(model))
+    keys, values = model.linear_k_heads * model.linear_k_dim, model.linear_v_heads * model.linear_v_dim
+    linear = float(model.linear_layers * (model.hidden * (2 * keys + 2 * values) + values * model.hidden))
     dense_layers = model.layers - model.expert_layers if model.is_moe else model.layers if model.intermediate else 0
     mlp = 3.0 * model.hidden * model.intermediate * max(0, dense_layers)
     shared = 3.0 * model.hidden * model.shared_intermediate * model.expert_layers
@@ -128,14 +129,12 @@ def parts_of(model: Geometry) -> Parts:
 
 def part_bits(quant: Quant, model: Geometry) -> dict[str, float]:
     """Bits of one parameter in each part, as checkpoints of this format are published."""
-    ends = quant.end_bits
+    small, draft = quant.small_bits if quant.keeps_small else quant.bits, quant.bits if quant.family == "gguf" else 16.0
     awq_hybrid = quant.id == "awq" and model.is_moe and model.is_hybrid  # 24 GB for 35B-A3B: only experts are 4 bit
-    small = (
-        16.0 if awq_hybrid or quant.id in model.kept_small else quant.small_bits if quant.keeps_small else quant.bits
-    )
-    draft = quant.bits if quant.family == "gguf" else 16.0
-    vision = 16.0
-    return {"ends": ends, "small": small, "mlp": quant.bits, "experts": quant.bits, "draft": draft, "vision": vision}
+    if awq_hybrid or quant.id in model.kept_small:
+        small = 16.0
+    whole = {"ends": quant.end_bits, "small": small, "draft": draft, "vision": 16.0}
+    return {**whole, "mlp": quant.bits, "experts": quant.bits}
 
 
 def _attention(model: Geometry) -> float:
@@ -149,8 +148,3 @@ def _attention(model: Geometry) -> float:
     full = h * (model.heads * full_dim * (1 + gate) + 2 * full_kv * full_dim)
     sliding = h * (2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim)
     return model.full_layers * full + model.sliding_layers * sliding
-
-
-def _linear_layer(model: Geometry) -> float:
-    keys, values = model.linear_k_heads * model.linear_k_dim, model.linear_v_heads * model.linear_v_dim
-    return model.hidden * (2 * keys + 2 * values) + values * model.hidden

@@ -25,6 +25,13 @@ _WORDS = {
     "elsewhere": "few measurements on such a card",
     "engine": "few measurements with this engine",
 }
+# Near ties. More bits answer better, so they may be this much slower; below 4 bits answers suffer visibly.
+_QUALITY = {3: 0.85, 4: 1.0, 5: 1.01, 6: 1.02, 8: 1.04, 16: 1.05}
+_SMALL_KV = 0.98  # a cache of fewer than 16 bits has to bring more than 2 %
+_COSTS = 0.95  # each rule that says "costs": the speed model may see less of it than people met
+_DEPENDS = 0.99  # each rule that says "depends on version or checkpoint" is a chance that it does not start
+_WHOLE_EXPERTS = 1.005  # the speed model sees no difference between cut and whole experts: whole ones cut no group
+_ALONE = 0.25  # exponent of a single agent's speed in throughput: a swarm ends with its last task alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +63,6 @@ def band(setup: Setup, card: Device, concurrency: int, *, calibrated: bool = Fal
     causes = [name for name, value in zip(FEATURES, seen, strict=True) if value and fitted.get(name, 0.0) > 0.15]
     why = "; ".join(_WORDS[name] for name in causes if name in _WORDS)
     return Band(math.exp(-half), math.exp(half), why)
-
-
-# Near ties. More bits answer better, so they may be this much slower; below 4 bits answers suffer visibly.
-_QUALITY = {3: 0.85, 4: 1.0, 5: 1.01, 6: 1.02, 8: 1.04, 16: 1.05}
-_SMALL_KV = 0.98  # a cache of fewer than 16 bits has to bring more than 2 %
-_COSTS = 0.95  # each rule that says "costs": the speed model may see less of it than people met
-_DEPENDS = 0.99  # each rule that says "depends on version or checkpoint" is a chance that it does not start
-_WHOLE_EXPERTS = 1.005  # the speed model sees no difference between cut and whole experts: whole ones cut no group
-_ALONE = 0.25  # exponent of a single agent's speed in throughput: a swarm ends with its last task alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from skep.catalog.gpus import Device, Gpu, HostFacts, ValueOrigin, device, devices, find_device, other_matches
 from skep.errors import UserError
@@ -27,6 +28,26 @@ _NETWORK = CardLink("pcie", 22.0, p2p=False, title="200 Gbit/s network")
 _LARGE_SHARE = {"nvlink": (0.65, 0.35), "bridge": (0.65, 0.35), "pcie": (0.62, 1.2)}
 _BRIDGE_GBS = 120.0  # below it NVLink is a bridge between two cards: NCCL's latency, as on A100 without the own kernel
 _EAGER_US = 35.0  # launched from Python rather than replayed
+MOST_CARDS = 64
+_COUNT_FIRST = re.compile(r"(\d{1,3}|\d{4,}(?=\s*[x*]\s*[a-z]))\s*[x*]\s*(.+)", re.IGNORECASE)
+_COUNT_LAST = re.compile(r"(.+?)\s+[x*]\s*(\d+)", re.IGNORECASE)
+_LINK = re.compile(r"\s*([a-z0-9.]+)\s*(?:\(([^)]*)\))?\s*(?:,|$)", re.IGNORECASE)
+_PCIE = re.compile(r"pcie\s*(\d(?:\.\d)?)?(?:x(\d+))?", re.IGNORECASE)
+_GEFORCE = re.compile(r"(?:rtx|gtx)-\d{4}(?!-ada)\b")
+_HINT = 'write it as "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)"'
+_SPEC_HINT = 'write it as --gpu-spec "name=my-card,memory=24GiB,bandwidth=936,fp16=71"'
+_SPEC_NUMBERS = ("bandwidth", "fp16", "fp8", "fp4", "int8", "cc", "tdp", "nvlink")  # GB/s, TFLOPS, W, GB/s one way
+_SPEC_KEYS = ("name", "memory", "formats", "pcie", "vendor", *_SPEC_NUMBERS)
+_ARCHS = {12: "Blackwell", 10: "Blackwell DC", 9: "Hopper", 8.9: "Ada", 8: "Ampere", 7.5: "Turing", 7: "Volta"}
+_AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
+_LANES = (1, 2, 4, 8, 12, 16, 32)
+_LINK_WORDS = "known: nvlink, pcie, pcie4x8 and p2p"
+_CABLE = CardLink("pcie", 5.0, p2p=False, title="40 Gbit/s network")  # USB4 or Thunderbolt between machines
+_CLOCK_GHZ = 3.0  # a guess: the clock under load is not known
+# Operations a core and cycle, by the widest unit that llama.cpp has kernels for. Rough: a calibration corrects it.
+# Without i8mm, ARM cores are far below what their units could do: on a Neoverse-N1, about 3 with 4-bit weights.
+_PER_CYCLE = (("amx_int8", 64), ("avx512f", 64), ("avx2", 32), ("i8mm", 32), ("sve", 16), ("avx", 16), ("asimddp", 8))
+_LEAST_PER_CYCLE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +56,6 @@ class AllReduce:
 
     fixed_s: float
     s_per_byte: float
-
-    def seconds(self, size: float) -> float:
-        return self.fixed_s + self.s_per_byte * size
 
 
 NO_LINK = AllReduce(0.0, 0.0)
@@ -105,30 +123,10 @@ def pace_setter(cards: Sequence[Device], *, in_turn: bool = False) -> Device:
 def group_link(rig: Rig, cards: Sequence[int]) -> CardLink | None:
     """The slowest link inside a group: an all-reduce waits for it. A bridge helps only where every pair has one."""
     links = []
-    for place, a in enumerate(cards):
-        for b in cards[place + 1 :]:
-            slower = min((rig.cards[a], rig.cards[b]), key=lambda card: card.bandwidth_gbs)
-            links.append(rig.link(a, b) or default_link(slower))
-    if not links:
-        return None
-    return min(links, key=lambda link: (link.kind == "nvlink", link.p2p, link.gbs))
-
-
-MOST_CARDS = 64
-_COUNT_FIRST = re.compile(r"(\d{1,3}|\d{4,}(?=\s*[x*]\s*[a-z]))\s*[x*]\s*(.+)", re.IGNORECASE)
-_COUNT_LAST = re.compile(r"(.+?)\s+[x*]\s*(\d+)", re.IGNORECASE)
-_LINK = re.compile(r"\s*([a-z0-9.]+)\s*(?:\(([^)]*)\))?\s*(?:,|$)", re.IGNORECASE)
-_PCIE = re.compile(r"pcie\s*(\d(?:\.\d)?)?(?:x(\d+))?", re.IGNORECASE)
-_GEFORCE = re.compile(r"(?:rtx|gtx)-\d{4}(?!-ada)\b")
-_HINT = 'write it as "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)"'
-_SPEC_HINT = 'write it as --gpu-spec "name=my-card,memory=24GiB,bandwidth=936,fp16=71"'
-_SPEC_NUMBERS = ("bandwidth", "fp16", "fp8", "fp4", "int8", "cc", "tdp", "nvlink")  # GB/s, TFLOPS, W, GB/s one way
-_SPEC_KEYS = ("name", "memory", "formats", "pcie", "vendor", *_SPEC_NUMBERS)
-_ARCHS = {12: "Blackwell", 10: "Blackwell DC", 9: "Hopper", 8.9: "Ada", 8: "Ampere", 7.5: "Turing", 7: "Volta"}
-_AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
-_LANES = (1, 2, 4, 8, 12, 16, 32)
-_LINK_WORDS = "known: nvlink, pcie, pcie4x8 and p2p"
-_CABLE = CardLink("pcie", 5.0, p2p=False, title="40 Gbit/s network")  # USB4 or Thunderbolt between machines
+    for a, b in combinations(cards, 2):
+        slower = min((rig.cards[a], rig.cards[b]), key=lambda card: card.bandwidth_gbs)
+        links.append(rig.link(a, b) or default_link(slower))
+    return min(links, key=lambda link: (link.kind == "nvlink", link.p2p, link.gbs), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +137,14 @@ class ResolvedRig:
     notes: tuple[str, ...] = ()
 
 
-def parse_rig(
-    text: str, link: str | None = None, *, price: float | None = None, known: Mapping[str, Device] | None = None
-) -> Rig:
-    """`link`: `nvlink` or `pcie` for all pairs. `price` of one card. `known`: cards the user described."""
-    return find_rig(text, link, price=price, known=known).rig
+def parse_rig(text: str, link: str | None = None) -> Rig:
+    return find_rig(text, link).rig
 
 
 def find_rig(
     text: str, link: str | None = None, *, price: float | None = None, known: Mapping[str, Device] | None = None
 ) -> ResolvedRig:
-    """`parse_rig`, with what a short name was taken for and what joins machines of their own."""
+    """`link`: `nvlink` or `pcie` for all pairs. `price` of one card. `known`: cards the user described."""
     names, _, links = text.partition(":")
     cards: list[Device] = []
     prices: list[float | None] = []
@@ -249,7 +244,7 @@ def _with_links(rig: Rig, words: str, text: str) -> Rig:
 def _linked(rig: Rig, word: str, members: Sequence[str], text: str) -> Rig:
     """Apply one word about links to all pairs, or to those named."""
     count = len(rig.cards)
-    everybody = [(a, b) for a in range(count) for b in range(a + 1, count)]
+    everybody = [*combinations(range(count), 2)]
     if members:
         chosen = [pair for member in members for pair in _members(member, count, text)]
     elif word.lower() == "nvlink" and any(c.nvlink_gbs and default_link(c).kind != "nvlink" for c in rig.cards):
@@ -257,12 +252,11 @@ def _linked(rig: Rig, word: str, members: Sequence[str], text: str) -> Rig:
     else:
         chosen = everybody
     pairs = {(a, b): link for a, b, link in rig.pairs}
-    for a, b in chosen:
-        made = _make(word, rig, a, b, text)
-        old = pairs.get((a, b)) or rig.default_link
+    for pair in chosen:
+        made, old = _make(word, rig, *pair, text), pairs.get(pair) or rig.default_link
         if word.lower().startswith("pcie") and members and old is not None and "-" not in "".join(members):
             made = old if old.kind == "nvlink" else min(made, old, key=lambda link: link.gbs)  # a slot, not a pair
-        pairs[(a, b)] = made
+        pairs[pair] = made
     if chosen == everybody and len(set(pairs.values())) == 1:
         return replace(rig, default_link=next(iter(pairs.values())), pairs=())
     return replace(rig, pairs=tuple((a, b, link) for (a, b), link in sorted(pairs.items())))
@@ -274,10 +268,7 @@ def _members(member: str, count: int, text: str) -> list[tuple[int, int]]:
     if not re.fullmatch(r"\d+(\s*-\s*\d+)?", member) or max(numbers) >= count or len(set(numbers)) != len(numbers):
         hint = f"its cards are 0 to {count - 1}, a pair is 0-1"
         raise UserError(f"--gpu `{text}` has no cards `{member}`", hint=hint)
-    if len(numbers) == 2:
-        return [(min(numbers), max(numbers))]
-    own = numbers[0]
-    return [(min(own, other), max(own, other)) for other in range(count) if other != own]
+    return [pair for pair in combinations(range(count), 2) if set(numbers) <= set(pair)]
 
 
 def _make(word: str, rig: Rig, a: int, b: int, text: str) -> CardLink:
@@ -360,15 +351,13 @@ def rig_of_host(facts: HostFacts, link: str | None = None, *, price: float | Non
     """This machine's cards. One that is not known by name stands in for by its nearest relative, which is said."""
     if not facts.gpus:
         raise UserError("no GPU was found on this machine", hint='name one: --gpu "2x rtx-3090"')
-    cards, notes = [], []
-    for gpu in facts.gpus:
-        card, note = _host_card(gpu)
-        cards.append(card)
-        notes += [note] if note else []
-    pairs = []
-    for a, b, kind in facts.links:
-        if max(a, b) < len(cards):
-            pairs.append((a, b, _host_link(kind, facts.gpus[a], facts.gpus[b], cards[a], cards[b])))
+    found = [_host_card(gpu) for gpu in facts.gpus]
+    cards, notes = [card for card, _ in found], [note for _, note in found if note]
+    pairs = [
+        (a, b, _host_link(kind, facts.gpus[a], facts.gpus[b], cards[a], cards[b]))
+        for a, b, kind in facts.links
+        if max(a, b) < len(cards)
+    ]
     total = None if price is None else price * len(cards)
     rig = Rig(tuple(cards), _usual(cards), tuple(pairs), f"this machine ({_title(cards)})", total)
     if link is not None:
@@ -389,11 +378,8 @@ def _host_card(gpu: Gpu) -> tuple[Device, str | None]:
         hint = 'describe it: --gpu-spec "name=...,memory=24GiB,bandwidth=936,fp16=71"'
         raise UserError(f"`{gpu.name}` is not known and does not tell enough about itself", hint=hint)
     near = min(alike, key=lambda d: abs(d.memory_gib - memory))
-    name = "-".join(gpu.name.casefold().split())
-    note = (
-        f"{gpu.name} is not in the catalogue: {memory:.0f} GiB as it says, speeds as of {near.id}, its nearest "
-        "relative; --gpu-spec describes it better"
-    )
+    name, has = "-".join(gpu.name.casefold().split()), f"{memory:.0f} GiB as it says, speeds as of {near.id}"
+    note = f"{gpu.name} is not in the catalogue: {has}, its nearest relative; --gpu-spec describes it better"
     return replace(near, id=name, title=gpu.name, memory_gib=round(memory, 1)), note
 
 
@@ -401,39 +387,27 @@ def _host_link(kind: str, one: Gpu, two: Gpu, card: Device, other: Device) -> Ca
     """`NV4` is NVLink with four links; everything else in nvidia-smi's matrix goes over PCIe."""
     if kind.startswith("NV"):
         told = min(card.nvlink_gbs or 0.0, other.nvlink_gbs or 0.0)
-        links = float(kind[2:] or 1)
-        return CardLink("nvlink", told or links * 14.0, p2p=True, title=f"NVLink ({kind})")
+        return CardLink("nvlink", told or float(kind[2:] or 1) * 14.0, title=f"NVLink ({kind})")
     generation = min((g.pcie_generation_max for g in (one, two) if g.pcie_generation_max), default=None)
     lanes = min((g.pcie_lanes for g in (one, two) if g.pcie_lanes), default=None)
     usual = _usual((card, other))
     if generation is None or lanes is None:
-        return replace(usual, kind="pcie") if usual.kind == "pcie" else CardLink("pcie", 31.5, title="PCIe")
+        return usual if usual.kind == "pcie" else CardLink("pcie", 31.5, title="PCIe")
     written = f"{generation}.0 x{lanes}"
     return CardLink("pcie", pcie_gbs(written), p2p=not (is_geforce(card) or is_geforce(other)), title=f"PCIe {written}")
 
 
-_CLOCK_GHZ = 3.0  # a guess: the clock under load is not known
-# Operations a core and cycle, by the widest unit that llama.cpp has kernels for. Rough: a calibration corrects it.
-# Without i8mm, ARM cores are far below what their units could do: on a Neoverse-N1, about 3 with 4-bit weights.
-_PER_CYCLE = (("amx_int8", 64), ("avx512f", 64), ("avx2", 32), ("i8mm", 32), ("sve", 16), ("avx", 16), ("asimddp", 8))
-_LEAST_PER_CYCLE = 4
-
-
-def cpu_device(facts: HostFacts, bandwidth_gbs: float, *, measured: bool) -> Device:
+def cpu_rig(facts: HostFacts, bandwidth_gbs: float, *, measured: bool, replicas: int = 1) -> Rig:
+    """Replicas share cores and memory evenly: each is taken for a device of its own."""
     per_cycle = next((width for name, width in _PER_CYCLE if name in facts.cpu_features), _LEAST_PER_CYCLE)
     tflops = facts.cpu_cores * _CLOCK_GHZ * per_cycle / 1000
     told = ValueOrigin("copying a large buffer" if measured else "--bandwidth", "C")
-    return Device(
+    whole = Device(
         id="cpu", title=facts.cpu_model or "CPU", vendor="cpu", arch="CPU",
         memory_gib=round((facts.memory_bytes or 0) / GIB, 1), bandwidth_gbs=round(bandwidth_gbs, 1),
         fp16_tflops=round(tflops, 3), units=facts.cpu_cores, formats=("fp16", "int8"),
         origins={"bandwidth_gbs": told, "fp16_tflops": ValueOrigin("cores x 3 GHz x width of the units", "C")},
     )  # fmt: skip
-
-
-def cpu_rig(facts: HostFacts, bandwidth_gbs: float, *, measured: bool, replicas: int = 1) -> Rig:
-    """Replicas share cores and memory evenly: each is taken for a device of its own."""
-    whole = cpu_device(facts, bandwidth_gbs, measured=measured)
     share = replace(
         whole, memory_gib=whole.memory_gib / replicas, bandwidth_gbs=whole.bandwidth_gbs / replicas,
         fp16_tflops=(whole.fp16_tflops or 0.0) / replicas,

@@ -1,7 +1,4 @@
-"""The rules of `rules.toml`, read when the first setup is checked, and what they find.
-
-`Facts` are what the rules compare and quote of a setup on a rig: the values of both by name, and what is worked out.
-"""
+"""The rules of `rules.toml`, read when the first setup is checked, the facts they compare, and what they find."""
 
 from __future__ import annotations
 
@@ -13,22 +10,22 @@ from typing import Any, Literal
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
-from skep.planner.memory import (
-    LARGEST_CAPTURE,
-    capture_sizes,
-    defaults,
-    drafts,
-    graph_bytes,
-    scratch_bytes,
-    usable_bytes,
-    version_of,
-)
+from skep.planner import memory
 from skep.planner.setup import CardLink, Rig, Setup
 from skep.units import format_bytes
 
 OLDEST_CC = 7.0  # vLLM documentation: "compute capability 7.0 or higher"
 MARLIN_CC = 7.5  # vllm pull 45306: "its layers run on Marlin, which needs only cc >= 7.5"
 MOST_RUNGS = 64
+_COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "%": lambda whole, part: whole % part != 0,
+    "has": operator.contains,
+    "starts": str.startswith,
+}
 
 
 def capability(card: Device) -> float | None:
@@ -131,7 +128,7 @@ _WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
     "nvidia": lambda f: f.first(lambda card: card.vendor == "nvidia"),
     "sm_86": lambda f: f.first(lambda card: capability(card) == 8.6),
     "ampere": lambda f: f.first(lambda card: card.family == "ampere"),
-    "smallest": lambda f: min(f.used, key=usable_bytes),
+    "smallest": lambda f: min(f.used, key=memory.usable_bytes),
     "slowest": lambda f: min(f.used, key=lambda card: card.bandwidth_gbs),
     "kinds": lambda f: " and ".join(names) if len(names := dict.fromkeys(card.id for card in f.used)) > 1 else "",
     "other_vendors": lambda f: ", ".join(sorted({card.vendor for card in f.used} - {"nvidia"})),
@@ -140,7 +137,7 @@ _WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
     "link_name": lambda f: f.link.title or {"nvlink": "NVLink"}.get(f.link.kind, "PCIe"),
     "bridged": lambda f: any(f.rig.link(a, b) == own and own.kind == "nvlink" for a, b, own in f.rig.pairs),
     # version of the engine
-    "version": lambda f: version_of(f.setup.version),
+    "version": lambda f: memory.version_of(f.setup.version),
     "release": lambda f: f.version and f.version[0] * 1000 + (*f.version, 0)[1],  # vLLM 0.17.1 is 17, 1.2 is 1002
     # heads, experts, widths, layers
     "rungs": lambda f: valid_rungs(f.model),
@@ -161,19 +158,19 @@ _WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
     # formats
     "nearest_gguf": lambda f: "f16" if f.quant.family == "half" else "q8_0" if f.quant.nominal == 8 else "q4_k_m",
     # what the engine takes where nothing is said, and what follows from it
-    "default": lambda f: defaults(f.engine, f.first_card),
+    "default": lambda f: memory.defaults(f.engine, f.first_card),
     "slots": lambda f: f.setup.slots or f.default.slots,
     "batched_tokens": lambda f: f.setup.batched_tokens or f.default.batched_tokens,
     "utilization": lambda f: f.setup.utilization or f.default.utilization,
     "spare_percent": lambda f: (1 - f.utilization) * 100,
-    "tokens_each": lambda f: 1 + drafts(f.setup),
+    "tokens_each": lambda f: 1 + memory.drafts(f.setup),
     "step_tokens": lambda f: f.slots * f.tokens_each,
-    "slots_recorded": lambda f: LARGEST_CAPTURE // f.tokens_each,
-    "recorded": lambda f: capture_sizes(f.slots, drafts(f.setup)),
+    "slots_recorded": lambda f: memory.LARGEST_CAPTURE // f.tokens_each,
+    "recorded": lambda f: memory.capture_sizes(f.slots, memory.drafts(f.setup)),
     "sizes_recorded": lambda f: len(f.recorded),
     "largest_recorded": lambda f: f.recorded[-1],
-    "graphs_size": lambda f: format_bytes(graph_bytes(f.setup, f.first_card, f.slots)),
-    "scratch_size": lambda f: format_bytes(scratch_bytes(f.setup, f.slots, f.batched_tokens)),
+    "graphs_size": lambda f: format_bytes(memory.graph_bytes(f.setup, f.first_card, f.slots)),
+    "scratch_size": lambda f: format_bytes(memory.scratch_bytes(f.setup, f.slots, f.batched_tokens)),
 }
 
 
@@ -289,17 +286,6 @@ def _condition(written: str | list[str] | None) -> _Condition:
         return lambda facts: any(holds(facts) for holds in choices)
     tests = [_comparison(each.split()) for each in written.split(",")]
     return tests[0] if len(tests) == 1 else lambda facts: all(holds(facts) for holds in tests)
-
-
-_COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "%": lambda whole, part: whole % part != 0,
-    "has": operator.contains,
-    "starts": str.startswith,
-}
 
 
 def _comparison(words: list[str]) -> _Condition:

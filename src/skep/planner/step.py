@@ -1,7 +1,4 @@
-"""How long one forward pass takes: bytes over bandwidth, FLOPs over the tensor cores, launches, all-reduces.
-
-A pass decodes some sequences and carries a piece of somebody's prompt beside them, as continuous batching does.
-"""
+"""How long one forward pass takes: bytes over bandwidth, FLOPs over the tensor cores, launches, all-reduces."""
 
 from __future__ import annotations
 
@@ -20,6 +17,12 @@ _DATACENTER = {"volta", "hopper", "blackwell-dc", "cdna4", "cdna3", "cdna2", "cd
 _DATACENTER_AMPERE = ("a100", "a30", "a800", "cmp-170hx")  # the die with HBM, not the one of the GeForce cards
 _TUNED_AMD = {"cdna3", "cdna4"}  # with kernels of AMD's own for experts
 _GGUF_IN_VLLM = 0.2  # "GGUF in vLLM is slow: 5 to 10 times slower than Marlin"
+_LAYERS = {"mtp": 1.0, "eagle": 1.0, "dflash": 5.0}  # of the model's own size
+_DRAFT_MODEL_PARAMS = 0.6e9
+_TIRING = 0.95  # a further draft after right ones: 87, 86, 80 % and 92, 86, 86 % and 75, 63, 57 % were published
+_BUILT_IN_LINK = 0.1  # of the drafts' cost on several cards, where they are joined on a board
+_SHARP = 2.5  # how abruptly a pass turns from bandwidth-bound to compute-bound
+_ATTENTION_SHARE = 0.6  # of the rate of plain multiplications that attention over a prompt reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,10 @@ def rates_of(quant: Quant, kv: KvType, card: Device, engine: str, c: Constants, 
     llamacpp = engine in LLAMACPP
     bandwidth = card.bandwidth_gbs * 1e9 * _on_card(card, llamacpp, c)
     unpacked = 1.0 if kv.family == "half" else c.bw_kv_quantized
+    shares = {"int4": c.bw_int4, "int8": c.bw_int8, "fp8": c.bw_fp8, "fp4": c.bw_fp4, "gguf": c.bw_gguf * _GGUF_IN_VLLM}
+    own = c.bw_gguf_half if quant.bits >= 16 else c.bw_gguf
     return Rates(
-        read=bandwidth * _share(quant, llamacpp, c),
+        read=bandwidth * (own if llamacpp else shares.get(quant.family, c.bw_half)),
         read_half=bandwidth * (c.bw_gguf_half if llamacpp else c.bw_half),
         read_kv=bandwidth * c.bw_kv * unpacked,
         read_state=bandwidth * c.bw_kv,
@@ -56,13 +61,6 @@ def rates_of(quant: Quant, kv: KvType, card: Device, engine: str, c: Constants, 
         llamacpp=llamacpp,
         tuned_experts=llamacpp or card.vendor != "amd" or card.family in _TUNED_AMD,
     )
-
-
-def _share(quant: Quant, llamacpp: bool, c: Constants) -> float:
-    if llamacpp:
-        return c.bw_gguf_half if quant.bits >= 16 else c.bw_gguf
-    shares = {"int4": c.bw_int4, "int8": c.bw_int8, "fp8": c.bw_fp8, "fp4": c.bw_fp4, "gguf": c.bw_gguf * _GGUF_IN_VLLM}
-    return shares.get(quant.family, c.bw_half)
 
 
 def _on_card(card: Device, llamacpp: bool, c: Constants) -> float:
@@ -103,12 +101,6 @@ def _compute(quant: Quant | None, card: Device, llamacpp: bool, c: Constants, *,
     if is_datacenter(card):
         rate *= c.mfu_datacenter
     return rate * 1e12
-
-
-_LAYERS = {"mtp": 1.0, "eagle": 1.0, "dflash": 5.0}  # of the model's own size
-_DRAFT_MODEL_PARAMS = 0.6e9
-_TIRING = 0.95  # a further draft after right ones: 87, 86, 80 % and 92, 86, 86 % and 75, 63, 57 % were published
-_BUILT_IN_LINK = 0.1  # of the drafts' cost on several cards, where they are joined on a board
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +152,6 @@ def _params(spec: Speculation, model: Geometry) -> float:
     parts = parts_of(model)
     body = parts.small + parts.mlp if model.is_moe else parts.attention + parts.linear + parts.mlp
     return body / max(1, model.layers) * _LAYERS.get(spec.method, 0.0)
-
-
-_SHARP = 2.5  # how abruptly a pass turns from bandwidth-bound to compute-bound
-_ATTENTION_SHARE = 0.6  # of the rate of plain multiplications that attention over a prompt reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,10 +252,7 @@ def step_model(
     setup: Setup, card: Device, link: CardLink | None, c: Constants, *,
     split: bool = False, tuning: StepTuning = UNTUNED, weight_only: bool = False,
 ) -> StepModel:  # fmt: skip
-    """`weight_only`: a format the card could compute in is unpacked first (Marlin).
-
-    `split`: layers are walked card by card (llama.cpp's default, Ollama) rather than computed on all at once.
-    """
+    """`split`: layers are walked card by card (llama.cpp, Ollama). `weight_only`: weights unpacked first (Marlin)."""
     model, quant, kv, layout = setup.model, setup.quant, setup.kv, setup.layout
     rates = rates_of(quant, kv, card, setup.engine, c, weight_only=weight_only)
     parts, bits, ways = parts_of(model), part_bits(quant, model), layout.tp

@@ -1,7 +1,4 @@
-"""Comparison of the planner's predictions with published measurements, and with two simple formulas.
-
-A row of such a table becomes a setup, a load and a measured value.
-"""
+"""The planner's predictions against published measurements, row by row of a table, and against two simple formulas."""
 
 from __future__ import annotations
 
@@ -36,6 +33,11 @@ _PROMPT, _ANSWER = 128.0, 512.0  # tokens, where a row does not state them
 _WORDS: Mapping[str, Mapping[str, Any]] = tomllib.loads(
     files("skep.planner").joinpath("points.toml").read_text(encoding="utf-8")
 )
+_AT_ONCE = {"sglang": 2048, "trtllm": 2048}  # bounded by memory alone, as far as people meet it
+_AT_ONCE_DRAFTING = {"sglang": 48}  # set by SGLang itself as soon as it speculates
+_FEW = 8  # sequences: who has room for fewer raises the engine's share of the card
+_FILLED = 0.96
+_PUSHED_OUT = 0.2  # of what the prefix cache could have answered, where the pool is too small to keep it
 
 
 class Unpredictable(Exception):
@@ -105,8 +107,10 @@ def read_case(number: int, cells: Mapping[str, str]) -> PublishedCase:
     if count is None or not 1 <= count <= 4096:
         stated = "the number of cards is not stated" if count is None else f"{row.text('n_gpu')} cards"
         raise Unpredictable(f"count: {stated}")
-    cards = int(count)
-    devices, model, engine = _devices(row.text("gpu"), cards), _model(row), _engine(row)
+    cards, name = int(count), row.lower("engine")
+    devices, model = _devices(row.text("gpu"), cards), _model(row)
+    gguf = not name and ("gguf" in row.notes or re.search(r"\bq\d_", row.notes))
+    engine = next((own for word, own in _WORDS["engine"].items() if word in name), "llamacpp" if gguf else "vllm")
     quant = _quant(row, engine, model)
     split, layout = _layout(row, cards, engine, model)
     card = pace_setter(devices, in_turn=split)
@@ -147,8 +151,7 @@ def _devices(name: str, cards: int) -> list[Device]:
 
 def _model(row: _Row) -> Geometry:
     name = row.text("model")
-    found = find_geometry(name) if name else None
-    if found is not None:
+    if name and (found := find_geometry(name)) is not None:
         return found
     total, active = row.number("params_total_b"), row.number("params_active_b")
     if active is None and (named := _found(r"a(\d+(?:\.\d+)?)b", name.lower())):
@@ -160,13 +163,6 @@ def _model(row: _Row) -> Geometry:
         return geometry_from_parameters(name or f"{total:g}B", total, active)
     except UserError as impossible:
         raise Unpredictable(f"model: {impossible.message}") from None
-
-
-def _engine(row: _Row) -> str:
-    name = row.lower("engine")
-    if not name:
-        return "llamacpp" if "gguf" in row.notes or re.search(r"\bq\d_", row.notes) else "vllm"
-    return next((engine for word, engine in _WORDS["engine"].items() if word in name), "vllm")
 
 
 def _quant(row: _Row, engine: str, model: Geometry) -> Quant:
@@ -215,10 +211,8 @@ def _load(row: _Row, card: Device) -> tuple[PlannedLoad, int | None]:
     if rate:
         return PlannedLoad(200, prompt, answer, tasks=200, rate_per_s=float(rate), spread=chat), slots
     agents = _positive(stated)
-    if agents is None:
-        raise Unpredictable("concurrency: not stated")
-    if not 1 <= agents <= 1e6:
-        raise Unpredictable(f"concurrency: {stated}")
+    if agents is None or not 1 <= agents <= 1e6:
+        raise Unpredictable(f"concurrency: {'not stated' if agents is None else stated}")
     at_once = "at once" in notes and agents >= 200
     burst = at_once or any(word in notes for word in ("llama-benchy", "swarm", "agent shape"))
     spread = chat if at_once else 0.5 if "swarm" in notes else 0.0
@@ -284,13 +278,6 @@ def _positive(text: str) -> float | None:
     return value if 0 < value < 1e9 else None
 
 
-_AT_ONCE = {"sglang": 2048, "trtllm": 2048}  # bounded by memory alone, as far as people meet it
-_AT_ONCE_DRAFTING = {"sglang": 48}  # set by SGLang itself as soon as it speculates
-_FEW = 8  # sequences: who has room for fewer raises the engine's share of the card
-_FILLED = 0.96
-_PUSHED_OUT = 0.2  # of what the prefix cache could have answered, where the pool is too small to keep it
-
-
 def case_pool_tokens(case: PublishedCase) -> float:
     """Tokens of KV beside the weights. The row was measured, so one sequence fits whatever the arithmetic says."""
     setup, load, card = case.setup, case.load, case.card
@@ -345,9 +332,8 @@ class ValidationPoint:
         return abs(self.predicted / self.case.published - 1.0)
 
     def document(self) -> dict[str, Any]:
-        case, figures = self.case, {name: round(getattr(self, name), 3) for name in ("predicted", "low", "high")}
-        head = {"row": case.row, "metric": case.metric, "published": case.published}
-        return {**head, **figures, "source": case.source}
+        told = {name: getattr(self.case, name) for name in ("row", "metric", "published", "source")}
+        return told | {name: round(getattr(self, name), 3) for name in ("predicted", "low", "high")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,12 +358,10 @@ class ValidationReport:
     def document(self) -> dict[str, Any]:
         """Return the report as JSON; errors are fractions."""
         groups = to_builtins(self.spreads())
-        whole = groups.pop("all")
         return {
+            **groups.pop("all"),
             "rows": self.rows,
             "predicted": len(self.points),
-            "median_ape": whole["median_ape"],
-            "p90_ape": whole["p90_ape"],
             "covered_by_band": self.covered,
             "groups": groups,
             "sources": to_builtins(self.by_source()),

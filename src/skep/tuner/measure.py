@@ -241,7 +241,7 @@ class _ServerRun:
     def _begin(self, what: str, total: int, place: tuple[int, int]) -> None:
         self._what, self._total, self._place = what, total, place
         self._failed = 0
-        self._pace.reset()
+        self._pace = TokenPace()
         self._tell()
 
     def _took(self, row: Request) -> None:

@@ -77,10 +77,7 @@ def locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """An empty folder on the same file system, gone at the end. Call it with the lock held.
-
-    What a killed process left behind is removed first: with the lock held it has no owner.
-    """
+    """An empty folder on the same file system, gone at the end. With the lock held, what others left is nobody's."""
     for leftover in folder.glob(".staging-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     path = Path(tempfile.mkdtemp(prefix=".staging-", dir=folder))

@@ -1,7 +1,4 @@
-"""A model's geometry from a Hugging Face config.json: by the keys that architectures share, by name where they differ.
-
-Parameters are counted from the widths, as a configuration does not state them.
-"""
+"""A model's geometry from a Hugging Face config.json: by the keys that architectures share, by name where not."""
 
 from __future__ import annotations
 
@@ -16,6 +13,36 @@ from skep.catalog.models import Geometry
 from skep.errors import UserError
 from skep.planner.quants import parts_of
 
+_HINT = "take the config.json that lies beside the model's weights"
+_MAX_CHARACTERS = 4 << 20
+_TYPE_NAMES = {type(None): "null", list: "a list", str: "a text", bool: "true or false"}
+_INNER = ("text_config", "llm_config", "language_config", "thinker_config")
+_MAX_WINDOW = 1 << 40
+_PATTERN = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
+_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+_LINEAR = ("linear", "mamba", "recurrent", "kda", "gdn", "lightning")
+_SLIDING = ("sliding", "chunked", "local")
+_NOTHING = ("conv", "none", "mlp", "moe", "no_op", "noop")
+_MAX_EXPERTS = 1 << 16
+_COUNT = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_k")
+_SHARED = (
+    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
+    "share_expert_dim",
+)  # fmt: skip
+_MAX_WIDTH = 1 << 20
+_MAX_LAYERS = 1000
+_MAX_VOCAB = 1 << 24
+_BITS_OF = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "nvfp4": 4.5, "modelopt_fp4": 4.5, "awq": 4.0, "gptq": 4.0}
+_DRAFT_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
+_TIED_BY_DEFAULT = ("gemma", "cohere")
+_ENCODERS = (
+    "bert", "roberta", "xlm-roberta", "distilbert", "deberta", "deberta-v2", "electra", "albert", "modernbert",
+    "nomic_bert", "mpnet", "camembert", "xlnet", "clip", "siglip", "vit",
+)  # fmt: skip
+_WRITES_NOTHING = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+                   "ForImageClassification")  # fmt: skip
+
 
 def counted(drawn: Geometry, total: float | None = None) -> Geometry:
     """`total` where it is known better than from the widths. A mixture reads its chosen experts for a token."""
@@ -28,12 +55,6 @@ def counted(drawn: Geometry, total: float | None = None) -> Geometry:
         active -= parts.experts * (1 - drawn.experts_per_token / drawn.experts)
         active -= 0 if drawn.tied_embeddings else parts.embedding
     return replace(drawn, params_total=total, params_active=active if active > 0 else total)
-
-
-_HINT = "take the config.json that lies beside the model's weights"
-_MAX_CHARACTERS = 4 << 20
-_TYPE_NAMES = {type(None): "null", list: "a list", str: "a text", bool: "true or false"}
-_INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
 def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -54,15 +75,12 @@ def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mappi
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The text model's settings, and those around them: a key is looked for inside first. `null` is absent.
+    """The text model's settings, and those around them: a key is looked for inside first. `null` is absent."""
 
-    `name`: what errors call the file; `prefix`: what its keys have in front there.
-    """
-
-    name: str
+    name: str  # what errors call the file
     inner: Mapping[str, Any]
     outer: Mapping[str, Any]
-    prefix: str = ""
+    prefix: str = ""  # of its keys, in errors
     hint: str = _HINT
 
     @classmethod
@@ -109,8 +127,7 @@ class ModelConfig:
         return default if value is None else value
 
     def text(self, key: str) -> str:
-        value = self.get(key)
-        if not isinstance(value, str | None):
+        if not isinstance(value := self.get(key), str | None):
             raise self.wrong(key, value, "a text")
         return value or ""
 
@@ -133,14 +150,6 @@ class ModelConfig:
 
     def missing(self, key: str) -> UserError:
         return UserError(f"{self.name} has no `{self.prefix}{key}`", hint=self.hint)
-
-
-_MAX_WINDOW = 1 << 40
-_PATTERN = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
-_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
-_LINEAR = ("linear", "mamba", "recurrent", "kda", "gdn", "lightning")
-_SLIDING = ("sliding", "chunked", "local")
-_NOTHING = ("conv", "none", "mlp", "moe", "no_op", "noop")
 
 
 def block_pattern(settings: ModelConfig) -> str:
@@ -251,15 +260,6 @@ def _linear_widths(settings: ModelConfig) -> tuple[int, int, int, int, int]:
     )
 
 
-_MAX_EXPERTS = 1 << 16
-_COUNT = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_k")
-_SHARED = (
-    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
-    "share_expert_dim",
-)  # fmt: skip
-
-
 def experts_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
     """Return the widths of the MLPs, by the names of `Geometry`."""
     count = settings.whole(*_COUNT, low=0, high=_MAX_EXPERTS, default=0)
@@ -296,17 +296,15 @@ def _width(settings: ModelConfig) -> int:
     return settings.whole("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", high=_MAX_WIDTH)
 
 
-def _mean_of_blocks(settings: ModelConfig, blocks: object) -> int:
+def _mean_of_blocks(settings: ModelConfig, blocks: Sequence[Any]) -> int:
     """nemotron-nas: a multiple of the hidden size for each layer, two thirds of it rounded up to 256."""
     hidden = settings.whole("hidden_size", high=_MAX_WIDTH)
     widths = []
-    for block in blocks if isinstance(blocks, list) else ():
+    for block in blocks:
         ffn = block.get("ffn") if isinstance(block, Mapping) else None
-        multiple = ffn.get("ffn_mult") if isinstance(ffn, Mapping) else None
-        if isinstance(multiple, int | float) and 0 < multiple < 64:
-            widths.append(-(-int(2 * multiple * hidden / 3) // 256) * 256)
-        else:
-            widths.append(0)
+        multiple: Any = ffn.get("ffn_mult") if isinstance(ffn, Mapping) else None
+        known = isinstance(multiple, int | float) and 0 < multiple < 64
+        widths.append(-(-int(2 * multiple * hidden / 3) // 256) * 256 if known else 0)
     if not any(widths):
         raise settings.wrong("block_configs", blocks, "a list with `ffn_mult` in its blocks")
     return round(sum(widths) / len(widths))
@@ -314,8 +312,8 @@ def _mean_of_blocks(settings: ModelConfig, blocks: object) -> int:
 
 def _dense_width(settings: ModelConfig) -> int:
     """Of the layers without experts, where those have a width of their own."""
-    own = settings.whole("intermediate_size_mlp", "dense_intermediate_size", high=_MAX_WIDTH, default=0)
-    return own or _width(settings)
+    keys = ("intermediate_size_mlp", "dense_intermediate_size")
+    return settings.whole(*keys, high=_MAX_WIDTH, default=0) or _width(settings)
 
 
 def _shared(settings: ModelConfig, width: int) -> int:
@@ -324,9 +322,7 @@ def _shared(settings: ModelConfig, width: int) -> int:
     if settings.text("model_type").casefold().startswith("llama4"):
         return width
     said = settings.whole(*_SHARED, low=0, high=_MAX_WIDTH, default=0)
-    if said:
-        return said
-    return width * settings.whole("n_shared_experts", "num_shared_experts", low=0, high=1024, default=0)
+    return said or width * settings.whole("n_shared_experts", "num_shared_experts", low=0, high=1024, default=0)
 
 
 def _expert_layers(settings: ModelConfig, layers: int) -> int:
@@ -340,38 +336,13 @@ def _expert_layers(settings: ModelConfig, layers: int) -> int:
     return max(0, (layers - dense) // step)
 
 
-_MAX_WIDTH = 1 << 20
-_MAX_LAYERS = 1000
-_MAX_VOCAB = 1 << 24
-_METHOD_BITS = {
-    "fp8": 8.0,
-    "fbgemm_fp8": 8.0,
-    "mxfp4": 4.25,
-    "nvfp4": 4.5,
-    "modelopt_fp4": 4.5,
-    "awq": 4.0,
-    "gptq": 4.0,
-}
-_DRAFT_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
-_TIED_BY_DEFAULT = ("gemma", "cohere")
-_ENCODERS = (
-    "bert", "roberta", "xlm-roberta", "distilbert", "deberta", "deberta-v2", "electra", "albert", "modernbert",
-    "nomic_bert", "mpnet", "camembert", "xlnet", "clip", "siglip", "vit",
-)  # fmt: skip
-_WRITES_NOTHING = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
-                   "ForImageClassification")  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What `quantization_config` says. `bits`: of one value without its scales; None where it does not say.
-
-    `floats`: whether the values are floating-point numbers; None where it does not say.
-    """
+    """What `quantization_config` says; None where it does not."""
 
     method: str
-    bits: float | None
-    floats: bool | None = field(default=None, compare=False)
+    bits: float | None  # of one value without its scales
+    floats: bool | None = field(default=None, compare=False)  # whether values are floating-point numbers
 
 
 def geometry_from_config(
@@ -423,7 +394,7 @@ def quantization_from_config(text_or_mapping: str | bytes | Mapping[str, Any], n
     if bits is None:  # the fewest of any group, which is where most weights are
         stated: list[Any] = [one.get("num_bits") for one in told]
         few = min((float(n) for n in stated if type(n) in (int, float) and 1 <= n <= 32), default=None)
-        bits = few or _METHOD_BITS.get((inner.text("quant_algo") or method).casefold())
+        bits = few or _BITS_OF.get((inner.text("quant_algo") or method).casefold())
     floats = next((one["type"] == "float" for one in told if one.get("type") in ("int", "float")), None)
     return Quantization(method, bits, floats)
 

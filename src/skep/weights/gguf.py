@@ -29,8 +29,6 @@ _TYPES = {
     22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
 }  # fmt: skip
-
-
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _LENGTH = struct.Struct("<Q")
 _PIECE_BYTES = 1 << 18
@@ -41,6 +39,30 @@ _MAX_TEXT_BYTES = 64 << 20  # kept from one header, all texts together
 _MAX_STEPS = 1 << 22
 _NESTED_STEPS = 16  # no model known nests arrays; each costs an object
 _MAX_DEPTH = 4
+_AGAIN = "delete it and pull it again"
+_OTHER = "name a .gguf file"
+
+_BINARY = (
+    (b"PK\x03\x04", "it is a zip archive or a PyTorch checkpoint", _OTHER),
+    (b"\x1f\x8b", "it is a gzip archive", _OTHER),
+    (b"\x28\xb5\x2f\xfd", "it is a zstd archive", _OTHER),
+    ((b"lmgg", b"fmgg", b"tjgg"), "it is a GGML file from before GGUF", _OTHER),
+    (b"\x7fELF", "it is a program", _OTHER),
+)
+_TEXT = (
+    ((b"<!doctype html", b"<html"), "it is an HTML page: a download was answered with a web page", _AGAIN),
+    (b"<?xml", "it is an XML page: a download was answered with an error page", _AGAIN),
+    (b"version https://git-lfs", "it is a git-lfs pointer, not the file it points to", "run `git lfs pull`"),
+    (b"{", "it is JSON text", _OTHER),
+)
+MAGIC = b"GGUF"
+_MAX_KEYS = 1 << 16
+_MAX_TENSORS = 1 << 18
+_MAX_DIMENSIONS = 8
+_MAX_FILE_BYTES = 1 << 50
+_DEFAULT_ALIGNMENT = 32
+_VERSIONS = (2, 3)
+_CONVERT = "pull a file of GGUF version 3"
 
 
 class DamagedFile(Exception):
@@ -67,9 +89,6 @@ class GgufReader:
         self._keep_arrays = keep_arrays
         self._steps_left = _MAX_STEPS
         self._text_bytes_left = _MAX_TEXT_BYTES
-
-    def __repr__(self) -> str:
-        return f"<GgufReader at {self.position} of {self._size}, {self._steps_left} steps left>"
 
     @property
     def position(self) -> int:
@@ -172,24 +191,6 @@ def _layout(type_id: int) -> str:
         raise DamagedFile(f"its header is damaged: value type {type_id} is not known") from None
 
 
-_AGAIN = "delete it and pull it again"
-_OTHER = "name a .gguf file"
-
-_BINARY = (
-    (b"PK\x03\x04", "it is a zip archive or a PyTorch checkpoint", _OTHER),
-    (b"\x1f\x8b", "it is a gzip archive", _OTHER),
-    (b"\x28\xb5\x2f\xfd", "it is a zstd archive", _OTHER),
-    ((b"lmgg", b"fmgg", b"tjgg"), "it is a GGML file from before GGUF", _OTHER),
-    (b"\x7fELF", "it is a program", _OTHER),
-)
-_TEXT = (
-    ((b"<!doctype html", b"<html"), "it is an HTML page: a download was answered with a web page", _AGAIN),
-    (b"<?xml", "it is an XML page: a download was answered with an error page", _AGAIN),
-    (b"version https://git-lfs", "it is a git-lfs pointer, not the file it points to", "run `git lfs pull`"),
-    (b"{", "it is JSON text", _OTHER),
-)
-
-
 def looks_like(start: bytes) -> tuple[str, str]:
     """Return the end of a sentence about the file, and a hint. `start`: its first bytes, up to a few hundred."""
     if not start:
@@ -206,16 +207,6 @@ def looks_like(start: bytes) -> tuple[str, str]:
     if not start.strip(b"\0"):
         return "it starts with zeros: a download reserved it and did not fill it", _AGAIN
     return f"it starts with {start[:8]!r}, not with `GGUF`", _OTHER
-
-
-MAGIC = b"GGUF"
-_MAX_KEYS = 1 << 16
-_MAX_TENSORS = 1 << 18
-_MAX_DIMENSIONS = 8
-_MAX_FILE_BYTES = 1 << 50
-_DEFAULT_ALIGNMENT = 32
-_VERSIONS = (2, 3)
-_CONVERT = "pull a file of GGUF version 3"
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,10 +76,7 @@ def _settings(header: GgufHeader) -> ModelConfig:
 
 
 def _kinds(header: GgufHeader, blocks: int, draft: int) -> tuple[int, int]:
-    """Return how many blocks attend and how many are linear, by what each holds.
-
-    A file that is one part of several tells only of its own, so then all attend.
-    """
+    """Return how many blocks attend and how many are linear, by what each holds; of one part of several, all attend."""
     parts: dict[int, set[str]] = {}
     for tensor in header.tensors:
         if (match := _BLOCK.fullmatch(tensor.name)) is not None:

