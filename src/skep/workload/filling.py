@@ -23,6 +23,8 @@ from importlib.resources import files
 from random import Random
 from typing import Any, TypeVar
 
+import msgspec
+
 from skep.errors import UserError
 
 _T = TypeVar("_T")
@@ -40,16 +42,10 @@ def exponential(rng: Random, mean: float) -> float:
     return -math.log(1.0 - rng.random()) * mean
 
 
-def capped_exponential(rng: Random, mean: float, *, cap: float = 5.0) -> float:
-    """Exponential, never above `cap` times its scale; the scale is set so that the mean is as asked for."""
-    scale = mean / (1.0 - math.exp(-cap))
-    return min(exponential(rng, scale), cap * scale)
-
-
-def normal(rng: Random) -> float:
-    """Mean 0, deviation 1, by Box and Muller's method."""
-    radius = math.sqrt(-2.0 * math.log(1.0 - rng.random()))
-    return radius * math.cos(2.0 * math.pi * rng.random())
+def capped_exponential(rng: Random, mean: float) -> float:
+    """Exponential, never above five times its scale; the scale is set so that the mean is as asked for."""
+    scale = mean / (1.0 - math.exp(-5.0))
+    return min(exponential(rng, scale), 5.0 * scale)
 
 
 def gamma(rng: Random, shape: float) -> float:
@@ -59,7 +55,8 @@ def gamma(rng: Random, shape: float) -> float:
     d = shape - 1.0 / 3.0
     c = 1.0 / math.sqrt(9.0 * d)
     while True:
-        x = normal(rng)
+        radius = math.sqrt(-2.0 * math.log(1.0 - rng.random()))
+        x = radius * math.cos(2.0 * math.pi * rng.random())  # normal, by Box and Muller's method
         v = (1.0 + c * x) ** 3
         if v > 0.0 and math.log(1.0 - rng.random()) < 0.5 * x * x + d - d * v + d * math.log(v):
             return d * v
@@ -79,17 +76,10 @@ class Idea:
 
 
 _DATA = read_data("words.toml")
-TINY, FULL = (
-    tuple(Idea(one["name"], one["summary"], one["code"], (one["bug"][0], one["bug"][1])) for one in _DATA[kind])
-    for kind in ("tiny", "full")
-)
-THINGS: tuple[tuple[str, str], ...] = tuple(
-    (one, many) for one, _, many in (pair.partition("/") for pair in _DATA["things"].split())
-)
+TINY, FULL = (msgspec.convert(_DATA[kind], tuple[Idea, ...]) for kind in ("tiny", "full"))
+THINGS = msgspec.convert([pair.split("/") for pair in _DATA["things"].split()], tuple[tuple[str, str], ...])
 FIELDS: tuple[str, ...] = tuple(_DATA["fields"].split())
 ADJECTIVES: tuple[str, ...] = tuple(_DATA["adjectives"].split())
-CLOSINGS: tuple[str, ...] = tuple(_DATA["closings"])
-REQUIREMENTS: tuple[str, ...] = tuple(_DATA["wishes"])
 
 Names = Mapping[str, str]
 Measure = Callable[[str], int]
@@ -132,7 +122,7 @@ def functions(rng: Random, measure: Measure, room: int) -> str:
         if measure(text) > room:
             names = draw_names(rng, qualified=True)
             texts = {idea.name.format_map(names): _text(idea, names) for idea in _IDEAS}
-            fitting = [(name, text) for name, text in texts.items() if name not in taken and measure(text) <= room]
+            fitting = [one for one in texts.items() if one[0] not in taken and measure(one[1]) <= room]
             if not fitting:
                 return "".join(made)
             name, text = pick(rng, fitting)
@@ -167,7 +157,7 @@ def draw_requirements(
 ) -> str:
     """Sentences that fit into the room and are not `said` yet; `exact` fills the rest with a closing word or more."""
     chosen: list[str] = []
-    for wish in shuffled(rng, REQUIREMENTS):
+    for wish in shuffled(rng, _DATA["wishes"]):
         text = wish.format_map(names)
         if said and text in said:
             continue
@@ -176,7 +166,7 @@ def draw_requirements(
             chosen.append(text)
             room -= needed
     if exact:
-        chosen += [closing for closing in CLOSINGS if measure(closing) == room][:1]
+        chosen += [closing for closing in _DATA["closings"] if measure(closing) == room][:1]
     return " ".join(chosen)
 
 
