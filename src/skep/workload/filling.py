@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -191,18 +191,26 @@ def cut(text: str, count: int) -> str:
     return text
 
 
-def pieces_for(tokens: float, chars_per_token: float, overhead_tokens: float = 0.0) -> int:
+class Lengths(TypedDict, total=False):
+    """How an engine counts, as a `TokenCalibration` found it; `overhead_tokens` are the chat template's."""
+
+    chars_per_token: float
+    overhead_tokens: float
+
+
+def pieces_for(tokens: float, *, chars_per_token: float = TYPICAL_CHARS_PER_TOKEN, overhead_tokens: float = 0.0) -> int:
     """Return how many pieces make so many tokens, the chat template's own included. May be negative."""
     if not (math.isfinite(chars_per_token) and chars_per_token > 0):
         raise UserError(f"`{chars_per_token}` characters per token is not possible", hint="between 2 and 6 is usual")
     return round((tokens - overhead_tokens) * chars_per_token / CHARS_PER_PIECE)
 
 
-def room_for(what: str, tokens: int, chars_per_token: float, overhead_tokens: float, fewest: int) -> int:
+def room_for(what: str, tokens: int, fewest: int, **lengths: Unpack[Lengths]) -> int:
     """`pieces_for`, refusing what is too short for such a text (`fewest` pieces) or beyond any model."""
-    room = pieces_for(tokens, chars_per_token, overhead_tokens)
+    room = pieces_for(tokens, **lengths)
     if room < fewest:
-        least = math.ceil(fewest * CHARS_PER_PIECE / chars_per_token + overhead_tokens)
+        per_token = lengths.get("chars_per_token", TYPICAL_CHARS_PER_TOKEN)
+        least = math.ceil(fewest * CHARS_PER_PIECE / per_token + lengths.get("overhead_tokens", 0.0))
         raise UserError(f"`{tokens}` tokens are too few for {what}", hint=f"ask for {least} or more")
     if tokens > MOST_TOKENS:
         raise UserError(f"`{tokens}` tokens are too many for {what}", hint=f"ask for {MOST_TOKENS} or fewer")

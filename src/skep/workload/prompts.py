@@ -15,15 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from random import Random
-from typing import Literal
+from typing import Literal, Unpack
 
 from skep.errors import UserError
 from skep.workload.filling import (
     FULL,
     TINY,
-    TYPICAL_CHARS_PER_TOKEN,
     Budget,
     Idea,
+    Lengths,
     Names,
     capped_exponential,
     draw_names,
@@ -72,28 +72,22 @@ class Prompt:
 
 
 def coding_prompts(
-    rng: Random,
-    *,
-    size: Size = "medium",
-    tokens: int | None = None,
-    chars_per_token: float = TYPICAL_CHARS_PER_TOKEN,
-    overhead_tokens: float = 0.0,
+    rng: Random, *, size: Size = "medium", tokens: int | None = None, **lengths: Unpack[Lengths]
 ) -> Iterator[Prompt]:
     """Endless; the kinds take turns in an order drawn once, so that any five in a row hold each kind.
 
-    `tokens`, if given, asks for so many tokens instead of a size, of which `overhead_tokens` are the chat template's,
-    with `chars_per_token` as a `Calibration` found it.
+    `tokens`, if given, asks for so many tokens instead of a size.
     """
     if tokens is not None:
-        budget, form = token_budget(tokens, chars_per_token, overhead_tokens)
+        budget, form = token_budget(tokens, **lengths)
     else:
         budget, form = Budget(len, TARGETS[size]), "plain" if size == "short" else "full"
     order = shuffled(rng, KINDS)
     return (compose(rng, order[serial % len(order)], serial, budget, form)[0] for serial in count())
 
 
-def token_budget(tokens: int, chars_per_token: float, overhead_tokens: float) -> tuple[Budget, Form]:
-    room = room_for("a coding prompt", tokens, chars_per_token, overhead_tokens, FEWEST_PIECES)
+def token_budget(tokens: int, **lengths: Unpack[Lengths]) -> tuple[Budget, Form]:
+    room = room_for("a coding prompt", tokens, FEWEST_PIECES, **lengths)
     return Budget(pieces, room), form_for(room)
 
 
@@ -126,11 +120,9 @@ def compose(rng: Random, kind: Kind, serial: int, budget: Budget, form: Form) ->
 
 def _task(kind: Kind, idea: Idea, names: Names, form: Form) -> str:
     code = (idea.code.replace(*idea.bug, 1) if kind == "fix" else idea.code).format_map(names)
-    return (_WITHOUT_CODE if form == "bare" else _TASKS)[kind].format(
-        name=idea.name.format_map(names),
-        summary=idea.summary.format_map(names),
-        code=fenced(code) if form == "full" else code,
-    )
+    code = fenced(code) if form == "full" else code
+    name, summary = idea.name.format_map(names), idea.summary.format_map(names)
+    return (_WITHOUT_CODE if form == "bare" else _TASKS)[kind].format(name=name, summary=summary, code=code)
 
 
 FEWEST_SYSTEM_PIECES = 60
@@ -142,38 +134,28 @@ _TASK_PIECES = 50
 
 
 def shared_prefix(
-    rng: Random,
-    *,
-    tokens: int = 4096,
-    task_tokens: int = 60,
-    chars_per_token: float = TYPICAL_CHARS_PER_TOKEN,
-    overhead_tokens: float = 0.0,
+    rng: Random, *, tokens: int = 4096, task_tokens: int = 60, **lengths: Unpack[Lengths]
 ) -> Iterator[Prompt]:
     """Endless tasks, each of its own, behind one system message of `tokens` tokens that no other seed has.
 
     The first request pays for the system message; the others can be served from a cache. What the chat template adds
     counts with the task's tokens.
     """
-    room = room_for("a shared system prompt", tokens, chars_per_token, 0.0, FEWEST_SYSTEM_PIECES)
-    task_room = room_for("a task", task_tokens, chars_per_token, overhead_tokens, FEWEST_PIECES)
+    task_room = room_for("a task", task_tokens, FEWEST_PIECES, **lengths)
+    lengths["overhead_tokens"] = 0.0
+    room = room_for("a shared system prompt", tokens, FEWEST_SYSTEM_PIECES, **lengths)
     system = _system(rng, 0, room)
     kinds = shuffled(rng, KINDS)
     return (_with_system(rng, system, serial, kinds, task_room) for serial in count())
 
 
-def prefill_heavy(
-    rng: Random,
-    *,
-    tokens: int = PREFILL_TOKENS,
-    chars_per_token: float = TYPICAL_CHARS_PER_TOKEN,
-    overhead_tokens: float = 0.0,
-) -> Iterator[Prompt]:
+def prefill_heavy(rng: Random, *, tokens: int = PREFILL_TOKENS, **lengths: Unpack[Lengths]) -> Iterator[Prompt]:
     """Endless prompts of `tokens` tokens in all, nearly all of them in a system message that was never sent before.
 
     Each asks for a short answer, so that reading the prompt is what takes the time.
     """
     fewest = FEWEST_SYSTEM_PIECES + _TASK_PIECES
-    room = room_for("a prompt with a system message of its own", tokens, chars_per_token, overhead_tokens, fewest)
+    room = room_for("a prompt with a system message of its own", tokens, fewest, **lengths)
     kinds = shuffled(rng, KINDS)
 
     def prompt(serial: int) -> Prompt:
@@ -230,8 +212,7 @@ def conversations(
     tokens_first: int = 250,
     tokens_turn: int = 40,
     think_s: float = 5.0,
-    chars_per_token: float = TYPICAL_CHARS_PER_TOKEN,
-    overhead_tokens: float = 0.0,
+    **lengths: Unpack[Lengths],
 ) -> Iterator[ConversationScript]:
     """Endless. Think times are exponential with that mean, and at most about five times as long.
 
@@ -241,8 +222,9 @@ def conversations(
         raise UserError(f"a conversation of `{turns}` turns is not possible", hint=f"from 1 to {MOST_TURNS}")
     if not (math.isfinite(think_s) and think_s >= 0):
         raise UserError(f"`{think_s}` is not a think time", hint="give seconds, 0 or more")
-    budget, form = token_budget(tokens_first, chars_per_token, overhead_tokens)
-    room = room_for("a further turn", tokens_turn, chars_per_token, 0.0, FEWEST_TURN_PIECES)
+    budget, form = token_budget(tokens_first, **lengths)
+    lengths["overhead_tokens"] = 0.0
+    room = room_for("a further turn", tokens_turn, FEWEST_TURN_PIECES, **lengths)
     order = shuffled(rng, KINDS)
 
     def script(serial: int) -> ConversationScript:
