@@ -27,8 +27,8 @@ def create_run(
     store: Store, tasks: Iterable[Task], order: SwarmRunOptions, *, url: str, model: str | None, **about: str
 ) -> str:
     """Store a run and return its id; `about`: its kind and name. `skep.swarm.runner.carry_out` sends its tasks."""
-    known: dict[str, Any] = {"url": url, "model": model, "config": given_fields(order), "skep_version": __version__}
-    return SwarmStore(store).begin(**about, **known, created_at=time.time(), tasks=tasks)
+    known: dict[str, Any] = {**about, "url": url, "model": model, "skep_version": __version__}
+    return SwarmStore(store).begin(**known, config=given_fields(order), created_at=time.time(), tasks=tasks)
 
 
 def pending_tasks(swarm: SwarmStore, run_id: str) -> list[Pending]:
