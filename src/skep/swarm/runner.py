@@ -238,20 +238,15 @@ class SwarmRunner:
         self._wake.set()
 
     async def _ask_for_slots(self) -> None:
-        try:
+        with suppress(SkepError):  # the attempts will tell
             self.pace.told(endpoint_slots_of(await self.find()))
-        except SkepError:
-            return  # the attempts will tell
         self._step()
 
     async def _check_cancelled(self) -> None:
-        try:
-            cancelled = await asyncio.to_thread(self.is_cancelled)
-        except SkepError:
-            return  # the writer says what is wrong with the store
-        if cancelled and self._fault is None:
-            self._fault = Cancelled("the run was cancelled")
-            self._wake.set()
+        with suppress(SkepError):  # the writer says what is wrong with the store
+            if await asyncio.to_thread(self.is_cancelled) and self._fault is None:
+                self._fault = Cancelled("the run was cancelled")
+                self._wake.set()
 
 
 async def carry_out(

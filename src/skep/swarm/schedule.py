@@ -254,8 +254,8 @@ class TaskSchedule:
     @property
     def wake_at(self) -> float | None:
         """When `step` should be asked again, although nothing has happened."""
-        times = [one[0] for one in self._later[:1]] + [at for at in (self.outage.wake_at,) if at is not None]
-        return min(times, default=None)
+        times = [self._later[0][0] if self._later else None, self.outage.wake_at]
+        return min((at for at in times if at is not None), default=None)
 
     def add(self, pending: Iterable[Pending]) -> None:
         for one in pending:
