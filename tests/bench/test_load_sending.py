@@ -12,7 +12,7 @@ from skep.bench.load_shapes import TimeWindow, TrafficStream, run_conversations,
 from skep.bench.request import BenchTask, Sender, body_of
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
-from skep.workload.conversations import ConversationScript
+from skep.workload.prompts import ConversationScript
 
 
 def task(index=0, tokens=2, text="write a function", **fields):

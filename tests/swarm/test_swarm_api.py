@@ -247,7 +247,7 @@ def test_nothing_to_do_is_done_and_any_type_with_a_json_form_will_do():
     with pytest.raises(UserError, match="no items"):
         swarm.run_sync("{}", [])
     form = AnswerForm(list[Annotated[int, Field(gt=0)]])
-    assert (form.schema["type"], form.value(None, [1]), form.fault([1])) == ("array", [1], None)
+    assert (form.schema["type"], form.read([1]), form.fault([1])) == ("array", [1], None)
     assert form.fault([1, 0]).startswith("$[1]: ")
 
 

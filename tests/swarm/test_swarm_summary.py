@@ -9,7 +9,7 @@ from skep.report.swarm import headline
 from skep.store.database import open_store
 from skep.swarm.records import Attempt, AttemptOutcome, Task, TaskEnding, TaskResult, Why
 from skep.swarm.store import Recorded, SwarmSession, SwarmStore
-from skep.swarm.summary import account_json, account_of, same_place, spans_of, story_of
+from skep.swarm.summary import account_json, same_place, spans_of, story_of
 
 BEGAN = 1_700_000_000.0
 URL = "http://127.0.0.1:9999"
@@ -50,7 +50,7 @@ class Journal:
         self.swarm.append_fact(self.id, session, name, BEGAN + at, fact)
 
     def account(self, now=1000.0, **other):
-        return account_of(self.swarm, self.swarm.run(self.id), now=BEGAN + now, **other)
+        return self.story(now, **other).account
 
     def story(self, now=1000.0, **other):
         return story_of(self.swarm, self.swarm.run(self.id), now=BEGAN + now, **other)

@@ -9,9 +9,8 @@ from itertools import islice
 import pytest
 
 from skep.errors import UserError
-from skep.workload.conversations import FOLLOW_UPS, conversations, next_messages
 from skep.workload.filling import CHARS_PER_PIECE, pieces
-from skep.workload.prompts import KINDS, messages, prefill_heavy, shared_prefix
+from skep.workload.prompts import FOLLOW_UPS, KINDS, conversations, prefill_heavy, shared_prefix
 
 AS_PIECES = {"chars_per_token": CHARS_PER_PIECE}
 
@@ -23,7 +22,7 @@ def some(make, n, *, seed=1, **options):
 def test_context_grows_by_the_answers():
     """Each turn repeats all that was said, so that a prefix cache may serve it."""
     (script,) = some(conversations, 1, turns=3)
-    first, second, third = (next_messages(script, turn, ["A", "B"][:turn]) for turn in range(3))
+    first, second, third = (script.messages(turn, ["A", "B"][:turn]) for turn in range(3))
     assert [message["role"] for message in third] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert second[: len(first)] == first
     assert third[: len(second)] == second
@@ -35,9 +34,9 @@ def test_turns_that_cannot_be_are_a_fault_of_the_caller():
     """Too few answers, or a turn beyond the last."""
     (script,) = some(conversations, 1, turns=2)
     with pytest.raises(IndexError):
-        next_messages(script, 2, ["a", "b"])
-    with pytest.raises(ValueError, match="needs 1 answers"):
-        next_messages(script, 1, [])
+        script.messages(2, ["a", "b"])
+    with pytest.raises(ValueError, match="shorter"):
+        script.messages(1, [])
 
 
 def test_conversations_are_distinct_and_come_from_the_seed():
@@ -113,4 +112,4 @@ def test_heavy_prompts_are_cold_and_ask_for_little(tokens):
         assert pieces(prompt.text) == pytest.approx(tokens, abs=4)
         assert len(prompt.user) < 400
         assert prompt.user.endswith("Answer in one line.")
-        assert [m["role"] for m in messages(prompt)] == ["system", "user"]
+        assert [m["role"] for m in prompt.messages] == ["system", "user"]

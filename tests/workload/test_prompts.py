@@ -13,10 +13,9 @@ from itertools import islice
 
 import pytest
 
-from skep.workload.conversations import conversations
 from skep.workload.filling import FIELDS, FULL, THINGS, TINY
 from skep.workload.items import VERSION
-from skep.workload.prompts import KINDS, TARGETS, Prompt, coding_prompts, messages, prefill_heavy, shared_prefix
+from skep.workload.prompts import KINDS, TARGETS, Prompt, coding_prompts, conversations, prefill_heavy, shared_prefix
 from skep.workload.traces import read_trace, trace_messages
 
 sizes = pytest.mark.parametrize("size", list(TARGETS))
@@ -154,7 +153,7 @@ def test_vocabulary_has_no_repeats():
 
 def test_messages_for_the_chat_api():
     """System first, then user."""
-    assert messages(Prompt("fix", "be", "do")) == [
+    assert Prompt("fix", "be", "do").messages == [
         {"role": "system", "content": "be"},
         {"role": "user", "content": "do"},
     ]

@@ -16,7 +16,7 @@ from skep.engines.embedded import Embedded
 from skep.paths import user_paths
 from skep.weights.pull import installed, pull
 from skep.workload.calibration import calibrate, sample_prompts
-from skep.workload.prompts import coding_prompts, messages, prefill_heavy
+from skep.workload.prompts import coding_prompts, prefill_heavy
 from skep.workload.traces import read_trace, trace_messages
 
 pytestmark = pytest.mark.engine
@@ -79,14 +79,14 @@ def test_usage_calibrates_as_well_as_a_tokenizer(ask, count):
     """The chat template's tokens are found as the overhead, and the engine reads as many as were asked for."""
 
     def templated(prompt):
-        return count(ask("/apply-template", messages=messages(prompt))["prompt"])
+        return count(ask("/apply-template", messages=prompt.messages)["prompt"])
 
     samples = sample_prompts(random.Random(3), tokens=120, count=16)
     found = calibrate((prompt.text, templated(prompt)) for prompt in samples)
     options = {"chars_per_token": found.chars_per_token, "overhead_tokens": found.overhead_tokens}
     prompts = list(islice(coding_prompts(random.Random(4), tokens=120, **options), 20))
     assert sum(map(templated, prompts)) / len(prompts) == pytest.approx(120, rel=0.03)
-    answer = ask("/v1/chat/completions", messages=messages(prompts[0]), max_tokens=1)
+    answer = ask("/v1/chat/completions", messages=prompts[0].messages, max_tokens=1)
     assert answer["usage"]["prompt_tokens"] == templated(prompts[0])
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from skep.bench.request import BenchTask, EncodedRequest, Sender
 from skep.store.records import Request
-from skep.workload.conversations import ConversationScript, next_messages
 from skep.workload.filling import capped_exponential
+from skep.workload.prompts import ConversationScript
 
 OnRow = Callable[[Request], None]
 Load = Callable[[Sender, OnRow], Awaitable[None]]
@@ -79,7 +79,7 @@ async def run_conversations(
         for turn in range(len(script.turns)):
             if turn:
                 await asyncio.sleep(script.think_s[turn - 1] if turn <= len(script.think_s) else 0.0)
-            said = next_messages(script, turn, answers)
+            said = script.messages(turn, answers)
             row, answer = await sender.ask(replace(first, messages=said, turn=turn, index=first.index + turn))
             on_row(row)
             if not row.ok:

@@ -20,9 +20,8 @@ from skep.catalog.gpus import HostFacts
 from skep.errors import UserError
 from skep.store.database import Store
 from skep.workload.calibration import TokenCalibration
-from skep.workload.conversations import conversations
 from skep.workload.mix import TrafficClass, parse_arrivals
-from skep.workload.prompts import coding_prompts, messages, shared_prefix
+from skep.workload.prompts import coding_prompts, conversations, shared_prefix
 from skep.workload.traces import TraceItem, trace_messages
 
 CLASS_STEP = 1_000_000  # indexes of one class of traffic do not meet those of the next
@@ -133,7 +132,7 @@ def _class_stream(
     else:
         prompts = coding_prompts(rng, tokens=one.prompt_tokens, **calibration.lengths)
     tasks = [
-        replace(base, kind=prompt.kind, messages=messages(prompt), index=first + place)
+        replace(base, kind=prompt.kind, messages=prompt.messages, index=first + place)
         for place, prompt in enumerate(islice(prompts, pool))
     ]
     if one.shape == "open":

@@ -18,8 +18,15 @@ from skep.errors import EndpointError
 from skep.wire.client import Pool
 from skep.wire.fetch import fetch_if_there
 from skep.workload.calibration import TokenCalibration, calibrate, sample_prompts
-from skep.workload.conversations import ConversationScript, conversations
-from skep.workload.prompts import Prompt, Size, coding_prompts, messages, prefill_heavy, shared_prefix
+from skep.workload.prompts import (
+    ConversationScript,
+    Prompt,
+    Size,
+    coding_prompts,
+    conversations,
+    prefill_heavy,
+    shared_prefix,
+)
 
 Shape = Literal["steady", "burst", "conversation", "shared-prefix", "prefill"]
 
@@ -100,7 +107,7 @@ class TaskMaker:
         return Random(f"{self.workload.seed}/{place}")
 
     def _task(self, level: int, repeat: int, index: int, prompt: Prompt, first: str) -> BenchTask:
-        said = messages(prompt)
+        said = prompt.messages
         if first:
             said[0]["content"] = f"{first} {said[0]['content']}"
         return self._base_task(level, repeat, index, prompt.kind, said)
@@ -154,7 +161,7 @@ async def count_tokens(pool: Pool, endpoint: Endpoint, text: str) -> int | None:
 
 async def _usage(pool: Pool, endpoint: Endpoint, prompt: Prompt, timeout_s: float) -> int:
     sender = Sender(endpoint, pool, time.monotonic(), timeout_s=timeout_s)
-    row, _ = await sender.ask(BenchTask(0, 0, 0, prompt.kind, messages(prompt), 1))
+    row, _ = await sender.ask(BenchTask(0, 0, 0, prompt.kind, prompt.messages, 1))
     if row.prompt_tokens is None:
         why = row.error or "it says nothing of the prompt's tokens"
         hint = "without --prompt-tokens no count is needed"

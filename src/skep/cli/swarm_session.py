@@ -46,7 +46,7 @@ from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding, given_fields
 from skep.swarm.results_file import ResultsPrinter, check_place, result_line
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
-from skep.swarm.summary import account_json, account_of, run_json, story_of
+from skep.swarm.summary import account_json, run_json, story_of
 from skep.units import parse_seconds
 
 __all__ = ["cancel_run", "journal", "one_line", "print_runs", "show_run", "show_trace"]
@@ -229,7 +229,7 @@ def end_of(run_id: str, *, output: Path | None, report: Path | None, as_json: bo
     """Return what is said of a run that has ended. `output`: where its results are; None: where the run was told."""
     with journal() as swarm:
         run = swarm.run(run_id)
-        account = account_of(swarm, run, now=time.time())
+        account = story_of(swarm, run, now=time.time()).account
     file = run.config.get("output") if output is None else str(output)
     note(*end_lines(account, file))
     if report is not None:

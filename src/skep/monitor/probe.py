@@ -48,7 +48,7 @@ from skep.wire.prometheus import parse_metrics
 from skep.workload.calibration import TokenCalibration, calibrate
 from skep.workload.drills import drills
 from skep.workload.filling import CHARS_PER_PIECE
-from skep.workload.prompts import FEWEST_PIECES, Prompt, coding_prompts, messages
+from skep.workload.prompts import FEWEST_PIECES, Prompt, coding_prompts
 from skep.workload.reading_checks import read_check
 
 ASK_S = 5.0
@@ -327,7 +327,7 @@ class _ProbeRun:
         tokens = self._target.long_tokens if shape is ProbeShape.LONG else self._target.short_tokens
         prompts = [self._lengths.fresh_prompt(self._rng, self._target.prompt_tokens) for _ in range(concurrency)]
         tasks = [
-            BenchTask(1, 0, place, one.kind, messages(one), tokens, self._fixed) for place, one in enumerate(prompts)
+            BenchTask(1, 0, place, one.kind, one.messages, tokens, self._fixed) for place, one in enumerate(prompts)
         ]
         await sender.pool.prepare(concurrency)  # the time to connect is not the engine's
         at = self._clock()

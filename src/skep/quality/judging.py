@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from skep.errors import SkepError, UserError, first_of
 from skep.sandbox.runner import Sandbox
@@ -149,9 +149,8 @@ class Judge:
         if not row.ok:
             outcome = VerdictOutcome.TIMED_OUT if row.error_kind == "timeout" else VerdictOutcome.FAILED
             return AnswerFinding(outcome, row.error or row.error_kind or "")
-        if row.finish_reason == "length":
-            return _truncated(row, item, await self._of_text(row, item))
-        return await self._of_text(row, item)
+        found = await self._of_text(row, item)
+        return _truncated(row, item, found) if row.finish_reason == "length" else found
 
     async def _of_text(self, row: Request, item: Item) -> AnswerFinding:
         if row.answer is None and row.reasoning is None:
@@ -181,12 +180,8 @@ class Judge:
             "blocks": blocks,
             "said": text[-LONGEST_READ:],
         }
-        script = SandboxScript(
-            argv=("-m", "harness.driver", checker.kind),
-            files=harness_files(),
-            stdin=json.dumps(job).encode(),
-            packages=checker.kind == "python",
-        )
+        argv, stdin = ("-m", "harness.driver", checker.kind), json.dumps(job).encode()
+        script = SandboxScript(argv=argv, files=harness_files(), stdin=stdin, packages=checker.kind == "python")
         assert self._sandbox is not None
         result = await _run(self._sandbox, script, limits)
         return replace(finding_of(result, mark), sandbox=self._sandbox.name)
@@ -213,8 +208,12 @@ def finding_of(result: ScriptResult, mark: str) -> AnswerFinding:
         if line.startswith(mark.encode()):
             try:
                 report = json.loads(line[len(mark) :])
-                checks = tuple(_check(one) for one in report["checks"][:_MOST_CHECKS])
-                return AnswerFinding(VerdictOutcome(report["outcome"]), str(report["detail"]), checks)
+                checks = []
+                for one in report["checks"][:_MOST_CHECKS]:  # the detail is kept only of those that failed
+                    passed = one["passed"] is True
+                    detail = "" if passed else _one_line(str(one["detail"]))
+                    checks.append(Check(_one_line(str(one["name"])), passed, detail))
+                return AnswerFinding(VerdictOutcome(report["outcome"]), str(report["detail"]), tuple(checks))
             except (ValueError, KeyError, TypeError, AttributeError):
                 break
     if result.ending in (ScriptEnding.OUT_OF_TIME, ScriptEnding.OUT_OF_MEMORY, ScriptEnding.TOO_MUCH_OUTPUT):
@@ -222,12 +221,6 @@ def finding_of(result: ScriptResult, mark: str) -> AnswerFinding:
     last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     how = f"by signal {result.signal}" if result.ending is ScriptEnding.KILLED else f"with {result.exit_code}"
     return AnswerFinding(VerdictOutcome.BROKEN, f"ended {how} before there was a report{f': {last}' if last else ''}")
-
-
-def _check(one: Mapping[str, Any]) -> Check:
-    """Read one check; its detail is kept only if it failed."""
-    passed = one["passed"] is True
-    return Check(_one_line(str(one["name"])), passed, "" if passed else _one_line(str(one["detail"])))
 
 
 def _truncated(row: Request, item: Item, found: AnswerFinding) -> AnswerFinding:

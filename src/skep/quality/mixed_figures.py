@@ -169,10 +169,14 @@ def fisher_less(passed: int, judged: int, base_passed: int, base_judged: int) ->
 
 def _level(concurrency: int, rows: Sequence[Request], known: Mapping[Key, Verdict]) -> MixedLevel:
     repeats = by_repeat(rows)
-    not_asked = _not_asked(repeats.values()) if known else [0] * len(PRIMARY)
+    talks = [_turns(some) for some in repeats.values()]
+    # One that was cut off from outside, without a failed turn, says nothing about later turns.
+    broken = [talk for talk in talks if known and talk and not talk[-1].ok]
+    not_asked = [sum(len(talk) <= place for talk in broken) for place in range(len(PRIMARY))]
     turns = tuple(_task(item.id, rows, known, missed) for item, missed in zip(PRIMARY, not_asked, strict=True))
     side = tuple(_task(item.id, rows, known) for item in SIDE[: concurrency - 1])
-    totals = [total for some in repeats.values() if (total := _conversation_s(some)) is not None]
+    whole = [talk for talk in talks if len(talk) >= len(PRIMARY) and all(row.ok for row in talk)]
+    totals = [talk[-1].ended_s - talk[0].started_s for talk in whole]
     wall_s = sum(max(row.ended_s for row in some) - min(row.started_s for row in some) for some in repeats.values())
     tokens = sum(row.output_tokens or 0 for row in rows if row.ok)
     found = [verdict for row in rows if (verdict := known.get(_key(row))) is not None]
@@ -211,25 +215,6 @@ def _task(item: str, level_rows: Sequence[Request], known: Mapping[Key, Verdict]
         passed=sum(verdict.passed for verdict in found),
         judged=len(found) + not_asked,
     )
-
-
-def _not_asked(repeats: Iterable[Sequence[Request]]) -> list[int]:
-    """By turn. A conversation that was cut off from outside, without a failed turn, says nothing about later turns."""
-    counts = [0] * len(PRIMARY)
-    for some in repeats:
-        turns = _turns(some)
-        if turns and not turns[-1].ok:
-            for place in range(len(turns), len(PRIMARY)):
-                counts[place] += 1
-    return counts
-
-
-def _conversation_s(rows: Iterable[Request]) -> float | None:
-    """Return the seconds from the first turn's start to the last one's end; None unless every turn was answered."""
-    turns = _turns(rows)
-    if len(turns) < len(PRIMARY) or not all(row.ok for row in turns):
-        return None
-    return turns[-1].ended_s - turns[0].started_s
 
 
 def _held_share(wanted: int, repeats: Iterable[Sequence[Request]]) -> float | None:

@@ -184,12 +184,7 @@ def _identity(
 ) -> Identity:
     """The fingerprint is equal for repeats: the seed, the address and the number of repeats may differ."""
     levels = sorted(plan.levels)
-    asked = {
-        "form": plan.form,
-        "levels": levels,
-        "temperature": TEMPERATURE,
-        "items": [item_json(one) for one in items],
-    }
+    asked = {"form": plan.form, "levels": levels, "temperature": TEMPERATURE, "items": [*map(item_json, items)]}
     config = {
         **asdict(plan),
         "concurrency": levels,

@@ -215,9 +215,8 @@ class _QualityTrial:
 
     def __post_init__(self) -> None:
         how: dict[str, Any] = {"timeout_s": self._plan.timeout_s, "widest": max(self._plan.levels)}
-        self._session = RunSession(
-            self._endpoint, self._recording, self._on_progress, meter=self._meter, more=self._outlook, **how
-        )
+        how |= {"meter": self._meter, "more": self._outlook}
+        self._session = RunSession(self._endpoint, self._recording, self._on_progress, **how)
         self._passes = Passes()
         self._cold = CacheBypass.for_engine(self._endpoint.engine, secrets.token_hex(8))
         self._verdicts: list[Verdict] = []

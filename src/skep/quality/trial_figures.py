@@ -72,11 +72,7 @@ def quality_summary(
 
 
 def summary_of_run(
-    run: StoredRun,
-    rows: Iterable[Request],
-    verdicts: Iterable[Verdict],
-    facts: Iterable[LevelFact],
-    items: Sequence[Item],
+    run: StoredRun, rows: Iterable[Request], verdicts: Iterable[Verdict], facts: Iterable[LevelFact], items: list[Item]
 ) -> QualitySummary:
     """Sum up a stored run, however it ended."""
     asked: dict[str, Any] = {

@@ -32,7 +32,7 @@ from skep.swarm.progress import SwarmProgress
 from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult, given_fields
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
-from skep.swarm.summary import Account, account_of
+from skep.swarm.summary import Account, story_of
 from skep.swarm.task_file import FIELDS, TaskDefaults, Template, parse_template, tasks_of
 
 Messages = Sequence[Mapping[str, Any]]
@@ -46,12 +46,8 @@ class AnswerForm:
 
     def __init__(self, schema: Any) -> None:
         self._adapter: TypeAdapter[Any] | None = None
-        self.schema: Mapping[str, Any] | None = None
-        if schema is None:
-            return
-        if isinstance(schema, Mapping):
-            self.schema = dict(schema)
-        else:
+        self.schema: Mapping[str, Any] | None = dict(schema) if isinstance(schema, Mapping) else None
+        if schema is not None and self.schema is None:
             try:
                 self._adapter = TypeAdapter(schema)
                 self.schema = self._adapter.json_schema()
@@ -59,23 +55,17 @@ class AnswerForm:
                 hint = "give a pydantic model, a dataclass, a TypedDict, or a JSON schema as a dict"
                 name = getattr(schema, "__name__", str(schema))
                 raise UserError(f"`{name}` is no form of JSON: {one_line(str(error), 160)}", hint=hint) from None
-        check_schema(self.schema)
+        if self.schema is not None:
+            check_schema(self.schema)
 
-    @property
-    def is_type(self) -> bool:
-        return self._adapter is not None
-
-    def value(self, answer: str | None, value: Any) -> Any:
-        """Return what the caller gets of an answer that counted."""
-        if self.schema is None:
-            return answer or ""
+    def read(self, value: Any) -> Any:
+        """Return the JSON of an answer that counted, as an instance where the form is a type."""
         return value if self._adapter is None else self._adapter.validate_json(json.dumps(value))
 
     def fault(self, value: Any) -> str | None:
         """Return what the type demands beyond its schema: validators of a model's own."""
-        assert self._adapter is not None
         try:
-            self._adapter.validate_json(json.dumps(value))
+            self.read(value)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
@@ -219,7 +209,7 @@ async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options)
                 after_cancel=after_cancel,
                 key=options.get("key") or key_here(url, os.environ),
                 # a type may demand more than a schema can say: an answer counts when the type takes it
-                demand=form.fault if form.is_type else None,
+                demand=form.fault,
                 watch=options.get("watch", lambda _: None),
             )
         except BaseException as error:
@@ -229,7 +219,7 @@ async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options)
         with open_store(paths.store, read_only=True) as store:
             swarm = SwarmStore(store)
             found = {result.task: result for result in swarm.results(run_id)}
-            account = account_of(swarm, swarm.run(run_id), now=time.time())
+            account = story_of(swarm, swarm.run(run_id), now=time.time()).account
     results = [found.get(task.id) for task in tasks]
     values = [_value(*one, form) for one in zip(given, tasks, results, strict=True)]
     return Run(run_id, state, values, results, account)
@@ -257,12 +247,12 @@ def _value(item: Any, task: Task, result: TaskResult | None, form: AnswerForm) -
     if result.ending is not TaskEnding.DONE:
         kind, message = result.error_kind or "failed", result.error or "it failed"
         return Failure(task.id, item, kind, message, result.tries, result.answer)
-    if form.schema is None and task.schema is not None:  # the function's own, for this task
-        return result.value
-    fault = form.fault(result.value) if form.is_type else None
+    if form.schema is None:  # the task may have one of its own, of the function that made it
+        return (result.answer or "") if task.schema is None else result.value
+    fault = form.fault(result.value)
     if fault is not None:  # done by a process that did not know the type
         return Failure(task.id, item, "rejected", fault, result.tries, result.answer)
-    return form.value(result.answer, result.value)
+    return form.read(result.value)
 
 
 def _order(options: Options) -> SwarmRunOptions:

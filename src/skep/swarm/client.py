@@ -57,13 +57,13 @@ class SwarmClient:
     async def close(self) -> None:
         await self.pool.close()
 
-    def heard(self, task: str, number: int) -> int:
+    def heard(self, attempt: tuple[str, int]) -> int:
         """Events of the answers to this attempt so far."""
-        return self._heard.get((task, number), 0)
+        return self._heard.get(attempt, 0)
 
-    def forget(self, task: str, number: int) -> None:
+    def forget(self, attempt: tuple[str, int]) -> None:
         """The attempt has ended."""
-        self._heard.pop((task, number), None)
+        self._heard.pop(attempt, None)
 
     async def ask(
         self,
@@ -121,7 +121,6 @@ class CountingReader(StreamReader):
         super().__init__(done)
         self._owner = line
         self._whose = attempt
-        self.heard = 0
         self._received_bytes = 0
 
     def on_head(self, head: ResponseHead, at: float) -> None:
@@ -150,10 +149,8 @@ class CountingReader(StreamReader):
         return False
 
     def _count(self, data: bytes) -> None:
-        events = data.count(self._mark)
-        self.heard += events
         if not self.done.done():
-            self._owner.took(self._whose, events)
+            self._owner.took(self._whose, data.count(self._mark))
 
 
 class ChatWorker:
@@ -188,7 +185,12 @@ class ChatWorker:
         messages = [dict(one) for one in task.messages]
         if task.schema is not None:  # engines that hold an answer to a schema do not tell the model of it
             form_told = json.dumps(task.schema, ensure_ascii=False)
-            _append(messages, f"Answer with JSON alone, of the form of this JSON schema: {form_told}")
+            text = f"Answer with JSON alone, of the form of this JSON schema: {form_told}"
+            last = messages[-1] if messages else {}
+            if last.get("role") == "user" and isinstance(last.get("content"), str):
+                last["content"] = f"{last['content']}\n\n{text}"
+            else:
+                messages.append({"role": "user", "content": text})
         if complaint is not None:
             said = self._rejected.get(task.id)
             messages += [{"role": "assistant", "content": said}] if said else []
@@ -223,15 +225,6 @@ class ChatWorker:
             priority=task.priority or self._order.priority,
             session=f"{task.id}/{number}" if number > 1 else None,
         )
-
-
-def _append(messages: list[dict[str, Any]], text: str) -> None:
-    """To the last message, where it is a person's and plain text; else as one of its own."""
-    last = messages[-1] if messages else None
-    if last is not None and last.get("role") == "user" and isinstance(last.get("content"), str):
-        last["content"] = f"{last['content']}\n\n{text}"
-    else:
-        messages.append({"role": "user", "content": text})
 
 
 ANSWER_S = 2.0

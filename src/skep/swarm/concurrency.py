@@ -66,7 +66,7 @@ class ConcurrencySearch:
 
     def lower_to(self, level: int, now: float) -> None:
         """Go down to a level, as the endpoint refuses more."""
-        self._move(max(1, min(level, self.most)), Phase.HOLD, now)
+        self._move(level, Phase.HOLD, now)
         self._best = None
 
     def look(self, look: ConcurrencySample) -> None:
@@ -103,19 +103,15 @@ class ConcurrencySearch:
             self._best = (self.level, rate)
         elif self.phase is Phase.HOLD:
             self._held(rate, now, *best)
-        elif self.phase is Phase.LOWER:
-            if rate < SAME * best[1]:  # `best` is what the higher level gives now
-                self._move(best[0], Phase.HOLD, now)
-            else:
-                self._best = (self.level, rate)
-                self._move(self.level, Phase.HOLD, now)
-        elif rate > best[1] * (1 + SMALL_GAIN):
-            self._best = (self.level, rate)
-            self._again_s = AGAIN_S / 2 if self.phase is Phase.HIGHER else AGAIN_S
-            self._move(self.level, Phase.HOLD, now)
         else:
-            self._again_s = min(2 * self._again_s, LONGEST_AGAIN_S)
-            self._move(best[0], Phase.HOLD, now)
+            if self.phase is Phase.LOWER:
+                is_better = rate >= SAME * best[1]  # `best` is what the higher level gives now
+            elif is_better := rate > best[1] * (1 + SMALL_GAIN):
+                self._again_s = AGAIN_S / 2 if self.phase is Phase.HIGHER else AGAIN_S
+            else:
+                self._again_s = min(2 * self._again_s, LONGEST_AGAIN_S)
+            self._best = (self.level, rate) if is_better else best
+            self._move(self._best[0], Phase.HOLD, now)
 
     def _doubled(self, rate: float, now: float) -> None:
         best = self._best
@@ -125,10 +121,8 @@ class ConcurrencySearch:
             self._move(higher, Phase.UP if higher > self.level else Phase.HOLD, now)
             return
         between = (best[0] + self.level) // 2
-        if best[0] < between < self.level:
-            self._move(between, Phase.BETWEEN, now)
-        else:
-            self._move(best[0], Phase.HOLD, now)
+        is_new = best[0] < between < self.level
+        self._move(between if is_new else best[0], Phase.BETWEEN if is_new else Phase.HOLD, now)
 
     def _held(self, rate: float, now: float, level: int, known: float) -> None:
         if self._held_since is None:
@@ -254,9 +248,7 @@ class ConcurrencyLimit:
             self._ceiling = None
 
     def _wanted(self) -> int:
-        if self._search is not None:
-            return self._search.level
-        return (self._told.slots or 0) + self._backlog()
+        return (self._told.slots or 0) + self._backlog() if self._search is None else self._search.level
 
     def _backlog(self) -> int:
         slots = self._told.slots or 0

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from skep import __version__
 from skep.errors import EngineError, UserError
@@ -23,26 +24,11 @@ from skep.wire.retry import ErrorKind, classify_error
 
 
 def create_run(
-    store: Store,
-    tasks: Iterable[Task],
-    order: SwarmRunOptions,
-    *,
-    url: str,
-    model: str | None,
-    kind: str = "map",
-    name: str = "",
+    store: Store, tasks: Iterable[Task], order: SwarmRunOptions, *, url: str, model: str | None, **about: str
 ) -> str:
-    """Store a run and return its id. Nothing is sent: `skep.swarm.runner.carry_out` does that."""
-    return SwarmStore(store).begin(
-        kind=kind,
-        created_at=time.time(),
-        name=name,
-        url=url,
-        model=model,
-        config=given_fields(order),
-        skep_version=__version__,
-        tasks=tasks,
-    )
+    """Store a run and return its id; `about`: its kind and name. `skep.swarm.runner.carry_out` sends its tasks."""
+    known: dict[str, Any] = {**about, "url": url, "model": model, "skep_version": __version__}
+    return SwarmStore(store).begin(**known, config=given_fields(order), created_at=time.time(), tasks=tasks)
 
 
 def pending_tasks(swarm: SwarmStore, run_id: str) -> list[Pending]:
@@ -50,11 +36,8 @@ def pending_tasks(swarm: SwarmStore, run_id: str) -> list[Pending]:
 
     A break costs no try: whether it was the task's own is not in the journal. A suspect stays one.
     """
-    waiting = swarm.pending(run_id)
-    if not waiting:
-        return []
-    found = {task.id: Pending(task) for task in waiting}
-    for attempt in swarm.attempts(run_id):
+    found = {task.id: Pending(task) for task in swarm.pending(run_id)}
+    for attempt in swarm.attempts(run_id) if found else ():
         if (one := found.get(attempt.task)) is None:
             continue
         one.attempts = max(one.attempts, attempt.number)

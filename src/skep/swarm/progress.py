@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,29 +88,23 @@ class ProgressTracker:
         self._show(now, limit_why="waiting for the endpoint", down_s=now - since, down_why=why)
 
     def show(
-        self,
-        schedule: TaskSchedule,
-        concurrency: ConcurrencyLimit,
-        heard: Mapping[int, int],
-        now: float,
-        *,
-        at_once: bool = False,
+        self, plan: TaskSchedule, pace: ConcurrencyLimit, heard: dict[int, int], now: float, *, at_once: bool = False
     ) -> None:
         if now - self._shown < SHOW_EVERY_S and not at_once:
             return
         self._shown = now
         left = self._total - self._done - self._failed
-        outage = schedule.outage
+        outage = plan.outage
         (first_at, first), (last_at, last) = (self._heard[0], self._heard[-1]) if self._heard else ((0.0, 0), (0.0, 0))
         lanes = [
             Lane(one.agent, one.task.id, now - one.started, heard.get(one.lease, 0), one.number)
-            for one in schedule.leases.values()
+            for one in plan.leases.values()
         ]
         self._show(
             now,
             in_flight=len(lanes),
-            limit=concurrency.limit,
-            limit_why=concurrency.why,
+            limit=pace.limit,
+            limit_why=pace.why,
             left_s=(now - self._began) * left / self._ended if self._ended else None,
             tok_s=(last - first) / (last_at - first_at) if last_at > first_at else None,
             heard=sum(heard.values()),
@@ -137,8 +131,7 @@ class SwarmProgressLines:
         self._due_s = 0.0
         self._news: tuple[str, ...] = ()
         self._said, self._unsaid = 0, 0
-        self._down_due_s: float | None = None
-        self._down_said_s = 0.0
+        self._down_due_s = self._down_said_s = 0.0
 
     def take(self, progress: SwarmProgress) -> list[str]:
         lines = [*self._down(progress), *self._new(progress)]
@@ -151,31 +144,27 @@ class SwarmProgressLines:
         return lines
 
     def _down(self, progress: SwarmProgress) -> list[str]:
+        due_s = self._down_due_s
         if progress.down_s is None:
-            back = [f"the endpoint answers again after {format_seconds(self._down_said_s)}"] if self._down_due_s else []
-            self._down_due_s = None
-            return back
+            self._down_due_s = 0.0
+            return [f"the endpoint answers again after {format_seconds(self._down_said_s)}"] if due_s else []
         self._down_said_s = progress.down_s
-        if self._down_due_s is not None and progress.down_s < self._down_due_s:
+        if progress.down_s < due_s:
             return []
         self._down_due_s = progress.down_s + min(MOST_S, max(EVERY_S, progress.down_s))
         return [down_words(progress, self._deadline_s)]
 
-    def _new(self, progress: SwarmProgress) -> list[str]:
-        fresh = list(after(self._news, progress.last))
-        self._news = progress.last
+    def _new(self, progress: SwarmProgress) -> tuple[str, ...]:
+        """Return what was added to the newest: behind the longest end of the lines before that they begin with."""
+        before, now = self._news, progress.last
+        kept = next(
+            many for many in range(min(len(before), len(now)), -1, -1) if before[len(before) - many :] == now[:many]
+        )
+        self._news, fresh = now, now[kept:]
         told = fresh[: max(0, NEWS_AT_ONCE - self._said)]
         self._said += len(told)
         self._unsaid += len(fresh) - len(told)
         return told
-
-
-def after(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what was added to a list of the newest: behind the longest end of `before` that `now` begins with."""
-    for kept in range(min(len(before), len(now)), 0, -1):
-        if before[-kept:] == now[:kept]:
-            return now[kept:]
-    return now
 
 
 def progress_line(progress: SwarmProgress) -> str:

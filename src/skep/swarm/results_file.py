@@ -32,15 +32,17 @@ from skep.swarm.store import SwarmStore
 def result_line(task: Task, result: TaskResult) -> str:
     """Without its line end. `result` as the store gives it back, so that the line is always the same."""
     is_done = result.ending is TaskEnding.DONE
-    document: dict[str, Any] = {"id": result.task, "ok": is_done, "answer": result.answer}
-    if task.schema is not None:
-        document["value"] = result.value
-    if not is_done:
-        document["error"] = {"kind": result.error_kind, "message": result.error}
-    for name in ("tries", "prompt_tokens", "output_tokens"):
-        document[name] = getattr(result, name)
-    document["seconds"] = round(result.ended_at - result.started_at, 3)
-    document |= {"finish_reason": result.finish_reason, "replica": result.replica}
+    document = {
+        "id": result.task,
+        "ok": is_done,
+        "answer": result.answer,
+        **({} if task.schema is None else {"value": result.value}),
+        **({} if is_done else {"error": {"kind": result.error_kind, "message": result.error}}),
+        **{name: getattr(result, name) for name in ("tries", "prompt_tokens", "output_tokens")},
+        "seconds": round(result.ended_at - result.started_at, 3),
+        "finish_reason": result.finish_reason,
+        "replica": result.replica,
+    }
     return json.dumps(document, ensure_ascii=False)
 
 
@@ -82,10 +84,11 @@ class ResultsFile:
             with open(descriptor, "rb", closefd=False) as file:
                 file.seek(0)
                 for number, line in enumerate(file, 1):
+                    cut = line.rstrip(b"\0")  # a crash of the machine may leave zeros where nothing was written yet
                     if line in missing:
                         del missing[line]
                         own_bytes += len(line)
-                    elif line.endswith(b"\n") or not _begins_one(line, missing):
+                    elif line.endswith(b"\n") or not (not cut or any(one.startswith(cut) for one in missing)):
                         run, path = self._run_id, self.path
                         what = f"`{path}` holds lines that are not results of run `{run}`; line {number} is the first"
                         hint = f"`skep swarm resume {run} -o OTHER.jsonl` writes all results of the run to another file"
@@ -146,12 +149,6 @@ class ResultsFile:
             hint = "the journal has every result: `skep swarm resume` completes the file once it can be written"
             what = f"the results file `{self.path}` cannot be written: {error.strerror or error}"
             raise StoreError(what, hint=hint) from error
-
-
-def _begins_one(cut: bytes, lines: Iterable[bytes]) -> bool:
-    """Whether a line begins so. A crash of the machine may leave zeros where nothing was written yet."""
-    beginning = cut.rstrip(b"\0")
-    return not beginning or any(line.startswith(beginning) for line in lines)
 
 
 def _encoded(line: str) -> bytes:

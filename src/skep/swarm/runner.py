@@ -24,28 +24,9 @@ from skep.swarm.client import REJECTED, AttemptResult, ChatWorker, SwarmClient
 from skep.swarm.concurrency import ConcurrencyLimit, ConcurrencySample, EndpointSlots
 from skep.swarm.journal import lock_path, pending_tasks
 from skep.swarm.progress import ProgressTracker, SwarmProgress
-from skep.swarm.records import (
-    Recorded,
-    SwarmRun,
-    SwarmRunOptions,
-    SwarmRunState,
-    Task,
-    TaskEnding,
-    TaskResult,
-    run_options_from_json,
-)
+from skep.swarm.records import Recorded, SwarmRun, SwarmRunState, Task, TaskEnding, TaskResult, run_options_from_json
 from skep.swarm.results_file import ResultsFile, ResultsWriter, check_place
-from skep.swarm.schedule import (
-    FIRST_LOOK_S,
-    Action,
-    Cancel,
-    GiveUp,
-    Pending,
-    ProbeEndpoint,
-    Start,
-    TaskSchedule,
-    next_pause_s,
-)
+from skep.swarm.schedule import FIRST_LOOK_S, Action, Cancel, GiveUp, Pending, Start, TaskSchedule, next_pause_s
 from skep.swarm.store import SessionOutcome, SwarmStore
 from skep.wire.retry import ErrorKind, classify_error
 
@@ -148,7 +129,7 @@ class SwarmRunner:
             self._step()
 
     def _heard(self) -> dict[int, int]:
-        return {one.lease: self.line.heard(one.task.id, one.number) for one in self.schedule.leases.values()}
+        return {one.lease: self.line.heard((one.task.id, one.number)) for one in self.schedule.leases.values()}
 
     def _look(self, now: float) -> None:
         heard = self._heard()
@@ -192,9 +173,9 @@ class SwarmRunner:
                     task.cancel()
             elif isinstance(action, Recorded):
                 self._record(action)
-            elif isinstance(action, ProbeEndpoint):
+            elif not isinstance(action, GiveUp):
                 self._run_in_background(self._probe())
-            elif isinstance(action, GiveUp) and self._fault is None:
+            elif self._fault is None:
                 hint = "what is done is kept: `skep swarm resume` goes on with the rest"
                 why = f"the endpoint was of no use for {action.after_s or 0:.0f} s: {action.why}"
                 if action.after_s is None:
@@ -205,9 +186,10 @@ class SwarmRunner:
     def _record(self, record: Recorded) -> None:
         attempt, result = record.attempt, record.result
         assert attempt is not None
-        self.line.forget(attempt.task, attempt.number)
-        self._whole.discard((attempt.task, attempt.number))
-        self._sent.discard((attempt.task, attempt.number))
+        key = (attempt.task, attempt.number)
+        self.line.forget(key)
+        self._whole.discard(key)
+        self._sent.discard(key)
         self.writer.put(record)
         self.tally.ended(attempt, result)
         if result is not None and result.ending is TaskEnding.FAILED:
@@ -217,10 +199,9 @@ class SwarmRunner:
         began = time.monotonic()
         try:
             came = await self.work.attempt(start.task, start.number, start.complaint)
-        except SkepError as error:
-            came = AttemptResult(error_kind="unworkable", error=error.message)
         except Exception as error:  # one task's oddity must not end the others
-            came = AttemptResult(error_kind="unworkable", error=f"{type(error).__name__}: {error}")
+            why = error.message if isinstance(error, SkepError) else f"{type(error).__name__}: {error}"
+            came = AttemptResult(error_kind="unworkable", error=why)
         now = time.monotonic()
         self._attempts.pop(start.lease, None)
         self._begun.discard(start.lease)
@@ -232,8 +213,8 @@ class SwarmRunner:
             self.pace.answered(queued_ms=came.queued_ms, took_s=now - began)
         if mishap is not None:
             self.tally.say(f"`{start.task.id}`: {came.error}")
-        if not self.line.heard(start.task.id, start.number) and came.output_tokens:
-            self.line.took((start.task.id, start.number), came.output_tokens)  # it came in one piece
+        if not self.line.heard(key := (start.task.id, start.number)) and came.output_tokens:
+            self.line.took(key, came.output_tokens)  # it came in one piece
         self._carry_out(self.schedule.ended(start.lease, came, now))
         if self._fault is None:
             self._step()
@@ -257,20 +238,15 @@ class SwarmRunner:
         self._wake.set()
 
     async def _ask_for_slots(self) -> None:
-        try:
+        with suppress(SkepError):  # the attempts will tell
             self.pace.told(endpoint_slots_of(await self.find()))
-        except SkepError:
-            return  # the attempts will tell
         self._step()
 
     async def _check_cancelled(self) -> None:
-        try:
-            cancelled = await asyncio.to_thread(self.is_cancelled)
-        except SkepError:
-            return  # the writer says what is wrong with the store
-        if cancelled and self._fault is None:
-            self._fault = Cancelled("the run was cancelled")
-            self._wake.set()
+        with suppress(SkepError):  # the writer says what is wrong with the store
+            if await asyncio.to_thread(self.is_cancelled) and self._fault is None:
+                self._fault = Cancelled("the run was cancelled")
+                self._wake.set()
 
 
 async def carry_out(
@@ -325,7 +301,7 @@ class _Session:
     _on_result: Callable[[TaskResult], None]
 
     def __post_init__(self) -> None:
-        self._order: SwarmRunOptions = run_options_from_json(self._run.config)
+        self._order = run_options_from_json(self._run.config)
         self._tasks: dict[str, Task] = {}
         self._all_ended = False  # every task has its result
         self._tally = ProgressTracker(self._run.id, self._run.counts, self._watch, time.monotonic())
@@ -337,14 +313,19 @@ class _Session:
             check_place(self._output.path, "the results file")
         try:
             pending = await asyncio.to_thread(self._read)
-            if not pending:
-                pending = await asyncio.to_thread(self._next_stage)
             if pending and self._is_cancelled():
                 return SwarmRunState.CANCELLED
             if pending:
                 await self._open_and_work(pending)
             elif self._run.state is not SwarmRunState.DONE:
-                self._record_done()
+                number = self._swarm.open_session(  # whoever wrote the last result was killed before it said so
+                    self._run.id,
+                    at=time.time(),
+                    agents=self._order.agents,
+                    endpoint={},
+                    simulated=bool(self._run.simulated),
+                )
+                self._swarm.close_session(self._run.id, number, at=time.time(), outcome="done")
             if self._output is not None and self._output.moved:  # or deleted, during the run
                 self._output.close()
                 self._output.complete(self._tasks, self._swarm.results(self._run.id))
@@ -358,11 +339,11 @@ class _Session:
     # The journal's side
 
     def _read(self) -> list[Pending]:
-        """Return the tasks that are left, and complete the results file. Runs in a thread."""
+        """Return the tasks that are left, of the next stage if need be; complete the results file. In a thread."""
         self._tasks.update((task.id, task) for task in self._swarm.tasks(self._run.id))
         if self._output is not None:
             self._output.complete(self._tasks, self._swarm.results(self._run.id))
-        return pending_tasks(self._swarm, self._run.id)
+        return pending_tasks(self._swarm, self._run.id) or self._next_stage()
 
     def _next_stage(self) -> list[Pending]:
         """Add and return the merges that follow from the results; none if the run is done. Runs in a thread.
@@ -379,12 +360,6 @@ class _Session:
             self._tally.grew(self._swarm.add_tasks(run_id, new))
             self._tasks.update((task.id, task) for task in self._swarm.tasks(run_id))
         return pending_tasks(self._swarm, run_id) if new else []
-
-    def _record_done(self) -> None:
-        """Record that the run is done: the process that wrote the last result was killed before it did."""
-        simulated, agents = bool(self._run.simulated), self._order.agents
-        number = self._swarm.open_session(self._run.id, at=time.time(), agents=agents, endpoint={}, simulated=simulated)
-        self._swarm.close_session(self._run.id, number, at=time.time(), outcome="done")
 
     def _is_cancelled(self) -> bool:
         return self._swarm.newest_cancel(self._run.id) > self._after_cancel

@@ -59,7 +59,7 @@ class Outage:
         self.since: float | None = None  # away
         self.why: str | None = None
         self._trouble: float | None = None  # since
-        self._row = 0  # mishaps since the last good answer
+        self.row = 0  # mishaps since the last good answer
         self._looking = False
         self._look_at: float | None = None
         self._pause_s = FIRST_LOOK_S
@@ -70,10 +70,6 @@ class Outage:
         return self.since is not None
 
     @property
-    def is_doubtful(self) -> bool:
-        return self._row >= DOUBT
-
-    @property
     def wake_at(self) -> float | None:
         return None if self._looking else self._look_at
 
@@ -81,14 +77,14 @@ class Outage:
         """What came of an attempt. Any answer to it at all, a rejected one too, shows that the endpoint works."""
         if answered:
             self.since = self.why = self._trouble = None
-            self._row, self._pause_s = 0, FIRST_LOOK_S
+            self.row, self._pause_s = 0, FIRST_LOOK_S
             if not self._looking:
                 self._look_at = None
             return
         if mishap is ErrorKind.TRY:
             self.doubt(now)
             return
-        self._row += 1
+        self.row += 1
         self.why = error
         if self._trouble is None:
             self._trouble = now
@@ -130,8 +126,7 @@ class Outage:
     def _away(self, now: float) -> None:
         if self.since is None:
             self.since = now
-            if self._look_at is None:
-                self._look_at = now
+            self.doubt(now)
 
 
 FEWEST = 5  # answers, before anything can be said
@@ -259,8 +254,8 @@ class TaskSchedule:
     @property
     def wake_at(self) -> float | None:
         """When `step` should be asked again, although nothing has happened."""
-        times = [one[0] for one in self._later[:1]] + [at for at in (self.outage.wake_at,) if at is not None]
-        return min(times, default=None)
+        times = [self._later[0][0] if self._later else None, self.outage.wake_at]
+        return min((at for at in times if at is not None), default=None)
 
     def add(self, pending: Iterable[Pending]) -> None:
         for one in pending:
@@ -284,7 +279,7 @@ class TaskSchedule:
             return actions
         while self._later and self._later[0][0] <= now:
             self._queue(self._jobs[heappop(self._later)[2]])
-        most = min(limit, max(1, len(self.leases))) if quiet and self.outage.is_doubtful else limit
+        most = min(limit, max(1, len(self.leases))) if quiet and self.outage.row >= DOUBT else limit
         while len(self.leases) < most and (job := self._next()) is not None:
             again = Why.RESUMED if job.resumed else Why.FIRST
             actions.append(self._start(job, again if job.failed is None else Why.RETRY, now))
@@ -298,7 +293,6 @@ class TaskSchedule:
         if start is None:
             return []
         job = self._jobs[start.task.id]
-        job.leases.discard(lease_id)
         mishap = classify_error(came.error_kind, came.status)
         rejected = came.error_kind == REJECTED
         self.outage.came(mishap, came.error, now, answered=rejected or mishap in (None, ErrorKind.FINAL))
@@ -315,7 +309,7 @@ class TaskSchedule:
         attempt = self._attempt(start, AttemptOutcome.REJECTED if rejected else AttemptOutcome.FAILED, came, now)
         if (job.tries >= self._tries or mishap is ErrorKind.FINAL) and not job.leases:
             self._drop(job)
-            return [Recorded(attempt, self._result(job, TaskEnding.FAILED, came, now, value=None))]
+            return [Recorded(attempt, self._result(job, TaskEnding.FAILED, came, now))]
         if not job.leases:
             at = now + wait_s(mishap, job.row, self._rng, came.retry_after_s)
             heappush(self._later, (at, job.place, job.task.id))
@@ -343,20 +337,14 @@ class TaskSchedule:
 
     def stop(self, now: float) -> list[Action]:
         """No more: what is under way is broken off, and written down as such."""
-        actions: list[Action] = []
-        for lease_id, start in list(self.leases.items()):
-            self._release(lease_id)
-            self._jobs[start.task.id].leases.discard(lease_id)
-            attempt = self._attempt(start, AttemptOutcome.CANCELLED, AttemptResult(), now)
-            actions += [Cancel(lease_id), Recorded(attempt)]
-        return actions
+        leases = list(self.leases)
+        return [one for lease in leases for one in self._break_off(lease, AttemptOutcome.CANCELLED, now)]
 
     # Inside
 
     def _next(self) -> Pending | None:
         if self._suspects:
-            if self._together is None:
-                self._together = max(1, len(self._suspects) // 2)
+            self._together = self._together or max(1, len(self._suspects) // 2)
             if self._suspects_under_way < self._together:
                 return self._jobs[self._suspects.popleft()]
         return self._jobs[heappop(self._ready)[1]] if self._ready else None
@@ -397,32 +385,34 @@ class TaskSchedule:
         start = self.leases.pop(lease_id, None)
         if start is not None:
             heappush(self._agents, start.agent)
+            self._jobs[start.task.id].leases.discard(lease_id)
         return start
 
     def _won(self, job: Pending, start: Start, came: AttemptResult, now: float) -> list[Action]:
         if self._stragglers is not None:
             self._stragglers.took(now - start.started, came.output_tokens)
-        attempt = self._attempt(start, AttemptOutcome.DONE, came, now)
         job.tries += 1
-        result = self._result(job, TaskEnding.DONE, came, now, value=came.value)
-        actions: list[Action] = [Recorded(attempt, result)]
-        for other_id in job.leases:
-            other = self._release(other_id)
-            if other is not None:
-                late = self._attempt(other, AttemptOutcome.SUPERSEDED, AttemptResult(), now)
-                actions += [Cancel(other_id), Recorded(late)]
+        result = self._result(job, TaskEnding.DONE, came, now)
+        actions: list[Action] = [Recorded(self._attempt(start, AttemptOutcome.DONE, came, now), result)]
+        for other_id in list(job.leases):
+            actions += self._break_off(other_id, AttemptOutcome.SUPERSEDED, now)
         self._drop(job)
         return actions
+
+    def _break_off(self, lease_id: int, outcome: AttemptOutcome, now: float) -> list[Action]:
+        start = self._release(lease_id)
+        assert start is not None
+        return [Cancel(lease_id), Recorded(self._attempt(start, outcome, AttemptResult(), now))]
 
     def _drop(self, job: Pending) -> None:
         del self._jobs[job.task.id]
         if self._together is not None and not any(one.is_suspect for one in self._jobs.values()):
             self._together = None
 
-    def _result(self, job: Pending, ending: TaskEnding, came: AttemptResult, now: float, *, value: Any) -> TaskResult:
+    def _result(self, job: Pending, ending: TaskEnding, came: AttemptResult, now: float) -> TaskResult:
         started_at = now + self._epoch if job.first_at is None else job.first_at
-        own = {"task": job.task.id, "ending": ending, "value": value, "tries": job.tries}
-        return copied(TaskResult, came, **own, started_at=started_at, ended_at=now + self._epoch)
+        own = {"task": job.task.id, "ending": ending, "tries": job.tries, "started_at": started_at}
+        return copied(TaskResult, came, **own, ended_at=now + self._epoch)
 
     def _attempt(self, start: Start, outcome: AttemptOutcome, came: AttemptResult, now: float) -> Attempt:
         own = {"task": start.task.id, "session": self._session, "outcome": outcome}

@@ -21,17 +21,7 @@ from skep.errors import StoreError, UserError
 from skep.store.database import Store
 from skep.store.named_rows import NamedRows, free_id, this_process, writes_on
 from skep.store.rows import as_stored, document_text, insert, read, storable
-from skep.swarm.records import (
-    Attempt,
-    Counts,
-    Recorded,
-    SwarmRun,
-    SwarmRunState,
-    Task,
-    TaskEnding,
-    TaskResult,
-    given_fields,
-)
+from skep.swarm.records import Attempt, Counts, Recorded, SwarmRun, SwarmRunState, Task, TaskResult, given_fields
 
 SessionOutcome = Literal["done", "stopped", "cancelled", "failed"]
 
@@ -147,27 +137,19 @@ class SwarmStore:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def begin(
-        self,
-        *,
-        kind: str,
-        created_at: float,
-        name: str,
-        url: str,
-        model: str | None,
-        config: Mapping[str, Any],
-        skep_version: str,
-        tasks: Iterable[Task],
-    ) -> str:
-        """Return the run with all its tasks, or nothing. Nobody works on it before a session is opened."""
-        known = {"created_at": created_at, "url": url, "config": document_text(config), "skep_version": skep_version}
+    def begin(self, *, created_at: float, config: Mapping[str, Any], tasks: Iterable[Task], **about: str | None) -> str:
+        """Return the run with all its tasks, or nothing. Nobody works on it before a session is opened.
+
+        `about`: its url, model and skep_version; its kind and name, unless it is a map without a name.
+        """
         wanted = list(tasks)
         twice = [name for name, many in Counter(storable(task.id) for task in wanted).items() if many > 1]
         if twice:
             raise StoreError(f"two tasks have the id `{twice[0]}`")
+        known = {"kind": "map", "name": "", **about, "created_at": created_at, "config": document_text(config)}
         with self._store.transaction() as connection:
             run_id = free_id(connection, created_at)
-            insert(connection, "swarm_runs", id=run_id, kind=kind, name=name, model=model, **known)
+            insert(connection, "swarm_runs", id=run_id, **known)
             _insert_tasks(connection, run_id, wanted)
         return run_id
 
@@ -204,15 +186,15 @@ class SwarmStore:
     def close_session(
         self, run_id: str, session: int, *, at: float, outcome: SessionOutcome, error: str | None = None
     ) -> None:
+        ended = {"number": session, "ended_at": at, "outcome": outcome, "error": error}
         with self._store.transaction(run_id) as connection:
-            ended = {"ended_at": at, "outcome": outcome, "error": error}
-            insert(connection, "swarm_session_ends", run_id=run_id, number=session, **ended)
+            insert(connection, "swarm_session_ends", run_id=run_id, **ended)
 
     def record(self, run_id: str, rows: Sequence[Recorded]) -> list[TaskResult]:
         """All of them or none. The first result of a task stays; those that were written now, as `results` has them."""
-        written: list[TaskResult] = []
         if not rows:
-            return written
+            return []
+        written: list[TaskResult] = []
         with self._store.transaction(run_id) as connection:
             keys = _keys(connection, run_id, rows)
             for attempt in (row.attempt for row in rows if row.attempt is not None):
@@ -249,11 +231,11 @@ class SwarmStore:
         return [_task_of(row) for row in self._store.read(_PENDING, run_id)]
 
     def results(
-        self, run_id: str, *, offset: int = 0, limit: int | None = None, ending: TaskEnding | None = None
+        self, run_id: str, *, offset: int = 0, limit: int | None = None, ending: str | None = None
     ) -> list[TaskResult]:
         """In the order of the input."""
-        wanted = (None if ending is None else ending.value, -1 if limit is None else limit, offset)
-        return read(self._store.read(_RESULTS, run_id, *wanted), TaskResult, "task")
+        rows = self._store.read(_RESULTS, run_id, ending, -1 if limit is None else limit, offset)
+        return read(rows, TaskResult, "task")
 
     def result(self, run_id: str, task_id: str) -> TaskResult | None:
         found = read(self._store.read(_RESULT, run_id, storable(task_id)), TaskResult, "task")
@@ -298,13 +280,11 @@ def _check_stopped(row: Row) -> None:
 
 def _insert_tasks(connection: Connection, run_id: str, tasks: Iterable[Task], clash: str = "") -> int:
     """Return how many were new."""
-    return sum(
-        insert(
-            connection, "swarm_tasks", None, clash, run_id=run_id, id=task.id, stage=task.stage,
-            document=document_text(given_fields(task)),
-        ).rowcount
-        for task in tasks
-    )  # fmt: skip
+    new = 0
+    for task in tasks:
+        known = {"id": task.id, "stage": task.stage, "document": document_text(given_fields(task))}
+        new += insert(connection, "swarm_tasks", None, clash, run_id=run_id, **known).rowcount
+    return new
 
 
 def _keys(connection: Connection, run_id: str, rows: Iterable[Recorded]) -> dict[str, int]:

@@ -18,15 +18,7 @@ from skep.bench.summary import JOULES_PER_KWH
 from skep.errors import UserError
 from skep.paths import LOOPBACK
 from skep.stats.percentiles import Percentiles, median, percentiles
-from skep.swarm.records import (
-    Attempt,
-    AttemptOutcome,
-    SwarmRun,
-    SwarmRunState,
-    TaskEnding,
-    TaskResult,
-    run_options_from_json,
-)
+from skep.swarm.records import Attempt, AttemptOutcome, SwarmRun, SwarmRunState, TaskEnding, TaskResult
 from skep.swarm.store import SwarmSession, SwarmStore
 from skep.wire.heads import parse_url
 
@@ -223,21 +215,8 @@ def downs_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[Down]:
     return found
 
 
-def limits_of(facts: Sequence[Fact], spans: Sequence[SessionSpan]) -> list[AgentLimit]:
-    known = {span.session for span in spans}
-    found = [
-        AgentLimit(session, at, int(fact["limit"]), str(fact.get("why") or ""))
-        for session, name, at, fact in facts
-        if name == "limit" and session in known and isinstance(fact.get("limit"), int | float)
-    ]
-    return sorted(found, key=lambda one: (one.session, one.at))
-
-
 def at_once(attempts: Sequence[Attempt]) -> int:
-    """Return the largest number of attempts that were under way at the same moment.
-
-    The next one is sent while an answer that is all here is still being read: those do not count as two.
-    """
+    """The most attempts under way at one moment. One sent while an answer that is all here is read is not counted."""
     edges = [(one.started_at, 1) for one in attempts]
     edges += [(one.ended_at - min(READING_S, max(0.0, one.ended_at - one.started_at) / 2), -1) for one in attempts]
     most = now = 0
@@ -267,37 +246,29 @@ class Rows:
     stages: Sequence[tuple[int, int]] = ()
 
 
-def account_of(swarm: SwarmStore, run: SwarmRun, *, now: float, price_kwh: float | None = None) -> Account:
-    """`price_kwh`: of this look at it; else the one that the run was given."""
-    return story_of(swarm, run, now=now, price_kwh=price_kwh).account
-
-
 def story_of(swarm: SwarmStore, run: SwarmRun, *, now: float, price_kwh: float | None = None) -> SwarmStory:
-    """Return the same with all that the page and the picture are made of."""
-    return story_from(read_rows(swarm, run), now=now, price_kwh=price_kwh)
-
-
-def read_rows(swarm: SwarmStore, run: SwarmRun) -> Rows:
+    """`price_kwh`: of this look at it; else the one that the run was given."""
     sessions = swarm.session_rows(run.id)
     told = [name for one in sessions if isinstance(name := one.endpoint.get("model"), str)]
+    model = run.model or (told[-1] if told else None)
     staged = run.kind == "ask"  # only those have stages, and a long list need not be read for nothing
     stages = Counter(task.stage for task in swarm.tasks(run.id)) if staged else {}
-    return Rows(
-        run=run,
-        sessions=sessions,
-        attempts=swarm.attempts(run.id),
-        results=swarm.results(run.id),
-        facts=swarm.facts(run.id),
-        model=run.model or (told[-1] if told else None),
-        stages=tuple(sorted(stages.items())) if len(stages) > 1 else (),
-    )
+    shown = tuple(sorted(stages.items())) if len(stages) > 1 else ()
+    attempts, results, facts = swarm.attempts(run.id), swarm.results(run.id), swarm.facts(run.id)
+    return story_from(Rows(run, sessions, attempts, results, facts, model, shown), now=now, price_kwh=price_kwh)
 
 
 def story_from(rows: Rows, *, now: float, price_kwh: float | None = None) -> SwarmStory:
     spans = spans_of(rows.sessions, rows.attempts, rows.facts, now=now, finished=rows.run.counts.left == 0)
     downs = downs_of(rows.facts, spans)
-    limits = limits_of(rows.facts, spans)
-    price = price_kwh if price_kwh is not None else run_options_from_json(rows.run.config).price_kwh
+    known = {span.session for span in spans}
+    limits = [
+        AgentLimit(session, at, int(fact["limit"]), str(fact.get("why") or ""))
+        for session, name, at, fact in rows.facts
+        if name == "limit" and session in known and isinstance(fact.get("limit"), int | float)
+    ]
+    limits.sort(key=lambda one: (one.session, one.at))
+    price = price_kwh if price_kwh is not None else rows.run.config.get("price_kwh")
     account = _account(rows, spans, downs, price)
     urls = [str(one.endpoint["url"]) for one in rows.sessions if "url" in one.endpoint]
     moved = urls[-1] if urls and not same_place(urls[-1], rows.run.url) else None
@@ -321,7 +292,7 @@ def _account(rows: Rows, spans: Sequence[SessionSpan], downs: Sequence[Down], pr
     run, attempts = rows.run, rows.attempts
     done = [one for one in rows.results if one.ending is TaskEnding.DONE]
     wasted = [one for one in attempts if one.outcome is not AttemptOutcome.DONE]
-    wall_s = sum(span.seconds for span in spans) if spans else None
+    counts, wall_s = run.counts, sum(span.seconds for span in spans) if spans else None
     output = _told(one.output_tokens for one in done)
     times = [task_seconds(one, spans) for one in done]
     errors = [one.error_kind or str(one.outcome) for one in wasted if one.outcome in _ERRORS]
@@ -335,10 +306,10 @@ def _account(rows: Rows, spans: Sequence[SessionSpan], downs: Sequence[Down], pr
         model=rows.model,
         url=run.url,
         simulated=run.simulated,
-        tasks=run.counts.total,
-        done=run.counts.done,
-        failed=run.counts.failed,
-        left=run.counts.left,
+        tasks=counts.total,
+        done=counts.done,
+        failed=counts.failed,
+        left=counts.left,
         retried=sum(many > 1 for many in Counter(one.task for one in attempts).values()),
         attempts=len(attempts),
         wasted=len(wasted),
@@ -360,7 +331,7 @@ def _account(rows: Rows, spans: Sequence[SessionSpan], downs: Sequence[Down], pr
         agents_max=at_once(attempts),
         queued_share=min(1.0, queued_s / told_s) if told_s > 0 else None,
         errors=tuple(Counter(errors).most_common()),
-        by_agent=tuple(_agents(attempts, wall_s)),
+        by_agent=tuple(_agent(*one, wall_s) for one in sorted(_grouped(attempts, "agent").items())),
         by_replica=tuple(_replicas(attempts)),
         energy=_energy(rows, price),
     )
@@ -378,12 +349,11 @@ def _grouped(attempts: Sequence[Attempt], name: str) -> dict[Any, list[Attempt]]
     return groups
 
 
-def _agents(attempts: Sequence[Attempt], wall_s: float | None) -> Iterable[AgentRow]:
-    for agent, own in sorted(_grouped(attempts, "agent").items()):
-        done = [one for one in own if one.outcome is AttemptOutcome.DONE]
-        busy = busy_s(own)
-        share = min(1.0, busy / wall_s) if wall_s else None
-        yield AgentRow(agent, len(done), len(own), busy, share, _told(one.output_tokens for one in done))
+def _agent(agent: int, own: Sequence[Attempt], wall_s: float | None) -> AgentRow:
+    done = [one for one in own if one.outcome is AttemptOutcome.DONE]
+    busy = busy_s(own)
+    share = min(1.0, busy / wall_s) if wall_s else None
+    return AgentRow(agent, len(done), len(own), busy, share, _told(one.output_tokens for one in done))
 
 
 def _replicas(attempts: Sequence[Attempt]) -> Iterable[ReplicaRow]:
@@ -397,15 +367,9 @@ def _replicas(attempts: Sequence[Attempt]) -> Iterable[ReplicaRow]:
             if one.requests == 1 and one.first_token_at and one.output_tokens
             if (seconds := one.ended_at - one.first_token_at) > 0
         ]
-        yield ReplicaRow(
-            replica=name,
-            tasks=len(done),
-            attempts=len(own),
-            failed=sum(one.outcome in _ERRORS for one in own),
-            output_tokens=_told(one.output_tokens for one in done),
-            ttft_s=_ttft(own),
-            task_tok_s=median(speeds) if speeds else None,
-        )
+        failed, output = sum(one.outcome in _ERRORS for one in own), _told(one.output_tokens for one in done)
+        speed = median(speeds) if speeds else None
+        yield ReplicaRow(name, len(done), len(own), failed, output, _ttft(own), speed)
 
 
 def _energy(rows: Rows, price: float | None) -> EnergyAccount | None:

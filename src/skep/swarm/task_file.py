@@ -44,7 +44,12 @@ class Template:
 
     def fill(self, values: Mapping[str, Any]) -> str:
         """KeyError where a value is missing. Numbers, lists and objects are written as JSON."""
-        return "".join(text + ("" if name is None else _written(values[name])) for text, name in self.parts)
+        written = {}
+        for name in self.names:
+            value = values[name]
+            is_json = value is None or isinstance(value, int | float | dict | list | tuple)
+            written[name] = json.dumps(value, ensure_ascii=False, default=str) if is_json else str(value)
+        return "".join(text + ("" if name is None else written[name]) for text, name in self.parts)
 
     def missing(self, known: Iterable[str]) -> str | None:
         """Return what it asks for and is not among these, in words; None: all of it is."""
@@ -76,12 +81,6 @@ def parse_template(text: str) -> Template:
         hint = "name a column or a field in braces: `Summarise {text}`"
         raise UserError(f"the template `{shortened(text, 60)}` has no place to fill in", hint=hint)
     return template
-
-
-def _written(value: Any) -> str:
-    if value is None or isinstance(value, bool | int | float | dict | list | tuple):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return str(value)
 
 
 LONGEST_ID = 200
@@ -172,9 +171,7 @@ class TaskForm:
         faults += self._value_faults(told)
         if faults:
             raise Faulty(*faults)
-        return self._made({**self._defaults, **told}, default_id)
-
-    def _made(self, told: Mapping[str, Any], default_id: str) -> Task:
+        told = {**self._defaults, **told}
         messages = [dict(one) for one in told.get("messages", ())]
         messages = messages or [{"role": "user", "content": told["prompt"]}]
         if told.get("system") and not any(one["role"] in ("system", "developer") for one in messages):
@@ -259,7 +256,7 @@ def _shown(value: Any) -> str:
     return f"`{shortened(' '.join(json.dumps(value, ensure_ascii=False, default=str).split()), 60)}`"
 
 
-Rows = Iterator[tuple[int, Any]]  # line and document; a `Faulty` stands for a document that could not be read
+Rows = Iterable[tuple[int, Any]]  # line and document; a `Faulty` stands for a document that could not be read
 
 
 def _json_rows(text: str) -> Rows:
@@ -361,17 +358,14 @@ def read_tasks(
 
 def tasks_of(documents: Iterable[Any], *, template: str | None = None, **defaults: Unpack[TaskDefaults]) -> list[Task]:
     """Of JSON that came another way: a list of objects as a JSONL line has them, or of plain prompts."""
-    rows = ((number, _as_json(document)) for number, document in enumerate(documents, 1))
+    rows: list[tuple[int, Any]] = []
+    for number, document in enumerate(documents, 1):
+        try:
+            rows.append((number, parse(json.dumps(document, allow_nan=False))))
+        except (TypeError, ValueError, RecursionError) as error:  # what Python takes, not JSON: NaN, sets, circles
+            rows.append((number, Faulty(f"not JSON: {error}")))
     hint = "every task is checked first; nothing was run"
     return _gathered(rows, TaskForm(template, defaults), "the list", "task", hint)
-
-
-def _as_json(document: Any) -> Any:
-    """What Python takes and JSON does not is a fault as well: NaN, sets, circles."""
-    try:
-        return parse(json.dumps(document, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        return Faulty(f"not JSON: {error}")
 
 
 def read_schema(path: Path) -> dict[str, Any]:

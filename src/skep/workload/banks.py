@@ -168,8 +168,7 @@ def _object(text: str) -> dict[str, Any]:
     except RecursionError:
         raise UserError(" is nested too deep", hint=f"such as {_LOOKS}") from None
     except ValueError as error:
-        hint = f"one JSON object a line, such as {_LOOKS}"
-        raise UserError(f" is not JSON: {str(error)[:100]}", hint=hint) from None
+        raise UserError(f" is not JSON: {str(error)[:100]}", hint=f"one JSON object a line, such as {_LOOKS}") from None
     if not isinstance(given, dict):
         raise UserError(f" is not a JSON object: `{short(given)}`", hint=f"such as {_LOOKS}")
     return given
@@ -191,14 +190,10 @@ def _item(given: Mapping[str, Any], number: int) -> Item:
     keywords = given.get("keywords", [])
     if not isinstance(keywords, list):
         raise _wrong("keywords", keywords, "a list of texts")
-    return Item(
-        id=name,
-        messages=_messages(given),
-        checker=_checker(given.get("checker")),
-        max_tokens=tokens,
-        keywords=tuple(_text(f"keywords[{place}]", one) for place, one in enumerate(keywords)),
-        family=_text("family", given["family"], longest=100) if "family" in given else "",
-    )
+    messages, checker = _messages(given), _checker(given.get("checker"))
+    words = tuple(_text(f"keywords[{place}]", one) for place, one in enumerate(keywords))
+    family = _text("family", given["family"], longest=100) if "family" in given else ""
+    return Item(name, messages, checker, tokens, words, family)
 
 
 def _messages(given: Mapping[str, Any]) -> tuple[dict[str, str], ...]:

@@ -1,7 +1,7 @@
 """From a few texts that an engine has counted to prompts of any length in its tokens.
 
 Nothing here asks an engine: the caller has `sample_prompts` counted, and gives the counts to `calibrate`. They may be
-a tokenizer's, of `Prompt.text`, or come from `usage`, of `messages(prompt)`; the overhead is then the chat template's.
+a tokenizer's, of `Prompt.text`, or come from `usage`, of `Prompt.messages`; the overhead is then the chat template's.
 Prompts composed with what was found have the right length on average.
 """
 

@@ -39,7 +39,7 @@ Maker = Callable[..., Drill]  # of chance, a grade, and what the file says of th
 
 @dataclass(frozen=True, slots=True)
 class DrillFamily:
-    """Tasks of one kind, as `drills.toml` describes them; `maker` draws one, given what the file says of its grade."""
+    """Tasks of one kind, as `drills.toml` describes them; `maker` draws one."""
 
     name: str
     says: str | Mapping[str, str]
@@ -273,10 +273,9 @@ def _order(rng: Random, grade: int, count: int) -> Drill:
     """A chain of comparisons, told in any order from grade 3 up."""
     tallest = grade == 1 or coin(rng)
     names = some(rng, NAMES, count)
-    while (
-        tallest and grade <= 2 and sum(map(NAMES.index, names)) % 2 == (grade == 1)
-    ):  # grades 1 and 2 share no question
-        names = some(rng, NAMES, 2)
+    if tallest and grade <= 2:  # these grades share no question
+        while sum(map(NAMES.index, names)) % 2 == (grade == 1):
+            names = some(rng, NAMES, 2)
     facts = [f"{tall} is taller than {short}." for tall, short in pairwise(names)]
     facts = facts if grade < 3 else shuffled(rng, facts)
     asked, answer = ("tallest", names[0]) if tallest else ("shortest", names[-1])
@@ -292,8 +291,7 @@ _MAKERS: tuple[Maker, ...] = (
 
 
 def _family(maker: Maker) -> DrillFamily:
-    """A family is called as its function is."""
-    name = maker.__name__.strip("_").replace("_", "-")
+    name = maker.__name__.strip("_").replace("_", "-")  # as its function is called
     told = _DATA[name]
     grades = {int(grade): values for grade, values in told["grades"].items()}
     return DrillFamily(name, told["says"], grades, maker, told.get("tokens", 24))
@@ -338,7 +336,7 @@ def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[
     place = grade - 1
     while left:
         for family in shuffled(rng, left):
-            task = _new_task(rng, family, grade, asked)
+            task = next(_new_tasks(rng, family, grade, asked), None)
             if task is None:
                 left.remove(family)
                 continue
@@ -351,15 +349,14 @@ def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[
             place += len(GRADES)
 
 
-def _new_task(rng: Random, family: DrillFamily, grade: int, asked: set[str]) -> Drill | None:
-    """One that was not asked before. None: many draws gave none, so the family has no others, or hardly any."""
+def _new_tasks(rng: Random, family: DrillFamily, grade: int, asked: set[str]) -> Iterator[Drill]:
+    """Those that were not asked before. After many draws no more: the family has no others, or hardly any."""
     for _ in range(_TRIES):
         task = family.make(rng, grade)
         question = family.asks(grade, task)["content"]
         if question not in asked:
             asked.add(question)
-            return task
-    return None
+            yield task
 
 
 def _examples(rng: Random, family: DrillFamily, grade: int, task: Drill) -> list[Drill]:
@@ -367,15 +364,10 @@ def _examples(rng: Random, family: DrillFamily, grade: int, task: Drill) -> list
     options = task.checker.values.get("options", ())
     room = {option: _EXAMPLES // len(options) for option in options}
     found: list[Drill] = []
-    seen = {task.question}
-    for _ in range(_TRIES):
-        one = family.make(rng, grade)
-        if one.question in seen or room.get(one.answer, 1) < 1:
-            continue
-        seen.add(one.question)
-        if one.answer in room:
-            room[one.answer] -= 1
-        found.append(one)
+    for one in _new_tasks(rng, family, grade, {family.asks(grade, task)["content"]}):
+        if room.get(one.answer, 1) > 0:
+            room[one.answer] = room.get(one.answer, _EXAMPLES) - 1
+            found.append(one)
         if len(found) == _EXAMPLES:
             break
     return found

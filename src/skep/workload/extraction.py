@@ -33,14 +33,14 @@ def top_level_names(code: str) -> frozenset[str]:
 
 def looks_like_code(text: str) -> bool:
     """At least one line that only code has, and as many lines of code as others."""
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    lines = _lines(text)
     strong = sum(1 for line in lines if _STRONG.match(line[:400]))
     weak = sum(1 for line in lines if _WEAK.match(line[:400]))
     return bool(strong or (weak and weak == len(lines))) and 2 * (strong + weak) >= len(lines)
 
 
 def is_session(code: str) -> bool:
-    """Return an interpreter's session: its first line has the prompt."""
+    """Of an interpreter: its first line has the prompt."""
     return code.lstrip().startswith(">>>")
 
 
@@ -272,7 +272,7 @@ def python_blocks(text: str, given: str = "") -> list[str]:
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     blocks = code_blocks(text)
-    if not any(_is_python(block) for block in blocks):  # a whole document in a block: what is fenced inside it
+    if not any(map(_is_python, blocks)):  # a whole document in a block: what is fenced inside it
         nested = [inner for block in blocks if block.language in _NESTING for inner in code_blocks(block.code)]
         blocks = nested or blocks
     codes = [block.code for block in blocks if _is_python(block)]
@@ -294,20 +294,16 @@ def _complete(codes: list[str], given: str) -> list[str]:
     """Without later blocks that take the place of nothing: with gaps, or as it was before it was mended."""
     kept: list[str] = []
     whole: set[str] = set()
-    told = _squeezed(given)
+    told = "\n".join(_lines(given))
     for code in codes:
         names = top_level_names(code)
-        partial = bool(names) and (has_gaps(code) or (bool(told) and _squeezed(code) in told))
+        partial = bool(names) and (has_gaps(code) or (bool(told) and "\n".join(_lines(code)) in told))
         if partial and names <= whole:
             continue
         kept.append(code)
         if not partial:
             whole |= names
     return kept
-
-
-def _squeezed(code: str) -> str:
-    return "\n".join(line.strip() for line in code.split("\n") if line.strip())
 
 
 def has_gaps(code: str) -> bool:
@@ -339,7 +335,7 @@ def _meant(codes: list[str]) -> list[str]:
     lines: set[str] = set()  # of later blocks
     for code in reversed(codes):
         names = top_level_names(code)
-        own = _lines(code)
+        own = set(_lines(code))
         if (names and names <= later) or own <= lines:
             continue
         kept.append(code)
@@ -349,12 +345,12 @@ def _meant(codes: list[str]) -> list[str]:
     shown: set[str] = set()  # lines of earlier blocks: a fragment of those is a quotation
     meant: list[str] = []
     for code in kept:
-        own = _lines(code)
+        own = set(_lines(code))
         if not meant or top_level_names(code) or not own <= shown:
             meant.append(code)
         shown |= own
     return meant
 
 
-def _lines(code: str) -> set[str]:
-    return {line.strip() for line in code.split("\n") if line.strip()}
+def _lines(code: str) -> list[str]:
+    return [line.strip() for line in code.split("\n") if line.strip()]

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
+
+import msgspec
 
 from skep.errors import UserError
 
@@ -40,16 +42,10 @@ def exponential(rng: Random, mean: float) -> float:
     return -math.log(1.0 - rng.random()) * mean
 
 
-def capped_exponential(rng: Random, mean: float, *, cap: float = 5.0) -> float:
-    """Exponential, never above `cap` times its scale; the scale is set so that the mean is as asked for."""
-    scale = mean / (1.0 - math.exp(-cap))
-    return min(exponential(rng, scale), cap * scale)
-
-
-def normal(rng: Random) -> float:
-    """Mean 0, deviation 1, by Box and Muller's method."""
-    radius = math.sqrt(-2.0 * math.log(1.0 - rng.random()))
-    return radius * math.cos(2.0 * math.pi * rng.random())
+def capped_exponential(rng: Random, mean: float) -> float:
+    """Exponential, never above five times its scale; the scale is set so that the mean is as asked for."""
+    scale = mean / (1.0 - math.exp(-5.0))
+    return min(exponential(rng, scale), 5.0 * scale)
 
 
 def gamma(rng: Random, shape: float) -> float:
@@ -59,7 +55,8 @@ def gamma(rng: Random, shape: float) -> float:
     d = shape - 1.0 / 3.0
     c = 1.0 / math.sqrt(9.0 * d)
     while True:
-        x = normal(rng)
+        radius = math.sqrt(-2.0 * math.log(1.0 - rng.random()))
+        x = radius * math.cos(2.0 * math.pi * rng.random())  # normal, by Box and Muller's method
         v = (1.0 + c * x) ** 3
         if v > 0.0 and math.log(1.0 - rng.random()) < 0.5 * x * x + d - d * v + d * math.log(v):
             return d * v
@@ -79,17 +76,10 @@ class Idea:
 
 
 _DATA = read_data("words.toml")
-TINY, FULL = (
-    tuple(Idea(one["name"], one["summary"], one["code"], (one["bug"][0], one["bug"][1])) for one in _DATA[kind])
-    for kind in ("tiny", "full")
-)
-THINGS: tuple[tuple[str, str], ...] = tuple(
-    (one, many) for one, _, many in (pair.partition("/") for pair in _DATA["things"].split())
-)
+TINY, FULL = (msgspec.convert(_DATA[kind], tuple[Idea, ...]) for kind in ("tiny", "full"))
+THINGS = msgspec.convert([pair.split("/") for pair in _DATA["things"].split()], tuple[tuple[str, str], ...])
 FIELDS: tuple[str, ...] = tuple(_DATA["fields"].split())
 ADJECTIVES: tuple[str, ...] = tuple(_DATA["adjectives"].split())
-CLOSINGS: tuple[str, ...] = tuple(_DATA["closings"])
-REQUIREMENTS: tuple[str, ...] = tuple(_DATA["wishes"])
 
 Names = Mapping[str, str]
 Measure = Callable[[str], int]
@@ -132,7 +122,7 @@ def functions(rng: Random, measure: Measure, room: int) -> str:
         if measure(text) > room:
             names = draw_names(rng, qualified=True)
             texts = {idea.name.format_map(names): _text(idea, names) for idea in _IDEAS}
-            fitting = [(name, text) for name, text in texts.items() if name not in taken and measure(text) <= room]
+            fitting = [one for one in texts.items() if one[0] not in taken and measure(one[1]) <= room]
             if not fitting:
                 return "".join(made)
             name, text = pick(rng, fitting)
@@ -167,7 +157,7 @@ def draw_requirements(
 ) -> str:
     """Sentences that fit into the room and are not `said` yet; `exact` fills the rest with a closing word or more."""
     chosen: list[str] = []
-    for wish in shuffled(rng, REQUIREMENTS):
+    for wish in shuffled(rng, _DATA["wishes"]):
         text = wish.format_map(names)
         if said and text in said:
             continue
@@ -176,7 +166,7 @@ def draw_requirements(
             chosen.append(text)
             room -= needed
     if exact:
-        chosen += [closing for closing in CLOSINGS if measure(closing) == room][:1]
+        chosen += [closing for closing in _DATA["closings"] if measure(closing) == room][:1]
     return " ".join(chosen)
 
 
@@ -201,18 +191,26 @@ def cut(text: str, count: int) -> str:
     return text
 
 
-def pieces_for(tokens: float, chars_per_token: float, overhead_tokens: float = 0.0) -> int:
+class Lengths(TypedDict, total=False):
+    """How an engine counts, as a `TokenCalibration` found it; `overhead_tokens` are the chat template's."""
+
+    chars_per_token: float
+    overhead_tokens: float
+
+
+def pieces_for(tokens: float, *, chars_per_token: float = TYPICAL_CHARS_PER_TOKEN, overhead_tokens: float = 0.0) -> int:
     """Return how many pieces make so many tokens, the chat template's own included. May be negative."""
     if not (math.isfinite(chars_per_token) and chars_per_token > 0):
         raise UserError(f"`{chars_per_token}` characters per token is not possible", hint="between 2 and 6 is usual")
     return round((tokens - overhead_tokens) * chars_per_token / CHARS_PER_PIECE)
 
 
-def room_for(what: str, tokens: int, chars_per_token: float, overhead_tokens: float, fewest: int) -> int:
+def room_for(what: str, tokens: int, fewest: int, **lengths: Unpack[Lengths]) -> int:
     """`pieces_for`, refusing what is too short for such a text (`fewest` pieces) or beyond any model."""
-    room = pieces_for(tokens, chars_per_token, overhead_tokens)
+    room = pieces_for(tokens, **lengths)
     if room < fewest:
-        least = math.ceil(fewest * CHARS_PER_PIECE / chars_per_token + overhead_tokens)
+        per_token = lengths.get("chars_per_token", TYPICAL_CHARS_PER_TOKEN)
+        least = math.ceil(fewest * CHARS_PER_PIECE / per_token + lengths.get("overhead_tokens", 0.0))
         raise UserError(f"`{tokens}` tokens are too few for {what}", hint=f"ask for {least} or more")
     if tokens > MOST_TOKENS:
         raise UserError(f"`{tokens}` tokens are too many for {what}", hint=f"ask for {MOST_TOKENS} or fewer")

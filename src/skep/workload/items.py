@@ -59,7 +59,6 @@ def item_json(item: Item) -> dict[str, Any]:
 
 
 def item_from_json(document: Mapping[str, Any]) -> Item:
-    """Read the item that `item_json` wrote."""
     return msgspec.convert(document, Item)
 
 

@@ -133,34 +133,25 @@ def parse_classes(table: Mapping[str, Any]) -> tuple[TrafficClass, ...]:
 
 def with_agents(classes: Sequence[TrafficClass], agents: int) -> tuple[TrafficClass, ...]:
     """Shares become agents: `agents` in all, less those that classes have of their own; each has one at least."""
-    sharing = [one for one in classes if one.share is not None]
-    if not sharing:
+    shares = {one.name: one.share for one in classes if one.share is not None}
+    if not shares:
         return tuple(classes)
     free = agents - sum(one.agents or 0 for one in classes)
-    if free < len(sharing):
-        names = ", ".join(f"`{one.name}`" for one in sharing)
+    if free < len(shares):
+        names = ", ".join(f"`{name}`" for name in shares)
         raise UserError(f"{agents} agents leave {max(free, 0)} for the shares of {names}", hint="ask for more agents")
-    counts = _apportion([one.share or 0.0 for one in sharing], free)
-    given = {one.name: count for one, count in zip(sharing, counts, strict=True)}
+    rest = free - len(shares)  # by the largest remainder
+    exact = {name: rest * share / sum(shares.values()) for name, share in shares.items()}
+    given = {name: 1 + math.floor(value) for name, value in exact.items()}
+    for name in sorted(exact, key=lambda name: math.floor(exact[name]) - exact[name])[: free - sum(given.values())]:
+        given[name] += 1
     return tuple(replace(one, agents=given[one.name], share=None) if one.name in given else one for one in classes)
-
-
-def _apportion(shares: Sequence[float], whole: int) -> list[int]:
-    """At least one each, the rest by the largest remainder."""
-    rest = whole - len(shares)
-    exact = [rest * share / sum(shares) for share in shares]
-    counts = [math.floor(value) for value in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda place: counts[place] - exact[place])
-    for place in by_remainder[: rest - sum(counts)]:
-        counts[place] += 1
-    return [1 + count for count in counts]
 
 
 def _parse(name: str, values: Any) -> TrafficClass:
     if not (0 < len(name) <= 40 and name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
-        raise UserError(
-            f"`{name}` is not a name for a class of traffic", hint="letters, digits, `-` and `_`, at most 40"
-        )
+        hint = "letters, digits, `-` and `_`, at most 40"
+        raise UserError(f"`{name}` is not a name for a class of traffic", hint=hint)
     if not isinstance(values, Mapping):
         raise _wrong(name, None, "is not a table of fields", "such as `shape`, `agents` and `prompt_tokens`")
     known = [one.name for one in fields(TrafficClass) if one.name != "name"]

@@ -1,25 +1,31 @@
-"""Unlimited distinct coding prompts of one length, from a seed.
+"""Unlimited distinct coding prompts of one length, and conversations about one piece of code, from a seed.
 
 Each prompt begins with a tag of its own, so that a prefix cache saves nothing beyond the chat template's first
 tokens: every request pays for its prompt. Prompts of one size differ little in length, so that the levels of a
 sweep are comparable. A length may be asked for as a size, or in an engine's tokens.
+
+What an agent says in a conversation is written down beforehand; the context grows by whatever the model answers. The
+first turn is a coding prompt, the others ask for more of the same: tests, an edge case, a refactoring, a new caller.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from random import Random
-from typing import Literal
+from typing import Literal, Unpack
 
+from skep.errors import UserError
 from skep.workload.filling import (
     FULL,
     TINY,
-    TYPICAL_CHARS_PER_TOKEN,
     Budget,
     Idea,
+    Lengths,
     Names,
+    capped_exponential,
     draw_names,
     draw_requirements,
     fenced,
@@ -60,35 +66,28 @@ class Prompt:
     def text(self) -> str:
         return f"{self.system}{_BETWEEN}{self.user}"
 
-
-def messages(prompt: Prompt) -> list[dict[str, str]]:
-    """Return the prompt as messages of the chat API."""
-    return [{"role": "system", "content": prompt.system}, {"role": "user", "content": prompt.user}]
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return [{"role": "system", "content": self.system}, {"role": "user", "content": self.user}]
 
 
 def coding_prompts(
-    rng: Random,
-    *,
-    size: Size = "medium",
-    tokens: int | None = None,
-    chars_per_token: float = TYPICAL_CHARS_PER_TOKEN,
-    overhead_tokens: float = 0.0,
+    rng: Random, *, size: Size = "medium", tokens: int | None = None, **lengths: Unpack[Lengths]
 ) -> Iterator[Prompt]:
     """Endless; the kinds take turns in an order drawn once, so that any five in a row hold each kind.
 
-    `tokens`, if given, asks for so many tokens instead of a size, of which `overhead_tokens` are the chat template's,
-    with `chars_per_token` as a `Calibration` found it.
+    `tokens`, if given, asks for so many tokens instead of a size.
     """
     if tokens is not None:
-        budget, form = token_budget(tokens, chars_per_token, overhead_tokens)
+        budget, form = token_budget(tokens, **lengths)
     else:
         budget, form = Budget(len, TARGETS[size]), "plain" if size == "short" else "full"
     order = shuffled(rng, KINDS)
     return (compose(rng, order[serial % len(order)], serial, budget, form)[0] for serial in count())
 
 
-def token_budget(tokens: int, chars_per_token: float, overhead_tokens: float) -> tuple[Budget, Form]:
-    room = room_for("a coding prompt", tokens, chars_per_token, overhead_tokens, FEWEST_PIECES)
+def token_budget(tokens: int, **lengths: Unpack[Lengths]) -> tuple[Budget, Form]:
+    room = room_for("a coding prompt", tokens, FEWEST_PIECES, **lengths)
     return Budget(pieces, room), form_for(room)
 
 
@@ -121,11 +120,9 @@ def compose(rng: Random, kind: Kind, serial: int, budget: Budget, form: Form) ->
 
 def _task(kind: Kind, idea: Idea, names: Names, form: Form) -> str:
     code = (idea.code.replace(*idea.bug, 1) if kind == "fix" else idea.code).format_map(names)
-    return (_WITHOUT_CODE if form == "bare" else _TASKS)[kind].format(
-        name=idea.name.format_map(names),
-        summary=idea.summary.format_map(names),
-        code=fenced(code) if form == "full" else code,
-    )
+    code = fenced(code) if form == "full" else code
+    name, summary = idea.name.format_map(names), idea.summary.format_map(names)
+    return (_WITHOUT_CODE if form == "bare" else _TASKS)[kind].format(name=name, summary=summary, code=code)
 
 
 FEWEST_SYSTEM_PIECES = 60
@@ -137,38 +134,28 @@ _TASK_PIECES = 50
 
 
 def shared_prefix(
-    rng: Random,
-    *,
-    tokens: int = 4096,
-    task_tokens: int = 60,
-    chars_per_token: float = TYPICAL_CHARS_PER_TOKEN,
-    overhead_tokens: float = 0.0,
+    rng: Random, *, tokens: int = 4096, task_tokens: int = 60, **lengths: Unpack[Lengths]
 ) -> Iterator[Prompt]:
     """Endless tasks, each of its own, behind one system message of `tokens` tokens that no other seed has.
 
     The first request pays for the system message; the others can be served from a cache. What the chat template adds
     counts with the task's tokens.
     """
-    room = room_for("a shared system prompt", tokens, chars_per_token, 0.0, FEWEST_SYSTEM_PIECES)
-    task_room = room_for("a task", task_tokens, chars_per_token, overhead_tokens, FEWEST_PIECES)
+    task_room = room_for("a task", task_tokens, FEWEST_PIECES, **lengths)
+    lengths["overhead_tokens"] = 0.0
+    room = room_for("a shared system prompt", tokens, FEWEST_SYSTEM_PIECES, **lengths)
     system = _system(rng, 0, room)
     kinds = shuffled(rng, KINDS)
     return (_with_system(rng, system, serial, kinds, task_room) for serial in count())
 
 
-def prefill_heavy(
-    rng: Random,
-    *,
-    tokens: int = PREFILL_TOKENS,
-    chars_per_token: float = TYPICAL_CHARS_PER_TOKEN,
-    overhead_tokens: float = 0.0,
-) -> Iterator[Prompt]:
+def prefill_heavy(rng: Random, *, tokens: int = PREFILL_TOKENS, **lengths: Unpack[Lengths]) -> Iterator[Prompt]:
     """Endless prompts of `tokens` tokens in all, nearly all of them in a system message that was never sent before.
 
     Each asks for a short answer, so that reading the prompt is what takes the time.
     """
     fewest = FEWEST_SYSTEM_PIECES + _TASK_PIECES
-    room = room_for("a prompt with a system message of its own", tokens, chars_per_token, overhead_tokens, fewest)
+    room = room_for("a prompt with a system message of its own", tokens, fewest, **lengths)
     kinds = shuffled(rng, KINDS)
 
     def prompt(serial: int) -> Prompt:
@@ -191,3 +178,76 @@ def _with_system(rng: Random, system: str, serial: int, kinds: Sequence[Kind], r
     kind = kinds[serial % len(kinds)]
     task, _ = compose(rng, kind, serial, Budget(pieces, left), form_for(left))
     return Prompt(kind, system, f"{task.text} {last}" if last else task.text)
+
+
+FEWEST_TURN_PIECES = 12
+MOST_TURNS = 1000
+_PIECES_FOR_CODE_AROUND = 120
+_CALLER = "This is the code around it:"
+
+FOLLOW_UPS: tuple[str, ...] = tuple(read_data("words.toml")["follow_ups"])
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationScript:
+    """What one agent says, turn by turn. `think_s[i]` passes between the answer to turn i and turn i + 1."""
+
+    kind: Kind
+    system: str
+    turns: tuple[str, ...]
+    think_s: tuple[float, ...]
+
+    def messages(self, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:
+        """Return what is sent for turn 0, 1, ...: everything said so far, with the answers to the turns before."""
+        said = [{"role": "system", "content": self.system}]
+        for asked, answer in zip(self.turns[:turn], answers, strict=True):
+            said += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        return [*said, {"role": "user", "content": self.turns[turn]}]
+
+
+def conversations(
+    rng: Random,
+    *,
+    turns: int = 4,
+    tokens_first: int = 250,
+    tokens_turn: int = 40,
+    think_s: float = 5.0,
+    **lengths: Unpack[Lengths],
+) -> Iterator[ConversationScript]:
+    """Endless. Think times are exponential with that mean, and at most about five times as long.
+
+    `tokens_turn` is the text of a further turn; what the chat template adds to it comes on top.
+    """
+    if not 1 <= turns <= MOST_TURNS:
+        raise UserError(f"a conversation of `{turns}` turns is not possible", hint=f"from 1 to {MOST_TURNS}")
+    if not (math.isfinite(think_s) and think_s >= 0):
+        raise UserError(f"`{think_s}` is not a think time", hint="give seconds, 0 or more")
+    budget, form = token_budget(tokens_first, **lengths)
+    lengths["overhead_tokens"] = 0.0
+    room = room_for("a further turn", tokens_turn, FEWEST_TURN_PIECES, **lengths)
+    order = shuffled(rng, KINDS)
+
+    def script(serial: int) -> ConversationScript:
+        prompt, names = compose(rng, order[serial % len(order)], serial, budget, form)
+        pauses = tuple(capped_exponential(rng, think_s) for _ in range(turns - 1))
+        said = (prompt.user, *_further(rng, names, turns - 1, room))
+        return ConversationScript(prompt.kind, prompt.system, said, pauses)
+
+    return map(script, count())
+
+
+def _further(rng: Random, names: Names, number: int, room: int) -> Iterator[str]:
+    """Each follow-up once before any comes again; then it is about other figures."""
+    leads: list[str] = []
+    for _ in range(number):
+        if not leads:
+            leads = shuffled(rng, FOLLOW_UPS)
+        lead, own = leads.pop(), {**names, "number": draw_names(rng)["number"]}
+        text = lead.format_map(own)
+        if pieces(text) > room:  # too long for so short a turn: one that is not
+            text = pick(rng, [short for short in FOLLOW_UPS if "{" not in short and pieces(short) <= room])
+        if room >= _PIECES_FOR_CODE_AROUND:
+            text += module(rng, pieces, room - pieces(text) - _FOR_REQUIREMENTS, _CALLER)
+        glue = "\n\n" if "\n" in text else " "
+        said = draw_requirements(rng, own, pieces, room - pieces(text) - pieces(glue), exact=True)
+        yield f"{text}{glue}{said}" if said else text

@@ -13,10 +13,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Context, Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from skep.workload.items import Checker
 
@@ -37,13 +36,10 @@ _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _DIVIDERS = re.compile(r"[,_\u00a0\u202f]")
 
 
-@dataclass(frozen=True, slots=True)
-class StatedNumber:
-    """`text` is as it was written."""
-
+class StatedNumber(NamedTuple):
     value: Decimal
     percent: bool
-    text: str
+    text: str  # as it was written
 
 
 def last_number(text: str) -> StatedNumber | None:
@@ -101,10 +97,7 @@ _STATED = re.compile(
 
 def read_check(checker: Checker, text: str) -> tuple[bool, str]:
     """Return whether the answer is right, and one line that says why."""
-    check = _CHECKS.get(checker.kind)
-    if check is None:
-        raise ValueError(f"`{checker.kind}` is not judged by reading")
-    return check(checker.values, text[-LONGEST_READ:])
+    return _CHECKS[checker.kind](checker.values, text[-LONGEST_READ:])
 
 
 def keyword_check(keywords: Iterable[str], text: str) -> tuple[bool, tuple[str, ...]]:
@@ -119,17 +112,12 @@ def _exact(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
     lines = [line for line in _FENCE_LINE.sub("", text).split("\n") if line.strip()]
     if not lines:
         return False, "the answer is empty"
+    plain, bare = _plain(wanted, fold), _plain(wanted.strip(_EDGES), fold)
     for said in (text, lines[-1]):
-        if any(_same(one, wanted, fold) for one in (said, _LABEL.sub("", said))):
-            return True, f"said {_shown(wanted)}"
+        for one in (said, _LABEL.sub("", said)):
+            if _plain(one, fold) == plain or (bare and _plain(one.strip(_EDGES), fold) == bare):
+                return True, f"said {_shown(wanted)}"
     return False, f"said {_shown(lines[-1])}, not {_shown(wanted)}"
-
-
-def _same(said: str, wanted: str, fold: bool) -> bool:
-    if _plain(said, fold) == _plain(wanted, fold):
-        return True
-    bare = _plain(said.strip(_EDGES), fold)
-    return bool(bare) and bare == _plain(wanted.strip(_EDGES), fold)
 
 
 def _plain(text: str, fold: bool) -> str:
@@ -138,11 +126,9 @@ def _plain(text: str, fold: bool) -> str:
 
 
 def _contains(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    wanted = [str(one) for one in values["all"]]
-    if values.get("ignore_case", True):
-        missing = keyword_check(wanted, text)[1]
-    else:
-        missing = tuple(one for one in wanted if one not in text)
+    wanted = tuple(map(str, values["all"]))
+    ignore_case = values.get("ignore_case", True)
+    missing = keyword_check(wanted, text)[1] if ignore_case else tuple(one for one in wanted if one not in text)
     return not missing, "all of it is there" if not missing else "not there: " + ", ".join(map(_shown, missing))
 
 
@@ -241,9 +227,4 @@ def _shown(text: str) -> str:
     return f"`{text[:40]}…`" if len(text) > 40 else f"`{text}`"
 
 
-_CHECKS: dict[str, Callable[[Mapping[str, Any], str], tuple[bool, str]]] = {
-    "exact": _exact,
-    "choice": _choice,
-    "number": _number,
-    "contains": _contains,
-}
+_CHECKS = {"exact": _exact, "choice": _choice, "number": _number, "contains": _contains}

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from skep.errors import UserError
-from skep.workload.filling import TYPICAL_CHARS_PER_TOKEN, cut, endless_functions, pieces, pieces_for
+from skep.workload.filling import Lengths, cut, endless_functions, pieces, pieces_for
 
 BLOCK_TOKENS = 512
 CHAT_PATH = "/v1/chat/completions"
@@ -60,17 +60,15 @@ def read_trace(lines: Iterable[str], *, speed: float = 1.0, limit: int | None = 
     return tuple(replace(item, at_s=((item.at_s or 0.0) - first) / speed) for item in items)
 
 
-def trace_messages(
-    item: TraceItem, *, seed: int = 0, chars_per_token: float = TYPICAL_CHARS_PER_TOKEN, overhead_tokens: float = 0.0
-) -> list[dict[str, Any]]:
+def trace_messages(item: TraceItem, *, seed: int = 0, **lengths: Unpack[Lengths]) -> list[dict[str, Any]]:
     """Return what is sent for one item. Another seed gives other texts: a replay that no earlier one has warmed."""
     if item.messages:
         return [dict(message) for message in item.messages]
-    whole = pieces_for(BLOCK_TOKENS, chars_per_token)
     last_tokens = (item.prompt_tokens or 0) - BLOCK_TOKENS * (len(item.blocks) - 1)
-    last = max(1, pieces_for(last_tokens, chars_per_token, overhead_tokens))
-    lengths = [whole] * (len(item.blocks) - 1) + [last]
-    texts = [_block(seed, block, length) for block, length in zip(item.blocks, lengths, strict=True)]
+    last = max(1, pieces_for(last_tokens, **lengths))
+    lengths["overhead_tokens"] = 0.0
+    sizes = [pieces_for(BLOCK_TOKENS, **lengths)] * (len(item.blocks) - 1) + [last]
+    texts = [_block(seed, block, size) for block, size in zip(item.blocks, sizes, strict=True)]
     return [{"role": "user", "content": "".join(texts)}]
 
 

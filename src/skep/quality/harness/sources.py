@@ -82,10 +82,7 @@ def _defines(code: str, name: str) -> bool:
 
 def names_of(tree: ast.Module) -> set[str]:
     """Return the names that the top level defines, also under `if` and `try`."""
-    found: set[str] = set()
-    for node in _top(tree.body):
-        found |= set(named(node))
-    return found
+    return {name for node in _top(tree.body) for name in named(node)}
 
 
 def _top(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -148,11 +145,7 @@ def is_installed(module: str) -> bool:
 
 def giving(names: set[str]) -> Wanted:
     """Blocks that define one of these names, or would if they could be parsed."""
-
-    def wanted(code: str) -> bool:
-        return bool(names & _given(code))
-
-    return wanted
+    return lambda code: bool(names & _given(code))
 
 
 def free_names(code: str) -> set[str]:

@@ -30,6 +30,7 @@ from skep.wire.client import Pool
 from skep.wire.fetch import fetch_if_there
 
 Item = TypeVar("Item")
+Say = Callable[[str], None]
 _PROSE = frozenset({".md", ".markdown", ".rst", ".txt", ".adoc", ""})
 _HEADING = re.compile(r"(#{1,6})\s")
 _FENCE = re.compile(r"\s{0,3}(```|~~~)")
@@ -408,7 +409,7 @@ async def split_goal(
     chunk_tokens: int | None,
     max_tokens: int | None,
     plan_timeout_s: float,
-    say: Callable[[str], None],
+    say: Say,
 ) -> PreparedAsk:
     """Split a goal as wished; by rule where there is no endpoint.
 
@@ -427,9 +428,7 @@ async def split_goal(
     else:
         limit = format_seconds(plan_timeout_s)
         say(f"{endpoint.model} at {endpoint.url} is asked for a plan; by rule after {limit}")
-        split = await split_by_model(
-            goal, sources, sizes, endpoint, context=traits.context, timeout_s=plan_timeout_s, say=say
-        )
+        split = await split_by_model(goal, sources, sizes, endpoint, traits.context, plan_timeout_s, say)
     wanted = merge if merge is not None else split.by_model or not traits.is_tiny
     return PreparedAsk(split, sizes, wanted, model)
 
@@ -440,14 +439,7 @@ def split_by_rule(goal: str, sources: Sources, sizes: Sizes, why: str | None = N
 
 
 async def split_by_model(
-    goal: str,
-    sources: Sources,
-    sizes: Sizes,
-    endpoint: Endpoint,
-    *,
-    context: int | None,
-    timeout_s: float,
-    say: Callable[[str], None],
+    goal: str, sources: Sources, sizes: Sizes, endpoint: Endpoint, context: int | None, timeout_s: float, say: Say
 ) -> GoalSplit:
     """Ask for a plan, and once more with what was wrong with it; by rule where none can be used within the time."""
     most = plan_tokens(context, len(sources.texts))
@@ -539,10 +531,9 @@ def _named(files: Sequence[str], names: Sequence[str], task: str) -> list[str]:
         ref = written.strip().removeprefix("./")
         matched = [name for name in names if name == ref or fnmatchcase(name, ref)]
         ending = [name for name in names if name.endswith(f"/{ref}")]
-        matched = matched or (ending if len(ending) == 1 else [])
-        if not matched:
+        if not matched and len(ending) != 1:
             raise UserError(f"task `{task}`: `{ref[:80]}` is none of the files that were given")
-        found += matched
+        found += matched or ending
     return list(dict.fromkeys(found))
 
 

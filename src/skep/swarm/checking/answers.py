@@ -109,15 +109,12 @@ KNOWN_ANSWER = ("exact", "choice", "number")  # what is wrong with an answer wou
 
 @dataclass(frozen=True, slots=True)
 class CheckedAnswer:
-    """An answer and whether it counts. `text` has no thinking; `value` is the JSON of a task with a schema.
-
-    The model is told the `complaint`, and must not learn the right answer from it.
-    """
+    """An answer and whether it counts. `text` has no thinking; `value` is the JSON of a task with a schema."""
 
     ok: bool
     text: str
     value: Any = None
-    complaint: str | None = None
+    complaint: str | None = None  # the model is told it, and must not learn the right answer from it
 
 
 class AnswerChecker:
@@ -159,11 +156,9 @@ class AnswerChecker:
             if complaint is not None:
                 return CheckedAnswer(False, said.text, complaint=complaint)
         if task.checker is not None:
-            detail = await self._judged(_item(task), said.text)
-            if detail is not None:
-                kind = str(task.checker["kind"])
-                told = detail if kind not in KNOWN_ANSWER else f"the answer is wrong ({kind})"
-                return CheckedAnswer(False, said.text, value, told)
+            complaint = await self._judged(_item(task), said.text)
+            if complaint is not None:
+                return CheckedAnswer(False, said.text, value, complaint)
         return CheckedAnswer(True, said.text, value)
 
     async def close(self) -> None:
@@ -189,6 +184,8 @@ class AnswerChecker:
         found = await judge.judge_text(item, text)
         if found.outcome.passed:
             return None
+        if item.checker.kind in KNOWN_ANSWER:
+            return f"the answer is wrong ({item.checker.kind})"
         failed = next((check for check in found.checks if not check.passed), None)
         why = found.detail or (f"{failed.name}: {failed.detail}" if failed else found.outcome.value)
         return one_line(f"does not pass its check ({item.checker.kind}): {why}")
@@ -209,13 +206,10 @@ class AnswerChecker:
 
 
 def _item(task: Task) -> Item:
-    values = dict(task.checker or {})
-    return Item(task.id, tuple(_plain(one) for one in task.messages), Checker(str(values.pop("kind", "")), values))
-
-
-def _plain(message: Mapping[str, Any]) -> dict[str, str]:
-    """Of a message in parts, the texts."""
-    content = message.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    return {"role": str(message.get("role", "user")), "content": str(content or "")}
+    messages, values = [], dict(task.checker or {})
+    for message in task.messages:
+        content = message.get("content")
+        if isinstance(content, Sequence) and not isinstance(content, str):  # of a message in parts, the texts
+            content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+        messages.append({"role": str(message.get("role", "user")), "content": str(content or "")})
+    return Item(task.id, tuple(messages), Checker(str(values.pop("kind", "")), values))

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Never
 
 from skep.workload.extraction import code_blocks
@@ -108,12 +109,8 @@ def is_deeper_than(value: Any, most: int) -> bool:
     """Without recursion, so that nothing that was nested on purpose can hurt."""
     level = [value]
     for _ in range(most + 1):
-        level = [
-            inner
-            for one in level
-            if isinstance(one, dict | list)
-            for inner in (one.values() if isinstance(one, dict) else one)
-        ]
+        insides = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = list(chain.from_iterable(insides))
         if not level:
             return False
     return True

@@ -41,10 +41,11 @@ def schema_fault(schema: Any) -> str | None:
     if not isinstance(schema, Mapping):
         return f"an object is wanted, {_shown(schema)} is none"
     told = schema.get("$schema")
-    if told is not None and (not isinstance(told, str) or not _is_known(told)):
+    validator = _validator_class({} if told is None else {"$schema": str(told)})
+    if told is not None and str(told).rstrip("#") != str(validator.META_SCHEMA["$schema"]).rstrip("#"):
         return f"`$schema` is {_shown(told)}, which is no draft of JSON Schema; leave it out for {DRAFT}"
     try:
-        _validator_class(schema).check_schema(schema)
+        validator.check_schema(schema)
     except SchemaError as error:
         return one_line(f"{error.json_path}: {error.message}")
     except RecursionError:
@@ -103,11 +104,6 @@ def _validator_class(schema: Mapping[str, Any]) -> Any:
     return validator_for(schema, default=Draft202012Validator)
 
 
-def _is_known(draft: str) -> bool:
-    found = _validator_class({"$schema": draft}).META_SCHEMA["$schema"]
-    return str(found).rstrip("#") == draft.rstrip("#")
-
-
 def _dangling(schema: Mapping[str, Any]) -> str | None:
     """Return a reference that leads nowhere, or out of the schema: it would be found out by the first answer only."""
     from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
@@ -120,14 +116,12 @@ def _dangling(schema: Mapping[str, Any]) -> str | None:
     registry = REGISTRY.with_resource(name, root).crawl()
     for resource, resolver in _parts(root, registry.resolver(base_uri=name)):
         contents = resource.contents if isinstance(resource.contents, Mapping) else {}
-        targets = ((word, contents.get(word)) for word in ("$ref", "$dynamicRef"))
-        for word, target in targets:
+        for word in ("$ref", "$dynamicRef"):
             try:
-                if isinstance(target, str):
+                if isinstance(target := contents.get(word), str):
                     resolver.lookup(target)
             except Unresolvable:
-                is_inside = str(target).startswith("#")
-                why = "there is nothing" if is_inside else "not in the schema, and nothing is fetched"
+                why = "there is nothing" if str(target).startswith("#") else "not in the schema, and nothing is fetched"
                 return f"`{word}` to {_shown(target)}: {why}"
     return None
 
