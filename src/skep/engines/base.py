@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,10 +20,17 @@ from typing import Any, cast
 
 from skep.catalog.options import EngineOptions
 from skep.errors import UserError
+from skep.files import write_whole
 from skep.paths import make_private
 
 REPORT_FD = "{report_fd}"  # in an argv: the number of the pipe on which the engine tells its address
 EXIT_FINAL = 78  # an engine of ours that ends so would end so again: no restart helps
+
+
+def fail_for_good(message: str) -> int:
+    """Say in an engine of ours why it ends, and return its exit code. The guard reads it."""
+    print(f"error: {message}", file=sys.stderr, flush=True)  # noqa: T201
+    return EXIT_FINAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +190,7 @@ def shows_key(key: str, authorization: bytes | None) -> bool:
 def write_secret(path: Path, text: str) -> None:
     """Write a file that only this user can read, at once and whole."""
     make_private(path.parent)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    draft.replace(path)
+    write_whole(path, text, 0o600)
 
 
 @contextmanager

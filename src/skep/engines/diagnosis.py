@@ -20,7 +20,7 @@ import msgspec
 
 from skep.engines import remedies
 from skep.engines.base import EXIT_FINAL, Diagnosis, Launch
-from skep.engines.remedies import OWN_SHARE, FailureCase, Remedy
+from skep.engines.remedies import FailureCase
 
 SHOWN = 200  # characters of a line that are shown as evidence
 LONGEST = 2000  # of a line that are looked at
@@ -92,7 +92,7 @@ class DiagnosisRule:
     looks: tuple[re.Pattern[str], ...] = ()
     example: tuple[str, ...] = ()
     remedy: str = ""
-    steps: tuple[Remedy, ...] = ()
+    steps: tuple[str, ...] = ()  # functions of `remedies`
     final: bool = True
     engines: tuple[str, ...] = ()  # empty: all
     numbers: tuple[re.Pattern[str], ...] = ()  # further facts, on the telling line and the few below it
@@ -145,10 +145,9 @@ def _looked(rule: DiagnosisRule, lines: Sequence[LogLine], at: int) -> dict[str,
     hit = next((found for look in rule.looks if (found := look.search(line.text))), None)
     if hit is None:
         return None
-    if rule.near is not None:
-        above = lines[max(0, at - ABOVE) : at + BELOW]
-        if not any(rule.near.search(near.text) for near in above):
-            return None
+    above = lines[max(0, at - ABOVE) : at + BELOW]
+    if rule.near is not None and not any(rule.near.search(near.text) for near in above):
+        return None
     told = " ".join(near.text for near in lines[at : at + 1 + BELOW])
     if rule.unless is not None and rule.unless.search(told):
         return None
@@ -162,7 +161,7 @@ def _looked(rule: DiagnosisRule, lines: Sequence[LogLine], at: int) -> dict[str,
 
 def make_diagnosis(rule: DiagnosisRule, case: FailureCase) -> Diagnosis:
     facts = {**launch_facts(case.launch), **case.facts}
-    change = next((found for step in rule.steps if (found := step.take(case)) is not None), None)
+    change = next((found for step in rule.steps if (found := getattr(remedies, step)(case)) is not None), None)
     remedy = fill(rule.remedy, facts)
     if change is not None:
         remedy = f"{change.advice}, or {remedy}" if remedy else change.advice
@@ -172,7 +171,7 @@ def make_diagnosis(rule: DiagnosisRule, case: FailureCase) -> Diagnosis:
 
 def launch_facts(launch: Launch) -> dict[str, Any]:
     options = launch.options
-    filled = (options.memory_share or OWN_SHARE[launch.engine]) if launch.engine in OWN_SHARE else None
+    filled = remedies.share_of(launch)
     higher = None if filled is None or filled > SHARE_TOP - 0.01 else f"{min(SHARE_TOP, filled + 0.05):g}"
     checkpoint = launch.checkpoint or (launch.weights.name if launch.weights is not None else launch.model)
     return {
@@ -210,9 +209,7 @@ def _rule(entry: dict[str, Any]) -> DiagnosisRule:
     for name in ("looks", "numbers"):
         if isinstance(shared := entry.get(name), str):
             entry[name] = _FILE["shared"][shared]
-    steps = tuple(getattr(remedies, name) for name in entry.pop("steps", ()))
-    rule = msgspec.convert(entry, DiagnosisRule, dec_hook=lambda _kind, text: re.compile(text, re.IGNORECASE))
-    return replace(rule, steps=steps)
+    return msgspec.convert(entry, DiagnosisRule, dec_hook=lambda _kind, text: re.compile(text, re.IGNORECASE))
 
 
 RULES = tuple(map(_rule, _FILE["rule"]))
@@ -257,9 +254,8 @@ def table() -> str:
     for rule in (*RULES, *KERNEL):
         lines = " … ".join(f"`{_cell(line.strip())}`" for line in rule.example)
         says = lines or "nothing: the exit code and the kernel's count"
-        advice = rule.remedy or "the change"
-        change = "; ".join(each.words for each in rule.steps) or "—"
-        told = f"{_cell(rule.cause)}. *{_cell(advice)}*"
+        change = "; ".join(_FILE["steps"][step] for step in rule.steps) or "—"
+        told = f"{_cell(rule.cause)}. *{_cell(rule.remedy or 'the change')}*"
         rows.append(f"| {rule.id} | {', '.join(rule.engines) or 'all'} | {says} | {told} | {change} |")
     return "\n".join(rows) + "\n"
 
@@ -281,10 +277,6 @@ def diagnose(launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills
         found = find_rule(launch, code, tail, oom_kills=oom_kills)
         if found is not None:
             return make_diagnosis(*found)
-    return _unknown(code, tail)
-
-
-def _unknown(code: int | None, tail: Sequence[str]) -> Diagnosis:
     if code is not None and code < 0:
         how = f"killed by {SIGNALS.get(-code, f'signal {-code}')}"
         return Diagnosis(how + (": out of memory?" if code == -signal.SIGKILL else ""))

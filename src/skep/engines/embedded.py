@@ -45,10 +45,8 @@ def llama_refusals(launch: Launch) -> Iterable[tuple[str, str]]:
     if options.kv_layout not in (None, *LAYOUTS):
         yield f'kv_layout = "{options.kv_layout}" is none', f"one of {', '.join(LAYOUTS)}"
     if options.flash_attention is False and flash_of(EngineOptions(kv=options.kv)):
-        yield (
-            f'kv = "{options.kv}" wants flash attention, which is off',
-            'leave flash_attention out, or write kv = "f16"',
-        )
+        what = f'kv = "{options.kv}" wants flash attention, which is off'
+        yield what, 'leave flash_attention out, or write kv = "f16"'
     if options.batch is not None and options.batch < least:
         drafts = f" with {options.draft.depth} drafted tokens each" if options.draft is not None else ""
         slots = f"{launch.slots} slot{'s' if launch.slots > 1 else ''}"
@@ -67,9 +65,8 @@ class Embedded(OwnEngine):
         if find_spec("xllamacpp") is None:
             raise EngineError("the embedded engine is not installed", hint="run `pip install 'skep[embedded]'`")
         if launch.weights is None:
-            raise UserError(
-                f"the embedded engine has no weights for `{launch.model}`", hint=f"run `skep pull {launch.model}`"
-            )
+            hint = f"run `skep pull {launch.model}`"
+            raise UserError(f"the embedded engine has no weights for `{launch.model}`", hint=hint)
         for what, instead in self.refusals(launch):
             raise UserError(f"embedded: {what}", hint=instead)
 
@@ -87,22 +84,19 @@ class Embedded(OwnEngine):
     def argv(self, launch: Launch) -> list[str]:
         own = ["--model", launch.weights, "--alias", launch.model, "--slots", launch.slots]
         own += ["--context", launch.context_tokens, "--threads", launch.threads]
-        where = ["--host", launch.host, "--port", launch.port, "--report-fd", REPORT_FD]
-        return self.words(*own, *where, *_told(launch), launch=launch)
+        own += ["--host", launch.host, "--port", launch.port, "--report-fd", REPORT_FD]
+        # what differs from the server's own way; a launch without options has the same words as ever
+        options, batch, flash = launch.options, batch_of(launch), flash_of(launch.options)
+        own += flag("--threads-batch", options.threads_batch) + flag("--micro-batch", options.batched_tokens)
+        own += flag("--batch", batch if batch != BATCH else None) + flag("--kv", options.kv)
+        own += flag("--flash-attention", None if flash is None else "on" if flash else "off")
+        own += ["--split"] if options.kv_layout == "split" else []
+        own += ["--no-prefix-cache"] if options.prefix_cache is False else []
+        own += flag("--ngram", None if options.draft is None else options.draft.depth)
+        return self.words(*own, launch=launch)
 
     def version(self) -> str | None:
         try:
             return f"xllamacpp {metadata.version('xllamacpp')}"
         except metadata.PackageNotFoundError:
             return None
-
-
-def _told(launch: Launch) -> list[str]:
-    """What differs from the server's own way; a launch without options has the same words as ever."""
-    options, batch, flash = launch.options, batch_of(launch), flash_of(launch.options)
-    words = flag("--threads-batch", options.threads_batch) + flag("--micro-batch", options.batched_tokens)
-    words += flag("--batch", batch if batch != BATCH else None) + flag("--kv", options.kv)
-    words += flag("--flash-attention", None if flash is None else "on" if flash else "off")
-    words += ["--split"] if options.kv_layout == "split" else []
-    words += ["--no-prefix-cache"] if options.prefix_cache is False else []
-    return words + flag("--ngram", None if options.draft is None else options.draft.depth)

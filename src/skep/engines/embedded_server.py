@@ -14,7 +14,7 @@ import signal
 import sys
 from typing import Any
 
-from skep.engines.base import EXIT_FINAL, NO_ORIGIN, take_key
+from skep.engines.base import NO_ORIGIN, fail_for_good, take_key
 from skep.wire.listen import cannot_listen, refusal_of
 
 NGRAM = 3  # tokens that must have stood in the text before, for what followed them to be drafted
@@ -31,18 +31,18 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor says when to end
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if not os.path.isfile(args.model):  # noqa: PTH113 - no pathlib: this process should start quickly
-        return _fail(f"the weights file `{args.model}` does not exist")
+        return fail_for_good(f"the weights file `{args.model}` does not exist")
     if (refused := refusal_of(args.host, args.port)) is not None:
-        return _fail(cannot_listen(args.host, args.port, refused))
+        return fail_for_good(cannot_listen(args.host, args.port, refused))
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a debugger's would take seconds and bury the last words
     try:
         import xllamacpp
     except ImportError as error:
-        return _fail(f"xllamacpp cannot be loaded: {error}")
+        return fail_for_good(f"xllamacpp cannot be loaded: {error}")
     try:
         server = xllamacpp.Server(_params(xllamacpp, args, key))
     except Exception as error:
-        return _fail(f"llama.cpp refused to start with `{args.model}`: {error}")
+        return fail_for_good(f"llama.cpp refused to start with `{args.model}`: {error}")
     os.write(args.report_fd, json.dumps({"url": server.listening_address}).encode() + b"\n")
     os.close(args.report_fd)
     while True:
@@ -98,11 +98,6 @@ def _params(xllamacpp: Any, args: argparse.Namespace, key: str = "") -> object:
         params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_MAP_K]
         by_map.size_n, by_map.size_m, by_map.min_hits = NGRAM, args.ngram, 1
     return params
-
-
-def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr, flush=True)  # noqa: T201 - the guard reads it
-    return EXIT_FINAL
 
 
 if __name__ == "__main__":

@@ -28,12 +28,12 @@ def predict_failure(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None
     if options.cards > len(cards):
         layout = f"tp {options.tp} x pp {options.pp} x dp {options.dp}"
         cause = f"{layout} needs {options.cards} cards, {len(cards)} are given"
-        change = step.tp_of_cards.take(FailureCase(launch, facts={"cards_there": len(cards)}))
+        change = step.tp_of_cards(FailureCase(launch, facts={"cards_there": len(cards)}))
         return _told(cause, "fewer of each, or more gpus", change)
     plain = next((card for card in cards if (cc := capability(card)) is not None and cc < _HALF_SINCE), None)
     if plain is not None and options.dtype == "bfloat16":
         cause = f"{plain.title} (SM {plain.compute_capability:g}) has no bfloat16, which begins at SM 8.0"
-        return _told(cause, "", step.dtype_half.take(case))
+        return _told(cause, "", step.dtype_half(case))
     known = find_geometry(launch.checkpoint or "") or find_geometry(launch.model)
     if known is not None and not known.estimated and (found := _refused(launch, known, cards)) is not None:
         return found
@@ -41,7 +41,7 @@ def predict_failure(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None
     reduces = launch.engine == "vllm" and options.tp > 1 and options.custom_all_reduce
     if reduces and crashed and options.graphs is not False:
         cause = "custom_all_reduce crashed vLLM 0.17 on SM 8.6 (RTX 3090) while graphs were captured"
-        return _told(cause, "", step.all_reduce_off.take(case), final=False)
+        return _told(cause, "", step.all_reduce_off(case), final=False)
     return None
 
 
@@ -55,7 +55,7 @@ def _refused(launch: Launch, model: Geometry, cards: Sequence[Device]) -> Diagno
         return None
     case = FailureCase(launch, facts={"heads": model.heads})
     remedy = _STEPS[finding.rule]
-    change = None if remedy is None else remedy.take(case)
+    change = None if remedy is None else remedy(case)
     return _told(finding.sentence, finding.remedy or "", change)
 
 

@@ -68,16 +68,7 @@ class FailureCase:
         return a / b if b > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """Something that may be tried. `words` says it for the table in the documentation."""
-
-    words: str
-    take: Callable[[FailureCase], LaunchChange | None]
-
-
-def remedy(words: str) -> Callable[[Callable[[FailureCase], LaunchChange | None]], Remedy]:
-    return lambda take: Remedy(words, take)
+Remedy = Callable[[FailureCase], LaunchChange | None]  # something that may be tried
 
 
 def changed(launch: Launch, name: str, value: Any, advice: str, *, was: Any = None) -> LaunchChange | None:
@@ -113,15 +104,13 @@ def _lower(
     return changed(launch, name, to, f"lower {label} from {_word(now)} to {_word(to)}{why}", was=was)
 
 
-def _share(case: FailureCase) -> float | None:
+def share_of(launch: Launch) -> float | None:
     """Return what the engine was told to fill, or fills by itself; None: it has no such thing."""
-    if case.launch.engine not in OWN_SHARE:
-        return None
-    return case.launch.options.memory_share or OWN_SHARE[case.launch.engine]
+    return (launch.options.memory_share or OWN_SHARE[launch.engine]) if launch.engine in OWN_SHARE else None
 
 
 def _share_to(case: FailureCase, share: float, why: str = "") -> LaunchChange | None:
-    return _lower(case, "memory_share", math.floor(share * 100 + 1e-9) / 100, SHARE_FLOOR, why, _share(case))
+    return _lower(case, "memory_share", math.floor(share * 100 + 1e-9) / 100, SHARE_FLOOR, why, share_of(case.launch))
 
 
 def _missing_share(case: FailureCase) -> float | None:
@@ -132,9 +121,8 @@ def _missing_share(case: FailureCase) -> float | None:
     return (max(0, tried - free) + _SPARE) / total
 
 
-@remedy("memory_share lower by what the log says was missing, else by 0.05")
 def lower_share(case: FailureCase) -> LaunchChange | None:
-    was, missing = _share(case), _missing_share(case)
+    was, missing = share_of(case.launch), _missing_share(case)
     if was is None:
         return None
     if missing is None:
@@ -142,14 +130,12 @@ def lower_share(case: FailureCase) -> LaunchChange | None:
     return _share_to(case, was - max(0.01, missing), f": {case.facts['tried']} were wanted, {case.facts['free']} free")
 
 
-@remedy("memory_share lower by 0.05 or more")
 def lower_share_a_step(case: FailureCase) -> LaunchChange | None:
     """One failed allocation of many to come: at least the step."""
-    was = _share(case)
+    was = share_of(case.launch)
     return None if was is None else _share_to(case, was - max(SHARE_STEP, _missing_share(case) or 0))
 
 
-@remedy("memory_share down to what is free")
 def share_of_free(case: FailureCase) -> LaunchChange | None:
     """`free` and `total` are GiB without unit."""
     part = case.ratio("free", "total")
@@ -158,7 +144,6 @@ def share_of_free(case: FailureCase) -> LaunchChange | None:
     return _share_to(case, part - 0.005, f": {case.facts['free']} of {case.facts['total']} GiB are free")
 
 
-@remedy("slots halved")
 def fewer_slots(case: FailureCase) -> LaunchChange | None:
     return _slots_to(case, case.launch.slots // 2)
 
@@ -167,27 +152,23 @@ def _slots_to(case: FailureCase, slots: int | None, why: str = "") -> LaunchChan
     return _lower(case, "slots", slots, case.launch.reserve + 1, why)
 
 
-@remedy("slots halved while above 8")
 def many_slots_halved(case: FailureCase) -> LaunchChange | None:
-    return fewer_slots.take(case) if case.launch.slots > 8 else None
+    return fewer_slots(case) if case.launch.slots > 8 else None
 
 
-@remedy("slots lower by the ratio of what is there to what was wanted")
 def slots_by_workspace(case: FailureCase) -> LaunchChange | None:
     part = case.ratio("there", "wanted")
     if part is None or not 0 < part < 1:
-        return fewer_slots.take(case)
+        return fewer_slots(case)
     why = f": {case.facts['wanted']} MB were wanted, {case.facts['there']} MB are there"
     return _slots_to(case, int(case.launch.slots * part), why)
 
 
-@remedy("slots down to the batched tokens")
 def slots_to_batched(case: FailureCase) -> LaunchChange | None:
     batched = case.number("batched")
     return _slots_to(case, batched, f": {batched} tokens are batched a step")
 
 
-@remedy("context halved")
 def shorter_context(case: FailureCase) -> LaunchChange | None:
     return _context_by(case, 0.5)
 
@@ -197,7 +178,6 @@ def _context_by(case: FailureCase, part: float, why: str = "") -> LaunchChange |
     return _lower(case, "context_tokens", tokens, CONTEXT_FLOOR, why)
 
 
-@remedy("context down to what the log says fits")
 def context_that_fits(case: FailureCase) -> LaunchChange | None:
     """Return the engine's own estimate, else by the memory it names, else half."""
     fits = case.number("fits")
@@ -210,13 +190,11 @@ def context_that_fits(case: FailureCase) -> LaunchChange | None:
     return _context_by(case, part, why)
 
 
-@remedy("context down to the model's")
 def context_of_model(case: FailureCase) -> LaunchChange | None:
     most = case.number("most")
     return _lower(case, "context_tokens", most, CONTEXT_FLOOR, f": the model was made for {most}")
 
 
-@remedy("batched_tokens halved")
 def smaller_chunks(case: FailureCase) -> LaunchChange | None:
     launch = case.launch
     if launch.engine not in OWN_SHARE or launch.options.chunked_prefill is False:
@@ -225,24 +203,20 @@ def smaller_chunks(case: FailureCase) -> LaunchChange | None:
     return _lower(case, "batched_tokens", was // 2, max(BATCHED_FLOOR, launch.slots), was=was)
 
 
-@remedy("graphs off")
 def graphs_off(case: FailureCase) -> LaunchChange | None:
     return changed(case.launch, "graphs", False, "graphs off, at a half to a sixth of the speed", was=True)
 
 
-@remedy("custom_all_reduce off")
 def all_reduce_off(case: FailureCase) -> LaunchChange | None:
     several = case.launch.options.tp > 1
     return changed(case.launch, "custom_all_reduce", False, "custom_all_reduce off", was=True) if several else None
 
 
-@remedy("p2p off")
 def p2p_off(case: FailureCase) -> LaunchChange | None:
     advice = "p2p off: the cards then talk through the machine's memory"
     return changed(case.launch, "p2p", "off", advice) if case.launch.options.cards > 1 else None
 
 
-@remedy("kv fp8_e5m2, or 16 bit beside an FP8 checkpoint")
 def kv_e5m2(case: FailureCase) -> LaunchChange | None:
     """Truncated 16 bit, which every card can do; FP8 checkpoints refuse it."""
     kv, quant = case.launch.options.kv, (case.launch.options.quant or "").lower()
@@ -252,7 +226,6 @@ def kv_e5m2(case: FailureCase) -> LaunchChange | None:
     return changed(case.launch, "kv", to, f"kv from {kv} to {to or 'the engine’s own'}")
 
 
-@remedy("dtype float16")
 def dtype_half(case: FailureCase) -> LaunchChange | None:
     dtype = case.launch.options.dtype
     if dtype in ("float16", "half"):
@@ -260,7 +233,6 @@ def dtype_half(case: FailureCase) -> LaunchChange | None:
     return changed(case.launch, "dtype", "float16", f"dtype from {dtype or 'auto'} to float16", was=dtype or "auto")
 
 
-@remedy("tp down to one that divides the heads")
 def tp_of_heads(case: FailureCase) -> LaunchChange | None:
     tp = case.launch.options.tp
     known = find_geometry(case.launch.checkpoint or "") or find_geometry(case.launch.model)
@@ -272,13 +244,11 @@ def tp_of_heads(case: FailureCase) -> LaunchChange | None:
     return _lower(case, "tp", max(fitting, default=None), 1, f": it divides the {heads} heads")
 
 
-@remedy("tp halved")
 def half_tp(case: FailureCase) -> LaunchChange | None:
     tp = case.launch.options.tp
     return _lower(case, "tp", tp // 2, 1, ": wider parts on each card") if tp % 2 == 0 else None
 
 
-@remedy("tp down to the cards that are there")
 def tp_of_cards(case: FailureCase) -> LaunchChange | None:
     """Only where the whole group shrinks evenly: a divisor of what divided the heads before divides them as well."""
     options, there = case.launch.options, case.number("cards_there")
@@ -287,7 +257,7 @@ def tp_of_cards(case: FailureCase) -> LaunchChange | None:
     return _lower(case, "tp", there, 1, f": so many cards are there ({options.tp} were wanted)")
 
 
-def _leave_out(words: str, name: str, advice: str, *, only_off: bool = False) -> Remedy:
+def _leave_out(name: str, advice: str, *, only_off: bool = False) -> Remedy:
     """Return the remedy that leaves an option to the engine, where it is given; `only_off`: where it is false."""
 
     def take(case: FailureCase) -> LaunchChange | None:
@@ -295,13 +265,13 @@ def _leave_out(words: str, name: str, advice: str, *, only_off: bool = False) ->
         given = was is False if only_off else was is not None
         return changed(case.launch, name, None, advice.format(was)) if given else None
 
-    return Remedy(words, take)
+    return take
 
 
-no_draft = _leave_out("no draft", "draft", "leave out the draft {}")
-kv_own = _leave_out("kv in 16 bit", "kv", "leave out kv {}: KV then stays in 16 bit")
-batch_own = _leave_out("batch as llama.cpp has it", "batch", "leave out batch {}: it is then 2048 or more")
-quant_own = _leave_out("no quant: the checkpoint says", "quant", "leave out quant {}: the checkpoint says what it is")
+no_draft = _leave_out("draft", "leave out the draft {}")
+kv_own = _leave_out("kv", "leave out kv {}: KV then stays in 16 bit")
+batch_own = _leave_out("batch", "leave out batch {}: it is then 2048 or more")
+quant_own = _leave_out("quant", "leave out quant {}: the checkpoint says what it is")
 _TURNED_ON = "leave flash_attention out: llama.cpp then turns it on"
-flash_own = _leave_out("flash_attention as llama.cpp has it", "flash_attention", _TURNED_ON, only_off=True)
-chunks_on = _leave_out("chunked_prefill on", "chunked_prefill", "chunked_prefill as the engine has it", only_off=True)
+flash_own = _leave_out("flash_attention", _TURNED_ON, only_off=True)
+chunks_on = _leave_out("chunked_prefill", "chunked_prefill as the engine has it", only_off=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 
-from skep.engines.base import EXIT_FINAL, REFUSED, shows_key, take_key
+from skep.engines.base import REFUSED, fail_for_good, shows_key, take_key
 from skep.engines.simulated import SimulatedPlan, plan_from_json
 from skep.engines.simulated_requests import SimulatedAnswer, SimulatedRefusal, error_document, parse_query
 from skep.errors import UserError
@@ -340,20 +340,15 @@ def main() -> int:
         plan = plan_from_json(args.plan)
         listener.bind((args.host, args.port))
     except UserError as error:
-        return _fail(error.message)
+        return fail_for_good(error.message)
     except OSError as error:
-        return _fail(cannot_listen(args.host, args.port, error))
+        return fail_for_good(cannot_listen(args.host, args.port, error))
     listener.listen(1024)
     changed = {"slots": args.slots, "context_tokens": args.context}
     plan = replace(plan, **{key: value for key, value in changed.items() if value is not None})
     print(f"simulated: {plan.about}", file=sys.stderr, flush=True)  # noqa: T201 - the first line of its log
     uvloop.run(serve(plan, args.model, listener, args.report_fd, key))
     return 0
-
-
-def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr, flush=True)  # noqa: T201 - the guard reads it
-    return EXIT_FINAL
 
 
 if __name__ == "__main__":

@@ -76,9 +76,7 @@ class CgroupLimits:
 
 def read_limits(mount: Path, own_groups: str) -> CgroupLimits:
     """`own_groups` is the text of /proc/self/cgroup. The tightest limit from the own group up to the root counts."""
-    fields = [line.split(":", 2) for line in own_groups.splitlines()]
-    # controller → path; the one of cgroup v2 has the empty name
-    paths = {name: parts[2] for parts in fields if len(parts) == 3 for name in parts[1].split(",")}
+    paths = _group_paths(own_groups)
     unified = list(_folders(mount, paths.get("", "/")))
     memory = [_memory_limit(folder, *_MEMORY_V2) for folder in unified]
     memory += [_memory_limit(folder, *_MEMORY_V1) for folder in _folders(mount / "memory", paths.get("memory", "/"))]
@@ -92,6 +90,21 @@ def read_limits(mount: Path, own_groups: str) -> CgroupLimits:
     return CgroupLimits(
         min(limits, default=None), min(available, default=None), min((n for n in cpus if n is not None), default=None)
     )
+
+
+def read_oom_kills(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return the kernel's count for this control group, else for the whole machine; None: it counts nowhere."""
+    paths = _group_paths(_text(proc / "self" / "cgroup"))
+    files = [folder / "memory.events" for folder in _folders(cgroup, paths.get("", "/"))]
+    files += [folder / "memory.oom_control" for folder in _folders(cgroup / "memory", paths.get("memory", "/"))]
+    counts = (parse_counters(_text(path)).get("oom_kill") for path in (*files, proc / "vmstat"))
+    return next((count for count in counts if count is not None), None)
+
+
+def _group_paths(own_groups: str) -> dict[str, str]:
+    """Return the path of each controller; the one of cgroup v2 has the empty name."""
+    fields = [line.split(":", 2) for line in own_groups.splitlines()]
+    return {name: parts[2] for parts in fields if len(parts) == 3 for name in parts[1].split(",")}
 
 
 def parse_cpu_max(text: str) -> float | None:

@@ -173,7 +173,7 @@ class PowerMeter:
         sample_every_s: float = SAMPLE_EVERY_S,
     ) -> None:  # fmt: skip
         self._nvml = nvml
-        self._cards = tuple(cards)
+        self.cards = tuple(cards)
         self._clock = clock
         self._sample_every_s = sample_every_s
         self._tallies: list[_GpuEnergy] = []
@@ -183,18 +183,14 @@ class PowerMeter:
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
-        return f"<PowerMeter of {len(self._cards)} GPUs, {'measuring' if self._began_s is not None else 'idle'}>"
-
-    @property
-    def cards(self) -> tuple[NvmlGpu, ...]:
-        return self._cards
+        return f"<PowerMeter of {len(self.cards)} GPUs, {'measuring' if self._began_s is not None else 'idle'}>"
 
     def begin(self) -> None:
         """Begin a span; one that was never ended is dropped."""
         self._stop_sampling()
         self._began_s = self._clock()
         self._max_w = 0.0
-        self._tallies = [_GpuEnergy(card, self._nvml.energy_j(card.index)) for card in self._cards]
+        self._tallies = [_GpuEnergy(card, self._nvml.energy_j(card.index)) for card in self.cards]
         self._sample_all()
         self._tallies = [tally for tally in self._tallies if tally.counter_j is not None or tally.max_w is not None]
         self._ending = threading.Event()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from skep.errors import EngineError, SkepError, UserError
-from skep.files import hold_lock
 from skep.paths import LOOPBACK, Paths
 
 
@@ -91,19 +90,14 @@ def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
             raise EngineError(f"skep did not stop within {left_s:g} s", hint=hint) from None
         except OSError:
             pass
-    _await_end(told["pid"])
+    deadline = time.monotonic() + EXIT_S  # its socket is closed a moment before the process ends
+    with contextlib.suppress(OSError):
+        while time.monotonic() < deadline and _stat(told["pid"])[0] != "Z":
+            time.sleep(EXIT_POLL_S)
     try:
         return list(json.loads(said)["left_behind"])
     except (ValueError, LookupError, TypeError):  # a hive that was killed sends none
         return []
-
-
-def _await_end(pid: int) -> None:
-    """Wait for the process to end: its socket is closed a moment earlier."""
-    deadline = time.monotonic() + EXIT_S
-    with contextlib.suppress(OSError):
-        while time.monotonic() < deadline and _stat(pid)[0] != "Z":
-            time.sleep(EXIT_POLL_S)
 
 
 def _stat(pid: int) -> list[str]:
@@ -117,11 +111,6 @@ def socket_of(lock_path: Path, default: Path) -> Path:
         return Path(lock_path.read_text().splitlines()[1])
     except (OSError, IndexError, UnicodeDecodeError):
         return default
-
-
-def hold_instance_lock(lock_path: Path, socket_path: Path) -> contextlib.AbstractContextManager[object]:
-    """Hold the lock of this installation."""
-    return hold_lock(lock_path, "skep", "`skep ps` shows it, `skep down` stops it", str(socket_path))
 
 
 def _connect(socket_path: Path, timeout_s: float | None) -> socket.socket:

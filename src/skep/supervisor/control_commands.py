@@ -7,13 +7,15 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, get_type_hints
 
-from msgspec import Struct, ValidationError, field
+from msgspec import Struct, ValidationError, defstruct, structs
 
 from skep.errors import EngineError, SkepError, UserError
 from skep.supervisor.control import STOP_S
+from skep.supervisor.model_loader import ModelLoader
 from skep.supervisor.reload import models_of
 from skep.supervisor.replica_set import RemoteLog
 from skep.supervisor.supervisor import Supervisor
@@ -23,109 +25,59 @@ from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
 SERVICES_STOP_S = 75.0  # as STOP_S, where replicas run on other machines
 
 
-class ControlRequest(Struct, frozen=True, tag_field="op", tag=str.lower):
-    """What a client of the control socket asks. The tag is the name of the class in small letters."""
-
-    while_paused: ClassVar[bool] = False  # whether it is answered during a pause
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        raise NotImplementedError
+async def tell_status(supervisor: Supervisor) -> Message:
+    status = await supervisor.gateway.status()
+    here = {"phase": supervisor.phase, "url": supervisor.hive.url, "pid": os.getpid()}
+    return {**here, "rows": supervisor.rows(status), "gateway": to_document(status) if status is not None else {}}
 
 
-class Status(ControlRequest, frozen=True):
-    while_paused = True
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        status = await supervisor.gateway.status()
-        here = {"phase": supervisor.phase, "url": supervisor.hive.url, "pid": os.getpid()}
-        return {**here, "rows": supervisor.rows(status), "gateway": to_document(status) if status is not None else {}}
+async def tell_origin(supervisor: Supervisor) -> Message:
+    """Tell what the command line asked for when skep was started."""
+    settings = supervisor.hive.settings
+    return {"overrides": to_document(settings.overrides), "on_cluster": settings.cluster is not None}
 
 
-class OriginRequest(ControlRequest, frozen=True, tag="origin"):
-    """What the command line asked for when skep was started."""
-
-    while_paused = True
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        settings = supervisor.hive.settings
-        return {"overrides": to_document(settings.overrides), "on_cluster": settings.cluster is not None}
+async def stop_hive(supervisor: Supervisor, drain_s: float | None = None) -> Message:
+    supervisor.stop(drain_s)
+    stop_s = SERVICES_STOP_S if supervisor.services else STOP_S
+    return {"ok": True, "pid": os.getpid(), "drain_s": supervisor.drain_s, "stop_s": stop_s, "more": True}
 
 
-class DownRequest(ControlRequest, frozen=True, tag="down"):
-    while_paused = True
-    drain_s: float | None = None  # None: as configured
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        supervisor.stop(self.drain_s)
-        stop_s = SERVICES_STOP_S if supervisor.services else STOP_S
-        return {"ok": True, "pid": os.getpid(), "drain_s": supervisor.drain_s, "stop_s": stop_s, "more": True}
+async def wake_monitor(supervisor: Supervisor) -> Message:
+    """Let the monitor run: there is something to watch."""
+    return {"ok": True, "running": supervisor.monitor.wake(), "pid": supervisor.monitor.pid}
 
 
-class MonitorRequest(ControlRequest, frozen=True, tag="monitor"):
-    """There is something to watch: the monitor is to run."""
-
-    while_paused = True
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        return {"ok": True, "running": supervisor.monitor.wake(), "pid": supervisor.monitor.pid}
-
-
-class Pause(ControlRequest, frozen=True):
-    """End the engines as long as this connection lasts."""
-
-    pid: int | None = None  # of who asks
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        return await supervisor.pause(self.pid)
-
-
-class Resume(ControlRequest, frozen=True):
-    while_paused = True
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        return await supervisor.resume()
-
-
-class Restart(ControlRequest, frozen=True):
-    name: str
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        replicas, name, drain_s = supervisor.replica_set, self.name, supervisor.hive.drain_s
-        if name == "gateway":
-            await supervisor.gateway.replace(drain_s)
-            return {"ok": True}
-        member = replicas.find(name)
-        if member is None:
-            raise EngineError(f"there is no `{name}` here", hint=f"known: {', '.join(('gateway', *replicas.names))}")
-        if replicas.is_dormant(member):
-            raise EngineError(f"`{name}` is not loaded", hint=f"`skep model load {member.model}` loads it")
-        await replicas.rest(name, drain_s)
-        replicas.restart(name)
+async def restart(supervisor: Supervisor, name: str) -> Message:
+    replicas, drain_s = supervisor.replica_set, supervisor.hive.drain_s
+    if name == "gateway":
+        await supervisor.gateway.replace(drain_s)
         return {"ok": True}
+    member = replicas.find(name)
+    if member is None:
+        raise EngineError(f"there is no `{name}` here", hint=f"known: {', '.join(('gateway', *replicas.names))}")
+    if replicas.is_dormant(member):
+        raise EngineError(f"`{name}` is not loaded", hint=f"`skep model load {member.model}` loads it")
+    await replicas.rest(name, drain_s)
+    replicas.restart(name)
+    return {"ok": True}
 
 
-class Drain(ControlRequest, frozen=True):
-    name: str
-    wait: bool = False
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        meant = _meant(supervisor, self.name)
-        supervisor.replica_set.drain(self.name)
-        if self.wait and not all(await asyncio.gather(*map(supervisor.replica_set.until_idle, meant))):
-            raise EngineError(f"`{self.name}` was undrained before its requests had ended")
-        return {"ok": True, "busy": sum(await asyncio.gather(*map(supervisor.busy, meant))), "replicas": meant}
+async def drain(supervisor: Supervisor, name: str, wait: bool = False) -> Message:
+    meant = _meant(supervisor, name)
+    supervisor.replica_set.drain(name)
+    if wait and not all(await asyncio.gather(*map(supervisor.replica_set.until_idle, meant))):
+        raise EngineError(f"`{name}` was undrained before its requests had ended")
+    return {"ok": True, "busy": sum(await asyncio.gather(*map(supervisor.busy, meant))), "replicas": meant}
 
 
-class Undrain(ControlRequest, frozen=True):
-    name: str
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        replicas, name = supervisor.replica_set, self.name
-        meant = replicas.at(name) if name in replicas.avoided else _meant(supervisor, name)
-        if node := replicas.drained_node(name):
-            raise EngineError(f"`{name}` is on node `{node}`, which is drained", hint=f"`skep replica undrain {node}`")
-        replicas.drain(name, over=True)
-        return {"ok": True, "replicas": meant or [name]}
+async def undrain(supervisor: Supervisor, name: str) -> Message:
+    replicas = supervisor.replica_set
+    meant = replicas.at(name) if name in replicas.avoided else _meant(supervisor, name)
+    if node := replicas.drained_node(name):
+        raise EngineError(f"`{name}` is on node `{node}`, which is drained", hint=f"`skep replica undrain {node}`")
+    replicas.drain(name, over=True)
+    return {"ok": True, "replicas": meant or [name]}
 
 
 def _meant(supervisor: Supervisor, name: str) -> list[str]:
@@ -139,90 +91,67 @@ def _meant(supervisor: Supervisor, name: str) -> list[str]:
     return meant
 
 
-class Log(ControlRequest, frozen=True):
-    while_paused = True
-    name: str
-    lines: int = 100
-    offset: int | None = None
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        member = supervisor.replica_set.find(self.name)  # where it is a file here, the client reads it
-        told = await member.log_since(self.offset, self.lines) if isinstance(member, RemoteLog) else None
-        return {"ok": True, **({} if told is None else to_document(told))}
+async def tell_log(supervisor: Supervisor, name: str, lines: int = 100, offset: int | None = None) -> Message:
+    member = supervisor.replica_set.find(name)  # where it is a file here, the client reads it
+    told = await member.log_since(offset, lines) if isinstance(member, RemoteLog) else None
+    return {"ok": True, **({} if told is None else to_document(told))}
 
 
-class Scale(ControlRequest, frozen=True):
+async def scale(
+    supervisor: Supervisor, model: str | None = None, replicas: int | None = None, wait: bool = False
+) -> Message:
     """Change the number of replicas. Without a number, return the counts; without a model, those of all."""
-
-    model: str | None = None
-    replicas: int | None = None
-    wait: bool = False
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        model, known = self.model, models_of(supervisor.hive.settings)
-        if model is not None and self.replicas is not None:
-            return await supervisor.scale(model, self.replicas, wait=self.wait)
-        if model is not None and model not in known:
-            hint = f"known: {', '.join(known) or 'none'}"
-            raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
-        counts = []
-        for name in known if model is None else [model]:
-            members = [one for one in supervisor.replica_set.members if one.model == name and one.kind != "upstream"]
-            ready = sum(one.life.serving for one in members)
-            counts.append({"model": name, "replicas": len(members), "ready": ready})
-        return {"ok": True, "models": counts}
+    if model is not None and replicas is not None:
+        return await supervisor.scale(model, replicas, wait=wait)
+    known = models_of(supervisor.hive.settings)
+    if model is not None and model not in known:
+        hint = f"known: {', '.join(known) or 'none'}"
+        raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
+    counts = []
+    for name in known if model is None else [model]:
+        members = [one for one in supervisor.replica_set.members if one.model == name and one.kind != "upstream"]
+        ready = sum(one.life.serving for one in members)
+        counts.append({"model": name, "replicas": len(members), "ready": ready})
+    return {"ok": True, "models": counts}
 
 
-class Load(ControlRequest, frozen=True):
-    model: str
-    wait: bool = False
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        return await supervisor.loader.load(self.model, wait=self.wait)
-
-
-class Unload(ControlRequest, frozen=True):
-    model: str
-    wait: bool = False
-    drain_s: float | None = None
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        return await supervisor.loader.unload(self.model, wait=self.wait, drain_s=self.drain_s)
+ControlCommand = Callable[..., Awaitable[Message]]
+OF_LOADER: dict[str, ControlCommand] = {
+    "load": ModelLoader.load, "unload": ModelLoader.unload, "swap": ModelLoader.swap,
+}  # fmt: skip
+OF_SUPERVISOR: dict[str, ControlCommand] = {
+    "status": tell_status, "origin": tell_origin, "down": stop_hive, "monitor": wake_monitor, "log": tell_log,
+    "pause": Supervisor.pause, "resume": Supervisor.resume, "reload": Supervisor.reload,
+    "restart": restart, "drain": drain, "undrain": undrain, "scale": scale,
+}  # fmt: skip
+WHILE_PAUSED = {"status", "origin", "down", "monitor", "resume", "log"}  # answered during a pause too
 
 
-class Swap(ControlRequest, frozen=True):
-    out: str
-    come: str = field(name="in")
-    wait: bool = False
-    drain_s: float | None = None
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        return await supervisor.loader.swap(self.out, self.come, wait=self.wait, drain_s=self.drain_s)
+def _arguments(command: ControlCommand) -> type[Struct]:
+    """Return what a request says beside its `op`: the parameters of the command but the first one."""
+    hints, (_, *parameters) = get_type_hints(command), signature(command).parameters.values()
+    required = [(one.name, hints[one.name]) for one in parameters if one.default is one.empty]
+    optional = [(one.name, hints[one.name], one.default) for one in parameters if one.default is not one.empty]
+    return defstruct(command.__name__, [*required, *optional], rename={"come": "in"})
 
 
-class Reload(ControlRequest, frozen=True):
-    settings: dict[str, Any]  # a document of the settings, which another version of skep may have made
-    wait: bool = False
-
-    async def answer(self, supervisor: Supervisor) -> Message:
-        return await supervisor.reload(self.settings, wait=self.wait)
-
-
-Request = (
-    Status | OriginRequest | DownRequest | MonitorRequest | Pause | Resume | Restart | Drain | Undrain | Log | Scale
-    | Load | Unload | Swap | Reload
-)  # fmt: skip
+ARGUMENTS = {op: _arguments(command) for op, command in (OF_LOADER | OF_SUPERVISOR).items()}
 
 
 async def answer(supervisor: Supervisor, message: Message) -> Message:
+    op = message.get("op")
+    if op not in ARGUMENTS:
+        return {"error": f"unknown request {op!r}"}
     try:
-        request: Request = from_document(message, Request)
+        arguments: dict[str, Any] = structs.asdict(from_document(message, ARGUMENTS[op]))
     except ValidationError as error:
-        return {"error": f"unknown request {message.get('op')!r}: {error}"}
-    if supervisor.paused_for is not None and not request.while_paused:
+        return {"error": f"unknown request {op!r}: {error}"}
+    if supervisor.paused_for is not None and op not in WHILE_PAUSED:
         hint = "try again when that has ended, or `skep down`"
         raise EngineError(f"skep is paused: {supervisor.paused_for}", hint=hint)
-    return await request.answer(supervisor)
+    if op in OF_LOADER:
+        return await OF_LOADER[op](supervisor.loader, **arguments)
+    return await OF_SUPERVISOR[op](supervisor, **arguments)
 
 
 async def run_with_control(supervisor: Supervisor, path: Path) -> None:

@@ -108,21 +108,20 @@ def model_specs(launches: Iterable[Launch], machine_room: Mapping[str, int]) -> 
     for launch in launches:
         if launch.url is None and launch.place is None:
             by_model.setdefault(launch.model, []).append(launch)
-    every_card = frozenset(place for place in machine_room if place.startswith("gpu"))
-    return [_model_spec(model, replicas, every_card) for model, replicas in by_model.items()]
-
-
-def _model_spec(model: str, replicas: list[Launch], every_card: frozenset[str]) -> ModelSpec:
-    room: Counter[str] = Counter()
-    unknown: set[str] = set()
-    for launch in replicas:
-        room.update(dict(launch.room))
-        if not launch.room:
-            unlisted = frozenset() if launch.engine in CARDLESS else frozenset({UNLISTED})
-            unknown |= {f"gpu{number}" for number in launch.gpus} or every_card or unlisted
-    on_demand, pinned = all(launch.on_demand for launch in replicas), any(launch.pinned for launch in replicas)
-    idle = [launch.idle_unload_s for launch in replicas if launch.idle_unload_s is not None]
-    return ModelSpec(model, dict(room), frozenset(unknown), on_demand, pinned, max(idle, default=None))
+    every_card = {place for place in machine_room if place.startswith("gpu")}
+    specs = []
+    for model, replicas in by_model.items():
+        room: Counter[str] = Counter()
+        unknown: set[str] = set()
+        for launch in replicas:
+            room.update(dict(launch.room))
+            if not launch.room:
+                unlisted = set() if launch.engine in CARDLESS else {UNLISTED}
+                unknown |= {f"gpu{number}" for number in launch.gpus} or every_card or unlisted
+        on_demand, pinned = all(launch.on_demand for launch in replicas), any(launch.pinned for launch in replicas)
+        idle = [launch.idle_unload_s for launch in replicas if launch.idle_unload_s is not None]
+        specs.append(ModelSpec(model, dict(room), frozenset(unknown), on_demand, pinned, max(idle, default=None)))
+    return specs
 
 
 FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S = 10.0, 300.0  # after a failed load; doubles with each in a row

@@ -11,10 +11,10 @@ import contextlib
 import itertools
 import os
 import socket
-import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Any
 
 from msgspec.structs import replace
@@ -121,7 +121,8 @@ class GatewayChild:
         """Start a new process; once it listens, the old one finishes its answers and ends."""
         async with self._one_at_a_time:
             new = await self._start()
-            if not await new.came_to_listen(LISTEN_DEADLINE_S):
+            await _first_of(new.ended, new.listening.wait(), LISTEN_DEADLINE_S)
+            if new.ended.done() or not new.listening.is_set():
                 with contextlib.suppress(ProcessLookupError):
                     new.process.kill()
                 hint = f"the old one goes on serving; the end of {self.log} says why"
@@ -242,17 +243,13 @@ class _Child:
             with open_log(log) as output, theirs:
                 fds = [listener.fileno(), theirs.fileno()]
                 words = [*argv, "--listen-fd", str(fds[0]), "--link-fd", str(fds[1])]
-                streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+                streams: dict[str, Any] = {"stdin": DEVNULL, "stdout": output, "stderr": output}
                 process = await asyncio.create_subprocess_exec(*words, pass_fds=fds, **streams, start_new_session=True)
         except OSError:
             ours.close()
             theirs.close()
             raise
         return cls(process, await JsonPipe.over(ours, messages.FromGateway), *hears)
-
-    async def came_to_listen(self, timeout_s: float) -> bool:
-        await _first_of(self.ended, self.listening.wait(), timeout_s)
-        return self.listening.is_set() and not self.ended.done()
 
     async def end(self) -> None:
         self.link.send(messages.Exit())
@@ -369,28 +366,23 @@ class MonitorChild:
         await self._end()
 
     async def _end(self) -> None:
-        if self._process is None or self._process.returncode is not None:
+        if self._process is None or self.pid is None:
             return
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
-        try:
-            async with asyncio.timeout(MONITOR_STOP_S):
-                await self._process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
+            try:
+                async with asyncio.timeout(MONITOR_STOP_S):
+                    await self._process.wait()
+            except TimeoutError:
                 self._process.kill()
-            await self._process.wait()
+        await self._process.wait()
 
     async def _start(self) -> asyncio.subprocess.Process:
         self.starts += 1
         theirs, self._parent_fd = os.pipe()
         try:
             words = [*self._argv, "--parent-fd", str(theirs)]
-            streams: dict[str, Any] = {
-                "stdin": subprocess.DEVNULL,
-                "stdout": subprocess.PIPE,
-                "stderr": subprocess.STDOUT,
-            }
+            streams: dict[str, Any] = {"stdin": DEVNULL, "stdout": PIPE, "stderr": STDOUT}
             return await asyncio.create_subprocess_exec(*words, pass_fds=[theirs], **streams, start_new_session=True)
         finally:
             os.close(theirs)

@@ -19,9 +19,9 @@ from skep.config.settings import OWN_ENGINES, GatewaySettings, Settings
 from skep.deploy.launches import PullProgress, plan_launches, read_machine
 from skep.engines.base import Launch, kept_key, new_key
 from skep.errors import StoreError, UserError
+from skep.files import hold_lock
 from skep.host.processes import kill_marked
 from skep.paths import LOOPBACK, Paths, make_private, make_runtime
-from skep.supervisor.control import hold_instance_lock
 from skep.supervisor.control_commands import run_with_control
 from skep.supervisor.lifecycle import RestartPolicy
 from skep.supervisor.supervisor import BackgroundService, Hive, Supervisor
@@ -219,7 +219,8 @@ def run_hive(
     try:
         guarded = bool(settings.gateway.api_key or read_keys(keys_path(paths)))
         host, port = settings.gateway.host, settings.gateway.port
-        with hold_instance_lock(paths.lock, paths.socket), bind(host, port, guarded=guarded) as listener:
+        lock = hold_lock(paths.lock, "skep", "`skep ps` shows it, `skep down` stops it", str(paths.socket))
+        with lock, bind(host, port, guarded=guarded) as listener:
             kill_marked(f"{paths.logs}:")  # left by a skep whose guard processes were killed with it
             paths.socket.unlink(missing_ok=True)  # left by a process that was killed: we hold its lock
             hive = build_hive(settings, paths, listener, progress, tell, nodes)

@@ -158,7 +158,7 @@ class ModelLoader:
 
     # Commands
 
-    async def load(self, model: str, *, wait: bool) -> Message:
+    async def load(self, model: str, *, wait: bool = False) -> Message:
         self._known(model)
         loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if wait:
@@ -168,7 +168,7 @@ class ModelLoader:
             await loaded
         return self._answer(model)
 
-    async def unload(self, model: str, *, wait: bool, drain_s: float | None) -> Message:
+    async def unload(self, model: str, *, wait: bool = False, drain_s: float | None = None) -> Message:
         """Unload a model once it is idle, or after `drain_s`."""
         self._known(model)
         self._do(self._eviction.unload(model, _now()))
@@ -182,7 +182,7 @@ class ModelLoader:
                 await asyncio.wait({gone})
         return self._answer(model)
 
-    async def swap(self, out: str, come: str, *, wait: bool, drain_s: float | None) -> Message:
+    async def swap(self, out: str, come: str, *, wait: bool = False, drain_s: float | None = None) -> Message:
         """Unload one model and load another. Unload nothing where the other can never fit."""
         self._known(out)
         self._known(come)
@@ -192,7 +192,7 @@ class ModelLoader:
         never = self._eviction.never(come, without=out)
         if never is not None:
             raise DoesNotFit(never, hint=f"`{out}` stays loaded")
-        await self.unload(out, wait=False, drain_s=drain_s)
+        await self.unload(out, drain_s=drain_s)
         try:
             answer = await self.load(come, wait=wait)
         except SkepError as error:

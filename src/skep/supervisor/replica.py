@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 import errno
 import os
-import re
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from skep.engines.base import ENGINE_KEY, EXIT_FINAL, GATEWAY_KEY, Diagnosis, Engine, Launch, key_headers
 from skep.errors import EngineError
+from skep.host.facts import read_oom_kills
 from skep.host.processes import kill_marked
 from skep.supervisor.lifecycle import Lifecycle, LifecycleAction, ReplicaState, RestartPolicy, ToDo
 from skep.supervisor.process_guard import EngineAddress, Exited, FromGuard, Spawned, Terminate
@@ -26,35 +26,6 @@ from skep.wire.fetch import HttpResponse, fetch_once
 from skep.wire.heads import Origin, parse_url
 from skep.wire.json_pipe import JsonPipe
 from skep.wire.listen import cannot_listen, claim_port, free_port, is_final, refusal_of
-
-
-def read_oom_kills(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the kernel's count for this control group, else for the whole machine; None: it counts nowhere."""
-    for path in _counters(proc, cgroup):
-        if (found := re.search(r"^oom_kill (\d+)$", _text(path), re.MULTILINE)) is not None:
-            return int(found[1])
-    return None
-
-
-def _counters(proc: Path, cgroup: Path) -> list[Path]:
-    """Return the files to read, the group's own first; a container may mount its group as the root."""
-    found: list[Path] = []
-    for line in _text(proc / "self" / "cgroup").splitlines():
-        _, kinds, path = (*line.split(":", 2), "", "")[:3]
-        own = "" if ".." in PurePosixPath(path).parts else path.lstrip("/")
-        if not kinds:
-            found += [cgroup / own / "memory.events", cgroup / "memory.events"]
-        elif "memory" in kinds.split(","):
-            found += [cgroup / "memory" / one / "memory.oom_control" for one in (own, "")]
-    return [*found, proc / "vmstat"]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
 
 ENDED_BY_US = (0, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)  # exit codes of a process that skep ended
 PROBE_EVERY_S = 0.1
@@ -75,7 +46,7 @@ class StartOrder:
     def __init__(self, ports: range | None = None) -> None:
         self._ports = ports
         self._held: dict[str, tuple[int, socket.socket]] = {}  # by replica: its port, and the socket that claims it
-        self._line: dict[str, frozenset[int]] = {}  # replicas that start or wait to, in order, with their cards
+        self.line: dict[str, frozenset[int]] = {}  # replicas that start or wait to, in order, with their cards
         self._moved = asyncio.Event()
         self._secrets = {GATEWAY_KEY, ENGINE_KEY}
         self._given: set[int] = set()
@@ -84,8 +55,8 @@ class StartOrder:
 
     def may_start(self, launch: Launch) -> bool:
         """Return whether no replica earlier in the queue uses its cards. It stays in the queue until it is `done`."""
-        cards = self._line.setdefault(launch.name, frozenset(launch.gpus))
-        for name, others in self._line.items():
+        cards = self.line.setdefault(launch.name, frozenset(launch.gpus))
+        for name, others in self.line.items():
             if name == launch.name:
                 return True
             if not cards.isdisjoint(others):
@@ -97,13 +68,10 @@ class StartOrder:
             self._moved.clear()
             await self._moved.wait()
 
-    def is_waiting(self, name: str) -> bool:
-        return name in self._line
-
     def done(self, names: Iterable[str]) -> None:
         """Remove replicas from the queue: they are ready, dead or given up."""
         for name in names:
-            if self._line.pop(name, None) is not None:
+            if self.line.pop(name, None) is not None:
                 self._moved.set()
 
     # Environment and ports
@@ -230,7 +198,6 @@ class Replica:
     def _on_stop(self, _now: float) -> ToDo:
         if self._turn is not None:
             self._turn.cancel()
-            self._turn = None
         return self.life.stop()
 
     def _addressed(self, url: str) -> None:
@@ -246,8 +213,7 @@ class Replica:
         self.pid = self._link = None
         self.life.vanished()
         self.changed()
-        before, after = self._killed_before, read_oom_kills()
-        self._killed_before = after
+        before, self._killed_before = self._killed_before, (after := read_oom_kills())
         oom_kills = None if before is None or after is None else after - before
         found = await self._explain(code, tail, oom_kills=oom_kills)
         now, by_itself = self._loop.time(), code not in ENDED_BY_US
@@ -293,9 +259,8 @@ class Replica:
         if found.change is None or found.changed is None or len(self._fell_back) >= self.life.policy.fallbacks:
             return False
         self._fell_back.append(found.changed)
-        names = (one.name for one in fields(Launch))
-        pairs = {name: (getattr(self.launch, name), getattr(found.change, name)) for name in names}
-        self._fallback = {name: new for name, (old, new) in pairs.items() if old != new}
+        new = {one.name: getattr(found.change, one.name) for one in fields(Launch)}
+        self._fallback = {name: value for name, value in new.items() if value != getattr(self.launch, name)}
         self.life.note = f"fell back: {'; '.join(self._fell_back)}"
         return True
 

@@ -179,7 +179,7 @@ class ReplicaSet:
         name = member.launch.name
         if name in self._dormant:
             return "paused" if name in self._paused else "unloaded"
-        if member.life.state is ReplicaState.STOPPED and self._start_order.is_waiting(name):
+        if member.life.state is ReplicaState.STOPPED and name in self._start_order.line:
             return "starting" if self._start_order.may_start(member.launch) else "waiting"
         if self._gets_nothing(member) and member.life.serving:
             return "draining"

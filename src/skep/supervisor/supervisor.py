@@ -224,16 +224,6 @@ class Supervisor:
         status = await self.gateway.status()
         return status.busy.get(name, 0) if status is not None else int(self.gateway.listening)
 
-    async def _set_up(self, hive: Hive) -> None:
-        """Apply all of a reloaded hive but its replicas."""
-        before = self.hive
-        await self.gateway.set_up(hive.gateway_setup)
-        self.replica_set.set_policy(hive.policy)
-        for service in self.services:
-            service.set_policy(hive.policy)
-        if (before.monitor_argv, before.settings.monitor) != (hive.monitor_argv, hive.settings.monitor):
-            await self.monitor.become(hive.monitor_argv, begin=hive.monitor_due)
-
     # Inside
 
     def _wanted(self, model: str) -> None:
@@ -287,22 +277,24 @@ class Supervisor:
 
     # Changes, one at a time
 
-    async def reload(self, document: Message, *, wait: bool) -> Message:
+    async def reload(self, settings: Message, *, wait: bool = False) -> Message:
         """Apply settings before the answer; change replicas after it, or before it with `wait`."""
         try:
-            settings = msgspec.convert(document, Settings)
+            wanted = msgspec.convert(settings, Settings)
         except msgspec.ValidationError as error:
             hint = "`skep down && skep up -d` starts the new one"
             raise UserError(f"these settings are from another version of skep: {error}", hint=hint) from None
-        hive, plan = await self._become(lambda: [settings], all_of_it=True)
-        await self._outcome(wait=wait)
+        hive, plan = await self._become(lambda: [wanted], all_of_it=True)
+        if wait:
+            await _await_success(self._carrying)
         return {"ok": True, **asdict(plan), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
 
     async def scale(self, model: str, replicas: int, *, wait: bool) -> Message:
         """Change the number of replicas of a model."""
         before = sum(replicas_of(self.hive.settings, model))
         _, plan = await self._become(lambda: rescaled(self.hive.settings, model, replicas))
-        await self._outcome(wait=wait)
+        if wait:
+            await _await_success(self._carrying)
         for name in plan.added if wait else ():
             hint = f"`skep logs {name}` shows more; `skep replica scale {model}={before}` takes it back"
             await self.replica_set.until_up(name, hint=hint)
@@ -321,8 +313,12 @@ class Supervisor:
             now = replace(self.hive, avoid=self.replica_set.avoided)
             hive = await asyncio.to_thread(self._built, ways, now, running)
             if all_of_it:
-                hive = self._as_far_as_can_be(hive, running)
-                await self._set_up(hive)
+                hive, before = self._as_far_as_can_be(hive, running), self.hive
+                await self.gateway.set_up(hive.gateway_setup)
+                for policed in (self.replica_set, *self.services):
+                    policed.set_policy(hive.policy)
+                if (before.monitor_argv, before.settings.monitor) != (hive.monitor_argv, hive.settings.monitor):
+                    await self.monitor.become(hive.monitor_argv, begin=hive.monitor_due)
             else:
                 hive = replace(self.hive, replicas=hive.replicas, settings=hive.settings)
                 check_removal(self.replica_set, changes(running, hive.replicas).removed)
@@ -353,13 +349,6 @@ class Supervisor:
         differ = any(asked.get(name) != held[name] for name in stay)
         return replace(hive, left_out=(*hive.left_out, "room")) if differ else hive
 
-    async def _outcome(self, *, wait: bool) -> None:
-        if not wait or (carrying := self._carrying) is None:
-            return
-        await asyncio.wait({carrying})
-        if not carrying.cancelled() and (failure := carrying.result()) is not None:
-            raise failure
-
     async def _carry_out(self, hive: Hive, running: Sequence[Launch], *, patient: bool) -> SkepError | None:
         def settle() -> None:
             self.loader.configure([member.launch for member in self.replica_set.members], hive.memory_budget)
@@ -383,8 +372,8 @@ class Supervisor:
 
     # A pause lasts as long as the connection that asked for it
 
-    async def pause(self, pid: int | None) -> Message:
-        """End all engines once their answers are finished. Gateway, port and settings stay."""
+    async def pause(self, pid: int | None = None) -> Message:
+        """End all engines once their answers are finished, for the process `pid`. Gateway, port and settings stay."""
         if not self._can_change or self.loader.is_moving:
             hint = "try again when `skep ps` shows every replica ready or unloaded"
             raise EngineError("skep cannot pause: it is starting, changing or loading a model", hint=hint)
@@ -418,10 +407,7 @@ class Supervisor:
 
     async def resume(self) -> Message:
         self.release()
-        if (resuming := self._resuming) is not None:
-            await asyncio.wait({resuming})
-            if not resuming.cancelled() and (failure := resuming.result()) is not None:
-                raise failure
+        await _await_success(self._resuming)
         return {"ok": True}
 
     def _dormant(self) -> dict[str, UnloadedModel]:
@@ -430,3 +416,11 @@ class Supervisor:
             return self.loader.unloaded
         silent = [model for model in self.replica_set.models if not self.replica_set.serves(model)]
         return {model: UnloadedModel("failed", self.paused_for) for model in silent}
+
+
+async def _await_success(task: asyncio.Task[SkepError | None] | None) -> None:
+    """Wait for the task and raise the error that it returns."""
+    if task is not None:
+        await asyncio.wait({task})
+        if not task.cancelled() and (failure := task.result()) is not None:
+            raise failure
