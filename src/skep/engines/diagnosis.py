@@ -282,7 +282,6 @@ def diagnose(launch: Launch, code: int | None, tail: Sequence[str], *, oom_kills
         return Diagnosis(how + (": out of memory?" if code == -signal.SIGKILL else ""))
     ended = "" if code is None else f"exit code {code}"
     causes = [line for line in tail if _WORDS.search(line) and not plain(line).quiet]
-    last = next((line.strip() for line in reversed(causes or list(tail)) if line.strip()), None)
-    if last is not None:
-        last = (root(tail) or last) if SAYS_NOTHING.search(last) else last
+    last = next((line.strip() for line in reversed(causes or list(tail)) if line.strip()), "")
+    last = (last and SAYS_NOTHING.search(last) and root(tail)) or last
     return Diagnosis(f"{last} ({ended})" if last and ended else last or ended, final=code == 127)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skep.deploy.commands import gateway_line
 from skep.deploy.plan_request import PlanAnswer, commands_of, watts_of
@@ -13,10 +13,11 @@ from skep.planner.choose import Plan, PlanChoice, RunnerUp, StepAccount, StepSha
 from skep.planner.memory import Term
 from skep.planner.ranking import Predicted
 from skep.planner.setup import CardLink
-from skep.report import theme
-from skep.report.charts import DASHES, ChartCurve, Spec, bars_chart, curves_chart
 from skep.report.columns import Column, as_count, print_records
 from skep.units import GIB, format_bytes, format_seconds, milliseconds, number
+
+if TYPE_CHECKING:
+    from skep.report.charts import ChartCurve, Spec
 
 Document = Mapping[str, Any]
 _BAR = 30
@@ -295,6 +296,9 @@ def predicted_chart(
     plans: Sequence[Document], field: str, unit: str, measured: Sequence[ChartCurve] = ()
 ) -> Spec | None:
     """Return one curve a plan, its letter at the end, the first with its band; `measured` are drawn beside them."""
+    from skep.report import theme
+    from skep.report.charts import DASHES, ChartCurve, curves_chart
+
     curves = []
     for place, plan in enumerate(plans):
         levels = {level["concurrency"]: level for level in plan["predicted"]}
@@ -315,6 +319,8 @@ def _told(level: Document) -> str:
 
 
 def _bars(values: Sequence[tuple[str, float]], unit: str) -> Spec:
+    from skep.report.charts import bars_chart
+
     digits = 2 if unit == "GiB" else 0
     rows = [{"name": name, "value": value, "label": f"{value:,.{digits}f}"} for name, value in values]
     return bars_chart(rows, unit, room=1.25)

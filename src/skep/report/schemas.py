@@ -14,12 +14,7 @@ import msgspec
 
 from skep.errors import UserError
 
-PLAIN = {
-    "str": "string",
-    "int": "integer",
-    "float": "number",
-    "bool": "boolean",
-}  # here and in JSON Schema
+PLAIN = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}  # here and in JSON Schema
 
 
 @cache

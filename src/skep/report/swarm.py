@@ -24,16 +24,7 @@ from skep.swarm.records import (
     given_fields,
 )
 from skep.swarm.summary import Account, AgentRow, ReplicaRow, SwarmStory, task_seconds
-from skep.units import (
-    fact_list,
-    format_seconds,
-    milliseconds,
-    number,
-    printable,
-    public_name,
-    seconds,
-    shortened,
-)
+from skep.units import fact_list, format_seconds, milliseconds, number, printable, public_name, seconds, shortened
 
 __all__ = ["gantt", "swarm_page"]
 

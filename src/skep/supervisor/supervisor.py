@@ -315,8 +315,9 @@ class Supervisor:
             if all_of_it:
                 hive, before = self._as_far_as_can_be(hive, running), self.hive
                 await self.gateway.set_up(hive.gateway_setup)
-                for policed in (self.replica_set, *self.services):
-                    policed.set_policy(hive.policy)
+                self.replica_set.set_policy(hive.policy)
+                for service in self.services:
+                    service.set_policy(hive.policy)
                 if (before.monitor_argv, before.settings.monitor) != (hive.monitor_argv, hive.settings.monitor):
                     await self.monitor.become(hive.monitor_argv, begin=hive.monitor_due)
             else:
