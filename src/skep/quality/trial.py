@@ -175,10 +175,7 @@ async def run_trial(
     on_level: OnLevel = lambda _: None,
     meter: EnergyMeter | None = None,
 ) -> QualitySummary:
-    """`on_level` hears what is known after each level.
-
-    Faults of single requests become rows and verdicts; what ends the run as a whole is raised, the rows so far kept.
-    """
+    """Faults of single requests become rows and verdicts; what ends the run is raised, the rows so far kept."""
     items = [*bank.items]
     if len(items) < max(plan.levels):
         hint = f"ask more items, {max(plan.levels)} at least, or a smaller --concurrency"
@@ -330,9 +327,7 @@ def signed(share: float) -> str:
 def outlook(
     items: int, delta: float, repeats: int, *, seen: LevelQuality | None = None, available: int | None = None
 ) -> list[str]:
-    """Return what so many items can show. `seen`: a level whose changed verdicts take the place of the assumed share;
-    `available`: how many the bank has.
-    """
+    """What so many items can show. `seen`: its changed verdicts replace the assumed share; `available`: in the bank."""
     share = ASSUMED_DISCORDANCE if seen is None else discordance_of(seen.difference)
     needed = needed_items(delta, share, repeats)
     best = delta_shown(items, discordance=share, repeats=repeats, power=POWER)

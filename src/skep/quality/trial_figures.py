@@ -187,9 +187,7 @@ def discordance_of(found: PairedDifference) -> float:
 
 
 def _difference(tables: Tables, pairings: Sequence[Pairing]) -> PairedDifference | None:
-    """A request that got no answer at C=1 counts as passed there: it says nothing of how good answers are, and taken
-    for a wrong one it would hide a loss.
-    """
+    """A request without an answer at C=1 counts as passed there: taken for a wrong answer, it would hide a loss."""
     pairs: dict[str, list[tuple[bool, bool]]] = {}
     for base, other in pairings:
         before, after = tables.verdicts.get(base, {}), tables.verdicts.get(other, {})

@@ -1,7 +1,4 @@
-"""The swarm from Python: `results = await swarm.map("Summarise: {}", texts, schema=Summary)`.
-
-What the command line does, for those who have their items at hand: the same journal, the same pace, the same retries.
-"""
+"""The swarm from Python, as the command line has it: `await swarm.map("Summarise: {}", texts, schema=Summary)`."""
 
 from __future__ import annotations
 

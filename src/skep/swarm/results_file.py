@@ -160,10 +160,7 @@ LAST_WORDS_S = 1.0
 
 
 class ResultsPrinter:
-    """Result lines on stdout in a thread of its own: a reader that is slow does not hold up the swarm.
-
-    One that leaves ends the run: nobody is there for the rest. What was recorded is in the journal all the same.
-    """
+    """Result lines on stdout, in a thread: a slow reader does not hold up the swarm, one that leaves ends the run."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = {task.id: task for task in tasks}

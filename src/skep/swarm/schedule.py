@@ -316,10 +316,7 @@ class TaskSchedule:
         return [Recorded(attempt)]
 
     def probed(self, why: str | None, now: float) -> list[Action]:
-        """The endpoint was asked whether it is there; `why` it is not, or None.
-
-        Gone without a word: what is under way there would not end by itself, and is broken off.
-        """
+        """`why` the endpoint is not there, or None. If it is gone, what is under way there is broken off."""
         was_away = self.outage.is_away
         self.outage.probed(why, now)
         if why is None and was_away:  # it is back: those who only waited for that need not wait longer

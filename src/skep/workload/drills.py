@@ -326,10 +326,7 @@ def drills(
 
 
 def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[Item]:
-    """Each family of the grade once before any comes again, until it has run out of questions.
-
-    The examples are turns that went before: a small model follows those, but only talks about a list of them.
-    """
+    """Each family once before any comes again. Examples are turns that went before: small models follow those."""
     rng = Random(f"drills/{VERSION}/{seed}/{grade}")
     left = [family for family in families if grade in family.grades]
     asked: set[str] = set()

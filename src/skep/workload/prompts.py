@@ -74,10 +74,7 @@ class Prompt:
 def coding_prompts(
     rng: Random, *, size: Size = "medium", tokens: int | None = None, **lengths: Unpack[Lengths]
 ) -> Iterator[Prompt]:
-    """Endless; the kinds take turns in an order drawn once, so that any five in a row hold each kind.
-
-    `tokens`, if given, asks for so many tokens instead of a size.
-    """
+    """Endless; any five in a row hold each kind. `tokens`, if given, asks for so many tokens instead of a size."""
     if tokens is not None:
         budget, form = token_budget(tokens, **lengths)
     else:

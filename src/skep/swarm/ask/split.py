@@ -411,10 +411,7 @@ async def split_goal(
     plan_timeout_s: float,
     say: Say,
 ) -> PreparedAsk:
-    """Split a goal as wished; by rule where there is no endpoint.
-
-    `by_rule`, `merge`: None is for the model's size to decide: a tiny one neither plans nor merges.
-    """
+    """Split a goal as wished; by rule without an endpoint. `by_rule`, `merge` None: as the model's size allows."""
     per_token, traits, model = CHARS_PER_TOKEN, Traits(), None
     if endpoint is not None:
         traits, model = await traits_of(endpoint), endpoint.model
