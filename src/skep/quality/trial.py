@@ -273,8 +273,7 @@ class _QualityTrial:
 
     async def _ask(self, one: ItemPass, begin: int, end: int) -> None:
         self._session.begin(label=one.arm)
-        heat = self._plan.temperature
-        tasks = [self._cold.task(self._items[index], one, index, heat) for index in range(begin, end)]
+        tasks = [self._cold.task(self._items[n], one, n, self._plan.temperature) for n in range(begin, end)]
         self._block_began = time.monotonic()
         rows, _ = await self._session.driver.run_tasks(one.level, one.repeat, tasks, one.level, self._session.took)
         self._spent_s += time.monotonic() - self._block_began
@@ -387,8 +386,7 @@ def remarks(summary: QualitySummary) -> list[str]:
         why = f", as C={stopped} does not hold" if stopped is not None else ""
         found.append(f"not walked: {names}{why}")
     for level in summary.levels:
-        unanswered = sum(count for name, count in level.base.outcomes if name in UNANSWERED)
-        if unanswered:
+        if unanswered := sum(count for name, count in level.base.outcomes if name in UNANSWERED):
             found.append(
                 f"warning: {unanswered} of {level.base.requests} requests at C=1 beside C={level.concurrency} got no "
                 "answer; they are counted as passed there, so that they cannot hide a loss"

@@ -129,8 +129,7 @@ class ResultsFile:
 
     def _open(self) -> int:
         if self._descriptor is None:
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._descriptor = os.open(self.path, flags, 0o666)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -294,8 +293,7 @@ class ResultsWriter:
                 raise
             if len(rows) > 1:
                 return [result for row in rows for result in self._record([row])]
-            result = rows[0].result
-            if result is None:
+            if (result := rows[0].result) is None:
                 return []  # an attempt that cannot be told of is no reason to stop
             why = f"the answer cannot be stored: {error}"
             kept = replace(result, ending=TaskEnding.FAILED, answer=None, value=None, error_kind="storage", error=why)

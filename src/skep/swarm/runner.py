@@ -168,8 +168,7 @@ class SwarmRunner:
                 self._sent.add((action.task.id, action.number))
                 self._attempts[action.lease] = self._group.create_task(self._attempt(action))
             elif isinstance(action, Cancel):
-                task = self._attempts.pop(action.lease, None)
-                if task is not None:
+                if (task := self._attempts.pop(action.lease, None)) is not None:
                     task.cancel()
             elif isinstance(action, Recorded):
                 self._record(action)

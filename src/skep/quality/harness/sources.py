@@ -100,9 +100,7 @@ def named(node: ast.stmt) -> tuple[str, ...]:
         return (node.name,)
     if isinstance(node, ast.Assign):
         return tuple(target.id for target in node.targets if isinstance(target, ast.Name))
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return (node.target.id,)
-    return ()
+    return (node.target.id,) if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) else ()
 
 
 def as_one_file(code: str, others: frozenset[str] = frozenset()) -> str:

@@ -168,8 +168,7 @@ class AnswerChecker:
         """The first value that is as it should be; else what is wrong with the first, or with the largest beside it."""
         faults = []
         for value in values_in(text):
-            fault = await self._schemas.fault(schema, value)
-            if fault is None:
+            if (fault := await self._schemas.fault(schema, value)) is None:
                 return value, None
             faults.append((len(str(value)), fault))
         if not faults:
