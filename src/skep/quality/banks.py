@@ -125,10 +125,7 @@ def makes_its_items(name: str) -> bool:
 def choose_bank(
     name: str, *, seed: int, count: int | None = None, cache_dir: Path, progress: Progress = lambda _done, _total: None
 ) -> Bank:
-    """`count` items of it, the same ones for the same seed; None: all, where the bank has an end.
-
-    HumanEval is fetched into `cache_dir` where it is not there yet.
-    """
+    """`count` items, the same for the same seed; None: all, if it has an end. HumanEval is fetched into `cache_dir`."""
     if makes_its_items(name):
         number = DRILLS_WITHOUT_A_WORD if count is None else count
         return Bank(name, tuple(drills(seed, number, _grade(name))), None)

@@ -167,8 +167,7 @@ class Judge:
             passed, detail = read_check(item.checker, text)
             return AnswerFinding(VerdictOutcome.PASSED if passed else VerdictOutcome.WRONG, detail)
         checker = item.checker
-        asked = "\n".join(one.get("content", "") for one in item.messages)
-        blocks = python_blocks(text, asked)
+        blocks = python_blocks(text, "\n".join(one.get("content", "") for one in item.messages))
         if not blocks and checker.kind != "regex":
             return AnswerFinding(VerdictOutcome.NO_ANSWER, "no code in the answer")
         limits = self._limits or (_HEAVY if checker.values.get("packages") else _LIGHT)

@@ -144,8 +144,7 @@ def _loss(level: MixedLevel, lower: Sequence[MixedLevel]) -> PassLoss | None:
     """Return each task against the lowest level that had it; tasks that no lower level had are left out."""
     passed = judged = base_passed = base_judged = 0
     for part in level.tasks:
-        before = (one for other in lower for one in other.tasks if one.item == part.item and one.judged)
-        base = next(before, None)
+        base = next((one for other in lower for one in other.tasks if one.item == part.item and one.judged), None)
         if base is not None and part.judged:
             passed, judged = passed + part.passed, judged + part.judged
             base_passed, base_judged = base_passed + base.passed, base_judged + base.judged

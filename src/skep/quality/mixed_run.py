@@ -69,9 +69,7 @@ async def run_mixed(
     *,
     meter: EnergyMeter | None = None,
 ) -> MixedSummary:
-    """Faults of single requests become rows. The items are stored first, so that also a run that was cut short can be
-    judged later; answers are executed when all has been measured.
-    """
+    """Faults of single requests become rows. Items are stored first: a run cut short can be judged later."""
     items = items_of(plan.levels)
     async with Recording(store, endpoint, host, _identity(plan, items, sandbox, endpoint, host)) as recording:
         store.append_items(recording.run_id, items)

@@ -1,8 +1,4 @@
-"""What became of an answer, and what many of them say: the frozen values of quality under load.
-
-Beside `records`, whose requests they belong to: a verdict names its request by level, repeat and index.
-`None` means unknown or not judged, never wrong.
-"""
+"""Frozen values of quality under load: a verdict names its request by level, repeat, index. `None`: not judged."""
 
 from __future__ import annotations
 
@@ -58,9 +54,7 @@ class QualitySummary:
 
 @dataclass(frozen=True, slots=True)
 class TaskFigures:
-    """One turn of the conversation or one side task at one level: medians over repeats (and over rounds, where the
-    side load is sustained).
-    """
+    """One turn or side task at one level: medians over repeats (and over rounds, if the side load is sustained)."""
 
     item: str  # "P1.1" | "S1"
     title: str

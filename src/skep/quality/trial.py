@@ -175,10 +175,7 @@ async def run_trial(
     on_level: OnLevel = lambda _: None,
     meter: EnergyMeter | None = None,
 ) -> QualitySummary:
-    """`on_level` hears what is known after each level.
-
-    Faults of single requests become rows and verdicts; what ends the run as a whole is raised, the rows so far kept.
-    """
+    """Faults of single requests become rows and verdicts; what ends the run is raised, the rows so far kept."""
     items = [*bank.items]
     if len(items) < max(plan.levels):
         hint = f"ask more items, {max(plan.levels)} at least, or a smaller --concurrency"
@@ -276,8 +273,7 @@ class _QualityTrial:
 
     async def _ask(self, one: ItemPass, begin: int, end: int) -> None:
         self._session.begin(label=one.arm)
-        heat = self._plan.temperature
-        tasks = [self._cold.task(self._items[index], one, index, heat) for index in range(begin, end)]
+        tasks = [self._cold.task(self._items[n], one, n, self._plan.temperature) for n in range(begin, end)]
         self._block_began = time.monotonic()
         rows, _ = await self._session.driver.run_tasks(one.level, one.repeat, tasks, one.level, self._session.took)
         self._spent_s += time.monotonic() - self._block_began
@@ -330,9 +326,7 @@ def signed(share: float) -> str:
 def outlook(
     items: int, delta: float, repeats: int, *, seen: LevelQuality | None = None, available: int | None = None
 ) -> list[str]:
-    """Return what so many items can show. `seen`: a level whose changed verdicts take the place of the assumed share;
-    `available`: how many the bank has.
-    """
+    """What so many items can show. `seen`: its changed verdicts replace the assumed share; `available`: in the bank."""
     share = ASSUMED_DISCORDANCE if seen is None else discordance_of(seen.difference)
     needed = needed_items(delta, share, repeats)
     best = delta_shown(items, discordance=share, repeats=repeats, power=POWER)
@@ -392,8 +386,7 @@ def remarks(summary: QualitySummary) -> list[str]:
         why = f", as C={stopped} does not hold" if stopped is not None else ""
         found.append(f"not walked: {names}{why}")
     for level in summary.levels:
-        unanswered = sum(count for name, count in level.base.outcomes if name in UNANSWERED)
-        if unanswered:
+        if unanswered := sum(count for name, count in level.base.outcomes if name in UNANSWERED):
             found.append(
                 f"warning: {unanswered} of {level.base.requests} requests at C=1 beside C={level.concurrency} got no "
                 "answer; they are counted as passed there, so that they cannot hide a loss"

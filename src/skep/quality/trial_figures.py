@@ -144,8 +144,7 @@ class Tables:
         """Return seconds in which the pass was under way: the sum over its blocks."""
         wanted, rows, total = set(indexes), self.rows.get(key, {}), 0.0
         for begin, end in self.blocks.get(key, ()):
-            some = [rows[index] for index in range(begin, end) if index in wanted]
-            if some:
+            if some := [rows[index] for index in range(begin, end) if index in wanted]:
                 total += max(row.ended_s for row in some) - min(row.started_s for row in some)
         return total
 
@@ -156,8 +155,7 @@ class Tables:
 def _level(tables: Tables, level: int, delta: float) -> LevelQuality | None:
     """Return the figures of a level; None if nothing of it was measured and judged."""
     pairings = tables.pairings(level)
-    difference = _difference(tables, pairings)
-    if difference is None:
+    if (difference := _difference(tables, pairings)) is None:
         return None
     claim, needed = claim_of(difference, delta), None
     if claim is Claim.HOLDS and difference.base_rate <= delta:
@@ -187,9 +185,7 @@ def discordance_of(found: PairedDifference) -> float:
 
 
 def _difference(tables: Tables, pairings: Sequence[Pairing]) -> PairedDifference | None:
-    """A request that got no answer at C=1 counts as passed there: it says nothing of how good answers are, and taken
-    for a wrong one it would hide a loss.
-    """
+    """A request without an answer at C=1 counts as passed there: taken for a wrong answer, it would hide a loss."""
     pairs: dict[str, list[tuple[bool, bool]]] = {}
     for base, other in pairings:
         before, after = tables.verdicts.get(base, {}), tables.verdicts.get(other, {})

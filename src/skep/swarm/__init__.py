@@ -1,8 +1,4 @@
-"""Tasks in, results out: many at once, none lost.
-
-`from skep import swarm` and `await swarm.map("Summarise: {}", texts)`: the names below are `skep.swarm.api`'s, loaded
-when one is used.
-"""
+"""Tasks in, results out: many at once, none lost. The names below are `skep.swarm.api`'s, loaded when used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The swarm from Python: `results = await swarm.map("Summarise: {}", texts, schema=Summary)`.
-
-What the command line does, for those who have their items at hand: the same journal, the same pace, the same retries.
-"""
+"""The swarm from Python, as the command line has it: `await swarm.map("Summarise: {}", texts, schema=Summary)`."""
 
 from __future__ import annotations
 
@@ -249,8 +246,7 @@ def _value(item: Any, task: Task, result: TaskResult | None, form: AnswerForm) -
         return Failure(task.id, item, kind, message, result.tries, result.answer)
     if form.schema is None:  # the task may have one of its own, of the function that made it
         return (result.answer or "") if task.schema is None else result.value
-    fault = form.fault(result.value)
-    if fault is not None:  # done by a process that did not know the type
+    if (fault := form.fault(result.value)) is not None:  # done by a process that did not know the type
         return Failure(task.id, item, "rejected", fault, result.tries, result.answer)
     return form.read(result.value)
 

@@ -75,10 +75,7 @@ class SwarmClient:
         session: str | None = None,
         timeout_s: float | None = None,
     ) -> AttemptResult:
-        """Send one streamed chat request; faults are told, not raised. `fields`: of the body, beside the messages.
-
-        `session`: of skep's gateway, which sends what has the same one to the same replica.
-        """
+        """One streamed request; faults are told, not raised. `fields`: of the body; `session`: of skep's gateway."""
         body = {
             **(fields or {}),
             "model": self.endpoint.model,

@@ -32,10 +32,7 @@ def create_run(
 
 
 def pending_tasks(swarm: SwarmStore, run_id: str) -> list[Pending]:
-    """Return the tasks without a result, in the order of the input, with their earlier attempts.
-
-    A break costs no try: whether it was the task's own is not in the journal. A suspect stays one.
-    """
+    """Tasks without a result, in the input's order, with earlier attempts. A break costs no try; suspects stay so."""
     found = {task.id: Pending(task) for task in swarm.pending(run_id)}
     for attempt in swarm.attempts(run_id) if found else ():
         if (one := found.get(attempt.task)) is None:
@@ -121,10 +118,7 @@ def check_output_free(paths: Paths, output: Path, source: Path | None, *, overwr
 
 
 def cancel(paths: Paths, run_id: str, wait_s: float) -> None:
-    """Tell the process at work on a run to end, and wait until it has.
-
-    It is told through the journal, where it looks every few seconds; a command is woken by Ctrl-C as well.
-    """
+    """Tell the process at work on a run to end, through the journal and (a command) by Ctrl-C; wait until it has."""
     with open_store(paths.store) as store:
         SwarmStore(store).set_cancelled(run_id, time.time())
     began, woken = time.monotonic(), False

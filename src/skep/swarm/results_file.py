@@ -129,8 +129,7 @@ class ResultsFile:
 
     def _open(self) -> int:
         if self._descriptor is None:
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._descriptor = os.open(self.path, flags, 0o666)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -160,10 +159,7 @@ LAST_WORDS_S = 1.0
 
 
 class ResultsPrinter:
-    """Result lines on stdout in a thread of its own: a reader that is slow does not hold up the swarm.
-
-    One that leaves ends the run: nobody is there for the rest. What was recorded is in the journal all the same.
-    """
+    """Result lines on stdout, in a thread: a slow reader does not hold up the swarm, one that leaves ends the run."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = {task.id: task for task in tasks}
@@ -297,8 +293,7 @@ class ResultsWriter:
                 raise
             if len(rows) > 1:
                 return [result for row in rows for result in self._record([row])]
-            result = rows[0].result
-            if result is None:
+            if (result := rows[0].result) is None:
                 return []  # an attempt that cannot be told of is no reason to stop
             why = f"the answer cannot be stored: {error}"
             kept = replace(result, ending=TaskEnding.FAILED, answer=None, value=None, error_kind="storage", error=why)

@@ -168,8 +168,7 @@ class SwarmRunner:
                 self._sent.add((action.task.id, action.number))
                 self._attempts[action.lease] = self._group.create_task(self._attempt(action))
             elif isinstance(action, Cancel):
-                task = self._attempts.pop(action.lease, None)
-                if task is not None:
+                if (task := self._attempts.pop(action.lease, None)) is not None:
                     task.cancel()
             elif isinstance(action, Recorded):
                 self._record(action)
@@ -346,10 +345,7 @@ class _Session:
         return pending_tasks(self._swarm, self._run.id) or self._next_stage()
 
     def _next_stage(self) -> list[Pending]:
-        """Add and return the merges that follow from the results; none if the run is done. Runs in a thread.
-
-        They follow from the journal alone, so that a killed run continues with the same ones.
-        """
+        """Add and return the merges that follow from the journal alone; none if the run is done. In a thread."""
         if self._run.kind != "ask":
             return []
         from skep.swarm.ask.merging import next_tasks  # not loaded for a plain map

@@ -151,9 +151,7 @@ class Stragglers:
         if seconds <= FLOOR_S or len(self._seconds) < FEWEST:
             return False
         slowest = sorted(self._seconds)[int(0.9 * (len(self._seconds) - 1))]
-        if seconds <= TIMES * slowest:
-            return False
-        return not self._rates or tokens / seconds < SLOW * median(self._rates)
+        return seconds > TIMES * slowest and (not self._rates or tokens / seconds < SLOW * median(self._rates))
 
 
 _Made = TypeVar("_Made", Attempt, TaskResult)
@@ -289,8 +287,7 @@ class TaskSchedule:
 
     def ended(self, lease_id: int, came: AttemptResult, now: float) -> list[Action]:
         """An attempt has ended. One that is not under way any more changes nothing."""
-        start = self._release(lease_id)
-        if start is None:
+        if (start := self._release(lease_id)) is None:
             return []
         job = self._jobs[start.task.id]
         mishap = classify_error(came.error_kind, came.status)
@@ -316,10 +313,7 @@ class TaskSchedule:
         return [Recorded(attempt)]
 
     def probed(self, why: str | None, now: float) -> list[Action]:
-        """The endpoint was asked whether it is there; `why` it is not, or None.
-
-        Gone without a word: what is under way there would not end by itself, and is broken off.
-        """
+        """`why` the endpoint is not there, or None. If it is gone, what is under way there is broken off."""
         was_away = self.outage.is_away
         self.outage.probed(why, now)
         if why is None and was_away:  # it is back: those who only waited for that need not wait longer
@@ -337,8 +331,7 @@ class TaskSchedule:
 
     def stop(self, now: float) -> list[Action]:
         """No more: what is under way is broken off, and written down as such."""
-        leases = list(self.leases)
-        return [one for lease in leases for one in self._break_off(lease, AttemptOutcome.CANCELLED, now)]
+        return [one for lease in list(self.leases) for one in self._break_off(lease, AttemptOutcome.CANCELLED, now)]
 
     # Inside
 
@@ -375,8 +368,7 @@ class TaskSchedule:
         if not self._agents:
             self._agents.append(self._most_agents)
             self._most_agents += 1
-        agent = heappop(self._agents)
-        start = Start(self._last_lease, job.task, job.attempts, agent, why, job.complaint, now, blamed)
+        start = Start(self._last_lease, job.task, job.attempts, heappop(self._agents), why, job.complaint, now, blamed)
         self.leases[start.lease] = start
         job.leases.add(start.lease)
         return start

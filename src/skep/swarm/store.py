@@ -138,10 +138,7 @@ class SwarmStore:
         self._store = store
 
     def begin(self, *, created_at: float, config: Mapping[str, Any], tasks: Iterable[Task], **about: str | None) -> str:
-        """Return the run with all its tasks, or nothing. Nobody works on it before a session is opened.
-
-        `about`: its url, model and skep_version; its kind and name, unless it is a map without a name.
-        """
+        """The run with all its tasks, or nothing. `about`: url, model, skep_version; kind and name, if it has some."""
         wanted = list(tasks)
         twice = [name for name, many in Counter(storable(task.id) for task in wanted).items() if many > 1]
         if twice:
@@ -168,10 +165,7 @@ class SwarmStore:
         simulated: bool,
         after_cancel: int | None = None,
     ) -> int:
-        """Return its number, from 1. This process is its writer.
-
-        `after_cancel`: of `newest_cancel`, when the session was asked for; a later one is meant for it. None: now.
-        """
+        """Return its number, from 1. A cancel later than `after_cancel` is meant for it; None: later than now."""
         known = {"started_at": at, "agents": agents, "endpoint": document_text(endpoint), "simulated": simulated}
         with self._store.transaction(run_id) as connection:
             last = "SELECT coalesce(max(number), 0) FROM swarm_sessions WHERE run_id = ?"
@@ -274,8 +268,7 @@ class SwarmStore:
 
 def _check_stopped(row: Row) -> None:
     if _state(row) is SwarmRunState.RUNNING:
-        hint = f"`skep swarm cancel {row['id']}` stops it"
-        raise UserError(f"a process is at work on run `{row['id']}`", hint=hint)
+        raise UserError(f"a process is at work on run `{row['id']}`", hint=f"`skep swarm cancel {row['id']}` stops it")
 
 
 def _insert_tasks(connection: Connection, run_id: str, tasks: Iterable[Task], clash: str = "") -> int:

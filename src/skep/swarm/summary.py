@@ -1,7 +1,4 @@
-"""The account of a run: what it did, how long it took, and what it used.
-
-Every figure is derived from the journal's rows, so it can be had again at any time. Knows no clock: `now` is told.
-"""
+"""The account of a run, derived from the journal's rows alone. Knows no clock: `now` is told."""
 
 from __future__ import annotations
 
@@ -176,10 +173,7 @@ READING_S = 0.1  # at most, when many end at the same moment
 def spans_of(
     sessions: Sequence[SwarmSession], attempts: Sequence[Attempt], facts: Sequence[Fact], *, now: float, finished: bool
 ) -> list[SessionSpan]:
-    """`finished`: every task has its result, so what a session did after the last attempt is not counted.
-
-    A session whose process vanished has no end; it worked at least until the last thing that it wrote.
-    """
+    """`finished`: what came after the last attempt is not counted. One that vanished worked until its last row."""
     written: dict[int, float] = {}  # by session, the last thing
     moments = [(one.session, one.ended_at) for one in attempts] + [(session, at) for session, _, at, _ in facts]
     for session, at in moments:

@@ -1,7 +1,4 @@
-"""Tasks as files and documents have them. Every fault is told, with its line, before anything runs.
-
-Three forms: JSON Lines (an object a line), text (a prompt a line) and CSV (a template and its columns).
-"""
+"""Tasks as JSON Lines, text (a prompt a line) or CSV (template, columns). Faults are told before anything runs."""
 
 from __future__ import annotations
 

@@ -159,8 +159,7 @@ def parse_bank(lines: Iterable[str], name: str) -> list[Item]:
 
 def _object(text: str) -> dict[str, Any]:
     if len(text) > LONGEST_LINE:
-        hint = f"at most {LONGEST_LINE}; is this a file of JSON lines?"
-        raise UserError(f" has {len(text)} characters", hint=hint)
+        raise UserError(f" has {len(text)} characters", hint=f"at most {LONGEST_LINE}; is this a file of JSON lines?")
     if "\0" in text:
         raise UserError(" holds a NUL", hint="a bank is text: is this the right file?")
     try:

@@ -59,10 +59,7 @@ def sample_prompts(rng: Random, *, tokens: int | None = None, count: int = 12) -
 
 
 def calibrate(counted: Iterable[tuple[str, int]]) -> TokenCalibration:
-    """From texts and their tokens, by medians: a few wrong counts do no harm.
-
-    With samples of about one length, the overhead cannot be told from the rest, and is taken as zero.
-    """
+    """By medians: a few wrong counts do no harm. Samples of one length do not tell the overhead: it is zero then."""
     pairs = [(pieces(text), tokens) for text, tokens in counted if text and tokens > 0]
     if not pairs:
         raise UserError("no text was counted, so token lengths cannot be calibrated", hint="ask for a `size` instead")

@@ -248,8 +248,7 @@ def _json(rng: Random, grade: int, key_count: int, name_count: int) -> Drill:
         return number(f"{json.dumps(tables)}\nWhat is the {asked} of {name}?", tables[name][asked])
     for place, one in enumerate(shuffled(rng, names)):  # no two alike, so that one is the largest
         tables[one][asked] = 10 * (place + 1) + between(rng, 0, 9)
-    best = max(names, key=lambda one: tables[one][asked])
-    return exact(f"{json.dumps(tables)}\nWho has the largest {asked}?", best)
+    return exact(f"{json.dumps(tables)}\nWho has the largest {asked}?", max(names, key=lambda one: tables[one][asked]))
 
 
 def _edit(rng: Random, grade: int) -> Drill:
@@ -326,10 +325,7 @@ def drills(
 
 
 def _graded(seed: int, grade: int, families: Sequence[DrillFamily]) -> Iterator[Item]:
-    """Each family of the grade once before any comes again, until it has run out of questions.
-
-    The examples are turns that went before: a small model follows those, but only talks about a list of them.
-    """
+    """Each family once before any comes again. Examples are turns that went before: small models follow those."""
     rng = Random(f"drills/{VERSION}/{seed}/{grade}")
     left = [family for family in families if grade in family.grades]
     asked: set[str] = set()

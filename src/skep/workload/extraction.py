@@ -53,10 +53,7 @@ def session_code(code: str) -> str:
 
 
 def code_run(text: str) -> str | None:
-    """Return the longest run of lines that look like code, in a text without fences; None: there is none.
-
-    An answer whose first line is indented is the body of a function, and is kept with its indentation.
-    """
+    """The longest run of lines that look like code, without fences. The body of a function stays indented."""
     best: list[str] = []
     run: list[str] = []
     best_size = 0
@@ -126,10 +123,7 @@ class Block:
 
 
 def split_answer(answer: str, reasoning: str | None) -> SplitAnswer:
-    """The answer without its thinking, wherever that was put: beside the answer, in tags, or in a channel of its own.
-
-    Thinking that is not closed swallows the rest; a closing tag alone means that the prompt had opened it.
-    """
+    """Without its thinking: unclosed, that swallows the rest; a closing tag alone means that the prompt opened it."""
     parts: list[str] = []
     thoughts = [_whole(reasoning)] if reasoning else []
     text = _by_channel(_whole(answer), thoughts)
@@ -307,10 +301,7 @@ def _complete(codes: list[str], given: str) -> list[str]:
 
 
 def has_gaps(code: str) -> bool:
-    """Return whether lines of a function are left out, with `...` or a remark in their place.
-
-    A method or a class that is nothing but `...` is whole: that is how protocols and exceptions are written.
-    """
+    """Whether lines are left out for `...` or a remark. A method or class that is nothing but `...` is whole."""
     lines = [line.expandtabs(4) for line in _STRING.sub("", code).split("\n") if line.strip()]
     for place, line in enumerate(lines):
         if _STUB.match(line) or _GAP_REMARK.match(line):

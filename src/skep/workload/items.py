@@ -1,8 +1,4 @@
-"""An item: what is asked, and how its answer is judged. Banks are lists of them.
-
-A checker is a kind and its values, so that an item is data: it is stored with the run that asked it, and its verdicts
-can be had again from the store alone.
-"""
+"""An item: what is asked, and how its answer is judged. Both are data, stored with the run that asked it."""
 
 from __future__ import annotations
 

@@ -221,8 +221,6 @@ _NUMBERS: Mapping[str, tuple[type, float, float]] = {
     "turn_tokens": (int, 15, 1_000_000),
     "think_s": (float, 0.0, 86_400.0),
 }
-
-
 MOST_RATE = 2000.0
 
 

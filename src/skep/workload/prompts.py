@@ -74,10 +74,7 @@ class Prompt:
 def coding_prompts(
     rng: Random, *, size: Size = "medium", tokens: int | None = None, **lengths: Unpack[Lengths]
 ) -> Iterator[Prompt]:
-    """Endless; the kinds take turns in an order drawn once, so that any five in a row hold each kind.
-
-    `tokens`, if given, asks for so many tokens instead of a size.
-    """
+    """Endless; any five in a row hold each kind. `tokens`, if given, asks for so many tokens instead of a size."""
     if tokens is not None:
         budget, form = token_budget(tokens, **lengths)
     else:
@@ -150,10 +147,7 @@ def shared_prefix(
 
 
 def prefill_heavy(rng: Random, *, tokens: int = PREFILL_TOKENS, **lengths: Unpack[Lengths]) -> Iterator[Prompt]:
-    """Endless prompts of `tokens` tokens in all, nearly all of them in a system message that was never sent before.
-
-    Each asks for a short answer, so that reading the prompt is what takes the time.
-    """
+    """Endless prompts of `tokens` tokens, nearly all in a system message never sent before, for a short answer."""
     fewest = FEWEST_SYSTEM_PIECES + _TASK_PIECES
     room = room_for("a prompt with a system message of its own", tokens, fewest, **lengths)
     kinds = shuffled(rng, KINDS)
@@ -214,10 +208,7 @@ def conversations(
     think_s: float = 5.0,
     **lengths: Unpack[Lengths],
 ) -> Iterator[ConversationScript]:
-    """Endless. Think times are exponential with that mean, and at most about five times as long.
-
-    `tokens_turn` is the text of a further turn; what the chat template adds to it comes on top.
-    """
+    """Endless. Think times: exponential with that mean, at most about 5 times it. `tokens_turn`: without template."""
     if not 1 <= turns <= MOST_TURNS:
         raise UserError(f"a conversation of `{turns}` turns is not possible", hint=f"from 1 to {MOST_TURNS}")
     if not (math.isfinite(think_s) and think_s >= 0):

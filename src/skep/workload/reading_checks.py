@@ -148,8 +148,7 @@ def _number(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
 
 def _choice(values: Mapping[str, Any], text: str) -> tuple[bool, str]:
     wanted, options = str(values["answer"]), [str(one) for one in values["options"]]
-    settled = settled_on(options, text)
-    if not settled:
+    if not (settled := settled_on(options, text)):
         return False, f"none of the options, not {_shown(wanted)}"
     if len(settled) > 1:
         return False, f"settled on nothing: {', '.join(map(_shown, settled[:4]))}"
@@ -167,8 +166,7 @@ def settled_on(options: Sequence[str], text: str) -> tuple[str, ...]:
     for whole in (text, last_boxed(text)):
         if whole and (option := named.is_one(whole)):
             return (option,)
-    stated = [found for match in _STATED.finditer(text) if (found := named.alternatives(text, match.end()))]
-    if stated:
+    if stated := [found for match in _STATED.finditer(text) if (found := named.alternatives(text, match.end()))]:
         return stated[-1]
     lines = [line for line in text.split("\n") if line.strip(_EDGES)]
     leads = [option for line in (lines[:1] + lines[-1:]) if (option := named.lead(line))]
@@ -202,8 +200,7 @@ class _ChoiceOptions:
         return tuple(dict.fromkeys(found))
 
     def lead(self, line: str) -> str | None:
-        match = self._here.match(line.lstrip("-•># "))
-        if match is None:
+        if (match := self._here.match(line.lstrip("-•># "))) is None:
             return None
         rest = match.string[match.end() :].lstrip("*_`\"'”’")
         signs = ").:]" if len(match.group(1)) == 1 else ").:],;"

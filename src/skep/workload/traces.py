@@ -116,8 +116,7 @@ def _read(text: str) -> tuple[dict[str, Any], TraceFormat]:
         return values, "batch"
     if "input_length" in values or "hash_ids" in values:
         return values, "mooncake"
-    hint = f"Mooncake's: {_LOOKS['mooncake']}; OpenAI's: {_LOOKS['batch']}"
-    raise UserError(" is in an unknown format", hint=hint)
+    raise UserError(" is in an unknown format", hint=f"Mooncake's: {_LOOKS['mooncake']}; OpenAI's: {_LOOKS['batch']}")
 
 
 def _mooncake(number: int, values: Mapping[str, Any]) -> TraceItem:

@@ -222,9 +222,7 @@ def _key(key: Any) -> str:
 
 
 def look_at_match(job: dict[str, Any], link: WorkerLink, report: CheckReport) -> None:
-    """No code of the answer runs, so what the other process tells is so. In a process that can be ended: Python's
-    matcher backtracks, and some patterns take for ever.
-    """
+    """No code of the answer runs. In a process that can be ended: Python's matcher backtracks, at times for ever."""
     pattern = job["values"]["pattern"]
     link.send({"pattern": pattern, "said": job["said"]})
     report.check(f"`{pattern}` is found", link.receive()["found"], "it is not there")

@@ -100,9 +100,7 @@ def named(node: ast.stmt) -> tuple[str, ...]:
         return (node.name,)
     if isinstance(node, ast.Assign):
         return tuple(target.id for target in node.targets if isinstance(target, ast.Name))
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return (node.target.id,)
-    return ()
+    return (node.target.id,) if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) else ()
 
 
 def as_one_file(code: str, others: frozenset[str] = frozenset()) -> str:
@@ -175,10 +173,7 @@ def joined(blocks: Sequence[str]) -> str:
 
 
 def chosen(blocks: Sequence[str], wanted: Wanted, *before: str) -> tuple[str, str]:
-    """Return the program, and a remark on what was left out of it. `before` is code of ours that runs first.
-
-    Where nothing gives what was asked for there is nothing to be left out either.
-    """
+    """The program, a remark on what was left out (nothing, if none gives what was asked for). `before` runs first."""
     blocks = [textwrap.dedent(code) for code in blocks] if len(blocks) > 1 else list(blocks)
     asked = {number for number, code in enumerate(blocks) if wanted(code)}
     if len(blocks) < 2 or not asked:

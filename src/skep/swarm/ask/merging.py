@@ -158,8 +158,7 @@ def _merge_task(name: str, goal: str, group: Sequence[MergeProblem], sizes: Size
 def _merged(result: TaskResult, group: Sequence[MergeProblem], notes: list[str]) -> MergeProblem:
     """Return the answer of a merge, or its parts one after the other if it cannot be used."""
     heading = shortened(f"{group[0].heading} to {group[-1].heading}", LONGEST_HEADING)
-    why = why_unused(result, group)
-    if why is not None:
+    if (why := why_unused(result, group)) is not None:
         notes.append(f"`{result.task}` is not used, {why}: its {len(group)} parts stand one after the other")
         return MergeProblem(heading, joined(group), joined=True)
     text = (result.answer or "").strip()

@@ -100,8 +100,7 @@ def _parts(text: str, parts: int) -> list[str]:
     found, start = [], 0
     for number in range(1, parts):
         wanted = len(text) * number // parts
-        space = text.rfind(" ", max(start, wanted - 80), wanted) + 1
-        end = space or wanted
+        end = (text.rfind(" ", max(start, wanted - 80), wanted) + 1) or wanted
         found.append(text[start:end])
         start = end
     return [*found, text[start:]]
@@ -176,8 +175,7 @@ def read_text(root: Path, name: str) -> str:
         raise UserError(f"not to be read ({getattr(error, 'strerror', None) or error})") from None
     if b"\0" in data[:_LOOK_BYTES]:
         raise UserError("no text")
-    text = data.decode("utf-8-sig", "replace").replace("\r\n", "\n").replace("\r", "\n")
-    return text.replace("\0", "\ufffd")
+    return data.decode("utf-8-sig", "replace").replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
 
 
 def _walk(root: Path, *, hidden: bool) -> Iterator[str]:
@@ -252,8 +250,7 @@ async def traits_of(endpoint: Endpoint) -> Traits:
 
 def parameters_in(name: str) -> float | None:
     """`smollm2-135m`, `Qwen3-0.6B`; the largest of several (`30b-a3b`). None: it names none."""
-    found = [float(number) * _UNITS[unit.lower()] for number, unit in _IN_NAME.findall(name)]
-    return max(found, default=None) or None
+    return max((float(count) * _UNITS[unit.lower()] for count, unit in _IN_NAME.findall(name)), default=None) or None
 
 
 async def chars_per_token(endpoint: Endpoint, texts: list[str], *, timeout_s: float = 60.0) -> float:
@@ -266,13 +263,10 @@ async def chars_per_token(endpoint: Endpoint, texts: list[str], *, timeout_s: fl
     try:
         tokens = await count_tokens(line.pool, endpoint, sample)
         if not tokens:
-            asked = [{"role": "user", "content": sample}]
-            tokens = (await line.ask(asked, fields={"max_tokens": 1})).prompt_tokens
+            tokens = (await line.ask([{"role": "user", "content": sample}], fields={"max_tokens": 1})).prompt_tokens
     finally:
         await line.close()
-    if not tokens or tokens * 12 < len(sample):
-        return CHARS_PER_TOKEN
-    return max(0.5, MARGIN * len(sample) / tokens)
+    return max(0.5, MARGIN * len(sample) / tokens) if tokens and tokens * 12 >= len(sample) else CHARS_PER_TOKEN
 
 
 async def _fetched(endpoint: Endpoint, path: str) -> dict[str, Any]:
@@ -411,10 +405,7 @@ async def split_goal(
     plan_timeout_s: float,
     say: Say,
 ) -> PreparedAsk:
-    """Split a goal as wished; by rule where there is no endpoint.
-
-    `by_rule`, `merge`: None is for the model's size to decide: a tiny one neither plans nor merges.
-    """
+    """Split a goal as wished; by rule without an endpoint. `by_rule`, `merge` None: as the model's size allows."""
     per_token, traits, model = CHARS_PER_TOKEN, Traits(), None
     if endpoint is not None:
         traits, model = await traits_of(endpoint), endpoint.model
@@ -426,8 +417,7 @@ async def split_goal(
         size = f"{endpoint.model.rpartition('/')[2]} has {(traits.parameters or 0) / 1e6:,.0f}M parameters"
         split = split_by_rule(goal, sources, sizes, f"{size}, too few to plan; --by-model asks it anyway")
     else:
-        limit = format_seconds(plan_timeout_s)
-        say(f"{endpoint.model} at {endpoint.url} is asked for a plan; by rule after {limit}")
+        say(f"{endpoint.model} at {endpoint.url} is asked for a plan; by rule after {format_seconds(plan_timeout_s)}")
         split = await split_by_model(goal, sources, sizes, endpoint, traits.context, plan_timeout_s, say)
     wanted = merge if merge is not None else split.by_model or not traits.is_tiny
     return PreparedAsk(split, sizes, wanted, model)
@@ -505,8 +495,7 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
     for number, one in enumerate(plan["tasks"], 1):
         objective, told = one["objective"].strip(), str(one.get("id") or "").strip()[:80]
         name = told if told.isprintable() and told else str(number)
-        leans = _LEANS.search(objective)
-        if leans:
+        if leans := _LEANS.search(objective):
             raise UserError(f"task `{name}` leans on another task (`{leans[0]}`), and all run at the same time")
         files = _named(one["files"], list(sources.texts), name)
         if (objective.casefold(), *files) in seen:

@@ -87,10 +87,7 @@ class SchemaChecks:
         raise SkepError("the process that checks schemas does not stay alive", hint="is there memory left?")
 
     async def _started(self) -> asyncio.subprocess.Process:
-        """In a session of its own, so that Ctrl-C is the runner's alone; it ends with its input.
-
-        `-P`: the user's folder, which may hold anything, is no place to import from.
-        """
+        """In a session of its own: Ctrl-C is the runner's alone. `-P`: nothing is imported from the user's folder."""
         if self._child is None:
             self._child = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "skep.swarm.checking.schemas", str(self._compute_s)),
@@ -171,8 +168,7 @@ class AnswerChecker:
         """The first value that is as it should be; else what is wrong with the first, or with the largest beside it."""
         faults = []
         for value in values_in(text):
-            fault = await self._schemas.fault(schema, value)
-            if fault is None:
+            if (fault := await self._schemas.fault(schema, value)) is None:
                 return value, None
             faults.append((len(str(value)), fault))
         if not faults:

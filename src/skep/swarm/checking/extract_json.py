@@ -25,10 +25,7 @@ class NotJson(ValueError):
 
 
 def parse(text: str, *, once: bool = False) -> Any:
-    """Strictly: no NaN, nothing endless, no half characters, nothing nested without end. NotJson otherwise.
-
-    `once`: a key that an object has twice is a fault too, as it is in what a person wrote.
-    """
+    """Strictly: no NaN, nothing endless, no half characters; else NotJson. `once`: a key twice is a fault too."""
     try:
         value = (_ONCE if once else _DECODER).decode(text)
     except json.JSONDecodeError as error:
@@ -41,10 +38,7 @@ def parse(text: str, *, once: bool = False) -> Any:
 
 
 def values_in(text: str) -> list[Any]:
-    """Return what could be meant, in the order in which it is to be tried; none: see `why_none`.
-
-    The whole text; else the fenced blocks; else whatever begins with a brace or a bracket and is whole.
-    """
+    """The whole text; else fenced blocks; else what begins with a brace or bracket and is whole. None: `why_none`."""
     text = text[:LONGEST].strip()
     with suppress(NotJson):
         return [parse(text)]
