@@ -230,7 +230,7 @@ def is_of_memory(failure: ConfigFailure) -> bool:
 
 @lru_cache(maxsize=1024)
 def greedy_share(failure: ConfigFailure) -> str | None:
-    """ "down": the engine's share was too small for its KV cache; "up": it left too little beside it; None: unsaid."""
+    """Which way of memory_share asks for more: "down", too little for the KV cache, or "up", too little beside it."""
     told = _said(failure, failure.remedy)
     return "down" if _POOL.search(told) else "up" if _BESIDE.search(told) else None
 

@@ -78,7 +78,7 @@ def given_up(stages: Sequence[TuneStage]) -> frozenset[int]:
 
 
 def total_gain(stages: Sequence[TuneStage]) -> Interval | None:
-    """All accepted steps together, their errors taken as independent; None: there is none, or one without a ratio."""
+    """All accepted steps over the baseline, their errors taken as independent; None: no step, or one without ratio."""
     steps = [one.ratio for one in accepted(stages)]
     ratios = [one for one in steps if one is not None and known(one.estimate) and one.estimate > 0]
     if not ratios or len(ratios) < len(steps):
