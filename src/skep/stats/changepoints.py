@@ -174,8 +174,7 @@ def _weighed(ys: Sequence[float]) -> _Best | None:
     best, where = -math.inf, 0
     for first, last in _octaves(len(shares)):
         share = max(shares[first:last])
-        shorter = min(first, len(shares) - last) + SHORTEST
-        height = math.sqrt(_likelihood(n, share)) - _extra(shorter)
+        height = math.sqrt(_likelihood(n, share)) - _extra(min(first, len(shares) - last) + SHORTEST)
         if height > best:
             best, where = height, shares.index(share, first)
     return _Best(where + SHORTEST, best, shares)
@@ -246,8 +245,7 @@ def _bracket(scale: _LogScale, first: int, cut: int, last: int, slow: float) -> 
     found = _weighed(scale.clipped(first, last, cut))
     if found is None:
         return cut, cut
-    n = last - first
-    heights = [_likelihood(n, share) / (2 * slow * slow) for share in found.shares]
+    heights = [_likelihood(last - first, share) / (2 * slow * slow) for share in found.shares]
     top = max(heights)
     sums = list(accumulate(math.exp(height - top) for height in heights))
     low = next(place for place, part in enumerate(sums) if part >= 0.025 * sums[-1])

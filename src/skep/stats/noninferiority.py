@@ -106,8 +106,7 @@ def _most_likely(items: Mapping[float, float], truth: float) -> dict[float, floa
     that tilt leaves over is such weight."""
     total = sum(items.values())
     most = 1 / (1 + truth)
-    none_lost = items.get(-1.0, 0) <= 0
-    tilt = most if none_lost and _pull(items, truth, most) >= 0 else _root(items, truth, most)
+    tilt = most if items.get(-1.0, 0) <= 0 and _pull(items, truth, most) >= 0 else _root(items, truth, most)
     shares = {value: count / total / (1 + tilt * (value - truth)) for value, count in items.items() if value > -1}
     shares[-1.0] = max(0.0, 1 - sum(shares.values()))
     return shares

@@ -72,9 +72,8 @@ def at_rank(ordered: Sequence[float], q: float) -> float:
     position = q * (len(ordered) - 1) / 100
     below = int(position)
     low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
-    if position == below:  # infinity times zero is no number
-        return low
-    return min(high, low + (high - low) * (position - below))
+    # Infinity times zero is no number.
+    return low if position == below else min(high, low + (high - low) * (position - below))
 
 
 STEPS = 100  # far more than needed: three to ten are
@@ -157,10 +156,7 @@ def mean_t_interval(values: Iterable[float], *, confidence: float = 0.95) -> Int
 
 
 def runs_interval(values: Iterable[float]) -> Interval | None:
-    """95 %, of the mean over the runs of a level, never below zero; None below three.
-
-    Of two runs Student's interval is 13 times as wide as they lie apart: their two values say more.
-    """
+    """95 %, of the mean over the runs of a level, never below zero; None below three: two values say more."""
     sample = list(values)
     found = mean_t_interval(sample) if len(sample) >= FEWEST_RUNS else None
     return None if found is None else replace(found, low=max(0.0, found.low))

@@ -124,5 +124,4 @@ def _is_steady(values: Sequence[float]) -> bool:
     one_way = all(step > 0 for step in steps) or all(step < 0 for step in steps)
     if strays > (len(values) >= WINDOW) or (one_way and abs(values[-1] - values[0]) > room / 5):
         return False
-    slope = linear_regression(range(len(values)), values).slope
-    return abs(slope * (len(values) - 1)) <= 1.2 * room
+    return abs(linear_regression(range(len(values)), values).slope * (len(values) - 1)) <= 1.2 * room

@@ -49,12 +49,9 @@ def window_stats(values: Iterable[float]) -> WindowStats | None:
 
 
 def rolling_median(points: Sequence[tuple[float, float]], width_s: float) -> list[tuple[float, float, float, float]]:
-    """(moment, median, lower quartile, upper quartile) of the `width_s` up to and with each point, oldest first.
-
-    The window is kept sorted while it moves, so that 20,000 points take a tenth of a second.
-    """
+    """(moment, median, lower quartile, upper quartile) of the `width_s` up to and with each point, oldest first."""
     found = []
-    window: list[float] = []
+    window: list[float] = []  # kept sorted while it moves, so that 20,000 points take a tenth of a second
     first = 0
     for at, value in points:
         insort(window, value)

@@ -56,10 +56,7 @@ class MeasurementNoise:
         self._reading_freedom += len(clipped) - 1
 
     def add_means(self, means: Sequence[float], counts: Sequence[int], *, sides: int) -> None:
-        """Of the starts of one configuration, or, with two sides, the differences of two, one a round.
-
-        What readings do not explain is the starts'.
-        """
+        """Of one configuration's starts, or two sides' differences by round: what readings do not explain is theirs."""
         if len(means) >= 2:
             within = sides * self.reading**2 * fmean(1 / count for count in counts)
             self._start_squares += (len(means) - 1) * max(0.0, variance(means) - within) / sides
@@ -139,8 +136,7 @@ class SequentialTest:
             return SequentialVerdict.BETTER
         if now.estimate + now.reach < self._worth:  # no gain worth having is left in it
             return SequentialVerdict.SAME
-        at_the_end = now.reach * math.sqrt(self.rounds / self._rounds)
-        even_if_lucky = now.estimate + now.error < at_the_end
+        even_if_lucky = now.estimate + now.error < now.reach * math.sqrt(self.rounds / self._rounds)
         over = self.rounds >= 2 and (self.rounds >= self._rounds or even_if_lucky)
         return SequentialVerdict.SAME if over else SequentialVerdict.OPEN
 

@@ -101,8 +101,7 @@ class SloSearch:
         """Return the level to run next; None when the search is done."""
         if self.runs >= self._budget:
             return None
-        unclear = next((c for c in sorted(self._shares) if self._is_met(c) is None), None)
-        if unclear is not None:
+        if (unclear := next((c for c in sorted(self._shares) if self._is_met(c) is None), None)) is not None:
             return unclear
         met, failed = self.bracket()
         ceiling = min((c for c in self._limited if c > met), default=None)
@@ -134,9 +133,7 @@ class SloSearch:
         passes = sum(share <= 1 for share in shares)
         majority = 2 * max(passes, len(shares) - passes) > REPEATS
         middle = median(shares)
-        if len(shares) >= REPEATS or majority or abs(middle - 1) > NEAR:
-            return middle <= 1
-        return None
+        return middle <= 1 if len(shares) >= REPEATS or majority or abs(middle - 1) > NEAR else None
 
     def bracket(self) -> tuple[int, int | None]:
         """Return the highest pass, and the lowest failure above it: between them lies what is looked for."""

@@ -52,15 +52,12 @@ class CurveSide(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TurningPoint:
-    """A knee or a cliff among the measured levels, by index: it lies between `low` and `high`.
-
-    `low` is -1 where even the first level is past it. `sure`: both ends are.
-    """
+    """A knee or a cliff among the measured levels, by index: it lies between `low` and `high`."""
 
     at: int
-    low: int
+    low: int  # -1 where even the first level is past it
     high: int
-    sure: bool
+    sure: bool  # both ends are
 
     @property
     def is_known(self) -> bool:
@@ -114,8 +111,7 @@ class SpeedCurve:
 
     def rival(self, index: int) -> int | None:
         """Of the larger levels the one that may be best, as far as the repeats say; None for the last."""
-        later = range(index + 1, len(self.levels))
-        return max(later, key=lambda place: self.ratio(place, index)[:0:-1], default=None)
+        return max(range(index + 1, len(self.levels)), key=lambda place: self.ratio(place, index)[:0:-1], default=None)
 
     def best_before(self, index: int) -> int | None:
         """Return the best of the smaller levels; None for the first."""
@@ -127,9 +123,7 @@ class SpeedCurve:
         if any(self.ratio(place, index, among=len(later))[0] > 1 + MARGIN for place in later):
             return CurveSide.BEFORE
         ratios = [self.ratio(place, index) for place in later]
-        if ratios and all(high < 1 + MARGIN for _, _, high in ratios):
-            return CurveSide.AFTER
-        return CurveSide.UNCLEAR
+        return CurveSide.AFTER if ratios and all(high < 1 + MARGIN for _, _, high in ratios) else CurveSide.UNCLEAR
 
     def cliff_side(self, index: int) -> CurveSide:
         """BEFORE: surely within the margin of the best up to here. AFTER: surely under it."""
@@ -165,9 +159,8 @@ class SpeedCurve:
             return TurningPoint(at, low, high, sure=False)
         sure_low = next((place for place in range(low, -1, -1) if side(place) is CurveSide.BEFORE), -1)
         sure_high = next((place for place in range(high, len(self.levels)) if side(place) is CurveSide.AFTER), None)
-        if sure_high is None:
-            return TurningPoint(at, sure_low, len(self.levels) - 1, sure=False)
-        return TurningPoint(at, sure_low, sure_high, sure=True)
+        last = len(self.levels) - 1 if sure_high is None else sure_high
+        return TurningPoint(at, sure_low, last, sure=sure_high is not None)
 
 
 def find_turning(levels: Iterable[LevelPoint]) -> Turning:
@@ -223,10 +216,7 @@ class SaturationSearch:
         self.runs = 0
 
     def measured(self, concurrency: int, *figures: float, limited: bool = False) -> None:
-        """One run of a level, or several. Without a figure, or where the client was the limit, nothing is asked above.
-
-        Zero is a figure: the server was there and not one request succeeded.
-        """
+        """Runs of a level. Without a figure (zero is one), or where the client is the limit, nothing is asked above."""
         self.runs += max(1, len(figures))
         if limited or not figures:
             self._unusable.add(concurrency)
@@ -265,8 +255,7 @@ class SaturationSearch:
         if self._flat_rungs(curve) >= 2:
             return None
         rung = next((rung for rung in self._rungs() if rung not in self._figures), None)
-        ceiling = min(self._unusable, default=math.inf)
-        return rung if rung is not None and rung < ceiling else None
+        return rung if rung is not None and rung < min(self._unusable, default=math.inf) else None
 
     def _flat_rungs(self, curve: SpeedCurve) -> int:
         """How many of the highest rungs in a row brought less than the margin over the best below the first of them."""

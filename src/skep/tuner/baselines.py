@@ -126,11 +126,9 @@ def _safe(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | 
     contradiction(rig, goal, wanted, model)
     for pins in (wanted, replace(wanted, utilization=None)):
         found, _ = bases(model, rig, goal, pins, engine, say_why=False)
-        cut = [setup for setup in found if setup.layout.ep == 1]
-        if cut:
+        if cut := [setup for setup in found if setup.layout.ep == 1]:
             return sorted(cut, key=_safety)
-    choice = choose(model, rig, goal, pins, engines=(engine,), scale=False)
-    raise fits_nowhere(model, choice, goal, pins, engine)
+    raise fits_nowhere(model, choose(model, rig, goal, pins, engines=(engine,), scale=False), goal, pins, engine)
 
 
 def _safety(setup: Setup) -> tuple[int, int, bool, float]:

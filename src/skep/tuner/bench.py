@@ -54,8 +54,7 @@ def running_service(paths: Paths) -> Service | None:
     rows = [row for row in status["rows"] if row["kind"] not in NO_REPLICAS]
     models = tuple(sorted({row["model"] for row in rows if row["model"]}))
     rooms = {name for row in rows for name in row.get("room") or {} if name.startswith("gpu")}
-    gpus = tuple(sorted(int(name.removeprefix("gpu")) for name in rooms))
-    return Service(status["url"], models, status["pid"], gpus)
+    return Service(status["url"], models, status["pid"], tuple(sorted(int(name.removeprefix("gpu")) for name in rooms)))
 
 
 @contextmanager
@@ -178,8 +177,7 @@ async def _bench(
     host, base = read_host(), ready.base
     async with AsyncExitStack() as stack:
         guard = await _guard(stack, ready, journal, store, paths, say)
-        meter = open_meter()
-        if meter is not None:
+        if (meter := open_meter()) is not None:
             stack.callback(meter.close)
         work = logs_folder(paths, tuning.id)
         work.mkdir(parents=True, exist_ok=True)

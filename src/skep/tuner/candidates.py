@@ -67,10 +67,8 @@ def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value
         kept = _KEPT[number % len(_KEPT)]
         others = {one.name: rng.choice(one.values) for one in book.space.knobs if rng.random() > kept}
         drawn = incumbent.turned(others | {knob: value})
-        if book.refusal(drawn) is None:
-            gain = book.promise(drawn, incumbent)
-            if gain > best_gain:
-                best, best_gain = drawn, gain
+        if book.refusal(drawn) is None and (gain := book.promise(drawn, incumbent)) > best_gain:
+            best, best_gain = drawn, gain
     return None if best is None else _back(book, incumbent, _ascended(book, incumbent, best, knob), knob)
 
 
@@ -183,14 +181,11 @@ class Moves:
         return [move for move in found if not self.is_closed(move.changes, incumbent)]
 
     def is_closed(self, changes: tuple[KnobChange, ...], incumbent: KnobConfig) -> bool:
-        """Until a knob that it interacts with has been turned since, or one looks more finely.
-
-        A dead end elsewhere is another configuration: it is tried again from another place, but not often.
-        """
+        """Until a knob that it interacts with has been turned since, or one looks more finely."""
         closed = self._closed.get(_key(changes))
         if closed is None or (closed.same and closed.grain < self.grain):
             return False
-        if closed.failed:
+        if closed.failed:  # elsewhere it is another configuration: tried again from another place, but not often
             return closed.incumbent == incumbent or self._dead_ends[_key(changes)] >= _DEAD_ENDS
         own = {change.knob for change in changes}
         partners = {partner for name in own for partner in self._partners[name]} - own
@@ -240,8 +235,7 @@ class Moves:
         for knob in self._knobs.values():
             for value in knob.values:
                 alone = incumbent.turned({knob.name: value})
-                narrow = self._book.is_narrow(alone)
-                if not narrow and not 1 <= self._book.deaths(knob.name, value) < _DETOURS:
+                if not self._book.is_narrow(alone) and not 1 <= self._book.deaths(knob.name, value) < _DETOURS:
                     continue
                 config = self._leap(incumbent, knob.name, value) if self._book.refusal(alone) is not None else None
                 if config is not None and (move := self._move(config, incumbent, "leap")) is not None:
@@ -346,8 +340,7 @@ class Chooser:
 
     def _chosen(self, moves: Sequence[Move]) -> Move | tuple[KnobConfig, ...]:
         if moves and not self._owed and self._is_decidable(moves[0]):
-            move = moves[0]
-            looks = self._book.counted_starts(move.config)
+            move, looks = moves[0], self._book.counted_starts(moves[0].config)
             if move.kind != "single" or not looks or not self.owe(move.config, [move.changes[0].knob], looks=looks):
                 return move
         chosen = [config for config in self._owed if self._book.refusal(config) is None][:SIDE_BY_SIDE]

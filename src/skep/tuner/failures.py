@@ -109,8 +109,7 @@ class FailureSuspects:
 
     def _suspects(self, config: KnobConfig) -> frozenset[Suspect]:
         if config not in self._known:
-            values = config.values
-            self._known[config] = frozenset([*((value,) for value in values), *combinations(values, 2)])
+            self._known[config] = frozenset([*((one,) for one in config.values), *combinations(config.values, 2)])
         return self._known[config]
 
 
@@ -198,8 +197,7 @@ def apply_remedy(config: KnobConfig, failure: ConfigFailure, knobs: Sequence[Kno
         return config.turned(told)
     for name, way in _turns(failure):
         knob = by_name.get(name)
-        value = None if knob is None else _turned(knob, config.get(name), way)
-        if value is not None:
+        if knob is not None and (value := _turned(knob, config.get(name), way)) is not None:
             return config.turned({name: value})
     return None
 
@@ -232,9 +230,7 @@ def is_of_memory(failure: ConfigFailure) -> bool:
 
 @lru_cache(maxsize=1024)
 def greedy_share(failure: ConfigFailure) -> str | None:
-    """Which way of memory_share asks for more: "down" where the engine's own share was too small for its KV cache,
-    "up" where it left too little beside it. None: the words do not tell.
-    """
+    """Which way of memory_share asks for more: "down", too little for the KV cache, or "up", too little beside it."""
     told = _said(failure, failure.remedy)
     return "down" if _POOL.search(told) else "up" if _BESIDE.search(told) else None
 

@@ -54,7 +54,7 @@ class KnobContext:
     box: TuneMachine
     model: Geometry | None
     quants: tuple[str, ...]
-    named: frozenset[str]
+    named: frozenset[str]  # a few are offered only then, as this load sees but one side of them
 
     @property
     def goal(self) -> PlanGoal:
@@ -146,8 +146,7 @@ def layout_knobs(asked: KnobContext) -> Iterator[Knob]:
             for setup in base_setups(model, rig, engine, layout, Pins(quant=QUANTS[name], no_spec=True)):
                 if refusal(setup, rig) is not None:
                     continue
-                placed = place(setup, sizing_card(rig, layout), goal, Pins())
-                if placed is not None:
+                if (placed := place(setup, sizing_card(rig, layout), goal, Pins())) is not None:
                     figure = coarse(speed_model_of(placed, rig, goal, basis), goal)
                     rated[layout] = max(figure, rated.get(layout, 0.0))
     widest = max((layout.cards for layout in rated), default=0)
@@ -200,10 +199,9 @@ def apply_config(base: Preset, config: KnobConfig) -> Preset:
 
 
 def _handle(knob: str) -> Handle:
-    found = _HANDLES.get(knob)
-    if found is None:
+    if knob not in _HANDLES:
         raise UserError(f"no knob is called `{knob}`", hint=f"known: {', '.join((*_HANDLES, *DRAFTS))}")
-    return found
+    return _HANDLES[knob]
 
 
 # Speculation: at most one method drafts
@@ -251,8 +249,7 @@ def _read_kv(preset: Preset) -> str:
 
 
 def _write_kv(preset: Preset, kv: str) -> Preset:
-    told = None if kv == plain_kv(preset.engine) else kv
-    return replace(preset, options=replace(preset.options, kv=told))
+    return replace(preset, options=replace(preset.options, kv=None if kv == plain_kv(preset.engine) else kv))
 
 
 def _write_checkpoint(preset: Preset, checkpoint: str) -> Preset:
@@ -308,16 +305,14 @@ _FORMAT_WORDS = ("awq", "gptq", "autoround", "auto_round", "nvfp4", "mxfp4", "fp
 
 def quant_of(preset: Preset, model: Geometry | None = None) -> Quant | None:
     """None: its name says nothing. vLLM's checkpoints without a word are 16 bit, or as the model was published."""
-    told = known_quant(preset.options.quant) if preset.options.quant else None
-    if told is not None:
+    if preset.options.quant and (told := known_quant(preset.options.quant)) is not None:
         return told
     name = preset.checkpoint.casefold().replace("int4-autoround", "autoround")
     if preset.engine in _GGUF:
         words = _GGUF_WORD.findall(name)
         found = _NEAREST.get(words[-1], words[-1]) if words else "q4_k_m"
         return QUANTS.get("gguf_mxfp4" if found == "mxfp4" else found) or known_quant(found)
-    word = next((word for word in _FORMAT_WORDS if word in name), None)
-    if word is not None:
+    if (word := next((word for word in _FORMAT_WORDS if word in name), None)) is not None:
         return known_quant(word)
     bits = model.native_bits if model is not None else None
     return QUANTS["bf16" if bits is None else "mxfp4" if bits < 5 else "fp8"]
@@ -329,8 +324,7 @@ def own_refusal(config: KnobConfig, base: Preset) -> str | None:
         preset = apply_config(base, config)
     except UserError as error:
         return error.message
-    rules = _llama if preset.engine in LLAMA else _pooled
-    return next(rules(preset), None)
+    return next(_llama(preset) if preset.engine in LLAMA else _pooled(preset), None)
 
 
 def _llama(preset: Preset) -> Iterator[str]:
@@ -452,10 +446,7 @@ def space_of(
     base: Preset, aim: TuneGoal, box: TuneMachine, checkpoints: Sequence[str] = (), quants: Sequence[str] = (),
     named: Collection[str] = (),
 ) -> Space:  # fmt: skip
-    """`checkpoints`: files to choose from, the base's among them. `quants`: formats, where nothing is really loaded.
-
-    `named`: knobs that were asked for by name; a few are offered only then, as this load sees but one side of them.
-    """
+    """`checkpoints`: files to choose from, the base's among them. `quants`: formats, where nothing is really loaded."""
     model, formats = box.model or find_geometry(base.model), _quants(base, checkpoints, quants)
     asked = KnobContext(base, aim, box, model, formats, frozenset(named))
     offered = [*_choices(base, checkpoints, quants), *_by_engine(asked)]
@@ -483,8 +474,7 @@ def said_in_extra(base: Preset) -> dict[str, str]:
         flag = word.partition("=")[0]
         if flag in rules["speculative"].get(base.engine, ()):
             found |= dict.fromkeys(DRAFTS, flag)
-        name = rules["flags"].get(base.engine, {}).get(flag)
-        if name is not None:
+        if (name := rules["flags"].get(base.engine, {}).get(flag)) is not None:
             found[name] = flag
     return found
 

@@ -112,10 +112,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 class Waves:
-    """How long a wave takes at levels that were measured, and about how long at others.
-
-    More agents make a wave no shorter, and longer by no more than their number.
-    """
+    """How long a wave takes, by measured levels: more agents make it no shorter, and longer by at most their number."""
 
     def __init__(self) -> None:
         self._known: dict[int, float] = {}
@@ -137,9 +134,7 @@ def run_tasks(level: int, wave_s: float | None, least_s: float = RUN_S) -> int |
     """Of one run of a level of the curve, in whole waves; None: even one would take too long."""
     if wave_s is None:
         return level
-    if wave_s > LONGEST_RUN_S:
-        return None
-    return level * min(MOST_WAVES, max(1, math.ceil(least_s / wave_s)))
+    return None if wave_s > LONGEST_RUN_S else level * min(MOST_WAVES, max(1, math.ceil(least_s / wave_s)))
 
 
 def drop_unusable_remedies(failure: ConfigFailure, config: KnobConfig) -> ConfigFailure:
@@ -240,8 +235,7 @@ class _ServerRun:
 
     def _begin(self, what: str, total: int, place: tuple[int, int]) -> None:
         self._what, self._total, self._place = what, total, place
-        self._failed = 0
-        self._pace = TokenPace()
+        self._failed, self._pace = 0, TokenPace()
         self._tell()
 
     def _took(self, row: Request) -> None:

@@ -67,8 +67,7 @@ class Surrogate:
     def took(self, config: KnobConfig, round_: int, score: float, variance: float) -> None:
         """One start's mean, with the variance it has as a measure of its configuration."""
         near = self._column(config)
-        column = [near[other] + _COMMON**2 * (there == round_) for other, there in self._seen]
-        row = self._forward(column)
+        row = self._forward([near[other] + _COMMON**2 * (there == round_) for other, there in self._seen])
         own = self._kernel(config, config) + _COMMON**2 + variance
         pivot = math.sqrt(max(own - sum(map(mul, row, row)), 1e-9))
         self._rest.append((score - self.prior(config) - sum(map(mul, row, self._rest))) / pivot)
@@ -115,8 +114,7 @@ class Surrogate:
             return 0.0
         foreseen = self._foreseen(self._baseline.turned({knob.name: value}))
         predicted = foreseen - self._level if foreseen is not None else 0.0
-        unforeseen = 1.5 * knob.expected if not predicted else 0.0
-        return min(_MOST_OFF, max(_OFF + _OFF_SHARE * abs(predicted), unforeseen))
+        return min(_MOST_OFF, max(_OFF + _OFF_SHARE * abs(predicted), 0.0 if predicted else 1.5 * knob.expected))
 
     def _kernel(self, a: KnobConfig, b: KnobConfig) -> float:
         column = self._columns.setdefault(a, {})
@@ -207,14 +205,12 @@ class Measurements:
         self.noise.add_start(logs)
         late = min(math.log(max(1.0, over_limit([start]))), _HOPELESSLY_LATE)
         variance = self.noise.mean_variance(len(logs)) * (1 + (_TOO_LATE * (late > 0)) ** 2)
-        mean = fmean(self.noise.clipped(logs)) - _TOO_LATE * late
-        self.surrogate.took(start.config, self.rounds, mean, variance)
+        self.surrogate.took(start.config, self.rounds, fmean(self.noise.clipped(logs)) - _TOO_LATE * late, variance)
 
     def settle(self, config: KnobConfig) -> None:
         """What its starts differ by is learned."""
         known = [logs for one in self.starts(config) if (logs := speeds(one.readings))]
-        means = [fmean(self.noise.clipped(one)) for one in known]
-        self.noise.add_means(means, [len(one) for one in known], sides=1)
+        self.noise.add_means([fmean(self.noise.clipped(one)) for one in known], list(map(len, known)), sides=1)
 
     def figure(self, starts: Sequence[ServerStart]) -> Interval | None:
         """Return the mean with a 95 % interval; None: nothing counts."""

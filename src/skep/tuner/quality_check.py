@@ -112,8 +112,7 @@ def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
         return judged(ok=False, words=f"none of its requests was answered: {after.fault}")
     both = before.marks.keys() & after.marks.keys()
     if before.bank != after.bank or not both:
-        words = f"not judged: one was asked {before.bank}, the other {after.bank}"
-        return judged(ok=True, skipped=True, words=words)
+        return judged(ok=True, skipped=True, words=f"not judged: one was asked {before.bank}, the other {after.bank}")
     before, after = before.of_items(both), after.of_items(both)
     if max(before.rate, after.rate) < max(FLOOR, delta):
         why = "these items are too hard for this model, so that nothing can be told"
@@ -170,8 +169,7 @@ class GuardPlan:
 
 def guard_bank(name: str, plan: GuardPlan, cache_dir: Path) -> Bank:
     """Before the search: a bank that cannot be had is told then. "auto": drills, which need no sandbox."""
-    chosen = DRILLS if name == AUTO else name
-    return choose_bank(chosen, seed=plan.seed, count=plan.items, cache_dir=cache_dir)
+    return choose_bank(DRILLS if name == AUTO else name, seed=plan.seed, count=plan.items, cache_dir=cache_dir)
 
 
 @asynccontextmanager

@@ -87,8 +87,7 @@ class TuningJournal:
 
     def decided(self, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
         """Store the stages that were decided without a new answer. Return those that are new."""
-        fresh = self._fresh(stages)
-        if fresh:
+        if fresh := self._fresh(stages):
             self._tunings.append_stages(self.tuning.id, fresh, self._clock())
             self.stages += fresh
         return fresh
@@ -145,8 +144,7 @@ def replay_answers(journal: TuningJournal, search: KnobSearch) -> float:
     """Give the search its stored answers again. Return how many seconds they took. UserError if its requests differ."""
     spent_s = 0.0
     for number, (stored, answer) in enumerate(journal.past, start=1):
-        asked = search.following()
-        if asked != stored:
+        if (asked := search.following()) != stored:
             now = "none" if asked is None else f"`{asked.words}`"
             raise journal.differs(f"request {number} was `{stored.words}`, and would be {now}")
         search.took(answer)
@@ -165,8 +163,7 @@ async def run_search(
 ) -> None:
     """Until the search asks for nothing more. `longest_s`: for one request; by default no less than the whole budget.
 
-    Cancelled: the request under way is broken off and leaves nothing, what was decided stands; `search.incumbent` and
-    `journal.stages` have it, and `TuningJournal.resume` goes on from there.
+    Cancelled: the request under way leaves nothing, what was decided stands; `TuningJournal.resume` goes on from there.
     """
     limit_s = longest_s or max(SHORTEST_LIMIT_S, journal.tuning.budget_s)
     with journal:

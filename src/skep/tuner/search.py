@@ -86,8 +86,7 @@ class ConfigTrial:
     @property
     def ratio(self) -> Interval | None:
         """Of speeds, whatever decided."""
-        standing = self.speeds.standing
-        return standing.ratio if standing is not None else None
+        return None if (standing := self.speeds.standing) is None else standing.ratio
 
     def took(self, first: ServerStart, second: ServerStart, seconds: float) -> None:
         """One round, in which neither failed."""
@@ -164,8 +163,7 @@ class KnobSearch:
             return self._judge(self._trial) if self._judging else self._confirm(self._trial)
         if self._has_reached_target():
             return self._close("the target is reached")
-        chosen = self.chooser.choose(self.incumbent)
-        if chosen is None:
+        if (chosen := self.chooser.choose(self.incumbent)) is None:
             return self._close("nothing is left that promises anything")
         if isinstance(chosen, Move):
             predicted = self._predicted(chosen.config)
@@ -259,8 +257,7 @@ class KnobSearch:
             evidence = self._looked_at(start, answer)
             if start.failure is None and not start.figures:  # up, but without a reading that counts: twice is enough
                 if len(self._book.starts(start.config)) >= STARTS:
-                    why = speed_words(evidence.starts, SequentialVerdict.SAME, None)
-                    self._note(evidence, StageDecision.SAME, why)
+                    self._note(evidence, StageDecision.SAME, speed_words(evidence.starts, SequentialVerdict.SAME, None))
                     self._moves.close(evidence.changes, self.incumbent)
             elif start.failure is None:
                 belief = self._book.surrogate.gain(start.config, self.incumbent)
@@ -280,8 +277,7 @@ class KnobSearch:
         ratio = contest.standing.ratio if contest.standing is not None else None
         here, there = over_limit(evidence.starts), over_limit(evidence.beside)
         if here > max(1.0, there):
-            why = limit_words(here, there, self.aim.slo, ratio)
-            self._note(evidence, StageDecision.OVER_LIMIT, why, ratio=ratio)
+            self._note(evidence, StageDecision.OVER_LIMIT, limit_words(here, there, self.aim.slo, ratio), ratio=ratio)
         else:
             verdict = contest.verdict if contest.verdict is SequentialVerdict.WORSE else SequentialVerdict.SAME
             self._note(evidence, _TURNED_DOWN[verdict], speed_words(evidence.starts, verdict, ratio), ratio=ratio)

@@ -239,11 +239,9 @@ def prepare_again(tuning: Tuning) -> PreparedTuning:
     options, base = msgspec.convert(tuning.base["wishes"], TuningOptions), base_of(tuning)
     stored = tuning.base["terrain"]
     rig, model = msgspec.convert(stored["rig"], Rig | None), msgspec.convert(stored["model"], Geometry | None)
-    fitted = msgspec.convert(stored["tuning"], Fitted)
-    basis = Basis(published_constants(), fitted, calibrated=stored["calibrated"])
+    basis = Basis(published_constants(), msgspec.convert(stored["tuning"], Fitted), calibrated=stored["calibrated"])
     quant = QUANTS[stored["quant"]] if stored["quant"] is not None else None
-    target = TuneTarget(base, TuneMachine(rig=rig, model=model), tuning.rig, basis, quant)
-    return _ready(target, tuning, options)
+    return _ready(TuneTarget(base, TuneMachine(rig=rig, model=model), tuning.rig, basis, quant), tuning, options)
 
 
 def base_of(tuning: Tuning) -> Preset:
@@ -264,9 +262,8 @@ def _check(space: Predictor, tuning: Tuning) -> None:
         raise kind(f"the beginning itself cannot start: {refused}", hint=hint)
     need_s = TRIAL_STARTS * (space.start_s(tuning.baseline) + TRIAL_READINGS * space.reading_s(tuning.baseline))
     if tuning.budget_s < SURELY * need_s:
-        what = f"--budget {format_seconds(tuning.budget_s)} is too short for one trial"
         hint = f"two starts of the baseline, and two of both sides, take about {format_seconds(need_s)}"
-        raise UserError(what, hint=hint)
+        raise UserError(f"--budget {format_seconds(tuning.budget_s)} is too short for one trial", hint=hint)
 
 
 def prospects(ready: PreparedTuning) -> list[CandidateChange]:
@@ -305,8 +302,7 @@ def _values(knob: str, prospects: Sequence[CandidateChange]) -> str:
 
 def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:
     """Return those of `--knobs`, all where it is not given, without those of `--skip`."""
-    wanted = _names("--knobs", only, knobs)
-    left_out = _names("--skip", skip, knobs)
+    wanted, left_out = _names("--knobs", only, knobs), _names("--skip", skip, knobs)
     kept = tuple(knob for knob in knobs if (not wanted or knob.name in wanted) and knob.name not in left_out)
     if not kept:
         names = ", ".join(knob.name for knob in knobs)
@@ -389,8 +385,7 @@ def _check_simulated(options: TuningOptions, preset: Preset | None) -> None:
     """What is of this machine, or of weights that are really loaded, would be asked for in vain."""
     guarded = options.quality not in ("auto", "off")
     real = {"--gpus": options.gpus, "--binary": options.binary, "--in-place": options.in_place, "--quality": guarded}
-    flag = next((flag for flag, value in real.items() if value), None)
-    if flag is not None:
+    if (flag := next((flag for flag, value in real.items() if value), None)) is not None:
         raise UserError(f"{flag} means nothing with --simulate: no engine is started", hint=f"leave {flag} out")
     if options.checkpoints and preset is None:
         hint = "leave it out: the formats of its weights are the knob `quant`"
@@ -473,8 +468,7 @@ def _own_model(options: TuningOptions, engine: str | None, paths: Paths) -> Mode
         read = read_model(str(path))
         return replace(read, geometry=geometry or read.geometry, notes=())
     try:
-        unknown = find_geometry(options.name) is None
-        return _model((options.checkpoint if unknown else None) or options.name, paths)
+        return _model((options.checkpoint if find_geometry(options.name) is None else None) or options.name, paths)
     except UserError:
         if engine is None or _is_path(options.name) or not ("/" in options.name or engine == "ollama"):
             raise
@@ -515,8 +509,7 @@ def _cards(host: HostFacts, wanted: tuple[int, ...], link: str | None) -> Resolv
     if not wanted:
         return rig_of_host(host, link)
     there = [gpu.index for gpu in host.gpus]
-    missing = next((index for index in wanted if index not in there), None)
-    if missing is not None:
+    if (missing := next((index for index in wanted if index not in there), None)) is not None:
         raise UserError(f"there is no card {missing} here", hint=f"there are {', '.join(map(str, there))}")
     place = {index: wanted.index(index) for index in wanted}
     links = tuple((place[a], place[b], kind) for a, b, kind in host.links if a in place and b in place)
@@ -526,7 +519,6 @@ def _cards(host: HostFacts, wanted: tuple[int, ...], link: str | None) -> Resolv
 
 def _cpu(host: HostFacts, paths: Paths) -> ResolvedRig:
     """As it was calibrated; else by its memory's speed, which is measured in a moment."""
-    known = calibrated_rig(paths.store, host)
-    if known is not None and known.cards[0].vendor == "cpu":
+    if (known := calibrated_rig(paths.store, host)) is not None and known.cards[0].vendor == "cpu":
         return ResolvedRig(replace(known, cards=known.cards[:1]))
     return ResolvedRig(cpu_rig(host, memory_bandwidth_gbs(host.cpu_cores), measured=True))

@@ -64,8 +64,7 @@ class PlannedTruth:
     """What each configuration really does, by what is foreseen. Pure: the same for every question."""
 
     def __init__(self, space: Predictor) -> None:
-        self._space = space
-        self._aim = space.aim
+        self._space, self._aim = space, space.aim
         self._limits = SloLimits.parse(self._aim.slo).limits if self._aim.slo else ()
 
     def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
@@ -92,8 +91,7 @@ class PlannedTruth:
         per_s = outcome.effective_tok_s / self._aim.output_tokens
         tasks = tasks_for(concurrency, [per_s])
         ttft_ms, tpot_ms = 1000 * outcome.ttft_s, 1000 * outcome.tpot_s
-        total_ms = ttft_ms + tpot_ms * self._aim.output_tokens
-        seen = {"ttft": ttft_ms, "tpot": tpot_ms, "total": total_ms}
+        seen = {"ttft": ttft_ms, "tpot": tpot_ms, "total": ttft_ms + tpot_ms * self._aim.output_tokens}
         over = max((seen[limit.name] / limit.ms for limit in self._limits), default=0.0)
         speed = outcome.effective_tok_s
         return TuneReading(speed, speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over)
@@ -165,8 +163,7 @@ class SimulatedBench:
 
     def _start(self, side: _SimulatedStart, rng: Random, on_progress: OnProgress) -> None:
         on_progress(BenchProgress(side.config, "starting"))
-        found = self.truth.figure(side.config)
-        start_s = self.truth.start_s(side.config)
+        found, start_s = self.truth.figure(side.config), self.truth.start_s(side.config)
         side.effect = math.exp(rng.gauss(0.0, self.noise.start))
         if isinstance(found, ConfigFailure):
             side.failure = found

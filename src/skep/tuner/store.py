@@ -347,10 +347,9 @@ def tuning_json(found: TuningRecord) -> dict[str, Any]:
     tuning: dict[str, Any] = finite(msgspec.to_builtins(found.tuning))
     knobs = [{name: knob[name] for name in ("name", "title", "values")} for knob in tuning["knobs"]]
     told = {name: value for name, value in tuning.items() if name not in ("aim", "baseline", "base", "host")}
-    goal = {"goal": str(found.tuning.aim), **tuning["aim"]}
     state = {"state": found.state, "measured_s": finite(found.measured_s)}
     return {
-        "tuning": {**told, **goal, **state, "knobs": knobs},
+        "tuning": {**told, "goal": str(found.tuning.aim), **tuning["aim"], **state, "knobs": knobs},
         "baseline": None if baseline is None else stage_json(baseline),
         "best": None if best is None else stage_json(best),
         "gain": _interval(total_gain(stages)),
@@ -376,10 +375,9 @@ def stage_json(stage: TuneStage) -> dict[str, Any]:
 
 def _point(point: CurvePoint, stages: Sequence[TuneStage]) -> dict[str, Any]:
     """`stage`: the last one of this configuration; null where none has it."""
-    stage = next((one.number for one in reversed(stages) if one.config == point.config), None)
     return {
         "concurrency": point.concurrency,
-        "stage": stage,
+        "stage": next((one.number for one in reversed(stages) if one.config == point.config), None),
         "key": point.config.key,
         "effective_tok_s": _interval(point.figure),
         "ttft_ms": finite(point.ttft_ms),

@@ -78,10 +78,7 @@ def given_up(stages: Sequence[TuneStage]) -> frozenset[int]:
 
 
 def total_gain(stages: Sequence[TuneStage]) -> Interval | None:
-    """Return all accepted steps together, over the baseline; their errors are taken as independent of each other.
-
-    None where nothing was accepted, or a step has no ratio.
-    """
+    """All accepted steps over the baseline, their errors taken as independent; None: no step, or one without ratio."""
     steps = [one.ratio for one in accepted(stages)]
     ratios = [one for one in steps if one is not None and known(one.estimate) and one.estimate > 0]
     if not ratios or len(ratios) < len(steps):
@@ -143,9 +140,7 @@ def ratio_range(ratio: Interval | None) -> str:
 
 
 def _digits(ratio: Interval) -> int:
-    if ratio.estimate >= 9.95:
-        return 1
-    return 3 if ratio.high - ratio.low < _FINE else 2
+    return 1 if ratio.estimate >= 9.95 else 3 if ratio.high - ratio.low < _FINE else 2
 
 
 def figure_words(figure: Interval) -> str:
@@ -170,8 +165,7 @@ def config_name(config: KnobConfig, tuning: Tuning, stages: Sequence[TuneStage])
     """Return what a reader calls a configuration: the baseline, the best, or the stage that measured it."""
     if config == tuning.baseline:
         return "baseline"
-    best = best_of(stages)
-    if best is not None and config == best.config:
+    if (best := best_of(stages)) is not None and config == best.config:
         return "best"
     found = next((one.number for one in stages if one.config == config), None)
     return config.key if found is None else f"stage {found}"
@@ -184,8 +178,7 @@ def model_words(tuning: Tuning) -> str:
 
 def unmet_goal(tuning: Tuning, stages: Sequence[TuneStage], starts: Sequence[ServerStart]) -> SkepError | None:
     """Return an SLO that nothing kept, or a target that nothing reached. None: all is well, or nothing was measured."""
-    best = best_of(stages)
-    if best is None or best.figure is None:
+    if (best := best_of(stages)) is None or best.figure is None:
         return None
     missed, target = _missed_slo(tuning, best, starts), tuning.aim.target
     if missed is not None or target is None or best.figure.estimate >= target:

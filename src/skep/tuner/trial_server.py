@@ -67,8 +67,7 @@ class TrialServers:
 
     def together(self, presets: Sequence[Preset]) -> bool:
         """On cards never: they would share memory and the bus. On the CPU where all of them fit."""
-        machine = read_machine()
-        if machine.cards and any(preset.engine not in OWN_ENGINES for preset in presets):
+        if read_machine().cards and any(preset.engine not in OWN_ENGINES for preset in presets):
             return False
         wanted = [self._ram(preset) for preset in presets]
         free = read_host(NvidiaReport()).memory_available_bytes
@@ -86,8 +85,7 @@ class TrialServers:
         try:
             make_private(paths.logs)
             with bind(_GATEWAY.host, _GATEWAY.port, guarded=False) as listener:
-                hive = await self._hive(preset, paths, listener)
-                async with TrialServer(hive, listener).up() as served:
+                async with TrialServer(await self._hive(preset, paths, listener), listener).up() as served:
                     yield served
             shutil.rmtree(here, ignore_errors=True)
         except asyncio.CancelledError:  # nothing that its log could tell
@@ -103,12 +101,10 @@ class TrialServers:
             hive = await asyncio.to_thread(build_hive, settings, paths, listener, self.progress)
         except SkepError as error:
             raise ConfigFailed(ConfigFailure("refused", error.message, remedy=error.hint)) from None
-        policy = replace(hive.policy, failures_before_ready=1, failures_after_ready=1, fallbacks=0)
-        return replace(hive, policy=policy)
+        return replace(hive, policy=replace(hive.policy, failures_before_ready=1, failures_after_ready=1, fallbacks=0))
 
     def _settings(self, preset: Preset) -> Settings:
-        serve = replace(serve_of(preset), binary=self.binary)
-        monitor = replace(Monitor(), with_up=False)
+        serve, monitor = replace(serve_of(preset), binary=self.binary), replace(Monitor(), with_up=False)
         return Settings(_GATEWAY, (serve,), drain_s=0.0, start_deadline_s=self.start_deadline_s, monitor=monitor)
 
     def _sweep_up(self) -> None:
@@ -143,8 +139,7 @@ class TrialServer:
         self.start_s = 0.0  # from the start of its first process until it answered
         self._hive = hive
         self._supervisor = Supervisor(hive, listener, self._changed)
-        self._moved = asyncio.Event()
-        self._over = asyncio.Event()
+        self._moved, self._over = asyncio.Event(), asyncio.Event()
         self._ready = False
         self._failure: ConfigFailure | None = None
 

@@ -68,8 +68,7 @@ def stage_for(tuning: Tuning, stages: Sequence[TuneStage], number: int | None) -
             hint = f"`skep tune show {tuning.id}` says why"
             raise UserError(f"tuning `{tuning.id}` has measured nothing that could be exported", hint=hint)
         return best
-    found = next((stage for stage in stages if stage.number == number), None)
-    if found is None:
+    if (found := next((stage for stage in stages if stage.number == number), None)) is None:
         last = f"0 to {stages[-1].number}" if stages else "none"
         raise UserError(f"tuning `{tuning.id}` has no stage {number}", hint=f"there are {last}")
     return found
@@ -103,8 +102,7 @@ def save_best(tunings: TuningStore, found: TuningRecord, paths: Paths) -> str | 
         return known
     name = free_name(found.tuning, paths)
     write_preset(found.tuning, found.stages, name, paths)
-    best = stage_for(found.tuning, found.stages, None)
-    tunings.append_preset(found.id, name, time.time(), stage=best.number)
+    tunings.append_preset(found.id, name, time.time(), stage=stage_for(found.tuning, found.stages, None).number)
     return name
 
 
