@@ -54,10 +54,7 @@ class ActorManager:
         self._one_at_a_time = asyncio.Lock()  # each placement sees the targets of those before it
 
     async def ensure(self, launch: Launch, standing: Mapping[str, str], say: Say) -> None:
-        """Create the actor of this launch unless it runs already. `standing`: node ids of the running actors.
-
-        If cancelled, end what was created.
-        """
+        """Create the actor unless it runs already. `standing`: nodes of running actors. Ends it if cancelled."""
         actor = await self._find(launch.name)
         if actor is not None:
             if await self._stays(actor, launch):
@@ -86,9 +83,7 @@ class ActorManager:
 
     async def ask(self, name: str, method: str, *args: Any) -> Any:
         """Call a method of its actor and return the answer; None if there is no actor."""
-        actor = self._handles.get(name) or await asyncio.to_thread(
-            groups.find_actor, groups.actor_name(self._hive, name)
-        )
+        actor = self._handles.get(name) or await self._find(name)
         if actor is None:
             return None
         return await asyncio.wait_for(getattr(actor, method).remote(*args), DESCRIBE_S)

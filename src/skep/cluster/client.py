@@ -413,10 +413,7 @@ class RayNodes:
         avoid: Collection[str] = (),
         tell: Callable[[str], None] = lambda _line: None,
     ) -> tuple[Launch, ...]:
-        """Return the replicas of these settings, placed on the nodes as they are now.
-
-        A lost node is no reason to refuse settings under which every replica stays where it is.
-        """
+        """Return the replicas, placed on the nodes as they are now. A lost node does not matter where all can stay."""
         kept = None if starting else kept_launches(settings, paths, running)
         try:
             found = self._look(shared_paths(settings), SURVEY_S if kept is None else SPARED_S)

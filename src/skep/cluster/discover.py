@@ -1,7 +1,4 @@
-"""Asks a cluster for its nodes and their replicas, through a child process that imports ray.
-
-A node that cannot be asked is listed too, with the reason.
-"""
+"""Asks a cluster for its nodes and replicas, through a child that imports ray. Silent nodes are listed, with why."""
 
 from __future__ import annotations
 
@@ -48,10 +45,7 @@ def survey(
     slow: Callable[[], None] = lambda: None,
     wait_s: float = SURVEY_S,
 ) -> ClusterSurvey:
-    """Return the nodes as they are now. `slow` is called once if it takes long.
-
-    A task on each node also checks whether `paths` exist there. With `hive`, its running replicas are included.
-    """
+    """Return the nodes, which of `paths` each has, and the replicas of `hive`. `slow` is called if it takes long."""
     require_ray()
     checked_connection(address)
     asked, hint = f"the cluster at {address}", "`skep cluster status` may say more"

@@ -1,7 +1,4 @@
-"""What the supervisor and the Ray driver process say to each other, and what a replica actor reports. No Ray here.
-
-Through Ray itself go documents (`to_document`): a node may run another version of skep.
-"""
+"""What supervisor, Ray driver and replica actors tell each other. Through Ray go documents: versions may differ."""
 
 from __future__ import annotations
 

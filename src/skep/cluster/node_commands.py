@@ -1,7 +1,4 @@
-"""Starts and stops a Ray node on this machine. Stops only what skep started here.
-
-Processes left over from a cluster that has ended are stopped before a new node starts, with a message.
-"""
+"""Starts and stops a Ray node here: ends only what skep started, such as, with a message, leftovers before a start."""
 
 from __future__ import annotations
 
@@ -158,10 +155,7 @@ def session_behind(address: str, token: str, must_match: bool) -> str:
 
 
 def _make_way(paths: Paths, say: Callable[[str], None], joined: Callable[[], Head] | None = None) -> None:
-    """End the leftovers of a cluster that has ended. `joined` asks the head that this machine is to join.
-
-    The head is asked first, with the token for joining: if it refuses, nothing is ended.
-    """
+    """End the leftovers of a cluster that has ended, after `joined` has asked the head to join, which may refuse."""
     node = read_node(paths)
     if node is None or not (left := ray_processes.marked(node.mark)):
         return
@@ -211,8 +205,7 @@ def _already(node: NodeRecord, hint: str = f"`skep cluster status` shows it; {_L
 
 
 def _bring(head: str) -> str:
-    host = head.rpartition(":")[0]
-    return f"`ssh {host} skep cluster token | skep cluster join {head} --token-file -` brings it"
+    return f"`ssh {head.rpartition(':')[0]} skep cluster token | skep cluster join {head} --token-file -` brings it"
 
 
 # The node

@@ -1,7 +1,4 @@
-"""The record that `skep cluster start` and `join` keep of this node, and the cluster's token.
-
-A driver on this machine learns from it how to reach the cluster. Starts and ends nothing.
-"""
+"""The record of this node, from which a driver here learns how to reach the cluster, and the cluster's token."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The nodes of a cluster: their facts, what is free, which node takes which replica. Pure, and without Ray.
-
-Ray places the replicas; this module says beforehand whether it can and which node would spread them best.
-"""
+"""The nodes of a cluster: facts, what is free, and which would take which replica before Ray places it. Pure."""
 
 from __future__ import annotations
 
@@ -174,10 +171,7 @@ class NodeChoice:
 
 
 def choice_of(place: PlacementRequest, avoid: Collection[str], nodes: Sequence[Node]) -> NodeChoice:
-    """Return the allowed nodes. `avoid`: names of nodes not to use. `nodes`: all live ones, under Ray's names.
-
-    A node that came back can be listed beside its old entry; both have its name.
-    """
+    """Return the allowed nodes. `avoid`: names not to use; a node that came back may be in `nodes` twice."""
 
     def ids(names: Collection[str]) -> frozenset[str]:
         return frozenset(node.id for node in nodes if node.name in names or node.long_name in names)
@@ -189,9 +183,7 @@ def choice_of(place: PlacementRequest, avoid: Collection[str], nodes: Sequence[N
 def first_choice(place: PlacementRequest, avoid: Collection[str], nodes: Sequence[Node]) -> NodeChoice:
     """Return the choice without shunned nodes, unless only these have room."""
     far, near = choice_of(place, avoid, nodes), choice_of(place, (*avoid, *place.shunned), nodes)
-    if near.is_empty or (fitting(place, far, nodes) and not fitting(place, near, nodes)):
-        return far
-    return near
+    return far if near.is_empty or (fitting(place, far, nodes) and not fitting(place, near, nodes)) else near
 
 
 def fitting(place: PlacementRequest, choice: NodeChoice, nodes: Iterable[Node]) -> list[Node]:

@@ -1,7 +1,4 @@
-"""Turns settings into replicas on the nodes of a cluster: what each asks of Ray, which nodes it may use, what fits.
-
-Takes a survey and does not import Ray. The replica actor settles address, key, GPUs and weights on its node.
-"""
+"""Turns settings and a survey into replicas: what each asks of Ray, which nodes it may use, what fits. Without Ray."""
 
 from __future__ import annotations
 
@@ -137,10 +134,9 @@ def place_launches(
     for table, row in zip(tables, rows, strict=True):
         if any(launch.name in lost for launch in row):
             raise _too_small(table, row, stays, lost, avoid)
-    missed: list[LeftOut] = []  # those that would be large enough
-    for table in tables:
-        missed += [one for one in table.left_out if (one.node.gpus >= table.cards if table.cards else one.node.cpus)]
-    for line in left_out_lines(missed):
+    missed = [(one, table.cards) for table in tables for one in table.left_out]
+    large = [one for one, cards in missed if (one.node.gpus >= cards if cards else one.node.cpus)]
+    for line in left_out_lines(large):
         tell(line)
     return launches
 
@@ -270,8 +266,7 @@ def _kept(serve: Serve, settings: Settings, paths: Paths, running: Sequence[Laun
     row = []
     for old in map(stand.__getitem__, names):
         assert old.place is not None
-        threaded = not old.place.cards and serve.engine not in NO_WEIGHTS
-        each = serve.threads or (old.threads if threaded else 0)
+        each = serve.threads or (0 if old.place.cards or serve.engine in NO_WEIGHTS else old.threads)
         held = old.place.memory_bytes if old.place.cards or serve.room is None else parse_bytes(serve.room)
         new = launch_of(serve, old.name, weights.path, weights.checkpoint, threads=each)
         if not can_keep_actor(old, new):

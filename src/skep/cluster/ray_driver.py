@@ -141,10 +141,7 @@ class RayDriver:
         return None
 
     async def _is_ours(self) -> bool:
-        """Return whether this gateway still owns the hive; checked before anything is placed or ended.
-
-        A registry that does not answer cannot have given it to another gateway.
-        """
+        """Return whether this gateway still owns the hive: a registry that does not answer gave it to nobody else."""
         try:
             if not self._head_lost:
                 await self._claim()

@@ -220,10 +220,7 @@ def marked(mark: str) -> dict[int, str]:
 
 
 def end(mark: str, patience_s: float = 8.0) -> list[int]:
-    """End the raylet first: it takes leave of the head and ends its workers. Then the rest; what stays is killed.
-
-    Return the process numbers that were killed.
-    """
+    """End the raylet first, which ends its workers, then the rest. Return the process numbers that had to be killed."""
     kin = descendants(*marked(mark))  # Ray's agents and workers write over their mark
     for names in (("raylet",), None):
         deadline, told = time.monotonic() + patience_s, set[int]()

@@ -301,10 +301,7 @@ def own_cards(lent: Sequence[Any]) -> tuple[int, ...]:
 
 
 def check_cards(launch: Launch, again_s: float = CARDS_AGAIN_S) -> None:
-    """Raise DoesNotFit if the GPUs lack the memory that the engine takes: Ray also assigns GPUs in use.
-
-    Check twice: the memory of a killed engine is freed a moment later.
-    """
+    """Raise DoesNotFit if the GPUs lack memory (Ray assigns used ones too), twice: a killed engine's is freed late."""
     if not launch.gpus or launch.engine not in DEFAULT_SHARES:
         return
     for is_last in (False, True):
@@ -319,10 +316,7 @@ def check_cards(launch: Launch, again_s: float = CARDS_AGAIN_S) -> None:
 
 
 def _own_life() -> Row:
-    """Return the id of this actor and how often Ray has restarted it; empty if Ray does not say.
-
-    Read while the actor is created: a later restart has another process.
-    """
+    """Return this actor's id and how often Ray restarted it; empty if Ray does not say. Read while it is created."""
     with contextlib.suppress(Exception):
         import ray
         from ray._private import state

@@ -93,10 +93,7 @@ class ReplicaRegistry:
     # Called by the gateway
 
     async def claim(self, gateway: str, policy: Row) -> str:
-        """Claim the hive and return its owner: this gateway, unless another was heard recently.
-
-        `policy`: the restart policy that actors receive with the answer to their next report.
-        """
+        """Return who owns the hive: this gateway, unless another was heard recently. `policy`: told to the actors."""
         now = self._now()
         if self._owner in (None, gateway) or now - self._owner_seen_at > OWNED_S:
             self._owner, self._owner_seen_at, self._policy = gateway, now, policy
@@ -243,10 +240,7 @@ class RegistryActor(ReplicaRegistry):
 
 
 async def end_actor(hive: str, name: str) -> bool:
-    """Stop the engine, then remove its actor and its placement group in any case.
-
-    Return False if the head did not answer: something may be left.
-    """
+    """Stop the engine, remove its actor and placement group in any case. Return False if the head did not answer."""
     import ray
 
     full = actor_name(hive, name)

@@ -1,7 +1,4 @@
-"""What a model's name stands for on a cluster: for each kind of node its own plan, as many replicas as fit.
-
-The names mean what they mean on one machine; `skep.cluster.placement` checks in the end what is chosen here.
-"""
+"""What a model's name stands for on a cluster: for each kind of node its own plan, as many replicas as fit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Who may use the dashboard and the MCP server: the keys of `keys.toml` as it is now, and SKEP_API_KEY.
-
-Knows nothing of pages, tools or cookies.
-"""
+"""Who may use the dashboard and the MCP server: the keys of `keys.toml` as it is now, and SKEP_API_KEY."""
 
 from __future__ import annotations
 
@@ -25,10 +22,7 @@ _FileState = tuple[int, int, int, int] | None
 
 
 class AcceptedKeys:
-    """Reads the file again whenever it has changed.
-
-    A file that cannot be read changes nothing: the keys that were read last stay in force, as in the gateway.
-    """
+    """Reads the file again whenever it has changed. Where it cannot be read, the keys that were read last stay."""
 
     def __init__(self, path: Path, own_key: str | None = None) -> None:
         """Raises UserError where the file cannot be read."""

@@ -47,8 +47,6 @@ class Priority(IntEnum):
 
 LABELS = ("interactive", "normal", "batch")
 PRIORITIES = dict(zip(LABELS, Priority, strict=True))
-
-
 MAX_CANDIDATES = 4  # keys looked at per request, so that a request cannot buy digests without end
 _EARLY_S = 1e-6  # a client that waited as told must not be refused for a rounding of the clock
 
@@ -99,10 +97,7 @@ class RateLimit:
 
 
 class KeyRing:
-    """The keys that open this endpoint, and what each has under way.
-
-    Counts are kept by name and outlive their key: an answer of a key that was removed still ends.
-    """
+    """The keys that open this endpoint, and what each has under way: counted by name, also after a key is removed."""
 
     def __init__(self, specs: Sequence[KeySpec] = ()) -> None:
         self._specs: dict[str, KeySpec] = {}

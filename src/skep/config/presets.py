@@ -1,7 +1,4 @@
-"""Presets as TOML files: the shipped ones and those in one's own folder, checked, with the line of what is wrong.
-
-One file is one preset, named like the file. One's own wins over a shipped one of the same name.
-"""
+"""Presets as TOML files named like the preset, shipped ones and one's own, which win. Says the line of a mistake."""
 
 from __future__ import annotations
 
@@ -256,10 +253,7 @@ _TABLES = {"options": "[options]", "container": "[container]", "mounts": "a moun
 
 
 def preset_toml(preset: Preset) -> str:
-    """Return a file that is read back as this preset: all of it but its name and its origin, which are the file's.
-
-    What stands where it stands by itself is left out, so that the file is what a person would have written.
-    """
+    """Return a file that is read back as this preset (but for name and origin), without what goes without saying."""
     told = _told(preset)
     if preset.served_as == preset.model:
         del told["served_as"]

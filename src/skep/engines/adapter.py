@@ -10,17 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from skep.catalog.options import Draft, EngineOptions, own_flag
+from skep.engines import discovery
 from skep.engines.base import ENGINE_KEY, REPORT_FD, Engine, Launch, key_variables
-from skep.engines.discovery import (
-    Program,
-    bare_words,
-    engine_kinds,
-    find_program,
-    known_flags,
-    remembered_flags,
-    unknown_flags,
-    version_of,
-)
 from skep.errors import UserError
 from skep.wire.listen import HOST
 
@@ -78,7 +69,7 @@ class Adapter(Engine):
         self.vendor = vendor
         self.binary: str | None = None  # of a launch that was neither checked nor started yet
         self._cache_dir = cache_dir
-        self._program: Program | None = None
+        self._program: discovery.Program | None = None
 
     # The engine's own
 
@@ -104,23 +95,23 @@ class Adapter(Engine):
         named = template.endswith(".jinja") or template.startswith(("/", "./", "../", "~/"))
         if named and not Path(os.path.expanduser(template)).is_file():  # noqa: PTH111
             raise UserError(f"{self.name}: the chat template `{template}` does not exist", hint="check the path")
-        self._program = program = find_program(self.name, launch.binary)
-        known = known_flags(program, self._cache_dir)
+        self._program = program = discovery.find_program(self.name, launch.binary)
+        known = discovery.known_flags(program, self._cache_dir)
         if known is None:
             return
-        for flag, near in unknown_flags(self.name, self.arguments(launch, known), known):
+        for flag, near in discovery.unknown_flags(self.name, self.arguments(launch, known), known):
             own = " (from `extra`)" if any(word.startswith(flag) for word in launch.extra) else ""
-            what = f"{version_of(program) or program.path} does not know the flag `{flag}`{own}"
-            asked = " ".join((*program.argv, *engine_kinds()[self.name].helps[0]))
+            what = f"{discovery.version_of(program) or program.path} does not know the flag `{flag}`{own}"
+            asked = " ".join((*program.argv, *discovery.engine_kinds()[self.name].helps[0]))
             hint = f"did you mean `{near}`? " if near else ""
             raise UserError(what, hint=f"{hint}`{asked}` lists what it knows")
 
     def argv(self, launch: Launch) -> list[str]:
         try:
-            self._program = program = find_program(self.name, launch.binary)
-            words, known = program.argv, remembered_flags(program, self._cache_dir)
+            self._program = program = discovery.find_program(self.name, launch.binary)
+            words, known = program.argv, discovery.remembered_flags(program, self._cache_dir)
         except UserError:  # said by `check`; the guard says it once more
-            words, known = bare_words(self.name, launch.binary), None
+            words, known = discovery.bare_words(self.name, launch.binary), None
         arguments = self.arguments(launch, known)  # without a shell: what a shell would make of them
         return [*words, *(os.path.expanduser(word) if word.startswith("~/") else word for word in arguments)]  # noqa: PTH111
 
@@ -131,10 +122,10 @@ class Adapter(Engine):
     def version(self) -> str | None:
         if self._program is None:
             try:
-                self._program = find_program(self.name, self.binary)
+                self._program = discovery.find_program(self.name, self.binary)
             except UserError:
                 return None
-        return version_of(self._program)
+        return discovery.version_of(self._program)
 
     # Shared
 
@@ -222,7 +213,7 @@ def common_refusals(launch: Launch) -> Iterable[Refusal]:
 
 def unsupported_options(options: EngineOptions, engine: str) -> Iterable[Refusal]:
     """For each option that is given and that `engines.toml` refuses: `name = value`, why, what to do instead."""
-    reasons = engine_kinds()[engine].refused
+    reasons = discovery.engine_kinds()[engine].refused
     for name, value in options.given.items():
         if name in reasons:
             why, instead = reasons[name]

@@ -189,11 +189,9 @@ def fill(template: str, facts: Mapping[str, Any]) -> str:
     """`fill("GPU {gpu}[, {free} free]", {"gpu": 0})` is "GPU 0"."""
 
     def optional(part: re.Match[str]) -> str:
-        names = _FIELD.findall(part[1])
-        return part[1] if all(facts.get(name) is not None for name in names) else ""
+        return part[1] if all(facts.get(name) is not None for name in _FIELD.findall(part[1])) else ""
 
-    said = _OPTIONAL.sub(optional, template)
-    return _FIELD.sub(lambda field: str(facts.get(field[1], "?")), said)
+    return _FIELD.sub(lambda field: str(facts.get(field[1], "?")), _OPTIONAL.sub(optional, template))
 
 
 ONLY_IF: Mapping[str, Callable[[Launch], bool]] = {
@@ -214,8 +212,6 @@ def _rule(entry: dict[str, Any]) -> DiagnosisRule:
 
 RULES = tuple(map(_rule, _FILE["rule"]))
 KERNEL = tuple(map(_rule, _FILE["kernel"]))  # where the kernel counted that it killed a process
-
-
 _UNSAID = "core-gone"  # only where nothing was raised
 _OF_REQUESTS = ("chat-template", "ollama-capability")  # one client was refused: no reason to die
 _RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)|Value error)\b[:,(]")

@@ -226,8 +226,7 @@ def known_flags(
 def remembered_flags(program: Program, cache_dir: Path | None = None) -> frozenset[str] | None:
     """Return what was found out before. Never asks."""
     try:
-        kept = json.loads(_file(program, cache_dir).read_text(encoding="utf-8"))
-        return frozenset(map(str, kept["flags"]))
+        return frozenset(map(str, json.loads(_file(program, cache_dir).read_text(encoding="utf-8"))["flags"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -55,8 +55,7 @@ def _refused(launch: Launch, model: Geometry, cards: Sequence[Device]) -> Diagno
         return None
     case = FailureCase(launch, facts={"heads": model.heads})
     remedy = _STEPS[finding.rule]
-    change = None if remedy is None else remedy(case)
-    return _told(finding.sentence, finding.remedy or "", change)
+    return _told(finding.sentence, finding.remedy or "", None if remedy is None else remedy(case))
 
 
 def _told(cause: str, remedy: str, change: LaunchChange | None, *, final: bool = True) -> Diagnosis:

@@ -116,9 +116,7 @@ def _share_to(case: FailureCase, share: float, why: str = "") -> LaunchChange | 
 def _missing_share(case: FailureCase) -> float | None:
     """Of the card: what was tried to allocate and was not free."""
     tried, free, total = case.size("tried"), case.size("free"), case.size("total")
-    if tried is None or free is None or not total:
-        return None
-    return (max(0, tried - free) + _SPARE) / total
+    return None if tried is None or free is None or not total else (max(0, tried - free) + _SPARE) / total
 
 
 def lower_share(case: FailureCase) -> LaunchChange | None:
@@ -186,8 +184,7 @@ def context_that_fits(case: FailureCase) -> LaunchChange | None:
     part = case.ratio("have", "need")
     if part is None or not 0 < part < 1:
         return _context_by(case, 0.5)
-    why = f": {case.facts['need']} GiB of KV were wanted, {case.facts['have']} GiB are there"
-    return _context_by(case, part, why)
+    return _context_by(case, part, f": {case.facts['need']} GiB of KV were wanted, {case.facts['have']} GiB are there")
 
 
 def context_of_model(case: FailureCase) -> LaunchChange | None:

@@ -50,9 +50,8 @@ class Sglang(CheckpointEngine):
 
 def _key_words(launch: Launch, known: Known) -> list[str]:
     """It has no variable. A version without `--config`, of which it takes one only, shows the key to `ps`."""
-    if known is not None and "--config" in known and "--config" not in launch.extra:
-        return ["--config", KEY_FILE_HERE]
-    return ["--api-key", KEY_HERE]
+    by_file = known is not None and "--config" in known and "--config" not in launch.extra
+    return ["--config", KEY_FILE_HERE] if by_file else ["--api-key", KEY_HERE]
 
 
 def _speculation(draft: Draft) -> list[str]:

@@ -57,8 +57,7 @@ _ANY_REMEDY = "run `nvidia-smi` by hand; reinstall the driver and reboot if it k
 
 def gpu_finding(gpus: Sequence[Gpu], error: str | None) -> HostFinding:
     if error is not None:
-        said = error.lower()
-        hint = next((remedy for words, remedy in _REMEDIES if words in said), _ANY_REMEDY)
+        hint = next((remedy for words, remedy in _REMEDIES if words in error.lower()), _ANY_REMEDY)
         listed = f"; it lists {_describe_all(gpus)}" if gpus else ""
         return HostFinding("gpu", CheckResult.PROBLEM, f"nvidia-smi fails: {error}{listed}", hint)
     if not gpus:

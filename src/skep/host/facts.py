@@ -224,10 +224,7 @@ TRIES = 3
 
 
 def memory_bandwidth_gbs(cores: int, *, seconds: float = MEASURE_S, buffer_bytes: int = BUFFER_BYTES) -> float:
-    """10^9 bytes a second, read and written counted; the best of a few tries, as anything else here only slows it.
-
-    The kernel copies out of a file in memory, which lets other threads of this process go on meanwhile.
-    """
+    """10^9 bytes a second, read and written; the best of a few tries. The kernel copies, so other threads go on."""
     source = _file_in_memory(buffer_bytes)
     try:
         return max(_once(source, cores, seconds / TRIES, buffer_bytes) for _ in range(TRIES))

@@ -52,10 +52,7 @@ class GpuSample:
 
 
 class DriverNvml:
-    """NVML of the driver that is installed. `module` is pynvml, already initialised.
-
-    No method but `cards` raises; what a card does not tell is None.
-    """
+    """NVML of the driver; `module` is pynvml, initialised. No method but `cards` raises; what is not told is None."""
 
     def __init__(self, module: Any) -> None:
         self._nvml = module

@@ -11,10 +11,7 @@ MARK = "SKEP_REPLICA"  # in the environment of an engine and of all it starts
 
 
 def kill_marked(mark: str) -> int:
-    """SIGKILL every process of ours whose environment says that it belongs to a replica of this name; how many.
-
-    For what a killed guard leaves behind: a process that left the group and whose parents are gone.
-    """
+    """SIGKILL all of ours whose environment has this mark, what a killed guard leaves behind; how many."""
     wanted, killed = f"\0{MARK}={mark}".encode(), 0
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

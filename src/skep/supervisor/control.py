@@ -193,7 +193,6 @@ def _shown(row: dict[str, Any], entries: list[dict[str, Any]], *, told: bool) ->
 def up_s(pid: int) -> float | None:
     """Return how long that process has run."""
     try:
-        ticks = int(_stat(pid)[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(_stat(pid)[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):
         return None  # there is no /proc

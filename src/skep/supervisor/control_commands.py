@@ -156,11 +156,8 @@ async def answer(supervisor: Supervisor, message: Message) -> Message:
 
 async def run_with_control(supervisor: Supervisor, path: Path) -> None:
     """Run a supervisor that can be asked over a control socket."""
-
-    def last_words() -> Message:
-        return {"left_behind": supervisor.left_behind}
-
-    async with control_socket(path, partial(answer, supervisor), last_words, supervisor.release):
+    handle = partial(answer, supervisor)
+    async with control_socket(path, handle, lambda: {"left_behind": supervisor.left_behind}, supervisor.release):
         await supervisor.run()
 
 

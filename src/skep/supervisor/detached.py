@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from skep.supervisor.supervisor import Supervisor
 
 PROGRAM = "skep.cli.hive_process"  # runs `run_detached`
+LOGGED = ("name", "node", "pid", "url", "why", "what")  # keys of a row
 
 
 def start_detached(
@@ -79,20 +80,15 @@ class EventLog:
 
     def changed(self, supervisor: Supervisor) -> None:
         """Called on every change; writes only what is new."""
-        for row in supervisor.last_rows:
-            state = (row["state"], row["pid"] if row["state"] == "ready" else None)
-            details = {key: row.get(key) for key in ("name", "node", "pid", "url", "why")}
-            self._say(row["name"], state, f"{row['kind']}.{row['state']}", details)
-        for left in supervisor.left_behind:
-            self._say(f" {left}", (), "hive.left_behind", {"what": left})
-
-    def _say(self, what: str, state: tuple[object, ...], event: str, details: Mapping[str, object]) -> None:
-        if self._said.get(what) == state:
-            return
-        self._said[what] = state
-        texts = {key: str(value) for key, value in details.items() if value is not None}
-        told = " ".join(f'{key}="{text}"' if " " in text else f"{key}={text}" for key, text in texts.items())
-        self._write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {event} {told}")
+        left = [{"kind": "hive", "state": "left_behind", "what": what} for what in supervisor.left_behind]
+        for row in (*supervisor.last_rows, *left):
+            who, state = row.get("name") or row["what"], (row["state"], row["pid"] if row["state"] == "ready" else None)
+            if self._said.get(who) == state:
+                continue
+            self._said[who] = state
+            texts = {key: str(row[key]) for key in LOGGED if row.get(key) is not None}
+            words = " ".join(f'{key}="{text}"' if " " in text else f"{key}={text}" for key, text in texts.items())
+            self._write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {row['kind']}.{row['state']} {words}")
 
 
 def _log(line: str) -> None:

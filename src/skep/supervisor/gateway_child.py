@@ -35,10 +35,7 @@ LAST_WORDS_S = 1.0  # after its exit: processes it started may hold its output o
 
 @dataclass(eq=False, repr=False)
 class GatewayChild:
-    """Keeps one gateway process running. `argv` gets `--listen-fd N --link-fd M` appended.
-
-    `wanted` is called with each model that requests wait for and that is not loaded.
-    """
+    """Keeps a gateway process running (`argv --listen-fd N --link-fd M`). `wanted` hears models that must be loaded."""
 
     argv: list[str]
     listener: socket.socket
@@ -291,10 +288,7 @@ class _Child:
 
 
 class MonitorChild:
-    """The monitor process beside the gateway: `wake` starts it, `run` keeps it running from then on, `stop` ends it.
-
-    It gets `--parent-fd N`, the reading end of a pipe: it ends when skep does, however skep ends.
-    """
+    """The monitor: `wake` starts it, `run` keeps it running, `stop` ends it. `--parent-fd`: it ends with skep."""
 
     def __init__(
         self, argv: Sequence[str], log: Path, *, begin: bool, delays_s: Sequence[float] = MONITOR_DELAYS_S

@@ -18,7 +18,6 @@ POLL_ELSEWHERE_S = 1.0
 ANSWER_S = 20.0  # of another machine
 OF_SKEP = ("skep", "gateway", "monitor", "requests")  # always here, also while nobody answers
 TAIL_BYTES = 4 << 20
-
 Message = dict[str, Any]
 
 

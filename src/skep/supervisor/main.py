@@ -28,6 +28,8 @@ from skep.supervisor.supervisor import BackgroundService, Hive, Supervisor
 from skep.wire.limits import ServerLimits
 from skep.wire.listen import bind
 
+Tell = Callable[[str], None]  # hears a line for the user
+
 
 class RemoteNodes(Protocol):
     """Machines of a cluster that replicas can be placed on."""
@@ -41,7 +43,7 @@ class RemoteNodes(Protocol):
         running: Sequence[Launch] = (),
         starting: bool = True,
         avoid: Collection[str] = (),
-        tell: Callable[[str], None] = lambda _line: None,
+        tell: Tell = lambda _line: None,
     ) -> tuple[Launch, ...]: ...
 
     def connect(self, paths: Paths, policy: RestartPolicy) -> BackgroundService: ...
@@ -57,7 +59,7 @@ def build_hive(
     paths: Paths,
     listener: socket.socket,
     progress: PullProgress,
-    tell: Callable[[str], None] = lambda _line: None,
+    tell: Tell = lambda _line: None,
     nodes: RemoteNodes | None = None,
 ) -> Hive:
     """Return the hive, every replica checked. May download weights. `tell` gets a line for what is left out."""
@@ -82,18 +84,15 @@ def build_hive(
 
 
 def _settled(settings: Settings, paths: Paths) -> dict[str, Any]:
-    """Return the parts of a hive that follow from its settings alone.
-
-    Its restart policy is patient with external engines: they load tens of gigabytes and compile kernels first.
-    """
+    """Return what follows from the settings alone. External engines get time: they load a lot and compile kernels."""
     patient = any(serve.engine not in OWN_ENGINES for serve in settings.serve)
-    usual = RestartPolicy()
-    start_s, warm_s = (SLOW_START_S, SLOW_WARM_UP_S) if patient else (usual.start_deadline_s, usual.warm_deadline_s)
+    policy = RestartPolicy(SLOW_START_S, SLOW_WARM_UP_S) if patient else RestartPolicy()
+    start_s = settings.start_deadline_s or policy.start_deadline_s
     fallbacks = MOST_FALLBACKS if settings.fallback else 0
     return {
         "settings": settings,
         "gateway_setup": gateway_setup(settings, paths),
-        "policy": RestartPolicy(settings.start_deadline_s or start_s, warm_s, fallbacks=fallbacks),
+        "policy": replace(policy, start_deadline_s=start_s, fallbacks=fallbacks),
         "drain_s": settings.drain_s,
         "monitor_argv": monitor_argv(settings),
         "monitor_due": something_to_watch(paths.store),
@@ -117,12 +116,7 @@ def something_to_watch(path: Path) -> bool:
 
 
 def rebuild_hive(
-    began: Settings,
-    settings: Settings,
-    hive: Hive,
-    paths: Paths,
-    running: Sequence[Launch],
-    nodes: RemoteNodes | None = None,
+    began: Settings, settings: Settings, hive: Hive, paths: Paths, running: Sequence[Launch], nodes: RemoteNodes | None
 ) -> Hive:
     """Return the running hive with these settings. Its address, TLS files and key stay as they were at the start."""
     old, new = began.gateway, settings.gateway
@@ -209,7 +203,7 @@ def run_hive(
     notify: Callable[[Supervisor], None],
     *,
     progress: PullProgress = lambda _done, _total: None,
-    tell: Callable[[str], None] = lambda _line: None,
+    tell: Tell = lambda _line: None,
     parent_fd: int | None = None,
     nodes: RemoteNodes | None = None,
 ) -> None:

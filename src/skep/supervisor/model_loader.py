@@ -11,18 +11,8 @@ from dataclasses import dataclass, field
 from skep.config.gateway_messages import GatewayStatus, LoadFailed, UnloadedModel
 from skep.engines.base import Launch
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
-from skep.supervisor.eviction import (
-    Action,
-    DrainModel,
-    Eviction,
-    LoadModel,
-    MemoryBudget,
-    ReadmitModel,
-    RefuseModel,
-    Residency,
-    UnloadModel,
-    model_specs,
-)
+from skep.supervisor import eviction
+from skep.supervisor.eviction import Action, Eviction, MemoryBudget, Residency, model_specs
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.replica_set import ReplicaSet
 from skep.wire.json_pipe import Message
@@ -110,12 +100,16 @@ class ModelLoader:
         """Ask for figures when they are needed, until cancelled."""
         while True:
             self._wakeup.clear()
-            poll_s = self._eviction.poll_s
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(poll_s):
+                async with asyncio.timeout(self._eviction.poll_s):
                     await self._wakeup.wait()
-            if self._eviction.poll_s is not None and not self._stopped:
-                await self._ask()
+            if self._eviction.poll_s is None or self._stopped:
+                continue
+            asked_at, status = _now(), await self.status()
+            if status is not None and status.models and status.complete:
+                self._do(self._eviction.told(status.models, asked_at, _now()))
+            else:
+                self._do(self._eviction.settle(_now()))
 
     # Events
 
@@ -244,17 +238,17 @@ class ModelLoader:
     def _carry_out(self, actions: list[Action]) -> None:
         for action in () if self._stopped else actions:
             match action:
-                case LoadModel(model):
+                case eviction.LoadModel(model):
                     failed = [one for one in self.replica_set.of_model(model) if one.life.state is ReplicaState.FAILED]
                     self._restart_pending |= {one.launch.name for one in failed}
                     self.replica_set.wake(model)
-                case DrainModel(model):
+                case eviction.DrainModel(model):
                     self.replica_set.hold(model)
-                case ReadmitModel(model):
+                case eviction.ReadmitModel(model):
                     self.replica_set.hold(model, back=True)
-                case UnloadModel(model):
+                case eviction.UnloadModel(model):
                     self.tasks.create_task(self.replica_set.unload_model(model))
-                case RefuseModel(model, why, retry_after_s):
+                case eviction.RefuseModel(model, why, retry_after_s):
                     self.say(LoadFailed(model, why, retry_after_s))
                     hint = "`skep logs NAME` shows what its replicas said"
                     self._resolve(self._waiting, model, EngineError(f"`{model}` cannot be loaded: {why}", hint=hint))
@@ -262,11 +256,3 @@ class ModelLoader:
     def _publish(self) -> None:
         self.unloaded = self.dormant()
         self.changed()
-
-    async def _ask(self) -> None:
-        asked_at = _now()
-        status = await self.status()
-        if status is not None and status.models and status.complete:
-            self._do(self._eviction.told(status.models, asked_at, _now()))
-        else:
-            self._do(self._eviction.settle(_now()))

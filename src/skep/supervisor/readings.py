@@ -19,10 +19,7 @@ def read_status(paths: Paths, timeout_s: float) -> Status:
 
 
 class Rate:
-    """What a counter gains per second over the last WINDOW_S. A value of None: nobody has counted yet.
-
-    A counter that goes down has lost a gateway process: that step counts as no gain.
-    """
+    """What a counter gains per second over WINDOW_S. None: not counted yet. A step down (a new gateway) is no gain."""
 
     def __init__(self) -> None:
         self._last = 0.0

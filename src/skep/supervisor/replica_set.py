@@ -75,9 +75,7 @@ def changes(running: Iterable[Launch], wanted: Iterable[Launch]) -> ReplicaChang
     old = {launch.name: launch for launch in running}
     new = {launch.name: launch for launch in wanted}
     sorts: dict[str, list[str]] = {field.name: [] for field in fields(ReplicaChanges)}
-    for name in old:
-        if name not in new:
-            sorts["removed"].append(name)
+    sorts["removed"] = [name for name in old if name not in new]
     for name, launch in new.items():
         before = old.get(name)
         if before is None or before == launch:
