@@ -1,7 +1,6 @@
 """Tools about runs of the swarm: dispatch, wait, fetch, cancel, resume, retry, list.
 
-A run belongs to a process of its own and to the journal; this server only writes it down, starts the process, and
-looks. So a client may go away at any moment and ask again later.
+A run belongs to its own process and to the journal, so a client may go away at any moment and ask again later.
 """
 
 from __future__ import annotations

@@ -120,9 +120,8 @@ def around_event(
     events = [one.at for one in series.events(start, end, key.target) if one.kind in _BOUNDARIES]
     changes = [change for change in series.changes(key.target, start) if change.key == key]
     others = [at for at in events if abs(at - event.at) > every_s]
-    others += [
-        change.at for change in changes if not change.between[0] - every_s <= event.at <= change.between[1] + every_s
-    ]
+    spans = [(one.at, one.between[0] - every_s, one.between[1] + every_s) for one in changes]
+    others += [at for at, first, last in spans if not first <= event.at <= last]
     before = (max([start, *(at for at in others if at < event.at)]), event.at)
     after = (event.at, min([end, *(at for at in others if at > event.at)]))
     values = (_values(series, key, *window) for window in (before, after))

@@ -1,7 +1,5 @@
 """Everything that was measured as rows for a file: samples with their probe, missed occasions included.
-
-Read in pages, so that a million samples need no memory. Times are told twice: as unix seconds, and in UTC.
-"""
+Read in pages, so that a million samples need no memory. Times are told twice: as unix seconds, and in UTC."""
 
 from __future__ import annotations
 

@@ -326,9 +326,8 @@ class _ProbeRun:
     async def _timed(self, sender: Sender, heat: Heat, shape: ProbeShape, concurrency: int) -> None:
         tokens = self._target.long_tokens if shape is ProbeShape.LONG else self._target.short_tokens
         prompts = [self._lengths.fresh_prompt(self._rng, self._target.prompt_tokens) for _ in range(concurrency)]
-        tasks = [
-            BenchTask(1, 0, place, one.kind, one.messages, tokens, self._fixed) for place, one in enumerate(prompts)
-        ]
+        numbered = enumerate(prompts)
+        tasks = [BenchTask(1, 0, place, one.kind, one.messages, tokens, self._fixed) for place, one in numbered]
         await sender.pool.prepare(concurrency)  # the time to connect is not the engine's
         at = self._clock()
         rows = [row for row, _ in await asyncio.gather(*(sender.ask(task) for task in tasks))]

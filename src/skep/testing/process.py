@@ -97,9 +97,8 @@ class FakeEngine:
         return self._process.wait(timeout_s)
 
     def stderr(self) -> str:
-        if self._stderr is None:
-            return ""
-        return os.pread(self._stderr.fileno(), 1 << 20, 0).decode("utf-8", "replace")
+        output = b"" if self._stderr is None else os.pread(self._stderr.fileno(), 1 << 20, 0)
+        return output.decode("utf-8", "replace")
 
     def close(self) -> None:
         if self._parent_fd is not None:
