@@ -143,8 +143,7 @@ def write_note(
     series: SeriesStore, text: str, target: str | None, now: float, at: float | None = None
 ) -> tuple[MonitorEvent, list[AroundEvent]]:
     """Store a note of one target, or of all; return it with what it has brought, where that can be told already."""
-    words = one_line(text)
-    if not words:
+    if not (words := one_line(text)):
         raise UserError("the note is empty", hint="say what was changed, such as: NVLink bridges removed")
     if len(words) > LONGEST_NOTE:
         raise UserError(f"the note has {len(words)} characters, {LONGEST_NOTE} is the most", hint="shorten it")
@@ -197,8 +196,7 @@ def _shared(series: SeriesStore, a: str, b: str) -> Iterator[SeriesKey]:
 
 def _keys(series: SeriesStore, target: str) -> list[SeriesKey]:
     """Return the series of a target. Raise UserError for one that was never there."""
-    keys = series.keys(target)
-    if not keys:
+    if not (keys := series.keys(target)):
         series.target(target, removed=True)
     return keys
 

@@ -67,9 +67,8 @@ def sample_rows(store: Store, *, target: str | None = None, since: float | None 
 
 def point_rows(series: SeriesStore, key: SeriesKey, since: float | None = None) -> Iterator[Row]:
     """One series; what others asked is kept by the hour."""
-    start = 0.0 if since is None else since
     common = {"series": str(key), "unit": key.metric.unit}
-    for point in series.points(key, start, FAR):
+    for point in series.points(key, 0.0 if since is None else since, FAR):
         yield {**asdict(point), **common, "at_utc": utc(point.at)}
 
 

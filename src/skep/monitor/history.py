@@ -140,8 +140,7 @@ def read_window(
     if (until - since) / HOUR_S > MOST_POINTS:
         return WindowReading(spans=tuple(series.spans(key, SpanKind.DAY, since, until)), kind=SpanKind.DAY)
     hours = series.spans(key, SpanKind.HOUR, since, until)
-    known = sum(hour.count + hour.busy for hour in hours)
-    if known > most or key.heat is Heat.SEEN:
+    if key.heat is Heat.SEEN or sum(hour.count + hour.busy for hour in hours) > most:
         return WindowReading(spans=tuple(hours), kind=SpanKind.HOUR)
     points = series.points(key, since, until)
     whole = [hour for hour in hours if since <= hour.start and hour.start + HOUR_S <= until]
@@ -182,14 +181,13 @@ def _changed(
 def _with_words(
     found: SeriesHistory, late: tuple[SeriesComparison, float] | None, zone: tzinfo | None
 ) -> SeriesHistory:
-    metric = found.key.metric
     told = [describe.describe_change(change, zone) for change in reversed(found.changes[-_MOST_CHANGES:])]
     told += [describe.describe_drift(drift, zone) for drift in found.drifts]
     if late is not None:
         told.append(describe.describe_recent(late[0], LATE_S, late[1]) or "")
     widest = next((name for name in ("7 d", "30 d") if found.stats.get(name)), None)
     if widest is not None and (stats := found.stats[widest]) is not None:
-        told.append(describe.describe_stats(stats, metric, WINDOWS[widest]))
+        told.append(describe.describe_stats(stats, found.key.metric, WINDOWS[widest]))
     told.append(describe.describe_coverage(found.coverage) or "")
     if found.busy:
         values = "value was" if found.busy == 1 else "values were"

@@ -192,8 +192,7 @@ class FakeServer:
     """Everything one fake engine knows, its listeners, and those who wait for a state of it."""
 
     def __init__(self, options: argparse.Namespace, grandchildren: Sequence[int] = ()) -> None:
-        self.options = options
-        self._grandchildren = grandchildren
+        self.options, self._grandchildren = options, grandchildren
         self._listener: asyncio.Server | None = None
         self._opening: asyncio.Future[None] | None = None
         self._port = options.port

@@ -37,8 +37,7 @@ class FakeEngine:
         self._process: subprocess.Popen[bytes] | None = None
         self._parent_fd: int | None = None
         self._stderr: IO[bytes] | None = None
-        self._control = ""
-        self.url = ""
+        self.url = self._control = ""
 
     def start(self) -> Self:
         """Returns when the engine listens. Raises `EngineError` with its stderr when it dies before."""
