@@ -1,7 +1,6 @@
 """The server over HTTP: on loopback for everybody there, elsewhere for those with a key.
 
-On loopback only loopback's own names are answered to, and a page of somebody else's is refused by its origin, so that
-no browser can be made to reach in.
+On loopback only its own names are answered to, and other sites' pages are refused: no browser can be made to reach in.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ class AccessCheck:
         elif (keys := self._keys) is None:
             await self._app(scope, receive, send)
         elif (key := keys.find(given_keys(headers.raw))) is None:
-            wanted = _said(401, "an API key is wanted: send it as `Authorization: Bearer KEY`")
-            await wanted(scope, receive, send)
+            await _said(401, "an API key is wanted: send it as `Authorization: Bearer KEY`")(scope, receive, send)
         else:
             # The SDK answers in a session only to the user that opened it.
             scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=key.sha256, scopes=[]))
@@ -81,10 +79,8 @@ def listen(
         max_sessions=most_sessions,
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `AccessCheck` does that
     )
-    guard = AccessCheck(app, hosts, keys)
-    return AsgiServer(
-        guard, host=host, port=port, guarded=keys is not None, grace_s=GRACE_S, path=PATH, on_ready=on_ready
-    )
+    guard, guarded = AccessCheck(app, hosts, keys), keys is not None
+    return AsgiServer(guard, host=host, port=port, guarded=guarded, grace_s=GRACE_S, path=PATH, on_ready=on_ready)
 
 
 def _keys(place: ServerContext, host: str) -> AcceptedKeys:

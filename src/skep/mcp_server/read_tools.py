@@ -1,7 +1,5 @@
 """Tools that look: capacity, status, plans, benchmarks. Nothing is changed by them.
-
-Planner and benchmarks are loaded when they are asked for: clients wait for a server to start.
-"""
+Planner and benchmarks are loaded when they are asked for: clients wait for a server to start."""
 
 from __future__ import annotations
 
@@ -123,9 +121,8 @@ class ReadTools:
         planner's best layouts with predicted tok/s and the command that starts each. Predictions, not measurements."""
         from skep.deploy.plan_request import PlanFlags, answer_plan, nothing_fits
 
-        cards = (gpu,) if gpu else ()
         lengths: dict[str, Any] = {"input_tokens": input_tokens, "output_tokens": output_tokens}
-        flags = PlanFlags(model, cards, agents=agents, quant=quant, context=context, **lengths)
+        flags = PlanFlags(model, (gpu,) if gpu else (), agents=agents, quant=quant, context=context, **lengths)
         found = answer_plan(flags, self._place.paths.store, files=self._place.files)
         if (error := nothing_fits(found)) is not None:
             raise error

@@ -1,7 +1,6 @@
 """Tools about runs of the swarm: dispatch, wait, fetch, cancel, resume, retry, list.
 
-A run belongs to a process of its own and to the journal; this server only writes it down, starts the process, and
-looks. So a client may go away at any moment and ask again later.
+A run belongs to its own process and to the journal, so a client may go away at any moment and ask again later.
 """
 
 from __future__ import annotations
@@ -127,9 +126,8 @@ class RunLauncher:
 
 class RunTools:
     def __init__(self, place: ServerContext, *, longest_wait_s: float = LONGEST_WAIT_S) -> None:
-        self._place = place
+        self._place, self._longest_wait_s = place, longest_wait_s
         self._launcher = RunLauncher(place.paths, place.env)
-        self._longest_wait_s = longest_wait_s
 
     async def swarm_dispatch(
         self,
@@ -419,8 +417,7 @@ def _result_row(result: TaskResult, most: int) -> Answer:
         row["value"] = result.value
     elif text is not None:
         row |= {"answer": shortened(text, most), "cut": len(text) if len(text) > most else None}
-    error = shortened(result.error or result.error_kind or "", ERROR_CHARS)
-    return {**row, "error": None if ok else error}
+    return {**row, "error": None if ok else shortened(result.error or result.error_kind or "", ERROR_CHARS)}
 
 
 def full_result(run_id: str, result: TaskResult, from_char: int) -> Answer:
@@ -448,9 +445,8 @@ def _speed(store: Store, run: SwarmRun, until: float | None, state: str) -> dict
     sessions = SwarmStore(store).session_rows(run.id)
     if not sessions or until is None or state == "starting":
         return {}
-    began = sessions[-1].started_at
-    ((settled, tokens),) = store.read(_SETTLED, run.id, began)
-    took = until - began
+    took = until - sessions[-1].started_at
+    ((settled, tokens),) = store.read(_SETTLED, run.id, sessions[-1].started_at)
     if not settled or took <= 0:
         return {}
     return {

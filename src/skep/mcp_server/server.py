@@ -101,8 +101,7 @@ def without_unknown(value: Any) -> Any:
 
 
 def compact_schema(schema: Any) -> Any:
-    """Without titles, which only repeat the fields' names, and without `or null`, since what is not wanted can be left
-    out. A third of a schema is that, and every client's model reads it."""
+    """Without titles and `or null`: a third of a schema that every client's model reads and that says nothing new."""
     if isinstance(schema, list):
         return [compact_schema(one) for one in schema]
     if not isinstance(schema, dict):
@@ -143,9 +142,7 @@ def _text(name: str) -> str:
 
 def serve_stdio(place: ServerContext) -> None:
     """Until the client closes our input, or a signal. Runs go on; nothing else is held, so the end is at once.
-
-    The thread that reads stdin cannot be interrupted, which is why the process is left and not unwound.
-    """
+    The thread that reads stdin cannot be interrupted, which is why the process is left and not unwound."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")  # on stderr: stdout is the client's
     server = make_server(place)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

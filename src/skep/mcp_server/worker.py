@@ -1,7 +1,5 @@
 """The process that works on one run, started by `RunLauncher`: `python -m skep.mcp_server.worker RUN CANCEL`.
-
-It prints nothing but why it could not go on: how the run stands is in the journal.
-"""
+It prints nothing but why it could not go on: how the run stands is in the journal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Alerts: evaluate the rules after each probe, store the alerts, and send a notice when one opens or closes.
-
-Nothing here raises: a full disk, a broken store or a receiver that hangs costs a line of the log, never the loop.
-"""
+"""Alerts: evaluate the rules after each probe, store the alerts, and send a notice when one opens or closes. Nothing
+here raises: a full disk, a broken store or a receiver that hangs costs a line of the log, never the loop."""
 
 from __future__ import annotations
 
@@ -41,9 +39,8 @@ def free_bytes_of(path: Path) -> int | None:
 class AlertWatcher:
     """`after_probe` after each probe, `tick` every minute or so. `async with` around it lets notices under way end.
 
-    Alerts that are open come from the store, so a restart neither forgets nor repeats them, and what was found but
-    not told when the last process ended is told now. The store is read in a thread: a probe of another target may be
-    under way, and its clock is the loop's.
+    Open alerts come from the store: a restart neither forgets nor repeats them, and tells what was not told before it.
+    The store is read in a thread: a probe of another target may be under way, and its clock is the loop's.
     """
 
     def __init__(
@@ -127,8 +124,7 @@ class AlertWatcher:
                 if alert.id is not None and not self._quiet.stored(alert):
                     for via in ("log", *(notifier.via for notifier in self._notifiers)):
                         self._series.append_notice(alert.id, "opened", self._now, via, None)
-            watched = [target.name for target in self._series.targets()]
-            self._carry_out(self._alarms.forget(watched, self._now))
+            self._carry_out(self._alarms.forget((target.name for target in self._series.targets()), self._now))
         with self._never_raising("disk"):
             now, free, limit = self._now, self._free_bytes(), self._wanted.disk_free_bytes
             if free is not None and limit:
@@ -218,9 +214,7 @@ def check_document(
     series: SeriesStore, wanted: Monitor, now: float, store: Path | None = None, *, running: bool | None = None
 ) -> dict[str, Any]:
     """Return what is wrong now and whether the loop runs, for cron. Sends no notice and stores nothing.
-
-    `wrong` has what was found and, with the rule `unwatched`, targets whose probes are overdue by two intervals.
-    """
+    `wrong` has what was found and, with the rule `unwatched`, targets whose probes are overdue by two intervals."""
     if not series.targets():  # cron may run as somebody else: nothing watched is not the same as all well
         raise UserError("nothing is watched here", hint="`skep monitor add NAME --url URL` adds a target")
     known = series.alerts(open_only=True)

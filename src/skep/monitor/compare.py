@@ -120,9 +120,8 @@ def around_event(
     events = [one.at for one in series.events(start, end, key.target) if one.kind in _BOUNDARIES]
     changes = [change for change in series.changes(key.target, start) if change.key == key]
     others = [at for at in events if abs(at - event.at) > every_s]
-    others += [
-        change.at for change in changes if not change.between[0] - every_s <= event.at <= change.between[1] + every_s
-    ]
+    spans = [(one.at, one.between[0] - every_s, one.between[1] + every_s) for one in changes]
+    others += [at for at, first, last in spans if not first <= event.at <= last]
     before = (max([start, *(at for at in others if at < event.at)]), event.at)
     after = (event.at, min([end, *(at for at in others if at > event.at)]))
     values = (_values(series, key, *window) for window in (before, after))
@@ -144,8 +143,7 @@ def write_note(
     series: SeriesStore, text: str, target: str | None, now: float, at: float | None = None
 ) -> tuple[MonitorEvent, list[AroundEvent]]:
     """Store a note of one target, or of all; return it with what it has brought, where that can be told already."""
-    words = one_line(text)
-    if not words:
+    if not (words := one_line(text)):
         raise UserError("the note is empty", hint="say what was changed, such as: NVLink bridges removed")
     if len(words) > LONGEST_NOTE:
         raise UserError(f"the note has {len(words)} characters, {LONGEST_NOTE} is the most", hint="shorten it")
@@ -198,8 +196,7 @@ def _shared(series: SeriesStore, a: str, b: str) -> Iterator[SeriesKey]:
 
 def _keys(series: SeriesStore, target: str) -> list[SeriesKey]:
     """Return the series of a target. Raise UserError for one that was never there."""
-    keys = series.keys(target)
-    if not keys:
+    if not (keys := series.keys(target)):
         series.target(target, removed=True)
     return keys
 

@@ -48,9 +48,7 @@ def percent_interval(low: float, high: float, *, sure: int = 95) -> str:
 
 def span_of_time(seconds: float) -> str:
     """ "24 h", "7 days"."""
-    if seconds < 2 * DAY_S:
-        return f"{max(1, round(seconds / HOUR_S))} h"
-    return f"{round(seconds / DAY_S)} days"
+    return f"{max(1, round(seconds / HOUR_S))} h" if seconds < 2 * DAY_S else f"{round(seconds / DAY_S)} days"
 
 
 def figure(value: float, metric: SeriesMetric) -> str:
@@ -60,9 +58,8 @@ def figure(value: float, metric: SeriesMetric) -> str:
 
 def cause(events: Sequence[MonitorEvent], at: float, between: tuple[float, float], every_s: float) -> str | None:
     """Return what happened nearest to `at`, with what lies within one interval of it; None: nothing did."""
-    near = [
-        event for event in events if event.kind in CAUSES and between[0] - every_s <= event.at <= between[1] + every_s
-    ]
+    first, last = between[0] - every_s, between[1] + every_s
+    near = [event for event in events if event.kind in CAUSES and first <= event.at <= last]
     if not near:
         return None
     nearest = min(near, key=lambda event: abs(event.at - at))
@@ -168,8 +165,7 @@ def _ahead(a: str, b: str, found: SeriesComparison, metric: SeriesMetric) -> str
     if found.judgement is Judgement.SAME:
         gap = f"{percent(found.ratio.estimate)}, {percent_interval(found.ratio.low, found.ratio.high)}"
         return f"{b} is not distinguishable from {a} in {_WHAT.get(metric, 'speed')} ({gap})"
-    b_first = (found.ratio.estimate > 1) is metric.more_is_better
-    first, second = (b, a) if b_first else (a, b)
+    first, second = (b, a) if (found.ratio.estimate > 1) is metric.more_is_better else (a, b)
     low, estimate, high = found.ratio.low, found.ratio.estimate, found.ratio.high
     if estimate < 1:
         low, estimate, high = (1 / max(value, 1e-12) for value in (high, estimate, low))

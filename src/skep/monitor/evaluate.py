@@ -1,8 +1,7 @@
 """Alert rules: each takes plain values and returns a finding that is wrong, right again, or undecided.
 
-A rule returns nothing where there are too few values. Between "wrong" and "right again" an open alert stays open, so
-that a figure at its limit does not open and close an alert with every probe.
-"""
+A rule returns nothing where there are too few values. An undecided finding leaves an open alert open, so that a figure
+at its limit does not open and close one with every probe."""
 
 from __future__ import annotations
 
@@ -139,8 +138,7 @@ def down(target: str, probes: Sequence[Probe], after: int) -> RuleFinding | None
     if failed < after:
         return None
     why = (made[0].error or made[0].error_kind or "no answer")[:MAX_ERROR]
-    many = "the last probe" if failed == 1 else f"{failed} probes in a row"
-    text = f"{target} is down: {many} failed: {why}"
+    text = f"{target} is down: {'the last probe' if failed == 1 else f'{failed} probes in a row'} failed: {why}"
     return RuleFinding(AlertRule.DOWN, target, wrong=True, message=text, value=float(failed), limit=float(after))
 
 

@@ -1,7 +1,5 @@
 """Everything that was measured as rows for a file: samples with their probe, missed occasions included.
-
-Read in pages, so that a million samples need no memory. Times are told twice: as unix seconds, and in UTC.
-"""
+Read in pages, so that a million samples need no memory. Times are told twice: as unix seconds, and in UTC."""
 
 from __future__ import annotations
 
@@ -69,9 +67,8 @@ def sample_rows(store: Store, *, target: str | None = None, since: float | None 
 
 def point_rows(series: SeriesStore, key: SeriesKey, since: float | None = None) -> Iterator[Row]:
     """One series; what others asked is kept by the hour."""
-    start = 0.0 if since is None else since
     common = {"series": str(key), "unit": key.metric.unit}
-    for point in series.points(key, start, FAR):
+    for point in series.points(key, 0.0 if since is None else since, FAR):
         yield {**asdict(point), **common, "at_utc": utc(point.at)}
 
 

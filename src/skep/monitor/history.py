@@ -1,8 +1,7 @@
 """A series as it is shown: points or hours or days, where it usually lies, what changed and what happened, in words.
 
-Short windows show their samples, long ones the summaries that are kept up to date as samples come, so that a year of
-a busy target is read as quickly as a week. Values of probes that met others at the target are shown, and left out of
-all that is derived.
+Short windows show their samples, long ones the summaries, so that a year is read as quickly as a week.
+Values of probes that met others at the target are shown, and left out of all that is derived.
 """
 
 from __future__ import annotations
@@ -101,16 +100,14 @@ def history_of(
     """`zone`: in which the sentences tell the time; None is the machine's own."""
     month = read_window(series, key, until - 30 * DAY_S - BEFORE_S, until)
     band_s = BEFORE_S if until - since > 2 * DAY_S else LATE_S
-    near = since >= until - 30 * DAY_S
-    shown = month if near else read_window(series, key, since - band_s, until)
+    shown = month if since >= until - 30 * DAY_S else read_window(series, key, since - band_s, until)
     points = tuple(point for point in shown.points if since <= point.at < until)
     spans = tuple(span for span in shown.spans if since <= span.start < until)
     events = tuple(series.events(since, until, key.target))
     changes, drifts = _changed(series, key, shown, since, until)
     busy = sum(point.busy for point in points) + sum(span.busy for span in spans)
-    stats = {
-        name: window_stats(value for _, value in month.quiet(until - width, until)) for name, width in WINDOWS.items()
-    }
+    quiet = {name: month.quiet(until - width, until) for name, width in WINDOWS.items()}
+    stats = {name: window_stats(value for _, value in pairs) for name, pairs in quiet.items()}
     coverage = series.coverage(key.target, since, until) if key.heat is not Heat.SEEN else {}
     late = None
     if key.heat is Heat.HOT:
@@ -143,8 +140,7 @@ def read_window(
     if (until - since) / HOUR_S > MOST_POINTS:
         return WindowReading(spans=tuple(series.spans(key, SpanKind.DAY, since, until)), kind=SpanKind.DAY)
     hours = series.spans(key, SpanKind.HOUR, since, until)
-    known = sum(hour.count + hour.busy for hour in hours)
-    if known > most or key.heat is Heat.SEEN:
+    if key.heat is Heat.SEEN or sum(hour.count + hour.busy for hour in hours) > most:
         return WindowReading(spans=tuple(hours), kind=SpanKind.HOUR)
     points = series.points(key, since, until)
     whole = [hour for hour in hours if since <= hour.start and hour.start + HOUR_S <= until]
@@ -185,14 +181,13 @@ def _changed(
 def _with_words(
     found: SeriesHistory, late: tuple[SeriesComparison, float] | None, zone: tzinfo | None
 ) -> SeriesHistory:
-    metric = found.key.metric
     told = [describe.describe_change(change, zone) for change in reversed(found.changes[-_MOST_CHANGES:])]
     told += [describe.describe_drift(drift, zone) for drift in found.drifts]
     if late is not None:
         told.append(describe.describe_recent(late[0], LATE_S, late[1]) or "")
     widest = next((name for name in ("7 d", "30 d") if found.stats.get(name)), None)
     if widest is not None and (stats := found.stats[widest]) is not None:
-        told.append(describe.describe_stats(stats, metric, WINDOWS[widest]))
+        told.append(describe.describe_stats(stats, found.key.metric, WINDOWS[widest]))
     told.append(describe.describe_coverage(found.coverage) or "")
     if found.busy:
         values = "value was" if found.busy == 1 else "values were"
@@ -245,9 +240,8 @@ def primary_keys(series: SeriesStore, target: str) -> list[SeriesKey]:
     Only hot runs; of a target that nobody probes, what the gateway saw.
     """
     keys = set(series.keys(target))
-    kinds = sorted(
-        {(key.concurrency, _SHAPES.index(key.shape)) for key in keys if key.heat is Heat.HOT and key.shape in _SHAPES}
-    )
+    hot = [key for key in keys if key.heat is Heat.HOT and key.shape in _SHAPES]
+    kinds = sorted({(key.concurrency, _SHAPES.index(key.shape)) for key in hot})
     latest = series.latest(target)  # another engine may report fewer figures
     told = {metric for metric in SeriesMetric for one in (latest[1] if latest else ()) if one.value(metric) is not None}
     found = []
@@ -264,11 +258,8 @@ def primary_keys(series: SeriesStore, target: str) -> list[SeriesKey]:
 
 
 def find_changes(series: SeriesStore, target: str, now: float) -> list[SeriesChange]:
-    """Of every series that stands for the target, oldest first; stored in place of those found before.
-
-    Found anew after each probe over the last 30 days. What was found earlier and lies near the beginning of that
-    window, or before it, stays as it was: a change does not go away because what was before it is no longer looked at.
-    """
+    """Of every series that stands for the target, oldest first; stored in place of those found before. Looked for over
+    the last 30 days; what was found near the beginning of that window, or before it, stays as it was."""
     earlier, every_s, start = series.changes(target), interval_of(series, target), now - WINDOW_S
     found = []
     for key in [key for key in primary_keys(series, target) if key.heat is Heat.HOT]:

@@ -1,8 +1,7 @@
 """The monitor loop: runs the probes that the schedule decides on, stores them, and has alerts evaluated.
 
 Targets that share a machine are probed one after the other, others at the same time. Killed at any moment, it loses
-the probe under way and nothing else; told to stop, it breaks that one off, and its slot is due again.
-"""
+the probe under way and nothing else; told to stop, it breaks that one off, and its slot is due again."""
 
 from __future__ import annotations
 
@@ -141,8 +140,7 @@ class WriteBuffer:
 
     def _is_known(self, event: MonitorEvent) -> bool:
         """Return whether the event was stored before the process was killed."""
-        since = event.detail.get("since")
-        if since is None:
+        if (since := event.detail.get("since")) is None:
             return False
         told = self._series.events(min(since, event.at), math.inf, event.target)
         return any((one.kind, one.detail) == (event.kind, dict(event.detail)) for one in told)
@@ -245,8 +243,7 @@ class Loop:
         self._targets: list[ProbeTarget] = []
         self._seen: dict[str, LastSeen] = {}
         self._busy: set[str] = set()  # machines that are being probed
-        self._was_full = False
-        self._ticking = False
+        self._was_full = self._ticking = False
         self._ticked: float | None = None
         self._stirred = asyncio.Event()
 
@@ -394,15 +391,13 @@ def last_seen(series: SeriesStore, target: str, known: LastSeen | None = None) -
 
 def prober_with(env: Mapping[str, str]) -> Prober:
     """Real probes, with keys from these variables or of the hive that runs here; what one learns of tokens is kept."""
-    lengths: dict[str, Lengths] = {}
-    paths = user_paths(env)
+    lengths, paths = dict[str, Lengths](), user_paths(env)
 
     async def probe(due: Due, idle_s: float | None) -> Made:
         target = due.target
         of_replica = None if target.key_env else await asyncio.to_thread(replica_key, target.url, paths)
         key = env.get(target.key_env) if target.key_env else of_replica
-        known = lengths.setdefault(target.name, Lengths())
-        return await probe_target(due, key=key, idle_s=idle_s, lengths=known)
+        return await probe_target(due, key=key, idle_s=idle_s, lengths=lengths.setdefault(target.name, Lengths()))
 
     return probe
 

@@ -44,8 +44,7 @@ def monitor_pid(paths: Paths) -> int | None:
 
 
 def begin_with(parent_fd: int, paths: Paths, phase: Callable[[], str | None]) -> bool:
-    """Wait for the turn of a loop that ends with its parent process: while another process runs the loop, and until
-    the hive has loaded its models. Return False where the parent has ended meanwhile."""
+    """Wait while another process runs the loop or the hive loads its models. Return False where the parent ended."""
     alone = wait_while(lambda: monitor_pid(paths) is not None, parent_fd, ANOTHER_RUNS_S)
     if not alone or not wait_while(lambda: phase() == "starting", parent_fd, READY_LOOK_S):
         return False

@@ -1,8 +1,5 @@
 """What somebody is told about an alert, when, and through what: a command, ntfy, Slack or any other receiver.
-
-Texts of servers stand in the messages, so they are made one line of plain characters, and every secret that is
-known here is taken out of them before they go anywhere.
-"""
+Texts of servers stand in the messages: they are made one line of plain characters, and known secrets are taken out."""
 
 from __future__ import annotations
 
@@ -98,8 +95,7 @@ class QuietHoursPolicy:
 
     def stored(self, alert: Alert) -> bool:
         """Replace a held alert by the stored one, which has an id. Return False where it is not held."""
-        held = self._is_held_open(alert)
-        if held:
+        if held := self._is_held_open(alert):
             self.hold("opened", alert)
         return held
 
@@ -109,10 +105,8 @@ class QuietHoursPolicy:
             return []
         held, self._held = [*self._held.values()], {}
         passed = tuple(alert for what, alert in held if what == "passed")
-        notices = [Notice("passed", passed)] if passed else []
-        return notices + [
-            Notice(what, (alert,)) for kind in ("closed", "opened") for what, alert in held if what == kind
-        ]
+        closed, opened = ([Notice(what, (one,)) for what, one in held if what == kind] for kind in ("closed", "opened"))
+        return [*([Notice("passed", passed)] if passed else []), *closed, *opened]
 
     def _is_quiet(self, now: float) -> bool:
         return self._hours is not None and self._hours.hold(now, self._zone)
@@ -294,11 +288,9 @@ class Webhook:
     async def _try(self, notice: Notice) -> tuple[str | None, float | None]:
         """Return what went wrong and the shortest wait before a retry; a wait of None means no retry."""
         headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
-        body, hook = body_of(notice, self.shape, self.hook), self.hook
+        body, hook, limit_s = body_of(notice, self.shape, self.hook), self.hook, self.limit_s
         try:
-            answer = await fetch_once(
-                hook.origin, "POST", hook.path, body=body, headers=headers, timeout_s=self.limit_s
-            )
+            answer = await fetch_once(hook.origin, "POST", hook.path, body=body, headers=headers, timeout_s=limit_s)
         except WireFailure as failure:
             why = "its certificate is not trusted" if "certificate" in str(failure).lower() else failure.kind
             return f"{hook}: {KINDS[why][1] if why in KINDS else why}", 0.0

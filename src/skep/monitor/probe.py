@@ -1,8 +1,7 @@
 """One probe of one target: read its load, send a first request (the cold run), then the timed hot runs.
 
 Any failure becomes a failed probe with an error kind and one line of text; only cancellation is raised.
-Uses the load generator's own sender: times are those of network reads, tokens come from `usage`.
-"""
+Uses the load generator's own sender: times are those of network reads, tokens come from `usage`."""
 
 from __future__ import annotations
 
@@ -273,8 +272,7 @@ class _ProbeRun:
     def __init__(self, target: ProbeTarget, clock: Callable[[], float], rng: Random, lengths: Lengths) -> None:
         self._target, self._clock, self._rng, self._lengths = target, clock, rng, lengths
         self._key: str | None = None
-        self._fixed = True
-        self._thinks = False
+        self._fixed, self._thinks = True, False
         self.endpoint: Endpoint | None = None
         self.before, self.after = TargetLoad(), TargetLoad()
         self.versions = {"skep": __version__}
@@ -326,9 +324,8 @@ class _ProbeRun:
     async def _timed(self, sender: Sender, heat: Heat, shape: ProbeShape, concurrency: int) -> None:
         tokens = self._target.long_tokens if shape is ProbeShape.LONG else self._target.short_tokens
         prompts = [self._lengths.fresh_prompt(self._rng, self._target.prompt_tokens) for _ in range(concurrency)]
-        tasks = [
-            BenchTask(1, 0, place, one.kind, one.messages, tokens, self._fixed) for place, one in enumerate(prompts)
-        ]
+        numbered = enumerate(prompts)
+        tasks = [BenchTask(1, 0, place, one.kind, one.messages, tokens, self._fixed) for place, one in numbered]
         await sender.pool.prepare(concurrency)  # the time to connect is not the engine's
         at = self._clock()
         rows = [row for row, _ in await asyncio.gather(*(sender.ask(task) for task in tasks))]

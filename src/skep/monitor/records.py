@@ -126,9 +126,7 @@ class ProbeOutcome(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Probe:
     """One occasion. `slot` counts a target's intervals since 1970; `era` counts how often the clock was set back.
-
-    A gap of missed occasions is one row: from `slot` to `slot + slots - 1`.
-    """
+    A gap of missed occasions is one row: from `slot` to `slot + slots - 1`."""
 
     target: str
     era: int

@@ -190,9 +190,7 @@ def what_happened(before: Moment, now: Moment) -> Cause | None:
         return ASLEEP_OR_CLOCK if wall - awake > NOTICED_S else None
     boot = now.boot - before.boot
     slept, jumped = boot - awake, wall - boot
-    if max(slept, jumped) <= NOTICED_S:
-        return None
-    return ASLEEP if slept >= jumped else CLOCK_FORWARD
+    return None if max(slept, jumped) <= NOTICED_S else ASLEEP if slept >= jumped else CLOCK_FORWARD
 
 
 def _gap(target: ProbeTarget, standing: _TargetProgress, now: float, cause: Cause) -> Probe | None:

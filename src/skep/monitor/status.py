@@ -1,7 +1,5 @@
-"""How each target stands now: its last value against its own median, when it is due, what is wrong.
-
-Reads the store and nothing else; times are arguments. `skep monitor status`, the exposition and the pages say the same.
-"""
+"""How each target stands now: its last value against its own median, when it is due, what is wrong. Reads the store and
+nothing else; times are arguments. `skep monitor status`, the exposition and the pages say the same."""
 
 from __future__ import annotations
 
@@ -216,9 +214,7 @@ def _state(target: ProbeTarget, last: Probe | None, now: float, *, alerts: bool)
         return TargetState.BUSY
     if last.outcome is ProbeOutcome.FAILED:
         return TargetState.FAILING
-    if alerts:
-        return TargetState.ALERT
-    return TargetState.BUSY if last.busy else TargetState.OK
+    return TargetState.ALERT if alerts else TargetState.BUSY if last.busy else TargetState.OK
 
 
 MOST_SERIES = 400
@@ -275,14 +271,12 @@ def metrics_page(series: SeriesStore, now: float) -> bytes:
 
 
 def _of_targets(standing: Iterable[TargetStatus]) -> list[Gauge]:
-    state = Gauge(
-        "skep_monitor_target_state", "1 for the state that a target is in, 0 for the others.", (*BY_TARGET, "state")
-    )
+    told = "1 for the state that a target is in, 0 for the others."
+    state = Gauge("skep_monitor_target_state", told, (*BY_TARGET, "state"))
     probed = Gauge("skep_monitor_last_probe_timestamp_seconds", "When the last probe that was made ended.", BY_TARGET)
     due = Gauge("skep_monitor_next_probe_timestamp_seconds", "When the next one is due, if the loop runs.", BY_TARGET)
-    occasions = Gauge(
-        "skep_monitor_probes_7d", "Occasions of the last 7 days, by how they went.", (*BY_TARGET, "outcome")
-    )
+    told = "Occasions of the last 7 days, by how they went."
+    occasions = Gauge("skep_monitor_probes_7d", told, (*BY_TARGET, "outcome"))
     for one in standing:
         name = one.target.name
         for known in TargetState:

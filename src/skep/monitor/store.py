@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from operator import itemgetter
 from sqlite3 import Connection, Row
 from statistics import fmean
 from typing import Self
@@ -168,8 +169,9 @@ class SeriesStore:
         if found is not None and (removed or found.removed_at is None):
             return found
         if found is not None:
-            hint = "its history is kept; `skep monitor add` brings it back"
-            raise UserError(f"target `{name}` was removed", hint=hint)
+            raise UserError(
+                f"target `{name}` was removed", hint="its history is kept; `skep monitor add` brings it back"
+            )
         live = {squeeze(target.name): target.name for target in known.values() if removed or target.removed_at is None}
         hint = "`skep monitor list` shows them" if live else "`skep monitor add` makes one"
         raise UserError(f"there is no target `{name}`", hint=did_you_mean(similar_names(name, live), hint))
@@ -202,8 +204,7 @@ class SeriesStore:
 
     def probes(self, target: str, since: float, until: float, limit: int | None = None) -> list[Probe]:
         """Newest first, by the time they were due; gaps that reach into the window included."""
-        rows = self.store.read(_PROBES, target, since, until, -1 if limit is None else limit)
-        return read(rows, Probe)
+        return read(self.store.read(_PROBES, target, since, until, -1 if limit is None else limit), Probe)
 
     def keys(self, target: str | None = None) -> list[SeriesKey]:
         """In order, passive ones included."""
@@ -276,12 +277,8 @@ class SeriesStore:
     def changes(self, target: str | None = None, since: float | None = None) -> list[SeriesChange]:
         """Oldest first."""
         rows = self.store.read(_CHANGES, target, -math.inf if since is None else since)
-        return read(
-            rows,
-            SeriesChange,
-            key=lambda row: read([row], SeriesKey)[0],
-            between=lambda row: (row["earliest_at"], row["latest_at"]),
-        )
+        times = itemgetter("earliest_at", "latest_at")
+        return read(rows, SeriesChange, key=lambda row: read([row], SeriesKey)[0], between=times)
 
     def summarise_gateway(self, until: float) -> int:
         """Close the hours of the gateway's requests that ended two minutes before `until`; how many had any."""
@@ -296,8 +293,7 @@ class SeriesStore:
             for row in self.store.read(_REQUESTS, day - LONGEST_S, min(tomorrow, end), day):
                 hours[start_of(row["ended_at"], HOUR_S)].append(row)
             known = sorted(hour for hour in hours if hour < min(tomorrow, end))
-            new = [hour for hour in known if hour >= at]
-            if new:
+            if new := [hour for hour in known if hour >= at]:
                 with self.store.transaction() as connection:
                     for hour in new:
                         _write_requests(connection, SpanKind.HOUR, hour, [hours[hour]])
@@ -358,8 +354,7 @@ def put_span(
     connection: Connection, series: int, kind: SpanKind, start: float, values: Iterable[float], busy: int = 0
 ) -> None:
     """In place of what stood there. Without a value only the busy ones are counted, without either there is no row."""
-    row = span_row(series, kind, start, values, busy)
-    if row is not None:
+    if (row := span_row(series, kind, start, values, busy)) is not None:
         connection.execute(PUT_SPAN, row)
 
 
@@ -390,8 +385,7 @@ def update_spans(connection: Connection, target: str, samples: Iterable[ProbeSam
         values = (target, one.heat.value, one.shape.value, one.concurrency, day, day + DAY_S)
         rows = connection.execute(_SAMPLES_OF_A_DAY, values).fetchall() if day >= thinned_before else []
         for metric in RAW_METRICS:
-            told = [sample.at for sample in news if sample.value(metric) is not None]
-            if not told:
+            if not (told := [sample.at for sample in news if sample.value(metric) is not None]):
                 continue
             series = series_id(connection, SeriesKey(target, one.heat, one.shape, one.concurrency, metric))
             known = [(row["at"], row["busy"], row[metric]) for row in rows if row[metric] is not None]
@@ -402,9 +396,8 @@ def update_spans(connection: Connection, target: str, samples: Iterable[ProbeSam
 
 
 def _write_requests(connection: Connection, kind: SpanKind, start: float, hours: Sequence[Sequence[Row]]) -> None:
-    """Write the requests of one hour, or of the hours of a day, by model; those for a model that nobody served or
-    knows are of none. Times and speeds are over all requests; numbers of requests are one for each hour, so a day has
-    a median hour."""
+    """Write the requests of one hour, or of a day's hours, by model; those for an unknown model are of none. Times and
+    speeds are over all requests; numbers of requests are one for each hour, so a day has a median hour."""
     seen = connection.execute("SELECT DISTINCT target FROM series WHERE heat = ?", (Heat.SEEN.value,))
     known = {row["target"] for row in seen}
     by_target: dict[str, list[list[Row]]] = defaultdict(list)

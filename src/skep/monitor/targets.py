@@ -111,11 +111,10 @@ def _key(target: ProbeTarget, env: Mapping[str, str]) -> str | None:
     """Return the key in the variable `key_env`, else skep's own key for a server on this machine."""
     if target.key_env is None:
         return local_key(target.url, env, user_paths(env))
-    value = env.get(target.key_env)
-    if not value:
-        hint = f"export {target.key_env}=... first, also where `skep up` or `skep monitor run` is started"
-        raise UserError(f"--key-env `{target.key_env}` is not set", hint=hint)
-    return value
+    if value := env.get(target.key_env):
+        return value
+    hint = f"export {target.key_env}=... first, also where `skep up` or `skep monitor run` is started"
+    raise UserError(f"--key-env `{target.key_env}` is not set", hint=hint)
 
 
 async def _look(target: ProbeTarget, env: Mapping[str, str]) -> Endpoint:

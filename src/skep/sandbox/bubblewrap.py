@@ -80,8 +80,14 @@ def view(*, packages: bool) -> ScriptView:
             binds[str(path)] = str(path)
     if real.is_relative_to("/nix/store"):
         binds["/nix/store"] = "/nix/store"
-    places = base / "lib", base / "lib64", base.resolve() / "lib", real, *map(Path, EXTRA), base / "bin" / real.name
-    for path in places:
+    for path in (
+        base / "lib",
+        base / "lib64",
+        base.resolve() / "lib",
+        real,
+        *map(Path, EXTRA),
+        base / "bin" / real.name,
+    ):
         _add(binds, links, path)
     program, emptied = str(real), list[str]()
     if packages:
@@ -138,9 +144,8 @@ def _environment(program: str, *, packages: bool) -> dict[str, str]:
 class Bubblewrap:
     """One bubblewrap with a script. `pid` is a child of this process; `init_pid`, once known, the first process inside.
 
-    The script is held back until its limits are set: they are set from outside, on the first process of the new
-    namespace, which waits for its filter. If whoever has to bring that is killed, it gets an empty one, and refuses to
-    go on.
+    The script is held back until its limits are set from outside, on the first process of the new namespace, which
+    waits for its filter. If whoever has to bring that is killed, it gets an empty one, and refuses to go on.
     """
 
     def __init__(
@@ -204,8 +209,7 @@ class Bubblewrap:
             return self._failure
         if code is None:
             if stderr.startswith(b"bwrap: ") or self.init_pid is None:
-                said = stderr.decode(errors="replace").strip()
-                return said or f"bubblewrap ended with wait status {wait_status}"
+                return stderr.decode(errors="replace").strip() or f"bubblewrap ended with wait status {wait_status}"
             return ScriptEnding.KILLED, None, int(signal.SIGKILL)
         return (ScriptEnding.KILLED, None, code - 128) if 128 < code <= 128 + 64 else (ScriptEnding.EXITED, code, None)
 
@@ -237,8 +241,7 @@ def _become_bubblewrap(argv: list[str], passed: list[int], streams: Streams, uid
 
 
 def prctl(option: int, argument: int) -> None:
-    words = [ctypes.c_ulong(word) for word in (argument, 0, 0, 0)]
-    checked(libc.prctl(ctypes.c_int(option), *words), f"prctl {option}")
+    checked(libc.prctl(ctypes.c_int(option), *map(ctypes.c_ulong, (argument, 0, 0, 0))), f"prctl {option}")
 
 
 def checked(result: int, what: str) -> None:

@@ -1,8 +1,7 @@
 """The launcher: a small process that stays, and forks a supervisor for every run.
 
 It has nothing in it but the standard library, so that a fork costs a millisecond. It ends when its socket to skep does.
-A supervisor starts bubblewrap for one script, feeds it, reads it, watches it and ends it. It decides by itself, so that
-the limits hold however busy skep's event loop is. When its own socket to skep ends, the run ends.
+A supervisor starts, feeds, watches and ends one script, by itself: limits hold however busy skep's event loop is.
 """
 
 from __future__ import annotations
@@ -92,8 +91,7 @@ class MemoryWatch:
         told = _bytes_of(self._text(f"{pid}/status"), CHEAP)
         if told is None:
             texts = [self._text(f"{pid}/task/{thread}/status") for thread in self._list(f"{pid}/task")]
-            others = [_bytes_of(text, CHEAP) for text in texts]
-            told = max((other for other in others if other is not None), default=0)
+            told = max((other for text in texts if (other := _bytes_of(text, CHEAP)) is not None), default=0)
         return told
 
     def _list(self, path: str) -> list[str]:
@@ -136,8 +134,7 @@ main(setup)
 def setup_text(fd: int, program: str, views: dict[bool, ScriptView]) -> str:
     """For the standard input of `BEGIN`: an argument could be read by any script whose first process is a fork."""
     told = {str(packages): asdict(view) for packages, view in views.items()}
-    source = str(Path(__file__).parents[2])
-    return json.dumps({"source": source, "fd": fd, "program": program, "views": told})
+    return json.dumps({"source": str(Path(__file__).parents[2]), "fd": fd, "program": program, "views": told})
 
 
 def main(setup: dict[str, Any]) -> None:
@@ -145,8 +142,7 @@ def main(setup: dict[str, Any]) -> None:
     control = socket.socket(fileno=setup["fd"])
     control.set_inheritable(False)
     os.chdir("/")
-    told = setup["views"]
-    views = {packages: ScriptView(**told[str(packages)]) for packages in (True, False)}
+    views = {packages: ScriptView(**setup["views"][str(packages)]) for packages in (True, False)}
     try:
         if os.geteuid() == 0:
             views = stage(views, setup["program"])
@@ -238,11 +234,8 @@ class SandboxLauncher:
 
 
 def end_children() -> None:
-    """Leave no process. The first one of a namespace takes all of it along, and its end waits for theirs.
-
-    Whoever loses its parent becomes a child of the supervisor, and only its children are killed: no number of a process
-    that has ended meanwhile, and has been given to another one, can be hit.
-    """
+    """Leave no process. The first one of a namespace takes all of it along, and its end waits for theirs. Whoever loses
+    its parent becomes a child of the supervisor, and only children are killed: a reused process number is never hit."""
     while True:
         for pid in children():
             with contextlib.suppress(ProcessLookupError):
@@ -262,9 +255,8 @@ def children() -> list[int]:
 class SupervisedRun:
     """One script in bubblewrap. Ends when it does, at a limit, or with the end of `link` or `life_fd`.
 
-    `link` is the socket to skep; `life_fd` becomes readable when the launcher has died. A signal at that moment would
-    be quicker, and too quick: bubblewrap ties its first process to itself only when that is about to start the script,
-    and one that loses its parent before is never told.
+    `link` is the socket to skep; `life_fd` becomes readable when the launcher has died. A signal then would be too
+    quick: bubblewrap ties its first process to itself only just before the script starts; one orphaned earlier stays.
     """
 
     link: socket.socket

@@ -49,8 +49,7 @@ def store_error(error: sqlite3.Error | OSError, path: Path) -> StoreError:
     if isinstance(error, OSError):
         hint = f"check that `{path.parent}` is a folder you may write to"
         return StoreError(f"`{path}` cannot be opened: {error.strerror or error}", hint=hint)
-    fault = _FAULTS.get(primary_code(error) or 0)
-    if fault is None:
+    if (fault := _FAULTS.get(primary_code(error) or 0)) is None:
         return StoreError(f"`{path}` refused: {error}")
     what, hint = fault
     return StoreError(f"`{path}` {what} ({error})", hint=hint.format(path=path, folder=path.parent))

@@ -179,11 +179,8 @@ class Store:
         return self.delete_in_parts("deleting_before", before, _DELETE_SOME_GATEWAY_REQUESTS)
 
     def delete_in_parts(self, mark: str, before: float, sql: str, *values: object) -> int:
-        """Delete rows older than `before`, which stands in the table `mark` meanwhile; return how many went.
-
-        In short transactions, with a pause between them: others may be appending. `sql` takes `values`, the time, and
-        how many at most.
-        """
+        """Delete rows older than `before`, which stands in the table `mark` meanwhile; return how many went. In short
+        transactions with pauses: others may be appending. `sql` takes `values`, the time, and how many at most."""
         total = 0
         while True:
             with self.transaction() as connection:
@@ -251,8 +248,7 @@ class Store:
         return read(self.read(sql, run_id), kind, "run")
 
     def _append(self, table: str, run_id: str, records: Iterable[object]) -> None:
-        rows = list(records)
-        if rows:
+        if rows := list(records):
             with self.transaction(run_id):
                 insert_all(self._connection, table, rows, run_id=run_id)
 

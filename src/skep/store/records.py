@@ -1,7 +1,6 @@
 """What the store keeps: runs, their requests and samples, the gateway's requests, calibrations.
 
-`None` means unknown, never zero. Times ending in `_s` inside a request are seconds since its run began, on one
-monotonic clock.
+`None` means unknown, never zero. A request's times in `_s` are seconds since its run began, on one monotonic clock.
 """
 
 from __future__ import annotations
@@ -165,11 +164,9 @@ class LevelFact:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRecord:
-    """What was measured on one machine with one setup, and the factors that were fitted to it.
-
-    The newest of a kind wins; older ones are its history. `host` is a fingerprint of the machine, or the address of one
-    elsewhere. Factors multiply predicted times. `document` has all that it takes to fit anew.
-    """
+    """What was measured on one machine with one setup, and the factors fitted to it, which multiply predicted times.
+    The newest of a kind wins. `host` is a fingerprint of the machine, or the address of one elsewhere. `document` has
+    all that it takes to fit anew."""
 
     id: str
     created_at: float  # unix time

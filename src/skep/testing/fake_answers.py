@@ -180,8 +180,7 @@ class QualityPolicy:
     """Decides each request once, when it comes. A prompt without a stored answer is never answered wrongly."""
 
     def __init__(self, stored: Sequence[StoredAnswer], quality: Quality) -> None:
-        self._stored = stored
-        self._quality = quality
+        self._stored, self._quality = stored, quality
         self._chance = Random(quality.seed)
         self._by_message = {one.prompt: one for one in reversed(stored)}  # of two, the first
 
@@ -248,8 +247,7 @@ class AnswerHead:
 
     def usage(self, tokens: int) -> dict[str, Any]:
         counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": tokens}
-        total = self.prompt_tokens + tokens
-        return {**counts, "total_tokens": total, "prompt_tokens_details": {"cached_tokens": 0}}
+        return {**counts, "total_tokens": sum(counts.values()), "prompt_tokens_details": {"cached_tokens": 0}}
 
     def fields(self, *, whole: bool) -> dict[str, Any]:
         kind = "text_completion" if not self.chat else "chat.completion" if whole else "chat.completion.chunk"
@@ -281,8 +279,7 @@ class StreamEncoder:
     """One streamed answer. Call `opening` once, `token` for each token, `ending` once."""
 
     def __init__(self, form: frozenset[str], head: AnswerHead, *, total: int, include_usage: bool) -> None:
-        self._form = form
-        self._head = head
+        self._form, self._head = form, head
         self._thought = reasoning_tokens(form, chat=head.chat, total=total)
         self._include_usage = include_usage and "no-usage" not in form
         self._newline = "\r\n" if "crlf" in form else "\n"
@@ -305,8 +302,7 @@ class StreamEncoder:
     def token(self, text: str) -> list[bytes]:
         self._seen += 1
         self._tokens.append(text)
-        last_thought = self._seen == self._thought
-        if len(self._tokens) < (3 if "several-tokens" in self._form else 1) and not last_thought:
+        if len(self._tokens) < (3 if "several-tokens" in self._form else 1) and self._seen != self._thought:
             return []
         return self._writes(self._content())
 
@@ -344,9 +340,8 @@ class StreamEncoder:
         payload = self._head.fields(whole=False) | fields
         if "usage-every" in self._form:
             payload["usage"] = self._head.usage(self._seen)
-        text = to_json(payload).decode()
-        if "multi-line" in self._form:
-            text = json.dumps(payload, ensure_ascii=False, indent=0)
+        multi = "multi-line" in self._form
+        text = json.dumps(payload, ensure_ascii=False, indent=0) if multi else to_json(payload).decode()
         lines = [f"data: {line}" for line in text.split("\n")]
         return (self._newline.join(lines) + self._newline * 2).encode()
 
@@ -354,8 +349,7 @@ class StreamEncoder:
         self._events += events
         if len(self._events) < (4 if "coalesced" in self._form else 1) and not flush:
             return []
-        data, self._events = self._held + b"".join(self._events), []
-        self._held = b""
+        data, self._events, self._held = self._held + b"".join(self._events), [], b""
         if "cut" in self._form and not flush:
             self._cuts += 1
             place = odd_place(data, self._cuts)

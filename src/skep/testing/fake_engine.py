@@ -38,9 +38,7 @@ class SlotTable(Generic[J]):
     def __init__(self, slots: int) -> None:
         self._slots: list[J | None] = [None] * slots
         self._queue: deque[J] = deque()
-        self.running = 0
-        self.max_running = 0
-        self.max_inside = 0
+        self.running = self.max_running = self.max_inside = 0
 
     @property
     def waiting(self) -> int:
@@ -101,10 +99,9 @@ class FakeJob:
         self._started_s = time.monotonic()
         if self.fault is not None and self.fault.kind is FaultKind.HANG_FIRST:
             return
-        ask, form = self.ask, self.options.stream_form
+        ask, form, total = self.ask, self.options.stream_form, len(self.answer.tokens)
         self._clock = DecodeClock(self.options.speed, self._started_s, ask.prompt_tokens)
         if ask.stream:
-            total = len(self.answer.tokens)
             self._stream = StreamEncoder(form, self.head, total=total, include_usage=ask.include_usage)
             if opening := self._stream.opening():
                 self.connection.begin_stream()
@@ -195,8 +192,7 @@ class FakeServer:
     """Everything one fake engine knows, its listeners, and those who wait for a state of it."""
 
     def __init__(self, options: argparse.Namespace, grandchildren: Sequence[int] = ()) -> None:
-        self.options = options
-        self._grandchildren = grandchildren
+        self.options, self._grandchildren = options, grandchildren
         self._listener: asyncio.Server | None = None
         self._opening: asyncio.Future[None] | None = None
         self._port = options.port
@@ -271,8 +267,9 @@ class FakeServer:
         self.last_request = request
         if request.path not in GENERATIONS:  # an echo
             kind = request.headers.get("content-type", "application/octet-stream")
-            digest = hashlib.sha256(request.body).hexdigest()
-            connection.send(200, request.body, content_type=kind, x_body_sha256=digest)
+            connection.send(
+                200, request.body, content_type=kind, x_body_sha256=hashlib.sha256(request.body).hexdigest()
+            )
             return
         try:
             ask = parse_request(request.body, chat=GENERATIONS[request.path])
@@ -432,13 +429,12 @@ class FakeServer:
             connection.send_json(200, state)
 
     def _apply(self, fault: InjectedFault) -> None:
-        loop = asyncio.get_running_loop()
         if fault.kind is FaultKind.REFUSE:
             if self._listener is not None:
                 self._listener.close()
                 self._listener = None
             if fault.for_s is not None:
-                loop.call_later(fault.for_s, self._listen_again)
+                asyncio.get_running_loop().call_later(fault.for_s, self._listen_again)
         elif fault.kind is FaultKind.NONE:
             self.faults.faults.clear()
             self._listen_again()

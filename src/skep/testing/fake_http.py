@@ -166,8 +166,7 @@ class FakeConnection(asyncio.Protocol):
 
     def _head(self, status: int, headers: Mapping[str, str]) -> bytes:
         keep = self._current is not None and self._current.keep_alive
-        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *(f"{name}: {headers[name]}" for name in headers)]
         lines += [f"connection: {'keep-alive' if keep else 'close'}", "server: skep-fake", "", ""]
         return "\r\n".join(lines).encode("latin-1")
 

@@ -37,8 +37,7 @@ class FakeEngine:
         self._process: subprocess.Popen[bytes] | None = None
         self._parent_fd: int | None = None
         self._stderr: IO[bytes] | None = None
-        self._control = ""
-        self.url = ""
+        self.url = self._control = ""
 
     def start(self) -> Self:
         """Returns when the engine listens. Raises `EngineError` with its stderr when it dies before."""
@@ -97,9 +96,8 @@ class FakeEngine:
         return self._process.wait(timeout_s)
 
     def stderr(self) -> str:
-        if self._stderr is None:
-            return ""
-        return os.pread(self._stderr.fileno(), 1 << 20, 0).decode("utf-8", "replace")
+        output = b"" if self._stderr is None else os.pread(self._stderr.fileno(), 1 << 20, 0)
+        return output.decode("utf-8", "replace")
 
     def close(self) -> None:
         if self._parent_fd is not None:

@@ -139,5 +139,4 @@ def stored_tags() -> list[str]:
 
 
 if __name__ == "__main__":
-    run = {"sglang": run_sglang, "ollama": run_ollama}[sys.argv[1]]
-    sys.exit(run(sys.argv[2:]))
+    sys.exit({"sglang": run_sglang, "ollama": run_ollama}[sys.argv[1]](sys.argv[2:]))
