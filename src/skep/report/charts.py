@@ -17,7 +17,6 @@ from skep.stats.turning import Turning
 from skep.units import known, milliseconds, number, percent, printable, seconds, shortened, times
 
 Spec = dict[str, Any]
-
 AGENTS = "agents at once (C)"
 # Lines beside each other differ in these as well as in colour.
 DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3), (9, 3, 2, 3))

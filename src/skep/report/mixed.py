@@ -25,9 +25,7 @@ from skep.units import UNKNOWN, known, milliseconds, moment, number, percent, pr
 
 Entries = Sequence[tuple[StoredRun, MixedSummary]]
 Verdicts = Mapping[str, Sequence[Verdict]]  # by run
-
-MOST_FAILURES = 20  # listed one by one, of a model
-_DETAIL = 120  # characters of one
+MOST_FAILURES, _DETAIL = 20, 120  # listed one by one, of a model; characters of one
 _FORMS = {
     "published": "Published form: each side task was sent once, together with turn 1.",
     "sustained": "Sustained form: each side task was sent again once it had ended, until the conversation was over.",

@@ -66,7 +66,6 @@ def attempts_in_flight(attempts: Sequence[Attempt], session: int, least_s: float
 MOST_BARS = 3000  # attempts that get a bar of their own; of more, neighbours are drawn together
 _LEAST_PX = 1.6
 _TOGETHER_PX = 10.0
-
 WHY_WORDS = {
     Why.RETRY: "tried again",
     Why.STRAGGLER: "a second one beside a slow one",

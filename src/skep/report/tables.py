@@ -21,9 +21,7 @@ from skep.units import known, number, percent
 
 Cell = str | float | None
 Entry = tuple[str, SweepSummary | str]  # label; what was measured, or why it was not
-
-_LIMITED = "client-limited"
-_FAILED = "failed"
+_LIMITED, _FAILED = "client-limited", "failed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,8 @@ from skep.web.layout import page
 from skep.web.responses import form_of, json_answer, plain_problem, problem, wants_json, way_back
 
 log = logging.getLogger("skep.web")
-
 MOST_WRONG = 10  # keys a source may get wrong within `WITHIN_S`
-WITHIN_S = 60.0
-MOST_SOURCES = 4096
+WITHIN_S, MOST_SOURCES = 60.0, 4096
 
 
 class LoginThrottle:
@@ -67,7 +65,6 @@ def network_of(source: str) -> str:
 COOKIE = "skep_session"
 SESSION_S = 7 * DAY_S
 MOST_SESSIONS = 256
-
 Headers = Sequence[tuple[bytes, bytes]]
 
 

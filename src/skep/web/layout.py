@@ -28,7 +28,6 @@ from skep.report.series_chart import series_picture, when, zone_name
 from skep.web.context import Site
 
 log = logging.getLogger("skep.web")
-
 # Name, address, title, the key that goes there after `g`.
 PAGES = (
     ("now", "/", "Now", "n"),
@@ -39,7 +38,6 @@ PAGES = (
     ("tuning", "/tuning", "Tuning", "t"),
 )
 PLACE = "<!--parts-->"  # of the parts, in a page that is streamed
-
 STATIC = Path(__file__).parent / "static"
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 

@@ -147,7 +147,6 @@ FIRST_PAINT_S = 0.15  # a page waits so long for a reading, and no longer
 HEARTBEAT_S = 15.0
 RETRY_MS = 2000
 MOST_STREAMS = 64
-
 Parts = dict[str, str]
 Render = Callable[[dict[str, Any], MonitorSnapshot], Parts]
 

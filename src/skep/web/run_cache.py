@@ -157,10 +157,8 @@ class RunCache:
         found: dict[str, RunFigures] = {}
         began = self._clock()
         for run in runs:
-            known = self._known(run)
-            if known is None and (
-                patience_s is None or self._clock() - began + _A_REQUEST_S * run.requests < patience_s
-            ):
+            known, wait = self._known(run), _A_REQUEST_S * run.requests
+            if known is None and (patience_s is None or self._clock() - began + wait < patience_s):
                 with self._making:
                     if (known := self._known(run)) is None:
                         known = self._figures.keep(run, figures_of(store, run))
