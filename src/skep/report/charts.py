@@ -1,7 +1,6 @@
 """Charts in Vega-Lite's terms: the parts that all of them share, and those of a sweep's levels.
 
-Knows nothing of SVG and pages. A chart is None where there is nothing to draw. Levels without a value are left out,
-never drawn as zero.
+A chart is None where there is nothing to draw. Levels without a value are left out, never drawn as zero.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from skep.stats.turning import Turning
 from skep.units import known, milliseconds, number, percent, printable, seconds, shortened, times
 
 Spec = dict[str, Any]
-
 AGENTS = "agents at once (C)"
 # Lines beside each other differ in these as well as in colour.
 DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3), (9, 3, 2, 3))
@@ -70,9 +68,7 @@ def place(c: float, levels: Sequence[int]) -> float:
     low, high = min(levels), max(levels)
     if low == high:
         return 0.5
-    if is_wide(levels):
-        return math.log(c / low) / math.log(high / low)
-    return (c - low) / (high - low)
+    return math.log(c / low) / math.log(high / low) if is_wide(levels) else (c - low) / (high - low)
 
 
 def concurrency(levels: Sequence[int]) -> Spec:
@@ -80,11 +76,10 @@ def concurrency(levels: Sequence[int]) -> Spec:
     values = sorted(row["c"] for row in apart([{"c": c} for c in sorted(set(levels))], levels, gap=0.09))
     scale: Spec = {"domain": [low, high] if low < high else [low - 1, high + 1], "nice": False, "padding": 22}
     axis: Spec = {"values": values, "format": "d", "labelOverlap": False}
-    title = AGENTS
+    title = f"{AGENTS}, logarithmic" if is_wide(levels) else AGENTS
     if is_wide(levels):
         scale |= {"type": "log", "base": 2}
         axis |= {"labelExpr": "datum.value"}
-        title = f"{AGENTS}, logarithmic"
     return {"field": "c", "type": "quantitative", "title": title, "scale": scale, "axis": axis}
 
 
@@ -122,8 +117,7 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
     for i in range(1, len(placed)):
         placed[i] = max(placed[i], placed[i - 1] + gap)
     for i in reversed(range(len(placed))):
-        ceiling = high if i == len(placed) - 1 else placed[i + 1] - gap
-        placed[i] = min(placed[i], ceiling)
+        placed[i] = min(placed[i], high if i == len(placed) - 1 else placed[i + 1] - gap)
     return [place for _, place in sorted(zip(order, placed, strict=True))]
 
 

@@ -43,8 +43,7 @@ def as_percent(share: float) -> str:
 class Column(Generic[Record]):
     """One figure: `key` in JSON and CSV, `title` over tables, `text` prints its value, `unit` stands behind that.
 
-    `rank`: where the terminal is narrow the columns of the highest rank go first; those of rank 0 stay.
-    `optional`: left out where no record has a value.
+    `rank`: in a narrow terminal the highest go first, 0 stays. `optional`: left out where no record has a value.
     On a page: `style`, the class of its cells, or a function of the record; `group`, the head over it and its
     neighbours with the unit in it, and its name below that; `html`, its cells where they are more than text.
     """
@@ -118,8 +117,7 @@ def markdown_table(columns: Sequence[Column[Record]], records: Sequence[Record])
 
 def markdown_cell(text: str) -> str:
     """Return the text on one line, with nothing in it that Markdown takes for the end of a cell or for HTML."""
-    one_line = " ".join(printable(text).split())
-    return one_line.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(printable(text).split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def print_records(columns: Sequence[Column[Record]], records: Sequence[Record]) -> None:

@@ -25,9 +25,7 @@ from skep.units import UNKNOWN, known, milliseconds, moment, number, percent, pr
 
 Entries = Sequence[tuple[StoredRun, MixedSummary]]
 Verdicts = Mapping[str, Sequence[Verdict]]  # by run
-
-MOST_FAILURES = 20  # listed one by one, of a model
-_DETAIL = 120  # characters of one
+MOST_FAILURES, _DETAIL = 20, 120  # listed one by one, of a model; characters of one
 _FORMS = {
     "published": "Published form: each side task was sent once, together with turn 1.",
     "sustained": "Sustained form: each side task was sent again once it had ended, until the conversation was over.",
@@ -140,9 +138,7 @@ def _share(parts: Sequence[TaskFigures]) -> str:
 def _change(level: MixedLevel, alone: MixedLevel | None) -> str:
     """Of the TTFT of turn 1 against C=1: " (+41 %)"."""
     value, base = level.ttft_ms, None if alone is None else alone.ttft_ms
-    if value is None or not base or level is alone:
-        return ""
-    return f" ({100 * (value / base - 1):+.0f} %)"
+    return "" if value is None or not base or level is alone else f" ({100 * (value / base - 1):+.0f} %)"
 
 
 def spot_words(summary: MixedSummary) -> str:
@@ -213,8 +209,7 @@ def axes_chart(entries: Entries) -> Spec:
     ]
     if len(entries) > 1:
         layers.append(layer(rows, label("right", dx=-8, weight=700), x=zero, **sides, text="letter", color=COLOUR))
-    height = len(names) * (_STEP_PX * len(entries) + _BETWEEN_PX)
-    return {"width": 900, "height": height, "layer": layers}
+    return {"width": 900, "height": len(names) * (_STEP_PX * len(entries) + _BETWEEN_PX), "layer": layers}
 
 
 def _looks(entries: Entries) -> tuple[Series, ...]:

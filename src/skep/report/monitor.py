@@ -14,8 +14,6 @@ from skep.report.columns import Column
 from skep.stats.rolling import WindowStats
 
 WindowRow = tuple[SeriesKey, str, WindowStats | None]  # a series, the name of the window, what it has
-
-
 _one, _two = "{:,.1f}".format, "{:,.2f}".format
 
 

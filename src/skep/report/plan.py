@@ -78,8 +78,7 @@ def headline(found: PlanAnswer, choice: PlanChoice, best: Plan) -> str:
 
 def _links(choice: PlanChoice) -> str:
     """Describe the usual link between cards, and the pairs that have another."""
-    rig, order = choice.rig, choice.order
-    usual = rig.default_link
+    rig, order, usual = choice.rig, choice.order, choice.rig.default_link
 
     def words(link: CardLink) -> str:
         peers = "" if link.kind == "nvlink" else ", peer access" if link.p2p else ", no peer access"
@@ -205,8 +204,7 @@ def _runner_up(found: PlanAnswer, best: Plan, runner: RunnerUp) -> None:
 
 def behind_words(runner: RunnerUp, goal: PlanGoal) -> str:
     """Say how far the goal's figure is behind or ahead; if it is no worse, say why it is second."""
-    outcome, share = runner.plan.rated.outcome, abs(runner.behind)
-    ahead = runner.behind < 0
+    outcome, share, ahead = runner.plan.rated.outcome, abs(runner.behind), runner.behind < 0
     if goal.kind == "latency":
         longer = 1 / (1 - runner.behind) - 1 if runner.behind < 1 else 0.0
         took = format_seconds(outcome.ttft_s + outcome.tpot_s * goal.output_tokens)

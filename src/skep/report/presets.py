@@ -68,8 +68,7 @@ def preset_text(found: Preset, width: int | None = None) -> str:
             lines.append(text)
             continue
         lines += [""] if text.startswith("\n") else []
-        indent = " " * deep
-        lines += wrap(text.strip(), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        lines += wrap(text.strip(), width, subsequent_indent=" " * deep, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines)
 
 
@@ -102,21 +101,19 @@ def _paragraphs(found: Preset) -> Iterator[tuple[str, int]]:
 def _wants(found: Preset) -> list[list[str]]:
     named = " (the author names none: a stand-in)" if found.stand_in else ""
     version = f" {found.engine_version}" if found.engine_version else ", version not published"
-    context = f"{found.context_tokens:,} tokens a slot" if found.context_tokens else "not published"
     rows = [
         ["hardware", _hardware(found)],
         ["engine", f"{found.engine}{version}"],
         ["model", found.model if found.served_as == found.model else f"{found.model}, served as {found.served_as}"],
         ["checkpoint", f"{found.checkpoint}{named}"],
         ["capacity", f"{found.capacity}: {_count(found.replicas, 'replica')} of {_count(found.slots, 'slot')}"],
-        ["context", context],
+        ["context", f"{found.context_tokens:,} tokens a slot" if found.context_tokens else "not published"],
     ]
     if found.container is not None:
         rows.append(["image", found.container.image])
         rows += [["mount", f"{mount.host} -> {mount.inside}"] for mount in found.container.mounts]
         rows += [["before", step] for step in found.container.before]
-    published = f" ({found.date})" if found.date else ""
-    return [*rows, ["source", f"{found.source}{published}"]]
+    return [*rows, ["source", f"{found.source} ({found.date})" if found.date else found.source]]
 
 
 def _count(number: int, noun: str) -> str:
@@ -139,10 +136,9 @@ def _shown(value: Any) -> str:
 def _figure_line(figure: Published, needs: Sequence[str]) -> str:
     """One figure in words, with what it rests on where that is not all of the preset's `needs`."""
     counts = ((figure.input_tokens, "in"), (figure.output_tokens, "out"))
-    lengths = [f"{count:,} tokens {way}" for count, way in counts if count is not None]
     said = [
         f"{figure.tok_s:,g} tok/s {figure.metric} at C={figure.concurrency}",
-        ", ".join(lengths) or "lengths not said",
+        ", ".join(f"{count:,} tokens {way}" for count, way in counts if count is not None) or "lengths not said",
         f"TTFT {figure.ttft_ms:,g} ms" if figure.ttft_ms is not None else "",
         f"TPOT {figure.tpot_ms:,g} ms" if figure.tpot_ms is not None else "",
         f"{figure.per_task_tok_s:,g} tok/s a task" if figure.per_task_tok_s is not None else "",

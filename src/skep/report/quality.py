@@ -69,8 +69,7 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
         bounds = {"d": 100 * found.difference, "low": 100 * found.low, "high": 100 * found.high}
         label = f"{sign}{number(100 * found.difference, digits=1)}"
         rows.append({"c": str(level.concurrency), **bounds, "label": label})
-    delta = -100 * summary.delta
-    span = summary.noise
+    delta, span = -100 * summary.delta, summary.noise
     noise: list[Spec] = [{"d": 100 * span.low, "high": 100 * span.high}] if span else []
     ends = [value for row in (*rows, *noise) for value in (row["d"], row["high"], row.get("low", 0.0))]
     low, high = min([0.0, delta, *ends]), max([0.0, *ends])
@@ -310,8 +309,8 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
 
 def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
     """Return one SVG document: the difference against C = 1, latency of the same requests, and outcomes."""
-    drawn, caption = difference_chart(summary), "Passed, against C = 1 on the same items"
-    gain = charts.sized(drawn, caption, _bounds(summary), 440, 330)
+    caption = "Passed, against C = 1 on the same items"
+    gain = charts.sized(difference_chart(summary), caption, _bounds(summary), 440, 330)
     first = charts.sized(ttft_chart(summary, 100), "Time to first token", "p50 whole, p95 dashed", 250, 100)
     whole = charts.sized(total_chart(summary, 100), "Time of an answer", "p50 whole, p95 dashed", 250, 100)
     bars = outcome_chart(summary, 640)
@@ -347,8 +346,7 @@ def level_notes(plan: TrialPlan, bank: Bank) -> Callable[[QualitySummary], None]
             return
         level = summary.levels[-1]
         note(f"C={level.concurrency}: {claim_words(level, summary.delta)}")
-        goes_on = level.claim is Claim.HOLDS and level.concurrency != plan.levels[-1]
-        if goes_on and "needs" not in said:
+        if level.claim is Claim.HOLDS and level.concurrency != plan.levels[-1] and "needs" not in said:
             said.add("needs")
             note(*outlook(len(bank.items), plan.delta, plan.repeats, seen=level, available=bank.available))
 
@@ -396,8 +394,7 @@ def stage_lines() -> Callable[[SessionProgress], None]:
 def now_line(progress: SessionProgress) -> str:
     if not progress.total or progress.stage == "warming up":
         return where(progress)
-    bar = progress_bar(progress.done, progress.total)
-    told = f"{where(progress)}  {bar}  {progress.done:,}/{progress.total:,}"
+    told = f"{where(progress)}  {progress_bar(progress.done, progress.total)}  {progress.done:,}/{progress.total:,}"
     if progress.stage == "judging":
         return told
     speed = f" · {number(progress.tok_s, digits=1)} tok/s now" if progress.tok_s else ""
@@ -417,19 +414,17 @@ def where(progress: SessionProgress) -> str:
 def mixed_headline(plan: MixedPlan, endpoints: Sequence[Endpoint], sandbox: Sandbox) -> str:
     models = ", ".join(f"{one.model}{' (simulated)' if one.simulated else ''}" for one in endpoints)
     levels = ", ".join(LEVEL_NAMES[level] for level in sorted(plan.levels))
-    side = "side tasks once"
-    if plan.form == "sustained":
-        side = "side tasks again and again until the conversation ends"
+    often = "again and again until the conversation ends" if plan.form == "sustained" else "once"
     limits = f"up to {PRIMARY[0].max_tokens} and {SIDE[0].max_tokens} tokens out"
+    repeats = f"{plan.repeats} time{'s' if plan.repeats > 1 else ''}"
     return (
-        f"{models} at {endpoints[0].url}: {levels}; {side}; {plan.repeats} time{'s' if plan.repeats > 1 else ''}; "
+        f"{models} at {endpoints[0].url}: {levels}; side tasks {often}; {repeats}; "
         f"temperature {TEMPERATURE:g}, {limits}; answers are executed in {sandbox.name}; seed {plan.seed}"
     )
 
 
 def mixed_json(summary: MixedSummary, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    judged = [{**asdict(one), "outcome": one.outcome.value} for one in verdicts]
-    return {**asdict(summary), "verdicts": judged}
+    return {**asdict(summary), "verdicts": [{**asdict(one), "outcome": one.outcome.value} for one in verdicts]}
 
 
 EXIT_OK, EXIT_UNSHOWN, EXIT_LOST = 0, 1, 4
@@ -437,11 +432,10 @@ EXIT_OK, EXIT_UNSHOWN, EXIT_LOST = 0, 1, 4
 
 def late_levels(run_id: str) -> list[str]:
     """Levels at which this client, and not the server, was mostly the limit."""
-    with open_store(user_paths(os.environ).store, read_only=True) as store:
-        samples = store.client_samples(run_id)
     late: dict[int, list[bool]] = {}
-    for sample in samples:
-        late.setdefault(sample.level, []).append(sample.client_limited)
+    with open_store(user_paths(os.environ).store, read_only=True) as store:
+        for sample in store.client_samples(run_id):
+            late.setdefault(sample.level, []).append(sample.client_limited)
     return [
         f"warning: the client was the limit at C={level}: fewer were in flight, and latency is better than it looks"
         for level, found in sorted(late.items())

@@ -1,7 +1,4 @@
-"""The documents that `--json` prints: the JSON Schema of each. docs/json.md is written from it.
-
-What a document holds is in documents.toml: records are named there, and their fields are read from the record itself.
-"""
+"""The JSON Schema of what `--json` prints, from documents.toml and the records that it names; also for docs/json.md."""
 
 from __future__ import annotations
 

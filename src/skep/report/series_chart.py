@@ -1,8 +1,7 @@
 """Series over time as a picture: points, rolling median with its band, changes, events, what failed and was missed.
 
-Pure: values in, markup out. Times are drawn and told on the wall's clock, so that days begin at midnight; without a
-`zone` that is the machine's. A picture of a page is drawn twice, for a desk and for a phone; the style sheet shows the
-one that fits.
+Times are told on the wall's clock, so that days begin at midnight; without a `zone` that is the machine's. A picture of
+a page is drawn twice, for a desk and for a phone; the style sheet shows the one that fits.
 """
 
 from __future__ import annotations
@@ -309,8 +308,7 @@ class _Drawing:
                 continue
             x, wide = self.ms(one.at), 12 + _LETTER_PX * len(label)
             top = self.high + (0 if self.trend else self.top - 18) * self.up
-            dash = [3, 3] if self.trend else [5, 4]
-            self.sheet.rule(x, x, self.low, top, colour, width=1.6, dash=dash, tip=tip)
+            self.sheet.rule(x, x, self.low, top, colour, width=1.6, dash=[3, 3] if self.trend else [5, 4], tip=tip)
             left = min((x - self.since) / self.px - wide / 2, self.right - self.left - wide)
             if left > free_from and not self.trend:
                 free_from = left + wide + 2
@@ -377,8 +375,7 @@ def _axis_values(picture: Picture) -> list[float]:
 
 def _pieces(track: Track) -> Iterable[Sequence[Band]]:
     """Return the band in pieces: where nothing was measured for long, no line claims to know."""
-    band = track.band
-    if not band:
+    if not (band := track.band):
         return []
     strides = sorted(b[0] - a[0] for a, b in pairwise(band))
     longest = 6 * max(strides[len(strides) // 2], 1.0) if len(strides) > 1 else float("inf")
@@ -430,7 +427,6 @@ def when(at: float, zone: tzinfo | None = None, *, now: float | None = None) -> 
 def zone_name(at: float, zone: tzinfo | None = None) -> str:
     """ "CET (UTC+01:00)", or only the difference where the zone has no name."""
     moment = datetime.fromtimestamp(at, zone) if zone else datetime.fromtimestamp(at).astimezone()
-    name = moment.tzname() or ""
-    offset = f"{moment:%z}"
+    name, offset = moment.tzname() or "", f"{moment:%z}"
     told = "UTC" if offset == "+0000" else f"UTC{offset[:3]}:{offset[3:5]}"
     return told if name in ("UTC", told) or not name.isalpha() else f"{name} ({told})"

@@ -95,8 +95,7 @@ def levels_text(run: StoredRun, summary: SweepSummary, form: str) -> str:
         tables.append(contention_table(entries))
     if summary.speedups is not None:
         tables.append(speedup_table(entries))
-    simulated = "SIMULATED. " if run.simulated else ""
-    origin = f"{simulated}{run.model}, run {run.id}, skep {run.skep_version}.\n"
+    origin = f"{'SIMULATED. ' if run.simulated else ''}{run.model}, run {run.id}, skep {run.skep_version}.\n"
     return "\n".join([origin, *(table.markdown() for table in tables)])
 
 

@@ -1,7 +1,4 @@
-"""Charts become SVG: as an element for a page, or as a document of its own.
-
-The renderer is Vega inside `vl_convert`; it reads no file and asks no server, as every chart carries its data.
-"""
+"""Charts become SVG, for a page or as a document, by Vega inside `vl_convert`: it reads no file and asks no server."""
 
 from __future__ import annotations
 

@@ -175,14 +175,13 @@ def run_lines(story: SwarmStory) -> list[tuple[str, str]]:
     """Return all that is known of a run, each with its title, for the terminal."""
     run = story.run
     moved = f", at last {story.moved_to}" if story.moved_to else ""
-    ended = "now" if run.state is SwarmRunState.RUNNING else "ended with"
     lines = [
         ("run", f"{run.id} ({run.state.value})" + (", simulated" if run.simulated else "")),
         ("from", one_line(run.name)),
         ("endpoint", f"{run.url}{moved}  {story.account.model or ''}".rstrip()),
         ("results", run.config.get("output")),
         *(line for _, group in figures(story) for line in group),
-        (ended, one_line(run.error)),
+        ("now" if run.state is SwarmRunState.RUNNING else "ended with", one_line(run.error)),
     ]
     return [(title, text) for title, text in lines if text]
 
@@ -273,7 +272,6 @@ def swarm_page(story: SwarmStory) -> str:
     account, run = story.account, story.run
     title = one_line(account.name, _SHORT_GOAL) or "Swarm run"
     shown = {key: value for key, value in run.config.items() if value is not None and key not in ("output", "ask")}
-    sessions = len(story.spans) > 1 or any(span.error for span in story.spans)
     return render(
         "swarm_page.html",
         kind=_KINDS.get(account.kind, "swarm run"),
@@ -298,7 +296,7 @@ def swarm_page(story: SwarmStory) -> str:
         slow=_slowest(story),
         replicas=named_replicas(account),
         agents=account.by_agent,
-        sessions=story.spans if sessions else (),
+        sessions=story.spans if len(story.spans) > 1 or any(span.error for span in story.spans) else (),
         footer=f"skep {run.skep_version} · run {account.run}",
     )  # fmt: skip
 
@@ -347,8 +345,7 @@ def frame(progress: SwarmProgress, page: Page, title: str, deadline_s: float | N
         lines += [[], *_lanes(shown, page)]
     if len(shown) < len(lanes):
         lines.append([(f"{len(lanes) - len(shown)} more at work: a taller window shows them", "dim")])
-    lines += [[], *news] if news else []
-    return lines
+    return [*lines, [], *news] if news else lines
 
 
 def _totals(progress: SwarmProgress, page: Page) -> list[Line]:
@@ -360,12 +357,11 @@ def _totals(progress: SwarmProgress, page: Page) -> list[Line]:
     retried = f", {progress.retried:,} tried again" if progress.retried else ""
     speed = f"{number(progress.tok_s, digits=1)} tok/s, {progress.output_tokens:,} tokens{retried}"
     eta = "" if progress.left_s is None else f", about {format_seconds(progress.left_s)} left"
-    time = f"{format_seconds(progress.elapsed_s)} so far{eta}"
     why = f": {progress.limit_why}" if progress.limit_why else ""
     return [
         [*bar, (f"  {counts}", "")],
         [("speed   ", "bold"), (speed, "")],
-        [("time    ", "bold"), (time, "")],
+        [("time    ", "bold"), (f"{format_seconds(progress.elapsed_s)} so far{eta}", "")],
         [("agents  ", "bold"), (f"{progress.in_flight} at work, {progress.limit} allowed{why}", "")],
     ]
 

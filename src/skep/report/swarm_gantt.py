@@ -66,7 +66,6 @@ def attempts_in_flight(attempts: Sequence[Attempt], session: int, least_s: float
 MOST_BARS = 3000  # attempts that get a bar of their own; of more, neighbours are drawn together
 _LEAST_PX = 1.6
 _TOGETHER_PX = 10.0
-
 WHY_WORDS = {
     Why.RETRY: "tried again",
     Why.STRAGGLER: "a second one beside a slow one",
@@ -93,8 +92,7 @@ def gantt(story: SwarmStory) -> str:
     account = story.account
     marks = ["SIMULATED"] if account.simulated else []
     marks += [f"{account.left} OF {account.tasks} TASKS LEFT"] if account.left else []
-    facts = [part for part in (account.model, f"run {account.run}") if part]
-    title = headed(account.name or account.run, marks, *facts)
+    title = headed(account.name or account.run, marks, *filter(None, (account.model, f"run {account.run}")))
     return standalone({**_drawing(story), "title": title, "padding": 18}, picture_words(story))
 
 
@@ -261,8 +259,7 @@ def _panel(sheet: MarkSheet, story: SwarmStory, time: WorkingTime, px: float) ->
         places = ((((time.x(span.session, at) or 0.0) - begin) / px, -many * up) for at, many in steps)
         path = "".join(f"H{along:.1f}V{high:.1f}" for along, high in places)
         tip = f"at most {max((many for _, many in steps), default=0)} at once in session {span.session}"
-        whole = f"M0 0{path}H{span.seconds / px:.1f}V0Z"
-        sheet.symbol(begin, _BASE, whole, theme.SKY, fill=theme.PALE, tip=tip)
+        sheet.symbol(begin, _BASE, f"M0 0{path}H{span.seconds / px:.1f}V0Z", theme.SKY, fill=theme.PALE, tip=tip)
         own = [(one, x) for one, x in allowed if one.session == span.session]
         for (one, x), (then, until) in pairwise([*own, (own[-1][0], end)] if own else []):
             y = _BASE - one.limit * up
@@ -296,8 +293,7 @@ def _pauses(sheet: MarkSheet, time: WorkingTime, bottom: float, px: float) -> No
 
 def _legend(sheet: MarkSheet, story: SwarmStory, top: float, px: float) -> None:
     """Of the marks that are drawn, in as many rows as they need."""
-    outcomes = {one.outcome for one in story.attempts}
-    whys = {one.why for one in story.attempts}
+    outcomes, whys = {one.outcome for one in story.attempts}, {one.why for one in story.attempts}
     done = AttemptOutcome.DONE in outcomes
     others = [one for one in OUTCOME_WORDS if one in outcomes and one is not AttemptOutcome.DONE]
     entries: list[tuple[AttemptOutcome | Why | str, str, bool]] = [

@@ -266,8 +266,7 @@ class Timeline:
         told = f"{of}. Faint: waiting for the first token; strong: streaming"
         told += f"; rose: failed ({failed} of those drawn)." if failed else "."
         if self.left_out:
-            total = drawn + self.left_out
-            told += f" The first {drawn} of {total} requests are drawn, {self.left_out} are left out."
+            told += f" The first {drawn} of {drawn + self.left_out} requests are drawn, {self.left_out} are left out."
         return told + (" The client limited every level, this one too." if self.client_limited else "")
 
     def chart(self) -> Spec:
@@ -287,8 +286,7 @@ class Timeline:
         y["axis"] = {"labels": False, "grid": False}
         sides = {"x": x, "x2": {"field": "to"}, "y": y, "y2": {"field": "y2"}}
         height = min(max(_BAR_PX * len(self.rows), _LOWEST_PX), _TALLEST_PX) + 60
-        drawn = layer(bars, {"type": "rect"}, **sides, color=charts.COLOUR)
-        return {"width": 980, "height": height, "layer": [drawn]}
+        return {"width": 980, "height": height, "layer": [layer(bars, {"type": "rect"}, **sides, color=charts.COLOUR)]}
 
 
 def choose_timeline(levels: Sequence[LevelSummary], rows: Sequence[Request]) -> Timeline | None:

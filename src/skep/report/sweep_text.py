@@ -110,13 +110,10 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     if plan.runs is not None or plan.searches:
         return []
     measured = {level.concurrency: level for level in summary.levels}
-    found = []
-    missing = [str(level) for level in plan.concurrency if level not in measured]
-    if missing:
-        found.append(f"the budget ended before C={', '.join(missing)} was measured; a longer --budget will")
+    missing = ", ".join(str(level) for level in plan.concurrency if level not in measured)
+    found = [f"the budget ended before C={missing} was measured; a longer --budget will"] if missing else []
     for concurrency, level in measured.items():
-        known = level.effective_interval
-        if known is None:
+        if (known := level.effective_interval) is None:
             found.append(f"C={concurrency} has {levels.runs_text(level)} runs that count: an interval needs three")
         elif known.upper_width > plan.precision:
             found.append(f"C={concurrency} is known to ± {100 * known.upper_width:.1f} % only")
@@ -163,9 +160,8 @@ def level_lines() -> Callable[[SessionProgress], None]:
             how_many = f"{progress.total} requests" if progress.total else "for a time"
             note(f"{where(progress)}: {how_many}{left(progress)}")
         elif progress.ended and progress.figures.get(progress.level):
-            speed = progress.figures[progress.level][-1]
             failed = f", {progress.failed} failed so far" if progress.failed else ""
-            note(f"{where(progress)}: {number(speed, digits=1)} tok/s{failed}")
+            note(f"{where(progress)}: {number(progress.figures[progress.level][-1], digits=1)} tok/s{failed}")
 
     return show
 
@@ -246,13 +242,11 @@ class CompareResult:
         counted = {(one.concurrency, one.metric) for one in self.worse}
         found = []
         for one in self.found:
-            judged = one.judgement in (Judgement.BETTER, Judgement.WORSE)
-            if judged and one.metric not in SHOWN:
+            if one.judgement in (Judgement.BETTER, Judgement.WORSE) and one.metric not in SHOWN:
                 found.append(f"{_name(one)}, B / A: {_ratio_cell(one)}")
             if one.judgement is Judgement.WORSE and (one.concurrency, one.metric) not in counted:
                 found.append(self._no_regression(one))
-        reasons = dict.fromkeys(one.why for one in self.found if one.judgement is Judgement.UNKNOWN and one.why)
-        for why in reasons:
+        for why in dict.fromkeys(one.why for one in self.found if one.judgement is Judgement.UNKNOWN and one.why):
             levels = dict.fromkeys(f"C={one.concurrency}" for one in self.found if one.why == why)
             found.append(f"{' and '.join(levels)} not compared: {why}")
         return found
@@ -276,7 +270,6 @@ def group_by_level(found: Sequence[Comparison]) -> list[dict[str, Comparison]]:
 
 
 def comparison_columns() -> list[Column[dict[str, Comparison]]]:
-
     def ratio(metric: str, title: str) -> Column[dict[str, Comparison]]:
         rank = _RANKS.get(metric, 0)
         return Column(metric, f"{title} B/A", lambda of: _ratio_cell(of[metric]), rank=rank, right=False)

@@ -21,9 +21,7 @@ from skep.units import known, number, percent
 
 Cell = str | float | None
 Entry = tuple[str, SweepSummary | str]  # label; what was measured, or why it was not
-
-_LIMITED = "client-limited"
-_FAILED = "failed"
+_LIMITED, _FAILED = "client-limited", "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +172,7 @@ def _effective_at(what: SweepSummary | str, concurrency: int | None) -> Cell:
     """Return a figure, the reason why there is none, or None where that level was not measured."""
     if isinstance(what, str):
         return what
-    level = _level(what, concurrency)
-    if level is None:
+    if (level := _level(what, concurrency)) is None:
         return None
     if known(level.effective_tok_s):
         return level.effective_tok_s

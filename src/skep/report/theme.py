@@ -58,6 +58,5 @@ def night_rules() -> str:
 def chart_config() -> dict[str, Any]:
     """Return Vega-Lite's configuration, from `chart_config.json`, where colours are named."""
     text = Template((files("skep.report") / "chart_config.json").read_text(encoding="utf-8"))
-    found = text.substitute({name: day for name, day, _ in _COLOURS}, font=FONT)
-    config: dict[str, Any] = json.loads(found)
+    config: dict[str, Any] = json.loads(text.substitute({name: day for name, day, _ in _COLOURS}, font=FONT))
     return config

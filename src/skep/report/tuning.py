@@ -370,9 +370,8 @@ def status_lines(status: TuneStatus, page: Page, running_s: float) -> list[Line]
     known_best = "nothing yet" if figure is None else f"{summary.figure_words(figure)} {summary.unit_of(tuning)}"
     spent_s = status.spent_s + running_s
     left = format_seconds(max(0.0, tuning.budget_s - spent_s))
-    title = f"{tuning.id}  {tuning.model} on {tuning.rig}{'  SIMULATED' if tuning.simulated else ''}"
     lines: list[Line] = [
-        [(title, "bold")],
+        [(f"{tuning.id}  {tuning.model} on {tuning.rig}{'  SIMULATED' if tuning.simulated else ''}", "bold")],
         [("best    ", "bold"), (known_best, "")],
         [("time    ", "bold"), (f"{format_seconds(spent_s)} of {format_seconds(tuning.budget_s)}, {left} left", "")],
         [("now     ", "bold"), (now_words(status), "")],
@@ -394,8 +393,7 @@ def status_lines(status: TuneStatus, page: Page, running_s: float) -> list[Line]
 def now_words(status: TuneStatus) -> str:
     if status.request is None:
         return "thinking"
-    progress = status.progress
-    if progress is None:
+    if (progress := status.progress) is None:
         return status.request.words
     of = f" {progress.reading}/{progress.readings}" if progress.reading else ""
     speed = f", {number(progress.tok_s)} tok/s" if progress.tok_s is not None else ""
@@ -410,8 +408,7 @@ def say_what_begins(ready: PreparedTuning) -> None:
     note(f"{mark}{tuning.model} ({tuning.engine}) on {tuning.rig}; goal {summary.goal_words(tuning.aim)}")
     values = (f"{knob.name} {value_words(tuning.baseline.get(knob.name))}" for knob in tuning.knobs)
     note(f"baseline: {', '.join(values)}")
-    foreseen = ready.space.predict(tuning.baseline)
-    if foreseen is not None:
+    if (foreseen := ready.space.predict(tuning.baseline)) is not None:
         note(f"the planner expects {number(foreseen)} {summary.unit_of(tuning)} of it there")
     found = prospects(ready)
     note(f"{len(found)} changes could come first: time for each, and the gain that the planner foresees")
@@ -422,16 +419,14 @@ def say_what_begins(ready: PreparedTuning) -> None:
 
 def document(found: TuningRecord) -> dict[str, Any]:
     failure = None if found.failure is None else failure_json(found.failure)
-    more = {"failure": failure, "reason": found.reason, "presets": list(found.presets)}
-    return {**tuning_json(found), **more}
+    return {**tuning_json(found), "failure": failure, "reason": found.reason, "presets": list(found.presets)}
 
 
 def say_state(found: TuningRecord) -> None:
-    saved, tuning = found, found.tuning
-    over = saved.state is TuningState.ENDED
+    tuning, over = found.tuning, found.state is TuningState.ENDED
     tried = summary.count_decisions(found.stages) or f"no change was {'tried' if over else 'decided yet'}"
-    why = f", {saved.reason}" if over and saved.reason else ""
-    note(f"{tuning.id} ({saved.state.value}{why}): goal {summary.goal_words(tuning.aim)}; {tried}; {took_words(saved)}")
+    why = f", {found.reason}" if over and found.reason else ""
+    note(f"{tuning.id} ({found.state.value}{why}): goal {summary.goal_words(tuning.aim)}; {tried}; {took_words(found)}")
     if tuning.simulated:
         note("SIMULATED: no model ran; figures and seconds are the planner's with noise, not measurements")
 

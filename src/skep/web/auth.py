@@ -1,8 +1,7 @@
 """Access to the dashboard: by an API key as at the gateway, or by a browser session that a key has opened.
 
-Sessions are kept in memory and end with the process, or with the key that opened them. Only their digests are kept,
-and a key is compared with every stored digest in constant time. Around every request are checked the name it was asked
-by, the key, and where a form comes from; an error that nobody expected is one line for the reader and one in the log.
+Only digests of sessions are kept, in memory: they end with the process, or with the key that opened them. Keys are
+compared in constant time. Of every request are checked the name it was asked by, the key, and where a form comes from.
 """
 
 from __future__ import annotations
@@ -32,10 +31,8 @@ from skep.web.layout import page
 from skep.web.responses import form_of, json_answer, plain_problem, problem, wants_json, way_back
 
 log = logging.getLogger("skep.web")
-
 MOST_WRONG = 10  # keys a source may get wrong within `WITHIN_S`
-WITHIN_S = 60.0
-MOST_SOURCES = 4096
+WITHIN_S, MOST_SOURCES = 60.0, 4096
 
 
 class LoginThrottle:
@@ -47,9 +44,7 @@ class LoginThrottle:
     def wait_s(self, source: str, now: float) -> float:
         """Return the seconds until a key from this source is checked again, 0.0 for now."""
         wrong = self._wrong.get(network_of(source))
-        if wrong is None or len(wrong) < MOST_WRONG:
-            return 0.0
-        return max(0.0, wrong[0] + WITHIN_S - now)
+        return 0.0 if wrong is None or len(wrong) < MOST_WRONG else max(0.0, wrong[0] + WITHIN_S - now)
 
     def add_wrong_key(self, source: str, now: float) -> None:
         name = network_of(source)
@@ -70,7 +65,6 @@ def network_of(source: str) -> str:
 COOKIE = "skep_session"
 SESSION_S = 7 * DAY_S
 MOST_SESSIONS = 256
-
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -101,11 +95,9 @@ class Authenticator:
 
     def enter(self, key: str, source: str) -> str | None:
         """Return the token of a new session, None for a wrong key or after too many wrong ones."""
-        spec = self._find([key.encode(errors="replace")], source)
-        if spec is None:
+        if (spec := self._find([key.encode(errors="replace")], source)) is None:
             return None
-        now = self._site.clock()
-        token = secrets.token_urlsafe(32)
+        now, token = self._site.clock(), secrets.token_urlsafe(32)
         self._sessions = {known: (ends, of) for known, (ends, of) in self._sessions.items() if ends > now}
         while len(self._sessions) >= MOST_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
@@ -120,8 +112,7 @@ class Authenticator:
         now = self._site.clock()
         if self._keys is None or self._attempts.wait_s(source, now) > 0:
             return None
-        spec = self._keys.find(given)
-        if spec is None:
+        if (spec := self._keys.find(given)) is None:
             self._attempts.add_wrong_key(source, now)
         return spec
 
@@ -140,12 +131,10 @@ def routes(site: Site, authenticator: Authenticator) -> list[BaseRoute]:
         return RedirectResponse(wanted, 303) if admitted else login_page(site, wanted)
 
     async def enter(request: Request) -> Response:
-        form = await form_of(request)
-        source = source_of(request)
+        form, source = await form_of(request), source_of(request)
         wanted, token = way_back(form.get("next")), authenticator.enter(form.get("key", "").strip(), source)
         if token is None:
-            wait_s = math.ceil(authenticator.wait_s(source))
-            if not wait_s:
+            if not (wait_s := math.ceil(authenticator.wait_s(source))):
                 return login_page(site, wanted, "That key does not open this dashboard.")
             refused = login_page(site, wanted, f"Too many wrong keys came from there: try again in {wait_s} s.", 429)
             refused.headers["retry-after"] = str(wait_s)
@@ -225,8 +214,7 @@ class AccessMiddleware:
 
         request = Request(scope)
         try:
-            refused = self._refusal(request)
-            if refused is not None:
+            if (refused := self._refusal(request)) is not None:
                 await refused(scope, receive, send_guarded)
             elif self._site.guarded and not _is_open(request):
                 still = partial(self._authenticator.is_still_admitted, request.headers.raw)
@@ -266,8 +254,7 @@ class AccessMiddleware:
     def _unknown(self, request: Request) -> Response:
         if wants_json(request) or request.method not in _READING:
             error = {"message": "an API key is wanted", "hint": "send it as `Authorization: Bearer KEY`"}
-            wait_s = math.ceil(self._authenticator.wait_s(source_of(request)))
-            if wait_s:
+            if wait_s := math.ceil(self._authenticator.wait_s(source_of(request))):
                 error = {"message": "too many wrong keys came from there", "hint": f"try again in {wait_s} s"}
             answer = json_answer({"error": error}, 429 if wait_s else 401)
             answer.headers.update({"retry-after": str(wait_s)} if wait_s else {"www-authenticate": "Bearer"})

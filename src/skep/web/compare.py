@@ -113,8 +113,7 @@ def parts(site: Site, store: Store, asked: HistoryQuery) -> Iterator[str]:
         if some:
             yield _part("figure", name=name, picture=_picture(asked, since, some), caption=caption)
     for place, pair in enumerate(pairs(site, store, asked, since)):
-        told = [row for row in pair.rows if row.sentence is not None]
-        said = zip(told, pair.sentences, strict=True)
+        said = zip((row for row in pair.rows if row.sentence is not None), pair.sentences, strict=True)
         usual = [words for row, words in said if row.concurrency <= 1 and row.shape is not ProbeShape.LONG]
         yield _part("pair_of", pair=pair, place=place, sentences=usual, kind_of=kind_of)
     if len(asked.targets) < 2:
@@ -126,8 +125,7 @@ def _part(macro: str, **values: Any) -> str:
 
 
 def pairs(site: Site, store: Store, asked: HistoryQuery, since: float) -> Iterator[TargetComparison]:
-    series = SeriesStore(store)
-    first, *others = asked.targets
+    series, (first, *others) = SeriesStore(store), asked.targets
     for other in others:
         found = compare_targets(series, first, other, since, asked.until)
         models = [None if model is None else site.label(model) for model in (found.model_a, found.model_b)]
@@ -168,15 +166,13 @@ def target_rows(site: Site, store: Store, asked: HistoryQuery) -> Iterator[tuple
 def _chosen(store: Store, asked: HistoryQuery) -> list[SeriesKey]:
     """Return the same series of each where all have it, else the one that stands for each."""
     series = SeriesStore(store)
-    name = asked.series
-    if name is None:
+    if (name := asked.series) is None:
         usual = [chosen_key(series, target, None)[0] for target in asked.targets]
         shared = {series_of(key) for key in kinds(store, asked)}
         name = next((series_of(key) for key in usual if key is not None and series_of(key) in shared), None)
         speeds = (one for one in sorted(shared) if one.startswith("hot/short/c1/") and one.endswith("tok_s"))
         name = name or next(speeds, None)
-    found = (chosen_key(series, target, name)[0] for target in asked.targets)
-    return [key for key in found if key is not None]
+    return [key for target in asked.targets if (key := chosen_key(series, target, name)[0]) is not None]
 
 
 def _since(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> float:
@@ -187,8 +183,7 @@ def _since(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> floa
 
 
 def _histories(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> tuple[float, list[SeriesHistory]]:
-    since = _since(store, asked, keys)
-    series = SeriesStore(store)
+    since, series = _since(store, asked, keys), SeriesStore(store)
     return since, [history_of(series, key, since, asked.until) for key in keys]
 
 

@@ -1,7 +1,6 @@
 """The history page: how targets did over days and months, what changed and when.
 
-Without a target it shows all of them, small. Everything on screen is also JSON and CSV, under the same query string.
-A note, an event written down by whoever changed something, is the only thing that the dashboard writes.
+Without a target it shows all, small. A note, written by whoever changed something, is all that the dashboard writes.
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ def track_of(history: SeriesHistory, colour: str, name: str | None = None) -> Tr
 
 
 def coverage_words(coverage: Mapping[str, int]) -> str:
-    total = sum(coverage.values())
-    if not total:
+    if not (total := sum(coverage.values())):
         return "No probe was due in this window."
     parts = ", ".join(f"{count:,} {name}" for name, count in coverage.items() if count)
     return f"Of {total:,} probes that were due in this window: {parts}."

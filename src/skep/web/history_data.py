@@ -265,8 +265,7 @@ def _idle_rows(points: Iterable[SeriesPoint], probes: Iterable[Probe]) -> tuple[
     idle = {probe.id: probe.idle_s for probe in probes if probe.idle_s is not None}
     bins: dict[str, list[float]] = {name: [] for _, name in _IDLE_BINS}
     for point in points:
-        waited = idle.get(point.probe_id)
-        if waited is not None:
+        if (waited := idle.get(point.probe_id)) is not None:
             bins[next(name for limit, name in _IDLE_BINS if waited < limit)].append(point.value)
     return tuple((name, stats) for name, values in bins.items() if (stats := window_stats(values)) is not None)
 

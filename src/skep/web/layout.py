@@ -28,7 +28,6 @@ from skep.report.series_chart import series_picture, when, zone_name
 from skep.web.context import Site
 
 log = logging.getLogger("skep.web")
-
 # Name, address, title, the key that goes there after `g`.
 PAGES = (
     ("now", "/", "Now", "n"),
@@ -39,7 +38,6 @@ PAGES = (
     ("tuning", "/tuning", "Tuning", "t"),
 )
 PLACE = "<!--parts-->"  # of the parts, in a page that is streamed
-
 STATIC = Path(__file__).parent / "static"
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
@@ -151,11 +149,9 @@ def asset(name: str) -> str:
 
 
 def answer_static(request: Request) -> Response:
-    found = assets().get(request.path_params["name"])
-    if found is None:
+    if (found := assets().get(request.path_params["name"])) is None:
         return PlainTextResponse("there is no such file\n", status_code=404)
-    for_ever = request.query_params.get("v") == found.digest
-    kept = "public, max-age=31536000, immutable" if for_ever else "no-cache"
+    kept = "public, max-age=31536000, immutable" if request.query_params.get("v") == found.digest else "no-cache"
     headers = {"etag": f'"{found.digest}"', "cache-control": kept}
     if f'"{found.digest}"' in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)

@@ -147,7 +147,6 @@ FIRST_PAINT_S = 0.15  # a page waits so long for a reading, and no longer
 HEARTBEAT_S = 15.0
 RETRY_MS = 2000
 MOST_STREAMS = 64
-
 Parts = dict[str, str]
 Render = Callable[[dict[str, Any], MonitorSnapshot], Parts]
 
@@ -271,8 +270,7 @@ class Live:
     def _document(self, found: Status | SkepError, now: float) -> dict[str, Any]:
         document: dict[str, Any] = {"at": self._site.clock(), "state": "up", "message": None, "hint": None}
         if isinstance(found, SkepError):
-            gone = isinstance(found, NotRunning)
-            told = not self._site.public
+            gone, told = isinstance(found, NotRunning), not self._site.public
             document |= {"state": "down" if gone else "silent", "message": found.message if gone or told else None}
             document["hint"] = found.hint if told else None
             if gone:
@@ -437,9 +435,8 @@ def whole_document(site: Site, live: Live) -> dict[str, Any]:
 def figure_rows(document: dict[str, Any]) -> list[tuple[str, str, str, Any]]:
     """Everything that is one number or one word, a row each."""
     hive, targets = document.get("hive") or {}, document.get("targets") or ()
-    whole = {key: document.get(key) for key in ("at", "state", "message")} | hive
     sections = [
-        ("hive", "", whole),
+        ("hive", "", {key: document.get(key) for key in ("at", "state", "message")} | hive),
         ("ended", "", hive.get("ended") or {}),
         ("slots", "", hive.get("slots") or {}),
         ("ttft", "", document.get("ttft") or {}),

@@ -1,7 +1,4 @@
-"""The plan page: a model and cards in, layouts, memory and the predicted curve out, beside what was measured.
-
-A plan takes some hundred milliseconds, so the page is shown first and the plan follows; plans are kept for a while.
-"""
+"""The plan page: layouts, memory and predicted curves beside what was measured. A plan takes time: it comes later."""
 
 from __future__ import annotations
 

@@ -56,8 +56,7 @@ def wants_json(request: Request) -> bool:
 
 def problem(site: Site, error: SkepError, *, status: int | None = None, as_json: bool = False) -> Response:
     """One line and what to do next. What went wrong inside is not told in public: it may name a path."""
-    ours = isinstance(error, UserError)
-    message, hint = error.message, error.hint
+    ours, message, hint = isinstance(error, UserError), error.message, error.hint
     if site.public and not ours:
         message, hint = "this cannot be shown right now", None
     code = status or (404 if isinstance(error, NotFound) else 400 if ours else 500)
@@ -70,8 +69,7 @@ def plain_problem(site: Site, message: str, hint: str | None, status: int) -> Re
     return page(site, "problem.html", message=message, hint=hint, status=status)
 
 
-LONGEST_BODY = 16_384
-MOST_FIELDS = 20
+LONGEST_BODY, MOST_FIELDS = 16_384, 20
 
 
 async def form_of(request: Request) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """The stored runs, their key figures, pages and pictures. An ended run is final, so all are worked out once.
 
-Runs are kept in memory; figures in memory and in files, by run and version of skep: a list of fifty would take seconds.
-Pages and pictures, which take up to a second to draw, are kept in files too.
+Runs are kept in memory, figures there and in files, pages and pictures in files: drawing one takes up to a second.
 """
 
 from __future__ import annotations
@@ -158,12 +157,10 @@ class RunCache:
         found: dict[str, RunFigures] = {}
         began = self._clock()
         for run in runs:
-            known = self._known(run)
-            wait = _A_REQUEST_S * run.requests
+            known, wait = self._known(run), _A_REQUEST_S * run.requests
             if known is None and (patience_s is None or self._clock() - began + wait < patience_s):
                 with self._making:
-                    known = self._known(run)
-                    if known is None:
+                    if (known := self._known(run)) is None:
                         known = self._figures.keep(run, figures_of(store, run))
                         if run.state in _KEPT:
                             self._file_cache.put(f"{run.id}.json", json.dumps(asdict(known)))

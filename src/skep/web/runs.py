@@ -86,13 +86,12 @@ def page_count(total: int) -> int:
 
 
 def read_query(query: QueryParams) -> RunsQuery:
-    state, simulated = query.get("state", ""), query.get("simulated", "")
+    state, simulated, sort = (query.get(name, "") for name in ("state", "simulated", "sort"))
     states = [one.value for one in RunState]
     if state and state not in states:
         raise UserError(f"`state={state}` is no state of a run", hint=f"one of {', '.join(states)}")
     if simulated and simulated not in _CHOICES:
         raise UserError(f"`simulated={simulated}` is neither yes nor no", hint="leave it out for both")
-    sort = query.get("sort", "")
     if sort not in SORTS:
         raise UserError(f"`sort={sort}` is unknown", hint="sort=best, or leave it out for the newest first")
     return RunsQuery(query.get("kind", ""), query.get("model", ""), state, simulated, query.get("q", "").strip()[:200],
@@ -144,7 +143,6 @@ def tuning_of(run: StoredRun) -> str | None:
 
 
 def run_columns(site: Site) -> list[Column[Listed]]:
-
     def of_run(key: str, value: Callable[[StoredRun], Any] | None = None) -> Column[Listed]:
         return Column(key, key, lambda pair: value(pair[0]) if value else getattr(pair[0], key))
 
@@ -273,8 +271,7 @@ class RunsPages:
     def run_csv(self, request: Request) -> Response:
         """Return a row a level, as `skep export` writes it."""
         with self._stored(request.query_params.get("id", "")) as (store, run):
-            levels = self._levels(store, run)
-        return csv_records(f"run-{run.id}", LEVEL_COLUMNS, levels)
+            return csv_records(f"run-{run.id}", LEVEL_COLUMNS, self._levels(store, run))
 
     def compare(self, request: Request) -> Response:
         """From the ticked boxes to the page that compares: its address holds the two runs."""
@@ -295,8 +292,7 @@ class RunsPages:
 
     def leaderboard(self, request: Request) -> Response:
         """Was a page of its own: its address leads to the best runs."""
-        model = request.query_params.get("model", "")
-        return RedirectResponse(RunsQuery(model=model, sort="best").address())
+        return RedirectResponse(RunsQuery(model=request.query_params.get("model", ""), sort="best").address())
 
     def _found(
         self, store: Store | None, asked: RunsQuery, patience_s: float | None = None

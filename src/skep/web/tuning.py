@@ -109,8 +109,7 @@ class TuningPages:
                 raise NotFound(error.message, hint=error.hint) from None
 
     def _labelled(self, found: TuningRecord) -> TuningRecord:
-        shown = replace(found.tuning, model=self.site.label(found.tuning.model))
-        return replace(found, tuning=shown)
+        return replace(found, tuning=replace(found.tuning, model=self.site.label(found.tuning.model)))
 
 
 def _stage_cells(stage: TuneStage) -> list[object]:
