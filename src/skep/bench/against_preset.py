@@ -57,8 +57,7 @@ class ObservedServer:
 
 def observed(model: str, told: Mapping[str, Any], url: str, cards: Sequence[str], *, simulated: bool) -> ObservedServer:
     """`told`: what it says of itself. `cards`: this machine's, which are its own where it runs here."""
-    words = (told.get("engine"), told.get("build"), told.get("server"))
-    named = next((str(word) for word in words if word), None)
+    named = next((str(word) for word in (told.get("engine"), told.get("build"), told.get("server")) if word), None)
     return ObservedServer(model, named, simulated, tuple(cards) if is_here(url) else None)
 
 
@@ -273,8 +272,7 @@ def _held(row: int, figure: Published, side: ComparedRun) -> FigureComparison:
 
 
 def _rated(row: int, figure: Published, side: ComparedRun, level: LevelSummary) -> FigureComparison:
-    runs = list(side.repeats(figure.concurrency).values())
-    values, clock = _values(figure, runs, level)
+    values, clock = _values(figure, list(side.repeats(figure.concurrency).values()), level)
     if not values:
         return FigureComparison(row, figure, why=f"the run has no {figure.metric} figure at C={figure.concurrency}")
     mean, interval = fmean(values), runs_interval(values)

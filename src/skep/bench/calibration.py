@@ -132,8 +132,7 @@ async def measure(
         error.hint = f"these were the long prompts: try fewer --prompt-tokens than {plan.prompt_tokens}"
         raise
     crowd = levels[plan.crowd] if plan.crowd else None
-    held_back = tuple(levels[level] for level in plan.held_back)
-    measured = CalibrationData(levels[1], crowd, prompts[1], held_back)
+    measured = CalibrationData(levels[1], crowd, prompts[1], tuple(levels[level] for level in plan.held_back))
     return CalibrationRuns(measured, (decoded.run_id, computed.run_id), decoded.drift)
 
 

@@ -246,8 +246,7 @@ class LoadGenerator:
         health = await run(took, draw)
         after = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model) if before else {}
         # One refused at once leaves its place empty for a while.
-        whole = is_closed and rows and all(row.ok for row in rows)
-        share = delivered(rows, width) if whole else None
+        share = delivered(rows, width) if is_closed and rows and all(row.ok for row in rows) else None
         limited = health.limited or (share is not None and share < LEAST_DELIVERED)
         if level:
             self.recording.save()

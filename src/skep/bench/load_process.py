@@ -170,8 +170,7 @@ async def _listen(reader: asyncio.StreamReader, orders: asyncio.Queue[bytes]) ->
 async def _work(orders: asyncio.Queue[bytes], outbox: _Outbox) -> None:
     outbox.send_ready()
     while True:
-        job = decode_job(await orders.get())
-        outbox.flush(await carry_out(job, orders, outbox))
+        outbox.flush(await carry_out(decode_job(await orders.get()), orders, outbox))
 
 
 def main() -> None:

@@ -222,5 +222,4 @@ def conversations(stream: TrafficStream) -> Iterator[Conversation]:
         later = number * stream.again.tasks
         for first, script in zip(stream.tasks, stream.scripts, strict=True):
             index, session = first.index + later * len(script.turns), (first.session or 0) + later
-            told = replace(script, system=f"{number}. {script.system}")
-            yield replace(first, index=index, session=session), told
+            yield replace(first, index=index, session=session), replace(script, system=f"{number}. {script.system}")

@@ -67,8 +67,7 @@ class ClientHealth:
     def lag_p99_ms(self) -> float:
         """The p99 of the event loop's lag. A short run is counted without its two worst moments."""
         counted = sorted(self.lags_ms)[:-2] if len(self.lags_ms) < FEW_SAMPLES else self.lags_ms
-        own = percentile(counted, 99) if counted else 0.0
-        return max([own, *(p99 for p99, _ in self._others)])
+        return max([percentile(counted, 99) if counted else 0.0, *(p99 for p99, _ in self._others)])
 
     @property
     def lag_max_ms(self) -> float:

@@ -87,8 +87,7 @@ def plateau_tok_s(rows: Sequence[Request], concurrency: int) -> float | None:
         if row.ok and row.output_tokens:
             arrivals = row.arrivals_s or (row.ended_s,)  # tokens that no event showed, such as hidden reasoning
             first, last = bisect_right(edges, arrivals[0]), bisect_right(edges, arrivals[-1])
-            in_one_span = first == last and first % 2
-            inside = len(arrivals) if in_one_span else sum(map(is_inside, arrivals))
+            inside = len(arrivals) if first == last and first % 2 else sum(map(is_inside, arrivals))
             tokens += row.output_tokens * inside / len(arrivals)
     return tokens / whole
 

@@ -119,8 +119,7 @@ def _class_stream(
     pool = max(MADE_BEFOREHAND, 2 * width)
     if one.shape == "conversation":
         lengths = {"tokens_first": one.prompt_tokens, "tokens_turn": one.turn_tokens, **calibration.lengths}
-        talks = conversations(rng, turns=one.turns, think_s=one.think_s, **lengths)
-        scripts = [*islice(talks, pool)]
+        scripts = [*islice(conversations(rng, turns=one.turns, think_s=one.think_s, **lengths), pool)]
         firsts = [
             replace(base, kind=script.kind, session=place, index=first + place * one.turns)
             for place, script in enumerate(scripts)

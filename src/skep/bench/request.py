@@ -102,8 +102,7 @@ class Sender:
     async def ask(self, task: BenchTask) -> tuple[Request, str]:
         """Return the row and the answer's text."""
         reading = await self._exchange(self.encode(task)[1])
-        row = self._row(task, reading)
-        return row, storable("".join(reading.text)) or ""
+        return self._row(task, reading), storable("".join(reading.text)) or ""
 
     async def settle(self) -> None:
         """Wait until every row has been handed on."""

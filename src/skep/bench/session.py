@@ -85,8 +85,7 @@ class RunSession:
 
     def took(self, row: Request) -> None:
         self._pace.ended(len(row.arrivals_s))
-        failed = self.now.failed + (not row.ok and row.level > 0)
-        self.now = replace(self.now, done=self.now.done + 1, failed=failed)
+        self.now = replace(self.now, done=self.now.done + 1, failed=self.now.failed + (not row.ok and row.level > 0))
 
     def judged(self, done: int) -> None:
         self.now = replace(self.now, done=done)

@@ -30,8 +30,7 @@ JOULES_PER_KWH = 3_600_000.0
 
 def worst_share(limits: SloLimits, rows: Sequence[Request]) -> float:
     """Return the worst of them as a share of its limit: 1 or less is within, infinity where nothing was answered."""
-    failed = sum(not row.ok for row in rows)
-    if not rows or failed > TOLERATED_FAILURES * len(rows):
+    if not rows or sum(not row.ok for row in rows) > TOLERATED_FAILURES * len(rows):
         return inf
     values = ((one, _VALUES[one.name](rows)) for one in limits.limits)
     return share_of_limit((percentile(told, one.percent) if told else None, one.ms) for one, told in values)

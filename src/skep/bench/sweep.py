@@ -109,8 +109,7 @@ class LevelSearch:
 
 def figure_of(rows: Sequence[Request], level: int) -> float:
     """Tokens a second of one run: over its plateau where it had one, else over the whole batch."""
-    thinking = any(row.session is not None for row in rows)
-    summary = repeat_of(0, rows, None if thinking else level)
+    summary = repeat_of(0, rows, None if any(row.session is not None for row in rows) else level)
     return summary.effective_tok_s if summary.plateau_tok_s is None else summary.plateau_tok_s
 
 
@@ -118,10 +117,8 @@ def make_level_schedule(plan: SweepPlan) -> LevelRounds | LevelSearch:
     if plan.to_saturation:
         return LevelSearch(SaturationSearch(max_concurrency=plan.max_concurrency), figure_of, closes=True)
     if (slo := plan.slo) is not None:
-        search = SloSearch(max_concurrency=plan.max_concurrency)
-        return LevelSearch(search, lambda rows, _: worst_share(slo, rows))
-    goal = PrecisionGoal(relative=plan.precision, most=plan.most_runs)
-    return LevelRounds(plan.concurrency, goal, runs=plan.runs)
+        return LevelSearch(SloSearch(max_concurrency=plan.max_concurrency), lambda rows, _: worst_share(slo, rows))
+    return LevelRounds(plan.concurrency, PrecisionGoal(relative=plan.precision, most=plan.most_runs), runs=plan.runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,8 +188,7 @@ def _launches(
     if serve.engine_port and (last_port > 65535 or serve.engine_port <= settings.gateway.port <= last_port):
         hint = f"the replicas want {serve.engine_port} to {last_port}, the gateway {settings.gateway.port}"
         raise UserError(f"--engine-port {serve.engine_port} leaves no room", hint=hint)
-    replicas = sum(other.replicas for other in settings.serve)
-    threads = serve.threads or max(1, machine.cores // replicas)
+    threads = serve.threads or max(1, machine.cores // sum(other.replicas for other in settings.serve))
     # one replica more is no reason to restart the others
     known = {} if serve.threads else {launch.name: launch.threads for launch in running}
     size = size_of(weights) if weights is not None else None

@@ -262,8 +262,7 @@ def _named_quant(method: str, bits: float | None, *, floats: bool | None = None)
     if method in ("compressed-tensors", "modelopt", "quark") and (floats or bits == 4.5):
         return QUANTS["fp8"] if bits == 8 else QUANTS["nvfp4"] if bits in (4, 4.5) else None
     method = _METHODS.get(method, method)
-    spellings = (method, method.replace("-", "_"), method.replace("_", "-"))
-    found = next(filter(None, map(known_quant, spellings)), None)
+    found = next(filter(None, map(known_quant, (method, method.replace("-", "_"), method.replace("_", "-")))), None)
     return QUANTS["int8"] if found is not None and bits == 8 and found.nominal == 4 else found
 
 

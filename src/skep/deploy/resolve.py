@@ -151,8 +151,7 @@ def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, ve
     """Describe the preset, the machine it was measured on, and the figures that do not apply here."""
     if host is None:
         host, version = read_host(), engine_named(preset.engine, serve.binary).version()
-    env = {**os.environ, **dict(serve.env)}
-    here = needs.RunEnvironment(version, host.driver_version, serve.checkpoint, env)
+    here = needs.RunEnvironment(version, host.driver_version, serve.checkpoint, {**os.environ, **dict(serve.env)})
     odd = (
         needs.other_cards(preset, [gpu.name for gpu in host.gpus]),
         needs.other_version(preset, version),
@@ -169,8 +168,7 @@ def is_for_embedded(wanted: ServeRequest, *, llama_cards: bool | None = None) ->
         if wanted.engine == "embedded" and (wanted.planned or wanted.tp or wanted.gpus):
             raise UserError("the embedded engine runs on the CPU and takes no plan", hint="leave --engine out")
         return wanted.engine == "embedded"
-    gguf = wanted.model.endswith(".gguf")
-    if not gguf:
+    if not wanted.model.endswith(".gguf"):
         return find_pullable(wanted.model) is not None
     if llama_cards is not None:
         return not llama_cards
@@ -275,8 +273,7 @@ def unknown_name(name: str, paths: Paths, where: str = "here") -> UserError:
         return UserError(f"no NVIDIA GPU is {where} to plan `{name}` for, and no engine is named", hint=hint)
     from difflib import get_close_matches
 
-    names = [*all_presets(presets_folder(paths)), *pullable_names()]
-    close = get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+    close = get_close_matches(name.lower(), [*all_presets(presets_folder(paths)), *pullable_names()], n=3, cutoff=0.4)
     near = "did you mean " + " or ".join(f"`{one}`" for one in close) + "? " if close else ""
     return UserError(f"`{name}` is no preset, no model that skep knows and no file",
                      hint=f"{near}`skep presets` and `skep catalog models` list what is known")  # fmt: skip

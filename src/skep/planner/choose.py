@@ -393,8 +393,7 @@ def _changes(best: Rated, other: Rated, goal: PlanGoal) -> Iterable[tuple[str, R
     rig = best.rig
     links = [r.prospect.link for r in (best, other) if r.prospect.link is not None]
     if any(link.kind != "nvlink" for link in links) and all(card.nvlink_gbs for card in rig.cards):
-        speed = min(card.nvlink_gbs or 0.0 for card in rig.cards)
-        bridged = CardLink("nvlink", speed, p2p=True, title="NVLink")
+        bridged = CardLink("nvlink", min(card.nvlink_gbs or 0.0 for card in rig.cards), p2p=True, title="NVLink")
         yield "NVLink between the cards", replace(rig, default_link=bridged, pairs=()), goal
     if any(not link.p2p for link in links) and not of_machines(rig):
         pairs = tuple((a, b, replace(link, p2p=True)) for a, b, link in rig.pairs)

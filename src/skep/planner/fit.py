@@ -94,8 +94,7 @@ def kv_capacity_tokens(
     setup: Setup, card: Device, *, context: int, slots: int | None = None, vision: bool = True
 ) -> int:
     """How many tokens the pool holds in sequences of that length: what newer vLLM prints as its KV cache size."""
-    plan = memory(setup, card, context=context, slots=slots, vision=vision)
-    return int(_held(setup, plan) * context)
+    return int(_held(setup, memory(setup, card, context=context, slots=slots, vision=vision)) * context)
 
 
 def pool_tokens_as_reported(setup: Setup, plan: MemoryPlan) -> int:

@@ -80,8 +80,7 @@ class EngineDefaults:
 def usable_bytes(card: Device) -> int:
     """Return the bytes an engine can use: less than the card's nominal size, and less still where memory is shared."""
     if card.unified_memory:
-        share = APPLE_SHARE if card.vendor == "apple" else UNIFIED_SHARE
-        return int(card.memory_gib * share * GIB)
+        return int(card.memory_gib * (APPLE_SHARE if card.vendor == "apple" else UNIFIED_SHARE) * GIB)
     last = _USABLE_GIB[-1]
     if card.memory_gib >= last[0]:
         return int(card.memory_gib * last[1] / last[0] * GIB)
@@ -147,8 +146,7 @@ def graph_bytes(setup: Setup, card: Device, slots: int) -> int:
     depth = drafts(setup)
     layers = setup.model.layers / setup.layout.pp
     pieces = len(capture_sizes(slots, depth)) * GRAPH_PIECEWISE_BYTES * layers
-    full = len(full_sizes(slots, depth)) * GRAPH_FULL_BYTES * layers
-    return int(GRAPH_BASE_BYTES + pieces + full)
+    return int(GRAPH_BASE_BYTES + pieces + len(full_sizes(slots, depth)) * GRAPH_FULL_BYTES * layers)
 
 
 def graphs_inside(setup: Setup) -> bool:
@@ -290,8 +288,7 @@ def scratch_bytes(setup: Setup, slots: int, batched_tokens: int) -> int:
     each = heads * (k * v * 2 / chunk + 2 * v * 2 + k * 2 + chunk * 4)
     if slots > 1 and setup.spec is not None:
         each += heads * v * 2 + (2 * model.linear_k_heads * k + model.linear_v_heads * v) / setup.layout.tp * 2
-    initial = slots * heads * k * v * 4
-    return int(each * batched_tokens + min(initial, 512 * MIB))
+    return int(each * batched_tokens + min(slots * heads * k * v * 4, 512 * MIB))
 
 
 def workspace_bytes(setup: Setup, batched_tokens: int) -> int:

@@ -130,8 +130,7 @@ class SimulatedReplica:
         if steps > 1:
             context += sequences * tokens_each * (steps - 1) / 2
             weighed += prompt * prompt * (steps - 1) / 2
-        mean = weighed / prompt if prompt else 0.0
-        seconds = self.step.seconds(sequences, context, prompt, mean) * steps
+        seconds = self.step.seconds(sequences, context, prompt, weighed / prompt if prompt else 0.0) * steps
         return BatchPass(steps, seconds, sequences, tuple(pieces), tokens_each)
 
     def finish(self, done: BatchPass) -> PassResult:
@@ -235,8 +234,7 @@ class _LoadSimulation:
         self.first: dict[int, float] = {}
         self.ended: dict[int, float] = {}
         rounds = 1 if load.shape == "burst" else _UNEVEN_ROUNDS if load.spread else _ROUNDS
-        tasks = load.tasks or load.concurrency * rounds
-        self.outputs = lengths(tasks, load.output_tokens, load.spread)
+        self.outputs = lengths(load.tasks or load.concurrency * rounds, load.output_tokens, load.spread)
         self.prompt = max(1.0, load.input_tokens * (1 - load.cached_share))
         self.cached = load.input_tokens - self.prompt if load.input_tokens > self.prompt else 0.0
         self.upcoming = 0
@@ -281,8 +279,7 @@ class _LoadSimulation:
                 continue
             if next_arrival is not None and following.steps > 1 and now + following.seconds > next_arrival:
                 each = following.seconds / following.steps
-                fewer = max(1, math.ceil((next_arrival - now) / each))
-                following = replica.next_pass(at_most=fewer)
+                following = replica.next_pass(at_most=max(1, math.ceil((next_arrival - now) / each)))
                 assert following is not None
             self.idle.discard(index)
             self.area += following.seconds * (following.decoding + len(following.pieces))

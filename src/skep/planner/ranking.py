@@ -61,8 +61,7 @@ def band(setup: Setup, card: Device, concurrency: int, *, calibrated: bool = Fal
         wide += fitted.get("calibrated", 0.0)
     half = math.exp(min(wide, 1.6))
     causes = [name for name, value in zip(FEATURES, seen, strict=True) if value and fitted.get(name, 0.0) > 0.15]
-    why = "; ".join(_WORDS[name] for name in causes if name in _WORDS)
-    return Band(math.exp(-half), math.exp(half), why)
+    return Band(math.exp(-half), math.exp(half), "; ".join(_WORDS[name] for name in causes if name in _WORDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +127,7 @@ def coarse(found: SpeedModel, goal: PlanGoal) -> float:
     """Tokens a second of one decode step with the agents' sequences in it; queues and prompts left out."""
     replicas = found.setup.layout.replicas
     sequences = max(1, min(found.slots, -(-goal.agents // replicas)))
-    each = goal.input_tokens + goal.output_tokens / 2
-    seconds = found.step.seconds(sequences, sequences * each)
+    seconds = found.step.seconds(sequences, sequences * (goal.input_tokens + goal.output_tokens / 2))
     speed = sequences * found.step.tokens_per_step(sequences) / seconds
     speed *= min(replicas, goal.agents) if goal.kind != "latency" else 1.0 / sequences
     return speed * _weight(found.setup, ())
@@ -157,8 +155,7 @@ def rate(setup: Setup, rig: Rig, goal: PlanGoal, findings: tuple[Finding, ...], 
     else:
         alone = found.step.tokens_per_step(1) / found.step.seconds(1, goal.input_tokens + goal.output_tokens / 2)
         value = outcome.effective_tok_s * alone**_ALONE
-    score = value * _weight(setup, findings)
-    return Rated(setup, rig, card, findings, found, outcome, context, over, score)
+    return Rated(setup, rig, card, findings, found, outcome, context, over, value * _weight(setup, findings))
 
 
 def figure(rated: Rated, goal: PlanGoal) -> float:

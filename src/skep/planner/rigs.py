@@ -235,8 +235,7 @@ def _with_links(rig: Rig, words: str, text: str) -> Rig:
         match = _LINK.match(words, place)
         if match is None:
             raise UserError(f"--gpu `{text}` has a link that is not understood: `{words[place:].strip()}`", hint=_HINT)
-        members = tuple(m.strip() for m in (match[2] or "").split(",") if m.strip())
-        rig = _linked(rig, match[1], members, text)
+        rig = _linked(rig, match[1], tuple(m.strip() for m in (match[2] or "").split(",") if m.strip()), text)
         place = match.end()
     return rig
 

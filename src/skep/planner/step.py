@@ -225,8 +225,7 @@ class StepModel:
         if self.window and sequences:
             seconds += self.window_s * sequences * min(self.window, context / sequences)
         if prompt:
-            mean = prompt_context + prompt / 2
-            full = self.attention_flop_s * prompt * mean
+            full = self.attention_flop_s * prompt * (prompt_context + prompt / 2)
             seconds += full + self.kv_s * prompt_context
         if self.batch_s and tokens > 1:
             seconds += self.batch_s * (min(tokens, 16.0) - 1.0)

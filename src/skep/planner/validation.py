@@ -453,8 +453,7 @@ def _roofline(case: PublishedCase) -> float:
     read = (active + each * kv) / (case.card.bandwidth_gbs * 1e9 * layout.tp)
     rate = (case.card.fp16_tflops or 50.0) * 1e12 * layout.tp
     prompt = load.input_tokens / load.output_tokens if case.metric == "effective" else 0.0
-    compute = 2 * model.params_active * each * (1 + prompt) / rate
-    return _agents(case) / max(read, compute)
+    return _agents(case) / max(read, 2 * model.params_active * each * (1 + prompt) / rate)
 
 
 def _agents(case: PublishedCase) -> float:

@@ -291,8 +291,7 @@ def _parse(file: BinaryIO, *, keep_arrays: bool) -> GgufHeader:
     reader = GgufReader(file, size, keep_arrays=keep_arrays)
     version = _version(reader.unsigned(4))
     tensor_count = reader.count("tensors", _MAX_TENSORS, bytes_each=24)
-    key_count = reader.count("metadata keys", _MAX_KEYS, bytes_each=13)
-    metadata = {reader.text(): reader.value() for _ in range(key_count)}
+    metadata = {reader.text(): reader.value() for _ in range(reader.count("metadata keys", _MAX_KEYS, bytes_each=13))}
     tensors = tuple(_tensor(reader) for _ in range(tensor_count))
     header_end, alignment = reader.position, metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
