@@ -4,16 +4,7 @@ dead ends that it tells of. Values only; whoever shows it says that it is made u
 
 from dataclasses import replace
 
-from skep.tuner.records import (
-    ConfigFailure,
-    CurvePoint,
-    Knob,
-    KnobConfig,
-    StageDecision,
-    TuneGoal,
-    TuneStage,
-    Tuning,
-)
+from skep.tuner.records import ConfigFailure, CurvePoint, Knob, KnobConfig, StageDecision, TuneGoal, TuneStage, Tuning
 from skep.units import Interval
 
 BASELINE = KnobConfig.of(

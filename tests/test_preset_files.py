@@ -127,12 +127,7 @@ def test_a_model_that_is_not_in_the_catalogue_is_called_as_its_checkpoint_is():
         ("kv =", "kvv =", 18, "`kvv` is not a key of [options]; did you mean `kv`?"),
         ("memory_share = 0.9", "memory_share = 1.9", 20, "`memory_share` = 1.9: must be at most 1"),
         ("memory_share = 0.9", 'memory_share = "0.9"', 20, "`memory_share` = '0.9': must be a number"),
-        (
-            'NCCL_P2P_DISABLE = "1"',
-            "NCCL_P2P_DISABLE = 1",
-            23,
-            "`NCCL_P2P_DISABLE` = 1: must be text in quotes",
-        ),
+        ('NCCL_P2P_DISABLE = "1"', "NCCL_P2P_DISABLE = 1", 23, "`NCCL_P2P_DISABLE` = 1: must be text in quotes"),
         ("host =", "hst =", 28, "`hst` is not a key of a mount; did you mean `host`?"),
         ('inside = "/model"', 'inside = "model"', 28, "`inside` = 'model'"),
         ('kind = "patch"', 'kind = "magic"', 33, "`kind` = 'magic': must be 'image', 'patch'"),

@@ -59,8 +59,7 @@ def test_what_is_no_limit_is_one_line_with_a_way_out(text):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["ttft_p99=2s,tpot=50ms", "tpot_p99.9=0.5ms", "ttft=999.9s", "ttft=1234567ms", "tpot=33.33333ms"],
+    "text", ["ttft_p99=2s,tpot=50ms", "tpot_p99.9=0.5ms", "ttft=999.9s", "ttft=1234567ms", "tpot=33.33333ms"]
 )
 def test_what_is_stored_is_read_back_as_it_was(text):
     limits = SloLimits.parse(text)

@@ -50,10 +50,7 @@ def test_one_answer_that_ran_into_the_limit_does_not_make_a_speedup():
 
 @pytest.mark.parametrize(
     ("serial", "swarm", "by_wall", "whole"),
-    [
-        ([10.0, 10.0], [(10.0, "stop"), (40.0, "length")], 0.5, 1.0),
-        ([4.0], [(2.0, "length")], 2.0, None),
-    ],
+    [([10.0, 10.0], [(10.0, "stop"), (40.0, "length")], 0.5, 1.0), ([4.0], [(2.0, "length")], 2.0, None)],
     ids=["a task truncated in either batch is left out of both", "nothing whole is left"],
 )
 def test_whole_answers_have_a_speedup_of_their_own(serial, swarm, by_wall, whole):

@@ -187,11 +187,7 @@ def test_flags_and_the_endpoints_words_make_a_setup():
 @pytest.mark.parametrize(
     ("options", "told", "said"),
     [
-        (
-            SetupFlags(gpu="rtx-3090"),
-            {"engine": "vllm"},
-            "how the weights of `qwen3-8b` are quantized is not known",
-        ),
+        (SetupFlags(gpu="rtx-3090"), {"engine": "vllm"}, "how the weights of `qwen3-8b` are quantized is not known"),
         (SetupFlags(gpu="rtx-3090", quant="awq"), {"engine": "?"}, "does not say which engine"),
         (SetupFlags(geometry="qwen9-8b"), {"engine": "vllm"}, "no model is called `qwen9-8b`"),
         (SetupFlags(gpu="rtx-3099", quant="awq"), {"engine": "vllm"}, "no GPU is called `rtx-3099`"),
@@ -203,11 +199,7 @@ def test_flags_and_the_endpoints_words_make_a_setup():
             "TP=2 takes 2 cards, `rtx-3090` has 1 card",
         ),
         (SetupFlags(quant="awq"), {"engine": "vllm", "url": "http://10.0.0.7:8000"}, "is not on this machine"),
-        (
-            SetupFlags(quant="awq", gpu="rtx-3090"),
-            {"engine": "vllm", "model": "mine"},
-            "no model of the catalogue",
-        ),
+        (SetupFlags(quant="awq", gpu="rtx-3090"), {"engine": "vllm", "model": "mine"}, "no model of the catalogue"),
     ],
 )
 def test_what_would_be_a_guess_or_makes_no_sense_is_asked_for(options, told, said):

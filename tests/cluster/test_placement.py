@@ -262,11 +262,7 @@ def test_a_program_of_ones_own_is_believed_in_where_the_node_has_it(place):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"gpus": (0,)}, "takes no `gpus`"),
-        ({"engine_port": 9000}, "takes no `engine_port`"),
-    ],
+    ("change", "words"), [({"gpus": (0,)}, "takes no `gpus`"), ({"engine_port": 9000}, "takes no `engine_port`")]
 )
 def test_what_means_something_on_one_machine_only_is_refused(place, change, words):
     with pytest.raises(UserError, match=words):
@@ -287,11 +283,7 @@ def test_one_model_on_two_kinds_of_nodes_has_names_that_do_not_move_and_comes_in
         replace(VLLM, kind=big.kind, options=EngineOptions()),
     )
     placed = place(cluster, *serves)
-    assert [one.name for one in placed] == [
-        "org-model-2x-rtx-3090-0",
-        "org-model-1x-h200-0",
-        "org-model-2x-rtx-3090-1",
-    ]
+    assert [one.name for one in placed] == ["org-model-2x-rtx-3090-0", "org-model-1x-h200-0", "org-model-2x-rtx-3090-1"]
     assert placed[1].place.nodes == ("big",)
     assert (placed[1].place.kind, kind_word(big.kind)) == ("1x NVIDIA H200", "1x-h200")
     with pytest.raises(DoesNotFit, match="no node of the kind 8x B200"):
@@ -307,10 +299,7 @@ def test_what_computes_nothing_asks_for_next_to_nothing(place):
 
 H200 = replace(RTX, name="NVIDIA H200", memory_bytes=140 * GIB)
 BIG = node("big", gpus=1, cards=[H200], engines={**WITHIN, "vllm": None})
-KINDS = (
-    replace(VLLM, kind=rtx_node("a").kind),
-    replace(VLLM, kind=BIG.kind, options=EngineOptions()),
-)
+KINDS = (replace(VLLM, kind=rtx_node("a").kind), replace(VLLM, kind=BIG.kind, options=EngineOptions()))
 
 
 def names(launches):

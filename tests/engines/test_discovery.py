@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 
 from skep.engines import discovery
-from skep.engines.discovery import (
-    find_program,
-    parse_flags,
-    parse_version,
-    remembered_flags,
-    unknown_flags,
-    version_of,
-)
+from skep.engines.discovery import find_program, parse_flags, parse_version, remembered_flags, unknown_flags, version_of
 from skep.errors import UserError
 
 ENGINES = {"vllm": "vllm", "llamacpp": "llama-server", "ollama": "ollama", "sglang": "sglang"}

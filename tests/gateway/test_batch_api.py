@@ -409,12 +409,7 @@ def test_who_has_too_many_files_deletes_some_before_the_next_upload(batching, en
     assert ann.api.files.create(file=("b", b"x" * 600), purpose="user_data").bytes == 600
 
 
-NAMES = {
-    "../../etc/passwd": "passwd",
-    "C:\\x\\y.txt": "y.txt",
-    "a\r\nb\x1b[31m": "a__b_[31m",
-    "..": "upload",
-}
+NAMES = {"../../etc/passwd": "passwd", "C:\\x\\y.txt": "y.txt", "a\r\nb\x1b[31m": "a__b_[31m", "..": "upload"}
 
 
 def test_the_name_of_a_file_is_plain(shared):

@@ -71,10 +71,7 @@ STREAMS = {
     "openai without usage": (sse(*[chunk(FAKE)] * 5, "[DONE]"), UNKNOWN),
     "openai only nulls": (sse(*[chunk(usage=None)] * 99, "[DONE]"), UNKNOWN),
     "vllm continuous": (sse(*[chunk(usage=usage(11, n)) for n in range(30)], "[DONE]"), Tokens(11, None, 29)),
-    "vllm details null": (
-        sse(last(usage=usage(11, 22, prompt_tokens_details=None)), "[DONE]"),
-        Tokens(11, None, 22),
-    ),
+    "vllm details null": (sse(last(usage=usage(11, 22, prompt_tokens_details=None)), "[DONE]"), Tokens(11, None, 22)),
     "llama.cpp timings": (sse(chunk(), last(timings=TIMINGS), "[DONE]"), Tokens(40, 30, 25)),
     "llama.cpp both": (sse(chunk(), last(usage=usage(40, 25), timings=TIMINGS), "[DONE]"), Tokens(40, 30, 25)),
     "llama.cpp timings after nulls": (

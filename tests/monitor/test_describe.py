@@ -6,13 +6,7 @@ import pytest
 from monitor_samples import KEY
 
 from skep.monitor import describe
-from skep.monitor.records import (
-    HOUR_S,
-    EventKind,
-    MonitorEvent,
-    SeriesChange,
-    SeriesMetric,
-)
+from skep.monitor.records import HOUR_S, EventKind, MonitorEvent, SeriesChange, SeriesMetric
 from skep.stats.rolling import window_stats
 from skep.stats.versus import Judgement, SeriesComparison, versus
 from skep.units import Interval

@@ -72,10 +72,7 @@ def test_notices_say_who_was_told_and_what_went_wrong(series):
     number = series.open_alert(Alert(AlertRule.DOWN, "box", 10.0, "box is down"))
     series.append_notice(number, "opened", 11.0, "webhook", "connection refused")
     series.append_notice(number, "opened", 11.0, "log", None)
-    assert series.notices(number) == [
-        ("opened", 11.0, "webhook", "connection refused"),
-        ("opened", 11.0, "log", None),
-    ]
+    assert series.notices(number) == [("opened", 11.0, "webhook", "connection refused"), ("opened", 11.0, "log", None)]
     with pytest.raises(StoreError, match="does not take this row"):
         series.append_notice(number, "shouted", 12.0, "log", None)
 

@@ -22,7 +22,7 @@ from typing import Any
 from skep.errors import StoreError
 from skep.monitor.alerts import AlertWatcher
 from skep.monitor.history import find_changes
-from skep.monitor.probe import BEGAN_AT, TOKENS_TOTAL, Lengths, machine_of, probe_target
+from skep.monitor.probe import BEGAN_AT, TOKENS_TOTAL, ProbeLengths, machine_of, probe_target
 from skep.monitor.records import BUSY, HOUR_S, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeSample, ProbeTarget
 from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, Agenda, Due, Era, Moment, ProbeSchedule
 from skep.monitor.store import SeriesStore
@@ -391,13 +391,13 @@ def last_seen(series: SeriesStore, target: str, known: LastSeen | None = None) -
 
 def prober_with(env: Mapping[str, str]) -> Prober:
     """Real probes, with keys from these variables or of the hive that runs here; what one learns of tokens is kept."""
-    lengths, paths = dict[str, Lengths](), user_paths(env)
+    lengths, paths = dict[str, ProbeLengths](), user_paths(env)
 
     async def probe(due: Due, idle_s: float | None) -> Made:
         target = due.target
         of_replica = None if target.key_env else await asyncio.to_thread(replica_key, target.url, paths)
         key = env.get(target.key_env) if target.key_env else of_replica
-        return await probe_target(due, key=key, idle_s=idle_s, lengths=lengths.setdefault(target.name, Lengths()))
+        return await probe_target(due, key=key, idle_s=idle_s, lengths=lengths.setdefault(target.name, ProbeLengths()))
 
     return probe
 

@@ -139,7 +139,7 @@ REMEMBERED = 24  # prompts that were counted
 _SANE = (1.0, 12.0)  # characters to a token
 
 
-class Lengths:
+class ProbeLengths:
     """Characters per token of a target, learnt from its answers alone: a request for it would warm it up."""
 
     def __init__(self) -> None:
@@ -227,13 +227,13 @@ async def probe_target(
     idle_s: float | None = None,
     clock: Callable[[], float] = time.time,
     machine: ProbeMachine | None = None,
-    lengths: Lengths | None = None,
+    lengths: ProbeLengths | None = None,
     nonce: str | None = None,
 ) -> tuple[Probe, list[ProbeSample]]:
     """`key`: the value of the variable `target.key_env`. `lengths`: what earlier probes of the target have learnt."""
     target, started_at, began_s = due.target, clock(), time.monotonic()
     fault: ProbeFault | None = None
-    found = _ProbeRun(target, clock, Random(nonce or secrets.token_hex(8)), lengths or Lengths())
+    found = _ProbeRun(target, clock, Random(nonce or secrets.token_hex(8)), lengths or ProbeLengths())
     whole_s = FIND_S + WHOLE * target.timeout_s
     try:
         if target.key_env and not key:
@@ -269,7 +269,7 @@ def _told(fault: ProbeFault | None) -> dict[str, Any]:
 class _ProbeRun:
     """The requests of a probe, and its results so far, which are kept where it fails later."""
 
-    def __init__(self, target: ProbeTarget, clock: Callable[[], float], rng: Random, lengths: Lengths) -> None:
+    def __init__(self, target: ProbeTarget, clock: Callable[[], float], rng: Random, lengths: ProbeLengths) -> None:
         self._target, self._clock, self._rng, self._lengths = target, clock, rng, lengths
         self._key: str | None = None
         self._fixed, self._thinks = True, False
