@@ -12,8 +12,8 @@ import pytest
 
 from skep.host.nvidia import NvidiaReport
 from skep.monitor.probe import (
-    Lengths,
     ProbeFault,
+    ProbeLengths,
     ProbeMachine,
     TargetLoad,
     count_busy,
@@ -127,14 +127,14 @@ def test_what_a_server_says_is_one_plain_line_without_the_key(engine):
 
 
 def test_prompts_are_of_the_length_asked_for_in_the_targets_own_tokens(engine):
-    lengths = Lengths()
+    lengths = ProbeLengths()
     for _ in range(2):
         _, samples = probe(box(engine, prompt_tokens=200), lengths=lengths)
     assert samples[1].prompt_tokens == pytest.approx(200, rel=0.25)
 
 
 def test_no_two_prompts_begin_alike_and_the_shortest_is_short():
-    texts = [Lengths().fresh_prompt(Random(tokens), tokens).text for tokens in (1, 30, 256, 257, 258)]
+    texts = [ProbeLengths().fresh_prompt(Random(tokens), tokens).text for tokens in (1, 30, 256, 257, 258)]
     assert len({text[:7] for text in texts}) == 5
     assert len(texts[0]) < 200
 
