@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from skep.errors import UserError
 
 DEFAULT_PORT = 8400
+HOST = "127.0.0.1"  # of engines that skep starts
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes, some systems' 104
 
@@ -51,7 +51,9 @@ def user_paths(env: Mapping[str, str]) -> Paths:
         "cache": _folder(env, "XDG_CACHE_HOME", home / ".cache"),
         "state": _folder(env, "XDG_STATE_HOME", home / ".local/state"),
     }
-    mark = hashlib.sha256("\0".join(str(folders[key]) for key in ("config", "data", "state")).encode()).hexdigest()[:8]
+    from hashlib import sha256
+
+    mark = sha256("\0".join(str(folders[key]) for key in ("config", "data", "state")).encode()).hexdigest()[:8]
     runtime = Path(env.get("XDG_RUNTIME_DIR") or "/nonexistent") / f"skep-{mark}"
     if not runtime.parent.is_dir() or len(os.fsencode(runtime / "control.sock")) > MAX_SOCKET_PATH:
         runtime = Path(f"/tmp/skep-{os.getuid()}-{mark}")  # noqa: S108 - made private and checked by `make_runtime`

@@ -5,7 +5,6 @@ Nothing heavy is imported here: `skep --help` answers at once, each command impo
 
 from __future__ import annotations
 
-import difflib
 import os
 import signal
 import sys
@@ -145,6 +144,8 @@ def plain_words(words: Sequence[str]) -> list[str]:
 
 def closest(word: str) -> str | None:
     """Return the command that is most like the word."""
+    import difflib
+
     found = difflib.get_close_matches(word, [*PART_OF, *ALIASES], n=1)
     return found[0] if found else None
 

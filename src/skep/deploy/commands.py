@@ -9,10 +9,10 @@ from skep.catalog.options import Draft, EngineOptions
 from skep.engines.adapter import DRAFTED_BY_MODEL, Adapter
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import bare_words
+from skep.paths import HOST
 from skep.planner.rigs import of_machines
 from skep.planner.rules import capability, used_cards
 from skep.planner.setup import Rig, Setup
-from skep.wire.listen import HOST
 
 FIRST_PORT = 8001
 _RPC_PORT = 50052  # of llama.cpp's rpc-server

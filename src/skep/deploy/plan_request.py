@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from skep.catalog.options import DRAFT_METHODS
 from skep.deploy.commands import command_lines, gateway_line
 from skep.errors import SkepError, UserError, WeightsError
@@ -49,8 +51,7 @@ class PlanFlags(PinnedSizes):
     no_graphs: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFound:
+class ModelFound(msgspec.Struct, frozen=True):
     geometry: Geometry
     quant: Quant | None = None  # of the files, where they were read
     checkpoint: str | None = None  # where they lie
@@ -59,8 +60,7 @@ class ModelFound:
     unknown_quant: str | None = None  # what their configuration calls a format that is not known here
 
 
-@dataclass(frozen=True, slots=True)
-class PlanAnswer:
+class PlanAnswer(msgspec.Struct, frozen=True):
     flags: PlanFlags
     model: ModelFound
     goal: PlanGoal

@@ -13,7 +13,7 @@ from skep.catalog.options import Draft, EngineOptions, own_flag
 from skep.engines import discovery
 from skep.engines.base import ENGINE_KEY, REPORT_FD, Engine, Launch, key_variables
 from skep.errors import UserError
-from skep.wire.listen import HOST
+from skep.paths import HOST
 
 VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
 P2P = {"off": ("NCCL_P2P_DISABLE", "1"), "nvlink": ("NCCL_P2P_LEVEL", "NVL")}

@@ -7,7 +7,6 @@ ends itself when slots and drafts overflow the batch, which happens under load. 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import metadata
 from importlib.util import find_spec
 
 from skep.catalog.options import EngineOptions
@@ -96,6 +95,8 @@ class Embedded(OwnEngine):
         return self.words(*own, launch=launch)
 
     def version(self) -> str | None:
+        from importlib import metadata
+
         try:
             return f"xllamacpp {metadata.version('xllamacpp')}"
         except metadata.PackageNotFoundError:

@@ -23,9 +23,10 @@ from skep.engines.base import REFUSED, fail_for_good, shows_key, take_key
 from skep.engines.simulated import SimulatedPlan, plan_from_json
 from skep.engines.simulated_requests import SimulatedAnswer, SimulatedRefusal, error_document, parse_query
 from skep.errors import UserError
+from skep.paths import HOST
 from skep.planner.predict import BatchPass, Sequence, SimulatedReplica
 from skep.wire.heads import Origin
-from skep.wire.listen import HOST, cannot_listen, socket_for
+from skep.wire.listen import cannot_listen, socket_for
 from skep.wire.prometheus import Counter, Gauge, Histogram, Labels, Metric, metrics_text
 from skep.wire.server import HttpServer
 from skep.wire.server_request import ServerRequest

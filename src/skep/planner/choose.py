@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from skep.catalog.models import Geometry
 from skep.errors import DoesNotFit, UserError
 from skep.planner import candidates, ranking
@@ -181,8 +183,7 @@ class Rejected:
     remedy: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SetupSurvey:
+class SetupSurvey(msgspec.Struct, frozen=True):
     rated: tuple[Rated, ...]  # the best form of every pair of layout and quantization, best first
     rejected: tuple[Rejected, ...]
     notes: tuple[str, ...]
@@ -277,8 +278,7 @@ def _placed(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """`checkpoint`: the files that were asked for; `order`: the machine's numbers of the rig's cards."""
 
     rated: Rated
@@ -295,8 +295,7 @@ class Plan:
         return self.rated.setup
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerUp:
+class RunnerUp(msgspec.Struct, frozen=True):
     """`behind`: by what share of the best's figure for the goal; below 0 it is ahead, `why` says why it is second."""
 
     plan: Plan
@@ -316,8 +315,7 @@ class ScalingPoint:
     share: float | None  # of what all cards give
 
 
-@dataclass(frozen=True, slots=True)
-class PlanChoice:
+class PlanChoice(msgspec.Struct, frozen=True):
     """`order`: the machine's number of each card of `rig`, which was rearranged so that neighbours belong together."""
 
     rig: Rig

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from skep.catalog.gpus import Device
 from skep.planner import memory as facts
@@ -15,8 +17,7 @@ CONTEXT_STEP = 256  # contexts are given in steps of this many tokens
 SLOTS_MOST = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class FitResult:
+class FitResult(msgspec.Struct, frozen=True):
     """Whether a setup fits a card, and what would. Worked out when asked for: most are asked for one thing only."""
 
     setup: Setup

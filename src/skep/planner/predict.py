@@ -12,6 +12,8 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
+import msgspec
+
 from skep.catalog.gpus import Device
 from skep.planner.constants import Constants
 from skep.planner.fit import kv_capacity_tokens
@@ -45,8 +47,7 @@ class Sequence:
         return self.cached + self.prompt + self.output / 2
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPass:
+class BatchPass(msgspec.Struct, frozen=True):
     """`steps` passes of the same make-up, one after the other. `pieces`: whose prompt is carried, how much of it."""
 
     steps: int
@@ -56,8 +57,7 @@ class BatchPass:
     tokens_each: float  # output tokens that each decoding sequence gets from one step
 
 
-@dataclass(frozen=True, slots=True)
-class PassResult:
+class PassResult(msgspec.Struct, frozen=True):
     started: tuple[Sequence, ...]  # got their first token with this pass
     ended: tuple[Sequence, ...]
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from skep.catalog.gpus import Device
 from skep.planner.candidates import PlanGoal, sizing_card
 from skep.planner.constants import Constants, fitted_bands, published_constants
@@ -34,8 +36,7 @@ _WHOLE_EXPERTS = 1.005  # the speed model sees no difference between cut and who
 _ALONE = 0.25  # exponent of a single agent's speed in throughput: a swarm ends with its last task alone
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
+class Band(msgspec.Struct, frozen=True):
     """Factors on the predicted speed. `why` says what makes it wide."""
 
     low: float
@@ -95,8 +96,7 @@ class Predicted:
     band_why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rated:
+class Rated(msgspec.Struct, frozen=True):
     """A setup that fits and breaks no rule, with what it does at the goal's number of agents."""
 
     setup: Setup

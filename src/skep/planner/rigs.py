@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+import msgspec
+
 from skep.catalog.gpus import Device, Gpu, HostFacts, ValueOrigin, device, devices, find_device, other_matches
 from skep.errors import UserError
 from skep.planner.constants import Constants
@@ -50,8 +52,7 @@ _PER_CYCLE = (("amx_int8", 64), ("avx512f", 64), ("avx2", 32), ("i8mm", 32), ("s
 _LEAST_PER_CYCLE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class AllReduce:
+class AllReduce(msgspec.Struct, frozen=True):
     """Seconds = `fixed_s` + `s_per_byte` x bytes."""
 
     fixed_s: float

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+import msgspec
+
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
 from skep.planner import memory
@@ -189,8 +191,7 @@ class Finding:
     remedy: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RuleCase:
+class RuleCase(msgspec.Struct, frozen=True):
     """One thing that a rule may say. Texts are templates over the facts."""
 
     rule: str
@@ -206,8 +207,7 @@ class RuleCase:
         return Finding(self.rule, self.verdict, self.sentence.format_map(facts), self.source, remedy)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """Several cases, of which the first that holds counts. `card` names the fact that they are about."""
 
     id: str

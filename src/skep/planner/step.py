@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
+
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
 from skep.planner.constants import Constants
@@ -25,8 +27,7 @@ _SHARP = 2.5  # how abruptly a pass turns from bandwidth-bound to compute-bound
 _ATTENTION_SHARE = 0.6  # of the rate of plain multiplications that attention over a prompt reaches
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(msgspec.Struct, frozen=True):
     """Bytes and FLOPs a second of one card. `host` scales launches: servers have faster CPUs."""
 
     read: float  # weights as quantized
@@ -103,8 +104,7 @@ def _compute(quant: Quant | None, card: Device, llamacpp: bool, c: Constants, *,
     return rate * 1e12
 
 
-@dataclass(frozen=True, slots=True)
-class Drafting:
+class Drafting(msgspec.Struct, frozen=True):
     depth: int = 0
     accepted: float = 1.0  # tokens a step brings a sequence
     batch_s: float = 0.0

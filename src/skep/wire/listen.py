@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 
 from skep.errors import GatewayError, UserError
-from skep.paths import LOOPBACK
+from skep.paths import HOST, LOOPBACK
 
 
 def bind(host: str, port: int, *, guarded: bool) -> socket.socket:
@@ -28,9 +28,6 @@ def bind(host: str, port: int, *, guarded: bool) -> socket.socket:
         raise GatewayError(f"cannot bind {host}:{port}: {why}", hint="choose another --host or --port") from None
     listener.listen(1024)
     return listener
-
-
-HOST = "127.0.0.1"
 
 
 def socket_for(host: str) -> socket.socket:
