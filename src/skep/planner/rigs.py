@@ -18,7 +18,7 @@ from skep.units import GIB, parse_bytes
 
 # Of one lane, one direction.
 PCIE_GBS = {"1.0": 0.25, "1.1": 0.25, "2.0": 0.5, "3.0": 0.985, "4.0": 1.969, "5.0": 3.938, "6.0": 7.56}
-_SLOT = re.compile(r"^(?:pcie)? ?(\d(?:\.\d)?)?(?:\s*x\s*(\d{1,2}))?$", re.IGNORECASE)
+_SLOT = r"(?i)^(?:pcie)? ?(\d(?:\.\d)?)?(?:\s*x\s*(\d{1,2}))?$"
 
 # Microseconds of a small all-reduce on 2 cards, and how it grows with more: the engine's own kernel inside CUDA graphs
 # on A100, H100 and H200 (NVLink of a board); NCCL over a bridge or PCIe (L40S, RTX PRO 6000: 6; on Ampere 10).
@@ -31,10 +31,10 @@ _LARGE_SHARE = {"nvlink": (0.65, 0.35), "bridge": (0.65, 0.35), "pcie": (0.62, 1
 _BRIDGE_GBS = 120.0  # below it NVLink is a bridge between two cards: NCCL's latency, as on A100 without the own kernel
 _EAGER_US = 35.0  # launched from Python rather than replayed
 MOST_CARDS = 64
-_COUNT_FIRST = re.compile(r"(\d{1,3}|\d{4,}(?=\s*[x*]\s*[a-z]))\s*[x*]\s*(.+)", re.IGNORECASE)
-_COUNT_LAST = re.compile(r"(.+?)\s+[x*]\s*(\d+)", re.IGNORECASE)
-_LINK = re.compile(r"\s*([a-z0-9.]+)\s*(?:\(([^)]*)\))?\s*(?:,|$)", re.IGNORECASE)
-_PCIE = re.compile(r"pcie\s*(\d(?:\.\d)?)?(?:x(\d+))?", re.IGNORECASE)
+_COUNT_FIRST = r"(?i)(\d{1,3}|\d{4,}(?=\s*[x*]\s*[a-z]))\s*[x*]\s*(.+)"
+_COUNT_LAST = r"(?i)(.+?)\s+[x*]\s*(\d+)"
+_LINK = r"(?i)\s*([a-z0-9.]+)\s*(?:\(([^)]*)\))?\s*(?:,|$)"
+_PCIE = r"(?i)pcie\s*(\d(?:\.\d)?)?(?:x(\d+))?"
 _GEFORCE = re.compile(r"(?:rtx|gtx)-\d{4}(?!-ada)\b")
 _HINT = 'write it as "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)"'
 _SPEC_HINT = 'write it as --gpu-spec "name=my-card,memory=24GiB,bandwidth=936,fp16=71"'
@@ -88,14 +88,14 @@ def default_link(card: Device) -> CardLink:
     bridged = "pcie" in card.id or "nvl" in card.id.split("-") or "bridge" in (card.nvlink or "").lower()
     if card.nvlink_gbs is not None and card.nvlink_gbs >= _BRIDGE_GBS and not bridged:
         return CardLink("nvlink", card.nvlink_gbs, title="xGMI" if card.vendor == "amd" else "NVLink")
-    if card.pcie is not None and _SLOT.match(card.pcie.strip()) is None:
+    if card.pcie is not None and re.match(_SLOT, card.pcie.strip()) is None:
         return _NETWORK  # machines of their own, joined by a cable
     return CardLink("pcie", pcie_gbs(card.pcie or "4.0 x16"), title=f"PCIe {card.pcie or '4.0 x16'}")
 
 
 def pcie_gbs(text: str) -> float:
     """ "4.0 x16" → 31.5; lanes are 16 and the generation 4.0 where not said."""
-    found = _SLOT.match(text.strip())
+    found = re.match(_SLOT, text.strip())
     if found is None:
         return PCIE_GBS["4.0"] * 16
     generation = f"{float(found[1]):.1f}" if found[1] else "4.0"
@@ -181,9 +181,9 @@ def of_machines(rig: Rig) -> bool:
 def _part(part: str, text: str) -> tuple[str, int, float | None]:
     part, at, price = part.partition("@")
     each = _number(price, text) if at else None
-    match = _COUNT_FIRST.fullmatch(part.strip())
+    match = re.fullmatch(_COUNT_FIRST, part.strip())
     name, count = (match[2], int(match[1])) if match else (part, 1)
-    if match is None and (match := _COUNT_LAST.fullmatch(part.strip())):
+    if match is None and (match := re.fullmatch(_COUNT_LAST, part.strip())):
         name, count = match[1], int(match[2])
     if not name.strip() or count < 1:
         lacks = "has no cards" if name.strip() else "names no card"
@@ -222,7 +222,7 @@ def _own_link(card: Device) -> CardLink:
 
 
 def _all_linked(rig: Rig, word: str) -> Rig:
-    if word.lower() not in ("nvlink", "p2p") and _PCIE.fullmatch(word.lower()) is None:
+    if word.lower() not in ("nvlink", "p2p") and re.fullmatch(_PCIE, word.lower()) is None:
         raise UserError(f"--link `{word}` is no link", hint=_LINK_WORDS)
     lacking = next((card for card in rig.cards if not card.nvlink_gbs), None)
     if word.lower() == "nvlink" and lacking is not None:
@@ -233,7 +233,7 @@ def _all_linked(rig: Rig, word: str) -> Rig:
 def _with_links(rig: Rig, words: str, text: str) -> Rig:
     place = 0
     while place < len(words.rstrip()):
-        match = _LINK.match(words, place)
+        match = re.compile(_LINK).match(words, place)
         if match is None:
             raise UserError(f"--gpu `{text}` has a link that is not understood: `{words[place:].strip()}`", hint=_HINT)
         rig = _linked(rig, match[1], tuple(m.strip() for m in (match[2] or "").split(",") if m.strip()), text)
@@ -282,7 +282,7 @@ def _make(word: str, rig: Rig, a: int, b: int, text: str) -> CardLink:
     old = rig.link(a, b) or _usual(cards)
     if lower == "p2p":
         return replace(old, p2p=True)
-    match = _PCIE.fullmatch(lower)
+    match = re.fullmatch(_PCIE, lower)
     if match is None:
         raise UserError(f"`{word}` is no link in `{text}`", hint=_LINK_WORDS)
     p2p = old.p2p if old.kind == "pcie" else not any(is_geforce(card) for card in cards)
