@@ -24,7 +24,8 @@ RUN_KEYS = "id kind state created_at ended_at model url requests simulated finge
 def print_runs(limit: int, *, as_json: bool) -> None:
     columns = "RUN|WHEN~1|KIND|STATE|MODEL|C~3|>REQUESTS~4|URL~5|NOTE~2"
     none_yet = "no runs yet; `skep bench sweep` makes one"
-    print_list(_runs(limit), columns, _run_cells, _run_json, as_json=as_json, none_yet=none_yet)
+    document = lambda row: {**picked(row[0], RUN_KEYS), "failed": row[1]}  # noqa: E731
+    print_list(_runs(limit), columns, _run_cells, document, as_json=as_json, none_yet=none_yet)
 
 
 def write_reports(run: Sequence[str], output: Path) -> None:
@@ -45,11 +46,6 @@ def _runs(limit: int) -> list[tuple[StoredRun, int]]:
         return []
     with open_store(path, read_only=True) as store:
         return [(run, sum(not row.ok for row in store.requests(run.id))) for run in store.runs(limit)]
-
-
-def _run_json(row: tuple[StoredRun, int]) -> dict[str, Any]:
-    run, failed = row
-    return {**picked(run, RUN_KEYS), "failed": failed}
 
 
 def _run_cells(row: tuple[StoredRun, int]) -> list[Any]:

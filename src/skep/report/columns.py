@@ -13,8 +13,6 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 from unicodedata import combining, east_asian_width
 
-from markupsafe import Markup
-
 from skep.units import UNKNOWN, number, percent, printable, shortened
 
 Record = TypeVar("Record")
@@ -58,7 +56,7 @@ class Column(Generic[Record]):
     optional: bool = False
     style: str | Callable[[Record], str] = ""
     group: tuple[str, str] | None = None
-    html: Callable[[Record], Markup] | None = None
+    html: Callable[[Record], Any] | None = None
 
     def figure(self, record: Record) -> str:
         value = self.value(record)
