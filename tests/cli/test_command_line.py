@@ -99,6 +99,7 @@ def test_words_of_vllm_and_of_earlier_versions_are_understood(typed, meant):
         ("up --concurrency 4", "--concurrency is for a model named on the command line"),
         ("bench nosuch", "no such command `nosuch` | `skep bench --help` explains the command"),
         ("up --slots many", "--slots `many` should be a whole number"),
+        ("up m --memory-share nan", "--memory-share `nan` should be at least 0.01 and at most 1"),
     ],
 )
 def test_wrong_usage_is_one_line_with_a_hint(paths, words, said):

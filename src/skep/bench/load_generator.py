@@ -250,10 +250,9 @@ class LoadGenerator:
         limited = health.limited or (share is not None and share < LEAST_DELIVERED)
         if level:
             self.recording.save()
-            told: dict[str, Any] = {"level": level, "repeat": repeat, "client_limited": limited, "delivered": share}
-            told |= {"loop_lag_p99_ms": health.lag_p99_ms, "loop_lag_max_ms": health.lag_max_ms}
-            told |= {"cpu_share": health.cpu_share, "processes": self._processes}
-            self.recording.sampled(ClientSample(**told))
+            lags = health.lag_p99_ms, health.lag_max_ms
+            sample = ClientSample(level, repeat, *lags, health.cpu_share, limited, share, self._processes)
+            self.recording.sampled(sample)
             late = {"late_ms": health.late_ms} if health.late else None
             facts = {"counters": counted(before, after), "energy": draw.drawn, "late": late}
             for name, fact in facts.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -262,7 +261,6 @@ def _invoke(tree: click.Group, words: Sequence[str]) -> int:
 
 
 def main() -> int:
-    gc.set_threshold(50_000, 20, 20)  # modules are loaded without a search for garbage every 700 objects
     _open_standard_files()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it: the command is to go on

@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
 from inspect import Parameter, signature
+from math import inf
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -151,9 +152,10 @@ class _Number(click.ParamType[Any]):
             number = self._kind(value)
         except ValueError:
             self.fail(f"`{value}` should be a {'whole ' if self._kind is int else ''}number", param, ctx)
-        if (self._least is not None and number < self._least) or (self._most is not None and number > self._most):
-            upper = "" if self._most is None else f" and at most {self._most:g}"
-            self.fail(f"`{value}` should be at least {self._least:g}{upper}", param, ctx)
+        least, most = (-inf if self._least is None else self._least), (inf if self._most is None else self._most)
+        if not least <= number <= most or number in (-inf, inf):
+            limits = [f"at least {least:g}"] * (least > -inf) + [f"at most {most:g}"] * (most < inf)
+            self.fail(f"`{value}` should be {' and '.join(limits) or 'a finite number'}", param, ctx)
         return number
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec import Struct, to_builtins
 
 from skep.catalog.options import DRAFT_METHODS
 from skep.deploy.commands import command_lines, gateway_line
@@ -51,7 +51,7 @@ class PlanFlags(PinnedSizes):
     no_graphs: bool = False
 
 
-class ModelFound(msgspec.Struct, frozen=True):
+class ModelFound(Struct, frozen=True):
     geometry: Geometry
     quant: Quant | None = None  # of the files, where they were read
     checkpoint: str | None = None  # where they lie
@@ -60,7 +60,7 @@ class ModelFound(msgspec.Struct, frozen=True):
     unknown_quant: str | None = None  # what their configuration calls a format that is not known here
 
 
-class PlanAnswer(msgspec.Struct, frozen=True):
+class PlanAnswer(Struct, frozen=True):
     flags: PlanFlags
     model: ModelFound
     goal: PlanGoal
@@ -291,14 +291,14 @@ def document(found: PlanAnswer, *, explain: bool = False) -> dict[str, Any]:
     """Return the JSON of docs/plan.md."""
     return {
         "model": found.model.geometry.id,
-        "goal": {**asdict(found.goal), "limits": dict(found.goal.limits)},
+        "goal": {**to_builtins(found.goal), "limits": dict(found.goal.limits)},
         "rigs": [_rig_document(choice) for choice in found.choices],
         "plans": [plan_document(found, choice, plan, explain=explain) for choice, plan in found.ranked],
         "rejected": [
             {"rig": choice.rig.title, **_renamed(rejected)} for choice in found.choices for rejected in choice.rejected
         ],
         "runner_up": [
-            {"rig": choice.rig.title, "topology": asdict(r.plan.setup.layout), "quant": r.plan.setup.quant.id,
+            {"rig": choice.rig.title, "topology": to_builtins(r.plan.setup.layout), "quant": r.plan.setup.quant.id,
              "behind": round(r.behind, 4), "why": r.why, "wins_if": r.wins_if, "tried": r.tried}
             for choice in found.choices if (r := choice.runner_up) is not None
         ],
@@ -311,8 +311,8 @@ def document(found: PlanAnswer, *, explain: bool = False) -> dict[str, Any]:
 
 
 def _rig_document(choice: PlanChoice) -> dict[str, Any]:
-    rig, link = choice.rig, asdict(choice.rig.default_link) if choice.rig.default_link else None
-    pairs = [{"cards": [choice.order[a], choice.order[b]], **asdict(one)} for a, b, one in rig.pairs]
+    rig, link = choice.rig, to_builtins(choice.rig.default_link) if choice.rig.default_link else None
+    pairs = [{"cards": [choice.order[a], choice.order[b]], **to_builtins(one)} for a, b, one in rig.pairs]
     cards = {"cards": [card.id for card in rig.cards], "numbers": choice.order}
     return {"rig": rig.title, **cards, "link": link, "pairs": pairs, "price": rig.price}
 
@@ -320,11 +320,11 @@ def _rig_document(choice: PlanChoice) -> dict[str, Any]:
 def _renamed(record: Any) -> dict[str, Any]:
     """Return a record of the planner with the keys of the document."""
     names = {"layout": "topology", "name": "term"}
-    return {names.get(key, key): value for key, value in asdict(record).items()}
+    return {names.get(key, key): value for key, value in to_builtins(record).items()}
 
 
 def _rounded(point: Predicted) -> dict[str, float]:
-    return {key: round(n, 2 if key == "ttft_ms" else 4) for key, n in asdict(point).items() if key != "band_why"}
+    return {key: round(n, 2 if key == "ttft_ms" else 4) for key, n in to_builtins(point).items() if key != "band_why"}
 
 
 def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain: bool = False) -> dict[str, Any]:
@@ -332,7 +332,7 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain:
     at = plan.rated.outcome.effective_tok_s
     watts = watts_of(plan)
     made: dict[str, Any] = {
-        "rig": choice.rig.title, "engine": setup.engine, "topology": asdict(setup.layout), "quant": setup.quant.id,
+        "rig": choice.rig.title, "engine": setup.engine, "topology": to_builtins(setup.layout), "quant": setup.quant.id,
         "kv_dtype": setup.kv.id, "slots": setup.slots,
         "spec": f"{setup.spec.method}:{setup.spec.depth}" if setup.spec else None,
         "context": setup.context, "utilization": setup.utilization, "graphs": setup.graphs,
@@ -345,14 +345,14 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain:
         "launch": commands_of(plan),
         "gateway": gateway_line(setup, plan.rated.rig),
         "why": plan.why,
-        "rules": [asdict(finding) for finding in plan.rated.findings],
+        "rules": [to_builtins(finding) for finding in plan.rated.findings],
         "price": choice.rig.price,
         "tok_s_per_price": round(at / choice.rig.price, 4) if choice.rig.price else None,
         "tok_s_per_watt": round(at / watts, 4) if watts else None,
     }  # fmt: skip
     if explain:
         levels = dict.fromkeys((1, found.goal.agents))
-        made["explain"] = [asdict(account(plan.rated.prospect, found.goal, level)) for level in levels]
+        made["explain"] = [to_builtins(account(plan.rated.prospect, found.goal, level)) for level in levels]
     return made
 
 

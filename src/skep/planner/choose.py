@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -48,16 +48,14 @@ _TRIED = f"nothing: fewer bits, a shorter context and up to {_MOST_CARDS} such c
 SHOWN = 8
 
 
-@dataclass(frozen=True, slots=True)
-class StepShare:
+class StepShare(msgspec.Struct, frozen=True):
     name: str
     seconds: float
     share: float
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class StepAccount:
+class StepAccount(msgspec.Struct, frozen=True):
     """One decode step of one replica with `sequences` in it, `context` tokens each."""
 
     sequences: int
@@ -171,8 +169,7 @@ def reasons(best: Rated, goal: PlanGoal, rejected_replica: str | None, rejected_
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(msgspec.Struct, frozen=True):
     """`rule` is the rule's name, or `memory`. `quants`: which were tried."""
 
     layout: Layout
@@ -247,7 +244,7 @@ def bases(
             if placed is not None:
                 found.append(placed)
             elif "memory" in dropped:
-                _drop(dropped, replace(dropped["memory"], quants=(setup.quant.id,)))
+                _drop(dropped, msgspec.structs.replace(dropped["memory"], quants=(setup.quant.id,)))
             elif say_why:
                 short = candidates.shortfall(setup, sizing_card(rig, layout), goal, pins)
                 most = short.plan.largest
@@ -262,7 +259,7 @@ def bases(
 def _drop(dropped: dict[str, Rejected], new: Rejected) -> None:
     """Return one entry for each rule; the first reason stands for all quantizations rejected by it."""
     old = dropped.get(new.rule)
-    dropped[new.rule] = new if old is None else replace(old, quants=(*old.quants, *new.quants))
+    dropped[new.rule] = new if old is None else msgspec.structs.replace(old, quants=(*old.quants, *new.quants))
 
 
 def _placed(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
@@ -305,8 +302,7 @@ class RunnerUp(msgspec.Struct, frozen=True):
     tried: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ScalingPoint:
+class ScalingPoint(msgspec.Struct, frozen=True):
     """The same rig with so many of its cards; None where the model does not fit them."""
 
     cards: int

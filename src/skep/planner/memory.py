@@ -12,6 +12,8 @@ from functools import lru_cache
 from itertools import pairwise
 from math import ceil, log2
 
+import msgspec
+
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
 from skep.planner.quants import Quant, part_bits, parts_of
@@ -155,8 +157,7 @@ def graphs_inside(setup: Setup) -> bool:
     return setup.engine == "vllm" and version is not None and version[:2] >= GRAPHS_INSIDE_SINCE
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(msgspec.Struct, frozen=True):
     """`inside`: counts against the engine's budget; else it must fit in what the budget leaves of the card."""
 
     name: str

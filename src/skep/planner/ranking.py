@@ -82,8 +82,7 @@ def published_basis(engine: str) -> Basis:  # noqa: ARG001
     return Basis(published_constants())
 
 
-@dataclass(frozen=True, slots=True)
-class Predicted:
+class Predicted(msgspec.Struct, frozen=True):
     """At `concurrency` agents. `low` and `high` bound the effective tok/s in 8 of 10 cases."""
 
     concurrency: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -180,8 +179,7 @@ Answer = Literal["refused", "costs", "depends", "fine"]
 _Condition = Callable[[Facts], object]  # what it returns is true or false
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """`sentence` is one line that names the values; `remedy` what to do about it."""
 
     rule: str
