@@ -18,8 +18,9 @@ import random
 import statistics
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from skep.monitor.records import (
     DAY_S,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import os
 import random
@@ -31,9 +32,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from skep.monitor.loop import Loop
 from skep.monitor.records import DAY_S, HOUR_S, Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape, ProbeTarget
@@ -258,7 +261,7 @@ def soak(days: float, seed: int, folder: Path, *, life_s: tuple[float, float]) -
         number += 1
         one_life(script, account, number, path, seed, rng.uniform(*life_s), clean=rng.random() < 0.2)
         account.true += rng.choice((5.0, 300.0, rng.uniform(0, 8 * HOUR_S)))  # until somebody starts it again
-    last = replace(script, days=account.true / DAY_S + 0.25, full=())
+    last = dataclasses.replace(script, days=account.true / DAY_S + 0.25, full=())
     one_life(last, account, number + 1, path, seed, 600.0, clean=True)  # so that there is an end to count up to
     report = audit(path, script, account)
     return {"days": days, "seed": seed, "lives": number + 1, "seconds": round(time.monotonic() - began, 1), **report}

@@ -2,7 +2,7 @@
 dead ends that it tells of. Values only; whoever shows it says that it is made up.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from skep.tuner.records import ConfigFailure, CurvePoint, Knob, KnobConfig, StageDecision, TuneGoal, TuneStage, Tuning
 from skep.units import Interval

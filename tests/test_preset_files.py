@@ -1,12 +1,12 @@
 """Presets as files: what is read, which line a complaint names, which of one's own goes first, what is written."""
 
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from skep.catalog.options import Draft, EngineOptions
 from skep.catalog.presets import Container, Mount, Need, Preset, Published

@@ -17,10 +17,10 @@ import os
 import re
 import shlex
 from collections import defaultdict
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 
 from skep.testing.process import FakeEngine
@@ -136,7 +136,7 @@ def keys_of(table, at=""):
     for key, kind in file_keys(table).items():
         yield f"{at}{key}"
         for inner in (kind, *get_args(kind)):
-            if is_dataclass(inner):
+            if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
                 yield from keys_of(inner, f"{at}{key}.")
 
 

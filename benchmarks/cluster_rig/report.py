@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster_rig.load import Level
@@ -93,8 +93,8 @@ def as_json(value: Any) -> Any:
         return {str(key): as_json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [as_json(inner) for inner in value]
-    fields: Callable[[], Any] | None = getattr(value, "__dataclass_fields__", None)
-    return {name: as_json(getattr(value, name)) for name in fields} if fields is not None else value
+    known = getattr(value, "__dataclass_fields__", None) or getattr(value, "__struct_fields__", None)
+    return {name: as_json(getattr(value, name)) for name in known} if known is not None else value
 
 
 def _median(levels: Sequence[Level], name: str) -> float:

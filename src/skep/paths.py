@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from skep.errors import UserError
 
@@ -16,8 +17,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes, some systems' 104
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
+class Paths(msgspec.Struct, frozen=True):
     config: Path
     data: Path
     cache: Path

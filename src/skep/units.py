@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sized
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+import msgspec
+
 from skep.errors import UserError
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(msgspec.Struct, frozen=True):
     """`estimate` is the statistic of the sample itself; low <= high."""
 
     low: float

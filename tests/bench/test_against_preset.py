@@ -1,8 +1,7 @@
 """A run held against published figures: the same metric by the same clock, or the reason why it is not compared."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from skep.bench.against_preset import (
     ObservedServer,

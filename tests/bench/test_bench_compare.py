@@ -1,9 +1,9 @@
 """Two runs held against each other: from rows made by hand, and two live engines in turns."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from sample_rows import HOST, evenly, request
 
 from skep.bench.compare import ComparedRun, compare, is_higher_better, regressions, run_ab

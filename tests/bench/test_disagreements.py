@@ -1,8 +1,7 @@
 """Client and engine on the same requests: when they differ, and what is said to be the cause."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from sample_rows import evenly, request
 
 from skep.bench.metrics import disagreements

@@ -8,11 +8,11 @@ import os
 import re
 import signal
 import time
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from sample_rows import HOST
 
 from skep.bench.endpoint import Endpoint, find_endpoint

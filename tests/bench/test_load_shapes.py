@@ -2,13 +2,13 @@
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 from itertools import islice
 from random import Random
 from types import SimpleNamespace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import LEAD_S, beginnings

@@ -4,10 +4,10 @@ import asyncio
 import json
 import sqlite3
 import threading
-from dataclasses import asdict
 from itertools import accumulate, islice
 
 import pytest
+from msgspec import to_builtins
 from sample_rows import HOST
 
 from skep.bench.endpoint import Endpoint, find_endpoint
@@ -369,8 +369,8 @@ def test_conversations_stay_whole_and_are_those_of_one_process(engine, store):
             assert pause >= scripts[row.session].think_s[row.turn - 1] - 0.002
     moments = sorted([(row.started_s, 1) for row in rows.values()] + [(row.ended_s, -1) for row in rows.values()])
     assert max(accumulate(step for _, step in moments)) <= 4
-    assert flat(asdict(spread.levels[0])) == flat(asdict(here.levels[0]))
-    assert asdict(spread).keys() == asdict(here).keys()
+    assert flat(to_builtins(spread.levels[0])) == flat(to_builtins(here.levels[0]))
+    assert to_builtins(spread).keys() == to_builtins(here).keys()
 
 
 def flat(document):
@@ -410,4 +410,4 @@ def test_classes_keep_their_shares_and_arrivals_over_processes(engine, store):
     for stream in [stream for streams in split_between_workers(part.streams, 2) for stream in streams]:
         one = next(one for one in MIX if one.name == stream.tasks[0].traffic)
         assert {task.priority for task in stream.tasks} == {one.priority}
-    assert [flat(asdict(one)) for one in spread.classes] == [flat(asdict(one)) for one in here.classes]
+    assert [flat(to_builtins(one)) for one in spread.classes] == [flat(to_builtins(one)) for one in here.classes]

@@ -1,9 +1,9 @@
 """A promise as it is written, held against rows made by hand."""
 
-from dataclasses import replace
 from math import inf
 
 import pytest
+from msgspec.structs import replace
 from sample_rows import evenly, request
 
 from skep.bench.summary import promise_of, worst_share

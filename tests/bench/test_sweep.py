@@ -20,7 +20,7 @@ WORK = {"max_tokens": 8, "seed": 3}
 
 def plan_of(**fields):
     """Fields of the plan and of its workload alike."""
-    names = set(Workload.__dataclass_fields__)
+    names = set(Workload.__struct_fields__)
     work = Workload(**WORK | {name: value for name, value in fields.items() if name in names})
     rest = {name: value for name, value in fields.items() if name not in names}
     return SweepPlan(**{"concurrency": (1, 2), "tasks": 5, "runs": 2, "quick_warm_up": True, "workload": work, **rest})

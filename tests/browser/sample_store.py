@@ -5,8 +5,9 @@ Shaped after what a published write-up found: a box whose speed hardly varies, a
 
 import math
 import random
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from sample_tuning import sample_curve, sample_stages, sample_tuning
 from skep.monitor.history import find_changes

@@ -1,8 +1,8 @@
 """A tuning as people look at it: in a real Chromium, also on a phone, and while it goes on."""
 
 import time
-from dataclasses import replace
 
+from msgspec.structs import replace
 from playwright.sync_api import expect
 from visits import PHONE, own_env, served
 

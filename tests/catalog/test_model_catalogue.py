@@ -1,6 +1,6 @@
 """The models: widths add up to the published totals, KV and state are those of their configurations."""
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
 
@@ -43,7 +43,7 @@ TOTALS = {
 
 def as_counted(model):
     """The parts with no total to scale to."""
-    parts = parts_of(replace(model, params_total=0.0))
+    parts = parts_of(dataclasses.replace(model, params_total=0.0))
     return parts.embedding + parts.head + parts.attention + parts.linear + parts.mlp + parts.shared + parts.experts
 
 

@@ -1,10 +1,10 @@
 """The shipped presets say what the write-ups say, figure by figure."""
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.needs import (
     RunEnvironment,

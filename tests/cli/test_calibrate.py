@@ -4,10 +4,10 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from in_process import call, refused
+from msgspec.structs import replace
 
 from skep.bench.calibration import CalibrationPlan, SetupFlags, check, describe
 from skep.bench.endpoint import Endpoint

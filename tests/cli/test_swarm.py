@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
 import pytest
 from in_process import call, refused
+from msgspec.structs import replace
 
 from skep.files import lock_holder
 from skep.report.liveview import Page, bar_cells

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from in_process import call, refused
+from msgspec.structs import replace
 
 from skep.config.presets import preset, presets_folder
 from skep.paths import user_paths

@@ -1,10 +1,10 @@
 """What `skep up NAME --cluster` stands for, on clusters that are made up; and what is refused before one is asked."""
 
 import os
-from dataclasses import replace
 
 import pytest
 from in_process import call, refused
+from msgspec.structs import replace
 
 from skep.cluster import resolve
 from skep.cluster.nodes import ClusterSurvey, Node, NodeCard, NodeFacts

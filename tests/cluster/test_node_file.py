@@ -7,9 +7,10 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from skep.cluster import ray_processes
 from skep.cluster.connect import STRANGER, ask_ray, checked_connection, explained
@@ -97,7 +98,7 @@ def test_a_driver_learns_the_way_from_the_node_that_runs_here(paths, tmp_path, r
 
 def test_a_record_of_another_version_is_none(paths):
     write_node(paths, node_with("m"))
-    assert asdict(read_node(paths))["mark"] == "m"
+    assert to_builtins(read_node(paths))["mark"] == "m"
     (paths.state / "ray-node.json").write_text('{"head": 1}')
     assert read_node(paths) is None
     assert stop_node(paths) == (None, [])

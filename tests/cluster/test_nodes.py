@@ -1,10 +1,11 @@
 """Nodes as Ray tells them, and the spreading of replicas over them."""
 
 import json
-from dataclasses import asdict, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from skep import __version__
 from skep.cluster.discover import told_by
@@ -75,8 +76,8 @@ def test_a_node_with_another_skep_is_said_and_not_believed():
 
 def test_cards_that_ray_does_not_lend_are_not_there():
     facts = NodeFacts(8, None, (NodeCard(0, "X", None), NodeCard(1, "X", None)), __version__)
-    assert len(told_by(node("a", gpus=1.0), asdict(facts)).facts.cards) == 1
-    assert told_by(node("a"), asdict(facts)).facts.cards == ()
+    assert len(told_by(node("a", gpus=1.0), to_builtins(facts)).facts.cards) == 1
+    assert told_by(node("a"), to_builtins(facts)).facts.cards == ()
 
 
 def test_replicas_go_where_fewest_are():

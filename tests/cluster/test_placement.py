@@ -2,10 +2,10 @@
 
 import contextlib
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Gpu
 from skep.catalog.options import EngineOptions

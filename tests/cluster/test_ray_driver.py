@@ -1,12 +1,12 @@
 """The Ray driver and its client without a cluster: no command is lost or undone, one gateway owns a hive."""
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from skep.cluster import messages
 from skep.cluster.client import ClusterClient

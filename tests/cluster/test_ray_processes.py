@@ -1,9 +1,9 @@
 """With which flags, ports and environment Ray's processes are started."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from skep.cluster.node_commands import refusal
 from skep.cluster.ray_processes import (

@@ -1,8 +1,7 @@
 """What a change of a running hive asks of its cluster: once, and not where nothing depends on the answer."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from skep.cluster.client import RayNodes
 from skep.cluster.discover import SPARED_S, SURVEY_S

@@ -2,9 +2,9 @@
 
 import json
 import shlex
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.models import geometry
 from skep.deploy.commands import command_lines, gateway_line, launches_of

@@ -5,10 +5,10 @@ import re
 import shlex
 import shutil
 import subprocess
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.options import Draft, EngineOptions
 from skep.catalog.presets import Container, Mount, Need, Preset, Published

@@ -1,8 +1,7 @@
 """Cards for replicas, and whether they fit together."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.options import EngineOptions
 from skep.deploy.gpus import (

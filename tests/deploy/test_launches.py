@@ -2,9 +2,9 @@
 
 import os
 import struct
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.needs import RunEnvironment, missing_needs
 from skep.catalog.options import EngineOptions

@@ -5,7 +5,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry

@@ -1,8 +1,7 @@
 """What an engine is told for others' sake: the address it binds, and the key that it wants to see."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from skep.engines.base import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, Launch, engine_named, new_key, shows_key
 

@@ -6,10 +6,10 @@ import random
 import shlex
 import signal
 import time
-from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.gpus import device
 from skep.catalog.options import Draft, EngineOptions
@@ -47,8 +47,8 @@ def launch_for(rule) -> Launch:
 
 
 def differences(a: Launch, b: Launch) -> list[str]:
-    found = [f.name for f in fields(Launch) if f.name != "options" and getattr(a, f.name) != getattr(b, f.name)]
-    return found + [f.name for f in fields(EngineOptions) if getattr(a.options, f.name) != getattr(b.options, f.name)]
+    found = [name for name in Launch.__struct_fields__ if name != "options" and getattr(a, name) != getattr(b, name)]
+    return found + [n for n in EngineOptions.__struct_fields__ if getattr(a.options, n) != getattr(b.options, n)]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)

@@ -5,10 +5,10 @@ import json
 import os
 import signal
 import time
-from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import embedded_process
 from skep.catalog.options import Draft, EngineOptions
@@ -251,7 +251,7 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("engine", ["embedded", "vllm", "sglang", "llamacpp", "ollama"])
-@pytest.mark.parametrize("field", [field.name for field in fields(EngineOptions)])
+@pytest.mark.parametrize("field", EngineOptions.__struct_fields__)
 def test_an_option_is_told_to_the_engine_or_refused_by_its_name(engine, field):
     """None is taken and forgotten."""
     adapter = engine_named(engine)

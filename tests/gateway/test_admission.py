@@ -1,13 +1,13 @@
 """The admission decider, without a loop and without sleeping."""
 
 from collections import Counter
-from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
 from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
 from skep.config.keys import Priority

@@ -1,8 +1,7 @@
 """The keys' decider: no file, no clock, no sleeping."""
 
-import dataclasses
-
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 
@@ -192,9 +191,9 @@ def test_a_reload_does_not_fill_a_bucket_unless_its_rate_changed():
     limited = spec(rate_per_s=1.0, burst=1)
     ring = KeyRing([limited])
     ring.enter("ci", 0.0)
-    ring.replace([dataclasses.replace(limited, priority="batch"), spec("new")])
+    ring.replace([msgspec.structs.replace(limited, priority="batch"), spec("new")])
     assert ring.enter("ci", 0.0) is not None
-    ring.replace([dataclasses.replace(limited, burst=2)])
+    ring.replace([msgspec.structs.replace(limited, burst=2)])
     assert ring.enter("ci", 0.0) is None
     ring.replace([spec()])
     assert [ring.enter("ci", 0.0) for _ in range(9)] == [None] * 9

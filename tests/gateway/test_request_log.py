@@ -20,7 +20,7 @@ ROW = GatewayRequest(
     first_byte_s=0.18, ended_s=3.2041, prompt_tokens=20, cached_tokens=16, output_tokens=100, request_bytes=512,
     response_bytes=4096,
 )  # fmt: skip
-FIELDS = GatewayRequest.__dataclass_fields__
+FIELDS = GatewayRequest.__struct_fields__
 NASTY = [
     "two words", 'a"b', "a\nrequest.done id=forged", "a\r\x1b[2J\x00\x7f", "a=b", "", "\u2028\u0085", "modèle",
     "\ud83d", "\\",

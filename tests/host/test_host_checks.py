@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Gpu, HostFacts
 from skep.host.checks import (

@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Gpu
 from skep.host.facts import (

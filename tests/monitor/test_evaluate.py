@@ -2,10 +2,10 @@
 
 import math
 import random
-from dataclasses import replace
 from datetime import UTC
 
 import pytest
+from msgspec.structs import replace
 
 from skep.monitor import evaluate
 from skep.monitor.evaluate import Alarms, RuleFinding

@@ -5,10 +5,10 @@ import contextlib
 import json
 import socket
 import threading
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from skep.host.nvidia import NvidiaReport
 from skep.monitor.probe import (

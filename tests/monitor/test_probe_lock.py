@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from skep.errors import StoreError
 from skep.monitor.loop import Loop, ProbeLock, idle_before, probe_by_hand

@@ -2,9 +2,9 @@
 
 import random
 import secrets
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from skep.monitor.records import EventKind, ProbeOutcome, ProbeTarget
 from skep.monitor.schedule import (

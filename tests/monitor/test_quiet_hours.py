@@ -1,10 +1,10 @@
 """Quiet hours: over midnight, over the change of the clocks, and what is told at their end."""
 
-from dataclasses import replace
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
 import pytest
+from msgspec.structs import replace
 
 from skep.config.monitor import QuietHours, parse_quiet_hours
 from skep.errors import UserError

@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import asdict, replace
 
 import pytest
 from clusters import until, worker_of
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from skep.cluster.replica_registry import ANNOUNCE_EVERY_S
 from skep.engines.base import Launch, PlacementRequest
@@ -226,14 +227,14 @@ def test_an_actor_heeds_the_restart_policy_of_now_also_when_ray_has_started_it_a
     actors, registry = hive
     ensure(actors, ONE)
     before = row_when(registry, "ready")
-    hasty = asdict(RestartPolicy(start_deadline_s=0.01, failures_before_ready=1))
+    hasty = to_builtins(RestartPolicy(start_deadline_s=0.01, failures_before_ready=1))
     ray.get(registry.claim.remote("gateway", hasty))
     until(lambda: False, 2 * ANNOUNCE_EVERY_S)  # it hears of it with its next announcement
     assert row_when(registry, "ready")["pid"] == before["pid"]
     os.kill(worker_of(before["pid"]), signal.SIGKILL)
     row = row_when(registry, "failed")
     assert (row["why"], row["incarnation"] != before["incarnation"]) == ("not healthy within 0.01 s", True)
-    ray.get(registry.claim.remote("gateway", asdict(RestartPolicy())))
+    ray.get(registry.claim.remote("gateway", to_builtins(RestartPolicy())))
 
     def again():
         """It hears of it with its next announcement, and then has the time to start."""
@@ -272,7 +273,7 @@ def test_an_actor_that_no_registry_answers_begins_with_what_it_was_created_with(
 
     actors, registry = hive
     ray.kill(registry)
-    actors.policy = asdict(RestartPolicy(start_deadline_s=0.01, failures_before_ready=1))
+    actors.policy = to_builtins(RestartPolicy(start_deadline_s=0.01, failures_before_ready=1))
     ensure(actors, ONE)
 
     def failed():

@@ -5,9 +5,9 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from skep import __version__
 from skep.catalog.options import EngineOptions

@@ -1,6 +1,6 @@
 """The terms one by one, the engines' defaults, and what always holds."""
 
-from dataclasses import replace
+import dataclasses
 from random import Random
 
 import pytest
@@ -21,6 +21,7 @@ from memory_samples import (
     RTX_5090,
     setup,
 )  # fmt: skip
+from msgspec.structs import replace
 
 from skep.planner.fit import fits, largest, smallest
 from skep.planner.memory import (
@@ -118,7 +119,7 @@ def test_the_default_batch_is_larger_on_large_cards_but_for_the_a100():
 def test_a_card_reports_less_than_its_box_says():
     assert usable_bytes(RTX_3090) == int(23.56 * GIB)
     assert usable_bytes(RTX_5090) == int(31.36 * GIB)
-    assert usable_bytes(replace(RTX_3090, memory_gib=20)) / GIB == pytest.approx(19.5, abs=0.1)
+    assert usable_bytes(dataclasses.replace(RTX_3090, memory_gib=20)) / GIB == pytest.approx(19.5, abs=0.1)
 
 
 def test_shared_memory_is_not_all_for_the_model():

@@ -1,7 +1,7 @@
 """What a plan explains of its memory and its choice, pools of memory, and the report of a validation."""
 
 import csv
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 from statistics import median
 
@@ -153,7 +153,7 @@ def test_pools_of_an_h100_nvl_come_out_within_four_percent(model, tokens):
     """A public table of vLLM's KV tokens with 1024 sequences and 4096 batched tokens; only the bytes a sampled logit
     takes were read from it.
     """
-    card = replace(H100, id="h100-nvl", memory_gib=94.5)
+    card = dataclasses.replace(H100, id="h100-nvl", memory_gib=94.5)
     made = setup(geometry(model), "bf16", batched_tokens=4096)
     assert pool_tokens_as_reported(made, memory(made, card, context=4096, slots=1024)) == pytest.approx(
         tokens, rel=0.04

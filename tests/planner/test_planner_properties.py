@@ -3,10 +3,11 @@
 A test that is marked xfail names the smallest example of a known fault; once it is mended, the mark has to go.
 """
 
+import dataclasses
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.gpus import device, devices
 from skep.catalog.models import geometries, geometry
@@ -62,10 +63,10 @@ def test_more_bandwidth_and_more_flops_never_make_a_step_longer(chance):
     for _ in range(TRIES):
         model, card, engine, quant, n, each = drawn(chance)
         spec, times = some_spec(chance), chance.choice([1.05, 1.3, 2.0, 4.0])
-        faster = replace(card, bandwidth_gbs=card.bandwidth_gbs * times)
+        faster = dataclasses.replace(card, bandwidth_gbs=card.bandwidth_gbs * times)
         if is_datacenter(faster) != is_datacenter(card):
             continue  # the fault below
-        stronger = replace(card, fp16_tflops=card.fp16_tflops and card.fp16_tflops * times)
+        stronger = dataclasses.replace(card, fp16_tflops=card.fp16_tflops and card.fp16_tflops * times)
         plain = step(model, quant, card, engine=engine, spec=spec).seconds(n, n * each)
         for better in (faster, stronger):
             took = step(model, quant, better, engine=engine, spec=spec).seconds(n, n * each)
@@ -73,7 +74,7 @@ def test_more_bandwidth_and_more_flops_never_make_a_step_longer(chance):
 
 
 def test_an_ampere_card_with_a_little_more_bandwidth_is_not_slower():
-    slower, faster = (replace(device("rtx-3090"), bandwidth_gbs=rate) for rate in (1199, 1201))
+    slower, faster = (dataclasses.replace(device("rtx-3090"), bandwidth_gbs=rate) for rate in (1199, 1201))
     model = geometry("qwen3-8b")
     assert step(model, "bf16", faster).seconds(1, 1000) <= step(model, "bf16", slower).seconds(1, 1000)
 
@@ -207,13 +208,15 @@ def test_a_larger_card_and_more_utilization_hold_more_and_more_slots_hold_less_e
         setup = Setup(model, QUANTS[quant], KV_TYPES["bf16"], engine, slots=slots, batched_tokens=chunk)
         context, _ = largest(setup, card, slots=slots)
         what = said(model, card, engine, quant, slots)
-        assert largest(setup, replace(card, memory_gib=card.memory_gib * 1.5), slots=slots)[0] >= context, what
+        assert largest(setup, dataclasses.replace(card, memory_gib=card.memory_gib * 1.5), slots=slots)[0] >= context, (
+            what
+        )
         assert largest(replace(setup, slots=2 * slots), card, slots=2 * slots)[0] <= context, what
         assert 0 <= context <= (model.max_context or 1 << 20), what
 
 
 def test_from_70_gib_on_vllm_prefills_in_larger_chunks_out_of_the_memory_of_its_cache():
-    card = replace(device("radeon-pro-w7900"), memory_gib=72.0)
+    card = dataclasses.replace(device("radeon-pro-w7900"), memory_gib=72.0)
     setup = Setup(geometry("gemma-4-31b"), QUANTS["awq"], KV_TYPES["bf16"], "vllm", slots=8)
     assert largest(setup, card, slots=8)[0] < largest(replace(setup, batched_tokens=2048), card, slots=8)[0]
 

@@ -1,8 +1,7 @@
 """Rigs as people write them, and as a machine describes itself."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Gpu, HostFacts
 from skep.errors import UserError

@@ -1,6 +1,5 @@
 """Every rule answers to the examples beside it, and what holds for the rules on any setup."""
 
-from dataclasses import replace
 from importlib.resources import files
 from random import Random
 
@@ -19,6 +18,7 @@ from memory_samples import (
     rig,
     setup,
 )  # fmt: skip
+from msgspec.structs import replace
 
 from skep.catalog.models import geometry
 from skep.planner.quants import KV_TYPES, QUANTS

@@ -1,8 +1,7 @@
 """What a forward pass takes, and what makes it take longer."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry

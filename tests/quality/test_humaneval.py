@@ -1,9 +1,9 @@
 """HumanEval: the file out of the wheel, the tasks as items, and its own solutions judged."""
 
-import dataclasses
 import os
 import zipfile
 
+import msgspec
 import pytest
 from answers.sample_judge import judged, request
 
@@ -96,7 +96,7 @@ def at_hand(path, tmp_path, monkeypatch):
     with zipfile.ZipFile(file, "w") as archive:
         archive.write(path, WHEEL.member)
     monkeypatch.setenv("SKEP_WHEELS", str(wheels))
-    return file, dataclasses.replace(WHEEL, wheel_sha256=file_sha256(file), wheel_bytes=file.stat().st_size)
+    return file, msgspec.structs.replace(WHEEL, wheel_sha256=file_sha256(file), wheel_bytes=file.stat().st_size)
 
 
 def test_the_file_is_taken_out_of_a_wheel_at_hand_once(at_hand, path, tmp_path):

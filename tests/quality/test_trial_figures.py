@@ -1,8 +1,7 @@
 """From stored rows to what may be claimed: hand-made rows, known figures."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from skep.quality.trial_figures import (
     CUT_SHORT,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from skep.bench.records import Clock, Disagreement, Energy, LevelSummary, RepeatSummary, Speedup, SweepSummary
 from skep.report.sweep import sweep_page

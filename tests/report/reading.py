@@ -1,10 +1,12 @@
 """What the tests of reports read pages and pictures with."""
 
 import re
-from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from html.parser import HTMLParser
 from xml.etree import ElementTree as ET
+
+import msgspec
+from msgspec.structs import replace
 
 HOSTILE = """<script>alert(1)</script>"><img src=x onerror='alert(2)'></style>&amp;\x00"""
 VOID = {"meta", "link", "br", "hr"}
@@ -71,6 +73,6 @@ def spoiled(record):
         return {spoiled(key): spoiled(value) for key, value in record.items()}
     if isinstance(record, list | tuple):
         return type(record)(map(spoiled, record))
-    if is_dataclass(record):
-        return replace(record, **{one.name: spoiled(getattr(record, one.name)) for one in fields(record) if one.init})
+    if isinstance(record, msgspec.Struct):
+        return replace(record, **{name: spoiled(value) for name, value in msgspec.structs.asdict(record).items()})
     return record

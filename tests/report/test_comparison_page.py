@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from reading import plain, words_of
 
 from skep.bench.records import Comparison, SweepSummary

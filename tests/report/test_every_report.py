@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
+from msgspec.structs import replace
 from reading import HOSTILE, Outline, colours_of, spoiled, words_of
 from swarm_samples import busy_story
 from test_mixed_page import GPT, QWEN

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from reading import colours_of, plain, words_of
 
 from skep.quality.records import Advice, Axis, MixedLevel, MixedSummary, TaskFigures

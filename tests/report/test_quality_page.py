@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 from reading import plain, values_of, words_of
 
 from skep.quality.records import ArmFigures, LevelQuality, QualitySummary

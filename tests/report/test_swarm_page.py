@@ -2,9 +2,9 @@
 
 import re
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from reading import Outline
 from swarm_samples import BEGAN, attempt, busy_story, result, rows_of, run_of, session
 

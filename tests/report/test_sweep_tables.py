@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from skep.report.page import make_environment
 from skep.report.sweep import failed_kinds, level_table

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from skep.report import theme
 from skep.report.sweep import MOST_BARS, choose_timeline

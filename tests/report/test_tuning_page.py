@@ -3,9 +3,9 @@
 import math
 import re
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from reading import Outline
 
 from sample_tuning import BASELINE, sample_curve, sample_stages, sample_tuning

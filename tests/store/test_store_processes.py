@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from skep.store.database import open_store
@@ -140,7 +140,7 @@ def test_without_proc_the_number_decides(tmp_path):
     assert is_alive(me, tmp_path)
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         child.wait()
-    assert not is_alive(dataclasses.replace(me, pid=child.pid), tmp_path)
+    assert not is_alive(msgspec.structs.replace(me, pid=child.pid), tmp_path)
 
 
 def test_process_of_another_user_is_alive(tmp_path):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sqlite3
 import types
 from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -80,7 +80,7 @@ def values(hint):
 
 def records(kind):
     hints = get_type_hints(kind, include_extras=True)
-    return st.builds(kind, **{field.name: values(hints[field.name]) for field in dataclasses.fields(kind)})
+    return st.builds(kind, **{name: values(hints[name]) for name in kind.__struct_fields__})
 
 
 @pytest.mark.parametrize(("kind", "table", "more"), RECORDS, ids=lambda one: getattr(one, "__name__", ""))
@@ -89,16 +89,16 @@ def records(kind):
 def test_a_record_reads_back_as_it_was(store, kind, table, more, data):
     """Each field has a column. Halves of a character are joined or replaced, what has no place is not known."""
     record = data.draw(records(kind))
-    own = {name: value for name, value in more.items() if name in {field.name for field in dataclasses.fields(kind)}}
+    own = {name: value for name, value in more.items() if name in kind.__struct_fields__}
     joined = {name for name in ("closed_at", "closed_because") if hasattr(record, name)}
-    record = dataclasses.replace(record, **dict.fromkeys(joined), **{k: v for k, v in own.items() if k != "task"})
+    record = msgspec.structs.replace(record, **dict.fromkeys(joined), **{k: v for k, v in own.items() if k != "task"})
     store._connection.execute("PRAGMA foreign_keys = OFF")
     with store.transaction() as connection:
         insert(connection, table, record, **more)
         found = read(connection.execute(f"SELECT * FROM {table}").fetchall(), kind)
         connection.execute("ROLLBACK")
         connection.execute("BEGIN")
-    assert found == [dataclasses.replace(as_stored(record), **own)]
+    assert found == [msgspec.structs.replace(as_stored(record), **own)]
 
 
 def test_several_records_are_inserted_at_once(store, begin, a_request):

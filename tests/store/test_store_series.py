@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from skep.errors import StoreError, UserError
 from skep.monitor.records import (

@@ -4,8 +4,9 @@ import asyncio
 import socket
 import sys
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from types import SimpleNamespace
+
+from msgspec.structs import replace
 
 from skep.config.gateway_messages import GatewaySetup
 from skep.engines.adapter import Fake

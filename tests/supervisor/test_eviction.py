@@ -1,9 +1,9 @@
 """Who is loaded and who makes room: the decider alone, without processes or clocks."""
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from supervised import LAUNCH
 
 from skep.engines.base import Launch

@@ -8,10 +8,10 @@ import socket
 import sys
 import time
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from supervised import until
 
 from skep.config.settings import CliOverrides, Monitor, Settings

@@ -5,9 +5,9 @@ import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from supervised import FAR, GATEWAY_ARGV, FarReplica, Service, hive_of, replicas_of
 
 from skep.config.gateway_messages import GatewayStatus, ReplicaFigures

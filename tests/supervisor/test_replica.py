@@ -8,9 +8,9 @@ import socket
 import sys
 import threading
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from supervised import LAUNCH, ONCE, POLICY, running, until
 
 from skep.engines.adapter import Fake

@@ -2,9 +2,9 @@
 
 import asyncio
 import os
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from supervised import FAR, LAUNCH, POLICY, replicas_of
 
 from skep.engines.base import Diagnosis, Launch, PlacementRequest

@@ -2,9 +2,9 @@
 
 import socket
 from contextlib import ExitStack, closing
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from supervised import LAUNCH, ONCE, running
 
 from skep.engines.base import ENGINE_KEY

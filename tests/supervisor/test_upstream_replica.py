@@ -4,10 +4,10 @@ import asyncio
 import json
 import socket
 import threading
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from msgspec.structs import replace
 from supervised import Changes
 
 from skep.engines.base import Launch

@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from itertools import groupby
 
 import pytest
+from msgspec.structs import replace
 from trial_presets import PLAIN, pids_of, preset_of, with_words
 
 from skep.catalog.presets import Preset

@@ -1,10 +1,10 @@
 """Dead ends: what is tried instead, and what is never tried again. Inferences must hold on every effects."""
 
-from dataclasses import replace
 from itertools import product
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import Diagnosis, Launch

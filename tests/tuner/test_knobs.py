@@ -1,9 +1,10 @@
 """What is offered to be turned, by engine and machine."""
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Gpu, HostFacts
 from skep.catalog.models import geometry
@@ -203,7 +204,7 @@ def test_what_fits_nowhere_is_said_as_a_plan_says_it():
 def test_a_model_of_nobodys_catalogue_is_called_as_its_file_is():
     """Else the preset of the best so far could not be read again."""
     known = geometry("smollm2-135m")
-    box = TuneMachine(2, model=replace(known, id="some-header-says-this"))
+    box = TuneMachine(2, model=dataclasses.replace(known, id="some-header-says-this"))
     base = baseline_of("/models/Mine.Q4_1.gguf", AIM, box, engine="embedded", checkpoint="/models/Mine.Q4_1.gguf")
     assert base.model == "mine.q4_1"
     assert contradictions(base) == []

@@ -1,8 +1,7 @@
 """What is known of configurations before anything is measured."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from skep.catalog.gpus import HostFacts
 from skep.planner.quants import KV_TYPES, QUANTS

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport

@@ -1,9 +1,8 @@
 """The search on effects whose truth is known: what it accepts, what it does not, and that it ends."""
 
-from dataclasses import replace
-
 import pytest
 from known_effects import CRASH, DEPTH, GRAPHS, KV, OUT_OF_MEMORY, SLOTS, KnownBench, KnownEffects, searched
+from msgspec.structs import replace
 
 from skep.tuner.records import CurveRequest, JudgeRequest, JudgeResult, KnobConfig, StageDecision, TuneGoal
 from skep.tuner.search import KnobSearch

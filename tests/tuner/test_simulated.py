@@ -3,10 +3,10 @@
 import asyncio
 import math
 import statistics
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from skep.planner.rigs import parse_rig
 from skep.tuner.baselines import baseline_of

@@ -4,11 +4,11 @@ import asyncio
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from known_effects import KnownEffects
+from msgspec.structs import replace
 from small_search import BASELINE, SLOTS, NumberedBench, SmallSearch, a_tuning
 
 from skep import __version__

@@ -2,12 +2,12 @@
 
 import http.client
 import re
-from dataclasses import replace
 from html import unescape
 from urllib.parse import urljoin, urlsplit
 
 import pytest
 import watched_store
+from msgspec.structs import replace
 from running_site import status
 from stored_runs import ENGINE, RTX, WORKLOAD, gateway_request, put_run, put_tuning, requests
 from watched_store import NOW

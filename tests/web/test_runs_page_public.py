@@ -1,9 +1,9 @@
 """What anybody may see of stored runs: figures, and nothing that a person, a server or a machine would call its own."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from stored_runs import ANSWER, ENGINE, PROMPT, RTX, WORKLOAD, put_run, requests
 
 from skep.quality.trial_figures import PAIRED_WITH, WHOLE_BLOCK

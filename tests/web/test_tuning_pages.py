@@ -1,10 +1,10 @@
 """The pages of tunings: the list that ranks nothing, and one tuning with its ladder and pictures."""
 
 import json
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 from running_site import running
 from stored_runs import installation, put_run, put_tuning
 

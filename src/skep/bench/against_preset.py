@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.bench.compare import ComparedRun
 from skep.bench.metrics import repeat_of, task_tok_s
@@ -28,8 +30,7 @@ _ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "ollama"
 _FAMILY = {"embedded": "llamacpp"}
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedShape:
+class PublishedShape(msgspec.Struct, frozen=True):
     input_tokens: int
     output_tokens: int
 
@@ -37,16 +38,14 @@ class PublishedShape:
         return f"{self.input_tokens} in, {self.output_tokens} out"
 
 
-@dataclass(frozen=True, slots=True)
-class Rerun:
+class Rerun(msgspec.Struct, frozen=True):
     """A benchmark to repeat: one shape, at the concurrencies its figures were published for."""
 
     shape: PublishedShape
     levels: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedServer:
+class ObservedServer(msgspec.Struct, frozen=True):
     """The server that answered, as far as it describes itself; None if it does not."""
 
     model: str
@@ -76,8 +75,7 @@ def is_here(url: str) -> bool:
     return parse_url(url)[0].host in LOOPBACK
 
 
-@dataclass(frozen=True, slots=True)
-class FigureComparison:
+class FigureComparison(msgspec.Struct, frozen=True):
     """One published figure against the run. `ratio` is measured over published; `why` says what stands against it."""
 
     row: int  # from 1, in the preset's order
@@ -109,8 +107,7 @@ class FigureComparison:
         return f"{figure.tok_s:g} tok/s {figure.metric} at C={figure.concurrency}{version}"
 
 
-@dataclass(frozen=True, slots=True)
-class PresetComparison:
+class PresetComparison(msgspec.Struct, frozen=True):
     preset: str
     shape: PublishedShape | None
     rows: tuple[FigureComparison, ...]
@@ -124,7 +121,7 @@ class PresetComparison:
 
     def document(self) -> dict[str, Any]:
         """Return the documented form: docs/json.md."""
-        told = asdict(self)
+        told = msgspec.to_builtins(self)
         pairs = zip(self.rows, told.pop("rows"), strict=True)
         return {**told, "figures": [{"figure": one.pop("row"), **one, "fair": row.fair} for row, one in pairs]}
 

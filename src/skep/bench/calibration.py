@@ -6,10 +6,12 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import by_repeat, repeat_of, tpot_ms, tpot_values, ttft_values
@@ -59,8 +61,7 @@ _SIMULATED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationPlan:
+class CalibrationPlan(msgspec.Struct, frozen=True):
     crowd: int | None  # the higher level that is fitted to
     held_back: tuple[int, ...] = ()
     budget_s: float = 300.0
@@ -104,8 +105,7 @@ class CalibrationPlan:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationRuns:
+class CalibrationRuns(msgspec.Struct, frozen=True):
     measured: CalibrationData
     run_ids: tuple[str, ...]
     drift: Interval | None
@@ -210,8 +210,7 @@ def _over(runs: Iterable[list[Request]], figure: Callable[[list[Request]], float
     return Interval(max(0.0, found.low), found.estimate, found.high)
 
 
-@dataclass(frozen=True, slots=True)
-class SetupFlags:
+class SetupFlags(msgspec.Struct, frozen=True):
     """What a user says of an endpoint; None: by what it tells of itself."""
 
     geometry: str | None = None
@@ -227,8 +226,7 @@ class SetupFlags:
     no_graphs: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
+class Described(msgspec.Struct, frozen=True):
     setup: Setup
     rig: Rig
     capacity: int | None  # slots of all replicas; None: it does not say

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import by_repeat, repeat_of, task_tok_s, tpot_values, ttft_values
@@ -34,16 +36,14 @@ LENGTHS = ("size", "prompt_tokens", "max_tokens", "fixed_output", "classes", "tr
 OWN_LENGTHS = ("prefill", "shared-prefix")  # shapes whose prompts are longer than others'
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedMetric:
+class ComparedMetric(msgspec.Struct, frozen=True):
     name: str
     higher_is_better: bool
     of_rows: Figure
     of_level: Callable[[LevelSummary], float | None]
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedRun:
+class ComparedRun(msgspec.Struct, frozen=True):
     """One of the two runs that are compared."""
 
     summary: SweepSummary
@@ -175,8 +175,7 @@ def _values(metric: ComparedMetric, level: int, side: ComparedRun) -> Mapping[in
     return {number: value for number, value in found.items() if value is not None and value > 0}
 
 
-@dataclass(frozen=True, slots=True)
-class ABResult:
+class ABResult(msgspec.Struct, frozen=True):
     a: ComparedRun
     b: ComparedRun
     comparisons: list[Comparison]
@@ -191,7 +190,7 @@ async def run_ab(
     async with AsyncExitStack() as stack:
         sides: list[Sweep] = []
         for name, endpoint, maker in zip("AB", endpoints, makers, strict=True):
-            config = {**asdict(plan), "side": name, "against": endpoints[name == "A"].url}
+            config = {**msgspec.to_builtins(plan), "side": name, "against": endpoints[name == "A"].url}
             identity = Identity("ab", run_fingerprint(plan, endpoint, host), config)
             recording = await stack.enter_async_context(Recording(store, endpoint, host, identity))
             sweep = Sweep(plan, endpoint, recording, maker, partial(on_progress, name))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
+
+import msgspec
 
 from skep.errors import EndpointError, KeyRefused, UserError
 from skep.wire.client import Pool, WireFailure
@@ -13,16 +14,15 @@ from skep.wire.fetch import HttpResponse, fetch, fetch_if_there
 from skep.wire.heads import Origin, parse_url
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     """An OpenAI-compatible endpoint and the model asked of it."""
 
     origin: Origin
     base: str  # "/v1", or what stands before it too
     model: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     api: Literal["openai", "ollama"] = "openai"
-    engine: Mapping[str, Any] = field(default_factory=dict)  # what it told of itself
+    engine: Mapping[str, Any] = {}  # what it told of itself
 
     @property
     def url(self) -> str:

@@ -12,9 +12,9 @@ import resource
 import struct
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_shapes import TimeWindow, TrafficStream, run_streams, wait_for_begin
@@ -28,8 +28,7 @@ SEND_EVERY_S = 0.25
 FRESH_S = 2.0  # a connection is not kept much longer than that while nothing is sent, here or by a server
 
 
-@dataclass(frozen=True, slots=True)
-class LoadJob:
+class LoadJob(msgspec.Struct, frozen=True):
     """A share of one run of one level."""
 
     endpoint: Endpoint
@@ -37,7 +36,7 @@ class LoadJob:
     origin_s: float
     timeout_s: float
     keep_text: bool
-    span: TimeWindow = field(default_factory=TimeWindow)
+    span: TimeWindow = msgspec.field(default_factory=TimeWindow)
     most_connections: int = 0  # kept while nothing is sent over them, if these are more than its agents
 
     @property
@@ -49,15 +48,13 @@ class LoadJob:
         return self.span.for_s is not None or any(stream.offsets is not None for stream in self.streams)
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(msgspec.Struct, frozen=True):
     """Order to begin the job that was prepared."""
 
     at_s: float | None = None  # on the run's clock; None: at once
 
 
-@dataclass(frozen=True, slots=True)
-class LoadUpdate:
+class LoadUpdate(msgspec.Struct, frozen=True):
     """Rows that ended; with the last of them, how the process fared. Without any: ready for a job, or to begin it."""
 
     rows: list[Request]

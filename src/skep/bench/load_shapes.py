@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from random import Random
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.bench.request import BenchTask, EncodedRequest, Sender
 from skep.store.records import Request
@@ -97,29 +99,26 @@ async def run_conversations(
             agents.create_task(agent())
 
 
-@dataclass(frozen=True, slots=True)
-class Repetition:
+class Repetition(msgspec.Struct, frozen=True):
     """How tasks repeat when all were sent: each comes again with another first line."""
 
     tasks: int  # of the whole stream, of which a worker has some
     message: int  # the one whose first line changes
 
 
-@dataclass(frozen=True, slots=True)
-class TrafficStream:
+class TrafficStream(msgspec.Struct, frozen=True):
     """`width` agents that take tasks in turn: `offsets` says when each is due, `scripts` makes each a conversation."""
 
     tasks: list[BenchTask]
     width: int
     offsets: list[float] | None = None
-    scripts: list[ConversationScript] = field(default_factory=list)
+    scripts: list[ConversationScript] = []
     again: Repetition | None = None  # None: each task once
     think_s: float = 0.0  # mean pause of an agent between two tasks
     seed: str = ""  # of these pauses
 
 
-@dataclass(frozen=True, slots=True)
-class TimeWindow:
+class TimeWindow(msgspec.Struct, frozen=True):
     """Time window on the run's clock. Nothing begins after `until_s`, or `for_s` after the beginning."""
 
     begin_s: float | None = None  # None: at once; offsets count from here

@@ -11,9 +11,10 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from skep.bench.records import SweepSummary
 from skep.errors import EngineError, SkepError, UserError
@@ -32,8 +33,7 @@ LAST_LINES = 3
 _FIELDS = ("name", "url", "model", "start", "run", "ready_within", "key_env", "env")
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixConfig:
+class MatrixConfig(msgspec.Struct, frozen=True):
     """One row: an endpoint, a command that starts one, or a stored run."""
 
     name: str
@@ -43,11 +43,10 @@ class MatrixConfig:
     run: str | None = None
     ready_within_s: float = 600.0
     key_env: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixResult:
+class MatrixResult(msgspec.Struct, frozen=True):
     """Result of a configuration: its figures, or why there are none."""
 
     config: MatrixConfig

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from random import Random
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import EnergyMeter
@@ -31,8 +33,7 @@ MADE_BEFOREHAND = 256  # prompts of a level or a class: making one takes as long
 MOST_REQUESTS = 100_000  # of one level; all their times are kept
 
 
-@dataclass(frozen=True, slots=True)
-class LevelRun:
+class LevelRun(msgspec.Struct, frozen=True):
     """One run of one level: what is sent, how much of it if that is known, and for how long."""
 
     level: int
@@ -43,8 +44,7 @@ class LevelRun:
     for_s: float | None = None  # None: until all is sent
 
 
-@dataclass(frozen=True, slots=True)
-class TimedPlan:
+class TimedPlan(msgspec.Struct, frozen=True):
     kind: str  # "open" | "classes" | "replay"
     config: Mapping[str, Any]
     fingerprint: str

@@ -8,9 +8,10 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
+
+import msgspec
 
 from skep import __version__
 from skep.bench.endpoint import Endpoint
@@ -22,8 +23,7 @@ from skep.store.records import ClientSample, LevelFact, Request
 FLUSH_EVERY_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """Kind, fingerprint and configuration of a run, known before its first request."""
 
     kind: str

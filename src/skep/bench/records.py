@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from skep.stats.percentiles import Percentiles
 from skep.stats.turning import Turning
@@ -11,8 +12,7 @@ from skep.stats.versus import Judgement
 from skep.units import Interval
 
 
-@dataclass(frozen=True, slots=True)
-class RepeatSummary:
+class RepeatSummary(msgspec.Struct, frozen=True):
     """One run of one level."""
 
     repeat: int
@@ -25,8 +25,7 @@ class RepeatSummary:
     why: str = ""  # the client was the limit
 
 
-@dataclass(frozen=True, slots=True)
-class Energy:
+class Energy(msgspec.Struct, frozen=True):
     """Energy that the GPUs used while a level ran. Absent where nothing measures it."""
 
     joules: float
@@ -46,8 +45,7 @@ class Clock(Enum):
     TOKENS = "output tokens"
 
 
-@dataclass(frozen=True, slots=True)
-class Disagreement:
+class Disagreement(msgspec.Struct, frozen=True):
     """Client and engine say different things of the same requests, with the likely cause."""
 
     clock: Clock
@@ -56,8 +54,7 @@ class Disagreement:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class LevelSummary:
+class LevelSummary(msgspec.Struct, frozen=True):
     """All runs of one level together. Figures are of the runs that count; `wall_s` is the sum over them."""
 
     concurrency: int
@@ -107,8 +104,7 @@ class LevelSummary:
         return tuple(repeat for repeat in self.repeats if not repeat.counted)
 
 
-@dataclass(frozen=True, slots=True)
-class Speedup:
+class Speedup(msgspec.Struct, frozen=True):
     """The same tasks one after the other and all at once. Given in several ways, as answers differ in length."""
 
     tasks: int  # of one run
@@ -125,8 +121,7 @@ class Speedup:
     tokens_swarm: int
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
+class Promise(msgspec.Struct, frozen=True):
     """Which levels kept the limits asked for. `safe`: the highest C that did, with none below it that did not."""
 
     limits: str
@@ -135,8 +130,7 @@ class Promise:
     safe: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True):
     """One figure of one level in two runs. `ratio` is B over A; better and worse know which way is up."""
 
     concurrency: int
@@ -148,8 +142,7 @@ class Comparison:
     why: str = ""  # where it is not comparable
 
 
-@dataclass(frozen=True, slots=True)
-class SweepSummary:
+class SweepSummary(msgspec.Struct, frozen=True):
     run_id: str
     levels: tuple[LevelSummary, ...]
     serial_wall_s: float | None

@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from skep.bench.endpoint import Endpoint
 from skep.store.records import EngineTimings, Request
@@ -18,8 +19,7 @@ from skep.wire.openai import CHAT, OpenAIClient, StreamReader
 OLLAMA_CHAT = "/api/chat"
 
 
-@dataclass(frozen=True, slots=True)
-class BenchTask:
+class BenchTask(msgspec.Struct, frozen=True):
     """One request to be made."""
 
     level: int
@@ -35,7 +35,9 @@ class BenchTask:
     scheduled_s: float | None = None  # on the run's clock
     session: int | None = None
     turn: int | None = None
-    body: Mapping[str, Any] = field(default_factory=dict)  # sent as it is, over the fields above: a recorded request
+    body: Mapping[str, Any] = msgspec.field(
+        default_factory=dict
+    )  # sent as it is, over the fields above: a recorded request
 
 
 EncodedRequest = tuple[BenchTask, tuple[bytes, bytes]]  # a task, and its head and body as they go over the wire

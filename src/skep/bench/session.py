@@ -6,8 +6,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import LoadGenerator, TokenPace, warm_up
@@ -21,8 +23,7 @@ from skep.store.records import Request
 TICK_S = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class SessionProgress:
+class SessionProgress(msgspec.Struct, frozen=True):
     """Progress of a run; level 0 is the warm-up."""
 
     stage: str = "warming up"  # "asking" | "judging", of a judged run
@@ -37,7 +38,9 @@ class SessionProgress:
     left_s: float | None = None  # of the run; of a judged run, of this level
     runs_done: int = 0
     runs_left: float = 0.0
-    figures: Mapping[int, Sequence[float]] = field(default_factory=dict)  # effective tok/s of the runs of each level
+    figures: Mapping[int, Sequence[float]] = msgspec.field(
+        default_factory=dict
+    )  # effective tok/s of the runs of each level
     ended: bool = False  # this run of the level
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from math import inf
 from random import Random
 from statistics import fmean
 from typing import Any
+
+from msgspec.structs import replace
 
 from skep.bench.meters import MEANS, limit_reason
 from skep.bench.metrics import Key, by_repeat, classes_of, levels_of, repeat_of, tpot_values, ttft_values

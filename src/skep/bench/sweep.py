@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import msgspec
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import EnergyMeter
@@ -121,8 +122,7 @@ def make_level_schedule(plan: SweepPlan) -> LevelRounds | LevelSearch:
     return LevelRounds(plan.concurrency, PrecisionGoal(relative=plan.precision, most=plan.most_runs), runs=plan.runs)
 
 
-@dataclass(frozen=True, slots=True)
-class SweepPlan:
+class SweepPlan(msgspec.Struct, frozen=True):
     """`runs` None: as many of each level as its interval needs, within the budget."""
 
     concurrency: tuple[int, ...] = (1, 2, 4, 8)
@@ -131,7 +131,7 @@ class SweepPlan:
     precision: float = 0.03  # half of the 95 % interval, as a share
     most_runs: int = 8
     budget_s: float | None = 600.0
-    workload: Workload = field(default_factory=Workload)
+    workload: Workload = msgspec.field(default_factory=Workload)
     same_tasks: bool = False  # at every level the same ones, each time with another first line: cold all the same
     to_saturation: bool = False
     slo: SloLimits | None = None
@@ -156,7 +156,7 @@ async def run_sweep(
 ) -> SweepSummary:  # fmt: skip
     """Faults of single requests become rows; what ends the run as a whole is raised, and the rows so far are kept."""
     maker = maker or TaskMaker(plan.workload)
-    config = {**asdict(plan), "slo": str(plan.slo) if plan.slo else None, **maker.lengths}
+    config = {**msgspec.to_builtins(plan), "slo": str(plan.slo) if plan.slo else None, **maker.lengths}
     identity = Identity(plan.kind, run_fingerprint(plan, endpoint, host), config)
     async with Recording(store, endpoint, host, identity) as recording:
         sweep = Sweep(plan, endpoint, recording, maker, on_progress, meter)

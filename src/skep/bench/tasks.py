@@ -6,10 +6,12 @@ import asyncio
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_shapes import TrafficStream
@@ -38,8 +40,7 @@ SAMPLES = 12
 ASKED_OF_USAGE = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(msgspec.Struct, frozen=True):
     """What tasks are like; `prompt_tokens` None: a size, in characters, that needs no calibration."""
 
     shape: Shape = "steady"

@@ -9,6 +9,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from skep.catalog import names
 from skep.catalog.names import squeeze, table, table_texts
 from skep.errors import UserError
@@ -17,8 +19,7 @@ _FILE = "gpus.toml"
 _PLAIN = ("title", "vendor", "arch", "unified_memory")
 
 
-@dataclass(frozen=True, slots=True)
-class ValueOrigin:
+class ValueOrigin(msgspec.Struct, frozen=True):
     """Where one value comes from. `confidence`: A read in a data sheet, B derived, C one unconfirmed source."""
 
     source: str
@@ -110,8 +111,7 @@ def _device(slug: str) -> Device:
     return Device(id=slug, **values, origins=MappingProxyType(origins))
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True):
     index: int
     name: str
     memory_bytes: int | None
@@ -123,8 +123,7 @@ class Gpu:
     power_limit_w: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostFacts(msgspec.Struct, frozen=True):
     os: str
     machine: str  # x86_64, aarch64
     python: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from skep.catalog.gpus import find_device
 from skep.catalog.presets import Need, Preset, Published
@@ -20,14 +21,13 @@ _VERSIONS = re.compile(r"\d+(?:\.\d+)+(?:rc\d+|post\d+)?|\bb\d{3,}\b|\bdev\d+\b"
 _WHOLE_VERSION = re.compile(r"\bv?(\d+(?:\.\d+)+[0-9a-z.+]*)|\b(b\d{3,})\b")
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnvironment:
+class RunEnvironment(msgspec.Struct, frozen=True):
     """Where a preset is about to run. None: not known, which counts as not there."""
 
     engine_version: str | None = None
     driver_version: str | None = None
     checkpoint: str | None = None  # hub name, folder or file that will be loaded
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = {}
     in_container: bool = False  # in the preset's own, with its mounts and its steps before the start
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 from skep.errors import UserError
@@ -44,8 +44,7 @@ def own_flag(engine: str, extra: Sequence[str]) -> tuple[str, str] | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True):
     """Speculative decoding: `depth` tokens are drafted a step, by `model` where the method wants one."""
 
     method: str  # mtp, ngram, draft, eagle, dflash
@@ -67,8 +66,7 @@ def parse_draft(text: str | None, model: str | None, *, key: str) -> Draft:  # n
     return Draft(method, int(depth), model)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
+class EngineOptions(msgspec.Struct, frozen=True):
     """`quant`, `dtype` and `kv` are the engine's own words, passed on as they are: awq_marlin, float16, fp8_e5m2."""
 
     quant: str | None = None
@@ -109,4 +107,7 @@ class EngineOptions:
     @property
     def given(self) -> dict[str, Any]:
         """What differs from the engine's own way."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value != getattr(_USUAL, name)}
+
+
+_USUAL = EngineOptions()

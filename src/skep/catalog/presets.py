@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from skep.catalog.options import AtLeast1, EngineOptions, UpTo64
@@ -20,8 +20,7 @@ _Figure = Annotated[float, Meta(gt=0)]
 _HIDDEN = Meta(extra={"hidden": True})
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(msgspec.Struct, frozen=True):
     """One figure as its author gives it. None: the author does not say."""
 
     tok_s: _Figure
@@ -39,8 +38,7 @@ class Published:
     note: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(msgspec.Struct, frozen=True):
     """What figures rest on beyond flags: an image, a patch, a checkpoint, a driver, a step before the start."""
 
     id: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
@@ -50,15 +48,13 @@ class Need:
     source: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(msgspec.Struct, frozen=True):
     host: Text  # may begin with ~ or name a variable: "$GENESIS/vllm/_genesis"
     inside: AbsolutePath
     read_only: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(msgspec.Struct, frozen=True):
     image: Text
     mounts: tuple[Mount, ...] = ()
     shm: Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?[kmgKMG]?[bB]?$")] | None = None  # "16gb"
@@ -67,8 +63,7 @@ class Container:
     checkpoint: AbsolutePath | None = None  # where the weights lie inside
 
 
-@dataclass(frozen=True, slots=True)
-class Preset:
+class Preset(msgspec.Struct, frozen=True):
     name: Annotated[str, _HIDDEN]
     title: Text
     engine: str
@@ -84,7 +79,7 @@ class Preset:
     link: Annotated[str | None, Meta(extra={"one_of": ("nvlink", "pcie")})] = None  # where it matters
     date: str | None = None
     engine_version: str | None = None
-    options: EngineOptions = field(default_factory=EngineOptions)
+    options: EngineOptions = msgspec.field(default_factory=EngineOptions)
     extra: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     gpus: tuple[CardNumber, ...] = ()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import UserError
 
 
-@dataclass(frozen=True, slots=True)
-class PullableModel:
+class PullableModel(msgspec.Struct, frozen=True):
     """A GGUF file that travels inside a wheel, and the checksums that both must have."""
 
     id: str

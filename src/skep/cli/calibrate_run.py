@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from skep.report.liveview import Line, Page
 import os
 import random
-from dataclasses import fields
 
 from skep.bench.calibration import CalibrationPlan, Described, SetupFlags, describe, discard, fitted_record, measure
 from skep.catalog.gpus import HostFacts
@@ -58,7 +57,7 @@ async def _calibrate(
     options: CalibrateOptions, host: HostFacts, store: Store, budget_s: float, seed: int
 ) -> CalibrationRecord:
     endpoint = await options.find()
-    flags = SetupFlags(**{one.name: getattr(options, one.name) for one in fields(SetupFlags)})
+    flags = SetupFlags(**{name: getattr(options, name) for name in SetupFlags.__struct_fields__})
     described = describe(flags, endpoint, host)
     plan = _plan(options, described, budget_s, seed)
     note(*described.notes)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from skep.cli.options import JsonOption, argument, command, group, option
 from skep.errors import UserError
@@ -122,8 +124,8 @@ def _tell(node: NodeRecord, *, as_json: bool) -> None:
     found = open_ports(node)
     wide = sorted({one.port for one in found if one.is_everywhere})
     if as_json:
-        told = {key: value for key, value in asdict(node).items() if key != "mark"}
-        print_json({**told, "listeners": [asdict(one) for one in found]})
+        told = {key: value for key, value in msgspec.to_builtins(node).items() if key != "mark"}
+        print_json({**told, "listeners": [msgspec.to_builtins(one) for one in found]})
     what = "head" if node.is_head else "node"
     note(f"{what} `{node.name}` of the cluster at {node.head}; `skep up MODEL --cluster auto` serves on it")
     if node.address == "127.0.0.1":

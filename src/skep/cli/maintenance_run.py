@@ -7,12 +7,12 @@ import os
 import shutil
 import tempfile
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.cli.options import EndpointOptions, existing
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
@@ -49,7 +49,7 @@ def pull_model(source: str, *, as_json: bool) -> None:
     with byte_progress(f"fetching {source}") as progress:
         found = fetch(source, cache_dir=user_paths(os.environ).cache, progress=progress, waiting=waiting)
     if as_json:
-        print_json({**asdict(found), "path": str(found.path)})
+        print_json({**msgspec.structs.asdict(found), "path": str(found.path)})
         return
     how = "is there already" if found.already_there else "fetched and checked"
     note(f"{found.name} {how}: {format_bytes(found.bytes)}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import get_args
+
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.session import SessionProgress

@@ -6,9 +6,10 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.cli.bench_common import Interrupted, run_measuring

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec import to_builtins
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.open_loop import LevelRun, TimedPlan, classes_part, open_part, replay_part, run_timed
@@ -149,7 +150,13 @@ def run_open_command(options: OpenOptions) -> None:
     rates, arrivals, workload = parse_rates(options.rate), options.arrivals, workload_of(options)
     parse_arrivals(arrivals)
     for_s = parse_positive_seconds(options.duration, "--for", "60s")
-    config = {**asdict(workload), "rates": rates, "arrivals": arrivals, "for_s": for_s, "runs": options.runs}
+    config = {
+        **to_builtins(workload),
+        "rates": rates,
+        "arrivals": arrivals,
+        "for_s": for_s,
+        "runs": options.runs,
+    }
     names = [f"{one:g}" for one in rates]
 
     async def run() -> SweepSummary:
@@ -172,7 +179,7 @@ def run_open_command(options: OpenOptions) -> None:
 def run_classes_command(options: ClassesOptions) -> None:
     classes, runs, seed = read_mix(options.mix, options.agents), options.runs, seed_of(options.seed)
     for_s = parse_positive_seconds(options.duration, "--for", "60s")
-    config = {"classes": [asdict(one) for one in classes], "for_s": for_s, "runs": runs, "seed": seed}
+    config = {"classes": [to_builtins(one) for one in classes], "for_s": for_s, "runs": runs, "seed": seed}
 
     async def run() -> SweepSummary:
         endpoint = await options.find()

@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from skep.cli.bench_common import Interrupted, run_measuring
 from skep.cli.options import existing

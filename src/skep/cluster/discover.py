@@ -7,11 +7,11 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from skep import __version__
 from skep.catalog.gpus import Gpu
@@ -182,7 +182,7 @@ def rows_of(
             for row in said["rows"].values()
             if row.get("node_id") == node.id
         ]
-        told = {**asdict(node), "alive": node not in gone.values(), "replicas": standing}
+        told = {**msgspec.to_builtins(node), "alive": node not in gone.values(), "replicas": standing}
         del told["facts"], told["why"]
         rows.append(told)
     return rows
@@ -202,13 +202,14 @@ def look(paths: Sequence[str] = ()) -> Message:
     facts = NodeFacts(
         cores=host.cpu_cores,
         memory_bytes=host.memory_bytes,
-        cards=tuple(NodeCard(**asdict(gpu), used_bytes=used.get(gpu.index)) for gpu in lent),
+        cards=tuple(NodeCard(**msgspec.structs.asdict(gpu), used_bytes=used.get(gpu.index)) for gpu in lent),
         skep=__version__,
         engines=engines,
         links=links_among([gpu.index for gpu in lent], host.links),
         paths={path: os.path.exists(os.path.expanduser(path)) for path in paths},  # noqa: PTH110, PTH111 - never raise
     )
-    return asdict(facts)
+    told: dict[str, object] = msgspec.to_builtins(facts)
+    return told
 
 
 def lendable(gpus: Sequence[Gpu], memory: Sequence[GpuCard], visible: str | None) -> list[Gpu]:

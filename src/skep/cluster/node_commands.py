@@ -11,9 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.cluster import node_file, ray_processes
 from skep.cluster.connect import (
@@ -38,14 +40,12 @@ FREED_S = 5.0  # a killed process holds its ports for a moment
 _LEAVES = "`skep cluster stop` leaves it and ends its replicas on this machine"
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     address: str  # HOST:PORT
     session: str  # of the cluster; it changes when the head is restarted
 
 
-@dataclass(frozen=True, slots=True)
-class LeftoverNode:
+class LeftoverNode(msgspec.Struct, frozen=True):
     node: NodeRecord
     session: str | None  # of its cluster; None: unknown
     names: Collection[str]  # of its processes that still run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -18,8 +17,7 @@ from skep.paths import Paths, make_private, user_paths
 _SHORTEST = 16  # characters of a token
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRecord:
+class NodeRecord(msgspec.Struct, frozen=True):
     head: str  # HOST:PORT
     address: str
     is_head: bool
@@ -28,14 +26,13 @@ class NodeRecord:
     mark: str
 
 
-@dataclass(frozen=True, slots=True)
-class RayConnection:
+class RayConnection(msgspec.Struct, frozen=True):
     """How a driver reaches a cluster. `environment` is set before ray is imported."""
 
     head: str  # HOST:PORT, or `auto`
     node: str | None = None  # the address of the node that this machine is
     session: str | None = None  # the name of the cluster that this node is in
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = {}
 
 
 def token_path(paths: Paths) -> Path:

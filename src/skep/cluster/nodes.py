@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Gpu, HostFacts
 from skep.engines.base import Launch, PlacementRequest
@@ -18,26 +21,23 @@ MOST = 1024  # replicas of one model
 _EPSILON = 1e-6  # Ray counts in ten-thousandths
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCard(Gpu):
+class NodeCard(Gpu, frozen=True):
     used_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeFacts(msgspec.Struct, frozen=True):
     """What a task of skep found on the node itself."""
 
     cores: int
     memory_bytes: int | None
     cards: tuple[NodeCard, ...] = ()
     skep: str = ""  # its version on the node
-    engines: Mapping[str, str | None] = field(default_factory=dict)  # installed ones, with their version
+    engines: Mapping[str, str | None] = {}  # installed ones, with their version
     links: tuple[tuple[int, int, str], ...] = ()  # between cards, by their rank among `cards`
-    paths: Mapping[str, bool] = field(default_factory=dict)  # of those asked for: does it exist on the node
+    paths: Mapping[str, bool] = {}  # of those asked for: does it exist on the node
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     """One node with the resources that Ray counts. `facts` is None if nobody looked or looking failed (`why`)."""
 
     id: str
@@ -50,7 +50,7 @@ class Node:
     free_cpus: float = 0.0
     free_gpus: float = 0.0
     free_memory_bytes: int = 0
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = {}
     facts: NodeFacts | None = None
     why: str | None = None
 
@@ -81,8 +81,7 @@ class Node:
         return f"{self.name} has {gpus}, {self.free_cpus:g} of {self.cpus:g} CPUs, {memory} free"
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSurvey:
+class ClusterSurvey(msgspec.Struct, frozen=True):
     """A cluster at one moment."""
 
     address: str  # of its head
@@ -149,8 +148,7 @@ def host_of(node: Node) -> HostFacts:
 # Which nodes a replica may use
 
 
-@dataclass(frozen=True, slots=True)
-class NodeChoice:
+class NodeChoice(msgspec.Struct, frozen=True):
     """The nodes that a replica may use, by current id. If `only` is None, any but those of `never`."""
 
     only: frozenset[str] | None = None
@@ -195,8 +193,7 @@ def fitting(place: PlacementRequest, choice: NodeChoice, nodes: Iterable[Node]) 
 # Nodes that get no replica
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(msgspec.Struct, frozen=True):
     """A node that gets no replica at a start; `busy`: because others use its GPUs at the moment."""
 
     node: Node

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
 from skep.catalog.names import model_id
@@ -61,8 +63,7 @@ _ONE_MACHINE_ONLY = {  # by setting: what is said of it, and the hint
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(msgspec.Struct, frozen=True):
     """Where a model's weights come from. `memory_bytes`: weights and cache in the node's memory; None: unknown."""
 
     path: Path | None = None
@@ -71,8 +72,7 @@ class Weights:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _ServeCandidates:
+class _ServeCandidates(msgspec.Struct, frozen=True):
     """One [[serve]] with the nodes that could serve it, and why the others could not."""
 
     serve: Serve

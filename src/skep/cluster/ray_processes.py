@@ -15,8 +15,9 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from skep.errors import EngineError, UserError
 from skep.host.processes import descendants, living
@@ -46,8 +47,7 @@ LENIENT = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
 PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 24 * 3600)}
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
+class Ports(msgspec.Struct, frozen=True):
     """One range for a node. The head listens on the first; on other nodes it stays free."""
 
     first: int = HEAD_PORT
@@ -88,18 +88,16 @@ class Ports:
         return f"{self.first}-{self.last}"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeOptions:
+class NodeOptions(msgspec.Struct, frozen=True):
     """What a machine offers as a node. None means what Ray detects."""
 
     name: str | None = None
     cpus: int | None = None
     gpus: int | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStart:
+class NodeStart(msgspec.Struct, frozen=True):
     """One node to be started. `head`: HOST:PORT of the head, its own where it is the head."""
 
     head: str
@@ -198,8 +196,7 @@ def reaching(address: str, token: Path) -> dict[str, str]:
 # Those that run
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
+class Listener(msgspec.Struct, frozen=True):
     process: str
     address: str
     port: int

@@ -14,9 +14,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from msgspec.structs import replace
 
 from skep.cluster.messages import LogPart, ReplicaReport
 from skep.cluster.nodes import named_apart, nodes_of

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.needs import NO_CARDS
 from skep.catalog.presets import Preset
@@ -77,8 +79,7 @@ def _of_preset(preset: Preset, wanted: ServeRequest, survey: ClusterSurvey, say:
 # Plans, kind by kind
 
 
-@dataclass(frozen=True, slots=True)
-class NodeKind:
+class NodeKind(msgspec.Struct, frozen=True):
     kind: str
     nodes: tuple[Node, ...]  # that have the engine, and cards that nobody else holds
     busy: tuple[LeftOut, ...]  # that have the engine, and no such cards

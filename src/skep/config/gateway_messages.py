@@ -6,8 +6,8 @@ A field that a gateway of another version may lack has a default: `skep replica 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+import msgspec
 from msgspec import Struct
 
 from skep.config.keys import KeySpec
@@ -15,8 +15,7 @@ from skep.units import GIB
 from skep.wire.limits import ServerLimits
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaSpec:
+class ReplicaSpec(msgspec.Struct, frozen=True):
     """What the gateway is told of a replica. `reserve` and `soft_slots` are of this replica's slots."""
 
     name: str
@@ -32,12 +31,15 @@ class ReplicaSpec:
     reserve: int = 0  # slots that only interactive requests may take
     soft_slots: int | None = None  # requests at once while anything but batch is there; None: all slots
     context: int | None = None  # tokens of one sequence; None: not known
-    authorization: str = field(default="", repr=False)  # what the replica wants to read in that header
+    authorization: str = ""  # what the replica wants to read in that header
     own_engine: bool = False  # skep started it: clients may ask for known paths alone
 
+    def __repr__(self) -> str:
+        """Return it without the key: this text may end in a log."""
+        return f"ReplicaSpec({self.name!r}, {self.model!r}, {self.url!r})"
 
-@dataclass(frozen=True, slots=True)
-class AdmissionLimits:
+
+class AdmissionLimits(msgspec.Struct, frozen=True):
     max_queue: int = 256  # per model
     max_wait_s: float = 900.0
     attempts: int = 2  # replicas tried per request while nothing has reached its client
@@ -45,8 +47,7 @@ class AdmissionLimits:
     dead_after_s: float = 60.0  # without a sign of life: what is under way in a replica is taken back
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
+class Timeouts(msgspec.Struct, frozen=True):
     """Of one attempt at a replica. The time in the queue is not among them."""
 
     first_byte_s: float = 1800.0
@@ -55,8 +56,7 @@ class Timeouts:
     comment_every_s: float = 5.0  # in a stream that waits for its model to be loaded
 
 
-@dataclass(frozen=True, slots=True)
-class HealthTimes:
+class HealthTimes(msgspec.Struct, frozen=True):
     health_every_s: float = 5.0
     health_soon_s: float = 0.5  # while the breaker is not closed
     health_timeout_s: float = 5.0

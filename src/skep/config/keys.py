@@ -20,13 +20,14 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from skep.config.load import FileProblem, TableReader, file_keys, rules_of
 from skep.errors import UserError
@@ -51,8 +52,7 @@ MAX_CANDIDATES = 4  # keys looked at per request, so that a request cannot buy d
 _EARLY_S = 1e-6  # a client that waited as told must not be refused for a rounding of the clock
 
 
-@dataclass(frozen=True, slots=True)
-class KeySpec:
+class KeySpec(msgspec.Struct, frozen=True):
     """What the gateway is told of a key."""
 
     name: str
@@ -69,8 +69,7 @@ class RefusalCode(StrEnum):
     GONE = "invalid_api_key"  # the key was removed after it was found
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRefusal:
+class KeyRefusal(msgspec.Struct, frozen=True):
     code: RefusalCode
     retry_after_s: float | None = None  # None: it depends on when the key's other answers end
 
@@ -212,8 +211,7 @@ _PERIOD_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BLOCK = re.compile(r"\s*\[\[\s*key\s*\]\]")
 
 
-@dataclass(frozen=True, slots=True)
-class KeyEntry:
+class KeyEntry(msgspec.Struct, frozen=True):
     """A key as it stands in the file. `checked` says whether its values are valid."""
 
     name: str
@@ -230,8 +228,7 @@ class KeyEntry:
         return KeySpec(self.name, self.sha256, self.priority, self.max_concurrent, rate_per_s, count)
 
 
-@dataclass(frozen=True, slots=True)
-class KeysFile:
+class KeysFile(msgspec.Struct, frozen=True):
     key: tuple[KeyEntry, ...] = ()
 
 

@@ -11,7 +11,6 @@ import re
 import tomllib
 from ast import literal_eval
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.config.monitor import Monitor, check_command, check_webhook, parse_quiet_hours
 from skep.config.settings import CliOverrides, Cluster, GatewaySettings, Serve, Settings, Upstream, default_context
@@ -33,8 +33,7 @@ TAKEN_NAMES = ("gateway", "skep", "requests")  # of logs and rows of skep itself
 KeyPath = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FileProblem:
+class FileProblem(msgspec.Struct, frozen=True):
     """Something that is wrong in a file. `known`: the keys there are, where one is unknown."""
 
     place: KeyPath
@@ -95,7 +94,7 @@ class TableReader:
             return self._wrong(place, value, "must be a table")
         before, values, known = len(self.problems), given, tuple(file_keys(kind))
         self.problems += [FileProblem((*place, key), "unknown", known=known) for key in value if key not in known]
-        for field in fields(kind):
+        for field in msgspec.structs.fields(kind):
             rule = rules_of(kind)[field.name]
             key = rule.get("key", field.name)
             if "hidden" in rule or field.name in given:
@@ -107,7 +106,7 @@ class TableReader:
                 values[field.name] = self._value(value[key], hint, rule.get("one_of", ()), (*place, key))
             elif "default" in rule:
                 values[field.name] = rule["default"]
-            elif field.default is MISSING and field.default_factory is MISSING:
+            elif field.required:
                 self.problems.append(FileProblem((*place, key), "missing"))
         return kind(**values) if len(self.problems) == before else None
 
@@ -126,7 +125,7 @@ class TableReader:
         plain = hint.__origin__ if get_origin(hint) is Annotated else hint
         kind = next(one for one in get_args(plain) if one is not NoneType) if NoneType in get_args(plain) else plain
         origin = get_origin(kind)
-        if is_dataclass(kind):
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             return self.table(value, kind, place)
         if origin is Mapping or kind == tuple[tuple[str, str], ...]:
             if not isinstance(value, dict):
@@ -276,7 +275,7 @@ def _finished(found: Settings, document: Mapping[str, Any], api_key: str | None,
         found,
         gateway=_finished_gateway(found.gateway, api_key, folder),
         serve=tuple(_finished_serve(one, table) for one, table in zip(found.serve, tables, strict=False)),
-        upstream=tuple(make_upstream(**asdict(one)) for one in found.upstream),
+        upstream=tuple(make_upstream(**msgspec.structs.asdict(one)) for one in found.upstream),
         monitor=_checked_monitor(found.monitor),
         cluster=None if found.cluster is None else make_cluster(found.cluster.address, found.cluster.hive),
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Meta
 
 from skep.catalog.options import Share
@@ -17,8 +17,7 @@ from skep.units import GIB, parse_bytes, parse_percent, parse_seconds
 from skep.wire.heads import Origin, parse_url
 
 
-@dataclass(frozen=True, slots=True)
-class QuietHours:
+class QuietHours(msgspec.Struct, frozen=True):
     """From a minute of the day to another one, as the clock on the wall shows it, summer time or not."""
 
     start: int
@@ -59,8 +58,7 @@ def _milliseconds(text: str, *, key: str) -> float:
     return 1000 * parse_seconds(text, key=key, above=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Monitor:
+class Monitor(msgspec.Struct, frozen=True):
     """When something is wrong, who is told, and when nobody is. Addresses and tokens in it are never shown."""
 
     with_up: bool = True  # the loop runs beside the gateway
@@ -80,8 +78,7 @@ class Monitor:
     webhook_token_env: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Hook:
+class Hook(msgspec.Struct, frozen=True):
     """Where a webhook is called. The path and the query may be the secret: only `str(hook)` is ever shown."""
 
     origin: Origin

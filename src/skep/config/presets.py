@@ -6,12 +6,14 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from datetime import date as Day  # noqa: N812 - `date` is a key here
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.models import find_geometry
 from skep.catalog.names import did_you_mean, similar_names, squeeze
@@ -70,11 +72,10 @@ _WIDE_LINE = 100  # characters; a longer list gets a line for each
 _TOML_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
 
 
-@dataclass(frozen=True, slots=True)
-class PresetFolder:
+class PresetFolder(msgspec.Struct, frozen=True):
     """A folder's presets by name, and what is wrong with the files that are none."""
 
-    presets: Mapping[str, Preset] = field(default_factory=dict)
+    presets: Mapping[str, Preset] = {}
     broken: tuple[UserError, ...] = ()
 
 
@@ -269,18 +270,18 @@ def _told(value: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     kind: type = type(value)
     rules = rules_of(kind)
-    for one in fields(value):
+    for one in msgspec.structs.fields(value):
         rule, inner = rules[one.name], getattr(value, one.name)
-        if "hidden" in rule or inner == (None if one.default is MISSING else one.default):
+        if "hidden" in rule or inner == (None if one.default is msgspec.NODEFAULT else one.default):
             continue
         if isinstance(inner, Draft):  # two texts: how it stands in a file
             found |= {"speculation": str(inner)} | ({"draft_model": inner.model} if inner.model is not None else {})
-        elif is_dataclass(inner):
+        elif isinstance(inner, msgspec.Struct):
             found[rule.get("key", one.name)] = _told(inner)
         elif one.name == "env":
             found["env"] = dict(inner)
         else:
-            several = isinstance(inner, tuple) and bool(inner) and is_dataclass(inner[0])
+            several = isinstance(inner, tuple) and bool(inner) and isinstance(inner[0], msgspec.Struct)
             found[rule.get("key", one.name)] = [_told(each) for each in inner] if several else inner
     return found
 

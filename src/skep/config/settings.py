@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from skep.catalog.options import AtLeast1, EngineOptions
 from skep.catalog.presets import CardNumber, Context
@@ -39,8 +40,7 @@ def _seconds(key: str, *, above: float | None = 0.0) -> Meta:
     return Meta(extra={"key": key, "parse": partial(parse_seconds, above=above)})
 
 
-@dataclass(frozen=True, slots=True)
-class Serve:
+class Serve(msgspec.Struct, frozen=True):
     """One model to serve."""
 
     model: str = EMBEDDED_MODEL
@@ -56,7 +56,7 @@ class Serve:
     soft_slots: AtLeast1 | None = None  # requests at once while anything but batch is there; None: all slots
     about: Annotated[str, _HIDDEN] = ""  # for records, where the engine's version does not say what serves
     checkpoint: str | None = None  # folder, file or hub name; None: the model's own name
-    options: EngineOptions = field(default_factory=EngineOptions)
+    options: EngineOptions = msgspec.field(default_factory=EngineOptions)
     gpus: tuple[CardNumber, ...] = ()  # for all replicas, divided among them in this order; empty: chosen where needed
     env: tuple[tuple[str, str], ...] = ()
     binary: str | None = None  # the engine's program; None: looked for on PATH
@@ -73,8 +73,7 @@ def default_context(engine: str) -> int:
     return DEFAULT_CONTEXT if engine in OWN_ENGINES else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
+class Upstream(msgspec.Struct, frozen=True):
     """A server that skep did not start. `url` has no path."""
 
     url: str
@@ -87,8 +86,7 @@ class Upstream:
     key_env: str | None = None  # the environment variable with the key it wants
 
 
-@dataclass(frozen=True, slots=True)
-class GatewaySettings:
+class GatewaySettings(msgspec.Struct, frozen=True):
     host: str = "127.0.0.1"
     port: Port = DEFAULT_PORT
     max_queue: AtLeast0 = 256
@@ -111,8 +109,7 @@ class GatewaySettings:
         return self.host not in LOOPBACK
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(msgspec.Struct, frozen=True):
     """The Ray cluster that the replicas run on."""
 
     # of its head, host:port; "auto": the one that this machine is a node of
@@ -120,8 +117,7 @@ class Cluster:
     hive: str = "skep"  # hives of one cluster have names
 
 
-@dataclass(frozen=True, slots=True)
-class CliOverrides:
+class CliOverrides(msgspec.Struct, frozen=True):
     """Settings of the command line. They win over the file, also when `skep replica reload` reads the file again."""
 
     folder: str | None = None  # where skep was started: `skep.toml` is looked for there, relative paths begin there
@@ -129,8 +125,8 @@ class CliOverrides:
     model: str | None = None  # instead of all that the file serves
     served: tuple[Serve, ...] = ()  # likewise, worked out: a preset, or the planner's best
     fallback: bool = False
-    serve: Mapping[str, Any] = field(default_factory=dict)  # for every model
-    gateway: Mapping[str, Any] = field(default_factory=dict)
+    serve: Mapping[str, Any] = {}  # for every model
+    gateway: Mapping[str, Any] = {}
     upstream: tuple[Upstream, ...] = ()  # instead of the file's
     only_upstreams: bool = False
     cluster: Cluster | None = None
@@ -154,9 +150,8 @@ class CliOverrides:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+class Settings(msgspec.Struct, frozen=True):
+    gateway: GatewaySettings = msgspec.field(default_factory=GatewaySettings)
     serve: tuple[Serve, ...] = (Serve(),)
     drain_s: Annotated[float, _seconds("drain", above=None)] = 30.0
     # None: as long as the slowest of its engines may take
@@ -164,7 +159,7 @@ class Settings:
     fallback: bool = False  # an engine that dies is tried again with the remedy, one change at a time
     max_loaded: AtLeast1 | None = None  # models at once, where some are loaded on demand
     upstream: tuple[Upstream, ...] = ()
-    aliases: Mapping[str, str] = field(default_factory=dict)  # name or pattern to model; the first that fits
-    monitor: Monitor = field(default_factory=Monitor)
+    aliases: Mapping[str, str] = {}  # name or pattern to model; the first that fits
+    monitor: Monitor = msgspec.field(default_factory=Monitor)
     cluster: Cluster | None = None  # None: the replicas run on this machine
-    overrides: Annotated[CliOverrides, _HIDDEN] = field(default_factory=CliOverrides)
+    overrides: Annotated[CliOverrides, _HIDDEN] = msgspec.field(default_factory=CliOverrides)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.presets import Container
 from skep.deploy import export_recipe
@@ -29,8 +31,7 @@ _RELEASE = re.compile(r"v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)")
 _BUILD = re.compile(r"b([0-9]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerSpec:
+class ContainerSpec(msgspec.Struct, frozen=True):
     """One replica in its container. `program` None: the image's own entry point gets the arguments."""
 
     name: str

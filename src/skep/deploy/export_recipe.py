@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from textwrap import wrap
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.needs import is_moving_tag, stand_in_words
 from skep.catalog.presets import Container, Need, Preset, Published
@@ -34,8 +36,7 @@ OLLAMA = "OLLAMA_HOST"  # the one variable that says where an engine listens
 IN_A_CONTAINER = ("image", "patch", "step")  # needs that only a container meets
 
 
-@dataclass(frozen=True, slots=True)
-class RecipePath:
+class RecipePath(msgspec.Struct, frozen=True):
     """A path of the machine it will run on: `~` at its beginning and `$NAME` stand for what they are there."""
 
     text: str
@@ -133,8 +134,7 @@ def _escape(text: str, doubled: str) -> str:
     return _UNPRINTABLE.sub(lambda found: known.get(found[0], f"\\u{ord(found[0]):04x}"), text)
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(msgspec.Struct, frozen=True):
     """Replicas alike, in the order they start. `container` None: the engine's public image, where one is asked for."""
 
     name: str

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Device, HostFacts
 from skep.catalog.names import model_id
@@ -36,8 +38,7 @@ KV_BYTES = {"f32": 4.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1
             "iq4_nl": 18 / 32}  # fmt: skip  # a value
 
 
-@dataclass(frozen=True, slots=True)
-class LocalMachine:
+class LocalMachine(msgspec.Struct, frozen=True):
     """The machine that replicas are placed on."""
 
     cores: int
@@ -141,7 +142,7 @@ def remote_launches(settings: Settings) -> tuple[Launch, ...]:
         if upstream.key_env is not None and not os.environ.get(upstream.key_env):
             hint = f"export {upstream.key_env}=KEY where skep is started, or leave `key_env` out"
             raise UserError(f"the key of upstream `{upstream.name}` is not in the environment", hint=hint)
-        alike = asdict(upstream) | {"model": upstream.model or ""}
+        alike = msgspec.structs.asdict(upstream) | {"model": upstream.model or ""}
         launches.append(Launch(engine=REMOTE, weights=None, context_tokens=0, threads=0, **alike))
     return tuple(launches)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from skep.catalog.options import DRAFT_METHODS
 from skep.deploy.commands import command_lines, gateway_line
@@ -29,8 +29,7 @@ _METHODS = {"modelopt": "fp8", "fbgemm_fp8": "fp8", "modelopt_fp4": "nvfp4", "aw
 MOST_PRICE = 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class PlanFlags(PinnedSizes):
+class PlanFlags(PinnedSizes, frozen=True):
     """As they were typed."""
 
     model: str
@@ -134,7 +133,7 @@ def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
         raise UserError(f"`{flags.model}` is quantized with `{model.unknown_quant}`, which is not known",
                         hint="say what comes nearest with --quant: " + ", ".join(QUANTS))  # fmt: skip
     spec, no_spec = _speculation(flags.spec)
-    sizes = {one.name: getattr(flags, one.name) for one in fields(PinnedSizes)}
+    sizes = {name: getattr(flags, name) for name in PinnedSizes.__struct_fields__}
     kv = find_kv(flags.kv) if flags.kv else None
     return Pins(quant=quant, kv=kv, spec=spec, no_spec=no_spec, graphs=not flags.no_graphs, **sizes)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.catalog import needs
 from skep.catalog.models import find_geometry
@@ -44,8 +46,7 @@ Say = Callable[[str], None]
 def _silent(_line: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ServeRequest:
+class ServeRequest(msgspec.Struct, frozen=True):
     """A model by its name and what is said about serving it; None: the planner chooses. Names as `skep up` has them."""
 
     model: str
@@ -176,8 +177,7 @@ def is_for_embedded(wanted: ServeRequest, *, llama_cards: bool | None = None) ->
     return not (is_installed("llamacpp", wanted.binary) and read_host().gpus)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedServe:
+class PlannedServe(msgspec.Struct, frozen=True):
     """The planner's best on some machine, as a table to serve; replicas as one such machine holds them."""
 
     serve: Serve

@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,7 @@ from skep.units import GIB, format_seconds
 _SOFTWARE = ("os", "python", "driver_version", "cuda_version")  # an update is no other machine
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCalibration:
+class StoredCalibration(msgspec.Struct, frozen=True):
     """`match`: "exact", "other quant" or "other model". `sentence` says what is used, from when, and of what."""
 
     tuning: StepTuning
@@ -117,7 +115,7 @@ def fitted_now(row: CalibrationRecord) -> Fitted:
 
 def basis(constants: Constants | None = None) -> str:
     """Return what predictions were made with."""
-    parts = [__version__, asdict(constants or published_constants())]
+    parts = [__version__, msgspec.to_builtins(constants or published_constants())]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -132,7 +130,7 @@ def calibration_for(
         del described["origins"]
     document = {
         **more, "basis": basis(), "host": host_json(host), "setup": setup_json, "rig": rig_json,
-        "measured": asdict(measured), "fitted": asdict(fitted),
+        "measured": msgspec.to_builtins(measured), "fitted": msgspec.to_builtins(fitted),
     }  # fmt: skip
     tuning = fitted.tuning
     return CalibrationRecord(

@@ -12,11 +12,13 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from hmac import compare_digest
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.options import EngineOptions
 from skep.errors import UserError
@@ -33,8 +35,7 @@ def fail_for_good(message: str) -> int:
     return EXIT_FINAL
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementRequest:
+class PlacementRequest(msgspec.Struct, frozen=True):
     """What a replica asks of a cluster: it stands on one node, wherever that much is free."""
 
     cards: int = 0
@@ -46,8 +47,7 @@ class PlacementRequest:
     source: str | None = None  # what its weights are pulled by, on a node that does not have them
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(msgspec.Struct, frozen=True):
     """One replica to be started, or one that runs already and is only fronted."""
 
     name: str
@@ -58,7 +58,7 @@ class Launch:
     context_tokens: int  # per slot
     threads: int
     port: int = 0  # 0: the engine takes a free one and tells which
-    extra: tuple[str, ...] = field(default=())
+    extra: tuple[str, ...] = ()
     reserve: int = 0  # of its slots, for interactive requests only
     soft_slots: int | None = None  # requests at once while anything but batch is there; None: all slots
     url: str | None = None  # it runs there already: nothing is started
@@ -66,7 +66,7 @@ class Launch:
     key_env: str | None = None  # the environment variable with the key that a server of others wants
     about: str = ""  # what it is, where the engine's version does not say it: which rig is simulated
     checkpoint: str | None = None  # folder, file or hub name for engines that read weights themselves
-    options: EngineOptions = field(default_factory=EngineOptions)
+    options: EngineOptions = EngineOptions()
     gpus: tuple[int, ...] = ()  # the machine's numbers; empty: the engine sees all
     env: tuple[tuple[str, str], ...] = ()
     binary: str | None = None  # the program to start; None: looked for on PATH
@@ -75,8 +75,12 @@ class Launch:
     pinned: bool = False  # stays loaded, whoever needs the room
     idle_unload_s: float | None = None  # on demand: unloaded after so long without a request; None: stays
     host: str = "127.0.0.1"  # the address that the engine binds
-    api_key: str = field(default="", repr=False)  # that the engine wants to see, where others can reach it
+    api_key: str = ""  # that the engine wants to see, where others can reach it
     place: PlacementRequest | None = None  # it stands on some node of a cluster; None: here
+
+    def __repr__(self) -> str:
+        """Return it without its key: this text may end in a log."""
+        return f"Launch({self.name!r}, {self.engine!r}, {self.model!r})"
 
     @property
     def authorization(self) -> str:
@@ -94,8 +98,7 @@ class Launch:
         return replace(self, **told) == replace(other, **told)
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(msgspec.Struct, frozen=True):
     """Why an engine died or refused. `change` is the launch that may do better, `changed` says how it differs."""
 
     cause: str  # a clause: "out of GPU memory while CUDA graphs were captured"

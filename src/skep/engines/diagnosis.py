@@ -12,11 +12,11 @@ import re
 import signal
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.engines import remedies
 from skep.engines.base import EXIT_FINAL, Diagnosis, Launch
@@ -39,8 +39,7 @@ _SOURCE = re.compile(r"""raise \w|return |assert |File "|[rf]?["']|\^+$|~""")
 _QUIET = ("DEBUG", "INFO", "WARNING")
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(msgspec.Struct, frozen=True):
     """`level` "": the line does not say."""
 
     text: str
@@ -80,8 +79,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 _OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 
 
-@dataclass(frozen=True, slots=True)
-class DiagnosisRule:
+class DiagnosisRule(msgspec.Struct, frozen=True):
     """`looks`: any of them on one line. `near`: also in the traceback above. `example`: lines that it fires on.
 
     A line of source code in a traceback tells less than what was raised, and counts only where nothing else does.

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
@@ -41,8 +40,7 @@ for name in sys.argv[1:]:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class EngineKind:
+class EngineKind(msgspec.Struct, frozen=True):
     """One engine of `engines.toml`, where the fields are explained."""
 
     program: str = ""
@@ -52,7 +50,7 @@ class EngineKind:
     command: tuple[str, ...] = ()
     helps: tuple[tuple[str, ...], ...] = ()
     abbreviates: bool = False
-    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    refused: dict[str, tuple[str, str]] = {}
 
 
 @cache
@@ -61,8 +59,7 @@ def engine_kinds() -> dict[str, EngineKind]:
     return msgspec.convert(tomllib.loads(text), dict[str, EngineKind])
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(msgspec.Struct, frozen=True):
     """A program that was found. `argv` is what stands before its own flags."""
 
     engine: str

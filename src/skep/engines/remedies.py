@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.models import find_geometry
 from skep.catalog.options import EngineOptions
@@ -28,11 +30,10 @@ CONTEXT_GRAIN = 256
 OWN_SHARE = {"vllm": 0.9, "sglang": 0.88}  # where none is given; vLLM says 0.92 since 2026, and the lower one is safe
 OWN_BATCHED = 2048  # tokens a step of vLLM and SGLang on cards below 70 GiB
 _SPARE = 256 * MIB  # beside what the log says was missing: allocations come in more than one piece
-_OPTION_NAMES = frozenset(field.name for field in fields(EngineOptions))
+_OPTION_NAMES = frozenset(EngineOptions.__struct_fields__)
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchChange:
+class LaunchChange(msgspec.Struct, frozen=True):
     """Another launch, different in one thing. `what`: "slots 8 -> 4"; `advice`: "lower slots from 8 to 4"."""
 
     launch: Launch
@@ -40,13 +41,12 @@ class LaunchChange:
     advice: str
 
 
-@dataclass(frozen=True, slots=True)
-class FailureCase:
+class FailureCase(msgspec.Struct, frozen=True):
     """A launch that ended, and the line that tells why."""
 
     launch: Launch
     line: str | None = None  # the telling one; None: the exit code tells
-    facts: Mapping[str, Any] = field(default_factory=dict)  # the groups of what matched
+    facts: Mapping[str, Any] = {}  # the groups of what matched
 
     def size(self, name: str) -> int | None:
         """Return bytes of a fact like "211.25 MiB"."""

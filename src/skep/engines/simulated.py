@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 
 import msgspec
 
@@ -18,8 +17,7 @@ LOAD_BYTES_PER_S = 20 * GIB  # a real load takes longer; nobody wants to wait fo
 LOAD_MOST_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedPlan:
+class SimulatedPlan(msgspec.Struct, frozen=True):
     """`about`: model, quantization, layout, cards and engine in words, for records and answers."""
 
     about: str
@@ -31,7 +29,7 @@ class SimulatedPlan:
     step: StepModel
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return json.dumps(msgspec.to_builtins(self), separators=(",", ":"))
 
 
 def plan_from_json(text: str) -> SimulatedPlan:

@@ -6,8 +6,9 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 MARK = "[simulated]"
 _STORY = """
@@ -26,8 +27,7 @@ _LONGEST_STOP = 500  # tokens that one is looked for beyond its first word
 _SHORTEST, _MEAN_MORE = 40, 240  # of an answer that nothing limits: 280 tokens on average, few beyond 1,000
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedText:
+class SimulatedText(msgspec.Struct, frozen=True):
     """What will be said: `tokens` words, of which the client sees `shown` characters where a stop string cut them."""
 
     seed: int
@@ -92,8 +92,7 @@ class SimulatedRefusal(Exception):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedQuery:
+class SimulatedQuery(msgspec.Struct, frozen=True):
     chat: bool
     stream: bool
     include_usage: bool

@@ -14,10 +14,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import uvloop
+from msgspec.structs import replace
 
 from skep.engines.base import REFUSED, fail_for_good, shows_key, take_key
 from skep.engines.simulated import SimulatedPlan, plan_from_json

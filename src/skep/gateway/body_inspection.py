@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from dataclasses import dataclass
 
 import msgspec
 
@@ -54,8 +53,7 @@ _LONG_HEAD = re.compile(rb"\s*+\{((?:" + _FLAT + rb',)*+)\s*+"(?:messages|input|
 _FIELD = re.compile(rb'(?<!\w)name="model"\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([^\r\n]{1,1024})\r\n')
 
 
-@dataclass(frozen=True, slots=True)
-class BodySummary:
+class BodySummary(msgspec.Struct, frozen=True):
     model: str | None  # None: the body names none
     conversation: int | None = None
     name_at: tuple[int, int] | None = None  # where a long body has the name, with its quotes

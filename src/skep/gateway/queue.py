@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
 
+import msgspec
+
 from skep.config.gateway_messages import ReplicaSpec
 from skep.config.keys import Priority
 
@@ -58,16 +60,14 @@ class Forward:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(msgspec.Struct, frozen=True):
     request_id: str
     code: RejectCode
     retry_after_s: float | None = None
     why: str | None = None  # where the code alone does not say it
 
 
-@dataclass(frozen=True, slots=True)
-class Withdraw:
+class Withdraw(msgspec.Struct, frozen=True):
     """The replica shows no sign of life: give the request up there, and say so with `Admission.gave_up`."""
 
     request_id: str

@@ -7,7 +7,6 @@ taken for unsaid.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import msgspec
 
@@ -18,8 +17,7 @@ _NULLS, _TRIES = 24, 6  # events looked at from a stream's end: those without a 
 _COUNTS = (b'"usage"', b'"timings"', b'"prompt_eval_count"', b'"eval_count"')
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True):
     prompt: int | None = None
     cached: int | None = None
     output: int | None = None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from skep.catalog.gpus import Gpu, HostFacts
 from skep.units import GIB, format_bytes
@@ -18,8 +19,7 @@ class CheckResult(Enum):
     PROBLEM = "problem"
 
 
-@dataclass(frozen=True, slots=True)
-class HostFinding:
+class HostFinding(msgspec.Struct, frozen=True):
     """One line of `skep doctor`. `hint` says what to do; None when there is nothing to do."""
 
     check: str

@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import msgspec
 
 from skep.catalog.gpus import HostFacts
 from skep.host.nvidia import NvidiaReport, read_nvidia
@@ -65,8 +66,7 @@ _MEMORY_V2 = ("memory.max", "memory.current", ("inactive_file", "active_file", "
 _MEMORY_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupLimits:
+class CgroupLimits(msgspec.Struct, frozen=True):
     """None where no group on the way to the root sets a limit."""
 
     memory_bytes: int | None = None
@@ -187,7 +187,7 @@ def read_host(
 
 def host_json(facts: HostFacts) -> dict[str, Any]:
     """Return the facts as plain JSON values, to be stored with a run."""
-    stored: dict[str, Any] = json.loads(json.dumps(asdict(facts)))
+    stored: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(facts)))
     return stored
 
 

@@ -10,8 +10,9 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 from skep.catalog.gpus import Gpu
 from skep.units import MIB
@@ -25,8 +26,7 @@ T = TypeVar("T")
 Links = tuple[tuple[int, int, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NvidiaReport:
+class NvidiaReport(msgspec.Struct, frozen=True):
     """`error` is set when nvidia-smi is here and fails; without nvidia-smi all is empty and `error` is None."""
 
     gpus: tuple[Gpu, ...] = ()
@@ -166,8 +166,7 @@ def _gpu_number(word: str) -> int | None:
     return int(match[1]) if match else None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuCard:
+class GpuCard(msgspec.Struct, frozen=True):
     """One GPU of this machine. None: the driver does not say."""
 
     index: int

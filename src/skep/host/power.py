@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from skep.host.nvidia import named_cards
 
 SAMPLE_EVERY_S = 0.1
@@ -34,15 +36,13 @@ _THROTTLING = {0x4: "power cap", _HW_SLOWDOWN: "hardware slowdown", 0x20: "therm
 _HW_CAUSES = 0x40 | 0x80  # come together with the hardware slowdown and say why
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlGpu:
+class NvmlGpu(msgspec.Struct, frozen=True):
     index: int  # NVML's, by PCI bus: that of nvidia-smi
     uuid: str
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSample:
+class GpuSample(msgspec.Struct, frozen=True):
     """One reading of one card. None: the card does not report it."""
 
     power_w: float | None = None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from skep.errors import UserError
 from skep.paths import Paths
@@ -19,8 +20,7 @@ from skep.swarm.store import SwarmStore
 Answer = dict[str, Any]  # of a tool: what is unknown is None in it, and left out on the wire
 
 
-@dataclass(frozen=True, slots=True)
-class ServerContext:
+class ServerContext(msgspec.Struct, frozen=True):
     paths: Paths
     env: Mapping[str, str]
     url: str | None = None  # None: what SKEP_URL says, or the hive that runs here

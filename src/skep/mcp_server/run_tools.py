@@ -11,13 +11,13 @@ import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import Annotated, Any, Literal
 
 from mcp.server.mcpserver import Context
+from msgspec.structs import replace
 from pydantic import Field
 
 from skep.bench.endpoint import find_endpoint

@@ -8,10 +8,11 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import tzinfo
 from pathlib import Path
 from typing import Any, Self
+
+from msgspec.structs import replace
 
 from skep.config.monitor import Monitor, parse_quiet_hours
 from skep.errors import SkepError, UserError

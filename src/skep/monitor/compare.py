@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from datetime import tzinfo
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.errors import UserError
 from skep.monitor import describe
@@ -35,8 +35,7 @@ ALIKE = 1.25  # lengths that differ by more make another load
 _FIRST = {Heat.HOT: 0, Heat.COLD: 1, Heat.SEEN: 2}
 
 
-@dataclass(frozen=True, slots=True)
-class TargetComparisonRow:
+class TargetComparisonRow(msgspec.Struct, frozen=True):
     """One figure of one kind of run at both targets. The ratio is B over A."""
 
     heat: Heat
@@ -51,8 +50,7 @@ class TargetComparisonRow:
         return {**kind, "unit": self.metric.unit, **msgspec.to_builtins(self.versus), "sentence": self.sentence}
 
 
-@dataclass(frozen=True, slots=True)
-class TargetComparison:
+class TargetComparison(msgspec.Struct, frozen=True):
     a: str
     b: str
     since: float
@@ -73,8 +71,7 @@ class TargetComparison:
         return {**told, "rows": [row.document() for row in self.rows], "sentences": list(self.sentences)}
 
 
-@dataclass(frozen=True, slots=True)
-class AroundEvent:
+class AroundEvent(msgspec.Struct, frozen=True):
     """A series before and after an event. The ratio is after over before."""
 
     event: MonitorEvent

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import tzinfo
 from functools import partial
 from itertools import pairwise
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.config.monitor import Monitor
 from skep.monitor.describe import clock, percent
@@ -38,8 +40,7 @@ from skep.units import format_bytes, format_seconds
 Place = tuple[AlertRule, str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class RuleFinding:
+class RuleFinding(msgspec.Struct, frozen=True):
     """What a rule found for a target. Where it is right again, `message` says why the alert is over."""
 
     rule: AlertRule

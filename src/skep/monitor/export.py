@@ -6,9 +6,10 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, TextIO
+
+import msgspec
 
 from skep.monitor.records import SeriesKey
 from skep.monitor.store import SeriesStore
@@ -69,7 +70,7 @@ def point_rows(series: SeriesStore, key: SeriesKey, since: float | None = None) 
     """One series; what others asked is kept by the hour."""
     common = {"series": str(key), "unit": key.metric.unit}
     for point in series.points(key, 0.0 if since is None else since, FAR):
-        yield {**asdict(point), **common, "at_utc": utc(point.at)}
+        yield {**msgspec.to_builtins(point), **common, "at_utc": utc(point.at)}
 
 
 def write_csv(columns: Sequence[str], rows: Iterable[Row], file: TextIO) -> int:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from itertools import pairwise
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.monitor import describe
 from skep.monitor.records import (
@@ -49,8 +49,7 @@ _UNSURE = 4  # values after a change whose median tells little
 Band = tuple[float, float, float, float]  # moment, median, lower and upper quartile
 
 
-@dataclass(frozen=True, slots=True)
-class WindowReading:
+class WindowReading(msgspec.Struct, frozen=True):
     """What was read of a window: samples, or the hours or days that stand for them."""
 
     points: tuple[SeriesPoint, ...] = ()
@@ -65,8 +64,7 @@ class WindowReading:
         return [(point.at, point.value) for point in self.points if not point.busy and since <= point.at < until]
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesHistory:
+class SeriesHistory(msgspec.Struct, frozen=True):
     """Either `points` or `spans` is empty. `band`: moment, median, lower and upper quartile of `band_s` up to it."""
 
     key: SeriesKey
@@ -77,11 +75,13 @@ class SeriesHistory:
     band: Sequence[Band] = ()
     band_s: float = BEFORE_S
     steps: tuple[float, ...] = ()  # moments at which the band begins anew
-    stats: Mapping[str, WindowStats | None] = field(default_factory=dict)  # by "1 d", "7 d", "30 d", up to `until`
+    stats: Mapping[str, WindowStats | None] = msgspec.field(
+        default_factory=dict
+    )  # by "1 d", "7 d", "30 d", up to `until`
     changes: tuple[SeriesChange, ...] = ()
     drifts: tuple[SlowDrift, ...] = ()
     events: tuple[MonitorEvent, ...] = ()
-    coverage: Mapping[str, int] = field(default_factory=dict)
+    coverage: Mapping[str, int] = {}
     busy: int = 0  # values that are left out of what is derived
     late: SeriesComparison | None = None  # the last day against the week before it
     sentences: tuple[str, ...] = ()

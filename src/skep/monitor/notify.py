@@ -9,9 +9,12 @@ import os
 import re
 import signal
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from typing import Any, Literal, Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.config.monitor import COMMAND_WORDS, Hook, Monitor, QuietHours, Shape, check_webhook
 from skep.errors import UserError
@@ -39,8 +42,7 @@ _NAMES = {
 What = Literal["opened", "closed", "passed"]
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(msgspec.Struct, frozen=True):
     """One message. `passed`: alerts that opened and closed in quiet hours, told together; else it is of one alert."""
 
     what: What

@@ -13,11 +13,14 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePath
 from random import Random
 from statistics import median
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skep import __version__
 from skep.bench.endpoint import Endpoint, find_endpoint
@@ -71,8 +74,7 @@ _TOKENS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TargetLoad:
+class TargetLoad(msgspec.Struct, frozen=True):
     """The load of a target. None: the target does not report it."""
 
     running: int | None = None
@@ -212,8 +214,7 @@ THINKING_TOKENS = 1024  # for those that think before they answer
 _KNOWS_FIXED_OUTPUT = ("llamacpp", "llama.cpp", "vllm", "sglang", "skep", "skep-fake")
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeMachine:
+class ProbeMachine(msgspec.Struct, frozen=True):
     """Readers of this machine's GPUs and power, for a target that runs on it."""
 
     nvidia: Callable[[], NvidiaReport] = read_nvidia

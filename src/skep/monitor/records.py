@@ -8,7 +8,6 @@ kind of run of one target over time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -61,8 +60,7 @@ class SeriesMetric(StrEnum):
         return {"ttft_ms": "ms", "quality": "", "requests": "requests/h", "failed": "requests/h"}.get(self, "tok/s")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class SeriesKey:
+class SeriesKey(msgspec.Struct, frozen=True, order=True):
     """`str(key)` is its name everywhere: `box/hot/short/c1/tok_s`. A target's name has no slash."""
 
     target: str
@@ -89,8 +87,7 @@ class TargetKind(StrEnum):
     ENDPOINT = "endpoint"  # somebody else's server, near or far
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeTarget:
+class ProbeTarget(msgspec.Struct, frozen=True):
     """What is probed, how and how often. Keys are never kept: `key_env` names the variable that holds one."""
 
     name: str
@@ -123,8 +120,7 @@ class ProbeOutcome(StrEnum):
     MISSED = "missed"  # nobody was there to try: sleep, crash, switched off. Never made up later
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(msgspec.Struct, frozen=True):
     """One occasion. `slot` counts a target's intervals since 1970; `era` counts how often the clock was set back.
     A gap of missed occasions is one row: from `slot` to `slot + slots - 1`."""
 
@@ -142,8 +138,10 @@ class Probe:
     waiting: int | None = None
     idle_s: float | None = None  # since the last request that is known of, before the warm-up
     model: str | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)  # "driver", "cuda", "engine", "build", "model", "skep"
-    host: Mapping[str, Any] = field(default_factory=dict)  # of a local target: watts, clocks, heat, throttling
+    versions: Mapping[str, str] = msgspec.field(
+        default_factory=dict
+    )  # "driver", "cuda", "engine", "build", "model", "skep"
+    host: Mapping[str, Any] = {}  # of a local target: watts, clocks, heat, throttling
     simulated: bool = False
     id: int | None = None  # None: not stored yet
 
@@ -162,8 +160,7 @@ class Probe:
         return {**told, "busy": self.busy}
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeSample:
+class ProbeSample(msgspec.Struct, frozen=True):
     """One run of a probe. With several streams at once, figures of a stream are medians over them."""
 
     at: float  # when it began
@@ -190,8 +187,7 @@ class ProbeSample:
         return {name: value for name, value in msgspec.to_builtins(self).items() if name not in ("id", "probe_id")}
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesPoint:
+class SeriesPoint(msgspec.Struct, frozen=True):
     """One value of a series."""
 
     at: float
@@ -209,8 +205,7 @@ class SpanKind(StrEnum):
         return HOUR_S if self is SpanKind.HOUR else DAY_S
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesSpan:
+class SeriesSpan(msgspec.Struct, frozen=True):
     """What a series did in an hour or a day, kept up to date as samples come. Busy samples are only counted."""
 
     start: float
@@ -235,18 +230,18 @@ class EventKind(StrEnum):
     MONITOR = "monitor"  # the loop began, or was away
 
 
-@dataclass(frozen=True, slots=True)
-class MonitorEvent:
+class MonitorEvent(msgspec.Struct, frozen=True):
     at: float
     kind: EventKind
     text: str
     target: str | None = None  # None: of all
-    detail: Mapping[str, Any] = field(default_factory=dict)  # of a version: {"what": "driver", "from": ..., "to": ...}
+    detail: Mapping[str, Any] = msgspec.field(
+        default_factory=dict
+    )  # of a version: {"what": "driver", "from": ..., "to": ...}
     id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesChange:
+class SeriesChange(msgspec.Struct, frozen=True):
     """A series that went from one level to another. `ratio` is after over before."""
 
     key: Annotated[SeriesKey, JOINED]
@@ -273,8 +268,7 @@ class SeriesChange:
         return {**msgspec.to_builtins(self), **derived}
 
 
-@dataclass(frozen=True, slots=True)
-class SlowDrift:
+class SlowDrift(msgspec.Struct, frozen=True):
     """A stretch that moves slowly one way. `ratio` is its end over its beginning, by the median of slopes."""
 
     first: float
@@ -293,8 +287,7 @@ class AlertRule(StrEnum):
     SHIFT = "shift"  # a change point for the worse
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(msgspec.Struct, frozen=True):
     """Something that is wrong, from when it was found to when it was right again."""
 
     rule: AlertRule

@@ -12,6 +12,8 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from skep.monitor.records import EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeTarget
 from skep.units import format_seconds
 
@@ -27,8 +29,7 @@ LATE: Cause = ("late", "the probes before it took until after its time")
 NO_ROOM: Cause = ("disk", "nothing could be stored: the disk was full, or out of order")
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(msgspec.Struct, frozen=True):
     """Now, on three clocks. Where they differ, the machine slept or somebody set its clock."""
 
     wall: float  # unix seconds
@@ -36,8 +37,7 @@ class Moment:
     boot: float | None = None  # seconds that do; None: the system does not tell
 
 
-@dataclass(frozen=True, slots=True)
-class Era:
+class Era(msgspec.Struct, frozen=True):
     """From `slot` on every slot is accounted for. Kept as an event, so that it outlives the process."""
 
     target: str
@@ -63,16 +63,14 @@ class Era:
         return cls(event.target, *slots, event.at, event.kind, event.text)
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(msgspec.Struct, frozen=True):
     target: ProbeTarget
     era: int
     slot: int
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Agenda:
+class Agenda(msgspec.Struct, frozen=True):
     """What is to be written, in this order, what is to be begun, and when (unix time) to look again."""
 
     eras: tuple[Era, ...]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -47,8 +46,7 @@ class TargetState(StrEnum):
     SILENT = "silent"  # nobody probes it: the loop is away
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesStatus:
+class SeriesStatus(msgspec.Struct, frozen=True):
     """One series now. `latest` is None where the newest value is too old to speak of the present."""
 
     key: SeriesKey
@@ -73,8 +71,7 @@ class SeriesStatus:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class TargetStatus:
+class TargetStatus(msgspec.Struct, frozen=True):
     target: ProbeTarget
     state: TargetState
     last: Probe | None  # that was really made
@@ -138,8 +135,7 @@ def alert_document(alert: Alert) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name != "id"}
 
 
-@dataclass(frozen=True, slots=True)
-class MonitorStatus:
+class MonitorStatus(msgspec.Struct, frozen=True):
     """How all targets stand at one moment, the open alerts, and what the newest notes have brought."""
 
     at: float

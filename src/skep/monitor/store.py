@@ -12,7 +12,6 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from operator import itemgetter
 from sqlite3 import Connection, Row
 from statistics import fmean
@@ -143,7 +142,7 @@ class SeriesStore:
     def put_target(self, target: ProbeTarget) -> None:
         """New, changed, or back again after it was removed."""
         with self.store.transaction() as connection:
-            document = {name: value for name, value in asdict(target).items() if name != "removed_at"}
+            document = {name: value for name, value in msgspec.to_builtins(target).items() if name != "removed_at"}
             values = (target.name, json_text(document), target.added_at, target.removed_at)
             connection.execute("INSERT OR REPLACE INTO targets VALUES (?, ?, ?, ?)", values)
 

@@ -6,12 +6,12 @@ import asyncio
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.catalog.names import did_you_mean, similar_names, squeeze
@@ -32,8 +32,7 @@ SHORTEST_TIMEOUT_S = 0.1
 CHECK_S = 10.0  # for the question that is asked when a target is added
 
 
-@dataclass(frozen=True, slots=True)
-class AddedTarget:
+class AddedTarget(msgspec.Struct, frozen=True):
     """A target as it was stored, and what answered at its address; None: it was not asked."""
 
     target: ProbeTarget

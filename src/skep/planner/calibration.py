@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.planner.constants import Constants
 from skep.planner.predict import PredictedOutcome, SpeedModel, prospect
@@ -18,8 +20,7 @@ _SIGMAS = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}  # in half of a 95 % in
 SpeedModelMaker = Callable[[StepTuning], SpeedModel]
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredLevel:
+class MeasuredLevel(msgspec.Struct, frozen=True):
     """One level as it was measured. The intervals are 95 %, over its runs; `tpot_s` is of their median tasks."""
 
     concurrency: int
@@ -35,8 +36,7 @@ class MeasuredLevel:
         return PlannedLoad(self.concurrency, self.input_tokens, self.output_tokens, cached_share=self.cached_share)
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationData:
+class CalibrationData(msgspec.Struct, frozen=True):
     """What a calibration measured: one agent alone, perhaps a higher level, long prompts, levels held back."""
 
     alone: MeasuredLevel
@@ -53,8 +53,7 @@ class CalibrationData:
         return math.ceil(max(seen.input_tokens + seen.output_tokens for seen in (*self.levels, self.prompts)))
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
+class Fitted(msgspec.Struct, frozen=True):
     """Factors on predicted times, with their 95 % intervals. `batch` None: nothing was measured that tells it."""
 
     decode: Interval

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import product, starmap
 from math import ceil
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
@@ -24,8 +26,7 @@ _DEPTHS = (1, 3, 5)  # of MTP: the write-ups' sweep peaked at 5 alone and at 3 u
 _SPREAD_MIXED = 1.0  # answers as uneven as chat's
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PinnedSizes:
+class PinnedSizes(msgspec.Struct, frozen=True, kw_only=True):
     """What the user has fixed, as it is typed; None means free."""
 
     tp: int | None = None
@@ -39,8 +40,7 @@ class PinnedSizes:
     version: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pins(PinnedSizes):
+class Pins(PinnedSizes, frozen=True, kw_only=True):
     quant: Quant | None = None
     kv: KvType | None = None
     spec: Speculation | None = None
@@ -54,8 +54,7 @@ class Pins(PinnedSizes):
         return " ".join(f"{flag} {value}" for flag, value in named if value is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanGoal:
+class PlanGoal(msgspec.Struct, frozen=True):
     """`limits`: (ttft | tpot | total, milliseconds at most)."""
 
     kind: str = "throughput"  # throughput, latency, context

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from skep.catalog.names import table, table_texts
 
@@ -28,8 +29,7 @@ def fitted_bands() -> Mapping[str, Any]:
     return table(_FILE, "bands")
 
 
-@dataclass(frozen=True, slots=True)
-class Constants:
+class Constants(msgspec.Struct, frozen=True):
     """The defaults are where the fit starts from and is drawn back to: plausible values with round figures.
 
     Shares (`bw_`, `mfu_`) are of the data sheet's rate. `_us` are microseconds of a step that no byte or FLOP explains.
@@ -108,7 +108,7 @@ class Constants:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        return tuple(f.name for f in fields(cls))
+        return cls.__struct_fields__
 
 
 @lru_cache(maxsize=1)

@@ -7,12 +7,12 @@ budget leaves, so every term says on which side it stands.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil, log2
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
@@ -72,8 +72,7 @@ KV_POOL, WINDOW, STATE = "KV pool", "sliding-window KV", "linear-attention state
 POOL_TERMS = (KV_POOL, WINDOW, STATE)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineDefaults:
+class EngineDefaults(msgspec.Struct, frozen=True):
     utilization: float
     slots: int
     batched_tokens: int
@@ -166,8 +165,7 @@ class Term(msgspec.Struct, frozen=True):
     inside: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
+class MemoryPlan(msgspec.Struct, frozen=True):
     """One card. `needed_kv_bytes` is what `at_once` sequences of `context` tokens need; the pool may be larger."""
 
     card: Device

@@ -6,13 +6,15 @@ happened after it. The forecast plays it through in virtual time, the simulated 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import deque
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
 from skep.planner.constants import Constants
@@ -188,8 +190,7 @@ class SimulatedReplica:
         return pieces, budget - left, weighed
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedOutcome:
+class PredictedOutcome(msgspec.Struct, frozen=True):
     """`task_tok_s` and `tpot_s` are of the decoding alone; `ttft_s` counts from when the task was sent."""
 
     effective_tok_s: float
@@ -312,8 +313,7 @@ class _LoadSimulation:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedModel:
+class SpeedModel(msgspec.Struct, frozen=True):
     """`card`, `link`, `step` and `pool_tokens` are of the slowest replica; `steps` of each."""
 
     setup: Setup
@@ -351,7 +351,9 @@ def prospect(setup: Setup, rig: Rig, constants: Constants, *, context: int, tuni
             )
         replicas.append((found[card, link], card, link))
     step, card, link = max(replicas, key=lambda one: one[0].seconds(1, context))
-    smallest = replace(card, memory_gib=min(rig.cards[place].memory_gib for place in range(setup.layout.cards)))
+    smallest = dataclasses.replace(
+        card, memory_gib=min(rig.cards[place].memory_gib for place in range(setup.layout.cards))
+    )
     usual = defaults(setup.engine, smallest)
     slots = setup.slots or usual.slots
     pool = kv_capacity_tokens(setup, smallest, context=context, slots=slots)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from difflib import get_close_matches
+
+import msgspec
 
 from skep.catalog.models import Geometry, geometry
 from skep.catalog.names import did_you_mean
@@ -23,8 +24,7 @@ _STRETCHED = ("rope", "yarn", "hf-overrides")  # flags that give a model a longe
 _FP8_NAMES = ("fp8", "-fp8", "_fp8")
 
 
-@dataclass(frozen=True, slots=True)
-class Contradiction:
+class Contradiction(msgspec.Struct, frozen=True):
     """`place` is the path of the key in the file that says it."""
 
     place: tuple[str | int, ...]

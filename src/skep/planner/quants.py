@@ -7,16 +7,16 @@ what the formulas leave out (biases, norms, gates) is spread over the layers rat
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+
+import msgspec
 
 from skep.catalog.models import Geometry
 from skep.errors import UserError
 
 
-@dataclass(frozen=True, slots=True)
-class Quant:
+class Quant(msgspec.Struct, frozen=True):
     """`bits` is what one parameter takes with its scales."""
 
     id: str
@@ -29,8 +29,7 @@ class Quant:
     small_bits: float = 16.0  # of what `keeps_small` keeps
 
 
-@dataclass(frozen=True, slots=True)
-class KvType:
+class KvType(msgspec.Struct, frozen=True):
     id: str
     title: str
     bytes: float  # of one value, with its scales
@@ -68,8 +67,7 @@ def find_kv(name: str) -> KvType:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(msgspec.Struct, frozen=True):
     """Parameter counts. `head` is read for every token even where it is tied; `embedding` is looked up, not read."""
 
     embedding: float

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
 from skep.planner.candidates import PlanGoal, sizing_card
@@ -65,8 +65,7 @@ def band(setup: Setup, card: Device, concurrency: int, *, calibrated: bool = Fal
     return Band(math.exp(-half), math.exp(half), "; ".join(_WORDS[name] for name in causes if name in _WORDS))
 
 
-@dataclass(frozen=True, slots=True)
-class Basis:
+class Basis(msgspec.Struct, frozen=True):
     """What speeds are computed with. `tuning`: what a calibration on this machine found."""
 
     constants: Constants

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import combinations
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Device, Gpu, HostFacts, ValueOrigin, device, devices, find_device, other_matches
 from skep.errors import UserError
@@ -115,10 +116,10 @@ def pace_setter(cards: Sequence[Device], *, in_turn: bool = False) -> Device:
     memory = min(card.memory_gib for card in cards)
     if in_turn:
         rate = len(cards) / sum(1 / card.bandwidth_gbs for card in cards)
-        return replace(cards[0], bandwidth_gbs=rate, memory_gib=memory)
+        return dataclasses.replace(cards[0], bandwidth_gbs=rate, memory_gib=memory)
     slowest = min(cards, key=lambda card: card.bandwidth_gbs)
     known = [card.fp16_tflops for card in cards if card.fp16_tflops is not None]
-    return replace(slowest, fp16_tflops=min(known) if known else None, memory_gib=memory)
+    return dataclasses.replace(slowest, fp16_tflops=min(known) if known else None, memory_gib=memory)
 
 
 def group_link(rig: Rig, cards: Sequence[int]) -> CardLink | None:
@@ -130,8 +131,7 @@ def group_link(rig: Rig, cards: Sequence[int]) -> CardLink | None:
     return min(links, key=lambda link: (link.kind == "nvlink", link.p2p, link.gbs), default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedRig:
+class ResolvedRig(msgspec.Struct, frozen=True):
     """A rig with what had to be assumed about it."""
 
     rig: Rig
@@ -209,7 +209,9 @@ def _usual(cards: Sequence[Device]) -> CardLink:
 
 def slot_link(cards: Sequence[Device]) -> CardLink:
     """Without any NVLink: the slowest slot."""
-    return _over_pcie(min((_own_link(replace(c, nvlink_gbs=None)) for c in cards), key=lambda link: link.gbs), cards)
+    return _over_pcie(
+        min((_own_link(dataclasses.replace(c, nvlink_gbs=None)) for c in cards), key=lambda link: link.gbs), cards
+    )
 
 
 def _over_pcie(link: CardLink, cards: Sequence[Device]) -> CardLink:
@@ -371,7 +373,7 @@ def _host_card(gpu: Gpu) -> tuple[Device, str | None]:
     if found is not None:
         if memory is None or abs(memory / found.memory_gib - 1) <= 0.06:
             return found, None
-        return replace(found, memory_gib=round(memory, 1)), f"{gpu.name} has {memory:.1f} GiB here"
+        return dataclasses.replace(found, memory_gib=round(memory, 1)), f"{gpu.name} has {memory:.1f} GiB here"
     cc = float(gpu.compute_capability) if gpu.compute_capability else None
     alike = [d for d in devices().values() if d.vendor == "nvidia" and (cc is None or d.compute_capability == cc)]
     if memory is None or not alike:
@@ -380,7 +382,7 @@ def _host_card(gpu: Gpu) -> tuple[Device, str | None]:
     near = min(alike, key=lambda d: abs(d.memory_gib - memory))
     name, has = "-".join(gpu.name.casefold().split()), f"{memory:.0f} GiB as it says, speeds as of {near.id}"
     note = f"{gpu.name} is not in the catalogue: {has}, its nearest relative; --gpu-spec describes it better"
-    return replace(near, id=name, title=gpu.name, memory_gib=round(memory, 1)), note
+    return dataclasses.replace(near, id=name, title=gpu.name, memory_gib=round(memory, 1)), note
 
 
 def _host_link(kind: str, one: Gpu, two: Gpu, card: Device, other: Device) -> CardLink:
@@ -408,7 +410,7 @@ def cpu_rig(facts: HostFacts, bandwidth_gbs: float, *, measured: bool, replicas:
         fp16_tflops=round(tflops, 3), units=facts.cpu_cores, formats=("fp16", "int8"),
         origins={"bandwidth_gbs": told, "fp16_tflops": ValueOrigin("cores x 3 GHz x width of the units", "C")},
     )  # fmt: skip
-    share = replace(
+    share = dataclasses.replace(
         whole, memory_gib=whole.memory_gib / replicas, bandwidth_gbs=whole.bandwidth_gbs / replicas,
         fp16_tflops=(whole.fp16_tflops or 0.0) / replicas,
     )  # fmt: skip

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
 from skep.planner.quants import KvType, Quant
 
 
-@dataclass(frozen=True, slots=True)
-class CardLink:
+class CardLink(msgspec.Struct, frozen=True):
     """How two cards talk. `gbs` is one direction of the slower end; `p2p` False: every transfer goes through memory."""
 
     kind: str  # nvlink, pcie, none
@@ -19,8 +18,7 @@ class CardLink:
     title: str = ""  # as the user wrote it, or "PCIe 4.0 x16"
 
 
-@dataclass(frozen=True, slots=True)
-class Rig:
+class Rig(msgspec.Struct, frozen=True):
     """Cards of one box, in the order the user named them, with the link of every pair that is not the default."""
 
     cards: tuple[Device, ...]
@@ -36,8 +34,7 @@ class Rig:
         return self.default_link
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """`ep` is the expert-parallel size, 1 where unused. Cards used: `tp * pp * replicas`."""
 
     tp: int = 1
@@ -63,8 +60,7 @@ class Layout:
         return f"{self.replicas} x {text}" if self.replicas > 1 else text
 
 
-@dataclass(frozen=True, slots=True)
-class Speculation:
+class Speculation(msgspec.Struct, frozen=True):
     """`depth` tokens are drafted a step. `acceptance` of the first one; None: the evidence's for this method."""
 
     method: str  # mtp, draft, eagle, ngram, dflash
@@ -75,8 +71,7 @@ class Speculation:
         return f"{self.method} n={self.depth}"
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(msgspec.Struct, frozen=True):
     """One engine as it is started, on every replica alike."""
 
     model: Geometry
@@ -93,8 +88,7 @@ class Setup:
     version: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedLoad:
+class PlannedLoad(msgspec.Struct, frozen=True):
     """`concurrency` agents: each sends its next task when the last is answered (steady), or all at once (burst)."""
 
     concurrency: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import msgspec
 
@@ -154,8 +153,7 @@ def _params(spec: Speculation, model: Geometry) -> float:
     return body / max(1, model.layers) * _LAYERS.get(spec.method, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class StepTuning:
+class StepTuning(msgspec.Struct, frozen=True):
     """What a measurement on one machine multiplies: a step with one sequence, what further ones add, prompts."""
 
     decode: float = 1.0
@@ -166,8 +164,7 @@ class StepTuning:
 UNTUNED = StepTuning()
 
 
-@dataclass(frozen=True, slots=True)
-class StepModel:
+class StepModel(msgspec.Struct, frozen=True):
     """Seconds of a pass as a function of what is in the batch, everything else multiplied out beforehand."""
 
     dense_s: float  # reading what every token needs

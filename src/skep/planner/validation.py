@@ -7,13 +7,14 @@ import io
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from importlib.resources import files
 from statistics import median, quantiles
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Device, find_device
 from skep.catalog.models import Geometry, find_geometry, geometry_from_parameters
@@ -44,8 +45,7 @@ class Unpredictable(Exception):
     """A row that cannot be predicted. The text begins with the missing fact: `bits: ...`."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedCase:
+class PublishedCase(msgspec.Struct, frozen=True):
     """A measurement and its setup. `metric`: effective (tokens over wall time) or decode (agents x task speed)."""
 
     row: int
@@ -319,8 +319,7 @@ def value_of(case: PublishedCase, outcome: PredictedOutcome, constants: Constant
     return outcome.effective_tok_s * (constants.run_tail if case.load.concurrency > 1 else 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class ValidationPoint:
+class ValidationPoint(msgspec.Struct, frozen=True):
     case: PublishedCase
     predicted: float
     low: float
@@ -336,15 +335,13 @@ class ValidationPoint:
         return told | {name: round(getattr(self, name), 3) for name in ("predicted", "low", "high")}
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(msgspec.Struct, frozen=True):
     rows: int
     median_ape: float | None
     p90_ape: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class ValidationReport:
+class ValidationReport(msgspec.Struct, frozen=True):
     rows: int
     points: tuple[ValidationPoint, ...]
     unpredicted: tuple[tuple[int, str], ...]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
+
+import msgspec
 
 from skep.catalog.pullable import PullableModel
 from skep.errors import UserError, WeightsError
@@ -108,8 +109,7 @@ DRILLS_WITHOUT_A_WORD = 200  # where nobody says how many
 HINT = "choose humaneval, drills, drills:1 (easy) to drills:5, or a JSONL file: docs/quality.md"
 
 
-@dataclass(frozen=True, slots=True)
-class Bank:
+class Bank(msgspec.Struct, frozen=True):
     """`available`: how many it could ask; None: drills, which are made as wanted."""
 
     name: str

@@ -13,11 +13,13 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
 from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.errors import SkepError, UserError, first_of
 from skep.sandbox.runner import Sandbox
@@ -44,8 +46,7 @@ class AnsweredItem(NamedTuple):
     item: Item
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerFinding:
+class AnswerFinding(msgspec.Struct, frozen=True):
     """Finding about an answer, before it becomes the verdict of a request."""
 
     outcome: VerdictOutcome

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import comb
 from statistics import median
+
+from msgspec.structs import replace
 
 from skep.bench.metrics import by_repeat, task_tok_s, ttft_values
 from skep.quality.records import Advice, Axis, MixedLevel, MixedSummary, PassLoss, TaskFigures

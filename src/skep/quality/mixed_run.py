@@ -15,8 +15,10 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import EnergyMeter
@@ -41,8 +43,7 @@ SIDE_STEP = 1000  # indexes of one side task do not meet those of the next
 AGAIN_S = 1.0  # after a failed side task, where the load is sustained: a server in trouble is not hammered
 
 
-@dataclass(frozen=True, slots=True)
-class MixedPlan:
+class MixedPlan(msgspec.Struct, frozen=True):
     form: Form = "published"
     repeats: int = 3
     levels: tuple[int, ...] = tuple(LEVEL_NAMES)  # C: one for the conversation, the rest side tasks
@@ -184,7 +185,7 @@ def _identity(
     levels = sorted(plan.levels)
     asked = {"form": plan.form, "levels": levels, "temperature": TEMPERATURE, "items": [*map(item_json, items)]}
     config = {
-        **asdict(plan),
+        **msgspec.to_builtins(plan),
         "concurrency": levels,
         "levels": [LEVEL_NAMES[level] for level in levels],
         "temperature": TEMPERATURE,

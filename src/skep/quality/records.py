@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from skep.stats.noninferiority import Claim, PairedDifference
 
 
-@dataclass(frozen=True, slots=True)
-class ArmFigures:
+class ArmFigures(msgspec.Struct, frozen=True):
     """Figures of one arm: outcomes by name, and latency of the same requests."""
 
     concurrency: int
@@ -23,8 +22,7 @@ class ArmFigures:
     cached_share: float | None = None  # of the prompts, taken from a cache: their TTFT is too good
 
 
-@dataclass(frozen=True, slots=True)
-class LevelQuality:
+class LevelQuality(msgspec.Struct, frozen=True):
     """One level against C=1 on the same items."""
 
     concurrency: int
@@ -36,8 +34,7 @@ class LevelQuality:
     texts_changed: float | None = None  # share of pairs whose answers are not the same text
 
 
-@dataclass(frozen=True, slots=True)
-class QualitySummary:
+class QualitySummary(msgspec.Struct, frozen=True):
     run_id: str
     bank: str
     delta: float  # 0.03: three points
@@ -52,8 +49,7 @@ class QualitySummary:
     incomplete: str = ""  # why, if the run was cut short
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFigures:
+class TaskFigures(msgspec.Struct, frozen=True):
     """One turn or side task at one level: medians over repeats (and over rounds, if the side load is sustained)."""
 
     item: str  # "P1.1" | "S1"
@@ -67,8 +63,7 @@ class TaskFigures:
     judged: int
 
 
-@dataclass(frozen=True, slots=True)
-class PassLoss:
+class PassLoss(msgspec.Struct, frozen=True):
     """How many answers passed at a level, and how many to the same tasks at the lowest level that had each of them."""
 
     passed: int
@@ -83,8 +78,7 @@ class PassLoss:
         return self.shows_at is not None and self.passed <= self.shows_at
 
 
-@dataclass(frozen=True, slots=True)
-class MixedLevel:
+class MixedLevel(msgspec.Struct, frozen=True):
     """`name` as published: P1, P1+S1, P1+S1-S2, P1+S1-S4."""
 
     name: str
@@ -127,8 +121,7 @@ class MixedLevel:
         return self.primary_s / base if self.primary_s is not None and base else None
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(msgspec.Struct, frozen=True):
     """One axis of the picture. `value` from 0 to 1, the more the better; None: not measured."""
 
     name: str
@@ -137,8 +130,7 @@ class Axis:
     shown: str  # "191 ms, 1.4x of C=1"
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(msgspec.Struct, frozen=True):
     """The sweet spot: `concurrency` is None where no level would do; `reasons` has one line a level, with figures."""
 
     concurrency: int | None
@@ -146,8 +138,7 @@ class Advice:
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MixedSummary:
+class MixedSummary(msgspec.Struct, frozen=True):
     run_id: str
     model: str
     form: str  # "published" | "sustained"

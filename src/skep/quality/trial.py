@@ -15,9 +15,13 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Any
+
+import msgspec
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import EnergyMeter
@@ -59,8 +63,7 @@ LLAMA = frozenset({"embedded", "xllamacpp", "llamacpp", "llama.cpp", "llama-serv
 VLLM = frozenset({"vllm"})
 
 
-@dataclass(frozen=True, slots=True)
-class TrialPlan:
+class TrialPlan(msgspec.Struct, frozen=True):
     """`delta` is a share: 0.03 are three points. C=1 is the base of every level, whether it is named or not."""
 
     concurrency: tuple[int, ...] = (1, 4, 8)
@@ -82,8 +85,7 @@ class TrialPlan:
         return tuple(sorted({level for level in self.concurrency if level > 1}))
 
 
-@dataclass(frozen=True, slots=True)
-class ItemPass:
+class ItemPass(msgspec.Struct, frozen=True):
     """All items once in one arm: rows are told apart by its level and repeat."""
 
     level: int
@@ -120,8 +122,7 @@ def order_of(arms: Mapping[str, ItemPass], seed: int, level: int, round_: int, b
     return forth if (first + round_ + block) % 2 == 0 else forth[::-1]
 
 
-@dataclass(frozen=True, slots=True)
-class CacheBypass:
+class CacheBypass(msgspec.Struct, frozen=True):
     """What keeps an engine from answering out of its prompt cache, which would flatter the second arm.
 
     llama.cpp takes `cache_prompt`: false, and gives other greedy answers with a cache than without; vLLM takes a
@@ -130,7 +131,7 @@ class CacheBypass:
 
     llama: bool = False
     vllm: bool = False
-    salt: str = field(default="", repr=False)
+    salt: str = ""
 
     @classmethod
     def for_engine(cls, told: Mapping[str, Any], salt: str) -> CacheBypass:
@@ -191,7 +192,12 @@ async def run_trial(
 def _identity(plan: TrialPlan, bank: Bank, items: Sequence[Item], endpoint: Endpoint, host: HostFacts) -> Identity:
     """The fingerprint is equal for repeats: the seed of the order and the endpoint's address may differ."""
     digest = hashlib.sha256(json.dumps(sorted(json.dumps(item_json(item)) for item in items)).encode()).hexdigest()
-    config: dict[str, Any] = {**asdict(plan), "bank": bank.name, "items": len(items), "items_digest": digest[:16]}
+    config: dict[str, Any] = {
+        **to_builtins(plan),
+        "bank": bank.name,
+        "items": len(items),
+        "items_digest": digest[:16],
+    }
     config["concurrency"] = [1, *plan.levels]
     same = {name: value for name, value in config.items() if name not in ("seed", "budget_s", "timeout_s")}
     return Identity("quality", fingerprint_of([same], endpoint, host), config)

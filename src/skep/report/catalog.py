@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import partial
 from operator import itemgetter
 from typing import Any
+
+from msgspec.structs import asdict
 
 from skep.catalog.gpus import Device, ValueOrigin
 from skep.catalog.models import Geometry
@@ -61,7 +63,11 @@ def print_device(found: Device) -> None:
 def print_model(found: Geometry) -> None:
     guess = ", estimated from its parameter counts" if found.estimated else ""
     _print_values(f"{found.id}: {found.title}{guess}", found)
-    _print_pairs("PART", "PARAMETERS", {p: _billions(count) for p, count in asdict(parts_of(found)).items() if count})
+    _print_pairs(
+        "PART",
+        "PARAMETERS",
+        {p: _billions(count) for p, count in asdict(parts_of(found)).items() if count},
+    )
     kept = {"KV of a token, 16 bit": f"{found.kv_bytes_per_token(2):,.0f} B"}
     if found.sliding_layers:
         kept["KV of the full windows of a sequence"] = format_bytes(round(found.window_bytes(float("inf"), 2)))

@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from skep.bench.records import LevelSummary, Speedup, SweepSummary
 from skep.report import theme
 from skep.stats.turning import Turning
@@ -147,8 +149,7 @@ _WIDER_PX = 2.0  # a letter: the reader's font may be wider than the renderer's
 COLOUR: Spec = {"field": "colour", "type": "nominal", "scale": None}  # as the row says
 
 
-@dataclass(frozen=True, slots=True)
-class ChartCurve:
+class ChartCurve(msgspec.Struct, frozen=True):
     """One line over C: `points` are (C, value) by C; by C, too, what lies around them and is told of them."""
 
     points: Sequence[tuple[int, float]]
@@ -157,8 +158,8 @@ class ChartCurve:
     dash: Sequence[int] = ()
     shape: str = "circle"
     hollow: Collection[int] = ()
-    ranges: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # stand upright at their points
-    tips: Mapping[int, str] = field(default_factory=dict)
+    ranges: Mapping[int, tuple[float, float]] = {}  # stand upright at their points
+    tips: Mapping[int, str] = {}
     shaded: bool = False  # from range to range
     joined: bool = True
 

@@ -8,10 +8,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 from unicodedata import combining, east_asian_width
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.units import UNKNOWN, number, percent, printable, shortened
 
@@ -37,8 +39,7 @@ def as_percent(share: float) -> str:
     return percent(100 * share)
 
 
-@dataclass(frozen=True)
-class Column(Generic[Record]):
+class Column(msgspec.Struct, Generic[Record], frozen=True):
     """One figure: `key` in JSON and CSV, `title` over tables, `text` prints its value, `unit` stands behind that.
 
     `rank`: in a narrow terminal the highest go first, 0 stays. `optional`: left out where no record has a value.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from typing import Any
 
+import msgspec
 from markupsafe import Markup
 
 from skep.bench.records import Comparison, LevelSummary, SweepSummary
@@ -30,8 +30,7 @@ _LONGEST_NAME = 70
 _HEIGHT = 200  # of the part of a picture that curves are drawn in: letters keep their distance in its terms
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(msgspec.Struct, frozen=True):
     """One run as it is drawn: `letter` in the pictures, `name` in the legend."""
 
     letter: str

@@ -15,9 +15,10 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+import msgspec
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -30,8 +31,7 @@ BETWEEN = "yellow"  # neither good nor bad
 Line = list[tuple[str, str]]  # (text, style)
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(msgspec.Struct, frozen=True):
     """The place that a frame is drawn in. `height` None: as many lines as it takes."""
 
     width: int = 80

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from skep.bench.records import SweepSummary
 from skep.quality.records import Axis, MixedLevel, MixedSummary, TaskFigures

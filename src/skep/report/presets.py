@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from textwrap import wrap
 from typing import Any
+
+import msgspec
 
 from skep.catalog.needs import best_figure, figure_words, stand_in_words
 from skep.catalog.presets import Preset, Published
@@ -49,12 +50,12 @@ def markdown_list(known: Sequence[Preset]) -> str:
 
 
 def preset_row(found: Preset) -> dict[str, Any]:
-    document = asdict(found)
+    document = msgspec.to_builtins(found)
     return {key: document[key] for key in ("name", "engine", "model", "hardware", "published", "source")}
 
 
 def preset_document(found: Preset) -> dict[str, Any]:
-    document = asdict(found)
+    document = msgspec.to_builtins(found)
     document["env"] = dict(found.env)
     document["options"] = {**found.options.given, "draft": document["options"]["draft"]}
     return {**document, "capacity": found.capacity, "own": found.origin != SHIPPED, "next": _next(found)}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from textwrap import wrap
 from typing import Any
 
+import msgspec
 from markupsafe import Markup
+from msgspec import to_builtins
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.session import SessionProgress
@@ -169,8 +170,7 @@ def _latency_chart(summary: QualitySummary, figure: str, ms: int, colour: str, h
 _STYLES = {Claim.HOLDS: "wide up", Claim.LOST: "wide bad", Claim.UNSHOWN: "wide"}
 
 
-@dataclass(frozen=True, slots=True)
-class QualityRow:
+class QualityRow(msgspec.Struct, frozen=True):
     """A level against C = 1, C = 1 against itself, or one arm of a level. `words`: what may be said of it."""
 
     name: str
@@ -359,7 +359,7 @@ def quality_json(summary: QualitySummary) -> dict[str, Any]:
         run = store.run(summary.run_id)
     asked = {name: run.config.get(name) for name in ("seed", "temperature", "repeats")}
     document: dict[str, Any] = {"model": run.model, "url": run.url, **asked}
-    document |= plain(asdict(summary)) | {"conclusion": conclusion(summary)}
+    document |= plain(to_builtins(summary)) | {"conclusion": conclusion(summary)}
     names = ("family", "items", "base_rate")
     document["by_family"] = [dict(zip(names, row, strict=True)) for row in summary.by_family]
     for level, shown in zip(summary.levels, document["levels"], strict=True):
@@ -424,7 +424,10 @@ def mixed_headline(plan: MixedPlan, endpoints: Sequence[Endpoint], sandbox: Sand
 
 
 def mixed_json(summary: MixedSummary, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    return {**asdict(summary), "verdicts": [{**asdict(one), "outcome": one.outcome.value} for one in verdicts]}
+    return {
+        **to_builtins(summary),
+        "verdicts": [{**to_builtins(one), "outcome": one.outcome.value} for one in verdicts],
+    }
 
 
 EXIT_OK, EXIT_UNSHOWN, EXIT_LOST = 0, 1, 4

@@ -10,12 +10,13 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
 from html import escape
 from itertools import pairwise
 
+import msgspec
 from markupsafe import Markup
+from msgspec.structs import replace
 
 from skep.monitor.describe import describe_change
 from skep.monitor.history import Band
@@ -33,8 +34,7 @@ _SIZES = {"wide": (1040, 380), "narrow": (344, 300), "only": (344, 190), "trend"
 _MOST_MARKS = 400  # failed probes that get a mark of their own
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
+class Track(msgspec.Struct, frozen=True):
     """One line: `band` with a shade around it, `points` as dots beneath. At `steps` it begins anew."""
 
     name: str
@@ -44,8 +44,7 @@ class Track:
     steps: Sequence[float] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(msgspec.Struct, frozen=True):
     title: str
     words: str  # what a reader who sees no picture is told
     unit: str

@@ -6,8 +6,9 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
+
+import msgspec
 
 from skep.bench.metrics import tpot_ms
 from skep.bench.records import LevelSummary, SweepSummary
@@ -139,8 +140,8 @@ def requests_text(rows: list[Request], verdicts: list[Verdict], form: str) -> st
 def _record(row: Request) -> dict[str, Any]:
     """Without the texts and the arrivals, which are long; they are in the store."""
     left_out = ("arrivals_s", "prompt", "answer", "reasoning", "engine")
-    plain = {key: value for key, value in asdict(row).items() if key not in left_out}
-    engine = {f"engine_{key}": value for key, value in asdict(row.engine).items()}
+    plain = {key: value for key, value in msgspec.to_builtins(row).items() if key not in left_out}
+    engine = {f"engine_{key}": value for key, value in msgspec.to_builtins(row.engine).items()}
     return {**plain, **engine, "tpot_ms": tpot_ms(row), "events": len(row.arrivals_s)}
 
 

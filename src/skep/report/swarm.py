@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from skep.report.columns import Column, Record, as_count, as_percent, padded, print_records
 from skep.report.liveview import BETWEEN, Line, Page, bar_cells, cleaned

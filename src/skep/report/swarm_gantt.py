@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 from markupsafe import Markup
 
 from skep.report import theme
@@ -18,8 +18,7 @@ from skep.swarm.summary import SessionSpan, SwarmStory
 from skep.units import number, printable, seconds, shortened
 
 
-@dataclass(frozen=True, slots=True)
-class WorkingTime:
+class WorkingTime(msgspec.Struct, frozen=True):
     """The axis: seconds of the sessions that lasted, one after the other. What lies between them is cut out."""
 
     spans: tuple[SessionSpan, ...]

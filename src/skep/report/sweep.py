@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from markupsafe import Markup
+from msgspec.structs import replace
 
 from skep.bench.records import LevelSummary, SweepSummary
 from skep.quality.records import MixedSummary, QualitySummary
@@ -249,8 +250,7 @@ def level_names(run: StoredRun, levels: Sequence[LevelSummary]) -> list[str]:
     return ["all traffic" if run.kind == "classes" else "the trace"] * len(levels)
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(msgspec.Struct, frozen=True):
     """One level, request by request: `rows` of one of its runs, by start; `left_out` came after the last drawn."""
 
     level: int

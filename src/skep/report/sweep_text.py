@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, cast
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.bench.compare import loss
 from skep.bench.endpoint import Endpoint
@@ -201,7 +203,7 @@ def left(progress: SessionProgress) -> str:
 
 def sweep_json(summary: SweepSummary) -> dict[str, Any]:
     """Return the documented form: docs/json.md."""
-    return cast("dict[str, Any]", plain(asdict(summary)))
+    return cast("dict[str, Any]", plain(msgspec.to_builtins(summary)))
 
 
 SHOWN = {"effective tok/s": "tok/s", "TTFT p50": "TTFT p50", "TTFT p95": "TTFT p95", "TPOT p50": "TPOT p50"}
@@ -209,8 +211,7 @@ _RANKS = {"TTFT p50": 1, "TPOT p50": 2, "TTFT p95": 3}  # in a narrow terminal t
 MARKS = {Judgement.BETTER: "better", Judgement.WORSE: "worse", Judgement.SAME: "=", Judgement.UNKNOWN: "?"}
 
 
-@dataclass(frozen=True, slots=True)
-class CompareResult:
+class CompareResult(msgspec.Struct, frozen=True):
     """A comparison with its verdict. `worse`: the regressions, beyond `allowed`."""
 
     found: Sequence[Comparison]

@@ -7,9 +7,12 @@ Markdown, an empty field in CSV. A level that the client limited is shown with a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
+
+import msgspec
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from skep.bench.matrix import MatrixResult
 from skep.bench.records import LevelSummary, SweepSummary
@@ -24,8 +27,7 @@ Entry = tuple[str, SweepSummary | str]  # label; what was measured, or why it wa
 _LIMITED, _FAILED = "client-limited", "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(msgspec.Struct, frozen=True):
     """Records and their columns, with remarks that stand below it."""
 
     title: str
@@ -248,4 +250,9 @@ def matrix_tables(cells: Sequence[MatrixResult], baseline: str | None) -> list[T
 
 def cell_json(cell: MatrixResult) -> dict[str, Any]:
     summary = sweep_json(cell.summary) if cell.summary is not None else None
-    return {"config": asdict(cell.config), "summary": summary, "diagnosis": cell.diagnosis, "boot_s": cell.boot_s}
+    return {
+        "config": to_builtins(cell.config),
+        "summary": summary,
+        "diagnosis": cell.diagnosis,
+        "boot_s": cell.boot_s,
+    }

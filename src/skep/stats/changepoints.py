@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import mul, sub
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.stats.percentiles import median
 from skep.stats.versus import ratio_of_medians, slowness
@@ -44,8 +46,7 @@ _FLOOR = 0.0005  # a spread below it, as a share, is taken as it: equal values h
 _LINE_BETTER = 4.0  # twice the logarithm of likelihood by which a slope has to beat one step to be called a drift
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(msgspec.Struct, frozen=True):
     """From `index` on, the series lies at another level. Levels reach to the neighbouring splits."""
 
     index: int
@@ -57,16 +58,14 @@ class Split:
     count_after: int
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(msgspec.Struct, frozen=True):
     """A stretch that moves slowly one way: a straight line fits it no worse than steps do."""
 
     first: int
     last: int  # its last value
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesChanges:
+class SeriesChanges(msgspec.Struct, frozen=True):
     splits: tuple[Split, ...] = ()  # without those that a slow drift explains as well
     drifts: tuple[Drift, ...] = ()
 
@@ -93,8 +92,7 @@ def changes_in_series(values: Sequence[float]) -> SeriesChanges:
     return SeriesChanges(tuple(splits), tuple(Drift(first + skipped, last + skipped) for first, last in drifts))
 
 
-@dataclass(frozen=True, slots=True)
-class _LogScale:
+class _LogScale(msgspec.Struct, frozen=True):
     """The values as they are weighed: logarithms where all are above zero."""
 
     xs: Sequence[float]
@@ -149,8 +147,7 @@ class _LogScale:
         return slowness([self.clipped(a, b) for a, b in pairwise([0, *cuts, len(self.xs)])])
 
 
-@dataclass(frozen=True, slots=True)
-class _Best:
+class _Best(msgspec.Struct, frozen=True):
     cut: int
     height: float  # as deviations of a normal figure, less what a short level has to stand out more
     shares: list[float]  # of the squares that every cut from SHORTEST on explains

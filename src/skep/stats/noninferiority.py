@@ -24,9 +24,10 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist, fmean
+
+import msgspec
 
 
 class Claim(Enum):
@@ -35,8 +36,7 @@ class Claim(Enum):
     UNSHOWN = "not shown"  # neither: too few items, or too much noise
 
 
-@dataclass(frozen=True, slots=True)
-class PairedDifference:
+class PairedDifference(msgspec.Struct, frozen=True):
     """The same items in two arms. Rates and differences are shares, 0.03 is three points; bounds one-sided, 95 %."""
 
     items: int

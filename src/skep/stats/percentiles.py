@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
 from statistics import NormalDist, fmean, stdev, variance
 
+import msgspec
+from msgspec.structs import replace
+
 from skep.units import Interval
 
 
-@dataclass(frozen=True, slots=True)
-class Percentiles:
+class Percentiles(msgspec.Struct, frozen=True):
     p50: float
     p95: float
     p99: float
@@ -168,8 +169,7 @@ def paired_ratio_interval(pairs: Iterable[tuple[float, float]]) -> Interval | No
     return MeanEstimate.of(rates).as_ratio(0.95) if len(rates) >= 2 else None
 
 
-@dataclass(frozen=True, slots=True)
-class MeanEstimate:
+class MeanEstimate(msgspec.Struct, frozen=True):
     """A mean with what is known of its error: each part a variance and its degrees of freedom."""
 
     estimate: float

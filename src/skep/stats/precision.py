@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import linear_regression, stdev
+
+import msgspec
 
 from skep.stats.percentiles import mean_t_interval, median, t_quantile
 
 
-@dataclass(frozen=True, slots=True)
-class PrecisionGoal:
+class PrecisionGoal(msgspec.Struct, frozen=True):
     """`relative` is the half width of the interval as a share of the mean."""
 
     relative: float = 0.03

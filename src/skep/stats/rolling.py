@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from skep.stats.percentiles import at_rank, coefficient_of_variation, mad
 
 LEAST_SLOPES = 3  # points below which a line through them says nothing
 
 
-@dataclass(frozen=True, slots=True)
-class WindowStats:
+class WindowStats(msgspec.Struct, frozen=True):
     count: int
     median: float
     mad: float  # unscaled: the median distance from the median
@@ -26,8 +26,7 @@ class WindowStats:
     high: float
 
 
-@dataclass(frozen=True, slots=True)
-class TrendLine:
+class TrendLine(msgspec.Struct, frozen=True):
     """A straight line through a series, by the median of slopes, which outliers do not move."""
 
     slope: float  # per unit of time

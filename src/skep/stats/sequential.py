@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from statistics import fmean, variance
+
+import msgspec
 
 from skep.stats.percentiles import MeanEstimate, median, t_quantile
 from skep.units import Interval
@@ -72,8 +73,7 @@ class MeasurementNoise:
         return float(self.start**2 + self.reading**2 / max(1, count))
 
 
-@dataclass(frozen=True, slots=True)
-class RatioEstimate:
+class RatioEstimate(msgspec.Struct, frozen=True):
     """The logarithm of B over A, and how far it may be off at this look."""
 
     estimate: float

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from skep.errors import UserError
 from skep.stats.percentiles import median
 from skep.units import parse_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class SloLimit:
+class SloLimit(msgspec.Struct, frozen=True):
     """At most so many milliseconds in so many of a hundred requests."""
 
     name: str  # "ttft" | "tpot" | "total"
@@ -30,8 +30,7 @@ class SloLimit:
         return f"{self.name}_p{self.percent:g}={format(self.ms, 'f').rstrip('0').rstrip('.')}ms"
 
 
-@dataclass(frozen=True, slots=True)
-class SloLimits:
+class SloLimits(msgspec.Struct, frozen=True):
     """What users are promised. Failed requests keep no promise: more than five in a hundred break it as well."""
 
     limits: tuple[SloLimit, ...]

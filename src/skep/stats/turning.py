@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from statistics import fmean
+
+import msgspec
 
 from skep.stats.percentiles import WIDEST, t_quantile
 
@@ -20,8 +21,7 @@ MARGIN = 0.05
 TAILS = 0.10  # of both sides together: one-sided questions are answered at 95 %
 
 
-@dataclass(frozen=True, slots=True)
-class Turning:
+class Turning(msgspec.Struct, frozen=True):
     """Where a curve of effective tok/s against C turns. Each bracket holds the point with the confidence given."""
 
     knee: int | None  # the smallest measured C from which on nothing is gained; None: it still grows, or not known
@@ -33,8 +33,7 @@ class Turning:
     unclear: tuple[int, ...] = ()  # levels that their runs do not tell apart; () and not sure: no level was run twice
 
 
-@dataclass(frozen=True, slots=True)
-class LevelPoint:
+class LevelPoint(msgspec.Struct, frozen=True):
     """One level with the figure of each repeat; zero where not one request succeeded."""
 
     concurrency: int
@@ -50,8 +49,7 @@ class CurveSide(Enum):
     UNCLEAR = "unclear"
 
 
-@dataclass(frozen=True, slots=True)
-class TurningPoint:
+class TurningPoint(msgspec.Struct, frozen=True):
     """A knee or a cliff among the measured levels, by index: it lies between `low` and `high`."""
 
     at: int
@@ -65,8 +63,7 @@ class TurningPoint:
         return self.sure and (self.low >= 0 or self.high == 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _CurveLevel:
+class _CurveLevel(msgspec.Struct, frozen=True):
     concurrency: int
     count: int
     estimate: float  # geometric mean; 0 where a repeat brought nothing

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 from statistics import NormalDist
+
+import msgspec
 
 from skep.stats.percentiles import MeanEstimate, logs, median, paired_logs, t_quantile
 from skep.stats.rolling import WindowStats, window_stats
@@ -31,8 +32,7 @@ _MANY = 60  # values from which a binomial is taken as normal
 _HIDDEN = 3.0  # over the number of values: what each fitted level takes away from that correlation, by simulation
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesComparison:
+class SeriesComparison(msgspec.Struct, frozen=True):
     """`ratio` is B over A; better and worse know which way is up."""
 
     a: WindowStats | None

@@ -11,11 +11,12 @@ import re
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from sqlite3 import Connection, Row
 from typing import Annotated, Protocol
+
+import msgspec
 
 from skep.errors import StoreError, UserError
 from skep.store.rows import StoredAs, read, storable
@@ -28,8 +29,7 @@ class OpenStore(Protocol):
     def transaction(self) -> AbstractContextManager[Connection]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class NamedRows:
+class NamedRows(msgspec.Struct, frozen=True):
     """The rows of `table` as `select` has them. `parts`: further tables with rows of each, by their column `key`."""
 
     table: str
@@ -84,8 +84,7 @@ class NamedRows:
 PROC = Path("/proc")
 
 
-@dataclass(frozen=True, slots=True)
-class WriterProcess:
+class WriterProcess(msgspec.Struct, frozen=True):
     pid: Annotated[int, StoredAs("writer_pid")]
     start_ticks: Annotated[int | None, StoredAs("writer_start_ticks")]  # since boot; None: the system does not tell
     boot_id: str | None

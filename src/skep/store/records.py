@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
+
+import msgspec
 
 from skep.store.rows import StoredAs
 
@@ -36,8 +37,7 @@ class RunState(Enum):
         return self is not RunState.RUNNING
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRun:
+class StoredRun(msgspec.Struct, frozen=True):
     """One benchmark run as stored. `config`, `host` and `engine` are JSON objects, kept as they were."""
 
     id: str
@@ -57,8 +57,7 @@ class StoredRun:
     requests: int = 0  # rows stored so far
 
 
-@dataclass(frozen=True, slots=True)
-class EngineTimings:
+class EngineTimings(msgspec.Struct, frozen=True):
     """What the engine itself reported for one request."""
 
     prompt_tokens: int | None = None
@@ -70,8 +69,7 @@ class EngineTimings:
     queue_ms: float | None = None  # inside the engine, before it began
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One request as the client saw it, with the engine's own figures beside it. Tokens come from `usage`."""
 
     level: int  # concurrency asked for; 0 for warm-up
@@ -91,7 +89,7 @@ class Request:
     finish_reason: str | None = None
     replica: str | None = None
     queued_ms: float | None = None
-    engine: EngineTimings = field(default_factory=EngineTimings)
+    engine: EngineTimings = msgspec.field(default_factory=EngineTimings)
     # Of each event that carried content; equal where one read brought several.
     arrivals_s: Annotated[tuple[float, ...], StoredAs("arrivals", _packed, _unpacked)] = ()
     prompt: str | None = None  # None: left unstored
@@ -112,8 +110,7 @@ class Request:
         return self.started_s if self.scheduled_s is None else min(self.scheduled_s, self.started_s)
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayRequest:
+class GatewayRequest(msgspec.Struct, frozen=True):
     """One request as the gateway saw it, from its arrival to its one end. Seconds are after the arrival."""
 
     id: str
@@ -138,8 +135,7 @@ class GatewayRequest:
     response_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClientSample:
+class ClientSample(msgspec.Struct, frozen=True):
     """How the measuring process itself fared during one run of one level."""
 
     level: int
@@ -152,8 +148,7 @@ class ClientSample:
     processes: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class LevelFact:
+class LevelFact(msgspec.Struct, frozen=True):
     """What belongs to one run of one level and is no request: energy, the engine's own counters."""
 
     level: int
@@ -162,8 +157,7 @@ class LevelFact:
     fact: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationRecord:
+class CalibrationRecord(msgspec.Struct, frozen=True):
     """What was measured on one machine with one setup, and the factors fitted to it, which multiply predicted times.
     The newest of a kind wins. `host` is a fingerprint of the machine, or the address of one elsewhere. `document` has
     all that it takes to fit anew."""

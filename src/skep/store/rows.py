@@ -6,11 +6,9 @@ another one as columns that begin with the field's name. `StoredAs` tells where 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache, partial
 from operator import attrgetter
@@ -19,6 +17,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.errors import StoreError
 
@@ -28,8 +27,7 @@ Convert = Callable[[Any], Any]
 _LARGEST = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAs:
+class StoredAs(msgspec.Struct, frozen=True):
     """How a field is stored, where its name or type does not tell: `index: Annotated[int, StoredAs("idx")]`."""
 
     name: str | None = None
@@ -156,7 +154,7 @@ def _values_of(kind: type, left_out: tuple[str, ...]) -> Callable[[Any], list[An
 
 
 @cache
-def _reader(kind: type, names: tuple[str, ...], prefix: str = "") -> Callable[..., Any]:
+def _reader(kind: type[msgspec.Struct], names: tuple[str, ...], prefix: str = "") -> Callable[..., Any]:
     places = {name: place for place, name in enumerate(names)}  # of two columns with one name the second counts
     fields = [(name, prefix + column, how) for name, column, how in _stored_fields(kind)]
     plain = [(name, places[column], how.read) for name, column, how in fields if column in places]
@@ -173,7 +171,7 @@ def _reader(kind: type, names: tuple[str, ...], prefix: str = "") -> Callable[..
 
 
 @cache
-def _flat(kind: type) -> tuple[tuple[str, str, Convert | None], ...]:
+def _flat(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, Convert | None], ...]:
     """Return where each value stands in a record, its column, and how it is written."""
     found: list[tuple[str, str, Convert | None]] = []
     for name, column, how in _stored_fields(kind):
@@ -185,16 +183,16 @@ def _flat(kind: type) -> tuple[tuple[str, str, Convert | None], ...]:
 
 
 @cache
-def _stored_fields(kind: type) -> tuple[tuple[str, str, StoredAs], ...]:
+def _stored_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, StoredAs], ...]:
     """Return the name of each field, its column, and how it is stored."""
     found = []
     hints = get_type_hints(kind, include_extras=True)
-    for name in [field.name for field in dataclasses.fields(kind)]:
+    for name in kind.__struct_fields__:
         hint, own = hints[name], StoredAs()
         if get_origin(hint) is Annotated:
             hint, *_, own = get_args(hint)
         column = own.name or name
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
             found.append((name, column, replace(own, inner=hint)))
         else:
             write, read_as = _converters(hint, column)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
 from enum import Enum
 from typing import Annotated
+
+import msgspec
 
 from skep.store.records import Index
 from skep.store.rows import StoredAs
@@ -29,8 +30,7 @@ class VerdictOutcome(Enum):
         return self is VerdictOutcome.PASSED
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """One thing that was looked at: `POST /users answers 201`."""
 
     name: str
@@ -39,15 +39,14 @@ class Check:
 
 
 def _check_lists(checks: Sequence[Check]) -> str:
-    return json.dumps([astuple(check) for check in checks])
+    return json.dumps([msgspec.structs.astuple(check) for check in checks])
 
 
 def _checks_of(text: str) -> tuple[Check, ...]:
     return tuple(Check(*one) for one in json.loads(text))
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """Of one request. `keywords`: what a search for words would have said; None: the item has none."""
 
     level: int

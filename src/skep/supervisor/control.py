@@ -8,9 +8,10 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from skep.errors import EngineError, SkepError, UserError
 from skep.paths import LOOPBACK, Paths
@@ -150,8 +151,7 @@ OUTCOMES = ("answered", "refused", "broken", "hung_up")
 NO_ANSWER = "the gateway gets no answer from its engine"
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaStatus:
+class ReplicaStatus(msgspec.Struct, frozen=True):
     """One replica, from the rows of the supervisor and of the gateway."""
 
     name: str

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from skep.config.gateway_messages import ModelUsage
 from skep.engines.base import Launch
@@ -23,12 +25,11 @@ UNLISTED = "the cards"  # stands for all cards, where they are not known
 CARDLESS = ("embedded", "fake", "simulated")
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
+class ModelSpec(msgspec.Struct, frozen=True):
     """One model with all its replicas, which are loaded and unloaded together."""
 
     model: str
-    room: Mapping[str, int] = field(default_factory=dict)  # bytes it takes of each resource, as far as known
+    room: Mapping[str, int] = {}  # bytes it takes of each resource, as far as known
     unknown: frozenset[str] = frozenset()  # cards of which it takes an unknown amount
     on_demand: bool = True
     pinned: bool = False
@@ -39,11 +40,10 @@ class ModelSpec:
         return self.unknown | self.room.keys()
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryBudget:
+class MemoryBudget(msgspec.Struct, frozen=True):
     """The memory of the machine. A resource that is not named has no limit."""
 
-    room: Mapping[str, int] = field(default_factory=dict)
+    room: Mapping[str, int] = {}
     max_loaded: int | None = None
     turn_s: float = 30.0  # a busy model stays loaded for at least this long
     quiet_s: float = 1.0  # idle: not used for so long since it was loaded
@@ -63,31 +63,29 @@ class Residency(Enum):
         return self not in (Residency.OUT, Residency.GIVEN_UP)
 
 
-@dataclass(frozen=True)
-class Action:
+class Action(msgspec.Struct, frozen=True):
     """What the caller is to do."""
 
     model: str
 
 
-class LoadModel(Action):
+class LoadModel(Action, frozen=True):
     pass
 
 
-class DrainModel(Action):
+class DrainModel(Action, frozen=True):
     """Send it nothing new."""
 
 
-class ReadmitModel(Action):
+class ReadmitModel(Action, frozen=True):
     """Send it requests again: it need not be unloaded."""
 
 
-class UnloadModel(Action):
+class UnloadModel(Action, frozen=True):
     pass
 
 
-@dataclass(frozen=True)
-class RefuseModel(Action):
+class RefuseModel(Action, frozen=True):
     """Refuse the requests that wait."""
 
     why: str

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 RESTART = "restart asked for"
 
 
@@ -22,8 +24,7 @@ class ReplicaState(Enum):
 RUNNING = (ReplicaState.STARTING, ReplicaState.WARMING, ReplicaState.READY)
 
 
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
+class RestartPolicy(msgspec.Struct, frozen=True):
     """Deadlines, delays and limits of starting a replica again."""
 
     start_deadline_s: float = 180.0  # from the start to healthy

@@ -9,9 +9,10 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from skep.config.gateway_messages import AdmissionLimits, BatchPlaces, GatewaySetup, Timeouts, TlsFiles
 from skep.config.keys import keys_path, loose_mode, read_keys

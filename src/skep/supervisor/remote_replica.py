@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from skep.engines.base import Launch, key_headers
 from skep.supervisor.lifecycle import Life, ReplicaState
@@ -20,8 +21,7 @@ SHOWN_MODELS = 8
 RUNNING = {b"vllm:num_requests_running": "vllm", b"sglang:num_running_reqs": "sglang"}  # in /metrics
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamInfo:
+class UpstreamInfo(msgspec.Struct, frozen=True):
     """What is known of an engine elsewhere. Where busy slots cannot be asked, the release bound is short."""
 
     model: str = ""

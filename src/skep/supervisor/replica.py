@@ -10,10 +10,13 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import InitVar, dataclass, field, fields, replace
+from dataclasses import InitVar, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.engines.base import ENGINE_KEY, EXIT_FINAL, GATEWAY_KEY, Diagnosis, Engine, Launch, key_headers
 from skep.errors import EngineError
@@ -259,7 +262,7 @@ class Replica:
         if found.change is None or found.changed is None or len(self._fell_back) >= self.life.policy.fallbacks:
             return False
         self._fell_back.append(found.changed)
-        new = {one.name: getattr(found.change, one.name) for one in fields(Launch)}
+        new = msgspec.structs.asdict(found.change)
         self._fallback = {name: value for name, value in new.items() if value != getattr(self.launch, name)}
         self.life.note = f"fell back: {'; '.join(self._fell_back)}"
         return True

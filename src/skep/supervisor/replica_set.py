@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.config.gateway_messages import ReplicaSpec, ReplicaTable, UnloadedModel
 from skep.engines.base import Engine, Launch, engine_named
@@ -60,8 +63,7 @@ class RemoteLog(Protocol):
         """Return `text` (the last lines, or what came since `offset`), its end as `offset`, and the log's `size`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaChanges:
+class ReplicaChanges(msgspec.Struct, frozen=True):
     """Names of replicas. `changed` ones are restarted; `adjusted` ones go on, and only the gateway is told."""
 
     added: tuple[str, ...] = ()
@@ -74,7 +76,7 @@ class ReplicaChanges:
 def changes(running: Iterable[Launch], wanted: Iterable[Launch]) -> ReplicaChanges:
     old = {launch.name: launch for launch in running}
     new = {launch.name: launch for launch in wanted}
-    sorts: dict[str, list[str]] = {field.name: [] for field in fields(ReplicaChanges)}
+    sorts: dict[str, list[str]] = {name: [] for name in ReplicaChanges.__struct_fields__}
     sorts["removed"] = [name for name in old if name not in new]
     for name, launch in new.items():
         before = old.get(name)
@@ -88,8 +90,7 @@ def changes(running: Iterable[Launch], wanted: Iterable[Launch]) -> ReplicaChang
     return ReplicaChanges(**{key: tuple(names) for key, names in sorts.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
+class ReplicaView(msgspec.Struct, frozen=True):
     """One replica as it is now. Read once a change: for the gateway's table and for the rows of `skep ps`."""
 
     member: ReplicaMember

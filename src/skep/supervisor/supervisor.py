@@ -7,12 +7,14 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from skep.config.gateway_messages import GatewaySetup, GatewayStatus, LoadFailed, UnloadedModel
 from skep.config.settings import Settings
@@ -31,8 +33,7 @@ PAUSED_RETRY_S = 5.0  # for clients that wait when a pause begins
 NO_FIGURES: Message = {"pid": None, "url": None, "slots": None, "busy": None, "restarts": None, "why": None}
 
 
-@dataclass(frozen=True, slots=True)
-class Hive:
+class Hive(msgspec.Struct, frozen=True):
     """Replicas behind one gateway."""
 
     replicas: tuple[Launch, ...]
@@ -40,17 +41,21 @@ class Hive:
     gateway_setup: GatewaySetup
     url: str
     log_dir: Path
-    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    policy: RestartPolicy = RestartPolicy()
     drain_s: float = 30.0
-    settings: Settings = field(default_factory=lambda: Settings(serve=()), repr=False)  # that it was built from
+    settings: Settings = Settings(serve=())  # that it was built from
     left_out: tuple[str, ...] = ()  # settings that only a restart would apply
     warnings: tuple[str, ...] = ()  # shown to the user who asked for the reload
     room: tuple[tuple[str, int], ...] = ()  # bytes that the machine has of "ram", "gpu0", ...
     turn_s: float = 30.0  # a busy model that others wait for stays loaded for at least this long
     monitor_argv: tuple[str, ...] = ()  # the command of the monitor; empty: none
     monitor_due: bool = False  # the store has targets: start the monitor at once
-    engine_key: str = field(default="", repr=False)  # the key of the engines on this machine; empty: none
+    engine_key: str = ""  # the key of the engines on this machine; empty: none
     avoid: frozenset[str] = frozenset()  # drained nodes of a cluster: nothing new is placed there
+
+    def __repr__(self) -> str:
+        """Return it without the key of the engines: this text may end in a log."""
+        return f"Hive({self.url!r}, {self.replicas!r})"
 
     @property
     def memory_budget(self) -> MemoryBudget:
@@ -287,7 +292,12 @@ class Supervisor:
         hive, plan = await self._become(lambda: [wanted], all_of_it=True)
         if wait:
             await _await_success(self._carrying)
-        return {"ok": True, **asdict(plan), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
+        return {
+            "ok": True,
+            **to_builtins(plan),
+            "left_out": list(hive.left_out),
+            "warnings": list(hive.warnings),
+        }
 
     async def scale(self, model: str, replicas: int, *, wait: bool) -> Message:
         """Change the number of replicas of a model."""
@@ -298,7 +308,7 @@ class Supervisor:
         for name in plan.added if wait else ():
             hint = f"`skep logs {name}` shows more; `skep replica scale {model}={before}` takes it back"
             await self.replica_set.until_up(name, hint=hint)
-        return {"ok": True, "model": model, "before": before, "replicas": replicas, **asdict(plan)}
+        return {"ok": True, "model": model, "before": before, "replicas": replicas, **to_builtins(plan)}
 
     async def _become(
         self, ways: Callable[[], Iterable[Settings]], *, all_of_it: bool = False

@@ -11,11 +11,13 @@ import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
+import msgspec
+from msgspec.structs import replace
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 
@@ -147,8 +149,7 @@ class Options(TypedDict, total=False):
     watch: Callable[[SwarmProgress], None]  # hears how the run stands, a few times a second
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """Stands in the place of a value that there is none of."""
 
     task: str
@@ -173,8 +174,7 @@ class SwarmError(SkepError):
         super().__init__(f"{len(self.failures)} of {len(self.values)} tasks failed; {self.failures[0]}", hint=hint)
 
 
-@dataclass(frozen=True, slots=True)
-class Run(Generic[T]):
+class Run(msgspec.Struct, Generic[T], frozen=True):
     """What came of a call. `values` and `results` are in the items' order; a result is None where there is none."""
 
     id: str

@@ -6,8 +6,9 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.engines.base import GATEWAY_KEY
@@ -27,8 +28,7 @@ _NOT_TAKEN = (400, 404, 415, 422, 500, 501)  # what servers say to a `response_f
 MOST_IDLE = 1024  # connections; a server that minds has closed them by then
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptResult(AnswerFigures):
+class AttemptResult(AnswerFigures, frozen=True, kw_only=True):
     """What came of an attempt. `error_kind` None: an answer that counts; "rejected": one that does not.
 
     Other kinds are those of a request: connect, closed, cut, timeout, too_long, garbage, engine_error, http_500 ...

@@ -9,9 +9,10 @@ doubling is halved, and then a level is held. A step up is tried now and then, a
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from enum import Enum
 from statistics import median
+
+import msgspec
 
 FIRST = 4
 MOST = 256
@@ -29,8 +30,7 @@ LONGEST_AGAIN_S = 120.0
 NEWEST = 0.3  # the weight of the newest window in what is held to be the rate
 
 
-@dataclass(frozen=True, slots=True)
-class ConcurrencySample:
+class ConcurrencySample(msgspec.Struct, frozen=True):
     """What the runner measures at one moment."""
 
     now: float
@@ -156,8 +156,7 @@ CROWDED = 3.0  # times as long in the queue as our own backlog explains
 CROWDED_S = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointSlots:
+class EndpointSlots(msgspec.Struct, frozen=True):
     """The slots that the endpoint tells; None if it tells none."""
 
     slots: int | None = None

@@ -7,9 +7,10 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from skep import __version__
 from skep.errors import EngineError, UserError

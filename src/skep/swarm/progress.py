@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from skep.swarm.concurrency import ConcurrencyLimit
 from skep.swarm.records import Attempt, Counts, TaskEnding, TaskResult, Why
@@ -13,8 +14,7 @@ from skep.swarm.schedule import Start, TaskSchedule
 from skep.units import format_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(msgspec.Struct, frozen=True):
     """One agent at work."""
 
     agent: int
@@ -24,8 +24,7 @@ class Lane:
     number: int  # of the attempt
 
 
-@dataclass(frozen=True, slots=True)
-class SwarmProgress:
+class SwarmProgress(msgspec.Struct, frozen=True):
     run_id: str
     total: int
     done: int

@@ -8,8 +8,8 @@ time that a task was tried; a *result* is final, one for each task.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -17,8 +17,7 @@ import msgspec
 from skep.store.rows import Count
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(msgspec.Struct, frozen=True):
     """One piece of work that needs nothing but itself."""
 
     id: str
@@ -28,7 +27,7 @@ class Task:
     schema: Mapping[str, Any] | None = None  # the answer must be JSON of this form
     checker: Mapping[str, Any] | None = None  # {"kind": "contains", "all": ["x"]}: as `skep.workload.items` has them
     priority: str | None = None  # of skep's gateway: interactive, normal, batch
-    extra: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request, sent as they are
+    extra: Mapping[str, Any] = {}  # further fields of the request, sent as they are
     stage: int = 0  # later ones are made of the results of earlier ones
 
 
@@ -37,8 +36,7 @@ class TaskEnding(StrEnum):
     FAILED = "failed"  # set aside after so many tries
 
 
-@dataclass(frozen=True, slots=True)
-class TaskResult:
+class TaskResult(msgspec.Struct, frozen=True):
     """What came of a task. Final: written once, never changed."""
 
     task: str
@@ -75,8 +73,7 @@ class AttemptOutcome(StrEnum):
     CANCELLED = "cancelled"  # the run was stopped meanwhile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerFigures:
+class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an answer, whole or not."""
 
     first_token_at: float | None = None
@@ -92,8 +89,7 @@ class AnswerFigures:
     answer: str | None = None  # of a stored attempt: only of a rejected one; of one that counted, the result has it
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt(AnswerFigures):
+class Attempt(AnswerFigures, frozen=True):
     task: str
     session: int
     number: int  # from 1, over all sessions
@@ -105,8 +101,7 @@ class Attempt(AnswerFigures):
     requests: int = 1  # several only in runs of earlier versions
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(msgspec.Struct, frozen=True):
     """What an attempt left behind, written at once or not at all. `result`: where the task has come to its end."""
 
     attempt: Attempt | None
@@ -120,8 +115,7 @@ class SwarmRunState(StrEnum):
     CANCELLED = "cancelled"  # somebody said so; can be resumed all the same
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(msgspec.Struct, frozen=True):
     total: int
     done: int
     failed: int
@@ -131,8 +125,7 @@ class Counts:
         return self.total - self.done - self.failed
 
 
-@dataclass(frozen=True, slots=True)
-class SwarmRun:
+class SwarmRun(msgspec.Struct, frozen=True):
     """`config`: what the run was asked for, as JSON: see `skep.swarm.records`."""
 
     id: str
@@ -151,16 +144,19 @@ class SwarmRun:
     error: str | None = None  # why the last session ended, where it did not finish
 
 
-def given_fields(record: Any) -> dict[str, Any]:
+def given_fields(record: msgspec.Struct) -> dict[str, Any]:
     """Return the fields of a record that differ from their defaults, as a task and a run's options are stored."""
-    usual = {
-        one.name: one.default if one.default_factory is MISSING else one.default_factory() for one in fields(record)
-    }
-    return {name: getattr(record, name) for name, value in usual.items() if getattr(record, name) != value}
+    usual = _defaults(type(record))
+    return {name: value for name, value in msgspec.structs.asdict(record).items() if value != usual[name]}
 
 
-@dataclass(frozen=True, slots=True)
-class SwarmRunOptions:
+@cache
+def _defaults(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    known = msgspec.structs.fields(kind)
+    return {one.name: one.default_factory() if callable(one.default_factory) else one.default for one in known}
+
+
+class SwarmRunOptions(msgspec.Struct, frozen=True):
     agents: int | None = None  # at once, at most; None: as many as the endpoint can use
     tries: int = 4  # of one task, before it is set aside
     timeout_s: float = 600.0  # of one request

@@ -16,12 +16,14 @@ import stat
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Self, TypeVar
+
+from msgspec.structs import replace
 
 from skep.errors import StoreError, UserError
 from skep.store.connection import is_about_a_row, is_busy

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from random import Random
 from statistics import median
 from typing import Any, TypeVar
+
+import msgspec
 
 from skep.swarm.client import REJECTED, AttemptResult
 from skep.swarm.records import FREE_BREAKS, Attempt, AttemptOutcome, Recorded, Task, TaskEnding, TaskResult, Why
@@ -28,13 +30,11 @@ RESTARTING_S = 30.0  # an engine that is started again is mostly back by then
 DOUBT = 3  # mishaps in a row, after which no more are added to those under way
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeEndpoint:
+class ProbeEndpoint(msgspec.Struct, frozen=True):
     """Ask the endpoint whether it is there."""
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(msgspec.Struct, frozen=True):
     """`after_s` None: at once, since waiting would not help."""
 
     why: str
@@ -159,8 +159,7 @@ SILENT_S = 30.0  # without one token of any answer under way: is anybody there?
 RANKS = {"interactive": 0, "normal": 1, None: 1, "batch": 2}
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """Send it. `lease` names this attempt while it is under way."""
 
     lease: int
@@ -173,8 +172,7 @@ class Start:
     blamed: bool = False  # the only suspect under way: a break is its own
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(msgspec.Struct, frozen=True):
     """Break it off; what it still brings is not wanted."""
 
     lease: int
@@ -428,7 +426,6 @@ class TaskSchedule:
 
 
 def copied(kind: type[_Made], source: AttemptResult, **own: Any) -> _Made:
-    """Make a dataclass from the fields that it shares with another one, and from `own`, which go first."""
-    known = {field.name for field in fields(source)}
-    shared = {field.name: getattr(source, field.name) for field in fields(kind) if field.name in known}
-    return kind(**{**shared, **own})
+    """Make a struct from the fields that it shares with another one, and from `own`, which go first."""
+    shared = {name: value for name, value in msgspec.structs.asdict(source).items() if name in kind.__struct_fields__}
+    return kind(**shared | own)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from sqlite3 import Connection, Row
 from typing import Any, Literal
 
@@ -26,8 +25,7 @@ from skep.swarm.records import Attempt, Counts, Recorded, SwarmRun, SwarmRunStat
 SessionOutcome = Literal["done", "stopped", "cancelled", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
-class SwarmSession:
+class SwarmSession(msgspec.Struct, frozen=True):
     """One process at work on a run. `ended_at` is None while it works, and of one that was killed for good."""
 
     number: int

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.bench.records import Energy
 from skep.bench.summary import JOULES_PER_KWH
@@ -20,8 +20,7 @@ from skep.swarm.store import SwarmSession, SwarmStore
 from skep.wire.heads import parse_url
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSpan:
+class SessionSpan(msgspec.Struct, frozen=True):
     """One session, as far as it worked on the tasks. `before_s`: the pause since the session before it."""
 
     session: int
@@ -37,8 +36,7 @@ class SessionSpan:
         return max(0.0, self.ended_at - self.started_at)
 
 
-@dataclass(frozen=True, slots=True)
-class AgentRow:
+class AgentRow(msgspec.Struct, frozen=True):
     """One of those that worked at once."""
 
     agent: int
@@ -49,8 +47,7 @@ class AgentRow:
     output_tokens: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaRow:
+class ReplicaRow(msgspec.Struct, frozen=True):
     """`replica` None: the endpoint did not say who answered."""
 
     replica: str | None
@@ -62,8 +59,7 @@ class ReplicaRow:
     task_tok_s: float | None  # median over tasks of output tokens over the time from the first token to the end
 
 
-@dataclass(frozen=True, slots=True)
-class EnergyAccount:
+class EnergyAccount(msgspec.Struct, frozen=True):
     """Of the GPUs alone, over the sessions in which something measured it."""
 
     energy: Energy
@@ -72,8 +68,7 @@ class EnergyAccount:
     price_kwh: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(msgspec.Struct, frozen=True):
     """One run in figures. Tokens are those that were told: `tokens_unknown` done tasks came without."""
 
     run: str
@@ -113,8 +108,7 @@ class Account:
     energy: EnergyAccount | None
 
 
-@dataclass(frozen=True, slots=True)
-class Down:
+class Down(msgspec.Struct, frozen=True):
     """The endpoint did not answer."""
 
     started_at: float
@@ -122,8 +116,7 @@ class Down:
     why: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class AgentLimit:
+class AgentLimit(msgspec.Struct, frozen=True):
     """From then on so many agents were allowed at once. `session`: no line joins two of them."""
 
     session: int
@@ -132,8 +125,7 @@ class AgentLimit:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class SwarmStory:
+class SwarmStory(msgspec.Struct, frozen=True):
     """Everything that the page of a run says. `attempts` by start, `results` in the tasks' order."""
 
     run: SwarmRun
@@ -227,8 +219,7 @@ def busy_s(attempts: Iterable[Attempt]) -> float:
 _ERRORS = (AttemptOutcome.FAILED, AttemptOutcome.REJECTED)
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """What the journal has of one run."""
 
     run: SwarmRun

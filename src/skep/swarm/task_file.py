@@ -6,7 +6,6 @@ import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from string import Formatter
@@ -25,8 +24,7 @@ from skep.workload.banks import checker_faults, like
 MOST_NAMED = 12  # columns in a message
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
+class Template(msgspec.Struct, frozen=True):
     """A prompt with places to fill in: `Summarise {title}: {text}`. Literal braces are doubled.
 
     Nothing but names: it cannot reach into an object, and what is filled in is never looked at for places again.

@@ -10,11 +10,12 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any, Self
+
+import msgspec
 
 from skep.errors import UserError
 
@@ -26,8 +27,7 @@ WORDS = (
 DO_NOT_KNOW = "I do not know."
 
 
-@dataclass(frozen=True, slots=True)
-class FakeRequest:
+class FakeRequest(msgspec.Struct, frozen=True):
     """One generation request, read and counted."""
 
     chat: bool
@@ -54,8 +54,7 @@ class FakeRequest:
         return FakeAnswer(tuple(words[:limit]), "stop" if natural <= limit else "length")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAnswer:
+class StoredAnswer(msgspec.Struct, frozen=True):
     """`wrong`: what is said instead where this one is answered wrongly; one of them."""
 
     prompt: str  # the last user message, or a part of the prompt
@@ -63,8 +62,7 @@ class StoredAnswer:
     wrong: tuple[str, ...] = (DO_NOT_KNOW,)
 
 
-@dataclass(frozen=True, slots=True)
-class FakeAnswer:
+class FakeAnswer(msgspec.Struct, frozen=True):
     tokens: tuple[str, ...]
     finish_reason: str
 
@@ -141,8 +139,7 @@ def parse_share(text: str) -> float:
     return share
 
 
-@dataclass(frozen=True, slots=True)
-class LoadShare:
+class LoadShare(msgspec.Struct, frozen=True):
     """Strikes a share of the requests that find more than `load` inside, themselves counted."""
 
     load: int
@@ -157,8 +154,7 @@ class LoadShare:
         return cls(int(load), parse_share(share))
 
 
-@dataclass(frozen=True, slots=True)
-class Quality:
+class Quality(msgspec.Struct, frozen=True):
     """`wrong_share` is of prompts, the same ones at every request; all else is chance, request by request."""
 
     wrong_share: float = 0.0
@@ -169,8 +165,7 @@ class Quality:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerDecision:
+class AnswerDecision(msgspec.Struct, frozen=True):
     text: str | None = None  # None: nothing is stored for the prompt
     cut: bool = False
     fails: bool = False
@@ -235,8 +230,7 @@ def parse_form(text: str) -> frozenset[str]:
     return frozenset(text.split(","))
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
+class AnswerHead(msgspec.Struct, frozen=True):
     """What all chunks of one answer have in common."""
 
     id: str

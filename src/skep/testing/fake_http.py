@@ -7,19 +7,18 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol, cast
 
 import httptools
+import msgspec
 
 from skep.testing.fake_answers import to_json
 
 REPEAT_S = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(msgspec.Struct, frozen=True):
     method: str
     path: str  # without the query
     headers: Mapping[str, str]  # names in lower case

@@ -18,7 +18,6 @@ import argparse
 import os
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from importlib.resources import files
 from typing import Any
@@ -31,8 +30,7 @@ from skep.testing.fake_answers import LoadShare, Quality, parse_form, parse_shar
 LATE_S = 0.25  # a process that was stopped for longer than this continues from now and does not catch up
 
 
-@dataclass(frozen=True, slots=True)
-class TokenTimeCurve:
+class TokenTimeCurve(msgspec.Struct, frozen=True):
     """Milliseconds per token against busy slots: straight lines between points, flat outside them."""
 
     points: tuple[tuple[float, float], ...]
@@ -58,8 +56,7 @@ class TokenTimeCurve:
         return self.points[-1][1]
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
+class Speed(msgspec.Struct, frozen=True):
     """All times of one fake replica. `scale` multiplies every one of them."""
 
     curve: TokenTimeCurve

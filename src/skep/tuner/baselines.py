@@ -7,8 +7,9 @@ takes, one replica, slots as far as they fit. On a CPU: one slot, all cores, the
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from math import ceil
+
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Device, devices, find_device
 from skep.catalog.models import Geometry, find_geometry

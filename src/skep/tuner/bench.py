@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from skep.deploy.launches import PullProgress
 from skep.errors import EngineError, SkepError, UserError
@@ -27,8 +28,7 @@ from skep.tuner.simulated import PlannedTruth, SimulatedBench
 from skep.tuner.trial_server import TrialServers, tuner_lock
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(msgspec.Struct, frozen=True):
     """What `skep up` serves on this machine."""
 
     url: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from random import Random
+
+import msgspec
 
 from skep.tuner.measurements import Belief, Measurements
 from skep.tuner.predictions import Predictor
@@ -107,8 +108,7 @@ _DETOURS = 6  # dead ends of one value, after which no way around them is looked
 _DEAD_ENDS = 3  # of one change, before it is let be for good
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(msgspec.Struct, frozen=True):
     """`kind`: "single" | "pair" | "leap" | "remedy" | "together"."""
 
     config: KnobConfig
@@ -122,8 +122,7 @@ class Move:
         return self.belief.hope * self.trust
 
 
-@dataclass(frozen=True, slots=True)
-class DecidedChange:
+class DecidedChange(msgspec.Struct, frozen=True):
     """A change that was decided, and from where it was looked at."""
 
     incumbent: KnobConfig
@@ -285,8 +284,7 @@ BOLD = 0.02  # expected gain of a single change, below which several at once are
 READY = 0.75  # chance of being better, from which on it is decided about
 
 
-@dataclass(frozen=True, slots=True)
-class Grain:
+class Grain(msgspec.Struct, frozen=True):
     """How finely one looks. Coarse first; finer when nothing more is found and time is left."""
 
     floor: float  # expected gain below which nothing is tried

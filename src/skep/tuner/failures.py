@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from functools import lru_cache
 from itertools import combinations, pairwise
 from typing import TypeGuard
@@ -117,7 +116,7 @@ _OUT_OF_MEMORY = re.compile(
     r"\b(?:out of (?:GPU )?memory|(?:no|not enough) (?:GPU )?memory|runs out of memory)\b", re.IGNORECASE
 )
 
-_OPTIONS = tuple(one.name for one in fields(EngineOptions) if one.name != "draft")
+_OPTIONS = tuple(name for name in EngineOptions.__struct_fields__ if name != "draft")
 
 
 def failure_of(found: Diagnosis, launch: Launch, *, under_load: bool) -> ConfigFailure:

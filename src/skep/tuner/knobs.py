@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, cast
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, find_geometry
@@ -32,8 +34,7 @@ _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512,
 _FEWEST = 8  # slots below an eighth of the agents are not tried
 
 
-@dataclass(frozen=True, slots=True)
-class TuneMachine:
+class TuneMachine(msgspec.Struct, frozen=True):
     """What of a machine bounds the knobs."""
 
     cores: int = 1
@@ -45,8 +46,7 @@ class TuneMachine:
         return tuple(card for card in self.rig.cards if card.vendor != "cpu") if self.rig is not None else ()
 
 
-@dataclass(frozen=True, slots=True)
-class KnobContext:
+class KnobContext(msgspec.Struct, frozen=True):
     """`quants`: the formats that may be loaded; `named`: knobs that the user asked for by name."""
 
     base: Preset
@@ -162,8 +162,7 @@ _SHARE = 0.9
 _BATCH, _MICRO_BATCH, _CHUNK = 2048, 512, 2048
 
 
-@dataclass(frozen=True, slots=True)
-class Handle:
+class Handle(msgspec.Struct, frozen=True):
     read: Callable[[Preset], Value]
     write: Callable[[Preset, Any], Preset]
 
@@ -233,7 +232,7 @@ def _option(name: str, usual: Callable[[Preset], Value]) -> Handle:
         return usual(preset) if told is None else told
 
     def write(preset: Preset, value: Value) -> Preset:
-        return replace(preset, options=replace(preset.options, **{name: value}))  # type: ignore[arg-type]
+        return replace(preset, options=replace(preset.options, **{name: value}))
 
     return Handle(read, write)
 
@@ -434,8 +433,7 @@ def _common(asked: KnobContext, micro_batch: tuple[int, int]) -> Iterator[Knob]:
 _OLLAMA = "ollama decides most by itself: only slots and the KV type can be turned"
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(msgspec.Struct, frozen=True):
     """`left_alone`: one line for each knob that could be there and is not, with the reason."""
 
     knobs: tuple[Knob, ...]

@@ -13,9 +13,12 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.load_generator import EnergyMeter, LoadGenerator, TokenPace, warm_up
@@ -155,8 +158,7 @@ FIND_OUT_S = 3.0  # for a dead engine's log to be read before its errors are tak
 FEW_FAILURES = 1  # of a reading: may happen to anybody
 
 
-@dataclass(frozen=True, slots=True)
-class MeasureTimeouts:
+class MeasureTimeouts(msgspec.Struct, frozen=True):
     reading_s: float = 6.0  # at least, by as many tasks as that takes
     warm_up_s: float = 45.0  # at most; then it is taken as warm
     hang_s: float = 120.0  # without a token of anybody, where prompts are not long
@@ -308,7 +310,7 @@ class EngineBench:
     first_round: int = 0  # rounds that were measured before it was taken up again: their prompts are not fresh
     guard: QualityGuard | None = None
     meter: EnergyMeter | None = None
-    patience: MeasureTimeouts = MeasureTimeouts()
+    patience: MeasureTimeouts = field(default_factory=MeasureTimeouts)
     _calibration: TokenCalibration | None = None
     _per_s: dict[str, float] = field(default_factory=dict)  # tasks a second of each configuration, by its key
     _sides: list[str] = field(default_factory=list)  # of this round, by their keys
@@ -437,7 +439,7 @@ class EngineBench:
             slo=self._slo, keep_text=False, kind="tune",
         )  # fmt: skip
         config: dict[str, Any] = {
-            **asdict(plan),
+            **msgspec.to_builtins(plan),
             "slo": self.aim.slo,
             **run.maker.lengths,
             "tuning": self.tuning,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from operator import mul
 from statistics import NormalDist, fmean
+
+import msgspec
 
 from skep.stats.percentiles import median
 from skep.stats.sequential import MeasurementNoise, mean_of_starts
@@ -27,8 +28,7 @@ _ALIKE, _NEAR = 0.5, 2.0  # neighbours on a ladder share so much, fading over so
 _NORMAL = NormalDist()
 
 
-@dataclass(frozen=True, slots=True)
-class Belief:
+class Belief(msgspec.Struct, frozen=True):
     """In the logarithm of a ratio."""
 
     mean: float

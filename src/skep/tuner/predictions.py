@@ -7,9 +7,11 @@ cache, how often a text repeats itself, ...) leaves the figure as it is. Measure
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from math import ceil
+
+from msgspec.structs import replace
 
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import Preset
@@ -134,7 +136,7 @@ class Predictor:
         cores, each = one.units or 1, len(rig.cards) / replicas
         asked = (preset.threads or max(1, cores // replicas)) * replicas / cores
         busy, crowded = min(1.0, asked), max(1.0, asked)
-        share = replace(
+        share = dataclasses.replace(
             one, memory_gib=one.memory_gib * each, bandwidth_gbs=one.bandwidth_gbs * busy**_ONE_CORE / crowded * each,
             fp16_tflops=(one.fp16_tflops or 0.0) * busy / crowded * each,
         )  # fmt: skip

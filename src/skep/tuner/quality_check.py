@@ -18,10 +18,13 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.load_generator import LoadGenerator
@@ -47,8 +50,7 @@ FLOOR = 0.10  # of the items: who answers fewer rightly has nothing to lose that
 UNANSWERED = frozenset({VerdictOutcome.FAILED, VerdictOutcome.TIMED_OUT})
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True):
     """What became of one item. `text`: the whole answer, None where there was none."""
 
     outcome: VerdictOutcome
@@ -56,13 +58,12 @@ class Mark:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Sheet:
+class Sheet(msgspec.Struct, frozen=True):
     """One configuration's answers to a bank, each asked once, greedily and under the goal's load."""
 
     config: KnobConfig
     bank: str
-    marks: Mapping[str, Mark] = field(default_factory=dict)  # by item
+    marks: Mapping[str, Mark] = {}  # by item
     seconds: float = 0.0  # of asking and judging
     run_id: str | None = None  # under which the answers and verdicts are stored
     trouble: str = ""  # why there are no marks at all
@@ -157,8 +158,7 @@ ROOM_TOKENS = 2048  # for an answer, where most were cut: a model that thinks al
 TIMEOUT_S, MOST_S = 600.0, 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class GuardPlan:
+class GuardPlan(msgspec.Struct, frozen=True):
     concurrency: int
     delta: float = DELTA
     items: int = ITEMS

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Protocol
@@ -21,8 +20,7 @@ from skep.units import Interval
 Value = str | int | float | bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class KnobChange:
+class KnobChange(msgspec.Struct, frozen=True):
     knob: str
     before: Value
     after: Value
@@ -31,8 +29,7 @@ class KnobChange:
         return f"{self.knob} {value_words(self.before)} → {value_words(self.after)}"
 
 
-@dataclass(frozen=True)
-class KnobConfig:
+class KnobConfig(msgspec.Struct, frozen=True, dict=True):
     """One configuration: a value for every knob, in the order of their names."""
 
     values: tuple[tuple[str, Value], ...]
@@ -82,8 +79,7 @@ class KnobConfig:
         return hashlib.sha256(json.dumps(self.values).encode()).hexdigest()[:8]
 
 
-@dataclass(frozen=True, slots=True)
-class Knob:
+class Knob(msgspec.Struct, frozen=True):
     """Something that can be turned. `ordered`: its values are a ladder, to be searched by bracketing."""
 
     name: str
@@ -94,8 +90,7 @@ class Knob:
     expected: float = 0.02  # share gained by turning it, where nobody can foresee it
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFailure:
+class ConfigFailure(msgspec.Struct, frozen=True):
     """A dead end: what happened, the line of the log that says so, and what would mend it."""
 
     kind: str  # of FAILURES
@@ -124,8 +119,7 @@ FAILURES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TuneReading:
+class TuneReading(msgspec.Struct, frozen=True):
     """One run of the goal's load. `figure`: of the goal's metric, more is better; None: nothing was answered."""
 
     figure: float | None
@@ -145,8 +139,7 @@ class TuneReading:
         return self.figure is not None and self.figure > 0 and not self.limited
 
 
-@dataclass(frozen=True, slots=True)
-class ServerStart:
+class ServerStart(msgspec.Struct, frozen=True):
     """One start of one configuration, and what was measured until it was stopped."""
 
     config: KnobConfig
@@ -167,8 +160,7 @@ class MeasurementRound(msgspec.Struct, frozen=True):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeResult:
+class JudgeResult(msgspec.Struct, frozen=True):
     """What the quality guard found: whether the second configuration answers as well as the first."""
 
     ok: bool
@@ -177,8 +169,7 @@ class JudgeResult:
     skipped: bool = False  # it could not look, and says why
 
 
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
+class CurvePoint(msgspec.Struct, frozen=True):
     concurrency: int
     config: KnobConfig
     figure: Interval | None  # effective tok/s
@@ -186,8 +177,7 @@ class CurvePoint:
     tpot_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CurveResult:
+class CurveResult(msgspec.Struct, frozen=True):
     points: tuple[CurvePoint, ...]
     seconds: float
 
@@ -203,8 +193,7 @@ class StageDecision(StrEnum):
     UNDECIDED = "not finished"  # time ran out
 
 
-@dataclass(frozen=True, slots=True)
-class TuneStage:
+class TuneStage(msgspec.Struct, frozen=True):
     """One step of the ladder. `figure` and `ratio` have 95 % intervals, from the readings that decided."""
 
     number: int  # 0: the baseline
@@ -228,8 +217,7 @@ class TuneStage:
         return ", ".join(map(str, self.changes)) or "baseline"
 
 
-@dataclass(frozen=True, slots=True)
-class TuneGoal:
+class TuneGoal(msgspec.Struct, frozen=True):
     """What is to grow: `metric` at `concurrency` agents under one shape of load, within limits."""
 
     metric: str  # of METRICS
@@ -257,8 +245,7 @@ METRICS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """A search as it was begun. What became of it are its stages, in the order in which they were decided."""
 
     id: str
@@ -290,8 +277,7 @@ def value_words(value: Value) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class MeasureRequest:
+class MeasureRequest(msgspec.Struct, frozen=True):
     """Start each of these once and take so many readings of each, in turns: A B, B A, A B, ..."""
 
     configs: tuple[KnobConfig, ...]  # the best so far first, then its challengers
@@ -300,8 +286,7 @@ class MeasureRequest:
     words: str  # for who watches: "graphs off → on, start 2"
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeRequest:
+class JudgeRequest(msgspec.Struct, frozen=True):
     """Does the second answer as well as the first?"""
 
     incumbent: KnobConfig
@@ -312,8 +297,7 @@ class JudgeRequest:
         return f"are the answers as good? {changes_words(self.challenger, self.incumbent)}"
 
 
-@dataclass(frozen=True, slots=True)
-class CurveRequest:
+class CurveRequest(msgspec.Struct, frozen=True):
     """Effective tok/s of these over concurrency, in turns."""
 
     configs: tuple[KnobConfig, ...]
@@ -328,8 +312,7 @@ BenchRequest = MeasureRequest | JudgeRequest | CurveRequest
 BenchResult = MeasurementRound | JudgeResult | CurveResult
 
 
-@dataclass(frozen=True, slots=True)
-class BenchProgress:
+class BenchProgress(msgspec.Struct, frozen=True):
     config: KnobConfig
     what: str  # "starting" | "warming up" | "measuring" | "stopping" | "judging"
     reading: int = 0  # of this configuration, from 1

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
+
+import msgspec
+from msgspec.structs import replace
 
 from skep import __version__
 from skep.errors import EngineError, StoreError, UserError, first_of
@@ -116,21 +118,18 @@ class TuningJournal:
 SHORTEST_LIMIT_S = 1800.0  # a request may take that long, however short the budget is
 
 
-@dataclass(frozen=True, slots=True)
-class RequestStarted:
+class RequestStarted(msgspec.Struct, frozen=True):
     request: BenchRequest
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFinished:
+class RequestFinished(msgspec.Struct, frozen=True):
     """Its answer is stored."""
 
     request: BenchRequest
     answer: BenchResult
 
 
-@dataclass(frozen=True, slots=True)
-class StageDecided:
+class StageDecided(msgspec.Struct, frozen=True):
     """It is stored, too."""
 
     stage: TuneStage

@@ -12,7 +12,9 @@ luckiest always looks good.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.stats.sequential import MeasurementNoise, SequentialTest, SequentialVerdict
 from skep.tuner.candidates import CURVE_SHARE, Chooser, Grain, Move, Moves, TimeBudget, curve_levels
@@ -44,8 +46,7 @@ _FAR = 1.1  # times a limit: clear after one start
 _LATE_NOISE = 0.08  # of percentiles of a reading, until something better is known
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True):
     """What decided about a configuration: its own starts, the incumbent's beside them, and how long all took."""
 
     config: KnobConfig

@@ -12,11 +12,11 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from skep import __version__
 from skep.catalog.gpus import HostFacts
@@ -119,8 +119,7 @@ SURELY = 0.5  # of what a trial is expected to take: expectations err
 _WORDS: dict[str, Value] = {"on": True, "true": True, "off": False, "false": False, "auto": None, "none": None}
 
 
-@dataclass(frozen=True)
-class TuningOptions:
+class TuningOptions(msgspec.Struct, frozen=True):
     """What a tuning is asked for, as `skep tune run` has its options; the store keeps them with the tuning."""
 
     name: str
@@ -150,8 +149,7 @@ class TuningOptions:
         return self.checkpoints[0] if self.checkpoints else None
 
 
-@dataclass(frozen=True, slots=True)
-class TuneTarget:
+class TuneTarget(msgspec.Struct, frozen=True):
     """What is tuned, and on what. `quants`: formats to choose from, where nothing is really loaded."""
 
     base: Preset
@@ -163,8 +161,7 @@ class TuneTarget:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedTuning:
+class PreparedTuning(msgspec.Struct, frozen=True):
     """A tuning that has not begun, and what it takes to run it. The id of its value is still empty."""
 
     tuning: Tuning
@@ -177,8 +174,7 @@ class PreparedTuning:
         return KnobSearch(self.space, self.tuning.baseline, self.tuning.aim, budget_s=self.tuning.budget_s)
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateChange:
+class CandidateChange(msgspec.Struct, frozen=True):
     """A change that could be tried first. `seconds`: that deciding about it is expected to take."""
 
     change: KnobChange
@@ -213,7 +209,7 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
         knobs=knobs,
         base={
             **to_document(target.base),
-            "wishes": asdict(options),
+            "wishes": msgspec.to_builtins(options),
             # Constants are the program's own: another version of it searches differently anyway.
             "terrain": {
                 "rig": msgspec.to_builtins(target.machine.rig, enc_hook=dict),

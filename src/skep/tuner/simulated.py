@@ -7,8 +7,11 @@ drifts slowly, and now and then a reading is far off. `PlannedTruth` says what i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from random import Random
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.stats.slo import SloLimits
 from skep.tuner.predictions import CURVE_RUNS, Predictor, tasks_for
@@ -39,8 +42,7 @@ _TIMES = ("ttft_ms", "tpot_ms", "wall_s", "over_limit")
 _START_SHARE = {"refused": 0.0, "no-start": 0.5, "out-of-memory": 0.7}  # of a start, until it has failed
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedNoise:
+class SimulatedNoise(msgspec.Struct, frozen=True):
     """Shares. `drift` is how far the machine as a whole goes up and down within `drift_period_s`."""
 
     reading: float = 0.03
@@ -104,7 +106,7 @@ class PlannedTruth:
 class SimulatedBench:
     truth: PlannedTruth
     seed: int
-    noise: SimulatedNoise = SimulatedNoise()
+    noise: SimulatedNoise = field(default_factory=SimulatedNoise)
     together: bool = True  # up side by side, as small engines on a CPU are; else each has the cards alone
     now_s: float = 0.0  # a search that is taken up again begins later, and meets the noise it would have met
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from sqlite3 import Connection, Row
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.errors import StoreError, UserError
 from skep.store.database import Store
@@ -55,8 +55,7 @@ class TuningState(StrEnum):
     INTERRUPTED = "interrupted"  # unfinished, and nobody searches: `skep tune resume`
 
 
-@dataclass(frozen=True, slots=True)
-class TuningRecord:
+class TuningRecord(msgspec.Struct, frozen=True):
     """A tuning as the store has it. Its state is derived, never stored.
 
     `stages`, `curve` and `failure`, of a baseline that never ran, are there where `record` or `records` read them.
@@ -89,8 +88,7 @@ class TuningRecord:
         return () if self.curve is None else self.curve.points
 
 
-@dataclass(frozen=True, slots=True)
-class SavedAnswer:
+class SavedAnswer(msgspec.Struct, frozen=True):
     """What was asked of the bench and what came, as documents. `number` from 1, over all sessions."""
 
     number: int

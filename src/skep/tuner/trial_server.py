@@ -14,8 +14,10 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from skep.catalog.presets import Preset
 from skep.config.presets import serve_of

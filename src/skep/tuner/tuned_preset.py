@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from skep.catalog.presets import Preset, Published
 from skep.config.presets import check_name, find_preset, parse_preset, preset_toml, presets_folder

@@ -8,11 +8,12 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.resources import files
 from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from skep.config.keys import keys_path, read_keys
 from skep.errors import UserError
@@ -117,8 +118,7 @@ def _cleaned(value: Any, *, private: bool) -> Any:
             return value
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(msgspec.Struct, frozen=True):
     """One dashboard. A public one is read-only and shows no prompts, answers, keys, addresses, flows or paths."""
 
     paths: Paths

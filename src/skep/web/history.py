@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from markupsafe import Markup
+from msgspec import to_builtins
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -118,8 +119,10 @@ def view_document(view: TargetHistory) -> dict[str, Any]:
         "simulated_share": view.simulated,
         "history": view.history and history_document(view.history),
         "cold": view.cold and history_document(view.cold),
-        "cold_by_idle_time": [{"idle": name, **asdict(stats)} for name, stats in view.idle],
-        "host": [{**asdict(line), "points": [[point.at, point.value] for point in line.points]} for line in view.host],
+        "cold_by_idle_time": [{"idle": name, **to_builtins(stats)} for name, stats in view.idle],
+        "host": [
+            {**to_builtins(line), "points": [[point.at, point.value] for point in line.points]} for line in view.host
+        ],
     }
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from urllib.parse import urlencode
 
+import msgspec
+from msgspec.structs import replace
 from starlette.datastructures import QueryParams
 
 from skep.errors import UserError
@@ -46,8 +47,7 @@ _METRICS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryQuery:
+class HistoryQuery(msgspec.Struct, frozen=True):
     """`series`: without its target; None: the one that stands for it. `since` None: from the first figure on."""
 
     targets: tuple[str, ...]
@@ -174,15 +174,13 @@ _HOST_FIGURES = (("mean power", "W", "mean_w"), ("lowest clock", "MHz", "sm_cloc
                  ("highest temperature", "°C", "temperature_max_c"))  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class HostLine:
+class HostLine(msgspec.Struct, frozen=True):
     name: str
     unit: str
     points: tuple[SeriesPoint, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TargetHistory:
+class TargetHistory(msgspec.Struct, frozen=True):
     """One target over the window. `history` is None where nothing was measured yet."""
 
     target: str
@@ -195,7 +193,7 @@ class TargetHistory:
     idle: tuple[tuple[str, WindowStats], ...] = ()  # cold figures, by how long the target had been left alone
     failed: tuple[float, ...] = ()
     missed: tuple[tuple[float, float], ...] = ()
-    around: Mapping[int, str] = field(default_factory=dict)  # by id of an event: before and after it, in words
+    around: Mapping[int, str] = {}  # by id of an event: before and after it, in words
     host: tuple[HostLine, ...] = ()
     throttled: tuple[str, ...] = ()  # reasons that were seen
     alerts: tuple[records.Alert, ...] = ()

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from jinja2 import Environment
 from markupsafe import Markup
 from starlette.requests import Request
@@ -124,8 +124,7 @@ def _alert(words: str) -> bytes:
     return Markup('<p class="banner incomplete" role="alert">{}</p>').format(units.printable(words)).encode()
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
+class Asset(msgspec.Struct, frozen=True):
     body: bytes
     digest: str
     type: str

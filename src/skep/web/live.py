@@ -7,10 +7,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
@@ -42,8 +42,7 @@ ORDER BY arrived_at DESC LIMIT ?
 """
 
 
-@dataclass(frozen=True, slots=True)
-class MonitorSnapshot:
+class MonitorSnapshot(msgspec.Struct, frozen=True):
     standings: tuple[TargetStatus, ...] = ()
     lines: tuple[tuple[SeriesPoint, ...], ...] = ()  # of the first series of each: hours of 7 days
     alerts: tuple[Alert, ...] = ()

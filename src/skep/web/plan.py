@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from typing import Any
 from urllib.parse import urlencode
 
+import msgspec
 from markupsafe import Markup
+from msgspec.structs import replace
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -48,8 +49,7 @@ _COLOURS = (theme.HONEY, theme.SKY, theme.PLUM, theme.MOSS, theme.ROSE, theme.ST
 _MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
 
 
-@dataclass(frozen=True, slots=True)
-class PlanQuery:
+class PlanQuery(msgspec.Struct, frozen=True):
     """All of it is in the address. Without a model nothing was asked yet."""
 
     model: str = ""
@@ -162,8 +162,7 @@ def _one_of(query: QueryParams, name: str, known: tuple[str, ...]) -> str:
     return said or str(getattr(USUAL, name))
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredPoint:
+class MeasuredPoint(msgspec.Struct, frozen=True):
     concurrency: int
     effective_tok_s: float
     low: float | None  # 95 % of the mean, where runs were repeated
@@ -172,8 +171,7 @@ class MeasuredPoint:
     client_limited: bool
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredRun:
+class MeasuredRun(msgspec.Struct, frozen=True):
     """One stored run of the model. `same_rig`: on cards of the kind and number that are planned."""
 
     run_id: str
@@ -331,7 +329,7 @@ class PlanPages:
 
     def as_json(self, request: Request) -> Response:
         found, measured = self._beside(request)
-        return json_answer({**found, "measured": [asdict(one) for one in measured]})
+        return json_answer({**found, "measured": [msgspec.to_builtins(one) for one in measured]})
 
     def as_csv(self, request: Request) -> Response:
         return csv_answer("plan", COLUMNS, plan_rows(*self._beside(request)))

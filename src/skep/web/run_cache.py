@@ -13,11 +13,11 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
 from markupsafe import Markup
 
 from skep import __version__
@@ -97,8 +97,7 @@ _KEPT = (RunState.DONE, RunState.FAILED)
 PATIENCE_S = 0.05  # for figures that are not known yet, before a list is shown without them
 
 
-@dataclass(frozen=True, slots=True)
-class RunFigures:
+class RunFigures(msgspec.Struct, frozen=True):
     """What a list tells of a run. None: not measured, or not of that kind."""
 
     best_tok_s: float | None = None  # effective
@@ -163,7 +162,7 @@ class RunCache:
                     if (known := self._known(run)) is None:
                         known = self._figures.keep(run, figures_of(store, run))
                         if run.state in _KEPT:
-                            self._file_cache.put(f"{run.id}.json", json.dumps(asdict(known)))
+                            self._file_cache.put(f"{run.id}.json", json.dumps(msgspec.to_builtins(known)))
             if known is not None:
                 found[run.id] = known
         return found

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import msgspec
+from msgspec.structs import replace
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -32,8 +33,7 @@ SORTS = {"": "newest first", "best": "best tok/s first"}
 Listed = tuple[StoredRun, RunFigures | None]
 
 
-@dataclass(frozen=True, slots=True)
-class RunsQuery:
+class RunsQuery(msgspec.Struct, frozen=True):
     """All of it is in the address. `page` counts from 1; 0: all of them, for files."""
 
     kind: str = ""
@@ -45,7 +45,7 @@ class RunsQuery:
     sort: str = ""  # "best": by effective tok/s
 
     def query(self, **changed: Any) -> str:
-        told = {**asdict(self), **changed}
+        told = {**msgspec.structs.asdict(self), **changed}
         told = {**told, "q": told.pop("text"), "page": "" if told["page"] == 1 else told["page"]}
         return urlencode({name: value for name, value in told.items() if value != ""})
 
@@ -66,8 +66,7 @@ class RunsQuery:
         return all(word in " ".join(told).lower() for word in self.text.lower().split())
 
 
-@dataclass(frozen=True, slots=True)
-class RunListing:
+class RunListing(msgspec.Struct, frozen=True):
     asked: RunsQuery
     runs: tuple[StoredRun, ...]
     total: int  # of those asked for
@@ -118,8 +117,7 @@ def listed(runs: Sequence[StoredRun], asked: RunsQuery, figures: Mapping[str, Ru
     return RunListing(asked, tuple(shown), len(found), len(runs) - aside, models, kinds, aside)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestsQuery:
+class RequestsQuery(msgspec.Struct, frozen=True):
     """Which requests of a run are shown: those of a level, or those that failed."""
 
     run_id: str

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skep.catalog.gpus import ValueOrigin
 from skep.catalog.models import Geometry
 from skep.errors import UserError
@@ -73,8 +75,7 @@ def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mappi
     return document
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
+class ModelConfig(msgspec.Struct, frozen=True):
     """The text model's settings, and those around them: a key is looked for inside first. `null` is absent."""
 
     name: str  # what errors call the file

@@ -10,11 +10,12 @@ import os
 import stat
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
+
+import msgspec
 
 from skep.errors import WeightsError
 
@@ -73,8 +74,7 @@ class DamagedFile(Exception):
         self.hint = hint
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedArray:
+class SkippedArray(msgspec.Struct, frozen=True):
     """An array that was passed over; read the header with `keep_arrays=True` to have it."""
 
     count: int
@@ -209,8 +209,7 @@ def looks_like(start: bytes) -> tuple[str, str]:
     return f"it starts with {start[:8]!r}, not with `GGUF`", _OTHER
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(msgspec.Struct, frozen=True):
     name: str
     shape: tuple[int, ...]
     type_id: int
@@ -229,8 +228,7 @@ class TensorInfo:
         return prod(self.shape) // block_values * block_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class GgufHeader:
+class GgufHeader(msgspec.Struct, frozen=True):
     """`expected_file_bytes` is None when a tensor has a type that is not known here."""
 
     version: int
@@ -241,8 +239,8 @@ class GgufHeader:
     data_offset: int
     file_bytes: int
     expected_file_bytes: int | None
-    metadata: Mapping[str, Any] = field(repr=False)  # arrays as tuples, large ones as SkippedArray
-    tensors: tuple[TensorInfo, ...] = field(repr=False)
+    metadata: Mapping[str, Any]  # arrays as tuples, large ones as SkippedArray
+    tensors: tuple[TensorInfo, ...]
 
 
 def read_header(path: Path, *, keep_arrays: bool = False) -> GgufHeader:

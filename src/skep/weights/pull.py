@@ -15,11 +15,13 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.pullable import PullableModel, find_pullable, pullable
 from skep.errors import SkepError, UserError, WeightsError
@@ -154,8 +156,7 @@ def _mismatch(what: str, have: str, want: str) -> WeightsError:
     return WeightsError(f"checksum mismatch: {what} has SHA-256 {have[:12]}…, expected {want[:12]}…", hint=hint)
 
 
-@dataclass(frozen=True, slots=True)
-class HubFile:
+class HubFile(msgspec.Struct, frozen=True):
     repo: str
     file: str
 
@@ -217,8 +218,7 @@ def translate(error: Exception, wanted: HubFile) -> SkepError:
     return WeightsError(f"cannot pull `{wanted}`: {why}")
 
 
-@dataclass(frozen=True, slots=True)
-class PulledModel:
+class PulledModel(msgspec.Struct, frozen=True):
     name: str
     path: Path
     sha256: str | None  # None: there is no checksum to hold it against

@@ -8,14 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from skep.wire.client import Pool, WireFailure
 from skep.wire.heads import Origin, ResponseHead, lines_of
 
 LARGEST_ANSWER_BYTES = 64 << 20  # one that never ends must not fill the memory
 
 
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
+class HttpResponse(msgspec.Struct, frozen=True):
     head: ResponseHead
     body: bytes
 

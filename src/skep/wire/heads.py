@@ -14,6 +14,8 @@ from http import HTTPStatus
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
+
 from skep.errors import UserError
 
 Headers = list[tuple[bytes, bytes]]
@@ -27,8 +29,7 @@ HOP_BY_HOP = frozenset((
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode()) for status in HTTPStatus}
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """Where a server listens: scheme, host and port of a URL."""
 
     host: str

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+
+import msgspec
 
 from skep.units import KIB, MIB
 from skep.wire.heads import Headers, lines_of, status_line
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
+class ServerLimits(msgspec.Struct, frozen=True):
     """Times are kept by a sweep over all connections every `sweep_s`: each may be exceeded by two such steps."""
 
     head_bytes: int = 64 * KIB  # target and headers; also for what stands between the chunks of a body

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import resource
 import socket
 import ssl
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from typing import cast
 
 import httptools
+from msgspec.structs import replace
 
 from skep.wire.client import unread_bytes, unsent_bytes
 from skep.wire.heads import CachedHead, HeadCache, PartialBody, RequestHead
@@ -449,7 +449,7 @@ class HttpServer:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if files != resource.RLIM_INFINITY:
             most = max(1, min(limits.max_connections, files * 3 // 4))
-            self.limits = dataclasses.replace(limits, max_connections=most)
+            self.limits = replace(limits, max_connections=most)
         self.open: set[ServerConnection] = set()
         self.bodies = HeldBodies(max(self.limits.held_bytes, 2 * self.limits.body_bytes))
         self.heads: HeadCache[RequestHead] = HeadCache()

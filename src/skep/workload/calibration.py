@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, combinations
 from random import Random
 from typing import Any
+
+import msgspec
 
 from skep.errors import UserError
 from skep.workload.filling import CHARS_PER_PIECE, TYPICAL_CHARS_PER_TOKEN, pieces
@@ -24,8 +25,7 @@ _LONGEST_SAMPLE = 1600
 _TELLS_OVERHEAD = 1.5  # longest sample over shortest, at least
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCalibration:
+class TokenCalibration(msgspec.Struct, frozen=True):
     """tokens = overhead_tokens + characters / chars_per_token, for prompts of this package.
 
     The overhead is the chat template's, and makes up for short prompts being made of other words than long ones: it

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from skep.workload.filling import read_data
 from skep.workload.items import Checker, Item
 
 
-@dataclass(frozen=True, slots=True)
-class AxisRule:
+class AxisRule(msgspec.Struct, frozen=True):
     """How one axis is computed: a figure of a level, and what it is divided by."""
 
     name: str

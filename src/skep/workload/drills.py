@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import islice, pairwise
 from random import Random
 from typing import Any, TypeVar
+
+import msgspec
 
 from skep.errors import UserError
 from skep.workload.filling import pick, read_data, shuffled
@@ -27,8 +28,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Drill:
+class Drill(msgspec.Struct, frozen=True):
     question: str
     answer: str
     checker: Checker
@@ -37,8 +37,7 @@ class Drill:
 Maker = Callable[..., Drill]  # of chance, a grade, and what the file says of that grade
 
 
-@dataclass(frozen=True, slots=True)
-class DrillFamily:
+class DrillFamily(msgspec.Struct, frozen=True):
     """Tasks of one kind, as `drills.toml` describes them; `maker` draws one."""
 
     name: str

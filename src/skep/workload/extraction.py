@@ -10,6 +10,8 @@ import re
 import textwrap
 from dataclasses import dataclass
 
+import msgspec
+
 _DEFINED = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
 _PROMPT = re.compile(r"(?:>>>|\.\.\.)(?: |$)")
 # Lines that prose does not begin with. `[^\n]` is bounded by the line, and no two parts can match the same text.
@@ -105,16 +107,14 @@ _GAP_REMARK = re.compile(
 _DEEPER = 4  # columns: a fence so much deeper than the opening one is part of the code, in a docstring for example
 
 
-@dataclass(frozen=True, slots=True)
-class SplitAnswer:
+class SplitAnswer(msgspec.Struct, frozen=True):
     """The answer's text and the reasoning before it."""
 
     text: str
     reasoning: str
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """`language` is in lower case, every spelling of Python is `python`; "" where none is given."""
 
     language: str

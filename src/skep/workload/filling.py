@@ -17,7 +17,6 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from random import Random
@@ -67,8 +66,7 @@ def read_data(name: str) -> dict[str, Any]:
     return tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True, slots=True)
-class Idea:
+class Idea(msgspec.Struct, frozen=True):
     name: str
     summary: str  # completes "a Python function that ..."
     code: str
@@ -217,8 +215,7 @@ def room_for(what: str, tokens: int, fewest: int, **lengths: Unpack[Lengths]) ->
     return room
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """A length to be kept to, in whatever `measure` counts."""
 
     measure: Callable[[str], int]

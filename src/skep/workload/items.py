@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
@@ -16,8 +15,7 @@ READ = ("exact", "choice", "number", "contains")
 EXECUTED = ("regex", "python", "completion", "cases")
 
 
-@dataclass(frozen=True, slots=True)
-class Checker:
+class Checker(msgspec.Struct, frozen=True):
     """`values` by kind:
 
     exact      answer; ignore_case (true)          the answer's last line or its whole text, white space apart
@@ -32,15 +30,14 @@ class Checker:
     """
 
     kind: str
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = {}
 
     @property
     def is_executed(self) -> bool:
         return self.kind in EXECUTED
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True):
     id: str
     messages: tuple[Mapping[str, str], ...]  # of a later turn: its own message only
     checker: Checker

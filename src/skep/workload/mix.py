@@ -32,11 +32,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from itertools import accumulate, count
 from random import Random
 from typing import Any, Literal, TypeVar, get_args
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.errors import UserError
 from skep.workload.filling import exponential
@@ -105,8 +107,7 @@ _ONLY_IN: Mapping[str, tuple[Shape, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TrafficClass:
+class TrafficClass(msgspec.Struct, frozen=True):
     """One kind of traffic. An open one has a rate; the others have agents, or a share of those not given to others."""
 
     name: str
@@ -154,7 +155,7 @@ def _parse(name: str, values: Any) -> TrafficClass:
         raise UserError(f"`{name}` is not a name for a class of traffic", hint=hint)
     if not isinstance(values, Mapping):
         raise _wrong(name, None, "is not a table of fields", "such as `shape`, `agents` and `prompt_tokens`")
-    known = [one.name for one in fields(TrafficClass) if one.name != "name"]
+    known = [name for name in TrafficClass.__struct_fields__ if name != "name"]
     for field in values:
         if field not in known:
             near = get_close_matches(str(field), known, 1)

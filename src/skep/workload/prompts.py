@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import Literal, Unpack
+
+import msgspec
 
 from skep.errors import UserError
 from skep.workload.filling import (
@@ -56,8 +57,7 @@ _BETWEEN = "\n\n"  # system and user message, as `Prompt.text` joins them
 Form = Literal["bare", "plain", "full"]  # without code; a few lines of code; a function or class and its module
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     kind: Kind
     system: str
     user: str
@@ -182,8 +182,7 @@ _CALLER = "This is the code around it:"
 FOLLOW_UPS: tuple[str, ...] = tuple(read_data("words.toml")["follow_ups"])
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationScript:
+class ConversationScript(msgspec.Struct, frozen=True):
     """What one agent says, turn by turn. `think_s[i]` passes between the answer to turn i and turn i + 1."""
 
     kind: Kind

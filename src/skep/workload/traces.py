@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from itertools import islice
 from random import Random
 from typing import Any, Literal, Unpack
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.errors import UserError
 from skep.workload.filling import Lengths, cut, endless_functions, pieces, pieces_for
@@ -31,8 +33,7 @@ _LOOKS = {
 _OURS = frozenset({"messages", "max_tokens", "max_completion_tokens", "model", "stream", "stream_options"})
 
 
-@dataclass(frozen=True, slots=True)
-class TraceItem:
+class TraceItem(msgspec.Struct, frozen=True):
     """One request of a trace: either `blocks` or `messages` say what it asks."""
 
     line: int
@@ -42,7 +43,7 @@ class TraceItem:
     blocks: tuple[int, ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
     custom_id: str | None = None
-    extras: Mapping[str, Any] = field(default_factory=dict)  # the rest of the body, passed on as it is
+    extras: Mapping[str, Any] = {}  # the rest of the body, passed on as it is
 
 
 def read_trace(lines: Iterable[str], *, speed: float = 1.0, limit: int | None = None) -> tuple[TraceItem, ...]:

@@ -115,8 +115,7 @@ _BOUNDARY = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FormPart:
+class FormPart(msgspec.Struct, frozen=True):
     name: str
     filename: str | None  # None: a plain field
     content: memoryview
@@ -199,8 +198,7 @@ class LineError(Exception):
     line: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedInput:
+class CheckedInput(msgspec.Struct, frozen=True):
     """`requests` are to be sent only where there are no `faults`. `first` is the line of the first request."""
 
     requests: tuple[BatchRequest, ...]

@@ -12,9 +12,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import Enum
 from itertools import chain
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from skep.errors import EngineError, SkepError, StoreError
 from skep.files import hold_lock
@@ -452,7 +455,10 @@ class BatchRunner:
                 expires_at = now + (order.output_expires_s or BATCH_FILE_S)
                 file = StoredFile(file_id, order.owner, now, name, "batch_output", size, expires_at)
                 files[f"{kind}_file_id"] = file
-            detail = {"tally": asdict(self._store.tally(batch.id)), **{name: file.id for name, file in files.items()}}
+            detail = {
+                "tally": to_builtins(self._store.tally(batch.id)),
+                **{name: file.id for name, file in files.items()},
+            }
             ended = self._store.end(batch.id, _BY_HALT[why], time.time(), [*files.values()], **detail)
         finally:
             for file in files.values() if not ended else ():  # a full disk is not filled further, try by try

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+import msgspec
+
 from skep.gateway.batch.store import BatchRequest, BatchResult, UnfinishedBatch
 from skep.gateway.usage import tokens_of
 from skep.units import MIB
@@ -45,8 +47,7 @@ WITHOUT_ANSWER = {  # code and message of a request's error where it has no answ
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BatchAnswer:
+class BatchAnswer(msgspec.Struct, frozen=True):
     """`status` None: the answer was broken off. `fault`: and asking again would not help, for this reason."""
 
     status: int | None

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from typing import Annotated, Any
+
+import msgspec
 
 from skep.store.database import Store
 from skep.store.records import Index
@@ -59,8 +60,7 @@ SELECT coalesce(sum(ok), 0) AS completed, coalesce(sum(NOT ok), 0) AS failed, su
 FROM batch_results WHERE batch_id = ?"""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
+class StoredFile(msgspec.Struct, frozen=True):
     id: str
     owner: str  # the name of a key; empty where the endpoint wants none
     created_at: float
@@ -70,8 +70,7 @@ class StoredFile:
     expires_at: float | None = None  # None: never
 
 
-@dataclass(frozen=True, slots=True)
-class BatchOrder:
+class BatchOrder(msgspec.Struct, frozen=True):
     """A batch as it was asked for."""
 
     id: str
@@ -85,8 +84,7 @@ class BatchOrder:
     output_expires_s: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BatchCounts:
+class BatchCounts(msgspec.Struct, frozen=True):
     """What came of a batch's requests so far. Tokens are None where no answer told them."""
 
     completed: int = 0
@@ -97,23 +95,21 @@ class BatchCounts:
     reasoning_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBatch:
+class StoredBatch(msgspec.Struct, frozen=True):
     """`times`: when it became what. `detail`: what its events tell, in one: model, total, errors, ids of files."""
 
     order: BatchOrder
     status: BatchStatus
     times: Mapping[BatchStatus, float]
     detail: Mapping[str, Any]
-    tally: BatchCounts = field(default_factory=BatchCounts)
+    tally: BatchCounts = msgspec.field(default_factory=BatchCounts)
 
     @property
     def id(self) -> str:
         return self.order.id
 
 
-@dataclass(frozen=True, slots=True)
-class UnfinishedBatch:
+class UnfinishedBatch(msgspec.Struct, frozen=True):
     id: str
     owner: str
     model: str | None  # None: its file was not read yet, or names none
@@ -125,8 +121,7 @@ class UnfinishedBatch:
         return self.owner, self.model
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
+class BatchRequest(msgspec.Struct, frozen=True):
     """Where one request stands in the input file."""
 
     index: Index
@@ -135,8 +130,7 @@ class BatchRequest:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class RequestStart:
+class RequestStart(msgspec.Struct, frozen=True):
     """A replica got the request of this index."""
 
     index: Index
@@ -146,8 +140,7 @@ class RequestStart:
 Starts = Iterable[RequestStart]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchResult:
+class BatchResult(msgspec.Struct, frozen=True):
     """`line` goes into the output file, or, where not `ok`, into the file of errors."""
 
     index: Index

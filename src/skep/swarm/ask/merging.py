@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from skep.swarm.ask.split import TEMPERATURE, GoalSplit, Sizes, free_name, material, packed
 from skep.swarm.records import SwarmRun, Task, TaskEnding, TaskResult
@@ -32,8 +34,7 @@ _WORD = re.compile(r"[a-z\u00df-\u024f\u0370-\u052f]{4,}")  # of scripts that pu
 _EDGES = " \t\n.,;:!?\"'`*_()[]"
 
 
-@dataclass(frozen=True, slots=True)
-class MergeProblem:
+class MergeProblem(msgspec.Struct, frozen=True):
     """An answer under its heading, or several that stand one after the other with headings of their own."""
 
     heading: str
@@ -79,7 +80,7 @@ def plan_document(goal: str, split: GoalSplit, *, merge: bool) -> dict[str, Any]
 
 def ask_document(plan: Mapping[str, Any], sizes: Sizes, answer: str | None = None) -> dict[str, Any]:
     """Return what the run stores. `answer` is the file that the answer is written to."""
-    return {"goal": plan["goal"], "plan": dict(plan), "sizes": asdict(sizes), "answer": answer}
+    return {"goal": plan["goal"], "plan": dict(plan), "sizes": msgspec.to_builtins(sizes), "answer": answer}
 
 
 def next_tasks(run: SwarmRun, tasks: Sequence[Task], results: Sequence[TaskResult]) -> list[Task]:

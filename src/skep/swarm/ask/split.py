@@ -12,12 +12,14 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from math import ceil
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.tasks import count_tokens
@@ -37,8 +39,7 @@ _FENCE = re.compile(r"\s{0,3}(```|~~~)")
 _SOONEST = 0.5  # of the wanted length: no piece ends before it
 
 
-@dataclass(frozen=True, slots=True)
-class FilePiece:
+class FilePiece(msgspec.Struct, frozen=True):
     """Some lines of a file. `ref` names them, counted from 1: `docs/a.md:1-80`, or a part of one long line."""
 
     ref: str
@@ -114,8 +115,7 @@ _LOOK_BYTES = 8 << 10
 PASSED_BY = frozenset({".git", "node_modules", "__pycache__", "venv", "site-packages"})
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
+class Sources(msgspec.Struct, frozen=True):
     """Texts by their names under the root, in order, and the names that were left out, each with its reason."""
 
     texts: Mapping[str, str]
@@ -218,8 +218,7 @@ _IN_NAME = re.compile(r"(?<![a-z0-9.])(\d{1,4}(?:\.\d{1,3})?)([mb])(?![a-z0-9])"
 _UNITS = {"m": 1e6, "b": 1e9}
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
+class Traits(msgspec.Struct, frozen=True):
     """What an endpoint tells of itself beside its name. None: it does not tell."""
 
     context: int | None = None  # tokens of one conversation
@@ -319,8 +318,7 @@ _LEANS = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(msgspec.Struct, frozen=True):
     """What fits, in characters: tokens are the engine's, texts are ours."""
 
     chunk_chars: int  # of one task's material
@@ -329,8 +327,7 @@ class Sizes:
     chars_per_token: float
 
 
-@dataclass(frozen=True, slots=True)
-class GoalPart:
+class GoalPart(msgspec.Struct, frozen=True):
     """One task of the split: an objective, and the pieces of files that it is about."""
 
     id: str
@@ -350,8 +347,7 @@ class GoalPart:
         return Task(self.id, messages, max_tokens=sizes.answer_tokens, temperature=TEMPERATURE)
 
 
-@dataclass(frozen=True, slots=True)
-class GoalSplit:
+class GoalSplit(msgspec.Struct, frozen=True):
     """`why`: what was wrong with the model's plan, or what had to be added to it."""
 
     parts: tuple[GoalPart, ...]
@@ -359,8 +355,7 @@ class GoalSplit:
     why: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedAsk:
+class PreparedAsk(msgspec.Struct, frozen=True):
     """A split with all that its run is made of."""
 
     split: GoalSplit

@@ -12,8 +12,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Self
+
+import msgspec
 
 from skep.errors import SkepError, UserError
 from skep.quality.judging import Judge, missing_packages, needs_sandbox
@@ -104,8 +105,7 @@ Demand = Callable[[Any], str | None]
 KNOWN_ANSWER = ("exact", "choice", "number")  # what is wrong with an answer would tell the right one
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedAnswer:
+class CheckedAnswer(msgspec.Struct, frozen=True):
     """An answer and whether it counts. `text` has no thinking; `value` is the JSON of a task with a schema."""
 
     ok: bool
