@@ -145,10 +145,11 @@ def test_a_run_killed_in_its_merge_goes_on_with_the_merge_alone(folder, tmp_path
     path.write_text("\n".join(json.dumps({"prompt": key, "answer": text}) for key, text in answers))
     argv = [sys.executable, "-m", "skep", "swarm", "ask", GOAL, FILES, "--by-rule"]
     with FakeEngine(slots=1, token_ms=0, answers=path) as engine:
-        engine.fault(kind="hang-mid", after_tokens=12)
+        engine.fault(kind="hang-mid", after_tokens=12, times=None)  # longer than any answer but the merged one
         with subprocess.Popen([*argv, "--url", engine.url], stderr=subprocess.DEVNULL) as process:
             engine.wait_for(timeout_s=60, requests=3)
             process.kill()
+        engine.fault(kind="none")
         done = call("swarm", "resume", "--last")
         assert (done.code, done.out) == (0, f"{merged}\n"), done
         assert engine.state()["requests"] == 4

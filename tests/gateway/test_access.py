@@ -140,7 +140,8 @@ def test_others_are_served_while_a_long_body_is_searched_for_its_model(serving):
 
 def test_somebody_who_leaves_while_the_long_body_is_searched_reaches_no_engine(serving):
     gateway, engine = serving(server={"held_bytes": 130 * MIB})
-    begin(gateway, len(HARD), sent=HARD).close()
+    with begin(gateway, len(HARD), sent=HARD[:-1]) as leaving:
+        leaving.send(HARD[-1:])
     filled = body(pad="x" * LONG_BYTES)  # looked at behind the one that is gone
     until(lambda: refusal(gateway, filled)[0] == 200, 30.0)
     assert engine.state()["requests"] == 1

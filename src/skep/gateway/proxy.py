@@ -32,6 +32,7 @@ from skep.wire.server_request import ServerRequest
 
 LIGHT_PER_SLOT, LIGHT_AT_LEAST = 2, 8  # requests without a slot that a replica gets at once: engines have few threads
 PREFLIGHT = [(b"access-control-allow-methods", b"GET, POST, DELETE"), (b"access-control-max-age", b"600")]
+_HEAR_S = 0.001  # one turn of the event loop, with what sockets have to say
 
 Route = Callable[[ServerRequest], None]
 
@@ -238,10 +239,16 @@ class Proxy:
         return self.key_of(request)
 
     def _inspect_in_thread(self, request: ServerRequest, plan: RequestPlan) -> None:
-        looking = asyncio.get_running_loop().run_in_executor(self._looks, self._look, request, plan)
+        """Go on a moment after the search: who left meanwhile is heard of first, and reaches no engine."""
+        loop, left = asyncio.get_running_loop(), False
+        looking = loop.run_in_executor(self._looks, self._look, request, plan)
 
         def looked(_: object) -> None:
-            if looking.cancelled():
+            if not looking.cancelled():
+                loop.call_later(_HEAR_S, submit)
+
+        def submit() -> None:
+            if left:
                 return
             if plan.rules is not self._rules:
                 self.handle(request)
@@ -252,6 +259,8 @@ class Proxy:
                 request.respond(*self._refusal(request, refusal))
 
         def gone() -> None:
+            nonlocal left
+            left = True
             looking.cancel()
 
         request.on_gone = gone
