@@ -51,7 +51,15 @@ def env(tmp_path):
     kept = {
         key: value for key, value in os.environ.items() if key not in ("XDG_RUNTIME_DIR", "SKEP_API_KEY", "SKEP_URL")
     }
-    return {**kept, **folders, "COLUMNS": "120", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
+    for repo in ("org--model", "org--m"):  # two checkpoints, as the hub's client leaves them
+        snapshot = tmp_path / "hf" / "hub" / f"models--{repo}" / "snapshots" / "c0ffee"
+        snapshot.mkdir(parents=True)
+        (snapshot.parents[1] / "refs").mkdir()
+        (snapshot.parents[1] / "refs" / "main").write_text("c0ffee")
+        for name in ("config.json", "model.safetensors"):
+            (snapshot / name).write_text("{}")
+    own = {**folders, "HF_HOME": str(tmp_path / "hf")}
+    return {**kept, **own, "COLUMNS": "120", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def run_main(args, env, folder):

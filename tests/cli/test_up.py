@@ -9,6 +9,7 @@ import pytest
 from hive_client import ask, rows_of
 from in_process import refused
 
+from skep.catalog.checkpoints import checkpoints_of
 from skep.config.presets import preset, serve_of
 from skep.deploy import resolve
 from skep.deploy.resolve import ServeRequest, about_preset, parse_gpus, simulated_serve
@@ -55,9 +56,10 @@ def test_a_checkpoint_on_own_cards_is_served_as_the_planner_has_it_best(two_3090
     assert serve.slots >= 2
 
 
-def test_a_mere_name_on_own_cards_asks_for_its_checkpoint(two_3090s):
-    with pytest.raises(UserError, match="which checkpoint of `qwen3-8b`"):
-        serve_for(ServeRequest("qwen3-8b"))
+def test_a_mere_name_on_own_cards_is_served_from_a_checkpoint_that_exists(two_3090s):
+    assert serve_for(ServeRequest("qwen3-8b")).checkpoint in {one.hub for one in checkpoints_of("qwen3-8b")}
+    with pytest.raises(UserError, match="which checkpoint of `llama-2-13b`"):
+        serve_for(ServeRequest("llama-2-13b"))
     assert serve_for(ServeRequest("qwen3-8b", checkpoint="org/x-AWQ", quant="awq")).checkpoint == "org/x-AWQ"
 
 
@@ -171,7 +173,7 @@ def test_a_flag_that_the_installed_version_does_not_know_is_said_before_the_star
 def test_an_engine_that_is_not_installed_says_how_to_get_it(skep):
     done = skep("up", "org/model", "--engine", "vllm", check=2, PATH="/nowhere")
     assert "not installed" in done.stderr
-    assert "pip install vllm" in done.stderr
+    assert "`skep engine install vllm` installs it" in done.stderr
 
 
 RIG = ("qwen3-8b", "--gpu", "2x h200", "--quant", "awq", "--replicas", 2, "--slots", 2, "--simulate", "--port", 0)

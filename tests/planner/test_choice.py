@@ -16,13 +16,13 @@ TWO = parse_rig("2x rtx-3090")
 
 
 def chosen(model="qwen3.6-27b", rig=TWO, goal=None, pins=None, **more):
-    return choose(geometry(model), rig, goal or PlanGoal(), pins or Pins(), scale=False, **more)
+    return choose(geometry(model), rig, goal or PlanGoal(), pins or Pins(vision=False), scale=False, **more)
 
 
 def test_plans_are_best_first_and_every_one_fits_and_breaks_no_rule():
     found = chosen(goal=PlanGoal(agents=8))
     assert len(found.plans) > 2
-    assert [p.rated.score for p in found.plans] == sorted((p.rated.score for p in found.plans), reverse=True)
+    assert [p.rated.key for p in found.plans] == sorted((p.rated.key for p in found.plans), reverse=True)
     for plan in found.plans:
         assert all(found.verdict != "refused" for found in plan.rated.findings)
         assert fits(plan.setup, plan.rated.card, context=plan.setup.context).fits

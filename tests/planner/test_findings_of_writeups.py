@@ -16,7 +16,12 @@ from skep.planner.rigs import parse_rig
 from skep.planner.setup import Layout, PlannedLoad, Setup, Speculation
 
 DUAL_3090_DENSE = Pins(
-    quant=find_quant("autoround"), kv=find_kv("fp8_e5m2"), spec=Speculation("mtp", 3), utilization=0.92, context=20000
+    quant=find_quant("autoround"),
+    kv=find_kv("fp8_e5m2"),
+    spec=Speculation("mtp", 3),
+    utilization=0.92,
+    context=20000,
+    vision=False,
 )
 DUAL_3090_MOE = Pins(
     quant=find_quant("awq"), kv=find_kv("fp8_e5m2"), no_spec=True, utilization=0.92, context=32000, batched_tokens=4096

@@ -39,7 +39,7 @@ def test_a_configuration_is_the_planners_setup(dense):
     assert setup is not None
     assert setup.layout == Layout(replicas=2)
     assert setup.spec == Speculation("mtp", 3)
-    assert (setup.kv, setup.quant) == (KV_TYPES["fp8_e5m2"], QUANTS["awq"])
+    assert (setup.kv, setup.quant) == (KV_TYPES["fp8_e5m2"], QUANTS["int4"])
     assert (setup.slots, setup.graphs, setup.utilization, setup.context) == (2, True, 0.85, 2048)
 
 

@@ -162,7 +162,7 @@ def test_the_numbers_of_runs_and_letters_of_curves_that_end_together_stand_apart
 def test_a_run_under_another_load_says_so_and_leads_to_a_plan_for_its_own(ask):
     """The stored runs had prompts of 50 tokens and answers of 100: a curve for 1,024 and 512 is none of theirs."""
     page = ask(f"/plan?{TWO}&whole=1")[1]
-    assert "Its prompts had 50 tokens, its answers 100; planned are 1,024 and 512" in page
+    assert "Its prompts had 50 tokens, its answers 100; planned are 16,384 and 1,024" in page
     own = f"{TWO}&input_tokens=50&output_tokens=100"
     assert f'href="/plan?{own.replace("&", "&amp;")}"' in page
     assert "plan for its load" not in ask(f"/plan?{own}&whole=1")[1]

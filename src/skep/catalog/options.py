@@ -95,6 +95,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     # llama.cpp over several cards
     split: Annotated[str | None, Meta(extra={"one_of": ("layer", "tensor", "row", "none")})] = None
     card_shares: tuple[Annotated[float, Meta(gt=0)], ...] = ()  # of the model, by card, where cards differ
+    text_only: bool = False  # the vision tower of the checkpoint is not loaded
     trust_remote_code: bool = False
     reasoning_parser: str | None = None
     tool_parser: str | None = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from skep.config.settings import Settings
 from skep.errors import SkepError
 from skep.paths import Paths
-from skep.report.hive_text import hive_columns
+from skep.report.hive_text import endpoint_lines, hive_columns
 from skep.report.liveview import Line, Page, can_draw, live_view
 from skep.report.terminal import byte_progress, note, print_json
 from skep.units import format_seconds
@@ -65,6 +65,7 @@ def serve_detached(settings: Settings, paths: Paths, *, as_json: bool) -> None:
         return
     note(f"skep is up (pid {ready['pid']}): {', '.join(ready['models']) or 'no model yet'}")
     note("`skep ps` shows it, `skep logs NAME` its output, `skep down` stops it")
+    note(*endpoint_lines(ready["openai_base_url"], ready["models"]))
     print(ready["openai_base_url"])  # noqa: T201
 
 
@@ -168,6 +169,7 @@ class _ConsoleReporter:
             return
         models = ", ".join(supervisor.replica_set.models) or "no model yet"
         note(f"ready: {supervisor.hive.url}/v1 serves {models}; Ctrl-C stops it")
+        note(*endpoint_lines(f"{supervisor.hive.url}/v1", list(supervisor.replica_set.models)))
         if can_draw(sys.stderr):
             self._view = threading.Thread(target=self._show, daemon=True)
             self._view.start()

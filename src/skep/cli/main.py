@@ -30,6 +30,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "doctor": ("maintenance", "Check this machine: GPUs, drivers, memory, limits."),
         "presets": ("presets", "List measured setups, and what each needs."),
         "pull": ("maintenance", "Fetch a model's weights into the cache."),
+        "engine": ("engine", "Install vLLM, SGLang or llama-server; list what is here."),
     },
     "Measure": {
         "bench": ("bench", "Measure an endpoint under concurrency."),

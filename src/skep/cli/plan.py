@@ -25,7 +25,7 @@ class PlanOptions:
         "Cards": "gpu gpu_spec link price",
         "Work": "agents goal slo input_tokens output_tokens shape",
         "Choices to pin": "engine version quant kv tp pp ep replicas slots context utilization spec no_graphs "
-        "batched_tokens",
+        "batched_tokens vision",
     }
 
     model: Annotated[str, argument("Catalogue name, or path of a config.json, its folder or a GGUF file.")]
@@ -37,10 +37,14 @@ class PlanOptions:
     agents: Annotated[int, option("Number of concurrent agents.", "-c", "--concurrency", min=1, max=4096)] = 4
     goal: Annotated[str, option("throughput, latency or context.")] = "throughput"
     slo: Annotated[str | None, option("Limits to meet at that many agents: ttft=1s,tpot=25ms.")] = None
-    input_tokens: Annotated[int, option("Tokens of a task's prompt.", "--prompt-tokens", min=1)] = 1024
-    output_tokens: Annotated[int, option("Tokens of a task's answer.", min=1)] = 512
+    input_tokens: Annotated[
+        int | None, option("Tokens of a task's prompt. Default: an agent's, 16384.", "--prompt-tokens", min=1)
+    ] = None
+    output_tokens: Annotated[int | None, option("Tokens of a task's answer. Default: an agent's, 1024.", min=1)] = None
     shape: Annotated[str, option("steady, burst or mixed.")] = "steady"
-    engine: Annotated[tuple[str, ...], option("vllm, sglang, llamacpp or all; may be repeated. Default: vllm.")] = ()
+    engine: Annotated[
+        tuple[str, ...], option("vllm, sglang, llamacpp or all; may be repeated. Default: all that fit.")
+    ] = ()
     quant: Annotated[str | None, option("Pin the weights' format: awq, fp8, nvfp4, bf16, q4_k_m.")] = None
     kv: Annotated[str | None, option("Pin the KV cache's type: bf16, fp8, fp8_e5m2, q8_0.")] = None
     tp: Annotated[int | None, option("Pin the tensor-parallel size.", min=1)] = None
@@ -53,6 +57,7 @@ class PlanOptions:
         None
     )
     spec: Annotated[str | None, option("Pin the speculation: mtp:3, ngram:4 or none.")] = None
+    vision: Annotated[bool, option("Load the vision tower, where the checkpoint has one.", "--vision")] = False
     no_graphs: Annotated[bool, option("Without CUDA graphs (eager mode).", "--no-graphs")] = False
     batched_tokens: Annotated[int | None, option("Pin the tokens of a step.", min=16)] = None
     version: Annotated[
@@ -68,7 +73,9 @@ class PlanOptions:
 def plan(
     options: PlanOptions,
     html: Annotated[Path | None, option("Also write an HTML page with charts.", metavar="FILE")] = None,
-    explain: Annotated[bool, option("Show every term of a step and its formula.", "--explain")] = False,
+    more: Annotated[bool, option("Also say why, what was dropped, and every term of the memory.", "--more")] = False,
+    commands: Annotated[bool, option("Also print the engines' own command lines.", "--commands")] = False,
+    explain: Annotated[bool, option("As --more, with every term of a step and its formula.", "--explain")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Which layout, does it fit, how fast with N agents, and why."""
@@ -86,7 +93,7 @@ def plan(
     from skep.report.plan import plan_page, print_plan
 
     if not as_json:
-        print_plan(found, explain=explain)
+        print_plan(found, more=more or explain, commands=commands, explain=explain)
     if html is not None:
         html.write_text(plan_page(document(found, explain=True)), encoding="utf-8")
         note(f"wrote {html}")

@@ -18,7 +18,10 @@ NameArgument = Annotated[str, argument("A preset's name as `skep presets` lists 
 
 
 @command(presets_app, "skep presets --json", name="list")
-def list_presets(as_json: JsonOption = False) -> None:
+def list_presets(
+    everything: Annotated[bool, option("Also those that a better one has replaced.", "--all")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Recipes that somebody measured: what they want, how they are started, the figures their author got."""
     from skep.config.presets import read_presets, shipped_presets
     from skep.report.columns import print_records
@@ -26,6 +29,7 @@ def list_presets(as_json: JsonOption = False) -> None:
 
     own = read_presets(_folder())
     known = sorted({**shipped_presets(), **own.presets}.values(), key=lambda found: found.name)
+    known = [found for found in known if everything or not found.history]
     if as_json:
         print_json([preset_row(found) for found in known])
     else:

@@ -40,8 +40,8 @@ class ServeOptions:
     """The options of `skep up` as typed; None means that the planner chooses."""
 
     PANELS: ClassVar[dict[str, str]] = {
-        "Run": "embedded detach config fallback as_json",
-        "Layout": "replicas slots context concurrency engine checkpoint quant kv spec tp gpus memory_share "
+        "Run": "embedded dry_run detach config fallback as_json",
+        "Layout": "replicas slots context concurrency engine checkpoint quant kv spec tp pp vision gpus memory_share "
         "threads binary",
         "Gateway": "host port engine_port",
         "Simulation": "simulate gpu link",
@@ -73,12 +73,17 @@ class ServeOptions:
     kv: Annotated[str | None, option("Type of the KV cache; default: the best plan's.")] = None
     spec: Annotated[str | None, option("Speculation, such as mtp:3, or none.")] = None
     tp: Annotated[int | None, option("Cards that share one replica.", min=1)] = None
+    pp: Annotated[int | None, option("Stages of a replica, one after the other on cards of their own.", min=1)] = None
+    vision: Annotated[bool, option("Load the vision tower, where the checkpoint has one.", "--vision")] = False
     concurrency: Annotated[int | None, option("Agents to plan the layout for.", "-c", "--concurrency", min=1)] = None
     gpus: Annotated[str | None, option("This machine's cards to use, by number: 0,1.")] = None
     memory_share: Annotated[
         float | None, option("Share of each card's memory that the engine may fill.", min=0.01, max=1.0)
     ] = None
     binary: Annotated[str | None, option("The engine's program, where it is not on PATH.")] = None
+    dry_run: Annotated[
+        bool, option("Print what would be fetched and started, with the command lines; start nothing.", "--dry-run")
+    ] = False
     fallback: Annotated[
         bool, option("Restart an engine that dies with the known remedy, one change at a time.", "--fallback")
     ] = False
@@ -104,7 +109,7 @@ def up(options: ServeOptions) -> None:
         refuse_together("--cluster", gpus=options.gpus is not None, **{"engine-port": bool(options.engine_port)})
     serve = {**options.named("replicas", "slots", "threads"), "context_tokens": options.context}
     real = options.named("checkpoint", "gpus", "memory_share", "binary")
-    plan = options.named("link", "engine", "quant", "kv", "spec", "tp", "concurrency")
+    plan = options.named("link", "engine", "quant", "kv", "spec", "tp", "pp", "concurrency")
     model = options.model
     served: tuple[Serve, ...] = ()
     if options.simulate:
@@ -124,6 +129,10 @@ def up(options: ServeOptions) -> None:
     elif plan or real:
         name = next(iter({**plan, **real})).replace("_", "-")
         raise UserError(f"--{name} is for a model named on the command line", hint="skep up MODEL --engine vllm")
+    elif not options.embedded and where is None:
+        from skep.deploy.resolve import refuse_toy
+
+        refuse_toy(options.config, paths)
     overrides = CliOverrides(
         model=model or (EMBEDDED_MODEL if options.embedded else None),
         served=served,
@@ -132,7 +141,7 @@ def up(options: ServeOptions) -> None:
         gateway=given(host=options.host or None, port=options.port),
         cluster=where if options.cluster is not None or options.hive is not None else None,
     )
-    start(overrides, options.config, detach=options.detach, as_json=options.as_json)
+    start(overrides, options.config, detach=options.detach, as_json=options.as_json, dry_run=options.dry_run)
 
 
 def _request(options: ServeOptions) -> ServeRequest:
@@ -179,8 +188,8 @@ def refuse_together(option: str, **others: bool) -> None:
         raise UserError(f"{option} and --{wrong} contradict each other", hint="leave one of them out")
 
 
-def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json: bool) -> None:
-    """Serve what the file says and the command line asks for."""
+def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json: bool, dry_run: bool = False) -> None:
+    """Serve what the file says and the command line asks for. `dry_run`: say what that would be."""
     from skep.cli import hive
     from skep.config.load import find_config, load_settings
 
@@ -192,6 +201,13 @@ def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json
     if not settings.serve and not settings.upstream:
         hint = "`skep gateway --upstream http://127.0.0.1:8000 --slots 8`, or an [[upstream]] table in skep.toml"
         raise UserError("no upstream is given", hint=hint)
+    if dry_run:
+        from skep.deploy.preview import preview
+        from skep.report.hive_text import print_preview
+
+        shown = preview(settings, paths)
+        print_json(shown) if as_json else print_preview(shown)
+        return
     if settings.cluster is None:
         hive.learn_flags(settings)
     if detach:

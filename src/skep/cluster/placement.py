@@ -48,7 +48,8 @@ from skep.errors import DoesNotFit, EngineError, UserError
 from skep.paths import Paths
 from skep.planner.rigs import rig_of_host
 from skep.units import GIB, parse_bytes
-from skep.weights.pull import installed, parse_hub_source, pull
+from skep.weights.hub import parse_hub_source
+from skep.weights.pull import installed, pull
 
 HOST_BYTES_A_CARD = 2 * GIB  # of the node's own memory, for an engine whose weights are on cards
 LIGHT_CPUS = 0.1  # for an engine that computes nothing

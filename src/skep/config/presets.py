@@ -88,6 +88,12 @@ def shipped_presets() -> dict[str, Preset]:
     return {name: _shipped(name) for name in _shipped_names()}
 
 
+def presets_of(model: str) -> list[Preset]:
+    """Return the shipped ones of a model of the catalogue. Reads no other file to its end."""
+    line = f'model = "{model}"\n'
+    return [_shipped(name) for name in _shipped_names() if line in _shipped_text(name)]
+
+
 def read_presets(folder: Path) -> PresetFolder:
     """One's own. A broken file hides no other one; a folder that is not there is an empty one."""
     presets: dict[str, Preset] = {}

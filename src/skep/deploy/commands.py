@@ -60,6 +60,7 @@ def options_of_setup(setup: Setup, rig: Rig) -> EngineOptions:
         graphs=None if setup.graphs else False,
         batched_tokens=setup.batched_tokens,
         draft=draft,
+        text_only=not setup.vision and setup.model.vision_params > 0,
         custom_all_reduce=False if eight_six and not llama else None,
         card_shares=shares if setup.engine == "llamacpp" and layout.pp > 1 and len(set(shares)) > 1 else (),
     )
@@ -139,6 +140,23 @@ def _on_machines(adapter: Adapter, launch: Launch, each: int, first: int) -> lis
             words = helper if rank else [*words, "--rpc", ",".join(helpers)]
         lines.append(f"{shlex.join(words)} # on machine-{first + rank + 1}")
     return lines
+
+
+def up_line(name: str, setup: Setup, checkpoint: str | None, agents: int) -> str:
+    """Return the `skep up` that starts just this, all choices pinned."""
+    layout = setup.layout
+    words = ["skep", "up", name, "-c", str(agents), "--engine", setup.engine]
+    if checkpoint != name:
+        words += ["--checkpoint", checkpoint or checkpoint_name(setup)]
+    words += ["--quant", setup.quant.id, "--tp", str(layout.tp)]
+    words += ["--pp", str(layout.pp)] if layout.pp > 1 else []
+    words += ["--replicas", str(layout.replicas), "--slots", str(setup.slots), "--context", str(setup.context)]
+    words += ["--kv", setup.kv.id] if setup.kv.family != "half" else []
+    words += ["--memory-share", f"{setup.utilization:g}"] if setup.utilization else []
+    if setup.spec is not None or setup.model.mtp_layers:
+        words += ["--spec", f"{setup.spec.method}:{setup.spec.depth}" if setup.spec else "none"]
+    words += ["--vision"] if setup.vision and setup.engine == "vllm" and setup.model.vision_params else []
+    return shlex.join(words)
 
 
 def gateway_line(setup: Setup, rig: Rig | None = None) -> str | None:

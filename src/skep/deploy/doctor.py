@@ -10,6 +10,7 @@ from skep.catalog.gpus import HostFacts
 from skep.catalog.pullable import pullable
 from skep.config.settings import EMBEDDED_MODEL
 from skep.engines.base import engine_named
+from skep.engines.install import INSTALLABLE, engine_status
 from skep.errors import SkepError, UserError
 from skep.host.checks import CheckResult, HostFinding, disk_finding, examine
 from skep.host.facts import read_host
@@ -18,6 +19,7 @@ from skep.paths import Paths
 from skep.sandbox.detect import open_sandbox
 from skep.store.database import open_store
 from skep.units import format_bytes
+from skep.weights.hub import hub_cache, hub_token
 from skep.weights.pull import installed, model_path
 
 OK, WARNING, PROBLEM = CheckResult.OK, CheckResult.WARNING, CheckResult.PROBLEM
@@ -30,8 +32,32 @@ def examine_here(paths: Paths) -> tuple[HostFacts, list[HostFinding]]:
     embedded = HostFinding("embedded engine", WARNING, "not installed", "run `pip install 'skep[embedded]'`")
     if (version := engine_named("embedded").version()) is not None:
         embedded = HostFinding("embedded engine", OK, version)
-    ours = [embedded, weights_finding(paths), store_finding(paths), sandbox_finding(), _disk(paths)]
+    ours = [embedded, weights_finding(paths), *engine_findings(cards=bool(facts.gpus)), hub_finding()]
+    ours += [store_finding(paths), sandbox_finding(), _disk(paths)]
     return facts, [*examine(facts, nvidia_error=nvidia.error), *ours]
+
+
+def engine_findings(*, cards: bool) -> list[HostFinding]:
+    """Return a line for each engine of others. That there is none is a warning where there are cards to serve on."""
+    known = [engine_status(name) for name in INSTALLABLE]
+    missing = WARNING if cards and not any(one.path for one in known) else OK
+    return [
+        HostFinding(one.engine, OK, f"{one.version or one.engine} at {_short(one.path)}")
+        if one.path is not None
+        else HostFinding(one.engine, missing, "not installed", f"`{one.install}`")
+        for one in known
+    ]
+
+
+def hub_finding() -> HostFinding:
+    """Where checkpoints are fetched to, how much room is there, and whether gated ones can be had."""
+    folder = hub_cache()
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    token = "a token is set" if hub_token(os.environ) else "no token: gated models need one"
+    hint = None if hub_token(os.environ) else "`hf auth login`, or HF_TOKEN in the environment"
+    return HostFinding(
+        "hub cache", OK, f"{_short(folder)}, {format_bytes(shutil.disk_usage(there).free)} free, {token}", hint
+    )
 
 
 def weights_finding(paths: Paths) -> HostFinding:

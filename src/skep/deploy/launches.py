@@ -24,6 +24,7 @@ from skep.units import parse_bytes
 from skep.weights.config_json import read_config
 from skep.weights.gguf import check_file
 from skep.weights.gguf_geometry import geometry_of
+from skep.weights.hub import parse_hub_source, pull_hub
 from skep.weights.pull import pull
 from skep.wire.heads import parse_url
 
@@ -31,6 +32,7 @@ PullProgress = Callable[[int, int | None], None]
 
 REMOTE = "remote"  # the engine of a launch that skep does not start
 READ_GGUF = ("embedded", "llamacpp")  # their weights are one file, fetched and checked here
+FROM_HUB = ("vllm", "sglang")  # they read folders of the hub's form
 NO_WEIGHTS = ("fake", "simulated")
 _ALIKE = ("engine", "slots", "context_tokens", "extra", "reserve", "soft_slots", "about", "options", "env", "binary",
           "pinned", "idle_unload_s")  # fmt: skip  # what a launch has as its table says it
@@ -106,7 +108,7 @@ def plan_launches(
     if starting:
         gpus.check_free(launches, machine.cards)
     check_aliases(settings.aliases, launches)
-    return launches
+    return tuple(_with_weights(launch, progress) for launch in launches)
 
 
 def check_names(launches: Sequence[Launch]) -> None:
@@ -235,6 +237,14 @@ def checkpoint_of(serve: Serve) -> str | None:
         hint = "name the folder that holds config.json and the weights"
         raise UserError(f"`{named}` holds no config.json", hint=hint)
     return str(path.absolute())
+
+
+def _with_weights(launch: Launch, progress: PullProgress) -> Launch:
+    """Return it with the folder of a hub's checkpoint, fetched if need be: an engine would do so without a word."""
+    source = parse_hub_source(launch.checkpoint) if launch.checkpoint and launch.engine in FROM_HUB else None
+    if source is None or os.environ.get("VLLM_USE_MODELSCOPE"):
+        return launch
+    return replace(launch, checkpoint=str(pull_hub(source, progress).path))
 
 
 def _weights(serve: Serve, paths: Paths, progress: PullProgress) -> tuple[Path | None, int | None]:

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
+from skep.catalog.checkpoints import checkpoint_of
 from skep.catalog.options import DRAFT_METHODS
-from skep.deploy.commands import command_lines, gateway_line
+from skep.deploy.commands import command_lines, gateway_line, up_line
 from skep.errors import SkepError, UserError, WeightsError
-from skep.planner.candidates import ENGINES, PinnedSizes, Pins, PlanGoal
+from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS, ENGINES, PinnedSizes, Pins, PlanGoal
 from skep.planner.choose import Plan, PlanChoice, account, choose, fits_nowhere
+from skep.planner.memory import KV_POOL, memory, weights_bytes
 from skep.planner.quants import QUANTS, Quant, find_kv, find_quant, known_quant
 from skep.planner.ranking import BasisOf, Predicted, published_basis
-from skep.planner.rigs import ResolvedRig, find_rig, parse_spec, rig_of_host
+from skep.planner.rigs import ResolvedRig, find_rig, of_machines, parse_rig, parse_spec, rig_of_host
 from skep.planner.rules import runs_cuda_kernels
-from skep.planner.setup import Speculation
+from skep.planner.setup import Layout, PlannedLoad, Speculation
+from skep.units import format_bytes
 
 if TYPE_CHECKING:
     from skep.catalog.models import Geometry
+    from skep.catalog.presets import Preset
 
 GOALS, SHAPES = ("throughput", "latency", "context"), ("steady", "burst", "mixed")
 _QUANT_ENDINGS = ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "w4a16", "w8a8", "bf16")
 _METHODS = {"modelopt": "fp8", "fbgemm_fp8": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "gptq_marlin": "gptq"}
 MOST_PRICE = 1e9
+_NO_LIMIT = 1 << 40
+EVIDENCE = "measured: "  # begins a note about a published figure of the same model on the same cards
 
 
 class PlanFlags(PinnedSizes, frozen=True):
@@ -40,14 +47,15 @@ class PlanFlags(PinnedSizes, frozen=True):
     agents: int = 4
     goal: str = "throughput"
     slo: str | None = None
-    input_tokens: int = 1024
-    output_tokens: int = 512
+    input_tokens: int | None = None  # None: as an agent's
+    output_tokens: int | None = None
     shape: str = "steady"
     engine: tuple[str, ...] = ()
     quant: str | None = None
     kv: str | None = None
     spec: str | None = None
     no_graphs: bool = False
+    vision: bool = False
 
 
 class ModelFound(Struct, frozen=True):
@@ -77,8 +85,8 @@ class PlanAnswer(Struct, frozen=True):
 
 def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True) -> PlanAnswer:
     """`files`: the model may be a file or a folder of this machine."""
-    goal = goal_of(flags)
     model = read_model(flags.model) if files else model_by_name(flags.model)
+    goal = goal_of(flags, model)
     rigs = read_rigs(flags, store)
     pins = pins_of(flags, model)
     # calibrations are of this machine: other rigs are planned with the published constants
@@ -86,19 +94,57 @@ def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True) -> PlanAns
     basis_of = published_basis if elsewhere else own_basis(store, model.geometry.id, quant)
     each = [engines_of(flags, model, found) for found in rigs]
     engines = tuple(dict.fromkeys(name for names in each for name in names))
-    others = tuple(name for name in ENGINES if name not in engines) if not flags.engine and len(rigs) == 1 else ()
-    if model.checkpoint or any(card.vendor != "nvidia" for found in rigs for card in found.rig.cards):
-        others = ()
     # in another format than those that were named, the files are others, yet to be made
     same = flags.quant is None or model.quant is None or model.quant.family == find_quant(flags.quant).family
-    alike: dict[str, Any] = {"others": others, "basis_of": basis_of, "checkpoint": model.checkpoint if same else None}
+    checkpoint = model.checkpoint if same else None
     choices = tuple(
-        choose(model.geometry, found.rig, goal, pins, engines=names, **alike)
+        choose(model.geometry, found.rig, goal, pins, engines=names, basis_of=basis_of, checkpoint=checkpoint)
         for found, names in zip(rigs, each, strict=True)
     )
     notes = [*model.notes, *(n for found in rigs for n in found.notes), *(basis_of(name).note for name in engines)]
+    notes += evidence(choices)
     notes += [note for choice in choices for note in choice.notes]
     return PlanAnswer(flags, model, goal, pins, engines, choices, tuple(dict.fromkeys(filter(None, notes))))
+
+
+def evidence(choices: Sequence[PlanChoice]) -> list[str]:
+    """Return what others measured with the same model on the same cards, beside what the best plan expects there."""
+    from skep.config.presets import presets_of
+
+    said = []
+    for best in (choice.plans[0] for choice in choices if choice.plans):
+        cards = sorted(card.id for card in best.rated.rig.cards)
+        found = [
+            (row, preset)
+            for preset in presets_of(best.setup.model.id)
+            if not preset.history and sorted(card.id for card in parse_rig(preset.hardware).cards) == cards
+            for row in preset.published
+            if row.metric == "output" and row.input_tokens and row.output_tokens
+        ]
+        if not found:
+            continue
+        row, preset = max(found, key=lambda pair: pair[0].tok_s)
+        load = PlannedLoad(row.concurrency, row.input_tokens or 0, row.output_tokens or 0)
+        here = best.rated.prospect.outcome(load).effective_tok_s
+        lengths = f"{row.input_tokens} tokens in, {row.output_tokens} out, C={row.concurrency}"
+        other = "" if _way(preset) == _layout_words(best) else f" with {_way(preset)}"
+        said.append(
+            f"{EVIDENCE}{row.tok_s:,.0f} tok/s{other} at {lengths} (preset {preset.name}); this plan expects "
+            f"{here:,.0f} there, {(here / row.tok_s - 1) * 100:+.0f} %"
+        )
+    return said
+
+
+def _way(preset: Preset) -> str:
+    options = preset.options
+    words = str(Layout(options.tp, options.pp, options.tp if options.ep else 1, preset.replicas * options.dp))
+    drafts = f", {options.draft.method} n={options.draft.depth}" if options.draft else ""
+    return f"{words}{drafts} ({preset.engine})"
+
+
+def _layout_words(plan: Plan) -> str:
+    drafts = f", {plan.setup.spec}" if plan.setup.spec else ""
+    return f"{plan.setup.layout}{drafts} ({plan.setup.engine})"
 
 
 def nothing_fits(found: PlanAnswer) -> SkepError | None:
@@ -110,7 +156,8 @@ def nothing_fits(found: PlanAnswer) -> SkepError | None:
     return max(errors, key=lambda error: error.exit_code)
 
 
-def goal_of(flags: PlanFlags) -> PlanGoal:
+def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
+    """Return what is wanted; where nobody says how long a task is, an agent's, as far as the context is enough."""
     _one_of("--goal", flags.goal, GOALS)
     _one_of("--shape", flags.shape, SHAPES)
     limits: tuple[tuple[str, float], ...] = ()
@@ -118,7 +165,10 @@ def goal_of(flags: PlanFlags) -> PlanGoal:
         from skep.stats.slo import SloLimits
 
         limits = tuple((limit.name, limit.ms) for limit in SloLimits.parse(flags.slo).limits)
-    return PlanGoal(flags.goal, flags.agents, flags.input_tokens, flags.output_tokens, flags.shape, limits)
+    most = min(flags.context or _NO_LIMIT, model.geometry.max_context or _NO_LIMIT)
+    output = flags.output_tokens or min(AGENT_OUTPUT_TOKENS, max(1, most // 8))
+    prompt = flags.input_tokens or min(AGENT_INPUT_TOKENS, max(1, most - output))
+    return PlanGoal(flags.goal, flags.agents, prompt, output, flags.shape, limits)
 
 
 def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
@@ -135,11 +185,12 @@ def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
     spec, no_spec = _speculation(flags.spec)
     sizes = {name: getattr(flags, name) for name in PinnedSizes.__struct_fields__}
     kv = find_kv(flags.kv) if flags.kv else None
-    return Pins(quant=quant, kv=kv, spec=spec, no_spec=no_spec, graphs=not flags.no_graphs, **sizes)
+    graphs, vision = not flags.no_graphs, flags.vision
+    return Pins(quant=quant, kv=kv, spec=spec, no_spec=no_spec, graphs=graphs, vision=vision, **sizes)
 
 
 def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[str, ...]:
-    """GGUF, Apple's chips and NVIDIA's oldest are llama.cpp's; everything else is vLLM's unless said."""
+    """GGUF, Apple's chips and NVIDIA's oldest are llama.cpp's, folders the others'; else all that load one may win."""
     words = (name.strip().lower().replace("llama.cpp", "llamacpp") for each in flags.engine for name in each.split(","))
     named = tuple(dict.fromkeys(words))
     if "all" in named:
@@ -152,7 +203,7 @@ def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[s
     gguf = pinned is not None and pinned.family == "gguf"
     if gguf or model.engine == "llamacpp" or not any(runs_cuda_kernels(card) for card in rig.rig.cards):
         return ("llamacpp",)
-    return ("vllm",)
+    return ENGINES if pinned is None and model.checkpoint is None else ("vllm", "sglang")
 
 
 def read_rigs(flags: PlanFlags, store: Path) -> tuple[ResolvedRig, ...]:
@@ -304,7 +355,6 @@ def document(found: PlanAnswer, *, explain: bool = False) -> dict[str, Any]:
         "further_cards": [
             {"rig": choice.rig.title, **_renamed(further)} for choice in found.choices for further in choice.further
         ],
-        "other_engines": [plan_document(found, c, p, explain=explain) for c in found.choices for p in c.others],
         "notes": found.notes,
     }  # fmt: skip
 
@@ -327,7 +377,7 @@ def _rounded(point: Predicted) -> dict[str, float]:
 
 
 def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain: bool = False) -> dict[str, Any]:
-    setup, memory = plan.setup, plan.memory
+    setup, held = plan.setup, plan.memory
     at = plan.rated.outcome.effective_tok_s
     watts = watts_of(plan)
     made: dict[str, Any] = {
@@ -335,12 +385,17 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain:
         "kv_dtype": setup.kv.id, "slots": setup.slots,
         "spec": f"{setup.spec.method}:{setup.spec.depth}" if setup.spec else None,
         "context": setup.context, "utilization": setup.utilization, "graphs": setup.graphs,
-        "memory": [_renamed(term) for term in memory.terms],
-        "card_bytes": memory.usable_bytes,
+        "memory": [_renamed(term) for term in held.terms],
+        "card_bytes": held.usable_bytes,
         "largest_context": plan.largest_context,
         "largest_slots": plan.largest_slots,
         "predicted": [_rounded(point) for point in plan.predicted],
         "meets_slo": plan.rated.over_limit <= 1.0 if found.goal.limits else None,
+        "checkpoint": plan.checkpoint,
+        "published": plan.rated.published,
+        "keeps_promise": keeps_promise(plan),
+        "caveats": caveats(found, plan),
+        "up": start_line(found, plan),
         "launch": commands_of(plan),
         "gateway": gateway_line(setup, plan.rated.rig),
         "why": plan.why,
@@ -353,6 +408,63 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain:
         levels = dict.fromkeys((1, found.goal.agents))
         made["explain"] = [to_builtins(account(plan.rated.prospect, found.goal, level)) for level in levels]
     return made
+
+
+def start_line(found: PlanAnswer, plan: Plan) -> str | None:
+    """Return the `skep up` of a plan; None where its cards are in several machines."""
+    if of_machines(plan.rated.rig):
+        return None
+    return up_line(found.flags.model, plan.setup, plan.checkpoint, found.goal.agents)
+
+
+def download_bytes(plan: Plan) -> int:
+    """As the catalogue knows it, else counted from the model's geometry."""
+    known = checkpoint_of(plan.checkpoint) if plan.checkpoint else None
+    if known is not None and known.disk_gb is not None:
+        return int(known.disk_gb * 1e9)
+    return weights_bytes(plan.setup.model, plan.setup.quant)
+
+
+def keeps_promise(plan: Plan) -> bool:
+    """Within --slo, with room for the whole task of every agent, and not on paper only."""
+    return plan.rated.over_limit <= 1.0 and plan.rated.holds_all and not plan.rated.on_paper
+
+
+def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
+    """Return what a user must know before the start, what matters most first."""
+    rated, setup, goal = plan.rated, plan.setup, found.goal
+    said: list[str] = []
+    known = checkpoint_of(plan.checkpoint) if plan.checkpoint else None
+    if not rated.published:
+        said.append(f"{setup.quant.title} of {setup.model.id} would be best, if somebody made it: none is known")
+    elif plan.checkpoint is None:
+        said.append(f"which checkpoint of {setup.model.id} to take is not known here: name yours with --checkpoint")
+    if not rated.holds_all:
+        at_once = (setup.slots or 1) * setup.layout.replicas
+        said.append(f"memory is enough for {at_once} of {goal.agents} agents at once, the others wait")
+    if rated.on_paper:
+        said.append("it fits on paper only: less than the larger of 1 GiB and 5 % of a card is left")
+    if known is not None and known.gated:
+        said.append(f"{known.hub} is gated: accept its licence on its page, and set HF_TOKEN")
+    if known is not None and known.origin.confidence == "C":
+        said.append(f"nobody confirmed the checkpoint {known.hub}")
+    said += [line for line in found.notes if line.startswith(EVIDENCE)]
+    spared = vision_bytes(plan)
+    if spared:
+        said.append(f"pictures are left out, which spares {format_bytes(spared)} a card; --vision loads the tower")
+    said += [f.sentence for f in rated.findings if f.verdict == "costs"]
+    said += [f.sentence for f in rated.findings if f.verdict == "depends"]
+    return said
+
+
+def vision_bytes(plan: Plan) -> int:
+    """Return what the vision tower would take of a card, where it is left out."""
+    setup, card = plan.setup, plan.rated.card
+    if setup.vision or not setup.model.vision_params:
+        return 0
+    sizes = (memory(replace(setup, vision=on), card, context=setup.context or 0) for on in (True, False))
+    with_tower, without = (sum(t.bytes for t in one.terms if t.name != KV_POOL) for one in sizes)
+    return with_tower - without
 
 
 def commands_of(plan: Plan) -> tuple[str, ...]:

@@ -15,19 +15,20 @@ from skep.catalog import needs
 from skep.catalog.models import find_geometry
 from skep.catalog.options import EngineOptions
 from skep.catalog.pullable import find_pullable, pullable_names
+from skep.config.load import find_config, load_settings
 from skep.config.presets import all_presets, find_preset, presets_folder, serve_of
-from skep.config.settings import Serve, default_context
+from skep.config.settings import EMBEDDED_MODEL, Serve, default_context
 from skep.deploy.commands import launches_of
 from skep.deploy.plan_request import PlanFlags, engines_of, goal_of, pins_of, read_model, read_rigs
 from skep.engines.base import engine_named
 from skep.engines.discovery import is_installed
 from skep.engines.simulated import plan_of
-from skep.errors import DoesNotFit, UserError
+from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import read_host
 from skep.paths import Paths
 from skep.planner.choose import Plan, choose, fits_nowhere
 from skep.planner.memory import weights_bytes
-from skep.planner.rigs import ResolvedRig, parse_rig
+from skep.planner.rigs import ResolvedRig, parse_rig, rig_of_host
 
 if TYPE_CHECKING:
     from skep.catalog.gpus import HostFacts
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
 ENGINES = ("embedded", "llamacpp", "ollama", "sglang", "vllm")
 FOR_PLANS = ("vllm", "sglang", "llamacpp")
 SLOTS = 8  # of an engine that was not planned: what a home card can mostly hold
+# What people serve for agents, the most capable first.
+OFFERED = ("gpt-oss-120b", "qwen3.6-35b-a3b", "qwen3.6-27b", "gpt-oss-20b", "qwen3-14b", "qwen3-8b", "qwen3-4b")
+OFFERS = 3
 AGENTS = 4  # to plan for, where nobody says how many: as `skep plan` has it
-INPUT_TOKENS, OUTPUT_TOKENS = 1024, 512
 
 Say = Callable[[str], None]
 
@@ -59,6 +62,8 @@ class ServeRequest(msgspec.Struct, frozen=True):
     kv: str | None = None
     spec: str | None = None
     tp: int | None = None
+    pp: int | None = None
+    vision: bool = False
     concurrency: int | None = None
     link: str | None = None
     gpu: tuple[str, ...] = ()  # cards of a rig that is simulated
@@ -73,15 +78,12 @@ class ServeRequest(msgspec.Struct, frozen=True):
     @property
     def planned(self) -> dict[str, Any]:
         """What only a plan understands."""
-        return self.given("quant", "spec", "concurrency", "link")
+        return self.given("quant", "spec", "pp", "concurrency", "link")
 
     def plan_flags(self, model: str, agents: int) -> PlanFlags:
-        """Return it as `skep plan` gets it. With a context too small for the usual task, tasks are as long as that."""
-        usual = INPUT_TOKENS + OUTPUT_TOKENS
-        share = min(1.0, (self.context or usual) / usual)
-        given = self.given("link", "quant", "kv", "spec", "tp", "replicas", "slots", "context")
+        """Return it as `skep plan` gets it."""
+        given = self.given("link", "quant", "kv", "spec", "tp", "pp", "replicas", "slots", "context", "vision")
         given |= {"gpu": self.gpu, "utilization": self.memory_share, "engine": (self.engine,) if self.engine else ()}
-        given |= {"input_tokens": int(INPUT_TOKENS * share), "output_tokens": int(OUTPUT_TOKENS * share)}
         return PlanFlags(model, agents=agents, **given)
 
 
@@ -101,10 +103,16 @@ def serve_for(wanted: ServeRequest, paths: Paths, say: Say = _silent) -> Serve |
         return None
     host = read_host()
     if host.gpus and wanted.engine in (None, *FOR_PLANS) and not is_unplanned(wanted, say):
-        best = planned(wanted, paths, say=say)
+        best = planned(among_installed(wanted), paths, say=say)
         say(f"planned: {best}")
         return best.serve
     return as_told(wanted, paths, cards=bool(host.gpus))
+
+
+def among_installed(wanted: ServeRequest) -> ServeRequest:
+    """Return it with the engines that are here, where none is named. With none here, the plan says which to install."""
+    here = tuple(name for name in FOR_PLANS if is_installed(name, wanted.binary if name == wanted.engine else None))
+    return replace(wanted, engine=",".join(here)) if wanted.engine is None and here else wanted
 
 
 def check_engine(wanted: ServeRequest, more: str = "") -> None:
@@ -201,7 +209,8 @@ class PlannedServe(msgspec.Struct, frozen=True):
 
 def best_plan(flags: PlanFlags, store: Path, rig: ResolvedRig | None = None, *, say: Say = _silent) -> Plan:
     """On this rig; None: as the flags name it, or this machine."""
-    goal, model = goal_of(flags), read_model(flags.model)
+    model = read_model(flags.model)
+    goal = goal_of(flags, model)
     if rig is None:
         (rig,) = read_rigs(flags, store)
     for line in (*model.notes, *rig.notes):
@@ -219,7 +228,7 @@ def planned(wanted: ServeRequest, paths: Paths, rig: ResolvedRig | None = None, 
     agents = wanted.concurrency or AGENTS
     plan = best_plan(wanted.plan_flags(folder or wanted.model, agents), paths.store, rig, say=say)
     setup = plan.setup
-    checkpoint = wanted.checkpoint or own_checkpoint(wanted.model)
+    checkpoint = wanted.checkpoint or own_checkpoint(wanted.model) or plan.checkpoint
     if checkpoint is None:
         hint = f"name it: skep up {wanted.model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
         raise UserError(f"which checkpoint of `{wanted.model}`? The plan wants {setup.quant.title}", hint=hint)
@@ -325,3 +334,39 @@ def simulated_serve(wanted: ServeRequest, paths: Paths, say: Say = _silent) -> t
         "about": f"simulated: {about}",
     }
     return re.sub(r"[^A-Za-z0-9._-]+", "-", setup.model.id), serve
+
+
+# A machine with cards, and no word about what to serve
+
+
+def refuse_toy(config: Path | None, paths: Paths) -> None:
+    """Raise UserError where cards are here and nobody said what to serve: the small model would run on the CPU."""
+    if find_config(config, paths) is not None or load_settings(None, paths, os.environ).upstream:
+        return
+    host = read_host()
+    if not host.gpus:
+        return
+    try:
+        cards = rig_of_host(host).rig.title
+    except UserError:
+        cards = ", ".join(gpu.name for gpu in host.gpus)
+    fitting = fitting_models(paths)
+    small = f"`skep up --embedded` serves {EMBEDDED_MODEL} on the CPU"
+    hint = "; ".join([*(f"`skep up {name}`: {words}" for name, words in fitting), small])
+    raise UserError(f"which model? Here is {cards}", hint=hint)
+
+
+def fitting_models(paths: Paths) -> list[tuple[str, str]]:
+    """Return models that fit this machine's cards with room for every agent, and what is expected of them."""
+    found = []
+    for name in OFFERED:
+        try:
+            plan = best_plan(PlanFlags(name, agents=AGENTS), paths.store)
+        except SkepError:
+            continue
+        if plan.rated.holds_all and not plan.rated.on_paper:
+            speed = f"about {plan.rated.outcome.effective_tok_s:,.0f} tok/s with {AGENTS} agents"
+            found.append((name, f"{speed}, {plan.setup.engine}"))
+        if len(found) == OFFERS:
+            break
+    return found

@@ -50,6 +50,9 @@ class EngineKind(msgspec.Struct, frozen=True):
     command: tuple[str, ...] = ()
     helps: tuple[tuple[str, ...], ...] = ()
     abbreviates: bool = False
+    package: str = ""
+    driver: int | None = None
+    disk_gib: int = 0
     refused: dict[str, tuple[str, str]] = {}
 
 
@@ -84,7 +87,7 @@ def is_installed(engine: str, binary: str | None = None) -> bool:
 
 
 def find_program(engine: str, binary: str | None = None, environ: Mapping[str, str] = os.environ) -> Program:
-    """The launch's own, the variable's, the one on PATH, the one beside this interpreter; else how to install it."""
+    """The launch's own, the variable's, the one on PATH, beside this interpreter, or that skep installed."""
     kind = engine_kinds()[engine]
     variable = VARIABLES[engine]
     for given, origin in ((binary, "binary"), (environ.get(variable), f"${variable}")):
@@ -94,13 +97,19 @@ def find_program(engine: str, binary: str | None = None, environ: Mapping[str, s
                 raise UserError(f"{engine}: there is no program `{given}` ({origin})", hint=kind.install)
             return _program(engine, found)
     beside = Path(sys.executable).parent / kind.program
-    found = _runnable(kind.program, environ) or _runnable(str(beside), environ)
+    own = engine_folder(engine, environ) / "bin" / kind.program
+    found = next(filter(None, (_runnable(name, environ) for name in (kind.program, str(beside), str(own)))), None)
     if found is None and kind.module is not None and find_spec(kind.module.partition(".")[0]) is not None:
         found = Path(sys.executable)
     if found is None:
         name = engine if kind.program == engine else f"`{kind.program}`"
         raise UserError(f"{name} is not installed", hint=kind.install)
     return _program(engine, found)
+
+
+def engine_folder(engine: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return where `skep engine install` puts it."""
+    return user_paths(environ).data / "engines" / engine
 
 
 def bare_words(engine: str, binary: str | None = None) -> tuple[str, ...]:

@@ -112,8 +112,8 @@ class ReadTools:
             str | None, Field(description='Cards such as "2x rtx-3090"; left out: the cards of this machine.')
         ] = None,
         agents: Annotated[int, Field(ge=1, le=4096, description="How many tasks at once.")] = 4,
-        input_tokens: Annotated[int, Field(ge=1, description="Of a task's prompt.")] = 1024,
-        output_tokens: Annotated[int, Field(ge=1, description="Of a task's answer.")] = 512,
+        input_tokens: Annotated[int | None, Field(ge=1, description="Of a task's prompt; default: 16384.")] = None,
+        output_tokens: Annotated[int | None, Field(ge=1, description="Of a task's answer; default: 1024.")] = None,
         quant: Annotated[str | None, Field(description="Pin the weights' format: awq, fp8, bf16, q4_k_m.")] = None,
         context: Annotated[int | None, Field(ge=64, description="Pin the tokens of the longest sequence.")] = None,
     ) -> Answer:

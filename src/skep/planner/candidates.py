@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import product, starmap
 from math import ceil
 
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.checkpoints import checkpoints_of, find_checkpoint
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
 from skep.errors import UserError
 from skep.planner.fit import FitResult, fits, smallest
-from skep.planner.memory import defaults, has_pool, memory
-from skep.planner.quants import KV_TYPES, QUANTS, KvType, Quant, part_bits
+from skep.planner.memory import defaults, has_pool, memory, weights_bits
+from skep.planner.quants import KV_TYPES, QUANTS, KvType, Quant, part_bits, parts_of
 from skep.planner.rigs import of_machines
 from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
 
 ENGINES = ("vllm", "sglang", "llamacpp")
 DEFAULT_CONTEXT = 8192
+AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS = 16_384, 1024  # a task of an agent, where nobody says how long it is
 SAFE_HYBRID_UTILIZATION = 0.92  # the rule `linear-scratch`
 _UTILIZATIONS = (0.92, 0.95, 0.85, 0.80)  # where the engine's own does not do
 _DEPTHS = (1, 3, 5)  # of MTP: the write-ups' sweep peaked at 5 alone and at 3 under load
+_OTHER_SIZE = 0.6  # of a format's bits: a checkpoint that differs by more is not what its entry says
 _SPREAD_MIXED = 1.0  # answers as uneven as chat's
 
 
@@ -46,6 +50,7 @@ class Pins(PinnedSizes, frozen=True, kw_only=True):
     spec: Speculation | None = None
     no_spec: bool = False
     graphs: bool = True
+    vision: bool = True  # False: its tower is left out where the engine can do so
 
     @property
     def layout_words(self) -> str:
@@ -96,7 +101,31 @@ def _range(pinned: int | None, most: int) -> Sequence[int]:
 
 
 def offered_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tuple[Quant, ...]:
-    """Formats that checkpoints are published in, for this engine and these cards; nothing below 4 bits."""
+    """Formats of the known checkpoints, then others that somebody could make; nothing below 4 bits."""
+    usual = _usual_quants(model, engine, cards)
+    if model.native_bits is not None and model.native_bits < 5:
+        return usual  # nobody makes it better than its maker
+    names = (name for one in checkpoints_of(model.id) if engine in one.engines for name in one.formats)
+    made = [QUANTS[name] for name in dict.fromkeys(names) if name in QUANTS and QUANTS[name].nominal >= 4]
+    fp4 = any(quant.id == "nvfp4" for quant in usual)
+    made = [quant for quant in made if quant.id != "nvfp4" or fp4]
+    alike = {(quant.family, quant.nominal) for quant in made}
+    return (*made, *(quant for quant in usual if (quant.family, quant.nominal) not in alike))
+
+
+@lru_cache(maxsize=512)
+def as_published(quant: Quant, model: Geometry, engine: str) -> Quant:
+    """Return the format with as many bits as its checkpoint takes on disk: they keep some parts in 16."""
+    found = find_checkpoint(model.id, engine, quant.id)
+    if found is None or found.disk_gb is None:
+        return quant
+    parts = parts_of(model)
+    counted = weights_bits(model, quant, with_draft=found.mtp, with_vision=found.vision)
+    more = (found.disk_gb * 8e9 - counted) / max(1.0, parts.mlp + parts.experts + parts.small)
+    return replace(quant, bits=quant.bits + more) if abs(more) < quant.bits * _OTHER_SIZE else quant
+
+
+def _usual_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tuple[Quant, ...]:
     if model.native_bits is not None and model.native_bits < 5:
         return (QUANTS["gguf_mxfp4" if engine == "llamacpp" else "mxfp4"],)
     native8 = model.native_bits == 8
@@ -131,11 +160,12 @@ def base_setups(model: Geometry, rig: Rig, engine: str, layout: Layout, pins: Pi
     wanted = pins.quant
     if wanted is not None and wanted.id == "mxfp4" and engine == "llamacpp":
         wanted = QUANTS["gguf_mxfp4"]  # in llama.cpp's own file the rest has 8 bits, not 16
-    for quant in (wanted,) if wanted else offered_quants(model, engine, cards):
+    for one in (wanted,) if wanted else offered_quants(model, engine, cards):
+        quant = as_published(one, model, engine)
         kv = pins.kv or offered_kv(engine, quant, cards)[0]
         yield Setup(
             model, quant, kv, engine, layout, pins.slots, pins.context, pins.utilization, pins.graphs, pins.spec,
-            pins.batched_tokens, pins.version,
+            pins.batched_tokens, pins.version, pins.vision or engine != "vllm",
         )  # fmt: skip
 
 
@@ -143,11 +173,18 @@ def variants(setup: Setup, rig: Rig, pins: Pins) -> Iterator[Setup]:
     """Yield the same with the other KV types and speculations: of the latter only what the checkpoint carries."""
     kinds = (pins.kv,) if pins.kv else offered_kv(setup.engine, setup.quant, rig.cards[: setup.layout.cards])
     specs: tuple[Speculation | None, ...] = (pins.spec,)
-    if pins.spec is None and not pins.no_spec and setup.model.mtp_layers and setup.engine != "llamacpp":
+    drafts = setup.model.mtp_layers and setup.engine != "llamacpp" and has_drafts(setup)
+    if pins.spec is None and not pins.no_spec and drafts:
         specs = (None, *(Speculation("mtp", depth) for depth in _DEPTHS))
     for kv, spec in product(kinds, specs):
         if (kv, spec) != (setup.kv, setup.spec):
             yield replace(setup, kv=kv, spec=spec)
+
+
+def has_drafts(setup: Setup) -> bool:
+    """Whether a checkpoint in this format carries the draft layers; of a model without known checkpoints, all do."""
+    model = setup.model.id
+    return not checkpoints_of(model) or find_checkpoint(model, setup.engine, setup.quant.id, mtp=True) is not None
 
 
 def sizing_card(rig: Rig, layout: Layout) -> Device:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.checkpoints import find_checkpoint, is_published
 from skep.catalog.models import Geometry
 from skep.errors import DoesNotFit, UserError
 from skep.planner import candidates, ranking
 from skep.planner.candidates import Pins, PlanGoal, place, sizing_card
-from skep.planner.fit import largest
+from skep.planner.fit import largest, longest_context
 from skep.planner.memory import MemoryPlan
 from skep.planner.predict import SpeedModel
 from skep.planner.quants import QUANTS, part_bits, parts_of
@@ -193,8 +195,16 @@ def survey(
     """All candidates of one engine. `top`: only the best few pairs, without reasons; `narrow`: in fewer forms still."""
     few = narrow or top
     found, rejected = bases(model, rig, goal, pins, engine, say_why=not few)
-    scored = [(ranking.coarse(speed_model_of(s, rig, goal, basis), goal), s) for s in found]
-    scored.sort(key=lambda pair: -pair[0])
+
+    def published(setup: Setup) -> bool:
+        return pins.quant is not None or is_published(model.id, engine, setup.quant.id)
+
+    def first(setup: Setup) -> tuple[object, ...]:
+        """Return what decides before speed does, and the speed of one step."""
+        order = published(setup), not ranking.on_paper(setup, rig, goal), ranking.holds_all(setup, goal)
+        return (*order, ranking.coarse(speed_model_of(setup, rig, goal, basis), goal))
+
+    scored = sorted(((first(s), s) for s in found), key=itemgetter(0), reverse=True)
     notes: list[str] = []
     for setup in [s for _, s in scored[: 3 if narrow else _EXPANDED]]:
         for other in candidates.variants(setup, rig, pins):
@@ -205,16 +215,17 @@ def survey(
                 continue
             placed = place(other, sizing_card(rig, other.layout), goal, pins)
             if placed is not None:
-                scored.append((ranking.coarse(speed_model_of(placed, rig, goal, basis), goal), placed))
-    groups: dict[tuple[object, ...], list[tuple[float, Setup]]] = {}
-    for score, setup in sorted(scored, key=lambda pair: -pair[0]):
+                scored.append((first(placed), placed))
+    groups: dict[tuple[object, ...], list[Setup]] = {}
+    for _, setup in sorted(scored, key=itemgetter(0), reverse=True):
         layout = setup.layout
-        groups.setdefault((layout.tp, layout.pp, layout.replicas, setup.quant.id), []).append((score, setup))
+        groups.setdefault((layout.tp, layout.pp, layout.replicas, setup.quant.id), []).append(setup)
     fewer = 3 if goal.agents > CROWD or narrow else 2 if goal.agents > FEW else 1
     best = []
     for group in list(groups.values())[: _GROUPS // (3 if few else fewer)]:
-        forms = [s for _, s in group[: _IN_GROUP if len(groups) == 1 else _IN_GROUP // fewer]]
-        best.append(max((ranking.rate(s, rig, goal, check(s, rig), basis) for s in forms), key=lambda r: r.key))
+        forms = group[: _IN_GROUP if len(groups) == 1 else _IN_GROUP // fewer]
+        rated = (ranking.rate(s, rig, goal, check(s, rig), basis, published=published(s)) for s in forms)
+        best.append(max(rated, key=lambda r: r.key))
     best.sort(key=lambda r: r.key, reverse=True)
     if any(r.setup.spec is not None for r in best):
         notes.clear()
@@ -276,7 +287,7 @@ def _placed(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`checkpoint`: the files that were asked for; `order`: the machine's numbers of the rig's cards."""
+    """`checkpoint`: the files that were asked for, or the catalogue's; `order`: the machine's numbers of the cards."""
 
     rated: Rated
     predicted: tuple[Predicted, ...]
@@ -318,7 +329,6 @@ class PlanChoice(msgspec.Struct, frozen=True):
     order: tuple[int, ...]
     plans: tuple[Plan, ...]
     rejected: tuple[Rejected, ...]
-    others: tuple[Plan, ...]  # the best of each engine that was not asked for
     runner_up: RunnerUp | None
     further: tuple[ScalingPoint, ...]
     notes: tuple[str, ...]
@@ -326,30 +336,33 @@ class PlanChoice(msgspec.Struct, frozen=True):
 
 def choose(
     model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins | None = None, *, engines: Sequence[str] = ("vllm",),
-    others: Sequence[str] = (), basis_of: BasisOf = published_basis, checkpoint: str | None = None, scale: bool = True,
+    basis_of: BasisOf = published_basis, checkpoint: str | None = None, scale: bool = True,
 ) -> PlanChoice:  # fmt: skip
-    """`others`: engines whose best is shown beside, unranked. Nothing fits: the plans are empty."""
+    """Rank what these engines could do together. Nothing fits: the plans are empty."""
     pins = pins or Pins()
     candidates.contradiction(rig, goal, pins, model)
     rig, order = candidates.arranged(rig)
     surveys = [survey(model, rig, goal, pins, engine, basis_of(engine)) for engine in engines]
-    shown = SHOWN if goal.agents <= CROWD else SHOWN // 2
-    rated = sorted((r for s in surveys for r in s.rated), key=lambda r: r.key, reverse=True)[:shown]
+    most = SHOWN if goal.agents <= CROWD else SHOWN // 2
+    rated = sorted((r for s in surveys for r in s.rated), key=lambda r: r.key, reverse=True)[:most]
     rejected = tuple(r for s in surveys for r in s.rejected)
     plans = []
     for number, r in enumerate(rated):
         # all levels for the best three, the two ends for the others where many agents make it long
         at = ranking.levels(goal.agents) if number < 3 or goal.agents <= FEW else (1, goal.agents)
-        plans.append(_plan(r, goal, basis_of(r.setup.engine), at, rejected, checkpoint, order))
-    beside = []
-    free = Pins(slots=pins.slots, context=pins.context)  # another engine has its own formats, the layout is left to it
-    for engine in others if plans and goal.agents <= CROWD else ():
-        best = survey(model, rig, goal, free, engine, basis_of(engine), narrow=True).rated[:1]
-        beside += [_plan(r, goal, basis_of(engine), (1, goal.agents), (), None, order) for r in best]
+        shown = r if pins.context else _stretched(r)
+        plans.append(_plan(shown, goal, basis_of(r.setup.engine), at, rejected, checkpoint, order))
     notes = tuple(dict.fromkeys(note for s in surveys for note in s.notes))
     runner = _runner_up(plans, goal, pins, basis_of) if len(plans) > 1 else None
     further = _further(rated[0], goal, pins, basis_of) if rated and scale and goal.agents <= CROWD else ()
-    return PlanChoice(rig, order, tuple(plans), rejected, tuple(beside), runner, further, notes)
+    return PlanChoice(rig, order, tuple(plans), rejected, runner, further, notes)
+
+
+def _stretched(rated: Rated) -> Rated:
+    """Return it with the longest context that every slot can hold at once, with a margin."""
+    setup = rated.setup
+    longest = longest_context(setup, rated.card, setup.slots or 1, with_margin=True)
+    return replace(rated, setup=replace(setup, context=max(longest, setup.context or 0)))
 
 
 def _plan(
@@ -363,6 +376,10 @@ def _plan(
     why = reasons(rated, goal, replica, wider)
     context, slots = rated.largest()
     predicted = ranking.predict_levels(rated, goal, basis, at)
+    if checkpoint is None:
+        drafts = setup.spec is not None and setup.spec.method == "mtp"
+        found = find_checkpoint(setup.model.id, setup.engine, setup.quant.id, mtp=drafts)
+        checkpoint = found.reference(setup.quant.id) if found is not None else None
     return Plan(rated, predicted, rated.memory(), context, slots, checkpoint, order, why)
 
 

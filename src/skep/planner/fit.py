@@ -109,15 +109,21 @@ def pool_tokens_as_reported(setup: Setup, plan: MemoryPlan) -> int:
     return int(plan.pool_bytes / (padded * each / setup.layout.pp))
 
 
+def longest_context(setup: Setup, card: Device, slots: int, *, with_margin: bool = False) -> int:
+    """Return the longest context with all slots full; 0: none. `with_margin`: so that it fits not on paper only."""
+
+    def holds(steps: int) -> bool:
+        plan = memory(setup, card, context=steps * CONTEXT_STEP, slots=slots, at_once=slots)
+        return plan.fits and not (with_margin and plan.fits_on_paper_only)
+
+    return _search((setup.model.max_context or 1_048_576) // CONTEXT_STEP, holds) * CONTEXT_STEP
+
+
 def largest(setup: Setup, card: Device, *, context: int | None = None, slots: int | None = None) -> tuple[int, int]:
     """Return the longest context with all `slots` (default 1) full, and the most slots at `context` (8K); 0: none."""
-    most, at, wanted = setup.model.max_context or 1_048_576, slots or 1, context or 8192
-
-    def holds(tokens: int, sequences: int) -> bool:
-        return memory(setup, card, context=tokens, slots=sequences, at_once=sequences).fits
-
-    steps = _search(most // CONTEXT_STEP, lambda n: holds(n * CONTEXT_STEP, at))
-    return steps * CONTEXT_STEP, _search(SLOTS_MOST, lambda n: holds(wanted, n))
+    wanted = context or 8192
+    most = _search(SLOTS_MOST, lambda n: memory(setup, card, context=wanted, slots=n, at_once=n).fits)
+    return longest_context(setup, card, slots or 1), most
 
 
 def _search(most: int, holds: Callable[[int], bool]) -> int:

@@ -204,6 +204,11 @@ class MemoryPlan(msgspec.Struct, frozen=True):
         return self.over_inside_bytes <= 0 and self.over_outside_bytes <= 0
 
     @property
+    def fits_on_paper_only(self) -> bool:
+        """Less than the larger of 1 GiB and 5 % of the card is left: what was not counted may need it."""
+        return -self.over_inside_bytes < max(GIB, self.usable_bytes // 20)
+
+    @property
     def largest(self) -> Term:
         """The largest term, KV counted by what is needed of it."""
         return max(self.terms, key=lambda t: self.needed_kv_bytes if t.name == KV_POOL else t.bytes)
@@ -233,6 +238,7 @@ def memory(
     at_once = (at_once or 1) if pooled else slots
     usable = usable_bytes(rig_card)
     budget = int(usable * (setup.utilization or default.utilization)) if pooled else usable
+    vision = vision and setup.vision
     terms = [*_fixed_terms(replace(setup, context=None, utilization=None), rig_card, slots, vision=vision)]
     window = window_bytes(setup, context, setup.batched_tokens or default.batched_tokens) * at_once
     how = f"{setup.model.sliding_layers} layers keep {setup.model.sliding_window} tokens"

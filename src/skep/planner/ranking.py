@@ -33,6 +33,7 @@ _SMALL_KV = 0.98  # a cache of fewer than 16 bits has to bring more than 2 %
 _COSTS = 0.95  # each rule that says "costs": the speed model may see less of it than people met
 _DEPENDS = 0.99  # each rule that says "depends on version or checkpoint" is a chance that it does not start
 _WHOLE_EXPERTS = 1.005  # the speed model sees no difference between cut and whole experts: whole ones cut no group
+_LLAMA_SHARED = 0.85  # llama.cpp with several sequences: a prompt of one holds up the others, which few have measured
 _ALONE = 0.25  # exponent of a single agent's speed in throughput: a swarm ends with its last task alone
 
 
@@ -106,15 +107,26 @@ class Rated(msgspec.Struct, frozen=True):
     context_each: int  # the longest with every slot full; 0 unless the goal asks for it
     over_limit: float  # the worst figure as a share of its limit; 1 or less is within
     score: float
+    published: bool = True  # somebody made a checkpoint in this format
+    on_paper: bool = False  # it fits, but with too little left for what was not counted
+    holds_all: bool = True  # the tasks of all agents at once
+    task_tokens: int = 0
 
     @property
-    def key(self) -> tuple[bool, float]:
+    def key(self) -> tuple[bool, bool, bool, bool, float]:
+        """What can be had goes first, then what keeps the promise, what fits safely, what holds all agents."""
         within = self.over_limit <= 1.0
-        return within, self.score if within else -self.over_limit
+        score = self.score if within else -self.over_limit
+        return self.published, within, not self.on_paper, self.holds_all, score
 
     def memory(self) -> MemoryPlan:
         assert self.setup.context is not None
         return memory(self.setup, self.card, context=self.setup.context)
+
+    def full_memory(self) -> MemoryPlan:
+        """Of one card with a whole task in every slot."""
+        slots = self.setup.slots or 1
+        return memory(self.setup, self.card, context=self.task_tokens, slots=slots, at_once=slots)
 
     def largest(self) -> tuple[int, int]:
         """Return the longest context with every slot full, and the most slots at this context, all full."""
@@ -135,7 +147,20 @@ def speed_model_of(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis) -> Spee
     return prospect(setup, rig, basis.constants, context=goal.need_tokens, tuning=basis.tuning)
 
 
-def rate(setup: Setup, rig: Rig, goal: PlanGoal, findings: tuple[Finding, ...], basis: Basis) -> Rated:
+def holds_all(setup: Setup, goal: PlanGoal) -> bool:
+    return (setup.slots or 1) * setup.layout.replicas >= goal.agents
+
+
+def on_paper(setup: Setup, rig: Rig, goal: PlanGoal) -> bool:
+    """Whether it fits with too little to spare, every slot with a whole task in it."""
+    slots = setup.slots or 1
+    card, context = sizing_card(rig, setup.layout), min(goal.need_tokens, setup.context or goal.need_tokens)
+    return memory(setup, card, context=context, slots=slots, at_once=slots).fits_on_paper_only
+
+
+def rate(
+    setup: Setup, rig: Rig, goal: PlanGoal, findings: tuple[Finding, ...], basis: Basis, *, published: bool = True
+) -> Rated:
     """More is better. Of equal contexts the quicker wins, of near equal throughputs the one quicker for one agent."""
     card, context = sizing_card(rig, setup.layout), 0
     if goal.kind == "context":
@@ -153,7 +178,9 @@ def rate(setup: Setup, rig: Rig, goal: PlanGoal, findings: tuple[Finding, ...], 
     else:
         alone = found.step.tokens_per_step(1) / found.step.seconds(1, goal.input_tokens + goal.output_tokens / 2)
         value = outcome.effective_tok_s * alone**_ALONE
-    return Rated(setup, rig, card, findings, found, outcome, context, over, value * _weight(setup, findings))
+    score = value * _weight(setup, findings)
+    rest = published, on_paper(setup, rig, goal), holds_all(setup, goal), goal.need_tokens
+    return Rated(setup, rig, card, findings, found, outcome, context, over, score, *rest)
 
 
 def figure(rated: Rated, goal: PlanGoal) -> float:
@@ -187,6 +214,8 @@ def _weight(setup: Setup, findings: tuple[Finding, ...]) -> float:
         weight *= _SMALL_KV
     if setup.layout.ep > 1:
         weight *= _WHOLE_EXPERTS
+    if setup.engine == "llamacpp" and (setup.slots or 1) > 1:
+        weight *= _LLAMA_SHARED
     weight *= _COSTS ** sum(finding.verdict == "costs" for finding in findings)
     return weight * _DEPENDS ** sum(finding.verdict == "depends" for finding in findings)
 

@@ -86,6 +86,7 @@ class Setup(msgspec.Struct, frozen=True):
     spec: Speculation | None = None
     batched_tokens: int | None = None  # prefill tokens a step at most; None: the engine's default
     version: str | None = None
+    vision: bool = True  # its tower is loaded, where the checkpoint has one
 
 
 class PlannedLoad(msgspec.Struct, frozen=True):

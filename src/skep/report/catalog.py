@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from operator import itemgetter
@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 
 from skep.catalog.gpus import Device, ValueOrigin
 from skep.catalog.models import Geometry
+from skep.engines.install import EngineStatus
 from skep.planner.memory import weights_bits
 from skep.planner.quants import QUANTS, parts_of
 from skep.report.columns import Column, as_count, print_records
@@ -130,3 +131,13 @@ def _origins(found: Device | Geometry) -> dict[str, dict[str, str]]:
 def _sizes(found: Geometry) -> dict[str, int]:
     """Return bytes of a checkpoint in each format, its vision tower included, without draft layers."""
     return {QUANTS[name].id: round(weights_bits(found, QUANTS[name]) / 8) for name in _SIZED}
+
+
+def print_engines(found: Sequence[EngineStatus]) -> None:
+    columns: list[Column[EngineStatus]] = [
+        Column("engine", "ENGINE", lambda one: one.engine, right=False),
+        Column("version", "VERSION", lambda one: one.version if one.path else "not installed", right=False),
+        Column("where", "WHERE", lambda one: one.path or one.install, right=False),
+        Column("by", "INSTALLED BY", lambda one: "skep" if one.own else "you" if one.path else None, right=False),
+    ]
+    print_records(columns, found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -177,3 +177,30 @@ def say_scale(answer: dict[str, Any], *, waited: bool) -> None:
     change = f"{answer['before']} -> {answer['replicas']}" if came or went else f"still {answer['replicas']}"
     several = "replica" if answer["replicas"] == 1 else "replicas"
     note(f"{answer['model']}: {change} {several}, until the next `skep replica reload` or `skep up`")
+
+
+def print_preview(found: dict[str, Any]) -> None:
+    """Print what `skep up` would do."""
+    for one in found["serve"]:
+        weights = one["weights"]
+        size = f", {format_bytes(weights['bytes'])}" if weights["bytes"] is not None else ""
+        room = f" ({format_bytes(weights['free_bytes'])} free)" if weights["free_bytes"] is not None else ""
+        where = "already here" if weights["there"] else f"to be fetched{room}"
+        replicas = f"{one['replicas']} replica{'s' if one['replicas'] != 1 else ''}"
+        sizes = f"{one['slots']} slots of {one['context']:,} tokens each"
+        print(f"model: {one['model']}, {replicas}, {sizes}")  # noqa: T201
+        print(f"weights: {weights['source']}{size}, {where}")  # noqa: T201
+        missing = f", not installed: {one['install']}" if one["install"] else ""
+        print(f"engine: {one['version'] or one['engine']}{missing}")  # noqa: T201
+        for line in one["commands"]:
+            print(f"  {line}")  # noqa: T201
+    for url in found["upstream"]:
+        print(f"upstream: {url}")  # noqa: T201
+    print("\n".join(endpoint_lines(found["openai_base_url"], [one["model"] for one in found["serve"]])))  # noqa: T201
+
+
+def endpoint_lines(url: str, models: Sequence[str]) -> list[str]:
+    """Say how clients reach it. Claude Code speaks with engines that know /v1/messages: vLLM, llama-server, SGLang."""
+    model = models[0] if models else "MODEL"
+    told = f"ANTHROPIC_BASE_URL={url.removesuffix('/v1')} ANTHROPIC_AUTH_TOKEN=none ANTHROPIC_MODEL={model}"
+    return [f"OpenAI SDK: OPENAI_BASE_URL={url} OPENAI_API_KEY=none (model {model})", f"Claude Code: {told} claude"]

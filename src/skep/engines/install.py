@@ -1,0 +1,156 @@
+"""Engines in environments of their own, below skep's data folder: made by uv or pip, found like any other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from skep.engines.discovery import (
+    Program,
+    engine_folder,
+    engine_kinds,
+    find_program,
+    version_of,
+)
+from skep.errors import EngineError, UserError
+from skep.units import GIB, format_bytes
+
+INSTALLABLE = ("vllm", "sglang", "llamacpp")
+NAMES = {"llama-server": "llamacpp", "llama.cpp": "llamacpp", "llama-cpp": "llamacpp"}
+_DONE = ".installed"  # written last: a folder without it is what an interrupted installation left
+_STEP_S = 0.5
+Say = Callable[[str], None]
+
+
+class EngineStatus(msgspec.Struct, frozen=True):
+    """What is known of an engine on this machine."""
+
+    engine: str
+    path: Path | None  # of its program; None: not found
+    version: str | None
+    own: bool  # skep installed it
+    install: str  # the line that installs it
+
+
+def engine_status(engine: str) -> EngineStatus:
+    kind = engine_kinds()[engine]
+    line = f"skep engine install {kind.program}" if engine in INSTALLABLE else kind.install
+    try:
+        program = find_program(engine)
+    except UserError:
+        return EngineStatus(engine, None, None, own=False, install=line)
+    own = program.path.is_relative_to(engine_folder(engine))
+    return EngineStatus(engine, program.path, version_of(program), own=own, install=line)
+
+
+def named(name: str) -> str:
+    engine = NAMES.get(name.lower(), name.lower())
+    if engine not in INSTALLABLE:
+        raise UserError(f"`{name}` cannot be installed by skep", hint="known: vllm, sglang, llama-server")
+    return engine
+
+
+def check_machine(engine: str, driver: str | None, free_bytes: int) -> None:
+    """Refuse what would fail half an hour later."""
+    kind = engine_kinds()[engine]
+    if kind.driver is not None:
+        if driver is None:
+            hint = "`skep doctor` says what it sees; llama-server also runs on other cards and on the CPU"
+            raise UserError(f"{engine} needs an NVIDIA driver, and none is here", hint=hint)
+        if int(driver.partition(".")[0]) < kind.driver:
+            hint = f"update the driver to {kind.driver} or later; `nvidia-smi` shows the one in use"
+            raise UserError(f"{kind.package} needs driver {kind.driver}, here is {driver}", hint=hint)
+    if engine == "llamacpp" and driver is not None and shutil.which("nvcc") is None:
+        hint = "install the CUDA toolkit, or take a release of llama.cpp with CUDA and put llama-server on PATH"
+        raise UserError("without `nvcc` llama-server would be built for the CPU, and cards are here", hint=hint)
+    if free_bytes < kind.disk_gib * GIB:
+        hint = "free some space, or set XDG_DATA_HOME to a folder on another disk"
+        needs = f"needs {kind.disk_gib} GiB, has {format_bytes(free_bytes)}"
+        raise UserError(f"no space for {engine} in `{engine_folder(engine)}`: {needs}", hint=hint)
+
+
+def install_engine(engine: str, *, version: str | None = None, driver: str | None = None, say: Say) -> Program:
+    """Make its environment, or make it anew. Ended at any moment, it leaves nothing that counts as installed."""
+    kind, folder = engine_kinds()[engine], engine_folder(engine)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    check_machine(engine, driver, shutil.disk_usage(folder.parent).free)
+    package = f"{kind.package.partition('==')[0]}=={version}" if version else kind.package
+    with _made_anew(folder):
+        uv = shutil.which("uv")
+        python = str(folder / "bin" / "python")
+        making = [uv, "venv", "-q", "--python", sys.executable, str(folder)] if uv else None
+        _run(making or [sys.executable, "-m", "venv", str(folder)], "making the environment", say)
+        installing = [uv, "pip", "install", "--python", python, package] if uv else None
+        _run(installing or [python, "-m", "pip", "install", "--disable-pip-version-check", package],
+             f"installing {package} with {'uv' if uv else 'pip'}", say)  # fmt: skip
+        (folder / _DONE).write_text(f"{package}\n", encoding="utf-8")
+        program = find_program(engine, str(folder / "bin" / kind.program))
+        if version_of(program) is None:
+            raise EngineError(f"{package} was installed, but `{program.path}` does not say its version")
+    return program
+
+
+def remove_engine(engine: str) -> Path:
+    folder = engine_folder(engine)
+    if not folder.exists():
+        hint = "one that is on PATH is removed by whoever put it there"
+        raise UserError(f"skep has not installed {engine}", hint=hint)
+    shutil.rmtree(folder)
+    return folder
+
+
+@contextmanager
+def _made_anew(folder: Path) -> Iterator[None]:
+    """What was there before is put back if it does not come to an end."""
+    before = folder.with_name(f".{folder.name}-before")
+    shutil.rmtree(before, ignore_errors=True)
+    if (folder / _DONE).exists():
+        folder.rename(before)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if before.exists():
+            before.rename(folder)
+        raise
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def _run(argv: list[str], what: str, say: Say) -> None:
+    """Run it, saying what it is at from time to time; its last words are the error's. With CUDA, where nvcc is."""
+    say(f"{what} ...")
+    began, lines = time.monotonic(), list[str]()
+    cuda = {"CMAKE_ARGS": "-DGGML_CUDA=ON"} if shutil.which("nvcc") else {}
+    env = {**cuda, **os.environ, "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONUNBUFFERED": "1"}
+    child = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    told = began
+    try:
+        assert child.stdout is not None
+        for line in child.stdout:
+            lines = [*lines[-40:], line.strip()]
+            if time.monotonic() - told > _STEP_S and line.strip():
+                told = time.monotonic()
+                say(f"  {told - began:4.0f} s  {line.strip()[:100]}")
+        if child.wait() != 0:
+            errors = [one for one in lines if one.lower().startswith("error")] or [one for one in lines if one]
+            why = errors[-1] if errors else f"exit code {child.returncode}"
+            raise EngineError(f"{what} failed: {why}", hint=f"`{' '.join(argv)}` shows all of it")
+    finally:
+        if child.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+        child.wait()

@@ -1,0 +1,103 @@
+"""What `skep plan` says of agents' tasks: decisions that home labs have made, and a start line that can be typed."""
+
+import shlex
+
+import pytest
+from in_process import call
+
+from skep.catalog.checkpoints import checkpoint_of
+
+pytestmark = pytest.mark.usefixtures("paths")
+TWO = ("--gpu", "2x rtx-3090")
+
+
+def best(*args):
+    return call("plan", *args, "--json", check=0).json["plans"][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "engine", "tp", "replicas"),
+    [
+        ("gpt-oss-20b --gpu rtx-4090 -c 1", "llamacpp", 1, 1),
+        ("gpt-oss-120b --gpu strix-halo -c 1", "llamacpp", 1, 1),
+        ("qwen3.6-35b-a3b --gpu rtx-3090 -c 1", "llamacpp", 1, 1),
+        ("qwen3.6-35b-a3b --gpu 2xrtx-3090 -c 4", "vllm", 2, 1),
+        ("llama-3.3-70b --gpu 4xrtx-3090 -c 8", "vllm", 4, 1),
+        ("qwen3.6-27b --gpu 2xrtx-3090 -c 4", "vllm", 1, 2),
+    ],
+)
+def test_what_home_labs_found_comes_out(words, engine, tp, replicas):
+    found = best(*words.split())
+    assert (found["engine"], found["topology"]["tp"], found["topology"]["replicas"]) == (engine, tp, replicas)
+    assert found["keeps_promise"]
+    assert found["context"] >= 17_408
+
+
+def test_a_mixture_on_one_3090_has_a_hundred_thousand_tokens_of_context():
+    assert best("qwen3.6-35b-a3b", "--gpu", "rtx-3090", "-c", "1")["context"] >= 100_000
+
+
+def test_a_plan_is_read_at_a_glance_and_ends_with_its_start_line():
+    done = call("plan", "qwen3.6-27b", *TWO, check=0)
+    lines = done.out.splitlines()
+    assert len(lines) <= 27
+    assert lines[0] == "qwen3.6-27b on 2x rtx-3090 for 4 agents: 2 x TP=1, INT4, FP8 e5m2 KV, mtp n=3 (vllm)"
+    assert "tokens of context each" in lines[1]
+    assert sum(line.startswith("! ") for line in lines) <= 2
+    (start,) = (line.strip() for line in lines if line.startswith("  skep up "))
+    assert "Why" not in lines
+    assert "vllm serve" not in done.out
+    pinned = shlex.split(start)
+    assert pinned[:3] == ["skep", "up", "qwen3.6-27b"]
+    assert pinned[pinned.index("--checkpoint") + 1] == "Lorbus/Qwen3.6-27B-int4-AutoRound"
+
+
+def test_the_start_line_starts_what_the_plan_says(two_3090s):
+    found = best("qwen3.6-27b")
+    told = call(*shlex.split(found["up"])[1:], "--dry-run", "--json", check=0).json
+    (serve,) = told["serve"]
+    assert (serve["engine"], serve["slots"], serve["context"]) == (found["engine"], found["slots"], found["context"])
+    assert (serve["replicas"], serve["weights"]["source"]) == (2, found["checkpoint"])
+    assert all("--language-model-only" in line for line in serve["commands"])
+
+
+def test_a_layout_that_cannot_hold_every_task_never_wins_quietly():
+    found = call("plan", "llama-3.3-70b", "--gpu", "2x rtx-3090", "-c", "8", "--json", check=0).json["plans"][0]
+    assert not found["keeps_promise"]
+    assert any("of 8 agents at once, the others wait" in line for line in found["caveats"])
+
+
+def test_a_context_is_a_demand():
+    assert best("qwen3.6-27b", *TWO, "--context", "32768")["context"] == 32_768
+    assert call("plan", "qwen3.6-27b", "--gpu", "rtx-3060", "--context", "131072").code == 3
+
+
+def test_pictures_are_left_out_unless_they_are_asked_for():
+    text, seeing = best("qwen3.6-27b", *TWO), best("qwen3.6-27b", *TWO, "--vision")
+    assert any("pictures are left out, which spares 2.2 GiB" in line for line in text["caveats"])
+    assert "--vision" in seeing["up"]
+    assert not any("pictures" in line for line in seeing["caveats"])
+
+
+def test_a_format_that_nobody_made_is_not_recommended():
+    plans = call("plan", "qwen3.6-27b", "--gpu", "rtx-5090", "--json", check=0).json["plans"]
+    assert plans[0]["published"]
+    assert [one["published"] for one in plans] == sorted((one["published"] for one in plans), reverse=True)
+    for one in plans:
+        assert (one["checkpoint"] is not None) == one["published"]
+        assert one["checkpoint"] is None or checkpoint_of(one["checkpoint"]).model == "qwen3.6-27b"
+
+
+def test_what_others_measured_stands_beside_the_plan():
+    notes = call("plan", "qwen3.6-35b-a3b", *TWO, "--json", check=0).json["notes"]
+    assert any(one.startswith("measured: 283 tok/s") and "qwen3.6-35b-a3b-2x3090-ep" in one for one in notes)
+
+
+def test_rigs_side_by_side_end_with_what_to_buy():
+    rigs = ("--gpu", "2x rtx-3090@700", "--gpu", "rtx-5090@2500", "--gpu", "rtx-3060@250")
+    lines = call("plan", "qwen3.6-27b", *rigs, check=0).out.splitlines()
+    assert [line.split()[0] for line in lines[2:5]] == ["rtx-5090", "2x", "rtx-3060"]
+    assert "does not fit" in lines[4]
+    (buy,) = (line for line in lines if line.startswith("Buy "))
+    assert buy.startswith("Buy 2x rtx-3090: at 1,400 the cheapest that keeps the promise")
+    assert "rtx-5090 is the most for the money" in buy

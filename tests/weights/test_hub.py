@@ -1,0 +1,123 @@
+"""Checkpoints of the hub: its own client against a hub on the loopback."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from fake_hub import FakeHub
+from weight_makers import gguf
+
+from skep.errors import UserError, WeightsError
+from skep.weights import cache
+from skep.weights.hub import HubSource, cached, hub_token, parse_hub_source, pull_hub
+from skep.weights.pull import pull
+
+FOLDER = {"config.json": b"{}", "model.safetensors": b"w" * 400_000, "pytorch_model.bin": b"the same again"}
+CHILD = (
+    "import sys; from skep.weights.pull import pull; from pathlib import Path; pull(sys.argv[1], cache_dir=Path('x'))"
+)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    for name in ("HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    parts = {f"big/m-Q4-{n:05}-of-00002.gguf": gguf() for n in (1, 2)}
+    with FakeHub(org__model=FOLDER, org__gguf={"m-Q4.gguf": gguf(), **parts}, org__gated=FOLDER).serving() as made:
+        made.gated.add("org/gated")
+        monkeypatch.setenv("HF_ENDPOINT", made.url)
+        yield made
+
+
+def test_a_source_is_a_repository_or_a_file_of_it():
+    assert parse_hub_source("org/repo") == HubSource("org/repo")
+    assert parse_hub_source("org/repo:sub/model.gguf") == HubSource("org/repo", "sub/model.gguf")
+    assert [parse_hub_source(text) for text in ("a/b/c:f", "repo:f", "C:\\x", "org/repo:", "repo")] == [None] * 5
+
+
+def test_a_checkpoint_is_fetched_once_without_the_weights_in_other_forms(hub, tmp_path):
+    heard = []
+    found = pull_hub(HubSource("org/model"), lambda done, total: heard.append((done, total)))
+    assert sorted(path.name for path in found.path.iterdir()) == ["config.json", "model.safetensors"]
+    assert (found.bytes, found.already_there) == (400_002, False)
+    assert heard[-1] == (400_002, 400_002)
+    asked = len(hub.asked)
+    again = pull("org/model", cache_dir=tmp_path)
+    assert (again.path, again.already_there, len(hub.asked)) == (found.path, True, asked)
+
+
+def test_a_file_of_several_parts_is_fetched_with_all_of_them(hub):
+    found = pull_hub(HubSource("org/gguf", "big/m-Q4-00001-of-00002.gguf"))
+    assert [path.name for path in sorted(found.path.parent.iterdir())] == [
+        "m-Q4-00001-of-00002.gguf", "m-Q4-00002-of-00002.gguf",
+    ]  # fmt: skip
+    (found.path.parent / "m-Q4-00002-of-00002.gguf").unlink()
+    assert cached(HubSource("org/gguf", "big/m-Q4-00001-of-00002.gguf")) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "said", "hint"),
+    [
+        ("org/gated", UserError, "`org/gated` is gated", "HF_TOKEN"),
+        ("org/nothing", UserError, "the hub has no `org/nothing`", "check the spelling"),
+        ("org/gguf:other.gguf", UserError, "`org/gguf` has no file `other.gguf`", ".gguf names"),
+    ],
+)
+def test_what_cannot_be_had_is_one_clear_line(hub, tmp_path, source, kind, said, hint):
+    with pytest.raises(kind) as caught:
+        pull(source, cache_dir=tmp_path)
+    assert said in caught.value.message
+    assert hint in caught.value.hint
+    assert not list((tmp_path / "hf").rglob("*.safetensors"))
+
+
+def test_a_gated_checkpoint_comes_with_a_token(hub, monkeypatch):
+    assert not hub_token(os.environ)
+    monkeypatch.setenv("HF_TOKEN", "hf_good")
+    assert hub_token(os.environ)
+    assert pull_hub(HubSource("org/gated")).bytes == 400_002
+
+
+def test_without_a_network_it_says_what_to_do(hub, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(WeightsError, match="cannot reach the hub, and `org/model` is not in its cache"):
+        pull_hub(HubSource("org/model"))
+
+
+def test_another_file_than_the_hub_says_is_removed(hub):
+    hub.wrong["model.safetensors"] = b"x" * 400_000
+    with pytest.raises(WeightsError, match=r"checksum mismatch: model\.safetensors"):
+        pull_hub(HubSource("org/model"))
+    assert cached(HubSource("org/model")) is None
+    hub.wrong.clear()
+    assert pull_hub(HubSource("org/model")).bytes == 400_002
+
+
+def test_a_page_under_the_name_of_a_model_is_refused(hub, tmp_path):
+    hub.repos["org/gguf"]["page.gguf"] = b"<html>"
+    with pytest.raises(WeightsError, match="it is an HTML page"):
+        pull("org/gguf:page.gguf", cache_dir=tmp_path)
+
+
+def test_a_disk_without_room_is_refused_before_the_first_byte(hub, monkeypatch):
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: os.statvfs_result and type("", (), {"free": 1 << 20}))
+    with pytest.raises(WeightsError, match=r"no space left .* needs 1.0 GiB, has 1.0 MiB"):
+        pull_hub(HubSource("org/model"))
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_pull_goes_on_where_it_was(hub, tmp_path, number):
+    hub.repos["org/model"] = {**FOLDER, "model.safetensors": b"w" * 30_000_000}
+    hub.stops_at["model.safetensors"] = 20_000_000
+    with subprocess.Popen([sys.executable, "-c", CHILD, "org/model"], stderr=subprocess.DEVNULL) as process:
+        assert hub.reached.wait(60)
+        process.send_signal(number)
+        assert process.wait(30) != 0
+    assert cached(HubSource("org/model")) is None
+    hub.go_on.set()
+    assert pull_hub(HubSource("org/model")).bytes == 30_000_002
+    assert max(first for name, first in hub.asked if name == "model.safetensors") > 0
