@@ -67,6 +67,21 @@ def test_a_layout_that_cannot_hold_every_task_never_wins_quietly():
     assert any("of 8 agents at once, the others wait" in line for line in found["caveats"])
 
 
+@pytest.mark.parametrize("words", ["gpt-oss-120b --gpu rtx-3090 -c 1", "qwen3.6-35b-a3b --gpu rtx-3060 -c 1"])
+def test_experts_that_do_not_fit_stay_in_system_memory(words):
+    found = best(*words.split())
+    assert "--n-cpu-moe" in found["launch"][0]
+    at = found["predicted"][0]
+    assert at["high"] / at["low"] > 2
+    assert any("stay in system memory" in line for line in found["caveats"])
+    assert call("plan", "deepseek-v3", "--gpu", "rtx-3090").code == 3
+
+
+def test_cards_with_an_x_in_their_name_are_understood():
+    assert best("qwen3-8b", "--gpu", "7900xtx")["engine"] == "llamacpp"
+    assert best("qwen3-8b", "--gpu", "2x7900xtx")["rig"] == "2x rx-7900-xtx"
+
+
 def test_a_context_is_a_demand():
     assert best("qwen3.6-27b", *TWO, "--context", "32768")["context"] == 32_768
     assert call("plan", "qwen3.6-27b", "--gpu", "rtx-3060", "--context", "131072").code == 3

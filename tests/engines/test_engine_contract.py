@@ -247,7 +247,7 @@ GIVEN = {
     "draft": Draft("ngram", 3), "p2p": "off", "custom_all_reduce": False, "split": "layer", "card_shares": (1.0, 2.0),
     "trust_remote_code": True, "reasoning_parser": "deepseek", "tool_parser": "hermes", "chat_template": "a.jinja",
     "batch": 512, "threads_batch": 3, "flash_attention": False, "kv_layout": "split",
-    "text_only": True,
+    "text_only": True, "cpu_moe": 4,
 }  # fmt: skip
 
 

@@ -94,6 +94,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     custom_all_reduce: bool | None = None
     # llama.cpp over several cards
     split: Annotated[str | None, Meta(extra={"one_of": ("layer", "tensor", "row", "none")})] = None
+    cpu_moe: AtLeast1 | None = None  # llama.cpp: so many layers keep their experts in system memory
     card_shares: tuple[Annotated[float, Meta(gt=0)], ...] = ()  # of the model, by card, where cards differ
     text_only: bool = False  # the vision tower of the checkpoint is not loaded
     trust_remote_code: bool = False

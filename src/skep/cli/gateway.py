@@ -17,6 +17,7 @@ from skep.cli.options import (
 )
 from skep.cli.serve import start
 from skep.errors import UserError
+from skep.report.terminal import note
 
 
 @command(ROOT, "skep gateway --upstream http://127.0.0.1:8000 --slots 16 -d")
@@ -27,9 +28,7 @@ def gateway(
     ] = (),
     slots: Annotated[
         tuple[int, ...],
-        option(
-            "Sequences a server decodes at a time: one number for all, or one per URL.", metavar="N", min=1, max=65536
-        ),
+        option("Slots of a server, for all or for each URL. Default: ask.", metavar="N", min=1, max=65536),
     ] = (),
     model: Annotated[str | None, option("The model the servers serve. Default: ask each of them.")] = None,
     key_env: Annotated[
@@ -60,21 +59,32 @@ def gateway(
         gateway=given(host=host or None, port=port, max_queue=max_queue),
         upstream=tuple(
             make_upstream(url, count, **shares)  # type: ignore[arg-type]
-            for url, count in zip(upstream, _slots(upstream, slots), strict=True)
+            for url, count in zip(upstream, _slots(upstream, slots, key_env), strict=True)
         ),
         only_upstreams=True,
     )
     start(overrides, config, detach=detach, as_json=as_json)
 
 
-def _slots(urls: tuple[str, ...], slots: tuple[int, ...]) -> tuple[int, ...]:
-    from skep.config.load import SLOTS_MATTER
-
+def _slots(urls: tuple[str, ...], slots: tuple[int, ...], key_env: str | None) -> tuple[int, ...]:
     if urls and not slots:
-        raise UserError(f"--upstream {urls[0]} without --slots", hint=SLOTS_MATTER)
+        return tuple(_asked(url, key_env) for url in urls)
     if len(slots) == 1:
         return slots * len(urls)
     if len(slots) != len(urls):
         hint = "give one --slots for all, or one for each --upstream in the same order"
         raise UserError(f"{len(urls)} --upstream, but {len(slots)} --slots", hint=hint)
     return slots
+
+
+def _asked(url: str, key_env: str | None) -> int:
+    import asyncio
+
+    from skep.config.load import SLOTS_MATTER
+    from skep.supervisor.remote_replica import ask_slots
+
+    found = asyncio.run(ask_slots(url, key_env))
+    if found is None:
+        raise UserError(f"{url} does not say how many slots it has: name them with --slots", hint=SLOTS_MATTER)
+    note(f"{url}: {found[0]} slots, by {found[1]}")
+    return found[0]

@@ -62,6 +62,7 @@ def options_of_setup(setup: Setup, rig: Rig) -> EngineOptions:
         draft=draft,
         text_only=not setup.vision and setup.model.vision_params > 0,
         custom_all_reduce=False if eight_six and not llama else None,
+        cpu_moe=setup.cpu_moe or None,
         card_shares=shares if setup.engine == "llamacpp" and layout.pp > 1 and len(set(shares)) > 1 else (),
     )
 

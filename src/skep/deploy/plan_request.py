@@ -14,7 +14,15 @@ from skep.catalog.checkpoints import checkpoint_of
 from skep.catalog.options import DRAFT_METHODS
 from skep.deploy.commands import command_lines, gateway_line, up_line
 from skep.errors import SkepError, UserError, WeightsError
-from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS, ENGINES, PinnedSizes, Pins, PlanGoal
+from skep.planner.candidates import (
+    AGENT_INPUT_TOKENS,
+    AGENT_OUTPUT_TOKENS,
+    ENGINES,
+    USUAL_RAM_GIB,
+    PinnedSizes,
+    Pins,
+    PlanGoal,
+)
 from skep.planner.choose import Plan, PlanChoice, account, choose, fits_nowhere
 from skep.planner.memory import KV_POOL, memory, weights_bytes
 from skep.planner.quants import QUANTS, Quant, find_kv, find_quant, known_quant
@@ -444,6 +452,10 @@ def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
         said.append(f"memory is enough for {at_once} of {goal.agents} agents at once, the others wait")
     if rated.on_paper:
         said.append("it fits on paper only: less than the larger of 1 GiB and 5 % of a card is left")
+    if setup.cpu_moe:
+        ram = "" if rated.rig.ram_gib else f" ({USUAL_RAM_GIB} GiB of it are taken for granted)"
+        layers = f"{setup.cpu_moe} of {setup.model.expert_layers} layers"
+        said.append(f"experts of {layers} stay in system memory{ram}: how fast that is, is the least sure of this plan")
     if known is not None and known.gated:
         said.append(f"{known.hub} is gated: accept its licence on its page, and set HF_TOKEN")
     if known is not None and known.origin.confidence == "C":

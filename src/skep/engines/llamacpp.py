@@ -81,6 +81,7 @@ class LlamaCpp(Adapter):
         words += flag("--split-mode", split)
         words += ["--fit", "off"] if split == "tensor" else []  # it cannot be fitted: docs/multi-gpu.md
         words += flag("--tensor-split", ",".join(f"{share:g}" for share in options.card_shares) or None)
+        words += flag("--n-cpu-moe", options.cpu_moe)
         if options.kv is not None:
             words += ["--cache-type-k", options.kv, "--cache-type-v", options.kv]
         flash = True if split == "tensor" else flash_of(options)

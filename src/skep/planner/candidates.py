@@ -19,6 +19,7 @@ from skep.planner.memory import defaults, has_pool, memory, weights_bits
 from skep.planner.quants import KV_TYPES, QUANTS, KvType, Quant, part_bits, parts_of
 from skep.planner.rigs import of_machines
 from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
+from skep.units import GIB
 
 ENGINES = ("vllm", "sglang", "llamacpp")
 DEFAULT_CONTEXT = 8192
@@ -26,6 +27,7 @@ AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS = 16_384, 1024  # a task of an agent, wh
 SAFE_HYBRID_UTILIZATION = 0.92  # the rule `linear-scratch`
 _UTILIZATIONS = (0.92, 0.95, 0.85, 0.80)  # where the engine's own does not do
 _DEPTHS = (1, 3, 5)  # of MTP: the write-ups' sweep peaked at 5 alone and at 3 under load
+USUAL_RAM_GIB, RAM_SHARE = 64, 0.75  # of a machine that is not known; what experts may take of it
 _OTHER_SIZE = 0.6  # of a format's bits: a checkpoint that differs by more is not what its entry says
 _SPREAD_MIXED = 1.0  # answers as uneven as chat's
 
@@ -215,6 +217,25 @@ def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | Non
     if not any(holds(fewest, contexts[-1], share) for share in shares):
         return None
     return next(filter(None, starmap(holds, product(_fewer(wanted, fewest), contexts, shares))), None)
+
+
+def with_experts_in_ram(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:
+    """Return it with as few experts in system memory as let it fit with a margin: llama.cpp's --n-cpu-moe."""
+    model, card = setup.model, sizing_card(rig, setup.layout)
+    if setup.engine != "llamacpp" or not model.is_moe or setup.layout.replicas > 1 or card.unified_memory:
+        return None
+    whole = parts_of(model).experts * part_bits(setup.quant, model)["experts"] / 8
+    for eighths in range(1, 9):
+        moved = replace(setup, cpu_moe=ceil(model.expert_layers * eighths / 8))
+        if whole * moved.ram_share > (rig.ram_gib or USUAL_RAM_GIB) * GIB * RAM_SHARE:
+            return None
+        placed = place(moved, card, goal, pins)
+        if placed is not None:
+            slots = placed.slots or 1
+            context = min(goal.need_tokens, placed.context or goal.need_tokens)
+            if not memory(placed, card, context=context, slots=slots).fits_on_paper_only:
+                return placed
+    return None
 
 
 def shortfall(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> FitResult:

@@ -166,6 +166,8 @@ def reasons(best: Rated, goal: PlanGoal, rejected_replica: str | None, rejected_
     if setup.spec is not None:
         gain = best.prospect.step.tokens_per_step(spent.sequences)
         found.append(f"{setup.spec} is expected to bring {gain:.1f} tokens a step; how many depends on the text")
+    if setup.cpu_moe:
+        found.append(f"experts of {setup.cpu_moe} of {setup.model.expert_layers} layers stay in system memory")
     if setup.kv.family != "half":
         found.append(f"{setup.kv.title} KV halves what a token keeps; answers may differ slightly from 16 bit")
     return tuple(found)
@@ -251,7 +253,7 @@ def bases(
                         hopeless.add(layout.tp)
                     break
                 continue
-            placed = _placed(setup, rig, goal, pins)
+            placed = _placed(setup, rig, goal, pins) or candidates.with_experts_in_ram(setup, rig, goal, pins)
             if placed is not None:
                 found.append(placed)
             elif "memory" in dropped:

@@ -318,7 +318,7 @@ def _fixed_terms(setup: Setup, card: Device, slots: int, *, vision: bool) -> tup
 def _weight_terms(setup: Setup, *, vision: bool) -> list[Term]:
     model, quant, layout = setup.model, setup.quant, setup.layout
     parts, bits = parts_of(model), part_bits(quant, model)
-    experts = parts.experts * bits["experts"] / 8 / max(layout.tp, layout.ep)
+    experts = parts.experts * bits["experts"] / 8 / max(layout.tp, layout.ep) * (1 - setup.ram_share)
     body = experts + (parts.small * bits["small"] + parts.mlp * bits["mlp"]) / 8 / layout.tp
     share = ceil(model.layers / layout.pp) / max(1, model.layers)
     ends, note = _ends(setup, parts.embedding * bits["ends"] / 8, parts.head * bits["ends"] / 8)

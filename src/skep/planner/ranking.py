@@ -26,6 +26,7 @@ _WORDS = {
     "moe": "experts are read as the router likes",
     "elsewhere": "few measurements on such a card",
     "engine": "few measurements with this engine",
+    "ram": "experts are read from system memory, whose speed is not known",
 }
 # Near ties. More bits answer better, so they may be this much slower; below 4 bits answers suffer visibly.
 _QUALITY = {3: 0.85, 4: 1.0, 5: 1.01, 6: 1.02, 8: 1.04, 16: 1.05}
@@ -34,6 +35,8 @@ _COSTS = 0.95  # each rule that says "costs": the speed model may see less of it
 _DEPENDS = 0.99  # each rule that says "depends on version or checkpoint" is a chance that it does not start
 _WHOLE_EXPERTS = 1.005  # the speed model sees no difference between cut and whole experts: whole ones cut no group
 _LLAMA_SHARED = 0.85  # llama.cpp with several sequences: a prompt of one holds up the others, which few have measured
+_RAM_BAND = 0.5  # added to the exponent of the band's half width
+_RDNA = 0.7  # AMD's gaming cards: vLLM and SGLang have few kernels for them, llama.cpp is what people run there
 _ALONE = 0.25  # exponent of a single agent's speed in throughput: a swarm ends with its last task alone
 
 
@@ -59,10 +62,13 @@ def band(setup: Setup, card: Device, concurrency: int, *, calibrated: bool = Fal
     fitted = fitted_bands()
     seen = features(setup, card, concurrency)
     wide = sum(fitted.get(name, 0.0) * value for name, value in zip(FEATURES, seen, strict=True))
+    if setup.cpu_moe:
+        wide += _RAM_BAND
     if calibrated:
         wide += fitted.get("calibrated", 0.0)
     half = math.exp(min(wide, 1.6))
     causes = [name for name, value in zip(FEATURES, seen, strict=True) if value and fitted.get(name, 0.0) > 0.15]
+    causes += ["ram"] if setup.cpu_moe else []
     return Band(math.exp(-half), math.exp(half), "; ".join(_WORDS[name] for name in causes if name in _WORDS))
 
 
@@ -179,6 +185,8 @@ def rate(
         alone = found.step.tokens_per_step(1) / found.step.seconds(1, goal.input_tokens + goal.output_tokens / 2)
         value = outcome.effective_tok_s * alone**_ALONE
     score = value * _weight(setup, findings)
+    if card.family.startswith("rdna") and setup.engine != "llamacpp":
+        score *= _RDNA
     rest = published, on_paper(setup, rig, goal), holds_all(setup, goal), goal.need_tokens
     return Rated(setup, rig, card, findings, found, outcome, context, over, score, *rest)
 

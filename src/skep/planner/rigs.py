@@ -181,7 +181,7 @@ def of_machines(rig: Rig) -> bool:
 def _part(part: str, text: str) -> tuple[str, int, float | None]:
     part, at, price = part.partition("@")
     each = _number(price, text) if at else None
-    match = re.fullmatch(_COUNT_FIRST, part.strip())
+    match = None if find_device(part.strip()) is not None else re.fullmatch(_COUNT_FIRST, part.strip())  # 7900xtx
     name, count = (match[2], int(match[1])) if match else (part, 1)
     if match is None and (match := re.fullmatch(_COUNT_LAST, part.strip())):
         name, count = match[1], int(match[2])
@@ -362,6 +362,7 @@ def rig_of_host(facts: HostFacts, link: str | None = None, *, price: float | Non
     ]
     total = None if price is None else price * len(cards)
     rig = Rig(tuple(cards), _usual(cards), tuple(pairs), f"this machine ({_title(cards)})", total)
+    rig = replace(rig, ram_gib=facts.memory_bytes / GIB if facts.memory_bytes else None)
     if link is not None:
         rig = _all_linked(replace(rig, pairs=()), link)
     return ResolvedRig(rig, tuple(dict.fromkeys(notes)))

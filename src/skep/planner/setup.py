@@ -26,6 +26,7 @@ class Rig(msgspec.Struct, frozen=True):
     pairs: tuple[tuple[int, int, CardLink], ...] = ()
     title: str = ""
     price: float | None = None
+    ram_gib: float | None = None  # of the machine; None: not known
 
     def link(self, a: int, b: int) -> CardLink | None:
         for first, second, link in self.pairs:
@@ -87,6 +88,12 @@ class Setup(msgspec.Struct, frozen=True):
     batched_tokens: int | None = None  # prefill tokens a step at most; None: the engine's default
     version: str | None = None
     vision: bool = True  # its tower is loaded, where the checkpoint has one
+    cpu_moe: int = 0  # llama.cpp: so many layers keep their experts in system memory
+
+    @property
+    def ram_share(self) -> float:
+        """Of the experts, that are in system memory."""
+        return min(1.0, self.cpu_moe / self.model.expert_layers) if self.cpu_moe else 0.0
 
 
 class PlannedLoad(msgspec.Struct, frozen=True):

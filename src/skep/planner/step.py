@@ -22,6 +22,7 @@ _LAYERS = {"mtp": 1.0, "eagle": 1.0, "dflash": 5.0}  # of the model's own size
 _DRAFT_MODEL_PARAMS = 0.6e9
 _TIRING = 0.95  # a further draft after right ones: 87, 86, 80 % and 92, 86, 86 % and 75, 63, 57 % were published
 _BUILT_IN_LINK = 0.1  # of the drafts' cost on several cards, where they are joined on a board
+RAM_READ = 45e9  # bytes a second that a desktop's CPU reads of its memory for experts: two channels of DDR5 (a guess)
 _SHARP = 2.5  # how abruptly a pass turns from bandwidth-bound to compute-bound
 _ATTENTION_SHARE = 0.6  # of the rate of plain multiplications that attention over a prompt reaches
 
@@ -259,7 +260,8 @@ def step_model(
     dense_s = (parts.small * bits["small"] / 8 / small_read + parts.mlp * bits["mlp"] / 8 / rates.read) * uneven
     scan = parts.linear * (1.0 / c.mfu_linear - 1.0)  # linear attention keeps the tensor cores less busy
     head_s = parts.embedding * bits["ends"] / 8 / (rates.read_half if bits["ends"] >= 16 else rates.read) * uneven
-    experts_s = parts.experts * bits["experts"] / 8 / (rates.read * c.bw_experts) * uneven
+    on_card = (1 - setup.ram_share) / (rates.read * c.bw_experts)
+    experts_s = parts.experts * bits["experts"] / 8 * (on_card + setup.ram_share / RAM_READ) * uneven
     routed = model.experts_per_token / model.experts if model.experts else 0.0
     fixed_s = _fixed_s(model, rates, c, graphs=setup.graphs)
     reduce = all_reduce(ways, link, c, graphs=setup.graphs, family=card.family) if link is not None else NO_LINK

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from skep.engines.base import Launch, key_headers
+from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS
 from skep.supervisor.lifecycle import Life, ReplicaState
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import HttpResponse, fetch
 from skep.wire.heads import parse_url
 
 PROBE_EVERY_S = 1.0
+TASK_TOKENS = AGENT_INPUT_TOKENS + AGENT_OUTPUT_TOKENS
+MOST_SLOTS = 256  # as vLLM itself has it, where nobody says
 PROBE_TIMEOUT_S = 5.0
 SHOWN_MODELS = 8
 RUNNING = {b"vllm:num_requests_running": "vllm", b"sglang:num_running_reqs": "sglang"}  # in /metrics
@@ -165,6 +170,34 @@ async def _engine(pool: Pool, headers: Mapping[str, str]) -> tuple[str, str]:
     if name is None:
         return "remote", ""
     return _versioned(name, await _ask(pool, "/version", headers), "version"), "metrics"
+
+
+async def ask_slots(url: str, key_env: str | None = None) -> tuple[int, str] | None:
+    """Return how many sequences a server decodes at a time, and where it says so; None: it cannot be asked.
+
+    vLLM does not tell: it is taken as many tasks of an agent as its KV cache holds.
+    """
+    origin, prefix = parse_url(url, name="upstream")
+    pool = Pool(origin, connect_timeout_s=PROBE_TIMEOUT_S, prefix=prefix.encode())
+    key = os.environ.get(key_env, "") if key_env else ""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        for path, name in (("/props", "total_slots"), ("/get_server_info", "max_running_requests")):
+            answer = await _ask(pool, path, headers)
+            count = answer.document().get(name) if answer is not None else None
+            if isinstance(count, int) and count > 0:
+                return count, f"{path} of {url}"
+        metrics = await _ask(pool, "/metrics", headers)
+    except WireFailure:
+        return None
+    finally:
+        await pool.close()
+    text = metrics.body.decode("utf-8", "replace") if metrics is not None else ""
+    told = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.MULTILINE)
+    sizes = dict(re.findall(r'(num_gpu_blocks|block_size)="(\d+)"', told[1])) if told else {}
+    tokens = int(sizes.get("num_gpu_blocks", 0)) * int(sizes.get("block_size", 0))
+    slots = max(1, min(MOST_SLOTS, tokens // TASK_TOKENS))
+    return (slots, f"the {tokens:,} tokens of its KV cache") if tokens else None
 
 
 def _versioned(name: str, answer: HttpResponse | None, field: str) -> str:
