@@ -77,6 +77,7 @@ fmt: $(VENV)/.installed-dev  ## format and apply safe fixes
 docs: $(VENV)/.installed-dev  ## write docs/cli.md anew from the commands' help, docs/accuracy.md from the points
 	$(BIN)/python scripts/write_cli_docs.py
 	$(BIN)/python scripts/write_accuracy.py
+	$(BIN)/python scripts/write_recipes.py
 
 size: $(VENV)/.installed-dev  ## lines and modules by package, small modules, shared class names
 	$(BIN)/python scripts/size.py

@@ -12,7 +12,7 @@ store_app = group("store", "Show, back up and clean the file that holds all runs
 
 @command(ROOT, "skep pull smollm2-135m", runs="maintenance_run.pull_model")
 def pull(
-    source: Annotated[str, argument("Catalogue name, GGUF file, ORG/REPO:FILE on the hub, or `humaneval`.")],
+    source: Annotated[str, argument("A model, a checkpoint ORG/NAME[:FILE] of the hub, a GGUF file, or `humaneval`.")],
     as_json: JsonOption = False,
 ) -> None:
     """Fetch a model's weights, or the tasks of HumanEval, once, checked, into the cache folder."""

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.models import find_geometry
+from skep.catalog.pullable import find_pullable
 from skep.cli.options import EndpointOptions, existing
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
 from skep.host.checks import CheckResult, HostFinding
@@ -39,6 +41,15 @@ def pull_model(source: str, *, as_json: bool) -> None:
     from skep.weights.pull import pull
 
     fetch = pull_humaneval if source == HUMANEVAL else pull  # the bank of tasks; fetched with the first use as well
+    if (
+        source != HUMANEVAL
+        and "/" not in source
+        and find_pullable(source) is None
+        and find_geometry(source) is not None
+    ):
+        from skep.deploy.resolve import checkpoint_to_pull
+
+        source = checkpoint_to_pull(source, user_paths(os.environ))
     said: list[str] = []
 
     def waiting() -> None:

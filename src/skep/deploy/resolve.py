@@ -12,7 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.catalog import needs
-from skep.catalog.models import find_geometry
+from skep.catalog.checkpoints import checkpoint_of, checkpoints_of
+from skep.catalog.models import find_geometry, geometry
 from skep.catalog.options import EngineOptions
 from skep.catalog.pullable import find_pullable, pullable_names
 from skep.config.load import find_config, load_settings
@@ -27,7 +28,7 @@ from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import read_host
 from skep.paths import Paths
 from skep.planner.choose import Plan, choose, fits_nowhere
-from skep.planner.memory import weights_bytes
+from skep.planner.memory import version_of, weights_bytes
 from skep.planner.rigs import ResolvedRig, parse_rig, rig_of_host
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ SLOTS = 8  # of an engine that was not planned: what a home card can mostly hold
 # What people serve for agents, the most capable first.
 OFFERED = ("gpt-oss-120b", "qwen3.6-35b-a3b", "qwen3.6-27b", "gpt-oss-20b", "qwen3-14b", "qwen3-8b", "qwen3-4b")
 OFFERS = 3
+SHOWN_CHECKPOINTS = 4
 AGENTS = 4  # to plan for, where nobody says how many: as `skep plan` has it
 
 Say = Callable[[str], None]
@@ -232,6 +234,7 @@ def planned(wanted: ServeRequest, paths: Paths, rig: ResolvedRig | None = None, 
     if checkpoint is None:
         hint = f"name it: skep up {wanted.model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
         raise UserError(f"which checkpoint of `{wanted.model}`? The plan wants {setup.quant.title}", hint=hint)
+    check_needs(checkpoint, setup.engine, wanted.binary)
     launches = launches_of(setup, plan.rated.rig, checkpoint=checkpoint, order=plan.order)
     launch, gpus = launches[0], tuple(gpu for each in launches for gpu in each.gpus)
     alike: dict[str, Any] = {
@@ -239,6 +242,30 @@ def planned(wanted: ServeRequest, paths: Paths, rig: ResolvedRig | None = None, 
     }
     serve = Serve(model=wanted.model, replicas=setup.layout.replicas // launch.options.dp, gpus=gpus, **alike)
     return PlannedServe(_told(serve, wanted), plan, agents)
+
+
+def check_needs(checkpoint: str, engine: str, binary: str | None) -> None:
+    """Refuse a checkpoint that the installed engine is too old for, as far as the catalogue knows."""
+    known = checkpoint_of(checkpoint)
+    least = re.search(rf"\b{engine}>=([0-9.]+[0-9])", known.needs) if known is not None else None
+    if least is None or not is_installed(engine, binary):
+        return
+    here = engine_named(engine, binary).version() or ""
+    if (found := version_of(here)) is not None and found < (version_of(least[1]) or ()):
+        hint = f"`skep engine install {engine}` installs a newer one; --checkpoint names another"
+        raise UserError(f"{checkpoint} needs {engine} {least[1]}, here is {here}", hint=hint)
+
+
+def checkpoint_to_pull(name: str, paths: Paths) -> str:
+    """Return the checkpoint that `skep up NAME` would take on this machine's cards; without cards, ask which one."""
+    model = geometry(name).id
+    if read_host().gpus:
+        found = planned(ServeRequest(name), paths).serve.checkpoint
+        assert found is not None
+        return found
+    known = [one.reference(one.formats[0]) for one in checkpoints_of(model)]
+    hint = "; ".join(f"`skep pull {one}`" for one in known[:SHOWN_CHECKPOINTS]) or "name one of a hub: ORG/NAME"
+    raise UserError(f"which checkpoint of `{model}`? No cards are here to choose it for", hint=hint)
 
 
 def own_checkpoint(name: str) -> str | None:

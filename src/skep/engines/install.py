@@ -133,24 +133,24 @@ def _run(argv: list[str], what: str, say: Say) -> None:
     began, lines = time.monotonic(), list[str]()
     cuda = {"CMAKE_ARGS": "-DGGML_CUDA=ON"} if shutil.which("nvcc") else {}
     env = {**cuda, **os.environ, "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONUNBUFFERED": "1"}
-    child = subprocess.Popen(
+    with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, text=True,
         start_new_session=True,
-    )  # fmt: skip
-    told = began
-    try:
-        assert child.stdout is not None
-        for line in child.stdout:
-            lines = [*lines[-40:], line.strip()]
-            if time.monotonic() - told > _STEP_S and line.strip():
-                told = time.monotonic()
-                say(f"  {told - began:4.0f} s  {line.strip()[:100]}")
-        if child.wait() != 0:
-            errors = [one for one in lines if one.lower().startswith("error")] or [one for one in lines if one]
-            why = errors[-1] if errors else f"exit code {child.returncode}"
-            raise EngineError(f"{what} failed: {why}", hint=f"`{' '.join(argv)}` shows all of it")
-    finally:
-        if child.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+    ) as child:  # fmt: skip
+        told = began
+        try:
+            assert child.stdout is not None
+            for line in child.stdout:
+                lines = [*lines[-40:], line.strip()]
+                if time.monotonic() - told > _STEP_S and line.strip():
+                    told = time.monotonic()
+                    say(f"  {told - began:4.0f} s  {line.strip()[:100]}")
+            status = child.wait()
+        finally:
+            if child.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+    if status != 0:
+        errors = [one for one in lines if one.lower().startswith("error")] or [one for one in lines if one]
+        why = errors[-1] if errors else f"exit code {status}"
+        raise EngineError(f"{what} failed: {why}", hint=f"`{' '.join(argv)}` shows all of it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product, starmap
 from math import ceil
 
@@ -197,26 +197,27 @@ def sizing_card(rig: Rig, layout: Layout) -> Device:
 def place(setup: Setup, card: Device, goal: PlanGoal, pins: Pins) -> Setup | None:
     """Return the setup with slots, context and utilization that fit; None where not even its smallest form does.
 
-    A pool needs room for one sequence of the whole context, and for all slots at the load's length.
+    A pool needs room for one sequence of the whole context, and for all slots at the load's length. Fewer slots that
+    fit with a margin go before more that fit on paper only.
     """
     wanted = pins.slots or ceil(max(1, goal.agents) / setup.layout.replicas)
     contexts, shares = _contexts(setup, goal, pins), _utilizations(setup, card, goal, pins)
     fewest = wanted if pins.slots else 1
 
-    def holds(slots: int, context: int, share: float | None) -> Setup | None:
+    def holds(slots: int, context: int, share: float | None, *, margin: bool) -> Setup | None:
         tried = replace(setup, slots=slots, context=context, utilization=share)
         if not memory(tried, card, context=context, slots=slots).fits:
             return None
-        if not has_pool(setup.engine) or slots == 1:
-            return tried
-        all_full = memory(tried, card, context=min(goal.need_tokens, context), slots=slots, at_once=slots)
-        return tried if all_full.fits else None
+        full = memory(tried, card, context=min(goal.need_tokens, context), slots=slots, at_once=slots)
+        return tried if full.fits and not (margin and full.fits_on_paper_only) else None
 
-    if (most := holds(wanted, contexts[0], shares[0])) is not None:
-        return most
-    if not any(holds(fewest, contexts[-1], share) for share in shares):
-        return None
-    return next(filter(None, starmap(holds, product(_fewer(wanted, fewest), contexts, shares))), None)
+    for margin in (True, False):
+        if (most := holds(wanted, contexts[0], shares[0], margin=margin)) is not None:
+            return most
+        if any(holds(fewest, contexts[-1], share, margin=margin) for share in shares):
+            tries = starmap(partial(holds, margin=margin), product(_fewer(wanted, fewest), contexts, shares))
+            return next(filter(None, tries), None)
+    return None
 
 
 def with_experts_in_ram(setup: Setup, rig: Rig, goal: PlanGoal, pins: Pins) -> Setup | None:

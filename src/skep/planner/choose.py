@@ -203,7 +203,8 @@ def survey(
 
     def first(setup: Setup) -> tuple[object, ...]:
         """Return what decides before speed does, and the speed of one step."""
-        order = published(setup), not ranking.on_paper(setup, rig, goal), ranking.holds_all(setup, goal)
+        on_cards = ranking.holds_all(setup, goal) and not setup.cpu_moe
+        order = published(setup), not ranking.on_paper(setup, rig, goal), on_cards
         return (*order, ranking.coarse(speed_model_of(setup, rig, goal, basis), goal))
 
     scored = sorted(((first(s), s) for s in found), key=itemgetter(0), reverse=True)

@@ -120,10 +120,10 @@ class Rated(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[bool, bool, bool, bool, float]:
-        """What can be had goes first, then what keeps the promise, what fits safely, what holds all agents."""
+        """What can be had goes first, then what keeps the promise, what fits safely, what holds all agents on cards."""
         within = self.over_limit <= 1.0
         score = self.score if within else -self.over_limit
-        return self.published, within, not self.on_paper, self.holds_all, score
+        return self.published, within, not self.on_paper, self.holds_all and not self.setup.cpu_moe, score
 
     def memory(self) -> MemoryPlan:
         assert self.setup.context is not None

@@ -1,0 +1,64 @@
+"""Writes docs/recipes.md: for each of some home rigs the line that serves a model on it, as the planner says today."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from skep.deploy.plan_request import PlanFlags, answer_plan, caveats, start_line
+from skep.units import format_seconds
+
+PAGE = Path(__file__).parent.parent / "docs" / "recipes.md"
+RIGS = (
+    ("One RTX 3060 (12 GB), one agent", "rtx-3060", "qwen3.6-35b-a3b", 1),
+    ("One RTX 3090, one agent", "rtx-3090", "qwen3.6-35b-a3b", 1),
+    ("One RTX 3090, four agents", "rtx-3090", "gpt-oss-20b", 4),
+    ("Two RTX 3090s, four agents, a dense model", "2x rtx-3090", "qwen3.6-27b", 4),
+    ("Two RTX 3090s, eight agents", "2x rtx-3090", "qwen3.6-35b-a3b", 8),
+    ("Four RTX 3090s, eight agents", "4x rtx-3090", "llama-3.3-70b", 8),
+    ("One RTX 4090, one agent", "rtx-4090", "gpt-oss-20b", 1),
+    ("One RTX 4090, eight agents", "rtx-4090", "qwen3-coder-30b-a3b", 8),
+    ("One RTX 5090, eight agents", "rtx-5090", "qwen3.6-27b", 8),
+    ("Two RTX 5090s, twenty agents", "2x rtx-5090", "qwen3.6-35b-a3b", 20),
+    ("A Strix Halo with 128 GB, one agent", "strix-halo", "gpt-oss-120b", 1),
+    ("One RX 7900 XTX, two agents", "7900xtx", "qwen3-14b", 2),
+    ("One RTX PRO 6000 (96 GB), sixteen agents", "rtx-pro-6000", "gpt-oss-120b", 16),
+)
+HEAD = """# Recipes for home rigs
+
+One line for each rig: what `skep plan MODEL --gpu RIG -c N` recommends today, for tasks of 16,384 tokens in and 1,024
+out with nothing cached. On the rig itself `skep up MODEL -c N` chooses the same. Figures are predictions with their
+band (8 of 10 measurements lie in it); [accuracy.md](accuracy.md) holds predictions against measurements. `make docs`
+writes this page, and a test holds it to the planner.
+"""
+
+
+def page() -> str:
+    parts = [HEAD]
+    for title, rig, model, agents in RIGS:
+        found = answer_plan(PlanFlags(model, (rig,), agents=agents), Path("/nonexistent"), files=False)
+        _, best = found.ranked[0]
+        at = next(level for level in best.predicted if level.concurrency == agents)
+        told = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), {at.task_tok_s:,.0f} each"
+        first = (
+            f"first token after {format_seconds(at.ttft_ms / 1000)}, {best.setup.context or 0:,} tokens of context each"
+        )
+        parts += [f"## {title}\n", f"    {start_line(found, best)}\n", f"{told}; {first}."]
+        parts += [f"- {line}" for line in caveats(found, best)[:2]] + [""]
+    return "\n".join(parts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="exit with 1 if the page is not what it would be")
+    text = page()
+    if parser.parse_args().check:
+        return int(PAGE.read_text(encoding="utf-8") != text)
+    PAGE.write_text(text, encoding="utf-8")
+    print(f"wrote {PAGE.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

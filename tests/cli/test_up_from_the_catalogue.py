@@ -1,0 +1,116 @@
+"""`skep up MODEL` and what stands around it on a machine that shows two RTX 3090s: checkpoints, engines, the hub."""
+
+import os
+
+import pytest
+from in_process import call, refused
+
+from skep.catalog.checkpoints import all_checkpoints, checkpoint_of, checkpoints_of
+from skep.catalog.models import geometries
+from skep.planner.quants import QUANTS
+
+pytestmark = pytest.mark.usefixtures("paths")
+SMALL = [name for name, one in geometries().items() if checkpoints_of(name) and one.params_total < 36e9]
+LARGE = [name for name, one in geometries().items() if checkpoints_of(name) and one.params_total >= 36e9]
+
+
+@pytest.fixture
+def vllm(programs):
+    """A vLLM whose version is what the function is told."""
+
+    def install(version):
+        site = programs / "site"
+        (site / f"vllm-{version}.dist-info").mkdir(parents=True)
+        (site / f"vllm-{version}.dist-info" / "METADATA").write_text(f"Name: vllm\nVersion: {version}\n")
+        python = programs / "python-of-vllm"
+        python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {os.sys.executable} "$@"\n')
+        program = programs / "vllm"
+        program.write_text(f"#!{python}\n")
+        for path in (python, program):
+            path.chmod(0o755)
+
+    return install
+
+
+def test_every_checkpoint_is_of_a_known_model_in_a_known_format_for_a_known_engine():
+    found = list(all_checkpoints())
+    assert len(found) >= 90
+    assert len({one.model for one in found}) >= 40
+    for one in found:
+        assert one.model in geometries(), one.hub
+        assert set(one.engines) <= {"vllm", "sglang", "llamacpp"}, one.hub
+        assert set(one.formats) <= set(QUANTS), one.hub
+        assert bool(one.files) == (one.engines == ("llamacpp",)), one.hub
+        assert one.origin.confidence in "ABC"
+        assert one.origin.source
+
+
+@pytest.mark.parametrize("model", SMALL[::3] + [pytest.param(name, marks=pytest.mark.slow) for name in SMALL])
+def test_a_model_on_two_3090s_names_a_checkpoint_that_exists(two_3090s, model):
+    (serve,) = call("up", model, "--dry-run", "--json", check=0).json["serve"]
+    assert checkpoint_of(serve["weights"]["source"]).model == model
+    assert serve["commands"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", LARGE)
+def test_a_large_model_on_eight_h200s_names_a_checkpoint_that_exists(model):
+    best = call("plan", model, "--gpu", "8x h200", "--json", check=0).json["plans"][0]
+    assert checkpoint_of(best["checkpoint"]).model == model
+
+
+def test_bare_up_with_cards_offers_what_fits_and_serves_nothing(two_3090s):
+    said = refused("up")
+    assert "which model? Here is this machine (2x rtx-3090)" in said
+    for words in ("`skep up qwen3.6-35b-a3b`", "`skep up qwen3.6-27b`", "`skep up --embedded`"):
+        assert words in said
+
+
+def test_bare_up_without_cards_serves_the_small_one(programs):
+    (serve,) = call("up", "--dry-run", "--json", check=0).json["serve"]
+    assert (serve["model"], serve["engine"]) == ("smollm2-135m", "embedded")
+
+
+def test_a_dry_run_says_what_is_missing_and_how_clients_reach_it(two_3090s):
+    said = call("up", "qwen3.6-27b", "--dry-run", check=0).out
+    for words in (
+        "to be fetched",
+        "not installed: `skep engine install vllm`",
+        "vllm serve",
+        "OPENAI_BASE_URL=",
+        "ANTHROPIC_BASE_URL=",
+    ):
+        assert words in said, words
+
+
+def test_an_engine_too_old_for_the_checkpoint_is_one_clear_line(two_3090s, vllm):
+    vllm("0.8.2")
+    said = refused("up", "qwen3.6-27b", "--checkpoint", "Qwen/Qwen3.6-27B-FP8", "--quant", "fp8")
+    assert "Qwen/Qwen3.6-27B-FP8 needs vllm 0.1" in said
+    assert "here is vllm 0.8.2" in said
+
+
+def test_an_unknown_model_is_met_with_the_nearest(two_3090s):
+    assert "qwen3.6-27b" in refused("up", "qwen3.6-28b")
+
+
+def test_pulling_a_model_without_cards_asks_which_checkpoint(programs):
+    said = refused("pull", "qwen3-8b")
+    assert "which checkpoint of `qwen3-8b`?" in said
+    assert "`skep pull Qwen/Qwen3-8B" in said
+
+
+def test_engines_are_listed_with_the_line_that_installs_them(two_3090s, vllm):
+    vllm("0.24.0")
+    rows = {one["engine"]: one for one in call("engine", "list", "--json", check=0).json}
+    assert rows["vllm"]["version"] == "vllm 0.24.0"
+    assert (rows["llamacpp"]["path"], rows["llamacpp"]["install"]) == (None, "skep engine install llama-server")
+    assert "not installed" in call("engine", check=0).out
+
+
+def test_an_engine_is_not_installed_where_it_could_not_run(two_3090s, programs):
+    assert "vllm==0.24.0 needs driver 575, here is 570" in refused("engine", "install", "vllm")
+    (programs / "nvidia-smi").unlink()
+    assert "needs an NVIDIA driver" in refused("engine", "install", "vllm")
+    assert "cannot be installed by skep" in refused("engine", "install", "ollama")
+    assert "skep has not installed sglang" in refused("engine", "remove", "sglang")
