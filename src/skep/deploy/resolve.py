@@ -251,7 +251,7 @@ def check_needs(checkpoint: str, engine: str, binary: str | None) -> None:
     if least is None or not is_installed(engine, binary):
         return
     here = engine_named(engine, binary).version() or ""
-    if (found := version_of(here)) is not None and found < (version_of(least[1]) or ()):
+    if (found := version_of(here.partition(" ")[2])) is not None and found < (version_of(least[1]) or ()):
         hint = f"`skep engine install {engine}` installs a newer one; --checkpoint names another"
         raise UserError(f"{checkpoint} needs {engine} {least[1]}, here is {here}", hint=hint)
 

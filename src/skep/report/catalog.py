@@ -8,8 +8,10 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
+from msgspec import to_builtins
 from msgspec.structs import asdict
 
+from skep.catalog.checkpoints import Checkpoint, checkpoints_of
 from skep.catalog.gpus import Device, ValueOrigin
 from skep.catalog.models import Geometry
 from skep.engines.install import EngineStatus
@@ -57,6 +59,16 @@ _VALUES: tuple[Column[tuple[str, Any, ValueOrigin | None]], ...] = (
 )
 
 
+CHECKPOINTS: tuple[Column[Checkpoint], ...] = (
+    _left("hub", "CHECKPOINT", lambda one: one.hub),
+    _left("format", "FORMAT", lambda one: " ".join(QUANTS[name].title for name in one.formats)),
+    _left("engines", "ENGINES", lambda one: " ".join(one.engines)),
+    Column("gb", "GB", lambda one: one.disk_gb, partial(number, digits=1)),
+    _left("has", "HAS", lambda one: " ".join(w for w in ("mtp", "vision", "gated") if getattr(one, w)), rank=1),
+    _left("sure", "SURE", lambda one: one.origin.confidence, rank=1),
+)
+
+
 def print_device(found: Device) -> None:
     _print_values(f"{found.id}: {found.title}, {found.vendor}, {found.arch}", found)
 
@@ -64,11 +76,7 @@ def print_device(found: Device) -> None:
 def print_model(found: Geometry) -> None:
     guess = ", estimated from its parameter counts" if found.estimated else ""
     _print_values(f"{found.id}: {found.title}{guess}", found)
-    _print_pairs(
-        "PART",
-        "PARAMETERS",
-        {p: _billions(count) for p, count in asdict(parts_of(found)).items() if count},
-    )
+    _print_pairs("PART", "PARAMETERS", {p: _billions(n) for p, n in asdict(parts_of(found)).items() if n})
     kept = {"KV of a token, 16 bit": f"{found.kv_bytes_per_token(2):,.0f} B"}
     if found.sliding_layers:
         kept["KV of the full windows of a sequence"] = format_bytes(round(found.window_bytes(float("inf"), 2)))
@@ -76,6 +84,9 @@ def print_model(found: Geometry) -> None:
         kept["state of a sequence"] = format_bytes(round(found.state_bytes))
     _print_pairs("KEPT", "BYTES", kept)
     _print_pairs("WEIGHTS AS", "BYTES", {QUANTS[q].title: format_bytes(size) for q, size in _sizes(found).items()})
+    if known := checkpoints_of(found.id):
+        print()  # noqa: T201
+        print_records(CHECKPOINTS, known)
 
 
 def _print_pairs(title: str, value: str, pairs: Mapping[str, str]) -> None:
@@ -115,6 +126,7 @@ def model_document(found: Geometry) -> dict[str, Any]:
     return {
         **head,
         **_values(found),
+        "checkpoints": to_builtins(checkpoints_of(found.id)),
         "parts": asdict(parts_of(found)),
         "kv_bytes_per_token": found.kv_bytes_per_token(2),
         "window_bytes": found.window_bytes(float("inf"), 2) if found.sliding_layers else 0,
