@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from skep.cli.main import ALIASES, OPTION_ALIASES, PARTS, help_page, tree_of
+from skep.cli.main import ALIASES, NAMES, PARTS, help_page, tree_of
 from skep.cli.options import ROOT
 from skep.report.schemas import read_documents, schema_of_type
 
@@ -30,7 +30,7 @@ Other names are understood: `ls` for `list`, `rm` for `remove`, and
 def cli_reference() -> str:
     """Return docs/cli.md, with a fixed width, so that it does not depend on a terminal."""
     names = [f"- `skep {old}` is `skep {new}`" for old, new in ALIASES.items()]
-    for command, options in OPTION_ALIASES.items():
+    for command, options in NAMES["options"].items():
         words = ", ".join(f"`{old}` for `{new}`" for old, new in options.items())
         names.append(f"- of `skep {command}`: {words}")
     pages = [CLI_INTRO.format(names="\n".join(names))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tomllib
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -15,108 +16,12 @@ from skep.errors import SkepError, UserError
 if TYPE_CHECKING:
     import click
 
-# Each command with its module in `skep.cli` and its line in `skep --help`. Only the module that is asked for is loaded.
-GROUPS: dict[str, dict[str, tuple[str, str]]] = {
-    "Serve": {
-        "up": ("serve", "Serve a model behind one endpoint; -d: in the background."),
-        "down": ("serve", "Finish what is under way, then stop everything."),
-        "ps": ("serve", "List what runs: replicas, slots, requests, waiting."),
-        "top": ("top", "Watch it live: slots, queues, tokens per second."),
-        "logs": ("serve", "Print the logs of the engines and of the gateway."),
-        "gateway": ("gateway", "Put the gateway in front of servers that run already."),
-    },
-    "Decide": {
-        "plan": ("plan", "Which layout fits these cards, and how fast it is with N agents."),
-        "doctor": ("maintenance", "Check this machine: GPUs, drivers, memory, limits."),
-        "presets": ("presets", "List measured setups, and what each needs."),
-        "pull": ("maintenance", "Fetch a model's weights into the cache."),
-        "engine": ("engine", "Install vLLM, SGLang or llama-server; list what is here."),
-    },
-    "Measure": {
-        "bench": ("bench", "Measure an endpoint under concurrency."),
-        "runs": ("bench", "List, report, compare and export what was measured."),
-        "tune": ("tune", "Find the fastest configuration of a model, step by step."),
-        "monitor": ("monitor", "Probe endpoints on a schedule; alert when they change."),
-    },
-    "Use": {
-        "swarm": ("swarm", "Run many tasks at once on an endpoint."),
-        "web": ("web", "Serve the dashboard."),
-        "mcp": ("mcp", "Serve the swarm as MCP tools."),
-    },
-}
-MORE: dict[str, dict[str, tuple[str, str]]] = {
-    "More": {
-        "model": ("control", "Load, unload and swap models of a running hive."),
-        "replica": ("control", "Drain, restart, scale and reload replicas."),
-        "calibrate": ("calibrate", "Fit the planner to a running endpoint; validate it."),
-        "catalog": ("catalog", "Show the known GPUs and models."),
-        "schema": ("catalog", "Print the JSON Schema of a --json document."),
-        "export": ("export", "Print what starts a preset without skep."),
-        "key": ("keys", "Manage the API keys of the gateway's clients."),
-        "cluster": ("cluster", "Make machines one Ray cluster."),
-        "store": ("maintenance", "Show, back up and clean the file with all runs."),
-        "demo": ("maintenance", "Serve, measure and report the embedded model."),
-    }
-}
-PART_OF = {
-    name: part for groups in (GROUPS, MORE) for commands in groups.values() for name, (part, _) in commands.items()
-}
+with open(os.path.join(os.path.dirname(__file__), "names.toml"), "rb") as _file:  # noqa: PTH118, PTH120, PTH123 - quick
+    NAMES = tomllib.load(_file)
+GROUPS: dict[str, dict[str, tuple[str, str]]] = NAMES["groups"]
+PART_OF = {name: part for commands in GROUPS.values() for name, (part, _) in commands.items()}
 PARTS = tuple(dict.fromkeys(PART_OF.values()))
-
-# Other names, as people know them from elsewhere or from earlier versions. The longest beginning wins.
-ALIASES = {
-    "serve": "up",
-    "stop": "down",
-    "status": "ps",
-    "models": "catalog models",
-    "gpus": "catalog gpus",
-    **{name: f"model {name}" for name in ("load", "unload", "swap")},
-    **{name: f"replica {name}" for name in ("drain", "undrain", "restart", "scale", "reload")},
-    "report": "runs report",
-    "compare": "runs compare",
-    "bench compare": "runs compare",
-    "bench export": "runs export",
-    "bench report": "runs report",
-    "calibrations": "calibrate",
-    "validate": "calibrate validate",
-    "gc": "store gc",
-    "service": "export service",
-    "keys": "key",
-}
-BELOW_ALIASES = {"ls": "list", "rm": "remove", "forget": "remove", "delete": "remove"}  # the second word
-
-_ENGINE = {"--tensor-parallel-size": "--tp", "-tp": "--tp", "--kv-cache-dtype": "--kv", "--quantization": "--quant"}
-_STAGES = {"--pipeline-parallel-size": "--pp", "-pp": "--pp"}
-_LAYOUT = {
-    **_ENGINE,
-    "--agents": "--concurrency",
-    "--gpu-memory-utilization": "--memory-share",
-    "--max-model-len": "--context",
-    "--max-num-seqs": "--slots",
-}
-OPTION_ALIASES = {
-    "bench": {
-        "--num-prompts": "--tasks",
-        "--request-rate": "--rate",
-        "--random-input-len": "--prompt-tokens",
-        "--random-output-len": "--output-tokens",
-        "--max-tokens": "--output-tokens",
-        "--agents": "--concurrency",
-        "--levels": "--concurrency",
-        "--price": "--price-kwh",
-    },
-    "calibrate": {**_ENGINE, **_STAGES, "--levels": "--concurrency", "--random-input-len": "--prompt-tokens"},
-    "plan": {
-        **_LAYOUT,
-        **_STAGES,
-        "--input-tokens": "--prompt-tokens",
-        "--utilization": "--memory-share",
-        "--price": "--price-card",
-    },
-    "up": _LAYOUT,
-    "tune": {"--input-tokens": "--prompt-tokens", "--max-tokens": "--output-tokens"},
-    "swarm": {"--agents": "--concurrency", "--price": "--price-kwh", "--output-tokens": "--max-tokens"},
-}
+ALIASES: dict[str, str] = NAMES["commands"]
 SEARCHES = ("--to-saturation", "--slo")  # with these, --max-concurrency is the end of a search, not vLLM's option
 
 
@@ -128,9 +33,9 @@ def plain_words(words: Sequence[str]) -> list[str]:
             given[:count] = name.split()
             break
     if len(given) > 1 and given[0] in PART_OF:
-        given[1] = BELOW_ALIASES.get(given[1], given[1])
+        given[1] = NAMES["below"].get(given[1], given[1])
     end = given.index("--") if "--" in given else len(given)
-    names = OPTION_ALIASES.get(given[0], {}) if given else {}
+    names = NAMES["options"].get(given[0], {}) if given else {}
     if given[:1] == ["bench"]:
         is_search = any(word.partition("=")[0] in SEARCHES for word in given)
         names = {**names, "--max-concurrency": "--concurrency-limit" if is_search else "--concurrency"}
@@ -156,7 +61,9 @@ def help_page(*, everything: bool) -> str:
         "  One endpoint for a swarm of agents, on the cards you own: plan it, serve it,",
         "  measure it, tune it, watch it, and run the swarm.",
     ]
-    for title, commands in ({**GROUPS, **MORE} if everything else GROUPS).items():
+    for title, commands in GROUPS.items():
+        if title == "More" and not everything:
+            continue
         lines += ["", f"{title}:", *(f"  {name:10} {line}" for name, (_, line) in commands.items())]
     lines += [
         "",
