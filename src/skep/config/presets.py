@@ -88,10 +88,10 @@ def shipped_presets() -> dict[str, Preset]:
     return {name: _shipped(name) for name in _shipped_names()}
 
 
-def presets_of(model: str) -> list[Preset]:
-    """Return the shipped ones of a model of the catalogue. Reads no other file to its end."""
-    line = f'model = "{model}"\n'
-    return [_shipped(name) for name in _shipped_names() if line in _shipped_text(name)]
+def preset_tables(model: str) -> dict[str, dict[str, Any]]:
+    """Return the files of the shipped ones of a model as they are written: quicker than all that a preset can be."""
+    line, texts = f'model = "{model}"\n', {name: _shipped_text(name) for name in _shipped_names()}
+    return {name: tomllib.loads(text) for name, text in texts.items() if line in text}
 
 
 def read_presets(folder: Path) -> PresetFolder:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +29,13 @@ from skep.planner.choose import Plan, PlanChoice, account, choose, fits_nowhere
 from skep.planner.memory import KV_POOL, memory, weights_bytes
 from skep.planner.quants import QUANTS, Quant, find_kv, find_quant, known_quant
 from skep.planner.ranking import BasisOf, Predicted, published_basis
-from skep.planner.rigs import ResolvedRig, find_rig, of_machines, parse_rig, parse_spec, rig_of_host
+from skep.planner.rigs import ResolvedRig, find_rig, of_machines, parse_spec, rig_of_host
 from skep.planner.rules import runs_cuda_kernels
 from skep.planner.setup import Layout, PlannedLoad, Speculation
 from skep.units import format_bytes
 
 if TYPE_CHECKING:
     from skep.catalog.models import Geometry
-    from skep.catalog.presets import Preset
 
 GOALS, SHAPES = ("throughput", "latency", "context"), ("steady", "burst", "mixed")
 _QUANT_ENDINGS = ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "w4a16", "w8a8", "bf16")
@@ -117,37 +118,38 @@ def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True) -> PlanAns
 
 def evidence(choices: Sequence[PlanChoice]) -> list[str]:
     """Return what others measured with the same model on the same cards, beside what the best plan expects there."""
-    from skep.config.presets import presets_of
+    from skep.config.presets import preset_tables
 
     said = []
     for best in (choice.plans[0] for choice in choices if choice.plans):
-        cards = sorted(card.id for card in best.rated.rig.cards)
+        counted = Counter(card.id for card in best.rated.rig.cards)
+        cards = " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
         found = [
-            (row, preset)
-            for preset in presets_of(best.setup.model.id)
-            if not preset.history and sorted(card.id for card in parse_rig(preset.hardware).cards) == cards
-            for row in preset.published
-            if row.metric == "output" and row.input_tokens and row.output_tokens
+            (row["tok_s"], row["concurrency"], row["input_tokens"], row["output_tokens"], name, table)
+            for name, table in preset_tables(best.setup.model.id).items()
+            if table["hardware"] == cards and not table.get("history")
+            for row in table.get("published", ())
+            if row["metric"] == "output" and "input_tokens" in row and "output_tokens" in row
         ]
         if not found:
             continue
-        row, preset = max(found, key=lambda pair: pair[0].tok_s)
-        load = PlannedLoad(row.concurrency, row.input_tokens or 0, row.output_tokens or 0)
-        here = best.rated.prospect.outcome(load).effective_tok_s
-        lengths = f"{row.input_tokens} tokens in, {row.output_tokens} out, C={row.concurrency}"
-        other = "" if _way(preset) == _layout_words(best) else f" with {_way(preset)}"
+        tok_s, agents, prompt, answer, name, table = max(found, key=itemgetter(0))
+        here = best.rated.prospect.outcome(PlannedLoad(agents, prompt, answer)).effective_tok_s
+        other = "" if _way(table) == _layout_words(best) else f" with {_way(table)}"
         said.append(
-            f"{EVIDENCE}{row.tok_s:,.0f} tok/s{other} at {lengths} (preset {preset.name}); this plan expects "
-            f"{here:,.0f} there, {(here / row.tok_s - 1) * 100:+.0f} %"
+            f"{EVIDENCE}{tok_s:,.0f} tok/s{other} at {prompt} tokens in, {answer} out, C={agents} (preset {name}); "
+            f"this plan expects {here:,.0f} there, {(here / tok_s - 1) * 100:+.0f} %"
         )
     return said
 
 
-def _way(preset: Preset) -> str:
-    options = preset.options
-    words = str(Layout(options.tp, options.pp, options.tp if options.ep else 1, preset.replicas * options.dp))
-    drafts = f", {options.draft.method} n={options.draft.depth}" if options.draft else ""
-    return f"{words}{drafts} ({preset.engine})"
+def _way(preset: dict[str, Any]) -> str:
+    """Describe how a preset runs its model, as plans do."""
+    options = preset.get("options", {})
+    tp, replicas = options.get("tp", 1), preset.get("replicas", 1) * options.get("dp", 1)
+    method, _, depth = options.get("speculation", "").partition(":")
+    layout = Layout(tp, options.get("pp", 1), tp if options.get("ep") else 1, replicas)
+    return f"{layout}{f', {method} n={depth}' if method else ''} ({preset['engine']})"
 
 
 def _layout_words(plan: Plan) -> str:

@@ -42,6 +42,7 @@ _SPEC_HINT = 'write it as --gpu-spec "name=my-card,memory=24GiB,bandwidth=936,fp
 _SPEC_NUMBERS = ("bandwidth", "fp16", "fp8", "fp4", "int8", "cc", "tdp", "nvlink")  # GB/s, TFLOPS, W, GB/s one way
 _SPEC_KEYS = ("name", "memory", "formats", "pcie", "vendor", *_SPEC_NUMBERS)
 _ARCHS = {12: "Blackwell", 10: "Blackwell DC", 9: "Hopper", 8.9: "Ada", 8: "Ampere", 7.5: "Turing", 7: "Volta"}
+_MOST_CARDS = 64  # in front of an `x`; what is more is part of a name
 _AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
 _LANES = (1, 2, 4, 8, 12, 16, 32)
 _LINK_WORDS = "known: nvlink, pcie, pcie4x8 and p2p"
@@ -181,7 +182,9 @@ def of_machines(rig: Rig) -> bool:
 def _part(part: str, text: str) -> tuple[str, int, float | None]:
     part, at, price = part.partition("@")
     each = _number(price, text) if at else None
-    match = None if find_device(part.strip()) is not None else re.fullmatch(_COUNT_FIRST, part.strip())  # 7900xtx
+    match = re.fullmatch(_COUNT_FIRST, part.strip())
+    if match and int(match[1]) > _MOST_CARDS and find_device(part.strip()) is not None:
+        match = None  # `7900xtx` is a card
     name, count = (match[2], int(match[1])) if match else (part, 1)
     if match is None and (match := re.fullmatch(_COUNT_LAST, part.strip())):
         name, count = match[1], int(match[2])
