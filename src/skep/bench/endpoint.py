@@ -52,26 +52,7 @@ async def find_endpoint(
     finally:
         await pool.close()
     models = models_of(answer, f"{origin}{base}/models", key_given=key is not None)
-    chosen = _choose(model, sorted(models), url)
-    told = {**props, **_engine_of(models[chosen], answer)}
-    return Endpoint(origin, base, chosen, headers, "ollama" if api == "ollama" else "openai", told)
-
-
-def models_of(answer: HttpResponse, url: str, *, key_given: bool) -> dict[str, dict[str, Any]]:
-    """Return the entries of a list of models, by id. Raises EndpointError where it is none."""
-    if answer.status in (401, 403):
-        what = "refuses the API key" if key_given else "wants an API key"
-        hint = "check the key's value" if key_given else "name its variable with --key-env VAR"
-        raise KeyRefused(f"{url} {what} (HTTP {answer.status})", hint=hint)
-    document = answer.json()
-    data = document.get("data") if isinstance(document, dict) else None
-    if answer.status != 200 or not isinstance(data, list):
-        what = f"HTTP {answer.status}" if answer.status != 200 else "an answer that is not a model list"
-        raise EndpointError(f"{url} gave {what}", hint="--url is the base URL of an OpenAI-compatible server")
-    return {entry["id"]: entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
-
-
-def _choose(model: str | None, known: list[str], url: str) -> str:
+    known = sorted(models)
     if model is None and len(known) != 1:
         told = f"{url} serves {len(known)} models: {', '.join(known) or 'none'}"
         raise UserError(told, hint="choose one with --model")
@@ -80,7 +61,21 @@ def _choose(model: str | None, known: list[str], url: str) -> str:
         near = get_close_matches(model, known, 1)
         hint = f"did you mean `{near[0]}`?" if near else f"it serves: {', '.join(known) or 'nothing'}"
         raise UserError(f"{url} does not serve `{model}`", hint=hint)
-    return model
+    engine = {**props, **_engine_of(models[model], answer)}
+    return Endpoint(origin, base, model, headers, "ollama" if api == "ollama" else "openai", engine)
+
+
+def models_of(answer: HttpResponse, url: str, *, key_given: bool) -> dict[str, dict[str, Any]]:
+    """Return the entries of a list of models, by id. Raises EndpointError where it is none."""
+    if answer.status in (401, 403):
+        what = "refuses the API key" if key_given else "wants an API key"
+        hint = "check the key's value" if key_given else "name its variable with --key-env VAR"
+        raise KeyRefused(f"{url} {what} (HTTP {answer.status})", hint=hint)
+    data = answer.document().get("data")
+    if answer.status != 200 or not isinstance(data, list):
+        what = f"HTTP {answer.status}" if answer.status != 200 else "an answer that is not a model list"
+        raise EndpointError(f"{url} gave {what}", hint="--url is the base URL of an OpenAI-compatible server")
+    return {entry["id"]: entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
 
 
 def _engine_of(entry: Mapping[str, Any], answer: HttpResponse) -> dict[str, Any]:
