@@ -82,8 +82,6 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class ClusterSurvey(msgspec.Struct, frozen=True):
-    """A cluster at one moment."""
-
     address: str  # of its head
     ray: str  # version
     nodes: tuple[Node, ...]
@@ -162,7 +160,6 @@ class NodeChoice(msgspec.Struct, frozen=True):
         return node.id not in self.never if self.only is None else node.id in self.only
 
     def selector(self) -> str | None:
-        """Return Ray's label selector for the node id."""
         if self.only is not None:
             return f"in({','.join(sorted(self.only))})"
         return f"!in({','.join(sorted(self.never))})" if self.never else None
@@ -221,8 +218,7 @@ def split_busy(nodes: Iterable[Node], share: float) -> tuple[tuple[Node, ...], t
 def busy_cards(node: Node, share: float) -> str | None:
     """Return the cards that Ray would lend and that somebody else holds, in words; `share` of each should be free.
 
-    Ray says how many it has lent, not which: so many may be as full as they are. Which one a replica gets is Ray's to
-    say too. One that is lent and still empty hides one that somebody else holds: then the post finds it.
+    Ray says how many it has lent, not which: so many may be full. What this misses, the replica's actor finds.
     """
     sizes = [(card.index, card.memory_bytes, card.used_bytes) for card in node.cards]
     full = [
@@ -319,7 +315,6 @@ def kept_and_unplaceable(
 
 
 def capacity(place: PlacementRequest, nodes: Sequence[Node]) -> int:
-    """Return how many such replicas fit now."""
     count, rooms = 0, free_capacity(nodes)
     for room in rooms:
         while count < MOST and room.holds(place):

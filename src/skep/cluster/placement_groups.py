@@ -90,7 +90,6 @@ def placed_names(hive: str) -> list[str]:
 
 
 def actor_names(hive: str) -> list[str]:
-    """Return the replicas that have an actor or a placement group."""
     from ray.util import list_named_actors
 
     prefix = actor_name(hive, "")
