@@ -8,10 +8,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from skep.catalog.names import did_you_mean
 from skep.errors import EndpointError, KeyRefused, UserError
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import HttpResponse, fetch, fetch_if_there
 from skep.wire.heads import Origin, parse_url
+
+PROPS = {"total_slots": "slots", "build_info": "build", "model_path": "model_path"}  # llama.cpp's name, and ours
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -43,7 +46,8 @@ async def find_endpoint(
     pool = Pool(origin, connect_timeout_s=timeout_s)
     try:
         answer = await fetch(pool, "GET", f"{base}/models", headers=headers, timeout_s=timeout_s)
-        props = await _props(pool, headers)
+        # llama.cpp's own description, where there is one. What hangs or breaks there is no reason to ask no further.
+        described = await fetch_if_there(pool, "GET", "/props", headers=headers, timeout_s=5.0)
     except WireFailure as failure:
         hint = f"is something serving at {url}? `skep up -d` starts one"
         if "WRONG_VERSION" in str(failure):
@@ -58,10 +62,10 @@ async def find_endpoint(
         raise UserError(told, hint="choose one with --model")
     model = model or known[0]
     if model not in known:
-        near = get_close_matches(model, known, 1)
-        hint = f"did you mean `{near[0]}`?" if near else f"it serves: {', '.join(known) or 'nothing'}"
+        hint = did_you_mean(get_close_matches(model, known, 1), f"it serves: {', '.join(known) or 'nothing'}")
         raise UserError(f"{url} does not serve `{model}`", hint=hint)
-    engine = {**props, **_engine_of(models[model], answer)}
+    props = described.document() if described else {}
+    engine = {name: props[key] for key, name in PROPS.items() if key in props} | _engine_of(models[model], answer)
     return Endpoint(origin, base, model, headers, "ollama" if api == "ollama" else "openai", engine)
 
 
@@ -90,11 +94,3 @@ def _engine_of(entry: Mapping[str, Any], answer: HttpResponse) -> dict[str, Any]
     if server := answer.head.get(b"server"):
         told["server"] = server.decode("latin-1")
     return told
-
-
-async def _props(pool: Pool, headers: Mapping[str, str]) -> dict[str, Any]:
-    """llama.cpp's own description, where there is one. What hangs or breaks there is no reason to ask no further."""
-    answer = await fetch_if_there(pool, "GET", "/props", headers=dict(headers), timeout_s=5.0)
-    document = answer.document() if answer else {}
-    keys = {"total_slots": "slots", "build_info": "build", "model_path": "model_path"}
-    return {name: document[key] for key, name in keys.items() if key in document}

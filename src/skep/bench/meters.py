@@ -121,15 +121,13 @@ async def watch_client() -> AsyncIterator[ClientHealth]:
 
 async def read_counters(pool: Pool, headers: Mapping[str, str], model: str) -> dict[str, float]:
     """Return every sample of the engine's `/metrics`, over its labels; of skep's gateway, also those behind it."""
-    found = parse_metrics(await _metrics_text(pool, headers, "/metrics"))
-    if GATEWAYS_OWN in found:
-        found |= parse_metrics(await _metrics_text(pool, headers, f"/metrics/engines?model={quote(model)}"))
+    found: dict[str, float] = {}
+    for path in ("/metrics", f"/metrics/engines?model={quote(model)}"):
+        answer = await fetch_if_there(pool, "GET", path, headers=dict(headers), timeout_s=10.0)
+        found |= parse_metrics(answer.text if answer else "")
+        if GATEWAYS_OWN not in found:
+            break
     return found
-
-
-async def _metrics_text(pool: Pool, headers: Mapping[str, str], path: str) -> str:
-    answer = await fetch_if_there(pool, "GET", path, headers=dict(headers), timeout_s=10.0)
-    return answer.text if answer else ""
 
 
 def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

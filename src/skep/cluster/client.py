@@ -370,10 +370,7 @@ class RayNodes:
     def launches(
         self, settings: Settings, paths: Paths, *, running: Sequence[Launch] = (), starting: bool = True, **how: Any
     ) -> tuple[Launch, ...]:
-        """Return the replicas, placed on the nodes as they are now. A lost node does not matter where all can stay.
-
-        `how`: as `place_launches` takes it.
-        """
+        """Return the replicas, placed on the nodes as they are now, or where they run. `how`: for `place_launches`."""
         kept = None if starting else kept_launches(settings, paths, running)
         try:
             found = self._look(shared_paths(settings), SURVEY_S if kept is None else SPARED_S)

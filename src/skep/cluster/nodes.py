@@ -270,10 +270,7 @@ def free_capacity(nodes: Iterable[Node]) -> list[NodeCapacity]:
 
 
 def assign_nodes(places: Sequence[PlacementRequest], rooms: Sequence[NodeCapacity]) -> list[NodeCapacity | None]:
-    """Return the node of each request in order, None if none fits. Those with most GPUs choose first.
-
-    Each goes where fewest are; among these, what wants no card goes where none is, and then to the emptiest.
-    """
+    """Return the node of each request, None if none fits. Most GPUs choose first; each goes where fewest are."""
     found: list[NodeCapacity | None] = [None] * len(places)
     for number in sorted(range(len(places)), key=lambda n: (-places[n].cards, -places[n].cpus)):
         place = places[number]

@@ -1,7 +1,4 @@
-"""The names of actors, Ray's placement groups, one for each replica, and the live nodes.
-
-Every call may wait for the head, a minute if it is lost, so callers use a thread and never the event loop.
-"""
+"""Names of actors, placement groups, live nodes. A call may wait a minute for a lost head: never in the event loop."""
 
 from __future__ import annotations
 

@@ -103,10 +103,7 @@ class HeartbeatSender:
 
 
 def log_part(file: BinaryIO, offset: int | None, lines: int) -> LogPart:
-    """Return the last lines, or what came since `offset`, as much as fits, with its end and the size of the log.
-
-    A part ends at the end of a line if it holds one. A log that has shrunk is read from its beginning.
-    """
+    """Return the last lines, or what came since `offset`, as much as fits: to the end of a line if it holds one."""
     size = file.seek(0, os.SEEK_END)
     begin = offset if offset is not None and offset <= size else 0
     if offset is None:

@@ -275,8 +275,7 @@ class ReplicaSet:
     ) -> None:
         """Remove, then change one after the other (so that a model stays served), then add.
 
-        `known` is called once new on-demand replicas, which have no process yet, are listed. `patient`: wait for
-        those that start, and raise where one does not.
+        `known` is called once new on-demand replicas are listed. `patient`: wait for those that start, or raise.
         """
         launches = {launch.name: launch for launch in new}
         awake = {launch.model for launch in launches.values() if not launch.on_demand}

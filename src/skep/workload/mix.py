@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, get_args
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.names import did_you_mean
 from skep.errors import UserError
 from skep.workload.filling import exponential
 from skep.workload.filling import gamma as draw_gamma
@@ -122,8 +123,7 @@ def _parse(name: str, values: Any) -> TrafficClass:
     known = [name for name in TrafficClass.__struct_fields__ if name != "name"]
     for field in values:
         if field not in known:
-            near = get_close_matches(str(field), known, 1)
-            hint = f"did you mean `{near[0]}`?" if near else f"known are: {', '.join(known)}"
+            hint = did_you_mean(get_close_matches(str(field), known, 1), f"known are: {', '.join(known)}")
             raise _wrong(name, str(field), "is not known", hint)
     shape = _one_of(name, "shape", values.get("shape"), get_args(Shape))
     for field, shapes in _ONLY_IN.items():
@@ -156,7 +156,7 @@ def _one_of(name: str, field: str, value: Any, known: tuple[_T, ...]) -> _T:
     if value is None:
         raise _wrong(name, field, "is missing", hint)
     near = get_close_matches(str(value), [str(one) for one in known], 1)
-    raise _wrong(name, field, f"is `{value}`", f"did you mean `{near[0]}`?" if near else hint)
+    raise _wrong(name, field, f"is `{value}`", did_you_mean(near, hint))
 
 
 def _checked(name: str, field: str, value: Any) -> Any:
