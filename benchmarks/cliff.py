@@ -40,8 +40,7 @@ from skep.bench.request import BenchTask, Sender
 from skep.engines.base import REPORT_FD, Launch
 from skep.engines.embedded import Embedded
 from skep.paths import user_paths
-from skep.testing.gateway_process import GatewayProcess
-from skep.testing.process import FakeEngine
+from skep.testing.process import FakeEngine, GatewayProcess
 from skep.weights.pull import pull
 from skep.wire.client import Pool
 

@@ -25,8 +25,7 @@ from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.request import BenchTask, Sender
-from skep.testing.gateway_process import GatewayProcess
-from skep.testing.process import FakeEngine
+from skep.testing.process import FakeEngine, GatewayProcess
 from skep.wire.client import Pool
 
 SCALE = 0.1

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 import skep
 from skep.cli.main import main
 from skep.paths import user_paths
-from skep.testing.gateway_process import GatewayProcess
+from skep.testing.process import GatewayProcess
 
 # How quick this machine is at the moment is no finding.
 settings.register_profile("skep", deadline=None, suppress_health_check=[HealthCheck.too_slow])

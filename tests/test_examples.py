@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.testing.gateway_process import GatewayProcess
-from skep.testing.process import FakeEngine
+from skep.testing.process import FakeEngine, GatewayProcess
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CHILD = Path(__file__).parent / "examples_child.py"

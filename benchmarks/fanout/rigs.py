@@ -13,8 +13,7 @@ from pathlib import Path
 
 from fanout.batches import Load
 
-from skep.testing.gateway_process import GatewayProcess
-from skep.testing.process import FakeEngine
+from skep.testing.process import FakeEngine, GatewayProcess
 
 # A news item on Qwen 27B on an Intel B70: 50 tasks, 51,200 tokens in and 25,600 out. Alone: the prompt at 85.4 tok/s,
 # 13.4 tok/s after it, 42 minutes for all. Fifty at once: first token after 11 s, 70 s for all, so 512 tokens in 59 s.

@@ -18,8 +18,7 @@ from fanout.batches import Batch, Load
 from fanout.rigs import Rig
 
 from skep.swarm.records import Task
-from skep.testing.gateway_process import GatewayProcess
-from skep.testing.process import FakeEngine
+from skep.testing.process import FakeEngine, GatewayProcess
 
 Way = Callable[[str, str, Sequence[Task]], Awaitable[Batch]]
 

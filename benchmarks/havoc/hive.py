@@ -14,7 +14,7 @@ from havoc.asks import KEYS
 from havoc.engines import SLOTS, Engine, go_on
 
 from skep.config.keys import digest_of
-from skep.testing.gateway_process import GatewayProcess
+from skep.testing.process import GatewayProcess
 
 KEY_SPECS: dict[str, dict[str, Any]] = {
     "ant": {"name": "ant", "sha256": digest_of(KEYS["ant"]), "max_concurrent": 6},

@@ -23,7 +23,7 @@ from havoc.maker import Maker, Pace
 from havoc.verdicts import End
 
 from skep.store.database import open_store
-from skep.testing.gateway_process import GatewayProcess
+from skep.testing.process import GatewayProcess
 
 SPARE_FILES = 2
 REST_S = 20.0  # well before the 30 s after which a slot is free whatever its engine says

@@ -22,7 +22,7 @@ from typing import Any
 from peers.install import DidNotStart, inside, installed, last_line
 from peers.process import GATEWAY_CORE, end, on_core
 
-from skep.testing.gateway_process import GatewayProcess
+from skep.testing.process import GatewayProcess
 
 MODEL = "bench-model"
 KEY = "sk-" + hashlib.sha256(b"no secret").hexdigest()  # sent to all; LiteLLM does not start without one

@@ -7,8 +7,7 @@ import urllib.request
 import pytest
 
 from skep.bench.meters import counted, read_counters
-from skep.testing.gateway_process import GatewayProcess
-from skep.testing.process import FakeEngine
+from skep.testing.process import FakeEngine, GatewayProcess
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
 from skep.wire.prometheus import label_samples, parse_metrics

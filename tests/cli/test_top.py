@@ -15,8 +15,7 @@ from skep.errors import EngineError
 from skep.paths import user_paths
 from skep.report.hive_text import frame
 from skep.report.liveview import Page, bar_cells, drawn, sparkline
-from skep.supervisor.control import replicas_of
-from skep.supervisor.readings import HiveReadings, Rate
+from skep.supervisor.control import HiveReadings, Rate, replicas_of
 
 
 def row(name="m-0", **fields):

@@ -18,8 +18,7 @@ from skep.gateway.batch.calls import MOST_HELD_BYTES, BatchGatewayPort
 from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, MOST_AT_ONCE, MOST_LOST, BatchAnswer
 from skep.gateway.batch.store import BatchStore, RequestStart
 from skep.store.database import open_store
-from skep.testing.gateway_process import GatewayProcess
-from skep.testing.process import FakeEngine
+from skep.testing.process import FakeEngine, GatewayProcess
 
 SHARERS = ("one", "pages", "wrong", "refused", "faults", "cancel", "person")
 TWO_AT_ONCE = ("ann", "bob")

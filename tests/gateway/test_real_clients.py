@@ -9,7 +9,7 @@ import pytest
 
 from embedded_process import MODEL, serving, weights
 from skep.engines.base import Launch
-from skep.testing.gateway_process import GatewayProcess
+from skep.testing.process import GatewayProcess
 
 pytestmark = pytest.mark.engine
 KEY = "a key of our own"

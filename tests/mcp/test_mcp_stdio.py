@@ -13,8 +13,7 @@ from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.records import AttemptOutcome
 from skep.swarm.store import SwarmStore
-from skep.testing.gateway_process import GatewayProcess
-from skep.testing.process import FakeEngine
+from skep.testing.process import FakeEngine, GatewayProcess
 
 
 @asynccontextmanager

@@ -16,8 +16,7 @@ from skep.errors import DoesNotFit, EngineError, UserError
 from skep.supervisor.control import NO_ANSWER, ask_down
 from skep.supervisor.control_commands import answer as ask
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
-from skep.supervisor.reload import models_of, rescaled
-from skep.supervisor.supervisor import Hive, Supervisor
+from skep.supervisor.supervisor import Hive, Supervisor, models_of, rescaled
 
 SECOND = replace(FAR, name="m-1")
 

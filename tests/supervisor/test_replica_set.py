@@ -129,7 +129,7 @@ async def test_a_new_model_on_demand_is_there_before_a_reload_is_done(tmp_path):
     async with replicas_of(tmp_path, ONE) as made:
         await made.until(lambda: made.replicas.find("m-0").settled)
         known, plan = asyncio.Event(), ReplicaChanges(added=("n-0",), changed=("m-0",))
-        reload = made.tasks.create_task(made.replicas.become(plan, [SLOW, new], 0.0, known.set))
+        reload = made.tasks.create_task(made.replicas.become(plan, [SLOW, new], 0.0, known.set, patient=True))
         await known.wait()
         made.replicas.wake("n")
         await made.until(lambda: made.replicas.find("n-0").settled)
@@ -145,7 +145,7 @@ async def test_a_reload_in_the_middle_of_an_unload_leaves_no_process_that_counts
         going = made.tasks.create_task(replicas.unload_model("m"))
         while "m-0" in replicas._lives:  # its process is being ended
             await asyncio.sleep(0)
-        await replicas.become(ReplicaChanges(changed=("m-0",)), [replace(ON_DEMAND, slots=2)], 0.0)
+        await replicas.become(ReplicaChanges(changed=("m-0",)), [replace(ON_DEMAND, slots=2)], 0.0, dict, patient=True)
         await going
         member = replicas.find("m-0")
         assert replicas.is_dormant(member) == (member.life.state is ReplicaState.STOPPED), replicas.state(member)

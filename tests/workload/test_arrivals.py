@@ -68,11 +68,3 @@ def test_unknown_arrivals_are_refused(text, problem):
     with pytest.raises(UserError, match=problem) as caught:
         parse_arrivals(text)
     assert caught.value.hint
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
-def test_impossible_rates_are_refused_at_once(rate):
-    """Not at the first arrival."""
-    for make in (constant, lambda rate: poisson(rate, random.Random(1)), lambda rate: gamma(rate, 2, random.Random(1))):
-        with pytest.raises(UserError, match="not a rate"):
-            make(rate)

@@ -78,9 +78,8 @@ def test_think_times_have_the_mean_asked_for_and_an_end():
 
 @pytest.mark.parametrize(
     ("options", "problem"),
-    [({"turns": 0}, "turns"), ({"think_s": -1.0}, "think time"), ({"tokens_turn": 3}, "a further turn"),
-     ({"tokens_first": 9}, "too few")],
-)  # fmt: skip
+    [({"turns": 0}, "turns"), ({"tokens_turn": 3}, "a further turn"), ({"tokens_first": 9}, "too few")],
+)
 def test_impossible_conversations_are_refused(options, problem):
     """Before the first is taken."""
     with pytest.raises(UserError, match=problem):

@@ -160,8 +160,7 @@ def test_wrong_batch_lines_are_named(changes, problem):
 
 @pytest.mark.parametrize(
     ("lines", "options", "problem"),
-    [([], {}, "no requests"), (["", "  "], {}, "no requests"), (MOONCAKE, {"speed": 0}, "speed `0`"),
-     (MOONCAKE, {"limit": 0}, "limit `0`")],
+    [([], {}, "no requests"), (["", "  "], {}, "no requests"), (MOONCAKE, {"speed": 0}, "speed `0`")],
 )  # fmt: skip
 def test_nothing_to_replay_is_an_error(lines, options, problem):
     """An empty run would look like a quick one."""

@@ -145,29 +145,24 @@ def shape_of(figure: Published) -> PublishedShape | None:
 def rerun_of(preset: Preset, row: int | None = None) -> Rerun:
     """Return the shape of that row; else the one with most rows, and of equals the first."""
     shapes = [shape_of(figure) for figure in preset.published]
+    if row is not None and not 1 <= row <= len(shapes):
+        hint = f"`{preset.name}` has {len(shapes)} published figures, counted from 1"
+        raise UserError(f"--shape-of {row} is no published figure", hint=hint)
     if row is not None:
-        chosen = _shape_at(preset, shapes, row)
+        chosen = shapes[row - 1]
+        if chosen is None:
+            known = ", ".join(str(place) for place, one in enumerate(shapes, start=1) if one is not None)
+            hint = f"figures with published lengths: {known}" if known else "none of its figures has published lengths"
+            raise UserError(f"the lengths of figure {row} of `{preset.name}` are not published", hint=hint)
     else:
-        known = Counter(shape for shape in shapes if shape is not None)
-        if not known:
+        counts = Counter(shape for shape in shapes if shape is not None)
+        if not counts:
             what = "publishes no figures" if not shapes else "publishes no figure with the lengths it was measured with"
             hint = f"`skep presets show {preset.name}` prints what is known of it"
             raise UserError(f"the preset `{preset.name}` {what}", hint=hint)
-        chosen = known.most_common(1)[0][0]
+        chosen = counts.most_common(1)[0][0]
     pairs = zip(preset.published, shapes, strict=True)
     return Rerun(chosen, tuple(sorted({figure.concurrency for figure, shape in pairs if shape == chosen})))
-
-
-def _shape_at(preset: Preset, shapes: Sequence[PublishedShape | None], row: int) -> PublishedShape:
-    if not 1 <= row <= len(shapes):
-        hint = f"`{preset.name}` has {len(shapes)} published figures, counted from 1"
-        raise UserError(f"--shape-of {row} is no published figure", hint=hint)
-    shape = shapes[row - 1]
-    if shape is None:
-        known = ", ".join(str(place) for place, one in enumerate(shapes, start=1) if one is not None)
-        hint = f"figures with published lengths: {known}" if known else "none of its figures has published lengths"
-        raise UserError(f"the lengths of figure {row} of `{preset.name}` are not published", hint=hint)
-    return shape
 
 
 def judge(preset: Preset, side: ComparedRun, seen: ObservedServer, missing: Collection[Need] = ()) -> PresetComparison:
@@ -265,10 +260,6 @@ def _held(row: int, figure: Published, side: ComparedRun) -> FigureComparison:
     if not _near(shape, found):
         said = f"{found[0]:.0f} in, {found[1]:.0f} out" if found else "lengths that the server does not tell"
         return FigureComparison(row, figure, why=f"published with {shape}, run with {said}: --shape-of {row} runs it")
-    return _rated(row, figure, side, level)
-
-
-def _rated(row: int, figure: Published, side: ComparedRun, level: LevelSummary) -> FigureComparison:
     values, clock = _values(figure, list(side.repeats(figure.concurrency).values()), level)
     if not values:
         return FigureComparison(row, figure, why=f"the run has no {figure.metric} figure at C={figure.concurrency}")
@@ -280,8 +271,8 @@ def _rated(row: int, figure: Published, side: ComparedRun, level: LevelSummary) 
     scaled = None
     if interval is not None:
         scaled = Interval(*(end / figure.tok_s for end in (interval.low, interval.estimate, interval.high)))
-    why = "; ".join(doubts) or None
-    return FigureComparison(row, figure, mean, interval, clock, mean / figure.tok_s, scaled, why, tuple(values))
+    doubt = "; ".join(doubts) or None
+    return FigureComparison(row, figure, mean, interval, clock, mean / figure.tok_s, scaled, doubt, tuple(values))
 
 
 def _values(figure: Published, runs: Sequence[Sequence[Request]], level: LevelSummary) -> tuple[list[float], str]:

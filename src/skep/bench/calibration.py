@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from skep.bench.against_preset import engine_in
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import by_repeat, repeat_of, tpot_ms, tpot_values, ttft_values
 from skep.bench.records import SweepSummary
@@ -283,12 +284,11 @@ def _engine(flags: SetupFlags, told: Mapping[str, Any]) -> str:
         if name not in ENGINES:
             raise UserError(f"--engine `{flags.engine}` is not known", hint=f"known: {', '.join(ENGINES)}")
         return name
-    words = f"{told.get('engine', '')} {told.get('server', '')} {told.get('build', '')}".lower().replace(".", "")
-    for word, name in (("ollama", "ollama"), ("llamacpp", "llamacpp"), ("vllm", "vllm"), ("sglang", "sglang")):
-        if word in words:
-            return name
-    hint = f"say it with --engine; known: {', '.join(ENGINES)}"
-    raise UserError("the endpoint does not say which engine it is", hint=hint)
+    found = engine_in(f"{told.get('engine', '')} {told.get('server', '')} {told.get('build', '')}")
+    if found is None:
+        hint = f"say it with --engine; known: {', '.join(ENGINES)}"
+        raise UserError("the endpoint does not say which engine it is", hint=hint)
+    return found
 
 
 def _model(flags: SetupFlags, endpoint: Endpoint) -> tuple[ModelFound, tuple[str, ...]]:

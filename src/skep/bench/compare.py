@@ -44,8 +44,6 @@ class ComparedMetric(msgspec.Struct, frozen=True):
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """One of the two runs that are compared."""
-
     summary: SweepSummary
     rows: Sequence[Request]
 
@@ -138,19 +136,12 @@ def _compared(
         return empty
     of_both, up = (tuple(of_a.values()), tuple(of_b.values())), metric.higher_is_better
     ratio, judgement = judge(*of_both, higher_is_better=up, paired=paired, confidence=confidence)
-    why = "" if judgement is not Judgement.UNKNOWN else _no_spread(level, a, b)
-    return Comparison(level, metric.name, shown_a, shown_b, ratio, judgement, why)
-
-
-def _no_spread(level: int, a: ComparedRun, b: ComparedRun) -> str:
-    """Say why there is no interval, and name the runs that were measured but do not count."""
-    found = ((name, side.level(level)) for name, side in (("A", a), ("B", b)))
-    short = [
-        f"{len(one.counted)} of {len(one.repeats)} runs of {name} count, the client was the limit in the others"
-        for name, one in found
-        if one is not None and one.left_out and len(one.counted) < 2
-    ]
-    return "; ".join(["one run of a level shows no spread; measure two or more", *short])
+    reasons = ["one run of a level shows no spread; measure two or more"] if judgement is Judgement.UNKNOWN else []
+    for name, one in zip("AB", levels, strict=True) if reasons else ():
+        if one is not None and one.left_out and len(one.counted) < 2:
+            counted = f"{len(one.counted)} of {len(one.repeats)} runs of {name} count"
+            reasons.append(f"{counted}, the client was the limit in the others")
+    return Comparison(level, metric.name, shown_a, shown_b, ratio, judgement, "; ".join(reasons))
 
 
 def _brought_nothing(
@@ -204,10 +195,16 @@ async def run_ab(
 
 
 async def _take_turns(plan: SweepPlan, a: Sweep, b: Sweep) -> None:
+    def is_known(pairs: list[tuple[float, float]]) -> bool:
+        if len(pairs) < FEWEST or any(not low for pair in pairs for low in pair):
+            return False
+        found = paired_ratio_interval(pairs)
+        return found is not None and found.half_width <= plan.precision
+
     began = time.monotonic()
     ratios: dict[int, list[tuple[float, float]]] = {level: [] for level in plan.concurrency}
     for number in range(plan.runs or plan.most_runs):
-        unsure = [level for level in plan.concurrency if plan.runs is not None or not _is_known(ratios[level], plan)]
+        unsure = [level for level in plan.concurrency if plan.runs is not None or not is_known(ratios[level])]
         for place, level in enumerate(unsure):
             late = plan.budget_s is not None and time.monotonic() - began > plan.budget_s
             if plan.runs is None and number >= FEWEST and late:
@@ -216,13 +213,6 @@ async def _take_turns(plan: SweepPlan, a: Sweep, b: Sweep) -> None:
             for side in (a, b) if (number + place) % 2 == 0 else (b, a):
                 speed[side] = repeat_of(0, await side.run_level(level), None).effective_tok_s
             ratios[level].append((speed[a], speed[b]))
-
-
-def _is_known(pairs: list[tuple[float, float]], plan: SweepPlan) -> bool:
-    if len(pairs) < FEWEST or any(not low for pair in pairs for low in pair):
-        return False
-    found = paired_ratio_interval(pairs)
-    return found is not None and found.half_width <= plan.precision
 
 
 def chosen_runs(store: Store, a: str | None, b: str | None) -> tuple[str, str]:

@@ -8,10 +8,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from skep.catalog.names import did_you_mean
 from skep.errors import EndpointError, KeyRefused, UserError
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import HttpResponse, fetch, fetch_if_there
 from skep.wire.heads import Origin, parse_url
+
+PROPS = {"total_slots": "slots", "build_info": "build", "model_path": "model_path"}  # llama.cpp's name, and ours
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -43,7 +46,8 @@ async def find_endpoint(
     pool = Pool(origin, connect_timeout_s=timeout_s)
     try:
         answer = await fetch(pool, "GET", f"{base}/models", headers=headers, timeout_s=timeout_s)
-        props = await _props(pool, headers)
+        # llama.cpp's own description, where there is one. What hangs or breaks there is no reason to ask no further.
+        described = await fetch_if_there(pool, "GET", "/props", headers=headers, timeout_s=5.0)
     except WireFailure as failure:
         hint = f"is something serving at {url}? `skep up -d` starts one"
         if "WRONG_VERSION" in str(failure):
@@ -52,9 +56,17 @@ async def find_endpoint(
     finally:
         await pool.close()
     models = models_of(answer, f"{origin}{base}/models", key_given=key is not None)
-    chosen = _choose(model, sorted(models), url)
-    told = {**props, **_engine_of(models[chosen], answer)}
-    return Endpoint(origin, base, chosen, headers, "ollama" if api == "ollama" else "openai", told)
+    known = sorted(models)
+    if model is None and len(known) != 1:
+        told = f"{url} serves {len(known)} models: {', '.join(known) or 'none'}"
+        raise UserError(told, hint="choose one with --model")
+    model = model or known[0]
+    if model not in known:
+        hint = did_you_mean(get_close_matches(model, known, 1), f"it serves: {', '.join(known) or 'nothing'}")
+        raise UserError(f"{url} does not serve `{model}`", hint=hint)
+    props = described.document() if described else {}
+    engine = {name: props[key] for key, name in PROPS.items() if key in props} | _engine_of(models[model], answer)
+    return Endpoint(origin, base, model, headers, "ollama" if api == "ollama" else "openai", engine)
 
 
 def models_of(answer: HttpResponse, url: str, *, key_given: bool) -> dict[str, dict[str, Any]]:
@@ -63,24 +75,11 @@ def models_of(answer: HttpResponse, url: str, *, key_given: bool) -> dict[str, d
         what = "refuses the API key" if key_given else "wants an API key"
         hint = "check the key's value" if key_given else "name its variable with --key-env VAR"
         raise KeyRefused(f"{url} {what} (HTTP {answer.status})", hint=hint)
-    document = answer.json()
-    data = document.get("data") if isinstance(document, dict) else None
+    data = answer.document().get("data")
     if answer.status != 200 or not isinstance(data, list):
         what = f"HTTP {answer.status}" if answer.status != 200 else "an answer that is not a model list"
         raise EndpointError(f"{url} gave {what}", hint="--url is the base URL of an OpenAI-compatible server")
     return {entry["id"]: entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
-
-
-def _choose(model: str | None, known: list[str], url: str) -> str:
-    if model is None and len(known) != 1:
-        told = f"{url} serves {len(known)} models: {', '.join(known) or 'none'}"
-        raise UserError(told, hint="choose one with --model")
-    model = model or known[0]
-    if model not in known:
-        near = get_close_matches(model, known, 1)
-        hint = f"did you mean `{near[0]}`?" if near else f"it serves: {', '.join(known) or 'nothing'}"
-        raise UserError(f"{url} does not serve `{model}`", hint=hint)
-    return model
 
 
 def _engine_of(entry: Mapping[str, Any], answer: HttpResponse) -> dict[str, Any]:
@@ -95,11 +94,3 @@ def _engine_of(entry: Mapping[str, Any], answer: HttpResponse) -> dict[str, Any]
     if server := answer.head.get(b"server"):
         told["server"] = server.decode("latin-1")
     return told
-
-
-async def _props(pool: Pool, headers: Mapping[str, str]) -> dict[str, Any]:
-    """llama.cpp's own description, where there is one. What hangs or breaks there is no reason to ask no further."""
-    answer = await fetch_if_there(pool, "GET", "/props", headers=dict(headers), timeout_s=5.0)
-    document = answer.document() if answer else {}
-    keys = {"total_slots": "slots", "build_info": "build", "model_path": "model_path"}
-    return {name: document[key] for key, name in keys.items() if key in document}

@@ -29,6 +29,7 @@ LEAD_S = 0.5  # for the word to arrive that they begin
 BUSY = 0.7  # of a core
 WINDOW_S = 3.0
 WARM_UP_TOKENS, WARM_UP_BATCHES = 16, 12
+_RunLoad = Callable[[OnRow], Awaitable[ClientHealth]]
 
 
 class EnergyMeter(Protocol):
@@ -38,20 +39,11 @@ class EnergyMeter(Protocol):
     def end(self) -> Mapping[str, Any] | None: ...
 
 
-class LoadObserver:
-    """The energy of a run while its requests are under way. Told when the load begins, and when its last one ended."""
+class NoMeter:
+    """Where nothing measures the energy."""
 
-    def __init__(self, meter: EnergyMeter | None = None) -> None:
-        self._meter = meter
-        self.drawn: Mapping[str, Any] | None = None
-
-    def began(self) -> None:
-        if self._meter is not None:
-            self._meter.begin()
-
-    def ended(self) -> None:
-        if self._meter is not None:
-            self.drawn = self._meter.end()
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
 
 
 class LoadProcess:
@@ -123,14 +115,14 @@ class LoadProcesses:
     def __init__(self) -> None:
         self.processes: list[LoadProcess] = []
 
-    async def run(self, jobs: Sequence[LoadJob], on_row: OnRow, witness: LoadObserver | None = None) -> ClientHealth:
-        health, witness = ClientHealth(), witness or LoadObserver()
+    async def run(self, jobs: Sequence[LoadJob], on_row: OnRow, meter: EnergyMeter | None = None) -> ClientHealth:
+        health, meter = ClientHealth(), meter or NoMeter()
 
-        async def tell_witness() -> None:
+        async def begin_to_measure() -> None:
             """When the first process begins: at once, unless all wait for a common moment."""
             if all(one.at_s is not None for one in begins):
                 await asyncio.sleep(LEAD_S)
-            witness.began()
+            meter.begin()
 
         try:
             fresh = [await LoadProcess.start() for _ in range(len(jobs) - len(self.processes))]
@@ -143,10 +135,10 @@ class LoadProcesses:
                     group.create_task(process.prepare(job))
             begins = beginnings(jobs, time.monotonic())
             async with asyncio.TaskGroup() as group:
-                group.create_task(tell_witness())
+                group.create_task(begin_to_measure())
                 for process, begin in zip(at_work, begins, strict=True):
                     group.create_task(process.work(begin, on_row, health))
-            witness.ended()
+            health.energy = meter.end()
         except BaseExceptionGroup as group_error:
             await self.close()
             raise group_error.exceptions[0] from None
@@ -183,7 +175,7 @@ class LoadGenerator:
         self._load_processes = load_processes or LoadProcesses()
         self._processes = processes or 1
         self._may_grow = processes is None
-        self._meter = meter
+        self._meter = meter or NoMeter()
 
     async def close(self) -> None:
         await self._load_processes.close()
@@ -211,7 +203,7 @@ class LoadGenerator:
                     most_connections=self._most_connections)
             for hand in split_between_workers(streams, self._processes)
         ]  # fmt: skip
-        spread = partial(self._load_processes.run, jobs)
+        spread = partial(self._load_processes.run, jobs, meter=self._meter)
         return await self._measured(level, repeat, spread, width, on_row, is_closed=is_closed)
 
     async def run_load(
@@ -219,20 +211,20 @@ class LoadGenerator:
     ) -> tuple[list[Request], bool]:
         """Run a load that only this process can make. `is_closed`: `width` requests are in flight all the time."""
 
-        async def here(took: OnRow, draw: LoadObserver) -> ClientHealth:
+        async def here(took: OnRow) -> ClientHealth:
             await self.pool.prepare(width)
             with garbage_kept():
-                draw.began()
+                self._meter.begin()
                 async with watch_client() as health:
                     await load(self.sender, took)
-                draw.ended()
+                health.energy = self._meter.end()
             self.pool.trim()
             return health
 
         return await self._measured(level, repeat, here, width, on_row, is_closed=is_closed)
 
     async def _measured(
-        self, level: int, repeat: int, run: _RunLoad, width: int, on_row: OnRow, *, is_closed: bool = True
+        self, level: int, repeat: int, run: _RunLoad, width: int, on_row: OnRow, *, is_closed: bool
     ) -> tuple[list[Request], bool]:
         rows: list[Request] = []
 
@@ -242,8 +234,7 @@ class LoadGenerator:
             on_row(row)
 
         before = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model)
-        draw = LoadObserver(self._meter)
-        health = await run(took, draw)
+        health = await run(took)
         after = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model) if before else {}
         # One refused at once leaves its place empty for a while.
         share = delivered(rows, width) if is_closed and rows and all(row.ok for row in rows) else None
@@ -254,16 +245,13 @@ class LoadGenerator:
             sample = ClientSample(level, repeat, *lags, health.cpu_share, limited, share, self._processes)
             self.recording.sampled(sample)
             late = {"late_ms": health.late_ms} if health.late else None
-            facts = {"counters": counted(before, after), "energy": draw.drawn, "late": late}
+            facts = {"counters": counted(before, after), "energy": health.energy, "late": late}
             for name, fact in facts.items():
                 if fact:
                     self.recording.found(LevelFact(level, repeat, name, fact))
         if limited and self._may_grow and health.cpu_share > BUSY:  # a machine busy with others is not helped by more
             self._processes = max(self._processes, min(2 * self._processes, os.cpu_count() or 1))
         return rows, limited
-
-
-_RunLoad = Callable[[OnRow, LoadObserver], Awaitable[ClientHealth]]
 
 
 class TokenPace:

@@ -49,8 +49,6 @@ class LoadJob(msgspec.Struct, frozen=True):
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Order to begin the job that was prepared."""
-
     at_s: float | None = None  # on the run's clock; None: at once
 
 
@@ -120,7 +118,6 @@ class _Outbox:
         self._made = 0
 
     def send_ready(self) -> None:
-        """Ready for what comes next."""
         self._writer.write(framed(LoadUpdate([])))
 
     def took(self, row: Request) -> None:
@@ -149,25 +146,22 @@ async def serve() -> None:
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout)
     outbox = _Outbox(asyncio.StreamWriter(transport, protocol, None, loop))
     orders: asyncio.Queue[bytes] = asyncio.Queue()
-    parts = (_listen(reader, orders), _work(orders, outbox), outbox.flush_often())
-    tasks = [asyncio.create_task(part) for part in parts]
+
+    async def listen() -> None:
+        while (frame := await read_frame(reader)) is not None:
+            orders.put_nowait(frame)
+
+    async def work() -> None:
+        outbox.send_ready()
+        while True:
+            outbox.flush(await carry_out(decode_job(await orders.get()), orders, outbox))
+
+    tasks = [asyncio.create_task(part) for part in (listen(), work(), outbox.flush_often())]
     ended, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in others:
         task.cancel()
     for task in ended:
         task.result()  # rows that cannot be told end the process, and the one that gave the job says so
-
-
-async def _listen(reader: asyncio.StreamReader, orders: asyncio.Queue[bytes]) -> None:
-    """Queue orders until the parent process closes the pipe."""
-    while (frame := await read_frame(reader)) is not None:
-        orders.put_nowait(frame)
-
-
-async def _work(orders: asyncio.Queue[bytes], outbox: _Outbox) -> None:
-    outbox.send_ready()
-    while True:
-        outbox.flush(await carry_out(decode_job(await orders.get()), orders, outbox))
 
 
 def main() -> None:

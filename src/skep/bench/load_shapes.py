@@ -145,7 +145,6 @@ async def wait_for_begin(sender: Sender, span: TimeWindow) -> float:
 
 
 async def run_streams(sender: Sender, on_row: OnRow, streams: Sequence[TrafficStream], span: TimeWindow) -> None:
-    """Run all streams at the same time."""
     begin_s = sender.now() if span.begin_s is None else span.begin_s
     async with asyncio.TaskGroup() as group:
         for stream in streams:

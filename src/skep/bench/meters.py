@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+import tomllib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
 from urllib.parse import quote
 
 from skep.stats.percentiles import percentile
@@ -24,36 +28,11 @@ FEW_SAMPLES = 200
 RARELY = (200_000, 50, 1000)
 GATEWAYS_OWN = "skep_build_info"
 
-# What a figure is called here, and what engines call its sum and its count.
-MEANS: Mapping[str, tuple[str, ...]] = {
-    "ttft_s": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
-    "tpot_s": (
-        "vllm:request_time_per_output_token_seconds",
-        "vllm:inter_token_latency_seconds",
-        "vllm:time_per_output_token_seconds",
-        "sglang:inter_token_latency_seconds",
-        "sglang:time_per_output_token_seconds",
-    ),
-    "queue_s": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
-    "prefill_s": ("vllm:request_prefill_time_seconds",),
-    "decode_s": ("vllm:request_decode_time_seconds",),
-    "total_s": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
-}
-_TOTALS: Mapping[str, tuple[str, ...]] = {
-    "prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total", "llamacpp:prompt_tokens_total"),
-    "output_tokens": (
-        "vllm:generation_tokens_total",
-        "sglang:generation_tokens_total",
-        "llamacpp:tokens_predicted_total",
-    ),
-    "cached_tokens": ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"),
-    "cache_queries": ("vllm:prefix_cache_queries_total",),
-    "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
-    "drafted_tokens": ("vllm:spec_decode_num_draft_tokens_total", "llamacpp:spec_decode_num_draft_tokens_total"),
-    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total", "llamacpp:spec_decode_num_accepted_tokens_total"),
-    "prompt_busy_s": ("llamacpp:prompt_seconds_total",),
-    "decode_busy_s": ("llamacpp:tokens_predicted_seconds_total",),
-}
+
+@cache
+def counter_names() -> dict[str, dict[str, list[str]]]:
+    """Return, for `means` and `totals`, what a figure is called here and what engines call it."""
+    return tomllib.loads(files("skep.bench").joinpath("engine_counters.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(slots=True)
@@ -61,6 +40,7 @@ class ClientHealth:
     lags_ms: list[float] = field(default_factory=list)
     cpu_share: float = 0.0
     late_ms: float = 0.0  # the latest beginning
+    energy: Mapping[str, Any] | None = None  # drawn by the machine meanwhile; None: nothing measured it
     _others: list[tuple[float, float]] = field(default_factory=list)  # p99 and largest lag of other processes
 
     @property
@@ -91,7 +71,6 @@ class ClientHealth:
 def limit_reason(
     lag_p99_ms: float | None, cpu_share: float | None, delivered: float | None, late_ms: float | None
 ) -> str:
-    """Return why a client was the limit, from what is stored of it."""
     reasons = []
     if lag_p99_ms is not None and lag_p99_ms > LAG_LIMIT_MS:
         reasons.append(f"event loop lag {lag_p99_ms:,.0f} ms")
@@ -142,26 +121,24 @@ async def watch_client() -> AsyncIterator[ClientHealth]:
 
 async def read_counters(pool: Pool, headers: Mapping[str, str], model: str) -> dict[str, float]:
     """Return every sample of the engine's `/metrics`, over its labels; of skep's gateway, also those behind it."""
-    found = parse_metrics(await _metrics_text(pool, headers, "/metrics"))
-    if GATEWAYS_OWN in found:
-        found |= parse_metrics(await _metrics_text(pool, headers, f"/metrics/engines?model={quote(model)}"))
+    found: dict[str, float] = {}
+    for path in ("/metrics", f"/metrics/engines?model={quote(model)}"):
+        answer = await fetch_if_there(pool, "GET", path, headers=dict(headers), timeout_s=10.0)
+        found |= parse_metrics(answer.text if answer else "")
+        if GATEWAYS_OWN not in found:
+            break
     return found
-
-
-async def _metrics_text(pool: Pool, headers: Mapping[str, str], path: str) -> str:
-    answer = await fetch_if_there(pool, "GET", path, headers=dict(headers), timeout_s=10.0)
-    return answer.text if answer else ""
 
 
 def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """Return what changed between two readings; empty if a counter fell, because the engine was restarted."""
     changes = {name: after[name] - before.get(name, 0.0) for name in after}
     figures: dict[str, float] = {}
-    for figure, names in MEANS.items():
+    for figure, names in counter_names()["means"].items():
         name = next((name for name in names if changes.get(f"{name}_count", 0) > 0), None)
         if name is not None and f"{name}_sum" in changes:
             figures[figure] = changes[f"{name}_sum"] / changes[f"{name}_count"]
-    for figure, names in _TOTALS.items():
+    for figure, names in counter_names()["totals"].items():
         name = next((name for name in names if name in changes), None)
         if name is not None:
             figures[figure] = changes[name]

@@ -189,8 +189,7 @@ def levels_of(
     rows: Sequence[Request], limited: Collection[Key] = (), energy: Mapping[int, Energy] | None = None,
     counters: Mapping[int, Mapping[str, float]] | None = None, *, closed: bool = True,
 ) -> tuple[LevelSummary, ...]:  # fmt: skip
-    """In order of C, without the warm-up (level 0). `limited`: runs where the client was the limit. `closed`: a level
-    is a number of agents, not the place of a rate or a mix."""
+    """In order of C, without the warm-up. `limited`: where the client was the limit. `closed`: levels count agents."""
     by_level: dict[int, list[Request]] = {}
     for row in rows:
         if row.level > 0:

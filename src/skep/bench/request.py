@@ -20,8 +20,6 @@ OLLAMA_CHAT = "/api/chat"
 
 
 class BenchTask(msgspec.Struct, frozen=True):
-    """One request to be made."""
-
     level: int
     repeat: int
     index: int
@@ -35,9 +33,7 @@ class BenchTask(msgspec.Struct, frozen=True):
     scheduled_s: float | None = None  # on the run's clock
     session: int | None = None
     turn: int | None = None
-    body: Mapping[str, Any] = msgspec.field(
-        default_factory=dict
-    )  # sent as it is, over the fields above: a recorded request
+    body: Mapping[str, Any] = {}  # sent as it is, over the fields above: a recorded request
 
 
 EncodedRequest = tuple[BenchTask, tuple[bytes, bytes]]  # a task, and its head and body as they go over the wire

@@ -38,9 +38,7 @@ class SessionProgress(msgspec.Struct, frozen=True):
     left_s: float | None = None  # of the run; of a judged run, of this level
     runs_done: int = 0
     runs_left: float = 0.0
-    figures: Mapping[int, Sequence[float]] = msgspec.field(
-        default_factory=dict
-    )  # effective tok/s of the runs of each level
+    figures: Mapping[int, Sequence[float]] = {}  # effective tok/s of the runs of each level
     ended: bool = False  # this run of the level
 
 
@@ -81,7 +79,6 @@ class RunSession:
         await warm_up(self.driver, maker, width, on_row=self.took, on_batch=begin_batch, limit_s=limit_s, quick=quick)
 
     def begin(self, **now: Any) -> None:
-        """Start the next part of the run."""
         self.now = replace(self.now, **now)
         self._pace = TokenPace()
         self.tell()

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from skep.bench.meters import MEANS, limit_reason
+from skep.bench.meters import counter_names, limit_reason
 from skep.bench.metrics import Key, by_repeat, classes_of, levels_of, repeat_of, tpot_values, ttft_values
 from skep.bench.records import Energy, LevelSummary, Promise, Speedup, SweepSummary
 from skep.stats.percentiles import median, percentile, ratio_of_medians_interval
@@ -123,16 +123,15 @@ def _without_limited(rows: Sequence[Request], limited: Collection[Key]) -> list[
 def _same_tasks(rows: Sequence[Request], widest: int) -> tuple[list[Request], list[Request]]:
     """Return the rows of C=1 and of the widest level, of the runs in which both did the same tasks; often none."""
     one, many = (by_repeat(row for row in rows if row.level == level) for level in (1, widest))
-    same = [run for run in one if run in many and widest > 1 and _is_same_work(one[run], many[run])]
+
+    def is_same_work(run: int) -> bool:
+        """As many tasks, and prompts of the same length as far as the server counted them."""
+        a, b = ([row.prompt_tokens for row in runs[run] if row.prompt_tokens is not None] for runs in (one, many))
+        same_length = not a or not b or abs(fmean(b) - fmean(a)) <= SAME_LENGTH * fmean(a)
+        return len(one[run]) == len(many[run]) and same_length
+
+    same = [run for run in one if run in many and widest > 1 and is_same_work(run)]
     return [row for run in same for row in one[run]], [row for run in same for row in many[run]]
-
-
-def _is_same_work(one: Sequence[Request], many: Sequence[Request]) -> bool:
-    """Return True if both have as many tasks, and prompts of the same length as far as the server counted them."""
-    if len(one) != len(many):
-        return False
-    a, b = ([row.prompt_tokens for row in rows if row.prompt_tokens is not None] for rows in (one, many))
-    return not a or not b or abs(fmean(b) - fmean(a)) <= SAME_LENGTH * fmean(a)
 
 
 def _wall_s(rows: Sequence[Request]) -> float | None:
@@ -218,7 +217,8 @@ def _counters(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, 
         for _, fact in some:
             for name, value in fact.items():
                 told.setdefault(name, []).append(value)
-        found[level] = {name: fmean(values) if name in MEANS else sum(values) for name, values in told.items()}
+        means = counter_names()["means"]
+        found[level] = {name: fmean(values) if name in means else sum(values) for name, values in told.items()}
     return found
 
 

@@ -1,8 +1,6 @@
 """A sweep: fresh tasks at each concurrency, in turns, until each level is known well enough. Every request is stored.
 
-    warm up until stationary -> a level at a time, as the course says -> C=1 once more
-
-`LevelRounds` or `LevelSearch` decides which level comes next and when it is enough, and `run_sweep` carries it out.
+It warms up until stationary; `LevelRounds` or `LevelSearch` says which level comes next and when it is enough.
 """
 
 from __future__ import annotations
@@ -205,7 +203,6 @@ class Sweep:
             await self.run_level(1)
 
     async def run_level(self, level: int) -> list[Request]:
-        """One run of one level."""
         repeat = self._repeats.get(level, 0)
         self._repeats[level] = repeat + 1
         total = self.plan.tasks_at(level)

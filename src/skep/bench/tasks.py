@@ -19,16 +19,8 @@ from skep.bench.request import BenchTask, Sender
 from skep.errors import EndpointError
 from skep.wire.client import Pool
 from skep.wire.fetch import fetch_if_there
+from skep.workload import prompts
 from skep.workload.calibration import TokenCalibration, calibrate, sample_prompts
-from skep.workload.prompts import (
-    ConversationScript,
-    Prompt,
-    Size,
-    coding_prompts,
-    conversations,
-    prefill_heavy,
-    shared_prefix,
-)
 
 Shape = Literal["steady", "burst", "conversation", "shared-prefix", "prefill"]
 
@@ -44,7 +36,7 @@ class Workload(msgspec.Struct, frozen=True):
     """What tasks are like; `prompt_tokens` None: a size, in characters, that needs no calibration."""
 
     shape: Shape = "steady"
-    size: Size = "short"
+    size: prompts.Size = "short"
     prompt_tokens: int | None = None
     max_tokens: int = 128
     fixed_output: bool = False
@@ -70,14 +62,9 @@ class TaskMaker:
 
     def tasks(self, level: int, repeat: int, count: int, *, same: bool = False) -> list[BenchTask]:
         """`same`: those that every other level has too, each behind another first line."""
-        return [*islice(self.endless(level, repeat, same=same), count)]
-
-    def endless(self, level: int, repeat: int, *, same: bool = False) -> Iterator[BenchTask]:
-        """Yield the same tasks, one at a time."""
-        place = f"{repeat}" if same else f"{level}/{repeat}"
+        found = islice(self._prompts(f"{repeat}" if same else f"{level}/{repeat}"), count)
         first = f"{self._salt}{level}." if same else self._salt
-        for index, prompt in enumerate(self._prompts(place)):
-            yield self._task(level, repeat, index, prompt, first)
+        return [self._task(level, repeat, index, prompt, first) for index, prompt in enumerate(found)]
 
     def warm_up(self, count: int, begin: int, max_tokens: int) -> list[BenchTask]:
         """Level 0: prompts of the same kind, short answers."""
@@ -85,29 +72,27 @@ class TaskMaker:
         made = (self._task(0, 0, begin + index, prompt, self._salt) for index, prompt in enumerate(found))
         return [replace(task, max_tokens=max_tokens) for task in made]
 
-    def scripts(self, level: int, repeat: int) -> Iterator[ConversationScript]:
-        load, rng = self.workload, self._rng(f"talk/{level}/{repeat}")
+    def scripts(self, level: int, repeat: int) -> Iterator[prompts.ConversationScript]:
+        load, rng = self.workload, Random(f"{self.workload.seed}/talk/{level}/{repeat}")
         lengths = {"tokens_first": load.prompt_tokens or FIRST_TURN_TOKENS, **self._calibration.lengths}
-        found = conversations(rng, turns=load.turns, think_s=load.think_s, **lengths)
+        found = prompts.conversations(rng, turns=load.turns, think_s=load.think_s, **lengths)
         if not self._salt:
             return found
         return (replace(script, system=f"{self._salt} {script.system}") for script in found)
 
-    def _prompts(self, place: str) -> Iterator[Prompt]:
-        load, rng, measure = self.workload, self._rng(place), self._calibration.lengths
+    def _prompts(self, place: str) -> Iterator[prompts.Prompt]:
+        load, rng = self.workload, Random(f"{self.workload.seed}/{place}")
+        measure = self._calibration.lengths
         if load.shape == "shared-prefix":
             least = math.ceil(TASK_TOKENS + self._calibration.overhead_tokens)
-            return shared_prefix(rng, tokens=load.prompt_tokens or SHARED_TOKENS, task_tokens=least, **measure)
+            return prompts.shared_prefix(rng, tokens=load.prompt_tokens or SHARED_TOKENS, task_tokens=least, **measure)
         if load.shape == "prefill":
-            return prefill_heavy(rng, tokens=load.prompt_tokens or PREFILL_TOKENS, **measure)
+            return prompts.prefill_heavy(rng, tokens=load.prompt_tokens or PREFILL_TOKENS, **measure)
         if load.prompt_tokens is None:
-            return coding_prompts(rng, size=load.size)
-        return coding_prompts(rng, tokens=load.prompt_tokens, **measure)
+            return prompts.coding_prompts(rng, size=load.size)
+        return prompts.coding_prompts(rng, tokens=load.prompt_tokens, **measure)
 
-    def _rng(self, place: str) -> Random:
-        return Random(f"{self.workload.seed}/{place}")
-
-    def _task(self, level: int, repeat: int, index: int, prompt: Prompt, first: str) -> BenchTask:
+    def _task(self, level: int, repeat: int, index: int, prompt: prompts.Prompt, first: str) -> BenchTask:
         said = prompt.messages
         if first:
             said[0]["content"] = f"{first} {said[0]['content']}"
@@ -132,16 +117,16 @@ async def calibrate_on(
     endpoint: Endpoint, tokens: int | None, seed: int, *, timeout_s: float = 120.0
 ) -> TokenCalibration:
     """The template's own tokens are known only from `usage`, so a few requests of one token are made in any case."""
-    prompts = sample_prompts(Random(f"{seed}/lengths"), tokens=tokens, count=SAMPLES)
+    samples = sample_prompts(Random(f"{seed}/lengths"), tokens=tokens, count=SAMPLES)
     pool = Pool(endpoint.origin)
     try:
-        counts = await asyncio.gather(*(count_tokens(pool, endpoint, prompt.text) for prompt in prompts))
-        known = [(prompt, count) for prompt, count in zip(prompts, counts, strict=True) if count]
-        asked = prompts[: 1 if len(known) == len(prompts) else ASKED_OF_USAGE]
+        counts = await asyncio.gather(*(count_tokens(pool, endpoint, prompt.text) for prompt in samples))
+        known = [(prompt, count) for prompt, count in zip(samples, counts, strict=True) if count]
+        asked = samples[: 1 if len(known) == len(samples) else ASKED_OF_USAGE]
         told = [(prompt, await _usage(pool, endpoint, prompt, timeout_s)) for prompt in asked]
     finally:
         await pool.close()
-    if len(known) < len(prompts):
+    if len(known) < len(samples):
         return calibrate((prompt.text, count) for prompt, count in told)
     prompt, with_template = told[0]
     template = with_template - {one.text: count for one, count in known}[prompt.text]
@@ -160,7 +145,7 @@ async def count_tokens(pool: Pool, endpoint: Endpoint, text: str) -> int | None:
     return len(tokens) if isinstance(tokens, list) else None
 
 
-async def _usage(pool: Pool, endpoint: Endpoint, prompt: Prompt, timeout_s: float) -> int:
+async def _usage(pool: Pool, endpoint: Endpoint, prompt: prompts.Prompt, timeout_s: float) -> int:
     sender = Sender(endpoint, pool, time.monotonic(), timeout_s=timeout_s)
     row, _ = await sender.ask(BenchTask(0, 0, 0, prompt.kind, prompt.messages, 1))
     if row.prompt_tokens is None:

@@ -15,11 +15,11 @@ from skep.paths import user_paths
 from skep.report.hive_text import frame
 from skep.report.liveview import Page
 from skep.report.terminal import note, print_json
-from skep.supervisor.readings import HiveReadings
+from skep.supervisor.control import HiveReadings
 from skep.units import parse_seconds
 
 if TYPE_CHECKING:
-    from skep.supervisor.readings import HiveReadings
+    from skep.supervisor.control import HiveReadings
 
 
 ONCE_S = 1.0  # between the two readings of `--once` and `--json`
@@ -38,7 +38,7 @@ def top(
     from rich.console import Console
 
     from skep.report.liveview import can_draw, drawn
-    from skep.supervisor.readings import HiveReadings, read_status
+    from skep.supervisor.control import HiveReadings, read_status
 
     every_s, readings, paths = max(SHORTEST_S, parse_seconds(every)), HiveReadings(), user_paths(os.environ)
 

@@ -1,7 +1,6 @@
 """Creates the replica actors on nodes, ends them, and recreates those that Ray has given up.
 
-Ray chooses the node, restarts an actor that died and moves it from a node that died. This module tells Ray what a
-replica needs, which node would spread the replicas best, and which actor must end.
+Ray chooses the node and restarts or moves what died; it is told what a replica needs and which node would be best.
 """
 
 from __future__ import annotations
@@ -13,18 +12,10 @@ from typing import Any
 
 import msgspec
 
+from skep.cluster import nodes as cluster_nodes
 from skep.cluster import placement_groups as groups
 from skep.cluster.connect import NAMESPACE
-from skep.cluster.nodes import (
-    NodeChoice,
-    can_keep_actor,
-    choice_of,
-    describe_request,
-    first_choice,
-    fitting,
-    has_words,
-    named_apart,
-)
+from skep.cluster.nodes import NodeChoice, describe_request, has_words, named_apart
 from skep.cluster.replica_actor import ReplicaActor
 from skep.cluster.replica_registry import end_actor
 from skep.engines.base import Launch, PlacementRequest
@@ -105,7 +96,7 @@ class ActorManager:
             return not await self._is_stuck(launch)
         self._stuck.discard(launch.name)
         try:
-            return not told.get("over") and can_keep_actor(from_document(told, Launch), launch)
+            return not told.get("over") and cluster_nodes.can_keep_actor(from_document(told, Launch), launch)
         except msgspec.ValidationError:  # of another version of skep
             return False
 
@@ -118,7 +109,7 @@ class ActorManager:
         state = (await asyncio.to_thread(groups.groups_by_name)).get(groups.actor_name(self._hive, launch.name))
         if state is not None:
             nodes = await asyncio.to_thread(groups.living_nodes)
-            has_room = fitting(place, choice_of(place, self.avoid, nodes), nodes)
+            has_room = cluster_nodes.fitting(place, cluster_nodes.choice_of(place, self.avoid, nodes), nodes)
             if state not in groups.WAITS or not has_room:
                 self._stuck.discard(launch.name)
                 return False
@@ -132,7 +123,7 @@ class ActorManager:
         """Return a placement group on an allowed node; make a new one when the allowed nodes change."""
         place, full = launch.place or PlacementRequest(), groups.actor_name(self._hive, launch.name)
         while True:
-            choice = choice_of(place, self.avoid, await asyncio.to_thread(groups.living_nodes))
+            choice = cluster_nodes.choice_of(place, self.avoid, await asyncio.to_thread(groups.living_nodes))
             if choice.is_empty:
                 drained = ", ".join(name for name in place.nodes if name in self.avoid)
                 also = f"; drained: {drained}" if drained else ""
@@ -141,10 +132,10 @@ class ActorManager:
                 continue
             async with self._one_at_a_time:
                 nodes = await asyncio.to_thread(groups.living_nodes)
-                near = first_choice(place, self.avoid, nodes)
+                near = cluster_nodes.first_choice(place, self.avoid, nodes)
                 # The node with room that has the fewest replicas of this hive, then the most room.
                 held: Counter[str] = Counter({**self._aimed, **standing}.values())
-                rooms = fitting(place, near, nodes)
+                rooms = cluster_nodes.fitting(place, near, nodes)
                 room = [(held[one.id], -(one.free_gpus if place.cards else one.free_cpus), one.id) for one in rooms]
                 target = min(room)[2] if room else None
                 self._aimed[launch.name] = target or ""
@@ -162,9 +153,9 @@ class ActorManager:
             await asyncio.wait({ready}, timeout=SLOW_PLACEMENT_S)
             while not ready.done():
                 nodes = await asyncio.to_thread(groups.living_nodes)
-                if choice_of(place, self.avoid, nodes) != choice:
+                if cluster_nodes.choice_of(place, self.avoid, nodes) != choice:
                     return False
-                if near != choice and first_choice(place, self.avoid, nodes) == choice:
+                if near != choice and cluster_nodes.first_choice(place, self.avoid, nodes) == choice:
                     state = (await asyncio.to_thread(groups.groups_by_name)).get(full)
                     if state in groups.WAITS:  # one that has a node may itself have taken the last room
                         return False

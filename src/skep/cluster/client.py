@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,12 @@ from skep.cluster.placement import kept_launches, place_launches, shared_paths
 from skep.cluster.ray_processes import PATIENT
 from skep.cluster.replica_registry import ABANDONED_AFTER_S
 from skep.config.settings import Cluster, Settings
-from skep.deploy.launches import PullProgress
 from skep.engines.base import Launch, engine_named, new_key
 from skep.errors import EngineError, SkepError
 from skep.files import open_log
 from skep.paths import Paths
 from skep.supervisor.lifecycle import Life, ReplicaState, RestartPolicy
-from skep.supervisor.remote_replica import UpstreamInfo
+from skep.supervisor.replica import ReplicaMember, UpstreamInfo
 from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
 
 REMIND_EVERY_S = 2.0  # what has changed meanwhile is told, and restarts that were lost are repeated
@@ -49,24 +48,15 @@ LOST = "the head of the cluster is lost; the replica goes on serving"
 _STATES = {"away": ReplicaState.BACKOFF, **{state.value: state for state in ReplicaState}}
 
 
-class RemoteReplica:
+class RemoteReplica(ReplicaMember):
     """A replica on some node of the cluster, as the supervisor sees it."""
-
-    kind = "replica"
 
     def __init__(self, launch: Launch, client: ClusterClient, changed: Callable[[], None]) -> None:
         self.launch = launch
         self.life = Life(None, ReplicaState.STARTING)
-        self.pid: int | None = None
-        self.node: str | None = None
         adapter = engine_named(launch.engine, launch.binary)
-        self.engine = UpstreamInfo(
-            name="",
-            confirms=adapter.confirms,
-            release_bound_s=adapter.release_bound_s,
-            health_path=adapter.health_path,
-            simulated=adapter.simulated,
-        )
+        told = ("confirms", "release_bound_s", "health_path", "simulated")
+        self.engine: UpstreamInfo = UpstreamInfo(name="", **{field: getattr(adapter, field) for field in told})
         self._client = client
         self._changed = changed
         self._as_started = launch
@@ -76,21 +66,10 @@ class RemoteReplica:
         self._said: str | None = None
         self._stopping = asyncio.Event()
 
-    def __repr__(self) -> str:
-        return f"<RemoteReplica {self.launch.name} {self.life.state.value} on {self.node} url={self.life.url}>"
-
-    @property
-    def model(self) -> str:
-        return self.launch.model
-
     @property
     def started(self) -> Launch:
         """The launch that its actor reports, with the settings that need no restart."""
         return replace(self._as_started, reserve=self.launch.reserve, soft_slots=self.launch.soft_slots)
-
-    @property
-    def settled(self) -> bool:
-        return self.life.state is ReplicaState.READY
 
     def stop(self) -> None:
         self._stopping.set()
@@ -132,7 +111,6 @@ class RemoteReplica:
             self._changed()
 
     def remark(self, note: str | None) -> None:
-        """Set the remark that is shown while it serves."""
         if self._note != note:
             self._note = note
             self._explain()
@@ -175,21 +153,14 @@ class ClusterClient:
         self._restarts_told: set[str] = set()  # of these, those that this driver knows
         self._closing = False
 
-    def __repr__(self) -> str:
-        state = "joined" if self._joined else "away"
-        return f"<ClusterClient {self.address} {state} {len(self._members)} replicas>"
-
     def member(self, launch: Launch, changed: Callable[[], None]) -> RemoteReplica:
-        """Return the replica object for the supervisor."""
         return RemoteReplica(launch, self, changed)
 
     @property
     def settled(self) -> bool:
-        """Whether it has joined the cluster."""
         return self._was_joined
 
     def row(self) -> Message:
-        """Return the line of `skep ps` about the cluster."""
         away = "away" if self._was_joined else "starting"
         state = "lost" if self.head_lost else "ready" if self._joined else away
         why = "the head does not answer; running replicas go on serving" if self.head_lost else None
@@ -279,14 +250,11 @@ class ClusterClient:
         ours, theirs = socket.socketpair()
         try:
             with open_log(self._log) as output, theirs:
+                fd, env = theirs.fileno(), {**PATIENT, **os.environ}
+                words = [sys.executable, "-m", "skep.cluster.ray_driver", str(fd)]
+                streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
                 self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "skep.cluster.ray_driver", str(theirs.fileno())),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                    env={**PATIENT, **os.environ},
+                    *words, pass_fds=[fd], start_new_session=True, env=env, **streams
                 )
         except OSError as error:
             ours.close()
@@ -399,25 +367,14 @@ class RayNodes:
         self._survey = survey
         self._newest: tuple[float, Any, ClusterSurvey] | None = None  # when, what was asked, the answer
 
-    def __repr__(self) -> str:
-        return f"<RayNodes {self._where.address} {self._where.hive}>"
-
     def launches(
-        self,
-        settings: Settings,
-        paths: Paths,
-        progress: PullProgress = lambda _done, _total: None,
-        *,
-        running: Sequence[Launch] = (),
-        starting: bool = True,
-        avoid: Collection[str] = (),
-        tell: Callable[[str], None] = lambda _line: None,
+        self, settings: Settings, paths: Paths, *, running: Sequence[Launch] = (), starting: bool = True, **how: Any
     ) -> tuple[Launch, ...]:
-        """Return the replicas, placed on the nodes as they are now. A lost node does not matter where all can stay."""
+        """Return the replicas, placed on the nodes as they are now, or where they run. `how`: for `place_launches`."""
         kept = None if starting else kept_launches(settings, paths, running)
         try:
             found = self._look(shared_paths(settings), SURVEY_S if kept is None else SPARED_S)
-            placed = place_launches(settings, paths, found, progress, running=running, avoid=avoid, tell=tell)
+            placed = place_launches(settings, paths, found, running=running, **how)
         except SkepError:
             if kept is None:
                 raise
@@ -433,5 +390,4 @@ class RayNodes:
         return newest[2]
 
     def connect(self, paths: Paths, policy: RestartPolicy) -> ClusterClient:
-        """Return the link to the actors that run the replicas."""
         return ClusterClient(self._where, policy, paths.logs / "ray-driver.log")

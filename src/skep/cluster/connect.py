@@ -76,7 +76,6 @@ def session_at(head: str) -> str | None:
 
 
 def head_of(address: str) -> tuple[str, int]:
-    """Return host and port of an address HOST:PORT."""
     host, _, port = address.rpartition(":")
     if "://" in address:
         hint = "write HOST:PORT of the head, and run skep on a machine that is a node of the cluster"
@@ -117,7 +116,6 @@ def _stranger(address: str) -> EngineError:
 
 
 def explained(address: str, error: BaseException) -> EngineError | UserError:
-    """Return the error that says in one line why Ray cannot connect."""
     said = f"{error.__cause__ or ''}\n{type(error).__name__}: {error}"  # the cause has the details
     # The file lines of a traceback name `node.py` and `_raylet.pyx`, which says nothing about a node.
     text = "\n".join(line for line in said.splitlines() if not line.lstrip().startswith('File "'))

@@ -13,21 +13,12 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from skep.cluster import node_file, ray_processes
-from skep.cluster.connect import (
-    KNOCK_S,
-    ask_ray,
-    check_address,
-    explained,
-    gcs_client,
-    head_of,
-    require_ray,
-    session_at,
-)
+from skep.cluster import connect, node_file, ray_processes
 from skep.cluster.node_file import NodeRecord, read_node, token_path
 from skep.cluster.ray_processes import LOOPBACK, Listener, NodeOptions, NodeStart, checked_address, checked_ports
 from skep.errors import EngineError, SkepError, UserError
@@ -73,9 +64,9 @@ def join_head(
     say: Callable[[str], None],
 ) -> NodeRecord:
     """Join the cluster at `head`, with the stored token if `token` is None."""
-    host, head_port = head_of(head)
-    require_ray()
-    check_address(head)
+    host, head_port = connect.head_of(head)
+    connect.require_ray()
+    connect.check_address(head)
     if host in (LOOPBACK, "localhost"):
         hint = "run `skep cluster start --address IP` on its machine, with an address that this machine reaches"
         raise UserError(f"the cluster at {head} listens on loopback only: no other machine can join", hint=hint)
@@ -125,10 +116,10 @@ def open_ports(node: NodeRecord) -> list[Listener]:
 
 def ask_head(address: str, token: str, *, must_match: bool = False) -> Head:
     """Return the head. Raise its refusal; with `must_match` also if its Ray or Python differs from this machine's."""
-    require_ray()
-    check_address(address)
+    connect.require_ray()
+    connect.check_address(address)
     asked = f"the server at {address}"
-    return Head(address, ask_ray(session_behind, address, token, must_match, asked=asked, wait_s=ASK_S))
+    return Head(address, connect.ask_ray(session_behind, address, token, must_match, asked=asked, wait_s=ASK_S))
 
 
 def session_behind(address: str, token: str, must_match: bool) -> str:
@@ -140,12 +131,13 @@ def session_behind(address: str, token: str, must_match: bool) -> str:
     from ray._private.utils import check_version_info
 
     try:
-        session = session_at(address)
-        versions = gcs_client(address).internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=KNOCK_S)
+        session = connect.session_at(address)
+        head = connect.gcs_client(address)
+        versions = head.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=connect.KNOCK_S)
         if must_match and versions:
             check_version_info(json.loads(versions), "here")
     except Exception as error:
-        raise explained(address, error) from None
+        raise connect.explained(address, error) from None
     if not session:
         raise EngineError(f"the head at {address} does not report its session")
     return session
@@ -181,7 +173,7 @@ def why_over(remains: LeftoverNode, to: Head | None, ask: Callable[[str, str], H
     if remains.session is None:
         raise _already(node, unknown.format("its session is not recorded"))
     try:
-        check_address(node.head)
+        connect.check_address(node.head)
     except EngineError:
         if to is None and not node.is_head:  # a head on another machine may only be unreachable
             raise _already(node, f"its head does not answer but may only be unreachable: {_LEAVES}") from None
@@ -212,7 +204,7 @@ def _bring(head: str) -> str:
 
 
 def _check_machine(address: str) -> None:
-    require_ray()
+    connect.require_ray()
     if not (ray_processes.PROC / "self/environ").exists():
         raise UserError("a node of a cluster needs Linux", hint="`skep up` serves on this machine without a cluster")
     refused = refusal_of(address, 0)
@@ -226,7 +218,14 @@ def _start(
     own = options if options.name else replace(options, name=socket.gethostname())
     folder, token, has_client = node_file.folder_of(paths), token_path(paths), find_spec("grpc") is not None
     start = NodeStart(head, address, is_head, own, checked_ports(port), folder, token, has_client)
-    _check_ports(start)
+    host = address if address == LOOPBACK else ""  # as Ray binds them
+    deadline = time.monotonic() + FREED_S
+    for own_port in (*([start.ports.first] if is_head else []), *start.ports.services.values()):
+        while refusal_of(host, own_port) is not None:
+            if time.monotonic() > deadline:
+                hint = f"choose another first port with --port; Ray and the engines use {start.ports}"
+                raise UserError(f"port {own_port} is in use", hint=hint)
+            time.sleep(0.1)
     make_runtime(start.folder.parent)
     shutil.rmtree(start.folder, ignore_errors=True)  # logs and sockets of a start before this one
     start.folder.mkdir()
@@ -242,33 +241,14 @@ def _start(
     return node
 
 
-def _check_ports(start: NodeStart) -> None:
-    host = start.address if start.address == LOOPBACK else ""  # as Ray binds them
-    own = [start.ports.first] if start.is_head else []
-    deadline = time.monotonic() + FREED_S
-    for port in (*own, *start.ports.services.values()):
-        while refusal_of(host, port) is not None:
-            if time.monotonic() > deadline:
-                hint = f"choose another first port with --port; Ray and the engines use {start.ports}"
-                raise UserError(f"port {port} is in use", hint=hint)
-            time.sleep(0.1)
-
-
 def _ray_start(start: NodeStart, env: Mapping[str, str]) -> None:
     argv = [sys.executable, "-m", "ray.scripts.scripts", *ray_processes.arguments(start)]
     log = start.folder.parent / "ray-start.log"
     with log.open("w+") as output:
         try:
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
             done = subprocess.run(
-                argv,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=START_S,
-                check=False,
-                start_new_session=True,
-                cwd=start.folder,
+                argv, env=dict(env), cwd=start.folder, timeout=START_S, check=False, start_new_session=True, **streams
             )
         except subprocess.TimeoutExpired:
             raise EngineError(f"Ray did not start within {START_S:g} s", hint=f"see {log}") from None
@@ -278,10 +258,9 @@ def _ray_start(start: NodeStart, env: Mapping[str, str]) -> None:
 
 
 def refusal(head: str, text: str, log: Path) -> EngineError | UserError:
-    """Return the error that says in one line why `ray start` failed."""
     if "AuthenticationError" in text:
         return EngineError(f"the cluster at {head} refuses the connection: it has another token", hint=_bring(head))
     if "ersion mismatch" in text:
-        return explained(head, RuntimeError(text))
+        return connect.explained(head, RuntimeError(text))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return EngineError(f"Ray did not start: {(lines or ['no message'])[-1][:200]}", hint=f"see {log}")

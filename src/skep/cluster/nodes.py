@@ -82,8 +82,6 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class ClusterSurvey(msgspec.Struct, frozen=True):
-    """A cluster at one moment."""
-
     address: str  # of its head
     ray: str  # version
     nodes: tuple[Node, ...]
@@ -162,7 +160,6 @@ class NodeChoice(msgspec.Struct, frozen=True):
         return node.id not in self.never if self.only is None else node.id in self.only
 
     def selector(self) -> str | None:
-        """Return Ray's label selector for the node id."""
         if self.only is not None:
             return f"in({','.join(sorted(self.only))})"
         return f"!in({','.join(sorted(self.never))})" if self.never else None
@@ -221,8 +218,7 @@ def split_busy(nodes: Iterable[Node], share: float) -> tuple[tuple[Node, ...], t
 def busy_cards(node: Node, share: float) -> str | None:
     """Return the cards that Ray would lend and that somebody else holds, in words; `share` of each should be free.
 
-    Ray says how many it has lent, not which: so many may be as full as they are. Which one a replica gets is Ray's to
-    say too. One that is lent and still empty hides one that somebody else holds: then the post finds it.
+    Ray says how many it has lent, not which: so many may be full. What this misses, the replica's actor finds.
     """
     sizes = [(card.index, card.memory_bytes, card.used_bytes) for card in node.cards]
     full = [
@@ -274,10 +270,7 @@ def free_capacity(nodes: Iterable[Node]) -> list[NodeCapacity]:
 
 
 def assign_nodes(places: Sequence[PlacementRequest], rooms: Sequence[NodeCapacity]) -> list[NodeCapacity | None]:
-    """Return the node of each request in order, None if none fits. Those with most GPUs choose first.
-
-    Each goes where fewest are; among these, what wants no card goes where none is, and then to the emptiest.
-    """
+    """Return the node of each request, None if none fits. Most GPUs choose first; each goes where fewest are."""
     found: list[NodeCapacity | None] = [None] * len(places)
     for number in sorted(range(len(places)), key=lambda n: (-places[n].cards, -places[n].cpus)):
         place = places[number]
@@ -319,7 +312,6 @@ def kept_and_unplaceable(
 
 
 def capacity(place: PlacementRequest, nodes: Sequence[Node]) -> int:
-    """Return how many such replicas fit now."""
     count, rooms = 0, free_capacity(nodes)
     for room in rooms:
         while count < MOST and room.holds(place):

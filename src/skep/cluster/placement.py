@@ -13,36 +13,12 @@ from msgspec.structs import replace
 from skep.catalog.gpus import Device
 from skep.catalog.names import model_id
 from skep.catalog.pullable import find_pullable
-from skep.cluster.nodes import (
-    ClusterSurvey,
-    LeftOut,
-    Node,
-    can_keep_actor,
-    describe_request,
-    has_words,
-    host_of,
-    kept_and_unplaceable,
-    left_out_lines,
-    split_busy,
-    threads_each,
-)
+from skep.cluster import nodes as cluster_nodes
+from skep.cluster.nodes import ClusterSurvey, LeftOut, Node, describe_request, has_words, host_of
 from skep.config.settings import Serve, Settings
+from skep.deploy import launches as deploy
 from skep.deploy.gpus import DEFAULT_SHARES
-from skep.deploy.launches import (
-    NO_WEIGHTS,
-    READ_GGUF,
-    PullProgress,
-    check_aliases,
-    check_gguf,
-    check_known_failures,
-    check_names,
-    checkpoint_of,
-    launch_of,
-    on_cards,
-    remote_launches,
-    size_of,
-    stem_of,
-)
+from skep.deploy.launches import NO_WEIGHTS, READ_GGUF, PullProgress
 from skep.engines.base import Launch, PlacementRequest, engine_named
 from skep.errors import DoesNotFit, EngineError, UserError
 from skep.paths import Paths
@@ -106,8 +82,7 @@ def place_launches(
 ) -> tuple[Launch, ...]:
     """Return all replicas, checked, those of one model alternating between kinds. May pull weights onto this node.
 
-    `running`: replicas that keep their resources; by default those of the survey. `avoid`: nodes that get no new
-    replica. `tell` receives a line for each node left out. Raise DoesNotFit with what each node has.
+    `running`: those that keep their resources; by default the survey's. `avoid`: nodes that get no new replica.
     """
     starting, running = not running, running or survey.standing
     tables = []
@@ -131,13 +106,13 @@ def place_launches(
     for table, row in zip(tables, rows, strict=True):
         if row:
             _check(row[0], table.nodes)
-    stays, lost = kept_and_unplaceable([launch for row in rows for launch in row], running, survey, avoid)
+    stays, lost = cluster_nodes.kept_and_unplaceable([launch for row in rows for launch in row], running, survey, avoid)
     for table, row in zip(tables, rows, strict=True):
         if any(launch.name in lost for launch in row):
             raise _too_small(table, row, stays, lost, avoid)
     missed = [(one, table.cards) for table in tables for one in table.left_out]
     large = [one for one, cards in missed if (one.node.gpus >= cards if cards else one.node.cpus)]
-    for line in left_out_lines(large):
+    for line in cluster_nodes.left_out_lines(large):
         tell(line)
     return launches
 
@@ -159,9 +134,9 @@ def _all(settings: Settings, rows: Sequence[Sequence[Launch]]) -> tuple[Launch, 
         own = [row for serve, row in zip(settings.serve, rows, strict=True) if model_id(serve.model) == model]
         for number in range(max(map(len, own))):
             launches += [row[number] for row in own if number < len(row)]
-    launches += remote_launches(settings)
-    check_names(launches)
-    check_aliases(settings.aliases, launches)
+    launches += deploy.remote_launches(settings)
+    deploy.check_names(launches)
+    deploy.check_aliases(settings.aliases, launches)
     return tuple(launches)
 
 
@@ -194,7 +169,7 @@ def weights_of(serve: Serve, paths: Paths, progress: PullProgress, *, pulls: boo
     named, shared = serve.checkpoint or serve.model, path_of(serve)
     here = shared is not None and Path(shared).exists()
     if serve.engine not in READ_GGUF:
-        return Weights(checkpoint=checkpoint_of(serve) if here or shared is None else shared)
+        return Weights(checkpoint=deploy.checkpoint_of(serve) if here or shared is None else shared)
     if shared is not None:
         path = Path(shared)
         return Weights(path, shared, memory_bytes=_held(serve, path) if here else None)
@@ -210,7 +185,7 @@ def weights_of(serve: Serve, paths: Paths, progress: PullProgress, *, pulls: boo
 
 
 def _held(serve: Serve, path: Path) -> int:
-    return (check_gguf(serve, path) or 0) + size_of(path)
+    return (deploy.check_gguf(serve, path) or 0) + deploy.size_of(path)
 
 
 # The nodes of one table
@@ -231,7 +206,7 @@ def _candidates(serve: Serve, stem: str, survey: ClusterSurvey, *, starting: boo
     nodes = tuple(node for node, lack in lacks if lack is None)
     cards = _cards(serve, nodes)
     if cards and starting:
-        nodes, busy = split_busy(nodes, card_share(serve))
+        nodes, busy = cluster_nodes.split_busy(nodes, card_share(serve))
         left_out += busy
         if busy and not any(node.gpus for node in nodes):
             raise DoesNotFit(f"no card for `{serve.model}` is free: {'; '.join(map(str, busy))}", hint=BUSY_HINT)
@@ -240,7 +215,7 @@ def _candidates(serve: Serve, stem: str, survey: ClusterSurvey, *, starting: boo
 
 def _stem(serve: Serve, settings: Settings) -> str:
     alike = [other.kind for other in settings.serve if model_id(other.model) == model_id(serve.model)]
-    return stem_of(serve.model) + (f"-{kind_word(serve.kind)}" if len(alike) > 1 and serve.kind else "")
+    return deploy.stem_of(serve.model) + (f"-{kind_word(serve.kind)}" if len(alike) > 1 and serve.kind else "")
 
 
 def kind_word(kind: str) -> str:
@@ -269,8 +244,8 @@ def _kept(serve: Serve, settings: Settings, paths: Paths, running: Sequence[Laun
         assert old.place is not None
         each = serve.threads or (0 if old.place.cards or serve.engine in NO_WEIGHTS else old.threads)
         held = old.place.memory_bytes if old.place.cards or serve.room is None else parse_bytes(serve.room)
-        new = launch_of(serve, old.name, weights.path, weights.checkpoint, threads=each)
-        if not can_keep_actor(old, new):
+        new = deploy.launch_of(serve, old.name, weights.path, weights.checkpoint, threads=each)
+        if not cluster_nodes.can_keep_actor(old, new):
             return None
         row.append(replace(new, place=replace(old.place, memory_bytes=held)))
     return tuple(row)
@@ -289,7 +264,7 @@ def _lack(serve: Serve, node: Node) -> str | None:
 def _cards(serve: Serve, nodes: Sequence[Node]) -> int:
     """Return the GPUs of one replica. Without GPUs in the cluster, an engine for one GPU uses the CPU."""
     each, most = serve.options.cards, max(node.gpus for node in nodes)
-    if not on_cards(serve) or (not most and each == 1):
+    if not deploy.on_cards(serve) or (not most and each == 1):
         return 0
     if most < each:
         what = f"a replica of `{serve.model}` wants {each} GPUs on one node, the largest has {most:g}"
@@ -311,7 +286,7 @@ def _threads(tables: Sequence[_ServeCandidates], running: Sequence[Launch], avoi
     stand = {launch.name for launch in running}
     coming = sum(name not in stand for table in open_ones for name in table.names)
     nodes = {node.id: node for table in open_ones for node in table.nodes if node.name not in avoid}
-    return threads_each(coming, list(nodes.values()))
+    return cluster_nodes.threads_each(coming, list(nodes.values()))
 
 
 def _launches(
@@ -334,7 +309,7 @@ def _launches(
         place = replace(where, cpus=float(each) or LIGHT_CPUS, memory_bytes=memory)
         if table.cards:
             place = placement_request(serve, where)
-        made.append(replace(launch_of(serve, name, weights.path, weights.checkpoint, threads=each), place=place))
+        made.append(replace(deploy.launch_of(serve, name, weights.path, weights.checkpoint, threads=each), place=place))
     return made
 
 
@@ -358,7 +333,7 @@ def _check(launch: Launch, nodes: Sequence[Node]) -> None:
             devices = rig_of_host(host_of(able[0])).rig.cards[:cards]
         except UserError:  # not in the catalogue: nothing is known about them
             devices = ()
-    check_known_failures(launch, devices)
+    deploy.check_known_failures(launch, devices)
 
 
 def _too_small(

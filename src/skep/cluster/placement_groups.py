@@ -1,7 +1,4 @@
-"""The names of actors, Ray's placement groups, one for each replica, and the live nodes.
-
-Every call may wait for the head, a minute if it is lost, so callers use a thread and never the event loop.
-"""
+"""Names of actors, placement groups, live nodes. A call may wait a minute for a lost head: never in the event loop."""
 
 from __future__ import annotations
 
@@ -90,7 +87,6 @@ def placed_names(hive: str) -> list[str]:
 
 
 def actor_names(hive: str) -> list[str]:
-    """Return the replicas that have an actor or a placement group."""
     from ray.util import list_named_actors
 
     prefix = actor_name(hive, "")

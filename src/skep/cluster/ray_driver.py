@@ -1,8 +1,7 @@
 """The Ray driver process of a hive: `python -m skep.cluster.ray_driver FD`.
 
-Ray ends a driver that loses its cluster, so neither the supervisor nor the gateway is one. This process carries out the
-supervisor's commands and forwards what the registry reports. It keeps no state: a new
-driver receives everything again, and ends replicas that run and are not wanted.
+Ray ends a driver that loses its cluster, so neither the supervisor nor the gateway is one. It carries out the
+supervisor's commands and forwards what the registry reports. It keeps no state: a new one receives everything again.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ class TakenOver(EngineError):
 
 
 class RayDriver:
-    """One driver."""
-
     def __init__(self, link: JsonPipe[messages.ToDriver], setup: messages.DriverSetup) -> None:
         self._link = link
         self._setup = setup

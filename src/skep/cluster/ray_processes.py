@@ -66,16 +66,6 @@ class Ports(msgspec.Struct, frozen=True):
         return {flag: self.first + 1 + number for number, flag in enumerate(flags)}
 
     @property
-    def dashboard(self) -> int:
-        """Nobody listens there; Ray counts it as taken all the same."""
-        return self.first + _SERVICES
-
-    @property
-    def client(self) -> int:
-        """Of the head's server for drivers elsewhere, which cannot be left out where Ray has it installed."""
-        return self.first + _SERVICES - 1
-
-    @property
     def workers(self) -> tuple[int, int]:
         return self.first + _SERVICES + 1, self.first + _SERVICES + WORKERS
 
@@ -158,8 +148,10 @@ def arguments(start: NodeStart) -> list[str]:
         "labels": ",".join(f"{name}={value}" for name, value in options.labels.items()) or None,
     }
     if start.is_head:
-        flags |= {"port": ports.first, "include-dashboard": "false", "dashboard-port": ports.dashboard}
-        flags["ray-client-server-port"] = ports.client if start.has_client else None
+        # Nobody listens on the port of the dashboard, which Ray counts as taken all the same. The server for drivers
+        # elsewhere cannot be left out where Ray has it installed.
+        flags |= {"port": ports.first, "include-dashboard": "false", "dashboard-port": ports.first + _SERVICES}
+        flags["ray-client-server-port"] = ports.first + _SERVICES - 1 if start.has_client else None
     else:
         flags["address"] = start.head
     whole = ["--head", "--no-monitor"] if start.is_head else []

@@ -1,8 +1,7 @@
 """The Ray actor that runs one replica on its node, with the same adapter and guard process as on one machine.
 
-It works in a thread and an event loop of its own; Ray's calls only pass messages. When Ray restarts it, here or on
-another node, it begins from its creation arguments and the changes that the registry reports. Failures are reported to
-the registry as the replica's state and never raised, because Ray would give up an actor that fails while it is created.
+It works in a thread and an event loop of its own; Ray's calls only pass messages. Failures are reported to the registry
+as the replica's state and never raised: Ray would give up an actor that fails while it is created.
 """
 
 from __future__ import annotations
@@ -104,10 +103,7 @@ class HeartbeatSender:
 
 
 def log_part(file: BinaryIO, offset: int | None, lines: int) -> LogPart:
-    """Return the last lines, or what came since `offset`, as much as fits, with its end and the size of the log.
-
-    A part ends at the end of a line if it holds one. A log that has shrunk is read from its beginning.
-    """
+    """Return the last lines, or what came since `offset`, as much as fits: to the end of a line if it holds one."""
     size = file.seek(0, os.SEEK_END)
     begin = offset if offset is not None and offset <= size else 0
     if offset is None:
@@ -254,10 +250,11 @@ class ReplicaActor:
         launch = replace(self._asked, host=self._node["address"], api_key=self._key, gpus=own_cards(self._node["gpus"]))
         if launch.place is not None and not launch.place.cards:
             os.environ.update(dict.fromkeys(VISIBLE.values(), ""))  # Ray assigned no GPU: the engine sees none
-        return with_local_weights(launch, self._tell_progress)
 
-    def _tell_progress(self, done: int, total: int | None) -> None:
-        self._say("fetching", "fetching the weights" + (f", {done * 100 // total} %" if total else ""))
+        def progress(done: int, total: int | None) -> None:
+            self._say("fetching", "fetching the weights" + (f", {done * 100 // total} %" if total else ""))
+
+        return with_local_weights(launch, progress)
 
     def _heed(self, answer: Row) -> None:
         """Apply the registry's restart policy. A start in progress keeps its deadline."""

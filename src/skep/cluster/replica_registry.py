@@ -1,8 +1,7 @@
 """The registry of a hive: its replicas, and the gateway that owns it. One actor in the cluster, found by name.
 
-Its state can be lost: replica actors report every few seconds and the gateway polls the table, so a registry that Ray
-has restarted knows everything within seconds; until then its table says `settling`. Clocks of different nodes are never
-compared. When no gateway is left, it ends the hive.
+Its state can be lost: actors report every few seconds and the gateway polls, so a restarted registry soon knows all;
+until then its table says `settling`. Clocks of nodes are never compared. When no gateway is left, it ends the hive.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ OWNED_S = 8.0  # a gateway that is silent for so long can lose the hive to anoth
 LOOK_EVERY_S = 0.5
 PAUSE_S = 2.0  # a check later than this was held up, and so were the messages
 OVER = 1000  # ended incarnations that are remembered
+END_S = 20.0
+HEAD_S = 10.0
 
 Row = dict[str, Any]
 
 
 class ReplicaRegistry:
-    """The table of a hive; a subclass reaches Ray."""
-
     def __init__(self, hive: str, now: Callable[[], float] = time.monotonic) -> None:
         self.hive = hive
         self._now = now
@@ -44,18 +43,6 @@ class ReplicaRegistry:
         self._settling = True
         self._version = time.time_ns()  # no two registries of a hive count alike
         self._moved = asyncio.Event()
-
-    async def _end_post(self, name: str, handle: Any) -> bool:
-        """End a replica actor. Return False if something may be left."""
-        raise NotImplementedError
-
-    async def _end_self(self) -> None:
-        """End the registry, when no gateway is left."""
-        raise NotImplementedError
-
-    async def _holder(self, name: str) -> str | None:
-        """Return the id of the actor that Ray has under this name; "" if none, None if the head does not answer."""
-        raise NotImplementedError
 
     # Called by replica actors
 
@@ -82,7 +69,6 @@ class ReplicaRegistry:
         return {"end": False, "policy": self._policy, "held": self._handles[name] is not None}
 
     async def forget(self, name: str) -> None:
-        """Remove a replica that was ended."""
         row = self._rows.pop(name, None)
         self._heard_at.pop(name, None)
         self._handles.pop(name, None)
@@ -145,8 +131,7 @@ class ReplicaRegistry:
     async def _succeeds(self, name: str, row: Row, known: Row) -> bool | None:
         """Return whether the reporting actor replaces the known one; None if that cannot be found out now.
 
-        A node that was away comes back with actors that do not know that Ray has restarted them elsewhere, and a
-        restarted registry knows neither. Of one actor the later life counts; of two, the one that has the name.
+        A node that was away may come back with old actors. Of one actor the later life counts; of two, the named one.
         """
         if None in (row.get("actor"), known.get("actor")):
             return True  # an actor of another version does not say: the later one counts
@@ -179,11 +164,34 @@ class ReplicaRegistry:
         self._moved.set()
         self._moved = asyncio.Event()
 
+    # Calls of Ray
+
+    async def _end_post(self, name: str, handle: Any) -> bool:
+        """End a replica actor. Return False if something may be left."""
+        if handle is not None:  # that needs no head
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(handle.stop.remote(END_S), END_S)
+        return await end_actor(self.hive, name)
+
+    async def _holder(self, name: str) -> str | None:
+        """Return the id of the actor that Ray has under this name; "" if none, None if the head does not answer."""
+        try:
+            post = await _with_deadline(find_actor, actor_name(self.hive, name))
+        except Exception:
+            return None
+        return "" if post is None else str(post._actor_id.hex())  # noqa: SLF001 - Ray has no public call for it
+
+    async def _end_self(self) -> None:
+        """End the registry, and what never reported to it, such as a group that waits for room."""
+        import ray
+
+        for name in await _with_deadline(actor_names, self.hive):
+            await end_actor(self.hive, name)
+        await asyncio.to_thread(ray.kill, ray.get_runtime_context().current_actor, no_restart=True)
+
 
 # The actor
 
-END_S = 20.0
-HEAD_S = 10.0
 REGISTRY_BYTES = 1_000_000  # Ray honours a node preference only for actors that ask for a resource
 
 
@@ -216,27 +224,6 @@ class RegistryActor(ReplicaRegistry):
     async def claim(self, gateway: str, policy: Row) -> str:
         self._watch_on()
         return await super().claim(gateway, policy)
-
-    async def _end_post(self, name: str, handle: Any) -> bool:
-        if handle is not None:  # that needs no head
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(handle.stop.remote(END_S), END_S)
-        return await end_actor(self.hive, name)
-
-    async def _holder(self, name: str) -> str | None:
-        try:
-            post = await _with_deadline(find_actor, actor_name(self.hive, name))
-        except Exception:
-            return None
-        return "" if post is None else str(post._actor_id.hex())  # noqa: SLF001 - Ray has no public call for it
-
-    async def _end_self(self) -> None:
-        """End what never reported to it too, such as a group that waits for room."""
-        import ray
-
-        for name in await _with_deadline(actor_names, self.hive):
-            await end_actor(self.hive, name)
-        await asyncio.to_thread(ray.kill, ray.get_runtime_context().current_actor, no_restart=True)
 
 
 async def end_actor(hive: str, name: str) -> bool:

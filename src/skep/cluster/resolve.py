@@ -9,34 +9,13 @@ from msgspec.structs import replace
 
 from skep.catalog.needs import NO_CARDS
 from skep.catalog.presets import Preset
-from skep.cluster.nodes import (
-    ClusterSurvey,
-    LeftOut,
-    Node,
-    capacity,
-    describe_request,
-    has_words,
-    host_of,
-    left_out_lines,
-    split_busy,
-)
+from skep.cluster import nodes as cluster_nodes
+from skep.cluster.nodes import ClusterSurvey, LeftOut, Node, describe_request, has_words, host_of, left_out_lines
 from skep.cluster.placement import BUSY_HINT, MORE_ROOM_HINT, card_share, placement_request
 from skep.config.presets import find_preset, presets_folder
 from skep.config.settings import Serve
-from skep.deploy.resolve import (
-    FOR_PLANS,
-    PlannedServe,
-    Say,
-    ServeRequest,
-    about_preset,
-    as_told,
-    check_engine,
-    is_for_embedded,
-    is_missing,
-    is_unplanned,
-    planned,
-    preset_serve,
-)
+from skep.deploy import resolve as deploy
+from skep.deploy.resolve import FOR_PLANS, PlannedServe, Say, ServeRequest
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.paths import Paths
 from skep.planner.rigs import rig_of_host
@@ -44,26 +23,26 @@ from skep.planner.rigs import rig_of_host
 
 def serves_for(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> tuple[Serve, ...]:
     """Return one table for each kind of node that serves the model."""
-    check_engine(wanted)
+    deploy.check_engine(wanted)
     preset = find_preset(wanted.model, presets_folder(paths))
     if preset is not None:
         return (replace(_of_preset(preset, wanted, survey, say), gpus=()),)
     with_cards = [node for node in survey.nodes if node.cards]
-    if is_for_embedded(wanted, llama_cards=any("llamacpp" in node.engines for node in with_cards)):
+    if deploy.is_for_embedded(wanted, llama_cards=any("llamacpp" in node.engines for node in with_cards)):
         able = sum("embedded" in node.engines and node.cpus >= 1 for node in survey.nodes)
         serve = Serve(model=wanted.model, checkpoint=wanted.checkpoint, replicas=wanted.replicas or max(1, able))
         slots, context = wanted.slots or serve.slots, wanted.context or serve.context_tokens
         return (replace(serve, slots=slots, context_tokens=context),)
-    if not with_cards or wanted.engine not in (None, *FOR_PLANS) or is_unplanned(wanted, say):
-        return (replace(as_told(wanted, paths, cards=bool(with_cards), where="in the cluster"), gpus=()),)
-    if is_missing(wanted.model):  # a plan reads the configuration
+    if not with_cards or wanted.engine not in (None, *FOR_PLANS) or deploy.is_unplanned(wanted, say):
+        return (replace(deploy.as_told(wanted, paths, cards=bool(with_cards), where="in the cluster"), gpus=()),)
+    if deploy.is_missing(wanted.model):  # a plan reads the configuration
         hint = "mount the shared folder here too, or name the engine: --engine vllm starts it as told"
         raise UserError(f"`{wanted.model}` is not on this machine, so that it cannot be planned", hint=hint)
     return _of_plans(wanted, survey, paths, say)
 
 
 def _of_preset(preset: Preset, wanted: ServeRequest, survey: ClusterSurvey, say: Say) -> Serve:
-    serve = preset_serve(preset, wanted)
+    serve = deploy.preset_serve(preset, wanted)
     cards = serve.options.cards if preset.hardware != NO_CARDS else 0
     able = [node for node in survey.nodes if node.facts is not None and node.gpus >= cards]
     if not able:
@@ -71,7 +50,7 @@ def _of_preset(preset: Preset, wanted: ServeRequest, survey: ClusterSurvey, say:
         what = f"the preset `{preset.name}` wants {preset.hardware}, no node of the cluster has {cards} GPUs"
         raise DoesNotFit(f"{what}: {has_words(survey.nodes)}", hint=hint)
     best = next((node for node in able if preset.engine in node.engines), able[0])
-    for line in about_preset(preset, serve, host_of(best), best.engines.get(preset.engine)):
+    for line in deploy.about_preset(preset, serve, host_of(best), best.engines.get(preset.engine)):
         say(line)
     return serve
 
@@ -152,13 +131,13 @@ def _plan_kinds(
                 names = ", ".join(node.name for node in nodes)
                 hint = "install it in the environment that their Ray was started in, or name another --engine"
                 raise EngineError(f"{serve.engine} is not installed on {names}", hint=hint)
-            idle, busy = split_busy(able, card_share(serve))
+            idle, busy = cluster_nodes.split_busy(able, card_share(serve))
             if not idle:
                 raise DoesNotFit("; ".join(map(str, busy)), hint=BUSY_HINT)
         except (DoesNotFit, EngineError) as error:
             failed.append((kind, error))
             continue
-        found.append(NodeKind(kind, idle, busy, best, capacity(placement_request(serve), idle)))
+        found.append(NodeKind(kind, idle, busy, best, cluster_nodes.capacity(placement_request(serve), idle)))
     return found, failed
 
 
@@ -170,17 +149,17 @@ def _plan_kind(wanted: ServeRequest, nodes: Sequence[Node], paths: Paths, say: S
         raise EngineError(error.message, hint=f"--engine vllm serves {wanted.model} without a plan") from None
     rig = replace(rig, rig=replace(rig.rig, title=nodes[0].kind))
     try:
-        best = planned(wanted, paths, rig, say=say)
+        best = deploy.planned(wanted, paths, rig, say=say)
     except UserError:
         if wanted.replicas is None:
             raise
         wanted = replace(wanted, replicas=None)
-        best = planned(wanted, paths, rig, say=say)
+        best = deploy.planned(wanted, paths, rig, say=say)
     there = {name for node in nodes for name in node.engines}
     other = next((name for name in FOR_PLANS if name in there), None)
     if wanted.engine is not None or wanted.binary or best.serve.engine in there or other is None:
         return best
-    return planned(replace(wanted, engine=other), paths, rig, say=say)
+    return deploy.planned(replace(wanted, engine=other), paths, rig, say=say)
 
 
 def _fits_nowhere(name: str, failed: Sequence[tuple[str, SkepError]]) -> SkepError:

@@ -10,8 +10,7 @@ from typing import Any
 from skep.report.columns import Column, print_records, record_lines, table_lines
 from skep.report.liveview import BETWEEN, Line, Page, bar, sparkline
 from skep.report.terminal import note
-from skep.supervisor.control import ReplicaStatus
-from skep.supervisor.readings import HiveReadings
+from skep.supervisor.control import HiveReadings, ReplicaStatus
 from skep.units import format_bytes, format_seconds, number
 
 STYLES = {"up": "green", "ready": "green", "open": "bold red", "failed": "bold red", "backoff": "red"}

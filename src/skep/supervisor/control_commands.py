@@ -16,9 +16,7 @@ from msgspec import Struct, ValidationError, defstruct, structs
 from skep.errors import EngineError, SkepError, UserError
 from skep.supervisor.control import STOP_S
 from skep.supervisor.model_loader import ModelLoader
-from skep.supervisor.reload import models_of
-from skep.supervisor.replica_set import RemoteLog
-from skep.supervisor.supervisor import Supervisor
+from skep.supervisor.supervisor import Supervisor, models_of
 from skep.units import MIB
 from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
 
@@ -93,7 +91,7 @@ def _meant(supervisor: Supervisor, name: str) -> list[str]:
 
 async def tell_log(supervisor: Supervisor, name: str, lines: int = 100, offset: int | None = None) -> Message:
     member = supervisor.replica_set.find(name)  # where it is a file here, the client reads it
-    told = await member.log_since(offset, lines) if isinstance(member, RemoteLog) else None
+    told = await member.log_since(offset, lines) if member is not None else None
     return {"ok": True, **({} if told is None else to_document(told))}
 
 
@@ -155,7 +153,6 @@ async def answer(supervisor: Supervisor, message: Message) -> Message:
 
 
 async def run_with_control(supervisor: Supervisor, path: Path) -> None:
-    """Run a supervisor that can be asked over a control socket."""
     handle = partial(answer, supervisor)
     async with control_socket(path, handle, lambda: {"left_behind": supervisor.left_behind}, supervisor.release):
         await supervisor.run()
@@ -166,15 +163,12 @@ CommandHandler = Callable[[Message], Awaitable[Message]]
 
 @asynccontextmanager
 async def control_socket(
-    path: Path,
-    answer: CommandHandler,
-    last_words: Callable[[], Message] = dict,
-    released: Callable[[], None] = lambda: None,
+    path: Path, answer: CommandHandler, last_words: Callable[[], Message] = dict, released: Callable[[], object] = dict
 ) -> AsyncIterator[None]:
     """Serve a control socket that only this user can open, while the block runs.
 
-    A connection whose last answer had `more` is sent the `last_words` when the block has ended.
-    `released` is called when a connection ends that had an answer with `holds`.
+    After an answer with `more`, the `last_words` come when the block ends; after one with `holds`, the end of the
+    connection is `released`.
     """
     connections: set[asyncio.Task[None]] = set()
 
@@ -182,10 +176,29 @@ async def control_socket(
         task = asyncio.current_task()
         assert task is not None
         connections.add(task)
+        task.add_done_callback(connections.discard)
+        link: JsonPipe[Message] = JsonPipe(reader, writer, Message)
+        told: Message = {}
+        holds = False
         try:
-            await _serve(JsonPipe(reader, writer, Message), answer, last_words, released)
+            while (message := await link.receive()) is not None:
+                told = {}  # a client whose answer is cut short sees the end of the connection
+                try:
+                    told = await answer(message)
+                except (SkepError, OSError) as error:
+                    code = getattr(error, "exit_code", 1)
+                    told = {"error": str(error), "hint": getattr(error, "hint", None), "exit_code": code}
+                except Exception as error:  # a bug is reported to the client and does not end the hive
+                    told = {"error": f"unexpected {type(error).__name__}: {error}", "hint": "please report it"}
+                holds = holds or "holds" in told
+                link.send(told)
+        except asyncio.CancelledError:  # the hive is down; the end of the connection says so
+            if told.get("more"):
+                link.send(last_words())
         finally:
-            connections.discard(task)
+            if holds:
+                released()
+            await link.close()
 
     server = await asyncio.start_unix_server(serve, path, limit=4 * MIB)
     os.chmod(path, 0o600)  # noqa: PTH101
@@ -198,29 +211,3 @@ async def control_socket(
             task.cancel()
         while connections:
             await asyncio.sleep(0)
-
-
-async def _serve(
-    link: JsonPipe[Message], answer: CommandHandler, last_words: Callable[[], Message], released: Callable[[], None]
-) -> None:
-    told: Message = {}
-    holds = False
-    try:
-        while (message := await link.receive()) is not None:
-            told = {}  # a client whose answer is cut short sees the end of the connection
-            try:
-                told = await answer(message)
-            except (SkepError, OSError) as error:
-                code = getattr(error, "exit_code", 1)
-                told = {"error": str(error), "hint": getattr(error, "hint", None), "exit_code": code}
-            except Exception as error:  # a bug is reported to the client and does not end the hive
-                told = {"error": f"unexpected {type(error).__name__}: {error}", "hint": "please report it"}
-            holds = holds or "holds" in told
-            link.send(told)
-    except asyncio.CancelledError:  # the hive is down; the end of the connection says so
-        if told.get("more"):
-            link.send(last_words())
-    finally:
-        if holds:
-            released()
-        await link.close()

@@ -24,21 +24,16 @@ if TYPE_CHECKING:
     from skep.supervisor.supervisor import Supervisor
 
 PROGRAM = "skep.cli.hive_process"  # runs `run_detached`
+HearAnnouncement = Callable[[Mapping[str, Any]], None]
 LOGGED = ("name", "node", "pid", "url", "why", "what")  # keys of a row
 
 
 def start_detached(
-    settings: Settings,
-    paths: Paths,
-    env: Mapping[str, str],
-    hear: Callable[[Mapping[str, Any]], None],
-    *,
-    parent_fd: int | None = None,
+    settings: Settings, paths: Paths, env: Mapping[str, str], hear: HearAnnouncement, *, parent_fd: int | None = None
 ) -> dict[str, Any]:
     """Return the description of the hive once it is ready. A Ctrl-C meanwhile stops what was started.
 
-    `hear` takes its announcements. With `parent_fd`, the reading end of a pipe, the hive ends when all writing ends
-    are closed.
+    With `parent_fd`, the reading end of a pipe, the hive ends when all writing ends are closed.
     """
     read_fd, write_fd = os.pipe()
     words, fds = [sys.executable, "-m", PROGRAM, "--announce-fd", str(write_fd)], [write_fd]

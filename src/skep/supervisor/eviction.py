@@ -64,8 +64,6 @@ class Residency(Enum):
 
 
 class Action(msgspec.Struct, frozen=True):
-    """What the caller is to do."""
-
     model: str
 
 
@@ -93,8 +91,6 @@ class RefuseModel(Action, frozen=True):
 
 
 class DrainReason(Enum):
-    """Why a model is drained."""
-
     ROOM = "room"
     IDLE = "idle"
     ASKED = "asked"

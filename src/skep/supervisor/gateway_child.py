@@ -198,7 +198,6 @@ def merge_status(told: Sequence[messages.GatewayStatus], *, complete: bool = Tru
 
 
 def merge_model_usage(told: Sequence[messages.ModelUsage]) -> messages.ModelUsage:
-    """Merge the figures of one model from several gateway processes."""
     idle = [one.idle_s for one in told if one.idle_s is not None]
     return messages.ModelUsage(sum(one.busy for one in told), sum(one.queued for one in told), min(idle, default=None))
 

@@ -25,8 +25,6 @@ RUNNING = (ReplicaState.STARTING, ReplicaState.WARMING, ReplicaState.READY)
 
 
 class RestartPolicy(msgspec.Struct, frozen=True):
-    """Deadlines, delays and limits of starting a replica again."""
-
     start_deadline_s: float = 180.0  # from the start to healthy
     warm_deadline_s: float = 120.0
     first_delay_s: float = 0.5  # doubles with each failure in a row
@@ -42,8 +40,6 @@ class RestartPolicy(msgspec.Struct, frozen=True):
 
 
 class LifecycleAction(Enum):
-    """What the caller is to do."""
-
     SPAWN = "spawn"
     PROBE = "probe"
     WARM_UP = "warm_up"
@@ -65,7 +61,6 @@ class Life:
 
     @property
     def serving(self) -> bool:
-        """Whether it takes requests."""
         return self.state is ReplicaState.READY
 
 

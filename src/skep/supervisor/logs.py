@@ -45,13 +45,12 @@ def read_all_logs(paths: Paths, lines: int, *, follow: bool) -> Iterator[bytes]:
         for chunk in read_log(paths, name, lines, follow=follow):
             chunks.put(b"".join(prefix + line for line in chunk.splitlines(keepends=True)))
 
-    for name in names if not follow else ():
-        read(name)
-    while not chunks.empty():
-        yield chunks.get()
-    for name in names if follow else ():
-        Thread(target=read, args=(name,), daemon=True).start()
-    while follow:
+    for name in names:
+        if follow:
+            Thread(target=read, args=(name,), daemon=True).start()
+        else:
+            read(name)
+    while follow or not chunks.empty():
         yield chunks.get()
 
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,15 +36,7 @@ class RemoteNodes(Protocol):
     """Machines of a cluster that replicas can be placed on."""
 
     def launches(
-        self,
-        settings: Settings,
-        paths: Paths,
-        progress: PullProgress = lambda _done, _total: None,
-        *,
-        running: Sequence[Launch] = (),
-        starting: bool = True,
-        avoid: Collection[str] = (),
-        tell: Tell = lambda _line: None,
+        self, settings: Settings, paths: Paths, *, running: Sequence[Launch] = (), starting: bool = True, **how: Any
     ) -> tuple[Launch, ...]: ...
 
     def connect(self, paths: Paths, policy: RestartPolicy) -> BackgroundService: ...
@@ -70,7 +62,7 @@ def build_hive(
     machine = read_machine()
     engine_key = new_key() if settings.cluster is None else ""  # a cluster has its own key
     if nodes is not None:
-        launches = nodes.launches(settings, paths, progress, tell=tell)
+        launches = nodes.launches(settings, paths, progress=progress, tell=tell)
     else:
         launches = plan_launches(settings, paths, progress, machine=machine, engine_key=engine_key)
     return Hive(

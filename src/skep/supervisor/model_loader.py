@@ -81,7 +81,6 @@ class ModelLoader:
 
     @property
     def is_moving(self) -> bool:
-        """Whether some model is being loaded or unloaded."""
         moving = (Residency.LOADING, Residency.DRAINING, Residency.LEAVING)
         return any(state.residency in moving for state in self._eviction.states.values())
 

@@ -9,11 +9,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from skep.engines.base import Launch, key_headers
 from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS
 from skep.supervisor.lifecycle import Life, ReplicaState
+from skep.supervisor.replica import ReplicaMember, UpstreamInfo
 from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import HttpResponse, fetch
 from skep.wire.heads import parse_url
@@ -26,37 +25,20 @@ SHOWN_MODELS = 8
 RUNNING = {b"vllm:num_requests_running": "vllm", b"sglang:num_running_reqs": "sglang"}  # in /metrics
 
 
-class UpstreamInfo(msgspec.Struct, frozen=True):
-    """What is known of an engine elsewhere. Where busy slots cannot be asked, the release bound is short."""
-
-    model: str = ""
-    name: str = "remote"
-    confirms: str = ""
-    release_bound_s: float = 5.0
-    health_path: str = "/health"
-    simulated: bool = False
-    note: str | None = None
-
-    def version(self) -> str:
-        return self.name
-
-
 class UpstreamUnavailable(Exception):
     """The server does not answer as an OpenAI server does; the message says how."""
 
 
-class UpstreamReplica:
-    """One server that skep did not start. `settled`: it was probed once, with whatever result."""
+class UpstreamReplica(ReplicaMember):
+    """One server that skep did not start."""
 
     kind = "upstream"
-    node = None
 
     def __init__(self, launch: Launch, changed: Callable[[], None]) -> None:
         self.launch = launch
-        self.engine = UpstreamInfo(health_path=launch.health_path or "/health")
+        self.engine: UpstreamInfo = UpstreamInfo(health_path=launch.health_path or "/health")
         self.life = Life(launch.url)
-        self.pid: int | None = None
-        self.settled = False
+        self._probed = False
         self._changed = changed
         self._wake = asyncio.Event()
         self._asking: asyncio.Task[None] | None = None
@@ -68,8 +50,9 @@ class UpstreamReplica:
         return self.launch.model or self.engine.model
 
     @property
-    def started(self) -> Launch:
-        return self.launch
+    def settled(self) -> bool:
+        """Whether it was probed once, with whatever result."""
+        return self._probed
 
     def stop(self) -> None:
         self._stopping = True
@@ -102,8 +85,8 @@ class UpstreamReplica:
                     state, why = ReplicaState.READY, self.engine.note
                 except UpstreamUnavailable as error:
                     state, why = ReplicaState.STARTING, str(error)
-                if not self.settled or (state, why) != (self.life.state, self.life.why):
-                    self.settled = True
+                if not self._probed or (state, why) != (self.life.state, self.life.why):
+                    self._probed = True
                     self._become(state, why)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if self.life.serving else PROBE_EVERY_S):
@@ -141,8 +124,7 @@ def _models(answer: HttpResponse, *, given: bool) -> dict[str, dict[str, Any]]:
         raise UpstreamUnavailable(f"{asks}: name its variable with `key_env`")
     if answer.status in (404, 405, 501) and given:
         return {}  # it has no list; the name was given
-    document = answer.json()
-    data = document.get("data") if isinstance(document, dict) else None
+    data = answer.document().get("data")
     if answer.status != 200 or not isinstance(data, list):
         what = f"HTTP {answer.status}" if answer.status != 200 else "no list of models"
         raise UpstreamUnavailable(f"{what} from /v1/models")
@@ -201,8 +183,7 @@ async def ask_slots(url: str, key_env: str | None = None) -> tuple[int, str] | N
 
 
 def _versioned(name: str, answer: HttpResponse | None, field: str) -> str:
-    document = answer.json() if answer else None
-    version = document.get(field) if isinstance(document, dict) else None
+    version = answer.document().get(field) if answer else None
     return f"{name} {version}" if isinstance(version, str) else name
 
 

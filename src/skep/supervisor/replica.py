@@ -22,7 +22,7 @@ from skep.engines.base import ENGINE_KEY, EXIT_FINAL, GATEWAY_KEY, Diagnosis, En
 from skep.errors import EngineError
 from skep.host.facts import read_oom_kills
 from skep.host.processes import kill_marked
-from skep.supervisor.lifecycle import Lifecycle, LifecycleAction, ReplicaState, RestartPolicy, ToDo
+from skep.supervisor.lifecycle import Life, Lifecycle, LifecycleAction, ReplicaState, RestartPolicy, ToDo
 from skep.supervisor.process_guard import EngineAddress, Exited, FromGuard, Spawned, Terminate
 from skep.wire.client import WireFailure
 from skep.wire.fetch import HttpResponse, fetch_once
@@ -37,6 +37,60 @@ EXPLAIN_S = 10.0
 
 Event = Callable[[float], ToDo | Awaitable[ToDo]]  # handed the time
 MANY_PORTS = 5000  # of the 28000 that the kernel gives out; then the earliest may be used again
+
+
+class UpstreamInfo(msgspec.Struct, frozen=True):
+    """What is known of an engine elsewhere. Where busy slots cannot be asked, the release bound is short."""
+
+    model: str = ""
+    name: str = "remote"
+    confirms: str = ""
+    release_bound_s: float = 5.0
+    health_path: str = "/health"
+    simulated: bool = False
+    note: str | None = None
+
+    def version(self) -> str:
+        return self.name
+
+
+class ReplicaMember:
+    """One replica of a hive, wherever it runs and whoever started it."""
+
+    kind = "replica"
+    launch: Launch
+    engine: Engine | UpstreamInfo
+    life: Life
+    pid: int | None = None
+    node: str | None = None  # as far as known; None: this machine
+
+    @property
+    def model(self) -> str:
+        return self.launch.model
+
+    @property
+    def started(self) -> Launch:
+        """The launch it is started with: `launch`, or the one it has fallen back to."""
+        return self.launch
+
+    @property
+    def settled(self) -> bool:
+        """Whether the start need not wait for it: it is ready, or skep does not start it."""
+        return self.life.state is ReplicaState.READY
+
+    async def run(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def restart(self) -> None:
+        """Raise EngineError where its machine cannot be reached."""
+        raise NotImplementedError
+
+    async def log_since(self, offset: int | None, lines: int) -> object:  # noqa: ARG002
+        """Return the last lines of a log elsewhere, or what came since `offset`; None: the log is a file here."""
+        return None
 
 
 class StartOrder:
@@ -129,7 +183,7 @@ def explain_exit(launch: Launch, code: int | None, tail: Sequence[str], *, oom_k
 
 
 @dataclass(eq=False, repr=False)
-class Replica:
+class Replica(ReplicaMember):
     """One launch, kept running. `launch` is as configured; `started`, what was started, differs after a fallback."""
 
     launch: Launch
@@ -139,12 +193,9 @@ class Replica:
     policy: InitVar[RestartPolicy | None] = None
     start_order: StartOrder = field(default_factory=StartOrder)
     explain: Callable[..., Diagnosis] = explain_exit
-    kind = "replica"
-    node = None
 
     def __post_init__(self, policy: RestartPolicy | None) -> None:
-        self.life = Lifecycle(policy)
-        self.pid: int | None = None
+        self.life: Lifecycle = Lifecycle(policy)
         self.diagnosis: Diagnosis | None = None  # of its last exit; None: skep ended it, and `life.why` says why
         self.mark = f"{self.log.parent}:{self.launch.name};"  # the `;` keeps one name from beginning another
         self._link: JsonPipe[FromGuard] | None = None  # to the guard of the present process
@@ -157,16 +208,8 @@ class Replica:
         self._loop = asyncio.get_running_loop()
 
     @property
-    def model(self) -> str:
-        return self.launch.model
-
-    @property
     def started(self) -> Launch:
         return replace(self.launch, **self._fallback) if self._fallback else self.launch
-
-    @property
-    def settled(self) -> bool:
-        return self.life.state is ReplicaState.READY
 
     def follow(self, before: Replica) -> None:
         """Take over the fallbacks of the replica that this one replaces after an unload."""

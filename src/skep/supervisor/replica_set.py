@@ -3,64 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import msgspec
 from msgspec.structs import replace
 
 from skep.config.gateway_messages import ReplicaSpec, ReplicaTable, UnloadedModel
-from skep.engines.base import Engine, Launch, engine_named
+from skep.engines.base import Launch, engine_named
 from skep.errors import EngineError, SkepError
-from skep.supervisor.lifecycle import Life, ReplicaState, RestartPolicy
-from skep.supervisor.remote_replica import UpstreamInfo, UpstreamReplica
-from skep.supervisor.replica import Replica, StartOrder
-
-
-class ReplicaMember(Protocol):
-    """What `Replica`, `UpstreamReplica` and replicas on other machines have in common."""
-
-    launch: Launch
-    pid: int | None
-
-    @property
-    def node(self) -> str | None:
-        """The node it runs on, as far as known; None: this machine."""
-
-    @property
-    def started(self) -> Launch:
-        """The launch it is started with: `launch`, or the one it has fallen back to."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def engine(self) -> Engine | UpstreamInfo: ...
-    @property
-    def life(self) -> Life: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def settled(self) -> bool:
-        """Whether the start need not wait for it: it is ready, or skep does not start it."""
-
-    async def run(self) -> None: ...
-    def stop(self) -> None: ...
-    def restart(self) -> None:
-        """Raise EngineError where its machine cannot be reached."""
-
+from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
+from skep.supervisor.remote_replica import UpstreamReplica
+from skep.supervisor.replica import Replica, ReplicaMember, StartOrder
 
 RemoteReplicaFactory = Callable[[Launch, Callable[[], None]], ReplicaMember]  # for launches that have a `place`
-
-
-@runtime_checkable
-class RemoteLog(Protocol):
-    """A replica whose log is on another machine."""
-
-    async def log_since(self, offset: int | None, lines: int) -> object:
-        """Return `text` (the last lines, or what came since `offset`), its end as `offset`, and the log's `size`."""
 
 
 class ReplicaChanges(msgspec.Struct, frozen=True):
@@ -158,7 +116,6 @@ class ReplicaSet:
         return [member.launch.name for member in self.members]
 
     def at(self, node: str) -> list[str]:
-        """Return the names of the replicas on a node."""
         return [member.launch.name for member in self.members if member.node == node]
 
     def find(self, name: str) -> ReplicaMember | None:
@@ -192,11 +149,9 @@ class ReplicaSet:
         return [member for member in self.members if isinstance(member, Replica) and member.launch.model == model]
 
     def serves(self, model: str) -> bool:
-        """Return whether a replica takes requests for the model."""
         return any(one.model == model and one.life.serving and not self._gets_nothing(one) for one in self.members)
 
     def table(self, views: Iterable[ReplicaView], dormant: Mapping[str, UnloadedModel]) -> ReplicaTable:
-        """Return the replica table for the gateway."""
         models = {view.model for view in views if view.model} | self._promised
         return ReplicaTable(tuple(view.spec() for view in views if view.serving), tuple(sorted(models)), dormant)
 
@@ -290,24 +245,39 @@ class ReplicaSet:
         self.changed()
         return asleep
 
+    def check_removal(self, going: Collection[str]) -> None:
+        """Raise EngineError where a removal would leave a model with worse replicas only than the best that goes."""
+        for model in dict.fromkeys(member.model for member in self.members if member.launch.name in going):
+            standing = {one.launch.name: self._standing(one) for one in self.members if one.model == model}
+            stay = {name: found for name, found in standing.items() if name not in going}
+            best = max(worth for worth, _, _ in standing.values())
+            if stay and all(worth < best for worth, _, _ in stay.values()):
+                left = ", ".join(f"{name} {lack}" for name, (_, lack, _) in stay.items())
+                hint = f"the last ones go first; {next(iter(stay.values()))[2]}"
+                raise EngineError(f"`{model}` would be left without a replica that serves: {left}", hint=hint)
+
+    def _standing(self, member: ReplicaMember) -> tuple[int, str, str]:
+        """Return 2 if it serves, 1 if it may soon, 0 if the user must act first; what it lacks, and what to do then."""
+        name = member.launch.name
+        if self.is_drained(member):
+            return 0, "is drained", f"`skep replica undrain {self.drained_node(name) or name}` sends it requests again"
+        if member.life.state is ReplicaState.FAILED:
+            return 0, "was given up", f"`skep replica restart {name}` starts it again"
+        state = self.state(member)
+        worth = 2 if member.life.serving and state != "draining" else 1
+        return worth, "is in backoff" if state == "backoff" else f"is {state}", "try again when it is ready"
+
     async def end_all(self) -> None:
         await asyncio.gather(*(self._end(name) for name in self.names))
 
     async def become(
-        self,
-        plan: ReplicaChanges,
-        wanted: Iterable[Launch],
-        drain_s: float,
-        known: Callable[[], None] = lambda: None,
-        *,
-        patient: bool = True,
+        self, plan: ReplicaChanges, new: Iterable[Launch], drain_s: float, known: Callable[[], None], *, patient: bool
     ) -> None:
         """Remove, then change one after the other (so that a model stays served), then add.
 
-        `known` is called once new on-demand replicas, which have no process yet, are listed. `patient`: wait for
-        those that start, and raise where one does not.
+        `known` is called once new on-demand replicas are listed. `patient`: wait for those that start, or raise.
         """
-        launches = {launch.name: launch for launch in wanted}
+        launches = {launch.name: launch for launch in new}
         awake = {launch.model for launch in launches.values() if not launch.on_demand}
         awake |= {member.model for member in self.members if not self.is_dormant(member)}
         dormant = [name for name in plan.added if launches[name].url is None and launches[name].model not in awake]
@@ -352,7 +322,6 @@ class ReplicaSet:
         return member.launch.name in self._drained or member.node in self._drained_nodes
 
     def drained_node(self, name: str) -> str | None:
-        """Return the drained node that the replica is on."""
         member = self.find(name)
         return member.node if member is not None and member.node in self._drained_nodes else None
 

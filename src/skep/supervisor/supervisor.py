@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,7 @@ import msgspec
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from skep.catalog.names import model_id
 from skep.config.gateway_messages import GatewaySetup, GatewayStatus, LoadFailed, UnloadedModel
 from skep.config.settings import Settings
 from skep.engines.base import Launch
@@ -25,7 +26,6 @@ from skep.supervisor.eviction import MemoryBudget
 from skep.supervisor.gateway_child import GatewayChild, MonitorChild
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.model_loader import ModelLoader
-from skep.supervisor.reload import check_removal, replicas_of, rescaled
 from skep.supervisor.replica_set import RemoteReplicaFactory, ReplicaChanges, ReplicaSet, ReplicaView, changes
 from skep.wire.json_pipe import Message
 
@@ -89,6 +89,7 @@ class BackgroundService(Protocol):
 
 
 MOST_WAYS = 100  # splits of replicas over kinds of nodes that are tried
+MOST_REPLICAS = 1024  # of a model
 
 
 @dataclass(eq=False, repr=False)
@@ -125,9 +126,10 @@ class Supervisor:
         hive, tasks, moved = self.hive, self._tasks, self._replicas_changed
         self.replica_set = ReplicaSet(tasks, hive.log_dir, hive.policy, moved, self.busy, self.elsewhere)
         argv, log = list(hive.gateway_argv), hive.log_dir / "gateway.log"
-        self.gateway = GatewayChild(argv, self.listener, hive.gateway_setup, log, self._changed, self._wanted)
+        self.gateway = GatewayChild(argv, self.listener, hive.gateway_setup, log, self._changed)
         status, say = self.gateway.status, self.gateway.say
         self.loader = ModelLoader(self.replica_set, tasks, status=status, say=say, changed=self._published)
+        self.gateway.wanted = self.loader.wanted
         self.monitor = MonitorChild(hive.monitor_argv, hive.log_dir / "monitor.log", begin=hive.monitor_due)
 
     @property
@@ -231,9 +233,6 @@ class Supervisor:
 
     # Inside
 
-    def _wanted(self, model: str) -> None:
-        self.loader.wanted(model)
-
     def _replicas_changed(self) -> None:
         self.loader.look()
         self._published()
@@ -292,15 +291,9 @@ class Supervisor:
         hive, plan = await self._become(lambda: [wanted], all_of_it=True)
         if wait:
             await _await_success(self._carrying)
-        return {
-            "ok": True,
-            **to_builtins(plan),
-            "left_out": list(hive.left_out),
-            "warnings": list(hive.warnings),
-        }
+        return {"ok": True, **to_builtins(plan), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
 
     async def scale(self, model: str, replicas: int, *, wait: bool) -> Message:
-        """Change the number of replicas of a model."""
         before = sum(replicas_of(self.hive.settings, model))
         _, plan = await self._become(lambda: rescaled(self.hive.settings, model, replicas))
         if wait:
@@ -332,7 +325,7 @@ class Supervisor:
                     await self.monitor.become(hive.monitor_argv, begin=hive.monitor_due)
             else:
                 hive = replace(self.hive, replicas=hive.replicas, settings=hive.settings)
-                check_removal(self.replica_set, changes(running, hive.replicas).removed)
+                self.replica_set.check_removal(changes(running, hive.replicas).removed)
             self.hive = hive
             self._carrying = self._tasks.create_task(self._carry_out(hive, running, patient=all_of_it))
         except BaseException:
@@ -435,3 +428,53 @@ async def _await_success(task: asyncio.Task[SkepError | None] | None) -> None:
         await asyncio.wait({task})
         if not task.cancelled() and (failure := task.result()) is not None:
             raise failure
+
+
+# Replicas in settings
+
+
+def replicas_of(settings: Settings, model: str) -> list[int]:
+    """Return the replicas of the model's [[serve]] tables: one table, or one for each kind of node."""
+    return [serve.replicas for serve in settings.serve if model_id(serve.model) == model]
+
+
+def models_of(settings: Settings) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(model_id(serve.model) for serve in settings.serve))
+
+
+def rescaled(settings: Settings, model: str, replicas: int) -> Iterator[Settings]:
+    """Yield settings with that many replicas of the model, the preferred split first: the next may fit."""
+    have = replicas_of(settings, model)
+    if not have:
+        known = ", ".join(models_of(settings))
+        hint = f"known: {known}" if known else "its replicas are not started from here"
+        raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
+    if not 1 <= replicas <= MOST_REPLICAS:
+        alone = settings.cluster is not None
+        away = "`skep down` takes" if alone else f"`skep model unload {model}` and `skep down` take"
+        raise UserError(f"`{model}` cannot have {replicas} replicas", hint=f"from 1 to {MOST_REPLICAS}; {away} it away")
+    served = settings.serve
+    for split in _splits(have, replicas):
+        counts = iter(split)
+        tables = (replace(one, replicas=next(counts)) if model_id(one.model) == model else one for one in served)
+        yield replace(settings, serve=tuple(tables))
+
+
+def _splits(have: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
+    """Split `total` over the tables: remove from the last ones, add to the first ones."""
+    if total <= sum(have):
+        before = accumulate(have, initial=0)
+        yield tuple(max(0, min(count, total - sooner)) for count, sooner in zip(have, before, strict=False))
+        return
+    for extra in _handed_out(total - sum(have), len(have)):
+        yield tuple(count + n for count, n in zip(have, extra, strict=True))
+
+
+def _handed_out(total: int, tables: int) -> Iterator[tuple[int, ...]]:
+    """Yield all splits, as much as possible to the first."""
+    if tables == 1:
+        yield (total,)
+        return
+    for first in range(total, -1, -1):
+        for rest in _handed_out(total - first, tables - 1):
+            yield (first, *rest)

@@ -28,8 +28,6 @@ DO_NOT_KNOW = "I do not know."
 
 
 class FakeRequest(msgspec.Struct, frozen=True):
-    """One generation request, read and counted."""
-
     chat: bool
     stream: bool
     include_usage: bool
@@ -39,7 +37,6 @@ class FakeRequest(msgspec.Struct, frozen=True):
     last: str = ""  # the last user message alone; the prompt, where there are no messages
 
     def room(self, *, default_tokens: int, ctx: int) -> int:
-        """Tokens that an answer may have: never past the context."""
         return min(self.max_tokens or default_tokens, ctx - self.prompt_tokens)
 
     def answer(self, *, default_tokens: int, ctx: int, text: str | None = None) -> FakeAnswer:
@@ -71,11 +68,7 @@ class FakeAnswer(msgspec.Struct, frozen=True):
         return FakeAnswer(self.tokens[: max(1, len(self.tokens) // 2)], "length")
 
     def after_thinking(self, text: str, *, room: int) -> FakeAnswer:
-        """Return the reasoning before the answer, both within `room`.
-
-        The stream form `reasoning` takes the first quarter of the tokens for reasoning, so the text is divided among a
-        third as many tokens as the answer has, and is whole however many those are. What it costs is the answer's end.
-        """
+        """Return the reasoning, a third as many tokens as the answer has (a quarter of all), then what fits of it."""
         kept = len(self.tokens)
         while kept + max(1, kept // 3) > room and kept:
             kept -= 1

@@ -36,7 +36,7 @@ class SlotTable(Generic[J]):
     """Jobs in slots and in a queue. A job is in one of them or unknown; a slot is free only if the queue is empty."""
 
     def __init__(self, slots: int) -> None:
-        self._slots: list[J | None] = [None] * slots
+        self.slots: list[J | None] = [None] * slots
         self._queue: deque[J] = deque()
         self.running = self.max_running = self.max_inside = 0
 
@@ -44,13 +44,10 @@ class SlotTable(Generic[J]):
     def waiting(self) -> int:
         return len(self._queue)
 
-    def slots(self) -> tuple[J | None, ...]:
-        return tuple(self._slots)
-
     def enter(self, job: J) -> bool:
         """Return whether the job has a slot; else it waits for one."""
-        if runs := None in self._slots:
-            self._slots[self._slots.index(None)] = job
+        if runs := None in self.slots:
+            self.slots[self.slots.index(None)] = job
             self.running += 1
         else:
             self._queue.append(job)
@@ -62,9 +59,9 @@ class SlotTable(Generic[J]):
         """Remove a job and return the one that may start in its slot. Leaving twice changes nothing."""
         if job in self._queue:
             self._queue.remove(job)
-        elif job in self._slots:
-            place = self._slots.index(job)
-            self._slots[place] = heir = self._queue.popleft() if self._queue else None
+        elif job in self.slots:
+            place = self.slots.index(job)
+            self.slots[place] = heir = self._queue.popleft() if self._queue else None
             self.running -= heir is None
             return heir
         return None
@@ -209,7 +206,7 @@ class FakeServer:
 
     @property
     def output_tokens(self) -> int:
-        return self._tokens_of_the_gone + sum(job.produced for job in self.table.slots() if job is not None)
+        return self._tokens_of_the_gone + sum(job.produced for job in self.table.slots if job is not None)
 
     async def open(self) -> dict[str, str]:
         """Listen; the addresses under the names of the report line."""
@@ -242,7 +239,8 @@ class FakeServer:
         self._changed()
 
     def handle(self, request: HttpRequest, connection: FakeConnection) -> None:
-        if request.path != "/health" and connection.counted and not request.shows(self.options.key):
+        shown, key = request.headers.get("authorization"), self.options.key
+        if key and shown != f"Bearer {key}" and connection.counted and request.path != "/health":
             _send_error(connection, 401, "the fake engine wants its key", "authentication_error")
             return
         if request.path.startswith("/fake/"):
@@ -366,7 +364,7 @@ class FakeServer:
         model["meta"] = {"n_ctx": ctx, "n_ctx_train": ctx}
         props = {"default_generation_settings": {"n_ctx": ctx}, "total_slots": self.options.slots}
         props |= {"model_alias": name, "model_path": f"{name}.gguf", "build_info": "skep-fake"}
-        jobs = enumerate(self.table.slots())
+        jobs = enumerate(self.table.slots)
         documents = {
             "/health": {"status": "ok"},
             "/v1/models": {"object": "list", "data": [model]},

@@ -25,10 +25,6 @@ class HttpRequest(msgspec.Struct, frozen=True):
     body: bytes
     keep_alive: bool
 
-    def shows(self, key: str) -> bool:
-        """Return whether the key is shown. Where there is no key, everybody does."""
-        return not key or self.headers.get("authorization") == f"Bearer {key}"
-
 
 class Handler(Protocol):
     def opened(self, connection: FakeConnection) -> None: ...

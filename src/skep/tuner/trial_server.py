@@ -33,8 +33,7 @@ from skep.host.processes import kill_marked
 from skep.paths import Paths, make_private
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.main import build_hive
-from skep.supervisor.replica import Replica
-from skep.supervisor.replica_set import ReplicaMember
+from skep.supervisor.replica import Replica, ReplicaMember
 from skep.supervisor.supervisor import Hive, Supervisor
 from skep.tuner.failures import failure_of
 from skep.tuner.records import ConfigFailed, ConfigFailure

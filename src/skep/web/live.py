@@ -22,8 +22,7 @@ from skep.monitor.records import HOUR_S, Alert, MonitorEvent, SeriesPoint, SpanK
 from skep.monitor.status import SeriesStatus, TargetStatus, alert_document, target_statuses
 from skep.stats.percentiles import percentile
 from skep.stats.rolling import WindowStats
-from skep.supervisor.control import NotRunning, ReplicaStatus, Status
-from skep.supervisor.readings import HiveReadings, read_status
+from skep.supervisor.control import HiveReadings, NotRunning, ReplicaStatus, Status, read_status
 from skep.units import number
 from skep.web.context import Site
 from skep.web.history_data import in_words

@@ -2,8 +2,7 @@
 
     {"prompt": "What is 7 * 8?", "checker": {"kind": "number", "answer": 56}}
 
-How an answer may be judged, the values that each kind of checker has and needs, is said here for task files too.
-Reads no file: lines are handed in.
+The values that each kind of checker has and needs are said here, for task files too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """From a few texts that an engine has counted to prompts of any length in its tokens.
 
-Nothing here asks an engine: the caller has `sample_prompts` counted, and gives the counts to `calibrate`. They may be
-a tokenizer's, of `Prompt.text`, or come from `usage`, of `Prompt.messages`; the overhead is then the chat template's.
-Prompts composed with what was found have the right length on average.
+The caller has `sample_prompts` counted and gives the counts to `calibrate`: a tokenizer's, of `Prompt.text`, or those
+of `usage`, of `Prompt.messages`, whose overhead is the chat template's.
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ _TELLS_OVERHEAD = 1.5  # longest sample over shortest, at least
 
 
 class TokenCalibration(msgspec.Struct, frozen=True):
-    """tokens = overhead_tokens + characters / chars_per_token, for prompts of this package.
+    """tokens = overhead_tokens + characters / chars_per_token, for prompts of this package; both are rounded.
 
-    The overhead is the chat template's, and makes up for short prompts being made of other words than long ones: it
-    may lie a little below zero. Both are rounded, so that they can be written down and given again.
+    Short prompts are made of other words than long ones: the overhead may lie a little below zero.
     """
 
     chars_per_token: float = TYPICAL_CHARS_PER_TOKEN

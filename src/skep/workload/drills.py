@@ -1,8 +1,7 @@
 """Drills: small tasks made by a generator, each with one right answer, graded from 1 (very easy) to 5.
 
-For a number with statistical weight on a small model: short prompts after worked examples, answers of one line. The
-same seed gives the same drills for ever; an id names the same drill however many are asked for, of one grade or of all.
-No question comes twice: two answers to one question are not two items, whatever examples went before it.
+Short prompts after worked examples, answers of one line; no question comes twice. The same seed gives the same drills
+for ever; an id names the same drill however many are asked for, of one grade or of all.
 """
 
 from __future__ import annotations

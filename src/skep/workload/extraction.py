@@ -108,8 +108,6 @@ _DEEPER = 4  # columns: a fence so much deeper than the opening one is part of t
 
 
 class SplitAnswer(msgspec.Struct, frozen=True):
-    """The answer's text and the reasoning before it."""
-
     text: str
     reasoning: str
 
@@ -167,11 +165,9 @@ def _by_channel(text: str, thoughts: list[str]) -> str:
 
 
 def code_blocks(text: str) -> list[Block]:
-    """Fenced blocks in order, as CommonMark has them, with what models do besides.
+    """Fenced blocks in order, as CommonMark has them, without the indentation and quote marks of their opening line.
 
-    A longer fence holds shorter ones; a fence with a language inside an open block begins a new one, whose predecessor
-    was never closed (but not in Markdown, where it nests). Indentation and quote marks of the opening line are taken
-    off the others.
+    A fence with a language inside an open block begins a new one: the other was never closed. In Markdown it nests.
     """
     found: list[Block] = []
     opened: _OpenBlock | None = None
@@ -200,8 +196,6 @@ def code_blocks(text: str) -> list[Block]:
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """A block that is being read."""
-
     fence: str
     language: str
     column: int
@@ -259,10 +253,8 @@ def language_of(info: str) -> str:
 def python_blocks(text: str, given: str = "") -> list[str]:
     """Return the Python code that the answer gives, block by block; `given` is what the answer was told.
 
-    Fenced blocks that are Python, or say nothing and look like it. Left out: one whose functions and classes are all
-    defined again later, or defined before and here only hinted at or quoted from what was given; one that only quotes
-    lines of a larger one; and sessions with `>>>` where there is other code. Without such blocks: the longest run of
-    lines that look like code.
+    Left out: a block whose functions are all defined again later, or before and here only hinted at or quoted; one that
+    quotes lines of a larger one; sessions with `>>>` beside other code. Without blocks: the longest run of code lines.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     blocks = code_blocks(text)

@@ -1,32 +1,4 @@
-"""Several kinds of traffic at once, each with a shape, a size and a priority of its own.
-
-A mapping as a TOML file holds it becomes frozen classes:
-
-    [class.chat]                  # people who wait for an answer
-    shape = "conversation"
-    agents = 4
-    priority = "interactive"
-    prompt_tokens = 400
-    max_tokens = 200
-    turns = 5
-    think_s = 8
-
-    [class.hooks]                 # whatever comes, when it comes
-    shape = "open"
-    rate = 1.5                    # requests per second
-    arrivals = "gamma:2.0"
-
-    [class.nightly]               # a swarm that may wait
-    shape = "steady"
-    share = 1.0                   # of the agents that no other class has taken
-    priority = "batch"
-    prompt_tokens = 2000
-    prefix_tokens = 4000          # a system prompt that its agents share
-
-    >>> classes = parse_classes({"hooks": {"shape": "open", "rate": 1.5}})
-    >>> classes[0].arrivals
-    'poisson'
-"""
+"""Several kinds of traffic at once, each with a shape, a size and a priority of its own: docs/bench.md shows a file."""
 
 from __future__ import annotations
 
@@ -40,6 +12,7 @@ from typing import Any, Literal, TypeVar, get_args
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.names import did_you_mean
 from skep.errors import UserError
 from skep.workload.filling import exponential
 from skep.workload.filling import gamma as draw_gamma
@@ -53,18 +26,15 @@ _LARGEST_CV = 20.0
 
 def constant(rate: float) -> Iterator[float]:
     """0, 1/rate, 2/rate, ...: not summed up, so that nothing drifts."""
-    _check_rate(rate)
     return (place / rate for place in count())
 
 
 def poisson(rate: float, rng: Random) -> Iterator[float]:
-    _check_rate(rate)
     return accumulate(exponential(rng, 1.0 / rate) for _ in count())
 
 
 def gamma(rate: float, cv: float, rng: Random) -> Iterator[float]:
     """`cv` is the gaps' deviation over their mean: 1 is Poisson, above it is burstier, 0 gives constant gaps."""
-    _check_rate(rate)
     if cv == 0:
         return constant(rate)
     shape = 1.0 / (cv * cv)
@@ -86,11 +56,6 @@ def parse_arrivals(text: str) -> Arrivals:
         hint = f"give a value between 0 and {_LARGEST_CV:g}; 1 is Poisson"
         raise UserError(f"arrivals `{text}` have an impossible coefficient of variation", hint=hint)
     return lambda rate, rng: gamma(rate, cv, rng)
-
-
-def _check_rate(rate: float) -> None:
-    if not (math.isfinite(rate) and rate > 0):
-        raise UserError(f"`{rate}` requests per second is not a rate", hint="give a number above zero")
 
 
 Shape = Literal["steady", "open", "conversation"]
@@ -158,8 +123,7 @@ def _parse(name: str, values: Any) -> TrafficClass:
     known = [name for name in TrafficClass.__struct_fields__ if name != "name"]
     for field in values:
         if field not in known:
-            near = get_close_matches(str(field), known, 1)
-            hint = f"did you mean `{near[0]}`?" if near else f"known are: {', '.join(known)}"
+            hint = did_you_mean(get_close_matches(str(field), known, 1), f"known are: {', '.join(known)}")
             raise _wrong(name, str(field), "is not known", hint)
     shape = _one_of(name, "shape", values.get("shape"), get_args(Shape))
     for field, shapes in _ONLY_IN.items():
@@ -192,7 +156,7 @@ def _one_of(name: str, field: str, value: Any, known: tuple[_T, ...]) -> _T:
     if value is None:
         raise _wrong(name, field, "is missing", hint)
     near = get_close_matches(str(value), [str(one) for one in known], 1)
-    raise _wrong(name, field, f"is `{value}`", f"did you mean `{near[0]}`?" if near else hint)
+    raise _wrong(name, field, f"is `{value}`", did_you_mean(near, hint))
 
 
 def _checked(name: str, field: str, value: Any) -> Any:

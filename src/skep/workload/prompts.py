@@ -1,16 +1,12 @@
 """Unlimited distinct coding prompts of one length, and conversations about one piece of code, from a seed.
 
-Each prompt begins with a tag of its own, so that a prefix cache saves nothing beyond the chat template's first
-tokens: every request pays for its prompt. Prompts of one size differ little in length, so that the levels of a
-sweep are comparable. A length may be asked for as a size, or in an engine's tokens.
-
-What an agent says in a conversation is written down beforehand; the context grows by whatever the model answers. The
-first turn is a coding prompt, the others ask for more of the same: tests, an edge case, a refactoring, a new caller.
+Each prompt begins with a tag of its own, so that no prefix cache helps: every request pays for its prompt. Prompts of
+one size differ little in length, so that the levels of a sweep are comparable. A conversation begins with a coding
+prompt and goes on with written follow-ups; its context grows by whatever the model answers.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from random import Random
@@ -19,24 +15,8 @@ from typing import Literal, Unpack
 import msgspec
 
 from skep.errors import UserError
-from skep.workload.filling import (
-    FULL,
-    TINY,
-    Budget,
-    Idea,
-    Lengths,
-    Names,
-    capped_exponential,
-    draw_names,
-    draw_requirements,
-    fenced,
-    module,
-    pick,
-    pieces,
-    read_data,
-    room_for,
-    shuffled,
-)
+from skep.workload import filling
+from skep.workload.filling import FULL, TINY, Budget, Idea, Lengths, Names, pick, pieces, read_data, room_for, shuffled
 
 Kind = Literal["implement", "test", "fix", "refactor", "document"]
 Size = Literal["short", "medium", "long"]
@@ -89,7 +69,6 @@ def token_budget(tokens: int, **lengths: Unpack[Lengths]) -> tuple[Budget, Form]
 
 
 def form_for(room: int) -> Form:
-    """Return what so many pieces have room for."""
     return "bare" if room < _PIECES_FOR_CODE else "plain" if room < _PIECES_FOR_FULL_IDEAS else "full"
 
 
@@ -101,23 +80,23 @@ def tag(rng: Random, serial: int) -> str:
 def compose(rng: Random, kind: Kind, serial: int, budget: Budget, form: Form) -> tuple[Prompt, Names]:
     """Return one prompt, with the names that it speaks of."""
     system = tag(rng, serial) if form == "bare" else f"{tag(rng, serial)} You write Python."
-    names = draw_names(rng)
+    names = filling.draw_names(rng)
     exact = budget.measure is pieces
     before = (system, _BETWEEN) if exact else (system,)
     tasks = [_task(kind, idea, names, form) for idea in (FULL if form == "full" else TINY)]
     user = pick(rng, [task for task in tasks if budget.left(*before, task) >= 0] or [min(tasks, key=budget.measure)])
     if form == "full":
         kept_free = _FOR_REQUIREMENTS if exact else 0
-        user += module(rng, budget.measure, budget.left(*before, user) - kept_free, _LEAD)
+        user += filling.module(rng, budget.measure, budget.left(*before, user) - kept_free, _LEAD)
     glue = " " if form == "bare" else "\n\n"
     room = budget.left(*before, user) - (budget.measure(glue) if exact else 0)
-    said = draw_requirements(rng, names, budget.measure, room, exact=exact)
+    said = filling.draw_requirements(rng, names, budget.measure, room, exact=exact)
     return Prompt(kind, system, f"{user}{glue}{said}" if said else user), names
 
 
 def _task(kind: Kind, idea: Idea, names: Names, form: Form) -> str:
     code = (idea.code.replace(*idea.bug, 1) if kind == "fix" else idea.code).format_map(names)
-    code = fenced(code) if form == "full" else code
+    code = filling.fenced(code) if form == "full" else code
     name, summary = idea.name.format_map(names), idea.summary.format_map(names)
     return (_WITHOUT_CODE if form == "bare" else _TASKS)[kind].format(name=name, summary=summary, code=code)
 
@@ -133,11 +112,7 @@ _TASK_PIECES = 50
 def shared_prefix(
     rng: Random, *, tokens: int = 4096, task_tokens: int = 60, **lengths: Unpack[Lengths]
 ) -> Iterator[Prompt]:
-    """Endless tasks, each of its own, behind one system message of `tokens` tokens that no other seed has.
-
-    The first request pays for the system message; the others can be served from a cache. What the chat template adds
-    counts with the task's tokens.
-    """
+    """Endless tasks behind one system message of `tokens` tokens that no other seed has; a template counts as task."""
     task_room = room_for("a task", task_tokens, FEWEST_PIECES, **lengths)
     lengths["overhead_tokens"] = 0.0
     room = room_for("a shared system prompt", tokens, FEWEST_SYSTEM_PIECES, **lengths)
@@ -161,8 +136,9 @@ def prefill_heavy(rng: Random, *, tokens: int = PREFILL_TOKENS, **lengths: Unpac
 
 def _system(rng: Random, serial: int, room: int) -> str:
     text = _ABOUT.format(tag=tag(rng, serial))
-    text += module(rng, pieces, room - pieces(text) - _FOR_REQUIREMENTS, _SHARED_LEAD)
-    said = draw_requirements(rng, draw_names(rng), pieces, room - pieces(text) - pieces("\n\n"), exact=True)
+    text += filling.module(rng, pieces, room - pieces(text) - _FOR_REQUIREMENTS, _SHARED_LEAD)
+    left = room - pieces(text) - pieces("\n\n")
+    said = filling.draw_requirements(rng, filling.draw_names(rng), pieces, left, exact=True)
     return f"{text}\n\n{said}" if said else text
 
 
@@ -210,8 +186,6 @@ def conversations(
     """Endless. Think times: exponential with that mean, at most about 5 times it. `tokens_turn`: without template."""
     if not 1 <= turns <= MOST_TURNS:
         raise UserError(f"a conversation of `{turns}` turns is not possible", hint=f"from 1 to {MOST_TURNS}")
-    if not (math.isfinite(think_s) and think_s >= 0):
-        raise UserError(f"`{think_s}` is not a think time", hint="give seconds, 0 or more")
     budget, form = token_budget(tokens_first, **lengths)
     lengths["overhead_tokens"] = 0.0
     room = room_for("a further turn", tokens_turn, FEWEST_TURN_PIECES, **lengths)
@@ -219,7 +193,7 @@ def conversations(
 
     def script(serial: int) -> ConversationScript:
         prompt, names = compose(rng, order[serial % len(order)], serial, budget, form)
-        pauses = tuple(capped_exponential(rng, think_s) for _ in range(turns - 1))
+        pauses = tuple(filling.capped_exponential(rng, think_s) for _ in range(turns - 1))
         said = (prompt.user, *_further(rng, names, turns - 1, room))
         return ConversationScript(prompt.kind, prompt.system, said, pauses)
 
@@ -232,12 +206,12 @@ def _further(rng: Random, names: Names, number: int, room: int) -> Iterator[str]
     for _ in range(number):
         if not leads:
             leads = shuffled(rng, FOLLOW_UPS)
-        lead, own = leads.pop(), {**names, "number": draw_names(rng)["number"]}
+        lead, own = leads.pop(), {**names, "number": filling.draw_names(rng)["number"]}
         text = lead.format_map(own)
         if pieces(text) > room:  # too long for so short a turn: one that is not
             text = pick(rng, [short for short in FOLLOW_UPS if "{" not in short and pieces(short) <= room])
         if room >= _PIECES_FOR_CODE_AROUND:
-            text += module(rng, pieces, room - pieces(text) - _FOR_REQUIREMENTS, _CALLER)
+            text += filling.module(rng, pieces, room - pieces(text) - _FOR_REQUIREMENTS, _CALLER)
         glue = "\n\n" if "\n" in text else " "
-        said = draw_requirements(rng, own, pieces, room - pieces(text) - pieces(glue), exact=True)
+        said = filling.draw_requirements(rng, own, pieces, room - pieces(text) - pieces(glue), exact=True)
         yield f"{text}{glue}{said}" if said else text

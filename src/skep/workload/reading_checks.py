@@ -3,9 +3,7 @@ r"""Answers judged by reading them: exact texts, choices, numbers, and texts tha
 Tolerant of form, not of content: quotes, emphasis, a final period and "the answer is" are taken away, but an answer
 that settles on nothing, or on two things, is wrong. Every function here takes time in proportion to the text.
 
-A user's regular expression is different: Python's matcher backtracks, a pattern such as `(a|aa)+$` takes for ever on a
-short text, and no look at the pattern tells all of them apart from harmless ones (`\s+$` alone is quadratic). So a
-`regex` is searched for in the sandbox, where time is bounded. Nothing here matches one.
+A user's regular expression may backtrack for ever, so it is searched for in the sandbox, where time is bounded.
 """
 
 from __future__ import annotations

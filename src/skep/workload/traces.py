@@ -1,8 +1,7 @@
 """Recorded traffic, as JSON lines: Mooncake's traces and OpenAI's batch files.
 
-A Mooncake line tells when a request came, how long its prompt and answer were, and which 512-token blocks its prompt
-consists of: equal ids at the beginning of two prompts are a common prefix. The texts were not published; a text is made
-for each id, the same every time, so that an engine's prefix cache can hit where it hit then.
+A Mooncake line tells when a request came, its lengths, and which 512-token blocks its prompt consists of. Their texts
+were not published: one is made for each id, the same every time, so that a prefix cache can hit where it hit then.
 A batch line is a request as it was sent; it does not say when.
 """
 
@@ -50,8 +49,6 @@ def read_trace(lines: Iterable[str], *, speed: float = 1.0, limit: int | None = 
     """In the order of arrival. `speed` 2 replays in half the time; `limit` takes so many from the beginning."""
     if not (math.isfinite(speed) and speed > 0):
         raise UserError(f"speed `{speed}` is not possible", hint="1 is as recorded, 2 is twice as fast")
-    if limit is not None and limit < 1:
-        raise UserError(f"limit `{limit}` is too small: no request would be replayed", hint="give 1 or more")
     items = sorted(islice(_items(lines), limit), key=lambda item: item.at_s or 0.0)
     if not items:
         raise UserError("the trace holds no requests", hint=f"one JSON object a line, such as {_LOOKS['mooncake']}")
