@@ -38,16 +38,13 @@ _FIRST = {Heat.HOT: 0, Heat.COLD: 1, Heat.SEEN: 2}
 class TargetComparisonRow(msgspec.Struct, frozen=True):
     """One figure of one kind of run at both targets. The ratio is B over A."""
 
-    heat: Heat
-    shape: ProbeShape
-    concurrency: int
-    metric: SeriesMetric
+    key: SeriesKey  # of A
     versus: SeriesComparison
     sentence: str | None  # None: a side has too few values
 
     def document(self) -> dict[str, Any]:
-        kind = {name: getattr(self, name) for name in ("heat", "shape", "concurrency", "metric")}
-        return {**kind, "unit": self.metric.unit, **msgspec.to_builtins(self.versus), "sentence": self.sentence}
+        kind = {name: getattr(self.key, name) for name in ("heat", "shape", "concurrency", "metric")}
+        return {**kind, "unit": self.key.metric.unit, **msgspec.to_builtins(self.versus), "sentence": self.sentence}
 
 
 class TargetComparison(msgspec.Struct, frozen=True):
@@ -103,8 +100,8 @@ def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: fl
         if other is not None:  # their figures stand side by side, and nothing is said of better or worse
             found = replace(found, judgement=Judgement.UNKNOWN)
             sentence = sentence and f"not the same load, {other}: {sentence}"
-        rows.append(TargetComparisonRow(kind.heat, kind.shape, kind.concurrency, kind.metric, found, sentence))
-    told = tuple(f"{_kind_in_words(row)}: {row.sentence}" for row in rows if row.sentence is not None)
+        rows.append(TargetComparisonRow(kind, found, sentence))
+    told = tuple(f"{_kind_in_words(row.key)}: {row.sentence}" for row in rows if row.sentence is not None)
     return replace(comparison, rows=tuple(rows), sentences=told)
 
 
@@ -202,11 +199,11 @@ def _values(series: SeriesStore, key: SeriesKey, since: float, until: float) -> 
     return [value for _, value in read_window(series, key, since, until).quiet(since, until)]
 
 
-def _kind_in_words(row: TargetComparisonRow) -> str:
-    if row.heat is Heat.SEEN:
+def _kind_in_words(key: SeriesKey) -> str:
+    if key.heat is Heat.SEEN:
         return "what the gateway saw"
-    if row.shape is ProbeShape.QUALITY:
+    if key.shape is ProbeShape.QUALITY:
         return "small tasks"
-    streams = "one stream" if row.concurrency <= 1 else f"{row.concurrency} streams at once"
-    heat = "after a pause" if row.heat is Heat.COLD else "hot"
-    return f"{row.shape} runs, {streams}, {heat}"
+    streams = "one stream" if key.concurrency <= 1 else f"{key.concurrency} streams at once"
+    heat = "after a pause" if key.heat is Heat.COLD else "hot"
+    return f"{key.shape} runs, {streams}, {heat}"

@@ -69,8 +69,13 @@ class SeriesKey(msgspec.Struct, frozen=True, order=True):
     concurrency: int  # 0 for passive series: as many as there were
     metric: SeriesMetric
 
+    @property
+    def kind(self) -> str:
+        """The same of all targets: `hot/short/c1/tok_s`."""
+        return f"{self.heat}/{self.shape}/c{self.concurrency}/{self.metric}"
+
     def __str__(self) -> str:
-        return f"{self.target}/{self.heat}/{self.shape}/c{self.concurrency}/{self.metric}"
+        return f"{self.target}/{self.kind}"
 
     @classmethod
     def parse(cls, name: str) -> SeriesKey:

@@ -20,7 +20,7 @@ from skep.web.auth import AccessMiddleware
 from skep.web.context import Site
 from skep.web.layout import answer_static, compile_templates
 from skep.web.live import Live, routes_of_now
-from skep.web.responses import problem, wants_json
+from skep.web.responses import problem
 from skep.wire.serve_asgi import AsgiServer
 
 log = logging.getLogger("skep.web")
@@ -53,7 +53,7 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
             words = {404: "there is no such page", 405: "this page is only read"}.get(status, error.detail)
             error = UserError(words, hint="the pages are listed above" if status == 404 else None)
         assert isinstance(error, SkepError)
-        return problem(site, error, status=status, as_json=wants_json(request))
+        return problem(site, request, error, status)
 
     pages = [route for module in (history, compare, runs, plan, tuning) for route in module.routes(site)]
     app = Starlette(

@@ -24,11 +24,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from skep.config.access import AcceptedKeys, answer_while, host_of, is_same_origin
 from skep.config.keys import KeySpec, given_keys, keys_path
-from skep.errors import SkepError
+from skep.errors import SkepError, UserError
 from skep.monitor.records import DAY_S
 from skep.web.context import Site
 from skep.web.layout import page
-from skep.web.responses import form_of, json_answer, plain_problem, problem, wants_json, way_back
+from skep.web.responses import form_of, json_answer, problem, wants_json, way_back
 
 log = logging.getLogger("skep.web")
 MOST_WRONG = 10  # keys a source may get wrong within `WITHIN_S`
@@ -224,29 +224,30 @@ class AccessMiddleware:
         except SkepError as error:
             if began:
                 raise
-            await problem(self._site, error, as_json=wants_json(request))(scope, receive, send_guarded)
+            await problem(self._site, request, error)(scope, receive, send_guarded)
         except ClientDisconnect:  # in the middle of a form: nobody is left to answer
             return
         except Exception as error:  # the border of the process: readers get one line, the log another
             log.error("request.failed path=%s error=%r", scope["path"], error)
             if not began:
                 words = "this page could not be made" + ("" if self._site.public else "; the log says why")
-                await self._say(request, 500, words)(scope, receive, send_guarded)
+                await problem(self._site, request, UserError(words), 500)(scope, receive, send_guarded)
 
     def _refusal(self, request: Request) -> Response | None:
         site, headers, source = self._site, request.headers, source_of(request)
+        refuse = partial(problem, site, request)
         if site.hosts is not None and host_of(headers.get("host", "")) not in site.hosts:
             message = f"this dashboard does not answer to the name {headers.get('host', '')[:100]!r}\n"
             return PlainTextResponse(message, status_code=421)
         if request.method not in (*_READING, "POST"):
-            refused = self._say(request, 405, "pages are only read")
+            refused = refuse(UserError("pages are only read"), 405)
             refused.headers["allow"] = "GET, HEAD"
             return refused
         if request.method not in _READING:
             if site.public:
-                return self._say(request, 405, "this dashboard is read-only")
+                return refuse(UserError("this dashboard is read-only"), 405)
             if not same_origin(headers) and not (site.guarded and self._authenticator.has_key(headers.raw, source)):
-                return self._say(request, 403, "forms are taken from this dashboard's own pages only")
+                return refuse(UserError("forms are taken from this dashboard's own pages only"), 403)
         if not _is_open(request) and not self._authenticator.is_admitted(headers.raw, source):
             return self._unknown(request)
         return None
@@ -262,11 +263,6 @@ class AccessMiddleware:
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"/login?next={quote(request.url.path + query, safe='')}", 303)
 
-    def _say(self, request: Request, status: int, message: str) -> Response:
-        if wants_json(request):
-            return json_answer({"error": {"message": message, "hint": None}}, status)
-        return plain_problem(self._site, message, None, status)
-
 
 def _is_open(request: Request) -> bool:
     """Not of `request.url`: the `Host` header is a part of it, and anybody may write anything into that."""
@@ -275,7 +271,6 @@ def _is_open(request: Request) -> bool:
 
 def same_origin(headers: RequestHeaders) -> bool:
     """Return whether a form was sent by a page of this site. Browsers always say where a form comes from."""
-    origin, host = headers.get("origin"), headers.get("host")
-    if not origin or not host or headers.get("sec-fetch-site", "same-origin") != "same-origin":
-        return False
-    return is_same_origin(origin, host)
+    origin, host = headers.get("origin", ""), headers.get("host", "")
+    is_near = headers.get("sec-fetch-site", "same-origin") == "same-origin"
+    return bool(origin and host) and is_near and is_same_origin(origin, host)

@@ -22,10 +22,9 @@ from skep.monitor.describe import span_of_time
 from skep.monitor.history import SeriesHistory
 from skep.monitor.records import SeriesMetric
 from skep.monitor.store import SeriesStore
-from skep.monitor.targets import all_targets, known_target
 from skep.report import theme
 from skep.report.series_chart import Picture, Track, series_picture, shift_label, trend_svg
-from skep.store.database import Store, open_store
+from skep.store.database import open_store
 from skep.units import milliseconds, number, percent
 from skep.web import history_data
 from skep.web.context import Site
@@ -167,17 +166,15 @@ def csv_rows(view: TargetHistory) -> Iterator[tuple[Any, ...]]:
 def routes(site: Site) -> list[BaseRoute]:
     def show(request: Request) -> Response:
         asked = read_query(request.query_params, site.clock())
-        with site.store() as store:
-            targets = all_targets(SeriesStore(store)) if store else []
-            for name in asked.targets:
-                known_target(name, targets)
-            if store is None or not targets:
+        with site.series() as series:
+            targets = history_data.known_targets(series, asked)
+            if series is None or not targets:
                 return page(site, "history.html", targets=(), asked=asked)
-            keys = chosen_key(SeriesStore(store), asked.targets[0], asked.series) if asked.targets else (None, ())
+            keys = chosen_key(series, asked.targets[0], asked.series) if asked.targets else (None, ())
         # All of the page but its parts can be shown before the store is asked for a figure.
         probed = [name for name in targets if not name.startswith("gateway:")]
-        frame = page(site, "history.html", asked=asked, targets=targets, key=keys[0], keys=keys[1], probed=probed,
-                     in_words=in_words, series_of=history_data.series_of)  # fmt: skip
+        picked = {"key": keys[0], "keys": keys[1], "in_words": in_words}
+        frame = page(site, "history.html", asked=asked, targets=targets, probed=probed, **picked)
         return streamed(site, frame, _parts(site, asked, targets))
 
     def as_json(request: Request) -> Response:
@@ -202,35 +199,33 @@ def routes(site: Site) -> list[BaseRoute]:
 
 
 def _parts(site: Site, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[str]:
-    with site.store() as store:
-        if store is None:
+    with site.series() as series:
+        if series is None:
             return
         if not asked.targets:
-            open_now = {alert.target for alert in SeriesStore(store).alerts(open_only=True)}
+            open_now = {alert.target for alert in series.alerts(open_only=True)}
             yield '<div class="series-cards">'
             for name in targets:
-                yield _part("card", asked=asked, view=begin(store, asked, name), alarmed=name in open_now)
+                yield _part("card", asked=asked, view=begin(series, asked, name), alarmed=name in open_now)
             yield "</div>"
         for place, name in enumerate(asked.targets):
-            view = begin(store, asked, name)
+            view = begin(series, asked, name)
             yield _part("first", view=view, place=place, anchor=f"t{place}", alone=len(asked.targets) == 1)
-            yield _part("rest", view=_completed(site, store, view), place=place)
+            yield _part("rest", view=_completed(site, series, view), place=place)
 
 
 def _views(site: Site, request: Request) -> list[TargetHistory]:
     asked = read_query(request.query_params, site.clock())
-    with site.store() as store:
-        if store is None:
+    with site.series() as series:
+        if series is None:
             return []
-        targets = all_targets(SeriesStore(store))
-        for name in asked.targets:
-            known_target(name, targets)
-        return [_completed(site, store, begin(store, asked, name)) for name in asked.targets or targets]
+        targets = history_data.known_targets(series, asked)
+        return [_completed(site, series, begin(series, asked, name)) for name in asked.targets or targets]
 
 
-def _completed(site: Site, store: Store, view: TargetHistory) -> TargetHistory:
+def _completed(site: Site, series: SeriesStore, view: TargetHistory) -> TargetHistory:
     """In public, alerts without their words, which may come from a server's answer."""
-    view = history_data.complete(store, view)
+    view = history_data.complete(series, view)
     if not site.public:
         return view
     bare = tuple(replace(alert, message=alert.rule.value, closed_because=None) for alert in view.alerts)

@@ -16,9 +16,9 @@ from skep.monitor.compare import around_event
 from skep.monitor.history import SeriesHistory, history_of, primary_keys
 from skep.monitor.records import DAY_S, Heat, Probe, ProbeShape, SeriesKey, SeriesMetric, SeriesPoint
 from skep.monitor.store import SeriesStore
+from skep.monitor.targets import all_targets, known_target
 from skep.report.series_chart import local
 from skep.stats.rolling import WindowStats, window_stats
-from skep.store.database import Store
 
 WINDOWS = (
     ("1d", DAY_S, "1 day"),
@@ -107,14 +107,6 @@ def read_query(query: QueryParams, now: float) -> HistoryQuery:
     return HistoryQuery(targets, series, window, None if length is None else now - length, now)
 
 
-def key_of(target: str, series: str) -> SeriesKey:
-    return SeriesKey.parse(f"{target}/{series}")
-
-
-def series_of(key: SeriesKey) -> str:
-    return str(key)[len(key.target) + 1 :]
-
-
 def in_words(key: SeriesKey) -> str:
     """ "hot, short answer, 4 streams: tok/s"; nothing is said of one stream."""
     if key.heat is Heat.SEEN:
@@ -200,11 +192,19 @@ class TargetHistory(msgspec.Struct, frozen=True):
     simulated: float = 0.0  # share of the probes in the window that no model answered
 
 
+def known_targets(series: SeriesStore | None, asked: HistoryQuery) -> list[str]:
+    """Return all targets. Raise UserError where one that is asked for is not among them."""
+    known = all_targets(series) if series else []
+    for name in asked.targets:
+        known_target(name, known)
+    return known
+
+
 def chosen_key(series: SeriesStore, target: str, asked: str | None) -> tuple[SeriesKey | None, tuple[SeriesKey, ...]]:
     """The series to show, and all there are. One that the target does not have falls back to what stands for it."""
     first = primary_keys(series, target)
     keys = tuple(in_order(series.keys(target), first))
-    if asked is not None and (wanted := key_of(target, asked)) in keys:
+    if asked is not None and (wanted := SeriesKey.parse(f"{target}/{asked}")) in keys:
         return wanted, keys
     return (first[0] if first else keys[0] if keys else None), keys
 
@@ -215,11 +215,10 @@ def first_moment(series: SeriesStore, key: SeriesKey | None, until: float) -> fl
     return days[0].start if days else until - DAY_S
 
 
-def begin(store: Store, asked: HistoryQuery, target: str) -> TargetHistory:
-    series = SeriesStore(store)
+def begin(series: SeriesStore, asked: HistoryQuery, target: str) -> TargetHistory:
     key, keys = chosen_key(series, target, asked.series)
     since = first_moment(series, key, asked.until) if asked.since is None else asked.since
-    rows = store.read(_NOT_DONE, target, since, asked.until, _MOST_MARKS)[::-1]
+    rows = series.store.read(_NOT_DONE, target, since, asked.until, _MOST_MARKS)[::-1]
     return TargetHistory(
         target=target,
         key=key,
@@ -229,16 +228,15 @@ def begin(store: Store, asked: HistoryQuery, target: str) -> TargetHistory:
         history=None if key is None else history_of(series, key, since, asked.until),
         failed=tuple(row["due_at"] for row in rows if row["outcome"] == records.ProbeOutcome.FAILED),
         missed=tuple((row["due_at"], row["ended_at"]) for row in rows if row["outcome"] == records.ProbeOutcome.MISSED),
-        simulated=simulated_share(store, target, since, asked.until),
+        simulated=simulated_share(series, target, since, asked.until),
     )
 
 
-def complete(store: Store, view: TargetHistory) -> TargetHistory:
+def complete(series: SeriesStore, view: TargetHistory) -> TargetHistory:
     """With the rest: cold runs, the machine, what happened before and after an event, alerts."""
     key, history = view.key, view.history
     if key is None or history is None:
         return view
-    series = SeriesStore(store)
     brief = view.until - view.since <= _IN_DETAIL_S
     probes = series.probes(view.target, view.since, view.until, _MOST_PROBES) if brief else []
     cold_key = cold_beside(key, view.keys)
@@ -279,9 +277,9 @@ def _host_lines(probes: Sequence[Probe]) -> tuple[HostLine, ...]:
     return tuple(found)
 
 
-def simulated_share(store: Store, target: str, since: float, until: float) -> float:
+def simulated_share(series: SeriesStore, target: str, since: float, until: float) -> float:
     """Of the probes in the window that were made. A long window is judged by its newest ones."""
-    row = store.read(_SIMULATED, target, since, until, _MOST_MARKS)[0]
+    row = series.store.read(_SIMULATED, target, since, until, _MOST_MARKS)[0]
     return row["simulated"] / row["made"] if row["made"] else 0.0
 
 

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
@@ -287,32 +287,23 @@ class Stream:
         self._rendered: tuple[object, Parts] = (None, {})  # once for all browsers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._live.watching() as admitted:
+        headers, kind = {"cache-control": "no-store", "x-accel-buffering": "no"}, "text/event-stream"
+        with self._live.watching() as admitted, contextlib.suppress(OSError):  # of a browser that is gone
             if not admitted:
                 answer = json_answer({"error": {"message": f"{MOST_STREAMS} browsers watch already"}}, 503)
                 answer.headers["retry-after"] = "30"
-                await answer(scope, receive, send)
-                return
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
-                       (b"x-accel-buffering", b"no")]  # fmt: skip
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await _send(send, f"retry: {RETRY_MS}\n\n")
-            if scope["method"] == "HEAD":
-                await send({"type": "http.response.body", "body": b""})
-                return
-            async with asyncio.TaskGroup() as tasks:
-                writing = tasks.create_task(self._write(send))
-                leaving = tasks.create_task(_until_gone(receive))
-                await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
-                writing.cancel()
-                leaving.cancel()
-            await send({"type": "http.response.body", "body": b""})
+            elif scope["method"] == "HEAD":
+                answer = Response(headers=headers, media_type=kind)
+            else:
+                answer = StreamingResponse(self._events(), headers=headers, media_type=kind)
+            await answer(scope, receive, send)
 
-    async def _write(self, send: Send) -> None:
+    async def _events(self) -> AsyncIterator[str]:
+        yield f"retry: {RETRY_MS}\n\n"
         sent: Parts = {}
         while not self._live.closing:
             if not await self._live.changed(HEARTBEAT_S):
-                await _send(send, ": still here\n\n")
+                yield ": still here\n\n"
                 continue
             document = self._live.document
             if self._rendered[0] is not document:
@@ -320,17 +311,7 @@ class Stream:
             parts = self._rendered[1]
             changed = {name: part for name, part in parts.items() if sent.get(name) != part}
             sent = parts
-            await _send(send, f"data: {json_text({**document, 'parts': changed})}\n\n")
-
-
-async def _send(send: Send, words: str) -> None:
-    with contextlib.suppress(OSError):  # the browser is gone; `_until_gone` hears of it
-        await send({"type": "http.response.body", "body": words.encode(), "more_body": True})
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+            yield f"data: {json_text({**document, 'parts': changed})}\n\n"
 
 
 WIDTH, HEIGHT = 160.0, 36.0
