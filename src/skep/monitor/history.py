@@ -32,7 +32,7 @@ from skep.monitor.records import (
     SpanKind,
 )
 from skep.monitor.store import SeriesStore
-from skep.stats.changepoints import FEWEST, changes_in_series
+from skep.stats.changepoints import FEWEST, MOST, changes_in_series
 from skep.stats.rolling import WindowStats, line_through, rolling_median, window_stats
 from skep.stats.versus import SeriesComparison, versus
 
@@ -229,7 +229,6 @@ def stepped(values: Sequence[tuple[float, float]], steps: Sequence[float], width
 
 WINDOW_S = 30 * DAY_S
 SETTLED_S = 5 * DAY_S  # of the window's beginning, where what was found before stays
-_MOST = 5000  # points of a window; a target that is probed oftener is looked at over less time
 _SHAPES = (ProbeShape.SHORT, ProbeShape.LONG)
 
 
@@ -268,7 +267,7 @@ def find_changes(series: SeriesStore, target: str, now: float) -> list[SeriesCha
         edge = start + SETTLED_S if older else start
         changes = [change for change in known if change.at < edge] if older else []
         since = max([start, *(change.at for change in changes)])
-        points = series.points(key, since, now + 1, limit=_MOST)
+        points = series.points(key, since, now + 1, limit=MOST)  # of a target that is probed oftener, less time
         if len(points) >= FEWEST:
             new, _ = changes_in(key, points, series.events(since - DAY_S, now + 1, target), every_s)
             changes += [change for change in new if change.at >= edge]
@@ -281,7 +280,7 @@ def changes_in(
     key: SeriesKey, points: Sequence[SeriesPoint], events: Sequence[MonitorEvent], every_s: float
 ) -> tuple[list[SeriesChange], list[SlowDrift]]:
     """Steps and drifts of a series of hot runs, oldest first. Of others none are looked for: cold is cold."""
-    quiet = [point for point in points if not point.busy]
+    quiet = [point for point in points if not point.busy][-MOST:]
     course = changes_in_series([point.value for point in quiet])
     changes = []
     for split in course.splits:
@@ -290,7 +289,7 @@ def changes_in(
         ratio, counts = (split.ratio.low, split.ratio.high), (split.count_before, split.count_after)
         because = describe.cause(events, at, between, every_s)
         changes.append(SeriesChange(key, at, between, split.before, split.after, *ratio, *counts, because))
-    return changes, [_slow_drift(quiet[drift.first : drift.last + 1]) for drift in course.drifts]
+    return changes, [_slow_drift(quiet[first : last + 1]) for first, last in course.drifts]
 
 
 def _slow_drift(points: Sequence[SeriesPoint]) -> SlowDrift:

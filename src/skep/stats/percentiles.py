@@ -146,13 +146,13 @@ def ratio_of_medians_interval(
     return Interval(percentile(drawn, 2.5), median(above) / median(below), percentile(drawn, 97.5))
 
 
-def mean_t_interval(values: Iterable[float], *, confidence: float = 0.95) -> Interval | None:
-    """Return Student's interval of the mean, for few values of a roughly normal spread; None below two values."""
+def mean_t_interval(values: Iterable[float]) -> Interval | None:
+    """Return Student's 95 % interval of the mean, for few values of a roughly normal spread; None below two values."""
     sample = sorted(values)
     if len(sample) < 2:
         return None
     found = MeanEstimate.of(sample)
-    reach = found.reach(confidence)
+    reach = found.reach(0.95)
     return Interval(found.estimate - reach, found.estimate, found.estimate + reach)
 
 

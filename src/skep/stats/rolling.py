@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from skep.stats.percentiles import at_rank, coefficient_of_variation, mad
+from skep.stats.percentiles import at_rank, coefficient_of_variation, mad, median
 
 LEAST_SLOPES = 3  # points below which a line through them says nothing
 
@@ -63,10 +63,11 @@ def rolling_median(points: Sequence[tuple[float, float]], width_s: float) -> lis
 
 def line_through(points: Sequence[tuple[float, float]], most: int = 120) -> TrendLine | None:
     """By Theil and Sen; the interval by Sen's ranks. None below three moments.
-
-    Longer series are first gathered into `most` medians of neighbours, which keeps the slope and its interval.
-    """
-    gathered = _gathered(points, most)
+    Longer series are first gathered into `most` medians of neighbours, which keeps the slope and its interval."""
+    size, gathered = -(-len(points) // most), points
+    if size > 1:
+        groups = [points[start : start + size] for start in range(0, len(points), size)]
+        gathered = [(median(at for at, _ in group), median(value for _, value in group)) for group in groups]
     slopes = sorted(
         (later - value) / (after - at)
         for place, (at, value) in enumerate(gathered)
@@ -79,14 +80,6 @@ def line_through(points: Sequence[tuple[float, float]], most: int = 120) -> Tren
     reach = 1.96 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     low = max(0, round((len(slopes) - reach) / 2))
     high = min(len(slopes) - 1, round((len(slopes) + reach) / 2))
-    slope = at_rank(slopes, 50)
-    middle = at_rank(sorted(value - slope * (at - gathered[0][0]) for at, value in gathered), 50)
+    slope = median(slopes)
+    middle = median(value - slope * (at - gathered[0][0]) for at, value in gathered)
     return TrendLine(slope, slopes[low], slopes[high], middle + slope * (points[0][0] - gathered[0][0]))
-
-
-def _gathered(points: Sequence[tuple[float, float]], most: int) -> Sequence[tuple[float, float]]:
-    size = -(-len(points) // most)
-    if size <= 1:
-        return points
-    groups = [points[start : start + size] for start in range(0, len(points), size)]
-    return [(at_rank(sorted(at for at, _ in group), 50), at_rank(sorted(v for _, v in group), 50)) for group in groups]

@@ -87,11 +87,8 @@ class RatioEstimate(msgspec.Struct, frozen=True):
 
 
 class SequentialTest:
-    """Fed the pairs of one round at a time; `verdict` is final once it is not OPEN.
-
-    `worth`: a share below which a gain is not looked for any longer. At least two rounds, so two starts of either
-    side, before B is called better.
-    """
+    """Fed the pairs of one round at a time; `verdict` is final once it is not OPEN. `worth`: a share below which a
+    gain is not looked for any longer. At least two rounds, so two starts of either side, before B is called better."""
 
     def __init__(self, noise: MeasurementNoise, *, rounds: int = 6, worth: float = 0.01) -> None:
         self._noise, self._rounds, self._worth = noise, rounds, worth
@@ -158,9 +155,7 @@ def mean_of_starts(starts: Sequence[Sequence[float]], noise: MeasurementNoise) -
 
 def _mean_of(groups: Sequence[Sequence[float]], noise: MeasurementNoise, *, sides: int) -> MeanEstimate:
     """Return the mean over starts, or over rounds of two sides, by what is known of noise and what these groups show.
-
-    Groups that differ more than others did know it best: a machine may be more moody than one took it for.
-    """
+    Groups that differ more than others did know it best: a machine may be more moody than one took it for."""
     count, thin = len(groups), fmean(1 / len(one) for one in groups)
     means = [fmean(one) for one in groups]
     estimate = fmean(means)

@@ -106,7 +106,8 @@ class SloSearch:
         ceiling = min((c for c in self._limited if c > met), default=None)
         if failed is None and ceiling is None:
             return min(max(1, 2 * met), self._max) if met < self._max else None
-        if failed is not None and ceiling is None and self._may_pass_beyond(failed):
+        is_near = failed is not None and median(self._shares[failed]) < NEAR_ENOUGH_TO_LOOK_BEYOND
+        if failed is not None and is_near and ceiling is None and max(self._shares) == failed < self._max:
             return min(2 * failed, self._max)
         upper = min(edge for edge in (failed, ceiling) if edge is not None)
         return (met + upper) // 2 if upper - met > _step(met) else None
@@ -121,10 +122,6 @@ class SloSearch:
         else:
             halvings = math.ceil(math.log2(max(2.0, (failed - met) / _step(met))))
         return max(1, min(self._budget - self.runs, halvings + 2))
-
-    def _may_pass_beyond(self, failed: int) -> bool:
-        beyond = max(c for c in self._shares) > failed
-        return not beyond and failed < self._max and median(self._shares[failed]) < NEAR_ENOUGH_TO_LOOK_BEYOND
 
     def _is_met(self, concurrency: int) -> bool | None:
         """Return None if the level is near the limit and must be run again."""

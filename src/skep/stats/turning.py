@@ -49,6 +49,10 @@ class CurveSide(Enum):
     UNCLEAR = "unclear"
 
 
+SideOf = Callable[[int], CurveSide]  # of a level, by index
+RivalOf = Callable[[int], int | None]  # the level that it is held against
+
+
 class TurningPoint(msgspec.Struct, frozen=True):
     """A knee or a cliff among the measured levels, by index: it lies between `low` and `high`."""
 
@@ -93,9 +97,7 @@ class SpeedCurve:
 
     def ratio(self, above: int, below: int, *, among: int = 1) -> tuple[float, float, float]:
         """low, estimate and high of one level over another; without bounds while no level was repeated.
-
-        `among`: of so many levels the most extreme one is looked at, so the bounds have to hold for all of them.
-        """
+        `among`: of so many levels the most extreme one is looked at, so the bounds have to hold for all of them."""
         one, two = self.levels[above], self.levels[below]
         if not two.estimate:
             return (1.0, 1.0, 1.0) if not one.estimate else (0.0, math.inf, math.inf)
@@ -150,7 +152,7 @@ class SpeedCurve:
         low = self.levels[place.low].concurrency if place.low >= 0 else 0
         return low, self.levels[place.high].concurrency
 
-    def _place(self, at: int, low: int, high: int, side: Callable[[int], CurveSide]) -> TurningPoint:
+    def _place(self, at: int, low: int, high: int, side: SideOf) -> TurningPoint:
         """Widened over levels that are unclear, where the noise is known; by the estimates alone where it is not."""
         if self.noise is None:
             return TurningPoint(at, low, high, sure=False)
@@ -267,18 +269,16 @@ class SaturationSearch:
         return flat
 
     def _refinements(self, curve: SpeedCurve) -> Iterator[int]:
+        of_knee, of_cliff = (curve.knee_side, curve.rival), (curve.cliff_side, curve.best_before)
         knee, cliff = curve.knee(), curve.cliff()
         if knee is not None:
-            yield from self._refine(curve, knee, curve.knee_side, curve.rival)
+            yield from self._refine(curve, knee, *of_knee)
         elif len(curve.levels) > 1:
-            yield from self._repeats(curve, [len(curve.levels) - 2], curve.knee_side, curve.rival)
+            yield from self._repeats(curve, [len(curve.levels) - 2], *of_knee)
         if cliff is not None:
-            yield from self._refine(curve, cliff, curve.cliff_side, curve.best_before)
+            yield from self._refine(curve, cliff, *of_cliff)
 
-    def _refine(
-        self, curve: SpeedCurve, place: TurningPoint, side: Callable[[int], CurveSide],
-        against: Callable[[int], int | None],
-    ) -> Iterator[int]:  # fmt: skip
+    def _refine(self, curve: SpeedCurve, place: TurningPoint, side: SideOf, against: RivalOf) -> Iterator[int]:
         low, high = curve.bracket(place)
         if place.sure and _is_narrow(low, high):
             return
@@ -289,18 +289,14 @@ class SaturationSearch:
             if not _is_narrow(lower, upper) and middle not in self._unusable:
                 yield middle
 
-    def _repeats(
-        self, curve: SpeedCurve, places: Iterable[int], side: Callable[[int], CurveSide],
-        against: Callable[[int], int | None],
-    ) -> Iterator[int]:  # fmt: skip
+    def _repeats(self, curve: SpeedCurve, places: Iterable[int], side: SideOf, against: RivalOf) -> Iterator[int]:
         """Of each unclear level or of the one it is held against, whichever was run less often."""
         for place in places:
             rival = against(place)
-            if rival is None or side(place) is not CurveSide.UNCLEAR:
-                continue
-            less = min(curve.levels[place], curve.levels[rival], key=lambda level: level.count)
-            if less.count < self._most:
-                yield less.concurrency
+            if rival is not None and side(place) is CurveSide.UNCLEAR:
+                less = min(curve.levels[place], curve.levels[rival], key=lambda level: level.count)
+                if less.count < self._most:
+                    yield less.concurrency
 
 
 def _is_narrow(low: int, high: int) -> bool:

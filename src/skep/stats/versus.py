@@ -64,10 +64,8 @@ def versus(
 def ratio_of_medians(
     a: Sequence[float], b: Sequence[float], *, slow: float = 1.0, confidence: float = 0.95
 ) -> Interval | None:
-    """median(b) / median(a), by the ranks around each median; `slow` widens it.
-
-    None below two values of either, and where A's median is not above zero or B's is below it.
-    """
+    """median(b) / median(a), by the ranks around each median; `slow` widens it. None below two values of either, and
+    where A's median is not above zero or B's is below it."""
     if min(len(a), len(b)) < 2:
         return None
     below, above = median(a), median(b)
@@ -89,11 +87,8 @@ def deviations(values: Sequence[float]) -> list[float]:
 
 
 def slowness(parts: Sequence[Sequence[float]]) -> float:
-    """Return the deviation of a mean over what it would be of independent values; 1 where no slow noise is seen.
-
-    Each part is a stretch around one level, in order. Taken from how alike neighbours are; what a mean of few values
-    hides of that is added back.
-    """
+    """Return the deviation of a mean over what it would be of independent values; 1 where no slow noise is seen. Each
+    part is a stretch around one level, in order. From how alike neighbours are, and what a mean of few hides of it."""
     count = sum(map(len, parts))
     means = [(part, math.fsum(part) / len(part)) for part in parts if part]
     around = [[value - mean for value in part] for part, mean in means]
