@@ -75,9 +75,7 @@ class SeriesHistory(msgspec.Struct, frozen=True):
     band: Sequence[Band] = ()
     band_s: float = BEFORE_S
     steps: tuple[float, ...] = ()  # moments at which the band begins anew
-    stats: Mapping[str, WindowStats | None] = msgspec.field(
-        default_factory=dict
-    )  # by "1 d", "7 d", "30 d", up to `until`
+    stats: Mapping[str, WindowStats | None] = {}  # by "1 d", "7 d", "30 d", up to `until`
     changes: tuple[SeriesChange, ...] = ()
     drifts: tuple[SlowDrift, ...] = ()
     events: tuple[MonitorEvent, ...] = ()

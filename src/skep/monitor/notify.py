@@ -11,6 +11,7 @@ import signal
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
+from html import escape
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -152,7 +153,10 @@ def body_of(notice: Notice, shape: Shape, hook: Hook) -> dict[str, Any]:
             "tags": [mark],
         }
     if shape == "slack":
-        return {"text": f":{mark}: {_for_slack(notice.text)} ({_for_slack(notice.host)})"}
+        text, host = (
+            escape(words, quote=False) for words in (notice.text, notice.host)
+        )  # `<!channel>` calls everybody
+        return {"text": f":{mark}: {text} ({host})"}
     documents = [alert_document(alert) for alert in notice.alerts]
     return {
         **(documents[0] if len(documents) == 1 else {}),
@@ -184,11 +188,6 @@ def log_line(notice: Notice) -> str:
     rules = ",".join(alert.rule for alert in notice.alerts)
     targets = ",".join(alert.target or "-" for alert in notice.alerts)
     return f'alert.{notice.what} rule={rules} target={targets} message="{notice.text.replace(chr(34), chr(39))}"'
-
-
-def _for_slack(text: str) -> str:
-    """Escape Slack's three characters of markup: `<!channel>` in an error message would notify everybody."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _plain(value: object) -> str:

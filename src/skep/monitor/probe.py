@@ -214,24 +214,19 @@ THINKING_TOKENS = 1024  # for those that think before they answer
 _KNOWS_FIXED_OUTPUT = ("llamacpp", "llama.cpp", "vllm", "sglang", "skep", "skep-fake")
 
 
-class ProbeMachine(msgspec.Struct, frozen=True):
-    """Readers of this machine's GPUs and power, for a target that runs on it."""
-
-    nvidia: Callable[[], NvidiaReport] = read_nvidia
-    meter: Callable[[], PowerMeter | None] = open_meter
-
-
 async def probe_target(
     due: Due,
     *,
     key: str | None = None,
     idle_s: float | None = None,
     clock: Callable[[], float] = time.time,
-    machine: ProbeMachine | None = None,
+    nvidia: Callable[[], NvidiaReport] = read_nvidia,
+    meter: Callable[[], PowerMeter | None] = open_meter,
     lengths: ProbeLengths | None = None,
     nonce: str | None = None,
 ) -> tuple[Probe, list[ProbeSample]]:
-    """`key`: the value of the variable `target.key_env`. `lengths`: what earlier probes of the target have learnt."""
+    """`key`: the value of the variable `target.key_env`. `lengths`: what earlier probes of the target have learnt.
+    `nvidia` and `meter` read this machine's GPUs and power, for a target that runs on it."""
     target, started_at, began_s = due.target, clock(), time.monotonic()
     fault: ProbeFault | None = None
     found = _ProbeRun(target, clock, Random(nonce or secrets.token_hex(8)), lengths or ProbeLengths())
@@ -240,7 +235,7 @@ async def probe_target(
         if target.key_env and not key:
             raise ProbeFault("auth", f"the variable `{target.key_env}` with its key is not set")
         async with asyncio.timeout(whole_s):
-            await found.run(key, machine or ProbeMachine())
+            await found.run(key, nvidia, meter)
     except TimeoutError:
         fault = ProbeFault("timeout", f"the whole probe was not done within {whole_s:g} s")
     except Exception as error:  # nothing that a target says may end the watch over it
@@ -281,7 +276,9 @@ class _ProbeRun:
         self.samples: list[ProbeSample] = []
         self.own_tokens: int | None = 0  # None: not all are known
 
-    async def run(self, key: str | None, machine: ProbeMachine) -> None:
+    async def run(
+        self, key: str | None, read_gpus: Callable[[], NvidiaReport], open_power: Callable[[], PowerMeter | None]
+    ) -> None:
         target, self._key = self._target, key
         endpoint = await find_endpoint(target.url, target.model, key=key, api=target.api, timeout_s=FIND_S)
         if target.kind is TargetKind.GATEWAY:
@@ -291,8 +288,8 @@ class _ProbeRun:
         known = engine in _KNOWS_FIXED_OUTPUT or "build" in endpoint.engine
         self._fixed = known or target.kind is not TargetKind.ENDPOINT
         is_here = machine_of(target.url) == HERE
-        nvidia = await asyncio.to_thread(machine.nvidia) if is_here else None
-        meter = await asyncio.to_thread(machine.meter) if is_here else None
+        nvidia = await asyncio.to_thread(read_gpus) if is_here else None
+        meter = await asyncio.to_thread(open_power) if is_here else None
         pool = Pool(endpoint.origin, max_idle=max(4, target.concurrency))
         try:
             self.versions = await read_versions(endpoint, pool, nvidia)

@@ -143,9 +143,7 @@ class Probe(msgspec.Struct, frozen=True):
     waiting: int | None = None
     idle_s: float | None = None  # since the last request that is known of, before the warm-up
     model: str | None = None
-    versions: Mapping[str, str] = msgspec.field(
-        default_factory=dict
-    )  # "driver", "cuda", "engine", "build", "model", "skep"
+    versions: Mapping[str, str] = {}  # "driver", "cuda", "engine", "build", "model", "skep"
     host: Mapping[str, Any] = {}  # of a local target: watts, clocks, heat, throttling
     simulated: bool = False
     id: int | None = None  # None: not stored yet
@@ -240,9 +238,7 @@ class MonitorEvent(msgspec.Struct, frozen=True):
     kind: EventKind
     text: str
     target: str | None = None  # None: of all
-    detail: Mapping[str, Any] = msgspec.field(
-        default_factory=dict
-    )  # of a version: {"what": "driver", "from": ..., "to": ...}
+    detail: Mapping[str, Any] = {}  # of a version: {"what": "driver", "from": ..., "to": ...}
     id: int | None = None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from skep.bench.compare import ComparedRun, check_kinds, compare
-from skep.bench.records import Comparison
+from skep.bench.records import Comparison, LevelSummary
 from skep.bench.stored_run import JUDGED, check_drawn_together, load_run
 from skep.errors import UserError
 from skep.monitor.compare import TargetComparison, compare_targets
@@ -27,7 +27,7 @@ from skep.store.database import Store
 from skep.store.records import StoredRun
 from skep.web import history_data
 from skep.web.context import Site
-from skep.web.history import simulated_words, track_of, value_text
+from skep.web.history import simulated_words, track_of
 from skep.web.history_data import HistoryQuery, chosen_key, cold_beside, in_words, read_query
 from skep.web.layout import page, render_macro, streamed
 from skep.web.responses import csv_answer, csv_records, json_answer
@@ -64,6 +64,10 @@ def comparisons_of(store: Store, runs: Sequence[StoredRun]) -> list[Comparison]:
     return compare(*sides)
 
 
+def levels_of(store: Store, run: StoredRun) -> Sequence[LevelSummary]:
+    return () if run.kind in JUDGED else load_run(store, run.id)[1].levels
+
+
 def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[str]:
     """Yield the figures first: drawing the pictures for the first time takes a second."""
     yield _part("run_names", site=site, runs=runs)
@@ -76,8 +80,7 @@ def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[s
     told = []
     for run in runs:
         same = {name: getattr(run, name) for name in ("id", "kind", "created_at", "simulated", "config")}
-        levels = () if run.kind in JUDGED else load_run(store, run.id)[1].levels
-        told.append({**same, "model": site.label(run.model), "levels": levels})
+        told.append({**same, "model": site.label(run.model), "levels": levels_of(store, run)})
     return {"runs": told, "comparisons": comparisons_of(store, runs)}
 
 
@@ -115,7 +118,7 @@ def parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[str]
 
 
 def _part(macro: str, **values: Any) -> str:
-    return render_macro("compare_parts.html", macro, **values, value_text=value_text, in_words=in_words)
+    return render_macro("compare_parts.html", macro, **values)
 
 
 def pairs(site: Site, series: SeriesStore, asked: HistoryQuery, since: float) -> Iterator[TargetComparison]:
@@ -201,9 +204,7 @@ def routes(site: Site) -> list[BaseRoute]:
             with site.store() as store:
                 title = f"Compare {len(found_runs(store, ids))} runs"
             frame = page(site, "compare.html", title=title, runs=ids, asked=None)
-            return streamed(
-                site, frame, _with_store(site, lambda store: runs_parts(site, store, found_runs(store, ids)))
-            )
+            return streamed(site, frame, lambda store: runs_parts(site, store, found_runs(store, ids)))
         return _targets_page(site, read_query(request.query_params, site.clock()))
 
     def as_file(request: Request) -> Response:
@@ -244,11 +245,4 @@ def _targets_page(site: Site, asked: HistoryQuery) -> Response:
         choices = [(key.kind, in_words(key)) for key in kinds(series, full)]
         known = all_targets(series)
     frame = page(site, "compare.html", title=title, runs=(), asked=full, known=known, series=choices)
-    return streamed(site, frame, _with_store(site, lambda store: parts(site, SeriesStore(store), full)))
-
-
-def _with_store(site: Site, make: Callable[[Store], Iterator[str]]) -> Iterator[str]:
-    """Open the store anew: the parts of a page are made once its frame was sent."""
-    with site.store() as store:
-        if store is not None:
-            yield from make(store)
+    return streamed(site, frame, lambda store: parts(site, SeriesStore(store), full))

@@ -20,12 +20,11 @@ from starlette.routing import BaseRoute, Route
 from skep.monitor.compare import write_note
 from skep.monitor.describe import span_of_time
 from skep.monitor.history import SeriesHistory
-from skep.monitor.records import SeriesMetric
 from skep.monitor.store import SeriesStore
 from skep.report import theme
 from skep.report.series_chart import Picture, Track, series_picture, shift_label, trend_svg
 from skep.store.database import open_store
-from skep.units import milliseconds, number, percent
+from skep.units import number, percent
 from skep.web import history_data
 from skep.web.context import Site
 from skep.web.history_data import HistoryQuery, HostLine, TargetHistory, begin, chosen_key, in_words, read_query
@@ -95,14 +94,6 @@ def simulated_words(shares: Mapping[str, float]) -> str | None:
     return f"No model answered some of these probes: {', '.join(of_whom)} are a prediction."
 
 
-def value_text(metric: SeriesMetric, value: float | None) -> str:
-    if metric is SeriesMetric.TTFT_MS:
-        return milliseconds(value)
-    if metric is SeriesMetric.QUALITY:
-        return percent(None if value is None else 100 * value)
-    return number(value)
-
-
 CSV_COLUMNS = (
     "target", "series", "kind", "at_utc", "at", "until", "value", "count", "low", "p10", "p90", "high", "busy", "text",
 )  # fmt: skip
@@ -170,12 +161,11 @@ def routes(site: Site) -> list[BaseRoute]:
             targets = history_data.known_targets(series, asked)
             if series is None or not targets:
                 return page(site, "history.html", targets=(), asked=asked)
-            keys = chosen_key(series, asked.targets[0], asked.series) if asked.targets else (None, ())
+            key, keys = chosen_key(series, asked.targets[0], asked.series) if asked.targets else (None, ())
         # All of the page but its parts can be shown before the store is asked for a figure.
         probed = [name for name in targets if not name.startswith("gateway:")]
-        picked = {"key": keys[0], "keys": keys[1], "in_words": in_words}
-        frame = page(site, "history.html", asked=asked, targets=targets, probed=probed, **picked)
-        return streamed(site, frame, _parts(site, asked, targets))
+        frame = page(site, "history.html", asked=asked, targets=targets, key=key, keys=keys, probed=probed)
+        return streamed(site, frame, lambda store: _parts(site, SeriesStore(store), asked, targets))
 
     def as_json(request: Request) -> Response:
         return json_answer({"views": [view_document(view) for view in _views(site, request)]})
@@ -198,20 +188,17 @@ def routes(site: Site) -> list[BaseRoute]:
     return [*shown, Route("/notes", add_note, methods=["POST"])] if site.writable else [*shown]
 
 
-def _parts(site: Site, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[str]:
-    with site.series() as series:
-        if series is None:
-            return
-        if not asked.targets:
-            open_now = {alert.target for alert in series.alerts(open_only=True)}
-            yield '<div class="series-cards">'
-            for name in targets:
-                yield _part("card", asked=asked, view=begin(series, asked, name), alarmed=name in open_now)
-            yield "</div>"
-        for place, name in enumerate(asked.targets):
-            view = begin(series, asked, name)
-            yield _part("first", view=view, place=place, anchor=f"t{place}", alone=len(asked.targets) == 1)
-            yield _part("rest", view=_completed(site, series, view), place=place)
+def _parts(site: Site, series: SeriesStore, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[str]:
+    if not asked.targets:
+        open_now = {alert.target for alert in series.alerts(open_only=True)}
+        yield '<div class="series-cards">'
+        for name in targets:
+            yield _part("card", asked=asked, view=begin(series, asked, name), alarmed=name in open_now)
+        yield "</div>"
+    for place, name in enumerate(asked.targets):
+        view = begin(series, asked, name)
+        yield _part("first", view=view, place=place, anchor=f"t{place}", alone=len(asked.targets) == 1)
+        yield _part("rest", view=_completed(site, series, view), place=place)
 
 
 def _views(site: Site, request: Request) -> list[TargetHistory]:
@@ -238,6 +225,5 @@ def _part(macro: str, **values: Any) -> str:
 
 _FUNCTIONS: dict[str, Any] = {
     one.__name__: one
-    for one in (coverage_words, host_picture, host_words, in_words, picture_of, shift_label, simulated_words,
-                trend_picture, value_text)
-}  # fmt: skip
+    for one in (coverage_words, host_picture, host_words, picture_of, shift_label, simulated_words, trend_picture)
+}

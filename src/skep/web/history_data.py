@@ -19,6 +19,7 @@ from skep.monitor.store import SeriesStore
 from skep.monitor.targets import all_targets, known_target
 from skep.report.series_chart import local
 from skep.stats.rolling import WindowStats, window_stats
+from skep.units import milliseconds, number, percent
 
 WINDOWS = (
     ("1d", DAY_S, "1 day"),
@@ -113,6 +114,14 @@ def in_words(key: SeriesKey) -> str:
         return f"as the gateway saw it: {_METRICS[key.metric]}"
     streams = f", {key.concurrency} streams" if key.concurrency > 1 else ""
     return f"{key.heat}, {_SHAPES[key.shape]}{streams}: {_METRICS[key.metric]}"
+
+
+def value_text(metric: SeriesMetric, value: float | None) -> str:
+    if metric is SeriesMetric.TTFT_MS:
+        return milliseconds(value)
+    if metric is SeriesMetric.QUALITY:
+        return percent(None if value is None else 100 * value)
+    return number(value)
 
 
 def in_order(keys: Sequence[SeriesKey], first: Sequence[SeriesKey]) -> list[SeriesKey]:

@@ -26,7 +26,6 @@ from skep.supervisor.control import NotRunning, ReplicaStatus, Status
 from skep.supervisor.readings import HiveReadings, read_status
 from skep.units import number
 from skep.web.context import Site
-from skep.web.history_data import in_words
 from skep.web.layout import environment, page
 from skep.web.responses import csv_answer, json_answer, json_text
 
@@ -359,7 +358,7 @@ PARTS = ("state", "alerts", "cards", "replicas", "queues", "watched", "lately", 
 
 def parts(site: Site, document: dict[str, Any], watched: MonitorSnapshot) -> dict[str, str]:
     """By the name that the page has for each."""
-    values = {"site": site, "document": document, "monitor": watched, "now": site.clock(), "in_words": in_words}
+    values = {"site": site, "document": document, "monitor": watched, "now": site.clock()}
     drawn = {"sparkline": sparkline, "week_line": week_line, "against": against}
     made = environment().get_template("now_parts.html").make_module(values | drawn)
     return {name: str(getattr(made, name)()) for name in PARTS}
