@@ -7,8 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.stats.percentiles import Percentiles, coefficient_of_variation, mad, median, percentile, percentiles
-from skep.stats.rolling import line_through, rolling_median, window_stats
+from skep.stats.percentiles import (
+    Percentiles,
+    coefficient_of_variation,
+    line_through,
+    mad,
+    median,
+    percentile,
+    percentiles,
+    rolling_median,
+    window_stats,
+)
 
 numbers = st.floats(min_value=-1e12, max_value=1e12)
 samples = st.lists(numbers, min_size=1, max_size=50)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 
 from skep.monitor.records import DAY_S, HOUR_S, EventKind, MonitorEvent, Probe, SeriesChange, SeriesMetric, SlowDrift
-from skep.stats.rolling import WindowStats
+from skep.stats.percentiles import WindowStats
 from skep.stats.versus import Judgement, SeriesComparison
 from skep.units import format_seconds
 

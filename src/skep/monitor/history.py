@@ -33,7 +33,7 @@ from skep.monitor.records import (
 )
 from skep.monitor.store import SeriesStore
 from skep.stats.changepoints import FEWEST, MOST, changes_in_series
-from skep.stats.rolling import WindowStats, line_through, rolling_median, window_stats
+from skep.stats.percentiles import WindowStats, line_through, rolling_median, window_stats
 from skep.stats.versus import SeriesComparison, versus
 
 MOST_POINTS = 2000

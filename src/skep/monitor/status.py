@@ -29,8 +29,7 @@ from skep.monitor.records import (
 )
 from skep.monitor.schedule import due_at
 from skep.monitor.store import SeriesStore
-from skep.stats.percentiles import mad, median
-from skep.stats.rolling import WindowStats, window_stats
+from skep.stats.percentiles import WindowStats, mad, median, window_stats
 from skep.wire.prometheus import Gauge, metrics_text
 
 WINDOW_S = 7 * DAY_S
@@ -217,14 +216,20 @@ MOST_SERIES = 400
 MOST_TARGETS = 200
 BY_TARGET = ("target",)
 OF_SERIES = ("target", "heat", "shape", "concurrency")
-METRIC_NAMES = {  # in Prometheus, after `skep_monitor_`, and what it is
-    SeriesMetric.TOK_S: ("tokens_per_second", "Of one stream after its first token, on the client's clock"),
-    SeriesMetric.ENGINE_TOK_S: ("engine_tokens_per_second", "The same as the engine reports it"),
-    SeriesMetric.EFFECTIVE_TOK_S: ("effective_tokens_per_second", "All output tokens of a run over its wall time"),
-    SeriesMetric.TTFT_MS: ("ttft_seconds", "Time to the first token"),
-    SeriesMetric.QUALITY: ("quality_ratio", "Share of small tasks that were answered rightly"),
-    SeriesMetric.REQUESTS: ("requests_per_hour", "Requests of others that ended in the last whole hour"),
-    SeriesMetric.FAILED: ("failed_requests_per_hour", "Of these, the ones that failed"),
+METRIC_NAMES = {  # in Prometheus, and what it is
+    SeriesMetric.TOK_S: (
+        "skep_monitor_tokens_per_second",
+        "Of one stream after its first token, on the client's clock",
+    ),
+    SeriesMetric.ENGINE_TOK_S: ("skep_monitor_engine_tokens_per_second", "The same as the engine reports it"),
+    SeriesMetric.EFFECTIVE_TOK_S: (
+        "skep_monitor_effective_tokens_per_second",
+        "All output tokens of a run over its wall time",
+    ),
+    SeriesMetric.TTFT_MS: ("skep_monitor_ttft_seconds", "Time to the first token"),
+    SeriesMetric.QUALITY: ("skep_monitor_quality_ratio", "Share of small tasks that were answered rightly"),
+    SeriesMetric.REQUESTS: ("skep_monitor_requests_per_hour", "Requests of others that ended in the last whole hour"),
+    SeriesMetric.FAILED: ("skep_monitor_failed_requests_per_hour", "Of these, the ones that failed"),
 }
 
 
@@ -246,8 +251,8 @@ def metrics_page(series: SeriesStore, now: float) -> bytes:
             f"{name}_median_7d": (median(week) if week else None, f"{what}: median of 7 days."),
             f"{name}_mad_7d": (mad(week) if week else None, f"{what}: median absolute deviation over 7 days."),
         }
-        for short, (value, help_text) in values.items():
-            family = families.setdefault(short, Gauge(f"skep_monitor_{short}", help_text, OF_SERIES))
+        for full, (value, help_text) in values.items():
+            family = families.setdefault(full, Gauge(full, help_text, OF_SERIES))
             family.set(labels, None if value is None else value * factor)
     opened = Gauge("skep_monitor_alerts_open", "Alerts that are open, by target and rule.", (*BY_TARGET, "rule"))
     counts = Counter((alert.target or "", str(alert.rule)) for alert in series.alerts(open_only=True))

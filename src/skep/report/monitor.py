@@ -11,7 +11,7 @@ from skep.monitor.schedule import format_interval
 from skep.monitor.status import SeriesStatus, TargetStatus
 from skep.monitor.targets import runs_of
 from skep.report.columns import Column
-from skep.stats.rolling import WindowStats
+from skep.stats.percentiles import WindowStats
 
 WindowRow = tuple[SeriesKey, str, WindowStats | None]  # a series, the name of the window, what it has
 _one, _two = "{:,.1f}".format, "{:,.2f}".format

@@ -14,8 +14,7 @@ from statistics import NormalDist
 
 import msgspec
 
-from skep.stats.percentiles import MeanEstimate, logs, median, paired_logs, t_quantile
-from skep.stats.rolling import WindowStats, window_stats
+from skep.stats.percentiles import MeanEstimate, WindowStats, logs, median, paired_logs, t_quantile, window_stats
 from skep.units import Interval
 
 

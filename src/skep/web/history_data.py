@@ -18,7 +18,7 @@ from skep.monitor.records import DAY_S, Heat, Probe, ProbeShape, SeriesKey, Seri
 from skep.monitor.store import SeriesStore
 from skep.monitor.targets import all_targets, known_target
 from skep.report.series_chart import local
-from skep.stats.rolling import WindowStats, window_stats
+from skep.stats.percentiles import WindowStats, window_stats
 from skep.units import milliseconds, number, percent
 
 WINDOWS = (

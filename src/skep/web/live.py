@@ -20,8 +20,7 @@ from starlette.types import Receive, Scope, Send
 from skep.errors import EngineError, SkepError
 from skep.monitor.records import HOUR_S, Alert, MonitorEvent, SeriesPoint, SpanKind
 from skep.monitor.status import SeriesStatus, TargetStatus, alert_document, target_statuses
-from skep.stats.percentiles import percentile
-from skep.stats.rolling import WindowStats
+from skep.stats.percentiles import WindowStats, percentile
 from skep.supervisor.control import NotRunning, ReplicaStatus, Status
 from skep.supervisor.readings import HiveReadings, read_status
 from skep.units import number
