@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from starlette.datastructures import Headers as RequestHeaders
 from starlette.datastructures import MutableHeaders
-from starlette.requests import ClientDisconnect, Request, cookie_parser
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -65,7 +65,6 @@ def network_of(source: str) -> str:
 COOKIE = "skep_session"
 SESSION_S = 7 * DAY_S
 MOST_SESSIONS = 256
-Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Authenticator:
@@ -81,17 +80,18 @@ class Authenticator:
         """Return the seconds for which keys from this source are not checked, after too many wrong ones."""
         return self._attempts.wait_s(source, self._site.clock())
 
-    def has_key(self, headers: Headers, source: str) -> bool:
-        """Return whether the headers hold a valid key; browsers never send one by themselves."""
-        given = list(given_keys(headers))
-        return bool(given) and self._find(given, source) is not None
+    def has_key(self, request: Request) -> bool:
+        """Return whether its headers hold a valid key; browsers never send one by themselves."""
+        given = list(given_keys(request.headers.raw))
+        return bool(given) and self._find(given, source_of(request)) is not None
 
-    def is_admitted(self, headers: Headers, source: str) -> bool:
-        return self._keys is None or self._in_session(headers) or self.has_key(headers, source)
+    def is_admitted(self, request: Request) -> bool:
+        return self._keys is None or self._in_session(request) or self.has_key(request)
 
-    def is_still_admitted(self, headers: Headers) -> bool:
-        """The same for a request that was admitted and is still being answered: nothing counts as a wrong key."""
-        return self._keys is None or self._in_session(headers) or self._keys.find(given_keys(headers)) is not None
+    def is_still_admitted(self, request: Request) -> bool:
+        """The same of one that was admitted and is still being answered: nothing counts as a wrong key."""
+        keys, given = self._keys, given_keys(request.headers.raw)
+        return keys is None or self._in_session(request) or keys.find(given) is not None
 
     def enter(self, key: str, source: str) -> str | None:
         """Return the token of a new session, None for a wrong key or after too many wrong ones."""
@@ -104,9 +104,8 @@ class Authenticator:
         self._sessions[_digest(token)] = (now + SESSION_S, spec)
         return token
 
-    def leave(self, headers: Headers) -> None:
-        if (token := _token_of(headers)) is not None:
-            self._sessions.pop(_digest(token), None)
+    def leave(self, request: Request) -> None:
+        self._sessions.pop(_session_of(request), None)
 
     def _find(self, given: Sequence[bytes], source: str) -> KeySpec | None:
         now = self._site.clock()
@@ -116,9 +115,9 @@ class Authenticator:
             self._attempts.add_wrong_key(source, now)
         return spec
 
-    def _in_session(self, headers: Headers) -> bool:
-        token = _token_of(headers)
-        if self._keys is None or token is None or (found := self._sessions.get(_digest(token))) is None:
+    def _in_session(self, request: Request) -> bool:
+        found = self._sessions.get(_session_of(request))
+        if self._keys is None or found is None:
             return False
         ends, spec = found
         return ends > self._site.clock() and self._keys.accepts(spec)
@@ -127,8 +126,7 @@ class Authenticator:
 def routes(site: Site, authenticator: Authenticator) -> list[BaseRoute]:
     async def show(request: Request) -> Response:
         wanted = way_back(request.query_params.get("next"))
-        admitted = authenticator.is_admitted(request.headers.raw, source_of(request))
-        return RedirectResponse(wanted, 303) if admitted else login_page(site, wanted)
+        return RedirectResponse(wanted, 303) if authenticator.is_admitted(request) else login_page(site, wanted)
 
     async def enter(request: Request) -> Response:
         form, source = await form_of(request), source_of(request)
@@ -145,7 +143,7 @@ def routes(site: Site, authenticator: Authenticator) -> list[BaseRoute]:
         return answer
 
     async def leave(request: Request) -> Response:
-        authenticator.leave(request.headers.raw)
+        authenticator.leave(request)
         answer = RedirectResponse("/login", 303)
         answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
         return answer
@@ -161,10 +159,8 @@ def source_of(request: Request) -> str:
     return request.client.host if request.client is not None else ""
 
 
-def _token_of(headers: Headers) -> str | None:
-    """Read as browsers send it: cookies of other programs on the same machine, which may hold anything, come along."""
-    sent = [cookie_parser(value.decode("latin-1")) for name, value in headers if name == b"cookie"]
-    return next((jar[COOKIE] for jar in sent if COOKIE in jar), None)
+def _session_of(request: Request) -> bytes:
+    return _digest(request.cookies.get(COOKIE, ""))
 
 
 def _digest(token: str) -> bytes:
@@ -217,7 +213,7 @@ class AccessMiddleware:
             if (refused := self._refusal(request)) is not None:
                 await refused(scope, receive, send_guarded)
             elif self._site.guarded and not _is_open(request):
-                still = partial(self._authenticator.is_still_admitted, request.headers.raw)
+                still = partial(self._authenticator.is_still_admitted, request)
                 await answer_while(still, self.app, scope, receive, send_guarded)
             else:
                 await self.app(scope, receive, send_guarded)
@@ -234,7 +230,7 @@ class AccessMiddleware:
                 await problem(self._site, request, UserError(words), 500)(scope, receive, send_guarded)
 
     def _refusal(self, request: Request) -> Response | None:
-        site, headers, source = self._site, request.headers, source_of(request)
+        site, headers = self._site, request.headers
         refuse = partial(problem, site, request)
         if site.hosts is not None and host_of(headers.get("host", "")) not in site.hosts:
             message = f"this dashboard does not answer to the name {headers.get('host', '')[:100]!r}\n"
@@ -246,9 +242,9 @@ class AccessMiddleware:
         if request.method not in _READING:
             if site.public:
                 return refuse(UserError("this dashboard is read-only"), 405)
-            if not same_origin(headers) and not (site.guarded and self._authenticator.has_key(headers.raw, source)):
+            if not same_origin(headers) and not (site.guarded and self._authenticator.has_key(request)):
                 return refuse(UserError("forms are taken from this dashboard's own pages only"), 403)
-        if not _is_open(request) and not self._authenticator.is_admitted(headers.raw, source):
+        if not _is_open(request) and not self._authenticator.is_admitted(request):
             return self._unknown(request)
         return None
 

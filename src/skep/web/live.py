@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from markupsafe import Markup
@@ -146,6 +146,7 @@ RETRY_MS = 2000
 MOST_STREAMS = 64
 Parts = dict[str, str]
 Render = Callable[[dict[str, Any], MonitorSnapshot], Parts]
+Told = TypeVar("Told")
 
 
 class Live:
@@ -232,27 +233,24 @@ class Live:
     async def _read_store(self) -> None:
         """What it does not tell now it may tell the next time."""
         began = self._clock()
-        ttft_due, watched_due = began - self._ttft_at >= TTFT_EVERY_S, began - self._watched_at >= WATCHED_EVERY_S
-        if not (ttft_due or watched_due):
-            return
-        ttft, watched = await asyncio.to_thread(self._told, ttft_due, watched_due)
-        if ttft_due:
-            self._ttft, self._ttft_at = ttft, began
-        if watched_due:
-            self.watched = watched
-            self._watched_at = began if watched.fault is None else float("-inf")
+        if began - self._ttft_at >= TTFT_EVERY_S:
+            ttft = await asyncio.to_thread(self._told, read_ttft)
+            self._ttft, self._ttft_at = None if isinstance(ttft, str) else ttft, began
+        if began - self._watched_at >= WATCHED_EVERY_S:
+            watched = await asyncio.to_thread(self._told, read_monitor)
+            self.watched = MonitorSnapshot(fault=watched) if isinstance(watched, str) else watched
+            self._watched_at = began if self.watched.fault is None else float("-inf")
 
-    def _told(self, ttft_due: bool, watched_due: bool) -> tuple[dict[str, float] | None, MonitorSnapshot]:
-        """In a thread of its own."""
-        now, fault = self._site.clock(), "the store cannot be read right now"
+    def _told(self, read: Callable[[Site, float], Told]) -> Told | str:
+        """In a thread of its own. Return why the store tells nothing, where it does not."""
         try:
-            ttft = read_ttft(self._site, now) if ttft_due else None
-            return ttft, read_monitor(self._site, now) if watched_due else self.watched
+            return read(self._site, self._site.clock())
         except SkepError as error:
-            fault = fault if self._site.public else error.message
+            if not self._site.public:
+                return error.message
         except Exception as error:  # whatever it was, the dashboard goes on
             log.error("store.failed error=%r", error)
-        return None, MonitorSnapshot(fault=fault)
+        return "the store cannot be read right now"
 
     def _ask_hive(self) -> Status | SkepError:
         """In a thread of its own."""
