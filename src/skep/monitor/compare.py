@@ -12,24 +12,14 @@ from msgspec.structs import replace
 from skep.errors import UserError
 from skep.monitor import describe
 from skep.monitor.history import interval_of, primary_keys, read_window
-from skep.monitor.records import (
-    DAY_S,
-    LONGEST_NOTE,
-    EventKind,
-    Heat,
-    MonitorEvent,
-    ProbeShape,
-    ProbeTarget,
-    SeriesKey,
-    SeriesMetric,
-    one_line,
-)
+from skep.monitor.records import DAY_S, EventKind, Heat, MonitorEvent, ProbeShape, ProbeTarget, SeriesKey, SeriesMetric
 from skep.monitor.store import SeriesStore
 from skep.monitor.targets import all_targets, known_target
 from skep.stats.versus import Judgement, SeriesComparison, versus
 
 AROUND_S = 7 * DAY_S
 _BOUNDARIES = (EventKind.VERSION, EventKind.NOTE)  # a restart by itself is not expected to change a speed
+LONGEST_NOTE = 500  # characters
 _NOTES_TOLD = 3
 ALIKE = 1.25  # lengths that differ by more make another load
 _FIRST = {Heat.HOT: 0, Heat.COLD: 1, Heat.SEEN: 2}
@@ -137,7 +127,7 @@ def write_note(
     series: SeriesStore, text: str, target: str | None, now: float, at: float | None = None
 ) -> tuple[MonitorEvent, list[AroundEvent]]:
     """Store a note of one target, or of all; return it with what it has brought, where that can be told already."""
-    if not (words := one_line(text)):
+    if not (words := describe.one_line(text)):
         raise UserError("the note is empty", hint="say what was changed, such as: NVLink bridges removed")
     if len(words) > LONGEST_NOTE:
         raise UserError(f"the note has {len(words)} characters, {LONGEST_NOTE} is the most", hint="shorten it")

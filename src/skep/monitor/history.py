@@ -232,10 +232,8 @@ _SHAPES = (ProbeShape.SHORT, ProbeShape.LONG)
 
 def primary_keys(series: SeriesStore, target: str) -> list[SeriesKey]:
     """Return the series that stand for a target: its speed, short runs of one stream first, then TTFT and quality.
-
     The engine's own figure where it tells one, else the client's; with several streams at once the sum of them all.
-    Only hot runs; of a target that nobody probes, what the gateway saw.
-    """
+    Only hot runs; of a target that nobody probes, what the gateway saw."""
     keys = set(series.keys(target))
     hot = [key for key in keys if key.heat is Heat.HOT and key.shape in _SHAPES]
     kinds = sorted({(key.concurrency, _SHAPES.index(key.shape)) for key in hot})

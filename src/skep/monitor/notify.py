@@ -19,7 +19,8 @@ from msgspec.structs import replace
 
 from skep.config.monitor import COMMAND_WORDS, Hook, Monitor, QuietHours, Shape, check_webhook
 from skep.errors import UserError
-from skep.monitor.records import Alert, AlertRule, one_line
+from skep.monitor.describe import one_line
+from skep.monitor.records import Alert, AlertRule
 from skep.monitor.status import alert_document
 from skep.units import format_seconds, shortened
 from skep.wire.client import WireFailure

@@ -29,18 +29,8 @@ from skep.bench.request import BenchTask, Sender
 from skep.errors import EndpointError, SkepError, UserError
 from skep.host.nvidia import NvidiaReport, read_nvidia
 from skep.host.power import PowerMeter, open_meter
-from skep.monitor.records import (
-    BUSY,
-    PROBES_FLOW,
-    Heat,
-    Probe,
-    ProbeOutcome,
-    ProbeSample,
-    ProbeShape,
-    ProbeTarget,
-    TargetKind,
-    one_line,
-)
+from skep.monitor.describe import one_line
+from skep.monitor.records import BUSY, PROBES_FLOW, Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape, ProbeTarget
 from skep.monitor.schedule import Due
 from skep.store.records import Request
 from skep.wire.client import Pool, WireFailure
@@ -95,7 +85,7 @@ async def read_load(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
         if load.running is None:
             slots = await fetch(pool, "GET", "/slots", headers=dict(headers), timeout_s=ASK_S)
             busy = count_busy(slots.json()) if slots.status == 200 else None
-            return TargetLoad(busy, None, load.tokens_total, load.process_began_at)
+            return replace(load, running=busy, waiting=None)
     except WireFailure:
         return TargetLoad()
     return load
@@ -281,12 +271,12 @@ class _ProbeRun:
     ) -> None:
         target, self._key = self._target, key
         endpoint = await find_endpoint(target.url, target.model, key=key, api=target.api, timeout_s=FIND_S)
-        if target.kind is TargetKind.GATEWAY:
+        if target.kind == "gateway":
             endpoint = replace(endpoint, headers={**endpoint.headers, "x-skep-agent": PROBES_FLOW})
         self.endpoint = endpoint
         engine = str(endpoint.engine.get("engine", "")).lower()
         known = engine in _KNOWS_FIXED_OUTPUT or "build" in endpoint.engine
-        self._fixed = known or target.kind is not TargetKind.ENDPOINT
+        self._fixed = known or target.kind != "endpoint"
         is_here = machine_of(target.url) == HERE
         nvidia = await asyncio.to_thread(read_gpus) if is_here else None
         meter = await asyncio.to_thread(open_power) if is_here else None

@@ -16,15 +16,9 @@ import msgspec
 from skep.store.rows import JOINED, Figure, StoredAs, finite
 
 PROBES_FLOW = "skep-monitor"  # what a probe calls itself at skep's gateway: passive series are of others' requests
-LONGEST_NOTE = 500  # characters
 BUSY = "busy"  # the error kind of a target that is there and has no room: neither a figure nor an outage
 HOUR_S = 3600.0
 DAY_S = 86400.0
-
-
-def one_line(text: str) -> str:
-    """Return one line that a terminal can be shown: a server or a form may say anything."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 class Heat(StrEnum):

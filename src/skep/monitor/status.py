@@ -169,16 +169,10 @@ def target_statuses(series: SeriesStore, now: float, *, with_readings: bool = Tr
         for key in primary_keys(series, target.name) if with_readings else ():
             newest, quiet = latest_and_week(series, key, now, fresh_s(target))
             readings.append(SeriesStatus(key, newest, window_stats(quiet)))
-        status = TargetStatus(
-            target=target,
-            state=_state(target, last, now, alerts=bool(own)),
-            last=last,
-            due_at=now if era < 0 else due_at(target, following),  # below 0: never probed, or only asked for by hand
-            coverage=series.coverage(target.name, now - WINDOW_S, now),
-            readings=tuple(readings),
-            alerts=own,
-        )
-        found.append(status)
+        due = now if era < 0 else due_at(target, following)  # below 0: never probed, or only asked for by hand
+        state = _state(target, last, now, alerts=bool(own))
+        coverage = series.coverage(target.name, now - WINDOW_S, now)
+        found.append(TargetStatus(target, state, last, due, coverage, tuple(readings), own))
     return found
 
 

@@ -168,9 +168,8 @@ class SeriesStore:
         if found is not None and (removed or found.removed_at is None):
             return found
         if found is not None:
-            raise UserError(
-                f"target `{name}` was removed", hint="its history is kept; `skep monitor add` brings it back"
-            )
+            hint = "its history is kept; `skep monitor add` brings it back"
+            raise UserError(f"target `{name}` was removed", hint=hint)
         live = {squeeze(target.name): target.name for target in known.values() if removed or target.removed_at is None}
         hint = "`skep monitor list` shows them" if live else "`skep monitor add` makes one"
         raise UserError(f"there is no target `{name}`", hint=did_you_mean(similar_names(name, live), hint))
@@ -213,8 +212,7 @@ class SeriesStore:
         """Oldest first; the newest `limit` of them. A passive series has a point for each hour: its median."""
         if key.heat is Heat.SEEN:
             hours = self.spans(key, SpanKind.HOUR, since, until)
-            first = 0 if limit is None else max(0, len(hours) - limit)
-            return [SeriesPoint(hour.start, hour.median) for hour in hours[first:]]
+            return [SeriesPoint(hour.start, hour.median) for hour in (hours if limit is None else hours[-limit:])]
         if key.metric not in RAW_METRICS:
             return []
         values = (*key_values(key), since, until, -1 if limit is None else limit)

@@ -183,11 +183,9 @@ def items_needed(
     delta: float, *, discordance: float = ASSUMED_DISCORDANCE, repeats: int = 1, power: float = 0.8,
     correlation: float = ASSUMED_CORRELATION,
 ) -> int:  # fmt: skip
-    """Return how many must be asked so that the claim is made in `power` of runs, if nothing is lost.
-
-    `discordance`: share of pairs that differ; `correlation`: of one item's repeats, see above. Even where nothing ever
-    differs about 3.1 / delta are needed, and repeats do not help below that: fewer would hide as many lost items.
-    """
+    """Return how many must be asked so that the claim is made in `power` of runs, if nothing is lost. `discordance`:
+    share of pairs that differ; `correlation`: of one item's repeats. Even where nothing ever differs about 3.1 / delta
+    are needed, and repeats do not help below that: fewer would hide as many lost items."""
     _check_share("delta", delta)
     values = _item_values(discordance, repeats, correlation)
 
