@@ -173,7 +173,6 @@ def paired_difference(pairs: Mapping[str, Sequence[tuple[bool, bool]]]) -> Paire
 
 def claim_of(difference: PairedDifference, delta: float) -> Claim:
     """Decide. A loss that is certain but certainly smaller than delta HOLDS: that is what was asked."""
-    _check_share("delta", delta)
     if difference.low > -delta:
         return Claim.HOLDS
     return Claim.LOST if difference.high < 0 else Claim.UNSHOWN
@@ -186,7 +185,6 @@ def items_needed(
     """Return how many must be asked so that the claim is made in `power` of runs, if nothing is lost. `discordance`:
     share of pairs that differ; `correlation`: of one item's repeats. Even where nothing ever differs about 3.1 / delta
     are needed, and repeats do not help below that: fewer would hide as many lost items."""
-    _check_share("delta", delta)
     values = _item_values(discordance, repeats, correlation)
 
     def enough(items: int) -> bool:
@@ -203,16 +201,12 @@ def items_needed(
 
 def delta_shown(items: int, *, discordance: float = ASSUMED_DISCORDANCE, repeats: int = 1, power: float = 0.8) -> float:
     """Return the smallest loss that so many items can exclude in `power` of runs."""
-    if items < 1:
-        raise ValueError(f"{items} items can show nothing")
     return -lower_bound(_unlucky(_item_values(discordance, repeats, ASSUMED_CORRELATION), items, power))
 
 
 def _item_values(discordance: float, repeats: int, correlation: float) -> dict[float, float]:
     """How an item's mean difference is spread: a share of `correlation` of the items is the same in all repeats, the
     repeats of the others are independent. This gives the variance that a correlation stands for."""
-    if not (0 <= discordance <= 1 and repeats >= 1 and 0 <= correlation <= 1):
-        raise ValueError(f"{repeats} repeats, discordance {discordance} and correlation {correlation} make no sense")
     once = {-1: discordance / 2, 0: 1 - discordance, 1: discordance / 2}
     sums = {0: 1.0}
     for _ in range(repeats):
@@ -229,8 +223,6 @@ def _item_values(discordance: float, repeats: int, correlation: float) -> dict[f
 
 def _unlucky(values: Mapping[float, float], items: int, power: float) -> dict[float, float]:
     """Return what is seen if chance goes against it as far as `power` allows: the spread, tilted to that mean."""
-    if not 0.5 <= power < 1:
-        raise ValueError(f"power {power} is not between 0.5 and 1")
     mean = mean_of(values)
     variance = sum(share * (value - mean) ** 2 for value, share in values.items())
     aim = mean - NormalDist().inv_cdf(power) * math.sqrt(variance / items)
@@ -247,8 +239,3 @@ def _unlucky(values: Mapping[float, float], items: int, power: float) -> dict[fl
 
 def _tilted(values: Mapping[float, float], tilt: float) -> dict[float, float]:
     return {value: share * math.exp(tilt * value) for value, share in values.items()}
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"{name} {value} is not between 0 and 1")

@@ -26,12 +26,6 @@ class PrecisionGoal(msgspec.Struct, frozen=True):
     fewest: int = 4
     most: int = 12
 
-    def __post_init__(self) -> None:
-        if self.relative <= 0:
-            raise ValueError(f"a goal of {self.relative} cannot be reached")
-        if not 1 <= self.fewest <= self.most:
-            raise ValueError(f"between {self.fewest} and {self.most} repeats there is no number")
-
 
 class Precision:
     """Decides for one level. `enough` means the goal was met; `done` also when repeats ran out."""

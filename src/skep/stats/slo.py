@@ -81,8 +81,6 @@ class SloSearch:
     """Ask `next_level`, run it, tell `measured`; until it is None."""
 
     def __init__(self, *, max_concurrency: int, budget: int = 40) -> None:
-        if max_concurrency < 1 or budget < 1:
-            raise ValueError("a search needs a level and a run")
         self._max, self._budget = max_concurrency, budget
         self._shares: dict[int, list[float]] = {}
         self._limited: set[int] = set()

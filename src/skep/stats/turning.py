@@ -207,8 +207,6 @@ class SaturationSearch:
     """
 
     def __init__(self, *, max_concurrency: int, budget: int = 60, most_repeats: int = 5) -> None:
-        if max_concurrency < 1 or budget < 1 or most_repeats < 2:
-            raise ValueError("a search needs a level, a run, and two repeats where a level is unclear")
         self._max, self._budget, self._most = max_concurrency, budget, most_repeats
         self._figures: dict[int, list[float]] = {}
         self._unusable: set[int] = set()
