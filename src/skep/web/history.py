@@ -185,7 +185,7 @@ def routes(site: Site) -> list[BaseRoute]:
         return RedirectResponse(way_back(form.get("next")), 303)
 
     shown = [Route("/history", show), Route("/api/history.json", as_json), Route("/api/history.csv", as_csv)]
-    return [*shown, Route("/notes", add_note, methods=["POST"])] if site.writable else [*shown]
+    return [*shown] if site.public else [*shown, Route("/notes", add_note, methods=["POST"])]
 
 
 def _parts(site: Site, series: SeriesStore, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[str]:

@@ -21,13 +21,13 @@ from skep.report.series_chart import local
 from skep.stats.percentiles import WindowStats, window_stats
 from skep.units import milliseconds, number, percent
 
-WINDOWS = (
-    ("1d", DAY_S, "1 day"),
-    ("7d", 7 * DAY_S, "7 days"),
-    ("30d", 30 * DAY_S, "30 days"),
-    ("1y", 365 * DAY_S, "1 year"),
-)
-ALL = "all"
+WINDOWS: dict[str, tuple[float | None, str]] = {  # by name: its length, None for all there is, and its words
+    "1d": (DAY_S, "1 day"),
+    "7d": (7 * DAY_S, "7 days"),
+    "30d": (30 * DAY_S, "30 days"),
+    "1y": (365 * DAY_S, "1 year"),
+    "all": (None, "all"),
+}
 DEFAULT_WINDOW, DEFAULT_SERIES = "7d", "hot/short/c1/tok_s"
 _MOST_TARGETS = 8
 _FIRST_YEAR, _LAST_YEAR = 1971, 2999  # whatever the zone, a clock can tell them
@@ -53,7 +53,7 @@ class HistoryQuery(msgspec.Struct, frozen=True):
 
     targets: tuple[str, ...]
     series: str | None
-    window: str  # one of WINDOWS, ALL, or "" where `begin` and `end` were given
+    window: str  # one of WINDOWS, or "" where `begin` and `end` were given
     since: float | None
     until: float
     begin: str = ""
@@ -69,7 +69,7 @@ class HistoryQuery(msgspec.Struct, frozen=True):
 
     def windows(self) -> list[tuple[str, str, bool]]:
         """Return the usual windows: in words, the query string that asks for it, whether it is this one."""
-        names = [*((name, words) for name, _, words in WINDOWS), (ALL, "all")]
+        names = ((name, words) for name, (_, words) in WINDOWS.items())
         return [(words, replace(self, window=name).query(), name == self.window) for name, words in names]
 
     @property
@@ -99,12 +99,11 @@ def read_query(query: QueryParams, now: float) -> HistoryQuery:
         if since is not None and since >= until:
             raise UserError(f"`from={begin}` is not before `to={end or 'now'}`", hint="swap the two")
         return HistoryQuery(targets, series, "", since, until, begin, end)
-    lengths: dict[str, float | None] = {**{name: length for name, length, _ in WINDOWS}, ALL: None}
     window = window or DEFAULT_WINDOW
-    if window not in lengths:
-        hint = f"one of {', '.join(lengths)}, or from=YYYY-MM-DD and to=YYYY-MM-DD"
+    if window not in WINDOWS:
+        hint = f"one of {', '.join(WINDOWS)}, or from=YYYY-MM-DD and to=YYYY-MM-DD"
         raise UserError(f"`window={window}` is not a window", hint=hint)
-    length = lengths[window]
+    length, _ = WINDOWS[window]
     return HistoryQuery(targets, series, window, None if length is None else now - length, now)
 
 

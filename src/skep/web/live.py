@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from skep.errors import EngineError, SkepError
 from skep.monitor.records import HOUR_S, Alert, MonitorEvent, SeriesPoint, SpanKind
 from skep.monitor.status import SeriesStatus, TargetStatus, alert_document, target_statuses
-from skep.stats.percentiles import WindowStats, percentile
+from skep.stats.percentiles import percentile
 from skep.supervisor.control import NotRunning, ReplicaStatus, Status
 from skep.supervisor.readings import HiveReadings, read_status
 from skep.units import number
@@ -356,19 +356,9 @@ PARTS = ("state", "alerts", "cards", "replicas", "queues", "watched", "lately", 
 def parts(site: Site, document: dict[str, Any], watched: MonitorSnapshot) -> dict[str, str]:
     """By the name that the page has for each."""
     values = {"site": site, "document": document, "monitor": watched, "now": site.clock()}
-    drawn = {"sparkline": sparkline, "week_line": week_line, "against": against}
+    drawn = {"sparkline": sparkline, "against": against}
     made = environment().get_template("now_parts.html").make_module(values | drawn)
     return {name: str(getattr(made, name)()) for name in PARTS}
-
-
-def week_line(standing: TargetStatus, line: Sequence[SeriesPoint], week: WindowStats | None) -> Markup | None:
-    return sparkline(
-        [point.value for point in line],
-        f"{standing.target.name} over 7 days, by the hour",
-        places=[point.at for point in line],
-        gap=max(2.5 * HOUR_S, 2.5 * standing.target.every_s),
-        median=week.median if week else None,
-    )
 
 
 def against(reading: SeriesStatus) -> tuple[str, str]:
