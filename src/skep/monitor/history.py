@@ -1,8 +1,6 @@
 """A series as it is shown: points or hours or days, where it usually lies, what changed and what happened, in words.
-
 Short windows show their samples, long ones the summaries, so that a year is read as quickly as a week.
-Values of probes that met others at the target are shown, and left out of all that is derived.
-"""
+Values of probes that met others at the target are shown, and left out of all that is derived."""
 
 from __future__ import annotations
 

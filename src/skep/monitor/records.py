@@ -1,9 +1,7 @@
 """The frozen values of watching over time: targets, probes, samples, series, events, alerts.
 
-Knows nothing of where they are stored or shown. `None` means unknown, never zero. Times are unix seconds.
-A *probe* is one occasion at one target; it brings *samples*, one for each run of it. A *series* is one figure of one
-kind of run of one target over time.
-"""
+`None` means unknown, never zero. Times are unix seconds. A *probe* is one occasion at one target; it brings *samples*,
+one for each run of it. A *series* is one figure of one kind of run of one target over time."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """The store of watching over time: targets, probes and their samples, series, events, alerts, changes.
 
-Each append is one short transaction. Hours and days are brought up to date with the samples that belong to them, so
-that reading a year never reads its samples. Passive series, of requests that others sent to the gateway, have nothing
-else: their hours are closed one by one. Knows no clock: times are arguments, unix seconds. A window from `since` to
-`until` has its beginning and not its end.
-"""
+Each append is one short transaction. Hours and days are brought up to date with their samples, so that reading a year
+never reads these; series of requests that others sent to the gateway have hours alone, which are closed one by one.
+Times are arguments, unix seconds. A window from `since` to `until` has its beginning and not its end."""
 
 from __future__ import annotations
 

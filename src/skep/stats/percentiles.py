@@ -1,12 +1,9 @@
 """Location and spread of a sample or of moving windows, and intervals: how far a repeated run would move a figure.
 
 For many values, such as the requests of a level, the percentile bootstrap: draw samples of the same size with
-replacement, take the statistic of each, and cut the tails. It assumes independent values; with fewer than ten or so
-it is too narrow. Chance comes in as `rng`.
-
-For few values, such as the repeats of a level, Student's t. Ratios are taken on logarithms, where a share is a
-difference: the result is the ratio of geometric means, which for a spread of a few per cent is that of the means.
-"""
+replacement, by `rng`, and cut the tails. It assumes independent values; with fewer than ten or so it is too narrow.
+For few, such as the repeats of a level, Student's t. Ratios are taken on logarithms, where a share is a difference: the
+result is the ratio of geometric means, which for a spread of a few per cent is that of the means."""
 
 from __future__ import annotations
 

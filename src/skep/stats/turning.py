@@ -195,16 +195,12 @@ RUNS_A_HALVING = 3  # a new level and the repeats that make its side clear; for 
 class SaturationSearch:
     """Which level to run next until knee and cliff are bracketed: ask `next_level`, run it, tell `measured`.
 
-    C doubles from 1 until two successive levels bring less than 5 %, or fall. Then the brackets are made sure, by
-    repeating the levels whose side is unclear, and narrow, by halving them. Every answer is worked out anew from all
-    that was measured, so a step that looked flat by chance does not end the search for good. A cliff beyond the two
-    flat levels is not looked for. `most_repeats` of one level leave a side open that the noise does not let tell; the
-    bracket then spans it.
-
-    Simulated with 3 % noise and one run at a time, the brackets held the points in 97 to 100 % for curves that level
-    off or fall at one place, in 16 to 39 runs. On a curve that goes on creeping up by some 3 % a doubling, in two
-    thirds.
-    """
+    C doubles from 1 until two successive levels bring less than 5 %, or fall; a cliff beyond them is not looked for.
+    Then the brackets are made sure, by repeating the levels whose side is unclear, at most `most_repeats` times, and
+    narrow, by halving them. Every answer is worked out anew from all that was measured, so a step that looked flat by
+    chance does not end the search for good. Simulated with 3 % noise and one run at a time, the brackets held the
+    points in 97 to 100 % for curves that level off or fall at one place, in 16 to 39 runs; on a curve that goes on
+    creeping up by some 3 % a doubling, in two thirds."""
 
     def __init__(self, *, max_concurrency: int, budget: int = 60, most_repeats: int = 5) -> None:
         self._max, self._budget, self._most = max_concurrency, budget, most_repeats

@@ -1,8 +1,6 @@
 """Access to the dashboard: by an API key as at the gateway, or by a browser session that a key has opened.
-
-Only digests of sessions are kept, in memory: they end with the process, or with the key that opened them. Keys are
-compared in constant time. Of every request are checked the name it was asked by, the key, and where a form comes from.
-"""
+Only digests of sessions are kept, in memory: they end with the process, or with the key that opened them. Of every
+request are checked the name it was asked by, the key (in constant time), and where a form comes from."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from skep.store.database import Store
 from skep.store.records import StoredRun
 from skep.web import history_data
 from skep.web.context import Site
-from skep.web.history import simulated_words, track_of
+from skep.web.history import shown_values, simulated_words, track_of
 from skep.web.history_data import HistoryQuery, chosen_key, cold_beside, in_words, read_query
 from skep.web.layout import page, render_macro, streamed
 from skep.web.responses import csv_answer, csv_records, json_answer
@@ -130,11 +130,7 @@ def pairs(site: Site, series: SeriesStore, asked: HistoryQuery, since: float) ->
 
 def document(site: Site, series: SeriesStore, asked: HistoryQuery) -> dict[str, Any]:
     since, histories = _histories(series, asked, _chosen(series, asked))
-    targets = []
-    for one in histories:
-        points = [[point.at, point.value, point.busy] for point in one.points]
-        name = {"series": str(one.key), "unit": one.key.metric.unit}
-        targets.append({**name, "points": points, "spans": one.spans, "band": one.band})
+    targets = [{"series": str(one.key), "unit": one.key.metric.unit, **shown_values(one)} for one in histories]
     told = ("a", "b", "model_a", "model_b", "same_model")
     compared = [
         {**{name: getattr(pair, name) for name in told}, "rows": [row.document() for row in pair.rows]}

@@ -1,7 +1,5 @@
-"""The history page: how targets did over days and months, what changed and when.
-
-Without a target it shows all, small. A note, written by whoever changed something, is all that the dashboard writes.
-"""
+"""The history page: how targets did over days and months, what changed and when; without a target all, small.
+A note, written by whoever changed something, is all that the dashboard writes."""
 
 from __future__ import annotations
 
@@ -117,9 +115,12 @@ def view_document(view: TargetHistory) -> dict[str, Any]:
 
 
 def history_document(history: SeriesHistory) -> dict[str, Any]:
+    return {**history.document(), "words": in_words(history.key), **shown_values(history)}
+
+
+def shown_values(history: SeriesHistory) -> dict[str, Any]:
     points = [[point.at, point.value, point.busy] for point in history.points]
-    values = {"points": points, "spans": history.spans, "band": history.band}
-    return {**history.document(), "words": in_words(history.key), **values}
+    return {"points": points, "spans": history.spans, "band": history.band}
 
 
 def csv_rows(view: TargetHistory) -> Iterator[tuple[Any, ...]]:

@@ -1,8 +1,6 @@
 """What pages are made of: the templates, and the scripts, style sheets and pictures beside them.
-
-What a template shows is escaped, except `Markup`. Files of `static/` are read once; the style sheet begins with the
-theme's colours. An address with the digest of a file in it may be kept for ever; one without is asked for again.
-"""
+What a template shows is escaped, except `Markup`. An address with the digest of a static file in it may be kept for
+ever; one without is asked for again. The style sheet begins with the theme's colours."""
 
 from __future__ import annotations
 

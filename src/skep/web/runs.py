@@ -121,20 +121,6 @@ def listed(runs: Sequence[StoredRun], asked: RunsQuery, figures: Mapping[str, Ru
     return RunListing(asked, tuple(shown), len(found), len(runs) - aside, models, kinds, aside, figures or {})
 
 
-class RequestsQuery(msgspec.Struct, frozen=True):
-    """Which requests of a run are shown: those of a level, or those that failed."""
-
-    run_id: str
-    level: int | None
-    failed: bool
-    page: int
-
-    def address(self, page: int) -> str:
-        told = {"level": self.level, "failed": "yes" if self.failed else None, "page": page}
-        query = urlencode({name: value for name, value in told.items() if value is not None})
-        return f"/runs/{self.run_id}/requests?{query}"
-
-
 def where_of(run: StoredRun) -> str:
     return " · ".join(filter(None, (machine_of(run), engine_of(run), layout_of(run))))
 
@@ -244,19 +230,26 @@ class RunsPages:
         with self._stored(request.path_params["id"]) as (store, run):
             rows = store.requests(run.id)
         query = request.query_params
-        level, failed = query.get("level", ""), query.get("failed") == "yes"
-        if level and not level.isdecimal():
-            raise UserError(f"`level={level}` is no level", hint="levels are numbers, as in level=4")
-        asked = RequestsQuery(run.id, int(level[:9]) if level else None, failed, _page(query))
-        found = [row for row in rows if asked.level in (None, row.level) and not (failed and row.ok)]
+        text, failed = query.get("level", ""), query.get("failed") == "yes"
+        if text and not text.isdecimal():
+            raise UserError(f"`level={text}` is no level", hint="levels are numbers, as in level=4")
+        level = int(text[:9]) if text else None
+        found = [row for row in rows if level in (None, row.level) and not (failed and row.ok)]
         pages = page_count(len(found))
-        asked = replace(asked, page=min(asked.page, pages))
+        number = min(_page(query), pages)
+
+        def address(page: int) -> str:
+            told = {"level": level, "failed": "yes" if failed else None, "page": page}
+            chosen = urlencode({name: value for name, value in told.items() if value is not None})
+            return f"/runs/{run.id}/requests?{chosen}"
+
         values: dict[str, Any] = {
-            "rows": found[(asked.page - 1) * PAGE : asked.page * PAGE],
+            "asked": {"level": level, "failed": failed, "page": number, "address": address},
+            "rows": found[(number - 1) * PAGE : number * PAGE],
             "levels": sorted({row.level for row in rows}),
             "any_failed": any(not row.ok for row in rows),
         }
-        return page(self.site, "run_requests.html", run=run, asked=asked, total=len(found), pages=pages, **values)
+        return page(self.site, "run_requests.html", run=run, total=len(found), pages=pages, **values)
 
     def run_json(self, request: Request) -> Response:
         """Return the run as the list tells it, its configuration and every level's figures."""
