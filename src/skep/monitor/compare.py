@@ -77,8 +77,8 @@ def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: fl
     """Hot runs first, single streams first. UserError for a target that was never there."""
     if a == b:
         raise UserError(f"`{a}` is compared with itself", hint="name two targets; `skep monitor list` shows them")
-    latest = [series.latest(name) for name in (a, b)]
-    model_a, model_b = (one and (one[0].model or one[0].versions.get("model")) for one in latest)
+    latest = [series.latest(name)[0] for name in (a, b)]
+    model_a, model_b = (probe and (probe.model or probe.versions.get("model")) for probe in latest)
     comparison = TargetComparison(a, b, since, until, model_a, model_b)
     known = {target.name: target for target in series.targets(removed=True)}
     rows = []

@@ -235,8 +235,8 @@ def primary_keys(series: SeriesStore, target: str) -> list[SeriesKey]:
     keys = set(series.keys(target))
     hot = [key for key in keys if key.heat is Heat.HOT and key.shape in _SHAPES]
     kinds = sorted({(key.concurrency, _SHAPES.index(key.shape)) for key in hot})
-    latest = series.latest(target)  # another engine may report fewer figures
-    told = {metric for metric in SeriesMetric for one in (latest[1] if latest else ()) if one.value(metric) is not None}
+    _, samples = series.latest(target)  # another engine may report fewer figures
+    told = {metric for metric in SeriesMetric for one in samples if one.value(metric) is not None}
     found = []
     for concurrency, shape in kinds:
         wanted = (SeriesMetric.EFFECTIVE_TOK_S,) if concurrency > 1 else (SeriesMetric.ENGINE_TOK_S, SeriesMetric.TOK_S)

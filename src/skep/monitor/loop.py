@@ -381,11 +381,11 @@ class Loop:
 
 def last_seen(series: SeriesStore, target: str, known: LastSeen | None = None) -> LastSeen:
     """From the stored probes. `known`: what was seen already, to which only a later probe can add."""
-    seen, latest = known or LastSeen(), series.latest(target)
+    seen, (latest, _) = known or LastSeen(), series.latest(target)
     for probe in reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK)) if known is None else ():
         seen.take(probe)
-    if latest is not None and (known is None or known.ended_at is None or latest[0].ended_at > known.ended_at):
-        seen.take(latest[0])
+    if latest is not None and (known is None or known.ended_at is None or latest.ended_at > known.ended_at):
+        seen.take(latest)
     return seen
 
 

@@ -72,10 +72,6 @@ class TargetLoad(msgspec.Struct, frozen=True):
     tokens_total: float | None = None  # of output, since its process began
     process_began_at: float | None = None
 
-    @property
-    def busy(self) -> bool:
-        return bool(self.running or self.waiting)
-
 
 async def read_load(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
     """Read the load from `/metrics`, else from llama.cpp's `/slots`; empty where a target has neither."""
@@ -95,7 +91,7 @@ async def read_load_after(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
     """Read the load after one's own requests: wait a moment for their slots to be released."""
     for _ in range(LOOKS - 1):
         load = await read_load(pool, headers)
-        if not load.busy:
+        if not (load.running or load.waiting):
             return load
         await asyncio.sleep(BETWEEN_LOOKS_S)
     return await read_load(pool, headers)

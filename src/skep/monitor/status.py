@@ -161,8 +161,7 @@ def target_statuses(series: SeriesStore, now: float, *, with_readings: bool = Tr
     found = []
     for target in series.targets():
         own = tuple(alert for alert in alerts if alert.target == target.name)
-        latest = series.latest(target.name)
-        last = None if latest is None else latest[0]
+        last, _ = series.latest(target.name)
         era, slot = slots.get(target.name, (-1, 0))
         following = max(slot + 1, int(now // target.every_s))
         readings = []

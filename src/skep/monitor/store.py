@@ -190,11 +190,10 @@ class SeriesStore:
         names = [row["target"] for row in self.store.read(_TARGETS_WITH_PROBES)]
         return {name: tuple(self.store.read(_LAST_SLOT, name)[0]) for name in names}
 
-    def latest(self, target: str) -> tuple[Probe, list[ProbeSample]] | None:
-        """Return the last probe that was really made."""
-        rows = self.store.read(_LAST_MADE, target)
-        if not rows:
-            return None
+    def latest(self, target: str) -> tuple[Probe | None, list[ProbeSample]]:
+        """Return the last probe that was really made; None where none was."""
+        if not (rows := self.store.read(_LAST_MADE, target)):
+            return None, []
         samples = self.store.read("SELECT * FROM samples WHERE probe_id = ? ORDER BY id", rows[0]["id"])
         return read(rows, Probe)[0], read(samples, ProbeSample)
 

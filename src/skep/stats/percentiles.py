@@ -262,12 +262,12 @@ class MeanEstimate(msgspec.Struct, frozen=True):
     def error(self) -> float:
         return math.sqrt(sum(part for part, _ in self.parts))
 
-    def reach(self, confidence: float) -> float:
-        return t_quantile(confidence, self.freedom) * self.error
+    def reach(self, confidence: float, most_freedom: float = math.inf) -> float:
+        return t_quantile(confidence, min(self.freedom, most_freedom)) * self.error
 
-    def as_ratio(self, confidence: float) -> Interval:
+    def as_ratio(self, confidence: float, most_freedom: float = math.inf) -> Interval:
         """Return the interval of the ratio, if this is a mean of logarithms."""
-        reach = self.reach(confidence)
+        reach = self.reach(confidence, most_freedom)
         return Interval(*(math.exp(min(self.estimate + step, WIDEST)) for step in (-reach, 0.0, reach)))
 
 

@@ -242,11 +242,8 @@ class AccessMiddleware:
                 return refuse(UserError("this dashboard is read-only"), 405)
             if not same_origin(headers) and not (site.guarded and self._authenticator.has_key(request)):
                 return refuse(UserError("forms are taken from this dashboard's own pages only"), 403)
-        if not _is_open(request) and not self._authenticator.is_admitted(request):
-            return self._unknown(request)
-        return None
-
-    def _unknown(self, request: Request) -> Response:
+        if _is_open(request) or self._authenticator.is_admitted(request):
+            return None
         if wants_json(request) or request.method not in _READING:
             error = {"message": "an API key is wanted", "hint": "send it as `Authorization: Bearer KEY`"}
             if wait_s := math.ceil(self._authenticator.wait_s(source_of(request))):
