@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from skep.config.monitor import Monitor, parse_quiet_hours
 from skep.errors import SkepError, UserError
 from skep.monitor import evaluate
-from skep.monitor.evaluate import Alarms, find_alerts, findings_of
+from skep.monitor.evaluate import Alarms, findings_of
 from skep.monitor.notify import Notice, NotificationQueues, Notifier, QuietHoursPolicy, Secrets, log_line, notifiers_of
 from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome
 from skep.monitor.status import TargetState, alert_document, target_statuses
@@ -217,10 +217,13 @@ def check_document(
     if not series.targets():  # cron may run as somebody else: nothing watched is not the same as all well
         raise UserError("nothing is watched here", hint="`skep monitor add NAME --url URL` adds a target")
     known = series.alerts(open_only=True)
+    found = [finding for target in series.targets() for finding in findings_of(series, target, wanted, now)]
     free = None if store is None or not wanted.disk_free_bytes else free_bytes_of(store)
+    if free is not None and (finding := evaluate.disk(free, (), wanted.disk_free_bytes)):
+        found.append(finding)
     places = {(alert.rule, alert.target) for alert in known}
-    found = find_alerts(series, wanted, now, free_bytes=free)
-    judged = [alert for alert in found if (alert.rule, alert.target) not in places]
+    new = [one for one in found if one.wrong and (one.rule, one.target) not in places]
+    judged = [Alert(one.rule, one.target, now, one.message, one.value, one.limit) for one in new]
     wrong = [alert_document(alert) for alert in [*known, *judged]]
     who = "the monitor runs but does not get to it" if running else "nobody watches: `skep monitor run` is not running"
     targets = []

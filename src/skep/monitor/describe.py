@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, tzinfo
 
 from skep.monitor.records import DAY_S, HOUR_S, EventKind, MonitorEvent, Probe, SeriesChange, SeriesMetric, SlowDrift
@@ -71,10 +71,9 @@ def cause(events: Sequence[MonitorEvent], at: float, between: tuple[float, float
     return describe_events([event for event in near if abs(event.at - nearest.at) <= every_s])
 
 
-def describe_events(events: Iterable[MonitorEvent]) -> str | None:
+def describe_events(events: Sequence[MonitorEvent]) -> str | None:
     """To be read after "when"."""
-    several = list(events)
-    versions, notes, restarts = ([_told(event) for event in several if event.kind is kind] for kind in CAUSES)
+    versions, notes, restarts = ([_told(event) for event in events if event.kind is kind] for kind in CAUSES)
     found = versions[:3] + notes[:2] or restarts[:1]
     return " and ".join(dict.fromkeys(found)) or None
 

@@ -302,11 +302,3 @@ def findings_of(
         shift(name, changes, now, zone),
     ]
     return [finding for finding in found if finding is not None]
-
-
-def find_alerts(series: SeriesStore, wanted: Monitor, now: float, *, free_bytes: int | None = None) -> list[Alert]:
-    """All that is wrong now, whether or not anybody was told of it."""
-    found = [finding for target in series.targets() for finding in findings_of(series, target, wanted, now)]
-    if free_bytes is not None and (finding := disk(free_bytes, (), wanted.disk_free_bytes)):
-        found.append(finding)
-    return [Alert(one.rule, one.target, now, one.message, one.value, one.limit) for one in found if one.wrong]

@@ -255,7 +255,11 @@ class Loop:
                     agenda = await self._turn(tasks)
                     if once and not self._busy and not (agenda and agenda.due):
                         break
-                    await self._wait(None if agenda is None else agenda.wake_at)
+                    wake_at = math.inf if agenda is None or agenda.wake_at is None else agenda.wake_at
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(max(0.0, min(self._poll_s, wake_at - self._moment().wall))):
+                            await self._stirred.wait()
+                    self._stirred.clear()
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
         finally:
@@ -286,13 +290,6 @@ class Loop:
                 self._schedule.started(due.target.name)
                 tasks.create_task(self._probe(due, machine))
         return agenda
-
-    async def _wait(self, wake_at: float | None) -> None:
-        left_s = self._poll_s if wake_at is None else min(self._poll_s, wake_at - self._moment().wall)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, left_s)):
-                await self._stirred.wait()
-        self._stirred.clear()
 
     async def _keep(self, agenda: Agenda, now: Moment) -> None:
         if not agenda.eras and not agenda.missed:

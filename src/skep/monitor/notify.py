@@ -309,21 +309,16 @@ class Webhook:
 def webhook_of(wanted: Monitor, env: Mapping[str, str]) -> Hook | None:
     """Return the configured webhook. Raise UserError where its variable is not set or holds no URL."""
     url, name = wanted.webhook, "`monitor.webhook`"
-    if wanted.webhook_env is not None:
-        url = _value_of(wanted.webhook_env, env, "address", "webhook_env")
-        name = f"the address in `{wanted.webhook_env}`"
-    if url is None:
+    if url is None and wanted.webhook_env is None:
         return None
-    if wanted.webhook_token_env is not None:
-        _value_of(wanted.webhook_token_env, env, "token", "webhook_token_env")
-    return check_webhook(url, wanted.webhook_shape, name=name)
-
-
-def _value_of(variable: str, env: Mapping[str, str], what: str, setting: str) -> str:
-    if value := env.get(variable):
-        return value
-    hint = f"it should hold the {what} of the webhook, see `monitor.{setting}`"
-    raise UserError(f"the variable `{variable}` is not set", hint=hint)
+    needed = ((wanted.webhook_env, "address", "webhook_env"), (wanted.webhook_token_env, "token", "webhook_token_env"))
+    for variable, what, setting in needed:
+        if variable is not None and not env.get(variable):
+            hint = f"it should hold the {what} of the webhook, see `monitor.{setting}`"
+            raise UserError(f"the variable `{variable}` is not set", hint=hint)
+    if wanted.webhook_env is not None:
+        url, name = env[wanted.webhook_env], f"the address in `{wanted.webhook_env}`"
+    return check_webhook(url or "", wanted.webhook_shape, name=name)
 
 
 def notifiers_of(wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log: Log) -> list[Notifier]:

@@ -1,10 +1,8 @@
 """B against A, round by round, until the answer is clear: better, worse, or not to be told apart.
 
-A round is one start of both with readings in pairs. Readings of one start share what that start was like, so a mean of
-many readings of one start is not better known than a start is repeatable: the spread between starts is part of the
-error. Looked at after every round; each look spends its part of the whole chance of a false alarm, so that looking
-often does not make one. Knows neither what is measured nor what a round costs.
-"""
+A round is one start of both with readings in pairs. Readings of one start share what that start was like, so the spread
+between starts is part of the error, however many readings there are. Looked at after every round; each look spends its
+part of the whole chance of a false alarm, so that looking often does not make one."""
 
 from __future__ import annotations
 

@@ -378,13 +378,14 @@ def routes_of_now(site: Site, live: Live) -> list[BaseRoute]:
         targets = [one.target.name for one in live.watched.standings]
         return page(site, "now.html", parts=parts(site, live.document, live.watched), targets=targets)
 
+    async def whole() -> dict[str, Any]:
+        return {**await live.fresh(), **live.watched.document(site)}
+
     async def as_json(_request: Request) -> Response:
-        await live.fresh()
-        return json_answer(whole_document(site, live))
+        return json_answer(await whole())
 
     async def as_csv(_request: Request) -> Response:
-        await live.fresh()
-        return csv_answer("now", ("section", "name", "figure", "value"), figure_rows(whole_document(site, live)))
+        return csv_answer("now", ("section", "name", "figure", "value"), figure_rows(await whole()))
 
     return [
         Route("/", show),
@@ -392,10 +393,6 @@ def routes_of_now(site: Site, live: Live) -> list[BaseRoute]:
         Route("/api/now.csv", as_csv),
         Route("/live", Stream(live, partial(parts, site)), methods=["GET"]),
     ]
-
-
-def whole_document(site: Site, live: Live) -> dict[str, Any]:
-    return {**live.document, **live.watched.document(site)}
 
 
 def figure_rows(document: dict[str, Any]) -> list[tuple[str, str, str, Any]]:
