@@ -78,7 +78,7 @@ def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: fl
     if a == b:
         raise UserError(f"`{a}` is compared with itself", hint="name two targets; `skep monitor list` shows them")
     latest = [series.latest(name)[0] for name in (a, b)]
-    model_a, model_b = (probe and (probe.model or probe.versions.get("model")) for probe in latest)
+    model_a, model_b = (None if one is None else one.model or one.versions.get("model") for one in latest)
     comparison = TargetComparison(a, b, since, until, model_a, model_b)
     known = {target.name: target for target in series.targets(removed=True)}
     rows = []

@@ -7,8 +7,7 @@ are looked at in the same way. Slow noise, where values are like their forerunne
 
 The bounds are for one who looks again after every new value: in simulation, of series of 336 values (14 days, hourly)
 without a change, one in a hundred may be said to have changed at any of these looks. `benchmarks/change_points.py`
-has the figures, also of what else noise may be like.
-"""
+has the figures, also of what else noise may be like."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ Worked out and simulated (`benchmarks/noninferiority.py`; 50 to 1000 items, delt
 0.95): a loss of exactly delta is called no worse in at most 4.9 % of runs with one repeat (Tango's interval as
 published: 6.9 %). With 2 and 5 repeats in 3.8 % on average; of the worst cells, run again, one gave 6.2 %, where delta
 is the whole base rate of 0.1 and nothing passes under load, the others 4.6 % at most. Equal arms are called worse in
-4.8 % at most. As many items as `items_needed` says gave 75 to 87 % where 80 % were asked for.
-"""
+4.8 % at most. As many items as `items_needed` says gave 75 to 87 % where 80 % were asked for."""
 
 from __future__ import annotations
 

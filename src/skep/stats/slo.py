@@ -4,8 +4,7 @@ Each run of a level is told as one number: the worst of its figures as a share o
 run that is off the limit by more than a tenth decides its level at once. Nearer to it the answer is noise, and the
 level is run again: the median of up to three shares decides, or two that agree. C doubles from 1 until a level fails,
 then the gap is halved. Where the first failure was by less than a factor of two, one level beyond it is looked at as
-well: engines have favoured batch sizes, and a level above one that failed may keep the promise.
-"""
+well: engines have favoured batch sizes, and a level above one that failed may keep the promise."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 The *knee* is the smallest C that no larger C betters by 5 %. The *cliff* is the last C before the curve lies more than
 5 % under its best, and stays there. Both are judged on the repeats: the relative noise is taken as the same at all
 levels and estimated from all of them together, since three repeats of one level say little about it. Each question is
-one-sided and asked at 95 %. Levels where the client was the limit are never used. Knows neither clock nor server.
-"""
+one-sided and asked at 95 %. Levels where the client was the limit are never used. Knows neither clock nor server."""
 
 from __future__ import annotations
 

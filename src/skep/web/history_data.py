@@ -126,11 +126,11 @@ def value_text(metric: SeriesMetric, value: float | None) -> str:
 def in_order(keys: Sequence[SeriesKey], first: Sequence[SeriesKey]) -> list[SeriesKey]:
     """Those that stand for a target first, then hot before cold, short before long, one stream before several."""
     places = {key: place for place, key in enumerate(first)}
-    heats, shapes, metrics = list(Heat), list(ProbeShape), list(SeriesMetric)
+    heats, shapes, metrics = (Heat.HOT, Heat.COLD, Heat.SEEN), list(ProbeShape), list(SeriesMetric)
 
     def order(key: SeriesKey) -> tuple[int, ...]:
-        hot = 0 if key.heat is Heat.HOT else 1 + heats.index(key.heat)
-        return places.get(key, len(places)), hot, shapes.index(key.shape), key.concurrency, metrics.index(key.metric)
+        run = heats.index(key.heat), shapes.index(key.shape), key.concurrency, metrics.index(key.metric)
+        return places.get(key, len(places)), *run
 
     return sorted(keys, key=order)
 
