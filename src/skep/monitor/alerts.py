@@ -242,14 +242,8 @@ def check_document(
         if overdue_s is not None:
             since = "it was added" if last is None else "the last one"
             text = f"{name}: a probe is overdue by {format_seconds(overdue_s)} since {since}; {who}"
-            told = {"rule": "unwatched", "target": name, "message": text, "value": overdue_s}
+            unwatched = {"rule": "unwatched", "target": name, "message": text, "value": overdue_s}
             never = dict.fromkeys(("opened_at", "closed_at", "closed_because"))
-            wrong.append({**told, "limit": 2 * every_s, **never})
-    return {
-        "ok": not wrong,
-        "at": now,
-        "monitor_running": running,
-        "wrong": wrong,
-        "alerts": [alert_document(alert) for alert in known],
-        "targets": targets,
-    }
+            wrong.append({**unwatched, "limit": 2 * every_s, **never})
+    told = {"ok": not wrong, "at": now, "monitor_running": running, "wrong": wrong}
+    return {**told, "alerts": [alert_document(alert) for alert in known], "targets": targets}
