@@ -7,7 +7,7 @@ from monitor_samples import KEY
 
 from skep.monitor import describe
 from skep.monitor.records import HOUR_S, EventKind, MonitorEvent, SeriesChange, SeriesMetric
-from skep.stats.rolling import window_stats
+from skep.stats.percentiles import window_stats
 from skep.stats.versus import Judgement, SeriesComparison, versus
 from skep.units import Interval
 

@@ -185,7 +185,7 @@ def test_local_against_cloud(series):
     add(series, noisy((34, 40), cv=0.3), target="cloud", model="qwen", figures={"ttft_ms": 900.0})
     found = compare_targets(series, "local", "cloud", START, END)
     [row] = found.rows  # the engine's speed and the wait are each told by one side only
-    assert (row.metric, row.versus.judgement) == (SeriesMetric.TOK_S, Judgement.WORSE)
+    assert (row.key.metric, row.versus.judgement) == (SeriesMetric.TOK_S, Judgement.WORSE)
     assert found.same_model
     [told] = found.sentences
     assert told.startswith("short runs, one stream, hot: local is 2.")
@@ -196,7 +196,7 @@ def test_engines_are_compared_by_their_own_clocks_where_both_tell(series):
     add(series, noisy((50, 10)), target="a", model="qwen", figures={"engine_tok_s": 60.0})
     add(series, noisy((50, 10)), target="b", model="other", figures={"engine_tok_s": 66.0})
     found = compare_targets(series, "a", "b", START, END)
-    assert [row.metric for row in found.rows] == [SeriesMetric.ENGINE_TOK_S]
+    assert [row.key.metric for row in found.rows] == [SeriesMetric.ENGINE_TOK_S]
     assert found.sentences[0].startswith("short runs, one stream, hot: b is 10.0 % (10.0..10.0) faster than a (of diff")
 
 

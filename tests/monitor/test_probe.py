@@ -14,7 +14,6 @@ from skep.host.nvidia import NvidiaReport
 from skep.monitor.probe import (
     ProbeFault,
     ProbeLengths,
-    ProbeMachine,
     TargetLoad,
     count_busy,
     fault_of_row,
@@ -29,7 +28,7 @@ from skep.store.records import EngineTimings, Request
 from skep.testing.process import FakeEngine
 from skep.workload.drills import drills
 
-NO_GPU = ProbeMachine(nvidia=NvidiaReport, meter=lambda: None)
+NO_GPU = {"nvidia": NvidiaReport, "meter": lambda: None}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def box(engine, **options):
 
 
 def probe(target, **options):
-    made = probe_target(Due(target, 2, 7, 100.0), **{"machine": NO_GPU, "nonce": "n", **options})
+    made = probe_target(Due(target, 2, 7, 100.0), **{**NO_GPU, "nonce": "n", **options})
     return asyncio.run(made)
 
 
@@ -157,7 +156,7 @@ def test_others_at_the_target_are_seen(engine):
         body = b'{"model":"fake-model","messages":[{"role":"user","content":"x"}],"max_tokens":4000,"stream":true}'
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         await asyncio.to_thread(engine.wait_for, running=1)
-        made, _ = await probe_target(Due(box(engine), 0, 1, 0.0), machine=NO_GPU)
+        made, _ = await probe_target(Due(box(engine), 0, 1, 0.0), **NO_GPU)
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
@@ -294,7 +293,7 @@ def test_a_probe_that_is_broken_off_says_nothing(engine):
     """Cancelled in the middle: no probe is made up of it, and the engine's slot is free again."""
 
     async def begin():
-        task = asyncio.create_task(probe_target(Due(box(engine, short_tokens=4000), 0, 1, 0.0), machine=NO_GPU))
+        task = asyncio.create_task(probe_target(Due(box(engine, short_tokens=4000), 0, 1, 0.0), **NO_GPU))
         await asyncio.to_thread(engine.wait_for, running=1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -326,8 +325,8 @@ class Metered:
 
 def test_of_a_target_on_this_machine_driver_and_power_are_kept(engine):
     meter = Metered()
-    machine = ProbeMachine(lambda: NvidiaReport(driver_version="580.1", cuda_version="13.0"), lambda: meter)
-    made, _ = probe(box(engine), machine=machine)
+    cards = NvidiaReport(driver_version="580.1", cuda_version="13.0")
+    made, _ = probe(box(engine), nvidia=lambda: cards, meter=lambda: meter)
     assert meter.calls == ["begin", "end", "close"]
     assert (made.versions["driver"], made.versions["cuda"]) == ("580.1", "13.0")
     kept = {name: made.host[name] for name in ("mean_w", "temperature_max_c", "sm_clock_min_mhz", "throttled", "gpus")}

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from skep.errors import StoreError
-from skep.monitor.loop import Loop, ProbeLock, idle_before, probe_by_hand
+from skep.monitor.loop import Loop, idle_before, probe_by_hand, probe_turn
 from skep.monitor.records import Probe, ProbeOutcome, ProbeTarget
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
@@ -18,9 +18,9 @@ from skep.testing.process import FakeEngine
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from skep.monitor.loop import ProbeLock
+from skep.monitor.loop import probe_turn
 async def hold():
-    async with ProbeLock(Path(sys.argv[1])).at("here", lambda: None):
+    async with probe_turn(Path(sys.argv[1]), "here", lambda: None):
         print("held", flush=True)
         await asyncio.sleep(600)
 asyncio.run(hold())
@@ -32,11 +32,11 @@ def test_who_comes_second_waits_and_is_told_so_once(tmp_path):
         order, waiting, done = [], asyncio.Event(), asyncio.Event()
 
         async def second():
-            async with ProbeLock(tmp_path).at("here", waiting.set):
+            async with probe_turn(tmp_path, "here", waiting.set):
                 order.append("second")
             done.set()
 
-        async with ProbeLock(tmp_path).at("here", lambda: order.append("waited")):
+        async with probe_turn(tmp_path, "here", lambda: order.append("waited")):
             task = asyncio.ensure_future(second())
             await asyncio.wait_for(waiting.wait(), 5)
             order.append("first")
@@ -53,10 +53,10 @@ def test_nobody_is_waited_for_without_need(tmp_path):
 
     async def run():
         async with (
-            ProbeLock(tmp_path).at("here", pytest.fail),
-            ProbeLock(tmp_path).at("there", pytest.fail),
-            ProbeLock(tmp_path, longest_s=0.05).at("here", lambda: None),
-            ProbeLock(tmp_path / "file" / "folder").at("here", pytest.fail),
+            probe_turn(tmp_path, "here", pytest.fail),
+            probe_turn(tmp_path, "there", pytest.fail),
+            probe_turn(tmp_path, "here", lambda: None, 0.05),
+            probe_turn(tmp_path / "file" / "folder", "here", pytest.fail),
         ):
             return True
 
@@ -73,10 +73,10 @@ def test_a_lock_ends_with_its_holder_and_can_be_waited_for_in_vain(tmp_path):
         try:
             assert await child.stdout.readline() == b"held\n"
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05), ProbeLock(tmp_path).at("here", waiting.set):
+                async with asyncio.timeout(0.05), probe_turn(tmp_path, "here", waiting.set):
                     pytest.fail("two at once")
             child.kill()
-            async with asyncio.timeout(10), ProbeLock(tmp_path).at("here", lambda: None):
+            async with asyncio.timeout(10), probe_turn(tmp_path, "here", lambda: None):
                 return waiting.is_set()
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -93,9 +93,11 @@ def test_a_probe_by_hand_waits_for_the_one_under_way(tmp_path, series):
         box = ProbeTarget("box", engine.url, short_tokens=8, long_tokens=0)
         series.put_target(box)
         said = []
-        lock = ProbeLock(tmp_path / "probing")
-        async with lock.at("here", pytest.fail):
-            task = asyncio.ensure_future(probe_by_hand(series, box, {}, turns=lock, waits=lambda: said.append("waits")))
+        folder = tmp_path / "probing"
+        async with probe_turn(folder, "here", pytest.fail):
+            task = asyncio.ensure_future(
+                probe_by_hand(series, box, {}, turns=folder, waits=lambda: said.append("waits"))
+            )
             while not said:
                 await asyncio.sleep(0)
         probe, _ = await asyncio.wait_for(task, 20)

@@ -60,13 +60,6 @@ def test_the_interval_that_ends_a_level_still_holds_the_truth(noise):
     assert held >= 0.905 * 400
 
 
-@pytest.mark.parametrize("goal", [{"relative": 0}, {"fewest": 5, "most": 4}, {"fewest": 0}])
-def test_a_goal_must_be_possible(goal):
-    """Said at once, not after an hour."""
-    with pytest.raises(ValueError, match=r"goal|repeats"):
-        PrecisionGoal(**goal)
-
-
 def warmed(figures, **options):
     settling = WarmUpDetector(**options)
     for figure in figures:

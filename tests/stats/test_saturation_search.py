@@ -177,9 +177,3 @@ def test_it_ends_on_any_curve(top, budget, noise, seed, steps):
 
     _, asked = run(curve, top, noise=noise / 3, seed=seed, budget=budget)
     assert len(asked) <= budget
-
-
-@pytest.mark.parametrize("options", [{"max_concurrency": 0}, {"max_concurrency": 8, "most_repeats": 1}])
-def test_a_search_needs_more_than_nothing(options):
-    with pytest.raises(ValueError, match="search needs"):
-        SaturationSearch(**options)

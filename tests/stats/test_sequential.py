@@ -89,7 +89,7 @@ def test_starts_that_differ_widen_the_interval():
     for high in (False, True):
         steady.feed([(0.0, 0.05)] * 6)
         wild.feed([(0.0, 0.15 if high else -0.05)] * 6)
-    assert steady.standing.reach < wild.standing.reach
+    assert steady.ratio.high / steady.ratio.low < wild.ratio.high / wild.ratio.low
     assert wild.verdict is not SequentialVerdict.BETTER
 
 
@@ -102,7 +102,7 @@ def test_it_ends_after_so_many_rounds_and_says_that_it_does_not_know():
 def test_rounds_without_a_pair_change_nothing():
     contest = SequentialTest(MeasurementNoise())
     contest.feed([])
-    assert contest.standing is None
+    assert contest.ratio is None
     assert contest.verdict is SequentialVerdict.OPEN
 
 

@@ -94,9 +94,3 @@ def test_it_ends_on_any_server(top, budget, seed, shares):
     assert len(asked) <= budget
     assert highest in {0, *asked}
     assert failed is None or highest < failed
-
-
-def test_a_search_needs_room():
-    """Said at once."""
-    with pytest.raises(ValueError, match="search needs"):
-        SloSearch(max_concurrency=0)

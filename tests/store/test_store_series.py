@@ -153,7 +153,7 @@ def test_the_last_slots_are_those_of_the_highest_era(series):
 
 def test_the_last_probe_is_the_last_that_was_made(series):
     """A gap is no probe, and a clock that was set back does not make an old one new."""
-    assert series.latest("box") is None
+    assert series.latest("box") == (None, [])
     series.append_probe(probe(1, DAY), [sample()])
     series.append_probe(probe(1, DAY - 5 * HOUR_S, era=1, outcome=ProbeOutcome.FAILED))
     series.append_probe(replace(gap(2, 9), era=1))

@@ -128,13 +128,13 @@ def test_a_removed_link_keeps_the_target():
 def test_what_goes_wrong_half_way_is_told_on_the_page(paths):
     """A page that has begun cannot change its status; in public nothing is told that may name a path."""
 
-    def parts():
+    def parts(_store):
         yield "<p>first</p>"
         raise StoreError("`/home/somebody` refused")
 
     async def whole(site):
         frame = HTMLResponse(f"<html>{PLACE}</html>")
-        return b"".join([part async for part in streamed(site, frame, parts()).body_iterator]).decode()
+        return b"".join([part async for part in streamed(site, frame, parts).body_iterator]).decode()
 
     told = asyncio.run(whole(Site(paths)))
     assert "first" in told

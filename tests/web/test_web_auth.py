@@ -7,6 +7,7 @@ from itertools import islice
 
 import pytest
 from running_site import folders, running
+from starlette.requests import Request
 
 from skep.config.keys import KeyEntry, add_entry, checked, digest_of, keys_path, remove_entry
 from skep.errors import UserError
@@ -138,16 +139,16 @@ def test_a_session_ends_by_itself_and_there_are_not_too_many(env):
     site = Site(user_paths(env), guarded=True, api_key=KEY, clock=lambda: now)
     authenticator = Authenticator(site)
 
-    def headers(token):
-        return [(b"cookie", f"{COOKIE}={token}".encode())]
+    def request(token):
+        return Request({"type": "http", "headers": [(b"cookie", f"{COOKIE}={token}".encode())]})
 
     first = authenticator.enter(KEY, "10.0.0.1")
-    assert authenticator.is_admitted(headers(first), "10.0.0.1")
+    assert authenticator.is_admitted(request(first))
     tokens = [authenticator.enter(KEY, "10.0.0.1") for _ in range(MOST_SESSIONS)]
-    assert not authenticator.is_admitted(headers(first), "10.0.0.1")
-    assert authenticator.is_admitted(headers(tokens[-1]), "10.0.0.1")
+    assert not authenticator.is_admitted(request(first))
+    assert authenticator.is_admitted(request(tokens[-1]))
     now += SESSION_S + 1
-    assert not authenticator.is_admitted(headers(tokens[-1]), "10.0.0.1")
+    assert not authenticator.is_admitted(request(tokens[-1]))
 
 
 # Keys that come and go while the dashboard runs

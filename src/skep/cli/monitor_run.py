@@ -26,7 +26,7 @@ from skep.monitor.describe import describe_probe
 from skep.monitor.export import export_rows, write_csv, write_json
 from skep.monitor.history import history_of
 from skep.monitor.loop import probe_by_hand
-from skep.monitor.main import begin_with, log_on_stderr, monitor_pid, probe_lock_for, run_monitor
+from skep.monitor.main import begin_with, log_on_stderr, monitor_pid, probe_turns, run_monitor
 from skep.monitor.probe import probe_error
 from skep.monitor.records import DAY_S, ProbeOutcome, ProbeTarget
 from skep.monitor.status import MonitorStatus, monitor_status
@@ -192,7 +192,7 @@ def probe_now(name: str, *, as_json: bool) -> None:
     def waits() -> None:
         note("waiting for the probe under way on that machine ...")
 
-    turns = probe_lock_for(user_paths(os.environ))
+    turns = probe_turns(user_paths(os.environ))
     with series_to_write() as series:
         probe, samples = asyncio.run(probe_by_hand(series, target, os.environ, turns=turns, waits=waits))
     if as_json:

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from skep.config.monitor import Monitor, parse_quiet_hours
 from skep.errors import SkepError, UserError
 from skep.monitor import evaluate
-from skep.monitor.evaluate import Alarms, find_alerts, findings_of
+from skep.monitor.evaluate import Alarms, findings_of
 from skep.monitor.notify import Notice, NotificationQueues, Notifier, QuietHoursPolicy, Secrets, log_line, notifiers_of
 from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome
-from skep.monitor.status import TargetState, TargetStatus, alert_document, target_statuses
+from skep.monitor.status import TargetState, alert_document, target_statuses
 from skep.monitor.store import SeriesStore
 from skep.units import format_seconds
 
@@ -39,10 +39,8 @@ def free_bytes_of(path: Path) -> int | None:
 
 class AlertWatcher:
     """`after_probe` after each probe, `tick` every minute or so. `async with` around it lets notices under way end.
-
     Open alerts come from the store: a restart neither forgets nor repeats them, and tells what was not told before it.
-    The store is read in a thread: a probe of another target may be under way, and its clock is the loop's.
-    """
+    The store is read in a thread: a probe of another target may be under way, and its clock is the loop's."""
 
     def __init__(
         self,
@@ -219,37 +217,33 @@ def check_document(
     if not series.targets():  # cron may run as somebody else: nothing watched is not the same as all well
         raise UserError("nothing is watched here", hint="`skep monitor add NAME --url URL` adds a target")
     known = series.alerts(open_only=True)
+    found = [finding for target in series.targets() for finding in findings_of(series, target, wanted, now)]
     free = None if store is None or not wanted.disk_free_bytes else free_bytes_of(store)
+    if free is not None and (finding := evaluate.disk(free, (), wanted.disk_free_bytes)):
+        found.append(finding)
     places = {(alert.rule, alert.target) for alert in known}
-    found = find_alerts(series, wanted, now, free_bytes=free)
-    judged = [alert for alert in found if (alert.rule, alert.target) not in places]
-    targets = [_checked(one, now) for one in target_statuses(series, now, with_readings=False)]
+    new = [one for one in found if one.wrong and (one.rule, one.target) not in places]
+    judged = [Alert(one.rule, one.target, now, one.message, one.value, one.limit) for one in new]
     wrong = [alert_document(alert) for alert in [*known, *judged]]
     who = "the monitor runs but does not get to it" if running else "nobody watches: `skep monitor run` is not running"
-    for name, one in ((target["name"], target) for target in targets if target["overdue"]):
-        since = "it was added" if one["last_probe_at"] is None else "the last one"
-        text = f"{name}: a probe is overdue by {format_seconds(one['overdue_s'])} since {since}; {who}"
-        told = {"rule": "unwatched", "target": name, "message": text, "value": one["overdue_s"]}
-        never = dict.fromkeys(("opened_at", "closed_at", "closed_because"))
-        wrong.append({**told, "limit": 2 * one["every_s"], **never})
-    return {
-        "ok": not wrong,
-        "at": now,
-        "monitor_running": running,
-        "wrong": wrong,
-        "alerts": [alert_document(alert) for alert in known],
-        "targets": targets,
-    }
-
-
-def _checked(one: TargetStatus, now: float) -> dict[str, Any]:
-    last, overdue_s = one.last, one.overdue_s(now)
-    return {
-        "name": one.target.name,
-        "state": str(one.state if overdue_s is None else TargetState.SILENT),
-        "every_s": one.target.every_s,
-        "last_probe_at": getattr(last, "ended_at", None),
-        "overdue": overdue_s is not None,
-        "overdue_s": overdue_s or 0.0,
-        **{name: getattr(last, name, None) for name in ("error_kind", "error")},
-    }
+    targets = []
+    for one in target_statuses(series, now, with_readings=False):
+        name, every_s, last, overdue_s = one.target.name, one.target.every_s, one.last, one.overdue_s(now)
+        document = {
+            "name": name,
+            "state": str(one.state if overdue_s is None else TargetState.SILENT),
+            "every_s": every_s,
+            "last_probe_at": getattr(last, "ended_at", None),
+            "overdue": overdue_s is not None,
+            "overdue_s": overdue_s or 0.0,
+            **{name: getattr(last, name, None) for name in ("error_kind", "error")},
+        }
+        targets.append(document)
+        if overdue_s is not None:
+            since = "it was added" if last is None else "the last one"
+            text = f"{name}: a probe is overdue by {format_seconds(overdue_s)} since {since}; {who}"
+            unwatched = {"rule": "unwatched", "target": name, "message": text, "value": overdue_s}
+            never = dict.fromkeys(("opened_at", "closed_at", "closed_because"))
+            wrong.append({**unwatched, "limit": 2 * every_s, **never})
+    told = {"ok": not wrong, "at": now, "monitor_running": running, "wrong": wrong}
+    return {**told, "alerts": [alert_document(alert) for alert in known], "targets": targets}

@@ -12,24 +12,14 @@ from msgspec.structs import replace
 from skep.errors import UserError
 from skep.monitor import describe
 from skep.monitor.history import interval_of, primary_keys, read_window
-from skep.monitor.records import (
-    DAY_S,
-    LONGEST_NOTE,
-    EventKind,
-    Heat,
-    MonitorEvent,
-    ProbeShape,
-    ProbeTarget,
-    SeriesKey,
-    SeriesMetric,
-    one_line,
-)
+from skep.monitor.records import DAY_S, EventKind, Heat, MonitorEvent, ProbeShape, ProbeTarget, SeriesKey, SeriesMetric
 from skep.monitor.store import SeriesStore
 from skep.monitor.targets import all_targets, known_target
 from skep.stats.versus import Judgement, SeriesComparison, versus
 
 AROUND_S = 7 * DAY_S
 _BOUNDARIES = (EventKind.VERSION, EventKind.NOTE)  # a restart by itself is not expected to change a speed
+LONGEST_NOTE = 500  # characters
 _NOTES_TOLD = 3
 ALIKE = 1.25  # lengths that differ by more make another load
 _FIRST = {Heat.HOT: 0, Heat.COLD: 1, Heat.SEEN: 2}
@@ -38,16 +28,13 @@ _FIRST = {Heat.HOT: 0, Heat.COLD: 1, Heat.SEEN: 2}
 class TargetComparisonRow(msgspec.Struct, frozen=True):
     """One figure of one kind of run at both targets. The ratio is B over A."""
 
-    heat: Heat
-    shape: ProbeShape
-    concurrency: int
-    metric: SeriesMetric
+    key: SeriesKey  # of A
     versus: SeriesComparison
     sentence: str | None  # None: a side has too few values
 
     def document(self) -> dict[str, Any]:
-        kind = {name: getattr(self, name) for name in ("heat", "shape", "concurrency", "metric")}
-        return {**kind, "unit": self.metric.unit, **msgspec.to_builtins(self.versus), "sentence": self.sentence}
+        kind = {name: getattr(self.key, name) for name in ("heat", "shape", "concurrency", "metric")}
+        return {**kind, "unit": self.key.metric.unit, **msgspec.to_builtins(self.versus), "sentence": self.sentence}
 
 
 class TargetComparison(msgspec.Struct, frozen=True):
@@ -90,8 +77,8 @@ def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: fl
     """Hot runs first, single streams first. UserError for a target that was never there."""
     if a == b:
         raise UserError(f"`{a}` is compared with itself", hint="name two targets; `skep monitor list` shows them")
-    latest = [series.latest(name) for name in (a, b)]
-    model_a, model_b = (one and (one[0].model or one[0].versions.get("model")) for one in latest)
+    latest = [series.latest(name)[0] for name in (a, b)]
+    model_a, model_b = (None if one is None else one.model or one.versions.get("model") for one in latest)
     comparison = TargetComparison(a, b, since, until, model_a, model_b)
     known = {target.name: target for target in series.targets(removed=True)}
     rows = []
@@ -103,8 +90,8 @@ def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: fl
         if other is not None:  # their figures stand side by side, and nothing is said of better or worse
             found = replace(found, judgement=Judgement.UNKNOWN)
             sentence = sentence and f"not the same load, {other}: {sentence}"
-        rows.append(TargetComparisonRow(kind.heat, kind.shape, kind.concurrency, kind.metric, found, sentence))
-    told = tuple(f"{_kind_in_words(row)}: {row.sentence}" for row in rows if row.sentence is not None)
+        rows.append(TargetComparisonRow(kind, found, sentence))
+    told = tuple(f"{_kind_in_words(row.key)}: {row.sentence}" for row in rows if row.sentence is not None)
     return replace(comparison, rows=tuple(rows), sentences=told)
 
 
@@ -140,7 +127,7 @@ def write_note(
     series: SeriesStore, text: str, target: str | None, now: float, at: float | None = None
 ) -> tuple[MonitorEvent, list[AroundEvent]]:
     """Store a note of one target, or of all; return it with what it has brought, where that can be told already."""
-    if not (words := one_line(text)):
+    if not (words := describe.one_line(text)):
         raise UserError("the note is empty", hint="say what was changed, such as: NVLink bridges removed")
     if len(words) > LONGEST_NOTE:
         raise UserError(f"the note has {len(words)} characters, {LONGEST_NOTE} is the most", hint="shorten it")
@@ -202,11 +189,11 @@ def _values(series: SeriesStore, key: SeriesKey, since: float, until: float) -> 
     return [value for _, value in read_window(series, key, since, until).quiet(since, until)]
 
 
-def _kind_in_words(row: TargetComparisonRow) -> str:
-    if row.heat is Heat.SEEN:
+def _kind_in_words(key: SeriesKey) -> str:
+    if key.heat is Heat.SEEN:
         return "what the gateway saw"
-    if row.shape is ProbeShape.QUALITY:
+    if key.shape is ProbeShape.QUALITY:
         return "small tasks"
-    streams = "one stream" if row.concurrency <= 1 else f"{row.concurrency} streams at once"
-    heat = "after a pause" if row.heat is Heat.COLD else "hot"
-    return f"{row.shape} runs, {streams}, {heat}"
+    streams = "one stream" if key.concurrency <= 1 else f"{key.concurrency} streams at once"
+    heat = "after a pause" if key.heat is Heat.COLD else "hot"
+    return f"{key.shape} runs, {streams}, {heat}"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, tzinfo
 
 from skep.monitor.records import DAY_S, HOUR_S, EventKind, MonitorEvent, Probe, SeriesChange, SeriesMetric, SlowDrift
-from skep.stats.rolling import WindowStats
+from skep.stats.percentiles import WindowStats
 from skep.stats.versus import Judgement, SeriesComparison
 from skep.units import format_seconds
 
 CAUSES = (EventKind.VERSION, EventKind.NOTE, EventKind.RESTART)  # what may have changed a figure
 _NAMES = {"cuda": "CUDA", "skep": "skep", "build": "the engine's build", "weights_bytes": "the size of the weights"}
 _TIMES = 1.5  # from such a ratio on, times are said instead of per cent
+
+
+def one_line(text: str) -> str:
+    """Return one line that a terminal can be shown: a server or a form may say anything."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def moment(at: float, zone: tzinfo | None = None) -> str:
@@ -66,10 +71,9 @@ def cause(events: Sequence[MonitorEvent], at: float, between: tuple[float, float
     return describe_events([event for event in near if abs(event.at - nearest.at) <= every_s])
 
 
-def describe_events(events: Iterable[MonitorEvent]) -> str | None:
+def describe_events(events: Sequence[MonitorEvent]) -> str | None:
     """To be read after "when"."""
-    several = list(events)
-    versions, notes, restarts = ([_told(event) for event in several if event.kind is kind] for kind in CAUSES)
+    versions, notes, restarts = ([_told(event) for event in events if event.kind is kind] for kind in CAUSES)
     found = versions[:3] + notes[:2] or restarts[:1]
     return " and ".join(dict.fromkeys(found)) or None
 

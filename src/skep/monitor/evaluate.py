@@ -145,10 +145,8 @@ def down(target: str, probes: Sequence[Probe], after: int) -> RuleFinding | None
 
 def slower(key: SeriesKey, points: Sequence[SeriesPoint], pct: float) -> RuleFinding | None:
     """The median of the last three against that of the 7 days before them, on the scale of ratios.
-
     It must lie further below than the limit and than three times the deviation from run to run, and none of the three
-    may be back within half of the limit: two odd runs of three are no rarity where runs differ much.
-    """
+    may be back within half of the limit: two odd runs of three are no rarity where runs differ much."""
     quiet = [point for point in points if not point.busy]
     lately = [point.value for point in quiet[-LATE:]]
     before = _baseline(quiet, quiet[-LATE].at) if len(quiet) > LATE else []
@@ -183,10 +181,8 @@ def quality(
     key: SeriesKey, points: Sequence[SeriesPoint], items: int, every_s: float, minimum: float | None
 ) -> RuleFinding | None:
     """The last probe alone and the last three together, against the median of the 7 days before them.
-
     `items` right or wrong answers a probe are counted; that so few or fewer are right by chance must be less likely
-    than one in a hundred a week, however often the target is probed.
-    """
+    than one in a hundred a week, however often the target is probed."""
     values = [point.value for point in points]
     if not values or items < 1:
         return None
@@ -306,11 +302,3 @@ def findings_of(
         shift(name, changes, now, zone),
     ]
     return [finding for finding in found if finding is not None]
-
-
-def find_alerts(series: SeriesStore, wanted: Monitor, now: float, *, free_bytes: int | None = None) -> list[Alert]:
-    """All that is wrong now, whether or not anybody was told of it."""
-    found = [finding for target in series.targets() for finding in findings_of(series, target, wanted, now)]
-    if free_bytes is not None and (finding := disk(free_bytes, (), wanted.disk_free_bytes)):
-        found.append(finding)
-    return [Alert(one.rule, one.target, now, one.message, one.value, one.limit) for one in found if one.wrong]

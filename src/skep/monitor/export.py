@@ -87,10 +87,9 @@ def write_json(columns: Sequence[str], rows: Iterable[Row], file: TextIO) -> int
     """One list, a row a line, written as it is read."""
     count = 0
     file.write("[")
-    for row in rows:
-        file.write(",\n" if count else "\n")
-        file.write(json.dumps({column: row.get(column) for column in columns}, ensure_ascii=False))
-        count += 1
+    for count, row in enumerate(rows, 1):
+        text = json.dumps({column: row.get(column) for column in columns}, ensure_ascii=False)
+        file.write(f",\n{text}" if count > 1 else f"\n{text}")
     file.write("\n]\n")
     return count
 

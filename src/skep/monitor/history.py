@@ -1,8 +1,6 @@
 """A series as it is shown: points or hours or days, where it usually lies, what changed and what happened, in words.
-
 Short windows show their samples, long ones the summaries, so that a year is read as quickly as a week.
-Values of probes that met others at the target are shown, and left out of all that is derived.
-"""
+Values of probes that met others at the target are shown, and left out of all that is derived."""
 
 from __future__ import annotations
 
@@ -32,8 +30,8 @@ from skep.monitor.records import (
     SpanKind,
 )
 from skep.monitor.store import SeriesStore
-from skep.stats.changepoints import FEWEST, changes_in_series
-from skep.stats.rolling import WindowStats, line_through, rolling_median, window_stats
+from skep.stats.changepoints import FEWEST, MOST, changes_in_series
+from skep.stats.percentiles import WindowStats, line_through, rolling_median, window_stats
 from skep.stats.versus import SeriesComparison, versus
 
 MOST_POINTS = 2000
@@ -75,9 +73,7 @@ class SeriesHistory(msgspec.Struct, frozen=True):
     band: Sequence[Band] = ()
     band_s: float = BEFORE_S
     steps: tuple[float, ...] = ()  # moments at which the band begins anew
-    stats: Mapping[str, WindowStats | None] = msgspec.field(
-        default_factory=dict
-    )  # by "1 d", "7 d", "30 d", up to `until`
+    stats: Mapping[str, WindowStats | None] = {}  # by "1 d", "7 d", "30 d", up to `until`
     changes: tuple[SeriesChange, ...] = ()
     drifts: tuple[SlowDrift, ...] = ()
     events: tuple[MonitorEvent, ...] = ()
@@ -229,21 +225,18 @@ def stepped(values: Sequence[tuple[float, float]], steps: Sequence[float], width
 
 WINDOW_S = 30 * DAY_S
 SETTLED_S = 5 * DAY_S  # of the window's beginning, where what was found before stays
-_MOST = 5000  # points of a window; a target that is probed oftener is looked at over less time
 _SHAPES = (ProbeShape.SHORT, ProbeShape.LONG)
 
 
 def primary_keys(series: SeriesStore, target: str) -> list[SeriesKey]:
     """Return the series that stand for a target: its speed, short runs of one stream first, then TTFT and quality.
-
     The engine's own figure where it tells one, else the client's; with several streams at once the sum of them all.
-    Only hot runs; of a target that nobody probes, what the gateway saw.
-    """
+    Only hot runs; of a target that nobody probes, what the gateway saw."""
     keys = set(series.keys(target))
     hot = [key for key in keys if key.heat is Heat.HOT and key.shape in _SHAPES]
     kinds = sorted({(key.concurrency, _SHAPES.index(key.shape)) for key in hot})
-    latest = series.latest(target)  # another engine may report fewer figures
-    told = {metric for metric in SeriesMetric for one in (latest[1] if latest else ()) if one.value(metric) is not None}
+    _, samples = series.latest(target)  # another engine may report fewer figures
+    told = {metric for metric in SeriesMetric for one in samples if one.value(metric) is not None}
     found = []
     for concurrency, shape in kinds:
         wanted = (SeriesMetric.EFFECTIVE_TOK_S,) if concurrency > 1 else (SeriesMetric.ENGINE_TOK_S, SeriesMetric.TOK_S)
@@ -268,7 +261,7 @@ def find_changes(series: SeriesStore, target: str, now: float) -> list[SeriesCha
         edge = start + SETTLED_S if older else start
         changes = [change for change in known if change.at < edge] if older else []
         since = max([start, *(change.at for change in changes)])
-        points = series.points(key, since, now + 1, limit=_MOST)
+        points = series.points(key, since, now + 1, limit=MOST)  # of a target that is probed oftener, less time
         if len(points) >= FEWEST:
             new, _ = changes_in(key, points, series.events(since - DAY_S, now + 1, target), every_s)
             changes += [change for change in new if change.at >= edge]
@@ -281,7 +274,7 @@ def changes_in(
     key: SeriesKey, points: Sequence[SeriesPoint], events: Sequence[MonitorEvent], every_s: float
 ) -> tuple[list[SeriesChange], list[SlowDrift]]:
     """Steps and drifts of a series of hot runs, oldest first. Of others none are looked for: cold is cold."""
-    quiet = [point for point in points if not point.busy]
+    quiet = [point for point in points if not point.busy][-MOST:]
     course = changes_in_series([point.value for point in quiet])
     changes = []
     for split in course.splits:
@@ -290,7 +283,7 @@ def changes_in(
         ratio, counts = (split.ratio.low, split.ratio.high), (split.count_before, split.count_after)
         because = describe.cause(events, at, between, every_s)
         changes.append(SeriesChange(key, at, between, split.before, split.after, *ratio, *counts, because))
-    return changes, [_slow_drift(quiet[drift.first : drift.last + 1]) for drift in course.drifts]
+    return changes, [_slow_drift(quiet[first : last + 1]) for first, last in course.drifts]
 
 
 def _slow_drift(points: Sequence[SeriesPoint]) -> SlowDrift:

@@ -35,33 +35,33 @@ LONGEST_S = 900.0  # nobody is waited for longer: who has stopped with Ctrl-Z ne
 LOOK_S = 0.1  # between two looks whether it is one's turn; a wait inside the kernel could not be broken off
 
 
-class ProbeLock:
-    """`folder` has one empty file for each machine; None: nobody else probes."""
+@contextlib.asynccontextmanager
+async def probe_turn(
+    folder: Path | None, machine: str, waits: Callable[[], None], longest_s: float = LONGEST_S
+) -> AsyncIterator[None]:
+    """One probe of a machine at a time, by an empty file of the folder; without a place for it nobody waits.
+    `waits` hears of it once, where somebody else is there."""
+    descriptor = None if folder is None else _open_lock(folder, machine)
+    if descriptor is None:
+        yield
+        return
+    try:
+        if not _taken(descriptor):
+            waits()
+            deadline = time.monotonic() + longest_s
+            while not _taken(descriptor) and time.monotonic() < deadline:
+                await asyncio.sleep(LOOK_S)
+        yield
+    finally:
+        os.close(descriptor)
 
-    def __init__(self, folder: Path | None, *, longest_s: float = LONGEST_S) -> None:
-        self._folder, self._longest_s = folder, longest_s
 
-    @contextlib.asynccontextmanager
-    async def at(self, machine: str, waits: Callable[[], None]) -> AsyncIterator[None]:
-        """`waits` hears of it once, where somebody else is there. Without a place for the file nobody waits."""
-        descriptor = None
-        if self._folder is not None:
-            name = hashlib.sha256(machine.encode("utf-8", "replace")).hexdigest()[:16]
-            with contextlib.suppress(OSError):
-                self._folder.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if descriptor is None:
-            yield
-            return
-        try:
-            if not _taken(descriptor):
-                waits()
-                deadline = time.monotonic() + self._longest_s
-                while not _taken(descriptor) and time.monotonic() < deadline:
-                    await asyncio.sleep(LOOK_S)
-            yield
-        finally:
-            os.close(descriptor)
+def _open_lock(folder: Path, machine: str) -> int | None:
+    name = hashlib.sha256(machine.encode("utf-8", "replace")).hexdigest()[:16]
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        return os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return None
 
 
 def _taken(descriptor: int) -> bool:
@@ -208,13 +208,11 @@ _AT_WORK = ("timeout", "cut", "closed", "no_usage", "engine_error")  # it failed
 
 Made = tuple[Probe, list[ProbeSample]]
 Prober = Callable[[Due, float | None], Awaitable[Made]]  # what is due, and how long the target has been idle
-Say = Callable[[str], None]
 
 
 def this_moment() -> Moment:
-    awake = time.monotonic()
     boot = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else None
-    return Moment(time.time(), awake, boot)
+    return Moment(time.time(), time.monotonic(), boot)
 
 
 class Loop:
@@ -225,18 +223,18 @@ class Loop:
         series: SeriesStore,
         prober: Prober,
         *,
-        say: Say,
+        say: Callable[[str], None],
         watch: AlertWatcher | None = None,
         moment: Callable[[], Moment] = this_moment,
         look_for_changes: Callable[[SeriesStore, str, float], object] = find_changes,
         in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread,
-        turns: ProbeLock | None = None,
+        turns: Path | None = None,
         poll_s: float = POLL_S,
         most_waiting: int = MOST,
     ) -> None:
         self._series, self._prober, self._say, self._watch = series, prober, say, watch
         self._moment, self._look_for_changes, self._in_thread = moment, look_for_changes, in_thread
-        self._turns, self._poll_s = turns or ProbeLock(None), poll_s
+        self._turns, self._poll_s = turns, poll_s
         self._backlog = WriteBuffer(series, say, most_waiting)
         self._schedule = ProbeSchedule()
         self._closed_hour: float | None = None  # of the gateway's requests
@@ -257,7 +255,11 @@ class Loop:
                     agenda = await self._turn(tasks)
                     if once and not self._busy and not (agenda and agenda.due):
                         break
-                    await self._wait(None if agenda is None else agenda.wake_at)
+                    wake_at = math.inf if agenda is None or agenda.wake_at is None else agenda.wake_at
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(max(0.0, min(self._poll_s, wake_at - self._moment().wall))):
+                            await self._stirred.wait()
+                    self._stirred.clear()
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
         finally:
@@ -289,13 +291,6 @@ class Loop:
                 tasks.create_task(self._probe(due, machine))
         return agenda
 
-    async def _wait(self, wake_at: float | None) -> None:
-        left_s = self._poll_s if wake_at is None else min(self._poll_s, wake_at - self._moment().wall)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, left_s)):
-                await self._stirred.wait()
-        self._stirred.clear()
-
     async def _keep(self, agenda: Agenda, now: Moment) -> None:
         if not agenda.eras and not agenda.missed:
             return
@@ -315,7 +310,9 @@ class Loop:
 
     async def _probe(self, due: Due, machine: str) -> None:
         try:
-            async with self._turns.at(machine, lambda: self._say(f"monitor.queued target={due.target.name!r}")):
+            async with probe_turn(
+                self._turns, machine, lambda: self._say(f"monitor.queued target={due.target.name!r}")
+            ):
                 probe, samples = await self._made(due)
             self._schedule.finished(due)
             self._backlog.put(probe, samples, await self._news(probe))
@@ -381,11 +378,11 @@ class Loop:
 
 def last_seen(series: SeriesStore, target: str, known: LastSeen | None = None) -> LastSeen:
     """From the stored probes. `known`: what was seen already, to which only a later probe can add."""
-    seen, latest = known or LastSeen(), series.latest(target)
+    seen, (latest, _) = known or LastSeen(), series.latest(target)
     for probe in reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK)) if known is None else ():
         seen.take(probe)
-    if latest is not None and (known is None or known.ended_at is None or latest[0].ended_at > known.ended_at):
-        seen.take(latest[0])
+    if latest is not None and (known is None or known.ended_at is None or latest.ended_at > known.ended_at):
+        seen.take(latest)
     return seen
 
 
@@ -415,12 +412,12 @@ async def probe_by_hand(
     target: ProbeTarget,
     env: Mapping[str, str],
     *,
-    turns: ProbeLock | None = None,
+    turns: Path | None = None,
     waits: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.time,
 ) -> Made:
     """Once, now, beside whatever is scheduled. Stored, with the events that it shows."""
-    async with (turns or ProbeLock(None)).at(machine_of(target.url), waits):
+    async with probe_turn(turns, machine_of(target.url), waits):
         now, seen = clock(), last_seen(series, target.name)
         due = Due(target, BY_HAND, int(now), now)  # seconds: two by hand in one second are one
         probe, samples = await prober_with(env)(due, idle_before(series, target.name, now))

@@ -18,7 +18,7 @@ from pathlib import Path
 from skep.config.settings import Monitor
 from skep.files import hold_lock, lock_holder
 from skep.monitor.alerts import AlertWatcher, free_bytes_of
-from skep.monitor.loop import Loop, ProbeLock, prober_with
+from skep.monitor.loop import Loop, prober_with
 from skep.monitor.store import SeriesStore
 from skep.paths import Paths
 from skep.store.database import open_store
@@ -80,9 +80,9 @@ def log_on_stderr(*, quiet: bool) -> Callable[[str], None]:
     return say
 
 
-def probe_lock_for(paths: Paths) -> ProbeLock:
-    """Shared by the loop and by probes that somebody asks for."""
-    return ProbeLock(paths.state / "probing")
+def probe_turns(paths: Paths) -> Path:
+    """Return the folder that the loop and probes by hand share."""
+    return paths.state / "probing"
 
 
 def run_monitor(
@@ -96,7 +96,7 @@ def run_monitor(
             """What waits to be told when it ends gets a moment."""
             free = partial(free_bytes_of, store.path)
             async with AlertWatcher(series, wanted, env=env, log=say, free_bytes=free) as watch:
-                watcher = Loop(series, prober_with(env), say=say, watch=watch, turns=probe_lock_for(paths))
+                watcher = Loop(series, prober_with(env), say=say, watch=watch, turns=probe_turns(paths))
                 watching = asyncio.ensure_future(watcher.run(once=once))
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     asyncio.get_running_loop().add_signal_handler(number, watching.cancel)

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
+from html import escape
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -18,7 +19,8 @@ from msgspec.structs import replace
 
 from skep.config.monitor import COMMAND_WORDS, Hook, Monitor, QuietHours, Shape, check_webhook
 from skep.errors import UserError
-from skep.monitor.records import Alert, AlertRule, one_line
+from skep.monitor.describe import one_line
+from skep.monitor.records import Alert, AlertRule
 from skep.monitor.status import alert_document
 from skep.units import format_seconds, shortened
 from skep.wire.client import WireFailure
@@ -152,7 +154,10 @@ def body_of(notice: Notice, shape: Shape, hook: Hook) -> dict[str, Any]:
             "tags": [mark],
         }
     if shape == "slack":
-        return {"text": f":{mark}: {_for_slack(notice.text)} ({_for_slack(notice.host)})"}
+        text, host = (
+            escape(words, quote=False) for words in (notice.text, notice.host)
+        )  # `<!channel>` calls everybody
+        return {"text": f":{mark}: {text} ({host})"}
     documents = [alert_document(alert) for alert in notice.alerts]
     return {
         **(documents[0] if len(documents) == 1 else {}),
@@ -184,11 +189,6 @@ def log_line(notice: Notice) -> str:
     rules = ",".join(alert.rule for alert in notice.alerts)
     targets = ",".join(alert.target or "-" for alert in notice.alerts)
     return f'alert.{notice.what} rule={rules} target={targets} message="{notice.text.replace(chr(34), chr(39))}"'
-
-
-def _for_slack(text: str) -> str:
-    """Escape Slack's three characters of markup: `<!channel>` in an error message would notify everybody."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _plain(value: object) -> str:
@@ -309,21 +309,16 @@ class Webhook:
 def webhook_of(wanted: Monitor, env: Mapping[str, str]) -> Hook | None:
     """Return the configured webhook. Raise UserError where its variable is not set or holds no URL."""
     url, name = wanted.webhook, "`monitor.webhook`"
-    if wanted.webhook_env is not None:
-        url = _value_of(wanted.webhook_env, env, "address", "webhook_env")
-        name = f"the address in `{wanted.webhook_env}`"
-    if url is None:
+    if url is None and wanted.webhook_env is None:
         return None
-    if wanted.webhook_token_env is not None:
-        _value_of(wanted.webhook_token_env, env, "token", "webhook_token_env")
-    return check_webhook(url, wanted.webhook_shape, name=name)
-
-
-def _value_of(variable: str, env: Mapping[str, str], what: str, setting: str) -> str:
-    if value := env.get(variable):
-        return value
-    hint = f"it should hold the {what} of the webhook, see `monitor.{setting}`"
-    raise UserError(f"the variable `{variable}` is not set", hint=hint)
+    needed = ((wanted.webhook_env, "address", "webhook_env"), (wanted.webhook_token_env, "token", "webhook_token_env"))
+    for variable, what, setting in needed:
+        if variable is not None and not env.get(variable):
+            hint = f"it should hold the {what} of the webhook, see `monitor.{setting}`"
+            raise UserError(f"the variable `{variable}` is not set", hint=hint)
+    if wanted.webhook_env is not None:
+        url, name = env[wanted.webhook_env], f"the address in `{wanted.webhook_env}`"
+    return check_webhook(url or "", wanted.webhook_shape, name=name)
 
 
 def notifiers_of(wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log: Log) -> list[Notifier]:

@@ -29,18 +29,8 @@ from skep.bench.request import BenchTask, Sender
 from skep.errors import EndpointError, SkepError, UserError
 from skep.host.nvidia import NvidiaReport, read_nvidia
 from skep.host.power import PowerMeter, open_meter
-from skep.monitor.records import (
-    BUSY,
-    PROBES_FLOW,
-    Heat,
-    Probe,
-    ProbeOutcome,
-    ProbeSample,
-    ProbeShape,
-    ProbeTarget,
-    TargetKind,
-    one_line,
-)
+from skep.monitor.describe import one_line
+from skep.monitor.records import BUSY, PROBES_FLOW, Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape, ProbeTarget
 from skep.monitor.schedule import Due
 from skep.store.records import Request
 from skep.wire.client import Pool, WireFailure
@@ -82,10 +72,6 @@ class TargetLoad(msgspec.Struct, frozen=True):
     tokens_total: float | None = None  # of output, since its process began
     process_began_at: float | None = None
 
-    @property
-    def busy(self) -> bool:
-        return bool(self.running or self.waiting)
-
 
 async def read_load(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
     """Read the load from `/metrics`, else from llama.cpp's `/slots`; empty where a target has neither."""
@@ -95,7 +81,7 @@ async def read_load(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
         if load.running is None:
             slots = await fetch(pool, "GET", "/slots", headers=dict(headers), timeout_s=ASK_S)
             busy = count_busy(slots.json()) if slots.status == 200 else None
-            return TargetLoad(busy, None, load.tokens_total, load.process_began_at)
+            return replace(load, running=busy, waiting=None)
     except WireFailure:
         return TargetLoad()
     return load
@@ -105,7 +91,7 @@ async def read_load_after(pool: Pool, headers: Mapping[str, str]) -> TargetLoad:
     """Read the load after one's own requests: wait a moment for their slots to be released."""
     for _ in range(LOOKS - 1):
         load = await read_load(pool, headers)
-        if not load.busy:
+        if not (load.running or load.waiting):
             return load
         await asyncio.sleep(BETWEEN_LOOKS_S)
     return await read_load(pool, headers)
@@ -169,10 +155,7 @@ _VERSION_PATHS = {"vllm": "/version", "ollama": "/api/version", "sglang": "/get_
 
 def machine_of(url: str) -> str:
     """Return which machine a target runs on, so that two probes do not disturb each other there."""
-    try:
-        host = parse_url(url)[0].host.lower()
-    except UserError:
-        return url
+    host = parse_url(url)[0].host.lower()
     if host in ("localhost", "") or host.endswith(".localhost"):
         return HERE
     try:
@@ -214,24 +197,19 @@ THINKING_TOKENS = 1024  # for those that think before they answer
 _KNOWS_FIXED_OUTPUT = ("llamacpp", "llama.cpp", "vllm", "sglang", "skep", "skep-fake")
 
 
-class ProbeMachine(msgspec.Struct, frozen=True):
-    """Readers of this machine's GPUs and power, for a target that runs on it."""
-
-    nvidia: Callable[[], NvidiaReport] = read_nvidia
-    meter: Callable[[], PowerMeter | None] = open_meter
-
-
 async def probe_target(
     due: Due,
     *,
     key: str | None = None,
     idle_s: float | None = None,
     clock: Callable[[], float] = time.time,
-    machine: ProbeMachine | None = None,
+    nvidia: Callable[[], NvidiaReport] = read_nvidia,
+    meter: Callable[[], PowerMeter | None] = open_meter,
     lengths: ProbeLengths | None = None,
     nonce: str | None = None,
 ) -> tuple[Probe, list[ProbeSample]]:
-    """`key`: the value of the variable `target.key_env`. `lengths`: what earlier probes of the target have learnt."""
+    """`key`: the value of the variable `target.key_env`. `lengths`: what earlier probes of the target have learnt.
+    `nvidia` and `meter` read this machine's GPUs and power, for a target that runs on it."""
     target, started_at, began_s = due.target, clock(), time.monotonic()
     fault: ProbeFault | None = None
     found = _ProbeRun(target, clock, Random(nonce or secrets.token_hex(8)), lengths or ProbeLengths())
@@ -240,7 +218,7 @@ async def probe_target(
         if target.key_env and not key:
             raise ProbeFault("auth", f"the variable `{target.key_env}` with its key is not set")
         async with asyncio.timeout(whole_s):
-            await found.run(key, machine or ProbeMachine())
+            await found.run(key, nvidia, meter)
     except TimeoutError:
         fault = ProbeFault("timeout", f"the whole probe was not done within {whole_s:g} s")
     except Exception as error:  # nothing that a target says may end the watch over it
@@ -281,18 +259,20 @@ class _ProbeRun:
         self.samples: list[ProbeSample] = []
         self.own_tokens: int | None = 0  # None: not all are known
 
-    async def run(self, key: str | None, machine: ProbeMachine) -> None:
+    async def run(
+        self, key: str | None, read_gpus: Callable[[], NvidiaReport], open_power: Callable[[], PowerMeter | None]
+    ) -> None:
         target, self._key = self._target, key
         endpoint = await find_endpoint(target.url, target.model, key=key, api=target.api, timeout_s=FIND_S)
-        if target.kind is TargetKind.GATEWAY:
+        if target.kind == "gateway":
             endpoint = replace(endpoint, headers={**endpoint.headers, "x-skep-agent": PROBES_FLOW})
         self.endpoint = endpoint
         engine = str(endpoint.engine.get("engine", "")).lower()
         known = engine in _KNOWS_FIXED_OUTPUT or "build" in endpoint.engine
-        self._fixed = known or target.kind is not TargetKind.ENDPOINT
+        self._fixed = known or target.kind != "endpoint"
         is_here = machine_of(target.url) == HERE
-        nvidia = await asyncio.to_thread(machine.nvidia) if is_here else None
-        meter = await asyncio.to_thread(machine.meter) if is_here else None
+        nvidia = await asyncio.to_thread(read_gpus) if is_here else None
+        meter = await asyncio.to_thread(open_power) if is_here else None
         pool = Pool(endpoint.origin, max_idle=max(4, target.concurrency))
         try:
             self.versions = await read_versions(endpoint, pool, nvidia)

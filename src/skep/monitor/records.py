@@ -1,9 +1,7 @@
 """The frozen values of watching over time: targets, probes, samples, series, events, alerts.
 
-Knows nothing of where they are stored or shown. `None` means unknown, never zero. Times are unix seconds.
-A *probe* is one occasion at one target; it brings *samples*, one for each run of it. A *series* is one figure of one
-kind of run of one target over time.
-"""
+`None` means unknown, never zero. Times are unix seconds. A *probe* is one occasion at one target; it brings *samples*,
+one for each run of it. A *series* is one figure of one kind of run of one target over time."""
 
 from __future__ import annotations
 
@@ -16,15 +14,9 @@ import msgspec
 from skep.store.rows import JOINED, Figure, StoredAs, finite
 
 PROBES_FLOW = "skep-monitor"  # what a probe calls itself at skep's gateway: passive series are of others' requests
-LONGEST_NOTE = 500  # characters
 BUSY = "busy"  # the error kind of a target that is there and has no room: neither a figure nor an outage
 HOUR_S = 3600.0
 DAY_S = 86400.0
-
-
-def one_line(text: str) -> str:
-    """Return one line that a terminal can be shown: a server or a form may say anything."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 class Heat(StrEnum):
@@ -69,8 +61,13 @@ class SeriesKey(msgspec.Struct, frozen=True, order=True):
     concurrency: int  # 0 for passive series: as many as there were
     metric: SeriesMetric
 
+    @property
+    def kind(self) -> str:
+        """The same of all targets: `hot/short/c1/tok_s`."""
+        return f"{self.heat}/{self.shape}/c{self.concurrency}/{self.metric}"
+
     def __str__(self) -> str:
-        return f"{self.target}/{self.heat}/{self.shape}/c{self.concurrency}/{self.metric}"
+        return f"{self.target}/{self.kind}"
 
     @classmethod
     def parse(cls, name: str) -> SeriesKey:
@@ -138,9 +135,7 @@ class Probe(msgspec.Struct, frozen=True):
     waiting: int | None = None
     idle_s: float | None = None  # since the last request that is known of, before the warm-up
     model: str | None = None
-    versions: Mapping[str, str] = msgspec.field(
-        default_factory=dict
-    )  # "driver", "cuda", "engine", "build", "model", "skep"
+    versions: Mapping[str, str] = {}  # "driver", "cuda", "engine", "build", "model", "skep"
     host: Mapping[str, Any] = {}  # of a local target: watts, clocks, heat, throttling
     simulated: bool = False
     id: int | None = None  # None: not stored yet
@@ -235,9 +230,7 @@ class MonitorEvent(msgspec.Struct, frozen=True):
     kind: EventKind
     text: str
     target: str | None = None  # None: of all
-    detail: Mapping[str, Any] = msgspec.field(
-        default_factory=dict
-    )  # of a version: {"what": "driver", "from": ..., "to": ...}
+    detail: Mapping[str, Any] = {}  # of a version: {"what": "driver", "from": ..., "to": ...}
     id: int | None = None
 
 

@@ -120,11 +120,16 @@ class ProbeSchedule:
                 eras.append(era)
                 self._standing[target.name] = _TargetProgress(era, era.slot - 1)
             standing = self._standing[target.name]
-            gap = _gap(target, standing, now.wall, self._excuses.pop(target.name, cause))
-            if gap is not None:
-                missed.append(gap)
-                standing.covered = gap.slot + gap.slots - 1
-            following.append(_next(target, standing, now.wall))
+            why, text = self._excuses.pop(target.name, cause)
+            current, first = int(now.wall // target.every_s), standing.covered + 1
+            if first < current:  # slots that are wholly past and that nothing accounts for
+                occasion = (target.name, standing.era.number, first, due_at(target, first), now.wall)
+                missed.append(Probe(*occasion, ProbeOutcome.MISSED, slots=current - first, error_kind=why, error=text))
+                standing.covered = current - 1
+            slot = max(current, standing.covered + 1)
+            at_once = slot == standing.era.slot and slot * target.every_s <= now.wall  # the first one of an era
+            due_s = now.wall if at_once else due_at(target, slot)
+            following.append(Due(target, standing.era.number, slot, due_s))
         following.sort(key=lambda one: (one.at, one.target.name))
         due = tuple(one for one in following if one.at <= now.wall)
         wake_at = following[len(due)].at if len(due) < len(following) else None
@@ -189,19 +194,3 @@ def what_happened(before: Moment, now: Moment) -> Cause | None:
     boot = now.boot - before.boot
     slept, jumped = boot - awake, wall - boot
     return None if max(slept, jumped) <= NOTICED_S else ASLEEP if slept >= jumped else CLOCK_FORWARD
-
-
-def _gap(target: ProbeTarget, standing: _TargetProgress, now: float, cause: Cause) -> Probe | None:
-    """The slots that are wholly past and that nothing accounts for."""
-    first, last = standing.covered + 1, int(now // target.every_s) - 1
-    if last < first or standing.era.every_s != target.every_s:
-        return None
-    occasion = (target.name, standing.era.number, first, due_at(target, first), now, ProbeOutcome.MISSED)
-    return Probe(*occasion, slots=last - first + 1, error_kind=cause[0], error=cause[1])
-
-
-def _next(target: ProbeTarget, standing: _TargetProgress, now: float) -> Due:
-    """The first slot of an era is due at once."""
-    slot = max(int(now // target.every_s), standing.covered + 1)
-    at = now if slot == standing.era.slot and slot * target.every_s <= now else due_at(target, slot)
-    return Due(target, standing.era.number, slot, at)

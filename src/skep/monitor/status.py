@@ -29,8 +29,7 @@ from skep.monitor.records import (
 )
 from skep.monitor.schedule import due_at
 from skep.monitor.store import SeriesStore
-from skep.stats.percentiles import mad, median
-from skep.stats.rolling import WindowStats, window_stats
+from skep.stats.percentiles import WindowStats, mad, median, window_stats
 from skep.wire.prometheus import Gauge, metrics_text
 
 WINDOW_S = 7 * DAY_S
@@ -162,24 +161,17 @@ def target_statuses(series: SeriesStore, now: float, *, with_readings: bool = Tr
     found = []
     for target in series.targets():
         own = tuple(alert for alert in alerts if alert.target == target.name)
-        latest = series.latest(target.name)
-        last = None if latest is None else latest[0]
+        last, _ = series.latest(target.name)
         era, slot = slots.get(target.name, (-1, 0))
         following = max(slot + 1, int(now // target.every_s))
         readings = []
         for key in primary_keys(series, target.name) if with_readings else ():
             newest, quiet = latest_and_week(series, key, now, fresh_s(target))
             readings.append(SeriesStatus(key, newest, window_stats(quiet)))
-        status = TargetStatus(
-            target=target,
-            state=_state(target, last, now, alerts=bool(own)),
-            last=last,
-            due_at=now if era < 0 else due_at(target, following),  # below 0: never probed, or only asked for by hand
-            coverage=series.coverage(target.name, now - WINDOW_S, now),
-            readings=tuple(readings),
-            alerts=own,
-        )
-        found.append(status)
+        due = now if era < 0 else due_at(target, following)  # below 0: never probed, or only asked for by hand
+        state = _state(target, last, now, alerts=bool(own))
+        coverage = series.coverage(target.name, now - WINDOW_S, now)
+        found.append(TargetStatus(target, state, last, due, coverage, tuple(readings), own))
     return found
 
 

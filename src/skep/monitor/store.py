@@ -1,10 +1,8 @@
 """The store of watching over time: targets, probes and their samples, series, events, alerts, changes.
 
-Each append is one short transaction. Hours and days are brought up to date with the samples that belong to them, so
-that reading a year never reads its samples. Passive series, of requests that others sent to the gateway, have nothing
-else: their hours are closed one by one. Knows no clock: times are arguments, unix seconds. A window from `since` to
-`until` has its beginning and not its end.
-"""
+Each append is one short transaction. Hours and days are brought up to date with their samples, so that reading a year
+never reads these; series of requests that others sent to the gateway have hours alone, which are closed one by one.
+Times are arguments, unix seconds. A window from `since` to `until` has its beginning and not its end."""
 
 from __future__ import annotations
 
@@ -168,9 +166,8 @@ class SeriesStore:
         if found is not None and (removed or found.removed_at is None):
             return found
         if found is not None:
-            raise UserError(
-                f"target `{name}` was removed", hint="its history is kept; `skep monitor add` brings it back"
-            )
+            hint = "its history is kept; `skep monitor add` brings it back"
+            raise UserError(f"target `{name}` was removed", hint=hint)
         live = {squeeze(target.name): target.name for target in known.values() if removed or target.removed_at is None}
         hint = "`skep monitor list` shows them" if live else "`skep monitor add` makes one"
         raise UserError(f"there is no target `{name}`", hint=did_you_mean(similar_names(name, live), hint))
@@ -193,11 +190,10 @@ class SeriesStore:
         names = [row["target"] for row in self.store.read(_TARGETS_WITH_PROBES)]
         return {name: tuple(self.store.read(_LAST_SLOT, name)[0]) for name in names}
 
-    def latest(self, target: str) -> tuple[Probe, list[ProbeSample]] | None:
-        """Return the last probe that was really made."""
-        rows = self.store.read(_LAST_MADE, target)
-        if not rows:
-            return None
+    def latest(self, target: str) -> tuple[Probe | None, list[ProbeSample]]:
+        """Return the last probe that was really made; None where none was."""
+        if not (rows := self.store.read(_LAST_MADE, target)):
+            return None, []
         samples = self.store.read("SELECT * FROM samples WHERE probe_id = ? ORDER BY id", rows[0]["id"])
         return read(rows, Probe)[0], read(samples, ProbeSample)
 
@@ -213,8 +209,7 @@ class SeriesStore:
         """Oldest first; the newest `limit` of them. A passive series has a point for each hour: its median."""
         if key.heat is Heat.SEEN:
             hours = self.spans(key, SpanKind.HOUR, since, until)
-            first = 0 if limit is None else max(0, len(hours) - limit)
-            return [SeriesPoint(hour.start, hour.median) for hour in hours[first:]]
+            return [SeriesPoint(hour.start, hour.median) for hour in (hours if limit is None else hours[-limit:])]
         if key.metric not in RAW_METRICS:
             return []
         values = (*key_values(key), since, until, -1 if limit is None else limit)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from skep.bench.endpoint import Endpoint, find_endpoint
+from skep.bench.endpoint import find_endpoint
 from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import SkepError, UserError
 from skep.monitor.history import primary_keys
@@ -57,7 +57,15 @@ def add_target(
     if taken is not None:
         hint = f"choose another name, or `skep monitor remove {target.name}` first: its history stays and goes on"
         raise UserError(f"`{target.name}` is watched already, at {taken.url}", hint=hint)
-    endpoint = asyncio.run(_look(target, env)) if check else None
+    endpoint = None
+    if check:
+        key, timeout_s = _key(target, env), min(CHECK_S, target.timeout_s)
+        asked = find_endpoint(target.url, target.model, key=key, api=target.api, timeout_s=timeout_s)
+        try:
+            endpoint = asyncio.run(asked)
+        except SkepError as error:
+            error.hint = f"{error.hint or 'check the URL'}; --no-check adds it as it is"
+            raise
     kind = TargetKind.GATEWAY if own else target.kind
     if endpoint is not None:  # of its replicas only skep's gateway tells
         server = TargetKind.REPLICA if endpoint.origin.host in LOOPBACK else TargetKind.ENDPOINT
@@ -114,15 +122,6 @@ def _key(target: ProbeTarget, env: Mapping[str, str]) -> str | None:
         return value
     hint = f"export {target.key_env}=... first, also where `skep up` or `skep monitor run` is started"
     raise UserError(f"--key-env `{target.key_env}` is not set", hint=hint)
-
-
-async def _look(target: ProbeTarget, env: Mapping[str, str]) -> Endpoint:
-    key, timeout_s = _key(target, env), min(CHECK_S, target.timeout_s)
-    try:
-        return await find_endpoint(target.url, target.model, key=key, api=target.api, timeout_s=timeout_s)
-    except SkepError as error:
-        error.hint = f"{error.hint or 'check the URL'}; --no-check adds it as it is"
-        raise
 
 
 def target_document(target: ProbeTarget) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from skep.monitor.schedule import format_interval
 from skep.monitor.status import SeriesStatus, TargetStatus
 from skep.monitor.targets import runs_of
 from skep.report.columns import Column
-from skep.stats.rolling import WindowStats
+from skep.stats.percentiles import WindowStats
 
 WindowRow = tuple[SeriesKey, str, WindowStats | None]  # a series, the name of the window, what it has
 _one, _two = "{:,.1f}".format, "{:,.2f}".format
@@ -98,8 +98,8 @@ WINDOWS: tuple[Column[WindowRow], ...] = (
 def comparison_columns(a: str, b: str) -> tuple[Column[TargetComparisonRow], ...]:
     """Return both sides, and the ratio of B over A."""
     return (
-        Column("run", "RUN", lambda row: f"{row.heat} {row.shape} c{row.concurrency} {row.metric}", right=False),
-        Column("unit", "UNIT", lambda row: row.metric.unit, rank=4, right=False),
+        Column("run", "RUN", lambda row: row.key.kind.replace("/", " "), right=False),
+        Column("unit", "UNIT", lambda row: row.key.metric.unit, rank=4, right=False),
         *_side("a", a, lambda row: row.versus.a),
         *_side("b", b, lambda row: row.versus.b),
         Column("ratio", "RATIO", lambda row: row.versus.ratio and row.versus.ratio.estimate, lambda x: f"{x:,.3f}"),

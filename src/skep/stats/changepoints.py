@@ -7,8 +7,7 @@ are looked at in the same way. Slow noise, where values are like their forerunne
 
 The bounds are for one who looks again after every new value: in simulation, of series of 336 values (14 days, hourly)
 without a change, one in a hundred may be said to have changed at any of these looks. `benchmarks/change_points.py`
-has the figures, also of what else noise may be like.
-"""
+has the figures, also of what else noise may be like."""
 
 from __future__ import annotations
 
@@ -18,7 +17,6 @@ from itertools import accumulate, pairwise
 from operator import mul, sub
 
 import msgspec
-from msgspec.structs import replace
 
 from skep.stats.percentiles import median
 from skep.stats.versus import ratio_of_medians, slowness
@@ -28,7 +26,7 @@ FEWEST = 24  # values before anything is said
 SHORTEST = 6  # values of a level: fewer are outliers
 CLIP = 3.0  # deviations
 LEAST = 0.005  # a smaller difference is not told, however sure it is
-MOST = 5000  # of the newest values; more would take too long after every probe
+MOST = 5000  # values that are looked at: more would take too long after every probe
 
 # In 670 series of normal noise, looked at after each of 24 to 336 values, the highest figure of one in a hundred was
 # 4.0 of a cut and 3.8 of a stretch apart. The bounds lie above that, because slow noise, which is only estimated, comes
@@ -58,22 +56,13 @@ class Split(msgspec.Struct, frozen=True):
     count_after: int
 
 
-class Drift(msgspec.Struct, frozen=True):
-    """A stretch that moves slowly one way: a straight line fits it no worse than steps do."""
-
-    first: int
-    last: int  # its last value
-
-
 class SeriesChanges(msgspec.Struct, frozen=True):
     splits: tuple[Split, ...] = ()  # without those that a slow drift explains as well
-    drifts: tuple[Drift, ...] = ()
+    drifts: tuple[tuple[int, int], ...] = ()  # first and last value of a stretch that a straight line fits as well
 
 
 def changes_in_series(values: Sequence[float]) -> SeriesChanges:
     """The steps and the drifts of a series, oldest first. A level that is not above zero has no ratio, and no split."""
-    skipped = max(0, len(values) - MOST)
-    values = values[skipped:]
     if len(values) < FEWEST:
         return SeriesChanges()
     scale = _LogScale.of(values)
@@ -81,15 +70,8 @@ def changes_in_series(values: Sequence[float]) -> SeriesChanges:
     if not cuts:
         return SeriesChanges()
     slow = scale.slowness(cuts)
-    cuts = scale.cuts(slow) if slow > 1 else cuts
-    cuts, drifts = _without_drifts(scale, cuts)
-    splits = _told(scale, values, cuts, slow)
-    if skipped:  # places are counted from the beginning of the whole series
-        splits = [
-            replace(one, index=one.index + skipped, bracket=(one.bracket[0] + skipped, one.bracket[1] + skipped))
-            for one in splits
-        ]
-    return SeriesChanges(tuple(splits), tuple(Drift(first + skipped, last + skipped) for first, last in drifts))
+    cuts, drifts = _without_drifts(scale, scale.cuts(slow) if slow > 1 else cuts)
+    return SeriesChanges(tuple(_told(scale, values, cuts, slow)), tuple(drifts))
 
 
 class _LogScale(msgspec.Struct, frozen=True):
@@ -120,9 +102,17 @@ class _LogScale(msgspec.Struct, frozen=True):
         return [(x - middle) * scale for x in part]
 
     def _parted(self, first: int, last: int, slow: float) -> list[int]:
-        here = _best_cuts(self.clipped(first, last), slow) if last - first >= 2 * SHORTEST else ()
-        if not here:
+        """Return the cut that stands out, or both ends of a stretch that does, with those of the parts."""
+        ys = self.clipped(first, last) if last - first >= 2 * SHORTEST else []
+        found = _weighed(ys)
+        if found is None:
             return []
+        here = [found.cut]
+        if found.height <= _bound(CUT, len(ys)) * slow:
+            begin, end, height = _apart(ys)
+            if height <= _bound(APART, len(ys)) * slow:
+                return []
+            here = [begin, end]
         edges = [first, *(first + cut for cut in here), last]
         return sorted({*edges[1:-1], *(cut for a, b in pairwise(edges) for cut in self._parted(a, b, slow))})
 
@@ -193,17 +183,6 @@ def _extra(length: int) -> float:
     return EXTRA * math.log2(max(LONG / length, 1.0))
 
 
-def _best_cuts(ys: Sequence[float], slow: float) -> tuple[int, ...]:
-    n = len(ys)
-    found = _weighed(ys)
-    if found is None:
-        return ()
-    if found.height > _bound(CUT, n) * slow:
-        return (found.cut,)
-    first, last, height = _apart(ys)
-    return (first, last) if height > _bound(APART, n) * slow else ()
-
-
 def _apart(ys: Sequence[float]) -> tuple[int, int, float]:
     """The stretch that stands out most from all the rest, of lengths that double and places a quarter of them apart."""
     n = len(ys)
@@ -255,27 +234,17 @@ def _told(scale: _LogScale, values: Sequence[float], cuts: list[int], slow: floa
     cuts = list(cuts)
     while True:
         edges = [0, *cuts, len(values)]
-        levels = zip(edges, edges[1:], edges[2:], strict=False)
-        splits = [_split(scale, values, first, cut, last, slow) for first, cut, last in levels]
-        sizes = [0.0 if split is None else abs(split.ratio.estimate - 1) for split in splits]
-        if min(sizes, default=LEAST) >= LEAST:
-            return [split for split in splits if split is not None]
-        del cuts[sizes.index(min(sizes))]
-
-
-def _split(scale: _LogScale, values: Sequence[float], first: int, cut: int, last: int, slow: float) -> Split | None:
-    ratio = ratio_of_medians(values[first:cut], values[cut:last], slow=slow)
-    if ratio is None:
-        return None
-    return Split(
-        index=cut,
-        bracket=_bracket(scale, first, cut, last, slow),
-        before=median(values[first:cut]),
-        after=median(values[cut:last]),
-        ratio=ratio,
-        count_before=cut - first,
-        count_after=last - cut,
-    )
+        splits = []
+        for first, cut, last in zip(edges, edges[1:], edges[2:], strict=False):
+            before, after = values[first:cut], values[cut:last]
+            if (ratio := ratio_of_medians(before, after, slow=slow)) is not None:
+                bracket, counts = _bracket(scale, first, cut, last, slow), (len(before), len(after))
+                splits.append(Split(cut, bracket, median(before), median(after), ratio, *counts))
+        sizes = {split.index: abs(split.ratio.estimate - 1) for split in splits}
+        smallest = min(cuts, key=lambda cut: sizes.get(cut, 0.0), default=None)
+        if smallest is None or sizes.get(smallest, 0.0) >= LEAST:
+            return splits
+        cuts.remove(smallest)
 
 
 def _without_drifts(scale: _LogScale, cuts: list[int]) -> tuple[list[int], list[tuple[int, int]]]:

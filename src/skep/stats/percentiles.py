@@ -1,16 +1,14 @@
-"""Location and spread of a sample, and confidence intervals: how far a figure would move if the run were repeated.
+"""Location and spread of a sample or of moving windows, and intervals: how far a repeated run would move a figure.
 
 For many values, such as the requests of a level, the percentile bootstrap: draw samples of the same size with
-replacement, take the statistic of each, and cut the tails. It assumes independent values; with fewer than ten or so
-it is too narrow. Chance comes in as `rng`.
-
-For few values, such as the repeats of a level, Student's t. Ratios are taken on logarithms, where a share is a
-difference: the result is the ratio of geometric means, which for a spread of a few per cent is that of the means.
-"""
+replacement, by `rng`, and cut the tails. It assumes independent values; with fewer than ten or so it is too narrow.
+For few, such as the repeats of a level, Student's t. Ratios are taken on logarithms, where a share is a difference: the
+result is the ratio of geometric means, which for a spread of a few per cent is that of the means."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from random import Random
@@ -68,13 +66,86 @@ def coefficient_of_variation(values: Iterable[float]) -> float | None:
 
 def at_rank(ordered: Sequence[float], q: float) -> float:
     """Return the q-th percentile of values that are sorted already."""
-    if not 0 <= q <= 100:
-        raise ValueError(f"percentile {q} is not between 0 and 100")
     position = q * (len(ordered) - 1) / 100
     below = int(position)
     low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
     # Infinity times zero is no number.
     return low if position == below else min(high, low + (high - low) * (position - below))
+
+
+LEAST_SLOPES = 3  # points below which a line through them says nothing
+
+
+class WindowStats(msgspec.Struct, frozen=True):
+    count: int
+    median: float
+    mad: float  # unscaled: the median distance from the median
+    cv: float | None  # None below two values, and around a mean of zero
+    p05: float
+    p25: float
+    p75: float
+    p95: float
+    low: float
+    high: float
+
+
+class TrendLine(msgspec.Struct, frozen=True):
+    """A straight line through a series, by the median of slopes, which outliers do not move."""
+
+    slope: float  # per unit of time
+    low: float  # 95 %
+    high: float
+    start: float  # its value at the first moment
+
+
+def window_stats(values: Iterable[float]) -> WindowStats | None:
+    """Return the statistics of the values; None if there are none."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    p05, p25, middle, p75, p95 = (at_rank(ordered, q) for q in (5, 25, 50, 75, 95))
+    return WindowStats(
+        len(ordered), middle, mad(ordered), coefficient_of_variation(ordered), p05, p25, p75, p95,
+        low=ordered[0], high=ordered[-1],
+    )  # fmt: skip
+
+
+def rolling_median(points: Sequence[tuple[float, float]], width_s: float) -> list[tuple[float, float, float, float]]:
+    """(moment, median, lower quartile, upper quartile) of the `width_s` up to and with each point, oldest first."""
+    found = []
+    window: list[float] = []  # kept sorted while it moves, so that 20,000 points take a tenth of a second
+    first = 0
+    for at, value in points:
+        insort(window, value)
+        while points[first][0] <= at - width_s:
+            del window[bisect_left(window, points[first][1])]
+            first += 1
+        found.append((at, at_rank(window, 50), at_rank(window, 25), at_rank(window, 75)))
+    return found
+
+
+def line_through(points: Sequence[tuple[float, float]], most: int = 120) -> TrendLine | None:
+    """By Theil and Sen; the interval by Sen's ranks. None below three moments.
+    Longer series are first gathered into `most` medians of neighbours, which keeps the slope and its interval."""
+    size, gathered = -(-len(points) // most), points
+    if size > 1:
+        groups = [points[start : start + size] for start in range(0, len(points), size)]
+        gathered = [(median(at for at, _ in group), median(value for _, value in group)) for group in groups]
+    slopes = sorted(
+        (later - value) / (after - at)
+        for place, (at, value) in enumerate(gathered)
+        for after, later in gathered[place + 1 :]
+        if after > at
+    )
+    if len({at for at, _ in gathered}) < LEAST_SLOPES:
+        return None
+    n = len(gathered)
+    reach = 1.96 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    low = max(0, round((len(slopes) - reach) / 2))
+    high = min(len(slopes) - 1, round((len(slopes) + reach) / 2))
+    slope = median(slopes)
+    middle = median(value - slope * (at - gathered[0][0]) for at, value in gathered)
+    return TrendLine(slope, slopes[low], slopes[high], middle + slope * (points[0][0] - gathered[0][0]))
 
 
 STEPS = 100  # far more than needed: three to ten are
@@ -84,10 +155,6 @@ _TINY = 1e-300
 @lru_cache(maxsize=4096)
 def t_quantile(confidence: float, freedom: float) -> float:
     """Return the t for which -t..t holds `confidence` of the distribution: 2.776 for 0.95 and 4 degrees of freedom."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence {confidence} is not between 0 and 1")
-    if freedom <= 0:
-        raise ValueError(f"{freedom} degrees of freedom are too few")
     t = NormalDist().inv_cdf((1 + confidence) / 2)
     scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
     for _ in range(STEPS):  # Newton's: the tail is convex, so each step stays below the answer
@@ -146,13 +213,13 @@ def ratio_of_medians_interval(
     return Interval(percentile(drawn, 2.5), median(above) / median(below), percentile(drawn, 97.5))
 
 
-def mean_t_interval(values: Iterable[float], *, confidence: float = 0.95) -> Interval | None:
-    """Return Student's interval of the mean, for few values of a roughly normal spread; None below two values."""
+def mean_t_interval(values: Iterable[float]) -> Interval | None:
+    """Return Student's 95 % interval of the mean, for few values of a roughly normal spread; None below two values."""
     sample = sorted(values)
     if len(sample) < 2:
         return None
     found = MeanEstimate.of(sample)
-    reach = found.reach(confidence)
+    reach = found.reach(0.95)
     return Interval(found.estimate - reach, found.estimate, found.estimate + reach)
 
 
@@ -195,12 +262,12 @@ class MeanEstimate(msgspec.Struct, frozen=True):
     def error(self) -> float:
         return math.sqrt(sum(part for part, _ in self.parts))
 
-    def reach(self, confidence: float) -> float:
-        return t_quantile(confidence, self.freedom) * self.error
+    def reach(self, confidence: float, most_freedom: float = math.inf) -> float:
+        return t_quantile(confidence, min(self.freedom, most_freedom)) * self.error
 
-    def as_ratio(self, confidence: float) -> Interval:
+    def as_ratio(self, confidence: float, most_freedom: float = math.inf) -> Interval:
         """Return the interval of the ratio, if this is a mean of logarithms."""
-        reach = self.reach(confidence)
+        reach = self.reach(confidence, most_freedom)
         return Interval(*(math.exp(min(self.estimate + step, WIDEST)) for step in (-reach, 0.0, reach)))
 
 

@@ -1,10 +1,8 @@
 """B against A, round by round, until the answer is clear: better, worse, or not to be told apart.
 
-A round is one start of both with readings in pairs. Readings of one start share what that start was like, so a mean of
-many readings of one start is not better known than a start is repeatable: the spread between starts is part of the
-error. Looked at after every round; each look spends its part of the whole chance of a false alarm, so that looking
-often does not make one. Knows neither what is measured nor what a round costs.
-"""
+A round is one start of both with readings in pairs. Readings of one start share what that start was like, so the spread
+between starts is part of the error, however many readings there are. Looked at after every round; each look spends its
+part of the whole chance of a false alarm, so that looking often does not make one."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from collections.abc import Sequence
 from enum import Enum
 from statistics import fmean, variance
 
-import msgspec
-
-from skep.stats.percentiles import MeanEstimate, median, t_quantile
+from skep.stats.percentiles import MeanEstimate, median
 from skep.units import Interval
 
 READING, START = 0.03, 0.012  # spreads taken for granted until there are figures
@@ -73,25 +69,9 @@ class MeasurementNoise:
         return float(self.start**2 + self.reading**2 / max(1, count))
 
 
-class RatioEstimate(msgspec.Struct, frozen=True):
-    """The logarithm of B over A, and how far it may be off at this look."""
-
-    estimate: float
-    error: float
-    reach: float
-
-    @property
-    def ratio(self) -> Interval:
-        low, high = self.estimate - self.reach, self.estimate + self.reach
-        return Interval(math.exp(low), math.exp(self.estimate), math.exp(high))
-
-
 class SequentialTest:
-    """Fed the pairs of one round at a time; `verdict` is final once it is not OPEN.
-
-    `worth`: a share below which a gain is not looked for any longer. At least two rounds, so two starts of either
-    side, before B is called better.
-    """
+    """Fed the pairs of one round at a time; `verdict` is final once it is not OPEN. `worth`: a share below which a
+    gain is not looked for any longer. At least two rounds, so two starts of either side, before B is called better."""
 
     def __init__(self, noise: MeasurementNoise, *, rounds: int = 6, worth: float = 0.01) -> None:
         self._noise, self._rounds, self._worth = noise, rounds, worth
@@ -113,30 +93,30 @@ class SequentialTest:
             return
         if pairs:
             self._differences.append(self._clipped([b - a for a, b in pairs]))
-        standing = self.standing
-        if standing is not None:
-            self.verdict = self._judged(standing)
+        if self.pairs >= 2:
+            self.verdict = self._judged()
 
     @property
-    def standing(self) -> RatioEstimate | None:
-        """None before there are two pairs."""
+    def ratio(self) -> Interval | None:
+        """B over A, as far as it is known at this look; None before there are two pairs."""
         if self.pairs < 2:
             return None
-        known = _mean_of(self._differences, self._noise, sides=2)
-        return RatioEstimate(known.estimate, known.error, _reach(known, 1 - self._each))
+        return _mean_of(self._differences, self._noise, sides=2).as_ratio(1 - self._each, _MOST_FREEDOM)
 
     @property
     def round_means(self) -> tuple[list[float], list[int]]:
         return [fmean(one) for one in self._differences], [len(one) for one in self._differences]
 
-    def _judged(self, now: RatioEstimate) -> SequentialVerdict:
-        if now.estimate + now.reach < 0:
+    def _judged(self) -> SequentialVerdict:
+        now = _mean_of(self._differences, self._noise, sides=2)
+        reach = now.reach(1 - self._each, _MOST_FREEDOM)
+        if now.estimate + reach < 0:
             return SequentialVerdict.WORSE
-        if self.rounds >= 2 and now.estimate - now.reach > 0:
+        if self.rounds >= 2 and now.estimate - reach > 0:
             return SequentialVerdict.BETTER
-        if now.estimate + now.reach < self._worth:  # no gain worth having is left in it
+        if now.estimate + reach < self._worth:  # no gain worth having is left in it
             return SequentialVerdict.SAME
-        even_if_lucky = now.estimate + now.error < now.reach * math.sqrt(self.rounds / self._rounds)
+        even_if_lucky = now.estimate + now.error < reach * math.sqrt(self.rounds / self._rounds)
         over = self.rounds >= 2 and (self.rounds >= self._rounds or even_if_lucky)
         return SequentialVerdict.SAME if over else SequentialVerdict.OPEN
 
@@ -151,16 +131,12 @@ def mean_of_starts(starts: Sequence[Sequence[float]], noise: MeasurementNoise) -
     groups = [noise.clipped(one) for one in starts if one]
     if not groups:
         return None
-    known = _mean_of(groups, noise, sides=1)
-    reach = _reach(known, 0.95)
-    return Interval(*(math.exp(known.estimate + step) for step in (-reach, 0.0, reach)))
+    return _mean_of(groups, noise, sides=1).as_ratio(0.95, _MOST_FREEDOM)
 
 
 def _mean_of(groups: Sequence[Sequence[float]], noise: MeasurementNoise, *, sides: int) -> MeanEstimate:
     """Return the mean over starts, or over rounds of two sides, by what is known of noise and what these groups show.
-
-    Groups that differ more than others did know it best: a machine may be more moody than one took it for.
-    """
+    Groups that differ more than others did know it best: a machine may be more moody than one took it for."""
     count, thin = len(groups), fmean(1 / len(one) for one in groups)
     means = [fmean(one) for one in groups]
     estimate = fmean(means)
@@ -174,7 +150,3 @@ def _mean_of(groups: Sequence[Sequence[float]], noise: MeasurementNoise, *, side
     if own > start:
         start, freedom = own, float(count) if sides == 1 else freedom
     return MeanEstimate(estimate, ((start / count, freedom), (reading * thin / count, readings)))
-
-
-def _reach(known: MeanEstimate, confidence: float) -> float:
-    return t_quantile(confidence, min(known.freedom, _MOST_FREEDOM)) * known.error

@@ -4,8 +4,7 @@ Each run of a level is told as one number: the worst of its figures as a share o
 run that is off the limit by more than a tenth decides its level at once. Nearer to it the answer is noise, and the
 level is run again: the median of up to three shares decides, or two that agree. C doubles from 1 until a level fails,
 then the gap is halved. Where the first failure was by less than a factor of two, one level beyond it is looked at as
-well: engines have favoured batch sizes, and a level above one that failed may keep the promise.
-"""
+well: engines have favoured batch sizes, and a level above one that failed may keep the promise."""
 
 from __future__ import annotations
 
@@ -81,8 +80,6 @@ class SloSearch:
     """Ask `next_level`, run it, tell `measured`; until it is None."""
 
     def __init__(self, *, max_concurrency: int, budget: int = 40) -> None:
-        if max_concurrency < 1 or budget < 1:
-            raise ValueError("a search needs a level and a run")
         self._max, self._budget = max_concurrency, budget
         self._shares: dict[int, list[float]] = {}
         self._limited: set[int] = set()
@@ -106,7 +103,8 @@ class SloSearch:
         ceiling = min((c for c in self._limited if c > met), default=None)
         if failed is None and ceiling is None:
             return min(max(1, 2 * met), self._max) if met < self._max else None
-        if failed is not None and ceiling is None and self._may_pass_beyond(failed):
+        is_near = failed is not None and median(self._shares[failed]) < NEAR_ENOUGH_TO_LOOK_BEYOND
+        if failed is not None and is_near and ceiling is None and max(self._shares) == failed < self._max:
             return min(2 * failed, self._max)
         upper = min(edge for edge in (failed, ceiling) if edge is not None)
         return (met + upper) // 2 if upper - met > _step(met) else None
@@ -121,10 +119,6 @@ class SloSearch:
         else:
             halvings = math.ceil(math.log2(max(2.0, (failed - met) / _step(met))))
         return max(1, min(self._budget - self.runs, halvings + 2))
-
-    def _may_pass_beyond(self, failed: int) -> bool:
-        beyond = max(c for c in self._shares) > failed
-        return not beyond and failed < self._max and median(self._shares[failed]) < NEAR_ENOUGH_TO_LOOK_BEYOND
 
     def _is_met(self, concurrency: int) -> bool | None:
         """Return None if the level is near the limit and must be run again."""

@@ -3,8 +3,7 @@
 The *knee* is the smallest C that no larger C betters by 5 %. The *cliff* is the last C before the curve lies more than
 5 % under its best, and stays there. Both are judged on the repeats: the relative noise is taken as the same at all
 levels and estimated from all of them together, since three repeats of one level say little about it. Each question is
-one-sided and asked at 95 %. Levels where the client was the limit are never used. Knows neither clock nor server.
-"""
+one-sided and asked at 95 %. Levels where the client was the limit are never used. Knows neither clock nor server."""
 
 from __future__ import annotations
 
@@ -47,6 +46,10 @@ class CurveSide(Enum):
     BEFORE = "before"
     AFTER = "after"
     UNCLEAR = "unclear"
+
+
+SideOf = Callable[[int], CurveSide]  # of a level, by index
+RivalOf = Callable[[int], int | None]  # the level that it is held against
 
 
 class TurningPoint(msgspec.Struct, frozen=True):
@@ -93,9 +96,7 @@ class SpeedCurve:
 
     def ratio(self, above: int, below: int, *, among: int = 1) -> tuple[float, float, float]:
         """low, estimate and high of one level over another; without bounds while no level was repeated.
-
-        `among`: of so many levels the most extreme one is looked at, so the bounds have to hold for all of them.
-        """
+        `among`: of so many levels the most extreme one is looked at, so the bounds have to hold for all of them."""
         one, two = self.levels[above], self.levels[below]
         if not two.estimate:
             return (1.0, 1.0, 1.0) if not one.estimate else (0.0, math.inf, math.inf)
@@ -150,7 +151,7 @@ class SpeedCurve:
         low = self.levels[place.low].concurrency if place.low >= 0 else 0
         return low, self.levels[place.high].concurrency
 
-    def _place(self, at: int, low: int, high: int, side: Callable[[int], CurveSide]) -> TurningPoint:
+    def _place(self, at: int, low: int, high: int, side: SideOf) -> TurningPoint:
         """Widened over levels that are unclear, where the noise is known; by the estimates alone where it is not."""
         if self.noise is None:
             return TurningPoint(at, low, high, sure=False)
@@ -193,20 +194,14 @@ RUNS_A_HALVING = 3  # a new level and the repeats that make its side clear; for 
 class SaturationSearch:
     """Which level to run next until knee and cliff are bracketed: ask `next_level`, run it, tell `measured`.
 
-    C doubles from 1 until two successive levels bring less than 5 %, or fall. Then the brackets are made sure, by
-    repeating the levels whose side is unclear, and narrow, by halving them. Every answer is worked out anew from all
-    that was measured, so a step that looked flat by chance does not end the search for good. A cliff beyond the two
-    flat levels is not looked for. `most_repeats` of one level leave a side open that the noise does not let tell; the
-    bracket then spans it.
-
-    Simulated with 3 % noise and one run at a time, the brackets held the points in 97 to 100 % for curves that level
-    off or fall at one place, in 16 to 39 runs. On a curve that goes on creeping up by some 3 % a doubling, in two
-    thirds.
-    """
+    C doubles from 1 until two successive levels bring less than 5 %, or fall; a cliff beyond them is not looked for.
+    Then the brackets are made sure, by repeating the levels whose side is unclear, at most `most_repeats` times, and
+    narrow, by halving them. Every answer is worked out anew from all that was measured, so a step that looked flat by
+    chance does not end the search for good. Simulated with 3 % noise and one run at a time, the brackets held the
+    points in 97 to 100 % for curves that level off or fall at one place, in 16 to 39 runs; on a curve that goes on
+    creeping up by some 3 % a doubling, in two thirds."""
 
     def __init__(self, *, max_concurrency: int, budget: int = 60, most_repeats: int = 5) -> None:
-        if max_concurrency < 1 or budget < 1 or most_repeats < 2:
-            raise ValueError("a search needs a level, a run, and two repeats where a level is unclear")
         self._max, self._budget, self._most = max_concurrency, budget, most_repeats
         self._figures: dict[int, list[float]] = {}
         self._unusable: set[int] = set()
@@ -267,18 +262,16 @@ class SaturationSearch:
         return flat
 
     def _refinements(self, curve: SpeedCurve) -> Iterator[int]:
+        of_knee, of_cliff = (curve.knee_side, curve.rival), (curve.cliff_side, curve.best_before)
         knee, cliff = curve.knee(), curve.cliff()
         if knee is not None:
-            yield from self._refine(curve, knee, curve.knee_side, curve.rival)
+            yield from self._refine(curve, knee, *of_knee)
         elif len(curve.levels) > 1:
-            yield from self._repeats(curve, [len(curve.levels) - 2], curve.knee_side, curve.rival)
+            yield from self._repeats(curve, [len(curve.levels) - 2], *of_knee)
         if cliff is not None:
-            yield from self._refine(curve, cliff, curve.cliff_side, curve.best_before)
+            yield from self._refine(curve, cliff, *of_cliff)
 
-    def _refine(
-        self, curve: SpeedCurve, place: TurningPoint, side: Callable[[int], CurveSide],
-        against: Callable[[int], int | None],
-    ) -> Iterator[int]:  # fmt: skip
+    def _refine(self, curve: SpeedCurve, place: TurningPoint, side: SideOf, against: RivalOf) -> Iterator[int]:
         low, high = curve.bracket(place)
         if place.sure and _is_narrow(low, high):
             return
@@ -289,18 +282,14 @@ class SaturationSearch:
             if not _is_narrow(lower, upper) and middle not in self._unusable:
                 yield middle
 
-    def _repeats(
-        self, curve: SpeedCurve, places: Iterable[int], side: Callable[[int], CurveSide],
-        against: Callable[[int], int | None],
-    ) -> Iterator[int]:  # fmt: skip
+    def _repeats(self, curve: SpeedCurve, places: Iterable[int], side: SideOf, against: RivalOf) -> Iterator[int]:
         """Of each unclear level or of the one it is held against, whichever was run less often."""
         for place in places:
             rival = against(place)
-            if rival is None or side(place) is not CurveSide.UNCLEAR:
-                continue
-            less = min(curve.levels[place], curve.levels[rival], key=lambda level: level.count)
-            if less.count < self._most:
-                yield less.concurrency
+            if rival is not None and side(place) is CurveSide.UNCLEAR:
+                less = min(curve.levels[place], curve.levels[rival], key=lambda level: level.count)
+                if less.count < self._most:
+                    yield less.concurrency
 
 
 def _is_narrow(low: int, high: int) -> bool:

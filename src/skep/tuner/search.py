@@ -87,7 +87,7 @@ class ConfigTrial:
     @property
     def ratio(self) -> Interval | None:
         """Of speeds, whatever decided."""
-        return None if (standing := self.speeds.standing) is None else standing.ratio
+        return self.speeds.ratio
 
     def took(self, first: ServerStart, second: ServerStart, seconds: float) -> None:
         """One round, in which neither failed."""
@@ -275,7 +275,7 @@ class KnobSearch:
         first, second = evidence.beside[0], evidence.starts[0]
         contest = SequentialTest(self._book.noise, rounds=2, worth=self.chooser.grain.worth)
         contest.feed(paired(first.readings, second.readings, speed))
-        ratio = contest.standing.ratio if contest.standing is not None else None
+        ratio = contest.ratio
         here, there = over_limit(evidence.starts), over_limit(evidence.beside)
         if here > max(1.0, there):
             self._note(evidence, StageDecision.OVER_LIMIT, limit_words(here, there, self.aim.slo, ratio), ratio=ratio)

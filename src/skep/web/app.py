@@ -12,15 +12,15 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from skep.errors import SkepError, UserError
 from skep.web import auth, compare, history, plan, runs, tuning
 from skep.web.auth import AccessMiddleware
 from skep.web.context import Site
-from skep.web.layout import answer_static, compile_templates
+from skep.web.layout import answer_static, environment
 from skep.web.live import Live, routes_of_now
-from skep.web.responses import problem, wants_json
+from skep.web.responses import problem
 from skep.wire.serve_asgi import AsgiServer
 
 log = logging.getLogger("skep.web")
@@ -53,20 +53,8 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
             words = {404: "there is no such page", 405: "this page is only read"}.get(status, error.detail)
             error = UserError(words, hint="the pages are listed above" if status == 404 else None)
         assert isinstance(error, SkepError)
-        return problem(site, error, status=status, as_json=wants_json(request))
+        return problem(site, request, error, status)
 
-    pages = [route for module in (history, compare, runs, plan, tuning) for route in module.routes(site)]
-    app = Starlette(
-        routes=[*routes_of_now(site, reader), *pages, *auth.routes(site, authenticator), *_plain_routes(site)],
-        middleware=[Middleware(AccessMiddleware, site=site, authenticator=authenticator)],
-        exception_handlers={HTTPException: refuse, SkepError: refuse},
-        lifespan=running,
-    )
-    app.state.live = reader
-    return app
-
-
-def _plain_routes(site: Site) -> list[BaseRoute]:
     def metrics(_request: Request) -> Response:
         from skep.monitor.status import metrics_page
         from skep.wire.prometheus import CONTENT_TYPE
@@ -78,12 +66,21 @@ def _plain_routes(site: Site) -> list[BaseRoute]:
     def healthy(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
-    return [Route("/metrics", metrics), Route("/healthz", healthy), Route("/static/{name}", answer_static)]
+    plain = [Route("/metrics", metrics), Route("/healthz", healthy), Route("/static/{name}", answer_static)]
+    pages = [route for module in (history, compare, runs, plan, tuning) for route in module.routes(site)]
+    app = Starlette(
+        routes=[*routes_of_now(site, reader), *pages, *auth.routes(site, authenticator), *plain],
+        middleware=[Middleware(AccessMiddleware, site=site, authenticator=authenticator)],
+        exception_handlers={HTTPException: refuse, SkepError: refuse},
+        lifespan=running,
+    )
+    app.state.live = reader
+    return app
 
 
 async def _warm() -> None:
     """Templates are compiled before the first page is asked for; the engine of charts takes a second, and waits."""
-    await asyncio.to_thread(compile_templates)
+    await asyncio.to_thread(lambda: [environment().get_template(name) for name in environment().list_templates()])
     await asyncio.sleep(WARM_AFTER_S)
     from skep.report.svg import picture
 

@@ -1,8 +1,6 @@
 """Access to the dashboard: by an API key as at the gateway, or by a browser session that a key has opened.
-
-Only digests of sessions are kept, in memory: they end with the process, or with the key that opened them. Keys are
-compared in constant time. Of every request are checked the name it was asked by, the key, and where a form comes from.
-"""
+Only digests of sessions are kept, in memory: they end with the process, or with the key that opened them. Of every
+request are checked the name it was asked by, the key (in constant time), and where a form comes from."""
 
 from __future__ import annotations
 
@@ -17,18 +15,18 @@ from urllib.parse import quote
 
 from starlette.datastructures import Headers as RequestHeaders
 from starlette.datastructures import MutableHeaders
-from starlette.requests import ClientDisconnect, Request, cookie_parser
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from skep.config.access import AcceptedKeys, answer_while, host_of, is_same_origin
 from skep.config.keys import KeySpec, given_keys, keys_path
-from skep.errors import SkepError
+from skep.errors import SkepError, UserError
 from skep.monitor.records import DAY_S
 from skep.web.context import Site
 from skep.web.layout import page
-from skep.web.responses import form_of, json_answer, plain_problem, problem, wants_json, way_back
+from skep.web.responses import form_of, json_answer, problem, wants_json, way_back
 
 log = logging.getLogger("skep.web")
 MOST_WRONG = 10  # keys a source may get wrong within `WITHIN_S`
@@ -65,7 +63,6 @@ def network_of(source: str) -> str:
 COOKIE = "skep_session"
 SESSION_S = 7 * DAY_S
 MOST_SESSIONS = 256
-Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Authenticator:
@@ -81,17 +78,18 @@ class Authenticator:
         """Return the seconds for which keys from this source are not checked, after too many wrong ones."""
         return self._attempts.wait_s(source, self._site.clock())
 
-    def has_key(self, headers: Headers, source: str) -> bool:
-        """Return whether the headers hold a valid key; browsers never send one by themselves."""
-        given = list(given_keys(headers))
-        return bool(given) and self._find(given, source) is not None
+    def has_key(self, request: Request) -> bool:
+        """Return whether its headers hold a valid key; browsers never send one by themselves."""
+        given = list(given_keys(request.headers.raw))
+        return bool(given) and self._find(given, source_of(request)) is not None
 
-    def is_admitted(self, headers: Headers, source: str) -> bool:
-        return self._keys is None or self._in_session(headers) or self.has_key(headers, source)
+    def is_admitted(self, request: Request) -> bool:
+        return self._keys is None or self._in_session(request) or self.has_key(request)
 
-    def is_still_admitted(self, headers: Headers) -> bool:
-        """The same for a request that was admitted and is still being answered: nothing counts as a wrong key."""
-        return self._keys is None or self._in_session(headers) or self._keys.find(given_keys(headers)) is not None
+    def is_still_admitted(self, request: Request) -> bool:
+        """The same of one that was admitted and is still being answered: nothing counts as a wrong key."""
+        keys, given = self._keys, given_keys(request.headers.raw)
+        return keys is None or self._in_session(request) or keys.find(given) is not None
 
     def enter(self, key: str, source: str) -> str | None:
         """Return the token of a new session, None for a wrong key or after too many wrong ones."""
@@ -104,9 +102,8 @@ class Authenticator:
         self._sessions[_digest(token)] = (now + SESSION_S, spec)
         return token
 
-    def leave(self, headers: Headers) -> None:
-        if (token := _token_of(headers)) is not None:
-            self._sessions.pop(_digest(token), None)
+    def leave(self, request: Request) -> None:
+        self._sessions.pop(_session_of(request), None)
 
     def _find(self, given: Sequence[bytes], source: str) -> KeySpec | None:
         now = self._site.clock()
@@ -116,9 +113,9 @@ class Authenticator:
             self._attempts.add_wrong_key(source, now)
         return spec
 
-    def _in_session(self, headers: Headers) -> bool:
-        token = _token_of(headers)
-        if self._keys is None or token is None or (found := self._sessions.get(_digest(token))) is None:
+    def _in_session(self, request: Request) -> bool:
+        found = self._sessions.get(_session_of(request))
+        if self._keys is None or found is None:
             return False
         ends, spec = found
         return ends > self._site.clock() and self._keys.accepts(spec)
@@ -127,8 +124,7 @@ class Authenticator:
 def routes(site: Site, authenticator: Authenticator) -> list[BaseRoute]:
     async def show(request: Request) -> Response:
         wanted = way_back(request.query_params.get("next"))
-        admitted = authenticator.is_admitted(request.headers.raw, source_of(request))
-        return RedirectResponse(wanted, 303) if admitted else login_page(site, wanted)
+        return RedirectResponse(wanted, 303) if authenticator.is_admitted(request) else login_page(site, wanted)
 
     async def enter(request: Request) -> Response:
         form, source = await form_of(request), source_of(request)
@@ -145,7 +141,7 @@ def routes(site: Site, authenticator: Authenticator) -> list[BaseRoute]:
         return answer
 
     async def leave(request: Request) -> Response:
-        authenticator.leave(request.headers.raw)
+        authenticator.leave(request)
         answer = RedirectResponse("/login", 303)
         answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
         return answer
@@ -161,10 +157,8 @@ def source_of(request: Request) -> str:
     return request.client.host if request.client is not None else ""
 
 
-def _token_of(headers: Headers) -> str | None:
-    """Read as browsers send it: cookies of other programs on the same machine, which may hold anything, come along."""
-    sent = [cookie_parser(value.decode("latin-1")) for name, value in headers if name == b"cookie"]
-    return next((jar[COOKIE] for jar in sent if COOKIE in jar), None)
+def _session_of(request: Request) -> bytes:
+    return _digest(request.cookies.get(COOKIE, ""))
 
 
 def _digest(token: str) -> bytes:
@@ -217,41 +211,39 @@ class AccessMiddleware:
             if (refused := self._refusal(request)) is not None:
                 await refused(scope, receive, send_guarded)
             elif self._site.guarded and not _is_open(request):
-                still = partial(self._authenticator.is_still_admitted, request.headers.raw)
+                still = partial(self._authenticator.is_still_admitted, request)
                 await answer_while(still, self.app, scope, receive, send_guarded)
             else:
                 await self.app(scope, receive, send_guarded)
         except SkepError as error:
             if began:
                 raise
-            await problem(self._site, error, as_json=wants_json(request))(scope, receive, send_guarded)
+            await problem(self._site, request, error)(scope, receive, send_guarded)
         except ClientDisconnect:  # in the middle of a form: nobody is left to answer
             return
         except Exception as error:  # the border of the process: readers get one line, the log another
             log.error("request.failed path=%s error=%r", scope["path"], error)
             if not began:
                 words = "this page could not be made" + ("" if self._site.public else "; the log says why")
-                await self._say(request, 500, words)(scope, receive, send_guarded)
+                await problem(self._site, request, UserError(words), 500)(scope, receive, send_guarded)
 
     def _refusal(self, request: Request) -> Response | None:
-        site, headers, source = self._site, request.headers, source_of(request)
+        site, headers = self._site, request.headers
+        refuse = partial(problem, site, request)
         if site.hosts is not None and host_of(headers.get("host", "")) not in site.hosts:
             message = f"this dashboard does not answer to the name {headers.get('host', '')[:100]!r}\n"
             return PlainTextResponse(message, status_code=421)
         if request.method not in (*_READING, "POST"):
-            refused = self._say(request, 405, "pages are only read")
+            refused = refuse(UserError("pages are only read"), 405)
             refused.headers["allow"] = "GET, HEAD"
             return refused
         if request.method not in _READING:
             if site.public:
-                return self._say(request, 405, "this dashboard is read-only")
-            if not same_origin(headers) and not (site.guarded and self._authenticator.has_key(headers.raw, source)):
-                return self._say(request, 403, "forms are taken from this dashboard's own pages only")
-        if not _is_open(request) and not self._authenticator.is_admitted(headers.raw, source):
-            return self._unknown(request)
-        return None
-
-    def _unknown(self, request: Request) -> Response:
+                return refuse(UserError("this dashboard is read-only"), 405)
+            if not same_origin(headers) and not (site.guarded and self._authenticator.has_key(request)):
+                return refuse(UserError("forms are taken from this dashboard's own pages only"), 403)
+        if _is_open(request) or self._authenticator.is_admitted(request):
+            return None
         if wants_json(request) or request.method not in _READING:
             error = {"message": "an API key is wanted", "hint": "send it as `Authorization: Bearer KEY`"}
             if wait_s := math.ceil(self._authenticator.wait_s(source_of(request))):
@@ -262,11 +254,6 @@ class AccessMiddleware:
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"/login?next={quote(request.url.path + query, safe='')}", 303)
 
-    def _say(self, request: Request, status: int, message: str) -> Response:
-        if wants_json(request):
-            return json_answer({"error": {"message": message, "hint": None}}, status)
-        return plain_problem(self._site, message, None, status)
-
 
 def _is_open(request: Request) -> bool:
     """Not of `request.url`: the `Host` header is a part of it, and anybody may write anything into that."""
@@ -275,7 +262,6 @@ def _is_open(request: Request) -> bool:
 
 def same_origin(headers: RequestHeaders) -> bool:
     """Return whether a form was sent by a page of this site. Browsers always say where a form comes from."""
-    origin, host = headers.get("origin"), headers.get("host")
-    if not origin or not host or headers.get("sec-fetch-site", "same-origin") != "same-origin":
-        return False
-    return is_same_origin(origin, host)
+    origin, host = headers.get("origin", ""), headers.get("host", "")
+    is_near = headers.get("sec-fetch-site", "same-origin") == "same-origin"
+    return bool(origin and host) and is_near and is_same_origin(origin, host)

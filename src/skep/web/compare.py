@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from skep.bench.compare import ComparedRun, check_kinds, compare
-from skep.bench.records import Comparison
+from skep.bench.records import Comparison, LevelSummary
 from skep.bench.stored_run import JUDGED, check_drawn_together, load_run
 from skep.errors import UserError
-from skep.monitor.compare import TargetComparison, TargetComparisonRow, compare_targets
+from skep.monitor.compare import TargetComparison, compare_targets
 from skep.monitor.history import SeriesHistory, history_of
-from skep.monitor.records import ProbeShape, SeriesKey
+from skep.monitor.records import DAY_S, ProbeShape, SeriesKey
 from skep.monitor.store import SeriesStore
-from skep.monitor.targets import all_targets, known_target
+from skep.monitor.targets import all_targets
 from skep.report import theme
 from skep.report.comparison import COMPARISON_COLUMNS, comparison_table
 from skep.report.series_chart import Picture, when, zone_name
@@ -27,8 +27,8 @@ from skep.store.database import Store
 from skep.store.records import StoredRun
 from skep.web import history_data
 from skep.web.context import Site
-from skep.web.history import simulated_words, track_of, value_text
-from skep.web.history_data import HistoryQuery, chosen_key, cold_beside, in_words, key_of, read_query, series_of
+from skep.web.history import shown_values, simulated_words, track_of
+from skep.web.history_data import HistoryQuery, chosen_key, cold_beside, in_words, read_query
 from skep.web.layout import page, render_macro, streamed
 from skep.web.responses import csv_answer, csv_records, json_answer
 from skep.web.run_cache import Pictures, body_of
@@ -64,6 +64,10 @@ def comparisons_of(store: Store, runs: Sequence[StoredRun]) -> list[Comparison]:
     return compare(*sides)
 
 
+def levels_of(store: Store, run: StoredRun) -> Sequence[LevelSummary]:
+    return () if run.kind in JUDGED else load_run(store, run.id)[1].levels
+
+
 def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[str]:
     """Yield the figures first: drawing the pictures for the first time takes a second."""
     yield _part("run_names", site=site, runs=runs)
@@ -76,8 +80,7 @@ def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[s
     told = []
     for run in runs:
         same = {name: getattr(run, name) for name in ("id", "kind", "created_at", "simulated", "config")}
-        levels = () if run.kind in JUDGED else load_run(store, run.id)[1].levels
-        told.append({**same, "model": site.label(run.model), "levels": levels})
+        told.append({**same, "model": site.label(run.model), "levels": levels_of(store, run)})
     return {"runs": told, "comparisons": comparisons_of(store, runs)}
 
 
@@ -87,74 +90,63 @@ TARGET_CSV_COLUMNS = (
 )  # fmt: skip
 
 
-def kinds(store: Store, asked: HistoryQuery) -> list[SeriesKey]:
+def kinds(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
     """Series that every picked target has, as those of the first; where they share none, all of the first."""
-    series, (first, *more) = SeriesStore(store), asked.targets
-    own = [series_of(key) for key in history_data.in_order(series.keys(first), [])]
-    others = [{series_of(key) for key in series.keys(name)} for name in more]
-    shared = [name for name in own if all(name in other for other in others if other)]
-    return [key_of(first, name) for name in shared or own]
+    first, *more = asked.targets
+    own = history_data.in_order(series.keys(first), [])
+    others = [kinds_of for name in more if (kinds_of := {key.kind for key in series.keys(name)})]
+    return [key for key in own if all(key.kind in other for other in others)] or own
 
 
-def parts(site: Site, store: Store, asked: HistoryQuery) -> Iterator[str]:
+def parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[str]:
     """Yield the pictures first; the figures of each pair as they are worked out."""
-
-    def kind_of(row: TargetComparisonRow) -> str:
-        return in_words(SeriesKey("any", row.heat, row.shape, row.concurrency, row.metric))
-
-    since, histories = _histories(store, asked, _chosen(store, asked))
-    shares = {name: history_data.simulated_share(store, name, since, asked.until) for name in asked.targets}
+    since, histories = _histories(series, asked, _chosen(series, asked))
+    shares = {name: history_data.simulated_share(series, name, since, asked.until) for name in asked.targets}
     if (words := simulated_words(shares)) is not None:
         yield _part("told_simulated", words=words)
-    series = SeriesStore(store)
     cold = [key for one in histories if (key := cold_beside(one.key, series.keys(one.key.target))) is not None]
     caption = f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
-    for name, some in (("hot", histories), ("cold", _histories(store, asked, cold)[1] if cold else [])):
+    for name, some in (("hot", histories), ("cold", _histories(series, asked, cold)[1] if cold else [])):
         if some:
             yield _part("figure", name=name, picture=_picture(asked, since, some), caption=caption)
-    for place, pair in enumerate(pairs(site, store, asked, since)):
-        said = zip((row for row in pair.rows if row.sentence is not None), pair.sentences, strict=True)
-        usual = [words for row, words in said if row.concurrency <= 1 and row.shape is not ProbeShape.LONG]
-        yield _part("pair_of", pair=pair, place=place, sentences=usual, kind_of=kind_of)
+    for place, pair in enumerate(pairs(site, series, asked, since)):
+        said = zip((row.key for row in pair.rows if row.sentence is not None), pair.sentences, strict=True)
+        usual = [words for key, words in said if key.concurrency <= 1 and key.shape is not ProbeShape.LONG]
+        yield _part("pair_of", pair=pair, place=place, sentences=usual)
     if len(asked.targets) < 2:
         yield _part("alone")
 
 
 def _part(macro: str, **values: Any) -> str:
-    return render_macro("compare_parts.html", macro, **values, value_text=value_text)
+    return render_macro("compare_parts.html", macro, **values)
 
 
-def pairs(site: Site, store: Store, asked: HistoryQuery, since: float) -> Iterator[TargetComparison]:
-    series, (first, *others) = SeriesStore(store), asked.targets
-    for other in others:
-        found = compare_targets(series, first, other, since, asked.until)
+def pairs(site: Site, series: SeriesStore, asked: HistoryQuery, since: float) -> Iterator[TargetComparison]:
+    for other in asked.targets[1:]:
+        found = compare_targets(series, asked.targets[0], other, since, asked.until)
         models = [None if model is None else site.label(model) for model in (found.model_a, found.model_b)]
         yield replace(found, model_a=models[0], model_b=models[1])
 
 
-def document(site: Site, store: Store, asked: HistoryQuery) -> dict[str, Any]:
-    since, histories = _histories(store, asked, _chosen(store, asked))
-    targets = []
-    for one in histories:
-        points = [[point.at, point.value, point.busy] for point in one.points]
-        name = {"series": str(one.key), "unit": one.key.metric.unit}
-        targets.append({**name, "points": points, "spans": one.spans, "band": one.band})
+def document(site: Site, series: SeriesStore, asked: HistoryQuery) -> dict[str, Any]:
+    since, histories = _histories(series, asked, _chosen(series, asked))
+    targets = [{"series": str(one.key), "unit": one.key.metric.unit, **shown_values(one)} for one in histories]
     told = ("a", "b", "model_a", "model_b", "same_model")
     compared = [
         {**{name: getattr(pair, name) for name in told}, "rows": [row.document() for row in pair.rows]}
-        for pair in (pairs(site, store, asked, since) if asked.targets else ())
+        for pair in pairs(site, series, asked, since)
     ]
     return {"since": since, "until": asked.until, "targets": targets, "pairs": compared}
 
 
-def target_rows(site: Site, store: Store, asked: HistoryQuery) -> Iterator[tuple[Any, ...]]:
-    since = _since(store, asked, _chosen(store, asked))
-    for pair in pairs(site, store, asked, since) if asked.targets else ():
+def target_rows(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[tuple[Any, ...]]:
+    since = _since(series, asked, _chosen(series, asked))
+    for pair in pairs(site, series, asked, since):
         for row in pair.rows:
-            found = row.versus
+            key, found = row.key, row.versus
             ratio, sides = found.ratio, (found.a, found.b)
             yield (
-                pair.a, pair.b, row.heat.value, row.shape.value, row.concurrency, row.metric.value, row.metric.unit,
+                pair.a, pair.b, *astuple(key)[1:], key.metric.unit,
                 *(side and side.median for side in sides),
                 *((None, None, None) if ratio is None else (ratio.estimate, ratio.low, ratio.high)),
                 found.judgement.value,
@@ -163,27 +155,26 @@ def target_rows(site: Site, store: Store, asked: HistoryQuery) -> Iterator[tuple
             )  # fmt: skip
 
 
-def _chosen(store: Store, asked: HistoryQuery) -> list[SeriesKey]:
+def _chosen(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
     """Return the same series of each where all have it, else the one that stands for each."""
-    series = SeriesStore(store)
-    if (name := asked.series) is None:
+    if (name := asked.series) is None and asked.targets:
         usual = [chosen_key(series, target, None)[0] for target in asked.targets]
-        shared = {series_of(key) for key in kinds(store, asked)}
-        name = next((series_of(key) for key in usual if key is not None and series_of(key) in shared), None)
+        shared = {key.kind for key in kinds(series, asked)}
         speeds = (one for one in sorted(shared) if one.startswith("hot/short/c1/") and one.endswith("tok_s"))
-        name = name or next(speeds, None)
+        name = next((key.kind for key in usual if key is not None and key.kind in shared), None) or next(speeds, None)
     return [key for target in asked.targets if (key := chosen_key(series, target, name)[0]) is not None]
 
 
-def _since(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> float:
+def _since(series: SeriesStore, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> float:
     if asked.since is not None:
         return asked.since
-    series = SeriesStore(store)
-    return min((history_data.first_moment(series, key, asked.until) for key in keys), default=asked.until - 86_400)
+    return min((history_data.first_moment(series, key, asked.until) for key in keys), default=asked.until - DAY_S)
 
 
-def _histories(store: Store, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> tuple[float, list[SeriesHistory]]:
-    since, series = _since(store, asked, keys), SeriesStore(store)
+def _histories(
+    series: SeriesStore, asked: HistoryQuery, keys: Sequence[SeriesKey]
+) -> tuple[float, list[SeriesHistory]]:
+    since = _since(series, asked, keys)
     return since, [history_of(series, key, since, asked.until) for key in keys]
 
 
@@ -191,7 +182,7 @@ def _picture(asked: HistoryQuery, since: float, histories: Sequence[SeriesHistor
     """Only what is told in the same unit stands on one axis."""
     unit = histories[0].key.metric.unit
     alike = [one for one in histories if one.key.metric.unit == unit]
-    one_kind = len({series_of(one.key) for one in alike}) == 1
+    one_kind = len({one.key.kind for one in alike}) == 1
     named = [one.key.target if one_kind else f"{one.key.target} ({in_words(one.key)})" for one in alike]
     title = in_words(alike[0].key) if one_kind else f"{alike[0].key.heat} runs, {unit}"
     words = f"{', '.join(one.key.target for one in alike)} on one axis."
@@ -204,14 +195,13 @@ _AT_FIRST = 3  # targets shown where none were picked
 
 def routes(site: Site) -> list[BaseRoute]:
     def show(request: Request) -> Response:
-        with site.store() as store:
-            if names := request.query_params.get("runs"):
-                ids = runs_named(names)
+        if names := request.query_params.get("runs"):
+            ids = runs_named(names)
+            with site.store() as store:
                 title = f"Compare {len(found_runs(store, ids))} runs"
-                frame = page(site, "compare.html", title=title, runs=ids, asked=None)
-                made = _with_store(site, lambda store: runs_parts(site, store, found_runs(store, ids)))
-                return streamed(site, frame, made)
-            return _targets_page(site, store, read_query(request.query_params, site.clock()))
+            frame = page(site, "compare.html", title=title, runs=ids, asked=None)
+            return streamed(site, frame, lambda store: runs_parts(site, store, found_runs(store, ids)))
+        return _targets_page(site, read_query(request.query_params, site.clock()))
 
     def as_file(request: Request) -> Response:
         is_csv = request.url.path.endswith(".csv")
@@ -222,20 +212,18 @@ def routes(site: Site) -> list[BaseRoute]:
                 if is_csv:
                     return csv_records("compare", COMPARISON_COLUMNS, comparisons_of(store, runs))
                 return json_answer(runs_document(site, store, runs))
-            asked = _asked(store, read_query(request.query_params, site.clock()))
+            series = SeriesStore(store) if store else None
+            asked = _asked(series, read_query(request.query_params, site.clock()))
             if is_csv:
-                return csv_answer("compare", TARGET_CSV_COLUMNS, target_rows(site, store, asked) if store else ())
-            return json_answer(document(site, store, asked) if store else {"targets": [], "pairs": []})
+                return csv_answer("compare", TARGET_CSV_COLUMNS, target_rows(site, series, asked) if series else ())
+            return json_answer(document(site, series, asked) if series else {"targets": [], "pairs": []})
 
     return [Route("/compare", show), Route("/api/compare.json", as_file), Route("/api/compare.csv", as_file)]
 
 
-def _asked(store: Store | None, asked: HistoryQuery) -> HistoryQuery:
+def _asked(series: SeriesStore | None, asked: HistoryQuery) -> HistoryQuery:
     """With targets: those that were named, else the first few that are probed."""
-    series = SeriesStore(store) if store else None
-    known = all_targets(series) if series else []
-    for name in asked.targets:
-        known_target(name, known)
+    known = history_data.known_targets(series, asked)
     if asked.targets or series is None:
         return asked
     measured = {key.target for key in series.keys(None)}
@@ -243,20 +231,14 @@ def _asked(store: Store | None, asked: HistoryQuery) -> HistoryQuery:
     return asked.of(*live[:_AT_FIRST], series=asked.series)
 
 
-def _targets_page(site: Site, store: Store | None, asked: HistoryQuery) -> Response:
-    full = _asked(store, asked)
-    if store is None or not full.targets:
-        return page(site, "compare.html", title="Compare", runs=(), asked=full)
-    *others, last = asked.targets or ("",)
-    title = f"Compare {', '.join(others)} and {last}" if others else "Compare"
-    series = [(series_of(key), in_words(key)) for key in kinds(store, full)]
-    known = all_targets(SeriesStore(store))
-    frame = page(site, "compare.html", title=title, runs=(), asked=full, known=known, series=series)
-    return streamed(site, frame, _with_store(site, lambda store: parts(site, store, full)))
-
-
-def _with_store(site: Site, make: Callable[[Store], Iterator[str]]) -> Iterator[str]:
-    """Open the store anew: the parts of a page are made once its frame was sent."""
-    with site.store() as store:
-        if store is not None:
-            yield from make(store)
+def _targets_page(site: Site, asked: HistoryQuery) -> Response:
+    with site.series() as series:
+        full = _asked(series, asked)
+        if series is None or not full.targets:
+            return page(site, "compare.html", title="Compare", runs=(), asked=full)
+        *others, last = asked.targets or ("",)
+        title = f"Compare {', '.join(others)} and {last}" if others else "Compare"
+        choices = [(key.kind, in_words(key)) for key in kinds(series, full)]
+        known = all_targets(series)
+    frame = page(site, "compare.html", title=title, runs=(), asked=full, known=known, series=choices)
+    return streamed(site, frame, lambda store: parts(site, SeriesStore(store), full))

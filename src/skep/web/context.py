@@ -128,11 +128,6 @@ class Site(msgspec.Struct, frozen=True):
     clock: Callable[[], float] = time.time
     hosts: frozenset[str] | None = None  # names it may be asked by; None: any
 
-    @property
-    def writable(self) -> bool:
-        """Whether notes may be written here."""
-        return not self.public
-
     @contextmanager
     def store(self) -> Iterator[Store | None]:
         """Open for reading, for one request; None: nothing has been stored yet. In public, without what is not."""

@@ -1,7 +1,5 @@
-"""The history page: how targets did over days and months, what changed and when.
-
-Without a target it shows all, small. A note, written by whoever changed something, is all that the dashboard writes.
-"""
+"""The history page: how targets did over days and months, what changed and when; without a target all, small.
+A note, written by whoever changed something, is all that the dashboard writes."""
 
 from __future__ import annotations
 
@@ -20,13 +18,11 @@ from starlette.routing import BaseRoute, Route
 from skep.monitor.compare import write_note
 from skep.monitor.describe import span_of_time
 from skep.monitor.history import SeriesHistory
-from skep.monitor.records import SeriesMetric
 from skep.monitor.store import SeriesStore
-from skep.monitor.targets import all_targets, known_target
 from skep.report import theme
 from skep.report.series_chart import Picture, Track, series_picture, shift_label, trend_svg
-from skep.store.database import Store, open_store
-from skep.units import milliseconds, number, percent
+from skep.store.database import open_store
+from skep.units import number, percent
 from skep.web import history_data
 from skep.web.context import Site
 from skep.web.history_data import HistoryQuery, HostLine, TargetHistory, begin, chosen_key, in_words, read_query
@@ -96,14 +92,6 @@ def simulated_words(shares: Mapping[str, float]) -> str | None:
     return f"No model answered some of these probes: {', '.join(of_whom)} are a prediction."
 
 
-def value_text(metric: SeriesMetric, value: float | None) -> str:
-    if metric is SeriesMetric.TTFT_MS:
-        return milliseconds(value)
-    if metric is SeriesMetric.QUALITY:
-        return percent(None if value is None else 100 * value)
-    return number(value)
-
-
 CSV_COLUMNS = (
     "target", "series", "kind", "at_utc", "at", "until", "value", "count", "low", "p10", "p90", "high", "busy", "text",
 )  # fmt: skip
@@ -127,9 +115,12 @@ def view_document(view: TargetHistory) -> dict[str, Any]:
 
 
 def history_document(history: SeriesHistory) -> dict[str, Any]:
+    return {**history.document(), "words": in_words(history.key), **shown_values(history)}
+
+
+def shown_values(history: SeriesHistory) -> dict[str, Any]:
     points = [[point.at, point.value, point.busy] for point in history.points]
-    values = {"points": points, "spans": history.spans, "band": history.band}
-    return {**history.document(), "words": in_words(history.key), **values}
+    return {"points": points, "spans": history.spans, "band": history.band}
 
 
 def csv_rows(view: TargetHistory) -> Iterator[tuple[Any, ...]]:
@@ -167,18 +158,15 @@ def csv_rows(view: TargetHistory) -> Iterator[tuple[Any, ...]]:
 def routes(site: Site) -> list[BaseRoute]:
     def show(request: Request) -> Response:
         asked = read_query(request.query_params, site.clock())
-        with site.store() as store:
-            targets = all_targets(SeriesStore(store)) if store else []
-            for name in asked.targets:
-                known_target(name, targets)
-            if store is None or not targets:
+        with site.series() as series:
+            targets = history_data.known_targets(series, asked)
+            if series is None or not targets:
                 return page(site, "history.html", targets=(), asked=asked)
-            keys = chosen_key(SeriesStore(store), asked.targets[0], asked.series) if asked.targets else (None, ())
+            key, keys = chosen_key(series, asked.targets[0], asked.series) if asked.targets else (None, ())
         # All of the page but its parts can be shown before the store is asked for a figure.
         probed = [name for name in targets if not name.startswith("gateway:")]
-        frame = page(site, "history.html", asked=asked, targets=targets, key=keys[0], keys=keys[1], probed=probed,
-                     in_words=in_words, series_of=history_data.series_of)  # fmt: skip
-        return streamed(site, frame, _parts(site, asked, targets))
+        frame = page(site, "history.html", asked=asked, targets=targets, key=key, keys=keys, probed=probed)
+        return streamed(site, frame, lambda store: _parts(site, SeriesStore(store), asked, targets))
 
     def as_json(request: Request) -> Response:
         return json_answer({"views": [view_document(view) for view in _views(site, request)]})
@@ -198,39 +186,34 @@ def routes(site: Site) -> list[BaseRoute]:
         return RedirectResponse(way_back(form.get("next")), 303)
 
     shown = [Route("/history", show), Route("/api/history.json", as_json), Route("/api/history.csv", as_csv)]
-    return [*shown, Route("/notes", add_note, methods=["POST"])] if site.writable else [*shown]
+    return [*shown] if site.public else [*shown, Route("/notes", add_note, methods=["POST"])]
 
 
-def _parts(site: Site, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[str]:
-    with site.store() as store:
-        if store is None:
-            return
-        if not asked.targets:
-            open_now = {alert.target for alert in SeriesStore(store).alerts(open_only=True)}
-            yield '<div class="series-cards">'
-            for name in targets:
-                yield _part("card", asked=asked, view=begin(store, asked, name), alarmed=name in open_now)
-            yield "</div>"
-        for place, name in enumerate(asked.targets):
-            view = begin(store, asked, name)
-            yield _part("first", view=view, place=place, anchor=f"t{place}", alone=len(asked.targets) == 1)
-            yield _part("rest", view=_completed(site, store, view), place=place)
+def _parts(site: Site, series: SeriesStore, asked: HistoryQuery, targets: Sequence[str]) -> Iterator[str]:
+    if not asked.targets:
+        open_now = {alert.target for alert in series.alerts(open_only=True)}
+        yield '<div class="series-cards">'
+        for name in targets:
+            yield _part("card", asked=asked, view=begin(series, asked, name), alarmed=name in open_now)
+        yield "</div>"
+    for place, name in enumerate(asked.targets):
+        view = begin(series, asked, name)
+        yield _part("first", view=view, place=place, anchor=f"t{place}", alone=len(asked.targets) == 1)
+        yield _part("rest", view=_completed(site, series, view), place=place)
 
 
 def _views(site: Site, request: Request) -> list[TargetHistory]:
     asked = read_query(request.query_params, site.clock())
-    with site.store() as store:
-        if store is None:
+    with site.series() as series:
+        if series is None:
             return []
-        targets = all_targets(SeriesStore(store))
-        for name in asked.targets:
-            known_target(name, targets)
-        return [_completed(site, store, begin(store, asked, name)) for name in asked.targets or targets]
+        targets = history_data.known_targets(series, asked)
+        return [_completed(site, series, begin(series, asked, name)) for name in asked.targets or targets]
 
 
-def _completed(site: Site, store: Store, view: TargetHistory) -> TargetHistory:
+def _completed(site: Site, series: SeriesStore, view: TargetHistory) -> TargetHistory:
     """In public, alerts without their words, which may come from a server's answer."""
-    view = history_data.complete(store, view)
+    view = history_data.complete(series, view)
     if not site.public:
         return view
     bare = tuple(replace(alert, message=alert.rule.value, closed_because=None) for alert in view.alerts)
@@ -243,6 +226,5 @@ def _part(macro: str, **values: Any) -> str:
 
 _FUNCTIONS: dict[str, Any] = {
     one.__name__: one
-    for one in (coverage_words, host_picture, host_words, in_words, picture_of, shift_label, simulated_words,
-                trend_picture, value_text)
-}  # fmt: skip
+    for one in (coverage_words, host_picture, host_words, picture_of, shift_label, simulated_words, trend_picture)
+}

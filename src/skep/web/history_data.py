@@ -16,17 +16,18 @@ from skep.monitor.compare import around_event
 from skep.monitor.history import SeriesHistory, history_of, primary_keys
 from skep.monitor.records import DAY_S, Heat, Probe, ProbeShape, SeriesKey, SeriesMetric, SeriesPoint
 from skep.monitor.store import SeriesStore
+from skep.monitor.targets import all_targets, known_target
 from skep.report.series_chart import local
-from skep.stats.rolling import WindowStats, window_stats
-from skep.store.database import Store
+from skep.stats.percentiles import WindowStats, window_stats
+from skep.units import milliseconds, number, percent
 
-WINDOWS = (
-    ("1d", DAY_S, "1 day"),
-    ("7d", 7 * DAY_S, "7 days"),
-    ("30d", 30 * DAY_S, "30 days"),
-    ("1y", 365 * DAY_S, "1 year"),
-)
-ALL = "all"
+WINDOWS: dict[str, tuple[float | None, str]] = {  # by name: its length, None for all there is, and its words
+    "1d": (DAY_S, "1 day"),
+    "7d": (7 * DAY_S, "7 days"),
+    "30d": (30 * DAY_S, "30 days"),
+    "1y": (365 * DAY_S, "1 year"),
+    "all": (None, "all"),
+}
 DEFAULT_WINDOW, DEFAULT_SERIES = "7d", "hot/short/c1/tok_s"
 _MOST_TARGETS = 8
 _FIRST_YEAR, _LAST_YEAR = 1971, 2999  # whatever the zone, a clock can tell them
@@ -52,7 +53,7 @@ class HistoryQuery(msgspec.Struct, frozen=True):
 
     targets: tuple[str, ...]
     series: str | None
-    window: str  # one of WINDOWS, ALL, or "" where `begin` and `end` were given
+    window: str  # one of WINDOWS, or "" where `begin` and `end` were given
     since: float | None
     until: float
     begin: str = ""
@@ -68,7 +69,7 @@ class HistoryQuery(msgspec.Struct, frozen=True):
 
     def windows(self) -> list[tuple[str, str, bool]]:
         """Return the usual windows: in words, the query string that asks for it, whether it is this one."""
-        names = [*((name, words) for name, _, words in WINDOWS), (ALL, "all")]
+        names = ((name, words) for name, (_, words) in WINDOWS.items())
         return [(words, replace(self, window=name).query(), name == self.window) for name, words in names]
 
     @property
@@ -98,21 +99,12 @@ def read_query(query: QueryParams, now: float) -> HistoryQuery:
         if since is not None and since >= until:
             raise UserError(f"`from={begin}` is not before `to={end or 'now'}`", hint="swap the two")
         return HistoryQuery(targets, series, "", since, until, begin, end)
-    lengths: dict[str, float | None] = {**{name: length for name, length, _ in WINDOWS}, ALL: None}
     window = window or DEFAULT_WINDOW
-    if window not in lengths:
-        hint = f"one of {', '.join(lengths)}, or from=YYYY-MM-DD and to=YYYY-MM-DD"
+    if window not in WINDOWS:
+        hint = f"one of {', '.join(WINDOWS)}, or from=YYYY-MM-DD and to=YYYY-MM-DD"
         raise UserError(f"`window={window}` is not a window", hint=hint)
-    length = lengths[window]
+    length, _ = WINDOWS[window]
     return HistoryQuery(targets, series, window, None if length is None else now - length, now)
-
-
-def key_of(target: str, series: str) -> SeriesKey:
-    return SeriesKey.parse(f"{target}/{series}")
-
-
-def series_of(key: SeriesKey) -> str:
-    return str(key)[len(key.target) + 1 :]
 
 
 def in_words(key: SeriesKey) -> str:
@@ -123,14 +115,22 @@ def in_words(key: SeriesKey) -> str:
     return f"{key.heat}, {_SHAPES[key.shape]}{streams}: {_METRICS[key.metric]}"
 
 
+def value_text(metric: SeriesMetric, value: float | None) -> str:
+    if metric is SeriesMetric.TTFT_MS:
+        return milliseconds(value)
+    if metric is SeriesMetric.QUALITY:
+        return percent(None if value is None else 100 * value)
+    return number(value)
+
+
 def in_order(keys: Sequence[SeriesKey], first: Sequence[SeriesKey]) -> list[SeriesKey]:
     """Those that stand for a target first, then hot before cold, short before long, one stream before several."""
     places = {key: place for place, key in enumerate(first)}
-    heats, shapes, metrics = list(Heat), list(ProbeShape), list(SeriesMetric)
+    heats, shapes, metrics = (Heat.HOT, Heat.COLD, Heat.SEEN), list(ProbeShape), list(SeriesMetric)
 
     def order(key: SeriesKey) -> tuple[int, ...]:
-        hot = 0 if key.heat is Heat.HOT else 1 + heats.index(key.heat)
-        return places.get(key, len(places)), hot, shapes.index(key.shape), key.concurrency, metrics.index(key.metric)
+        run = heats.index(key.heat), shapes.index(key.shape), key.concurrency, metrics.index(key.metric)
+        return places.get(key, len(places)), *run
 
     return sorted(keys, key=order)
 
@@ -200,11 +200,19 @@ class TargetHistory(msgspec.Struct, frozen=True):
     simulated: float = 0.0  # share of the probes in the window that no model answered
 
 
+def known_targets(series: SeriesStore | None, asked: HistoryQuery) -> list[str]:
+    """Return all targets. Raise UserError where one that is asked for is not among them."""
+    known = all_targets(series) if series else []
+    for name in asked.targets:
+        known_target(name, known)
+    return known
+
+
 def chosen_key(series: SeriesStore, target: str, asked: str | None) -> tuple[SeriesKey | None, tuple[SeriesKey, ...]]:
     """The series to show, and all there are. One that the target does not have falls back to what stands for it."""
     first = primary_keys(series, target)
     keys = tuple(in_order(series.keys(target), first))
-    if asked is not None and (wanted := key_of(target, asked)) in keys:
+    if asked is not None and (wanted := SeriesKey.parse(f"{target}/{asked}")) in keys:
         return wanted, keys
     return (first[0] if first else keys[0] if keys else None), keys
 
@@ -215,11 +223,10 @@ def first_moment(series: SeriesStore, key: SeriesKey | None, until: float) -> fl
     return days[0].start if days else until - DAY_S
 
 
-def begin(store: Store, asked: HistoryQuery, target: str) -> TargetHistory:
-    series = SeriesStore(store)
+def begin(series: SeriesStore, asked: HistoryQuery, target: str) -> TargetHistory:
     key, keys = chosen_key(series, target, asked.series)
     since = first_moment(series, key, asked.until) if asked.since is None else asked.since
-    rows = store.read(_NOT_DONE, target, since, asked.until, _MOST_MARKS)[::-1]
+    rows = series.store.read(_NOT_DONE, target, since, asked.until, _MOST_MARKS)[::-1]
     return TargetHistory(
         target=target,
         key=key,
@@ -229,16 +236,15 @@ def begin(store: Store, asked: HistoryQuery, target: str) -> TargetHistory:
         history=None if key is None else history_of(series, key, since, asked.until),
         failed=tuple(row["due_at"] for row in rows if row["outcome"] == records.ProbeOutcome.FAILED),
         missed=tuple((row["due_at"], row["ended_at"]) for row in rows if row["outcome"] == records.ProbeOutcome.MISSED),
-        simulated=simulated_share(store, target, since, asked.until),
+        simulated=simulated_share(series, target, since, asked.until),
     )
 
 
-def complete(store: Store, view: TargetHistory) -> TargetHistory:
+def complete(series: SeriesStore, view: TargetHistory) -> TargetHistory:
     """With the rest: cold runs, the machine, what happened before and after an event, alerts."""
     key, history = view.key, view.history
     if key is None or history is None:
         return view
-    series = SeriesStore(store)
     brief = view.until - view.since <= _IN_DETAIL_S
     probes = series.probes(view.target, view.since, view.until, _MOST_PROBES) if brief else []
     cold_key = cold_beside(key, view.keys)
@@ -279,9 +285,9 @@ def _host_lines(probes: Sequence[Probe]) -> tuple[HostLine, ...]:
     return tuple(found)
 
 
-def simulated_share(store: Store, target: str, since: float, until: float) -> float:
+def simulated_share(series: SeriesStore, target: str, since: float, until: float) -> float:
     """Of the probes in the window that were made. A long window is judged by its newest ones."""
-    row = store.read(_SIMULATED, target, since, until, _MOST_MARKS)[0]
+    row = series.store.read(_SIMULATED, target, since, until, _MOST_MARKS)[0]
     return row["simulated"] / row["made"] if row["made"] else 0.0
 
 

@@ -1,14 +1,12 @@
 """What pages are made of: the templates, and the scripts, style sheets and pictures beside them.
-
-What a template shows is escaped, except `Markup`. Files of `static/` are read once; the style sheet begins with the
-theme's colours. An address with the digest of a file in it may be kept for ever; one without is asked for again.
-"""
+What a template shows is escaped, except `Markup`. An address with the digest of a static file in it may be kept for
+ever; one without is asked for again. The style sheet begins with the theme's colours."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,14 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 
 from skep import __version__, units
 from skep.errors import SkepError
-from skep.monitor.records import DAY_S, LONGEST_NOTE
+from skep.monitor.compare import LONGEST_NOTE
+from skep.monitor.records import DAY_S
 from skep.report import theme
 from skep.report.page import make_environment
 from skep.report.series_chart import series_picture, when, zone_name
+from skep.store.database import Store
 from skep.web.context import Site
+from skep.web.history_data import in_words, value_text
 
 log = logging.getLogger("skep.web")
 # Name, address, title, the key that goes there after `g`.
@@ -50,18 +51,14 @@ def environment() -> Environment:
         "LONGEST_NOTE": LONGEST_NOTE,
         "PLACE": PLACE,
         "asset": asset,
+        "in_words": in_words,
         "series_picture": series_picture,
+        "value_text": value_text,
         "version": __version__,
         "zone_name": zone_name,
     }
     made.filters |= {"ago": ago, "minute": minute, "span": span, "when": when}
     return made
-
-
-def compile_templates() -> None:
-    """Take the time for all of them now, so that no page does."""
-    for name in environment().list_templates():
-        environment().get_template(name)
 
 
 def render(template: str, **values: Any) -> str:
@@ -77,15 +74,17 @@ def page(site: Site, template: str, *, status: int = 200, **values: Any) -> HTML
     return HTMLResponse(render(template, site=site, status=status, **values), status_code=status)
 
 
-def streamed(site: Site, whole: HTMLResponse, parts: Iterator[str]) -> StreamingResponse:
-    """`whole` has PLACE in it once. What goes wrong once the page has begun is told on it, in place of the rest."""
+def streamed(site: Site, whole: HTMLResponse, parts: Callable[[Store], Iterator[str]]) -> StreamingResponse:
+    """`whole` has PLACE in it once. The store is opened anew: the parts of a page are made once its frame was sent.
+    What goes wrong then is told on it, in place of the rest."""
     before, _, after = bytes(whole.body).partition(PLACE.encode())
 
     def pieces() -> Iterator[bytes]:
         yield before
         try:
-            for part in parts:
-                yield part.encode()
+            with site.store() as store:
+                for part in parts(store) if store is not None else ():
+                    yield part.encode()
         except SkepError as error:
             yield _alert("this cannot be shown right now" if site.public else error.message)
         except Exception as error:  # the border of the process: the reader gets a whole page, the log the reason

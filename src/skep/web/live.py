@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
@@ -21,11 +21,9 @@ from skep.errors import EngineError, SkepError
 from skep.monitor.records import HOUR_S, Alert, MonitorEvent, SeriesPoint, SpanKind
 from skep.monitor.status import SeriesStatus, TargetStatus, alert_document, target_statuses
 from skep.stats.percentiles import percentile
-from skep.stats.rolling import WindowStats
 from skep.supervisor.control import HiveReadings, NotRunning, ReplicaStatus, Status, read_status
 from skep.units import number
 from skep.web.context import Site
-from skep.web.history_data import in_words
 from skep.web.layout import environment, page
 from skep.web.responses import csv_answer, json_answer, json_text
 
@@ -147,6 +145,7 @@ RETRY_MS = 2000
 MOST_STREAMS = 64
 Parts = dict[str, str]
 Render = Callable[[dict[str, Any], MonitorSnapshot], Parts]
+Told = TypeVar("Told")
 
 
 class Live:
@@ -233,27 +232,24 @@ class Live:
     async def _read_store(self) -> None:
         """What it does not tell now it may tell the next time."""
         began = self._clock()
-        ttft_due, watched_due = began - self._ttft_at >= TTFT_EVERY_S, began - self._watched_at >= WATCHED_EVERY_S
-        if not (ttft_due or watched_due):
-            return
-        ttft, watched = await asyncio.to_thread(self._told, ttft_due, watched_due)
-        if ttft_due:
-            self._ttft, self._ttft_at = ttft, began
-        if watched_due:
-            self.watched = watched
-            self._watched_at = began if watched.fault is None else float("-inf")
+        if began - self._ttft_at >= TTFT_EVERY_S:
+            ttft = await asyncio.to_thread(self._told, read_ttft)
+            self._ttft, self._ttft_at = None if isinstance(ttft, str) else ttft, began
+        if began - self._watched_at >= WATCHED_EVERY_S:
+            watched = await asyncio.to_thread(self._told, read_monitor)
+            self.watched = MonitorSnapshot(fault=watched) if isinstance(watched, str) else watched
+            self._watched_at = began if self.watched.fault is None else float("-inf")
 
-    def _told(self, ttft_due: bool, watched_due: bool) -> tuple[dict[str, float] | None, MonitorSnapshot]:
-        """In a thread of its own."""
-        now, fault = self._site.clock(), "the store cannot be read right now"
+    def _told(self, read: Callable[[Site, float], Told]) -> Told | str:
+        """In a thread of its own. Return why the store tells nothing, where it does not."""
         try:
-            ttft = read_ttft(self._site, now) if ttft_due else None
-            return ttft, read_monitor(self._site, now) if watched_due else self.watched
+            return read(self._site, self._site.clock())
         except SkepError as error:
-            fault = fault if self._site.public else error.message
+            if not self._site.public:
+                return error.message
         except Exception as error:  # whatever it was, the dashboard goes on
             log.error("store.failed error=%r", error)
-        return None, MonitorSnapshot(fault=fault)
+        return "the store cannot be read right now"
 
     def _ask_hive(self) -> Status | SkepError:
         """In a thread of its own."""
@@ -286,32 +282,23 @@ class Stream:
         self._rendered: tuple[object, Parts] = (None, {})  # once for all browsers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._live.watching() as admitted:
+        headers, kind = {"cache-control": "no-store", "x-accel-buffering": "no"}, "text/event-stream"
+        with self._live.watching() as admitted, contextlib.suppress(OSError):  # of a browser that is gone
             if not admitted:
                 answer = json_answer({"error": {"message": f"{MOST_STREAMS} browsers watch already"}}, 503)
                 answer.headers["retry-after"] = "30"
-                await answer(scope, receive, send)
-                return
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
-                       (b"x-accel-buffering", b"no")]  # fmt: skip
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await _send(send, f"retry: {RETRY_MS}\n\n")
-            if scope["method"] == "HEAD":
-                await send({"type": "http.response.body", "body": b""})
-                return
-            async with asyncio.TaskGroup() as tasks:
-                writing = tasks.create_task(self._write(send))
-                leaving = tasks.create_task(_until_gone(receive))
-                await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
-                writing.cancel()
-                leaving.cancel()
-            await send({"type": "http.response.body", "body": b""})
+            elif scope["method"] == "HEAD":
+                answer = Response(headers=headers, media_type=kind)
+            else:
+                answer = StreamingResponse(self._events(), headers=headers, media_type=kind)
+            await answer(scope, receive, send)
 
-    async def _write(self, send: Send) -> None:
+    async def _events(self) -> AsyncIterator[str]:
+        yield f"retry: {RETRY_MS}\n\n"
         sent: Parts = {}
         while not self._live.closing:
             if not await self._live.changed(HEARTBEAT_S):
-                await _send(send, ": still here\n\n")
+                yield ": still here\n\n"
                 continue
             document = self._live.document
             if self._rendered[0] is not document:
@@ -319,17 +306,7 @@ class Stream:
             parts = self._rendered[1]
             changed = {name: part for name, part in parts.items() if sent.get(name) != part}
             sent = parts
-            await _send(send, f"data: {json_text({**document, 'parts': changed})}\n\n")
-
-
-async def _send(send: Send, words: str) -> None:
-    with contextlib.suppress(OSError):  # the browser is gone; `_until_gone` hears of it
-        await send({"type": "http.response.body", "body": words.encode(), "more_body": True})
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+            yield f"data: {json_text({**document, 'parts': changed})}\n\n"
 
 
 WIDTH, HEIGHT = 160.0, 36.0
@@ -377,20 +354,10 @@ PARTS = ("state", "alerts", "cards", "replicas", "queues", "watched", "lately", 
 
 def parts(site: Site, document: dict[str, Any], watched: MonitorSnapshot) -> dict[str, str]:
     """By the name that the page has for each."""
-    values = {"site": site, "document": document, "monitor": watched, "now": site.clock(), "in_words": in_words}
-    drawn = {"sparkline": sparkline, "week_line": week_line, "against": against}
+    values = {"site": site, "document": document, "monitor": watched, "now": site.clock()}
+    drawn = {"sparkline": sparkline, "against": against}
     made = environment().get_template("now_parts.html").make_module(values | drawn)
     return {name: str(getattr(made, name)()) for name in PARTS}
-
-
-def week_line(standing: TargetStatus, line: Sequence[SeriesPoint], week: WindowStats | None) -> Markup | None:
-    return sparkline(
-        [point.value for point in line],
-        f"{standing.target.name} over 7 days, by the hour",
-        places=[point.at for point in line],
-        gap=max(2.5 * HOUR_S, 2.5 * standing.target.every_s),
-        median=week.median if week else None,
-    )
 
 
 def against(reading: SeriesStatus) -> tuple[str, str]:
@@ -410,13 +377,14 @@ def routes_of_now(site: Site, live: Live) -> list[BaseRoute]:
         targets = [one.target.name for one in live.watched.standings]
         return page(site, "now.html", parts=parts(site, live.document, live.watched), targets=targets)
 
+    async def whole() -> dict[str, Any]:
+        return {**await live.fresh(), **live.watched.document(site)}
+
     async def as_json(_request: Request) -> Response:
-        await live.fresh()
-        return json_answer(whole_document(site, live))
+        return json_answer(await whole())
 
     async def as_csv(_request: Request) -> Response:
-        await live.fresh()
-        return csv_answer("now", ("section", "name", "figure", "value"), figure_rows(whole_document(site, live)))
+        return csv_answer("now", ("section", "name", "figure", "value"), figure_rows(await whole()))
 
     return [
         Route("/", show),
@@ -424,10 +392,6 @@ def routes_of_now(site: Site, live: Live) -> list[BaseRoute]:
         Route("/api/now.csv", as_csv),
         Route("/live", Stream(live, partial(parts, site)), methods=["GET"]),
     ]
-
-
-def whole_document(site: Site, live: Live) -> dict[str, Any]:
-    return {**live.document, **live.watched.document(site)}
 
 
 def figure_rows(document: dict[str, Any]) -> list[tuple[str, str, str, Any]]:

@@ -54,19 +54,15 @@ def wants_json(request: Request) -> bool:
     return str(request.scope["path"]).startswith(("/api/", "/live", "/metrics"))
 
 
-def problem(site: Site, error: SkepError, *, status: int | None = None, as_json: bool = False) -> Response:
+def problem(site: Site, request: Request, error: SkepError, status: int | None = None) -> Response:
     """One line and what to do next. What went wrong inside is not told in public: it may name a path."""
     ours, message, hint = isinstance(error, UserError), error.message, error.hint
     if site.public and not ours:
         message, hint = "this cannot be shown right now", None
     code = status or (404 if isinstance(error, NotFound) else 400 if ours else 500)
-    if as_json:
+    if wants_json(request):
         return json_answer({"error": {"message": message, "hint": hint}}, code)
-    return plain_problem(site, message, hint, code)
-
-
-def plain_problem(site: Site, message: str, hint: str | None, status: int) -> Response:
-    return page(site, "problem.html", message=message, hint=hint, status=status)
+    return page(site, "problem.html", message=message, hint=hint, status=code)
 
 
 LONGEST_BODY, MOST_FIELDS = 16_384, 20

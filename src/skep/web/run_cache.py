@@ -1,7 +1,5 @@
 """The stored runs, their key figures, pages and pictures. An ended run is final, so all are worked out once.
-
-Runs are kept in memory, figures there and in files, pages and pictures in files: drawing one takes up to a second.
-"""
+Runs are kept in memory, figures there and in files, pages and pictures in files: drawing one takes up to a second."""
 
 from __future__ import annotations
 
@@ -191,7 +189,13 @@ class RunCache:
 def figures_of(store: Store, run: StoredRun) -> RunFigures:
     try:
         if run.kind in JUDGED:
-            return _judged(store, run)
+            found = store.read("SELECT count(*) FROM requests WHERE run_id = ? AND error_kind IS NOT NULL", run.id)
+            if run.kind == QUALITY:
+                words = conclusion(quality_of(store, run))
+            else:
+                spot = mixed_of(store, run).advice.concurrency
+                words = "no sweet spot" if spot is None else f"sweet spot at C = {spot}"
+            return RunFigures(failed=int(found[0][0]), conclusion=words)
         _, summary, rows = load_run(store, run.id)
     except SkepError:
         return RunFigures()  # nothing was measured
@@ -206,15 +210,6 @@ def figures_of(store: Store, run: StoredRun) -> RunFigures:
     alone = next((level for level in summary.levels if closed and level.concurrency == 1), None)
     at, ttft_ms = best.concurrency if closed else None, alone.ttft_ms.p50 if alone and alone.ttft_ms else None
     return RunFigures(best.effective_tok_s, at, ttft_ms, failed, best.client_limited)
-
-
-def _judged(store: Store, run: StoredRun) -> RunFigures:
-    failed = int(store.read("SELECT count(*) FROM requests WHERE run_id = ? AND error_kind IS NOT NULL", run.id)[0][0])
-    if run.kind == QUALITY:
-        return RunFigures(failed=failed, conclusion=conclusion(quality_of(store, run)))
-    advice = mixed_of(store, run).advice
-    spot = f"sweet spot at C = {advice.concurrency}" if advice.concurrency is not None else "no sweet spot"
-    return RunFigures(failed=failed, conclusion=spot)
 
 
 _PRUNED_EVERY = 50  # looking through the folder takes longer than writing one file

@@ -14,14 +14,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.bench.records import LevelSummary
-from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED, load_run
+from skep.bench.stored_run import OF_A_TUNING, TIMED
 from skep.errors import UserError
 from skep.report.columns import Column, documents
 from skep.report.levels import LEVEL_COLUMNS
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
-from skep.web.compare import MOST_COMPARED, found_runs, runs_named
+from skep.web.compare import MOST_COMPARED, found_runs, levels_of, runs_named
 from skep.web.context import Site
 from skep.web.layout import page, render
 from skep.web.responses import NotFound, csv_records, json_answer, report_answer, svg_answer
@@ -74,10 +73,15 @@ class RunListing(msgspec.Struct, frozen=True):
     models: tuple[str, ...]
     kinds: tuple[str, ...]
     aside: int = 0  # runs of tunings that are not listed
+    figures: Mapping[str, RunFigures] = {}
 
     @property
     def pages(self) -> int:
         return page_count(self.total)
+
+    @property
+    def rows(self) -> list[Listed]:
+        return [(run, self.figures.get(run.id)) for run in self.runs]
 
 
 def page_count(total: int) -> int:
@@ -114,21 +118,7 @@ def listed(runs: Sequence[StoredRun], asked: RunsQuery, figures: Mapping[str, Ru
     models = tuple(sorted({run.model for run in runs}))
     kinds = tuple(sorted({run.kind for run in runs}))
     aside = 0 if asked.kind or asked.text else sum(run.kind in OF_A_TUNING for run in runs)
-    return RunListing(asked, tuple(shown), len(found), len(runs) - aside, models, kinds, aside)
-
-
-class RequestsQuery(msgspec.Struct, frozen=True):
-    """Which requests of a run are shown: those of a level, or those that failed."""
-
-    run_id: str
-    level: int | None
-    failed: bool
-    page: int
-
-    def address(self, page: int) -> str:
-        told = {"level": self.level, "failed": "yes" if self.failed else None, "page": page}
-        query = urlencode({name: value for name, value in told.items() if value is not None})
-        return f"/runs/{self.run_id}/requests?{query}"
+    return RunListing(asked, tuple(shown), len(found), len(runs) - aside, models, kinds, aside, figures or {})
 
 
 def where_of(run: StoredRun) -> str:
@@ -179,12 +169,10 @@ class RunsPages:
         self.columns = run_columns(site)
 
     def listing(self, request: Request) -> Response:
-        asked = read_query(request.query_params)
-        with self.site.store() as store:
-            found, figures = self._found(store, asked, PATIENCE_S)
+        found = self._found(request, PATIENCE_S)
         if not found.models:
             return page(self.site, "runs.html", found=None)
-        wanted = found.total if asked.sort else len(found.runs)
+        wanted = found.total if found.asked.sort else len(found.runs)
         return page(
             self.site,
             "runs.html",
@@ -195,22 +183,21 @@ class RunsPages:
             states=[("", "every state"), *((one.value, one.value) for one in RunState)],
             both=[("", "measured and simulated"), *_CHOICES.items()],
             SORTS=SORTS,
-            rows=self._rows(found, figures),
-            waiting=f"/runs/rows?{found.asked.query()}" if len(figures) < wanted else None,
+            rows=self._rows(found),
+            waiting=f"/runs/rows?{found.asked.query()}" if len(found.figures) < wanted else None,
         )
 
     def rows(self, request: Request) -> Response:
         """Return the same table rows with every figure, for the script."""
-        with self.site.store() as store:
-            return HTMLResponse(self._rows(*self._found(store, read_query(request.query_params))))
+        return HTMLResponse(self._rows(self._found(request)))
 
     def as_json(self, request: Request) -> Response:
-        found, rows = self._listed(request)
+        found = self._found(request)
         pages = {"total": found.total, "page": found.asked.page, "pages": found.pages}
-        return json_answer({**pages, "runs": documents(self.columns, rows)})
+        return json_answer({**pages, "runs": documents(self.columns, found.rows)})
 
     def as_csv(self, request: Request) -> Response:
-        return csv_records("runs", self.columns, self._listed(request)[1])
+        return csv_records("runs", self.columns, self._found(request).rows)
 
     def one(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
@@ -243,25 +230,32 @@ class RunsPages:
         with self._stored(request.path_params["id"]) as (store, run):
             rows = store.requests(run.id)
         query = request.query_params
-        level, failed = query.get("level", ""), query.get("failed") == "yes"
-        if level and not level.isdecimal():
-            raise UserError(f"`level={level}` is no level", hint="levels are numbers, as in level=4")
-        asked = RequestsQuery(run.id, int(level[:9]) if level else None, failed, _page(query))
-        found = [row for row in rows if asked.level in (None, row.level) and not (failed and row.ok)]
+        text, failed = query.get("level", ""), query.get("failed") == "yes"
+        if text and not text.isdecimal():
+            raise UserError(f"`level={text}` is no level", hint="levels are numbers, as in level=4")
+        level = int(text[:9]) if text else None
+        found = [row for row in rows if level in (None, row.level) and not (failed and row.ok)]
         pages = page_count(len(found))
-        asked = replace(asked, page=min(asked.page, pages))
+        number = min(_page(query), pages)
+
+        def address(page: int) -> str:
+            told = {"level": level, "failed": "yes" if failed else None, "page": page}
+            chosen = urlencode({name: value for name, value in told.items() if value is not None})
+            return f"/runs/{run.id}/requests?{chosen}"
+
         values: dict[str, Any] = {
-            "rows": found[(asked.page - 1) * PAGE : asked.page * PAGE],
+            "asked": {"level": level, "failed": failed, "page": number, "address": address},
+            "rows": found[(number - 1) * PAGE : number * PAGE],
             "levels": sorted({row.level for row in rows}),
             "any_failed": any(not row.ok for row in rows),
         }
-        return page(self.site, "run_requests.html", run=run, asked=asked, total=len(found), pages=pages, **values)
+        return page(self.site, "run_requests.html", run=run, total=len(found), pages=pages, **values)
 
     def run_json(self, request: Request) -> Response:
         """Return the run as the list tells it, its configuration and every level's figures."""
         with self._stored(request.query_params.get("id", "")) as (store, run):
             figures = self.book.figures(store, [run]).get(run.id)
-            levels = self._levels(store, run)
+            levels = levels_of(store, run)
         (told,) = documents(self.columns, [(run, figures)])
         facts = {"config": run.config, "host": run.host, "engine_facts": run.engine}
         return json_answer({**told, **facts, "levels": levels})
@@ -269,7 +263,7 @@ class RunsPages:
     def run_csv(self, request: Request) -> Response:
         """Return a row a level, as `skep export` writes it."""
         with self._stored(request.query_params.get("id", "")) as (store, run):
-            return csv_records(f"run-{run.id}", LEVEL_COLUMNS, self._levels(store, run))
+            return csv_records(f"run-{run.id}", LEVEL_COLUMNS, levels_of(store, run))
 
     def compare(self, request: Request) -> Response:
         """From the ticked boxes to the page that compares: its address holds the two runs."""
@@ -292,23 +286,18 @@ class RunsPages:
         """Was a page of its own: its address leads to the best runs."""
         return RedirectResponse(RunsQuery(model=request.query_params.get("model", ""), sort="best").address())
 
-    def _found(
-        self, store: Store | None, asked: RunsQuery, patience_s: float | None = None
-    ) -> tuple[RunListing, dict[str, RunFigures]]:
+    def _found(self, request: Request, patience_s: float | None = None) -> RunListing:
         """Return one page of runs with their figures; of all that are asked for, where the figures decide the order."""
-        if store is None:
-            return listed([], asked), {}
-        runs = self.book.runs(store)
-        if not asked.sort:
-            found = listed(runs, asked)
-            return found, self.book.figures(store, found.runs, patience_s)
-        figures = self.book.figures(store, [run for run in runs if asked.takes(run)], patience_s)
-        return listed(runs, asked, figures), figures
-
-    def _listed(self, request: Request) -> tuple[RunListing, list[Listed]]:
+        asked = read_query(request.query_params)
         with self.site.store() as store:
-            found, figures = self._found(store, read_query(request.query_params))
-        return found, [(run, figures.get(run.id)) for run in found.runs]
+            if store is None:
+                return listed([], asked)
+            runs = self.book.runs(store)
+            if asked.sort:
+                figures = self.book.figures(store, [run for run in runs if asked.takes(run)], patience_s)
+                return listed(runs, asked, figures)
+            found = listed(runs, asked)
+            return replace(found, figures=self.book.figures(store, found.runs, patience_s))
 
     @contextmanager
     def _stored(self, name: str) -> Iterator[tuple[Store, StoredRun]]:
@@ -322,11 +311,8 @@ class RunsPages:
                 raise NotFound(error.message, hint=error.hint) from None
             yield store, run
 
-    def _levels(self, store: Store, run: StoredRun) -> Sequence[LevelSummary]:
-        return () if run.kind in JUDGED else load_run(store, run.id)[1].levels
-
-    def _rows(self, found: RunListing, figures: Mapping[str, RunFigures]) -> str:
-        values = {"runs": found.runs, "figures": figures, "tuning_of": tuning_of, "where": where_of}
+    def _rows(self, found: RunListing) -> str:
+        values = {"runs": found.runs, "figures": found.figures, "tuning_of": tuning_of, "where": where_of}
         return render("runs_rows.html", site=self.site, **values)
 
 

@@ -42,15 +42,11 @@ def body_of(found: TuningRecord) -> str:
     return render(
         "tuning_body.html",
         kept=found,
-        running=is_running(found),
+        running=found.state is TuningState.RUNNING,
         told=tuning_banners(found.tuning, found.stages, found.unfinished),
         headline=summary.headline(found.tuning, found.stages),
         main=tuning_main(found.tuning, found.stages, found.points),
     )
-
-
-def is_running(found: TuningRecord) -> bool:
-    return found.state is TuningState.RUNNING
 
 
 class TuningPages:
@@ -70,7 +66,8 @@ class TuningPages:
 
     def one(self, request: Request) -> Response:
         found = self._stored(request)
-        return page(self.site, "tuning.html", tuning=found.tuning, running=is_running(found), body=body_of(found))
+        running = found.state is TuningState.RUNNING
+        return page(self.site, "tuning.html", tuning=found.tuning, running=running, body=body_of(found))
 
     def body(self, request: Request) -> Response:
         """Return what changes while it runs, for the script."""
