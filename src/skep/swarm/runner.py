@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from skep.swarm.client import REJECTED, AttemptResult, ChatWorker, SwarmClient
 from skep.swarm.concurrency import ConcurrencyLimit, ConcurrencySample, EndpointSlots
 from skep.swarm.journal import lock_path, pending_tasks
 from skep.swarm.progress import ProgressTracker, SwarmProgress
-from skep.swarm.records import Recorded, SwarmRun, SwarmRunState, Task, TaskEnding, TaskResult, run_options_from_json
+from skep.swarm.records import Recorded, SwarmRun, SwarmRunState, Task, TaskResult, Why
 from skep.swarm.results_file import ResultsFile, ResultsWriter, check_place
 from skep.swarm.schedule import FIRST_LOOK_S, Action, Cancel, GiveUp, Pending, Start, TaskSchedule, next_pause_s
 from skep.swarm.store import SessionOutcome, SwarmStore
@@ -71,8 +71,7 @@ class SwarmRunner:
         self._took: deque[float] = deque(maxlen=REMEMBERED)
         self._first: deque[float] = deque(maxlen=REMEMBERED)
         self._begun: set[int] = set()  # leases whose answer has begun
-        self._sent: set[tuple[str, int]] = set()  # attempts under way
-        self._whole: set[tuple[str, int]] = set()  # attempts whose answer is here, and not yet read and checked
+        self._whole: set[int] = set()  # leases whose answer is here, and not yet read and checked
         self.line.on_whole = self._answer_is_here
         self._ask_at = self._cancelled_at = 0.0
         self._limit_told: tuple[int, str] | None = None
@@ -116,25 +115,22 @@ class SwarmRunner:
         if now >= self._ask_at and self.line.is_gateway and not self.schedule.outage.is_away:
             self._ask_at = now + ASK_EVERY_S
             self._run_in_background(self._ask_for_slots())
-        self.tally.show(self.schedule, self.pace, self._heard(), now)
+        self.tally.show(self.schedule, self.pace, self.line.heard, now)
 
     def _step(self) -> None:
         now = time.monotonic()
         limit = self.pace.may_start(now, len(self.schedule.leases) - len(self._whole))
         more = min(len(self._whole), limit)  # when answers are checked slower than they come, fewer are asked for
-        self._carry_out(self.schedule.step(now, limit + more, self._heard()))
+        self._carry_out(self.schedule.step(now, limit + more, self.line.heard))
 
-    def _answer_is_here(self, attempt: tuple[str, int]) -> None:
+    def _answer_is_here(self, lease: int) -> None:
         """Send the next task: the endpoint has sent the whole answer, which is not read yet."""
-        if self._fault is None and attempt in self._sent:
-            self._whole.add(attempt)
+        if self._fault is None and lease in self.schedule.leases:
+            self._whole.add(lease)
             self._step()
 
-    def _heard(self) -> dict[int, int]:
-        return {one.lease: self.line.heard((one.task.id, one.number)) for one in self.schedule.leases.values()}
-
     def _look(self, now: float) -> None:
-        heard = self._heard()
+        heard = self.line.heard
         for lease, start in self.schedule.leases.items():
             if heard[lease] and lease not in self._begun:
                 self._begun.add(lease)
@@ -156,7 +152,7 @@ class SwarmRunner:
         if outage.is_away != self._was_away:
             self._was_away = outage.is_away
             self.writer.fact("endpoint", {"up": not outage.is_away, "why": outage.why})
-            self.tally.say(f"the endpoint is away: {outage.why}" if outage.is_away else "the endpoint is back")
+            self.tally.news.append(f"the endpoint is away: {outage.why}" if outage.is_away else "the endpoint is back")
             if not outage.is_away:
                 self.pace.forgive()
                 self._ask_at = now
@@ -166,14 +162,15 @@ class SwarmRunner:
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Start):
-                self.tally.began(action)
-                self._sent.add((action.task.id, action.number))
+                self.tally.retried += action.why is Why.RETRY
+                self.line.heard[action.lease] = 0
                 self._attempts[action.lease] = self._group.create_task(self._attempt(action))
             elif isinstance(action, Cancel):
-                if (task := self._attempts.pop(action.lease, None)) is not None:
+                if (task := self._forget(action.lease)) is not None:
                     task.cancel()
             elif isinstance(action, Recorded):
-                self._record(action)
+                self.writer.put(action)
+                self.tally.ended(action)
             elif not isinstance(action, GiveUp):
                 self._run_in_background(self._probe())
             elif self._fault is None:
@@ -184,28 +181,21 @@ class SwarmRunner:
                 self._fault = EndpointError(why, hint=hint)
                 self._wake.set()
 
-    def _record(self, record: Recorded) -> None:
-        attempt, result = record.attempt, record.result
-        assert attempt is not None
-        key = (attempt.task, attempt.number)
-        self.line.forget(key)
-        self._whole.discard(key)
-        self._sent.discard(key)
-        self.writer.put(record)
-        self.tally.ended(attempt, result)
-        if result is not None and result.ending is TaskEnding.FAILED:
-            self.tally.say(f"`{attempt.task}` is set aside: {result.error}")
+    def _forget(self, lease: int) -> asyncio.Task[None] | None:
+        """Nothing more is wanted of an attempt, whose task is returned if it still runs."""
+        self._begun.discard(lease)
+        self._whole.discard(lease)
+        self.line.heard.pop(lease, None)
+        return self._attempts.pop(lease, None)
 
     async def _attempt(self, start: Start) -> None:
         began = time.monotonic()
         try:
-            came = await self.work.attempt(start.task, start.number, start.complaint)
+            came = await self.work.attempt(start.task, start.number, start.complaint, start.lease)
         except Exception as error:  # one task's oddity must not end the others
             why = error.message if isinstance(error, SkepError) else f"{type(error).__name__}: {error}"
             came = AttemptResult(error_kind="unworkable", error=why)
         now = time.monotonic()
-        self._attempts.pop(start.lease, None)
-        self._begun.discard(start.lease)
         mishap = classify_error(came.error_kind, came.status)
         if mishap is ErrorKind.REFUSED:
             self.pace.refused(now, len(self.schedule.leases), came.retry_after_s)
@@ -213,9 +203,10 @@ class SwarmRunner:
             self._took.append(now - began)
             self.pace.answered(queued_ms=came.queued_ms, took_s=now - began)
         if mishap is not None:
-            self.tally.say(f"`{start.task.id}`: {came.error}")
-        if not self.line.heard(key := (start.task.id, start.number)) and came.output_tokens:
-            self.line.took(key, came.output_tokens)  # it came in one piece
+            self.tally.news.append(f"`{start.task.id}`: {came.error}")
+        if not self.line.heard.get(start.lease) and came.output_tokens:
+            self.line.total += came.output_tokens  # it came in one piece
+        self._forget(start.lease)
         self._carry_out(self.schedule.ended(start.lease, came, now))
         if self._fault is None:
             self._step()
@@ -302,7 +293,7 @@ class _Session:
     _on_result: Callable[[TaskResult], None]
 
     def __post_init__(self) -> None:
-        self._order = run_options_from_json(self._run.config)
+        self._order = self._run.options
         self._tasks: dict[str, Task] = {}
         self._all_ended = False  # every task has its result
         self._tally = ProgressTracker(self._run.id, self._run.counts, self._watch, time.monotonic())
@@ -319,13 +310,8 @@ class _Session:
             if pending:
                 await self._open_and_work(pending)
             elif self._run.state is not SwarmRunState.DONE:
-                number = self._swarm.open_session(  # whoever wrote the last result was killed before it said so
-                    self._run.id,
-                    at=time.time(),
-                    agents=self._order.agents,
-                    endpoint={},
-                    simulated=bool(self._run.simulated),
-                )
+                # Whoever wrote the last result was killed before it said so.
+                number = self._open_session({}, simulated=bool(self._run.simulated))
                 self._swarm.close_session(self._run.id, number, at=time.time(), outcome="done")
             if self._output is not None and self._output.moved:  # or deleted, during the run
                 self._output.close()
@@ -355,9 +341,13 @@ class _Session:
         run_id = self._run.id
         new = next_tasks(self._run, [*self._tasks.values()], self._swarm.results(run_id))
         if new:
-            self._tally.grew(self._swarm.add_tasks(run_id, new))
+            self._tally.total += self._swarm.add_tasks(run_id, new)
             self._tasks.update((task.id, task) for task in self._swarm.tasks(run_id))
         return pending_tasks(self._swarm, run_id) if new else []
+
+    def _open_session(self, endpoint: Mapping[str, Any], **known: Any) -> int:
+        agents = self._order.agents
+        return self._swarm.open_session(self._run.id, at=time.time(), agents=agents, endpoint=endpoint, **known)
 
     def _is_cancelled(self) -> bool:
         return self._swarm.newest_cancel(self._run.id) > self._after_cancel
@@ -389,14 +379,8 @@ class _Session:
 
     async def _open_and_work(self, pending: list[Pending]) -> None:
         endpoint = await self._wait_for_endpoint()
-        number = self._swarm.open_session(
-            self._run.id,
-            at=time.time(),
-            agents=self._order.agents,
-            endpoint={"url": endpoint.url, "model": endpoint.model, **endpoint.engine},
-            simulated=endpoint.simulated,
-            after_cancel=self._after_cancel,
-        )
+        told = {"url": endpoint.url, "model": endpoint.model, **endpoint.engine}
+        number = self._open_session(told, simulated=endpoint.simulated, after_cancel=self._after_cancel)
         outcome: SessionOutcome = "failed"
         why: str | None = None
         try:
@@ -422,9 +406,8 @@ class _Session:
             stack.push_async_callback(line.close)
             checking = await stack.enter_async_context(AnswerChecker(self._demand))
             await checking.prepare(one.task for one in pending)
-            how: dict[str, Any] = {"tries": order.tries, "deadline_s": order.deadline_s, "stragglers": order.stragglers}
             epoch = time.time() - time.monotonic()
-            schedule = TaskSchedule(pending, session=number, epoch=epoch, rng=random.Random(), **how)
+            schedule = TaskSchedule(pending, order, session=number, epoch=epoch, rng=random.Random())
             writer = ResultsWriter(self._swarm, self._run.id, number, self._tasks, self._output, self._on_result)
             stack.push_async_callback(writer.close)
             pace = ConcurrencyLimit(endpoint_slots_of(endpoint), order.agents)
