@@ -203,6 +203,7 @@ class ResultsPrinter:
                 return
 
 
+Fact = tuple[str, float, Mapping[str, Any]]  # name, time and what
 BUSY_S = 60.0  # another process may hold the store for so long
 PAUSE_S = 0.2
 
@@ -220,32 +221,24 @@ class ResultsWriter:
     fault: Exception | None = None
 
     def __post_init__(self) -> None:
-        self._rows: list[Recorded] = []
-        self._facts: list[tuple[str, float, Mapping[str, Any]]] = []
-        self._wanted = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._closing = False
+        self._queue: asyncio.Queue[Recorded | Fact | None] = asyncio.Queue()
         self._task = asyncio.get_running_loop().create_task(self._write())
 
     def put(self, row: Recorded) -> None:
-        self._rows.append(row)
-        self._wake()
+        self._queue.put_nowait(row)
 
     def fact(self, name: str, fact: Mapping[str, Any]) -> None:
-        self._facts.append((name, time.time(), fact))
-        self._wake()
+        self._queue.put_nowait((name, time.time(), fact))
 
     async def drain(self) -> None:
         """Until everything is on the disk; raises what went wrong."""
-        await self._idle.wait()
+        await self._queue.join()
         if self.fault is not None:
             raise self.fault
 
     async def close(self) -> None:
         """The same, and nothing more is taken. Not to be hurried: a second cancellation comes after it."""
-        self._closing = True
-        self._wanted.set()
+        self._queue.put_nowait(None)
         hurried = False
         while not self._task.done():
             try:
@@ -255,30 +248,25 @@ class ResultsWriter:
         if hurried:
             raise asyncio.CancelledError
 
-    def _wake(self) -> None:
-        self._idle.clear()
-        self._wanted.set()
-
     async def _write(self) -> None:
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            rows, self._rows = self._rows, []
-            facts, self._facts = self._facts, []
+        """Write all that has come meanwhile at once; a None is the end."""
+        some: list[Recorded | Fact | None] = []
+        while None not in some:
+            some = [await self._queue.get()]
+            while not self._queue.empty():
+                some.append(self._queue.get_nowait())
+            rows = [one for one in some if isinstance(one, Recorded)]
+            facts = [one for one in some if isinstance(one, tuple)]
             if (rows or facts) and self.fault is None:
                 try:
                     for result in await asyncio.to_thread(self._commit, rows, facts):
                         self.on_result(result)
                 except Exception as error:  # the disk, the store, or who is told of results: all end the run
                     self.fault = error
-            if not self._rows and not self._facts:
-                self._idle.set()
-                if self._closing:
-                    return
+            for _ in some:
+                self._queue.task_done()
 
-    def _commit(
-        self, rows: Sequence[Recorded], facts: Sequence[tuple[str, float, Mapping[str, Any]]]
-    ) -> list[TaskResult]:
+    def _commit(self, rows: Sequence[Recorded], facts: Sequence[Fact]) -> list[TaskResult]:
         """In a thread. The results that were written now."""
         fresh = _patiently(lambda: self._record(rows))
         if self.output is not None and fresh:
