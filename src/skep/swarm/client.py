@@ -55,7 +55,7 @@ class SwarmClient:
         self.pool = Pool(endpoint.origin, max_idle=MOST_IDLE)
         self._client = OpenAIClient(self.pool, f"{endpoint.base}{CHAT}", headers, timeout_s=timeout_s)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         await self.pool.close()
 
     async def ask(

@@ -7,7 +7,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -402,8 +402,8 @@ class _Session:
     async def _work_off(self, endpoint: Endpoint, number: int, pending: list[Pending]) -> None:
         order = self._order
         async with AsyncExitStack() as stack:
-            line = SwarmClient(endpoint, timeout_s=order.timeout_s, flow=f"swarm-{self._run.id}")
-            stack.push_async_callback(line.close)
+            client = SwarmClient(endpoint, timeout_s=order.timeout_s, flow=f"swarm-{self._run.id}")
+            line = await stack.enter_async_context(aclosing(client))
             checking = await stack.enter_async_context(AnswerChecker(self._demand))
             await checking.prepare(one.task for one in pending)
             epoch = time.time() - time.monotonic()

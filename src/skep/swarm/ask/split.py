@@ -12,6 +12,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from math import ceil
@@ -28,7 +29,6 @@ from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.client import REJECTED, AttemptResult, ChatWorker, SwarmClient
 from skep.swarm.records import SwarmRunOptions, Task
 from skep.units import format_bytes, format_seconds
-from skep.wire.client import Pool
 from skep.wire.fetch import fetch_if_there
 
 Item = TypeVar("Item")
@@ -218,23 +218,19 @@ _IN_NAME = re.compile(r"(?<![a-z0-9.])(\d{1,4}(?:\.\d{1,3})?)([mb])(?![a-z0-9])"
 _UNITS = {"m": 1e6, "b": 1e9}
 
 
-class Traits(msgspec.Struct, frozen=True):
-    """What an endpoint tells of itself beside its name. None: it does not tell."""
+async def context_and_parameters(line: SwarmClient) -> tuple[int | None, float | None]:
+    """Ask as skep, llama.cpp (`/props`, `meta`) or vLLM (`max_model_len`) tell it; the size else as the name has it.
 
-    context: int | None = None  # tokens of one conversation
-    parameters: float | None = None
-
-    @property
-    def is_tiny(self) -> bool:
-        return self.parameters is not None and self.parameters < TINY
-
-
-async def traits_of(endpoint: Endpoint) -> Traits:
-    """Ask as skep, llama.cpp (`/props`, `meta`) or vLLM (`max_model_len`) tell it; the size else as the name has it."""
-    props = await _fetched(endpoint, "/props")
+    The context is in tokens of one conversation. None: the endpoint does not tell.
+    """
+    endpoint, documents = line.endpoint, []
+    for path in ("/props", f"{line.endpoint.base}/models"):
+        answer = await fetch_if_there(line.pool, "GET", path, headers=dict(endpoint.headers), timeout_s=5.0)
+        documents.append(answer.document() if answer else {})
+    props, models = documents
     if props.get("model_alias", endpoint.model) != endpoint.model:
         props = {}  # of another model behind the same gateway
-    data = (await _fetched(endpoint, f"{endpoint.base}/models")).get("data")
+    data = models.get("data")
     entries = data if isinstance(data, list) else []
     own = next((one for one in entries if isinstance(one, dict) and one.get("id") == endpoint.model), {})
     settings, meta = (
@@ -244,7 +240,7 @@ async def traits_of(endpoint: Endpoint) -> Traits:
     sizes = [one for one in told if type(one) is int and 256 <= one < 10**8]
     counted = meta.get("n_params")
     parameters = float(counted) if isinstance(counted, int | float) and counted > 1 else parameters_in(endpoint.model)
-    return Traits(min(sizes, default=None), parameters)
+    return min(sizes, default=None), parameters
 
 
 def parameters_in(name: str) -> float | None:
@@ -252,30 +248,17 @@ def parameters_in(name: str) -> float | None:
     return max((float(count) * _UNITS[unit.lower()] for count, unit in _IN_NAME.findall(name)), default=None) or None
 
 
-async def chars_per_token(endpoint: Endpoint, texts: list[str], *, timeout_s: float = 60.0) -> float:
+async def chars_per_token(line: SwarmClient, texts: list[str]) -> float:
     """Count on a piece of these very texts: by the tokenizer, else by a request of one token, else guess carefully."""
     share = max(SAMPLE_CHARS // max(len(texts), 1), LEAST_SAMPLE)
     sample = "\n".join(text[:share] for text in texts[: SAMPLE_CHARS // LEAST_SAMPLE])[:SAMPLE_CHARS]
     if len(sample) < LEAST_SAMPLE:
         return CHARS_PER_TOKEN
-    line = SwarmClient(endpoint, timeout_s=timeout_s)
-    try:
-        tokens = await count_tokens(line.pool, endpoint, sample)
-        if not tokens:
-            tokens = (await line.ask([{"role": "user", "content": sample}], fields={"max_tokens": 1})).prompt_tokens
-    finally:
-        await line.close()
+    tokens = await count_tokens(line.pool, line.endpoint, sample)
+    if not tokens:
+        asked = [{"role": "user", "content": sample}]
+        tokens = (await line.ask(asked, fields={"max_tokens": 1}, timeout_s=60.0)).prompt_tokens
     return max(0.5, MARGIN * len(sample) / tokens) if tokens and tokens * 12 >= len(sample) else CHARS_PER_TOKEN
-
-
-async def _fetched(endpoint: Endpoint, path: str) -> dict[str, Any]:
-    """Return an empty document where it has none."""
-    pool = Pool(endpoint.origin, connect_timeout_s=5.0)
-    try:
-        answer = await fetch_if_there(pool, "GET", path, headers=dict(endpoint.headers), timeout_s=5.0)
-    finally:
-        await pool.close()
-    return answer.document() if answer else {}
 
 
 UNKNOWN_CONTEXT = 2_048  # tokens; what skep's embedded engine gives a slot unless told
@@ -401,21 +384,25 @@ async def split_goal(
     say: Say,
 ) -> PreparedAsk:
     """Split a goal as wished; by rule without an endpoint. `by_rule`, `merge` None: as the model's size allows."""
-    per_token, traits, model = CHARS_PER_TOKEN, Traits(), None
-    if endpoint is not None:
-        traits, model = await traits_of(endpoint), endpoint.model
-        per_token = await chars_per_token(endpoint, [*sources.texts.values()])
-    sizes = sizes_of(traits.context, per_token, chunk_tokens=chunk_tokens, max_tokens=max_tokens)
-    if endpoint is None or by_rule:
-        split = split_by_rule(goal, sources, sizes)
-    elif by_rule is None and traits.is_tiny:
-        size = f"{endpoint.model.rpartition('/')[2]} has {(traits.parameters or 0) / 1e6:,.0f}M parameters"
-        split = split_by_rule(goal, sources, sizes, f"{size}, too few to plan; --by-model asks it anyway")
-    else:
-        say(f"{endpoint.model} at {endpoint.url} is asked for a plan; by rule after {format_seconds(plan_timeout_s)}")
-        split = await split_by_model(goal, sources, sizes, endpoint, traits.context, plan_timeout_s, say)
-    wanted = merge if merge is not None else split.by_model or not traits.is_tiny
-    return PreparedAsk(split, sizes, wanted, model)
+    if endpoint is None:
+        sizes = sizes_of(None, CHARS_PER_TOKEN, chunk_tokens=chunk_tokens, max_tokens=max_tokens)
+        return PreparedAsk(split_by_rule(goal, sources, sizes), sizes, merge is not False, None)
+    async with aclosing(SwarmClient(endpoint, timeout_s=plan_timeout_s)) as line:
+        context, parameters = await context_and_parameters(line)
+        is_tiny = parameters is not None and parameters < TINY
+        per_token = await chars_per_token(line, [*sources.texts.values()])
+        sizes = sizes_of(context, per_token, chunk_tokens=chunk_tokens, max_tokens=max_tokens)
+        if by_rule:
+            split = split_by_rule(goal, sources, sizes)
+        elif by_rule is None and is_tiny:
+            size = f"{endpoint.model.rpartition('/')[2]} has {(parameters or 0) / 1e6:,.0f}M parameters"
+            split = split_by_rule(goal, sources, sizes, f"{size}, too few to plan; --by-model asks it anyway")
+        else:
+            within = format_seconds(plan_timeout_s)
+            say(f"{endpoint.model} at {endpoint.url} is asked for a plan; by rule after {within}")
+            split = await split_by_model(goal, sources, sizes, line, context, plan_timeout_s, say)
+    wanted = merge if merge is not None else split.by_model or not is_tiny
+    return PreparedAsk(split, sizes, wanted, endpoint.model)
 
 
 def split_by_rule(goal: str, sources: Sources, sizes: Sizes, why: str | None = None) -> GoalSplit:
@@ -424,7 +411,7 @@ def split_by_rule(goal: str, sources: Sources, sizes: Sizes, why: str | None = N
 
 
 async def split_by_model(
-    goal: str, sources: Sources, sizes: Sizes, endpoint: Endpoint, context: int | None, timeout_s: float, say: Say
+    goal: str, sources: Sources, sizes: Sizes, line: SwarmClient, context: int | None, timeout_s: float, say: Say
 ) -> GoalSplit:
     """Ask for a plan, and once more with what was wrong with it; by rule where none can be used within the time."""
     most = plan_tokens(context, len(sources.texts))
@@ -442,7 +429,7 @@ async def split_by_model(
             return error.message
         return None
 
-    line, task = SwarmClient(endpoint, timeout_s=timeout_s), Task("plan", tuple(messages), most, 0.0, SCHEMA)
+    task = Task("plan", tuple(messages), most, 0.0, SCHEMA)
     try:
         async with asyncio.timeout(timeout_s), AnswerChecker(fault) as checking:
             work = ChatWorker(line, checking, SwarmRunOptions())
@@ -454,8 +441,6 @@ async def split_by_model(
                 came = await work.attempt(task, 2, why)
     except TimeoutError:
         came = AttemptResult(error_kind="timeout")
-    finally:
-        await line.close()
     if came.error_kind is None:
         return found[-1]
     why = came.error or ""
