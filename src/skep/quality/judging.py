@@ -150,18 +150,16 @@ class Judge:
         if not row.ok:
             outcome = VerdictOutcome.TIMED_OUT if row.error_kind == "timeout" else VerdictOutcome.FAILED
             return AnswerFinding(outcome, row.error or row.error_kind or "")
-        found = await self._of_text(row, item)
-        return _truncated(row, item, found) if row.finish_reason == "length" else found
-
-    async def _of_text(self, row: Request, item: Item) -> AnswerFinding:
-        if row.answer is None and row.reasoning is None:
-            return AnswerFinding(VerdictOutcome.NO_ANSWER, "the answer was not stored")
         said = split_answer(row.answer or "", row.reasoning)
-        if not said.text.strip():
+        if row.answer is None and row.reasoning is None:
+            found = AnswerFinding(VerdictOutcome.NO_ANSWER, "the answer was not stored")
+        elif not said.text.strip():
             tokens = "nothing but" if row.output_tokens is None else f"{row.output_tokens} tokens of"
             silence = f"{tokens} reasoning, no answer" if said.reasoning else "an empty answer"
-            return AnswerFinding(VerdictOutcome.NO_ANSWER, silence)
-        return await self._said(said.text, item)
+            found = AnswerFinding(VerdictOutcome.NO_ANSWER, silence)
+        else:
+            found = await self._said(said.text, item)
+        return _truncated(row, item, found) if row.finish_reason == "length" else found
 
     async def _said(self, text: str, item: Item) -> AnswerFinding:
         if not item.checker.is_executed:
