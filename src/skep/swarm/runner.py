@@ -338,12 +338,10 @@ class _Session:
             return []
         from skep.swarm.ask.merging import next_tasks  # not loaded for a plain map
 
-        run_id = self._run.id
-        new = next_tasks(self._run, [*self._tasks.values()], self._swarm.results(run_id))
-        if new:
-            self._tally.total += self._swarm.add_tasks(run_id, new)
-            self._tasks.update((task.id, task) for task in self._swarm.tasks(run_id))
-        return pending_tasks(self._swarm, run_id) if new else []
+        new = next_tasks(self._run, [*self._tasks.values()], self._swarm.results(self._run.id))
+        self._tally.total += self._swarm.add_tasks(self._run.id, new)
+        self._tasks.update((task.id, task) for task in new)
+        return pending_tasks(self._swarm, self._run.id) if new else []
 
     def _open_session(self, endpoint: Mapping[str, Any], **known: Any) -> int:
         agents = self._order.agents

@@ -34,10 +34,8 @@ class ProbeEndpoint(msgspec.Struct, frozen=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """`after_s` None: at once, since waiting would not help."""
-
     why: str
-    after_s: float | None
+    after_s: float | None  # None: at once, since waiting would not help
 
 
 def next_pause_s(pause_s: float, away_s: float) -> float:
@@ -293,7 +291,11 @@ class TaskSchedule:
         if rejected:
             job.complaint = came.error
         if mishap is ErrorKind.BROKEN:
-            self._broke(job, start)
+            # Those of a group break one after the other in the same moment: only the first of them makes it smaller.
+            if job.is_suspect and start.lease > self._split:
+                self._together = max(1, (self._suspects_under_way + 1) // 2)
+                self._split = self._last_lease
+            job.breaks += 1
         if mishap in (ErrorKind.TRY, ErrorKind.FINAL) or (mishap is ErrorKind.BROKEN and start.blamed):
             job.tries += 1
         attempt = self._attempt(start, AttemptOutcome.REJECTED if rejected else AttemptOutcome.FAILED, came, now)
@@ -338,13 +340,6 @@ class TaskSchedule:
     @property
     def _suspects_under_way(self) -> int:
         return sum(self._jobs[one.task.id].is_suspect for one in self.leases.values())
-
-    def _broke(self, job: Pending, start: Start) -> None:
-        """Those of a group break one after the other in the same moment: only the first of them makes it smaller."""
-        if job.is_suspect and start.lease > self._split:
-            self._together = max(1, (self._suspects_under_way + 1) // 2)
-            self._split = self._last_lease
-        job.breaks += 1
 
     def _queue(self, job: Pending) -> None:
         if job.is_suspect:

@@ -172,9 +172,9 @@ class SwarmStore:
     def close_session(
         self, run_id: str, session: int, *, at: float, outcome: SessionOutcome, error: str | None = None
     ) -> None:
-        ended = {"number": session, "ended_at": at, "outcome": outcome, "error": error}
         with self._store.transaction(run_id) as connection:
-            insert(connection, "swarm_session_ends", run_id=run_id, **ended)
+            ended = {"ended_at": at, "outcome": outcome, "error": error}
+            insert(connection, "swarm_session_ends", run_id=run_id, number=session, **ended)
 
     def record(self, run_id: str, rows: Sequence[Recorded]) -> list[TaskResult]:
         """All of them or none. The first result of a task stays; those that were written now, as `results` has them."""

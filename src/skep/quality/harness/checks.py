@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import json
 import re
 import textwrap
 import types
@@ -177,20 +178,19 @@ def decoded(value: Any) -> Any:
         return value if not isinstance(value, list) else UnsupportedValue("?")
     try:
         ((kind, held),) = value.items()
-        match kind:
-            case "int":
-                return int(held, 16)
-            case "float":
-                return float.fromhex(held)
-            case "list":
-                return [decoded(one) for one in held]
-            case "dict":
-                return {_key(decoded(key)): decoded(one) for key, one in held}
-            case "bytes":
-                return bytes.fromhex(held)
-    except (ValueError, TypeError):
+        return _DECODERS[kind](held)
+    except (ValueError, TypeError, KeyError):
         return UnsupportedValue("?")
-    return UnsupportedValue(str(value.get("foreign", "?")))
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "int": lambda held: int(held, 16),
+    "float": float.fromhex,
+    "list": lambda held: [decoded(one) for one in held],
+    "dict": lambda held: {_key(decoded(key)): decoded(one) for key, one in held},
+    "bytes": bytes.fromhex,
+    "foreign": lambda held: UnsupportedValue(str(held)),
+}
 
 
 def alike(want: Any, have: Any) -> bool:
@@ -216,9 +216,7 @@ def shown(value: Any) -> str:
 
 
 def _key(key: Any) -> str:
-    if isinstance(key, (str, UnsupportedValue)):
-        return str(key)
-    return {True: "true", False: "false", None: "null"}.get(key, str(key)) if isinstance(key, bool | None) else str(key)
+    return json.dumps(key) if isinstance(key, bool | None) else str(key)
 
 
 def look_at_match(job: dict[str, Any], link: WorkerLink, report: CheckReport) -> None:

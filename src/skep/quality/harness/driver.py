@@ -31,14 +31,8 @@ def main() -> None:
 
     with suppress(OSError, AttributeError):  # the other process has the same user, and could read this one's memory
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
-    _report(kind, WorkerLink(pid, job_in, told_out))
-
-
-def _report(kind: str, link: WorkerLink) -> None:
     job: dict[str, Any] = json.loads(sys.stdin.buffer.read())
-    mark = job.pop("mark")
-    link.begin(job.pop("seconds"))
-    report = CheckReport()
+    mark, link, report = job.pop("mark"), WorkerLink(pid, job_in, told_out, job.pop("seconds")), CheckReport()
     try:
         from .checks import KINDS
 

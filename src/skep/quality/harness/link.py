@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 _POLL_S = 0.02
+_SETTLE_S = 0.2  # for a process to end, once its pipe is closed
 _ENDS = ("broken", "wrong", "exceeded", "no answer")  # what the other process may say; a pass is not for it to tell
 _MOST_BYTES = 8 << 20  # of messages: more is a flood
 
@@ -64,7 +65,9 @@ def _told(failed: list[dict[str, Any]], *, alone: bool) -> str:
 class WorkerLink:
     """Messages count only with the token that went with the job; what the answer's code writes is passed over."""
 
-    def __init__(self, pid: int, job: int, told: int) -> None:
+    def __init__(self, pid: int, job: int, told: int, seconds: float) -> None:
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
         self._pid = pid
         self._job = job
         self._told = told
@@ -72,12 +75,6 @@ class WorkerLink:
         self._held = b""
         self._read_bytes = 0
         self._waited: int | None = None
-        self._seconds = 0.0
-        self._deadline = 0.0
-
-    def begin(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
 
     def send(self, job: Mapping[str, Any]) -> None:
         """All that the other process is told, once."""
@@ -86,10 +83,8 @@ class WorkerLink:
             pipe.write(data)
 
     def receive(self) -> dict[str, Any]:
-        """The next message; raises `Silent` when the process has ended, says that it cannot go on, or time is up."""
-        message = self._next(self._deadline)
-        if message is None:
-            raise WorkerGone("exceeded", f"still running after {self._seconds:.0f} s")
+        """Return the next message; `WorkerGone` if the process has ended, says that it cannot go on, or time is up."""
+        message = self._next()
         if "outcome" in message:
             outcome = message["outcome"] if message["outcome"] in _ENDS else "broken"
             raise WorkerGone(outcome, str(message.get("detail", "")))
@@ -100,7 +95,7 @@ class WorkerLink:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
 
-    def _next(self, deadline: float) -> dict[str, Any] | None:
+    def _next(self) -> dict[str, Any]:
         while True:
             while b"\n" in self._held:
                 line, _, self._held = self._held.partition(b"\n")
@@ -109,9 +104,9 @@ class WorkerLink:
                         message = json.loads(line[len(self._token) :])
                         if isinstance(message, dict):
                             return message
-            left = deadline - time.monotonic()
+            left = self._deadline - time.monotonic()
             if left <= 0:
-                return None
+                raise WorkerGone("exceeded", f"still running after {self._seconds:.0f} s")
             gone = self._gone()
             if select.select([self._told], [], [], 0 if gone else min(left, _POLL_S))[0]:
                 read = os.read(self._told, 1 << 16)
@@ -121,28 +116,22 @@ class WorkerLink:
                     continue
                 if read:
                     raise WorkerGone("exceeded", "too much output")
-                gone = self._gone(wait=True)
+                gone = self._gone(_SETTLE_S) or "it closed the way to report"
             if gone:
                 raise WorkerGone("broken", gone)
 
-    def _gone(self, *, wait: bool = False) -> str:
-        """Return how it ended; empty while it runs."""
-        if self._waited is None:
-            pid, status = os.waitpid(self._pid, 0 if wait and self._settle() else os.WNOHANG)
-            if pid == 0:
-                return "it closed the way to report" if wait else ""
-            self._waited = status
+    def _gone(self, patience_s: float = 0.0) -> str:
+        """Return how it ended; empty if it still runs after so long."""
+        until = time.monotonic() + patience_s
+        while self._waited is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self._waited = status
+            elif time.monotonic() < until:
+                time.sleep(0.005)
+            else:
+                return ""
         if os.WIFSIGNALED(self._waited):
             number = os.WTERMSIG(self._waited)
             return f"the code's process was ended by {signal.Signals(number).name if number < 32 else number}"
         return f"the code ended its process with status {os.WEXITSTATUS(self._waited)} before it was judged"
-
-    def _settle(self) -> bool:
-        """Return whether the process ends within a moment, now that its pipe is closed."""
-        until = time.monotonic() + 0.2
-        while time.monotonic() < until:
-            found = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-            if found is not None:
-                return True
-            time.sleep(0.005)
-        return False
