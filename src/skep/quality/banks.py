@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -131,10 +132,7 @@ def _grade(name: str) -> int | None:
 
 
 def _from_file(name: str) -> list[Item]:
-    try:
-        path = Path(name).expanduser()
-    except RuntimeError:  # ~nobody
-        path = Path(name)
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises for ~nobody
     try:
         with path.open(encoding="utf-8") as file:
             return parse_bank(iter(lambda: file.readline(LONGEST_LINE + 1), ""), path.name)

@@ -6,8 +6,8 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.errors import EndpointError, KeyRefused, SkepError
 from skep.files import hold_lock
-from skep.host.power import open_meter
+from skep.host.power import PowerMeter, open_meter
 from skep.paths import LOOPBACK, Paths
 from skep.store.database import open_store
 from skep.swarm.checking.answers import AnswerChecker, Demand
@@ -411,32 +411,25 @@ class _Session:
             pace = ConcurrencyLimit(endpoint_slots_of(endpoint), order.agents)
             work = ChatWorker(line, checking, order)
             runner = SwarmRunner(line, work, schedule, pace, writer, self._tally, self._find, self._is_cancelled)
-            with _energy_recorded(endpoint, writer):
-                while True:
-                    await runner.run_tasks()
-                    await writer.drain()
-                    following = await asyncio.to_thread(self._next_stage)
-                    if not following:
-                        break
-                    await checking.prepare(one.task for one in following)
-                    schedule.add(following)
+            if endpoint.origin.host in LOOPBACK and (meter := open_meter()) is not None:
+                meter.begin()
+                stack.callback(_record_energy, meter, writer)
+            while True:
+                await runner.run_tasks()
+                await writer.drain()
+                following = await asyncio.to_thread(self._next_stage)
+                if not following:
+                    break
+                await checking.prepare(one.task for one in following)
+                schedule.add(following)
             self._all_ended = True
             self._tally.show(schedule, pace, {}, time.monotonic(), at_once=True)
             await writer.drain()
 
 
-@contextmanager
-def _energy_recorded(endpoint: Endpoint, writer: ResultsWriter) -> Iterator[None]:
-    """Record what the GPUs of this machine draw, if they are the ones that serve."""
-    meter = open_meter() if endpoint.origin.host in LOOPBACK else None
-    if meter is None:
-        yield
-        return
-    meter.begin()
-    try:
-        yield
-    finally:
-        drawn = meter.end()
-        meter.close()
-        if drawn is not None:
-            writer.fact("energy", drawn)
+def _record_energy(meter: PowerMeter, writer: ResultsWriter) -> None:
+    """Record what the GPUs of this machine, which served, have drawn."""
+    drawn = meter.end()
+    meter.close()
+    if drawn is not None:
+        writer.fact("energy", drawn)

@@ -66,25 +66,24 @@ class SchemaChecks:
             child = await self._started()
             assert child.stdin is not None
             assert child.stdout is not None
+            answer = b""
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     child.stdin.write(line)
                     await child.stdin.drain()
                     answer = await child.stdout.readline()
-                if answer.endswith(b"\n"):
-                    fault: str | None = json.loads(answer)["fault"]
-                    return fault
-                code, self._child = await child.wait(), None
-                if code == -signal.SIGPROF:
-                    return TOO_LONG
             except TimeoutError:
-                await self.close()
                 return TOO_LONG
             except (BrokenPipeError, ConnectionResetError):
-                await self.close()
-            except asyncio.CancelledError:
-                await self.close()  # its answer would be taken for that to the next question
-                raise
+                pass
+            finally:
+                if not answer.endswith(b"\n"):  # what still comes would be taken for the answer to the next question
+                    await self.close()
+            if answer.endswith(b"\n"):
+                fault: str | None = json.loads(answer)["fault"]
+                return fault
+            if child.returncode == -signal.SIGPROF:
+                return TOO_LONG
         raise SkepError("the process that checks schemas does not stay alive", hint="is there memory left?")
 
     async def _started(self) -> asyncio.subprocess.Process:
