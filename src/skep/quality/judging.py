@@ -66,14 +66,12 @@ def missing_packages(items: Iterable[Item]) -> tuple[str, ...]:
 
 
 class Judge:
-    """`parallel`: runs at once, as many as there are cores unless told. `limits`: of a run, by kind unless told."""
+    """As many runs at once as there are cores. `limits`: of a run, by kind unless told."""
 
-    def __init__(
-        self, sandbox: Sandbox | None, *, parallel: int | None = None, limits: SandboxLimits | None = None
-    ) -> None:
+    def __init__(self, sandbox: Sandbox | None, *, limits: SandboxLimits | None = None) -> None:
         self._sandbox = sandbox
         self._limits = limits
-        self._room = asyncio.Semaphore(parallel or len(os.sched_getaffinity(0)))
+        self._room = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
     async def judge(
         self, answered: Sequence[AnsweredItem], on_done: Callable[[int], None] = lambda _done: None

@@ -171,15 +171,13 @@ class ResultsPrinter:
         self.gone: OSError | None = None
 
     def __enter__(self) -> Self:
-        if self._tasks:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """To the last line; after an end before time, no longer than a moment."""
         self._lines.put(None)
-        if self._tasks:
-            self._thread.join(None if kind is None else LAST_WORDS_S)
+        self._thread.join(None if kind is None else LAST_WORDS_S)
 
     def take(self, result: TaskResult) -> None:
         if task := self._tasks.get(result.task):

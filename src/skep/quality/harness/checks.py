@@ -103,7 +103,9 @@ def look_at_calls(job: dict[str, Any], link: WorkerLink, report: CheckReport) ->
     link.send({"blocks": job["blocks"], "entry_point": values["entry_point"], "calls": calls})
     report.note = link.receive().get("note", "")
     for number, arguments in enumerate(calls):
-        name = f"{values['entry_point']}{shown_call(arguments)}"
+        named = isinstance(arguments, dict)
+        parts = [f"{key}={shown(one)}" for key, one in arguments.items()] if named else map(shown, arguments)
+        name = values["entry_point"] + f"({', '.join(parts)})"[:120]
         told = link.receive()
         raised = told.get("raised")
         if number >= len(cases):
@@ -113,12 +115,6 @@ def look_at_calls(job: dict[str, Any], link: WorkerLink, report: CheckReport) ->
         else:
             want, have = cases[number][1], decoded(told.get("value"))
             report.check(name, alike(want, have), f"gave {shown(have)}, not {shown(want)}")
-
-
-def shown_call(arguments: Any) -> str:
-    if isinstance(arguments, dict):
-        return f"({', '.join(f'{key}={shown(value)}' for key, value in arguments.items())})"[:120]
-    return f"({', '.join(shown(value) for value in arguments)})"[:120]
 
 
 def try_calls(job: dict[str, Any], say: Say) -> None:

@@ -144,18 +144,14 @@ class AnswerChecker:
         if not said.text.strip():
             silence = "nothing but thinking, no answer" if said.reasoning else "the answer is empty"
             return CheckedAnswer(False, "", complaint=silence)
-        value = None
+        value = complaint = None
         if task.schema is not None:
             value, complaint = await self._read(task.schema, said.text)
             if complaint is None and self._demand is not None:
                 complaint = self._demand(value)
-            if complaint is not None:
-                return CheckedAnswer(False, said.text, complaint=complaint)
-        if task.checker is not None:
+        if complaint is None and task.checker is not None:
             complaint = await self._judged(_item(task), said.text)
-            if complaint is not None:
-                return CheckedAnswer(False, said.text, value, complaint)
-        return CheckedAnswer(True, said.text, value)
+        return CheckedAnswer(complaint is None, said.text, value, complaint)
 
     async def close(self) -> None:
         await self._schemas.close()
