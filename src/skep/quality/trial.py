@@ -41,17 +41,17 @@ from skep.quality.trial_figures import (
     LOAD,
     PAIRED_WITH,
     POWER,
+    UNANSWERED,
     WHOLE_BLOCK,
     discordance_of,
     needed_items,
     quality_summary,
 )
-from skep.quality.trial_figures import UNANSWERED as NO_ANSWER_AT_ALL
 from skep.quality.words import points
 from skep.stats.noninferiority import ASSUMED_DISCORDANCE, Claim, delta_shown
 from skep.store.database import Store
 from skep.store.records import LevelFact
-from skep.store.verdicts import Verdict
+from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.units import format_seconds
 from skep.workload.items import Item, item_json
 
@@ -283,7 +283,6 @@ class QualityTrial:
 
 MOST_REPEATS = 10  # that anybody is told to make
 MUCH_CACHED = 0.05
-UNANSWERED = frozenset(outcome.value for outcome in NO_ANSWER_AT_ALL)
 
 
 def signed(share: float) -> str:
@@ -355,7 +354,7 @@ def remarks(summary: QualitySummary) -> list[str]:
         why = f", as C={stopped} does not hold" if stopped is not None else ""
         found.append(f"not walked: {names}{why}")
     for level in summary.levels:
-        if unanswered := sum(count for name, count in level.base.outcomes if name in UNANSWERED):
+        if unanswered := sum(count for name, count in level.base.outcomes if VerdictOutcome(name) in UNANSWERED):
             found.append(
                 f"warning: {unanswered} of {level.base.requests} requests at C=1 beside C={level.concurrency} got no "
                 "answer; they are counted as passed there, so that they cannot hide a loss"

@@ -245,23 +245,21 @@ async def carry_out(
     paths: Paths,
     run_id: str,
     *,
-    url: str | None = None,
+    url: str | None = None,  # this and `model`: of an endpoint that has moved, for this session
     model: str | None = None,
-    output: Path | None = None,
+    output: Path | None = None,  # a results file for this session, instead of the run's own
     after_cancel: int | None = None,
     key: str | None = None,
     watch: Callable[[SwarmProgress], None] = lambda _: None,
-    demand: Demand | None = None,
+    demand: Demand | None = None,  # on every value, beyond its schema
     on_result: Callable[[TaskResult], None] = lambda _: None,
 ) -> SwarmRunState:
     """Until every task has its result. What has one already is not sent again.
 
     Cancelled: what is under way is broken off, what is done is kept, and it may be carried out again. An endpoint that
-    is down is waited for, as long as the order's deadline says; then EndpointError. `url`, `model`: of an endpoint
-    that has moved, for this session. `output`: a results file for this session, instead of the run's own.
+    is down is waited for, as long as the order's deadline says; then EndpointError.
     `after_cancel`: the run's newest cancel when this session was asked for; a later one is meant for this session, even
     one that came before it began. Without it: none, or, of a run that had sessions already, the newest until now.
-    `demand`: on every value, beyond its schema.
     """
     lock = lock_path(paths, run_id)
     hint = f"`skep swarm show {run_id}` shows how it stands, `skep swarm cancel {run_id}` stops it"

@@ -11,7 +11,8 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from .link import CheckReport, WorkerGone, WorkerLink
+from .link import CheckReport, WorkerLink
+from .worker import Broken, work
 
 
 def main() -> None:
@@ -37,8 +38,8 @@ def main() -> None:
         from .checks import KINDS
 
         KINDS[kind][0]({**job, "kind": kind}, link, report)
-    except WorkerGone as silent:
-        report.end(silent.outcome, silent.detail)
+    except Broken as ended:
+        report.ended = ended
     link.kill()
     sys.stdout.write(f"\n{mark}{json.dumps(report.document())}\n")
     sys.stdout.flush()
@@ -52,7 +53,6 @@ def _as_worker(kind: str, job: int, told: int) -> None:
         for number in (0, 1, 2):
             os.dup2(nowhere, number)
         from .checks import KINDS
-        from .worker import work
 
         work(KINDS[kind][1], job, told)
     finally:

@@ -11,19 +11,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from .worker import Broken
+
 _POLL_S = 0.02
 _SETTLE_S = 0.2  # for a process to end, once its pipe is closed
 _ENDS = ("broken", "wrong", "exceeded", "no answer")  # what the other process may say; a pass is not for it to tell
 _MOST_BYTES = 8 << 20  # of messages: more is a flood
-
-
-class WorkerGone(Exception):
-    """No message will come any more."""
-
-    def __init__(self, outcome: str, detail: str) -> None:
-        super().__init__(detail)
-        self.outcome = outcome
-        self.detail = detail
 
 
 class CheckReport:
@@ -32,34 +25,25 @@ class CheckReport:
     def __init__(self) -> None:
         self.checks: list[dict[str, Any]] = []
         self.note = ""
-        self._ended: tuple[str, str] | None = None
+        self.ended: Broken | None = None  # before all was looked at
 
     def check(self, name: str, passed: bool, detail: str = "") -> None:
         self.checks.append({"name": name, "passed": bool(passed), "detail": detail})
 
-    def end(self, outcome: str, detail: str) -> None:
-        self._ended = (outcome, detail)
-
     def document(self) -> dict[str, Any]:
         failed = [one for one in self.checks if not one["passed"]]
-        if self._ended is not None:
-            outcome, detail = self._ended
-        elif failed or not self.checks:
-            outcome = "wrong"
-            detail = _told(failed, alone=len(self.checks) == 1) if failed else "nothing could be looked at"
-        else:
+        outcome, detail = "wrong", "nothing could be looked at"
+        if self.ended is not None:
+            outcome, detail = self.ended.outcome, self.ended.detail
+        elif failed:
+            why = str(failed[0]["detail"])
+            more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+            told_with_name = f"not so: {failed[0]['name']}{f': {why}' if why else ''}{more}"
+            detail = why if why and len(self.checks) == 1 else told_with_name
+        elif self.checks:
             outcome, detail = "passed", ""
         told = "; ".join(part for part in (detail, self.note) if part)
         return {"outcome": outcome, "detail": told, "checks": self.checks}
-
-
-def _told(failed: list[dict[str, Any]], *, alone: bool) -> str:
-    first = failed[0]
-    if alone and first["detail"]:
-        return str(first["detail"])
-    more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-    why = f": {first['detail']}" if first["detail"] else ""
-    return f"not so: {first['name']}{why}{more}"
 
 
 class WorkerLink:
@@ -83,11 +67,11 @@ class WorkerLink:
             pipe.write(data)
 
     def receive(self) -> dict[str, Any]:
-        """Return the next message; `WorkerGone` if the process has ended, says that it cannot go on, or time is up."""
+        """Return the next message; `Broken` if the process has ended, says that it cannot go on, or time is up."""
         message = self._next()
         if "outcome" in message:
             outcome = message["outcome"] if message["outcome"] in _ENDS else "broken"
-            raise WorkerGone(outcome, str(message.get("detail", "")))
+            raise Broken(str(message.get("detail", "")), outcome)
         return message
 
     def kill(self) -> None:
@@ -106,7 +90,7 @@ class WorkerLink:
                             return message
             left = self._deadline - time.monotonic()
             if left <= 0:
-                raise WorkerGone("exceeded", f"still running after {self._seconds:.0f} s")
+                raise Broken(f"still running after {self._seconds:.0f} s", "exceeded")
             gone = self._gone()
             if select.select([self._told], [], [], 0 if gone else min(left, _POLL_S))[0]:
                 read = os.read(self._told, 1 << 16)
@@ -115,10 +99,10 @@ class WorkerLink:
                     self._held += read
                     continue
                 if read:
-                    raise WorkerGone("exceeded", "too much output")
+                    raise Broken("too much output", "exceeded")
                 gone = self._gone(_SETTLE_S) or "it closed the way to report"
             if gone:
-                raise WorkerGone("broken", gone)
+                raise Broken(gone)
 
     def _gone(self, patience_s: float = 0.0) -> str:
         """Return how it ended; empty if it still runs after so long."""

@@ -14,7 +14,7 @@ _LONGEST = 300
 
 
 class Broken(Exception):
-    """The code cannot be tried at all; `outcome` is broken unless it was a limit."""
+    """The code cannot be tried, or its process tells no more; `outcome` is broken unless it was a limit."""
 
     def __init__(self, detail: str, outcome: str = "broken") -> None:
         super().__init__(detail)
