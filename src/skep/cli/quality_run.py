@@ -23,8 +23,9 @@ from skep.quality.judging import Judge, missing_packages, needs_sandbox
 from skep.quality.mixed_figures import side_by_side
 from skep.quality.mixed_run import Form, MixedPlan, items_of, run_mixed
 from skep.quality.records import MixedSummary, QualitySummary
-from skep.quality.trial import LEAST_DELTA, MOST_DELTA, QualityTrial, TrialPlan, outlook
+from skep.quality.trial import QualityTrial, TrialPlan
 from skep.quality.trial_figures import POWER
+from skep.quality.words import LEAST_DELTA, MOST_DELTA, outlook
 from skep.report.columns import print_records
 from skep.report.liveview import progress_view
 from skep.report.mixed import spot_words, tables_of

@@ -105,29 +105,22 @@ def advice_of(levels: Sequence[MixedLevel]) -> Advice:
         return Advice(None, None, (f"none of {judged} answers passed, at any level: no level does this work",))
     best, reasons, below = solo, [], None
     for level in levels:
-        faults = [] if level is solo else _faults(level, below, solo)
+        rate, taken, faults = level.passed_per_minute or 0.0, level.slowdown(solo), []
+        if level.loss is not None and level.loss.is_shown:
+            faults.append("fewer answers pass")
+        if taken is None or taken > MOST_SLOWDOWN:
+            faults.append(f"more than {MOST_SLOWDOWN}x of C=1")
+        if below is not None and rate <= (below.passed_per_minute or 0.0):
+            faults.append(f"no more finished than at C={below.concurrency}")
         best, below = best if faults else level, level
-        rate, taken = level.passed_per_minute, level.slowdown(solo)
         facts = [
             "the conversation was never finished" if taken is None else f"the conversation takes {taken:.2f}x of C=1",
-            f"{rate or 0.0:.1f} passed tasks a minute",
+            f"{rate:.1f} passed tasks a minute",
             *([] if level.loss is None else [loss_words(level.loss)]),
             *([f"not advised: {', '.join(faults)}"] if faults else []),
         ]
         reasons.append(f"C={level.concurrency}: {'; '.join(facts)}")
     return Advice(best.concurrency, best.name, tuple(reasons))
-
-
-def _faults(level: MixedLevel, below: MixedLevel | None, solo: MixedLevel) -> list[str]:
-    found = []
-    if level.loss is not None and level.loss.is_shown:
-        found.append("fewer answers pass")
-    taken = level.slowdown(solo)
-    if taken is None or taken > MOST_SLOWDOWN:
-        found.append(f"more than {MOST_SLOWDOWN}x of C=1")
-    if below is not None and (level.passed_per_minute or 0.0) <= (below.passed_per_minute or 0.0):
-        found.append(f"no more finished than at C={below.concurrency}")
-    return found
 
 
 def loss_words(loss: PassLoss) -> str:

@@ -169,8 +169,7 @@ class ChatWorker:
             self._rejected.pop(task.id, None)
             return replace(reply, answer=checked.text, value=checked.value)
         self._rejected[task.id] = said
-        why = checked.complaint or "the answer does not count"
-        return replace(reply, answer=said, error_kind=REJECTED, error=why)
+        return replace(reply, answer=said, error_kind=REJECTED, error=checked.complaint)
 
     async def _ask(self, task: Task, number: int, complaint: str | None, lease: int) -> AttemptResult:
         messages = [dict(one) for one in task.messages]

@@ -269,8 +269,7 @@ async def carry_out(
         moved = replace(run, url=url or run.url, model=model or run.model)
         if after_cancel is None:
             after_cancel = swarm.newest_cancel(run_id) if run.sessions else 0
-        session = _Session(swarm, moved, output, after_cancel, key, watch, demand, on_result)
-        state = await session.carry_out()
+        state = await _Session(swarm, moved, output, after_cancel, key, watch, demand, on_result).carry_out()
         if state is SwarmRunState.DONE:
             with suppress(OSError):
                 lock.unlink()

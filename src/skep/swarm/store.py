@@ -111,9 +111,7 @@ SELECT swarm_attempts.*, swarm_tasks.id AS task
 FROM swarm_attempts JOIN swarm_tasks ON swarm_tasks.key = swarm_attempts.task
 WHERE swarm_attempts.run_id = ?1 AND (?2 IS NULL OR swarm_tasks.id = ?2) ORDER BY started_at, swarm_attempts.id
 """
-_FACTS = """
-SELECT session, name, at, fact FROM swarm_facts WHERE run_id = ?1 AND (?2 IS NULL OR name = ?2) ORDER BY id
-"""
+_FACTS = "SELECT session, name, at, fact FROM swarm_facts WHERE run_id = ?1 AND (?2 IS NULL OR name = ?2) ORDER BY id"
 _SESSIONS = """
 SELECT swarm_sessions.*, ends.ended_at, ends.outcome, ends.error
 FROM swarm_sessions LEFT JOIN swarm_session_ends AS ends

@@ -353,8 +353,7 @@ def _replicas(attempts: Sequence[Attempt]) -> Iterable[ReplicaRow]:
             if (seconds := one.ended_at - one.first_token_at) > 0
         ]
         failed, output = sum(one.outcome in _ERRORS for one in own), _told(one.output_tokens for one in done)
-        speed = median(speeds) if speeds else None
-        yield ReplicaRow(name, len(done), len(own), failed, output, _ttft(own), speed)
+        yield ReplicaRow(name, len(done), len(own), failed, output, _ttft(own), median(speeds) if speeds else None)
 
 
 def _energy(rows: Rows, price: float | None) -> EnergyAccount | None:

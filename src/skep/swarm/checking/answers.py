@@ -11,8 +11,8 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Self
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any
 
 import msgspec
 
@@ -113,7 +113,7 @@ class CheckedAnswer(msgspec.Struct, frozen=True):
     complaint: str | None = None  # the model is told it, and must not learn the right answer from it
 
 
-class AnswerChecker:
+class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
     """The checks of a run. A sandbox, or a process for slow schemas, is opened when the first answer needs it."""
 
     def __init__(self, demand: Demand | None = None) -> None:
@@ -123,9 +123,6 @@ class AnswerChecker:
         self._judge: Judge | None = None
         self._schemas = SchemaChecks()
         self._opening = asyncio.Lock()  # there is one sandbox, however many answers need it at once
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
