@@ -133,14 +133,11 @@ def try_calls(job: dict[str, Any], say: Say) -> None:
         say(**told)
 
 
-class UnsupportedValue:
+class UnsupportedValue(str):
     """What JSON cannot hold: told by its type and looks, and like nothing."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 def encoded(value: Any, depth: int = 0) -> Any:

@@ -264,7 +264,10 @@ class _BlockRunner:
                 continue
             held.clear()
             held.update(names)
-            if isinstance(error, NameError) and number not in self._late and self._can_wait(code, error):
+            # Files may come in any order: what is missing is defined later, and nothing of this block is.
+            later: set[str] = set().union(*(_given(text) for _, text, _ in self._todo))
+            can_wait = isinstance(error, NameError) and error.name in later and not later & _given(code)
+            if can_wait and number not in self._late:
                 self._late.add(number)
                 self._todo.append((number, code, asked))
             else:
@@ -282,11 +285,6 @@ class _BlockRunner:
         elif any(held.get(name) is not names.get(name) for name in self._solid & set(names)):
             return "gives other values to the program's names"
         return None
-
-    def _can_wait(self, code: str, error: NameError) -> bool:
-        """Files may come in any order: what is missing is defined later, and nothing of this block is."""
-        later: set[str] = set().union(*(_given(text) for _, text, _ in self._todo))
-        return error.name in later and not later & _given(code)
 
     def _say(self, kind: str, number: int, error: str = "") -> None:
         os.write(self._writing, json.dumps([kind, number, error]).encode() + b"\n")

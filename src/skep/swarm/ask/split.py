@@ -7,6 +7,7 @@ that cannot be carried out is sent back once; after that, or after a time, the r
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import tomllib
@@ -273,17 +274,6 @@ PROMPT_TOKENS = 350  # of what stands around the material
 PLAN_TOKENS, TOKENS_A_FILE, MOST_PLAN_TOKENS = 1_024, 48, 4_096  # of a plan, and more for every file it may name
 MOST_TASKS = 5_000
 TEMPERATURE = 0.2  # the same goal should give about the same answer
-LEAST_OBJECTIVE = 8  # characters
-
-_TASK_FIELDS = {
-    "id": {"type": "string"},
-    "objective": {"type": "string", "minLength": LEAST_OBJECTIVE},
-    "files": {"type": "array", "minItems": 1, "items": {"type": "string"}},
-    "each": {"type": "boolean"},
-}
-_TASK = {"type": "object", "properties": _TASK_FIELDS, "required": ["objective", "files"]}
-_TASKS = {"type": "array", "minItems": 1, "maxItems": 64, "items": _TASK}
-SCHEMA: dict[str, Any] = {"type": "object", "properties": {"tasks": _TASKS}, "required": ["tasks"]}
 _LEANS = re.compile(
     r"\b(?:task|step|part)\s*#?\s*\d+\b|\b(?:previous|preceding|earlier|other|next|above)\s+(?:tasks?|steps?|results?|answers?)\b"
     r"|\b(?:results?|outputs?|answers?)\s+(?:of|from)\s+(?:the\s+)?(?:task|step|other|previous)",
@@ -336,13 +326,17 @@ class PreparedAsk(msgspec.Struct, frozen=True):
 
 
 @cache
-def _prompts() -> dict[str, dict[str, str]]:
-    return tomllib.loads(resources.files("skep.swarm.ask").joinpath("prompts.toml").read_text(encoding="utf-8"))
+def _packaged(name: str) -> Any:
+    """Return a TOML or JSON file of this package."""
+    text = resources.files("skep.swarm.ask").joinpath(name).read_text(encoding="utf-8")
+    return json.loads(text) if name.endswith(".json") else tomllib.loads(text)
 
 
 def messages_of(prompt: str, **values: object) -> tuple[dict[str, str], ...]:
     """Return what `prompts.toml` has under that name, filled in."""
-    return tuple({"role": role, "content": text.format(**values)} for role, text in _prompts()[prompt].items())
+    return tuple(
+        {"role": role, "content": text.format(**values)} for role, text in _packaged("prompts.toml")[prompt].items()
+    )
 
 
 def material(texts: Iterable[tuple[str, str]]) -> str:
@@ -427,7 +421,7 @@ async def split_by_model(
             return error.message
         return None
 
-    task = Task("plan", messages, most, 0.0, SCHEMA)
+    task = Task("plan", messages, most, 0.0, _packaged("plan_schema.json"))
     try:
         async with asyncio.timeout(timeout_s), AnswerChecker(fault) as checking:
             work = ChatWorker(line, checking, SwarmRunOptions())
