@@ -26,6 +26,7 @@ from skep.sandbox.runner import Sandbox
 from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptEnding, ScriptResult
 from skep.store.records import Request
 from skep.store.verdicts import Check, Verdict, VerdictOutcome
+from skep.units import shortened
 from skep.workload.extraction import python_blocks, split_answer
 from skep.workload.items import EXECUTED, READ, Item
 from skep.workload.reading_checks import LONGEST_READ, keyword_check, read_check
@@ -200,18 +201,14 @@ def harness_files() -> Mapping[str, bytes]:
 
 def finding_of(result: ScriptResult, mark: str) -> AnswerFinding:
     """Read the harness's report; without a report there is no pass, whatever was printed or returned."""
-    for line in reversed(result.stdout.splitlines()):
-        if line.startswith(mark.encode()):
-            try:
-                report = json.loads(line[len(mark) :])
-                checks = []
-                for one in report["checks"][:_MOST_CHECKS]:  # the detail is kept only of those that failed
-                    passed = one["passed"] is True
-                    detail = "" if passed else _one_line(str(one["detail"]))
-                    checks.append(Check(_one_line(str(one["name"])), passed, detail))
-                return AnswerFinding(VerdictOutcome(report["outcome"]), str(report["detail"]), tuple(checks))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                break
+    marked = (line for line in reversed(result.stdout.splitlines()) if line.startswith(mark.encode()))
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        report, checks = json.loads(next(marked, b"")[len(mark) :]), []
+        for one in report["checks"][:_MOST_CHECKS]:  # the detail is kept only of those that failed
+            passed = one["passed"] is True
+            detail = "" if passed else _one_line(str(one["detail"]))
+            checks.append(Check(_one_line(str(one["name"])), passed, detail))
+        return AnswerFinding(VerdictOutcome(report["outcome"]), str(report["detail"]), tuple(checks))
     if result.ending in (ScriptEnding.OUT_OF_TIME, ScriptEnding.OUT_OF_MEMORY, ScriptEnding.TOO_MUCH_OUTPUT):
         return AnswerFinding(VerdictOutcome.EXCEEDED, result.ending.value)
     last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
@@ -231,5 +228,4 @@ def _truncated(row: Request, item: Item, found: AnswerFinding) -> AnswerFinding:
 
 def _one_line(text: str) -> str:
     shown = "".join(one if one.isprintable() else " " for one in text[: 4 * LONGEST_DETAIL])
-    squeezed = " ".join(shown.split())
-    return squeezed if len(squeezed) <= LONGEST_DETAIL else f"{squeezed[: LONGEST_DETAIL - 1]}…"
+    return shortened(" ".join(shown.split()), LONGEST_DETAIL)

@@ -136,12 +136,11 @@ def loss_words(loss: PassLoss) -> str:
 
 def _loss(level: MixedLevel, lower: Sequence[MixedLevel]) -> PassLoss | None:
     """Return each task against the lowest level that had it; tasks that no lower level had are left out."""
-    passed = judged = base_passed = base_judged = 0
-    for part in level.tasks:
-        base = next((one for other in lower for one in other.tasks if one.item == part.item and one.judged), None)
-        if base is not None and part.judged:
-            passed, judged = passed + part.passed, judged + part.judged
-            base_passed, base_judged = base_passed + base.passed, base_judged + base.judged
+    lowest = {one.item: one for other in reversed(lower) for one in other.tasks if one.judged}
+    parts = [part for part in level.tasks if part.judged and part.item in lowest]
+    passed, judged = sum(part.passed for part in parts), sum(part.judged for part in parts)
+    base_passed = sum(lowest[part.item].passed for part in parts)
+    base_judged = sum(lowest[part.item].judged for part in parts)
     if not judged:
         return None
     falls = [

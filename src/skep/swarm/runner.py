@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +37,6 @@ ASK_EVERY_S = 3.0  # how many slots there are now
 CANCELLED_EVERY_S = 1.0
 REMEMBERED = 20
 
-Find = Callable[[], Awaitable[Endpoint]]
-
 
 class Cancelled(SkepError):
     """The run was cancelled from another process."""
@@ -59,9 +57,7 @@ class SwarmRunner:
     schedule: TaskSchedule
     pace: ConcurrencyLimit
     writer: ResultsWriter
-    tally: ProgressTracker
-    find: Find
-    is_cancelled: Callable[[], bool]
+    session: _Session
 
     def __post_init__(self) -> None:
         self._fault: BaseException | None = None
@@ -115,7 +111,7 @@ class SwarmRunner:
         if now >= self._ask_at and self.line.is_gateway and not self.schedule.outage.is_away:
             self._ask_at = now + ASK_EVERY_S
             self._run_in_background(self._ask_for_slots())
-        self.tally.show(self.schedule, self.pace, self.line.heard, now)
+        self.session.tally.show(self.schedule, self.pace, self.line.heard, now)
 
     def _step(self) -> None:
         now = time.monotonic()
@@ -136,7 +132,7 @@ class SwarmRunner:
                 self._begun.add(lease)
                 self._first.append(now - start.started)
         streaming = sum(1 for count in heard.values() if count)
-        self.tally.heard(now, self.line.total)
+        self.session.tally.heard(now, self.line.total)
         task_s, first_s = (median(times) if times else None for times in (self._took, self._first))
         counts = (self.line.total, len(heard), streaming, self.schedule.waiting)
         self.pace.look(ConcurrencySample(now, *counts, task_s, first_s))
@@ -152,7 +148,8 @@ class SwarmRunner:
         if outage.is_away != self._was_away:
             self._was_away = outage.is_away
             self.writer.fact("endpoint", {"up": not outage.is_away, "why": outage.why})
-            self.tally.news.append(f"the endpoint is away: {outage.why}" if outage.is_away else "the endpoint is back")
+            news = f"the endpoint is away: {outage.why}" if outage.is_away else "the endpoint is back"
+            self.session.tally.news.append(news)
             if not outage.is_away:
                 self.pace.forgive()
                 self._ask_at = now
@@ -162,7 +159,7 @@ class SwarmRunner:
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Start):
-                self.tally.retried += action.why is Why.RETRY
+                self.session.tally.retried += action.why is Why.RETRY
                 self.line.heard[action.lease] = 0
                 self._attempts[action.lease] = self._group.create_task(self._attempt(action))
             elif isinstance(action, Cancel):
@@ -170,7 +167,7 @@ class SwarmRunner:
                     task.cancel()
             elif isinstance(action, Recorded):
                 self.writer.put(action)
-                self.tally.ended(action)
+                self.session.tally.ended(action)
             elif not isinstance(action, GiveUp):
                 self._run_in_background(self._probe())
             elif self._fault is None:
@@ -203,7 +200,7 @@ class SwarmRunner:
             self._took.append(now - began)
             self.pace.answered(queued_ms=came.queued_ms, took_s=now - began)
         if mishap is not None:
-            self.tally.news.append(f"`{start.task.id}`: {came.error}")
+            self.session.tally.news.append(f"`{start.task.id}`: {came.error}")
         if not self.line.heard.get(start.lease) and came.output_tokens:
             self.line.total += came.output_tokens  # it came in one piece
         self._forget(start.lease)
@@ -223,7 +220,7 @@ class SwarmRunner:
     async def _probe(self) -> None:
         why: str | None = None
         try:
-            self.pace.told(endpoint_slots_of(await self.find()))
+            self.pace.told(endpoint_slots_of(await self.session.find()))
         except SkepError as error:
             why = error.message
         self._carry_out(self.schedule.probed(why, time.monotonic()))
@@ -231,12 +228,12 @@ class SwarmRunner:
 
     async def _ask_for_slots(self) -> None:
         with suppress(SkepError):  # the attempts will tell
-            self.pace.told(endpoint_slots_of(await self.find()))
+            self.pace.told(endpoint_slots_of(await self.session.find()))
         self._step()
 
     async def _check_cancelled(self) -> None:
         with suppress(SkepError):  # the writer says what is wrong with the store
-            if await asyncio.to_thread(self.is_cancelled) and self._fault is None:
+            if await asyncio.to_thread(self.session.is_cancelled) and self._fault is None:
                 self._fault = Cancelled("the run was cancelled")
                 self._wake.set()
 
@@ -293,7 +290,7 @@ class _Session:
         self._order = self._run.options
         self._tasks: dict[str, Task] = {}
         self._all_ended = False  # every task has its result
-        self._tally = ProgressTracker(self._run.id, self._run.counts, self._watch, time.monotonic())
+        self.tally = ProgressTracker(self._run.id, self._run.counts, self._watch, time.monotonic())
         path = self._path if self._path is not None or self._order.output is None else Path(self._order.output)
         self._output = None if path is None else ResultsFile(path, self._run.id)
 
@@ -302,7 +299,7 @@ class _Session:
             check_place(self._output.path, "the results file")
         try:
             pending = await asyncio.to_thread(self._read)
-            if pending and self._is_cancelled():
+            if pending and self.is_cancelled():
                 return SwarmRunState.CANCELLED
             if pending:
                 await self._open_and_work(pending)
@@ -336,7 +333,7 @@ class _Session:
         from skep.swarm.ask.merging import next_tasks  # not loaded for a plain map
 
         new = next_tasks(self._run, [*self._tasks.values()], self._swarm.results(self._run.id))
-        self._tally.total += self._swarm.add_tasks(self._run.id, new)
+        self.tally.total += self._swarm.add_tasks(self._run.id, new)
         self._tasks.update((task.id, task) for task in new)
         return pending_tasks(self._swarm, self._run.id) if new else []
 
@@ -344,19 +341,19 @@ class _Session:
         agents = self._order.agents
         return self._swarm.open_session(self._run.id, at=time.time(), agents=agents, endpoint=endpoint, **known)
 
-    def _is_cancelled(self) -> bool:
+    def is_cancelled(self) -> bool:
         return self._swarm.newest_cancel(self._run.id) > self._after_cancel
 
     # The endpoint's side
 
-    async def _find(self) -> Endpoint:
+    async def find(self) -> Endpoint:
         return await find_endpoint(self._run.url, self._run.model, key=self._key)
 
     async def _wait_for_endpoint(self) -> Endpoint:
         since, pause = time.monotonic(), FIRST_LOOK_S
         while True:
             try:
-                return await self._find()
+                return await self.find()
             except KeyRefused:
                 raise
             except EndpointError as error:
@@ -365,8 +362,8 @@ class _Session:
                     waited = f"the endpoint did not answer for {now - since:.0f} s: {error.message}"
                     hint = f"nothing is lost: `skep swarm resume {self._run.id}` goes on when it is up"
                     raise EndpointError(waited, hint=hint) from None
-                self._tally.away(now, since, error.message)
-            if await asyncio.to_thread(self._is_cancelled):
+                self.tally.away(now, since, error.message)
+            if await asyncio.to_thread(self.is_cancelled):
                 raise Cancelled("the run was cancelled")
             left = self._order.deadline_s - (time.monotonic() - since)
             await asyncio.sleep(max(0.0, min(pause, left)))
@@ -407,7 +404,7 @@ class _Session:
             stack.push_async_callback(writer.close)
             pace = ConcurrencyLimit(endpoint_slots_of(endpoint), order.agents)
             work = ChatWorker(line, checking, order)
-            runner = SwarmRunner(line, work, schedule, pace, writer, self._tally, self._find, self._is_cancelled)
+            runner = SwarmRunner(line, work, schedule, pace, writer, self)
             if endpoint.origin.host in LOOPBACK and (meter := open_meter()) is not None:
                 meter.begin()
                 stack.callback(_record_energy, meter, writer)
@@ -420,7 +417,7 @@ class _Session:
                 await checking.prepare(one.task for one in following)
                 schedule.add(following)
             self._all_ended = True
-            self._tally.show(schedule, pace, {}, time.monotonic(), at_once=True)
+            self.tally.show(schedule, pace, {}, time.monotonic(), at_once=True)
             await writer.drain()
 
 
