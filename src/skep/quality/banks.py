@@ -112,23 +112,17 @@ def choose_bank(
 ) -> Bank:
     """`count` items, the same for the same seed; None: all, if it has an end. HumanEval is fetched into `cache_dir`."""
     if makes_its_items(name):
+        _, colon, grade = name.partition(":")
+        if colon and not (grade.isascii() and grade.isdigit() and int(grade) in GRADES):
+            raise UserError(f"--bank `{name}` has no such grade", hint="drills:1 is the easiest, drills:5 the hardest")
         number = DRILLS_WITHOUT_A_WORD if count is None else count
-        return Bank(name, tuple(drills(seed, number, _grade(name))), None)
+        return Bank(name, tuple(drills(seed, number, int(grade) if colon else None)), None)
     items = humaneval_items(fetch_humaneval(cache_dir, progress=progress)) if name == HUMANEVAL else _from_file(name)
     available = len(items)
     if count is not None and count < available:
         Random(f"{seed}/bank").shuffle(items)
         items = items[:count]
     return Bank(name if name == HUMANEVAL else Path(name).name, tuple(items), available)
-
-
-def _grade(name: str) -> int | None:
-    _, colon, grade = name.partition(":")
-    if not colon:
-        return None
-    if not grade.isascii() or not grade.isdigit() or int(grade) not in GRADES:
-        raise UserError(f"--bank `{name}` has no such grade", hint="drills:1 is the easiest, drills:5 the hardest")
-    return int(grade)
 
 
 def _from_file(name: str) -> list[Item]:

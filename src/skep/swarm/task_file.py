@@ -263,11 +263,10 @@ def _json_rows(text: str) -> Rows:
             document = parse(line.strip(), once=True)
         except NotJson as error:
             why = str(error).replace(" at line 1 column ", " at column ")
-            yield number, Faulty(f"not JSON: {why} in `{shortened(' '.join(line.split()), 50)}`")
-            continue
+            document = Faulty(f"not JSON: {why} in `{shortened(' '.join(line.split()), 50)}`")
         if isinstance(document, list):
             document = Faulty("a list; one object a line is wanted (`jq -c '.[]'` makes them)")
-        elif not isinstance(document, dict):
+        elif not isinstance(document, dict | Faulty):
             document = Faulty('an object is wanted, such as {"id": "a", "prompt": "..."}')
         yield number, document
 

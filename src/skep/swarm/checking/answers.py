@@ -63,7 +63,17 @@ class SchemaChecks:
 
     async def _asked(self, line: bytes) -> str | None:
         for _ in range(_TRIES):
-            child = await self._started()
+            if self._child is None:
+                # In a session of its own: Ctrl-C is the runner's alone. `-P`: nothing of the user's folder is imported.
+                self._child = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", "skep.swarm.checking.schemas", str(self._compute_s)),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,
+                    limit=_LIMIT,
+                )
+            child = self._child
             assert child.stdin is not None
             assert child.stdout is not None
             answer = b""
@@ -85,19 +95,6 @@ class SchemaChecks:
             if child.returncode == -signal.SIGPROF:
                 return TOO_LONG
         raise SkepError("the process that checks schemas does not stay alive", hint="is there memory left?")
-
-    async def _started(self) -> asyncio.subprocess.Process:
-        """In a session of its own: Ctrl-C is the runner's alone. `-P`: nothing is imported from the user's folder."""
-        if self._child is None:
-            self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "skep.swarm.checking.schemas", str(self._compute_s)),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-                limit=_LIMIT,
-            )
-        return self._child
 
 
 Demand = Callable[[Any], str | None]
