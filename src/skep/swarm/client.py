@@ -145,10 +145,9 @@ class CountingReader(StreamReader):
 
 
 class ChatWorker:
-    """One streamed request an attempt.
+    """One streamed request an attempt; after a rejected answer, with that answer and what was wrong with it.
 
-    After a rejected answer, the next attempt is given that answer and what was wrong with it. The second attempt at a
-    task goes to another replica if there is one: it names a session of its own.
+    The second attempt at a task goes to another replica if there is one: it names a session of its own.
     """
 
     def __init__(self, line: SwarmClient, checking: AnswerChecker, order: SwarmRunOptions) -> None:

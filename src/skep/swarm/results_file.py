@@ -117,12 +117,9 @@ class ResultsFile:
         """Whether it was deleted or replaced since it was opened."""
         if self._descriptor is None:
             return False
-        mine = os.fstat(self._descriptor)
-        try:
-            there = self.path.stat()
-        except OSError:
-            return True
-        return (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino)
+        with contextlib.suppress(OSError):
+            return not os.path.samestat(os.fstat(self._descriptor), self.path.stat())
+        return True
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None

@@ -52,8 +52,6 @@ def values_in(text: str) -> list[Any]:
 def why_none(text: str) -> str:
     """Return why there is no JSON in it, for the model that wrote it."""
     text = text[:LONGEST].strip()
-    if not text:
-        return "the answer is empty"
     if not _OPENING.match(text):
         return "the answer holds no JSON"
     start = _START.search(text)
