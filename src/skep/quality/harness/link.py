@@ -68,26 +68,17 @@ class WorkerLink:
 
     def receive(self) -> dict[str, Any]:
         """Return the next message; `Broken` if the process has ended, says that it cannot go on, or time is up."""
-        message = self._next()
-        if "outcome" in message:
-            outcome = message["outcome"] if message["outcome"] in _ENDS else "broken"
-            raise Broken(str(message.get("detail", "")), outcome)
-        return message
-
-    def kill(self) -> None:
-        if self._waited is None:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-
-    def _next(self) -> dict[str, Any]:
         while True:
             while b"\n" in self._held:
                 line, _, self._held = self._held.partition(b"\n")
-                if line.startswith(self._token):
-                    with suppress(ValueError):
-                        message = json.loads(line[len(self._token) :])
-                        if isinstance(message, dict):
-                            return message
+                message: Any = None
+                with suppress(ValueError):
+                    message = json.loads(line[len(self._token) :]) if line.startswith(self._token) else None
+                if isinstance(message, dict):
+                    if "outcome" not in message:
+                        return message
+                    outcome = message["outcome"] if message["outcome"] in _ENDS else "broken"
+                    raise Broken(str(message.get("detail", "")), outcome)
             left = self._deadline - time.monotonic()
             if left <= 0:
                 raise Broken(f"still running after {self._seconds:.0f} s", "exceeded")
@@ -103,6 +94,11 @@ class WorkerLink:
                 gone = self._gone(_SETTLE_S) or "it closed the way to report"
             if gone:
                 raise Broken(gone)
+
+    def kill(self) -> None:
+        if self._waited is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
 
     def _gone(self, patience_s: float = 0.0) -> str:
         """Return how it ended; empty if it still runs after so long."""
