@@ -1,7 +1,10 @@
 """HumanEval: the file out of the wheel, the tasks as items, and its own solutions judged."""
 
+import gzip
+import json
 import os
 import zipfile
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -9,7 +12,7 @@ from answers.sample_judge import judged, request
 
 from skep.errors import WeightsError
 from skep.paths import user_paths
-from skep.quality.banks import WHEEL, fetch_humaneval, humaneval_at_hand, humaneval_items, humaneval_tasks
+from skep.quality.banks import WHEEL, fetch_humaneval, humaneval_at_hand, humaneval_items
 from skep.quality.judging import AnsweredItem
 from skep.store.verdicts import VerdictOutcome
 from skep.weights.cache import file_sha256
@@ -26,7 +29,8 @@ def path():
 
 @pytest.fixture(scope="module")
 def bank(path):
-    return list(zip(humaneval_tasks(path), humaneval_items(path), strict=True))
+    with gzip.open(path, "rt") as lines:
+        return list(zip((SimpleNamespace(**json.loads(line)) for line in lines), humaneval_items(path), strict=True))
 
 
 def answered(bank, answer):
@@ -34,7 +38,7 @@ def answered(bank, answer):
 
 
 def solved(task):
-    return f"```python\n{task.prompt}{task.solution}```"
+    return f"```python\n{task.prompt}{task.canonical_solution}```"
 
 
 def emptied(task):
@@ -46,12 +50,12 @@ def untouched(task):
 
 
 def body_alone(task):
-    return f"The body is\n\n```python\n{task.solution}```\n"
+    return f"The body is\n\n```python\n{task.canonical_solution}```\n"
 
 
 def without_imports(task):
     """As models do: the function again, what stood above it left out."""
-    return f"```python\n{task.prompt[task.prompt.index(f'def {task.entry_point}') :]}{task.solution}```"
+    return f"```python\n{task.prompt[task.prompt.index(f'def {task.entry_point}') :]}{task.canonical_solution}```"
 
 
 def test_there_are_164_tasks(bank):
@@ -59,7 +63,7 @@ def test_there_are_164_tasks(bank):
     first = bank[0][1]
     assert (first.id, first.max_tokens, first.checker.kind) == ("HumanEval/0", 512, "completion")
     assert "def has_close_elements" in first.messages[0]["content"]
-    assert not any(task.solution.strip() in item.messages[0]["content"] for task, item in bank)
+    assert not any(task.canonical_solution.strip() in item.messages[0]["content"] for task, item in bank)
 
 
 def test_a_sample_of_solutions_passes_and_emptied_ones_fail(bank):

@@ -12,7 +12,7 @@ from skep.bench.endpoint import find_endpoint
 from skep.errors import EndpointError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
-from skep.quality.mixed_run import AGAIN_S, MixedPlan, mixed_load, run_mixed
+from skep.quality.mixed_run import AGAIN_S, MixedPlan, MixedRound, run_mixed
 from skep.sandbox.detect import open_sandbox
 from skep.sandbox.script import ScriptEnding, ScriptResult
 from skep.store.records import RunState
@@ -194,8 +194,7 @@ def test_a_side_task_that_is_refused_is_tried_again_after_a_pause():
             await refused_twice.wait()
             return SimpleNamespace(ok=True), "done"
 
-    load = mixed_load(MixedPlan(form="sustained"), level=2, repeat=0)
-    asyncio.run(load(RefusingSender(), lambda _row: None))
+    asyncio.run(MixedRound(MixedPlan(form="sustained"), level=2, repeat=0).load(RefusingSender(), lambda _row: None))
     assert turns == [0, 1, 2]
     assert len(refused_at) == 2
     assert refused_at[1] - refused_at[0] >= AGAIN_S

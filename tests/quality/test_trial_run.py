@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pytest
 
 from skep.bench.endpoint import find_endpoint
-from skep.errors import EndpointError, UserError
+from skep.errors import EndpointError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.quality.judging import Judge
-from skep.quality.trial import TrialPlan, run_trial
+from skep.quality.trial import QualityTrial, TrialPlan
 from skep.quality.trial_figures import summary_of_run
 from skep.stats.noninferiority import Claim
 from skep.store.records import RunState
@@ -48,7 +48,8 @@ def engine(answers):
 
 def trial(engine, store, plan, bank, **how):
     async def run():
-        return await run_trial(plan, bank, await find_endpoint(engine.url, None), store, HOST, Judge(None), **how)
+        endpoint = await find_endpoint(engine.url, None)
+        return await QualityTrial(plan, bank, endpoint, store, HOST, Judge(None), **how).run()
 
     return asyncio.run(run())
 
@@ -146,7 +147,7 @@ def test_a_trial_that_is_broken_off_keeps_its_rows_and_claims_nothing(answers, s
 
         endpoint = await find_endpoint(engine.url, None)
         plan = TrialPlan((2,), seed=1)
-        task = asyncio.create_task(run_trial(plan, numbers(100), endpoint, store, HOST, Judge(None), on_progress=show))
+        task = asyncio.create_task(QualityTrial(plan, numbers(100), endpoint, store, HOST, Judge(None), show).run())
         await some_answered.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -182,9 +183,3 @@ def test_a_server_that_stops_answering_is_no_loss_of_quality(answers, store):
 
         with pytest.raises(EndpointError, match="answers nothing at C=1"):
             trial(engine, store, TrialPlan((2,), seed=4), numbers(10), on_progress=stop)
-
-
-def test_fewer_items_than_agents_are_refused_before_anything_is_stored(engine, store):
-    with pytest.raises(UserError, match="3 items cannot keep 4 agents busy"):
-        trial(engine, store, TrialPlan((4,)), numbers(3))
-    assert store.runs() == []

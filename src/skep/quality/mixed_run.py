@@ -15,14 +15,13 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_generator import EnergyMeter
-from skep.bench.load_shapes import Load, OnRow
+from skep.bench.load_shapes import OnRow
 from skep.bench.recording import Identity, Recording, fingerprint_of
 from skep.bench.request import BenchTask, Sender
 from skep.bench.session import OnProgress, RunSession
@@ -82,7 +81,7 @@ async def run_mixed(
             for number, (level, repeat) in enumerate(course, start=1):
                 name = f"{LEVEL_NAMES[level]}, run {number} of {len(course)}"
                 session.begin(stage="asking", level=level, label=name, done=0, total=plan.requests(level))
-                load = mixed_load(plan, level, repeat)
+                load = MixedRound(plan, level, repeat).load
                 await session.driver.run_load(level, repeat, load, level, session.took, is_closed=False)
                 recording.check()
             by_id = {item.id: item for item in items}
@@ -100,31 +99,21 @@ def items_of(levels: Sequence[int]) -> list[Item]:
     return [*PRIMARY, *SIDE[: max(levels) - 1]]
 
 
-def mixed_load(plan: MixedPlan, level: int, repeat: int) -> Load:
-    """One run of one level."""
+class MixedRound:
+    """One run of one level: the conversation and its side tasks, once."""
 
-    async def load(sender: Sender, on_row: OnRow) -> None:
-        one = _MixedRound(plan, level, repeat, sender, on_row, asyncio.Event())
+    def __init__(self, plan: MixedPlan, level: int, repeat: int) -> None:
+        self._plan, self._level, self._repeat = plan, level, repeat
+        self._over = asyncio.Event()  # the conversation is
+
+    async def load(self, sender: Sender, on_row: OnRow) -> None:
+        self._sender, self._on_row = sender, on_row
         async with asyncio.TaskGroup() as group:
-            group.create_task(one.run_conversation())
-            for place in range(level - 1):
-                group.create_task(one.beside(place))
+            group.create_task(self._run_conversation())
+            for place in range(self._level - 1):
+                group.create_task(self._beside(place))
 
-    return load
-
-
-@dataclass(eq=False, slots=True)
-class _MixedRound:
-    """The conversation and its side tasks, once."""
-
-    _plan: MixedPlan
-    _level: int
-    _repeat: int
-    _sender: Sender
-    _on_row: OnRow
-    _over: asyncio.Event  # the conversation is
-
-    async def run_conversation(self) -> None:
+    async def _run_conversation(self) -> None:
         """Answers become part of what is asked next, reasoning does not. A failed turn ends it."""
         said: list[dict[str, str]] = []
         try:
@@ -137,7 +126,7 @@ class _MixedRound:
         finally:
             self._over.set()
 
-    async def beside(self, place: int) -> None:
+    async def _beside(self, place: int) -> None:
         """One side task; where the load is sustained, again and again while the conversation goes on."""
         item = SIDE[place]
         for number in range(SIDE_STEP):

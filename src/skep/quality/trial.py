@@ -33,22 +33,9 @@ from skep.catalog.gpus import HostFacts
 from skep.errors import EndpointError, UserError
 from skep.quality.banks import Bank
 from skep.quality.judging import AnsweredItem, Judge
-from skep.quality.records import LevelQuality, QualitySummary
-from skep.quality.trial_figures import (
-    AGAIN,
-    BASE,
-    CUT_SHORT,
-    LOAD,
-    PAIRED_WITH,
-    POWER,
-    WHOLE_BLOCK,
-    discordance_of,
-    needed_items,
-    quality_summary,
-)
-from skep.quality.trial_figures import UNANSWERED as NO_ANSWER_AT_ALL
-from skep.quality.words import points
-from skep.stats.noninferiority import ASSUMED_DISCORDANCE, Claim, delta_shown
+from skep.quality.records import QualitySummary
+from skep.quality.trial_figures import AGAIN, BASE, CUT_SHORT, LOAD, PAIRED_WITH, WHOLE_BLOCK, quality_summary
+from skep.stats.noninferiority import Claim
 from skep.store.database import Store
 from skep.store.records import LevelFact
 from skep.store.verdicts import Verdict
@@ -57,8 +44,6 @@ from skep.workload.items import Item, item_json
 
 BLOCK = 64  # items, at least
 BLOCK_PER_AGENT = 8  # a block begins and ends with fewer than C in flight: that must be a small part of it
-LEAST_DELTA, MOST_DELTA = 0.1, 50.0  # points
-
 LLAMA = frozenset({"embedded", "xllamacpp", "llamacpp", "llama.cpp", "llama-server"})
 VLLM = frozenset({"vllm"})
 
@@ -92,20 +77,28 @@ class ItemPass(msgspec.Struct, frozen=True):
     repeat: int
     arm: str = LOAD
 
+    def task(self, item: Item, index: int, temperature: float, fields: Mapping[str, Any]) -> BenchTask:
+        """`fields`: of the request beside its own."""
+        return BenchTask(
+            level=self.level,
+            repeat=self.repeat,
+            index=index,
+            kind=item.id,
+            messages=[dict(message) for message in item.messages],
+            max_tokens=item.max_tokens,
+            temperature=temperature,
+            traffic=self.arm,
+            body=fields,
+        )
 
-class Passes:
-    """Numbers the passes of each level in the order they are begun."""
 
-    def __init__(self) -> None:
-        self._begun: Counter[int] = Counter()
-
-    def round(self, level: int, *, again: bool) -> dict[str, ItemPass]:
-        """`again`: with C=1 twice, which shows what changes by itself."""
-        found: dict[str, ItemPass] = {}
-        for arm, width in ((BASE, 1), *([(AGAIN, 1)] if again else []), (LOAD, level)):
-            found[arm] = ItemPass(width, self._begun[width], arm)
-            self._begun[width] += 1
-        return found
+def passes_of_round(begun: Counter[int], level: int, *, again: bool) -> dict[str, ItemPass]:
+    """Number the passes as they are `begun`, by level. `again`: C=1 twice, which shows what changes by itself."""
+    found: dict[str, ItemPass] = {}
+    for arm, width in ((BASE, 1), *([(AGAIN, 1)] if again else []), (LOAD, level)):
+        found[arm] = ItemPass(width, begun[width], arm)
+        begun[width] += 1
+    return found
 
 
 def blocks_of(count: int, level: int) -> list[tuple[int, int]]:
@@ -122,129 +115,80 @@ def order_of(arms: Mapping[str, ItemPass], seed: int, level: int, round_: int, b
     return forth if (first + round_ + block) % 2 == 0 else forth[::-1]
 
 
-class CacheBypass(msgspec.Struct, frozen=True):
-    """What keeps an engine from answering out of its prompt cache, which would flatter the second arm.
+def uncached(told: Mapping[str, Any], one: ItemPass, index: int, salt: str) -> dict[str, Any]:
+    """Return what keeps an engine from answering out of its prompt cache, which would flatter the second arm.
 
     llama.cpp takes `cache_prompt`: false, and gives other greedy answers with a cache than without; vLLM takes a
     `cache_salt`, here one of its own for each request. Of other engines the cached share is reported.
+    `told`: by an endpoint of itself: "vllm 0.19.1", or several where a gateway stands before them.
     """
-
-    llama: bool = False
-    vllm: bool = False
-    salt: str = ""
-
-    @classmethod
-    def for_engine(cls, told: Mapping[str, Any], salt: str) -> CacheBypass:
-        """By what an endpoint told of itself: "vllm 0.19.1", or several where a gateway stands before them."""
-        names = {name.strip().partition(" ")[0].lower() for name in str(told.get("engine", "")).split(",")}
-        return cls(bool(names & LLAMA) or "build" in told, bool(names & VLLM), salt)
-
-    def fields(self, one: ItemPass, index: int) -> dict[str, Any]:
-        found: dict[str, Any] = {"cache_prompt": False} if self.llama else {}
-        if self.vllm:
-            found["cache_salt"] = f"{self.salt}-{one.level}-{one.repeat}-{index}"
-        return found
-
-    def task(self, item: Item, one: ItemPass, index: int, temperature: float) -> BenchTask:
-        """Return one item of a pass, to be asked without the cache."""
-        return BenchTask(
-            level=one.level,
-            repeat=one.repeat,
-            index=index,
-            kind=item.id,
-            messages=[dict(message) for message in item.messages],
-            max_tokens=item.max_tokens,
-            temperature=temperature,
-            traffic=one.arm,
-            body=self.fields(one, index),
-        )
+    names = {name.strip().partition(" ")[0].lower() for name in str(told.get("engine", "")).split(",")}
+    fields: dict[str, Any] = {"cache_prompt": False} if names & LLAMA or "build" in told else {}
+    if names & VLLM:
+        fields["cache_salt"] = f"{salt}-{one.level}-{one.repeat}-{index}"
+    return fields
 
 
 WARM_UP_WIDTH = 16  # requests at once, at most
 OnLevel = Callable[[QualitySummary], None]
 
 
-async def run_trial(
-    plan: TrialPlan,
-    bank: Bank,
-    endpoint: Endpoint,
-    store: Store,
-    host: HostFacts,
-    judge: Judge,
-    on_progress: OnProgress = lambda _: None,
-    *,
-    on_level: OnLevel = lambda _: None,
-    meter: EnergyMeter | None = None,
-) -> QualitySummary:
-    """Faults of single requests become rows and verdicts; what ends the run is raised, the rows so far kept."""
-    items = [*bank.items]
-    if len(items) < max(plan.levels):
-        hint = f"ask more items, {max(plan.levels)} at least, or a smaller --concurrency"
-        raise UserError(f"{len(items)} items cannot keep {max(plan.levels)} agents busy", hint=hint)
-    Random(f"{plan.seed}/items").shuffle(items)
-    async with Recording(store, endpoint, host, _identity(plan, bank, items, endpoint, host)) as recording:
-        store.append_items(recording.run_id, items)
-        trial = _QualityTrial(plan, bank.name, items, endpoint, recording, store, judge, on_progress, on_level, meter)
-        await trial.run()
-    return trial.summary()
-
-
-def _identity(plan: TrialPlan, bank: Bank, items: Sequence[Item], endpoint: Endpoint, host: HostFacts) -> Identity:
+def _identity(plan: TrialPlan, bank: str, items: Sequence[Item], endpoint: Endpoint, host: HostFacts) -> Identity:
     """The fingerprint is equal for repeats: the seed of the order and the endpoint's address may differ."""
     digest = hashlib.sha256(json.dumps(sorted(json.dumps(item_json(item)) for item in items)).encode()).hexdigest()
-    config: dict[str, Any] = {
-        **to_builtins(plan),
-        "bank": bank.name,
-        "items": len(items),
-        "items_digest": digest[:16],
-    }
+    config: dict[str, Any] = {**to_builtins(plan), "bank": bank, "items": len(items), "items_digest": digest[:16]}
     config["concurrency"] = [1, *plan.levels]
     same = {name: value for name, value in config.items() if name not in ("seed", "budget_s", "timeout_s")}
     return Identity("quality", fingerprint_of([same], endpoint, host), config)
 
 
 @dataclass(eq=False)
-class _QualityTrial:
+class QualityTrial:
+    """Faults of single requests become rows and verdicts; what ends the run is raised, the rows so far kept."""
+
     _plan: TrialPlan
-    _bank: str
-    _items: Sequence[Item]
+    _bank: Bank
     _endpoint: Endpoint
-    _recording: Recording
     _store: Store
+    _host: HostFacts
     _judge: Judge
-    _on_progress: OnProgress
-    _on_level: OnLevel
-    _meter: EnergyMeter | None
+    on_progress: OnProgress = lambda _: None
+    on_level: OnLevel = lambda _: None
+    meter: EnergyMeter | None = None
 
     def __post_init__(self) -> None:
-        how: dict[str, Any] = {"timeout_s": self._plan.timeout_s, "widest": max(self._plan.levels)}
-        how |= {"meter": self._meter, "more": self._outlook}
-        self._session = RunSession(self._endpoint, self._recording, self._on_progress, **how)
-        self._passes = Passes()
-        self._cold = CacheBypass.for_engine(self._endpoint.engine, secrets.token_hex(8))
+        self._items = [*self._bank.items]
+        Random(f"{self._plan.seed}/items").shuffle(self._items)
+        self._begun: Counter[int] = Counter()  # passes, by level
+        self._salt = secrets.token_hex(8)
         self._verdicts: list[Verdict] = []
-        self._began = time.monotonic()
         self._block_began = 0.0  # the one under way
         self._last_load = (0, 0, 0)  # level, failed and all requests of the last block under load
         self._spent_s = 0.0  # in whole blocks of this level
 
-    async def run(self) -> None:
-        self._began = time.monotonic()
-        async with self._session.open():
-            # Other prompts than the items', so that none of those is known beforehand.
-            maker = TaskMaker(Workload(seed=self._plan.seed))
-            await self._session.warm_up(maker, min(WARM_UP_WIDTH, self._plan.levels[-1]))
-            for level in self._plan.levels:
-                in_time = await self._walk(level)
-                claim = await self._judged()
-                if not in_time or claim is not Claim.HOLDS:
-                    return
+    async def run(self) -> QualitySummary:
+        plan, endpoint, widest = self._plan, self._endpoint, max(self._plan.levels)
+        identity = _identity(plan, self._bank.name, self._items, endpoint, self._host)
+        async with Recording(self._store, endpoint, self._host, identity) as self._recording:
+            self._store.append_items(self._recording.run_id, self._items)
+            how: dict[str, Any] = {"timeout_s": plan.timeout_s, "widest": widest, "meter": self.meter}
+            self._session = RunSession(endpoint, self._recording, self.on_progress, more=self._outlook, **how)
+            self._began = time.monotonic()
+            async with self._session.open():
+                # Other prompts than the items', so that none of those is known beforehand.
+                await self._session.warm_up(TaskMaker(Workload(seed=plan.seed)), min(WARM_UP_WIDTH, widest))
+                for level in plan.levels:
+                    in_time = await self._walk(level)
+                    claim = await self._judged()
+                    if not in_time or claim is not Claim.HOLDS:
+                        break
+        return self.summary()
 
     def summary(self) -> QualitySummary:
         told, plan = self._recording, self._plan
-        asked: dict[str, Any] = {"bank": self._bank, "delta": plan.delta, "levels": plan.levels}
         rows = (told.run_id, told.rows, self._verdicts, told.facts, self._items)
-        return quality_summary(*rows, **asked, simulated=told.simulated)
+        about: dict[str, Any] = {"bank": self._bank.name, "delta": plan.delta, "levels": plan.levels}
+        return quality_summary(*rows, **about, simulated=told.simulated)
 
     async def _walk(self, level: int) -> bool:
         """All rounds of a level. False: the budget ended it after a block."""
@@ -255,7 +199,7 @@ class _QualityTrial:
         self._session.now = replace(self._session.now, stage="asking", level=level, done=0, total=total)
         blocks = blocks_of(len(self._items), level)
         for round_ in range(self._plan.repeats):
-            passes = self._passes.round(level, again=is_first)
+            passes = passes_of_round(self._begun, level, again=is_first)
             for one in passes.values():
                 if one.arm != BASE:
                     base = {"level": 1, "repeat": passes[BASE].repeat}
@@ -279,7 +223,11 @@ class _QualityTrial:
 
     async def _ask(self, one: ItemPass, begin: int, end: int) -> None:
         self._session.begin(label=one.arm)
-        tasks = [self._cold.task(self._items[n], one, n, self._plan.temperature) for n in range(begin, end)]
+        engine, temperature = self._endpoint.engine, self._plan.temperature
+        tasks = [
+            one.task(self._items[index], index, temperature, uncached(engine, one, index, self._salt))
+            for index in range(begin, end)
+        ]
         self._block_began = time.monotonic()
         rows, _ = await self._session.driver.run_tasks(one.level, one.repeat, tasks, one.level, self._session.took)
         self._spent_s += time.monotonic() - self._block_began
@@ -306,7 +254,7 @@ class _QualityTrial:
         self._store.append_verdicts(self._recording.run_id, verdicts)
         self._verdicts.extend(verdicts)
         summary = self.summary()
-        self._on_level(summary)
+        self.on_level(summary)
         return summary.levels[-1].claim if summary.levels else None
 
     def _outlook(self) -> dict[str, float | None]:
@@ -316,91 +264,3 @@ class _QualityTrial:
             return {}
         spent_s = self._spent_s + time.monotonic() - self._block_began
         return {"left_s": spent_s / now.done * (now.total - now.done)}
-
-
-MOST_REPEATS = 10  # that anybody is told to make
-MUCH_CACHED = 0.05
-UNANSWERED = frozenset(outcome.value for outcome in NO_ANSWER_AT_ALL)
-
-
-def signed(share: float) -> str:
-    """ "-1.2", "+0.4", "0.0": in points."""
-    value = f"{100 * share:+.1f}"
-    return "0.0" if float(value) == 0 else value
-
-
-def outlook(
-    items: int, delta: float, repeats: int, *, seen: LevelQuality | None = None, available: int | None = None
-) -> list[str]:
-    """What so many items can show. `seen`: its changed verdicts replace the assumed share; `available`: in the bank."""
-    share = ASSUMED_DISCORDANCE if seen is None else discordance_of(seen.difference)
-    needed = needed_items(delta, share, repeats)
-    best = delta_shown(items, discordance=share, repeats=repeats, power=POWER)
-    source = "assumed until the first level was measured"
-    if seen is not None:
-        none = "" if seen.difference.lost + seen.difference.gained else f"; none of {seen.difference.pairs:,} did"
-        source = f"as between C=1 and C={seen.concurrency}{none}"
-    often = f", {repeats} times each," if repeats > 1 else ""
-    first = (
-        f"to exclude a loss of {points(delta)}, about {needed:,} items{often} are needed if {100 * share:.1f} % of the "
-        f"verdicts change, for better or worse ({source}); {items:,} are asked, which can exclude {points(best)}"
-    )
-    if items >= needed:
-        return [first]
-    remedy = _remedy(items, delta, share, available)
-    return [first, f"UNDERPOWERED: expect `not shown`, which says nothing about quality. What helps: {remedy}"]
-
-
-def _remedy(items: int, delta: float, share: float, available: int | None) -> str:
-    ways = []
-    needed = needed_items(delta, share, 1)
-    if available is None or needed <= available:
-        ways.append(f"--items {needed}")
-    times = next((n for n in range(2, MOST_REPEATS + 1) if needed_items(delta, share, n) <= items), None)
-    if times is not None:
-        ways.append(f"--repeats {times}")
-    largest = int(100 * delta_shown(items, discordance=share, power=POWER)) + 1
-    if largest <= MOST_DELTA:
-        ways.append(f"--delta {largest}, if a loss of less does not matter")
-    if available is not None and needed > available:
-        ways.append("a larger bank (--bank drills has no end)")
-    return ", or ".join(ways)
-
-
-def noise_words(summary: QualitySummary) -> str | None:
-    """Describe what changes without load; None if it was not measured."""
-    noise = summary.noise
-    if noise is None:
-        return None
-    changed = noise.lost + noise.gained
-    texts = summary.noise_texts_changed
-    said = "" if texts is None else f", {100 * texts:.0f} % of the texts"
-    return (
-        f"C=1 against itself: {changed} of {noise.pairs} verdicts changed ({100 * changed / noise.pairs:.1f} %){said}; "
-        f"difference {signed(noise.difference)} points ({signed(noise.low)} .. {signed(noise.high)})"
-    )
-
-
-def remarks(summary: QualitySummary) -> list[str]:
-    """Return warnings and gaps that a reader of the table must know."""
-    found = []
-    if summary.incomplete:
-        found.append(f"incomplete: {summary.incomplete}")
-    stopped = next((level.concurrency for level in summary.levels if level.claim is not Claim.HOLDS), None)
-    if summary.skipped:
-        names = ", ".join(f"C={level}" for level in summary.skipped)
-        why = f", as C={stopped} does not hold" if stopped is not None else ""
-        found.append(f"not walked: {names}{why}")
-    for level in summary.levels:
-        if unanswered := sum(count for name, count in level.base.outcomes if name in UNANSWERED):
-            found.append(
-                f"warning: {unanswered} of {level.base.requests} requests at C=1 beside C={level.concurrency} got no "
-                "answer; they are counted as passed there, so that they cannot hide a loss"
-            )
-        cached = max(level.base.cached_share or 0.0, level.load.cached_share or 0.0)
-        if cached > MUCH_CACHED:
-            found.append(
-                f"warning: {100 * cached:.0f} % of the prompts came from a cache beside C={level.concurrency}: "
-                "TTFT is better than with fresh prompts"
-            )
-    return found

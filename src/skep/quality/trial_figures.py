@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -50,7 +49,7 @@ def quality_summary(
     incomplete: str = "",
 ) -> QualitySummary:
     """`levels`: those that were asked for, so that the ones not walked can be named."""
-    tables = Tables.of(rows, verdicts, facts, items)
+    tables = Tables(rows, verdicts, facts, items)
     measured = sorted({level for level, _ in tables.partners if level > 1})
     walked = tuple(found for level in measured if (found := _level(tables, level, delta)) is not None)
     held = [found.concurrency for found in walked if found.claim is Claim.HOLDS]
@@ -84,36 +83,31 @@ def summary_of_run(
     return quality_summary(run.id, rows, verdicts, facts, items, **asked, simulated=run.simulated, incomplete=why)
 
 
-@dataclass(slots=True)
 class Tables:
     """A run's rows by pass and index."""
 
-    rows: dict[Key, dict[int, Request]]
-    verdicts: dict[Key, dict[int, Verdict]]
-    partners: dict[Key, Key]
-    blocks: dict[Key, list[Block]]
-    items: int
-    cut_short: str = ""
-
-    @classmethod
-    def of(
-        cls, rows: Iterable[Request], verdicts: Iterable[Verdict], facts: Iterable[LevelFact], items: Sequence[Item]
-    ) -> Tables:
-        made = cls(defaultdict(dict), defaultdict(dict), {}, defaultdict(list), len(items))
+    def __init__(
+        self, rows: Iterable[Request], verdicts: Iterable[Verdict], facts: Iterable[LevelFact], items: Sequence[Item]
+    ) -> None:
+        self.rows: dict[Key, dict[int, Request]] = defaultdict(dict)
+        self.verdicts: dict[Key, dict[int, Verdict]] = defaultdict(dict)
+        self.partners: dict[Key, Key] = {}
+        self.blocks: dict[Key, list[Block]] = defaultdict(list)
+        self.items = len(items)
+        self.cut_short = ""
         for row in rows:
             if row.level:
-                made.rows[row.level, row.repeat][row.index] = row
+                self.rows[row.level, row.repeat][row.index] = row
         for verdict in verdicts:
-            made.verdicts[verdict.level, verdict.repeat][verdict.index] = verdict
+            self.verdicts[verdict.level, verdict.repeat][verdict.index] = verdict
         for one in facts:
             key, fact = (one.level, one.repeat), one.fact
             if one.name == PAIRED_WITH:
-                made.partners[key] = (fact["level"], fact["repeat"])
+                self.partners[key] = (fact["level"], fact["repeat"])
             elif one.name == WHOLE_BLOCK:
-                made.blocks[key].append((fact["begin"], fact["end"]))
+                self.blocks[key].append((fact["begin"], fact["end"]))
             elif one.name == CUT_SHORT:
-                made.cut_short = str(fact["why"])
-        return made
+                self.cut_short = str(fact["why"])
 
     def pairings(self, level: int) -> list[Pairing]:
         """Those that are whole; else what there is of the first, so that every item counts as often as the others."""

@@ -17,9 +17,9 @@ from skep.paths import user_paths
 from skep.quality.banks import Bank
 from skep.quality.mixed_run import MixedPlan
 from skep.quality.records import ArmFigures, MixedSummary, QualitySummary
-from skep.quality.trial import TrialPlan, noise_words, outlook, remarks
+from skep.quality.trial import TrialPlan
 from skep.quality.trial_figures import AGAIN, BASE, LOAD
-from skep.quality.words import claim_words, conclusion, points
+from skep.quality.words import claim_words, conclusion, noise_words, outlook, points, remarks
 from skep.report import charts, theme
 from skep.report.charts import Spec
 from skep.report.columns import Column, as_count, as_percent, chosen, print_records

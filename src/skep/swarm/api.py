@@ -91,8 +91,8 @@ async def make_tasks(
     made = [await _made(maker, item) for item in items]
     told: TaskDefaults = {**defaults, "schema": schema}
     tasks = tasks_of([_document(one, number) for number, one in enumerate(made, 1)], **told)
-    stages = [one.stage if isinstance(one, Task) else 0 for one in made]
-    return [replace(task, stage=stage) for task, stage in zip(tasks, stages, strict=True)]
+    given = zip(tasks, made, strict=True)
+    return [replace(task, stage=one.stage) if isinstance(one, Task) else task for task, one in given]
 
 
 async def _made(prompt: Prompt | Template, item: Any) -> Made:

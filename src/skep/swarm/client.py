@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -40,36 +41,28 @@ class AttemptResult(AnswerFigures, frozen=True, kw_only=True):
 
 
 class SwarmClient:
-    """One endpoint's connections. `heard` counts by attempt, over all the requests it has made."""
+    """One endpoint's connections."""
 
     def __init__(self, endpoint: Endpoint, *, timeout_s: float, flow: str = "") -> None:
         """`flow`: whose requests these are, for a gateway that shares fairly between several."""
         self.endpoint = endpoint
         self.total = 0  # events of all answers: about as many as tokens
+        self.heard: dict[int, int] = {}  # the same by attempt, of those that whoever sends them has put in here
         # Every byte of an attempt's answer is here: another may take its place while it is still being read.
-        self.on_whole: Callable[[tuple[str, int]], None] = lambda _: None
+        self.on_whole: Callable[[int], None] = lambda _: None
         self.is_gateway = "replicas" in endpoint.engine
         headers = {**endpoint.headers, **({"x-skep-agent": flow} if flow and self.is_gateway else {})}
         self.pool = Pool(endpoint.origin, max_idle=MOST_IDLE)
         self._client = OpenAIClient(self.pool, f"{endpoint.base}{CHAT}", headers, timeout_s=timeout_s)
-        self._heard: dict[tuple[str, int], int] = {}
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         await self.pool.close()
-
-    def heard(self, attempt: tuple[str, int]) -> int:
-        """Events of the answers to this attempt so far."""
-        return self._heard.get(attempt, 0)
-
-    def forget(self, attempt: tuple[str, int]) -> None:
-        """The attempt has ended."""
-        self._heard.pop(attempt, None)
 
     async def ask(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        attempt: tuple[str, int] = ("", 0),
+        lease: int = 0,
         fields: Mapping[str, Any] | None = None,
         priority: str | None = None,
         session: str | None = None,
@@ -84,11 +77,11 @@ class SwarmClient:
             "stream_options": {"include_usage": True},
         }
         own = {"x-skep-priority": priority, "x-skep-session": session} if self.is_gateway else {}
-        reading = CountingReader(asyncio.get_running_loop().create_future(), self, attempt)
+        reading = CountingReader(asyncio.get_running_loop().create_future(), self, lease)
         epoch = time.time() - time.monotonic()
         await self._client.send(self._client.encode(body, own), reading, timeout_s=timeout_s)
         if reading.status == 200 and not reading.is_given_up:  # it is whole
-            self.on_whole(attempt)
+            self.on_whole(lease)
             await asyncio.sleep(0)  # when many end at once, those that follow are sent before these are read
         reading.digest()
         return AttemptResult(
@@ -106,18 +99,19 @@ class SwarmClient:
             retry_after_s=reading.retry_after_s,
         )
 
-    def took(self, attempt: tuple[str, int], events: int) -> None:
+    def took(self, lease: int, events: int) -> None:
         self.total += events
-        self._heard[attempt] = self._heard.get(attempt, 0) + events
+        if lease in self.heard:
+            self.heard[lease] += events
 
 
 class CountingReader(StreamReader):
     """Counts events as they arrive: a read may hold several."""
 
-    def __init__(self, done: asyncio.Future[float], line: SwarmClient, attempt: tuple[str, int]) -> None:
+    def __init__(self, done: asyncio.Future[float], line: SwarmClient, lease: int) -> None:
         super().__init__(done)
         self._owner = line
-        self._whose = attempt
+        self._lease = lease
         self._received_bytes = 0
 
     def on_head(self, head: ResponseHead, at: float) -> None:
@@ -147,14 +141,13 @@ class CountingReader(StreamReader):
 
     def _count(self, data: bytes) -> None:
         if not self.done.done():
-            self._owner.took(self._whose, data.count(self._mark))
+            self._owner.took(self._lease, data.count(self._mark))
 
 
 class ChatWorker:
-    """One streamed request an attempt.
+    """One streamed request an attempt; after a rejected answer, with that answer and what was wrong with it.
 
-    After a rejected answer, the next attempt is given that answer and what was wrong with it. The second attempt at a
-    task goes to another replica if there is one: it names a session of its own.
+    The second attempt at a task goes to another replica if there is one: it names a session of its own.
     """
 
     def __init__(self, line: SwarmClient, checking: AnswerChecker, order: SwarmRunOptions) -> None:
@@ -165,8 +158,8 @@ class ChatWorker:
         self._takes_formats: bool | None = None  # None: nobody knows yet
         self._forms_not_taken: set[str] = set()  # schemas that this engine cannot hold an answer to
 
-    async def attempt(self, task: Task, number: int, complaint: str | None) -> AttemptResult:
-        reply = await self._ask(task, number, complaint)
+    async def attempt(self, task: Task, number: int, complaint: str | None, lease: int = 0) -> AttemptResult:
+        reply = await self._ask(task, number, complaint, lease)
         if reply.error_kind is not None:
             return reply
         said = reply.answer or ""
@@ -175,10 +168,9 @@ class ChatWorker:
             self._rejected.pop(task.id, None)
             return replace(reply, answer=checked.text, value=checked.value)
         self._rejected[task.id] = said
-        why = checked.complaint or "the answer does not count"
-        return replace(reply, answer=said, error_kind=REJECTED, error=why)
+        return replace(reply, answer=said, error_kind=REJECTED, error=checked.complaint)
 
-    async def _ask(self, task: Task, number: int, complaint: str | None) -> AttemptResult:
+    async def _ask(self, task: Task, number: int, complaint: str | None, lease: int) -> AttemptResult:
         messages = [dict(one) for one in task.messages]
         if task.schema is not None:  # engines that hold an answer to a schema do not tell the model of it
             form_told = json.dumps(task.schema, ensure_ascii=False)
@@ -197,31 +189,27 @@ class ChatWorker:
         most = task.max_tokens if task.max_tokens is not None else self._order.max_tokens
         told = {"max_tokens": None if "max_completion_tokens" in task.extra else most, "temperature": task.temperature}
         fields = {**{name: value for name, value in told.items() if value is not None}, **task.extra}
+        send = partial(
+            self._line.ask,
+            messages,
+            lease=lease,
+            priority=task.priority or self._order.priority,
+            session=f"{task.id}/{number}" if number > 1 else None,
+        )
         form = None if task.schema is None else json.dumps(task.schema)
         if form is None or "response_format" in fields or self._takes_formats is False or form in self._forms_not_taken:
-            return await self._send(task, number, messages, fields)
+            return await send(fields=fields)
         held = {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(task.schema or {})}}
-        reply = await self._send(task, number, messages, {**fields, "response_format": held})
+        reply = await send(fields={**fields, "response_format": held})
         if reply.error_kind is None:
             self._takes_formats = True
         elif reply.status in _NOT_TAKEN:
-            plain = await self._send(task, number, messages, fields)
+            plain = await send(fields=fields)
             if plain.error_kind is None:
                 self._forms_not_taken.add(form)
                 self._takes_formats = self._takes_formats or False
                 return plain
         return reply
-
-    async def _send(
-        self, task: Task, number: int, messages: list[dict[str, Any]], fields: Mapping[str, Any]
-    ) -> AttemptResult:
-        return await self._line.ask(
-            messages,
-            attempt=(task.id, number),
-            fields=fields,
-            priority=task.priority or self._order.priority,
-            session=f"{task.id}/{number}" if number > 1 else None,
-        )
 
 
 ANSWER_S = 2.0

@@ -97,10 +97,16 @@ class ConcurrencySearch:
 
     def _measured(self, rate: float, now: float) -> None:
         best = self._best
-        if self.phase is Phase.UP:
-            self._doubled(rate, now)
+        if self.phase is Phase.UP and (best is None or rate > best[1] * (1 + GAIN)):
+            self._best = (self.level, rate)
+            higher = min(2 * self.level, self.most)
+            self._move(higher, Phase.UP if higher > self.level else Phase.HOLD, now)
         elif best is None:
             self._best = (self.level, rate)
+        elif self.phase is Phase.UP:
+            between = (best[0] + self.level) // 2
+            is_new = best[0] < between < self.level
+            self._move(between if is_new else best[0], Phase.BETWEEN if is_new else Phase.HOLD, now)
         elif self.phase is Phase.HOLD:
             self._held(rate, now, *best)
         else:
@@ -112,17 +118,6 @@ class ConcurrencySearch:
                 self._again_s = min(2 * self._again_s, LONGEST_AGAIN_S)
             self._best = (self.level, rate) if is_better else best
             self._move(self._best[0], Phase.HOLD, now)
-
-    def _doubled(self, rate: float, now: float) -> None:
-        best = self._best
-        if best is None or rate > best[1] * (1 + GAIN):
-            self._best = (self.level, rate)
-            higher = min(2 * self.level, self.most)
-            self._move(higher, Phase.UP if higher > self.level else Phase.HOLD, now)
-            return
-        between = (best[0] + self.level) // 2
-        is_new = best[0] < between < self.level
-        self._move(between if is_new else best[0], Phase.BETWEEN if is_new else Phase.HOLD, now)
 
     def _held(self, rate: float, now: float, level: int, known: float) -> None:
         if self._held_since is None:

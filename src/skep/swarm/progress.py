@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from skep.swarm.concurrency import ConcurrencyLimit
-from skep.swarm.records import Attempt, Counts, TaskEnding, TaskResult, Why
-from skep.swarm.schedule import Start, TaskSchedule
+from skep.swarm.records import Counts, Recorded, TaskEnding
+from skep.swarm.schedule import TaskSchedule
 from skep.units import format_seconds
 
 
@@ -53,29 +53,23 @@ class ProgressTracker:
         self._run_id = run_id
         self._watch = watch
         self._began = began
-        self._total, self._done, self._failed = counts.total, counts.done, counts.failed
+        self.total, self._done, self._failed = counts.total, counts.done, counts.failed
         self._ended = 0  # of this session
-        self._retried = 0
+        self.retried = 0
         self._tokens = 0  # of attempts that have ended
-        self._news: deque[str] = deque(maxlen=NEWS)
+        self.news: deque[str] = deque(maxlen=NEWS)
         self._heard: deque[tuple[float, int]] = deque()
         self._shown = float("-inf")
 
-    def say(self, line: str) -> None:
-        self._news.append(line)
-
-    def grew(self, tasks: int) -> None:
-        self._total += tasks
-
-    def began(self, start: Start) -> None:
-        self._retried += start.why is Why.RETRY
-
-    def ended(self, attempt: Attempt, result: TaskResult | None) -> None:
-        self._tokens += attempt.output_tokens or 0
-        if result is not None:
+    def ended(self, record: Recorded) -> None:
+        if record.attempt is not None:
+            self._tokens += record.attempt.output_tokens or 0
+        if (result := record.result) is not None:
             self._ended += 1
             self._done += result.ending is TaskEnding.DONE
-            self._failed += result.ending is TaskEnding.FAILED
+            if result.ending is TaskEnding.FAILED:
+                self._failed += 1
+                self.news.append(f"`{result.task}` is set aside: {result.error}")
 
     def heard(self, now: float, total: int) -> None:
         self._heard.append((now, total))
@@ -92,7 +86,7 @@ class ProgressTracker:
         if now - self._shown < SHOW_EVERY_S and not at_once:
             return
         self._shown = now
-        left = self._total - self._done - self._failed
+        left = self.total - self._done - self._failed
         outage = plan.outage
         (first_at, first), (last_at, last) = (self._heard[0], self._heard[-1]) if self._heard else ((0.0, 0), (0.0, 0))
         lanes = [
@@ -113,9 +107,18 @@ class ProgressTracker:
         )
 
     def _show(self, now: float, *, heard: int = 0, **known: Any) -> None:
-        known |= {"total": self._total, "done": self._done, "failed": self._failed, "retried": self._retried}
-        known |= {"elapsed_s": now - self._began, "output_tokens": self._tokens + heard, "last": tuple(self._news)}
-        self._watch(SwarmProgress(run_id=self._run_id, **known))
+        progress = SwarmProgress(
+            run_id=self._run_id,
+            total=self.total,
+            done=self._done,
+            failed=self._failed,
+            elapsed_s=now - self._began,
+            output_tokens=self._tokens + heard,
+            retried=self.retried,
+            last=tuple(self.news),
+            **known,
+        )
+        self._watch(progress)
 
 
 EVERY_S, MOST_S = 5.0, 60.0  # between two lines: the longer a run takes, the rarer

@@ -88,6 +88,10 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
     replica: str | None = None
     answer: str | None = None  # of a stored attempt: only of a rejected one; of one that counted, the result has it
 
+    def figures(self) -> dict[str, Any]:
+        """Return these alone, without the fields of the record that they are a part of."""
+        return {name: getattr(self, name) for name in AnswerFigures.__struct_fields__}
+
 
 class Attempt(AnswerFigures, frozen=True):
     task: str
@@ -126,7 +130,7 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class SwarmRun(msgspec.Struct, frozen=True):
-    """`config`: what the run was asked for, as JSON: see `skep.swarm.records`."""
+    """`config`: what the run was asked for, as JSON; `options` reads it."""
 
     id: str
     kind: str  # "map" | "ask"
@@ -142,6 +146,11 @@ class SwarmRun(msgspec.Struct, frozen=True):
     sessions: int
     ended_at: float | None = None
     error: str | None = None  # why the last session ended, where it did not finish
+
+    @property
+    def options(self) -> SwarmRunOptions:
+        """Those of a later version are ignored."""
+        return msgspec.convert(self.config, SwarmRunOptions)
 
 
 def given_fields(record: msgspec.Struct) -> dict[str, Any]:
@@ -168,11 +177,3 @@ class SwarmRunOptions(msgspec.Struct, frozen=True):
     max_tokens: int | None = None  # for tasks that name none
     price_kwh: float | None = None
     ask: Mapping[str, Any] | None = None  # of an `ask` run: goal, plan, root
-
-
-def run_options_from_json(document: Mapping[str, Any]) -> SwarmRunOptions:
-    """Read the options of a stored run. Fields of a later version are ignored."""
-    return msgspec.convert(document, SwarmRunOptions)
-
-
-FREE_BREAKS = 2  # that nobody blames on the task

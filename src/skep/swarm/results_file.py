@@ -117,12 +117,9 @@ class ResultsFile:
         """Whether it was deleted or replaced since it was opened."""
         if self._descriptor is None:
             return False
-        mine = os.fstat(self._descriptor)
-        try:
-            there = self.path.stat()
-        except OSError:
-            return True
-        return (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino)
+        with contextlib.suppress(OSError):
+            return not os.path.samestat(os.fstat(self._descriptor), self.path.stat())
+        return True
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
@@ -171,15 +168,13 @@ class ResultsPrinter:
         self.gone: OSError | None = None
 
     def __enter__(self) -> Self:
-        if self._tasks:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """To the last line; after an end before time, no longer than a moment."""
         self._lines.put(None)
-        if self._tasks:
-            self._thread.join(None if kind is None else LAST_WORDS_S)
+        self._thread.join(None if kind is None else LAST_WORDS_S)
 
     def take(self, result: TaskResult) -> None:
         if task := self._tasks.get(result.task):
@@ -203,6 +198,7 @@ class ResultsPrinter:
                 return
 
 
+Fact = tuple[str, float, Mapping[str, Any]]  # name, time and what
 BUSY_S = 60.0  # another process may hold the store for so long
 PAUSE_S = 0.2
 
@@ -220,32 +216,24 @@ class ResultsWriter:
     fault: Exception | None = None
 
     def __post_init__(self) -> None:
-        self._rows: list[Recorded] = []
-        self._facts: list[tuple[str, float, Mapping[str, Any]]] = []
-        self._wanted = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._closing = False
+        self._queue: asyncio.Queue[Recorded | Fact | None] = asyncio.Queue()
         self._task = asyncio.get_running_loop().create_task(self._write())
 
     def put(self, row: Recorded) -> None:
-        self._rows.append(row)
-        self._wake()
+        self._queue.put_nowait(row)
 
     def fact(self, name: str, fact: Mapping[str, Any]) -> None:
-        self._facts.append((name, time.time(), fact))
-        self._wake()
+        self._queue.put_nowait((name, time.time(), fact))
 
     async def drain(self) -> None:
         """Until everything is on the disk; raises what went wrong."""
-        await self._idle.wait()
+        await self._queue.join()
         if self.fault is not None:
             raise self.fault
 
     async def close(self) -> None:
         """The same, and nothing more is taken. Not to be hurried: a second cancellation comes after it."""
-        self._closing = True
-        self._wanted.set()
+        self._queue.put_nowait(None)
         hurried = False
         while not self._task.done():
             try:
@@ -255,30 +243,25 @@ class ResultsWriter:
         if hurried:
             raise asyncio.CancelledError
 
-    def _wake(self) -> None:
-        self._idle.clear()
-        self._wanted.set()
-
     async def _write(self) -> None:
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            rows, self._rows = self._rows, []
-            facts, self._facts = self._facts, []
+        """Write all that has come meanwhile at once; a None is the end."""
+        some: list[Recorded | Fact | None] = []
+        while None not in some:
+            some = [await self._queue.get()]
+            while not self._queue.empty():
+                some.append(self._queue.get_nowait())
+            rows = [one for one in some if isinstance(one, Recorded)]
+            facts = [one for one in some if isinstance(one, tuple)]
             if (rows or facts) and self.fault is None:
                 try:
                     for result in await asyncio.to_thread(self._commit, rows, facts):
                         self.on_result(result)
                 except Exception as error:  # the disk, the store, or who is told of results: all end the run
                     self.fault = error
-            if not self._rows and not self._facts:
-                self._idle.set()
-                if self._closing:
-                    return
+            for _ in some:
+                self._queue.task_done()
 
-    def _commit(
-        self, rows: Sequence[Recorded], facts: Sequence[tuple[str, float, Mapping[str, Any]]]
-    ) -> list[TaskResult]:
+    def _commit(self, rows: Sequence[Recorded], facts: Sequence[Fact]) -> list[TaskResult]:
         """In a thread. The results that were written now."""
         fresh = _patiently(lambda: self._record(rows))
         if self.output is not None and fresh:

@@ -6,8 +6,8 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.errors import EndpointError, KeyRefused, SkepError
 from skep.files import hold_lock
-from skep.host.power import open_meter
+from skep.host.power import PowerMeter, open_meter
 from skep.paths import LOOPBACK, Paths
 from skep.store.database import open_store
 from skep.swarm.checking.answers import AnswerChecker, Demand
@@ -26,7 +26,7 @@ from skep.swarm.client import REJECTED, AttemptResult, ChatWorker, SwarmClient
 from skep.swarm.concurrency import ConcurrencyLimit, ConcurrencySample, EndpointSlots
 from skep.swarm.journal import lock_path, pending_tasks
 from skep.swarm.progress import ProgressTracker, SwarmProgress
-from skep.swarm.records import Recorded, SwarmRun, SwarmRunState, Task, TaskEnding, TaskResult, run_options_from_json
+from skep.swarm.records import Recorded, SwarmRun, SwarmRunState, Task, TaskResult, Why
 from skep.swarm.results_file import ResultsFile, ResultsWriter, check_place
 from skep.swarm.schedule import FIRST_LOOK_S, Action, Cancel, GiveUp, Pending, Start, TaskSchedule, next_pause_s
 from skep.swarm.store import SessionOutcome, SwarmStore
@@ -36,8 +36,6 @@ TICK_S = 0.1
 ASK_EVERY_S = 3.0  # how many slots there are now
 CANCELLED_EVERY_S = 1.0
 REMEMBERED = 20
-
-Find = Callable[[], Awaitable[Endpoint]]
 
 
 class Cancelled(SkepError):
@@ -59,9 +57,7 @@ class SwarmRunner:
     schedule: TaskSchedule
     pace: ConcurrencyLimit
     writer: ResultsWriter
-    tally: ProgressTracker
-    find: Find
-    is_cancelled: Callable[[], bool]
+    session: _Session
 
     def __post_init__(self) -> None:
         self._fault: BaseException | None = None
@@ -71,8 +67,7 @@ class SwarmRunner:
         self._took: deque[float] = deque(maxlen=REMEMBERED)
         self._first: deque[float] = deque(maxlen=REMEMBERED)
         self._begun: set[int] = set()  # leases whose answer has begun
-        self._sent: set[tuple[str, int]] = set()  # attempts under way
-        self._whole: set[tuple[str, int]] = set()  # attempts whose answer is here, and not yet read and checked
+        self._whole: set[int] = set()  # leases whose answer is here, and not yet read and checked
         self.line.on_whole = self._answer_is_here
         self._ask_at = self._cancelled_at = 0.0
         self._limit_told: tuple[int, str] | None = None
@@ -116,31 +111,28 @@ class SwarmRunner:
         if now >= self._ask_at and self.line.is_gateway and not self.schedule.outage.is_away:
             self._ask_at = now + ASK_EVERY_S
             self._run_in_background(self._ask_for_slots())
-        self.tally.show(self.schedule, self.pace, self._heard(), now)
+        self.session.tally.show(self.schedule, self.pace, self.line.heard, now)
 
     def _step(self) -> None:
         now = time.monotonic()
         limit = self.pace.may_start(now, len(self.schedule.leases) - len(self._whole))
         more = min(len(self._whole), limit)  # when answers are checked slower than they come, fewer are asked for
-        self._carry_out(self.schedule.step(now, limit + more, self._heard()))
+        self._carry_out(self.schedule.step(now, limit + more, self.line.heard))
 
-    def _answer_is_here(self, attempt: tuple[str, int]) -> None:
+    def _answer_is_here(self, lease: int) -> None:
         """Send the next task: the endpoint has sent the whole answer, which is not read yet."""
-        if self._fault is None and attempt in self._sent:
-            self._whole.add(attempt)
+        if self._fault is None and lease in self.schedule.leases:
+            self._whole.add(lease)
             self._step()
 
-    def _heard(self) -> dict[int, int]:
-        return {one.lease: self.line.heard((one.task.id, one.number)) for one in self.schedule.leases.values()}
-
     def _look(self, now: float) -> None:
-        heard = self._heard()
+        heard = self.line.heard
         for lease, start in self.schedule.leases.items():
             if heard[lease] and lease not in self._begun:
                 self._begun.add(lease)
                 self._first.append(now - start.started)
         streaming = sum(1 for count in heard.values() if count)
-        self.tally.heard(now, self.line.total)
+        self.session.tally.heard(now, self.line.total)
         task_s, first_s = (median(times) if times else None for times in (self._took, self._first))
         counts = (self.line.total, len(heard), streaming, self.schedule.waiting)
         self.pace.look(ConcurrencySample(now, *counts, task_s, first_s))
@@ -156,7 +148,8 @@ class SwarmRunner:
         if outage.is_away != self._was_away:
             self._was_away = outage.is_away
             self.writer.fact("endpoint", {"up": not outage.is_away, "why": outage.why})
-            self.tally.say(f"the endpoint is away: {outage.why}" if outage.is_away else "the endpoint is back")
+            news = f"the endpoint is away: {outage.why}" if outage.is_away else "the endpoint is back"
+            self.session.tally.news.append(news)
             if not outage.is_away:
                 self.pace.forgive()
                 self._ask_at = now
@@ -166,14 +159,15 @@ class SwarmRunner:
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Start):
-                self.tally.began(action)
-                self._sent.add((action.task.id, action.number))
+                self.session.tally.retried += action.why is Why.RETRY
+                self.line.heard[action.lease] = 0
                 self._attempts[action.lease] = self._group.create_task(self._attempt(action))
             elif isinstance(action, Cancel):
-                if (task := self._attempts.pop(action.lease, None)) is not None:
+                if (task := self._forget(action.lease)) is not None:
                     task.cancel()
             elif isinstance(action, Recorded):
-                self._record(action)
+                self.writer.put(action)
+                self.session.tally.ended(action)
             elif not isinstance(action, GiveUp):
                 self._run_in_background(self._probe())
             elif self._fault is None:
@@ -184,28 +178,21 @@ class SwarmRunner:
                 self._fault = EndpointError(why, hint=hint)
                 self._wake.set()
 
-    def _record(self, record: Recorded) -> None:
-        attempt, result = record.attempt, record.result
-        assert attempt is not None
-        key = (attempt.task, attempt.number)
-        self.line.forget(key)
-        self._whole.discard(key)
-        self._sent.discard(key)
-        self.writer.put(record)
-        self.tally.ended(attempt, result)
-        if result is not None and result.ending is TaskEnding.FAILED:
-            self.tally.say(f"`{attempt.task}` is set aside: {result.error}")
+    def _forget(self, lease: int) -> asyncio.Task[None] | None:
+        """Nothing more is wanted of an attempt, whose task is returned if it still runs."""
+        self._begun.discard(lease)
+        self._whole.discard(lease)
+        self.line.heard.pop(lease, None)
+        return self._attempts.pop(lease, None)
 
     async def _attempt(self, start: Start) -> None:
         began = time.monotonic()
         try:
-            came = await self.work.attempt(start.task, start.number, start.complaint)
+            came = await self.work.attempt(start.task, start.number, start.complaint, start.lease)
         except Exception as error:  # one task's oddity must not end the others
             why = error.message if isinstance(error, SkepError) else f"{type(error).__name__}: {error}"
             came = AttemptResult(error_kind="unworkable", error=why)
         now = time.monotonic()
-        self._attempts.pop(start.lease, None)
-        self._begun.discard(start.lease)
         mishap = classify_error(came.error_kind, came.status)
         if mishap is ErrorKind.REFUSED:
             self.pace.refused(now, len(self.schedule.leases), came.retry_after_s)
@@ -213,9 +200,10 @@ class SwarmRunner:
             self._took.append(now - began)
             self.pace.answered(queued_ms=came.queued_ms, took_s=now - began)
         if mishap is not None:
-            self.tally.say(f"`{start.task.id}`: {came.error}")
-        if not self.line.heard(key := (start.task.id, start.number)) and came.output_tokens:
-            self.line.took(key, came.output_tokens)  # it came in one piece
+            self.session.tally.news.append(f"`{start.task.id}`: {came.error}")
+        if not self.line.heard.get(start.lease) and came.output_tokens:
+            self.line.total += came.output_tokens  # it came in one piece
+        self._forget(start.lease)
         self._carry_out(self.schedule.ended(start.lease, came, now))
         if self._fault is None:
             self._step()
@@ -232,7 +220,7 @@ class SwarmRunner:
     async def _probe(self) -> None:
         why: str | None = None
         try:
-            self.pace.told(endpoint_slots_of(await self.find()))
+            self.pace.told(endpoint_slots_of(await self.session.find()))
         except SkepError as error:
             why = error.message
         self._carry_out(self.schedule.probed(why, time.monotonic()))
@@ -240,12 +228,12 @@ class SwarmRunner:
 
     async def _ask_for_slots(self) -> None:
         with suppress(SkepError):  # the attempts will tell
-            self.pace.told(endpoint_slots_of(await self.find()))
+            self.pace.told(endpoint_slots_of(await self.session.find()))
         self._step()
 
     async def _check_cancelled(self) -> None:
         with suppress(SkepError):  # the writer says what is wrong with the store
-            if await asyncio.to_thread(self.is_cancelled) and self._fault is None:
+            if await asyncio.to_thread(self.session.is_cancelled) and self._fault is None:
                 self._fault = Cancelled("the run was cancelled")
                 self._wake.set()
 
@@ -254,23 +242,21 @@ async def carry_out(
     paths: Paths,
     run_id: str,
     *,
-    url: str | None = None,
+    url: str | None = None,  # this and `model`: of an endpoint that has moved, for this session
     model: str | None = None,
-    output: Path | None = None,
+    output: Path | None = None,  # a results file for this session, instead of the run's own
     after_cancel: int | None = None,
     key: str | None = None,
     watch: Callable[[SwarmProgress], None] = lambda _: None,
-    demand: Demand | None = None,
+    demand: Demand | None = None,  # on every value, beyond its schema
     on_result: Callable[[TaskResult], None] = lambda _: None,
 ) -> SwarmRunState:
     """Until every task has its result. What has one already is not sent again.
 
     Cancelled: what is under way is broken off, what is done is kept, and it may be carried out again. An endpoint that
-    is down is waited for, as long as the order's deadline says; then EndpointError. `url`, `model`: of an endpoint
-    that has moved, for this session. `output`: a results file for this session, instead of the run's own.
+    is down is waited for, as long as the order's deadline says; then EndpointError.
     `after_cancel`: the run's newest cancel when this session was asked for; a later one is meant for this session, even
     one that came before it began. Without it: none, or, of a run that had sessions already, the newest until now.
-    `demand`: on every value, beyond its schema.
     """
     lock = lock_path(paths, run_id)
     hint = f"`skep swarm show {run_id}` shows how it stands, `skep swarm cancel {run_id}` stops it"
@@ -280,8 +266,7 @@ async def carry_out(
         moved = replace(run, url=url or run.url, model=model or run.model)
         if after_cancel is None:
             after_cancel = swarm.newest_cancel(run_id) if run.sessions else 0
-        session = _Session(swarm, moved, output, after_cancel, key, watch, demand, on_result)
-        state = await session.carry_out()
+        state = await _Session(swarm, moved, output, after_cancel, key, watch, demand, on_result).carry_out()
         if state is SwarmRunState.DONE:
             with suppress(OSError):
                 lock.unlink()
@@ -302,10 +287,10 @@ class _Session:
     _on_result: Callable[[TaskResult], None]
 
     def __post_init__(self) -> None:
-        self._order = run_options_from_json(self._run.config)
+        self._order = self._run.options
         self._tasks: dict[str, Task] = {}
         self._all_ended = False  # every task has its result
-        self._tally = ProgressTracker(self._run.id, self._run.counts, self._watch, time.monotonic())
+        self.tally = ProgressTracker(self._run.id, self._run.counts, self._watch, time.monotonic())
         path = self._path if self._path is not None or self._order.output is None else Path(self._order.output)
         self._output = None if path is None else ResultsFile(path, self._run.id)
 
@@ -314,18 +299,13 @@ class _Session:
             check_place(self._output.path, "the results file")
         try:
             pending = await asyncio.to_thread(self._read)
-            if pending and self._is_cancelled():
+            if pending and self.is_cancelled():
                 return SwarmRunState.CANCELLED
             if pending:
                 await self._open_and_work(pending)
             elif self._run.state is not SwarmRunState.DONE:
-                number = self._swarm.open_session(  # whoever wrote the last result was killed before it said so
-                    self._run.id,
-                    at=time.time(),
-                    agents=self._order.agents,
-                    endpoint={},
-                    simulated=bool(self._run.simulated),
-                )
+                # Whoever wrote the last result was killed before it said so.
+                number = self._open_session({}, simulated=bool(self._run.simulated))
                 self._swarm.close_session(self._run.id, number, at=time.time(), outcome="done")
             if self._output is not None and self._output.moved:  # or deleted, during the run
                 self._output.close()
@@ -352,26 +332,28 @@ class _Session:
             return []
         from skep.swarm.ask.merging import next_tasks  # not loaded for a plain map
 
-        run_id = self._run.id
-        new = next_tasks(self._run, [*self._tasks.values()], self._swarm.results(run_id))
-        if new:
-            self._tally.grew(self._swarm.add_tasks(run_id, new))
-            self._tasks.update((task.id, task) for task in self._swarm.tasks(run_id))
-        return pending_tasks(self._swarm, run_id) if new else []
+        new = next_tasks(self._run, [*self._tasks.values()], self._swarm.results(self._run.id))
+        self.tally.total += self._swarm.add_tasks(self._run.id, new)
+        self._tasks.update((task.id, task) for task in new)
+        return pending_tasks(self._swarm, self._run.id) if new else []
 
-    def _is_cancelled(self) -> bool:
+    def _open_session(self, endpoint: Mapping[str, Any], **known: Any) -> int:
+        agents = self._order.agents
+        return self._swarm.open_session(self._run.id, at=time.time(), agents=agents, endpoint=endpoint, **known)
+
+    def is_cancelled(self) -> bool:
         return self._swarm.newest_cancel(self._run.id) > self._after_cancel
 
     # The endpoint's side
 
-    async def _find(self) -> Endpoint:
+    async def find(self) -> Endpoint:
         return await find_endpoint(self._run.url, self._run.model, key=self._key)
 
     async def _wait_for_endpoint(self) -> Endpoint:
         since, pause = time.monotonic(), FIRST_LOOK_S
         while True:
             try:
-                return await self._find()
+                return await self.find()
             except KeyRefused:
                 raise
             except EndpointError as error:
@@ -380,8 +362,8 @@ class _Session:
                     waited = f"the endpoint did not answer for {now - since:.0f} s: {error.message}"
                     hint = f"nothing is lost: `skep swarm resume {self._run.id}` goes on when it is up"
                     raise EndpointError(waited, hint=hint) from None
-                self._tally.away(now, since, error.message)
-            if await asyncio.to_thread(self._is_cancelled):
+                self.tally.away(now, since, error.message)
+            if await asyncio.to_thread(self.is_cancelled):
                 raise Cancelled("the run was cancelled")
             left = self._order.deadline_s - (time.monotonic() - since)
             await asyncio.sleep(max(0.0, min(pause, left)))
@@ -389,14 +371,8 @@ class _Session:
 
     async def _open_and_work(self, pending: list[Pending]) -> None:
         endpoint = await self._wait_for_endpoint()
-        number = self._swarm.open_session(
-            self._run.id,
-            at=time.time(),
-            agents=self._order.agents,
-            endpoint={"url": endpoint.url, "model": endpoint.model, **endpoint.engine},
-            simulated=endpoint.simulated,
-            after_cancel=self._after_cancel,
-        )
+        told = {"url": endpoint.url, "model": endpoint.model, **endpoint.engine}
+        number = self._open_session(told, simulated=endpoint.simulated, after_cancel=self._after_cancel)
         outcome: SessionOutcome = "failed"
         why: str | None = None
         try:
@@ -418,44 +394,36 @@ class _Session:
     async def _work_off(self, endpoint: Endpoint, number: int, pending: list[Pending]) -> None:
         order = self._order
         async with AsyncExitStack() as stack:
-            line = SwarmClient(endpoint, timeout_s=order.timeout_s, flow=f"swarm-{self._run.id}")
-            stack.push_async_callback(line.close)
+            client = SwarmClient(endpoint, timeout_s=order.timeout_s, flow=f"swarm-{self._run.id}")
+            line = await stack.enter_async_context(aclosing(client))
             checking = await stack.enter_async_context(AnswerChecker(self._demand))
             await checking.prepare(one.task for one in pending)
-            how: dict[str, Any] = {"tries": order.tries, "deadline_s": order.deadline_s, "stragglers": order.stragglers}
             epoch = time.time() - time.monotonic()
-            schedule = TaskSchedule(pending, session=number, epoch=epoch, rng=random.Random(), **how)
+            schedule = TaskSchedule(pending, order, session=number, epoch=epoch, rng=random.Random())
             writer = ResultsWriter(self._swarm, self._run.id, number, self._tasks, self._output, self._on_result)
             stack.push_async_callback(writer.close)
             pace = ConcurrencyLimit(endpoint_slots_of(endpoint), order.agents)
             work = ChatWorker(line, checking, order)
-            runner = SwarmRunner(line, work, schedule, pace, writer, self._tally, self._find, self._is_cancelled)
-            with _energy_recorded(endpoint, writer):
-                while True:
-                    await runner.run_tasks()
-                    await writer.drain()
-                    following = await asyncio.to_thread(self._next_stage)
-                    if not following:
-                        break
-                    await checking.prepare(one.task for one in following)
-                    schedule.add(following)
+            runner = SwarmRunner(line, work, schedule, pace, writer, self)
+            if endpoint.origin.host in LOOPBACK and (meter := open_meter()) is not None:
+                meter.begin()
+                stack.callback(_record_energy, meter, writer)
+            while True:
+                await runner.run_tasks()
+                await writer.drain()
+                following = await asyncio.to_thread(self._next_stage)
+                if not following:
+                    break
+                await checking.prepare(one.task for one in following)
+                schedule.add(following)
             self._all_ended = True
-            self._tally.show(schedule, pace, {}, time.monotonic(), at_once=True)
+            self.tally.show(schedule, pace, {}, time.monotonic(), at_once=True)
             await writer.drain()
 
 
-@contextmanager
-def _energy_recorded(endpoint: Endpoint, writer: ResultsWriter) -> Iterator[None]:
-    """Record what the GPUs of this machine draw, if they are the ones that serve."""
-    meter = open_meter() if endpoint.origin.host in LOOPBACK else None
-    if meter is None:
-        yield
-        return
-    meter.begin()
-    try:
-        yield
-    finally:
-        drawn = meter.end()
-        meter.close()
-        if drawn is not None:
-            writer.fact("energy", drawn)
+def _record_energy(meter: PowerMeter, writer: ResultsWriter) -> None:
+    """Record what the GPUs of this machine, which served, have drawn."""
+    drawn = meter.end()
+    meter.close()
+    if drawn is not None:
+        writer.fact("energy", drawn)

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from random import Random
 from statistics import median
-from typing import Any, TypeVar
 
 import msgspec
 
 from skep.swarm.client import REJECTED, AttemptResult
-from skep.swarm.records import FREE_BREAKS, Attempt, AttemptOutcome, Recorded, Task, TaskEnding, TaskResult, Why
+from skep.swarm.records import Attempt, AttemptOutcome, Recorded, SwarmRunOptions, Task, TaskEnding, TaskResult, Why
 from skep.wire.retry import ErrorKind, classify_error, wait_s
 
 FIRST_LOOK_S = 0.25
@@ -35,10 +34,8 @@ class ProbeEndpoint(msgspec.Struct, frozen=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """`after_s` None: at once, since waiting would not help."""
-
     why: str
-    after_s: float | None
+    after_s: float | None  # None: at once, since waiting would not help
 
 
 def next_pause_s(pause_s: float, away_s: float) -> float:
@@ -154,7 +151,7 @@ class Stragglers:
         return seconds > TIMES * slowest and (not self._rates or tokens / seconds < SLOW * median(self._rates))
 
 
-_Made = TypeVar("_Made", Attempt, TaskResult)
+FREE_BREAKS = 2  # that nobody blames on the task
 SILENT_S = 30.0  # without one token of any answer under way: is anybody there?
 RANKS = {"interactive": 0, "normal": 1, None: 1, "batch": 2}
 
@@ -206,23 +203,15 @@ class Pending:
 
 class TaskSchedule:
     def __init__(
-        self,
-        pending: Iterable[Pending],
-        *,
-        session: int,
-        epoch: float,
-        rng: Random,
-        tries: int = 4,
-        deadline_s: float = 600.0,
-        stragglers: bool = True,
+        self, pending: Iterable[Pending], order: SwarmRunOptions, *, session: int, epoch: float, rng: Random
     ) -> None:
+        self._order = order
         self._session = session
         self._epoch = epoch
         self._rng = rng
-        self._tries = tries
-        self.outage = Outage(deadline_s)
+        self.outage = Outage(order.deadline_s)
         self.leases: dict[int, Start] = {}
-        self._stragglers = Stragglers() if stragglers else None
+        self._stragglers = Stragglers()
         self._jobs: dict[str, Pending] = {}  # without a result
         self._ready: list[tuple[tuple[int, int], str]] = []
         self._later: list[tuple[float, tuple[int, int], str]] = []
@@ -279,8 +268,12 @@ class TaskSchedule:
         while len(self.leases) < most and (job := self._next()) is not None:
             again = Why.RESUMED if job.resumed else Why.FIRST
             actions.append(self._start(job, again if job.failed is None else Why.RETRY, now))
-        if self._stragglers is not None and not self.waiting and len(self.leases) < most:
-            actions += self._second_attempts(now, most, counts)
+        for start in list(self.leases.values()) if self._order.stragglers and not self.waiting else ():
+            job = self._jobs[start.task.id]
+            may_be = len(self.leases) < most and not job.doubled and len(job.leases) == 1 and not job.is_suspect
+            if may_be and self._stragglers.is_one(now - start.started, counts.get(start.lease, 0)):
+                job.doubled = True
+                actions.append(self._start(job, Why.STRAGGLER, now))
         return actions
 
     def ended(self, lease_id: int, came: AttemptResult, now: float) -> list[Action]:
@@ -298,11 +291,15 @@ class TaskSchedule:
         if rejected:
             job.complaint = came.error
         if mishap is ErrorKind.BROKEN:
-            self._broke(job, start)
+            # Those of a group break one after the other in the same moment: only the first of them makes it smaller.
+            if job.is_suspect and start.lease > self._split:
+                self._together = max(1, (self._suspects_under_way + 1) // 2)
+                self._split = self._last_lease
+            job.breaks += 1
         if mishap in (ErrorKind.TRY, ErrorKind.FINAL) or (mishap is ErrorKind.BROKEN and start.blamed):
             job.tries += 1
         attempt = self._attempt(start, AttemptOutcome.REJECTED if rejected else AttemptOutcome.FAILED, came, now)
-        if (job.tries >= self._tries or mishap is ErrorKind.FINAL) and not job.leases:
+        if (job.tries >= self._order.tries or mishap is ErrorKind.FINAL) and not job.leases:
             self._drop(job)
             return [Recorded(attempt, self._result(job, TaskEnding.FAILED, came, now))]
         if not job.leases:
@@ -344,13 +341,6 @@ class TaskSchedule:
     def _suspects_under_way(self) -> int:
         return sum(self._jobs[one.task.id].is_suspect for one in self.leases.values())
 
-    def _broke(self, job: Pending, start: Start) -> None:
-        """Those of a group break one after the other in the same moment: only the first of them makes it smaller."""
-        if job.is_suspect and start.lease > self._split:
-            self._together = max(1, (self._suspects_under_way + 1) // 2)
-            self._split = self._last_lease
-        job.breaks += 1
-
     def _queue(self, job: Pending) -> None:
         if job.is_suspect:
             self._suspects.append(job.task.id)
@@ -379,8 +369,7 @@ class TaskSchedule:
         return start
 
     def _won(self, job: Pending, start: Start, came: AttemptResult, now: float) -> list[Action]:
-        if self._stragglers is not None:
-            self._stragglers.took(now - start.started, came.output_tokens)
+        self._stragglers.took(now - start.started, came.output_tokens)
         job.tries += 1
         result = self._result(job, TaskEnding.DONE, came, now)
         actions: list[Action] = [Recorded(self._attempt(start, AttemptOutcome.DONE, came, now), result)]
@@ -400,32 +389,34 @@ class TaskSchedule:
             self._together = None
 
     def _result(self, job: Pending, ending: TaskEnding, came: AttemptResult, now: float) -> TaskResult:
-        started_at = now + self._epoch if job.first_at is None else job.first_at
-        own = {"task": job.task.id, "ending": ending, "tries": job.tries, "started_at": started_at}
-        return copied(TaskResult, came, **own, ended_at=now + self._epoch)
+        return TaskResult(
+            task=job.task.id,
+            ending=ending,
+            answer=came.answer,
+            value=came.value,
+            error_kind=came.error_kind,
+            error=came.error,
+            tries=job.tries,
+            started_at=now + self._epoch if job.first_at is None else job.first_at,
+            ended_at=now + self._epoch,
+            prompt_tokens=came.prompt_tokens,
+            output_tokens=came.output_tokens,
+            finish_reason=came.finish_reason,
+            replica=came.replica,
+        )
 
     def _attempt(self, start: Start, outcome: AttemptOutcome, came: AttemptResult, now: float) -> Attempt:
-        own = {"task": start.task.id, "session": self._session, "outcome": outcome}
-        own |= {"number": start.number, "agent": start.agent, "why": start.why}
-        own["answer"] = None if outcome is AttemptOutcome.DONE else came.answer
-        return copied(Attempt, came, **own, started_at=start.started + self._epoch, ended_at=now + self._epoch)
-
-    def _second_attempts(self, now: float, most: int, heard: Mapping[int, int]) -> list[Action]:
-        assert self._stragglers is not None
-        actions: list[Action] = []
-        for start in list(self.leases.values()):
-            job = self._jobs[start.task.id]
-            if len(self.leases) >= most:
-                break
-            if job.doubled or len(job.leases) != 1 or job.is_suspect:
-                continue
-            if self._stragglers.is_one(now - start.started, heard.get(start.lease, 0)):
-                job.doubled = True
-                actions.append(self._start(job, Why.STRAGGLER, now))
-        return actions
-
-
-def copied(kind: type[_Made], source: AttemptResult, **own: Any) -> _Made:
-    """Make a struct from the fields that it shares with another one, and from `own`, which go first."""
-    shared = {name: value for name, value in msgspec.structs.asdict(source).items() if name in kind.__struct_fields__}
-    return kind(**shared | own)
+        figures = came.figures()
+        if outcome is AttemptOutcome.DONE:
+            figures["answer"] = None  # the result has it
+        return Attempt(
+            task=start.task.id,
+            session=self._session,
+            number=start.number,
+            agent=start.agent,
+            why=start.why,
+            outcome=outcome,
+            started_at=start.started + self._epoch,
+            ended_at=now + self._epoch,
+            **figures,
+        )

@@ -93,8 +93,7 @@ LEFT JOIN swarm_session_ends AS ends ON ends.run_id = last.run_id AND ends.numbe
     ),
     newest_first="{0}.rowid DESC",  # in the order they were made: clocks are set back
 )  # fmt: skip
-_TASKS = "SELECT id, document FROM swarm_tasks WHERE run_id = ? ORDER BY key"
-_TASK = "SELECT id, document FROM swarm_tasks WHERE run_id = ? AND id = ?"
+_TASKS = "SELECT id, document FROM swarm_tasks WHERE run_id = ?1 AND (?2 IS NULL OR id = ?2) ORDER BY key"
 _PENDING = """
 SELECT id, document FROM swarm_tasks
 WHERE run_id = ? AND NOT EXISTS (SELECT 1 FROM swarm_results WHERE task = key)
@@ -104,22 +103,15 @@ ORDER BY key
 _RESULTS = """
 SELECT swarm_results.*, swarm_tasks.id AS task
 FROM swarm_results JOIN swarm_tasks ON swarm_tasks.key = swarm_results.task
-WHERE swarm_results.run_id = ?1 AND (?2 IS NULL OR ending = ?2)
-ORDER BY swarm_results.task LIMIT ?3 OFFSET ?4
-"""
-_RESULT = """
-SELECT swarm_results.*, swarm_tasks.id AS task
-FROM swarm_tasks JOIN swarm_results ON swarm_results.task = swarm_tasks.key
-WHERE swarm_tasks.run_id = ? AND swarm_tasks.id = ?
+WHERE swarm_results.run_id = ?1 AND (?2 IS NULL OR ending = ?2) AND (?3 IS NULL OR swarm_tasks.id = ?3)
+ORDER BY swarm_results.task LIMIT ?4 OFFSET ?5
 """
 _ATTEMPTS = """
 SELECT swarm_attempts.*, swarm_tasks.id AS task
 FROM swarm_attempts JOIN swarm_tasks ON swarm_tasks.key = swarm_attempts.task
 WHERE swarm_attempts.run_id = ?1 AND (?2 IS NULL OR swarm_tasks.id = ?2) ORDER BY started_at, swarm_attempts.id
 """
-_FACTS = """
-SELECT session, name, at, fact FROM swarm_facts WHERE run_id = ?1 AND (?2 IS NULL OR name = ?2) ORDER BY id
-"""
+_FACTS = "SELECT session, name, at, fact FROM swarm_facts WHERE run_id = ?1 AND (?2 IS NULL OR name = ?2) ORDER BY id"
 _SESSIONS = """
 SELECT swarm_sessions.*, ends.ended_at, ends.outcome, ends.error
 FROM swarm_sessions LEFT JOIN swarm_session_ends AS ends
@@ -178,9 +170,9 @@ class SwarmStore:
     def close_session(
         self, run_id: str, session: int, *, at: float, outcome: SessionOutcome, error: str | None = None
     ) -> None:
-        ended = {"number": session, "ended_at": at, "outcome": outcome, "error": error}
         with self._store.transaction(run_id) as connection:
-            insert(connection, "swarm_session_ends", run_id=run_id, **ended)
+            ended = {"ended_at": at, "outcome": outcome, "error": error}
+            insert(connection, "swarm_session_ends", run_id=run_id, number=session, **ended)
 
     def record(self, run_id: str, rows: Sequence[Recorded]) -> list[TaskResult]:
         """All of them or none. The first result of a task stays; those that were written now, as `results` has them."""
@@ -188,7 +180,12 @@ class SwarmStore:
             return []
         written: list[TaskResult] = []
         with self._store.transaction(run_id) as connection:
-            keys = _keys(connection, run_id, rows)
+            keys: dict[str, int] = {}  # what the tables call the tasks
+            for name in {one.task for row in rows for one in (row.attempt, row.result) if one is not None}:
+                sql = "SELECT key FROM swarm_tasks WHERE run_id = ? AND id = ?"
+                if (found := connection.execute(sql, (run_id, storable(name))).fetchone()) is None:
+                    raise StoreError(f"run `{run_id}` has no task `{name}`")
+                keys[name] = found[0]
             for attempt in (row.attempt for row in rows if row.attempt is not None):
                 insert(connection, "swarm_attempts", attempt, run_id=run_id, task=keys[attempt.task])
             first = "ON CONFLICT (task) DO NOTHING"
@@ -208,13 +205,13 @@ class SwarmStore:
 
     def tasks(self, run_id: str) -> list[Task]:
         """In the order of the input."""
-        return [_task_of(row) for row in self._store.read(_TASKS, run_id)]
+        return [_task_of(row) for row in self._store.read(_TASKS, run_id, None)]
 
     def task(self, run_id: str, task_id: str) -> Task:
-        rows = self._store.read(_TASK, run_id, storable(task_id))
+        rows = self._store.read(_TASKS, run_id, storable(task_id))
         if rows:
             return _task_of(rows[0])
-        known = {squeeze(row["id"]): row["id"] for row in self._store.read(_TASKS, run_id)}
+        known = {squeeze(row["id"]): row["id"] for row in self._store.read(_TASKS, run_id, None)}
         hint = did_you_mean(similar_names(task_id, known), f"`skep swarm show {run_id}` lists them")
         raise UserError(f"run `{run_id}` has no task `{task_id}`", hint=hint)
 
@@ -226,12 +223,12 @@ class SwarmStore:
         self, run_id: str, *, offset: int = 0, limit: int | None = None, ending: str | None = None
     ) -> list[TaskResult]:
         """In the order of the input."""
-        rows = self._store.read(_RESULTS, run_id, ending, -1 if limit is None else limit, offset)
+        rows = self._store.read(_RESULTS, run_id, ending, None, -1 if limit is None else limit, offset)
         return read(rows, TaskResult, "task")
 
     def result(self, run_id: str, task_id: str) -> TaskResult | None:
-        found = read(self._store.read(_RESULT, run_id, storable(task_id)), TaskResult, "task")
-        return found[0] if found else None
+        rows = self._store.read(_RESULTS, run_id, None, storable(task_id), 1, 0)
+        return read(rows, TaskResult, "task")[0] if rows else None
 
     def attempts(self, run_id: str, task_id: str | None = None) -> list[Attempt]:
         """By the time they began."""
@@ -276,15 +273,3 @@ def _insert_tasks(connection: Connection, run_id: str, tasks: Iterable[Task], cl
         known = {"id": task.id, "stage": task.stage, "document": document_text(given_fields(task))}
         new += insert(connection, "swarm_tasks", None, clash, run_id=run_id, **known).rowcount
     return new
-
-
-def _keys(connection: Connection, run_id: str, rows: Iterable[Recorded]) -> dict[str, int]:
-    """Return what the tables call the tasks that are named here."""
-    keys: dict[str, int] = {}
-    for name in {one.task for row in rows for one in (row.attempt, row.result) if one is not None}:
-        sql = "SELECT key FROM swarm_tasks WHERE run_id = ? AND id = ?"
-        found: Row | None = connection.execute(sql, (run_id, storable(name))).fetchone()
-        if found is None:
-            raise StoreError(f"run `{run_id}` has no task `{name}`")
-        keys[name] = found[0]
-    return keys

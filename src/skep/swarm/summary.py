@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
@@ -205,11 +205,8 @@ def at_once(attempts: Sequence[Attempt]) -> int:
     """The most attempts under way at one moment. One sent while an answer that is all here is read is not counted."""
     edges = [(one.started_at, 1) for one in attempts]
     edges += [(one.ended_at - min(READING_S, max(0.0, one.ended_at - one.started_at) / 2), -1) for one in attempts]
-    most = now = 0
-    for _, step in sorted(edges):  # one that ends at the moment when another begins makes room for it
-        now += step
-        most = max(most, now)
-    return most
+    # Sorted, one that ends at the moment when another begins makes room for it.
+    return max(accumulate((step for _, step in sorted(edges)), initial=0))
 
 
 def busy_s(attempts: Iterable[Attempt]) -> float:
@@ -353,8 +350,7 @@ def _replicas(attempts: Sequence[Attempt]) -> Iterable[ReplicaRow]:
             if (seconds := one.ended_at - one.first_token_at) > 0
         ]
         failed, output = sum(one.outcome in _ERRORS for one in own), _told(one.output_tokens for one in done)
-        speed = median(speeds) if speeds else None
-        yield ReplicaRow(name, len(done), len(own), failed, output, _ttft(own), speed)
+        yield ReplicaRow(name, len(done), len(own), failed, output, _ttft(own), median(speeds) if speeds else None)
 
 
 def _energy(rows: Rows, price: float | None) -> EnergyAccount | None:

@@ -263,44 +263,39 @@ def _json_rows(text: str) -> Rows:
             document = parse(line.strip(), once=True)
         except NotJson as error:
             why = str(error).replace(" at line 1 column ", " at column ")
-            yield number, Faulty(f"not JSON: {why} in `{shortened(' '.join(line.split()), 50)}`")
-            continue
+            document = Faulty(f"not JSON: {why} in `{shortened(' '.join(line.split()), 50)}`")
         if isinstance(document, list):
             document = Faulty("a list; one object a line is wanted (`jq -c '.[]'` makes them)")
-        elif not isinstance(document, dict):
+        elif not isinstance(document, dict | Faulty):
             document = Faulty('an object is wanted, such as {"id": "a", "prompt": "..."}')
         yield number, document
 
 
 def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
     """UserError where the columns are not those that the template asks for. A quoted field may hold line ends."""
-    rows: list[tuple[int, list[str] | Faulty]] = []  # the line where each begins, and its fields
-    line = 1
     before = csv.field_size_limit(len(text) + 1)  # the module's own limit, for all of the process: put back
     delimiter = "\t" if name.lower().endswith(".tsv") else ","
     reader = csv.reader(StringIO(text, newline=""), strict=True, delimiter=delimiter)
+    columns: list[str] = []
+    line = 1  # where the next row begins
     try:
-        for read in reader:
-            rows.append((line, read))
-            line = reader.line_num + 1
+        for row in reader:
+            begin, line = line, reader.line_num + 1
+            if row and not columns:
+                columns = [column.strip() for column in row]
+                _check_columns(columns, name, begin, template)
+            elif row and len(row) != len(columns):
+                yield begin, Faulty(f"{len(row)} fields, and the header has {len(columns)}")
+            elif row:
+                fields = dict(zip(columns, row, strict=True))
+                own = {key: fields[key] for key in ("id", "system") if fields.get(key, "").strip()}
+                yield begin, {**own, "prompt": fields["prompt"] if template is None else template.fill(fields)}
     except csv.Error as error:  # after a broken quote, nothing more is read
-        rows.append((line, Faulty(f"broken CSV: {error}")))
+        yield line, Faulty(f"broken CSV: {error}")
     finally:
         csv.field_size_limit(before)
-    header_at, header = next(((line, row) for line, row in rows if row and isinstance(row, list)), (1, []))
-    columns = [column.strip() for column in header]
-    _check_columns(columns, name, header_at, template)
-    for line, row in rows:
-        if line <= header_at or not row:
-            continue
-        if isinstance(row, Faulty):
-            yield line, row
-        elif len(row) != len(columns):
-            yield line, Faulty(f"{len(row)} fields, and the header has {len(columns)}")
-        else:
-            fields = dict(zip(columns, row, strict=True))
-            own = {key: fields[key] for key in ("id", "system") if fields.get(key, "").strip()}
-            yield line, {**own, "prompt": fields["prompt"] if template is None else template.fill(fields)}
+    if not columns:
+        _check_columns(columns, name, 1, template)
 
 
 def _check_columns(columns: list[str], name: str, line: int, template: Template | None) -> None:

@@ -35,7 +35,7 @@ from skep.errors import SkepError
 from skep.host.facts import lasting_json
 from skep.quality.banks import DRILLS, Bank, choose_bank
 from skep.quality.judging import AnsweredItem, Judge, needs_sandbox
-from skep.quality.trial import CacheBypass, ItemPass
+from skep.quality.trial import ItemPass, uncached
 from skep.quality.words import points
 from skep.sandbox.detect import open_sandbox
 from skep.stats.noninferiority import Claim, claim_of, paired_difference
@@ -253,8 +253,8 @@ class QualityGuard:
     ) -> list[Request]:
         """In the order in which they ended. Prompts are never taken from a cache: that alone can change an answer."""
         items, width = self.bank.items, self.plan.concurrency
-        cold, one = CacheBypass.for_engine(endpoint.engine, secrets.token_hex(8)), ItemPass(width, 0)
-        tasks = [cold.task(item, one, index, temperature=0.0) for index, item in enumerate(items)]
+        one, engine, salt = ItemPass(width, 0), endpoint.engine, secrets.token_hex(8)
+        tasks = [one.task(item, index, 0.0, uncached(engine, one, index, salt)) for index, item in enumerate(items)]
         done = 0
 
         def took(_row: Request) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import json
 import re
 import textwrap
 import types
@@ -102,7 +103,9 @@ def look_at_calls(job: dict[str, Any], link: WorkerLink, report: CheckReport) ->
     link.send({"blocks": job["blocks"], "entry_point": values["entry_point"], "calls": calls})
     report.note = link.receive().get("note", "")
     for number, arguments in enumerate(calls):
-        name = f"{values['entry_point']}{shown_call(arguments)}"
+        named = isinstance(arguments, dict)
+        parts = [f"{key}={shown(one)}" for key, one in arguments.items()] if named else map(shown, arguments)
+        name = values["entry_point"] + f"({', '.join(parts)})"[:120]
         told = link.receive()
         raised = told.get("raised")
         if number >= len(cases):
@@ -112,12 +115,6 @@ def look_at_calls(job: dict[str, Any], link: WorkerLink, report: CheckReport) ->
         else:
             want, have = cases[number][1], decoded(told.get("value"))
             report.check(name, alike(want, have), f"gave {shown(have)}, not {shown(want)}")
-
-
-def shown_call(arguments: Any) -> str:
-    if isinstance(arguments, dict):
-        return f"({', '.join(f'{key}={shown(value)}' for key, value in arguments.items())})"[:120]
-    return f"({', '.join(shown(value) for value in arguments)})"[:120]
 
 
 def try_calls(job: dict[str, Any], say: Say) -> None:
@@ -136,14 +133,11 @@ def try_calls(job: dict[str, Any], say: Say) -> None:
         say(**told)
 
 
-class UnsupportedValue:
+class UnsupportedValue(str):
     """What JSON cannot hold: told by its type and looks, and like nothing."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 def encoded(value: Any, depth: int = 0) -> Any:
@@ -177,20 +171,19 @@ def decoded(value: Any) -> Any:
         return value if not isinstance(value, list) else UnsupportedValue("?")
     try:
         ((kind, held),) = value.items()
-        match kind:
-            case "int":
-                return int(held, 16)
-            case "float":
-                return float.fromhex(held)
-            case "list":
-                return [decoded(one) for one in held]
-            case "dict":
-                return {_key(decoded(key)): decoded(one) for key, one in held}
-            case "bytes":
-                return bytes.fromhex(held)
-    except (ValueError, TypeError):
+        return _DECODERS[kind](held)
+    except (ValueError, TypeError, KeyError):
         return UnsupportedValue("?")
-    return UnsupportedValue(str(value.get("foreign", "?")))
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "int": lambda held: int(held, 16),
+    "float": float.fromhex,
+    "list": lambda held: [decoded(one) for one in held],
+    "dict": lambda held: {_key(decoded(key)): decoded(one) for key, one in held},
+    "bytes": bytes.fromhex,
+    "foreign": lambda held: UnsupportedValue(str(held)),
+}
 
 
 def alike(want: Any, have: Any) -> bool:
@@ -216,9 +209,7 @@ def shown(value: Any) -> str:
 
 
 def _key(key: Any) -> str:
-    if isinstance(key, (str, UnsupportedValue)):
-        return str(key)
-    return {True: "true", False: "false", None: "null"}.get(key, str(key)) if isinstance(key, bool | None) else str(key)
+    return json.dumps(key) if isinstance(key, bool | None) else str(key)
 
 
 def look_at_match(job: dict[str, Any], link: WorkerLink, report: CheckReport) -> None:

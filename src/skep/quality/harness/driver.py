@@ -11,7 +11,9 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from .link import CheckReport, WorkerGone, WorkerLink
+from .checks import KINDS
+from .link import CheckReport, WorkerLink
+from .worker import Broken, work
 
 
 def main() -> None:
@@ -22,47 +24,31 @@ def main() -> None:
     told_out, told_in = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(job_in)
-        os.close(told_out)
-        _as_worker(kind, job_out, told_in)
+        try:
+            os.close(job_in)
+            os.close(told_out)
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for number in (0, 1, 2):  # what the answer prints goes nowhere, and there is nothing for it to read
+                os.dup2(nowhere, number)
+            work(KINDS[kind][1], job_out, told_in)
+        finally:
+            os._exit(1)
     os.close(job_out)
     os.close(told_in)
     import ctypes
 
     with suppress(OSError, AttributeError):  # the other process has the same user, and could read this one's memory
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
-    _report(kind, WorkerLink(pid, job_in, told_out))
-
-
-def _report(kind: str, link: WorkerLink) -> None:
     job: dict[str, Any] = json.loads(sys.stdin.buffer.read())
-    mark = job.pop("mark")
-    link.begin(job.pop("seconds"))
-    report = CheckReport()
+    mark, link, report = job.pop("mark"), WorkerLink(pid, job_in, told_out, job.pop("seconds")), CheckReport()
     try:
-        from .checks import KINDS
-
         KINDS[kind][0]({**job, "kind": kind}, link, report)
-    except WorkerGone as silent:
-        report.end(silent.outcome, silent.detail)
+    except Broken as ended:
+        report.ended = ended
     link.kill()
     sys.stdout.write(f"\n{mark}{json.dumps(report.document())}\n")
     sys.stdout.flush()
     os._exit(0)
-
-
-def _as_worker(kind: str, job: int, told: int) -> None:
-    """Never returns. What the answer prints goes nowhere, and there is nothing for it to read."""
-    try:
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
-            os.dup2(nowhere, number)
-        from .checks import KINDS
-        from .worker import work
-
-        work(KINDS[kind][1], job, told)
-    finally:
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -11,18 +11,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from .worker import Broken
+
 _POLL_S = 0.02
+_SETTLE_S = 0.2  # for a process to end, once its pipe is closed
 _ENDS = ("broken", "wrong", "exceeded", "no answer")  # what the other process may say; a pass is not for it to tell
 _MOST_BYTES = 8 << 20  # of messages: more is a flood
-
-
-class WorkerGone(Exception):
-    """No message will come any more."""
-
-    def __init__(self, outcome: str, detail: str) -> None:
-        super().__init__(detail)
-        self.outcome = outcome
-        self.detail = detail
 
 
 class CheckReport:
@@ -31,40 +25,33 @@ class CheckReport:
     def __init__(self) -> None:
         self.checks: list[dict[str, Any]] = []
         self.note = ""
-        self._ended: tuple[str, str] | None = None
+        self.ended: Broken | None = None  # before all was looked at
 
     def check(self, name: str, passed: bool, detail: str = "") -> None:
         self.checks.append({"name": name, "passed": bool(passed), "detail": detail})
 
-    def end(self, outcome: str, detail: str) -> None:
-        self._ended = (outcome, detail)
-
     def document(self) -> dict[str, Any]:
         failed = [one for one in self.checks if not one["passed"]]
-        if self._ended is not None:
-            outcome, detail = self._ended
-        elif failed or not self.checks:
-            outcome = "wrong"
-            detail = _told(failed, alone=len(self.checks) == 1) if failed else "nothing could be looked at"
-        else:
+        outcome, detail = "wrong", "nothing could be looked at"
+        if self.ended is not None:
+            outcome, detail = self.ended.outcome, self.ended.detail
+        elif failed:
+            why = str(failed[0]["detail"])
+            more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+            told_with_name = f"not so: {failed[0]['name']}{f': {why}' if why else ''}{more}"
+            detail = why if why and len(self.checks) == 1 else told_with_name
+        elif self.checks:
             outcome, detail = "passed", ""
         told = "; ".join(part for part in (detail, self.note) if part)
         return {"outcome": outcome, "detail": told, "checks": self.checks}
 
 
-def _told(failed: list[dict[str, Any]], *, alone: bool) -> str:
-    first = failed[0]
-    if alone and first["detail"]:
-        return str(first["detail"])
-    more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-    why = f": {first['detail']}" if first["detail"] else ""
-    return f"not so: {first['name']}{why}{more}"
-
-
 class WorkerLink:
     """Messages count only with the token that went with the job; what the answer's code writes is passed over."""
 
-    def __init__(self, pid: int, job: int, told: int) -> None:
+    def __init__(self, pid: int, job: int, told: int, seconds: float) -> None:
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
         self._pid = pid
         self._job = job
         self._told = told
@@ -72,12 +59,6 @@ class WorkerLink:
         self._held = b""
         self._read_bytes = 0
         self._waited: int | None = None
-        self._seconds = 0.0
-        self._deadline = 0.0
-
-    def begin(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
 
     def send(self, job: Mapping[str, Any]) -> None:
         """All that the other process is told, once."""
@@ -86,32 +67,21 @@ class WorkerLink:
             pipe.write(data)
 
     def receive(self) -> dict[str, Any]:
-        """The next message; raises `Silent` when the process has ended, says that it cannot go on, or time is up."""
-        message = self._next(self._deadline)
-        if message is None:
-            raise WorkerGone("exceeded", f"still running after {self._seconds:.0f} s")
-        if "outcome" in message:
-            outcome = message["outcome"] if message["outcome"] in _ENDS else "broken"
-            raise WorkerGone(outcome, str(message.get("detail", "")))
-        return message
-
-    def kill(self) -> None:
-        if self._waited is None:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-
-    def _next(self, deadline: float) -> dict[str, Any] | None:
+        """Return the next message; `Broken` if the process has ended, says that it cannot go on, or time is up."""
         while True:
             while b"\n" in self._held:
                 line, _, self._held = self._held.partition(b"\n")
-                if line.startswith(self._token):
-                    with suppress(ValueError):
-                        message = json.loads(line[len(self._token) :])
-                        if isinstance(message, dict):
-                            return message
-            left = deadline - time.monotonic()
+                message: Any = None
+                with suppress(ValueError):
+                    message = json.loads(line[len(self._token) :]) if line.startswith(self._token) else None
+                if isinstance(message, dict):
+                    if "outcome" not in message:
+                        return message
+                    outcome = message["outcome"] if message["outcome"] in _ENDS else "broken"
+                    raise Broken(str(message.get("detail", "")), outcome)
+            left = self._deadline - time.monotonic()
             if left <= 0:
-                return None
+                raise Broken(f"still running after {self._seconds:.0f} s", "exceeded")
             gone = self._gone()
             if select.select([self._told], [], [], 0 if gone else min(left, _POLL_S))[0]:
                 read = os.read(self._told, 1 << 16)
@@ -120,29 +90,28 @@ class WorkerLink:
                     self._held += read
                     continue
                 if read:
-                    raise WorkerGone("exceeded", "too much output")
-                gone = self._gone(wait=True)
+                    raise Broken("too much output", "exceeded")
+                gone = self._gone(_SETTLE_S) or "it closed the way to report"
             if gone:
-                raise WorkerGone("broken", gone)
+                raise Broken(gone)
 
-    def _gone(self, *, wait: bool = False) -> str:
-        """Return how it ended; empty while it runs."""
+    def kill(self) -> None:
         if self._waited is None:
-            pid, status = os.waitpid(self._pid, 0 if wait and self._settle() else os.WNOHANG)
-            if pid == 0:
-                return "it closed the way to report" if wait else ""
-            self._waited = status
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def _gone(self, patience_s: float = 0.0) -> str:
+        """Return how it ended; empty if it still runs after so long."""
+        until = time.monotonic() + patience_s
+        while self._waited is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self._waited = status
+            elif time.monotonic() < until:
+                time.sleep(0.005)
+            else:
+                return ""
         if os.WIFSIGNALED(self._waited):
             number = os.WTERMSIG(self._waited)
             return f"the code's process was ended by {signal.Signals(number).name if number < 32 else number}"
         return f"the code ended its process with status {os.WEXITSTATUS(self._waited)} before it was judged"
-
-    def _settle(self) -> bool:
-        """Return whether the process ends within a moment, now that its pipe is closed."""
-        until = time.monotonic() + 0.2
-        while time.monotonic() < until:
-            found = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-            if found is not None:
-                return True
-            time.sleep(0.005)
-        return False

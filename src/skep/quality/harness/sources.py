@@ -29,6 +29,7 @@ Wanted = Callable[[str], bool]
 # With one block, by the number of those that hung; an example that waits for somebody is left out, a program is not.
 _PATIENCE_S = (3.0, 1.0, 1.0, 1.0)
 _DEFINED = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
+_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 Unit = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -38,8 +39,11 @@ def completed(prompt: str, entry_point: str, code: str) -> tuple[tuple[str, ...]
     if _defines(whole, entry_point):
         return (above(prompt, entry_point),), whole, ""
     for body in _bodies(code):
-        if _compiles(text := f"{prompt.rstrip()}\n{body}\n") and _defines(text, entry_point):
-            return (), text, "a body alone"
+        text = f"{prompt.rstrip()}\n{body}\n"
+        with suppress(*_UNREADABLE):
+            compile(text, "answer.py", "exec", dont_inherit=True)
+            if _defines(text, entry_point):
+                return (), text, "a body alone"
     return (above(prompt, entry_point),), whole, ""
 
 
@@ -60,19 +64,10 @@ def _bodies(code: str) -> list[str]:
     ]
 
 
-def _compiles(code: str) -> bool:
-    try:
-        compile(code, "answer.py", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
-
-
 def parsed(code: str) -> ast.Module | None:
-    try:
+    with suppress(*_UNREADABLE):
         return ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    return None
 
 
 def _defines(code: str, name: str) -> bool:
@@ -104,8 +99,7 @@ def named(node: ast.stmt) -> tuple[str, ...]:
 
 
 def as_one_file(code: str, others: frozenset[str] = frozenset()) -> str:
-    """An answer in several files is joined into one: imports of its own files are left out, if all they name is there,
-    or among `others`.
+    """Join several files: imports of its own files are left out, if all they name is there, or among `others`.
 
     Line numbers stay as they are, unless an import of `__future__` had to be moved to the top.
     """
@@ -270,7 +264,10 @@ class _BlockRunner:
                 continue
             held.clear()
             held.update(names)
-            if isinstance(error, NameError) and number not in self._late and self._can_wait(code, error):
+            # Files may come in any order: what is missing is defined later, and nothing of this block is.
+            later: set[str] = set().union(*(_given(text) for _, text, _ in self._todo))
+            can_wait = isinstance(error, NameError) and error.name in later and not later & _given(code)
+            if can_wait and number not in self._late:
                 self._late.add(number)
                 self._todo.append((number, code, asked))
             else:
@@ -288,11 +285,6 @@ class _BlockRunner:
         elif any(held.get(name) is not names.get(name) for name in self._solid & set(names)):
             return "gives other values to the program's names"
         return None
-
-    def _can_wait(self, code: str, error: NameError) -> bool:
-        """Files may come in any order: what is missing is defined later, and nothing of this block is."""
-        later: set[str] = set().union(*(_given(text) for _, text, _ in self._todo))
-        return error.name in later and not later & _given(code)
 
     def _say(self, kind: str, number: int, error: str = "") -> None:
         os.write(self._writing, json.dumps([kind, number, error]).encode() + b"\n")

@@ -14,7 +14,7 @@ _LONGEST = 300
 
 
 class Broken(Exception):
-    """The code cannot be tried at all; `outcome` is broken unless it was a limit."""
+    """The code cannot be tried, or its process tells no more; `outcome` is broken unless it was a limit."""
 
     def __init__(self, detail: str, outcome: str = "broken") -> None:
         super().__init__(detail)
@@ -25,48 +25,34 @@ class Broken(Exception):
 def work(try_out: Callable[[dict[str, Any], Say], None], job_fd: int, told_fd: int) -> None:
     with os.fdopen(job_fd, "rb") as pipe:
         job = json.loads(pipe.read())
-    say = _saying(told_fd, job.pop("token").encode())
+    token, write, encoded = job.pop("token").encode(), os.write, json.dumps  # held: the code may change the modules
+
+    def say(**message: Any) -> None:
+        line = token + encoded(message).encode() + b"\n"
+        while line:
+            line = line[write(told_fd, line) :]
+
     try:
         try_out(job, say)
-    except Broken as broken:
-        say(outcome=broken.outcome, detail=broken.detail)
     except BaseException as error:
         last = _broken(error, "could not be tried")
         say(outcome=last.outcome, detail=last.detail)
 
 
-def _saying(fd: int, token: bytes) -> Say:
-    """Holds what it needs, as the code may change the modules."""
-    write, encoded = os.write, json.dumps
-
-    def say(**message: Any) -> None:
-        line = token + encoded(message).encode() + b"\n"
-        while line:
-            line = line[write(fd, line) :]
-
-    return say
-
-
-def load(code: str, *before: str, name: str = "answer") -> types.ModuleType:
+def load(code: str, *before: str) -> types.ModuleType:
     """Return a module made of the answer's code, after code of ours; `__name__` is not `__main__`."""
-    module = types.ModuleType(name)
-    module.__file__ = f"{name}.py"
-    sys.modules[name] = module
-    for number, text in enumerate((*before, code)):
-        own = number < len(before)
-        run(text, module, "given.py" if own else f"{name}.py")
+    module = types.ModuleType("answer")
+    module.__file__ = "answer.py"
+    sys.modules["answer"] = module
+    for text, file in (*((one, "given.py") for one in before), (code, "answer.py")):
+        when = "does not compile"
+        try:
+            program = compile(text, file, "exec", dont_inherit=True)
+            when = "before it could be tried"
+            exec(program, module.__dict__)  # noqa: S102 - this is the place for it
+        except BaseException as error:
+            raise _broken(error, when) from None
     return module
-
-
-def run(code: str, module: types.ModuleType, file: str) -> None:
-    try:
-        program = compile(code, file, "exec", dont_inherit=True)
-    except BaseException as error:
-        raise _broken(error, "does not compile") from None
-    try:
-        exec(program, module.__dict__)  # noqa: S102 - this is the place for it
-    except BaseException as error:
-        raise _broken(error, "before it could be tried") from None
 
 
 def described(error: BaseException) -> str:

@@ -11,8 +11,8 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Self
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any
 
 import msgspec
 
@@ -63,42 +63,38 @@ class SchemaChecks:
 
     async def _asked(self, line: bytes) -> str | None:
         for _ in range(_TRIES):
-            child = await self._started()
+            if self._child is None:
+                # In a session of its own: Ctrl-C is the runner's alone. `-P`: nothing of the user's folder is imported.
+                self._child = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", "skep.swarm.checking.schemas", str(self._compute_s)),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,
+                    limit=_LIMIT,
+                )
+            child = self._child
             assert child.stdin is not None
             assert child.stdout is not None
+            answer = b""
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     child.stdin.write(line)
                     await child.stdin.drain()
                     answer = await child.stdout.readline()
-                if answer.endswith(b"\n"):
-                    fault: str | None = json.loads(answer)["fault"]
-                    return fault
-                code, self._child = await child.wait(), None
-                if code == -signal.SIGPROF:
-                    return TOO_LONG
             except TimeoutError:
-                await self.close()
                 return TOO_LONG
             except (BrokenPipeError, ConnectionResetError):
-                await self.close()
-            except asyncio.CancelledError:
-                await self.close()  # its answer would be taken for that to the next question
-                raise
+                pass
+            finally:
+                if not answer.endswith(b"\n"):  # what still comes would be taken for the answer to the next question
+                    await self.close()
+            if answer.endswith(b"\n"):
+                fault: str | None = json.loads(answer)["fault"]
+                return fault
+            if child.returncode == -signal.SIGPROF:
+                return TOO_LONG
         raise SkepError("the process that checks schemas does not stay alive", hint="is there memory left?")
-
-    async def _started(self) -> asyncio.subprocess.Process:
-        """In a session of its own: Ctrl-C is the runner's alone. `-P`: nothing is imported from the user's folder."""
-        if self._child is None:
-            self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "skep.swarm.checking.schemas", str(self._compute_s)),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-                limit=_LIMIT,
-            )
-        return self._child
 
 
 Demand = Callable[[Any], str | None]
@@ -114,7 +110,7 @@ class CheckedAnswer(msgspec.Struct, frozen=True):
     complaint: str | None = None  # the model is told it, and must not learn the right answer from it
 
 
-class AnswerChecker:
+class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
     """The checks of a run. A sandbox, or a process for slow schemas, is opened when the first answer needs it."""
 
     def __init__(self, demand: Demand | None = None) -> None:
@@ -124,9 +120,6 @@ class AnswerChecker:
         self._judge: Judge | None = None
         self._schemas = SchemaChecks()
         self._opening = asyncio.Lock()  # there is one sandbox, however many answers need it at once
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
@@ -145,18 +138,14 @@ class AnswerChecker:
         if not said.text.strip():
             silence = "nothing but thinking, no answer" if said.reasoning else "the answer is empty"
             return CheckedAnswer(False, "", complaint=silence)
-        value = None
+        value = complaint = None
         if task.schema is not None:
             value, complaint = await self._read(task.schema, said.text)
             if complaint is None and self._demand is not None:
                 complaint = self._demand(value)
-            if complaint is not None:
-                return CheckedAnswer(False, said.text, complaint=complaint)
-        if task.checker is not None:
+        if complaint is None and task.checker is not None:
             complaint = await self._judged(_item(task), said.text)
-            if complaint is not None:
-                return CheckedAnswer(False, said.text, value, complaint)
-        return CheckedAnswer(True, said.text, value)
+        return CheckedAnswer(complaint is None, said.text, value, complaint)
 
     async def close(self) -> None:
         await self._schemas.close()

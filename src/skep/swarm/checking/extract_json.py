@@ -52,8 +52,6 @@ def values_in(text: str) -> list[Any]:
 def why_none(text: str) -> str:
     """Return why there is no JSON in it, for the model that wrote it."""
     text = text[:LONGEST].strip()
-    if not text:
-        return "the answer is empty"
     if not _OPENING.match(text):
         return "the answer holds no JSON"
     start = _START.search(text)
@@ -94,20 +92,14 @@ def _sound(value: Any, text: str) -> Any:
             raise NotJson("a text in it holds half of a surrogate pair") from None
         except RecursionError:
             raise NotJson("it is nested too deeply") from None
-    if text.count("{") + text.count("[") > DEEPEST and is_deeper_than(value, DEEPEST):
-        raise NotJson(f"it is nested more than {DEEPEST} levels deep")
+    if text.count("{") + text.count("[") > DEEPEST:
+        level = [value]
+        for _ in range(DEEPEST + 1):  # without recursion, so that nothing that was nested on purpose can hurt
+            insides = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+            level = list(chain.from_iterable(insides))
+        if level:
+            raise NotJson(f"it is nested more than {DEEPEST} levels deep")
     return value
-
-
-def is_deeper_than(value: Any, most: int) -> bool:
-    """Without recursion, so that nothing that was nested on purpose can hurt."""
-    level = [value]
-    for _ in range(most + 1):
-        insides = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
-        level = list(chain.from_iterable(insides))
-        if not level:
-            return False
-    return True
 
 
 def _no_constant(name: str) -> Never:
