@@ -14,8 +14,20 @@ from small_search import BASELINE, SLOTS, NumberedBench, SmallSearch, a_tuning
 from skep import __version__
 from skep.errors import EngineError, StoreError, UserError
 from skep.store.database import open_store
-from skep.tuner.records import BenchProgress, ConfigFailure, Knob, KnobConfig, StageDecision, TuneReading
-from skep.tuner.running import RequestFinished, RequestStarted, StageDecided, TuningJournal, replay_answers, run_search
+from skep.tuner.records import (
+    BenchProgress,
+    BenchRequest,
+    BenchResult,
+    ConfigFailure,
+    Knob,
+    KnobConfig,
+    MeasurementRound,
+    MeasureRequest,
+    StageDecision,
+    TuneReading,
+    TuneStage,
+)
+from skep.tuner.running import TuningJournal, replay_answers, run_search
 from skep.tuner.search import KnobSearch
 from skep.tuner.setup import parse_goal
 from skep.tuner.simulated import SimulatedBench
@@ -213,16 +225,19 @@ def test_who_watches_is_told_what_is_stored_already(journal, tunings):
     """A stage is told after it is in the file, and once."""
     told = []
 
+    def count(kind):
+        return sum(isinstance(event, kind) for event in told)
+
     def on_event(event):
-        told.append(type(event))
-        if isinstance(event, StageDecided):
-            assert tunings.stages(journal.tuning.id)[-1] == event.stage or event.stage.decision is StageDecision.FAILED
-        if isinstance(event, RequestFinished):
-            assert tunings.find("last").answers == told.count(RequestFinished)
+        told.append(event)
+        if isinstance(event, TuneStage):
+            assert tunings.stages(journal.tuning.id)[-1] == event or event.decision is StageDecision.FAILED
+        if isinstance(event, BenchResult):
+            assert tunings.find("last").answers == count(BenchResult)
 
     search_now(SmallSearch(), NumberedBench(), journal, on_event=on_event)
-    assert told[:4] == [RequestStarted, BenchProgress, RequestFinished, StageDecided]
-    assert (told.count(RequestStarted), told.count(RequestFinished), told.count(StageDecided)) == (7, 7, 6)
+    assert [type(event) for event in told[:4]] == [MeasureRequest, BenchProgress, MeasurementRound, TuneStage]
+    assert (count(BenchRequest), count(BenchResult), count(TuneStage)) == (7, 7, 6)
 
 
 def test_request_that_never_ends_is_broken_off(journal, tunings):

@@ -30,7 +30,7 @@ from skep.tuner.records import (
     Tuning,
     value_words,
 )
-from skep.tuner.running import RequestFinished, RequestStarted, StageDecided, TuneEvent
+from skep.tuner.running import TuneEvent
 from skep.tuner.setup import PreparedTuning, prospect_lines, prospects
 from skep.tuner.store import TuningRecord, TuningState, failure_json, tuning_json
 from skep.units import UNKNOWN, format_seconds, known, milliseconds, number, printable, seconds, shortened
@@ -352,16 +352,15 @@ class TuneStatus:
     progress: BenchProgress | None = None
 
     def take(self, event: TuneEvent) -> None:
-        match event:
-            case RequestStarted():
-                self.request, self.progress = event.request, None
-            case BenchProgress():
-                self.progress = event
-            case RequestFinished():
-                self.request, self.progress = None, None
-                self.spent_s += event.answer.seconds
-            case StageDecided():
-                self.stages.append(event.stage)
+        if isinstance(event, BenchProgress):
+            self.progress = event
+        elif isinstance(event, TuneStage):
+            self.stages.append(event)
+        elif isinstance(event, BenchRequest):
+            self.request, self.progress = event, None
+        else:
+            self.request, self.progress = None, None
+            self.spent_s += event.seconds
 
 
 def status_lines(status: TuneStatus, page: Page, running_s: float) -> list[Line]:

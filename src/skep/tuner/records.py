@@ -46,7 +46,8 @@ class KnobConfig(msgspec.Struct, frozen=True, dict=True):
         return hash(self.values)
 
     @cached_property
-    def _by_knob(self) -> dict[str, Value]:
+    def as_dict(self) -> dict[str, Value]:
+        """Not to be written to."""
         return dict(self.values)
 
     @classmethod
@@ -54,21 +55,17 @@ class KnobConfig(msgspec.Struct, frozen=True, dict=True):
         return cls(tuple(sorted(values.items())))
 
     def __getitem__(self, knob: str) -> Value:
-        return self._by_knob[knob]
+        return self.as_dict[knob]
 
     def get(self, knob: str, default: Value = None) -> Value:
-        return self._by_knob.get(knob, default)
-
-    @property
-    def as_dict(self) -> dict[str, Value]:
-        return dict(self._by_knob)
+        return self.as_dict.get(knob, default)
 
     def turned(self, changes: Mapping[str, Value]) -> KnobConfig:
         return KnobConfig.of({**self.as_dict, **changes})
 
     def changes_from(self, other: KnobConfig) -> tuple[KnobChange, ...]:
         """Return what makes this one out of the other."""
-        there = other._by_knob
+        there = other.as_dict
         return tuple(
             KnobChange(knob, there.get(knob), value) for knob, value in self.values if there.get(knob) != value
         )

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-import msgspec
 from msgspec.structs import replace
 
 from skep import __version__
@@ -118,24 +117,8 @@ class TuningJournal:
 SHORTEST_LIMIT_S = 1800.0  # a request may take that long, however short the budget is
 
 
-class RequestStarted(msgspec.Struct, frozen=True):
-    request: BenchRequest
-
-
-class RequestFinished(msgspec.Struct, frozen=True):
-    """Its answer is stored."""
-
-    request: BenchRequest
-    answer: BenchResult
-
-
-class StageDecided(msgspec.Struct, frozen=True):
-    """It is stored, too."""
-
-    stage: TuneStage
-
-
-TuneEvent = RequestStarted | BenchProgress | RequestFinished | StageDecided
+# A request that begins, how it goes on, its answer and the stages that it decided; those two are stored by then.
+TuneEvent = BenchRequest | BenchProgress | BenchResult | TuneStage
 OnEvent = Callable[[TuneEvent], None]
 
 
@@ -153,13 +136,9 @@ def replay_answers(journal: TuningJournal, search: KnobSearch) -> float:
 
 
 async def run_search(
-    search: KnobSearch,
-    bench: Bench,
-    journal: TuningJournal,
-    *,
-    on_event: OnEvent = lambda _: None,
+    search: KnobSearch, bench: Bench, journal: TuningJournal, *, on_event: OnEvent = lambda _: None,
     longest_s: float | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Until the search asks for nothing more. `longest_s`: for one request; by default no less than the whole budget.
 
     Cancelled: the request under way leaves nothing, what was decided stands; `TuningJournal.resume` goes on from there.
@@ -167,15 +146,17 @@ async def run_search(
     limit_s = longest_s or max(SHORTEST_LIMIT_S, journal.tuning.budget_s)
     with journal:
         while (request := search.following()) is not None:
-            _tell(journal.decided(search.stages), on_event)
-            on_event(RequestStarted(request))
+            for stage in journal.decided(search.stages):
+                on_event(stage)
+            on_event(request)
             await asyncio.sleep(0)  # a bench in virtual time never waits: Ctrl-C is heard here
             answer = await _carried_out(request, bench, on_event, limit_s)
             search.took(answer)
             fresh = journal.took(request, answer, search.stages)
-            on_event(RequestFinished(request, answer))
-            _tell(fresh, on_event)
-        _tell(journal.decided(search.stages), on_event)
+            for event in (answer, *fresh):
+                on_event(event)
+        for stage in journal.decided(search.stages):
+            on_event(stage)
         journal.end("done", search.ended)
 
 
@@ -192,8 +173,3 @@ async def _carried_out(request: BenchRequest, bench: Bench, on_progress: OnProgr
             raise
         hint = "what was decided before is kept; `skep tune resume` tries it again"
         raise EngineError(f"`{request.words}` was broken off after {format_seconds(limit_s)}", hint=hint) from error
-
-
-def _tell(stages: Sequence[TuneStage], on_event: OnEvent) -> None:
-    for stage in stages:
-        on_event(StageDecided(stage))
