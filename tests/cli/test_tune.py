@@ -115,7 +115,7 @@ def a_tuning_that_was_cut_off_ends_as_it_would_have(whole):
 async def cut_off_after(answers):
     paths = user_paths(os.environ)
     ready = prepare(OPTIONS, paths)
-    search, bench = ready.search(), SimulatedBench(PlannedTruth(ready.space), seed=3, together=False)
+    search, bench = ready.search(), SimulatedBench(PlannedTruth(ready.space), seed=3)
     with open_store(paths.store) as store, TuningJournal.begin(TuningStore(store), ready.tuning, time.time) as journal:
         replay_answers(journal, search)
         for _ in range(answers):

@@ -283,9 +283,6 @@ class Played(KnownEffects):
         speed = self.truth(config)
         return TuneReading(speed, speed, speed / 4, 90.0, 20.0, 10.0, 12)
 
-    def dies(self, _config):
-        return None
-
     def at(self, config, _concurrency):
         return self.figure(config)
 

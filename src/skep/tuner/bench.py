@@ -172,7 +172,7 @@ async def _bench(
 ) -> AsyncIterator[Bench]:  # fmt: skip
     tuning = journal.tuning
     if tuning.simulated:
-        yield SimulatedBench(PlannedTruth(ready.space), seed=tuning.seed, together=False, now_s=spent_s)
+        yield SimulatedBench(PlannedTruth(ready.space), seed=tuning.seed, now_s=spent_s)
         return
     host, base = read_host(), ready.base
     async with AsyncExitStack() as stack:

@@ -77,17 +77,15 @@ class Predictor:
 
     def refusal(self, config: KnobConfig) -> str | None:
         if config not in self._refusals:
-            self._refusals[config] = self._refused(config)
+            self._refusals[config] = own_refusal(config, self.base) or self._refused(config)
         return self._refusals[config]
 
     def predict(self, config: KnobConfig) -> float | None:
-        found = self.outcome(config)
-        if found is None or self.aim.metric == "effective_tok_s":
-            return None if found is None else found.effective_tok_s
-        if self.aim.metric == "task_tok_s":
-            return found.task_tok_s
-        watts = self.watts(config)
-        return found.effective_tok_s / watts if watts else None
+        if (found := self.outcome(config)) is None:
+            return None
+        if self.aim.metric == "tok_per_joule":
+            return found.effective_tok_s / watts if (watts := self.watts(config)) else None
+        return found.task_tok_s if self.aim.metric == "task_tok_s" else found.effective_tok_s
 
     def start_s(self, config: KnobConfig) -> float:
         engine, setup = self.base.engine, self.setup(config)
@@ -107,10 +105,9 @@ class Predictor:
         return tasks_for(self.aim.concurrency, [per_s]) / per_s
 
     def spare_bytes(self, config: KnobConfig) -> float | None:
-        found = self._placed(config)
-        if found is None:
+        if (placed := self._placed(config)) is None:
             return None
-        setup, rig = found
+        setup, rig = placed
         plan = memory(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
         return float(min(-plan.over_inside_bytes, -plan.over_outside_bytes))
 
@@ -127,8 +124,7 @@ class Predictor:
         """Of a CPU what its replicas can use: they share it evenly, fewer threads than cores leave some idle, more
         wait for each other. Calibrated with several replicas, each was a device of its own: the CPU is all of them.
         """
-        rig = self.rig
-        if rig is None or not self.on_cpu:
+        if (rig := self.rig) is None or not self.on_cpu:
             return rig
         if (preset := self._preset(config)) is None:
             return None
@@ -144,8 +140,7 @@ class Predictor:
 
     def outcome(self, config: KnobConfig, concurrency: int | None = None) -> PredictedOutcome | None:
         """Of the goal's load, or of the same with another number of agents; None: it has nothing to say."""
-        agents = concurrency or self.aim.concurrency
-        values = config.as_dict
+        agents, values = concurrency or self.aim.concurrency, config.as_dict
         key = (agents, *(values.get(name) for name in self._known))
         if key not in self._outcomes:
             self._outcomes[key] = self._played(config, agents)
@@ -166,21 +161,17 @@ class Predictor:
         return fits(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
 
     def _played(self, config: KnobConfig, agents: int) -> PredictedOutcome | None:
-        placed = self._placed(config)
-        if placed is None:
+        if (placed := self._placed(config)) is None:
             return None
         setup, rig = placed
         if setup.spec is not None and setup.spec.method == "ngram":
             setup = replace(setup, spec=None)  # drafts from the text are worth what the text is
         found = prospect(setup, rig, self._basis.constants, context=self._need_tokens, tuning=self._basis.tuning)
-        if found.pool_tokens <= 0:
-            return None
-        return found.outcome(PlannedLoad(agents, self.aim.input_tokens, self.aim.output_tokens))
+        load = PlannedLoad(agents, self.aim.input_tokens, self.aim.output_tokens)
+        return found.outcome(load) if found.pool_tokens > 0 else None
 
     def _refused(self, config: KnobConfig) -> str | None:
-        """Return the engine's own rules first: a contradiction has no setup."""
-        if (said := own_refusal(config, self.base)) is not None:
-            return said
+        """Return what the planner says of one that the engine's own rules let pass: a contradiction has no setup."""
         wrong = contradictions(apply_config(self.base, config))
         odd = next((one.message for one in wrong if one.message not in self._odd), None)
         setup, rig = self.setup(config), self.cards(config)
@@ -194,9 +185,7 @@ class Predictor:
     def _placed(self, config: KnobConfig) -> tuple[Setup, Rig] | None:
         """None: not known, or on more cards than there are."""
         setup, rig = self.setup(config), self.cards(config)
-        if setup is None or rig is None or setup.layout.cards > len(rig.cards):
-            return None
-        return setup, rig
+        return None if setup is None or rig is None or setup.layout.cards > len(rig.cards) else (setup, rig)
 
     def _context(self, setup: Setup) -> int:
         return setup.context or ceil(self._need_tokens / 256) * 256
