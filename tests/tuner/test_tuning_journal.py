@@ -29,7 +29,7 @@ from skep.tuner.records import (
 )
 from skep.tuner.running import TuningJournal, replay_answers, run_search
 from skep.tuner.search import KnobSearch
-from skep.tuner.setup import parse_goal
+from skep.tuner.setup import TuningOptions, parse_goal
 from skep.tuner.simulated import SimulatedBench
 from skep.tuner.store import TuningState, TuningStore
 
@@ -340,7 +340,7 @@ def test_search_broken_off_in_every_request_ends_as_one_that_was_not(tmp_path):
 
 
 def test_a_goal_names_a_metric_and_a_number_of_agents():
-    aim = parse_goal("effective_tok_s@4", slo="ttft=1s", min_context=16384)
+    aim = parse_goal(TuningOptions("m", slo="ttft=1s", min_context=16384))
     assert (aim.metric, aim.concurrency, aim.target) == ("effective_tok_s", 4, None)
     assert (aim.slo, aim.min_context) == ("ttft_p95=1000ms", 16384)
     assert str(aim) == "effective_tok_s@4"
@@ -348,9 +348,9 @@ def test_a_goal_names_a_metric_and_a_number_of_agents():
 
 @pytest.mark.parametrize("text", ["task_tok_s@1>=90", " task-tok-s @ 1 >= 90 ", "TASK_TOK_S@1>=90.0"])
 def test_a_target_ends_the_search(text):
-    aim = parse_goal(text)
+    aim = parse_goal(TuningOptions("m", text))
     assert (aim.metric, aim.concurrency, aim.target) == ("task_tok_s", 1, 90.0)
-    assert parse_goal(str(aim)) == aim
+    assert parse_goal(TuningOptions("m", str(aim))) == aim
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_a_target_ends_the_search(text):
 )
 def test_a_goal_that_cannot_be_meant_is_refused_in_one_line(text, said, hint):
     with pytest.raises(UserError) as caught:
-        parse_goal(text)
+        parse_goal(TuningOptions("m", text))
     assert said in caught.value.message
     assert "\n" not in caught.value.message
     assert hint in (caught.value.hint or "")
@@ -394,4 +394,4 @@ def test_a_goal_that_cannot_be_meant_is_refused_in_one_line(text, said, hint):
 )
 def test_a_load_that_cannot_be_measured_is_refused(flags, said):
     with pytest.raises(UserError, match=said):
-        parse_goal("effective_tok_s@4", **flags)
+        parse_goal(TuningOptions("m", **flags))

@@ -140,7 +140,7 @@ def _check_service(ready: PreparedTuning, paths: Paths, say: Say) -> None:
     """Where both would have the same cards there is no room; elsewhere they only disturb each other."""
     if (service := running_service(paths)) is None:
         return
-    shared = service.shares(ready.base.gpus)
+    shared = service.shares(ready.space.base.gpus)
     if ready.space.on_cpu or not shared:
         say(f"warning: {service}; what it is asked meanwhile slows down what is measured here")
         return
@@ -174,7 +174,7 @@ async def _bench(
     if tuning.simulated:
         yield SimulatedBench(PlannedTruth(ready.space), seed=tuning.seed, now_s=spent_s)
         return
-    host, base = read_host(), ready.base
+    host, base = read_host(), ready.space.base
     async with AsyncExitStack() as stack:
         guard = await _guard(stack, ready, journal, store, paths, say)
         if (meter := open_meter()) is not None:

@@ -26,7 +26,7 @@ from skep.planner.quants import KV_TYPES, QUANTS, Quant, known_kv
 from skep.planner.ranking import Basis
 from skep.planner.rules import refusal
 from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
-from skep.tuner.knobs import DRAFTS, apply_config, layout_of, own_refusal, pairs_of, quant_of
+from skep.tuner.knobs import DRAFTS, apply_config, layout_of, own_refusal, pairs_of, quant_of, quants_of
 from skep.tuner.records import Knob, KnobConfig, TuneGoal
 from skep.units import GIB
 
@@ -65,9 +65,7 @@ class Predictor:
         self._basis = basis or Basis(published_constants())
         self._model = model or find_geometry(base.model)
         self._quant = quant or quant_of(base, self._model)
-        bare = replace(base, options=replace(base.options, quant=None))
-        formats = {name: quant_of(replace(bare, checkpoint=name), self._model) for name in checkpoints}
-        self._quants = {name: found for name, found in formats.items() if found is not None}
+        self._quants = quants_of(base, checkpoints, self._model)
         if self._quant is not None:
             self._quants[base.checkpoint] = self._quant
         self._outcomes: dict[tuple[object, ...], PredictedOutcome | None] = {}

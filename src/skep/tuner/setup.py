@@ -64,12 +64,8 @@ _GOAL = re.compile(r"\s*(?P<metric>[^@>=\s]*)\s*(?:@\s*(?P<agents>[^>=]*?))?\s*(
 _HINT = 'write it as --goal "effective_tok_s@4": the metric, and at how many agents; ">=300" behind it ends the search'
 
 
-def parse_goal(
-    goal: str, *, input_tokens: int = 512, output_tokens: int = 128, slo: str | None = None,
-    min_context: int | None = None,
-) -> TuneGoal:  # fmt: skip
-    """The arguments are the flags of `skep tune`, as they were typed."""
-    found = _GOAL.fullmatch(goal)
+def parse_goal(options: TuningOptions) -> TuneGoal:
+    goal, found = options.goal, _GOAL.fullmatch(options.goal)
     if found is None or not found["metric"]:
         raise UserError(f"--goal `{goal}` is not understood", hint=_HINT)
     metric = found["metric"].casefold().replace("-", "_")
@@ -78,17 +74,17 @@ def parse_goal(
         raise UserError(f"--goal `{goal}`: no metric is called `{found['metric']}`", hint=known)
     agents = _agents(found["agents"], goal)
     target = None if found["target"] is None else _target(found["target"], goal)
-    if input_tokens < 1:
-        raise UserError(f"--prompt-tokens {input_tokens} is no prompt", hint="1 or more")
-    if output_tokens < LEAST_OUTPUT:
+    if options.input_tokens < 1:
+        raise UserError(f"--prompt-tokens {options.input_tokens} is no prompt", hint="1 or more")
+    if options.output_tokens < LEAST_OUTPUT:
         hint = f"at least {LEAST_OUTPUT}: a pace is measured between the first and the last token"
-        raise UserError(f"--output-tokens {output_tokens} is too short an answer", hint=hint)
-    task = input_tokens + output_tokens
-    if min_context is not None and min_context < task:
+        raise UserError(f"--output-tokens {options.output_tokens} is too short an answer", hint=hint)
+    task = options.input_tokens + options.output_tokens
+    if options.min_context is not None and options.min_context < task:
         hint = "raise it, leave it out, or lower --prompt-tokens and --output-tokens"
-        raise UserError(f"--min-context {min_context} is less than a task's {task} tokens", hint=hint)
-    promise = str(SloLimits.parse(slo)) if slo is not None else None
-    return TuneGoal(metric, agents, input_tokens, output_tokens, target, promise, min_context)
+        raise UserError(f"--min-context {options.min_context} is less than a task's {task} tokens", hint=hint)
+    slo = str(SloLimits.parse(options.slo)) if options.slo is not None else None
+    return TuneGoal(metric, agents, options.input_tokens, options.output_tokens, target, slo, options.min_context)
 
 
 def _agents(text: str | None, goal: str) -> int:
@@ -116,7 +112,6 @@ SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")
 COMMANDS = ("resume", "show", "export", "ls", "rm")  # of `skep tune`: one that was mistyped is no model
 TRIAL_STARTS, TRIAL_READINGS = 6, 4  # the baseline's two, then two of both sides, each warmed up and read thrice
 SURELY = 0.5  # of what a trial is expected to take: expectations err
-_WORDS: dict[str, Value] = {"on": True, "true": True, "off": False, "false": False, "auto": None, "none": None}
 
 
 class TuningOptions(msgspec.Struct, frozen=True):
@@ -166,7 +161,6 @@ class PreparedTuning(msgspec.Struct, frozen=True):
 
     tuning: Tuning
     options: TuningOptions
-    base: Preset
     space: Predictor
     notes: tuple[str, ...] = ()
 
@@ -183,11 +177,7 @@ class CandidateChange(msgspec.Struct, frozen=True):
 
 
 def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
-    aim = parse_goal(
-        options.goal, input_tokens=options.input_tokens, output_tokens=options.output_tokens, slo=options.slo,
-        min_context=options.min_context,
-    )  # fmt: skip
-    budget_s = parse_seconds(options.budget)
+    aim, budget_s = parse_goal(options), parse_seconds(options.budget)
     options, host = absolute_paths(options), read_host()
     target = find_tune_target(options, aim, host, paths)
     named = (options.knobs or "").replace(" ", "").split(",")
@@ -248,7 +238,7 @@ def base_of(tuning: Tuning) -> Preset:
 def _ready(target: TuneTarget, tuning: Tuning, options: TuningOptions, notes: tuple[str, ...] = ()) -> PreparedTuning:
     base, rig, model, files = target.base, target.machine.rig, target.machine.model, options.checkpoints
     space = Predictor(base, rig, tuning.aim, tuning.knobs, target.basis, model, target.quant, files)
-    return PreparedTuning(tuning, options, base, space, notes)
+    return PreparedTuning(tuning, options, space, notes)
 
 
 def _check(space: Predictor, tuning: Tuning) -> None:
@@ -329,8 +319,6 @@ def _value_of(knob: Knob, text: str) -> Value:
     for value in knob.values:
         if text.lower() in (value_words(value).lower(), str(value).lower()):
             return value
-    if text.lower() in _WORDS and any(value is _WORDS[text.lower()] for value in knob.values):
-        return _WORDS[text.lower()]
     numbers = [value for value in knob.values if is_number(value)]
     if knob.ordered and numbers:
         with suppress(ValueError):
@@ -435,24 +423,19 @@ def _here(
     else:
         assert model is not None or engine is not None
         engine = engine or engines_of(PlanFlags(options.name), model or _model(options.name, paths), found)[0]
-        base = _safe_preset(options, aim, machine, engine, model)
+        checkpoint, quant = (
+            options.checkpoint or own_checkpoint(options.name),
+            model.quant if model is not None else None,
+        )
+        base = baseline_of(options.name, aim, machine, engine=engine, checkpoint=checkpoint, quant=quant)
         base = replace(base, gpus=cards) if cards else base
+        if options.name.endswith(".gguf") or (model is not None and model.checkpoint == options.name):
+            served = options.name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")  # without the folders
+            base = replace(base, served_as=served)
     basis = own_basis(paths.store, base.model, None)("llamacpp" if base.engine == "embedded" else base.engine)
     words = found.rig.title if on_cards else f"this machine's CPU ({host.cpu_cores} cores)"
     notes = (*(model.notes if model is not None else ()), *found.notes, *((basis.note,) if basis.note else ()))
     return TuneTarget(base, machine, words, basis, model.quant if model is not None else None, (), notes)
-
-
-def _safe_preset(
-    options: TuningOptions, aim: TuneGoal, machine: TuneMachine, engine: str, model: ModelFound | None
-) -> Preset:
-    """By the name it is served as: of a file its own name, without the folders."""
-    path = options.name.endswith(".gguf") or (model is not None and model.checkpoint == options.name)
-    checkpoint = options.checkpoint or own_checkpoint(options.name)
-    quant = model.quant if model is not None else None
-    base = baseline_of(options.name, aim, machine, engine=engine, checkpoint=checkpoint, quant=quant)
-    served = options.name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
-    return replace(base, served_as=served) if path else base
 
 
 def _own_model(options: TuningOptions, engine: str | None, paths: Paths) -> ModelFound | None:
@@ -504,12 +487,12 @@ def _is_path(name: str) -> bool:
 def _cards(host: HostFacts, wanted: tuple[int, ...], link: str | None) -> ResolvedRig:
     if not wanted:
         return rig_of_host(host, link)
-    there = [gpu.index for gpu in host.gpus]
+    there = {gpu.index: gpu for gpu in host.gpus}
     if (missing := next((index for index in wanted if index not in there), None)) is not None:
         raise UserError(f"there is no card {missing} here", hint=f"there are {', '.join(map(str, there))}")
-    place = {index: wanted.index(index) for index in wanted}
+    place = {index: number for number, index in enumerate(wanted)}
     links = tuple((place[a], place[b], kind) for a, b, kind in host.links if a in place and b in place)
-    gpus = tuple(gpu for index in wanted for gpu in host.gpus if gpu.index == index)
+    gpus = tuple(there[index] for index in wanted)
     return rig_of_host(replace(host, gpus=gpus, links=links), link)
 
 
