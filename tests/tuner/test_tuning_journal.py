@@ -240,15 +240,17 @@ def test_who_watches_is_told_what_is_stored_already(journal, tunings):
     assert (count(BenchRequest), count(BenchResult), count(TuneStage)) == (7, 7, 6)
 
 
-def test_request_that_never_ends_is_broken_off(journal, tunings):
+def test_request_that_never_ends_is_broken_off(journal, tunings, monkeypatch):
     """The bench should have seen that it hangs; whoever waits in front of it is told in any case."""
 
     async def before(number, _request):
         if number == 2:
             await asyncio.Event().wait()
 
+    monkeypatch.setattr("skep.tuner.running.SHORTEST_LIMIT_S", 0.05)
+    journal.tuning = replace(journal.tuning, budget_s=0.05)
     with pytest.raises(EngineError, match="`slots 2` was broken off after"):
-        search_now(SmallSearch(), NumberedBench(before=before), journal, longest_s=0.05)
+        search_now(SmallSearch(), NumberedBench(before=before), journal)
     kept = tunings.find("last")
     assert (kept.state, kept.answers) == (TuningState.INTERRUPTED, 1)
     assert "broken off" in kept.reason

@@ -77,21 +77,16 @@ def _ascended(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pin
     """Knob by knob to its best value, a few times."""
     gain = book.promise(config, incumbent)
     for _ in range(_PASSES):
-        before = config
         for knob in (one for one in book.space.knobs if one.name != pinned):
             for value in knob.values:
                 other = config.turned({knob.name: value})
-                if other != config and book.refusal(other) is None:
-                    found = book.promise(other, incumbent)
-                    if found > gain + _ALIKE:
-                        config, gain = other, found
-        if config == before:
-            break
+                if book.refusal(other) is None and (found := book.promise(other, incumbent)) > gain + _ALIKE:
+                    config, gain = other, found
     return config
 
 
 def _back(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pinned: str) -> KnobConfig:
-    """Return what does not matter stays as it was."""
+    """What does not matter stays as it was."""
     gain = book.promise(config, incumbent)
     for change in (one for one in config.changes_from(incumbent) if one.knob != pinned):
         without = config.turned({change.knob: change.before})
@@ -143,7 +138,7 @@ class Moves:
         self._closed: dict[tuple[tuple[str, Value], ...], DecidedChange] = {}
         self._dead_ends: dict[tuple[tuple[str, Value], ...], int] = {}
         self._remedies: list[KnobConfig] = []
-        self._leapt: dict[tuple[KnobConfig, str, Value, int], KnobConfig | None] = {}
+        self._leapt: dict[tuple[KnobConfig, str, Value], list[KnobConfig | None]] = {}
         self.grain = 0
 
     def close(
@@ -191,9 +186,12 @@ class Moves:
         return all(closed.incumbent[name] == incumbent[name] for name in partners | own)
 
     def _all_singles(self, incumbent: KnobConfig) -> list[Move]:
-        pairs = ((knob.name, value) for knob in self._knobs.values() for value in self._values(knob, incumbent))
-        moves = (self._move(incumbent.turned({name: value}), incumbent, "single") for name, value in pairs)
-        return [move for move in moves if move is not None]
+        turned = (
+            incumbent.turned({knob.name: value})
+            for knob in self._knobs.values()
+            for value in self._values(knob, incumbent)
+        )
+        return [move for config in turned if (move := self._move(config, incumbent, "single")) is not None]
 
     def _values(self, knob: Knob, incumbent: KnobConfig) -> list[Value]:
         """All of an unordered knob; of a ladder the bracket around where one stands and around its best rungs."""
@@ -236,30 +234,23 @@ class Moves:
                 alone = incumbent.turned({knob.name: value})
                 if not self._book.is_narrow(alone) and not 1 <= self._book.deaths(knob.name, value) < _DETOURS:
                     continue
-                config = self._leap(incumbent, knob.name, value) if self._book.refusal(alone) is not None else None
-                if config is not None and (move := self._move(config, incumbent, "leap")) is not None:
+                if self._book.refusal(alone) is None:
+                    continue
+                # Looked for once, and again where what was found has failed since.
+                found = self._leapt.setdefault((incumbent, knob.name, value), [])
+                last = found[-1] if found else None
+                if not found or (last is not None and self._book.refusal(last) is not None and len(found) < _LEAPS):
+                    found.append(best_config_with(self._book, incumbent, knob.name, value))
+                if found[-1] is not None and (move := self._move(found[-1], incumbent, "leap")) is not None:
                     yield move
-
-    def _leap(self, incumbent: KnobConfig, knob: str, value: Value) -> KnobConfig | None:
-        """Looked for once, and again where what was found has failed since."""
-        for number in range(_LEAPS):
-            key = (incumbent, knob, value, number)
-            if key not in self._leapt:
-                self._leapt[key] = best_config_with(self._book, incumbent, knob, value)
-            config = self._leapt[key]
-            if config is None or self._book.refusal(config) is None:
-                return config
-        return None
 
     def _combined(self, incumbent: KnobConfig, singles: list[Move]) -> Iterator[Move]:
         """Yield those that could not be told from nothing one by one, all together: what they bring adds up."""
         best: dict[str, Move] = {}
-        for move in singles:
+        for move in sorted(singles, key=lambda move: -move.belief.mean):
             closed = self._closed.get(_key(move.changes))
-            slight = closed is not None and closed.same and move.belief.mean > _SLIGHT
-            knob = move.changes[0].knob
-            if slight and (knob not in best or best[knob].belief.mean < move.belief.mean):
-                best[knob] = move
+            if closed is not None and closed.same and move.belief.mean > _SLIGHT:
+                best.setdefault(move.changes[0].knob, move)
         if len(best) < 2 or sum(move.belief.mean for move in best.values()) < _TOGETHER:
             return
         turned = {name: move.changes[0].after for name, move in best.items()}

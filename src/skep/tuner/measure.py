@@ -61,9 +61,13 @@ MOST_WAVES = 192  # of a run; a wave is one task of every agent: the least that 
 
 
 def reading_of(
-    rows: Sequence[Request], aim: TuneGoal, *, limited: bool = False, slo: SloLimits | None = None,
+    rows: Sequence[Request],
+    aim: TuneGoal,
+    *,
+    limited: bool = False,
+    slo: SloLimits | None = None,
     joules: float | None = None,
-) -> TuneReading:  # fmt: skip
+) -> TuneReading:
     whole = repeat_of(0, rows, None, limited=limited)
     effective = whole.effective_tok_s if whole.output_tokens else None
     each = task_tok_s(rows)

@@ -136,14 +136,13 @@ def replay_answers(journal: TuningJournal, search: KnobSearch) -> float:
 
 
 async def run_search(
-    search: KnobSearch, bench: Bench, journal: TuningJournal, *, on_event: OnEvent = lambda _: None,
-    longest_s: float | None = None,
-) -> None:  # fmt: skip
-    """Until the search asks for nothing more. `longest_s`: for one request; by default no less than the whole budget.
+    search: KnobSearch, bench: Bench, journal: TuningJournal, *, on_event: OnEvent = lambda _: None
+) -> None:
+    """Until the search asks for nothing more.
 
     Cancelled: the request under way leaves nothing, what was decided stands; `TuningJournal.resume` goes on from there.
     """
-    limit_s = longest_s or max(SHORTEST_LIMIT_S, journal.tuning.budget_s)
+    limit_s = max(SHORTEST_LIMIT_S, journal.tuning.budget_s)
     with journal:
         while (request := search.following()) is not None:
             for stage in journal.decided(search.stages):
@@ -152,8 +151,7 @@ async def run_search(
             await asyncio.sleep(0)  # a bench in virtual time never waits: Ctrl-C is heard here
             answer = await _carried_out(request, bench, on_event, limit_s)
             search.took(answer)
-            fresh = journal.took(request, answer, search.stages)
-            for event in (answer, *fresh):
+            for event in (answer, *journal.took(request, answer, search.stages)):
                 on_event(event)
         for stage in journal.decided(search.stages):
             on_event(stage)

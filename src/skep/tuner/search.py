@@ -50,11 +50,9 @@ class ConfigTrial:
     `verdict` is final once it is not OPEN. `late`: limits decided, not speed.
     """
 
-    def __init__(
-        self, config: KnobConfig, incumbent: KnobConfig, noise: MeasurementNoise, grain: Grain,
-        predicted: float | None = None,
-    ) -> None:  # fmt: skip
-        self.config, self.predicted = config, predicted  # as a ratio
+    def __init__(self, config: KnobConfig, incumbent: KnobConfig, noise: MeasurementNoise, grain: Grain) -> None:
+        self.config = config
+        self.predicted: float | None = None  # as a ratio
         self.changes = config.changes_from(incumbent)
         self.starts: list[ServerStart] = []
         self.beside: list[ServerStart] = []  # the incumbent's
@@ -364,9 +362,11 @@ class KnobSearch:
         self.stages.append(stage)
 
     def _trial_of(self, config: KnobConfig, grain: Grain) -> ConfigTrial:
+        trial = ConfigTrial(config, self.incumbent, self._book.noise, grain)
         there, here = self._space.predict(config), self._space.predict(self.incumbent)
-        predicted = there / here if there and here and there != here else None  # None: what was turned is not foreseen
-        return ConfigTrial(config, self.incumbent, self._book.noise, grain, predicted)
+        if there and here and there != here:  # else the planner has nothing to say on what was turned
+            trial.predicted = there / here
+        return trial
 
     def _has_reached_target(self) -> bool:
         own = (stage.figure for stage in reversed(self.stages) if stage.config == self.incumbent)

@@ -100,9 +100,14 @@ class SimulatedBench:
         self._phase = Random(f"{self.seed} drift").uniform(0.0, 2 * math.pi)
 
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
-        began_s, rng = self.now_s, self._rng("measure")
-        step = 1 if rng.random() < 0.5 else -1  # who goes first is drawn, lest a drift always favours the same one
-        starts = [self._measured(config, request.readings, rng, on_progress) for config in request.configs[::step]]
+        began_s = self._begin("measure")
+        step = 1 if self._rng.random() < 0.5 else -1  # drawn, lest a drift always favours the same one
+        starts = []
+        for config in request.configs[::step]:
+            truth, effect, start_s = self._start(config, on_progress)
+            taken = self._readings(config, truth, effect, request.readings, on_progress)
+            starts.append(ServerStart(config, start_s, taken, truth if isinstance(truth, ConfigFailure) else None))
+            self.now_s += STOP_S
         return MeasurementRound(tuple(starts[::step]), self.now_s - began_s)
 
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
@@ -110,31 +115,27 @@ class SimulatedBench:
         return JudgeResult(ok=True, words="SIMULATED: no model ran, nothing was judged", seconds=0.0, skipped=True)
 
     async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult:
-        began_s, rng = self.now_s, self._rng("curve")
+        began_s = self._begin("curve")
         points = []
         for config in request.configs:
-            found, effect, _ = self._start(config, rng, on_progress)
+            found, effect, _ = self._start(config, on_progress)
             for level in request.levels:
                 truth = found if isinstance(found, ConfigFailure) else self.truth.at(config, level)
-                seen = self._readings(config, truth, effect, CURVE_RUNS, rng, on_progress)
+                seen = self._readings(config, truth, effect, CURVE_RUNS, on_progress)
                 points.append(_point(config, level, seen))
             self.now_s += STOP_S
         return CurveResult(tuple(points), self.now_s - began_s)
 
-    def drift(self, at_s: float) -> float:
-        """Return how the machine as a whole does at that time, of what it does on average."""
-        return 1.0 + self.noise.drift * math.sin(2 * math.pi * at_s / self.noise.drift_period_s + self._phase)
+    def _begin(self, what: str) -> float:
+        """Return the time. The noise depends on it, and on the seed."""
+        self._rng = Random(f"{self.seed} {what} {self.now_s:.6f}")
+        return self.now_s
 
-    def _rng(self, what: str) -> Random:
-        return Random(f"{self.seed} {what} {self.now_s:.6f}")
-
-    def _start(
-        self, config: KnobConfig, rng: Random, on_progress: OnProgress
-    ) -> tuple[TuneReading | ConfigFailure, float, float]:
+    def _start(self, config: KnobConfig, on_progress: OnProgress) -> tuple[TuneReading | ConfigFailure, float, float]:
         """Return what it does without noise, or why it does not start; what this start makes of it; and its seconds."""
         on_progress(BenchProgress(config, "starting"))
         found, start_s = self.truth.figure(config), self.truth.start_s(config)
-        effect = math.exp(rng.gauss(0.0, self.noise.start))
+        effect = math.exp(self._rng.gauss(0.0, self.noise.start))
         if isinstance(found, ConfigFailure):
             start_s *= _START_SHARE[found.kind]
             self.now_s += start_s
@@ -143,32 +144,26 @@ class SimulatedBench:
             self.now_s += start_s + _WARM_UP * found.wall_s
         return found, effect, start_s
 
-    def _measured(self, config: KnobConfig, readings: int, rng: Random, on_progress: OnProgress) -> ServerStart:
-        truth, effect, start_s = self._start(config, rng, on_progress)
-        taken = self._readings(config, truth, effect, readings, rng, on_progress)
-        self.now_s += STOP_S
-        return ServerStart(config, start_s, taken, truth if isinstance(truth, ConfigFailure) else None)
-
     def _readings(
-        self, config: KnobConfig, truth: TuneReading | ConfigFailure, effect: float, count: int, rng: Random,
-        on_progress: OnProgress,
-    ) -> tuple[TuneReading, ...]:  # fmt: skip
+        self, config: KnobConfig, truth: TuneReading | ConfigFailure, effect: float, count: int, on_progress: OnProgress
+    ) -> tuple[TuneReading, ...]:
         """Of one that does not start there are none."""
         if isinstance(truth, ConfigFailure):
             return ()
+        known = {name: value for name in (*_SPEEDS, *_TIMES) if (value := getattr(truth, name)) is not None}
         taken = []
         for number in range(1, count + 1):
-            taken.append(self._seen(truth, effect, rng))
+            drift = 1.0 + self.noise.drift * math.sin(
+                2 * math.pi * self.now_s / self.noise.drift_period_s + self._phase
+            )
+            factor = effect * drift * math.exp(self._rng.gauss(0.0, self.noise.reading))
+            if self._rng.random() < self.noise.outliers:
+                factor *= self._rng.choice(_OUTLIER_FACTORS)
+            seen = {name: value * factor if name in _SPEEDS else value / factor for name, value in known.items()}
+            taken.append(replace(truth, **seen))
             self.now_s += taken[-1].wall_s
             on_progress(BenchProgress(config, "measuring", number, count, taken[-1].effective_tok_s))
         return tuple(taken)
-
-    def _seen(self, truth: TuneReading, effect: float, rng: Random) -> TuneReading:
-        factor = effect * self.drift(self.now_s) * math.exp(rng.gauss(0.0, self.noise.reading))
-        if rng.random() < self.noise.outliers:
-            factor *= rng.choice(_OUTLIER_FACTORS)
-        known = {name: value for name in (*_SPEEDS, *_TIMES) if (value := getattr(truth, name)) is not None}
-        return replace(truth, **{n: value * factor if n in _SPEEDS else value / factor for n, value in known.items()})
 
 
 def _point(config: KnobConfig, level: int, seen: tuple[TuneReading, ...]) -> CurvePoint:
