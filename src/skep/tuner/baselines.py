@@ -119,6 +119,11 @@ def _on_cpu(model: str, aim: TuneGoal, engine: str, checkpoint: str | None, know
 
 def _safe(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | None) -> list[Setup]:
     """Return the safest first: on as few cards as it takes, and of what fits there the format with the most bits."""
+
+    def safety(setup: Setup) -> tuple[int, int, bool, float]:
+        odd = setup.layout.tp if setup.engine == "llamacpp" else setup.layout.pp  # it splits by layers, others cut each
+        return setup.layout.cards_each, odd, setup.kv.family != "half", -setup.quant.bits
+
     goal = PlanGoal("throughput", aim.concurrency, aim.input_tokens, aim.output_tokens)
     context = max(needed_context(aim, model), usual_context(model))
     pooled = engine in ("vllm", "sglang")
@@ -128,36 +133,25 @@ def _safe(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | 
     for pins in (wanted, replace(wanted, utilization=None)):
         found, _ = bases(model, rig, goal, pins, engine, say_why=False)
         if cut := [setup for setup in found if setup.layout.ep == 1]:
-            return sorted(cut, key=_safety)
+            return sorted(cut, key=safety)
     raise fits_nowhere(model, choose(model, rig, goal, pins, engines=(engine,), scale=False), goal, pins, engine)
-
-
-def _safety(setup: Setup) -> tuple[int, int, bool, float]:
-    """llama.cpp splits by layers, the others cut each layer."""
-    layout = setup.layout
-    odd = layout.tp if setup.engine == "llamacpp" else layout.pp
-    return layout.cards_each, odd, setup.kv.family != "half", -setup.quant.bits
 
 
 def _of_setup(setup: Setup, rig: Rig, model: str, checkpoint: str | None) -> Preset:
     options = replace(options_of_setup(setup, rig), quant=setup.quant.id)
     if setup.engine != "llamacpp" and len(rig.cards) > 1 and any(capability(c) == _CRASHED_ON for c in rig.cards):
         options = replace(options, custom_all_reduce=False)  # means nothing on one card, and layouts come and go
+    counted = Counter(map(_in_catalogue, rig.cards))
+    cards = " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
     others = dict.fromkeys((_in_catalogue(card), card.title) for card in rig.cards if _in_catalogue(card) != card.id)
     notes = [f"`hardware` says {name} for {title}, which is not in the catalogue" for name, title in others]
     return Preset(
         name=_plain(model), title=f"{model} on {rig.title}, as safe as it gets", engine=setup.engine,
         model=_called(setup.model, checkpoint or model), checkpoint=checkpoint or checkpoint_name(setup),
-        served_as=model, hardware=cards_words(rig), source=_SOURCE, slots=setup.slots or 1,
+        served_as=model, hardware=cards, source=_SOURCE, slots=setup.slots or 1,
         context_tokens=setup.context, replicas=setup.layout.replicas, options=options, stand_in=checkpoint is None,
         notes=tuple(notes),
     )  # fmt: skip
-
-
-def cards_words(rig: Rig) -> str:
-    """As a preset's `hardware` has them: `2x rtx-3090`, `rtx-5090 + rtx-3090`. All of them can be read again."""
-    counted = Counter(map(_in_catalogue, rig.cards))
-    return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
 
 
 def _in_catalogue(card: Device) -> str:

@@ -77,11 +77,14 @@ def _ascended(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pin
     """Knob by knob to its best value, a few times."""
     gain = book.promise(config, incumbent)
     for _ in range(_PASSES):
+        before = config
         for knob in (one for one in book.space.knobs if one.name != pinned):
             for value in knob.values:
                 other = config.turned({knob.name: value})
                 if book.refusal(other) is None and (found := book.promise(other, incumbent)) > gain + _ALIKE:
                     config, gain = other, found
+        if config == before:
+            break
     return config
 
 

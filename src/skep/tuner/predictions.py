@@ -27,7 +27,7 @@ from skep.planner.ranking import Basis
 from skep.planner.rules import refusal
 from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
 from skep.tuner.knobs import DRAFTS, apply_config, layout_of, own_refusal, pairs_of, quant_of, quants_of
-from skep.tuner.records import Knob, KnobConfig, TuneGoal
+from skep.tuner.records import Knob, KnobConfig, TuneGoal, sum_known
 from skep.units import GIB
 
 PREDICTED_KNOBS = (
@@ -147,9 +147,8 @@ class Predictor:
     def watts(self, config: KnobConfig) -> float | None:
         """Return what its cards draw under load, roughly; None: nobody told what they are made for."""
         found = self._placed(config)
-        drawn = [card.tdp_w for card in found[1].cards[: found[0].layout.cards]] if found is not None else []
-        known = [each for each in drawn if each is not None]
-        return sum(known) * _DRAWN if known and len(known) == len(drawn) else None
+        drawn = sum_known(card.tdp_w for card in found[1].cards[: found[0].layout.cards]) if found is not None else None
+        return None if drawn is None else drawn * _DRAWN
 
     def fit(self, config: KnobConfig) -> FitResult | None:
         """Return whether it fits its cards, with the sentence that says so; None: nobody knows."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Protocol
@@ -264,6 +264,12 @@ class Tuning(msgspec.Struct, frozen=True):
 def changes_words(config: KnobConfig, before: KnobConfig) -> str:
     """ "slots 4 → 8, kv auto → fp8"."""
     return ", ".join(map(str, config.changes_from(before))) or "nothing"
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """None: there is none, or one of them is not known."""
+    known = list(values)
+    return sum(value for value in known if value is not None) if known and None not in known else None
 
 
 def value_words(value: Value) -> str:

@@ -37,7 +37,7 @@ from skep.supervisor.replica import Replica
 from skep.supervisor.replica_set import ReplicaMember
 from skep.supervisor.supervisor import Hive, Supervisor
 from skep.tuner.failures import failure_of
-from skep.tuner.records import ConfigFailed, ConfigFailure
+from skep.tuner.records import ConfigFailed, ConfigFailure, sum_known
 from skep.wire.listen import bind
 
 CLEAR_S = 60.0  # for a card to be given back by the engine that was there before
@@ -65,16 +65,14 @@ class TrialServers:
         self._numbers = itertools.count(1)
         self._open = 0
         self._clear = gpu_memory_used()
-        self._rooms: dict[Preset, int | None] = {}
+        self._rooms: dict[Preset, float | None] = {}
 
     def together(self, presets: Sequence[Preset]) -> bool:
         """On cards never: they would share memory and the bus. On the CPU where all of them fit."""
         if read_machine().cards and any(preset.engine not in OWN_ENGINES for preset in presets):
             return False
-        wanted = [self._ram(preset) for preset in presets]
-        free = read_host(NvidiaReport()).memory_available_bytes
-        known = [size for size in wanted if size is not None]
-        return len(known) == len(wanted) and free is not None and sum(known) <= (1 - SPARE_RAM) * free
+        wanted, free = sum_known(map(self._ram, presets)), read_host(NvidiaReport()).memory_available_bytes
+        return wanted is not None and free is not None and wanted <= (1 - SPARE_RAM) * free
 
     @asynccontextmanager
     async def open(self, preset: Preset) -> AsyncIterator[TrialServer]:
@@ -117,7 +115,7 @@ class TrialServers:
         if self._clear:
             wait_until_clear(gpu_memory_used, self._clear, CLEAR_S)
 
-    def _ram(self, preset: Preset) -> int | None:
+    def _ram(self, preset: Preset) -> float | None:
         """Return bytes of the machine's memory that it takes; None: not known, or it cannot be started."""
         if preset not in self._rooms:
             sizes: list[int | None] = []
@@ -125,8 +123,7 @@ class TrialServers:
                 launches = plan_launches(self._settings(preset), self.paths, self.progress, starting=False)
                 # Engines of ours that need no weights need no room worth counting.
                 sizes = [dict(one.room).get(RAM, 0 if one.engine in OWN_ENGINES else None) for one in launches]
-            known = [size for size in sizes if size is not None]
-            self._rooms[preset] = sum(known) if known and len(known) == len(sizes) else None
+            self._rooms[preset] = sum_known(sizes)
         return self._rooms[preset]
 
 
@@ -152,7 +149,11 @@ class TrialServer:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._run())
                 try:
-                    await self._until_ready()
+                    while not self._ready and not self._over.is_set():
+                        self._moved.clear()
+                        await self._moved.wait()
+                    if not self._ready:
+                        raise ConfigFailed(self._failure or ConfigFailure("no-start", "it ended before it was ready"))
                     self.start_s = time.monotonic() - began
                     yield self
                 finally:
@@ -170,13 +171,6 @@ class TrialServer:
         finally:
             self._over.set()
             self._moved.set()
-
-    async def _until_ready(self) -> None:
-        while not self._ready and not self._over.is_set():
-            self._moved.clear()
-            await self._moved.wait()
-        if not self._ready:
-            raise ConfigFailed(self._failure or ConfigFailure("no-start", "it ended before it was ready"))
 
     def _changed(self, supervisor: Supervisor) -> None:
         """The first failure is the one to tell: the others are ended for it."""
