@@ -34,6 +34,7 @@ from skep.stats.percentiles import mean_t_interval
 from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import Request
+from skep.tuner.measurements import median_known
 from skep.tuner.predictions import CURVE_RUNS, RUN_S, tasks_for
 from skep.tuner.quality_check import QualityGuard, Sheet
 from skep.tuner.records import (
@@ -76,8 +77,8 @@ def reading_of(
         figure={"effective_tok_s": effective, "task_tok_s": each, "tok_per_joule": per_joule}[aim.metric],
         effective_tok_s=effective,
         task_tok_s=each,
-        ttft_ms=_median(ttft_values(rows)),
-        tpot_ms=_median(tpot_values(rows)),
+        ttft_ms=median_known(ttft_values(rows)),
+        tpot_ms=median_known(tpot_values(rows)),
         wall_s=whole.wall_s,
         requests=len(rows),
         failed=sum(not row.ok for row in rows),
@@ -105,13 +106,8 @@ def point_of(level: int, config: KnobConfig, found: Sequence[TuneReading]) -> Cu
     speeds = [one.effective_tok_s for one in found if one.effective_tok_s is not None and not one.limited]
     interval = mean_t_interval(speeds)
     figure = None if interval is None else replace(interval, low=max(0.0, interval.low))
-    firsts = [one.ttft_ms for one in found if one.ttft_ms is not None]
-    gaps = [one.tpot_ms for one in found if one.tpot_ms is not None]
-    return CurvePoint(level, config, figure, _median(firsts), _median(gaps))
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return median(values) if values else None
+    ttft_ms, tpot_ms = median_known(one.ttft_ms for one in found), median_known(one.tpot_ms for one in found)
+    return CurvePoint(level, config, figure, ttft_ms, tpot_ms)
 
 
 def wave_seconds(known: Mapping[int, float], level: int) -> float | None:

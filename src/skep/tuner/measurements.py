@@ -286,12 +286,14 @@ def nearness(reading: TuneReading) -> float:
 
 def over_limit(starts: Sequence[ServerStart]) -> float:
     """Return the median share of the limits; 0 where there are none."""
-    shares = [one.over_limit for start in starts for one in start.readings if one.counts]
-    return median(shares) if shares else 0.0
+    return median_known(one.over_limit for start in starts for one in start.readings if one.counts) or 0.0
 
 
 def typical(starts: Sequence[ServerStart], name: str) -> float | None:
     """Return the median of `ttft_ms` or `tpot_ms` over the readings that count."""
-    values = [getattr(one, name) for start in starts for one in start.readings if one.counts]
+    return median_known(getattr(one, name) for start in starts for one in start.readings if one.counts)
+
+
+def median_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if known else None
