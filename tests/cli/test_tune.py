@@ -327,7 +327,7 @@ def test_a_tuning_that_is_taken_up_again_predicts_what_it_predicted(ready, tmp_p
         kept = TuningStore(store)
         id_ = kept.begin(replace(ready.tuning, skep_version="1"))
         again = prepare_again(kept.find(id_).tuning)
-    assert again.base == ready.base
+    assert again.space.base == ready.space.base
     for knob in ready.tuning.knobs:
         for value in knob.values:
             config = ready.tuning.baseline.turned({knob.name: value})

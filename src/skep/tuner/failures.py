@@ -9,16 +9,15 @@ that the failures have and nothing that ran has are suspected, and what has them
 from __future__ import annotations
 
 import re
-import tomllib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
-from importlib.resources import files
 from itertools import combinations
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from skep.catalog.options import EngineOptions
 from skep.engines.base import Diagnosis, Launch
-from skep.tuner.knobs import draft_depth
+from skep.tuner.knobs import draft_depth, packaged_facts
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig, Value, value_words
 
 INDIFFERENT = frozenset({"threads", "threads_batch"})  # memory does not depend on them
@@ -28,13 +27,8 @@ _OFF_IS_MORE = frozenset({"flash_attention"})  # the whole matrix of scores is l
 
 
 @cache
-def _facts() -> dict[str, Any]:
-    return tomllib.loads(files("skep.tuner").joinpath("failures.toml").read_text(encoding="utf-8"))
-
-
-@cache
 def _pattern(name: str) -> re.Pattern[str]:
-    return re.compile("|".join(_facts()["says"][name]), re.IGNORECASE)
+    return re.compile("|".join(packaged_facts("failures.toml")["says"][name]), re.IGNORECASE)
 
 
 def asks_as_much(knob: str, value: Value, other: Value, *, share: str | None) -> bool:
@@ -55,7 +49,7 @@ def asks_as_much(knob: str, value: Value, other: Value, *, share: str | None) ->
 
 def kv_bits(value: Value) -> Sequence[float] | None:
     """At least, and at most; None: not known. A pair of types, `q8_0/q5_1`, is not."""
-    bits: dict[str, Sequence[float]] = _facts()["kv_bits"]
+    bits: dict[str, Sequence[float]] = packaged_facts("failures.toml")["kv_bits"]
     return bits.get("auto" if value is None else str(value).lower())
 
 
@@ -82,7 +76,7 @@ class FailureSuspects:
     def __init__(self) -> None:
         self._ran: set[Suspect] = set()
         self._failed: dict[KnobConfig, None] = {}  # in order
-        self._explained: dict[Suspect, int] = {}
+        self._explained: Counter[Suspect] = Counter()
         self._known: dict[KnobConfig, frozenset[Suspect]] = {}
 
     def ran(self, config: KnobConfig) -> None:
@@ -91,8 +85,7 @@ class FailureSuspects:
     def failed(self, config: KnobConfig) -> None:
         if config not in self._failed:
             self._failed[config] = None
-            for suspect in self._suspects(config):
-                self._explained[suspect] = self._explained.get(suspect, 0) + 1
+            self._explained.update(self._suspects(config))
 
     def trust(self, config: KnobConfig) -> float:
         """1: nothing of it is under suspicion. Small: it has all that the failures have."""
@@ -158,11 +151,11 @@ def apply_remedy(config: KnobConfig, failure: ConfigFailure, knobs: Sequence[Kno
     }
     if told and config.turned(told) != config:
         return config.turned(told)
-    turns, share = _facts()["turns"].get(failure.kind, ()), None
+    kind, share = failure.kind, None
     if is_of_memory(failure):
         share = greedy_share(failure)
-        turns = _facts()["turns"]["pool" if share == "down" else "memory"]
-    for name, way in turns:
+        kind = "pool" if share == "down" else "memory"
+    for name, way in packaged_facts("failures.toml")["turns"].get(kind, ()):
         knob = by_name.get(name) if name != "memory_share" or share is not None else None
         if knob is not None and (value := _turned(knob, config.get(name), way)) is not None:
             return config.turned({name: value})

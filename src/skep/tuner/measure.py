@@ -199,7 +199,7 @@ class _ServerRun:
 
     async def warm_up(self, width: int, limit_s: float) -> list[Request]:
         """Return its last batch."""
-        self._begin("warming up", 0, (0, 0))
+        self.begin("warming up")
         try:
             await self._watched(warm_up(self.driver, self.maker, width, on_row=self._took, limit_s=limit_s))
         except EndpointError as error:
@@ -209,7 +209,7 @@ class _ServerRun:
     async def take(self, level: int, repeat: int, count: int, place: tuple[int, int]) -> tuple[list[Request], bool]:
         """Return the rows of so many tasks, and whether the client was the limit."""
         tasks = self.maker.tasks(level, repeat, count)
-        self._begin("measuring", len(tasks), place)
+        self.begin("measuring", len(tasks), place)
         rows, limited = await self._watched(self.driver.run_tasks(level, repeat, tasks, level, self._took))
         if self._too_many:
             raise await self._errors(self._error)
@@ -220,10 +220,7 @@ class _ServerRun:
         facts = (one.fact for one in self.recording.facts if (one.level, one.repeat) == (level, repeat))
         return next((float(fact["joules"]) for fact in facts if "joules" in fact), None)
 
-    def tell(self, what: str) -> None:
-        self.on_progress(BenchProgress(self.config, what, readings=self.readings))
-
-    def _begin(self, what: str, total: int, place: tuple[int, int]) -> None:
+    def begin(self, what: str, total: int = 0, place: tuple[int, int] = (0, 0)) -> None:
         self._what, self._total, self._place = what, total, place
         self._failed, self._pace = 0, TokenPace()
         self._tell()
@@ -378,7 +375,7 @@ class EngineBench:
 
     async def _up(self, run: _ServerRun) -> None:
         """Started and known; its requests are stored from here on."""
-        run.tell("starting")
+        run.begin("starting")
         preset, stack = self._preset(run.config), run.stack
         began = time.monotonic()
         try:
@@ -400,7 +397,7 @@ class EngineBench:
             processes=None, meter=self.meter,
         )  # fmt: skip
         stack.push_async_callback(run.driver.close)
-        stack.callback(run.tell, "stopping")
+        stack.callback(run.begin, "stopping")
 
     async def _maker(self, endpoint: Endpoint, run: _ServerRun) -> TaskMaker:
         """Lengths are measured once: all configurations get the same prompts."""

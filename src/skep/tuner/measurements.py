@@ -193,19 +193,17 @@ class Measurements:
                 if start.config != spared:
                     self.failed(start.config, start.failure)
             elif logs := speeds(start.readings):
-                self._learn(start, logs)
+                self.suspects.ran(start.config)
+                self.noise.add_start(logs)
+                late = min(math.log(max(1.0, over_limit([start]))), _HOPELESSLY_LATE)
+                variance = self.noise.mean_variance(len(logs)) * (1 + (_TOO_LATE * (late > 0)) ** 2)
+                score = fmean(self.noise.clipped(logs)) - _TOO_LATE * late
+                self.surrogate.took(start.config, self.rounds, score, variance)
 
     def failed(self, config: KnobConfig, failure: ConfigFailure) -> None:
         self.failures.append((config, failure))
         if not is_of_memory(failure) or self.space.spare_bytes(config) is None:
             self.suspects.failed(config)
-
-    def _learn(self, start: ServerStart, logs: list[float]) -> None:
-        self.suspects.ran(start.config)
-        self.noise.add_start(logs)
-        late = min(math.log(max(1.0, over_limit([start]))), _HOPELESSLY_LATE)
-        variance = self.noise.mean_variance(len(logs)) * (1 + (_TOO_LATE * (late > 0)) ** 2)
-        self.surrogate.took(start.config, self.rounds, fmean(self.noise.clipped(logs)) - _TOO_LATE * late, variance)
 
     def settle(self, config: KnobConfig) -> None:
         """What its starts differ by is learned."""

@@ -140,8 +140,17 @@ class Predictor:
         """Of the goal's load, or of the same with another number of agents; None: it has nothing to say."""
         agents, values = concurrency or self.aim.concurrency, config.as_dict
         key = (agents, *(values.get(name) for name in self._known))
-        if key not in self._outcomes:
-            self._outcomes[key] = self._played(config, agents)
+        if key in self._outcomes:
+            return self._outcomes[key]
+        self._outcomes[key] = None
+        if (placed := self._placed(config)) is not None:
+            setup, rig = placed
+            if setup.spec is not None and setup.spec.method == "ngram":
+                setup = replace(setup, spec=None)  # drafts from the text are worth what the text is
+            found = prospect(setup, rig, self._basis.constants, context=self._need_tokens, tuning=self._basis.tuning)
+            if found.pool_tokens > 0:
+                load = PlannedLoad(agents, self.aim.input_tokens, self.aim.output_tokens)
+                self._outcomes[key] = found.outcome(load)
         return self._outcomes[key]
 
     def watts(self, config: KnobConfig) -> float | None:
@@ -156,16 +165,6 @@ class Predictor:
         if setup is None or rig is None:
             return None
         return fits(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
-
-    def _played(self, config: KnobConfig, agents: int) -> PredictedOutcome | None:
-        if (placed := self._placed(config)) is None:
-            return None
-        setup, rig = placed
-        if setup.spec is not None and setup.spec.method == "ngram":
-            setup = replace(setup, spec=None)  # drafts from the text are worth what the text is
-        found = prospect(setup, rig, self._basis.constants, context=self._need_tokens, tuning=self._basis.tuning)
-        load = PlannedLoad(agents, self.aim.input_tokens, self.aim.output_tokens)
-        return found.outcome(load) if found.pool_tokens > 0 else None
 
     def _refused(self, config: KnobConfig) -> str | None:
         """Return what the planner says of one that the engine's own rules let pass: a contradiction has no setup."""

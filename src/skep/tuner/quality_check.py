@@ -62,11 +62,9 @@ class Mark(msgspec.Struct, frozen=True):
 class Sheet(msgspec.Struct, frozen=True):
     """One configuration's answers to a bank, each asked once, greedily and under the goal's load."""
 
-    config: KnobConfig
     bank: str
     marks: Mapping[str, Mark] = {}  # by item
     seconds: float = 0.0  # of asking and judging
-    run_id: str | None = None  # under which the answers and verdicts are stored
     trouble: str = ""  # why there are no marks at all
 
     @property
@@ -239,7 +237,7 @@ class QualityGuard:
         try:
             endpoint = await find_endpoint(served.url, served.model)
         except SkepError as error:
-            return Sheet(config, self.bank.name, seconds=time.monotonic() - began, trouble=str(error))
+            return Sheet(self.bank.name, seconds=time.monotonic() - began, trouble=str(error))
         items, width, identity = self.bank.items, self.plan.concurrency, self._identity(config, endpoint)
         # Prompts are never taken from a cache: that alone can change an answer.
         cold, one = CacheBypass.for_engine(endpoint.engine, secrets.token_hex(8)), ItemPass(width, 0)
@@ -261,7 +259,7 @@ class QualityGuard:
             verdicts = await self.judge.judge([AnsweredItem(row, items[row.index]) for row in rows])
             self.store.append_verdicts(recording.run_id, verdicts)
         marks = {verdict.item: _mark(row, verdict) for row, verdict in zip(rows, verdicts, strict=True)}
-        return Sheet(config, self.bank.name, marks, time.monotonic() - began, recording.run_id)
+        return Sheet(self.bank.name, marks, time.monotonic() - began)
 
     def _identity(self, config: KnobConfig, endpoint: Endpoint) -> Identity:
         """The fingerprint is equal for repeats: the tuning it belongs to and the address may differ."""

@@ -37,10 +37,6 @@ class KnobConfig(msgspec.Struct, frozen=True, dict=True):
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[type[KnobConfig], tuple[tuple[tuple[str, Value], ...]]]:
-        """Without the hash: another process has others."""
-        return KnobConfig, (self.values,)
-
     @cached_property
     def _hash(self) -> int:
         return hash(self.values)

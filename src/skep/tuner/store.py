@@ -36,7 +36,6 @@ from skep.tuner.records import (
     StageDecision,
     TuneStage,
     Tuning,
-    Value,
 )
 from skep.tuner.summary import baseline_of, best_of, total_gain
 from skep.units import Interval
@@ -361,7 +360,7 @@ def stage_json(stage: TuneStage) -> dict[str, Any]:
     predicted = document.pop("predicted")
     return document | {
         "title": stage.title,
-        "config": _values(stage.config.values),
+        "config": finite(stage.config.as_dict),
         "key": stage.config.key,
         "accepted": stage.decision is StageDecision.ACCEPTED,
         "figure": _interval(stage.figure),
@@ -384,11 +383,7 @@ def _point(point: CurvePoint, stages: Sequence[TuneStage]) -> dict[str, Any]:
 
 
 def failure_json(failure: ConfigFailure) -> dict[str, Any]:
-    return {**msgspec.to_builtins(failure), "mended": _values(failure.mended)}
-
-
-def _values(values: Iterable[tuple[str, Value]]) -> dict[str, Value]:
-    return {knob: finite(value) for knob, value in values}
+    return {**msgspec.to_builtins(failure), "mended": finite(dict(failure.mended))}
 
 
 def _interval(interval: Interval | None) -> dict[str, float | None] | None:

@@ -37,29 +37,23 @@ def tuned_preset(tuning: Tuning, stage: TuneStage, baseline: TuneStage, name: st
     if stage.figure is not None:
         how = "SIMULATED, not measured" if tuning.simulated else "measured"
         notes.append(f"{how}: {figure_words(stage.figure)} {unit_of(tuning)}, 95 % interval")
+    published: tuple[Published, ...] = ()
+    if not tuning.simulated and stage.figure is not None and tuning.aim.metric == "effective_tok_s":
+        # What `skep bench sweep --against-preset` can hold itself against: real, and of output over wall time.
+        load = (tuning.aim.concurrency, tuning.aim.input_tokens, tuning.aim.output_tokens)
+        runs = f"{stage.readings} readings in {stage.starts} starts" if stage.starts else None
+        measured = Published(stage.figure.estimate, "output", *load, "client", runs=runs)
+        published = (replace(measured, ttft_ms=stage.ttft_ms, tpot_ms=stage.tpot_ms),)
     return replace(
         apply_config(base, stage.config),
         name=name,
         title=f"{tuning.model}, {mark}tuned for {tuning.aim}",
         source=f"skep tune {tuning.id}, skep {tuning.skep_version}",
         date=day,
-        published=_figures(tuning, stage),
+        published=published,
         notes=(*notes, *base.notes),
         origin="",
     )
-
-
-def _figures(tuning: Tuning, stage: TuneStage) -> tuple[Published, ...]:
-    """Return what `skep bench sweep --against-preset` can hold itself against: real, and of output over wall time."""
-    if tuning.simulated or stage.figure is None or tuning.aim.metric != "effective_tok_s":
-        return ()
-    aim, readings = tuning.aim, f"{stage.readings} readings in {stage.starts} starts" if stage.starts else None
-    return (
-        Published(
-            stage.figure.estimate, "output", aim.concurrency, aim.input_tokens, aim.output_tokens, "client",
-            ttft_ms=stage.ttft_ms, tpot_ms=stage.tpot_ms, runs=readings,
-        ),
-    )  # fmt: skip
 
 
 def stage_for(tuning: Tuning, stages: Sequence[TuneStage], number: int | None) -> TuneStage:
