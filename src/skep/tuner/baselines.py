@@ -40,8 +40,7 @@ _CRASHED_ON = 8.6  # custom all-reduce, while graphs were captured
 def prepared(preset: Preset, aim: TuneGoal, box: TuneMachine) -> Preset:
     """With room for the goal's tasks, and with numbers said that another version of the engine may choose otherwise."""
     model = box.model or find_geometry(preset.model)
-    context = max(needed_context(aim, model), preset.context_tokens or usual_context(model))
-    preset = replace(preset, context_tokens=context)
+    preset = replace(preset, context_tokens=needed_context(aim, model, preset.context_tokens))
     options, cards = preset.options, box.cards
     if preset.engine in LLAMA:
         options = replace(options, batched_tokens=tokens_of(preset, "batched_tokens"), batch=tokens_of(preset, "batch"))
@@ -89,8 +88,8 @@ def baseline_of(
     return prepared(chosen, aim, box)
 
 
-def needed_context(aim: TuneGoal, model: Geometry | None) -> int:
-    """Of one slot: a whole task with what a chat template adds, and what was asked for."""
+def needed_context(aim: TuneGoal, model: Geometry | None, own: int | None = None) -> int:
+    """Of one slot: a task with what a chat template adds, what was asked for, and the preset's own or the usual."""
     task = aim.input_tokens + aim.output_tokens
     most, name = (model.max_context, model.id) if model is not None else (None, "")
     if most is not None and task > most:
@@ -100,11 +99,7 @@ def needed_context(aim: TuneGoal, model: Geometry | None) -> int:
         hint = f"at most --min-context {most}"
         raise UserError(f"--min-context {aim.min_context} is beyond the {most} tokens of {name}", hint=hint)
     need = ceil((task + _TEMPLATE) / 256) * 256
-    return max(min(need, most) if most is not None else need, aim.min_context or 0)
-
-
-def usual_context(model: Geometry | None) -> int:
-    return min(USUAL_CONTEXT, (model.max_context if model is not None else None) or USUAL_CONTEXT)
+    return max(min(need, most or need), aim.min_context or 0, own or min(USUAL_CONTEXT, most or USUAL_CONTEXT))
 
 
 def _on_cpu(model: str, aim: TuneGoal, engine: str, checkpoint: str | None, known: Geometry | None) -> Preset:
@@ -125,10 +120,11 @@ def _safe(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | 
         return setup.layout.cards_each, odd, setup.kv.family != "half", -setup.quant.bits
 
     goal = PlanGoal("throughput", aim.concurrency, aim.input_tokens, aim.output_tokens)
-    context = max(needed_context(aim, model), usual_context(model))
     pooled = engine in ("vllm", "sglang")
     share = SHARE if pooled else None
-    wanted = Pins(quant=quant, context=context, replicas=1, no_spec=True, graphs=not pooled, utilization=share)
+    wanted = Pins(
+        quant=quant, context=needed_context(aim, model), replicas=1, no_spec=True, graphs=not pooled, utilization=share
+    )
     contradiction(rig, goal, wanted, model)
     for pins in (wanted, replace(wanted, utilization=None)):
         found, _ = bases(model, rig, goal, pins, engine, say_why=False)

@@ -63,39 +63,30 @@ _ALIKE = 0.01  # a change that brings less than this is not made
 def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value: Value) -> KnobConfig | None:
     """Return the most promising configuration with this value, with as little else turned as that takes."""
     rng = Random(f"{incumbent.key}/{knob}={value}")
-    best, best_gain = None, float("-inf")
+    best, gain = None, float("-inf")
     for number in range(_DRAWN):
         kept = _KEPT[number % len(_KEPT)]
         others = {one.name: rng.choice(one.values) for one in book.space.knobs if rng.random() > kept}
         drawn = incumbent.turned(others | {knob: value})
-        if book.refusal(drawn) is None and (gain := book.promise(drawn, incumbent)) > best_gain:
-            best, best_gain = drawn, gain
-    return None if best is None else _back(book, incumbent, _ascended(book, incumbent, best, knob), knob)
-
-
-def _ascended(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pinned: str) -> KnobConfig:
-    """Knob by knob to its best value, a few times."""
-    gain = book.promise(config, incumbent)
-    for _ in range(_PASSES):
-        before = config
-        for knob in (one for one in book.space.knobs if one.name != pinned):
-            for value in knob.values:
-                other = config.turned({knob.name: value})
-                if book.refusal(other) is None and (found := book.promise(other, incumbent)) > gain + _ALIKE:
-                    config, gain = other, found
-        if config == before:
+        if book.refusal(drawn) is None and (found := book.promise(drawn, incumbent)) > gain:
+            best, gain = drawn, found
+    if best is None:
+        return None
+    for _ in range(_PASSES):  # knob by knob to its best value
+        before = best
+        for other in (one for one in book.space.knobs if one.name != knob):
+            for rung in other.values:
+                turned = best.turned({other.name: rung})
+                if book.refusal(turned) is None and (found := book.promise(turned, incumbent)) > gain + _ALIKE:
+                    best, gain = turned, found
+        if best == before:
             break
-    return config
-
-
-def _back(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pinned: str) -> KnobConfig:
-    """What does not matter stays as it was."""
-    gain = book.promise(config, incumbent)
-    for change in (one for one in config.changes_from(incumbent) if one.knob != pinned):
-        without = config.turned({change.knob: change.before})
-        if book.refusal(without) is None and book.promise(without, incumbent) > gain - _ALIKE:
-            config = without
-    return config
+    for change in best.changes_from(incumbent):  # what does not matter stays as it was
+        without = best.turned({change.knob: change.before})
+        allowed = change.knob != knob and book.refusal(without) is None
+        if allowed and book.promise(without, incumbent) > gain - _ALIKE:
+            best = without
+    return best
 
 
 _FEW = 3  # values of each knob that are combined in pairs

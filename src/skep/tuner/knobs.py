@@ -56,12 +56,6 @@ class KnobContext(msgspec.Struct, frozen=True):
     quants: tuple[str, ...]
     named: frozenset[str]  # a few are offered only then, as this load sees but one side of them
 
-    @property
-    def goal(self) -> PlanGoal:
-        aim = self.aim
-        kind = "latency" if aim.metric == "task_tok_s" else "throughput"
-        return PlanGoal(kind, aim.concurrency, aim.input_tokens, aim.output_tokens)
-
     def slots(self, expected: float = 0.15) -> Knob:
         """Of one replica. Twice the agents is more than can be busy; far fewer than they are is a queue."""
         agents = min(self.aim.concurrency, MOST_SLOTS // 2)
@@ -128,7 +122,9 @@ def with_layout(preset: Preset, layout: Layout) -> Preset:
 
 def layout_knobs(asked: KnobContext) -> Iterator[Knob]:
     """Those that keep as many cards busy as there are, break no rule and fit in one of the formats; best first."""
-    rig, engine, model, goal = asked.box.rig, asked.base.engine, asked.model, asked.goal
+    rig, engine, model, aim = asked.box.rig, asked.base.engine, asked.model, asked.aim
+    kind = "latency" if aim.metric == "task_tok_s" else "throughput"
+    goal = PlanGoal(kind, aim.concurrency, aim.input_tokens, aim.output_tokens)
     if layout_of(asked.base) is None or rig is None or model is None or len(rig.cards) < 2:
         return
     basis = published_basis(engine)

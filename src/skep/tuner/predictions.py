@@ -116,7 +116,18 @@ class Predictor:
         quant = self._quants.get(preset.checkpoint, self._quant)
         if "quant" in config.as_dict:
             quant = QUANTS.get(str(config["quant"]), quant)
-        return None if self._model is None or quant is None else planned_setup(preset, self._model, quant)
+        if self._model is None or quant is None:
+            return None
+        options = preset.options
+        layout = layout_of(preset) or Layout(options.tp, options.pp, 1, preset.replicas * options.dp)
+        kv = (known_kv(options.kv) if options.kv else None) or KV_TYPES["bf16"]
+        spec = Speculation(options.draft.method, options.draft.depth) if options.draft is not None else None
+        return Setup(
+            self._model, quant, kv, "llamacpp" if preset.engine == "embedded" else preset.engine, layout,
+            slots=max(1, preset.slots // options.dp), context=preset.context_tokens, utilization=options.memory_share,
+            graphs=options.graphs is not False, spec=spec, batched_tokens=options.batched_tokens,
+            version=preset.engine_version,
+        )  # fmt: skip
 
     def cards(self, config: KnobConfig) -> Rig | None:
         """Of a CPU what its replicas can use: they share it evenly, fewer threads than cores leave some idle, more
@@ -191,19 +202,6 @@ class Predictor:
             return apply_config(self.base, config)
         except UserError:
             return None
-
-
-def planned_setup(preset: Preset, model: Geometry, quant: Quant) -> Setup:
-    options = preset.options
-    layout = layout_of(preset) or Layout(options.tp, options.pp, 1, preset.replicas * options.dp)
-    kv = (known_kv(options.kv) if options.kv else None) or KV_TYPES["bf16"]
-    spec = Speculation(options.draft.method, options.draft.depth) if options.draft is not None else None
-    return Setup(
-        model, quant, kv, "llamacpp" if preset.engine == "embedded" else preset.engine, layout,
-        slots=max(1, preset.slots // options.dp), context=preset.context_tokens, utilization=options.memory_share,
-        graphs=options.graphs is not False, spec=spec, batched_tokens=options.batched_tokens,
-        version=preset.engine_version,
-    )  # fmt: skip
 
 
 def tasks_for(concurrency: int, rates: Sequence[float], least_s: float = RUN_S) -> int:

@@ -1,9 +1,7 @@
 """One session's work on one tuning: the loop between the search, which decides, and the bench, which measures.
 
 Each answer is stored as it comes, with the stages that it decided, so that a process that is killed leaves what came
-before; `TuningJournal.resume` gives it back. Knows neither how it is decided nor what is measured, and no clock but the
-journal's and the one that ends a request which never would. How much time a search may take is the search's own
-business: it sees what each answer took.
+before; `TuningJournal.resume` gives it back. How much time a search may take is the search's own business.
 """
 
 from __future__ import annotations

@@ -72,7 +72,13 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
     if metric not in METRICS:
         known = did_you_mean(get_close_matches(metric, METRICS, n=1, cutoff=0.5), f"known: {', '.join(METRICS)}")
         raise UserError(f"--goal `{goal}`: no metric is called `{found['metric']}`", hint=known)
-    agents = _agents(found["agents"], goal)
+    agents = found["agents"]
+    if not agents:
+        raise UserError(f"--goal `{goal}` does not say at how many agents", hint=_HINT)
+    if not re.fullmatch(r"[0-9]+", agents):
+        raise UserError(f"--goal `{goal}`: `{agents}` is no number of agents", hint=_HINT)
+    if not 1 <= int(agents[:9]) <= MOST_AGENTS:
+        raise UserError(f"--goal `{goal}`: {agents} agents cannot be measured", hint=f"1 to {MOST_AGENTS}")
     target = None if found["target"] is None else _target(found["target"], goal)
     if options.input_tokens < 1:
         raise UserError(f"--prompt-tokens {options.input_tokens} is no prompt", hint="1 or more")
@@ -84,17 +90,7 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
         hint = "raise it, leave it out, or lower --prompt-tokens and --output-tokens"
         raise UserError(f"--min-context {options.min_context} is less than a task's {task} tokens", hint=hint)
     slo = str(SloLimits.parse(options.slo)) if options.slo is not None else None
-    return TuneGoal(metric, agents, options.input_tokens, options.output_tokens, target, slo, options.min_context)
-
-
-def _agents(text: str | None, goal: str) -> int:
-    if not text:
-        raise UserError(f"--goal `{goal}` does not say at how many agents", hint=_HINT)
-    if not re.fullmatch(r"[0-9]+", text):
-        raise UserError(f"--goal `{goal}`: `{text}` is no number of agents", hint=_HINT)
-    if not 1 <= int(text[:9]) <= MOST_AGENTS:
-        raise UserError(f"--goal `{goal}`: {text} agents cannot be measured", hint=f"1 to {MOST_AGENTS}")
-    return int(text[:9])
+    return TuneGoal(metric, int(agents), options.input_tokens, options.output_tokens, target, slo, options.min_context)
 
 
 def _target(text: str, goal: str) -> float:
@@ -184,12 +180,12 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
     space = space_of(target.base, aim, target.machine, options.checkpoints, target.quants, named)
     start, offered = apply_settings(config_of(target.base, space.knobs), space.knobs, options.start)
     knobs = choose_knobs(offered, options.knobs, options.skip)
-    target = replace(target, base=apply_config(target.base, start))  # also what is set and not turned
+    base = apply_config(target.base, start)  # also what is set and not turned
     tuning = Tuning(
         id="",
         created_at=time.time(),
-        model=target.base.served_as,
-        engine=target.base.engine,
+        model=base.served_as,
+        engine=base.engine,
         rig=target.rig_words,
         aim=aim,
         budget_s=budget_s,
@@ -198,7 +194,7 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
         baseline=KnobConfig.of({knob.name: start[knob.name] for knob in knobs}),
         knobs=knobs,
         base={
-            **to_document(target.base),
+            **to_document(base),
             "wishes": msgspec.to_builtins(options),
             # Constants are the program's own: another version of it searches differently anyway.
             "terrain": {
@@ -212,9 +208,9 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
         host={} if options.simulate else host_json(host),
         skep_version=__version__,
     )
-    ready = _ready(target, tuning, options, (*target.notes, *space.left_alone))
+    ready = prepare_again(tuning)
     _check(ready.space, tuning)
-    return ready
+    return replace(ready, notes=(*target.notes, *space.left_alone))
 
 
 def prepare_again(tuning: Tuning) -> PreparedTuning:
@@ -222,23 +218,17 @@ def prepare_again(tuning: Tuning) -> PreparedTuning:
     if NO_LONGER_TURNED in tuning.baseline.as_dict:
         hint = f"set it with `nvidia-smi -pl WATTS`, then begin anew with `skep tune {tuning.model}`"
         raise UserError(f"tuning `{tuning.id}` turns the power limit, which skep no longer does", hint=hint)
-    options, base = msgspec.convert(tuning.base["wishes"], TuningOptions), base_of(tuning)
-    stored = tuning.base["terrain"]
+    options, stored = msgspec.convert(tuning.base["wishes"], TuningOptions), tuning.base["terrain"]
     rig, model = msgspec.convert(stored["rig"], Rig | None), msgspec.convert(stored["model"], Geometry | None)
     basis = Basis(published_constants(), msgspec.convert(stored["tuning"], Fitted), calibrated=stored["calibrated"])
     quant = QUANTS[stored["quant"]] if stored["quant"] is not None else None
-    return _ready(TuneTarget(base, TuneMachine(rig=rig, model=model), tuning.rig, basis, quant), tuning, options)
+    base, files = base_of(tuning), options.checkpoints
+    return PreparedTuning(tuning, options, Predictor(base, rig, tuning.aim, tuning.knobs, basis, model, quant, files))
 
 
 def base_of(tuning: Tuning) -> Preset:
     """Return the preset that its configurations are turned from."""
     return from_document({key: value for key, value in tuning.base.items() if key not in ("wishes", "terrain")}, Preset)
-
-
-def _ready(target: TuneTarget, tuning: Tuning, options: TuningOptions, notes: tuple[str, ...] = ()) -> PreparedTuning:
-    base, rig, model, files = target.base, target.machine.rig, target.machine.model, options.checkpoints
-    space = Predictor(base, rig, tuning.aim, tuning.knobs, target.basis, model, target.quant, files)
-    return PreparedTuning(tuning, options, space, notes)
 
 
 def _check(space: Predictor, tuning: Tuning) -> None:
@@ -266,24 +256,21 @@ def prospects(ready: PreparedTuning) -> list[CandidateChange]:
 
 
 def prospect_lines(prospects: Iterable[CandidateChange]) -> list[str]:
-    """Return a line for each knob, in the order of each one's best change."""
+    """Return a line for each knob, in the order of each one's best change: `slots 4 → 6, 8 (+0 %), 2 (-12 %)`."""
     by_knob: dict[str, list[CandidateChange]] = {}
     for one in prospects:
         by_knob.setdefault(one.change.knob, []).append(one)
-    times = [f"about {format_seconds(min(one.seconds for one in same))}" for same in by_knob.values()]
-    width = max(map(len, times), default=0)
-    told = (shortened(_values(knob, same), 200) for knob, same in by_knob.items())
-    return [f"{time:>{width}}  {values}" for time, values in zip(times, told, strict=True)]
-
-
-def _values(knob: str, prospects: Sequence[CandidateChange]) -> str:
-    """`slots 4 → 6, 8 (+0 %), 2 (-12 %)`: values of which the same is foreseen stand together."""
-    by_gain: dict[str, list[str]] = {}
-    for one in prospects:
-        gain = "not foreseen" if one.predicted is None else f"{round(100 * (one.predicted - 1)):+d} %"
-        by_gain.setdefault(gain, []).append(value_words(one.change.after))
-    told = ", ".join(f"{', '.join(values)} ({gain})" for gain, values in by_gain.items())
-    return f"{knob} {value_words(prospects[0].change.before)} → {told}"
+    lines: list[tuple[str, str]] = []
+    for knob, same in by_knob.items():
+        by_gain: dict[str, list[str]] = {}  # values of which the same is foreseen stand together
+        for one in same:
+            gain = "not foreseen" if one.predicted is None else f"{round(100 * (one.predicted - 1)):+d} %"
+            by_gain.setdefault(gain, []).append(value_words(one.change.after))
+        told = ", ".join(f"{', '.join(values)} ({gain})" for gain, values in by_gain.items())
+        values = shortened(f"{knob} {value_words(same[0].change.before)} → {told}", 200)
+        lines.append((f"about {format_seconds(min(one.seconds for one in same))}", values))
+    width = max((len(time) for time, _ in lines), default=0)
+    return [f"{time:>{width}}  {values}" for time, values in lines]
 
 
 def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:

@@ -55,10 +55,7 @@ class TuningState(StrEnum):
 
 
 class TuningRecord(msgspec.Struct, frozen=True):
-    """A tuning as the store has it. Its state is derived, never stored.
-
-    `stages`, `curve` and `failure`, of a baseline that never ran, are there where `record` or `records` read them.
-    """
+    """Its state is derived, never stored. `stages`, `curve` and `failure`: where `record` or `records` read them."""
 
     tuning: Tuning
     state: TuningState
@@ -71,7 +68,7 @@ class TuningRecord(msgspec.Struct, frozen=True):
     presets: tuple[str, ...] = ()  # that were made of it, in that order
     stages: tuple[TuneStage, ...] = ()
     curve: CurveResult | None = None
-    failure: ConfigFailure | None = None
+    failure: ConfigFailure | None = None  # of a baseline that never ran
 
     @property
     def id(self) -> str:

@@ -23,7 +23,7 @@ from skep.tuner.records import (
     Tuning,
     changes_words,
 )
-from skep.units import UNKNOWN, Interval, known, number, printable, public_name, shortened
+from skep.units import UNKNOWN, Interval, known, number, printable, shortened
 
 UNITS = {"effective_tok_s": "tok/s", "task_tok_s": "tok/s for each agent", "tok_per_joule": "tok/J"}
 KEPT = (StageDecision.BASELINE, StageDecision.ACCEPTED)
@@ -169,11 +169,6 @@ def config_name(config: KnobConfig, tuning: Tuning, stages: Sequence[TuneStage])
         return "best"
     found = next((one.number for one in stages if one.config == config), None)
     return config.key if found is None else f"stage {found}"
-
-
-def model_words(tuning: Tuning) -> str:
-    """Without the folder of a model that is a file: a page is made to be passed on."""
-    return public_name(tuning.model)
 
 
 def unmet_goal(tuning: Tuning, stages: Sequence[TuneStage], starts: Sequence[ServerStart]) -> SkepError | None:

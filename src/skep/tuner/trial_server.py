@@ -34,7 +34,6 @@ from skep.paths import Paths, make_private
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.main import build_hive
 from skep.supervisor.replica import Replica
-from skep.supervisor.replica_set import ReplicaMember
 from skep.supervisor.supervisor import Hive, Supervisor
 from skep.tuner.failures import failure_of
 from skep.tuner.records import ConfigFailed, ConfigFailure, sum_known
@@ -174,17 +173,15 @@ class TrialServer:
 
     def _changed(self, supervisor: Supervisor) -> None:
         """The first failure is the one to tell: the others are ended for it."""
-        if self._failure is None:
-            failed = [member for member in supervisor.replica_set.members if member.life.state is ReplicaState.FAILED]
-            self._failure = next((self._told(member) for member in failed), None)
+        failed = (member for member in supervisor.replica_set.members if member.life.state is ReplicaState.FAILED)
+        if self._failure is None and (member := next(failed, None)) is not None:
+            found = member.diagnosis if isinstance(member, Replica) else None
+            if found is None:
+                self._failure = ConfigFailure("hang", member.life.why or "it did not answer", self.last_words())
+            else:
+                self._failure = failure_of(found, member.started, under_load=self._ready)
         self._ready = self._ready or supervisor.phase == "ready"
         self._moved.set()
-
-    def _told(self, member: ReplicaMember) -> ConfigFailure:
-        found = member.diagnosis if isinstance(member, Replica) else None
-        if found is None:
-            return ConfigFailure("hang", member.life.why or "it did not answer", self.last_words())
-        return failure_of(found, member.started, under_load=self._ready)
 
     def trouble(self) -> ConfigFailure | None:
         """Return why it no longer answers; None while it does."""
