@@ -72,7 +72,14 @@ def baseline_of(
     """`quant` None: it is chosen. `simulated`: no checkpoint is needed, and the format is a setting like others."""
     known = box.model or find_geometry(model)
     if not box.cards or engine == "embedded":
-        return prepared(_on_cpu(model, aim, engine, checkpoint, known), aim, box)
+        alone, weights = engine in LLAMA, checkpoint or model
+        plain = Preset(
+            name=_plain(model), title=f"{model} on this machine's CPU, as plain as it gets", engine=engine,
+            model=_called(known, weights), checkpoint=weights, served_as=model, hardware=NO_CARDS, source=_SOURCE,
+            slots=1 if alone else min(aim.concurrency, SLOTS),
+            options=EngineOptions() if alone else EngineOptions(graphs=False),
+        )  # fmt: skip
+        return prepared(plain, aim, box)
     if known is None:
         hint = "write down how it starts with `skep presets new NAME`, and tune that preset"
         raise UserError(f"`{model}` is not in the catalogue, so that no safe beginning is known", hint=hint)
@@ -100,16 +107,6 @@ def needed_context(aim: TuneGoal, model: Geometry | None, own: int | None = None
         raise UserError(f"--min-context {aim.min_context} is beyond the {most} tokens of {name}", hint=hint)
     need = ceil((task + _TEMPLATE) / 256) * 256
     return max(min(need, most or need), aim.min_context or 0, own or min(USUAL_CONTEXT, most or USUAL_CONTEXT))
-
-
-def _on_cpu(model: str, aim: TuneGoal, engine: str, checkpoint: str | None, known: Geometry | None) -> Preset:
-    alone = engine in LLAMA
-    return Preset(
-        name=_plain(model), title=f"{model} on this machine's CPU, as plain as it gets", engine=engine,
-        model=_called(known, checkpoint or model), checkpoint=checkpoint or model, served_as=model,
-        hardware=NO_CARDS, source=_SOURCE, slots=1 if alone else min(aim.concurrency, SLOTS),
-        options=EngineOptions() if alone else EngineOptions(graphs=False),
-    )  # fmt: skip
 
 
 def _safe(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | None) -> list[Setup]:

@@ -197,9 +197,8 @@ def greedy_share(failure: ConfigFailure) -> str | None:
 
 def _as_much_again(config: KnobConfig, failed: KnobConfig, failure: ConfigFailure) -> str | None:
     share, had = greedy_share(failure), failed.as_dict
-    for name, value in config.values:
-        if name not in had or not asks_as_much(name, value, had[name], share=share):
-            return None
+    if not all(name in had and asks_as_much(name, value, had[name], share=share) for name, value in config.values):
+        return None
     changes = config.changes_from(failed)
     telling = [change for change in changes if change.knob not in INDIFFERENT]
     if not telling:

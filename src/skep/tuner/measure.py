@@ -216,10 +216,6 @@ class _ServerRun:
         self.recording.check()
         return rows, limited
 
-    def joules(self, level: int, repeat: int) -> float | None:
-        facts = (one.fact for one in self.recording.facts if (one.level, one.repeat) == (level, repeat))
-        return next((float(fact["joules"]) for fact in facts if "joules" in fact), None)
-
     def begin(self, what: str, total: int = 0, place: tuple[int, int] = (0, 0)) -> None:
         self._what, self._total, self._place = what, total, place
         self._failed, self._pace = 0, TokenPace()
@@ -444,7 +440,9 @@ class EngineBench:
             count = run.taken[level][0].requests
         place = sum(map(len, run.taken.values())) + 1
         rows, limited = await run.take(level, repeat, count, (place, run.readings))
-        found = reading_of(rows, self.aim, limited=limited, slo=self._slo, joules=run.joules(level, repeat))
+        facts = (one.fact for one in run.recording.facts if (one.level, one.repeat) == (level, repeat))
+        joules = next((float(fact["joules"]) for fact in facts if "joules" in fact), None)
+        found = reading_of(rows, self.aim, limited=limited, slo=self._slo, joules=joules)
         run.taken.setdefault(level, []).append(found)
         if found.requests and found.wall_s > 0:
             run.waves[level] = found.wall_s * level / found.requests

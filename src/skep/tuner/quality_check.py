@@ -1,7 +1,7 @@
 """The quality guard: a faster configuration that answers worse is not better.
 
-Each configuration is asked the same items once, greedily and at the goal's concurrency; its sheet of answers is kept, so
-that what challengers are held against is not asked again for each of them. Two sides need not be resident at once.
+Each configuration is asked the same items once, greedily and at the goal's concurrency; its sheet of answers is kept:
+what challengers are held against is not asked again for each of them. Two sides need not be resident at once.
 
 Which bank is asked settles with the first sheet: one that this model answers almost nothing of is no measure, and an
 easier one takes its place. Knows nothing of how configurations are started.

@@ -144,7 +144,11 @@ class KnobSearch:
         if self._book.counted_starts(self.baseline) < STARTS and not self.stages:
             return self._measure((self.baseline,), self.time_budget.readings(self.baseline), "baseline")
         if self._trial is not None:
-            return self._judge(self._trial) if self._judging else self._confirm(self._trial)
+            if not self._judging:
+                return self._confirm(self._trial)
+            if not self.time_budget.can_afford(self._judging_s, (self.baseline, self.incumbent)):
+                return self._out_of_time(self._trial, "no time was left to judge its answers")
+            return JudgeRequest(self.baseline, self._trial.config)  # not the step before: small losses would add up
         if self._has_reached_target():
             return self._close("the target is reached")
         if (chosen := self.chooser.choose(self.incumbent)) is None:
@@ -155,12 +159,6 @@ class KnobSearch:
         while chosen and not self._affords((self.incumbent, *chosen), SCREENED):
             chosen = chosen[:-1]
         return self._measure((self.incumbent, *chosen), SCREENED, "screen") if chosen else self._close(_SPENT)
-
-    def _judge(self, trial: ConfigTrial) -> BenchRequest | None:
-        """Against the baseline, so that a little worse each time does not add up."""
-        if not self.time_budget.can_afford(self._judging_s, (self.baseline, self.incumbent)):
-            return self._out_of_time(trial, "no time was left to judge its answers")
-        return JudgeRequest(self.baseline, trial.config)
 
     def _confirm(self, trial: ConfigTrial) -> BenchRequest | None:
         configs, readings = (self.incumbent, trial.config), self.time_budget.readings(trial.config)

@@ -222,8 +222,9 @@ def prepare_again(tuning: Tuning) -> PreparedTuning:
     rig, model = msgspec.convert(stored["rig"], Rig | None), msgspec.convert(stored["model"], Geometry | None)
     basis = Basis(published_constants(), msgspec.convert(stored["tuning"], Fitted), calibrated=stored["calibrated"])
     quant = QUANTS[stored["quant"]] if stored["quant"] is not None else None
-    base, files = base_of(tuning), options.checkpoints
-    return PreparedTuning(tuning, options, Predictor(base, rig, tuning.aim, tuning.knobs, basis, model, quant, files))
+    files = options.checkpoints
+    space = Predictor(base_of(tuning), rig, tuning.aim, tuning.knobs, basis, model, quant, files)
+    return PreparedTuning(tuning, options, space)
 
 
 def base_of(tuning: Tuning) -> Preset:

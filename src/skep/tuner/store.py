@@ -336,11 +336,23 @@ def check_free(tuning_id: str, state: TuningState) -> None:
 
 def tuning_json(found: TuningRecord) -> dict[str, Any]:
     """Return the document of `skep tune show --json` and of the dashboard."""
-    stages, curve = found.stages, found.curve
+    stages = found.stages
     baseline, best = baseline_of(stages), best_of(stages)
     tuning: dict[str, Any] = finite(msgspec.to_builtins(found.tuning))
     knobs = [{name: knob[name] for name in ("name", "title", "values")} for knob in tuning["knobs"]]
     told = {name: value for name, value in tuning.items() if name not in ("aim", "baseline", "base", "host")}
+    points = [
+        {
+            "concurrency": point.concurrency,
+            # The last stage of this configuration; null where none has it.
+            "stage": next((one.number for one in reversed(stages) if one.config == point.config), None),
+            "key": point.config.key,
+            "effective_tok_s": _interval(point.figure),
+            "ttft_ms": finite(point.ttft_ms),
+            "tpot_ms": finite(point.tpot_ms),
+        }
+        for point in found.points
+    ]
     state = {"state": found.state, "measured_s": finite(found.measured_s)}
     return {
         "tuning": {**told, "goal": str(found.tuning.aim), **tuning["aim"], **state, "knobs": knobs},
@@ -348,7 +360,7 @@ def tuning_json(found: TuningRecord) -> dict[str, Any]:
         "best": None if best is None else stage_json(best),
         "gain": _interval(total_gain(stages)),
         "stages": [stage_json(one) for one in stages],
-        "curve": None if curve is None else [_point(one, stages) for one in curve.points],
+        "curve": None if found.curve is None else points,
     }
 
 
@@ -364,18 +376,6 @@ def stage_json(stage: TuneStage) -> dict[str, Any]:
         "ratio": _interval(stage.ratio),
         "predicted_ratio": predicted,
         "failure": None if stage.failure is None else failure_json(stage.failure),
-    }
-
-
-def _point(point: CurvePoint, stages: Sequence[TuneStage]) -> dict[str, Any]:
-    """`stage`: the last one of this configuration; null where none has it."""
-    return {
-        "concurrency": point.concurrency,
-        "stage": next((one.number for one in reversed(stages) if one.config == point.config), None),
-        "key": point.config.key,
-        "effective_tok_s": _interval(point.figure),
-        "ttft_ms": finite(point.ttft_ms),
-        "tpot_ms": finite(point.tpot_ms),
     }
 
 
