@@ -445,10 +445,10 @@ def with_own(knob: Knob, base: Preset) -> Knob:
     own = knob_value(base, knob.name)
     if own is None or own in knob.values:
         return knob
-    if not knob.ordered:
-        return replace(knob, values=(own, *knob.values))
-    rungs = sorted((*knob.values, own), key=lambda value: float(value) if isinstance(value, int | float) else 0.0)
-    return replace(knob, values=tuple(rungs))
+    values: tuple[Value, ...] = (own, *knob.values)
+    if knob.ordered:
+        values = tuple(sorted(values, key=lambda value: float(value) if isinstance(value, int | float) else 0.0))
+    return replace(knob, values=values)
 
 
 def quants_of(base: Preset, checkpoints: Iterable[str], model: Geometry | None = None) -> dict[str, Quant]:

@@ -35,6 +35,7 @@ from skep.tuner.records import (
     StageDecision,
     TuneGoal,
     TuneStage,
+    changes_words,
 )
 from skep.tuner.summary import limit_words, speed_words
 from skep.units import Interval
@@ -142,7 +143,8 @@ class KnobSearch:
 
     def _next(self) -> BenchRequest | None:
         if self._book.counted_starts(self.baseline) < STARTS and not self.stages:
-            return self._measure((self.baseline,), self.time_budget.readings(self.baseline), "baseline")
+            words = f"the baseline, start {self._book.counted_starts(self.baseline) + 1}"
+            return MeasureRequest((self.baseline,), self.time_budget.readings(self.baseline), "baseline", words)
         if self._trial is not None:
             if not self._judging:
                 return self._confirm(self._trial)
@@ -158,22 +160,17 @@ class KnobSearch:
             return self._confirm(self._trial)
         while chosen and not self._affords((self.incumbent, *chosen), SCREENED):
             chosen = chosen[:-1]
-        return self._measure((self.incumbent, *chosen), SCREENED, "screen") if chosen else self._close(_SPENT)
+        if not chosen:
+            return self._close(_SPENT)
+        words = f"a first look at {'; '.join(changes_words(one, self.incumbent) for one in chosen)}"
+        return MeasureRequest((self.incumbent, *chosen), SCREENED, "screen", words)
 
     def _confirm(self, trial: ConfigTrial) -> BenchRequest | None:
         configs, readings = (self.incumbent, trial.config), self.time_budget.readings(trial.config)
         if not self._affords(configs, readings):
             return self._out_of_time(trial, "time ran out before it was decided")
-        return self._measure(configs, readings, "confirm")
-
-    def _measure(self, configs: tuple[KnobConfig, ...], readings: int, purpose: str) -> BenchRequest:
-        told = "; ".join(", ".join(map(str, one.changes_from(self.incumbent))) for one in configs[1:])
-        words = f"a first look at {told}"
-        if purpose == "baseline":
-            words = f"the baseline, start {self._book.counted_starts(self.baseline) + 1}"
-        elif purpose == "confirm" and self._trial is not None:
-            words = f"{told}: start {len(self._trial.starts) + 1} of each"
-        return MeasureRequest(configs, readings, purpose, words)
+        words = f"{changes_words(trial.config, self.incumbent)}: start {len(trial.starts) + 1} of each"
+        return MeasureRequest(configs, readings, "confirm", words)
 
     def _out_of_time(self, trial: ConfigTrial, why: str) -> BenchRequest | None:
         self._trial = None

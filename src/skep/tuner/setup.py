@@ -79,7 +79,15 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
         raise UserError(f"--goal `{goal}`: `{agents}` is no number of agents", hint=_HINT)
     if not 1 <= int(agents[:9]) <= MOST_AGENTS:
         raise UserError(f"--goal `{goal}`: {agents} agents cannot be measured", hint=f"1 to {MOST_AGENTS}")
-    target = None if found["target"] is None else _target(found["target"], goal)
+    target, wanted = None, (found["target"] or "").strip()
+    if found["target"] is not None:
+        try:
+            target = float(wanted)
+        except ValueError:
+            raise UserError(f"--goal `{goal}`: `{wanted}` is no target", hint=_HINT) from None
+        if not math.isfinite(target) or target <= 0:
+            hint = "a target is a number above 0, in the metric's unit"
+            raise UserError(f"--goal `{goal}`: a target of {wanted} cannot be aimed at", hint=hint)
     if options.input_tokens < 1:
         raise UserError(f"--prompt-tokens {options.input_tokens} is no prompt", hint="1 or more")
     if options.output_tokens < LEAST_OUTPUT:
@@ -91,17 +99,6 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
         raise UserError(f"--min-context {options.min_context} is less than a task's {task} tokens", hint=hint)
     slo = str(SloLimits.parse(options.slo)) if options.slo is not None else None
     return TuneGoal(metric, int(agents), options.input_tokens, options.output_tokens, target, slo, options.min_context)
-
-
-def _target(text: str, goal: str) -> float:
-    try:
-        target = float(text)
-    except ValueError:
-        raise UserError(f"--goal `{goal}`: `{text.strip()}` is no target", hint=_HINT) from None
-    if not math.isfinite(target) or target <= 0:
-        hint = "a target is a number above 0, in the metric's unit"
-        raise UserError(f"--goal `{goal}`: a target of {text.strip()} cannot be aimed at", hint=hint)
-    return target
 
 
 SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")

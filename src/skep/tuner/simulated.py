@@ -96,9 +96,6 @@ class SimulatedBench:
     noise: SimulatedNoise = field(default_factory=SimulatedNoise)
     now_s: float = 0.0  # a search that is taken up again begins later, and meets the noise it would have met
 
-    def __post_init__(self) -> None:
-        self._phase = Random(f"{self.seed} drift").uniform(0.0, 2 * math.pi)
-
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
         began_s = self._begin("measure")
         step = 1 if self._rng.random() < 0.5 else -1  # drawn, lest a drift always favours the same one
@@ -128,6 +125,7 @@ class SimulatedBench:
 
     def _begin(self, what: str) -> float:
         """Return the time. The noise depends on it, and on the seed."""
+        self._phase = Random(f"{self.seed} drift").uniform(0.0, 2 * math.pi)
         self._rng = Random(f"{self.seed} {what} {self.now_s:.6f}")
         return self.now_s
 

@@ -186,11 +186,8 @@ def unmet_goal(tuning: Tuning, stages: Sequence[TuneStage], starts: Sequence[Ser
 def _missed_slo(tuning: Tuning, best: TuneStage, starts: Sequence[ServerStart]) -> SkepError | None:
     if tuning.aim.slo is None:
         return None
-    by_config: dict[KnobConfig, list[ServerStart]] = {}
-    for start in starts:
-        if start.figures:
-            by_config.setdefault(start.config, []).append(start)
-    shares = {config: over_limit(seen) for config, seen in by_config.items()}
+    read = [start for start in starts if start.figures]
+    shares = {one.config: over_limit([other for other in read if other.config == one.config]) for one in read}
     if not shares or shares.get(best.config, 0.0) <= 1:
         return None
     closest = min(shares, key=lambda config: shares[config])

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -118,8 +119,5 @@ def free_name(tuning: Tuning, paths: Paths) -> str:
     model = Path(tuning.model).stem if "/" in tuning.model else tuning.model
     plain = re.sub(r"[^a-z0-9._-]+", "-", model.lower()).strip(".-_")
     name = f"{plain[: LONGEST_NAME - len(ending) - 4] or 'model'}{ending}".lower()
-    taken, number = name, 1
-    while find_preset(taken, folder) is not None or (folder / f"{taken}.toml").exists():
-        number += 1
-        taken = f"{name}-{number}"
-    return taken
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(one for one in names if find_preset(one, folder) is None and not (folder / f"{one}.toml").exists())
