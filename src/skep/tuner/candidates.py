@@ -180,12 +180,9 @@ class Moves:
         return all(closed.incumbent[name] == incumbent[name] for name in partners | own)
 
     def _all_singles(self, incumbent: KnobConfig) -> list[Move]:
-        turned = (
-            incumbent.turned({knob.name: value})
-            for knob in self._knobs.values()
-            for value in self._values(knob, incumbent)
-        )
-        return [move for config in turned if (move := self._move(config, incumbent, "single")) is not None]
+        pairs = ((knob.name, value) for knob in self._knobs.values() for value in self._values(knob, incumbent))
+        moves = (self._move(incumbent.turned({name: value}), incumbent, "single") for name, value in pairs)
+        return [move for move in moves if move is not None]
 
     def _values(self, knob: Knob, incumbent: KnobConfig) -> list[Value]:
         """All of an unordered knob; of a ladder the bracket around where one stands and around its best rungs."""

@@ -442,8 +442,7 @@ def said_in_extra(base: Preset) -> dict[str, str]:
 
 def with_own(knob: Knob, base: Preset) -> Knob:
     """Return the values, with that of the base among them: the search begins there."""
-    own = knob_value(base, knob.name)
-    if own is None or own in knob.values:
+    if (own := knob_value(base, knob.name)) is None or own in knob.values:
         return knob
     values: tuple[Value, ...] = (own, *knob.values)
     if knob.ordered:

@@ -372,8 +372,7 @@ class EngineBench:
     async def _up(self, run: _ServerRun) -> None:
         """Started and known; its requests are stored from here on."""
         run.begin("starting")
-        preset, stack = self._preset(run.config), run.stack
-        began = time.monotonic()
+        preset, stack, began = self._preset(run.config), run.stack, time.monotonic()
         try:
             served = await stack.enter_async_context(self.servers.open(preset))
         finally:

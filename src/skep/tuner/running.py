@@ -22,7 +22,6 @@ from skep.tuner.records import (
     BenchResult,
     CurveRequest,
     JudgeRequest,
-    OnProgress,
     TuneStage,
     Tuning,
 )
@@ -37,11 +36,8 @@ class TuningJournal:
     """Open from `begin` or `resume` until `end`. `stages` are those stored; they only grow."""
 
     def __init__(self, tunings: TuningStore, tuning: Tuning, session: int, clock: Clock) -> None:
-        self._tunings = tunings
-        self._session = session
-        self._clock = clock
+        self._tunings, self.tuning, self._session, self._clock = tunings, tuning, session, clock
         self._ended = False
-        self.tuning = tuning
         self.stages = tuple(tunings.stages(tuning.id))
         self.past = [one.values() for one in tunings.answers(tuning.id)]  # what earlier sessions asked for, and got
         self._answers = len(self.past)
@@ -156,14 +152,14 @@ async def run_search(
         journal.end("done", search.ended)
 
 
-async def _carried_out(request: BenchRequest, bench: Bench, on_progress: OnProgress, limit_s: float) -> BenchResult:
+async def _carried_out(request: BenchRequest, bench: Bench, on_event: OnEvent, limit_s: float) -> BenchResult:
     try:
         async with asyncio.timeout(limit_s) as deadline:
             if isinstance(request, JudgeRequest):
-                return await bench.judge(request, on_progress)
+                return await bench.judge(request, on_event)
             if isinstance(request, CurveRequest):
-                return await bench.curve(request, on_progress)
-            return await bench.measure(request, on_progress)
+                return await bench.curve(request, on_event)
+            return await bench.measure(request, on_event)
     except TimeoutError as error:
         if not deadline.expired():
             raise

@@ -366,6 +366,5 @@ class KnobSearch:
     def _has_reached_target(self) -> bool:
         own = (stage.figure for stage in reversed(self.stages) if stage.config == self.incumbent)
         figure, target = next(filter(None, own), None), self.aim.target
-        if target is None or figure is None or figure.estimate < target:
-            return False
-        return over_limit(self._book.starts(self.incumbent)) <= 1
+        reached = target is not None and figure is not None and figure.estimate >= target
+        return reached and over_limit(self._book.starts(self.incumbent)) <= 1

@@ -219,8 +219,7 @@ def prepare_again(tuning: Tuning) -> PreparedTuning:
     rig, model = msgspec.convert(stored["rig"], Rig | None), msgspec.convert(stored["model"], Geometry | None)
     basis = Basis(published_constants(), msgspec.convert(stored["tuning"], Fitted), calibrated=stored["calibrated"])
     quant = QUANTS[stored["quant"]] if stored["quant"] is not None else None
-    files = options.checkpoints
-    space = Predictor(base_of(tuning), rig, tuning.aim, tuning.knobs, basis, model, quant, files)
+    space = Predictor(base_of(tuning), rig, tuning.aim, tuning.knobs, basis, model, quant, options.checkpoints)
     return PreparedTuning(tuning, options, space)
 
 
