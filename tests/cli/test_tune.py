@@ -115,7 +115,7 @@ def a_tuning_that_was_cut_off_ends_as_it_would_have(whole):
 async def cut_off_after(answers):
     paths = user_paths(os.environ)
     ready = prepare(OPTIONS, paths)
-    search, bench = ready.search(), SimulatedBench(PlannedTruth(ready.space), seed=3, together=False)
+    search, bench = ready.search(), SimulatedBench(PlannedTruth(ready.space), seed=3)
     with open_store(paths.store) as store, TuningJournal.begin(TuningStore(store), ready.tuning, time.time) as journal:
         replay_answers(journal, search)
         for _ in range(answers):
@@ -327,7 +327,7 @@ def test_a_tuning_that_is_taken_up_again_predicts_what_it_predicted(ready, tmp_p
         kept = TuningStore(store)
         id_ = kept.begin(replace(ready.tuning, skep_version="1"))
         again = prepare_again(kept.find(id_).tuning)
-    assert again.base == ready.base
+    assert again.space.base == ready.space.base
     for knob in ready.tuning.knobs:
         for value in knob.values:
             config = ready.tuning.baseline.turned({knob.name: value})

@@ -24,7 +24,6 @@ from skep.tuner.records import (
     TuneStage,
     Tuning,
 )
-from skep.tuner.running import RequestFinished, RequestStarted, StageDecided
 from skep.tuner.setup import CandidateChange, apply_settings, choose_knobs, prospect_lines
 from skep.tuner.store import TuningRecord, TuningState
 from skep.tuner.summary import dead_end_lines, stage_words, unmet_goal
@@ -157,9 +156,9 @@ def test_without_a_terminal_each_stage_is_a_line(capsys):
     status = tuning_report.TuneStatus(tuning())
     request = MeasureRequest((BASE,), 2, "baseline", "the baseline")
     with tables.tuning_view(status) as on_event:
-        on_event(RequestStarted(request))
-        on_event(StageDecided(STAGES[0]))
-        on_event(RequestFinished(request, MeasurementRound((), 12.0)))
+        on_event(request)
+        on_event(STAGES[0])
+        on_event(MeasurementRound((), 12.0))
     said = capsys.readouterr().err
     assert said == f"{stage_words(STAGES[0], 'tok/s')}\n"
     assert status.spent_s == 12.0

@@ -18,12 +18,12 @@ from skep.tuner.measure import (
     LONGEST_RUN_S,
     EngineBench,
     MeasureTimeouts,
-    Waves,
     foreseen_per_s,
     point_of,
     reading_of,
     run_tasks,
     seed_of,
+    wave_seconds,
 )
 from skep.tuner.predictions import RUN_S, tasks_for
 from skep.tuner.records import CurveRequest, JudgeRequest, JudgeResult, KnobConfig, MeasureRequest, TuneGoal
@@ -264,14 +264,11 @@ def test_readings_are_long_enough_for_the_fastest_and_not_too_long_for_the_slowe
 
 
 def test_a_wave_between_two_levels_takes_a_time_between_theirs():
-    waves = Waves()
-    assert waves.seconds(4) is None
-    waves.took(4, 8, 20.0)
-    assert waves.seconds(4) == pytest.approx(10.0)
-    assert 2.5 <= waves.seconds(1) <= 10.0
-    assert 10.0 <= waves.seconds(8) <= 20.0
-    waves.took(1, 1, 9.0)
-    assert 9.0 <= waves.seconds(2) <= 10.0
+    assert wave_seconds({}, 4) is None
+    assert wave_seconds({4: 10.0}, 4) == pytest.approx(10.0)
+    assert 2.5 <= wave_seconds({4: 10.0}, 1) <= 10.0
+    assert 10.0 <= wave_seconds({4: 10.0}, 8) <= 20.0
+    assert 9.0 <= wave_seconds({4: 10.0, 1: 9.0}, 2) <= 10.0
 
 
 def test_a_level_that_would_take_too_long_is_left_out():

@@ -38,11 +38,11 @@ RIGHT, WRONG = Mark(VerdictOutcome.PASSED, "yes"), Mark(VerdictOutcome.WRONG, "n
 def sheet(right, of=ITEMS, *, first=0, bank="drills", **how):
     """`right` items are right, from the `first` on."""
     marks = {str(n): RIGHT if first <= n < first + right else WRONG for n in range(of)}
-    return Sheet(PLAIN, bank, marks, 2.0, **how)
+    return Sheet(bank, marks, 2.0, **how)
 
 
 EQUAL = "80 of 96 right against 80 of 96 (drills): not worse by more than 5 points; 96 of 96 texts are the same"
-HALF = Sheet(PLAIN, "drills", {str(n): RIGHT if n < 48 else Mark(VerdictOutcome.TIMED_OUT) for n in range(96)}, 2.0)
+HALF = Sheet("drills", {str(n): RIGHT if n < 48 else Mark(VerdictOutcome.TIMED_OUT) for n in range(96)}, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_what_two_sheets_allow_to_say(before, after, ok, skipped, words):
 
 
 def test_a_side_that_answers_nothing_is_no_matter_of_quality():
-    silent = Sheet(NARROW, "drills", {str(n): Mark(VerdictOutcome.FAILED, why="HTTP 500") for n in range(4)})
-    dead = Sheet(NARROW, "drills", trouble="cannot connect")
+    silent = Sheet("drills", {str(n): Mark(VerdictOutcome.FAILED, why="HTTP 500") for n in range(4)})
+    dead = Sheet("drills", trouble="cannot connect")
     assert compared(silent, sheet(80), 0.05).skipped
     for one, why in ((silent, "HTTP 500"), (dead, "cannot connect")):
         found = compared(sheet(80), one, 0.05)

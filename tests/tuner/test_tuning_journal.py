@@ -14,10 +14,22 @@ from small_search import BASELINE, SLOTS, NumberedBench, SmallSearch, a_tuning
 from skep import __version__
 from skep.errors import EngineError, StoreError, UserError
 from skep.store.database import open_store
-from skep.tuner.records import BenchProgress, ConfigFailure, Knob, KnobConfig, StageDecision, TuneReading
-from skep.tuner.running import RequestFinished, RequestStarted, StageDecided, TuningJournal, replay_answers, run_search
+from skep.tuner.records import (
+    BenchProgress,
+    BenchRequest,
+    BenchResult,
+    ConfigFailure,
+    Knob,
+    KnobConfig,
+    MeasurementRound,
+    MeasureRequest,
+    StageDecision,
+    TuneReading,
+    TuneStage,
+)
+from skep.tuner.running import TuningJournal, replay_answers, run_search
 from skep.tuner.search import KnobSearch
-from skep.tuner.setup import parse_goal
+from skep.tuner.setup import TuningOptions, parse_goal
 from skep.tuner.simulated import SimulatedBench
 from skep.tuner.store import TuningState, TuningStore
 
@@ -213,27 +225,32 @@ def test_who_watches_is_told_what_is_stored_already(journal, tunings):
     """A stage is told after it is in the file, and once."""
     told = []
 
+    def count(kind):
+        return sum(isinstance(event, kind) for event in told)
+
     def on_event(event):
-        told.append(type(event))
-        if isinstance(event, StageDecided):
-            assert tunings.stages(journal.tuning.id)[-1] == event.stage or event.stage.decision is StageDecision.FAILED
-        if isinstance(event, RequestFinished):
-            assert tunings.find("last").answers == told.count(RequestFinished)
+        told.append(event)
+        if isinstance(event, TuneStage):
+            assert tunings.stages(journal.tuning.id)[-1] == event or event.decision is StageDecision.FAILED
+        if isinstance(event, BenchResult):
+            assert tunings.find("last").answers == count(BenchResult)
 
     search_now(SmallSearch(), NumberedBench(), journal, on_event=on_event)
-    assert told[:4] == [RequestStarted, BenchProgress, RequestFinished, StageDecided]
-    assert (told.count(RequestStarted), told.count(RequestFinished), told.count(StageDecided)) == (7, 7, 6)
+    assert [type(event) for event in told[:4]] == [MeasureRequest, BenchProgress, MeasurementRound, TuneStage]
+    assert (count(BenchRequest), count(BenchResult), count(TuneStage)) == (7, 7, 6)
 
 
-def test_request_that_never_ends_is_broken_off(journal, tunings):
+def test_request_that_never_ends_is_broken_off(journal, tunings, monkeypatch):
     """The bench should have seen that it hangs; whoever waits in front of it is told in any case."""
 
     async def before(number, _request):
         if number == 2:
             await asyncio.Event().wait()
 
+    monkeypatch.setattr("skep.tuner.running.SHORTEST_LIMIT_S", 0.05)
+    journal.tuning = replace(journal.tuning, budget_s=0.05)
     with pytest.raises(EngineError, match="`slots 2` was broken off after"):
-        search_now(SmallSearch(), NumberedBench(before=before), journal, longest_s=0.05)
+        search_now(SmallSearch(), NumberedBench(before=before), journal)
     kept = tunings.find("last")
     assert (kept.state, kept.answers) == (TuningState.INTERRUPTED, 1)
     assert "broken off" in kept.reason
@@ -267,9 +284,6 @@ class Played(KnownEffects):
             return ConfigFailure("out-of-memory", "no room", "CUDA out of memory")
         speed = self.truth(config)
         return TuneReading(speed, speed, speed / 4, 90.0, 20.0, 10.0, 12)
-
-    def dies(self, _config):
-        return None
 
     def at(self, config, _concurrency):
         return self.figure(config)
@@ -328,7 +342,7 @@ def test_search_broken_off_in_every_request_ends_as_one_that_was_not(tmp_path):
 
 
 def test_a_goal_names_a_metric_and_a_number_of_agents():
-    aim = parse_goal("effective_tok_s@4", slo="ttft=1s", min_context=16384)
+    aim = parse_goal(TuningOptions("m", slo="ttft=1s", min_context=16384))
     assert (aim.metric, aim.concurrency, aim.target) == ("effective_tok_s", 4, None)
     assert (aim.slo, aim.min_context) == ("ttft_p95=1000ms", 16384)
     assert str(aim) == "effective_tok_s@4"
@@ -336,9 +350,9 @@ def test_a_goal_names_a_metric_and_a_number_of_agents():
 
 @pytest.mark.parametrize("text", ["task_tok_s@1>=90", " task-tok-s @ 1 >= 90 ", "TASK_TOK_S@1>=90.0"])
 def test_a_target_ends_the_search(text):
-    aim = parse_goal(text)
+    aim = parse_goal(TuningOptions("m", text))
     assert (aim.metric, aim.concurrency, aim.target) == ("task_tok_s", 1, 90.0)
-    assert parse_goal(str(aim)) == aim
+    assert parse_goal(TuningOptions("m", str(aim))) == aim
 
 
 @pytest.mark.parametrize(
@@ -364,7 +378,7 @@ def test_a_target_ends_the_search(text):
 )
 def test_a_goal_that_cannot_be_meant_is_refused_in_one_line(text, said, hint):
     with pytest.raises(UserError) as caught:
-        parse_goal(text)
+        parse_goal(TuningOptions("m", text))
     assert said in caught.value.message
     assert "\n" not in caught.value.message
     assert hint in (caught.value.hint or "")
@@ -382,4 +396,4 @@ def test_a_goal_that_cannot_be_meant_is_refused_in_one_line(text, said, hint):
 )
 def test_a_load_that_cannot_be_measured_is_refused(flags, said):
     with pytest.raises(UserError, match=said):
-        parse_goal("effective_tok_s@4", **flags)
+        parse_goal(TuningOptions("m", **flags))

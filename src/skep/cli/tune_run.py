@@ -38,8 +38,8 @@ from skep.report.tuning import (
 )
 from skep.store.database import open_store
 from skep.tuner.bench import carry_out, check_machine, logs_folder, machine_for
-from skep.tuner.records import ConfigFailure, changes_words
-from skep.tuner.running import OnEvent, RequestStarted, StageDecided, TuneEvent, TuningJournal
+from skep.tuner.records import BenchRequest, ConfigFailure, TuneStage, changes_words
+from skep.tuner.running import OnEvent, TuneEvent, TuningJournal
 from skep.tuner.setup import PreparedTuning, TuningOptions, base_of, prepare, prepare_again
 from skep.tuner.store import TuningRecord, TuningState, TuningStore
 from skep.tuner.summary import KEPT, accepted, best_of, given_up, one_line, stage_words, unit_of, unmet_goal
@@ -59,12 +59,12 @@ def tuning_view(status: TuneStatus) -> Iterator[OnEvent]:
 
     def on_event(event: TuneEvent) -> None:
         status.take(event)
-        if isinstance(event, RequestStarted):
+        if isinstance(event, BenchRequest):
             began[0] = time.monotonic()
             if lines and not brief:
-                say(f"{event.request.words} ...")
-        elif isinstance(event, StageDecided) and lines:
-            say(stage_words(event.stage, unit_of(status.tuning)))
+                say(f"{event.words} ...")
+        elif isinstance(event, TuneStage) and lines:
+            say(stage_words(event, unit_of(status.tuning)))
 
     if lines:
         yield on_event

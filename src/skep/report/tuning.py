@@ -30,10 +30,10 @@ from skep.tuner.records import (
     Tuning,
     value_words,
 )
-from skep.tuner.running import RequestFinished, RequestStarted, StageDecided, TuneEvent
+from skep.tuner.running import TuneEvent
 from skep.tuner.setup import PreparedTuning, prospect_lines, prospects
 from skep.tuner.store import TuningRecord, TuningState, failure_json, tuning_json
-from skep.units import UNKNOWN, format_seconds, known, milliseconds, number, printable, seconds, shortened
+from skep.units import UNKNOWN, format_seconds, known, milliseconds, number, printable, public_name, seconds, shortened
 
 Stages = Sequence[TuneStage]
 Points = Sequence[CurvePoint]
@@ -218,7 +218,7 @@ def tuning_page(tuning: Tuning, stages: Stages, curve: Points = (), *, state: st
     """`state`: where the search is not at its end."""
     from skep.report.page import render
 
-    model = summary.model_words(tuning)
+    model = public_name(tuning.model)
     return render(
         "tuning_page.html",
         kind="tuning",
@@ -251,7 +251,7 @@ def ladder_picture(tuning: Tuning, stages: Stages) -> str:
     spec = ladder_chart(tuning, stages)
     said = summary.headline(tuning, stages)
     marks = ["SIMULATED"] if tuning.simulated else []
-    below = " · ".join([*marks, summary.model_words(tuning), tuning.engine, tuning.rig, summary.shape_words(tuning)])
+    below = " · ".join([*marks, public_name(tuning.model), tuning.engine, tuning.rig, summary.shape_words(tuning)])
     height = 120 if spec is None else spec["height"]
     panel = sized(spec, shortened(printable(said), 96), shortened(printable(below), 130), 480, height)
     if marks:
@@ -278,6 +278,7 @@ def tuning_main(tuning: Tuning, stages: Stages, curve: Points = ()) -> Markup:
         "tuning_main.html",
         tuning=tuning,
         summary=summary,
+        model=public_name(tuning.model),
         base=summary.baseline_of(stages),
         best=best,
         gain=summary.total_gain(stages),
@@ -352,16 +353,15 @@ class TuneStatus:
     progress: BenchProgress | None = None
 
     def take(self, event: TuneEvent) -> None:
-        match event:
-            case RequestStarted():
-                self.request, self.progress = event.request, None
-            case BenchProgress():
-                self.progress = event
-            case RequestFinished():
-                self.request, self.progress = None, None
-                self.spent_s += event.answer.seconds
-            case StageDecided():
-                self.stages.append(event.stage)
+        if isinstance(event, BenchProgress):
+            self.progress = event
+        elif isinstance(event, TuneStage):
+            self.stages.append(event)
+        elif isinstance(event, BenchRequest):
+            self.request, self.progress = event, None
+        else:
+            self.request, self.progress = None, None
+            self.spent_s += event.seconds
 
 
 def status_lines(status: TuneStatus, page: Page, running_s: float) -> list[Line]:

@@ -40,8 +40,7 @@ _CRASHED_ON = 8.6  # custom all-reduce, while graphs were captured
 def prepared(preset: Preset, aim: TuneGoal, box: TuneMachine) -> Preset:
     """With room for the goal's tasks, and with numbers said that another version of the engine may choose otherwise."""
     model = box.model or find_geometry(preset.model)
-    context = max(needed_context(aim, model), preset.context_tokens or usual_context(model))
-    preset = replace(preset, context_tokens=context)
+    preset = replace(preset, context_tokens=needed_context(aim, model, preset.context_tokens))
     options, cards = preset.options, box.cards
     if preset.engine in LLAMA:
         options = replace(options, batched_tokens=tokens_of(preset, "batched_tokens"), batch=tokens_of(preset, "batch"))
@@ -73,7 +72,14 @@ def baseline_of(
     """`quant` None: it is chosen. `simulated`: no checkpoint is needed, and the format is a setting like others."""
     known = box.model or find_geometry(model)
     if not box.cards or engine == "embedded":
-        return prepared(_on_cpu(model, aim, engine, checkpoint, known), aim, box)
+        alone, weights = engine in LLAMA, checkpoint or model
+        plain = Preset(
+            name=_plain(model), title=f"{model} on this machine's CPU, as plain as it gets", engine=engine,
+            model=_called(known, weights), checkpoint=weights, served_as=model, hardware=NO_CARDS, source=_SOURCE,
+            slots=1 if alone else min(aim.concurrency, SLOTS),
+            options=EngineOptions() if alone else EngineOptions(graphs=False),
+        )  # fmt: skip
+        return prepared(plain, aim, box)
     if known is None:
         hint = "write down how it starts with `skep presets new NAME`, and tune that preset"
         raise UserError(f"`{model}` is not in the catalogue, so that no safe beginning is known", hint=hint)
@@ -89,8 +95,8 @@ def baseline_of(
     return prepared(chosen, aim, box)
 
 
-def needed_context(aim: TuneGoal, model: Geometry | None) -> int:
-    """Of one slot: a whole task with what a chat template adds, and what was asked for."""
+def needed_context(aim: TuneGoal, model: Geometry | None, own: int | None = None) -> int:
+    """Of one slot: a task with what a chat template adds, what was asked for, and the preset's own or the usual."""
     task = aim.input_tokens + aim.output_tokens
     most, name = (model.max_context, model.id) if model is not None else (None, "")
     if most is not None and task > most:
@@ -100,64 +106,45 @@ def needed_context(aim: TuneGoal, model: Geometry | None) -> int:
         hint = f"at most --min-context {most}"
         raise UserError(f"--min-context {aim.min_context} is beyond the {most} tokens of {name}", hint=hint)
     need = ceil((task + _TEMPLATE) / 256) * 256
-    return max(min(need, most) if most is not None else need, aim.min_context or 0)
-
-
-def usual_context(model: Geometry | None) -> int:
-    return min(USUAL_CONTEXT, (model.max_context if model is not None else None) or USUAL_CONTEXT)
-
-
-def _on_cpu(model: str, aim: TuneGoal, engine: str, checkpoint: str | None, known: Geometry | None) -> Preset:
-    alone = engine in LLAMA
-    return Preset(
-        name=_plain(model), title=f"{model} on this machine's CPU, as plain as it gets", engine=engine,
-        model=_called(known, checkpoint or model), checkpoint=checkpoint or model, served_as=model,
-        hardware=NO_CARDS, source=_SOURCE, slots=1 if alone else min(aim.concurrency, SLOTS),
-        options=EngineOptions() if alone else EngineOptions(graphs=False),
-    )  # fmt: skip
+    return max(min(need, most or need), aim.min_context or 0, own or min(USUAL_CONTEXT, most or USUAL_CONTEXT))
 
 
 def _safe(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | None) -> list[Setup]:
     """Return the safest first: on as few cards as it takes, and of what fits there the format with the most bits."""
+
+    def safety(setup: Setup) -> tuple[int, int, bool, float]:
+        odd = setup.layout.tp if setup.engine == "llamacpp" else setup.layout.pp  # it splits by layers, others cut each
+        return setup.layout.cards_each, odd, setup.kv.family != "half", -setup.quant.bits
+
     goal = PlanGoal("throughput", aim.concurrency, aim.input_tokens, aim.output_tokens)
-    context = max(needed_context(aim, model), usual_context(model))
     pooled = engine in ("vllm", "sglang")
     share = SHARE if pooled else None
-    wanted = Pins(quant=quant, context=context, replicas=1, no_spec=True, graphs=not pooled, utilization=share)
+    wanted = Pins(
+        quant=quant, context=needed_context(aim, model), replicas=1, no_spec=True, graphs=not pooled, utilization=share
+    )
     contradiction(rig, goal, wanted, model)
     for pins in (wanted, replace(wanted, utilization=None)):
         found, _ = bases(model, rig, goal, pins, engine, say_why=False)
         if cut := [setup for setup in found if setup.layout.ep == 1]:
-            return sorted(cut, key=_safety)
+            return sorted(cut, key=safety)
     raise fits_nowhere(model, choose(model, rig, goal, pins, engines=(engine,), scale=False), goal, pins, engine)
-
-
-def _safety(setup: Setup) -> tuple[int, int, bool, float]:
-    """llama.cpp splits by layers, the others cut each layer."""
-    layout = setup.layout
-    odd = layout.tp if setup.engine == "llamacpp" else layout.pp
-    return layout.cards_each, odd, setup.kv.family != "half", -setup.quant.bits
 
 
 def _of_setup(setup: Setup, rig: Rig, model: str, checkpoint: str | None) -> Preset:
     options = replace(options_of_setup(setup, rig), quant=setup.quant.id)
     if setup.engine != "llamacpp" and len(rig.cards) > 1 and any(capability(c) == _CRASHED_ON for c in rig.cards):
         options = replace(options, custom_all_reduce=False)  # means nothing on one card, and layouts come and go
+    counted = Counter(map(_in_catalogue, rig.cards))
+    cards = " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
     others = dict.fromkeys((_in_catalogue(card), card.title) for card in rig.cards if _in_catalogue(card) != card.id)
     notes = [f"`hardware` says {name} for {title}, which is not in the catalogue" for name, title in others]
     return Preset(
         name=_plain(model), title=f"{model} on {rig.title}, as safe as it gets", engine=setup.engine,
         model=_called(setup.model, checkpoint or model), checkpoint=checkpoint or checkpoint_name(setup),
-        served_as=model, hardware=cards_words(rig), source=_SOURCE, slots=setup.slots or 1,
+        served_as=model, hardware=cards, source=_SOURCE, slots=setup.slots or 1,
         context_tokens=setup.context, replicas=setup.layout.replicas, options=options, stand_in=checkpoint is None,
         notes=tuple(notes),
     )  # fmt: skip
-
-
-def cards_words(rig: Rig) -> str:
-    """As a preset's `hardware` has them: `2x rtx-3090`, `rtx-5090 + rtx-3090`. All of them can be read again."""
-    counted = Counter(map(_in_catalogue, rig.cards))
-    return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
 
 
 def _in_catalogue(card: Device) -> str:

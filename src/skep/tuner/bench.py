@@ -97,6 +97,7 @@ def _resume(say: Callable[[dict[str, Any]], object]) -> EngineError | None:
 
 
 NO_BANK = "off"
+_IN_USE = "--in-place stops it meanwhile and puts it back on any exit; --gpus takes others; or `skep down` first"
 GUARD_SHARE = 0.1  # of the budget, for the answers of one configuration
 
 Say = Callable[[str], None]
@@ -124,8 +125,11 @@ def machine_for(ready: PreparedTuning, paths: Paths, say: Say, *, in_place: bool
         yield
         return
     with tuner_lock(paths):
-        if not in_place:
-            _check_service(ready, paths, say)
+        if not in_place and (service := running_service(paths)) is not None:
+            # Where both would have the same cards there is no room; elsewhere they only disturb each other.
+            if (shared := service.shares(ready.space.base.gpus)) and not ready.space.on_cpu:
+                raise EngineError(f"GPU {', '.join(map(str, shared))} is in use: {service}", hint=_IN_USE)
+            say(f"warning: {service}; what it is asked meanwhile slows down what is measured here")
         with service_paused(paths) if in_place else nullcontext() as service:
             if service is not None:
                 say(f"set aside until this ends: {service}")
@@ -134,18 +138,6 @@ def machine_for(ready: PreparedTuning, paths: Paths, say: Say, *, in_place: bool
             finally:
                 if service is not None:
                     say(f"{', '.join(service.models)} is started again at {service.url}")
-
-
-def _check_service(ready: PreparedTuning, paths: Paths, say: Say) -> None:
-    """Where both would have the same cards there is no room; elsewhere they only disturb each other."""
-    if (service := running_service(paths)) is None:
-        return
-    shared = service.shares(ready.base.gpus)
-    if ready.space.on_cpu or not shared:
-        say(f"warning: {service}; what it is asked meanwhile slows down what is measured here")
-        return
-    hint = "--in-place stops it meanwhile and puts it back on any exit; --gpus takes others; or `skep down` first"
-    raise EngineError(f"GPU {', '.join(map(str, shared))} is in use: {service}", hint=hint)
 
 
 async def carry_out(
@@ -172,9 +164,9 @@ async def _bench(
 ) -> AsyncIterator[Bench]:  # fmt: skip
     tuning = journal.tuning
     if tuning.simulated:
-        yield SimulatedBench(PlannedTruth(ready.space), seed=tuning.seed, together=False, now_s=spent_s)
+        yield SimulatedBench(PlannedTruth(ready.space), seed=tuning.seed, now_s=spent_s)
         return
-    host, base = read_host(), ready.base
+    host, base = read_host(), ready.space.base
     async with AsyncExitStack() as stack:
         guard = await _guard(stack, ready, journal, store, paths, say)
         if (meter := open_meter()) is not None:

@@ -63,41 +63,30 @@ _ALIKE = 0.01  # a change that brings less than this is not made
 def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value: Value) -> KnobConfig | None:
     """Return the most promising configuration with this value, with as little else turned as that takes."""
     rng = Random(f"{incumbent.key}/{knob}={value}")
-    best, best_gain = None, float("-inf")
+    best, gain = None, float("-inf")
     for number in range(_DRAWN):
         kept = _KEPT[number % len(_KEPT)]
         others = {one.name: rng.choice(one.values) for one in book.space.knobs if rng.random() > kept}
         drawn = incumbent.turned(others | {knob: value})
-        if book.refusal(drawn) is None and (gain := book.promise(drawn, incumbent)) > best_gain:
-            best, best_gain = drawn, gain
-    return None if best is None else _back(book, incumbent, _ascended(book, incumbent, best, knob), knob)
-
-
-def _ascended(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pinned: str) -> KnobConfig:
-    """Knob by knob to its best value, a few times."""
-    gain = book.promise(config, incumbent)
-    for _ in range(_PASSES):
-        before = config
-        for knob in (one for one in book.space.knobs if one.name != pinned):
-            for value in knob.values:
-                other = config.turned({knob.name: value})
-                if other != config and book.refusal(other) is None:
-                    found = book.promise(other, incumbent)
-                    if found > gain + _ALIKE:
-                        config, gain = other, found
-        if config == before:
+        if book.refusal(drawn) is None and (found := book.promise(drawn, incumbent)) > gain:
+            best, gain = drawn, found
+    if best is None:
+        return None
+    for _ in range(_PASSES):  # knob by knob to its best value
+        before = best
+        for other in (one for one in book.space.knobs if one.name != knob):
+            for rung in other.values:
+                turned = best.turned({other.name: rung})
+                if book.refusal(turned) is None and (found := book.promise(turned, incumbent)) > gain + _ALIKE:
+                    best, gain = turned, found
+        if best == before:
             break
-    return config
-
-
-def _back(book: Measurements, incumbent: KnobConfig, config: KnobConfig, pinned: str) -> KnobConfig:
-    """Return what does not matter stays as it was."""
-    gain = book.promise(config, incumbent)
-    for change in (one for one in config.changes_from(incumbent) if one.knob != pinned):
-        without = config.turned({change.knob: change.before})
-        if book.refusal(without) is None and book.promise(without, incumbent) > gain - _ALIKE:
-            config = without
-    return config
+    for change in best.changes_from(incumbent):  # what does not matter stays as it was
+        without = best.turned({change.knob: change.before})
+        allowed = change.knob != knob and book.refusal(without) is None
+        if allowed and book.promise(without, incumbent) > gain - _ALIKE:
+            best = without
+    return best
 
 
 _FEW = 3  # values of each knob that are combined in pairs
@@ -143,7 +132,7 @@ class Moves:
         self._closed: dict[tuple[tuple[str, Value], ...], DecidedChange] = {}
         self._dead_ends: dict[tuple[tuple[str, Value], ...], int] = {}
         self._remedies: list[KnobConfig] = []
-        self._leapt: dict[tuple[KnobConfig, str, Value, int], KnobConfig | None] = {}
+        self._leapt: dict[tuple[KnobConfig, str, Value], list[KnobConfig | None]] = {}
         self.grain = 0
 
     def close(
@@ -236,30 +225,23 @@ class Moves:
                 alone = incumbent.turned({knob.name: value})
                 if not self._book.is_narrow(alone) and not 1 <= self._book.deaths(knob.name, value) < _DETOURS:
                     continue
-                config = self._leap(incumbent, knob.name, value) if self._book.refusal(alone) is not None else None
-                if config is not None and (move := self._move(config, incumbent, "leap")) is not None:
+                if self._book.refusal(alone) is None:
+                    continue
+                # Looked for once, and again where what was found has failed since.
+                found = self._leapt.setdefault((incumbent, knob.name, value), [])
+                last = found[-1] if found else None
+                if not found or (last is not None and self._book.refusal(last) is not None and len(found) < _LEAPS):
+                    found.append(best_config_with(self._book, incumbent, knob.name, value))
+                if found[-1] is not None and (move := self._move(found[-1], incumbent, "leap")) is not None:
                     yield move
-
-    def _leap(self, incumbent: KnobConfig, knob: str, value: Value) -> KnobConfig | None:
-        """Looked for once, and again where what was found has failed since."""
-        for number in range(_LEAPS):
-            key = (incumbent, knob, value, number)
-            if key not in self._leapt:
-                self._leapt[key] = best_config_with(self._book, incumbent, knob, value)
-            config = self._leapt[key]
-            if config is None or self._book.refusal(config) is None:
-                return config
-        return None
 
     def _combined(self, incumbent: KnobConfig, singles: list[Move]) -> Iterator[Move]:
         """Yield those that could not be told from nothing one by one, all together: what they bring adds up."""
         best: dict[str, Move] = {}
-        for move in singles:
+        for move in sorted(singles, key=lambda move: -move.belief.mean):
             closed = self._closed.get(_key(move.changes))
-            slight = closed is not None and closed.same and move.belief.mean > _SLIGHT
-            knob = move.changes[0].knob
-            if slight and (knob not in best or best[knob].belief.mean < move.belief.mean):
-                best[knob] = move
+            if closed is not None and closed.same and move.belief.mean > _SLIGHT:
+                best.setdefault(move.changes[0].knob, move)
         if len(best) < 2 or sum(move.belief.mean for move in best.values()) < _TOGETHER:
             return
         turned = {name: move.changes[0].after for name, move in best.items()}

@@ -9,28 +9,26 @@ that the failures have and nothing that ran has are suspected, and what has them
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from itertools import combinations, pairwise
+from functools import cache, lru_cache
+from itertools import combinations
 from typing import TypeGuard
 
 from skep.catalog.options import EngineOptions
 from skep.engines.base import Diagnosis, Launch
-from skep.tuner.knobs import draft_depth
+from skep.tuner.knobs import draft_depth, packaged_facts
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig, Value, value_words
 
 INDIFFERENT = frozenset({"threads", "threads_batch"})  # memory does not depend on them
 _MORE_IS_MORE = frozenset({"slots", "batched_tokens", "batch", "context", "mtp", "ngram", "replicas"})
 _ON_IS_MORE = frozenset({"graphs"})
 _OFF_IS_MORE = frozenset({"flash_attention"})  # the whole matrix of scores is laid out
-# Bits a value of the KV cache takes, its scales included, at least and at most: `auto` follows the checkpoint.
-_KV_BITS = {
-    "auto": (8.0, 16.0), "f32": (32.0, 32.0), "fp32": (32.0, 32.0), "float32": (32.0, 32.0),
-    **dict.fromkeys(("f16", "fp16", "bf16", "float16", "bfloat16"), (16.0, 16.0)),
-    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "int8"), (8.0, 8.0)),
-    "q8_0": (8.5, 8.5), "q5_1": (6.0, 6.0), "q5_0": (5.5, 5.5), "q4_1": (5.0, 5.0),
-    "q4_0": (4.5, 4.5), "iq4_nl": (4.5, 4.5), "fp4": (4.5, 4.5), "nvfp4": (4.5, 4.5), "fp4_e2m1": (4.5, 4.5),
-}  # fmt: skip
+
+
+@cache
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile("|".join(packaged_facts("failures.toml")["says"][name]), re.IGNORECASE)
 
 
 def asks_as_much(knob: str, value: Value, other: Value, *, share: str | None) -> bool:
@@ -49,11 +47,10 @@ def asks_as_much(knob: str, value: Value, other: Value, *, share: str | None) ->
     return knob in _MORE_IS_MORE and value > other
 
 
-def kv_bits(value: Value) -> tuple[float, float] | None:
-    """None: not known. A pair of types, `q8_0/q5_1`, is not."""
-    if value is None:
-        return _KV_BITS["auto"]
-    return _KV_BITS.get(value.lower()) if isinstance(value, str) else None
+def kv_bits(value: Value) -> Sequence[float] | None:
+    """At least, and at most; None: not known. A pair of types, `q8_0/q5_1`, is not."""
+    bits: dict[str, Sequence[float]] = packaged_facts("failures.toml")["kv_bits"]
+    return bits.get("auto" if value is None else str(value).lower())
 
 
 def narrower(value: Value, values: Iterable[Value]) -> Value:
@@ -79,7 +76,7 @@ class FailureSuspects:
     def __init__(self) -> None:
         self._ran: set[Suspect] = set()
         self._failed: dict[KnobConfig, None] = {}  # in order
-        self._explained: dict[Suspect, int] = {}
+        self._explained: Counter[Suspect] = Counter()
         self._known: dict[KnobConfig, frozenset[Suspect]] = {}
 
     def ran(self, config: KnobConfig) -> None:
@@ -88,33 +85,26 @@ class FailureSuspects:
     def failed(self, config: KnobConfig) -> None:
         if config not in self._failed:
             self._failed[config] = None
-            for suspect in self._suspects(config):
-                self._explained[suspect] = self._explained.get(suspect, 0) + 1
+            self._explained.update(self._suspects(config))
 
     def trust(self, config: KnobConfig) -> float:
         """1: nothing of it is under suspicion. Small: it has all that the failures have."""
         mine = self._suspects(config)
-        worst = max((self._share(failed, mine) for failed in self._failed), default=0.0)
+        worst = 0.0
+        for failed in self._failed:  # of what is suspected of it, how much this one has as well
+            whole = shared = 0.0
+            for suspect in self._suspects(failed) - self._ran:
+                weight = self._explained[suspect] ** 2
+                whole += weight
+                shared += weight if suspect in mine else 0.0
+            worst = max(worst, shared / (whole + _OTHERWISE))
         return float((1 - worst) ** 2)
-
-    def _share(self, failed: KnobConfig, mine: frozenset[Suspect]) -> float:
-        """Of what is suspected of that failure, how much this one has as well."""
-        whole = shared = 0.0
-        for suspect in self._suspects(failed) - self._ran:
-            weight = self._explained[suspect] ** 2
-            whole += weight
-            shared += weight if suspect in mine else 0.0
-        return shared / (whole + _OTHERWISE)
 
     def _suspects(self, config: KnobConfig) -> frozenset[Suspect]:
         if config not in self._known:
             self._known[config] = frozenset([*((one,) for one in config.values), *combinations(config.values, 2)])
         return self._known[config]
 
-
-_OUT_OF_MEMORY = re.compile(
-    r"\b(?:out of (?:GPU )?memory|(?:no|not enough) (?:GPU )?memory|runs out of memory)\b", re.IGNORECASE
-)
 
 _OPTIONS = tuple(name for name in EngineOptions.__struct_fields__ if name != "draft")
 
@@ -123,7 +113,7 @@ def failure_of(found: Diagnosis, launch: Launch, *, under_load: bool) -> ConfigF
     """`launch` is what was started; `under_load`: it had answered before."""
     cause = f"died under load: {found.cause}" if under_load else found.cause
     kind = "crash-under-load" if under_load else "no-start"
-    if _OUT_OF_MEMORY.search(found.cause):
+    if _pattern("out_of_memory").search(found.cause):
         kind = "out-of-memory"
     mended = () if found.change is None else knobs_between(launch, found.change)
     return ConfigFailure(kind, cause, found.evidence, found.remedy, mended)
@@ -146,42 +136,9 @@ def knobs_between(old: Launch, new: Launch) -> tuple[tuple[str, Value], ...]:
     )
 
 
-_POOL = re.compile(
-    r"room in the KV cache|memory for the (?:KV cache|cache blocks)|the KV cache ran out|max seq len|"
-    r"raise memory_share|increas\w+ \S*(?:gpu_memory_utilization|mem-fraction-static)",
-    re.IGNORECASE,
-)
-_MEMORY = re.compile(
-    r"out of (?:\w+ )?memory|\bOutOfMemory|\bOOM\b|no memory for|not enough memory|lower memory_share|bad_alloc",
-    re.IGNORECASE,
-)
-_BESIDE = re.compile(
-    r"CUDA (?:error: )?out of memory|HIP out of memory|out of GPU memory|cudaMalloc|lower memory_share", re.IGNORECASE
-)
-_UNKNOWN = re.compile(
-    r"unrecognized argument|invalid choice|unknown (?:option|argument|value|type)|does not know", re.IGNORECASE
-)
-_UNSUPPORTED = re.compile(r"\b(?:not|un)[ -]?supported|not implemented|does not (?:take|support)", re.IGNORECASE)
-_CONDITION = re.compile(
-    r"\b(?:with|without|together|when|while|unless|if|requires?|needs?|both|than|combin\w+)\b", re.IGNORECASE
-)
 _GROUND = ("checkpoint", "quant", "dtype", "layout")  # what is not supported on one may be on another
 _PLAIN = ("auto", "none", "off", "on")
 _SHORTEST = 2  # characters of a value that a message can be said to name
-
-Turn = tuple[str, str]  # a knob, and which way: "up", "down", "narrower", "off"
-_POOL_TURNS: tuple[Turn, ...] = (
-    ("memory_share", "up"), ("kv", "narrower"), ("slots", "down"), ("batched_tokens", "down"), ("mtp", "down"),
-)  # fmt: skip
-_MEMORY_TURNS: tuple[Turn, ...] = (
-    ("memory_share", "down"), ("slots", "down"), ("batched_tokens", "down"), ("batch", "down"), ("mtp", "down"),
-    ("kv", "narrower"), ("replicas", "down"), ("graphs", "off"),
-)  # fmt: skip
-_TURNS: dict[str, tuple[Turn, ...]] = {
-    "crash-under-load": (("slots", "down"), ("batched_tokens", "down"), ("mtp", "down"), ("ngram", "down")),
-    "errors-under-load": (("slots", "down"), ("mtp", "down"), ("ngram", "down")),
-    "hang": (("mtp", "off"), ("ngram", "off"), ("graphs", "off")),
-}
 
 
 def apply_remedy(config: KnobConfig, failure: ConfigFailure, knobs: Sequence[Knob]) -> KnobConfig | None:
@@ -194,8 +151,12 @@ def apply_remedy(config: KnobConfig, failure: ConfigFailure, knobs: Sequence[Kno
     }
     if told and config.turned(told) != config:
         return config.turned(told)
-    for name, way in _turns(failure):
-        knob = by_name.get(name)
+    kind, share = failure.kind, None
+    if is_of_memory(failure):
+        share = greedy_share(failure)
+        kind = "pool" if share == "down" else "memory"
+    for name, way in packaged_facts("failures.toml")["turns"].get(kind, ()):
+        knob = by_name.get(name) if name != "memory_share" or share is not None else None
         if knob is not None and (value := _turned(knob, config.get(name), way)) is not None:
             return config.turned({name: value})
     return None
@@ -224,21 +185,20 @@ def is_of_memory(failure: ConfigFailure) -> bool:
     if failure.kind in ("out-of-memory", "refused"):
         return failure.kind == "out-of-memory"
     told = _said(failure, failure.remedy)
-    return (_MEMORY.search(told) or _POOL.search(told)) is not None
+    return (_pattern("memory").search(told) or _pattern("pool").search(told)) is not None
 
 
 @lru_cache(maxsize=1024)
 def greedy_share(failure: ConfigFailure) -> str | None:
     """Which way of memory_share asks for more: "down", too little for the KV cache, or "up", too little beside it."""
     told = _said(failure, failure.remedy)
-    return "down" if _POOL.search(told) else "up" if _BESIDE.search(told) else None
+    return "down" if _pattern("pool").search(told) else "up" if _pattern("beside").search(told) else None
 
 
 def _as_much_again(config: KnobConfig, failed: KnobConfig, failure: ConfigFailure) -> str | None:
     share, had = greedy_share(failure), failed.as_dict
-    for name, value in config.values:
-        if name not in had or not asks_as_much(name, value, had[name], share=share):
-            return None
+    if not all(name in had and asks_as_much(name, value, had[name], share=share) for name, value in config.values):
+        return None
     changes = config.changes_from(failed)
     telling = [change for change in changes if change.knob not in INDIFFERENT]
     if not telling:
@@ -252,9 +212,8 @@ def _as_much_again(config: KnobConfig, failed: KnobConfig, failure: ConfigFailur
 def _is_refusal(failure: ConfigFailure) -> bool:
     """Of a value that the engine does not take, by words that name no condition beside it."""
     said = _said(failure)
-    if failure.kind not in ("refused", "no-start"):
-        return False
-    return bool(_UNKNOWN.search(said)) or bool(_UNSUPPORTED.search(said) and not _CONDITION.search(said))
+    unsupported = _pattern("unsupported").search(said) and not _pattern("condition").search(said)
+    return failure.kind in ("refused", "no-start") and bool(_pattern("unknown").search(said) or unsupported)
 
 
 def _refused_again(config: KnobConfig, failed: KnobConfig, failure: ConfigFailure, knobs: Iterable[Knob]) -> str | None:
@@ -264,7 +223,7 @@ def _refused_again(config: KnobConfig, failed: KnobConfig, failure: ConfigFailur
         return None
     name, value = named[0]
     same_ground = all(config.get(ground) == failed.get(ground) for ground in _GROUND)
-    if config.get(name) != value or not (same_ground or _UNKNOWN.search(said)):
+    if config.get(name) != value or not (same_ground or _pattern("unknown").search(said)):
         return None
     return f"{name} {value_words(value)} was refused whatever the rest: {failure.cause}"
 
@@ -275,14 +234,6 @@ def _names(said: str, value: Value) -> bool:
     return re.search(rf"(?<![\w.-]){re.escape(value)}(?![\w-])", said, re.IGNORECASE) is not None
 
 
-def _turns(failure: ConfigFailure) -> tuple[Turn, ...]:
-    if is_of_memory(failure):
-        share = greedy_share(failure)
-        turns = _POOL_TURNS if share == "down" else _MEMORY_TURNS
-        return turns if share is not None else tuple(turn for turn in turns if turn[0] != "memory_share")
-    return _TURNS.get(failure.kind, ())
-
-
 def _turned(knob: Knob, value: Value, way: str) -> Value:
     """None: there is no such rung."""
     if way == "narrower":
@@ -291,8 +242,10 @@ def _turned(knob: Knob, value: Value, way: str) -> Value:
         return next((off for off in knob.values if value and off is not None and not off), None)
     if not is_number(value):
         return None
-    rungs = _rungs(knob, value)
-    return dict(pairwise(rungs if way == "up" else rungs[::-1])).get(value)
+    rungs = [rung for rung in knob.values if is_number(rung)]
+    if way == "up":
+        return min((rung for rung in rungs if rung > value), default=None)
+    return max((rung for rung in rungs if rung < value), default=None)
 
 
 def _nearest(knob: Knob, value: Value, wish: Value) -> Value:
@@ -301,13 +254,10 @@ def _nearest(knob: Knob, value: Value, wish: Value) -> Value:
         return wish
     if not (is_number(wish) and is_number(value)):
         return None
+    rungs = [rung for rung in knob.values if is_number(rung)]
     if wish < value:
-        return max((rung for rung in _rungs(knob) if rung <= wish), default=None)
-    return min((rung for rung in _rungs(knob) if rung >= wish), default=None)
-
-
-def _rungs(knob: Knob, *besides: Value) -> list[float]:
-    return sorted({value for value in (*knob.values, *besides) if is_number(value)})
+        return max((rung for rung in rungs if rung <= wish), default=None)
+    return min((rung for rung in rungs if rung >= wish), default=None)
 
 
 def _said(failure: ConfigFailure, remedy: str | None = None) -> str:

@@ -56,12 +56,6 @@ class KnobContext(msgspec.Struct, frozen=True):
     quants: tuple[str, ...]
     named: frozenset[str]  # a few are offered only then, as this load sees but one side of them
 
-    @property
-    def goal(self) -> PlanGoal:
-        aim = self.aim
-        kind = "latency" if aim.metric == "task_tok_s" else "throughput"
-        return PlanGoal(kind, aim.concurrency, aim.input_tokens, aim.output_tokens)
-
     def slots(self, expected: float = 0.15) -> Knob:
         """Of one replica. Twice the agents is more than can be busy; far fewer than they are is a queue."""
         agents = min(self.aim.concurrency, MOST_SLOTS // 2)
@@ -78,11 +72,6 @@ class KnobContext(msgspec.Struct, frozen=True):
         return powers(first, min(last, max(2 * first, self.aim.concurrency * self.aim.input_tokens)))
 
 
-def steps_up_to(most: int) -> tuple[int, ...]:
-    """1, 2, 3, 4, 6, 8, 12, ... and the last itself."""
-    return tuple(sorted({step for step in _STEPS if step <= most} | {max(1, most)}))
-
-
 def powers(first: int, last: int) -> tuple[int, ...]:
     """Of two, from the first to at least the last."""
     found = [first]
@@ -96,10 +85,7 @@ _LAYOUT_WORDS = re.compile(r"(?:(\d+) ?x )?TP=(\d+)(?: \+ PP=(\d+))?(?: \+ EP=(\
 
 
 def layout_words(layout: Layout) -> str:
-    many = f"{layout.replicas}x " if layout.replicas > 1 else ""
-    stages = f" + PP={layout.pp}" if layout.pp > 1 else ""
-    experts = f" + EP={layout.ep}" if layout.ep > 1 else ""
-    return f"{many}TP={layout.tp}{stages}{experts}"
+    return str(layout).replace(" x ", "x ")
 
 
 def parse_layout(words: str) -> Layout:
@@ -136,7 +122,9 @@ def with_layout(preset: Preset, layout: Layout) -> Preset:
 
 def layout_knobs(asked: KnobContext) -> Iterator[Knob]:
     """Those that keep as many cards busy as there are, break no rule and fit in one of the formats; best first."""
-    rig, engine, model, goal = asked.box.rig, asked.base.engine, asked.model, asked.goal
+    rig, engine, model, aim = asked.box.rig, asked.base.engine, asked.model, asked.aim
+    kind = "latency" if aim.metric == "task_tok_s" else "throughput"
+    goal = PlanGoal(kind, aim.concurrency, aim.input_tokens, aim.output_tokens)
     if layout_of(asked.base) is None or rig is None or model is None or len(rig.cards) < 2:
         return
     basis = published_basis(engine)
@@ -194,7 +182,7 @@ def apply_config(base: Preset, config: KnobConfig) -> Preset:
         preset = replace(preset, gpus=preset.gpus[: preset.replicas * preset.options.cards])
     for name in wanted.keys() - {*DRAFTS, NO_LONGER_TURNED}:
         _handle(name)
-    return _drafted(preset, {name: _whole(wanted[name]) for name in DRAFTS if name in wanted})
+    return _drafted(preset, {name: depth for name in DRAFTS if isinstance(depth := wanted.get(name), int)})
 
 
 def _handle(knob: str) -> Handle:
@@ -221,7 +209,11 @@ def _drafted(preset: Preset, depths: dict[str, int]) -> Preset:
         return preset  # none of these knobs is about it
     for method, depth in used.items():
         wanted = Draft(method, depth, now.model if now is not None and now.method == method else None)
-    return preset if now == wanted else replace(preset, options=replace(preset.options, draft=wanted))
+    return preset if now == wanted else with_options(preset, draft=wanted)
+
+
+def with_options(preset: Preset, **changes: Any) -> Preset:
+    return replace(preset, options=replace(preset.options, **changes))
 
 
 def _option(name: str, usual: Callable[[Preset], Value]) -> Handle:
@@ -231,29 +223,12 @@ def _option(name: str, usual: Callable[[Preset], Value]) -> Handle:
         told = cast("Value", getattr(preset.options, name))
         return usual(preset) if told is None else told
 
-    def write(preset: Preset, value: Value) -> Preset:
-        return replace(preset, options=replace(preset.options, **{name: value}))
-
-    return Handle(read, write)
+    return Handle(read, lambda preset, value: with_options(preset, **{name: value}))
 
 
 def plain_kv(engine: str) -> str:
     """Return the word for a cache in 16 bits."""
     return "auto" if engine in ("vllm", "sglang") else "f16"
-
-
-def _read_kv(preset: Preset) -> str:
-    plain = plain_kv(preset.engine)
-    return plain if preset.options.kv in (None, "auto", "f16") else preset.options.kv or plain
-
-
-def _write_kv(preset: Preset, kv: str) -> Preset:
-    return replace(preset, options=replace(preset.options, kv=None if kv == plain_kv(preset.engine) else kv))
-
-
-def _write_checkpoint(preset: Preset, checkpoint: str) -> Preset:
-    """Another file: its format is found in it, not in what the preset said of the first."""
-    return replace(preset, checkpoint=checkpoint, stand_in=False, options=replace(preset.options, quant=None))
 
 
 def _prefix_cache(preset: Preset) -> bool:
@@ -268,7 +243,10 @@ _HANDLES: dict[str, Handle] = {
         lambda preset, words: with_layout(preset, parse_layout(words)),
     ),
     "replicas": Handle(lambda preset: preset.replicas, lambda preset, count: replace(preset, replicas=count)),
-    "checkpoint": Handle(lambda preset: preset.checkpoint, _write_checkpoint),
+    "checkpoint": Handle(  # another file: its format is found in it, not in what the preset said of the first
+        lambda preset: preset.checkpoint,
+        lambda preset, name: replace(with_options(preset, quant=None), checkpoint=name, stand_in=False),
+    ),
     "quant": _option("quant", lambda _: None),
     "slots": Handle(
         lambda preset: preset.slots,
@@ -276,7 +254,10 @@ _HANDLES: dict[str, Handle] = {
     ),
     "graphs": _option("graphs", lambda _: True),
     "memory_share": _option("memory_share", lambda preset: _SHARES.get(preset.engine, _SHARE)),
-    "kv": Handle(_read_kv, _write_kv),
+    "kv": Handle(
+        lambda preset: plain_kv(preset.engine) if preset.options.kv in (None, "auto", "f16") else preset.options.kv,
+        lambda preset, kv: with_options(preset, kv=None if kv == plain_kv(preset.engine) else kv),
+    ),
     "kv_layout": _option("kv_layout", lambda _: "unified"),
     "flash_attention": _option("flash_attention", lambda _: True),
     "batched_tokens": _option("batched_tokens", lambda preset: _MICRO_BATCH if preset.engine in LLAMA else _CHUNK),
@@ -286,12 +267,6 @@ _HANDLES: dict[str, Handle] = {
     "threads": Handle(lambda preset: preset.threads, lambda preset, count: replace(preset, threads=count)),
     "threads_batch": _option("threads_batch", lambda preset: preset.threads),
 }
-
-
-def _whole(value: Value) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UserError(f"a depth of {value} drafts nothing", hint="a whole number; 0 is off")
-    return value
 
 
 _GGUF = ("llamacpp", "embedded", "ollama")
@@ -364,26 +339,13 @@ def card_knobs(asked: KnobContext) -> Iterator[Knob]:
     yield asked.slots()
     if cards:
         yield Knob("memory_share", "share of each card", SHARES, ordered=True, expected=0.03)
-        yield from _kv(asked)
+        # Of a family that the base has already, the base's own word is enough.
+        engine, own = base.engine, known_kv(base.options.kv or "auto")
+        kinds = [kind for name in asked.quants for kind in offered_kv(engine, QUANTS[name], cards)[1:]]
+        others = [kind.id for kind in kinds if own is None or kind.family != own.family]
+        words = dict.fromkeys([plain_kv(engine), *(_KV_WORDS.get((engine, kind), kind) for kind in others)])
+        yield Knob("kv", "KV type", tuple(words), alters_answers=True, expected=0.04)
         yield from layout_knobs(asked)
-    yield from _prefill(asked)
-    drafted = base.options.draft.method if base.options.draft is not None else None
-    if drafted == "mtp" or (asked.model is not None and asked.model.mtp_layers):
-        yield Knob("mtp", "MTP drafts", MTP_DEPTHS, ordered=True, expected=0.5)
-    yield asked.ngram(NGRAM_DEPTHS)
-
-
-def _kv(asked: KnobContext) -> Iterator[Knob]:
-    """Of a family that the base has already, the base's own word is enough."""
-    engine, own = asked.base.engine, known_kv(asked.base.options.kv or "auto")
-    kinds = [kind for name in asked.quants for kind in offered_kv(engine, QUANTS[name], asked.box.cards)[1:]]
-    others = [kind.id for kind in kinds if own is None or kind.family != own.family]
-    words = dict.fromkeys([plain_kv(engine), *(_KV_WORDS.get((engine, kind), kind) for kind in others)])
-    yield Knob("kv", "KV type", tuple(words), alters_answers=True, expected=0.04)
-
-
-def _prefill(asked: KnobContext) -> Iterator[Knob]:
-    base = asked.base
     chunks, context = asked.prompts(*_CHUNKS), base.context_tokens or 0
     if base.engine == "vllm" and 0 < context <= _WHOLE_PROMPTS:
         chunks = powers(chunks[0], max(chunks[-1], context))
@@ -391,6 +353,10 @@ def _prefill(asked: KnobContext) -> Iterator[Knob]:
     yield Knob("batched_tokens", "prefill tokens a step", chunks, ordered=True, expected=0.04)
     if "prefix_cache" in asked.named or knob_value(base, "prefix_cache") is False:
         yield Knob("prefix_cache", "prefix cache", (True, False), expected=0.01)
+    drafted = base.options.draft.method if base.options.draft is not None else None
+    if drafted == "mtp" or (asked.model is not None and asked.model.mtp_layers):
+        yield Knob("mtp", "MTP drafts", MTP_DEPTHS, ordered=True, expected=0.5)
+    yield asked.ngram(NGRAM_DEPTHS)
 
 
 LLAMA_NGRAM_DEPTHS = (0, 2, 4, 8, 16, 32)
@@ -400,34 +366,29 @@ _ON_CARDS = (256, 2048)  # the same
 
 
 def llama_knobs(asked: KnobContext) -> Iterator[Knob]:
-    """On cards."""
-    yield asked.slots()
-    yield from _common(asked, _ON_CARDS)
-    yield from layout_knobs(asked)
-    draft = asked.base.options.draft
-    if draft is not None and draft.method == "mtp":  # a GGUF file that kept its MTP layers: the preset knows
-        yield Knob("mtp", "MTP drafts", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.3)
-
-
-def cpu_knobs(asked: KnobContext) -> Iterator[Knob]:
-    cores = max(1, asked.box.cores)
-    replicas = tuple(n for n in (1, 2, 4) if n <= min(cores, asked.aim.concurrency))  # each has a core to itself
-    yield asked.slots(expected=0.4)
-    yield Knob("threads", "threads of a replica", steps_up_to(cores), ordered=True, expected=0.4)
-    yield Knob("threads_batch", "threads for prompts", steps_up_to(cores), ordered=True, expected=0.1)
-    yield Knob("replicas", "replicas", replicas, ordered=True, expected=0.1)
-    yield from _common(asked, _MICRO_BATCH_RANGE)
-
-
-def _common(asked: KnobContext, micro_batch: tuple[int, int]) -> Iterator[Knob]:
-    yield Knob("kv", "KV type", (plain_kv(asked.base.engine), "q8_0"), alters_answers=True, expected=0.04)
+    base, on_cpu = asked.base, asked.base.engine == "embedded" or not asked.box.cards
+    yield asked.slots(expected=0.4 if on_cpu else 0.15)
+    if on_cpu:
+        cores = max(1, asked.box.cores)
+        replicas = tuple(n for n in (1, 2, 4) if n <= min(cores, asked.aim.concurrency))  # each has a core to itself
+        steps = tuple(sorted({step for step in _STEPS if step <= cores} | {cores}))
+        yield Knob("threads", "threads of a replica", steps, ordered=True, expected=0.4)
+        yield Knob("threads_batch", "threads for prompts", steps, ordered=True, expected=0.1)
+        yield Knob("replicas", "replicas", replicas, ordered=True, expected=0.1)
+    yield Knob("kv", "KV type", (plain_kv(base.engine), "q8_0"), alters_answers=True, expected=0.04)
     yield Knob("kv_layout", "KV layout", ("unified", "split"), expected=0.05)
     yield Knob("flash_attention", "flash attention", (True, False), expected=0.06)
     yield Knob("batch", "batch", asked.prompts(*_BATCH_RANGE), ordered=True, expected=0.03)
-    yield Knob("batched_tokens", "micro-batch", asked.prompts(*micro_batch), ordered=True, expected=0.05)
+    micro_batch = asked.prompts(*(_MICRO_BATCH_RANGE if on_cpu else _ON_CARDS))
+    yield Knob("batched_tokens", "micro-batch", micro_batch, ordered=True, expected=0.05)
     yield asked.ngram(LLAMA_NGRAM_DEPTHS)
     if "prefix_cache" in asked.named:
         yield Knob("prefix_cache", "prefix cache", (True, False), expected=0.01)
+    if on_cpu:
+        return
+    yield from layout_knobs(asked)
+    if base.options.draft is not None and base.options.draft.method == "mtp":  # in the file: the preset knows
+        yield Knob("mtp", "MTP drafts", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.3)
 
 
 _OLLAMA = "ollama decides most by itself: only slots and the KV type can be turned"
@@ -445,9 +406,11 @@ def space_of(
     named: Collection[str] = (),
 ) -> Space:  # fmt: skip
     """`checkpoints`: files to choose from, the base's among them. `quants`: formats, where nothing is really loaded."""
-    model, formats = box.model or find_geometry(base.model), _quants(base, checkpoints, quants)
+    known = (quant_of(base), *quants_of(base, checkpoints).values(), *map(known_quant, quants))
+    formats = tuple(dict.fromkeys(quant.id for quant in known if quant is not None and quant.id in QUANTS))
+    model = box.model or find_geometry(base.model)
     asked = KnobContext(base, aim, box, model, formats, frozenset(named))
-    offered = [*_choices(base, checkpoints, quants), *_by_engine(asked)]
+    offered = _offered(asked, checkpoints, quants)
     said = said_in_extra(base)
     knobs = (with_own(knob, base) for knob in offered if knob.name not in said)
     lines = [f"{name} is left alone: the preset's own `{flag}` says it" for name, flag in said.items()]
@@ -456,18 +419,18 @@ def space_of(
 
 
 @cache
-def _rules() -> dict[str, Any]:
-    return tomllib.loads(files("skep.tuner").joinpath("knobs.toml").read_text(encoding="utf-8"))
+def packaged_facts(name: str) -> dict[str, Any]:
+    return tomllib.loads(files("skep.tuner").joinpath(name).read_text(encoding="utf-8"))
 
 
 def pairs_of(knobs: Iterable[Knob]) -> tuple[tuple[str, str], ...]:
     there = {knob.name for knob in knobs}
-    return tuple((first, second) for first, second in _rules()["pairs"] if {first, second} <= there)
+    return tuple((first, second) for first, second in packaged_facts("knobs.toml")["pairs"] if {first, second} <= there)
 
 
 def said_in_extra(base: Preset) -> dict[str, str]:
     """Knobs that flags of the preset's own say already, and which flag does."""
-    rules, found = _rules(), dict[str, str]()
+    rules, found = packaged_facts("knobs.toml"), dict[str, str]()
     for word in base.extra:
         flag = word.partition("=")[0]
         if flag in rules["speculative"].get(base.engine, ()):
@@ -479,42 +442,35 @@ def said_in_extra(base: Preset) -> dict[str, str]:
 
 def with_own(knob: Knob, base: Preset) -> Knob:
     """Return the values, with that of the base among them: the search begins there."""
-    own = knob_value(base, knob.name)
-    if own is None or own in knob.values:
+    if (own := knob_value(base, knob.name)) is None or own in knob.values:
         return knob
-    if not knob.ordered:
-        return replace(knob, values=(own, *knob.values))
-    rungs = sorted((*knob.values, own), key=lambda value: float(value) if isinstance(value, int | float) else 0.0)
-    return replace(knob, values=tuple(rungs))
+    values: tuple[Value, ...] = (own, *knob.values)
+    if knob.ordered:
+        values = tuple(sorted(values, key=lambda value: float(value) if isinstance(value, int | float) else 0.0))
+    return replace(knob, values=values)
 
 
-def _quants(base: Preset, checkpoints: Sequence[str], quants: Sequence[str]) -> tuple[str, ...]:
-    own = quant_of(base)
-    bare = replace(base, options=replace(base.options, quant=None))
-    others = [quant_of(replace(bare, checkpoint=name)) for name in checkpoints]
-    told = [known_quant(name) for name in quants]
-    return tuple(dict.fromkeys(quant.id for quant in (own, *others, *told) if quant is not None and quant.id in QUANTS))
+def quants_of(base: Preset, checkpoints: Iterable[str], model: Geometry | None = None) -> dict[str, Quant]:
+    """Return the formats of these files, by their names, as far as those tell."""
+    bare = with_options(base, quant=None)
+    found = {name: quant_of(replace(bare, checkpoint=name), model) for name in checkpoints}
+    return {name: quant for name, quant in found.items() if quant is not None}
 
 
-def _choices(base: Preset, checkpoints: Sequence[str], quants: Sequence[str]) -> Iterator[Knob]:
-    files = tuple(dict.fromkeys((base.checkpoint, *checkpoints)))
-    if len(files) > 1:
-        yield Knob("checkpoint", "checkpoint", files, alters_answers=True, expected=0.15)
+def _offered(asked: KnobContext, checkpoints: Sequence[str], quants: Sequence[str]) -> Iterator[Knob]:
+    base, engine = asked.base, asked.base.engine
+    names = tuple(dict.fromkeys((base.checkpoint, *checkpoints)))
+    if len(names) > 1:
+        yield Knob("checkpoint", "checkpoint", names, alters_answers=True, expected=0.15)
     if len(quants) > 1 and base.options.quant is not None:
         yield Knob("quant", "format of the weights", tuple(quants), alters_answers=True, expected=0.15)
-
-
-def _by_engine(asked: KnobContext) -> Iterator[Knob]:
-    engine = asked.base.engine
     if engine in ("vllm", "sglang"):
         yield from card_knobs(asked)
-    elif engine == "embedded" or (engine == "llamacpp" and not asked.box.cards):
-        yield from cpu_knobs(asked)
-    elif engine == "llamacpp":
+    elif engine in LLAMA:
         yield from llama_knobs(asked)
     elif engine == "ollama":
         yield asked.slots()
         yield Knob("kv", "KV type", (plain_kv(engine), "q8_0"), alters_answers=True, expected=0.03)
-    own = asked.base.options.draft  # one that needs a model of its own is turned only where the preset names it
+    own = base.options.draft  # one that needs a model of its own is turned only where the preset names it
     if own is not None and own.method not in ("mtp", "ngram"):
         yield Knob(own.method, f"drafts by {own.method}", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.2)

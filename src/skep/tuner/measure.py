@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from statistics import median
@@ -34,6 +34,7 @@ from skep.stats.percentiles import mean_t_interval
 from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import Request
+from skep.tuner.measurements import median_known
 from skep.tuner.predictions import CURVE_RUNS, RUN_S, tasks_for
 from skep.tuner.quality_check import QualityGuard, Sheet
 from skep.tuner.records import (
@@ -76,8 +77,8 @@ def reading_of(
         figure={"effective_tok_s": effective, "task_tok_s": each, "tok_per_joule": per_joule}[aim.metric],
         effective_tok_s=effective,
         task_tok_s=each,
-        ttft_ms=_median(ttft_values(rows)),
-        tpot_ms=_median(tpot_values(rows)),
+        ttft_ms=median_known(ttft_values(rows)),
+        tpot_ms=median_known(tpot_values(rows)),
         wall_s=whole.wall_s,
         requests=len(rows),
         failed=sum(not row.ok for row in rows),
@@ -105,32 +106,20 @@ def point_of(level: int, config: KnobConfig, found: Sequence[TuneReading]) -> Cu
     speeds = [one.effective_tok_s for one in found if one.effective_tok_s is not None and not one.limited]
     interval = mean_t_interval(speeds)
     figure = None if interval is None else replace(interval, low=max(0.0, interval.low))
-    firsts = [one.ttft_ms for one in found if one.ttft_ms is not None]
-    gaps = [one.tpot_ms for one in found if one.tpot_ms is not None]
-    return CurvePoint(level, config, figure, _median(firsts), _median(gaps))
+    ttft_ms, tpot_ms = median_known(one.ttft_ms for one in found), median_known(one.tpot_ms for one in found)
+    return CurvePoint(level, config, figure, ttft_ms, tpot_ms)
 
 
-def _median(values: Sequence[float]) -> float | None:
-    return median(values) if values else None
+def wave_seconds(known: Mapping[int, float], level: int) -> float | None:
+    """How long a wave takes by those of other levels, between what is certain from either side; None: none is known.
 
-
-class Waves:
-    """How long a wave takes, by measured levels: more agents make it no shorter, and longer by at most their number."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, float] = {}
-
-    def took(self, level: int, tasks: int, wall_s: float) -> None:
-        if tasks > 0 and wall_s > 0:
-            self._known[level] = wall_s * level / tasks
-
-    def seconds(self, level: int) -> float | None:
-        """Between what is certain from either side; None: nothing was measured."""
-        if not self._known:
-            return None
-        shares = [(wave_s, wave_s * level / known) for known, wave_s in self._known.items()]
-        low, high = max(min(pair) for pair in shares), min(max(pair) for pair in shares)
-        return math.sqrt(low * high)
+    More agents make it no shorter, and longer by at most their number.
+    """
+    if not known:
+        return None
+    shares = [(wave_s, wave_s * level / other) for other, wave_s in known.items()]
+    low, high = max(min(pair) for pair in shares), min(max(pair) for pair in shares)
+    return math.sqrt(low * high)
 
 
 def run_tasks(level: int, wave_s: float | None, least_s: float = RUN_S) -> int | None:
@@ -185,9 +174,8 @@ class _ServerRun:
     start_s: float = 0.0
     run_id: str | None = None
     failure: ConfigFailure | None = None
-    readings_taken: list[TuneReading] = field(default_factory=list)
-    by_level: dict[int, list[TuneReading]] = field(default_factory=dict)
-    waves: Waves = field(default_factory=Waves)
+    taken: dict[int, list[TuneReading]] = field(default_factory=dict)  # by level
+    waves: dict[int, float] = field(default_factory=dict)  # seconds, by level
     served: TrialServer = field(init=False)  # this and the next three: once it is up
     maker: TaskMaker = field(init=False)
     recording: Recording = field(init=False)
@@ -211,7 +199,7 @@ class _ServerRun:
 
     async def warm_up(self, width: int, limit_s: float) -> list[Request]:
         """Return its last batch."""
-        self._begin("warming up", 0, (0, 0))
+        self.begin("warming up")
         try:
             await self._watched(warm_up(self.driver, self.maker, width, on_row=self._took, limit_s=limit_s))
         except EndpointError as error:
@@ -221,21 +209,14 @@ class _ServerRun:
     async def take(self, level: int, repeat: int, count: int, place: tuple[int, int]) -> tuple[list[Request], bool]:
         """Return the rows of so many tasks, and whether the client was the limit."""
         tasks = self.maker.tasks(level, repeat, count)
-        self._begin("measuring", len(tasks), place)
+        self.begin("measuring", len(tasks), place)
         rows, limited = await self._watched(self.driver.run_tasks(level, repeat, tasks, level, self._took))
         if self._too_many:
             raise await self._errors(self._error)
         self.recording.check()
         return rows, limited
 
-    def joules(self, level: int, repeat: int) -> float | None:
-        facts = (one.fact for one in self.recording.facts if (one.level, one.repeat) == (level, repeat))
-        return next((float(fact["joules"]) for fact in facts if "joules" in fact), None)
-
-    def tell(self, what: str) -> None:
-        self.on_progress(BenchProgress(self.config, what, readings=self.readings))
-
-    def _begin(self, what: str, total: int, place: tuple[int, int]) -> None:
+    def begin(self, what: str, total: int = 0, place: tuple[int, int] = (0, 0)) -> None:
         self._what, self._total, self._place = what, total, place
         self._failed, self._pace = 0, TokenPace()
         self._tell()
@@ -325,13 +306,14 @@ class EngineBench:
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
         began, width = time.monotonic(), self.aim.concurrency
         runs = self._server_runs(request.configs, request.purpose, width, on_progress, readings=request.readings)
+        steps, enough = [(width, number) for number in range(request.readings)], min(2, len(runs))
         if self._together(request.configs):
-            await self._side_by_side(runs)
+            await self._side_by_side(runs, steps, enough)
         else:
             for run in runs if self._round % 2 else runs[::-1]:  # what drifts favours nobody for long
-                if len(runs) == 1 or sum(one.failure is None for one in runs) > 1:
-                    await self._side_by_side([run])
-        starts = (ServerStart(o.config, o.start_s, tuple(o.readings_taken), o.failure, o.run_id) for o in runs)
+                if sum(one.failure is None for one in runs) >= enough:
+                    await self._side_by_side([run], steps)
+        starts = (ServerStart(o.config, o.start_s, tuple(o.taken.get(width, ())), o.failure, o.run_id) for o in runs)
         return MeasurementRound(tuple(starts), time.monotonic() - began)
 
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
@@ -353,39 +335,28 @@ class EngineBench:
     async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult:
         began, readings = time.monotonic(), CURVE_RUNS * len(request.levels)
         runs = self._server_runs(request.configs, "curve", max(request.levels), on_progress, readings=readings)
+        *lower, top = sorted(request.levels)  # up and down again; who dies at the highest, the last, has shown all
+        steps = [*((one, 0) for one in lower), *((one, 1) for one in reversed(lower)), (top, 0), (top, 1)]
         for together in [runs] if self._together(request.configs) else [[run] for run in runs]:
-            await self._curves(together, request.levels)
-        points = [point_of(level, run.config, run.by_level.get(level, [])) for level in request.levels for run in runs]
+            await self._side_by_side(together, steps)
+        points = [point_of(level, run.config, run.taken.get(level, [])) for level in request.levels for run in runs]
         return CurveResult(tuple(points), time.monotonic() - began)
 
-    async def _side_by_side(self, runs: Sequence[_ServerRun]) -> None:
-        """Ends when all are read, or when nobody is left to be held against."""
-        enough = min(2, len(runs))
+    async def _side_by_side(
+        self, runs: Sequence[_ServerRun], steps: Sequence[tuple[int, int]], enough: int = 1
+    ) -> None:
+        """`steps`: levels, and which reading of each. Ends where fewer than `enough` are left."""
         async with AsyncExitStack() as stack:
-            await self._begin(stack, runs)
-            count = self._tasks()
-            for number in range(runs[0].readings):
-                for run in reversed(runs) if number % 2 else runs:
-                    if run.failure is None and sum(one.failure is None for one in runs) >= enough:
-                        await run.carry_out(self._reading(run, number, count))
-
-    async def _curves(self, runs: Sequence[_ServerRun], levels: Sequence[int]) -> None:
-        async with AsyncExitStack() as stack:
-            await self._begin(stack, runs)
-            *lower, top = sorted(levels)  # up and down again; who dies at the highest, which comes last, has shown all
-            steps = [*((0, one) for one in lower), *((1, one) for one in reversed(lower)), (0, top), (1, top)]
-            for place, (repeat, level) in enumerate(steps):
+            for run in runs:
+                await stack.enter_async_context(run.stack)
+                await run.carry_out(self._up(run))
+            for run in runs:
+                if run.failure is None:
+                    await run.carry_out(self._warm(run))
+            for place, (level, repeat) in enumerate(steps):
                 for run in reversed(runs) if place % 2 else runs:
-                    if run.failure is None:
-                        await run.carry_out(self._point(run, level, repeat))
-
-    async def _begin(self, stack: AsyncExitStack, runs: Sequence[_ServerRun]) -> None:
-        for run in runs:
-            await stack.enter_async_context(run.stack)
-            await run.carry_out(self._up(run))
-        for run in runs:
-            if run.failure is None:
-                await run.carry_out(self._warm(run))
+                    if run.failure is None and sum(one.failure is None for one in runs) >= enough:
+                        await run.carry_out(self._reading(run, level, repeat))
 
     async def _warm(self, run: _ServerRun) -> None:
         """No longer than what is measured then, and with no more agents than the goal has."""
@@ -396,13 +367,12 @@ class EngineBench:
         if (per_s := foreseen_per_s(batch, self.aim.output_tokens)) is not None:
             self._per_s.setdefault(run.config.key, per_s)
         if (known := self._per_s.get(run.config.key)) is not None:
-            run.waves.took(goal, goal, goal / known)
+            run.waves[goal] = goal / known
 
     async def _up(self, run: _ServerRun) -> None:
         """Started and known; its requests are stored from here on."""
-        run.tell("starting")
-        preset, stack = self._preset(run.config), run.stack
-        began = time.monotonic()
+        run.begin("starting")
+        preset, stack, began = self._preset(run.config), run.stack, time.monotonic()
         try:
             served = await stack.enter_async_context(self.servers.open(preset))
         finally:
@@ -422,7 +392,7 @@ class EngineBench:
             processes=None, meter=self.meter,
         )  # fmt: skip
         stack.push_async_callback(run.driver.close)
-        stack.callback(run.tell, "stopping")
+        stack.callback(run.begin, "stopping")
 
     async def _maker(self, endpoint: Endpoint, run: _ServerRun) -> TaskMaker:
         """Lengths are measured once: all configurations get the same prompts."""
@@ -459,25 +429,26 @@ class EngineBench:
             self._count = (self._round, tasks_for(self.aim.concurrency, known, self.patience.reading_s))
         return self._count[1]
 
-    async def _reading(self, run: _ServerRun, number: int, count: int) -> None:
-        rows, limited = await run.take(run.width, number, count, (number + 1, run.readings))
-        found = reading_of(rows, self.aim, limited=limited, slo=self._slo, joules=run.joules(run.width, number))
-        run.readings_taken.append(found)
-        self._per_s[run.config.key] = found.requests / max(found.wall_s, 1e-9)
-        self._reading_s = found.wall_s
-        self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
-
-    async def _point(self, run: _ServerRun, level: int, repeat: int) -> None:
-        """Both runs of a level are as long; one that would take too long is left out."""
-        count = run_tasks(level, run.waves.seconds(level), self.patience.reading_s)
+    async def _reading(self, run: _ServerRun, level: int, repeat: int) -> None:
+        """All of a level are as long; of a curve one that would take too long is left out."""
+        on_curve, wave_s = run.purpose == "curve", wave_seconds(run.waves, level)
+        count = run_tasks(level, wave_s, self.patience.reading_s) if on_curve else self._tasks()
         if count is None:
             return
-        count = run.by_level[level][0].requests if level in run.by_level else count
-        place = sum(map(len, run.by_level.values())) + 1
+        if level in run.taken:
+            count = run.taken[level][0].requests
+        place = sum(map(len, run.taken.values())) + 1
         rows, limited = await run.take(level, repeat, count, (place, run.readings))
-        found = reading_of(rows, self.aim, limited=limited)
-        run.by_level.setdefault(level, []).append(found)
-        run.waves.took(level, found.requests, found.wall_s)
+        facts = (one.fact for one in run.recording.facts if (one.level, one.repeat) == (level, repeat))
+        joules = next((float(fact["joules"]) for fact in facts if "joules" in fact), None)
+        found = reading_of(rows, self.aim, limited=limited, slo=self._slo, joules=joules)
+        run.taken.setdefault(level, []).append(found)
+        if found.requests and found.wall_s > 0:
+            run.waves[level] = found.wall_s * level / found.requests
+        if not on_curve:
+            self._per_s[run.config.key] = found.requests / max(found.wall_s, 1e-9)
+            self._reading_s = found.wall_s
+            self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
 
     def _hang_s(self, run: _ServerRun) -> float:
         """Long prompts on a slow engine are read for minutes before the first token comes."""

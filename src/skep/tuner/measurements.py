@@ -193,19 +193,17 @@ class Measurements:
                 if start.config != spared:
                     self.failed(start.config, start.failure)
             elif logs := speeds(start.readings):
-                self._learn(start, logs)
+                self.suspects.ran(start.config)
+                self.noise.add_start(logs)
+                late = min(math.log(max(1.0, over_limit([start]))), _HOPELESSLY_LATE)
+                variance = self.noise.mean_variance(len(logs)) * (1 + (_TOO_LATE * (late > 0)) ** 2)
+                score = fmean(self.noise.clipped(logs)) - _TOO_LATE * late
+                self.surrogate.took(start.config, self.rounds, score, variance)
 
     def failed(self, config: KnobConfig, failure: ConfigFailure) -> None:
         self.failures.append((config, failure))
         if not is_of_memory(failure) or self.space.spare_bytes(config) is None:
             self.suspects.failed(config)
-
-    def _learn(self, start: ServerStart, logs: list[float]) -> None:
-        self.suspects.ran(start.config)
-        self.noise.add_start(logs)
-        late = min(math.log(max(1.0, over_limit([start]))), _HOPELESSLY_LATE)
-        variance = self.noise.mean_variance(len(logs)) * (1 + (_TOO_LATE * (late > 0)) ** 2)
-        self.surrogate.took(start.config, self.rounds, fmean(self.noise.clipped(logs)) - _TOO_LATE * late, variance)
 
     def settle(self, config: KnobConfig) -> None:
         """What its starts differ by is learned."""
@@ -286,12 +284,14 @@ def nearness(reading: TuneReading) -> float:
 
 def over_limit(starts: Sequence[ServerStart]) -> float:
     """Return the median share of the limits; 0 where there are none."""
-    shares = [one.over_limit for start in starts for one in start.readings if one.counts]
-    return median(shares) if shares else 0.0
+    return median_known(one.over_limit for start in starts for one in start.readings if one.counts) or 0.0
 
 
 def typical(starts: Sequence[ServerStart], name: str) -> float | None:
     """Return the median of `ttft_ms` or `tpot_ms` over the readings that count."""
-    values = [getattr(one, name) for start in starts for one in start.readings if one.counts]
+    return median_known(getattr(one, name) for start in starts for one in start.readings if one.counts)
+
+
+def median_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if known else None

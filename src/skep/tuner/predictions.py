@@ -26,8 +26,8 @@ from skep.planner.quants import KV_TYPES, QUANTS, Quant, known_kv
 from skep.planner.ranking import Basis
 from skep.planner.rules import refusal
 from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
-from skep.tuner.knobs import DRAFTS, apply_config, layout_of, own_refusal, pairs_of, quant_of
-from skep.tuner.records import Knob, KnobConfig, TuneGoal
+from skep.tuner.knobs import DRAFTS, apply_config, layout_of, own_refusal, pairs_of, quant_of, quants_of
+from skep.tuner.records import Knob, KnobConfig, TuneGoal, sum_known
 from skep.units import GIB
 
 PREDICTED_KNOBS = (
@@ -65,9 +65,7 @@ class Predictor:
         self._basis = basis or Basis(published_constants())
         self._model = model or find_geometry(base.model)
         self._quant = quant or quant_of(base, self._model)
-        bare = replace(base, options=replace(base.options, quant=None))
-        formats = {name: quant_of(replace(bare, checkpoint=name), self._model) for name in checkpoints}
-        self._quants = {name: found for name, found in formats.items() if found is not None}
+        self._quants = quants_of(base, checkpoints, self._model)
         if self._quant is not None:
             self._quants[base.checkpoint] = self._quant
         self._outcomes: dict[tuple[object, ...], PredictedOutcome | None] = {}
@@ -77,17 +75,15 @@ class Predictor:
 
     def refusal(self, config: KnobConfig) -> str | None:
         if config not in self._refusals:
-            self._refusals[config] = self._refused(config)
+            self._refusals[config] = own_refusal(config, self.base) or self._refused(config)
         return self._refusals[config]
 
     def predict(self, config: KnobConfig) -> float | None:
-        found = self.outcome(config)
-        if found is None or self.aim.metric == "effective_tok_s":
-            return None if found is None else found.effective_tok_s
-        if self.aim.metric == "task_tok_s":
-            return found.task_tok_s
-        watts = self.watts(config)
-        return found.effective_tok_s / watts if watts else None
+        if (found := self.outcome(config)) is None:
+            return None
+        if self.aim.metric == "tok_per_joule":
+            return found.effective_tok_s / watts if (watts := self.watts(config)) else None
+        return found.task_tok_s if self.aim.metric == "task_tok_s" else found.effective_tok_s
 
     def start_s(self, config: KnobConfig) -> float:
         engine, setup = self.base.engine, self.setup(config)
@@ -107,10 +103,9 @@ class Predictor:
         return tasks_for(self.aim.concurrency, [per_s]) / per_s
 
     def spare_bytes(self, config: KnobConfig) -> float | None:
-        found = self._placed(config)
-        if found is None:
+        if (placed := self._placed(config)) is None:
             return None
-        setup, rig = found
+        setup, rig = placed
         plan = memory(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
         return float(min(-plan.over_inside_bytes, -plan.over_outside_bytes))
 
@@ -121,14 +116,24 @@ class Predictor:
         quant = self._quants.get(preset.checkpoint, self._quant)
         if "quant" in config.as_dict:
             quant = QUANTS.get(str(config["quant"]), quant)
-        return None if self._model is None or quant is None else planned_setup(preset, self._model, quant)
+        if self._model is None or quant is None:
+            return None
+        options = preset.options
+        layout = layout_of(preset) or Layout(options.tp, options.pp, 1, preset.replicas * options.dp)
+        kv = (known_kv(options.kv) if options.kv else None) or KV_TYPES["bf16"]
+        spec = Speculation(options.draft.method, options.draft.depth) if options.draft is not None else None
+        return Setup(
+            self._model, quant, kv, "llamacpp" if preset.engine == "embedded" else preset.engine, layout,
+            slots=max(1, preset.slots // options.dp), context=preset.context_tokens, utilization=options.memory_share,
+            graphs=options.graphs is not False, spec=spec, batched_tokens=options.batched_tokens,
+            version=preset.engine_version,
+        )  # fmt: skip
 
     def cards(self, config: KnobConfig) -> Rig | None:
         """Of a CPU what its replicas can use: they share it evenly, fewer threads than cores leave some idle, more
         wait for each other. Calibrated with several replicas, each was a device of its own: the CPU is all of them.
         """
-        rig = self.rig
-        if rig is None or not self.on_cpu:
+        if (rig := self.rig) is None or not self.on_cpu:
             return rig
         if (preset := self._preset(config)) is None:
             return None
@@ -144,19 +149,26 @@ class Predictor:
 
     def outcome(self, config: KnobConfig, concurrency: int | None = None) -> PredictedOutcome | None:
         """Of the goal's load, or of the same with another number of agents; None: it has nothing to say."""
-        agents = concurrency or self.aim.concurrency
-        values = config.as_dict
+        agents, values = concurrency or self.aim.concurrency, config.as_dict
         key = (agents, *(values.get(name) for name in self._known))
-        if key not in self._outcomes:
-            self._outcomes[key] = self._played(config, agents)
+        if key in self._outcomes:
+            return self._outcomes[key]
+        self._outcomes[key] = None
+        if (placed := self._placed(config)) is not None:
+            setup, rig = placed
+            if setup.spec is not None and setup.spec.method == "ngram":
+                setup = replace(setup, spec=None)  # drafts from the text are worth what the text is
+            found = prospect(setup, rig, self._basis.constants, context=self._need_tokens, tuning=self._basis.tuning)
+            if found.pool_tokens > 0:
+                load = PlannedLoad(agents, self.aim.input_tokens, self.aim.output_tokens)
+                self._outcomes[key] = found.outcome(load)
         return self._outcomes[key]
 
     def watts(self, config: KnobConfig) -> float | None:
         """Return what its cards draw under load, roughly; None: nobody told what they are made for."""
         found = self._placed(config)
-        drawn = [card.tdp_w for card in found[1].cards[: found[0].layout.cards]] if found is not None else []
-        known = [each for each in drawn if each is not None]
-        return sum(known) * _DRAWN if known and len(known) == len(drawn) else None
+        drawn = sum_known(card.tdp_w for card in found[1].cards[: found[0].layout.cards]) if found is not None else None
+        return None if drawn is None else drawn * _DRAWN
 
     def fit(self, config: KnobConfig) -> FitResult | None:
         """Return whether it fits its cards, with the sentence that says so; None: nobody knows."""
@@ -165,22 +177,8 @@ class Predictor:
             return None
         return fits(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
 
-    def _played(self, config: KnobConfig, agents: int) -> PredictedOutcome | None:
-        placed = self._placed(config)
-        if placed is None:
-            return None
-        setup, rig = placed
-        if setup.spec is not None and setup.spec.method == "ngram":
-            setup = replace(setup, spec=None)  # drafts from the text are worth what the text is
-        found = prospect(setup, rig, self._basis.constants, context=self._need_tokens, tuning=self._basis.tuning)
-        if found.pool_tokens <= 0:
-            return None
-        return found.outcome(PlannedLoad(agents, self.aim.input_tokens, self.aim.output_tokens))
-
     def _refused(self, config: KnobConfig) -> str | None:
-        """Return the engine's own rules first: a contradiction has no setup."""
-        if (said := own_refusal(config, self.base)) is not None:
-            return said
+        """Return what the planner says of one that the engine's own rules let pass: a contradiction has no setup."""
         wrong = contradictions(apply_config(self.base, config))
         odd = next((one.message for one in wrong if one.message not in self._odd), None)
         setup, rig = self.setup(config), self.cards(config)
@@ -194,9 +192,7 @@ class Predictor:
     def _placed(self, config: KnobConfig) -> tuple[Setup, Rig] | None:
         """None: not known, or on more cards than there are."""
         setup, rig = self.setup(config), self.cards(config)
-        if setup is None or rig is None or setup.layout.cards > len(rig.cards):
-            return None
-        return setup, rig
+        return None if setup is None or rig is None or setup.layout.cards > len(rig.cards) else (setup, rig)
 
     def _context(self, setup: Setup) -> int:
         return setup.context or ceil(self._need_tokens / 256) * 256
@@ -206,19 +202,6 @@ class Predictor:
             return apply_config(self.base, config)
         except UserError:
             return None
-
-
-def planned_setup(preset: Preset, model: Geometry, quant: Quant) -> Setup:
-    options = preset.options
-    layout = layout_of(preset) or Layout(options.tp, options.pp, 1, preset.replicas * options.dp)
-    kv = (known_kv(options.kv) if options.kv else None) or KV_TYPES["bf16"]
-    spec = Speculation(options.draft.method, options.draft.depth) if options.draft is not None else None
-    return Setup(
-        model, quant, kv, "llamacpp" if preset.engine == "embedded" else preset.engine, layout,
-        slots=max(1, preset.slots // options.dp), context=preset.context_tokens, utilization=options.memory_share,
-        graphs=options.graphs is not False, spec=spec, batched_tokens=options.batched_tokens,
-        version=preset.engine_version,
-    )  # fmt: skip
 
 
 def tasks_for(concurrency: int, rates: Sequence[float], least_s: float = RUN_S) -> int:

@@ -1,10 +1,7 @@
 """The quality guard: a faster configuration that answers worse is not better.
 
-Each configuration is asked the same items once, greedily and at the goal's concurrency; sheets are kept, so that what
-challengers are held against is not asked again for each of them. Two sides need not be resident at once:
-
-    sheet = guard.known(config) or await guard.answers(served, config, on_progress)   # for each side
-    judged = guard.compare(before, after)
+Each configuration is asked the same items once, greedily and at the goal's concurrency; its sheet of answers is kept:
+what challengers are held against is not asked again for each of them. Two sides need not be resident at once.
 
 Which bank is asked settles with the first sheet: one that this model answers almost nothing of is no measure, and an
 easier one takes its place. Knows nothing of how configurations are started.
@@ -13,6 +10,7 @@ easier one takes its place. Knows nothing of how configurations are started.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import secrets
 import time
@@ -61,11 +59,9 @@ class Mark(msgspec.Struct, frozen=True):
 class Sheet(msgspec.Struct, frozen=True):
     """One configuration's answers to a bank, each asked once, greedily and under the goal's load."""
 
-    config: KnobConfig
     bank: str
     marks: Mapping[str, Mark] = {}  # by item
     seconds: float = 0.0  # of asking and judging
-    run_id: str | None = None  # under which the answers and verdicts are stored
     trouble: str = ""  # why there are no marks at all
 
     @property
@@ -238,38 +234,48 @@ class QualityGuard:
         try:
             endpoint = await find_endpoint(served.url, served.model)
         except SkepError as error:
-            return Sheet(config, self.bank.name, seconds=time.monotonic() - began, trouble=str(error))
-        items, identity = self.bank.items, _identity(self.plan, self.bank, config, endpoint, self.host)
+            return Sheet(self.bank.name, seconds=time.monotonic() - began, trouble=str(error))
+        items, width, identity = self.bank.items, self.plan.concurrency, self._identity(config, endpoint)
+        # Prompts are never taken from a cache: that alone can change an answer.
+        one, engine, salt = ItemPass(width, 0), endpoint.engine, secrets.token_hex(8)
+        tasks = [one.task(item, index, 0.0, uncached(engine, one, index, salt)) for index, item in enumerate(items)]
+        ended = itertools.count(1)
+
+        def took(_row: Request) -> None:
+            on_progress(BenchProgress(config, "judging", next(ended), len(items)))
+
         async with Recording(self.store, endpoint, self.host, identity) as recording:
             self.store.append_items(recording.run_id, items)
-            rows = await self._rows(endpoint, recording, config, on_progress)
+            driver = LoadGenerator(endpoint, recording, timeout_s=TIMEOUT_S, keep_text=True, most_connections=width)
+            try:
+                until_s = driver.sender.now() + self.plan.most_s
+                rows, _ = await driver.run_tasks(width, 0, tasks, width, took, until_s=until_s)
+            finally:
+                await driver.close()
+            recording.check()
             verdicts = await self.judge.judge([AnsweredItem(row, items[row.index]) for row in rows])
             self.store.append_verdicts(recording.run_id, verdicts)
         marks = {verdict.item: _mark(row, verdict) for row, verdict in zip(rows, verdicts, strict=True)}
-        return Sheet(config, self.bank.name, marks, time.monotonic() - began, recording.run_id)
+        return Sheet(self.bank.name, marks, time.monotonic() - began)
 
-    async def _rows(
-        self, endpoint: Endpoint, recording: Recording, config: KnobConfig, on_progress: OnProgress
-    ) -> list[Request]:
-        """In the order in which they ended. Prompts are never taken from a cache: that alone can change an answer."""
-        items, width = self.bank.items, self.plan.concurrency
-        one, engine, salt = ItemPass(width, 0), endpoint.engine, secrets.token_hex(8)
-        tasks = [one.task(item, index, 0.0, uncached(engine, one, index, salt)) for index, item in enumerate(items)]
-        done = 0
+    def _identity(self, config: KnobConfig, endpoint: Endpoint) -> Identity:
+        """The fingerprint is equal for repeats: the tuning it belongs to and the address may differ."""
+        bank, plan = self.bank, self.plan
+        same: dict[str, Any] = {
+            "bank": bank.name,
+            "items": len(bank.items),
+            "items_digest": _digest([item.id for item in bank.items]),
+            "concurrency": [plan.concurrency],
+            "temperature": 0.0,
+            "configuration": config.as_dict,
+        }
+        fingerprint = _digest([same, endpoint.model, lasting_json(self.host)])
+        document = {**same, "seed": plan.seed, "delta": plan.delta, "tuning": plan.tuning, "config_key": config.key}
+        return Identity(TUNE_QUALITY, fingerprint, document)
 
-        def took(_row: Request) -> None:
-            nonlocal done
-            done += 1
-            on_progress(BenchProgress(config, "judging", done, len(items)))
 
-        driver = LoadGenerator(endpoint, recording, timeout_s=TIMEOUT_S, keep_text=True, most_connections=width)
-        try:
-            until_s = driver.sender.now() + self.plan.most_s
-            rows, _ = await driver.run_tasks(width, 0, tasks, width, took, until_s=until_s)
-        finally:
-            await driver.close()
-        recording.check()
-        return rows
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _roomier(item: Item) -> Item:
@@ -279,19 +285,3 @@ def _roomier(item: Item) -> Item:
 def _mark(row: Request, verdict: Verdict) -> Mark:
     text = None if not row.ok or row.answer is None else f"{row.reasoning or ''}\0{row.answer}"
     return Mark(verdict.outcome, text, verdict.detail if verdict.outcome is not VerdictOutcome.PASSED else "")
-
-
-def _identity(plan: GuardPlan, bank: Bank, config: KnobConfig, endpoint: Endpoint, host: HostFacts) -> Identity:
-    """The fingerprint is equal for repeats: the tuning it belongs to and the address may differ."""
-    ids = hashlib.sha256(json.dumps([item.id for item in bank.items]).encode()).hexdigest()[:16]
-    same: dict[str, Any] = {
-        "bank": bank.name,
-        "items": len(bank.items),
-        "items_digest": ids,
-        "concurrency": [plan.concurrency],
-        "temperature": 0.0,
-        "configuration": config.as_dict,
-    }
-    text = json.dumps([same, endpoint.model, lasting_json(host)], sort_keys=True)
-    document = {**same, "seed": plan.seed, "delta": plan.delta, "tuning": plan.tuning, "config_key": config.key}
-    return Identity(TUNE_QUALITY, hashlib.sha256(text.encode()).hexdigest()[:16], document)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Protocol
@@ -37,16 +37,13 @@ class KnobConfig(msgspec.Struct, frozen=True, dict=True):
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[type[KnobConfig], tuple[tuple[tuple[str, Value], ...]]]:
-        """Without the hash: another process has others."""
-        return KnobConfig, (self.values,)
-
     @cached_property
     def _hash(self) -> int:
         return hash(self.values)
 
     @cached_property
-    def _by_knob(self) -> dict[str, Value]:
+    def as_dict(self) -> dict[str, Value]:
+        """Not to be written to."""
         return dict(self.values)
 
     @classmethod
@@ -54,21 +51,17 @@ class KnobConfig(msgspec.Struct, frozen=True, dict=True):
         return cls(tuple(sorted(values.items())))
 
     def __getitem__(self, knob: str) -> Value:
-        return self._by_knob[knob]
+        return self.as_dict[knob]
 
     def get(self, knob: str, default: Value = None) -> Value:
-        return self._by_knob.get(knob, default)
-
-    @property
-    def as_dict(self) -> dict[str, Value]:
-        return dict(self._by_knob)
+        return self.as_dict.get(knob, default)
 
     def turned(self, changes: Mapping[str, Value]) -> KnobConfig:
         return KnobConfig.of({**self.as_dict, **changes})
 
     def changes_from(self, other: KnobConfig) -> tuple[KnobChange, ...]:
         """Return what makes this one out of the other."""
-        there = other._by_knob
+        there = other.as_dict
         return tuple(
             KnobChange(knob, there.get(knob), value) for knob, value in self.values if there.get(knob) != value
         )
@@ -267,6 +260,12 @@ class Tuning(msgspec.Struct, frozen=True):
 def changes_words(config: KnobConfig, before: KnobConfig) -> str:
     """ "slots 4 → 8, kv auto → fp8"."""
     return ", ".join(map(str, config.changes_from(before))) or "nothing"
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """None: there is none, or one of them is not known."""
+    known = list(values)
+    return sum(value for value in known if value is not None) if known and None not in known else None
 
 
 def value_words(value: Value) -> str:

@@ -1,9 +1,7 @@
 """One session's work on one tuning: the loop between the search, which decides, and the bench, which measures.
 
 Each answer is stored as it comes, with the stages that it decided, so that a process that is killed leaves what came
-before; `TuningJournal.resume` gives it back. Knows neither how it is decided nor what is measured, and no clock but the
-journal's and the one that ends a request which never would. How much time a search may take is the search's own
-business: it sees what each answer took.
+before; `TuningJournal.resume` gives it back. How much time a search may take is the search's own business.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-import msgspec
 from msgspec.structs import replace
 
 from skep import __version__
@@ -25,7 +22,6 @@ from skep.tuner.records import (
     BenchResult,
     CurveRequest,
     JudgeRequest,
-    OnProgress,
     TuneStage,
     Tuning,
 )
@@ -40,11 +36,8 @@ class TuningJournal:
     """Open from `begin` or `resume` until `end`. `stages` are those stored; they only grow."""
 
     def __init__(self, tunings: TuningStore, tuning: Tuning, session: int, clock: Clock) -> None:
-        self._tunings = tunings
-        self._session = session
-        self._clock = clock
+        self._tunings, self.tuning, self._session, self._clock = tunings, tuning, session, clock
         self._ended = False
-        self.tuning = tuning
         self.stages = tuple(tunings.stages(tuning.id))
         self.past = [one.values() for one in tunings.answers(tuning.id)]  # what earlier sessions asked for, and got
         self._answers = len(self.past)
@@ -118,24 +111,8 @@ class TuningJournal:
 SHORTEST_LIMIT_S = 1800.0  # a request may take that long, however short the budget is
 
 
-class RequestStarted(msgspec.Struct, frozen=True):
-    request: BenchRequest
-
-
-class RequestFinished(msgspec.Struct, frozen=True):
-    """Its answer is stored."""
-
-    request: BenchRequest
-    answer: BenchResult
-
-
-class StageDecided(msgspec.Struct, frozen=True):
-    """It is stored, too."""
-
-    stage: TuneStage
-
-
-TuneEvent = RequestStarted | BenchProgress | RequestFinished | StageDecided
+# A request that begins, how it goes on, its answer and the stages that it decided; those two are stored by then.
+TuneEvent = BenchRequest | BenchProgress | BenchResult | TuneStage
 OnEvent = Callable[[TuneEvent], None]
 
 
@@ -153,47 +130,38 @@ def replay_answers(journal: TuningJournal, search: KnobSearch) -> float:
 
 
 async def run_search(
-    search: KnobSearch,
-    bench: Bench,
-    journal: TuningJournal,
-    *,
-    on_event: OnEvent = lambda _: None,
-    longest_s: float | None = None,
+    search: KnobSearch, bench: Bench, journal: TuningJournal, *, on_event: OnEvent = lambda _: None
 ) -> None:
-    """Until the search asks for nothing more. `longest_s`: for one request; by default no less than the whole budget.
+    """Until the search asks for nothing more.
 
     Cancelled: the request under way leaves nothing, what was decided stands; `TuningJournal.resume` goes on from there.
     """
-    limit_s = longest_s or max(SHORTEST_LIMIT_S, journal.tuning.budget_s)
+    limit_s = max(SHORTEST_LIMIT_S, journal.tuning.budget_s)
     with journal:
         while (request := search.following()) is not None:
-            _tell(journal.decided(search.stages), on_event)
-            on_event(RequestStarted(request))
+            for stage in journal.decided(search.stages):
+                on_event(stage)
+            on_event(request)
             await asyncio.sleep(0)  # a bench in virtual time never waits: Ctrl-C is heard here
             answer = await _carried_out(request, bench, on_event, limit_s)
             search.took(answer)
-            fresh = journal.took(request, answer, search.stages)
-            on_event(RequestFinished(request, answer))
-            _tell(fresh, on_event)
-        _tell(journal.decided(search.stages), on_event)
+            for event in (answer, *journal.took(request, answer, search.stages)):
+                on_event(event)
+        for stage in journal.decided(search.stages):
+            on_event(stage)
         journal.end("done", search.ended)
 
 
-async def _carried_out(request: BenchRequest, bench: Bench, on_progress: OnProgress, limit_s: float) -> BenchResult:
+async def _carried_out(request: BenchRequest, bench: Bench, on_event: OnEvent, limit_s: float) -> BenchResult:
     try:
         async with asyncio.timeout(limit_s) as deadline:
             if isinstance(request, JudgeRequest):
-                return await bench.judge(request, on_progress)
+                return await bench.judge(request, on_event)
             if isinstance(request, CurveRequest):
-                return await bench.curve(request, on_progress)
-            return await bench.measure(request, on_progress)
+                return await bench.curve(request, on_event)
+            return await bench.measure(request, on_event)
     except TimeoutError as error:
         if not deadline.expired():
             raise
         hint = "what was decided before is kept; `skep tune resume` tries it again"
         raise EngineError(f"`{request.words}` was broken off after {format_seconds(limit_s)}", hint=hint) from error
-
-
-def _tell(stages: Sequence[TuneStage], on_event: OnEvent) -> None:
-    for stage in stages:
-        on_event(StageDecided(stage))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from skep.stats.sequential import MeasurementNoise, SequentialTest, SequentialVerdict
@@ -29,7 +28,6 @@ from skep.tuner.records import (
     CurveResult,
     JudgeRequest,
     JudgeResult,
-    KnobChange,
     KnobConfig,
     MeasurementRound,
     MeasureRequest,
@@ -37,6 +35,7 @@ from skep.tuner.records import (
     StageDecision,
     TuneGoal,
     TuneStage,
+    changes_words,
 )
 from skep.tuner.summary import limit_words, speed_words
 from skep.units import Interval
@@ -46,34 +45,19 @@ _FAR = 1.1  # times a limit: clear after one start
 _LATE_NOISE = 0.08  # of percentiles of a reading, until something better is known
 
 
-class Evidence(msgspec.Struct, frozen=True):
-    """What decided about a configuration: its own starts, the incumbent's beside them, and how long all took."""
-
-    config: KnobConfig
-    incumbent: KnobConfig
-    starts: tuple[ServerStart, ...]
-    beside: tuple[ServerStart, ...]
-    seconds: float
-    predicted: float | None  # ratio
-
-    def also(self, start: ServerStart, beside: ServerStart, seconds: float) -> Evidence:
-        """With one more round."""
-        starts, others = (*self.starts, start), (*self.beside, beside)
-        return replace(self, starts=starts, beside=others, seconds=self.seconds + seconds)
-
-    @property
-    def changes(self) -> tuple[KnobChange, ...]:
-        return self.config.changes_from(self.incumbent)
-
-
 class ConfigTrial:
-    """`verdict` is final once it is not OPEN. `late`: limits decided, not speed."""
+    """A configuration against the best so far: the starts of both sides, how long all took, and what they say.
 
-    def __init__(
-        self, move: Move, incumbent: KnobConfig, noise: MeasurementNoise, grain: Grain, predicted: float | None
-    ) -> None:
-        self.move = move
-        self.evidence = Evidence(move.config, incumbent, (), (), 0.0, predicted)
+    `verdict` is final once it is not OPEN. `late`: limits decided, not speed.
+    """
+
+    def __init__(self, config: KnobConfig, incumbent: KnobConfig, noise: MeasurementNoise, grain: Grain) -> None:
+        self.config = config
+        self.predicted: float | None = None  # as a ratio
+        self.changes = config.changes_from(incumbent)
+        self.starts: list[ServerStart] = []
+        self.beside: list[ServerStart] = []  # the incumbent's
+        self.seconds = 0.0
         self.speeds = SequentialTest(noise, rounds=grain.rounds, worth=grain.worth)
         late = MeasurementNoise(reading=_LATE_NOISE, start=_LATE_NOISE / 2)
         self._near = SequentialTest(late, rounds=grain.rounds, worth=grain.worth)
@@ -81,33 +65,33 @@ class ConfigTrial:
         self.late = False
 
     @property
-    def rounds(self) -> int:
-        return len(self.evidence.starts)
-
-    @property
     def ratio(self) -> Interval | None:
         """Of speeds, whatever decided."""
         return self.speeds.ratio
 
+    @property
+    def over_limits(self) -> tuple[float, float]:
+        """Its own share of the limits, and the incumbent's."""
+        return over_limit(self.starts), over_limit(self.beside)
+
     def took(self, first: ServerStart, second: ServerStart, seconds: float) -> None:
-        """One round, in which neither failed."""
-        self.evidence = self.evidence.also(second, first, seconds)
+        """One round; `first` is the incumbent's start."""
+        self.starts.append(second)
+        self.beside.append(first)
+        self.seconds += seconds
+        if second.failure is not None:
+            return
         self.speeds.feed(paired(first.readings, second.readings, speed))
         self._near.feed(paired(first.readings, second.readings, nearness))
-        self.verdict = self._judged()
-        if self.verdict is SequentialVerdict.OPEN and not self.speeds.pairs and self.rounds >= STARTS:
+        here, there = self.over_limits
+        self.late, enough = max(here, there) > 1, len(self.starts) >= STARTS
+        self.verdict = self._near.verdict if self.late else self.speeds.verdict
+        if here <= 1 < there:
+            self.verdict = SequentialVerdict.BETTER if enough else SequentialVerdict.OPEN
+        elif there <= 1 < here:
+            self.verdict = SequentialVerdict.WORSE if here > _FAR or enough else SequentialVerdict.OPEN
+        if self.verdict is SequentialVerdict.OPEN and not self.speeds.pairs and enough:
             self.verdict = SequentialVerdict.SAME
-
-    def _judged(self) -> SequentialVerdict:
-        here, there = over_limit(self.evidence.starts), over_limit(self.evidence.beside)
-        self.late = max(here, there) > 1
-        if not self.late:
-            return self.speeds.verdict
-        if here <= 1:  # the other one is late
-            return SequentialVerdict.BETTER if self.rounds >= STARTS else SequentialVerdict.OPEN
-        if there <= 1:
-            return SequentialVerdict.WORSE if here > _FAR or self.rounds >= STARTS else SequentialVerdict.OPEN
-        return self._near.verdict
 
 
 SCREENED = 3  # readings of a start that only sorts
@@ -159,48 +143,39 @@ class KnobSearch:
 
     def _next(self) -> BenchRequest | None:
         if self._book.counted_starts(self.baseline) < STARTS and not self.stages:
-            return self._measure((self.baseline,), self.time_budget.readings(self.baseline), "baseline")
+            words = f"the baseline, start {self._book.counted_starts(self.baseline) + 1}"
+            return MeasureRequest((self.baseline,), self.time_budget.readings(self.baseline), "baseline", words)
         if self._trial is not None:
-            return self._judge(self._trial) if self._judging else self._confirm(self._trial)
+            if not self._judging:
+                return self._confirm(self._trial)
+            if not self.time_budget.can_afford(self._judging_s, (self.baseline, self.incumbent)):
+                return self._out_of_time(self._trial, "no time was left to judge its answers")
+            return JudgeRequest(self.baseline, self._trial.config)  # not the step before: small losses would add up
         if self._has_reached_target():
             return self._close("the target is reached")
         if (chosen := self.chooser.choose(self.incumbent)) is None:
             return self._close("nothing is left that promises anything")
         if isinstance(chosen, Move):
-            predicted = self._predicted(chosen.config)
-            self._trial = ConfigTrial(chosen, self.incumbent, self._book.noise, self.chooser.grain, predicted)
+            self._trial = self._trial_of(chosen.config, self.chooser.grain)
             return self._confirm(self._trial)
         while chosen and not self._affords((self.incumbent, *chosen), SCREENED):
             chosen = chosen[:-1]
-        return self._measure((self.incumbent, *chosen), SCREENED, "screen") if chosen else self._close(_SPENT)
-
-    def _judge(self, trial: ConfigTrial) -> BenchRequest | None:
-        """Against the baseline, so that a little worse each time does not add up."""
-        if not self.time_budget.can_afford(self._judging_s, (self.baseline, self.incumbent)):
-            return self._out_of_time("no time was left to judge its answers")
-        return JudgeRequest(self.baseline, trial.move.config)
+        if not chosen:
+            return self._close(_SPENT)
+        words = f"a first look at {'; '.join(changes_words(one, self.incumbent) for one in chosen)}"
+        return MeasureRequest((self.incumbent, *chosen), SCREENED, "screen", words)
 
     def _confirm(self, trial: ConfigTrial) -> BenchRequest | None:
-        configs = (self.incumbent, trial.move.config)
-        readings = self.time_budget.readings(trial.move.config)
+        configs, readings = (self.incumbent, trial.config), self.time_budget.readings(trial.config)
         if not self._affords(configs, readings):
-            return self._out_of_time("time ran out before it was decided")
-        return self._measure(configs, readings, "confirm")
+            return self._out_of_time(trial, "time ran out before it was decided")
+        words = f"{changes_words(trial.config, self.incumbent)}: start {len(trial.starts) + 1} of each"
+        return MeasureRequest(configs, readings, "confirm", words)
 
-    def _measure(self, configs: tuple[KnobConfig, ...], readings: int, purpose: str) -> BenchRequest:
-        told = "; ".join(", ".join(map(str, one.changes_from(self.incumbent))) for one in configs[1:])
-        words = f"a first look at {told}"
-        if purpose == "baseline":
-            words = f"the baseline, start {self._book.counted_starts(self.baseline) + 1}"
-        elif purpose == "confirm" and self._trial is not None:
-            words = f"{told}: start {self._trial.rounds + 1} of each"
-        return MeasureRequest(configs, readings, purpose, words)
-
-    def _out_of_time(self, why: str) -> BenchRequest | None:
-        trial, self._trial = self._trial, None
-        assert trial is not None
-        if trial.evidence.starts:
-            self._note(trial.evidence, StageDecision.UNDECIDED, why, ratio=trial.ratio)
+    def _out_of_time(self, trial: ConfigTrial, why: str) -> BenchRequest | None:
+        self._trial = None
+        if trial.starts:
+            self._note(trial, StageDecision.UNDECIDED, why)
         return self._close(_SPENT)
 
     def _close(self, why: str) -> BenchRequest | None:
@@ -245,60 +220,55 @@ class KnobSearch:
         if len(starts) < STARTS:
             return
         self._book.settle(self.baseline)
-        evidence = Evidence(self.baseline, self.baseline, tuple(starts), (), self.time_budget.spent_s, None)
         if self._book.figure(starts) is None:
             why = "no reading counts: the client was the limit, or nothing was answered"
             self.failure, self.ended = ConfigFailure("errors-under-load", why), "the baseline gives no figure"
             return
-        self._note(evidence, StageDecision.BASELINE, f"{len(starts)} starts")
+        trial = ConfigTrial(self.baseline, self.baseline, self._book.noise, self.chooser.grain)
+        trial.starts, trial.seconds = list(starts), self.time_budget.spent_s
+        self._note(trial, StageDecision.BASELINE, f"{len(starts)} starts")
 
     def _took_screening(self, answer: MeasurementRound) -> None:
         grain = self.chooser.grain
         for start in answer.starts[1:]:
-            evidence = self._looked_at(start, answer)
-            if start.failure is None and not start.figures:  # up, but without a reading that counts: twice is enough
+            if start.failure is not None:
+                continue
+            trial = self._looked_at(start, answer)
+            if not start.figures:  # up, but without a reading that counts: twice is enough
                 if len(self._book.starts(start.config)) >= STARTS:
-                    self._note(evidence, StageDecision.SAME, speed_words(evidence.starts, SequentialVerdict.SAME, None))
-                    self._moves.close(evidence.changes, self.incumbent)
-            elif start.failure is None:
-                belief = self._book.surrogate.gain(start.config, self.incumbent)
-                seen_often = self._book.counted_starts(start.config) >= grain.screens
-                if belief.hope < grain.floor or (seen_often and not self.chooser.is_promising(belief)):
-                    self._turned_down(evidence)
+                    self._note(trial, StageDecision.SAME, speed_words(trial.starts, SequentialVerdict.SAME, None))
+                    self._moves.close(trial.changes, self.incumbent)
+                continue
+            belief = self._book.surrogate.gain(start.config, self.incumbent)
+            seen_often = self._book.counted_starts(start.config) >= grain.screens
+            if belief.hope < grain.floor or (seen_often and not self.chooser.is_promising(belief)):
+                here, there = trial.over_limits
+                trial.late = here > max(1.0, there)
+                worse = trial.speeds.verdict is SequentialVerdict.WORSE
+                trial.verdict = SequentialVerdict.WORSE if worse else SequentialVerdict.SAME
+                self._turn_down(trial)
 
-    def _looked_at(self, start: ServerStart, answer: MeasurementRound) -> Evidence:
-        seconds, predicted = answer.seconds / len(answer.starts), self._predicted(start.config)
-        return Evidence(start.config, self.incumbent, (start,), (answer.starts[0],), seconds, predicted)
-
-    def _turned_down(self, evidence: Evidence) -> None:
-        """After a first look: that is enough to say no, and never to say yes."""
-        first, second = evidence.beside[0], evidence.starts[0]
-        contest = SequentialTest(self._book.noise, rounds=2, worth=self.chooser.grain.worth)
-        contest.feed(paired(first.readings, second.readings, speed))
-        ratio = contest.ratio
-        here, there = over_limit(evidence.starts), over_limit(evidence.beside)
-        if here > max(1.0, there):
-            self._note(evidence, StageDecision.OVER_LIMIT, limit_words(here, there, self.aim.slo, ratio), ratio=ratio)
-        else:
-            verdict = contest.verdict if contest.verdict is SequentialVerdict.WORSE else SequentialVerdict.SAME
-            self._note(evidence, _TURNED_DOWN[verdict], speed_words(evidence.starts, verdict, ratio), ratio=ratio)
-        self._moves.close(evidence.changes, self.incumbent, same=self.stages[-1].decision is StageDecision.SAME)
+    def _looked_at(self, start: ServerStart, answer: MeasurementRound) -> ConfigTrial:
+        """Return the trial of a first look: that is enough to say no, and never to say yes."""
+        trial = self._trial_of(start.config, replace(self.chooser.grain, rounds=2))
+        trial.took(answer.starts[0], start, answer.seconds / len(answer.starts))
+        return trial
 
     def _took_confirmation(self, answer: MeasurementRound) -> None:
         trial = self._trial
         assert trial is not None
         first, second = answer.starts
+        trial.took(first, second, answer.seconds)
         if second.failure is not None:
             self._trial = None
-            self._dead_end(trial.evidence.also(second, first, answer.seconds), second.failure)
+            self._dead_end(trial, second.failure)
             return
-        trial.took(first, second, answer.seconds)
         if trial.verdict is SequentialVerdict.OPEN:
             return
         self._book.noise.add_means(*trial.speeds.round_means, sides=2)
         if trial.verdict is not SequentialVerdict.BETTER:
-            self._reject(trial, _TURNED_DOWN[trial.verdict] if not trial.late else StageDecision.OVER_LIMIT)
-        elif {change.knob for change in trial.evidence.changes} & self._altering:
+            self._turn_down(trial)
+        elif {change.knob for change in trial.changes} & self._altering:
             self._judging = True
         else:
             self._accept(trial)
@@ -306,40 +276,43 @@ class KnobSearch:
     def _took_judged(self, judged: JudgeResult) -> None:
         trial, self._judging = self._trial, False
         assert trial is not None
-        trial.evidence = replace(trial.evidence, seconds=trial.evidence.seconds + judged.seconds)
+        trial.seconds += judged.seconds
         self._judging_s = judged.seconds
-        unshown = StageDecision.UNDECIDED if judged.skipped else StageDecision.ANSWERS_WORSE
         if judged.ok:
             self._accept(trial, judged.words)
         else:
-            self._reject(trial, unshown, judged.words)
+            self._reject(
+                trial, StageDecision.UNDECIDED if judged.skipped else StageDecision.ANSWERS_WORSE, judged.words
+            )
 
     def _accept(self, trial: ConfigTrial, words: str = "") -> None:
         self._trial = None
-        why = "; ".join(filter(None, (self._said(trial), words)))
-        self._note(trial.evidence, StageDecision.ACCEPTED, why, ratio=trial.ratio)
+        self._note(trial, StageDecision.ACCEPTED, "; ".join(filter(None, (self._said(trial), words))))
         self._before.append(self.incumbent)
-        self.incumbent = trial.move.config
-        self.chooser.owe(self.incumbent, [change.knob for change in trial.evidence.changes], looks=1)
+        self.incumbent = trial.config
+        self.chooser.owe(self.incumbent, [change.knob for change in trial.changes], looks=1)
+
+    def _turn_down(self, trial: ConfigTrial) -> None:
+        self._reject(trial, StageDecision.OVER_LIMIT if trial.late else _TURNED_DOWN[trial.verdict])
 
     def _reject(self, trial: ConfigTrial, decision: StageDecision, words: str = "") -> None:
         self._trial = None
-        why = "; ".join(filter(None, (words, self._said(trial))))
-        self._note(trial.evidence, decision, why, ratio=trial.ratio)
-        self._moves.close(trial.move.changes, self.incumbent, same=decision is StageDecision.SAME)
+        self._note(trial, decision, "; ".join(filter(None, (words, self._said(trial)))))
+        self._moves.close(trial.changes, self.incumbent, same=decision is StageDecision.SAME)
 
     def _said(self, trial: ConfigTrial) -> str:
-        evidence = trial.evidence
         if trial.late:
-            here, there = over_limit(evidence.starts), over_limit(evidence.beside)
-            return limit_words(here, there, self.aim.slo, trial.ratio)
-        return speed_words(evidence.starts, trial.verdict, trial.ratio)
+            return limit_words(*trial.over_limits, self.aim.slo, trial.ratio)
+        return speed_words(trial.starts, trial.verdict, trial.ratio)
 
-    def _dead_end(self, evidence: Evidence, failure: ConfigFailure) -> None:
+    def _fail(self, trial: ConfigTrial, failure: ConfigFailure) -> None:
+        self._note(trial, StageDecision.FAILED, f"{failure.title}: {failure}", failure)
+        self._moves.close(trial.changes, self.incumbent, failed=True)
+
+    def _dead_end(self, trial: ConfigTrial, failure: ConfigFailure) -> None:
         """Recorded, not tried again; where the remedy is a knob, that becomes a move of its own."""
-        self._note(evidence, StageDecision.FAILED, f"{failure.title}: {failure}", failure=failure)
-        self._moves.close(evidence.changes, self.incumbent, failed=True)
-        way = apply_remedy(evidence.config, failure, self._space.knobs)
+        self._fail(trial, failure)
+        way = apply_remedy(trial.config, failure, self._space.knobs)
         if way is not None and self._book.refusal(way) is None:
             self._moves.remedy(way)
 
@@ -354,44 +327,44 @@ class KnobSearch:
         if not self._before:
             self.failure, self.ended = start.failure, "the baseline does not run reliably"
             return
-        evidence = Evidence(start.config, self._before[-1], (start,), (), 0.0, None)
-        self._note(evidence, StageDecision.FAILED, f"{start.failure.title}: {start.failure}", failure=start.failure)
         self.incumbent = self._before.pop()
-        self._moves.close(evidence.changes, self.incumbent, failed=True)
+        trial = ConfigTrial(start.config, self.incumbent, self._book.noise, self.chooser.grain)
+        trial.starts.append(start)
+        self._fail(trial, start.failure)
 
     def _note(
-        self, evidence: Evidence, decision: StageDecision, why: str, *, ratio: Interval | None = None,
-        failure: ConfigFailure | None = None,
-    ) -> None:  # fmt: skip
+        self, trial: ConfigTrial, decision: StageDecision, why: str, failure: ConfigFailure | None = None
+    ) -> None:
         """One more stage of the ladder."""
-        read = [one for one in evidence.starts if one.figures]
+        read = [one for one in trial.starts if one.figures]
         stage = TuneStage(
             number=len(self.stages),
-            changes=evidence.changes,
-            config=evidence.config,
+            changes=trial.changes,
+            config=trial.config,
             decision=decision,
             why=why,
-            figure=self._book.figure(evidence.starts),
-            ratio=ratio,
-            predicted=evidence.predicted,
+            figure=self._book.figure(trial.starts),
+            ratio=trial.ratio if failure is None else None,
+            predicted=trial.predicted,
             ttft_ms=typical(read, "ttft_ms"),
             tpot_ms=typical(read, "tpot_ms"),
             starts=len(read),
             readings=sum(len(one.figures) for one in read),
-            seconds=evidence.seconds,
+            seconds=trial.seconds,
             failure=failure,
-            runs=tuple(one.run_id for one in evidence.starts if one.run_id is not None),
+            runs=tuple(one.run_id for one in trial.starts if one.run_id is not None),
         )
         self.stages.append(stage)
 
-    def _predicted(self, config: KnobConfig) -> float | None:
-        """None: the planner has nothing to say on what was turned."""
+    def _trial_of(self, config: KnobConfig, grain: Grain) -> ConfigTrial:
+        trial = ConfigTrial(config, self.incumbent, self._book.noise, grain)
         there, here = self._space.predict(config), self._space.predict(self.incumbent)
-        return there / here if there and here and there != here else None
+        if there and here and there != here:  # else the planner has nothing to say on what was turned
+            trial.predicted = there / here
+        return trial
 
     def _has_reached_target(self) -> bool:
         own = (stage.figure for stage in reversed(self.stages) if stage.config == self.incumbent)
         figure, target = next(filter(None, own), None), self.aim.target
-        if target is None or figure is None or figure.estimate < target:
-            return False
-        return over_limit(self._book.starts(self.incumbent)) <= 1
+        reached = target is not None and figure is not None and figure.estimate >= target
+        return reached and over_limit(self._book.starts(self.incumbent)) <= 1

@@ -64,59 +64,47 @@ _GOAL = re.compile(r"\s*(?P<metric>[^@>=\s]*)\s*(?:@\s*(?P<agents>[^>=]*?))?\s*(
 _HINT = 'write it as --goal "effective_tok_s@4": the metric, and at how many agents; ">=300" behind it ends the search'
 
 
-def parse_goal(
-    goal: str, *, input_tokens: int = 512, output_tokens: int = 128, slo: str | None = None,
-    min_context: int | None = None,
-) -> TuneGoal:  # fmt: skip
-    """The arguments are the flags of `skep tune`, as they were typed."""
-    found = _GOAL.fullmatch(goal)
+def parse_goal(options: TuningOptions) -> TuneGoal:
+    goal, found = options.goal, _GOAL.fullmatch(options.goal)
     if found is None or not found["metric"]:
         raise UserError(f"--goal `{goal}` is not understood", hint=_HINT)
     metric = found["metric"].casefold().replace("-", "_")
     if metric not in METRICS:
         known = did_you_mean(get_close_matches(metric, METRICS, n=1, cutoff=0.5), f"known: {', '.join(METRICS)}")
         raise UserError(f"--goal `{goal}`: no metric is called `{found['metric']}`", hint=known)
-    agents = _agents(found["agents"], goal)
-    target = None if found["target"] is None else _target(found["target"], goal)
-    if input_tokens < 1:
-        raise UserError(f"--prompt-tokens {input_tokens} is no prompt", hint="1 or more")
-    if output_tokens < LEAST_OUTPUT:
-        hint = f"at least {LEAST_OUTPUT}: a pace is measured between the first and the last token"
-        raise UserError(f"--output-tokens {output_tokens} is too short an answer", hint=hint)
-    task = input_tokens + output_tokens
-    if min_context is not None and min_context < task:
-        hint = "raise it, leave it out, or lower --prompt-tokens and --output-tokens"
-        raise UserError(f"--min-context {min_context} is less than a task's {task} tokens", hint=hint)
-    promise = str(SloLimits.parse(slo)) if slo is not None else None
-    return TuneGoal(metric, agents, input_tokens, output_tokens, target, promise, min_context)
-
-
-def _agents(text: str | None, goal: str) -> int:
-    if not text:
+    agents = found["agents"]
+    if not agents:
         raise UserError(f"--goal `{goal}` does not say at how many agents", hint=_HINT)
-    if not re.fullmatch(r"[0-9]+", text):
-        raise UserError(f"--goal `{goal}`: `{text}` is no number of agents", hint=_HINT)
-    if not 1 <= int(text[:9]) <= MOST_AGENTS:
-        raise UserError(f"--goal `{goal}`: {text} agents cannot be measured", hint=f"1 to {MOST_AGENTS}")
-    return int(text[:9])
-
-
-def _target(text: str, goal: str) -> float:
-    try:
-        target = float(text)
-    except ValueError:
-        raise UserError(f"--goal `{goal}`: `{text.strip()}` is no target", hint=_HINT) from None
-    if not math.isfinite(target) or target <= 0:
-        hint = "a target is a number above 0, in the metric's unit"
-        raise UserError(f"--goal `{goal}`: a target of {text.strip()} cannot be aimed at", hint=hint)
-    return target
+    if not re.fullmatch(r"[0-9]+", agents):
+        raise UserError(f"--goal `{goal}`: `{agents}` is no number of agents", hint=_HINT)
+    if not 1 <= int(agents[:9]) <= MOST_AGENTS:
+        raise UserError(f"--goal `{goal}`: {agents} agents cannot be measured", hint=f"1 to {MOST_AGENTS}")
+    target, wanted = None, (found["target"] or "").strip()
+    if found["target"] is not None:
+        try:
+            target = float(wanted)
+        except ValueError:
+            raise UserError(f"--goal `{goal}`: `{wanted}` is no target", hint=_HINT) from None
+        if not math.isfinite(target) or target <= 0:
+            hint = "a target is a number above 0, in the metric's unit"
+            raise UserError(f"--goal `{goal}`: a target of {wanted} cannot be aimed at", hint=hint)
+    if options.input_tokens < 1:
+        raise UserError(f"--prompt-tokens {options.input_tokens} is no prompt", hint="1 or more")
+    if options.output_tokens < LEAST_OUTPUT:
+        hint = f"at least {LEAST_OUTPUT}: a pace is measured between the first and the last token"
+        raise UserError(f"--output-tokens {options.output_tokens} is too short an answer", hint=hint)
+    task = options.input_tokens + options.output_tokens
+    if options.min_context is not None and options.min_context < task:
+        hint = "raise it, leave it out, or lower --prompt-tokens and --output-tokens"
+        raise UserError(f"--min-context {options.min_context} is less than a task's {task} tokens", hint=hint)
+    slo = str(SloLimits.parse(options.slo)) if options.slo is not None else None
+    return TuneGoal(metric, int(agents), options.input_tokens, options.output_tokens, target, slo, options.min_context)
 
 
 SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")
 COMMANDS = ("resume", "show", "export", "ls", "rm")  # of `skep tune`: one that was mistyped is no model
 TRIAL_STARTS, TRIAL_READINGS = 6, 4  # the baseline's two, then two of both sides, each warmed up and read thrice
 SURELY = 0.5  # of what a trial is expected to take: expectations err
-_WORDS: dict[str, Value] = {"on": True, "true": True, "off": False, "false": False, "auto": None, "none": None}
 
 
 class TuningOptions(msgspec.Struct, frozen=True):
@@ -166,7 +154,6 @@ class PreparedTuning(msgspec.Struct, frozen=True):
 
     tuning: Tuning
     options: TuningOptions
-    base: Preset
     space: Predictor
     notes: tuple[str, ...] = ()
 
@@ -183,23 +170,19 @@ class CandidateChange(msgspec.Struct, frozen=True):
 
 
 def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
-    aim = parse_goal(
-        options.goal, input_tokens=options.input_tokens, output_tokens=options.output_tokens, slo=options.slo,
-        min_context=options.min_context,
-    )  # fmt: skip
-    budget_s = parse_seconds(options.budget)
+    aim, budget_s = parse_goal(options), parse_seconds(options.budget)
     options, host = absolute_paths(options), read_host()
     target = find_tune_target(options, aim, host, paths)
     named = (options.knobs or "").replace(" ", "").split(",")
     space = space_of(target.base, aim, target.machine, options.checkpoints, target.quants, named)
     start, offered = apply_settings(config_of(target.base, space.knobs), space.knobs, options.start)
     knobs = choose_knobs(offered, options.knobs, options.skip)
-    target = replace(target, base=apply_config(target.base, start))  # also what is set and not turned
+    base = apply_config(target.base, start)  # also what is set and not turned
     tuning = Tuning(
         id="",
         created_at=time.time(),
-        model=target.base.served_as,
-        engine=target.base.engine,
+        model=base.served_as,
+        engine=base.engine,
         rig=target.rig_words,
         aim=aim,
         budget_s=budget_s,
@@ -208,7 +191,7 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
         baseline=KnobConfig.of({knob.name: start[knob.name] for knob in knobs}),
         knobs=knobs,
         base={
-            **to_document(target.base),
+            **to_document(base),
             "wishes": msgspec.to_builtins(options),
             # Constants are the program's own: another version of it searches differently anyway.
             "terrain": {
@@ -222,9 +205,9 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
         host={} if options.simulate else host_json(host),
         skep_version=__version__,
     )
-    ready = _ready(target, tuning, options, (*target.notes, *space.left_alone))
+    ready = prepare_again(tuning)
     _check(ready.space, tuning)
-    return ready
+    return replace(ready, notes=(*target.notes, *space.left_alone))
 
 
 def prepare_again(tuning: Tuning) -> PreparedTuning:
@@ -232,23 +215,17 @@ def prepare_again(tuning: Tuning) -> PreparedTuning:
     if NO_LONGER_TURNED in tuning.baseline.as_dict:
         hint = f"set it with `nvidia-smi -pl WATTS`, then begin anew with `skep tune {tuning.model}`"
         raise UserError(f"tuning `{tuning.id}` turns the power limit, which skep no longer does", hint=hint)
-    options, base = msgspec.convert(tuning.base["wishes"], TuningOptions), base_of(tuning)
-    stored = tuning.base["terrain"]
+    options, stored = msgspec.convert(tuning.base["wishes"], TuningOptions), tuning.base["terrain"]
     rig, model = msgspec.convert(stored["rig"], Rig | None), msgspec.convert(stored["model"], Geometry | None)
     basis = Basis(published_constants(), msgspec.convert(stored["tuning"], Fitted), calibrated=stored["calibrated"])
     quant = QUANTS[stored["quant"]] if stored["quant"] is not None else None
-    return _ready(TuneTarget(base, TuneMachine(rig=rig, model=model), tuning.rig, basis, quant), tuning, options)
+    space = Predictor(base_of(tuning), rig, tuning.aim, tuning.knobs, basis, model, quant, options.checkpoints)
+    return PreparedTuning(tuning, options, space)
 
 
 def base_of(tuning: Tuning) -> Preset:
     """Return the preset that its configurations are turned from."""
     return from_document({key: value for key, value in tuning.base.items() if key not in ("wishes", "terrain")}, Preset)
-
-
-def _ready(target: TuneTarget, tuning: Tuning, options: TuningOptions, notes: tuple[str, ...] = ()) -> PreparedTuning:
-    base, rig, model, files = target.base, target.machine.rig, target.machine.model, options.checkpoints
-    space = Predictor(base, rig, tuning.aim, tuning.knobs, target.basis, model, target.quant, files)
-    return PreparedTuning(tuning, options, base, space, notes)
 
 
 def _check(space: Predictor, tuning: Tuning) -> None:
@@ -276,24 +253,21 @@ def prospects(ready: PreparedTuning) -> list[CandidateChange]:
 
 
 def prospect_lines(prospects: Iterable[CandidateChange]) -> list[str]:
-    """Return a line for each knob, in the order of each one's best change."""
+    """Return a line for each knob, in the order of each one's best change: `slots 4 → 6, 8 (+0 %), 2 (-12 %)`."""
     by_knob: dict[str, list[CandidateChange]] = {}
     for one in prospects:
         by_knob.setdefault(one.change.knob, []).append(one)
-    times = [f"about {format_seconds(min(one.seconds for one in same))}" for same in by_knob.values()]
-    width = max(map(len, times), default=0)
-    told = (shortened(_values(knob, same), 200) for knob, same in by_knob.items())
-    return [f"{time:>{width}}  {values}" for time, values in zip(times, told, strict=True)]
-
-
-def _values(knob: str, prospects: Sequence[CandidateChange]) -> str:
-    """`slots 4 → 6, 8 (+0 %), 2 (-12 %)`: values of which the same is foreseen stand together."""
-    by_gain: dict[str, list[str]] = {}
-    for one in prospects:
-        gain = "not foreseen" if one.predicted is None else f"{round(100 * (one.predicted - 1)):+d} %"
-        by_gain.setdefault(gain, []).append(value_words(one.change.after))
-    told = ", ".join(f"{', '.join(values)} ({gain})" for gain, values in by_gain.items())
-    return f"{knob} {value_words(prospects[0].change.before)} → {told}"
+    lines: list[tuple[str, str]] = []
+    for knob, same in by_knob.items():
+        by_gain: dict[str, list[str]] = {}  # values of which the same is foreseen stand together
+        for one in same:
+            gain = "not foreseen" if one.predicted is None else f"{round(100 * (one.predicted - 1)):+d} %"
+            by_gain.setdefault(gain, []).append(value_words(one.change.after))
+        told = ", ".join(f"{', '.join(values)} ({gain})" for gain, values in by_gain.items())
+        values = shortened(f"{knob} {value_words(same[0].change.before)} → {told}", 200)
+        lines.append((f"about {format_seconds(min(one.seconds for one in same))}", values))
+    width = max((len(time) for time, _ in lines), default=0)
+    return [f"{time:>{width}}  {values}" for time, values in lines]
 
 
 def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:
@@ -329,8 +303,6 @@ def _value_of(knob: Knob, text: str) -> Value:
     for value in knob.values:
         if text.lower() in (value_words(value).lower(), str(value).lower()):
             return value
-    if text.lower() in _WORDS and any(value is _WORDS[text.lower()] for value in knob.values):
-        return _WORDS[text.lower()]
     numbers = [value for value in knob.values if is_number(value)]
     if knob.ordered and numbers:
         with suppress(ValueError):
@@ -435,24 +407,19 @@ def _here(
     else:
         assert model is not None or engine is not None
         engine = engine or engines_of(PlanFlags(options.name), model or _model(options.name, paths), found)[0]
-        base = _safe_preset(options, aim, machine, engine, model)
+        checkpoint, quant = (
+            options.checkpoint or own_checkpoint(options.name),
+            model.quant if model is not None else None,
+        )
+        base = baseline_of(options.name, aim, machine, engine=engine, checkpoint=checkpoint, quant=quant)
         base = replace(base, gpus=cards) if cards else base
+        if options.name.endswith(".gguf") or (model is not None and model.checkpoint == options.name):
+            served = options.name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")  # without the folders
+            base = replace(base, served_as=served)
     basis = own_basis(paths.store, base.model, None)("llamacpp" if base.engine == "embedded" else base.engine)
     words = found.rig.title if on_cards else f"this machine's CPU ({host.cpu_cores} cores)"
     notes = (*(model.notes if model is not None else ()), *found.notes, *((basis.note,) if basis.note else ()))
     return TuneTarget(base, machine, words, basis, model.quant if model is not None else None, (), notes)
-
-
-def _safe_preset(
-    options: TuningOptions, aim: TuneGoal, machine: TuneMachine, engine: str, model: ModelFound | None
-) -> Preset:
-    """By the name it is served as: of a file its own name, without the folders."""
-    path = options.name.endswith(".gguf") or (model is not None and model.checkpoint == options.name)
-    checkpoint = options.checkpoint or own_checkpoint(options.name)
-    quant = model.quant if model is not None else None
-    base = baseline_of(options.name, aim, machine, engine=engine, checkpoint=checkpoint, quant=quant)
-    served = options.name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
-    return replace(base, served_as=served) if path else base
 
 
 def _own_model(options: TuningOptions, engine: str | None, paths: Paths) -> ModelFound | None:
@@ -504,12 +471,12 @@ def _is_path(name: str) -> bool:
 def _cards(host: HostFacts, wanted: tuple[int, ...], link: str | None) -> ResolvedRig:
     if not wanted:
         return rig_of_host(host, link)
-    there = [gpu.index for gpu in host.gpus]
+    there = {gpu.index: gpu for gpu in host.gpus}
     if (missing := next((index for index in wanted if index not in there), None)) is not None:
         raise UserError(f"there is no card {missing} here", hint=f"there are {', '.join(map(str, there))}")
-    place = {index: wanted.index(index) for index in wanted}
+    place = {index: number for number, index in enumerate(wanted)}
     links = tuple((place[a], place[b], kind) for a, b, kind in host.links if a in place and b in place)
-    gpus = tuple(gpu for index in wanted for gpu in host.gpus if gpu.index == index)
+    gpus = tuple(there[index] for index in wanted)
     return rig_of_host(replace(host, gpus=gpus, links=links), link)
 
 

@@ -32,14 +32,13 @@ from skep.tuner.records import (
 )
 from skep.units import Interval
 
-START_DEADLINE_S = 600.0  # a hang costs all of it
 STOP_S = 3.0
 _WARM_UP = 0.5  # of a reading
 _OUTLIER_FACTORS = (1.12, 0.75)
 _T_95_TWO_RUNS = 12.706
 _SPEEDS = ("figure", "effective_tok_s", "task_tok_s", "tok_per_joule")
 _TIMES = ("ttft_ms", "tpot_ms", "wall_s", "over_limit")
-_START_SHARE = {"refused": 0.0, "no-start": 0.5, "out-of-memory": 0.7}  # of a start, until it has failed
+_START_SHARE = {"no-start": 0.5, "out-of-memory": 0.7}  # of a start, until it has failed
 
 
 class SimulatedNoise(msgspec.Struct, frozen=True):
@@ -50,16 +49,6 @@ class SimulatedNoise(msgspec.Struct, frozen=True):
     drift: float = 0.02
     drift_period_s: float = 5 * 3600.0
     outliers: float = 0.02
-
-
-@dataclass(slots=True)
-class _SimulatedStart:
-    config: KnobConfig
-    truth: TuneReading | None = None  # None: it is not up
-    failure: ConfigFailure | None = None
-    start_s: float = 0.0
-    effect: float = 1.0
-    readings: tuple[TuneReading, ...] = ()
 
 
 class PlannedTruth:
@@ -76,10 +65,6 @@ class PlannedTruth:
             return found
         figure, watts = self._space.predict(config), self._space.watts(config)
         return replace(found, figure=figure, tok_per_joule=(found.effective_tok_s or 0.0) / watts if watts else None)
-
-    def dies(self, config: KnobConfig) -> ConfigFailure | None:  # noqa: ARG002
-        """Return what becomes of it under load, after a good start and a first reading; None: it lives."""
-        return None
 
     def at(self, config: KnobConfig, concurrency: int) -> TuneReading | ConfigFailure:
         """Return the same load at another number of agents; `figure` is effective tok/s."""
@@ -104,105 +89,85 @@ class PlannedTruth:
 
 @dataclass(eq=False)
 class SimulatedBench:
+    """Each configuration has the cards alone, one after the other."""
+
     truth: PlannedTruth
     seed: int
     noise: SimulatedNoise = field(default_factory=SimulatedNoise)
-    together: bool = True  # up side by side, as small engines on a CPU are; else each has the cards alone
     now_s: float = 0.0  # a search that is taken up again begins later, and meets the noise it would have met
 
-    def __post_init__(self) -> None:
-        self._phase = Random(f"{self.seed} drift").uniform(0.0, 2 * math.pi)
-
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
-        return self.measured(request, on_progress)
+        began_s = self._begin("measure")
+        step = 1 if self._rng.random() < 0.5 else -1  # drawn, lest a drift always favours the same one
+        starts = []
+        for config in request.configs[::step]:
+            truth, effect, start_s = self._start(config, on_progress)
+            taken = self._readings(config, truth, effect, request.readings, on_progress)
+            starts.append(ServerStart(config, start_s, taken, truth if isinstance(truth, ConfigFailure) else None))
+            self.now_s += STOP_S
+        return MeasurementRound(tuple(starts[::step]), self.now_s - began_s)
 
     async def judge(self, request: JudgeRequest, on_progress: OnProgress) -> JudgeResult:
         on_progress(BenchProgress(request.challenger, "judging"))
         return JudgeResult(ok=True, words="SIMULATED: no model ran, nothing was judged", seconds=0.0, skipped=True)
 
     async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult:
-        return self.curved(request, on_progress)
-
-    def measured(self, request: MeasureRequest, on_progress: OnProgress = lambda _: None) -> MeasurementRound:
-        """Return what `measure` answers: nothing in it waits."""
-        began_s, rng = self.now_s, self._rng("measure")
-        sides = [_SimulatedStart(config) for config in request.configs]
-        if self.together:
-            self._side_by_side(sides, request.readings, rng, on_progress)
-        else:  # which side goes first is drawn, lest a drift always favours the same one
-            for side in sides if rng.random() < 0.5 else sides[::-1]:
-                self._side_by_side([side], request.readings, rng, on_progress)
-        starts = (ServerStart(side.config, side.start_s, side.readings, side.failure) for side in sides)
-        return MeasurementRound(tuple(starts), self.now_s - began_s)
-
-    def curved(self, request: CurveRequest, on_progress: OnProgress = lambda _: None) -> CurveResult:
-        began_s, rng = self.now_s, self._rng("curve")
+        began_s = self._begin("curve")
         points = []
         for config in request.configs:
-            side = _SimulatedStart(config)
-            self._start(side, rng, on_progress)
-            points += [self._point(side, level, rng, on_progress) for level in request.levels]
+            found, effect, _ = self._start(config, on_progress)
+            for level in request.levels:
+                truth = found if isinstance(found, ConfigFailure) else self.truth.at(config, level)
+                seen = self._readings(config, truth, effect, CURVE_RUNS, on_progress)
+                points.append(_point(config, level, seen))
             self.now_s += STOP_S
         return CurveResult(tuple(points), self.now_s - began_s)
 
-    def drift(self, at_s: float) -> float:
-        """Return how the machine as a whole does at that time, of what it does on average."""
-        return 1.0 + self.noise.drift * math.sin(2 * math.pi * at_s / self.noise.drift_period_s + self._phase)
+    def _begin(self, what: str) -> float:
+        """Return the time. The noise depends on it, and on the seed."""
+        self._phase = Random(f"{self.seed} drift").uniform(0.0, 2 * math.pi)
+        self._rng = Random(f"{self.seed} {what} {self.now_s:.6f}")
+        return self.now_s
 
-    def _rng(self, what: str) -> Random:
-        return Random(f"{self.seed} {what} {self.now_s:.6f}")
-
-    def _side_by_side(self, sides: list[_SimulatedStart], readings: int, rng: Random, on_progress: OnProgress) -> None:
-        """A B, B A, A B, ... until all is read, or only one is left of several: alone it tells nothing."""
-        for side in sides:
-            self._start(side, rng, on_progress)
-        enough = min(2, len(sides))
-        for turn in range(readings):
-            for side in sides if turn % 2 == 0 else reversed(sides):
-                if side.truth and sum(one.truth is not None for one in sides) >= enough:
-                    self._read(side, turn, readings, rng, on_progress)
-        self.now_s += STOP_S * len(sides)
-
-    def _start(self, side: _SimulatedStart, rng: Random, on_progress: OnProgress) -> None:
-        on_progress(BenchProgress(side.config, "starting"))
-        found, start_s = self.truth.figure(side.config), self.truth.start_s(side.config)
-        side.effect = math.exp(rng.gauss(0.0, self.noise.start))
+    def _start(self, config: KnobConfig, on_progress: OnProgress) -> tuple[TuneReading | ConfigFailure, float, float]:
+        """Return what it does without noise, or why it does not start; what this start makes of it; and its seconds."""
+        on_progress(BenchProgress(config, "starting"))
+        found, start_s = self.truth.figure(config), self.truth.start_s(config)
+        effect = math.exp(self._rng.gauss(0.0, self.noise.start))
         if isinstance(found, ConfigFailure):
-            side.failure = found
-            side.start_s = START_DEADLINE_S if found.kind == "hang" else start_s * _START_SHARE.get(found.kind, 1.0)
-            self.now_s += side.start_s
-            return
-        side.start_s, side.truth = start_s, found
-        on_progress(BenchProgress(side.config, "warming up"))
-        self.now_s += start_s + _WARM_UP * found.wall_s
+            start_s *= _START_SHARE[found.kind]
+            self.now_s += start_s
+        else:
+            on_progress(BenchProgress(config, "warming up"))
+            self.now_s += start_s + _WARM_UP * found.wall_s
+        return found, effect, start_s
 
-    def _read(self, side: _SimulatedStart, turn: int, readings: int, rng: Random, on_progress: OnProgress) -> None:
-        assert side.truth is not None
-        reading = self._seen(side.truth, side.effect, rng)
-        self.now_s += reading.wall_s
-        side.readings = (*side.readings, reading)
-        on_progress(BenchProgress(side.config, "measuring", turn + 1, readings, reading.effective_tok_s))
-        side.failure = self.truth.dies(side.config)
-        if side.failure is not None:
-            side.truth = None
-
-    def _seen(self, truth: TuneReading, effect: float, rng: Random) -> TuneReading:
-        factor = effect * self.drift(self.now_s) * math.exp(rng.gauss(0.0, self.noise.reading))
-        if rng.random() < self.noise.outliers:
-            factor *= rng.choice(_OUTLIER_FACTORS)
+    def _readings(
+        self, config: KnobConfig, truth: TuneReading | ConfigFailure, effect: float, count: int, on_progress: OnProgress
+    ) -> tuple[TuneReading, ...]:
+        """Of one that does not start there are none."""
+        if isinstance(truth, ConfigFailure):
+            return ()
         known = {name: value for name in (*_SPEEDS, *_TIMES) if (value := getattr(truth, name)) is not None}
-        return replace(truth, **{n: value * factor if n in _SPEEDS else value / factor for n, value in known.items()})
+        taken = []
+        for number in range(1, count + 1):
+            drift = 1.0 + self.noise.drift * math.sin(
+                2 * math.pi * self.now_s / self.noise.drift_period_s + self._phase
+            )
+            factor = effect * drift * math.exp(self._rng.gauss(0.0, self.noise.reading))
+            if self._rng.random() < self.noise.outliers:
+                factor *= self._rng.choice(_OUTLIER_FACTORS)
+            seen = {name: value * factor if name in _SPEEDS else value / factor for name, value in known.items()}
+            taken.append(replace(truth, **seen))
+            self.now_s += taken[-1].wall_s
+            on_progress(BenchProgress(config, "measuring", number, count, taken[-1].effective_tok_s))
+        return tuple(taken)
 
-    def _point(self, side: _SimulatedStart, level: int, rng: Random, on_progress: OnProgress) -> CurvePoint:
-        truth = self.truth.at(side.config, level)
-        if side.truth is None or isinstance(truth, ConfigFailure):
-            return CurvePoint(level, side.config, None)
-        seen = []
-        for turn in range(CURVE_RUNS):
-            seen.append(self._seen(truth, side.effect, rng))
-            self.now_s += seen[-1].wall_s
-            on_progress(BenchProgress(side.config, "measuring", turn + 1, CURVE_RUNS, seen[-1].effective_tok_s))
-        first, second = (one.effective_tok_s or 0.0 for one in seen)
-        mean, half = (first + second) / 2, _T_95_TWO_RUNS * abs(first - second) / 2
-        figure = Interval(max(0.0, mean - half), mean, mean + half)
-        return CurvePoint(level, side.config, figure, seen[0].ttft_ms, seen[0].tpot_ms)
+
+def _point(config: KnobConfig, level: int, seen: tuple[TuneReading, ...]) -> CurvePoint:
+    if not seen:
+        return CurvePoint(level, config, None)
+    first, second = (one.effective_tok_s or 0.0 for one in seen)
+    mean, half = (first + second) / 2, _T_95_TWO_RUNS * abs(first - second) / 2
+    figure = Interval(max(0.0, mean - half), mean, mean + half)
+    return CurvePoint(level, config, figure, seen[0].ttft_ms, seen[0].tpot_ms)

@@ -36,7 +36,6 @@ from skep.tuner.records import (
     StageDecision,
     TuneStage,
     Tuning,
-    Value,
 )
 from skep.tuner.summary import baseline_of, best_of, total_gain
 from skep.units import Interval
@@ -56,10 +55,7 @@ class TuningState(StrEnum):
 
 
 class TuningRecord(msgspec.Struct, frozen=True):
-    """A tuning as the store has it. Its state is derived, never stored.
-
-    `stages`, `curve` and `failure`, of a baseline that never ran, are there where `record` or `records` read them.
-    """
+    """Its state is derived, never stored. `stages`, `curve` and `failure`: where `record` or `records` read them."""
 
     tuning: Tuning
     state: TuningState
@@ -72,7 +68,7 @@ class TuningRecord(msgspec.Struct, frozen=True):
     presets: tuple[str, ...] = ()  # that were made of it, in that order
     stages: tuple[TuneStage, ...] = ()
     curve: CurveResult | None = None
-    failure: ConfigFailure | None = None
+    failure: ConfigFailure | None = None  # of a baseline that never ran
 
     @property
     def id(self) -> str:
@@ -340,11 +336,23 @@ def check_free(tuning_id: str, state: TuningState) -> None:
 
 def tuning_json(found: TuningRecord) -> dict[str, Any]:
     """Return the document of `skep tune show --json` and of the dashboard."""
-    stages, curve = found.stages, found.curve
+    stages = found.stages
     baseline, best = baseline_of(stages), best_of(stages)
     tuning: dict[str, Any] = finite(msgspec.to_builtins(found.tuning))
     knobs = [{name: knob[name] for name in ("name", "title", "values")} for knob in tuning["knobs"]]
     told = {name: value for name, value in tuning.items() if name not in ("aim", "baseline", "base", "host")}
+    points = [
+        {
+            "concurrency": point.concurrency,
+            # The last stage of this configuration; null where none has it.
+            "stage": next((one.number for one in reversed(stages) if one.config == point.config), None),
+            "key": point.config.key,
+            "effective_tok_s": _interval(point.figure),
+            "ttft_ms": finite(point.ttft_ms),
+            "tpot_ms": finite(point.tpot_ms),
+        }
+        for point in found.points
+    ]
     state = {"state": found.state, "measured_s": finite(found.measured_s)}
     return {
         "tuning": {**told, "goal": str(found.tuning.aim), **tuning["aim"], **state, "knobs": knobs},
@@ -352,7 +360,7 @@ def tuning_json(found: TuningRecord) -> dict[str, Any]:
         "best": None if best is None else stage_json(best),
         "gain": _interval(total_gain(stages)),
         "stages": [stage_json(one) for one in stages],
-        "curve": None if curve is None else [_point(one, stages) for one in curve.points],
+        "curve": None if found.curve is None else points,
     }
 
 
@@ -361,7 +369,7 @@ def stage_json(stage: TuneStage) -> dict[str, Any]:
     predicted = document.pop("predicted")
     return document | {
         "title": stage.title,
-        "config": _values(stage.config.values),
+        "config": finite(stage.config.as_dict),
         "key": stage.config.key,
         "accepted": stage.decision is StageDecision.ACCEPTED,
         "figure": _interval(stage.figure),
@@ -371,24 +379,8 @@ def stage_json(stage: TuneStage) -> dict[str, Any]:
     }
 
 
-def _point(point: CurvePoint, stages: Sequence[TuneStage]) -> dict[str, Any]:
-    """`stage`: the last one of this configuration; null where none has it."""
-    return {
-        "concurrency": point.concurrency,
-        "stage": next((one.number for one in reversed(stages) if one.config == point.config), None),
-        "key": point.config.key,
-        "effective_tok_s": _interval(point.figure),
-        "ttft_ms": finite(point.ttft_ms),
-        "tpot_ms": finite(point.tpot_ms),
-    }
-
-
 def failure_json(failure: ConfigFailure) -> dict[str, Any]:
-    return {**msgspec.to_builtins(failure), "mended": _values(failure.mended)}
-
-
-def _values(values: Iterable[tuple[str, Value]]) -> dict[str, Value]:
-    return {knob: finite(value) for knob, value in values}
+    return {**msgspec.to_builtins(failure), "mended": finite(dict(failure.mended))}
 
 
 def _interval(interval: Interval | None) -> dict[str, float | None] | None:

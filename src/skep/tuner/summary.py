@@ -23,7 +23,7 @@ from skep.tuner.records import (
     Tuning,
     changes_words,
 )
-from skep.units import UNKNOWN, Interval, known, number, printable, public_name, shortened
+from skep.units import UNKNOWN, Interval, known, number, printable, shortened
 
 UNITS = {"effective_tok_s": "tok/s", "task_tok_s": "tok/s for each agent", "tok_per_joule": "tok/J"}
 KEPT = (StageDecision.BASELINE, StageDecision.ACCEPTED)
@@ -171,11 +171,6 @@ def config_name(config: KnobConfig, tuning: Tuning, stages: Sequence[TuneStage])
     return config.key if found is None else f"stage {found}"
 
 
-def model_words(tuning: Tuning) -> str:
-    """Without the folder of a model that is a file: a page is made to be passed on."""
-    return public_name(tuning.model)
-
-
 def unmet_goal(tuning: Tuning, stages: Sequence[TuneStage], starts: Sequence[ServerStart]) -> SkepError | None:
     """Return an SLO that nothing kept, or a target that nothing reached. None: all is well, or nothing was measured."""
     if (best := best_of(stages)) is None or best.figure is None:
@@ -191,11 +186,8 @@ def unmet_goal(tuning: Tuning, stages: Sequence[TuneStage], starts: Sequence[Ser
 def _missed_slo(tuning: Tuning, best: TuneStage, starts: Sequence[ServerStart]) -> SkepError | None:
     if tuning.aim.slo is None:
         return None
-    by_config: dict[KnobConfig, list[ServerStart]] = {}
-    for start in starts:
-        if start.figures:
-            by_config.setdefault(start.config, []).append(start)
-    shares = {config: over_limit(seen) for config, seen in by_config.items()}
+    read = [start for start in starts if start.figures]
+    shares = {one.config: over_limit([other for other in read if other.config == one.config]) for one in read}
     if not shares or shares.get(best.config, 0.0) <= 1:
         return None
     closest = min(shares, key=lambda config: shares[config])

@@ -33,10 +33,10 @@ from skep.host.processes import kill_marked
 from skep.paths import Paths, make_private
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.main import build_hive
-from skep.supervisor.replica import Replica, ReplicaMember
+from skep.supervisor.replica import Replica
 from skep.supervisor.supervisor import Hive, Supervisor
 from skep.tuner.failures import failure_of
-from skep.tuner.records import ConfigFailed, ConfigFailure
+from skep.tuner.records import ConfigFailed, ConfigFailure, sum_known
 from skep.wire.listen import bind
 
 CLEAR_S = 60.0  # for a card to be given back by the engine that was there before
@@ -64,16 +64,14 @@ class TrialServers:
         self._numbers = itertools.count(1)
         self._open = 0
         self._clear = gpu_memory_used()
-        self._rooms: dict[Preset, int | None] = {}
+        self._rooms: dict[Preset, float | None] = {}
 
     def together(self, presets: Sequence[Preset]) -> bool:
         """On cards never: they would share memory and the bus. On the CPU where all of them fit."""
         if read_machine().cards and any(preset.engine not in OWN_ENGINES for preset in presets):
             return False
-        wanted = [self._ram(preset) for preset in presets]
-        free = read_host(NvidiaReport()).memory_available_bytes
-        known = [size for size in wanted if size is not None]
-        return len(known) == len(wanted) and free is not None and sum(known) <= (1 - SPARE_RAM) * free
+        wanted, free = sum_known(map(self._ram, presets)), read_host(NvidiaReport()).memory_available_bytes
+        return wanted is not None and free is not None and wanted <= (1 - SPARE_RAM) * free
 
     @asynccontextmanager
     async def open(self, preset: Preset) -> AsyncIterator[TrialServer]:
@@ -116,7 +114,7 @@ class TrialServers:
         if self._clear:
             wait_until_clear(gpu_memory_used, self._clear, CLEAR_S)
 
-    def _ram(self, preset: Preset) -> int | None:
+    def _ram(self, preset: Preset) -> float | None:
         """Return bytes of the machine's memory that it takes; None: not known, or it cannot be started."""
         if preset not in self._rooms:
             sizes: list[int | None] = []
@@ -124,8 +122,7 @@ class TrialServers:
                 launches = plan_launches(self._settings(preset), self.paths, self.progress, starting=False)
                 # Engines of ours that need no weights need no room worth counting.
                 sizes = [dict(one.room).get(RAM, 0 if one.engine in OWN_ENGINES else None) for one in launches]
-            known = [size for size in sizes if size is not None]
-            self._rooms[preset] = sum(known) if known and len(known) == len(sizes) else None
+            self._rooms[preset] = sum_known(sizes)
         return self._rooms[preset]
 
 
@@ -151,7 +148,11 @@ class TrialServer:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._run())
                 try:
-                    await self._until_ready()
+                    while not self._ready and not self._over.is_set():
+                        self._moved.clear()
+                        await self._moved.wait()
+                    if not self._ready:
+                        raise ConfigFailed(self._failure or ConfigFailure("no-start", "it ended before it was ready"))
                     self.start_s = time.monotonic() - began
                     yield self
                 finally:
@@ -170,26 +171,17 @@ class TrialServer:
             self._over.set()
             self._moved.set()
 
-    async def _until_ready(self) -> None:
-        while not self._ready and not self._over.is_set():
-            self._moved.clear()
-            await self._moved.wait()
-        if not self._ready:
-            raise ConfigFailed(self._failure or ConfigFailure("no-start", "it ended before it was ready"))
-
     def _changed(self, supervisor: Supervisor) -> None:
         """The first failure is the one to tell: the others are ended for it."""
-        if self._failure is None:
-            failed = [member for member in supervisor.replica_set.members if member.life.state is ReplicaState.FAILED]
-            self._failure = next((self._told(member) for member in failed), None)
+        failed = (member for member in supervisor.replica_set.members if member.life.state is ReplicaState.FAILED)
+        if self._failure is None and (member := next(failed, None)) is not None:
+            found = member.diagnosis if isinstance(member, Replica) else None
+            if found is None:
+                self._failure = ConfigFailure("hang", member.life.why or "it did not answer", self.last_words())
+            else:
+                self._failure = failure_of(found, member.started, under_load=self._ready)
         self._ready = self._ready or supervisor.phase == "ready"
         self._moved.set()
-
-    def _told(self, member: ReplicaMember) -> ConfigFailure:
-        found = member.diagnosis if isinstance(member, Replica) else None
-        if found is None:
-            return ConfigFailure("hang", member.life.why or "it did not answer", self.last_words())
-        return failure_of(found, member.started, under_load=self._ready)
 
     def trouble(self) -> ConfigFailure | None:
         """Return why it no longer answers; None while it does."""

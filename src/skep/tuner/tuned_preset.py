@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -37,29 +38,23 @@ def tuned_preset(tuning: Tuning, stage: TuneStage, baseline: TuneStage, name: st
     if stage.figure is not None:
         how = "SIMULATED, not measured" if tuning.simulated else "measured"
         notes.append(f"{how}: {figure_words(stage.figure)} {unit_of(tuning)}, 95 % interval")
+    published: tuple[Published, ...] = ()
+    if not tuning.simulated and stage.figure is not None and tuning.aim.metric == "effective_tok_s":
+        # What `skep bench sweep --against-preset` can hold itself against: real, and of output over wall time.
+        load = (tuning.aim.concurrency, tuning.aim.input_tokens, tuning.aim.output_tokens)
+        runs = f"{stage.readings} readings in {stage.starts} starts" if stage.starts else None
+        measured = Published(stage.figure.estimate, "output", *load, "client", runs=runs)
+        published = (replace(measured, ttft_ms=stage.ttft_ms, tpot_ms=stage.tpot_ms),)
     return replace(
         apply_config(base, stage.config),
         name=name,
         title=f"{tuning.model}, {mark}tuned for {tuning.aim}",
         source=f"skep tune {tuning.id}, skep {tuning.skep_version}",
         date=day,
-        published=_figures(tuning, stage),
+        published=published,
         notes=(*notes, *base.notes),
         origin="",
     )
-
-
-def _figures(tuning: Tuning, stage: TuneStage) -> tuple[Published, ...]:
-    """Return what `skep bench sweep --against-preset` can hold itself against: real, and of output over wall time."""
-    if tuning.simulated or stage.figure is None or tuning.aim.metric != "effective_tok_s":
-        return ()
-    aim, readings = tuning.aim, f"{stage.readings} readings in {stage.starts} starts" if stage.starts else None
-    return (
-        Published(
-            stage.figure.estimate, "output", aim.concurrency, aim.input_tokens, aim.output_tokens, "client",
-            ttft_ms=stage.ttft_ms, tpot_ms=stage.tpot_ms, runs=readings,
-        ),
-    )  # fmt: skip
 
 
 def stage_for(tuning: Tuning, stages: Sequence[TuneStage], number: int | None) -> TuneStage:
@@ -124,8 +119,5 @@ def free_name(tuning: Tuning, paths: Paths) -> str:
     model = Path(tuning.model).stem if "/" in tuning.model else tuning.model
     plain = re.sub(r"[^a-z0-9._-]+", "-", model.lower()).strip(".-_")
     name = f"{plain[: LONGEST_NAME - len(ending) - 4] or 'model'}{ending}".lower()
-    taken, number = name, 1
-    while find_preset(taken, folder) is not None or (folder / f"{taken}.toml").exists():
-        number += 1
-        taken = f"{name}-{number}"
-    return taken
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(one for one in names if find_preset(one, folder) is None and not (folder / f"{one}.toml").exists())
