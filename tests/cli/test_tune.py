@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,8 +29,10 @@ from skep.tuner.tuned_preset import free_name, write_preset, written_before
 from skep.units import Interval
 
 RIG = ("--gpu", "rtx-4090", "--simulate")
-TUNING = ("qwen3-8b", *RIG, "--knobs", "graphs,slots", "--budget", "40m", "--seed", "3")
-OPTIONS = TuningOptions("qwen3-8b", gpu="rtx-4090", simulate=True, knobs="graphs,slots", budget="40m", seed=3)
+TUNING = ("qwen3-8b", *RIG, "--knobs", "graphs,slots", "--budget", "40m", "--seed", "3", "--from", "safe")
+OPTIONS = TuningOptions(
+    "qwen3-8b", gpu="rtx-4090", simulate=True, knobs="graphs,slots", budget="40m", seed=3, begin="safe"
+)
 LOAD = ("--goal", "effective_tok_s@2", "--input-tokens", "64", "--output-tokens", "16", "--quality", "off")
 pytestmark = pytest.mark.usefixtures("paths")
 tune = partial(call, "tune")
@@ -48,6 +51,13 @@ def test_a_tuning_from_its_first_word_to_a_preset(tmp_path, monkeypatch):
     assert "has ended" in refusal("resume")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "again"))
     a_tuning_that_was_cut_off_ends_as_it_would_have(whole)
+
+
+def test_a_tuning_begins_at_the_plan_and_says_how_far_off_that_was():
+    said = tune(*TUNING[:-2], check=0).err
+    assert re.search(r"baseline: .*graphs on", said)
+    assert re.search(r"the plan expected \d+ tok/s of the start, \d+ were measured: [-+]\d+ %", said)
+    assert "--from `below` is no beginning" in refusal(*TUNING[:-2], "--from", "below")
 
 
 def the_document_has_baseline_best_stages_and_curve(told):

@@ -10,7 +10,7 @@ from skep.cli.options import JsonOption, argument, command, group, option
 
 tune = group(
     "tune",
-    "Find the fastest configuration of a model on this machine, from a safe start; every step is measured.",
+    "Find the fastest configuration of a model on this machine, from the plan on; every step is measured.",
     default="run",
 )
 
@@ -26,7 +26,7 @@ class TuneOptions:
     PANELS: ClassVar[dict[str, str]] = {
         "Goal": "goal slo min_context input_tokens output_tokens budget",
         "Model and engine": "engine checkpoints binary gpus in_place",
-        "Search": "knobs skip start seed",
+        "Search": "begin knobs skip start seed",
         "Quality": "quality quality_items",
         "Simulation": "simulate gpu link",
     }
@@ -52,6 +52,9 @@ class TuneOptions:
     ] = ()
     knobs: Annotated[str | None, option("Change only these knobs: slots,kv,mtp. Default: all.")] = None
     skip: Annotated[str | None, option("Knobs to leave unchanged.")] = None
+    begin: Annotated[
+        str, option("Where it begins: `plan`, at what the planner recommends, or `safe`, from below.", "--from")
+    ] = "plan"
     start: Annotated[tuple[str, ...], option("Start from this value; repeatable.", "--set", metavar="KNOB=VALUE")] = ()
     gpus: Annotated[str | None, option("Use only these GPUs: 0,1.")] = None
     binary: Annotated[str | None, option("Path of the engine's program, if it is not on PATH.")] = None

@@ -30,6 +30,7 @@ from skep.report.tuning import (
     TuneStatus,
     document,
     print_tuning,
+    say_how_far_off,
     say_state,
     say_what_begins,
     status_lines,
@@ -128,6 +129,7 @@ def _carry_through(
                 error.hint = "; ".join(filter(None, (error.hint, f"then `skep tune resume {tuning.id}` goes on")))
             raise
     with open_store(paths.store) as store:
+        say_how_far_off(ready, TuningStore(store).record(tuning.id))
         return _ended(TuningStore(store), tuning.id, paths, search.failure, show)
 
 
@@ -163,7 +165,10 @@ def _saved(tunings: TuningStore, tuning_id: str, paths: Paths) -> tuple[TuningRe
 
 def _did_not_start(tuning_id: str, failure: ConfigFailure) -> EngineError:
     message = f"nothing was tuned, the baseline {failure.title}: {replace(failure, remedy=None)}"
-    return EngineError(one_line(message, 600), hint=failure.remedy or f"`skep tune show {tuning_id}` has its runs")
+    return EngineError(
+        one_line(message, 600),
+        hint=failure.remedy or f"`--from safe` begins from below; `skep tune show {tuning_id}` has its runs",
+    )
 
 
 def _stopped(tunings: TuningStore, tuning_id: str, paths: Paths) -> TuningStopped:

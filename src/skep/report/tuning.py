@@ -418,6 +418,17 @@ def say_what_begins(ready: PreparedTuning) -> None:
     note(f"budget: {format_seconds(tuning.budget_s)} {kind}; Ctrl-C stops it and keeps the best so far")
 
 
+def say_how_far_off(ready: PreparedTuning, found: TuningRecord) -> None:
+    """Say what the planner expected of the baseline beside what was measured."""
+    began, foreseen = summary.baseline_of(found.stages), ready.space.predict(found.tuning.baseline)
+    if began is not None and began.figure and foreseen:
+        measured, unit = began.figure.estimate, summary.unit_of(found.tuning)
+        off = (foreseen / measured - 1) * 100
+        note(
+            f"the plan expected {number(foreseen)} {unit} of the start, {number(measured)} were measured: {off:+.0f} %"
+        )
+
+
 def document(found: TuningRecord) -> dict[str, Any]:
     failure = None if found.failure is None else failure_json(found.failure)
     return {**tuning_json(found), "failure": failure, "reason": found.reason, "presets": list(found.presets)}

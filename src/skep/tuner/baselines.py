@@ -19,11 +19,11 @@ from skep.catalog.presets import Preset, own_name
 from skep.deploy.commands import checkpoint_name, options_of_setup
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, arranged, contradiction
-from skep.planner.choose import bases, choose, fits_nowhere
+from skep.planner.choose import Plan, bases, choose, fits_nowhere
 from skep.planner.fit import smallest
 from skep.planner.memory import defaults
 from skep.planner.preset_rules import contradictions
-from skep.planner.quants import Quant
+from skep.planner.quants import QUANTS, Quant
 from skep.planner.rules import capability
 from skep.planner.setup import Rig, Setup
 from skep.tuner.knobs import LLAMA, TuneMachine, tokens_of
@@ -68,8 +68,12 @@ def baseline_of(
     checkpoint: str | None = None,
     quant: Quant | None = None,
     simulated: bool = False,
+    planned: bool = False,
 ) -> Preset:
-    """`quant` None: it is chosen. `simulated`: no checkpoint is needed, and the format is a setting like others."""
+    """`quant` None: it is chosen. `simulated`: no checkpoint is needed, and the format is a setting like others.
+
+    `planned`: it begins where the planner says, instead of where it is safe.
+    """
     known = box.model or find_geometry(model)
     if not box.cards or engine == "embedded":
         alone, weights = engine in LLAMA, checkpoint or model
@@ -83,12 +87,16 @@ def baseline_of(
     if known is None:
         hint = "write down how it starts with `skep presets new NAME`, and tune that preset"
         raise UserError(f"`{model}` is not in the catalogue, so that no safe beginning is known", hint=hint)
+    assert box.rig is not None
+    rig, _ = arranged(box.rig)
+    best = _best_plan(known, rig, aim, engine, quant) if planned else None
+    if best is not None and checkpoint is None and not simulated:
+        checkpoint, quant = best.checkpoint, QUANTS[best.setup.quant.id]
     if checkpoint is None and not simulated:
         hint = f"name it: skep tune {model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
         raise UserError(f"which checkpoint of `{model}` is to be tuned?", hint=hint)
-    assert box.rig is not None
-    rig, _ = arranged(box.rig)
-    safe = [_of_setup(setup, rig, model, checkpoint) for setup in _safe(known, rig, aim, engine, quant)]
+    first = [best.setup] if best is not None else []
+    safe = [_of_setup(setup, rig, model, checkpoint) for setup in (*first, *_safe(known, rig, aim, engine, quant))]
     chosen = next((preset for preset in safe if not contradictions(preset)), safe[0])
     if not simulated:  # the engine finds it in the checkpoint
         chosen = replace(chosen, options=replace(chosen.options, quant=None))
@@ -107,6 +115,14 @@ def needed_context(aim: TuneGoal, model: Geometry | None, own: int | None = None
         raise UserError(f"--min-context {aim.min_context} is beyond the {most} tokens of {name}", hint=hint)
     need = ceil((task + _TEMPLATE) / 256) * 256
     return max(min(need, most or need), aim.min_context or 0, own or min(USUAL_CONTEXT, most or USUAL_CONTEXT))
+
+
+def _best_plan(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | None) -> Plan | None:
+    """Return what the planner recommends for the goal."""
+    goal = PlanGoal("throughput", aim.concurrency, aim.input_tokens, aim.output_tokens)
+    pins = Pins(quant=quant, context=needed_context(aim, model))
+    plans = choose(model, rig, goal, pins, engines=(engine,), scale=False).plans
+    return plans[0] if plans else None
 
 
 def _safe(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | None) -> list[Setup]:
@@ -139,7 +155,7 @@ def _of_setup(setup: Setup, rig: Rig, model: str, checkpoint: str | None) -> Pre
     others = dict.fromkeys((_in_catalogue(card), card.title) for card in rig.cards if _in_catalogue(card) != card.id)
     notes = [f"`hardware` says {name} for {title}, which is not in the catalogue" for name, title in others]
     return Preset(
-        name=_plain(model), title=f"{model} on {rig.title}, as safe as it gets", engine=setup.engine,
+        name=_plain(model), title=f"{model} on {rig.title}, where a search begins", engine=setup.engine,
         model=_called(setup.model, checkpoint or model), checkpoint=checkpoint or checkpoint_name(setup),
         served_as=model, hardware=cards, source=_SOURCE, slots=setup.slots or 1,
         context_tokens=setup.context, replicas=setup.layout.replicas, options=options, stand_in=checkpoint is None,

@@ -65,6 +65,8 @@ _HINT = 'write it as --goal "effective_tok_s@4": the metric, and at how many age
 
 
 def parse_goal(options: TuningOptions) -> TuneGoal:
+    if options.begin not in (PLAN, SAFE):
+        raise UserError(f"--from `{options.begin}` is no beginning", hint=f"write {PLAN} or {SAFE}")
     goal, found = options.goal, _GOAL.fullmatch(options.goal)
     if found is None or not found["metric"]:
         raise UserError(f"--goal `{goal}` is not understood", hint=_HINT)
@@ -107,6 +109,9 @@ TRIAL_STARTS, TRIAL_READINGS = 6, 4  # the baseline's two, then two of both side
 SURELY = 0.5  # of what a trial is expected to take: expectations err
 
 
+PLAN, SAFE = "plan", "safe"  # where a search begins
+
+
 class TuningOptions(msgspec.Struct, frozen=True):
     """What a tuning is asked for, as `skep tune run` has its options; the store keeps them with the tuning."""
 
@@ -121,6 +126,7 @@ class TuningOptions(msgspec.Struct, frozen=True):
     checkpoints: tuple[str, ...] = ()
     knobs: str | None = None
     skip: str | None = None
+    begin: str = PLAN
     start: tuple[str, ...] = ()
     gpus: str | None = None
     binary: str | None = None
@@ -380,7 +386,8 @@ def _simulated(
     model = _model(options.name, paths)
     machine = replace(machine, model=model.geometry)
     engine = options.engine or engines_of(PlanFlags(options.name), model, found)[0]
-    base = baseline_of(options.name, aim, machine, engine=engine, quant=model.quant, simulated=True)
+    planned = options.begin == PLAN
+    base = baseline_of(options.name, aim, machine, engine=engine, quant=model.quant, simulated=True, planned=planned)
     offered = tuple(quant.id for quant in offered_quants(model.geometry, engine, found.rig.cards))
     own = base.options.quant
     quants = (own, *(one for one in offered if one != own)) if own is not None and model.quant is None else ()
@@ -411,7 +418,10 @@ def _here(
             options.checkpoint or own_checkpoint(options.name),
             model.quant if model is not None else None,
         )
-        base = baseline_of(options.name, aim, machine, engine=engine, checkpoint=checkpoint, quant=quant)
+        planned = options.begin == PLAN
+        base = baseline_of(
+            options.name, aim, machine, engine=engine, checkpoint=checkpoint, quant=quant, planned=planned
+        )
         base = replace(base, gpus=cards) if cards else base
         if options.name.endswith(".gguf") or (model is not None and model.checkpoint == options.name):
             served = options.name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")  # without the folders
