@@ -8,6 +8,7 @@ As many runs at once as there are cores. Stored in results/humaneval.json.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import statistics
@@ -15,20 +16,20 @@ import time
 from pathlib import Path
 
 from skep.paths import user_paths
-from skep.quality.banks import HumanEvalTask, fetch_humaneval, humaneval_items, humaneval_tasks
+from skep.quality.banks import fetch_humaneval, humaneval_items
 from skep.quality.judging import AnsweredItem, Judge
 from skep.sandbox.detect import open_sandbox
 from skep.store.records import Request
 
 FORMS = {
-    "canonical solution": lambda task: task.prompt + task.solution,
-    "its body alone": lambda task: task.solution,
-    "emptied: pass": lambda task: f"{task.prompt}    pass\n",
-    "emptied: prompt only": lambda task: task.prompt,
+    "canonical solution": lambda task: task["prompt"] + task["canonical_solution"],
+    "its body alone": lambda task: task["canonical_solution"],
+    "emptied: pass": lambda task: f"{task['prompt']}    pass\n",
+    "emptied: prompt only": lambda task: task["prompt"],
 }
 
 
-async def measured(tasks: list[HumanEvalTask], items: list) -> list[dict]:
+async def measured(tasks: list[dict[str, str]], items: list) -> list[dict]:
     sandbox = open_sandbox()
     rows = []
     try:
@@ -64,7 +65,8 @@ async def measured(tasks: list[HumanEvalTask], items: list) -> list[dict]:
 
 def main() -> None:
     path = fetch_humaneval(user_paths(os.environ).cache)
-    tasks, items = humaneval_tasks(path), humaneval_items(path)
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        tasks, items = [json.loads(line) for line in lines], humaneval_items(path)
     rows = asyncio.run(measured(tasks, items))
     cores = len(os.sched_getaffinity(0))
     load = round(os.getloadavg()[0], 1)  # times are worth little on a machine that was busy

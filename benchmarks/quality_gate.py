@@ -30,7 +30,7 @@ from skep.bench.endpoint import find_endpoint
 from skep.host.facts import read_host
 from skep.quality.judging import Judge
 from skep.quality.records import QualitySummary
-from skep.quality.trial import TrialPlan, run_trial
+from skep.quality.trial import QualityTrial, TrialPlan
 from skep.stats.noninferiority import Claim, items_needed
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine
@@ -106,7 +106,7 @@ async def one_run(options: dict[str, Any], seed: int, items: tuple[Item, ...], f
     with FakeEngine(**COMMON, **options, seed=seed, answers=folder / "answers.jsonl") as engine:
         endpoint = await find_endpoint(engine.url, None)
         with open_store(folder / f"{engine.port}.db") as store:
-            summary = await run_trial(plan, Sums("sums", items), endpoint, store, read_host(), Judge(None))
+            summary = await QualityTrial(plan, Sums("sums", items), endpoint, store, read_host(), Judge(None)).run()
     return found_in(summary, seed, time.perf_counter() - began)
 
 
