@@ -87,14 +87,14 @@ def find_recipe(name: str, gpu: str | None, paths: Paths, *, port: int, engine_p
 
 
 def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int) -> Recipe:
-    """As `skep plan MODEL --gpu ...` has it; which files the weights are is left to the user."""
+    """As `skep plan MODEL --gpu ...` has it, with the checkpoint that it names."""
     plan = best_plan(simulated_flags(ServeRequest(model, gpu=(gpu,)), paths), paths.store)
     setup, rig = plan.setup, plan.rated.rig
     if of_machines(rig):
         raise UserError(f"`{gpu}` are machines of their own", hint=f"`skep plan {model}` prints a line for each")
     export_recipe.check_engine(setup.engine, model)
     title = f"{setup.model.title}, {setup.quant.title}, {setup.layout} on {rig.title}: the best that skep plans"
-    launches = launches_of(setup, rig)
+    launches = launches_of(setup, rig, checkpoint=plan.checkpoint)
     return export_recipe.recipe_with(
         launches, rig.cards[0].vendor, title=title, cards=gpu, port=port, engine_port=engine_port
     )
