@@ -1,0 +1,61 @@
+"""docs/two-3090s.md, line by line, on a machine that shows two such cards, with a hub and a vLLM that are not real."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import SMI
+from fake_hub import FakeHub
+
+PAGE = (Path(__file__).parents[2] / "docs" / "two-3090s.md").read_text()
+CHECKPOINT = "Lorbus/Qwen3.6-27B-int4-AutoRound"
+VLLM = f"""#!{sys.executable}
+import os, sys
+words = sys.argv
+if "--help" in " ".join(words):
+    print("  --served-model-name --port --host --max-num-seqs --max-model-len --gpu-memory-utilization --dtype --seed")
+    print("  --kv-cache-dtype --tensor-parallel-size --language-model-only --speculative-config --block-size")
+    print("  --swap-space --enforce-eager --quantization --load-format --tokenizer --disable-custom-all-reduce")
+    sys.exit(0)
+assert os.path.isdir(words[2]), words
+value = lambda flag: words[words.index(flag) + 1]
+own = ["--model", value("--served-model-name"), "--slots", value("--max-num-seqs"), "--port", value("--port")]
+os.execv({sys.executable!r}, [{sys.executable!r}, "-m", "skep.testing.fake_engine", "--token-ms", "1", *own])
+"""
+QUICK = {"skep bench sweep": ["--tasks", "8", "--runs", "1", "--output-tokens", "4"]}
+
+
+@pytest.fixture
+def machine(tmp_path, skep):
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in (("nvidia-smi", SMI), ("vllm", VLLM)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    files = {"config.json": b"{}", "model.safetensors": b"w" * 100_000}
+    with FakeHub(**{CHECKPOINT.replace("/", "__"): files}).serving() as hub:
+        env = {"PATH": f"{programs}:{Path(sys.executable).parent}:/usr/bin:/bin", "HF_ENDPOINT": hub.url}
+        yield lambda *words: skep(*words, check=0, **env)
+
+
+def test_the_page_can_be_typed_from_its_first_line_to_its_last(machine, tmp_path):
+    (tmp_path / "skep.toml").write_text("[gateway]\nport = 0\n")
+    (tmp_path / "tasks.jsonl").write_text('{"id": "t1", "prompt": "Say hello.", "max_tokens": 4}\n')
+    for folder in ("src", "docs"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.md").write_text("# Bees\nThey make wax.\n")
+    lines = [line for line in re.findall(r"^    (skep .*)$", PAGE, re.MULTILINE) if "engine install" not in line]
+    assert len(lines) > 8
+    for line in lines:
+        words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line)][1:]
+        more = next((extra for start, extra in QUICK.items() if line.startswith(start)), [])
+        done = machine(*words, *more)
+        if line.startswith("skep plan"):
+            assert "for 4 agents: 2 x TP=1" in done.stdout
+        if line.endswith("-d"):
+            rows = json.loads(machine("ps", "--json").stdout)
+            assert [row["state"] for row in rows] == ["ready"] * 3
+            assert "Claude Code: ANTHROPIC_BASE_URL=" in done.stderr
