@@ -160,7 +160,7 @@ async def ask_slots(url: str, key_env: str | None = None) -> tuple[int, str] | N
     vLLM does not tell: it is taken as many tasks of an agent as its KV cache holds.
     """
     origin, prefix = parse_url(url, name="upstream")
-    pool = Pool(origin, connect_timeout_s=PROBE_TIMEOUT_S, prefix=prefix.encode())
+    pool = Pool(origin, connect_timeout_s=PROBE_TIMEOUT_S, prefix=prefix.removesuffix("/v1").encode())
     key = os.environ.get(key_env, "") if key_env else ""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
