@@ -83,6 +83,13 @@ def test_a_dry_run_says_what_is_missing_and_how_clients_reach_it(two_3090s):
         assert words in said, words
 
 
+def test_a_plan_for_this_machine_says_that_its_engine_is_not_here(two_3090s, vllm):
+    missing = "vllm is not installed here: `skep engine install vllm` installs it"
+    assert any(missing in line for line in call("plan", "qwen3.6-27b", "--json").json["plans"][0]["caveats"])
+    vllm("0.24.0")
+    assert not any(missing in line for line in call("plan", "qwen3.6-27b", "--json").json["plans"][0]["caveats"])
+
+
 def test_an_engine_too_old_for_the_checkpoint_is_one_clear_line(two_3090s, vllm):
     vllm("0.8.2")
     said = refused("up", "qwen3.6-27b", "--checkpoint", "Qwen/Qwen3.6-27B-FP8", "--quant", "fp8")

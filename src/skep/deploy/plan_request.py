@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from skep.catalog.checkpoints import checkpoint_of
 from skep.catalog.options import DRAFT_METHODS
 from skep.deploy.commands import command_lines, gateway_line, up_line
+from skep.engines.discovery import engine_kinds, is_installed
 from skep.errors import SkepError, UserError, WeightsError
 from skep.planner.candidates import (
     AGENT_INPUT_TOKENS,
@@ -121,7 +122,8 @@ def evidence(choices: Sequence[PlanChoice]) -> list[str]:
     from skep.config.presets import preset_tables
 
     said = []
-    for best in (choice.plans[0] for choice in choices if choice.plans):
+    for plans in (choice.plans for choice in choices if choice.plans):
+        best = plans[0]
         counted = Counter(card.id for card in best.rated.rig.cards)
         cards = " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
         found = [
@@ -134,11 +136,14 @@ def evidence(choices: Sequence[PlanChoice]) -> list[str]:
         if not found:
             continue
         tok_s, agents, prompt, answer, name, table = max(found, key=itemgetter(0))
-        here = best.rated.prospect.outcome(PlannedLoad(agents, prompt, answer)).effective_tok_s
-        other = "" if _way(table) == _layout_words(best) else f" with {_way(table)}"
+        load, way = PlannedLoad(agents, prompt, answer), _way(table)
+        here = best.rated.prospect.outcome(load).effective_tok_s
+        other = "" if way == _layout_words(best) else f" with {way}"
+        same = next((plan for plan in plans[1:] if _layout_words(plan) == way), None)  # as they did it
+        why = f", and {same.rated.prospect.outcome(load).effective_tok_s:,.0f} of that way" if same and other else ""
         said.append(
             f"{EVIDENCE}{tok_s:,.0f} tok/s{other} at {prompt} tokens in, {answer} out, C={agents} (preset {name}); "
-            f"this plan expects {here:,.0f} there, {(here / tok_s - 1) * 100:+.0f} %"
+            f"this plan expects {here:,.0f} there, {(here / tok_s - 1) * 100:+.0f} %{why}"
         )
     return said
 
@@ -458,6 +463,8 @@ def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
         ram = "" if rated.rig.ram_gib else f" ({USUAL_RAM_GIB} GiB of it are taken for granted)"
         layers = f"{setup.cpu_moe} of {setup.model.expert_layers} layers"
         said.append(f"experts of {layers} stay in system memory{ram}: how fast that is, is the least sure of this plan")
+    if not found.flags.gpu and not found.flags.gpu_spec and not is_installed(setup.engine):
+        said.append(f"{setup.engine} is not installed here: {engine_kinds()[setup.engine].install}")
     if known is not None and known.gated:
         said.append(f"{known.hub} is gated: accept its licence on its page, and set HF_TOKEN")
     if known is not None and known.origin.confidence == "C":
