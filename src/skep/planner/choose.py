@@ -209,7 +209,9 @@ def survey(
 
     scored = sorted(((first(s), s) for s in found), key=itemgetter(0), reverse=True)
     notes: list[str] = []
-    for setup in [s for _, s in scored[: 3 if narrow else _EXPANDED]]:
+    most, pairs = 3 if narrow else _EXPANDED, [setup for _, setup in scored]
+    drafting = [setup for setup in pairs[most:] if model.mtp_layers and candidates.has_drafts(setup)]
+    for setup in pairs[:most] + drafting[: most // 2]:
         for other in candidates.variants(setup, rig, pins):
             useless = find_first("costs", other, rig, _SPECULATION) if pins.spec is None and model.is_moe else None
             if useless is not None and not notes:
