@@ -8,13 +8,7 @@ from weight_makers import gguf, wheel
 
 from skep.errors import UserError, WeightsError
 from skep.weights.cache import locked
-from skep.weights.pull import (
-    condense,
-    installed,
-    model_path,
-    pull,
-    pull_from_catalogue,
-)
+from skep.weights.pull import condense, installed, model_path, pull, pull_from_catalogue
 
 
 @pytest.fixture(autouse=True)
