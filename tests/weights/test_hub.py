@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from fake_hub import FakeHub
 from weight_makers import gguf
 
+from fake_hub import FakeHub
 from skep.errors import UserError, WeightsError
 from skep.weights import cache
 from skep.weights.hub import HubSource, cached, hub_token, parse_hub_source, pull_hub
