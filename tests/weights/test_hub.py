@@ -49,6 +49,14 @@ def test_a_checkpoint_is_fetched_once_without_the_weights_in_other_forms(hub, tm
     assert (again.path, again.already_there, len(hub.asked)) == (found.path, True, asked)
 
 
+def test_weights_in_an_older_form_are_fetched_where_there_are_no_others(hub):
+    hub.repos["org/old"] = {"params.json": b"{}", "pytorch_model.bin": b"w" * 100, "model.onnx": b"no"}
+    assert sorted(path.name for path in pull_hub(HubSource("org/old")).path.iterdir()) == [
+        "params.json", "pytorch_model.bin",
+    ]  # fmt: skip
+    assert cached(HubSource("org/old")) is not None
+
+
 def test_a_file_of_several_parts_is_fetched_with_all_of_them(hub):
     found = pull_hub(HubSource("org/gguf", "big/m-Q4-00001-of-00002.gguf"))
     assert [path.name for path in sorted(found.path.parent.iterdir())] == [

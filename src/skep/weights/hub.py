@@ -84,8 +84,9 @@ def _needed(snapshot: Path, file: str) -> list[str]:
     index = snapshot / "model.safetensors.index.json"
     if index.exists():
         return ["config.json", *sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))]
-    weights = [path.name for path in snapshot.glob("*.safetensors")]
-    return ["config.json", *weights] if weights else []
+    weights = [path.name for path in snapshot.glob("*.safetensors")] or [path.name for path in snapshot.glob("*.bin")]
+    config = "config.json" if (snapshot / "config.json").exists() else "params.json"
+    return [config, *weights] if weights else []
 
 
 def pull_hub(source: HubSource, progress: Progress = lambda _done, _total: None) -> HubFiles:

@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "original/*", "consolidated*")
+OTHER_ENGINES = ("*.gguf", "*.onnx", "*.h5", "*.msgpack")
+OTHER_WEIGHTS = (*OTHER_ENGINES, "*.bin", "*.pt", "*.pth", "original/*", "consolidated*")
 AT_ONCE = 4  # files
 _FIRST_PART = re.compile(r"-00001-of-(\d{5})\.gguf$")
 
@@ -27,7 +28,11 @@ def wanted_files(names: list[str], file: str) -> list[str]:
     if file:
         parts = _FIRST_PART.sub(r"-*-of-\1.gguf", file)
         return [name for name in names if fnmatch.fnmatch(name, parts)]
-    return [name for name in names if not any(fnmatch.fnmatch(name, other) for other in OTHER_WEIGHTS)]
+    for left_out in (OTHER_WEIGHTS, OTHER_ENGINES):  # the same weights in an older form only where there are no others
+        found = [name for name in names if not any(fnmatch.fnmatch(name, other) for other in left_out)]
+        if any(name.endswith(".safetensors") for name in found):
+            break
+    return found
 
 
 def main(repo: str, file: str = "") -> int:
