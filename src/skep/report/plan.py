@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
 from skep.catalog.checkpoints import checkpoint_of
@@ -22,7 +23,7 @@ from skep.planner.choose import Plan, PlanChoice, RunnerUp, StepAccount, StepSha
 from skep.planner.memory import KV_POOL, STATE, WINDOW, Term
 from skep.planner.ranking import Predicted
 from skep.planner.setup import CardLink
-from skep.report.columns import Column, as_count, print_records
+from skep.report.columns import Column, as_count, print_records, terminal_width
 from skep.units import GIB, format_bytes, format_seconds, milliseconds, number
 
 if TYPE_CHECKING:
@@ -44,25 +45,28 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False,
         _print_rigs(found)
     else:
         for line in answer_lines(found, choice, best):
-            _say(line)
+            _say_wrapped(line)
         _section("Layouts, best first")
-        _layouts(found, found.ranked if more else three_ways(found.ranked))
+        _layouts(found, found.ranked if more else three_ways(found.ranked), more=more)
         goal = found.goal
-        load = f"{goal.shape}, {goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none of them cached"
-        _section(f"Expected of the best by agents at once ({load})")
+        load = f"{goal.shape}, {goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none cached"
+        _section(f"Expected by agents at once ({load})")
         print_records(SPEEDS, best.predicted if more else _few(best.predicted, goal.agents))
-        _say(f"\n{memory_bar(best)}")
+        _say("")
+        _say_wrapped(memory_bar(best))
     said = caveats(found, best)
     for line in said if more else said[:_CAVEATS]:
-        _say(f"! {line}")
+        _say_wrapped(f"! {line}")
     if more or explain:
         _print_more(found, choice, best, explain=explain)
     up = start_line(found, best)
-    _section("Start it", [up] if up is not None else _commands(best))
+    _section("Start it")
+    for line in [up] if up is not None else _commands(best):
+        _say_wrapped(f"  {line}", " \\")
     if commands and up is not None:
         _section("which stands for", _commands(best))
     if not more:
-        _say("--more: why, what was dropped, every term of the memory; --commands: the engines' own command lines")
+        _say_wrapped("--more: why, what was dropped, all of the memory; --commands: the engines' own command lines")
 
 
 def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]:
@@ -244,7 +248,7 @@ STEP: tuple[Column[StepShare], ...] = (
 Ranked = tuple[PlanChoice, Plan]
 
 
-def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
+def _layouts(found: PlanAnswer, ranked: Sequence[Ranked], *, more: bool) -> None:
     engines, agents = len(found.engines) > 1, found.goal.agents
 
     def figure(column: Column[Predicted]) -> Column[Ranked]:
@@ -268,10 +272,10 @@ def _layouts(found: PlanAnswer, ranked: Sequence[Ranked]) -> None:
         _left("kv", "KV", lambda pair: pair[1].setup.kv.title, rank=3),
         _left("spec", "DRAFTS", lambda pair: pair[1].setup.spec, rank=2),
         Column("slots", "SLOTS", lambda pair: pair[1].setup.slots, rank=2),
-        Column("context", "CONTEXT", lambda pair: pair[1].setup.context, as_count, rank=3),
-        Column("largest", "LARGEST", lambda pair: pair[1].largest_context, as_count, rank=4),
+        Column("context", "CONTEXT", lambda pair: pair[1].setup.context, as_count),
+        *([Column("largest", "LARGEST", lambda pair: pair[1].largest_context, as_count, rank=4)] if more else ()),
         *map(figure, _FIGURES),
-        Column("per_watt", "TOK/S/W", per_watt, partial(number, digits=2), rank=4),
+        *([Column("per_watt", "TOK/S/W", per_watt, partial(number, digits=2), rank=4)] if more else ()),
         Column("per_price", "TOK/S PER 1000", per_price, as_count, rank=2, optional=True),
     ]
     print_records(columns, ranked[:12])
@@ -367,6 +371,15 @@ def _rejected(found: PlanAnswer) -> None:
 
 def _section(title: str, lines: Iterable[str] = ()) -> None:
     _say("\n  ".join([f"\n{title}", *lines]))
+
+
+def _say_wrapped(line: str, end: str = "") -> None:
+    """Print a line, on a terminal broken to its width; `end` stands where a command goes on."""
+    width = terminal_width()
+    breaks = TextWrapper(width or 0, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    breaks.width -= len(end)
+    parts = breaks.wrap(line) if width is not None else [line]
+    _say(f"{end}\n".join(parts))
 
 
 def _say(text: str) -> None:
