@@ -207,7 +207,7 @@ def test_a_script_is_written_to_be_run(mine, tmp_path):
 def test_a_model_on_cards_is_exported_as_it_is_planned():
     text = export("qwen3-8b", "--gpu", "rtx-3090", "--as", "docker")
     assert "docker run" in text
-    assert "CHECKPOINT" in text or "MODELS" in text
+    assert " serve Qwen/Qwen3-8B-AWQ " in text
     assert "skep export qwen3-8b --gpu rtx-3090 --as docker" in text
 
 

@@ -63,38 +63,42 @@ class SchemaChecks:
 
     async def _asked(self, line: bytes) -> str | None:
         for _ in range(_TRIES):
-            if self._child is None:
-                # In a session of its own: Ctrl-C is the runner's alone. `-P`: nothing of the user's folder is imported.
-                self._child = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", "skep.swarm.checking.schemas", str(self._compute_s)),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.DEVNULL,
-                    start_new_session=True,
-                    limit=_LIMIT,
-                )
-            child = self._child
+            child = await self._started()
             assert child.stdin is not None
             assert child.stdout is not None
-            answer = b""
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     child.stdin.write(line)
                     await child.stdin.drain()
                     answer = await child.stdout.readline()
+                if answer.endswith(b"\n"):
+                    fault: str | None = json.loads(answer)["fault"]
+                    return fault
+                code, self._child = await child.wait(), None
+                if code == -signal.SIGPROF:
+                    return TOO_LONG
             except TimeoutError:
+                await self.close()
                 return TOO_LONG
             except (BrokenPipeError, ConnectionResetError):
-                pass
-            finally:
-                if not answer.endswith(b"\n"):  # what still comes would be taken for the answer to the next question
-                    await self.close()
-            if answer.endswith(b"\n"):
-                fault: str | None = json.loads(answer)["fault"]
-                return fault
-            if child.returncode == -signal.SIGPROF:
-                return TOO_LONG
+                await self.close()
+            except asyncio.CancelledError:
+                await self.close()  # its answer would be taken for that to the next question
+                raise
         raise SkepError("the process that checks schemas does not stay alive", hint="is there memory left?")
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        """In a session of its own: Ctrl-C is the runner's alone. `-P`: nothing is imported from the user's folder."""
+        if self._child is None:
+            self._child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "skep.swarm.checking.schemas", str(self._compute_s)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                limit=_LIMIT,
+            )
+        return self._child
 
 
 Demand = Callable[[Any], str | None]
