@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from skep.bench.against_preset import engine_in
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import by_repeat, repeat_of, tpot_ms, tpot_values, ttft_values
 from skep.bench.records import SweepSummary
@@ -284,7 +283,8 @@ def _engine(flags: SetupFlags, told: Mapping[str, Any]) -> str:
         if name not in ENGINES:
             raise UserError(f"--engine `{flags.engine}` is not known", hint=f"known: {', '.join(ENGINES)}")
         return name
-    found = engine_in(f"{told.get('engine', '')} {told.get('server', '')} {told.get('build', '')}")
+    words = f"{told.get('engine', '')} {told.get('server', '')} {told.get('build', '')}".lower().replace(".", "")
+    found = next((name for name in ("ollama", "llamacpp", "vllm", "sglang") if name in words), None)
     if found is None:
         hint = f"say it with --engine; known: {', '.join(ENGINES)}"
         raise UserError("the endpoint does not say which engine it is", hint=hint)

@@ -155,7 +155,10 @@ _VERSION_PATHS = {"vllm": "/version", "ollama": "/api/version", "sglang": "/get_
 
 def machine_of(url: str) -> str:
     """Return which machine a target runs on, so that two probes do not disturb each other there."""
-    host = parse_url(url)[0].host.lower()
+    try:
+        host = parse_url(url)[0].host.lower()
+    except UserError:
+        return url  # its probe will fail, and say so
     if host in ("localhost", "") or host.endswith(".localhost"):
         return HERE
     try:

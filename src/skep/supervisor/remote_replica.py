@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from skep.engines.base import Launch, key_headers
-from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS
 from skep.supervisor.lifecycle import Life, ReplicaState
 from skep.supervisor.replica import ReplicaMember, UpstreamInfo
 from skep.wire.client import Pool, WireFailure
@@ -18,7 +17,6 @@ from skep.wire.fetch import HttpResponse, fetch
 from skep.wire.heads import parse_url
 
 PROBE_EVERY_S = 1.0
-TASK_TOKENS = AGENT_INPUT_TOKENS + AGENT_OUTPUT_TOKENS
 MOST_SLOTS = 256  # as vLLM itself has it, where nobody says
 PROBE_TIMEOUT_S = 5.0
 SHOWN_MODELS = 8
@@ -159,6 +157,8 @@ async def ask_slots(url: str, key_env: str | None = None) -> tuple[int, str] | N
 
     vLLM does not tell: it is taken as many tasks of an agent as its KV cache holds.
     """
+    from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS
+
     origin, prefix = parse_url(url, name="upstream")
     pool = Pool(origin, connect_timeout_s=PROBE_TIMEOUT_S, prefix=prefix.removesuffix("/v1").encode())
     key = os.environ.get(key_env, "") if key_env else ""
@@ -178,7 +178,7 @@ async def ask_slots(url: str, key_env: str | None = None) -> tuple[int, str] | N
     told = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.MULTILINE)
     sizes = dict(re.findall(r'(num_gpu_blocks|block_size)="(\d+)"', told[1])) if told else {}
     tokens = int(sizes.get("num_gpu_blocks", 0)) * int(sizes.get("block_size", 0))
-    slots = max(1, min(MOST_SLOTS, tokens // TASK_TOKENS))
+    slots = max(1, min(MOST_SLOTS, tokens // (AGENT_INPUT_TOKENS + AGENT_OUTPUT_TOKENS)))
     return (slots, f"the {tokens:,} tokens of its KV cache") if tokens else None
 
 

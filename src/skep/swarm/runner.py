@@ -7,7 +7,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, ExitStack, aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -333,9 +333,11 @@ class _Session:
         from skep.swarm.ask.merging import next_tasks  # not loaded for a plain map
 
         new = next_tasks(self._run, [*self._tasks.values()], self._swarm.results(self._run.id))
+        if not new:
+            return []
         self.tally.total += self._swarm.add_tasks(self._run.id, new)
-        self._tasks.update((task.id, task) for task in new)
-        return pending_tasks(self._swarm, self._run.id) if new else []
+        self._tasks.update((task.id, task) for task in self._swarm.tasks(self._run.id))
+        return pending_tasks(self._swarm, self._run.id)
 
     def _open_session(self, endpoint: Mapping[str, Any], **known: Any) -> int:
         agents = self._order.agents
@@ -405,17 +407,18 @@ class _Session:
             pace = ConcurrencyLimit(endpoint_slots_of(endpoint), order.agents)
             work = ChatWorker(line, checking, order)
             runner = SwarmRunner(line, work, schedule, pace, writer, self)
-            if endpoint.origin.host in LOOPBACK and (meter := open_meter()) is not None:
-                meter.begin()
-                stack.callback(_record_energy, meter, writer)
-            while True:
-                await runner.run_tasks()
-                await writer.drain()
-                following = await asyncio.to_thread(self._next_stage)
-                if not following:
-                    break
-                await checking.prepare(one.task for one in following)
-                schedule.add(following)
+            with ExitStack() as metered:  # ends before the last drain, which says whether all was written
+                if endpoint.origin.host in LOOPBACK and (meter := open_meter()) is not None:
+                    meter.begin()
+                    metered.callback(_record_energy, meter, writer)
+                while True:
+                    await runner.run_tasks()
+                    await writer.drain()
+                    following = await asyncio.to_thread(self._next_stage)
+                    if not following:
+                        break
+                    await checking.prepare(one.task for one in following)
+                    schedule.add(following)
             self._all_ended = True
             self.tally.show(schedule, pace, {}, time.monotonic(), at_once=True)
             await writer.drain()

@@ -93,7 +93,13 @@ LEFT JOIN swarm_session_ends AS ends ON ends.run_id = last.run_id AND ends.numbe
     ),
     newest_first="{0}.rowid DESC",  # in the order they were made: clocks are set back
 )  # fmt: skip
-_TASKS = "SELECT id, document FROM swarm_tasks WHERE run_id = ?1 AND (?2 IS NULL OR id = ?2) ORDER BY key"
+_TASKS = "SELECT id, document FROM swarm_tasks WHERE run_id = ? ORDER BY key"
+_TASK = "SELECT id, document FROM swarm_tasks WHERE run_id = ? AND id = ?"
+_RESULT = """
+SELECT swarm_results.*, swarm_tasks.id AS task
+FROM swarm_tasks JOIN swarm_results ON swarm_results.task = swarm_tasks.key
+WHERE swarm_tasks.run_id = ? AND swarm_tasks.id = ?
+"""
 _PENDING = """
 SELECT id, document FROM swarm_tasks
 WHERE run_id = ? AND NOT EXISTS (SELECT 1 FROM swarm_results WHERE task = key)
@@ -103,8 +109,8 @@ ORDER BY key
 _RESULTS = """
 SELECT swarm_results.*, swarm_tasks.id AS task
 FROM swarm_results JOIN swarm_tasks ON swarm_tasks.key = swarm_results.task
-WHERE swarm_results.run_id = ?1 AND (?2 IS NULL OR ending = ?2) AND (?3 IS NULL OR swarm_tasks.id = ?3)
-ORDER BY swarm_results.task LIMIT ?4 OFFSET ?5
+WHERE swarm_results.run_id = ?1 AND (?2 IS NULL OR ending = ?2)
+ORDER BY swarm_results.task LIMIT ?3 OFFSET ?4
 """
 _ATTEMPTS = """
 SELECT swarm_attempts.*, swarm_tasks.id AS task
@@ -205,13 +211,13 @@ class SwarmStore:
 
     def tasks(self, run_id: str) -> list[Task]:
         """In the order of the input."""
-        return [_task_of(row) for row in self._store.read(_TASKS, run_id, None)]
+        return [_task_of(row) for row in self._store.read(_TASKS, run_id)]
 
     def task(self, run_id: str, task_id: str) -> Task:
-        rows = self._store.read(_TASKS, run_id, storable(task_id))
+        rows = self._store.read(_TASK, run_id, storable(task_id))
         if rows:
             return _task_of(rows[0])
-        known = {squeeze(row["id"]): row["id"] for row in self._store.read(_TASKS, run_id, None)}
+        known = {squeeze(row["id"]): row["id"] for row in self._store.read(_TASKS, run_id)}
         hint = did_you_mean(similar_names(task_id, known), f"`skep swarm show {run_id}` lists them")
         raise UserError(f"run `{run_id}` has no task `{task_id}`", hint=hint)
 
@@ -223,11 +229,11 @@ class SwarmStore:
         self, run_id: str, *, offset: int = 0, limit: int | None = None, ending: str | None = None
     ) -> list[TaskResult]:
         """In the order of the input."""
-        rows = self._store.read(_RESULTS, run_id, ending, None, -1 if limit is None else limit, offset)
+        rows = self._store.read(_RESULTS, run_id, ending, -1 if limit is None else limit, offset)
         return read(rows, TaskResult, "task")
 
     def result(self, run_id: str, task_id: str) -> TaskResult | None:
-        rows = self._store.read(_RESULTS, run_id, None, storable(task_id), 1, 0)
+        rows = self._store.read(_RESULT, run_id, storable(task_id))
         return read(rows, TaskResult, "task")[0] if rows else None
 
     def attempts(self, run_id: str, task_id: str | None = None) -> list[Attempt]:

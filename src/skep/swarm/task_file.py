@@ -277,23 +277,29 @@ def _csv_rows(text: str, name: str, template: Template | None) -> Rows:
     delimiter = "\t" if name.lower().endswith(".tsv") else ","
     reader = csv.reader(StringIO(text, newline=""), strict=True, delimiter=delimiter)
     columns: list[str] = []
+    rows: list[tuple[int, list[str]]] = []
+    broken: Faulty | None = None
     line = 1  # where the next row begins
     try:
-        for row in reader:
-            begin, line = line, reader.line_num + 1
-            if row and not columns:
-                columns = [column.strip() for column in row]
-                _check_columns(columns, name, begin, template)
-            elif row and len(row) != len(columns):
-                yield begin, Faulty(f"{len(row)} fields, and the header has {len(columns)}")
-            elif row:
-                fields = dict(zip(columns, row, strict=True))
-                own = {key: fields[key] for key in ("id", "system") if fields.get(key, "").strip()}
-                yield begin, {**own, "prompt": fields["prompt"] if template is None else template.fill(fields)}
+        for read in reader:
+            rows.append((line, read))
+            line = reader.line_num + 1
     except csv.Error as error:  # after a broken quote, nothing more is read
-        yield line, Faulty(f"broken CSV: {error}")
+        broken = Faulty(f"broken CSV: {error}")
     finally:
         csv.field_size_limit(before)
+    for begin, row in rows:
+        if row and not columns:
+            columns = [column.strip() for column in row]
+            _check_columns(columns, name, begin, template)
+        elif row and len(row) != len(columns):
+            yield begin, Faulty(f"{len(row)} fields, and the header has {len(columns)}")
+        elif row:
+            fields = dict(zip(columns, row, strict=True))
+            own = {key: fields[key] for key in ("id", "system") if fields.get(key, "").strip()}
+            yield begin, {**own, "prompt": fields["prompt"] if template is None else template.fill(fields)}
+    if broken is not None:
+        yield line, broken
     if not columns:
         _check_columns(columns, name, 1, template)
 

@@ -153,7 +153,7 @@ class Predictor:
         key = (agents, *(values.get(name) for name in self._known))
         if key in self._outcomes:
             return self._outcomes[key]
-        self._outcomes[key] = None
+        outcome = None
         if (placed := self._placed(config)) is not None:
             setup, rig = placed
             if setup.spec is not None and setup.spec.method == "ngram":
@@ -161,8 +161,9 @@ class Predictor:
             found = prospect(setup, rig, self._basis.constants, context=self._need_tokens, tuning=self._basis.tuning)
             if found.pool_tokens > 0:
                 load = PlannedLoad(agents, self.aim.input_tokens, self.aim.output_tokens)
-                self._outcomes[key] = found.outcome(load)
-        return self._outcomes[key]
+                outcome = found.outcome(load)
+        self._outcomes[key] = outcome
+        return outcome
 
     def watts(self, config: KnobConfig) -> float | None:
         """Return what its cards draw under load, roughly; None: nobody told what they are made for."""

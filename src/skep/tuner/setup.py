@@ -100,7 +100,8 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
         hint = "raise it, leave it out, or lower --prompt-tokens and --output-tokens"
         raise UserError(f"--min-context {options.min_context} is less than a task's {task} tokens", hint=hint)
     slo = str(SloLimits.parse(options.slo)) if options.slo is not None else None
-    return TuneGoal(metric, int(agents), options.input_tokens, options.output_tokens, target, slo, options.min_context)
+    tokens = options.input_tokens, options.output_tokens
+    return TuneGoal(metric, int(agents[:9]), *tokens, target, slo, options.min_context)
 
 
 SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")

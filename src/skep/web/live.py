@@ -15,7 +15,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from skep.errors import EngineError, SkepError
 from skep.monitor.records import HOUR_S, Alert, MonitorEvent, SeriesPoint, SpanKind
@@ -283,7 +283,12 @@ class Stream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, kind = {"cache-control": "no-store", "x-accel-buffering": "no"}, "text/event-stream"
-        with self._live.watching() as admitted, contextlib.suppress(OSError):  # of a browser that is gone
+
+        async def send_quietly(message: Message) -> None:
+            with contextlib.suppress(OSError):  # of a browser that is gone
+                await send(message)
+
+        with self._live.watching() as admitted:
             if not admitted:
                 answer = json_answer({"error": {"message": f"{MOST_STREAMS} browsers watch already"}}, 503)
                 answer.headers["retry-after"] = "30"
@@ -291,7 +296,7 @@ class Stream:
                 answer = Response(headers=headers, media_type=kind)
             else:
                 answer = StreamingResponse(self._events(), headers=headers, media_type=kind)
-            await answer(scope, receive, send)
+            await answer(scope, receive, send_quietly)
 
     async def _events(self) -> AsyncIterator[str]:
         yield f"retry: {RETRY_MS}\n\n"

@@ -198,6 +198,8 @@ class Lengths(TypedDict, total=False):
 
 def pieces_for(tokens: float, *, chars_per_token: float = TYPICAL_CHARS_PER_TOKEN, overhead_tokens: float = 0.0) -> int:
     """Return how many pieces make so many tokens, the chat template's own included. May be negative."""
+    if not 0 < chars_per_token < math.inf:
+        raise UserError(f"`{chars_per_token}` characters per token is not possible", hint="between 2 and 6 is usual")
     return round((tokens - overhead_tokens) * chars_per_token / CHARS_PER_PIECE)
 
 

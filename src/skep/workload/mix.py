@@ -26,10 +26,12 @@ _LARGEST_CV = 20.0
 
 def constant(rate: float) -> Iterator[float]:
     """0, 1/rate, 2/rate, ...: not summed up, so that nothing drifts."""
+    _check_rate(rate)
     return (place / rate for place in count())
 
 
 def poisson(rate: float, rng: Random) -> Iterator[float]:
+    _check_rate(rate)
     return accumulate(exponential(rng, 1.0 / rate) for _ in count())
 
 
@@ -37,8 +39,14 @@ def gamma(rate: float, cv: float, rng: Random) -> Iterator[float]:
     """`cv` is the gaps' deviation over their mean: 1 is Poisson, above it is burstier, 0 gives constant gaps."""
     if cv == 0:
         return constant(rate)
+    _check_rate(rate)
     shape = 1.0 / (cv * cv)
     return accumulate(draw_gamma(rng, shape) / (shape * rate) for _ in count())
+
+
+def _check_rate(rate: float) -> None:
+    if not (math.isfinite(rate) and rate > 0):
+        raise UserError(f"`{rate}` requests per second is not a rate", hint="give a number above zero")
 
 
 def parse_arrivals(text: str) -> Arrivals:

@@ -7,6 +7,7 @@ prompt and goes on with written follow-ups; its context grows by whatever the mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from random import Random
@@ -186,6 +187,8 @@ def conversations(
     """Endless. Think times: exponential with that mean, at most about 5 times it. `tokens_turn`: without template."""
     if not 1 <= turns <= MOST_TURNS:
         raise UserError(f"a conversation of `{turns}` turns is not possible", hint=f"from 1 to {MOST_TURNS}")
+    if not 0 <= think_s < math.inf:
+        raise UserError(f"`{think_s}` is not a think time", hint="give seconds, 0 or more")
     budget, form = token_budget(tokens_first, **lengths)
     lengths["overhead_tokens"] = 0.0
     room = room_for("a further turn", tokens_turn, FEWEST_TURN_PIECES, **lengths)

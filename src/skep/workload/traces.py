@@ -49,6 +49,8 @@ def read_trace(lines: Iterable[str], *, speed: float = 1.0, limit: int | None = 
     """In the order of arrival. `speed` 2 replays in half the time; `limit` takes so many from the beginning."""
     if not (math.isfinite(speed) and speed > 0):
         raise UserError(f"speed `{speed}` is not possible", hint="1 is as recorded, 2 is twice as fast")
+    if limit is not None and limit < 1:
+        raise UserError(f"limit `{limit}` is too small: no request would be replayed", hint="give 1 or more")
     items = sorted(islice(_items(lines), limit), key=lambda item: item.at_s or 0.0)
     if not items:
         raise UserError("the trace holds no requests", hint=f"one JSON object a line, such as {_LOOKS['mooncake']}")
