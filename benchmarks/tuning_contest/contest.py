@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from tuning_contest.contest_bench import ContestBench
 from tuning_contest.planned import PlannedRig, RigSpace
 from tuning_contest.truth import RuggedTruth, Survey
 
@@ -20,7 +21,6 @@ from skep.tuner.records import (
     TuneStage,
 )
 from skep.tuner.search import KnobSearch
-from skep.tuner.simulated import SimulatedBench
 
 WITHIN = 0.02
 _KEPT = 0.2  # of the time, for measuring the best again
@@ -69,8 +69,8 @@ class Arena:
         self.truth = RuggedTruth(planned, seed)
         self.survey: Survey = self.truth.survey()
 
-    def bench(self) -> SimulatedBench:
-        return SimulatedBench(self.truth, seed=_APART + self.seed, together=not self.rig.on_cards)
+    def bench(self) -> ContestBench:
+        return ContestBench(self.truth, seed=_APART + self.seed, together=not self.rig.on_cards)
 
     def regret(self, find: Find) -> float:
         return 1.0 - (find.figure or 0.0) / self.survey.best_figure
@@ -198,7 +198,7 @@ def _optuna() -> Any:
     return optuna
 
 
-def _one_reading(bench: SimulatedBench, config: KnobConfig, readings: int) -> float | None:
+def _one_reading(bench: ContestBench, config: KnobConfig, readings: int) -> float | None:
     """The mean of that many; None where it failed."""
     start = bench.measured(MeasureRequest((config,), readings, "screen", "")).starts[0]
     if isinstance(start.failure, ConfigFailure) or not start.figures:
