@@ -1,4 +1,4 @@
-"""docs/two-3090s.md, line by line, on a machine that shows two such cards, with a hub and a vLLM that are not real."""
+"""Pages for beginners, line by line, on a machine that shows two RTX 3090s, with a hub and a vLLM that are not real."""
 
 import json
 import re
@@ -9,8 +9,9 @@ import pytest
 
 from conftest import SMI
 from fake_hub import FakeHub
+from skep.testing.process import FakeEngine
 
-PAGE = (Path(__file__).parents[2] / "docs" / "two-3090s.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
 CHECKPOINT = "Lorbus/Qwen3.6-27B-int4-AutoRound"
 VLLM = f"""#!{sys.executable}
 import os, sys
@@ -25,7 +26,16 @@ value = lambda flag: words[words.index(flag) + 1]
 own = ["--model", value("--served-model-name"), "--slots", value("--max-num-seqs"), "--port", value("--port")]
 os.execv({sys.executable!r}, [{sys.executable!r}, "-m", "skep.testing.fake_engine", "--token-ms", "1", *own])
 """
-QUICK = {"skep bench sweep": ["--tasks", "8", "--runs", "1", "--output-tokens", "4"]}
+QUICK = {"skep bench sweep": ["--tasks", "16", "--runs", "1", "--output-tokens", "4"]}
+
+
+def typed(page):
+    return re.findall(r"^    (skep .*)$", (DOCS / page).read_text(), re.MULTILINE)
+
+
+def words_of(line):
+    words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line)][1:]
+    return words + next((extra for start, extra in QUICK.items() if line.startswith(start)), [])
 
 
 @pytest.fixture
@@ -47,15 +57,25 @@ def test_the_page_can_be_typed_from_its_first_line_to_its_last(machine, tmp_path
     for folder in ("src", "docs"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.md").write_text("# Bees\nThey make wax.\n")
-    lines = [line for line in re.findall(r"^    (skep .*)$", PAGE, re.MULTILINE) if "engine install" not in line]
+    lines = [line for line in typed("two-3090s.md") if "engine install" not in line]
     assert len(lines) > 8
     for line in lines:
-        words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line)][1:]
-        more = next((extra for start, extra in QUICK.items() if line.startswith(start)), [])
-        done = machine(*words, *more)
+        done = machine(*words_of(line))
         if line.startswith("skep plan"):
             assert "for 4 agents: 2 x TP=1" in done.stdout
         if line.endswith("-d"):
             rows = json.loads(machine("ps", "--json").stdout)
             assert [row["state"] for row in rows] == ["ready"] * 3
             assert "Claude Code: ANTHROPIC_BASE_URL=" in done.stderr
+
+
+def test_the_page_for_those_who_serve_already_can_be_typed_too(machine, tmp_path):
+    (tmp_path / "skep.toml").write_text("[gateway]\nport = 0\n")
+    lines = typed("already-serving.md")
+    assert len(lines) == 4
+    with FakeEngine(slots=16, model="qwen3:8b") as engine:
+        for line in lines:
+            done = machine(*words_of(re.sub(r"http://127\.0\.0\.1:(8000|11434)", engine.url, line)))
+            assert "vllm serve" in done.stdout or "skep plan" not in line
+            if line.endswith("-d"):
+                machine("down")
