@@ -128,7 +128,8 @@ asyncio.run(sandbox.run(script, SandboxLimits(seconds=60)))
             inside = []
 
             def is_whole():
-                inside[:] = [launcher, *descendants(launcher)]
+                found = [launcher, *descendants(launcher)]
+                inside[:] = max(inside, found, key=len)  # read twice: one that starts others may be gone by then
                 return len(inside) >= 5 or skep.poll() is not None
 
             wait_until(is_whole, 60.0)
