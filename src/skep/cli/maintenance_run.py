@@ -101,7 +101,7 @@ def run_demo(output: Path) -> None:
     note("4/4 the report")
     write_reports([summary.run_id], output)
     took = format_seconds(time.monotonic() - began)
-    note(f"done in {took}; nothing is left running. Next: `skep up MODEL -d`, your agents at its URL; `skep web` looks on")
+    note(f"done in {took}; nothing is left running. Next: `skep up MODEL -d`, your agents at its URL, `skep web`")
     print(output.resolve())  # noqa: T201
 
 
