@@ -138,7 +138,7 @@ def test_typo_names_the_nearest_model():
     with pytest.raises(UserError) as caught:
         pullable("smolm2")
     assert caught.value.message == "no model is called `smolm2`"
-    assert caught.value.hint == "did you mean `smollm2-135m`?"
+    assert "`smollm2-135m`" in caught.value.hint
 
 
 @pytest.mark.parametrize("typed", ["zzzz", "", "../x"])
@@ -146,7 +146,7 @@ def test_unlike_name_lists_what_there_is(typed):
     """A name that resembles nothing gets the list of known names."""
     with pytest.raises(UserError) as caught:
         pullable(typed)
-    assert caught.value.hint == "known models: smollm2-135m"
+    assert "`skep catalog models` lists them" in caught.value.hint
 
 
 def test_path_is_not_taken_for_a_name():

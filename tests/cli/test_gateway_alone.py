@@ -85,7 +85,7 @@ def test_upstreams_of_the_file_are_fronted_and_reloaded(skep, front, tmp_path):
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (["--upstream", "http://x:1"], "vLLM --max-num-seqs, llama-server -np"),
+        (["--upstream", "http://x:1"], "does not answer"),
         (["--upstream", "http://x:1", "--slots", "1", "--slots", "2"], "1 --upstream, but 2 --slots"),
         (["--upstream", "http://x:1/api/openai", "--slots", "1"], "has the path `/api/openai`"),
         (["--upstream", "ftp://x:1", "--slots", "1"], "not an http(s) URL"),

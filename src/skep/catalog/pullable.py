@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from skep.catalog.names import did_you_mean, similar_names, squeeze
+from skep.catalog.names import did_you_mean, similar_names, spellings, squeeze
 from skep.errors import UserError
 
 
@@ -43,8 +43,8 @@ def find_pullable(name: str) -> PullableModel | None:
 def pullable(name: str) -> PullableModel:
     model = find_pullable(name)
     if model is None:
-        near = similar_names(name, _spelled(_read()))
-        hint = did_you_mean(near, "known models: " + ", ".join(pullable_names()))
+        near = similar_names(name, {**spellings("models.toml"), **_spelled(_read())})
+        hint = did_you_mean(near, "`skep catalog models` lists them; ORG/NAME is a checkpoint of the hub")
         raise UserError(f"no model is called `{name}`", hint=hint)
     return model
 

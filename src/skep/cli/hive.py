@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from skep.config.settings import Settings
+from skep.deploy.preview import has_keys
 from skep.errors import SkepError
 from skep.paths import Paths
 from skep.report.hive_text import endpoint_lines, hive_columns
@@ -65,7 +66,7 @@ def serve_detached(settings: Settings, paths: Paths, *, as_json: bool) -> None:
         return
     note(f"skep is up (pid {ready['pid']}): {', '.join(ready['models']) or 'no model yet'}")
     note("`skep ps` shows it, `skep logs NAME` its output, `skep down` stops it")
-    note(*endpoint_lines(ready["openai_base_url"], ready["models"]))
+    note(*endpoint_lines(ready["openai_base_url"], ready["models"], keyed=has_keys(settings, paths)))
     print(ready["openai_base_url"])  # noqa: T201
 
 
@@ -169,7 +170,8 @@ class _ConsoleReporter:
             return
         models = ", ".join(supervisor.replica_set.models) or "no model yet"
         note(f"ready: {supervisor.hive.url}/v1 serves {models}; Ctrl-C stops it")
-        note(*endpoint_lines(f"{supervisor.hive.url}/v1", list(supervisor.replica_set.models)))
+        keyed = has_keys(supervisor.hive.settings, self._paths)
+        note(*endpoint_lines(f"{supervisor.hive.url}/v1", list(supervisor.replica_set.models), keyed=keyed))
         if can_draw(sys.stderr):
             self._view = threading.Thread(target=self._show, daemon=True)
             self._view.start()

@@ -206,7 +206,10 @@ def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json
         from skep.report.hive_text import print_preview
 
         shown = preview(settings, paths)
-        print_json(shown) if as_json else print_preview(shown)
+        if as_json:
+            print_json(shown)
+        else:
+            print_preview(shown)
         return
     if settings.cluster is None:
         hive.learn_flags(settings)

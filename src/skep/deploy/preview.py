@@ -10,6 +10,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from skep.catalog.checkpoints import checkpoint_of as known_checkpoint
+from skep.catalog.pullable import find_pullable
+from skep.config.keys import keys_path, read_keys
 from skep.config.settings import OWN_ENGINES, Serve, Settings
 from skep.deploy.commands import adapter_of
 from skep.deploy.launches import NO_WEIGHTS, checkpoint_of, launch_of, stem_of
@@ -30,7 +32,13 @@ def preview(settings: Settings, paths: Paths) -> dict[str, Any]:
         "openai_base_url": f"{scheme}://{gateway.host}:{gateway.port}/v1",
         "serve": [_served(serve, paths) for serve in settings.serve],
         "upstream": [one.url for one in settings.upstream],
+        "keyed": has_keys(settings, paths),
     }
+
+
+def has_keys(settings: Settings, paths: Paths) -> bool:
+    """Whether clients need a key."""
+    return settings.gateway.api_key is not None or bool(read_keys(keys_path(paths)))
 
 
 def _served(serve: Serve, paths: Paths) -> dict[str, Any]:
@@ -53,7 +61,8 @@ def _weights(serve: Serve, paths: Paths) -> dict[str, Any]:
         return {"source": named, "there": True, "bytes": None, "free_bytes": None}
     source = parse_hub_source(named)
     if source is None:
-        return {"source": named, "there": installed(named, paths.cache) is not None, "bytes": None, "free_bytes": None}
+        there = find_pullable(named) is not None and installed(named, paths.cache) is not None
+        return {"source": named, "there": there, "bytes": None, "free_bytes": None}
     found, known = cached(source), known_checkpoint(named)
     size = found.bytes if found is not None else int(known.disk_gb * 1e9) if known and known.disk_gb else None
     folder = next(one for one in (hub_cache(), *hub_cache().parents) if one.exists())

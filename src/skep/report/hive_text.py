@@ -195,11 +195,12 @@ def print_preview(found: dict[str, Any]) -> None:
             print(f"  {line}")  # noqa: T201
     for url in found["upstream"]:
         print(f"upstream: {url}")  # noqa: T201
-    print("\n".join(endpoint_lines(found["openai_base_url"], [one["model"] for one in found["serve"]])))  # noqa: T201
+    models = [one["model"] for one in found["serve"]]
+    print("\n".join(endpoint_lines(found["openai_base_url"], models, keyed=found["keyed"])))  # noqa: T201
 
 
-def endpoint_lines(url: str, models: Sequence[str]) -> list[str]:
+def endpoint_lines(url: str, models: Sequence[str], *, keyed: bool) -> list[str]:
     """Say how clients reach it. Claude Code speaks with engines that know /v1/messages: vLLM, llama-server, SGLang."""
-    model = models[0] if models else "MODEL"
-    told = f"ANTHROPIC_BASE_URL={url.removesuffix('/v1')} ANTHROPIC_AUTH_TOKEN=none ANTHROPIC_MODEL={model}"
-    return [f"OpenAI SDK: OPENAI_BASE_URL={url} OPENAI_API_KEY=none (model {model})", f"Claude Code: {told} claude"]
+    model, key = models[0] if models else "MODEL", "YOUR_KEY" if keyed else "none"
+    told = f"ANTHROPIC_BASE_URL={url.removesuffix('/v1')} ANTHROPIC_AUTH_TOKEN={key} ANTHROPIC_MODEL={model}"
+    return [f"OpenAI SDK: OPENAI_BASE_URL={url} OPENAI_API_KEY={key} (model {model})", f"Claude Code: {told} claude"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from skep.engines.base import Launch, key_headers
+from skep.errors import UserError
 from skep.supervisor.lifecycle import Life, ReplicaState
 from skep.supervisor.replica import ReplicaMember, UpstreamInfo
 from skep.wire.client import Pool, WireFailure
@@ -164,14 +165,16 @@ async def ask_slots(url: str, key_env: str | None = None) -> tuple[int, str] | N
     key = os.environ.get(key_env, "") if key_env else ""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
+        await fetch(pool, "GET", "/v1/models", headers=headers, timeout_s=PROBE_TIMEOUT_S)  # is anybody there?
         for path, name in (("/props", "total_slots"), ("/get_server_info", "max_running_requests")):
             answer = await _ask(pool, path, headers)
             count = answer.document().get(name) if answer is not None else None
             if isinstance(count, int) and count > 0:
                 return count, f"{path} of {url}"
         metrics = await _ask(pool, "/metrics", headers)
-    except WireFailure:
-        return None
+    except WireFailure as failure:
+        hint = "start it first, or say with --slots how many it has"
+        raise UserError(f"{url} does not answer ({failure}), so its slots are not known", hint=hint) from None
     finally:
         await pool.close()
     text = metrics.body.decode("utf-8", "replace") if metrics is not None else ""
