@@ -78,6 +78,7 @@ docs: $(VENV)/.installed-dev  ## write docs/cli.md anew from the commands' help,
 	$(BIN)/python scripts/write_cli_docs.py
 	$(BIN)/python scripts/write_accuracy.py
 	$(BIN)/python scripts/write_recipes.py
+	$(BIN)/python scripts/write_published.py
 
 size: $(VENV)/.installed-dev  ## lines and modules by package, small modules, shared class names
 	$(BIN)/python scripts/size.py

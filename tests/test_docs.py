@@ -93,7 +93,7 @@ def test_commands_named_in_the_pages_exist(page):
         assert any(words[: len(path)] == path or words == path[: len(words)] for path in known), line
 
 
-@pytest.mark.parametrize("script", ["write_cli_docs.py", "write_accuracy.py", "write_recipes.py"])
+@pytest.mark.parametrize("script", ["write_cli_docs.py", "write_accuracy.py", "write_recipes.py", "write_published.py"])
 def test_written_pages_are_what_the_code_and_the_points_say(script):
     command = [sys.executable, ROOT / "scripts" / script, "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -1,5 +1,6 @@
 """What `skep plan` says of agents' tasks: decisions that home labs have made, and a start line that can be typed."""
 
+import re
 import shlex
 
 import pytest
@@ -9,6 +10,7 @@ from skep.catalog.checkpoints import checkpoint_of
 
 pytestmark = pytest.mark.usefixtures("paths")
 TWO = ("--gpu", "2x rtx-3090")
+SHORT = ("--input-tokens", "256", "--output-tokens", "256")
 
 
 def best(*args):
@@ -99,9 +101,37 @@ def test_a_format_that_nobody_made_is_not_recommended():
         assert one["checkpoint"] is None or checkpoint_of(one["checkpoint"]).model == "qwen3.6-27b"
 
 
+def evidence(*flags):
+    notes = call("plan", *flags, "--json", check=0).json["notes"]
+    (found,) = (one for one in notes if one.startswith("measured: "))
+    return found
+
+
 def test_what_others_measured_stands_beside_the_plan():
-    notes = call("plan", "qwen3.6-35b-a3b", *TWO, "--json", check=0).json["notes"]
-    assert any(one.startswith("measured: 283 tok/s") and "qwen3.6-35b-a3b-2x3090-ep" in one for one in notes)
+    found = evidence("qwen3.6-27b", *TWO, "-c", "4")
+    told = r"measured: 225 tok/s at 1024 tokens in, 1024 out, C=4 \(preset qwen3.6-27b-2x3090-replicas\)"
+    assert re.fullmatch(told + r"; this plan expects \d+ there, [-+]\d+ %", found)
+
+
+def test_a_published_row_is_evidence_where_no_preset_is():
+    found = evidence("gpt-oss-20b", "--gpu", "rtx-5090", "-c", "8")
+    assert re.search(r"319 tok/s at 8192 tokens in, 371 out, C=4 \(github.com/.*\); this plan expects \d+ there", found)
+
+
+def test_evidence_in_another_layout_or_format_names_it():
+    assert "with TP=2, mtp n=4 (vllm) at C=1" in evidence("gemma-4-31b", *TWO, "-c", "1", "--spec", "none")
+
+
+def test_what_was_measured_while_requests_waited_for_a_slot_is_no_evidence():
+    """The preset has 4 slots: 283 tok/s at C=4, and the same at C=8."""
+    assert "preset" not in evidence("qwen3.6-35b-a3b", *TWO, "-c", "8")
+
+
+def test_a_plan_that_contradicts_a_measurement_says_why_or_which_to_trust():
+    few = evidence("gpt-oss-20b", "--gpu", "rtx-5060-ti-16gb", "-c", "32", "--engine", "vllm")
+    assert re.search(r"-\d\d % with its \d+ slots? for longer tasks$", few)
+    same = evidence("gpt-oss-20b", "--gpu", "rtx-5090", "-c", "32", "--engine", "vllm", *SHORT)
+    assert same.endswith("trust the measurement, not the plan")
 
 
 def test_rigs_side_by_side_end_with_what_to_buy():

@@ -7,25 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SMI
+from conftest import SMI, vllm_program
 from fake_hub import FakeHub
 from skep.testing.process import FakeEngine
 
 DOCS = Path(__file__).parents[2] / "docs"
 CHECKPOINT = "Lorbus/Qwen3.6-27B-int4-AutoRound"
-VLLM = f"""#!{sys.executable}
-import os, sys
-words = sys.argv
-if "--help" in " ".join(words):
-    print("  --served-model-name --port --host --max-num-seqs --max-model-len --gpu-memory-utilization --dtype --seed")
-    print("  --kv-cache-dtype --tensor-parallel-size --language-model-only --speculative-config --block-size")
-    print("  --swap-space --enforce-eager --quantization --load-format --tokenizer --disable-custom-all-reduce")
-    sys.exit(0)
-assert os.path.isdir(words[2]), words
-value = lambda flag: words[words.index(flag) + 1]
-own = ["--model", value("--served-model-name"), "--slots", value("--max-num-seqs"), "--port", value("--port")]
-os.execv({sys.executable!r}, [{sys.executable!r}, "-m", "skep.testing.fake_engine", "--token-ms", "1", *own])
-"""
 QUICK = {"skep bench sweep": ["--tasks", "16", "--runs", "1", "--output-tokens", "4"]}
 
 
@@ -42,7 +29,7 @@ def words_of(line):
 def machine(tmp_path, skep):
     programs = tmp_path / "programs"
     programs.mkdir()
-    for name, text in (("nvidia-smi", SMI), ("vllm", VLLM)):
+    for name, text in (("nvidia-smi", SMI), ("vllm", vllm_program("assert os.path.isdir(words[2]), words"))):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     files = {"config.json": b"{}", "model.safetensors": b"w" * 100_000}

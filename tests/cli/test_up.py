@@ -2,13 +2,13 @@
 
 import json
 import os
-import sys
 
 import openai
 import pytest
 from hive_client import ask, rows_of
 from in_process import refused
 
+from conftest import vllm_program
 from skep.catalog.checkpoints import checkpoints_of
 from skep.config.presets import preset, serve_of
 from skep.deploy import resolve
@@ -115,28 +115,18 @@ def test_a_preset_for_cards_on_a_machine_without_any_says_that_its_figures_do_no
     assert any(line.startswith("warning: ") and "rtx-4090" in line for line in said)
 
 
-VLLM = f"""#!{sys.executable}
-import os, sys
-words = sys.argv
-if "--help" in " ".join(words):
-    print("  --served-model-name --port --host --max-num-seqs --max-model-len --gpu-memory-utilization --dtype --seed")
-    print("  --kv-cache-dtype --tensor-parallel-size --disable-log-requests --enable-prefix-caching --block-size")
-    print("  --swap-space --enforce-eager --quantization --load-format --tokenizer --revision --trust-remote-code")
-    sys.exit(0)
-value = lambda flag: words[words.index(flag) + 1]
+NO_MEMORY = """
 if float(value("--gpu-memory-utilization")) > 0.85:
     print("INFO 11-15 10:00:00 [gpu_model_runner.py:100] Graph capturing started")
     print("ERROR 11-15 10:00:02 [core.py:866] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512 MiB.")
     sys.exit(1)
-own = ["--model", value("--served-model-name"), "--slots", value("--max-num-seqs"), "--port", value("--port")]
-os.execv({sys.executable!r}, [{sys.executable!r}, "-m", "skep.testing.fake_engine", *own])
 """
 
 
 @pytest.fixture
 def vllm(tmp_path):
     program = tmp_path / "vllm"
-    program.write_text(VLLM)
+    program.write_text(vllm_program(NO_MEMORY))
     program.chmod(0o755)
     return program
 

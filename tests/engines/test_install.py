@@ -32,8 +32,10 @@ def test_an_engine_is_installed_found_replaced_and_removed(wheels, tmp_path):
     said = []
     program = install_engine("vllm", driver="580.65.06", say=said.append)
     assert version_of(program) == "vllm 0.24.0"
-    assert said[0] == "making the environment ..."
-    assert said[1] == "installing vllm==0.24.0 with pip ..."
+    assert [line for line in said if line.endswith("...")] == [
+        "making the environment ...",
+        "installing vllm==0.24.0 with pip ...",
+    ]
     assert find_program("vllm").path == engine_folder("vllm") / "bin" / "vllm"
     assert engine_status("vllm").own
     with pytest.raises(EngineError, match=r"installing vllm==9\.9\.9 with pip failed: ERROR: No matching distribution"):

@@ -24,10 +24,10 @@ class Checkpoint(msgspec.Struct, frozen=True):
     format: str = ""  # as quants.toml calls it; empty: GGUF, in `files`
     files: dict[str, str] = {}
     activations: int = 16  # bits
-    kept: tuple[
-        str, ...
-    ] = ()  # parts in 16 bit: embeddings lm_head attention linear_attention shared_experts vision mtp
+    # parts in 16 bit: embeddings lm_head attention linear_attention shared_experts vision mtp
+    kept: tuple[str, ...] = ()
     disk_gb: float | None = None  # 10^9 bytes of its weight files
+    loaded_gib: float | None = None  # as an engine's log said, without drafts; else the planner counts it
     mtp: bool = False  # its draft layers are there and can be used
     draft: str | None = None  # a checkpoint that drafts for it
     vision: bool = False

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +12,7 @@ from msgspec.structs import replace
 from skep.catalog.checkpoints import checkpoint_of
 from skep.catalog.options import DRAFT_METHODS
 from skep.deploy.commands import command_lines, gateway_line, up_line
+from skep.deploy.evidence import EVIDENCE, evidence
 from skep.engines.discovery import engine_kinds, is_installed
 from skep.errors import SkepError, UserError, WeightsError
 from skep.planner.candidates import (
@@ -32,7 +30,7 @@ from skep.planner.quants import QUANTS, Quant, find_kv, find_quant, known_quant
 from skep.planner.ranking import BasisOf, Predicted, published_basis
 from skep.planner.rigs import ResolvedRig, find_rig, of_machines, parse_spec, rig_of_host
 from skep.planner.rules import runs_cuda_kernels
-from skep.planner.setup import Layout, PlannedLoad, Speculation
+from skep.planner.setup import Speculation
 from skep.units import format_bytes
 
 if TYPE_CHECKING:
@@ -43,7 +41,6 @@ _QUANT_ENDINGS = ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "
 _METHODS = {"modelopt": "fp8", "fbgemm_fp8": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "gptq_marlin": "gptq"}
 MOST_PRICE = 1e9
 _NO_LIMIT = 1 << 40
-EVIDENCE = "measured: "  # begins a note about a published figure of the same model on the same cards
 
 
 class PlanFlags(PinnedSizes, frozen=True):
@@ -112,54 +109,9 @@ def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True) -> PlanAns
         for found, names in zip(rigs, each, strict=True)
     )
     notes = [*model.notes, *(n for found in rigs for n in found.notes), *(basis_of(name).note for name in engines)]
-    notes += evidence(choices)
+    notes += evidence(choices, goal.agents)
     notes += [note for choice in choices for note in choice.notes]
     return PlanAnswer(flags, model, goal, pins, engines, choices, tuple(dict.fromkeys(filter(None, notes))))
-
-
-def evidence(choices: Sequence[PlanChoice]) -> list[str]:
-    """Return what others measured with the same model on the same cards, beside what the best plan expects there."""
-    from skep.config.presets import preset_tables
-
-    said = []
-    for plans in (choice.plans for choice in choices if choice.plans):
-        best = plans[0]
-        counted = Counter(card.id for card in best.rated.rig.cards)
-        cards = " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
-        found = [
-            (row["tok_s"], row["concurrency"], row["input_tokens"], row["output_tokens"], name, table)
-            for name, table in preset_tables(best.setup.model.id).items()
-            if table["hardware"] == cards and not table.get("history")
-            for row in table.get("published", ())
-            if row["metric"] == "output" and "input_tokens" in row and "output_tokens" in row
-        ]
-        if not found:
-            continue
-        tok_s, agents, prompt, answer, name, table = max(found, key=itemgetter(0))
-        load, way = PlannedLoad(agents, prompt, answer), _way(table)
-        here = best.rated.prospect.outcome(load).effective_tok_s
-        other = "" if way == _layout_words(best) else f" with {way}"
-        same = next((plan for plan in plans[1:] if _layout_words(plan) == way), None)  # as they did it
-        why = f", and {same.rated.prospect.outcome(load).effective_tok_s:,.0f} of that way" if same and other else ""
-        said.append(
-            f"{EVIDENCE}{tok_s:,.0f} tok/s{other} at {prompt} tokens in, {answer} out, C={agents} (preset {name}); "
-            f"this plan expects {here:,.0f} there, {(here / tok_s - 1) * 100:+.0f} %{why}"
-        )
-    return said
-
-
-def _way(preset: dict[str, Any]) -> str:
-    """Describe how a preset runs its model, as plans do."""
-    options = preset.get("options", {})
-    tp, replicas = options.get("tp", 1), preset.get("replicas", 1) * options.get("dp", 1)
-    method, _, depth = options.get("speculation", "").partition(":")
-    layout = Layout(tp, options.get("pp", 1), tp if options.get("ep") else 1, replicas)
-    return f"{layout}{f', {method} n={depth}' if method else ''} ({preset['engine']})"
-
-
-def _layout_words(plan: Plan) -> str:
-    drafts = f", {plan.setup.spec}" if plan.setup.spec else ""
-    return f"{plan.setup.layout}{drafts} ({plan.setup.engine})"
 
 
 def nothing_fits(found: PlanAnswer) -> SkepError | None:

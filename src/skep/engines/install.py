@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
 import msgspec
 
@@ -27,7 +29,7 @@ from skep.units import GIB, format_bytes
 INSTALLABLE = ("vllm", "sglang", "llamacpp")
 NAMES = {"llama-server": "llamacpp", "llama.cpp": "llamacpp", "llama-cpp": "llamacpp"}
 _DONE = ".installed"  # written last: a folder without it is what an interrupted installation left
-_STEP_S = 0.5
+_STEP_S, _STILL_S = 0.5, 10.0
 Say = Callable[[str], None]
 
 
@@ -88,10 +90,10 @@ def install_engine(engine: str, *, version: str | None = None, driver: str | Non
         uv = shutil.which("uv")
         python = str(folder / "bin" / "python")
         making = [uv, "venv", "-q", "--python", sys.executable, str(folder)] if uv else None
-        _run(making or [sys.executable, "-m", "venv", str(folder)], "making the environment", say)
+        _run(making or [sys.executable, "-m", "venv", str(folder)], "making the environment", say, cuda=False)
         installing = [uv, "pip", "install", "--python", python, package] if uv else None
         _run(installing or [python, "-m", "pip", "install", "--disable-pip-version-check", package],
-             f"installing {package} with {'uv' if uv else 'pip'}", say)  # fmt: skip
+             f"installing {package} with {'uv' if uv else 'pip'}", say, cuda=driver is not None)  # fmt: skip
         (folder / _DONE).write_text(f"{package}\n", encoding="utf-8")
         program = find_program(engine, str(folder / "bin" / kind.program))
         if version_of(program) is None:
@@ -127,30 +129,34 @@ def _made_anew(folder: Path) -> Iterator[None]:
     shutil.rmtree(before, ignore_errors=True)
 
 
-def _run(argv: list[str], what: str, say: Say) -> None:
-    """Run it, saying what it is at from time to time; its last words are the error's. With CUDA, where nvcc is."""
+def _run(argv: list[str], what: str, say: Say, *, cuda: bool) -> None:
+    """Run it, saying what it is at from time to time; its last words are the error's. `cuda`: what is built uses it."""
     say(f"{what} ...")
-    began, lines = time.monotonic(), list[str]()
-    cuda = {"CMAKE_ARGS": "-DGGML_CUDA=ON"} if shutil.which("nvcc") else {}
-    env = {**cuda, **os.environ, "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONUNBUFFERED": "1"}
+    began, lines = time.monotonic(), deque[str](maxlen=40)
+    build = {"CMAKE_ARGS": "-DGGML_CUDA=ON"} if cuda else {}
+    env = {**build, **os.environ, "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, text=True,
         start_new_session=True,
     ) as child:  # fmt: skip
-        told = began
+        assert child.stdout is not None
+        reader = Thread(target=lines.extend, args=(filter(None, map(str.strip, child.stdout)),), daemon=True)
+        reader.start()
+        told, silent = "", 0
         try:
-            assert child.stdout is not None
-            for line in child.stdout:
-                lines = [*lines[-40:], line.strip()]
-                if time.monotonic() - told > _STEP_S and line.strip():
-                    told = time.monotonic()
-                    say(f"  {told - began:4.0f} s  {line.strip()[:100]}")
-            status = child.wait()
+            while (status := child.poll()) is None:
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(_STEP_S)
+                silent += 1  # a build may say nothing for minutes
+                if (now := lines[-1] if lines else "") != told or silent * _STEP_S >= _STILL_S:
+                    say(f"  {time.monotonic() - began:4.0f} s  {now[:100]}")
+                    told, silent = now, 0
+            reader.join()
         finally:
             if child.poll() is None:
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
     if status != 0:
-        errors = [one for one in lines if one.lower().startswith("error")] or [one for one in lines if one]
+        errors = [one for one in lines if one.lower().startswith("error")] or list(lines)
         why = errors[-1] if errors else f"exit code {status}"
         raise EngineError(f"{what} failed: {why}", hint=f"`{' '.join(argv)}` shows all of it")

@@ -117,13 +117,14 @@ def offered_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tup
 
 @lru_cache(maxsize=512)
 def as_published(quant: Quant, model: Geometry, engine: str) -> Quant:
-    """Return the format with as many bits as its checkpoint takes on disk: they keep some parts in 16."""
+    """Return the format with as many bits as its checkpoint takes when loaded, or on disk: some parts stay in 16."""
     found = find_checkpoint(model.id, engine, quant.id)
-    if found is None or found.disk_gb is None:
+    if found is None or (found.loaded_gib or found.disk_gb) is None:
         return quant
-    parts = parts_of(model)
-    counted = weights_bits(model, quant, with_draft=found.mtp, with_vision=found.vision)
-    more = (found.disk_gb * 8e9 - counted) / max(1.0, parts.mlp + parts.experts + parts.small)
+    parts, drafts = parts_of(model), found.mtp and found.loaded_gib is None
+    counted = weights_bits(model, quant, with_draft=drafts, with_vision=found.vision)
+    bits = found.loaded_gib * 8 * GIB if found.loaded_gib else (found.disk_gb or 0.0) * 8e9
+    more = (bits - counted) / max(1.0, parts.mlp + parts.experts + parts.small)
     return replace(quant, bits=quant.bits + more) if abs(more) < quant.bits * _OTHER_SIZE else quant
 
 

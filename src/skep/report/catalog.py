@@ -13,12 +13,13 @@ from msgspec.structs import asdict
 
 from skep.catalog.checkpoints import Checkpoint, checkpoints_of
 from skep.catalog.gpus import Device, ValueOrigin
-from skep.catalog.models import Geometry
+from skep.catalog.models import Geometry, geometry
 from skep.engines.install import EngineStatus
+from skep.planner.candidates import as_published
 from skep.planner.memory import weights_bits
 from skep.planner.quants import QUANTS, parts_of
 from skep.report.columns import Column, as_count, print_records
-from skep.units import format_bytes, number
+from skep.units import GIB, format_bytes, number
 
 _SIZED = ("bf16", "fp8", "awq", "nvfp4", "q4_k_m", "q6_k", "q8_0")
 _left = partial(Column, right=False)
@@ -59,11 +60,19 @@ _VALUES: tuple[Column[tuple[str, Any, ValueOrigin | None]], ...] = (
 )
 
 
+def loaded_gib(one: Checkpoint) -> float:
+    """Return what its weights take of a card, without pictures and drafts, in the smallest of its formats."""
+    model = geometry(one.model)
+    made = (as_published(QUANTS[name], model, one.engines[0]) for name in one.formats)
+    return min(weights_bits(model, quant, with_vision=False) for quant in made) / 8 / GIB
+
+
 CHECKPOINTS: tuple[Column[Checkpoint], ...] = (
     _left("hub", "CHECKPOINT", lambda one: one.hub),
     _left("format", "FORMAT", lambda one: " ".join(QUANTS[name].title for name in one.formats)),
     _left("engines", "ENGINES", lambda one: " ".join(one.engines)),
     Column("gb", "GB", lambda one: one.disk_gb, partial(number, digits=1)),
+    Column("loaded", "LOADED GiB", loaded_gib, partial(number, digits=1), rank=2),
     _left("has", "HAS", lambda one: " ".join(w for w in ("mtp", "vision", "gated") if getattr(one, w)), rank=1),
     _left("sure", "SURE", lambda one: one.origin.confidence, rank=1),
 )

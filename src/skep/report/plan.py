@@ -112,7 +112,7 @@ def memory_bar(plan: Plan) -> str:
     kv = memory.needed_kv_bytes + sum(memory.bytes_of(name) for name in (WINDOW, STATE))
     weights = sum(memory.bytes_of(name) for name in ("weights", "draft layers", "vision tower"))
     other = sum(term.bytes for term in memory.terms if term.name not in _DRAWN_TERMS)
-    sizes = {"weights": weights, f"KV of {setup.slots} tasks": kv, "engine": other}
+    sizes = {"weights": weights, f"KV of {setup.slots} task{'s' if setup.slots != 1 else ''}": kv, "engine": other}
     sizes["free"] = max(0, memory.usable_bytes - sum(sizes.values()))
     cells = [round(size / memory.usable_bytes * _BAR) for size in sizes.values()]
     bar = "".join(sign * count for sign, count in zip("█▓▒░", cells, strict=True))
