@@ -43,6 +43,12 @@ def test_a_configuration_is_the_planners_setup(dense):
     assert (setup.slots, setup.graphs, setup.utilization, setup.context) == (2, True, 0.85, 2048)
 
 
+def test_a_vision_tower_that_is_not_loaded_takes_no_room(dense):
+    effects, here = dense
+    blind = replace(effects.base, options=replace(effects.base.options, text_only=True))
+    assert Predictor(blind, DUAL.rig, AIM, effects.knobs).spare_bytes(here) > effects.spare_bytes(here)
+
+
 def test_the_steps_of_the_write_up_are_foreseen(dense):
     """Graphs, MTP and a second replica each were steps of its search."""
     effects, here = dense

@@ -126,7 +126,7 @@ class Predictor:
             self._model, quant, kv, "llamacpp" if preset.engine == "embedded" else preset.engine, layout,
             slots=max(1, preset.slots // options.dp), context=preset.context_tokens, utilization=options.memory_share,
             graphs=options.graphs is not False, spec=spec, batched_tokens=options.batched_tokens,
-            version=preset.engine_version,
+            vision=not options.text_only, version=preset.engine_version,
         )  # fmt: skip
 
     def cards(self, config: KnobConfig) -> Rig | None:
