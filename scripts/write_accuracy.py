@@ -1,4 +1,4 @@
-"""Writes the tables and the picture of docs/accuracy.md from the points in tests/data. `--check` only compares."""
+"""Write the table and the picture of docs/accuracy.md from the points in tests/data. `--check` only compares."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
 POINTS = ROOT / "tests" / "data" / "published_points.csv"
 BEGIN, END = "<!-- figures: scripts/write_accuracy.py -->", "<!-- end of figures -->"
-_GROUPS = (
-    "C=1", "C>1", "dense", "moe", "one card", "split", "tp", "replicas", "spec", "no spec",
-    "closed loop", "open loop", "engine vllm",
-    "engine llamacpp", "engine sglang", "engine trtllm", "gpu ampere", "gpu ada", "gpu blackwell", "gpu hopper",
-    "gpu rdna4",
-)  # fmt: skip
+_GROUPS = {  # in the order of the table, with their titles
+    "C=1": "C=1", "C>1": "C>1", "dense": "dense", "moe": "MoE", "one card": "one GPU", "split": "split by layer",
+    "tp": "tensor parallel", "replicas": "replicas", "spec": "speculation", "no spec": "no speculation",
+    "closed loop": "closed loop", "open loop": "open loop", "engine vllm": "vLLM", "engine llamacpp": "llama.cpp",
+    "engine sglang": "SGLang", "engine trtllm": "TensorRT-LLM", "gpu ampere": "Ampere", "gpu ada": "Ada",
+    "gpu blackwell": "Blackwell", "gpu hopper": "Hopper", "gpu rdna4": "RDNA 4",
+}  # fmt: skip
 
 
 def tables(plain: ValidationReport, calibrated: Sequence[ValidationPoint]) -> str:
-    lines = ["| rows of | n | median | p90 |", "|---|---|---|---|", _line("**all**", plain.spreads()["all"])]
+    lines = ["| rows | n | median error | p90 |", "|---|---|---|---|", _line("**all**", plain.spreads()["all"])]
     groups = groups_of(plain.points)
-    lines += [_line(name, groups[name]) for name in _GROUPS if name in groups]
+    lines += [_line(title, groups[name]) for name, title in _GROUPS.items() if name in groups]
     for formula, found in plain.baselines().items():
         lines += [_line(f"*{formula}*, {name}", value) for name, value in found.items()]
     of_all = spread([point.error for point in calibrated])
-    lines += [_line("calibrated by the C=1 row of the same curve, all", of_all)]
+    lines += [_line("calibrated by the curve's own C=1 row, all", of_all)]
     lines += [_line(f"calibrated, {name}", value) for name, value in groups_of(calibrated).items() if name[0] == "C"]
     held = f"{plain.covered:.0%}" if plain.covered is not None else "none"
-    counted = f"{len(plain.points)} of {plain.rows} rows are predicted; the 80 % band holds {held} of them."
+    counted = f"The planner predicts {len(plain.points)} of {plain.rows} rows; the 80 % band holds {held} of them."
     return "\n".join([counted, "", *lines])
 
 
@@ -69,7 +70,7 @@ def _names(case: PublishedCase) -> tuple[str, ...]:
 
 
 def calibrated_points(plain: ValidationReport, curves: dict[int, tuple[str, ...]]) -> list[ValidationPoint]:
-    """Every curve scaled to its first row at C=1; its other rows predicted."""
+    """Scale every curve to its first row at C=1 and predict its other rows."""
     cases = [point.case for point in plain.points]
     firsts: dict[tuple[str, ...], PublishedCase] = {}
     for case in cases:

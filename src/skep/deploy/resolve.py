@@ -22,7 +22,7 @@ from skep.config.settings import EMBEDDED_MODEL, Serve, default_context
 from skep.deploy.commands import launches_of
 from skep.deploy.plan_request import PlanFlags, engines_of, goal_of, pins_of, read_model, read_rigs
 from skep.engines.base import engine_named
-from skep.engines.discovery import is_installed
+from skep.engines.discovery import engine_kinds, is_installed
 from skep.engines.simulated import plan_of
 from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import read_host
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from skep.catalog.presets import Preset
     from skep.planner.ranking import Predicted
 
-ENGINES = ("embedded", "llamacpp", "ollama", "sglang", "vllm")
+ENGINES = tuple(sorted(engine_kinds()))
 FOR_PLANS = ("vllm", "sglang", "llamacpp")
 SLOTS = 8  # of an engine that was not planned: what a home card can mostly hold
 # What people serve for agents, the most capable first.

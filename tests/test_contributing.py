@@ -1,0 +1,82 @@
+"""The four diffs that CONTRIBUTING.md links to apply to the tree, and the product shows what each adds."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DIFFS = sorted((ROOT / "tests" / "contributing").glob("*.diff"))
+LOG_LINE = "RuntimeError: Failed to find C compiler. Please specify via CC environment variable."
+
+
+@pytest.fixture
+def with_diff(tmp_path):
+    """Return a function that applies a diff to a copy of the sources and returns a runner of that copy's `skep`."""
+
+    def change(name):
+        shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        apply = ["git", "apply", "--unidiff-zero", ROOT / "tests" / "contributing" / name]
+        alone = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+        subprocess.run(apply, cwd=tmp_path, env=alone, check=True, timeout=30)
+        home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "COLUMNS": "200"}
+        own = {"PYTHONPATH": str(tmp_path / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+
+        def skep(*words, code=0):
+            command = [sys.executable, "-m", "skep", *map(str, words)]
+            done = subprocess.run(command, cwd=tmp_path, env=home | own, capture_output=True, text=True, timeout=60)
+            assert done.returncode == code, done.stderr
+            return done.stdout + done.stderr
+
+        return skep
+
+    return change
+
+
+def program(path, script):
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_contributing_links_to_every_diff_and_each_is_short():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    assert [path.stem for path in DIFFS] == ["command", "engine", "gpu", "rule"]
+    for path in DIFFS:
+        assert f"(tests/contributing/{path.name})" in page
+        assert len(path.read_text().splitlines()) < 40, path.name
+
+
+def test_a_new_gpu_is_in_the_catalogue_and_can_be_planned_for(with_diff):
+    skep = with_diff("gpu.diff")
+    assert "432  B" in skep("catalog", "gpus", "rtx-pro-4000-sff")
+    assert "qwen3-8b on rtx-pro-4000-sff for 4 agents" in skep("plan", "qwen3-8b", "--gpu", "rtx-pro-4000-sff")
+
+
+def test_a_new_engine_is_listed_and_started_with_its_own_flags(with_diff, tmp_path):
+    skep = with_diff("engine.diff")
+    assert "tensorrt_llm" in skep("engine", "list")
+    own = program(tmp_path / "trtllm-serve", "exit 0")
+    words = ("--engine", "trtllm", "--binary", own, "--slots", 4, "--context", 8192, "--dry-run")
+    line = f"{own} serve Qwen/Qwen3-8B --served_model_name Qwen/Qwen3-8B --host 127.0.0.1 --port PORT"
+    assert f"{line} --max_batch_size 4 --max_seq_len 8192 --tp_size 1" in skep("up", "Qwen/Qwen3-8B", *words)
+
+
+def test_a_new_rule_explains_an_engine_that_dies(with_diff, tmp_path):
+    skep = with_diff("rule.diff")
+    own = program(tmp_path / "vllm", f'echo "{LOG_LINE}" >&2; exit 1')
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text("{}")
+    serve = f'model = "m"\nengine = "vllm"\ncheckpoint = "{tmp_path}/weights"\nbinary = "{own}"\nslots = 2\n'
+    (tmp_path / "skep.toml").write_text(f"[gateway]\nport = 0\n\n[[serve]]\n{serve}")
+    said = skep("up", code=1)
+    assert f"kernels cannot be compiled: no C compiler is here ({LOG_LINE}); `sudo apt install build-essential" in said
+
+
+def test_a_new_command_is_in_the_help_and_runs(with_diff, tmp_path):
+    skep = with_diff("command.diff")
+    assert "  paths " in skep("help", "--all")
+    assert f"data     {tmp_path}/.local/share/skep" in skep("paths")
