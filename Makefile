@@ -77,7 +77,7 @@ fmt: $(VENV)/.installed-dev  ## format and apply safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.installed-dev  ## write docs/cli.md anew from the commands' help, docs/accuracy.md from the points
+docs: $(VENV)/.installed-dev  ## write the generated pages: docs/cli.md, json.md, accuracy.md, recipes.md
 	$(BIN)/python scripts/write_cli_docs.py
 	$(BIN)/python scripts/write_accuracy.py
 	$(BIN)/python scripts/write_recipes.py
@@ -86,7 +86,7 @@ docs: $(VENV)/.installed-dev  ## write docs/cli.md anew from the commands' help,
 size: $(VENV)/.installed-dev  ## lines and modules by package, small modules, shared class names
 	$(BIN)/python scripts/size.py
 
-surface: $(VENV)/.installed-dev  ## write tests/surface anew: JSON keys, routes, error codes, ... that users are told of
+surface: $(VENV)/.installed-dev  ## write tests/surface anew: help pages, JSON keys, routes, error codes, ... that users are told of
 	SKEP_WRITE_SURFACE=1 $(BIN)/pytest tests/test_surface.py
 
 clean:  ## remove .venv, .venv-ray and caches

@@ -2,92 +2,132 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
-from skep.cli.main import ALIASES, NAMES, PARTS, help_page, tree_of
-from skep.cli.options import ROOT
-from skep.report.schemas import read_documents, schema_of_type
+from skep.cli.main import ALIASES, GROUPS, NAMES, PARTS, tree_of
+from skep.report.schemas import read_documents
 
 DOCS = Path(__file__).parent.parent / "docs"
+COMMON = 3  # commands that share an option with one meaning, before it is explained once for all
 CLI_INTRO = """\
 # The command line
 
-Written by `make docs` from the commands' own help; a test holds it against them.
+Every command with one example. `skep COMMAND --help` explains all of its options, `skep help --all` lists the commands.
+This page is written by `make docs`.
 
-Data goes to stdout, narration and progress to stderr. `--json` prints [one JSON document](json.md) on stdout.
-Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 does not fit, 4 regression.
+- Data goes to stdout; narration and progress go to stderr.
+- `--json` prints [one JSON document](json.md).
+- An error is one line `error: ...` and, where there is something to do, one line `hint: ...`.
+- `skep --install-completion` prints the line that makes your shell complete commands and options.
 
-Other names are understood: `ls` for `list`, `rm` for `remove`, and
+| exit code | meaning |
+|---|---|
+| 0 | ok |
+| 1 | failed |
+| 2 | wrong usage, or something it needs is missing |
+| 3 | does not fit the GPUs or the memory |
+| 4 | regression (`bench ab`, `runs compare`), or something is wrong (`monitor check`) |
+| 130 | a measurement, a tuning or a swarm run was interrupted; what it has is kept |
+"""
+OPTIONS_INTRO = """\
+## Options with the same meaning everywhere
 
-{names}
+| option | meaning |
+|---|---|
+"""
+OWN_INTRO = """\
+## Options of each command
+
+Names only; the options above are left out. `skep COMMAND --help` explains them.
 """
 
 
 def cli_reference() -> str:
-    """Return docs/cli.md, with a fixed width, so that it does not depend on a terminal."""
-    names = [f"- `skep {old}` is `skep {new}`" for old, new in ALIASES.items()]
-    for command, options in NAMES["options"].items():
-        words = ", ".join(f"`{old}` for `{new}`" for old, new in options.items())
-        names.append(f"- of `skep {command}`: {words}")
-    pages = [CLI_INTRO.format(names="\n".join(names))]
-    for path, command in _walk(tree_of(PARTS), ("skep",)):
-        context = click.Context(command, info_name=" ".join(path), terminal_width=100, **ROOT.context_settings)
-        text = help_page(everything=True) if path == ("skep",) else command.get_help(context).rstrip()
-        pages.append(f"## `{' '.join(path)}`\n\n```text\n{text}\n```\n")
-    return "\n".join(pages)
+    """Return docs/cli.md."""
+    root = tree_of(PARTS)
+    pages = [CLI_INTRO]
+    for title, commands in GROUPS.items():
+        rows = [_command_row(path, leaf) for name in commands for path, leaf in _leaves(root, name)]
+        pages.append(f"## {title}\n\n| command | what it does | example |\n|---|---|---|\n" + "\n".join(rows) + "\n")
+    leaves = [found for commands in GROUPS.values() for name in commands for found in _leaves(root, name)]
+    common = _common_options([leaf for _, leaf in leaves])
+    rows = [f"| `{name}` | {_cell(text)} |" for name, text in sorted(common.items())]
+    pages.append(OPTIONS_INTRO + "\n".join(rows) + "\n")
+    own = (
+        (path, [_name(one) for one in _options(leaf) if common.get(_name(one)) != one.help]) for path, leaf in leaves
+    )
+    lines = [f"- `{' '.join(path)}`: {' '.join(names)}" for path, names in own if names]
+    pages.append(OWN_INTRO + "\n" + "\n".join(lines) + "\n")
+    return "\n".join([*pages, _other_names()])
 
 
-def _walk(command: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
-    found = [(path, command)]
-    for name, child in sorted(getattr(command, "commands", {}).items()):
-        found.extend(_walk(child, (*path, name)))
-    return found
+def _leaves(root: click.Group, name: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield a command, or those below it, each with its words; the word that may be left out is left out."""
+    command = root.commands[name]
+    default = getattr(command, "default", "")
+    for below, child in getattr(command, "commands", {}).items():
+        yield (name,) if below == default else (name, below), child
+    if not getattr(command, "commands", {}):
+        yield (name,), command
+
+
+def _command_row(path: tuple[str, ...], command: click.Command) -> str:
+    """Return the row of a command: the first part of what its help says, and its example where that says more."""
+    words = " ".join(path)
+    what = re.split(r"(?<=[.?]) |; ", (command.help or "").replace("\n", " "))[0].rstrip(".")
+    example = (command.epilog or "").removeprefix("Example: ")
+    return f"| `{words}` | {_cell(what)} | {f'`{_cell(example)}`' if example != f'skep {words}' else ''} |"
+
+
+def _options(command: click.Command) -> list[click.Option]:
+    return [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+
+
+def _name(option: click.Option) -> str:
+    return max(option.opts, key=len)
+
+
+def _common_options(commands: list[click.Command]) -> dict[str, str]:
+    """Return the options that several commands explain in the same words, with these."""
+    counts = Counter((_name(one), one.help or "") for command in commands for one in _options(command))
+    return {name: text for (name, text), count in reversed(counts.most_common()) if count >= COMMON}
+
+
+def _other_names() -> str:
+    """Return the names that are understood beside the present ones."""
+    words = {old: new for old, new in ALIASES.items() if old.split()[-1] != new.split()[-1]}
+    short = ", ".join(f"`{old}`" for old in ALIASES if old not in words and " " not in old)
+    below = ", ".join(f"`{old}` for `{new}`" for old, new in NAMES["below"].items())
+    also: dict[str, list[str]] = {}
+    for options in NAMES["options"].values():
+        for old, new in options.items():
+            if old not in also.setdefault(new, []):
+                also[new].append(old)
+    commands = ", ".join(f"`{old}` for `{new}`" for old, new in words.items())
+    options = "; ".join(f"`{new}`: {' '.join(old)}" for new, old in sorted(also.items()))
+    return (
+        "## Other names\n\n"
+        f"- Commands: {commands}; below a command, {below}.\n"
+        f"- Without their first word: {short}.\n"
+        f"- Options, vLLM's own names among them: {options}.\n"
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def json_reference() -> str:
-    """Return the page docs/json.md."""
-    pages, seen = [read_documents()["intro"]], set[str]()
-    for one in read_documents()["document"]:
-        heading = ", ".join(f"`skep {name} --json`" for name in one["commands"])
-        pages.append(f"## {heading}\n\n{_words(one['is'])}. {one.get('about', '')}".rstrip() + "\n")
-        parts: dict[str, Any] = {}
-        schema_of_type(one["is"], parts)
-        for name in (name for name in parts if name not in seen and "properties" in parts[name]):
-            seen.add(name)
-            rows = (
-                f"| `{key}` | {_words_of(field)} | {field.get('description', '')} |"
-                for key, field in parts[name]["properties"].items()
-            )
-            pages.append("\n".join([f"| key of `{name}` | type | meaning |", "|---|---|---|", *rows]) + "\n")
-    return "\n".join(pages)
-
-
-def _words(kind: str) -> str:
-    kinds = (f"A list of `{one[1:-1]}`" if one.startswith("[") else f"`{one}`" for one in kind.split("|"))
-    return " or ".join(kinds)
-
-
-def _words_of(field: dict[str, Any]) -> str:
-    """Return a schema as documents.toml would write it."""
-    if "$ref" in field:
-        return str(field["$ref"].rpartition("/")[2])
-    if "enum" in field:
-        return " or ".join(map(str, field["enum"]))
-    if "anyOf" in field:
-        kinds = [_words_of(one) for one in field["anyOf"]]
-        return " or ".join(one for one in kinds if one != "null") + ("?" if "null" in kinds else "")
-    kind = str(field.get("type", "any"))
-    if kind == "array":
-        inner = field.get("items") or (field.get("prefixItems") or [{}])[0]
-        return f"[{_words_of(inner or {})}]"
-    if kind == "object":
-        more = field.get("additionalProperties", {})
-        return "{" + _words_of(more if isinstance(more, dict) else {}) + "}"
-    return {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}.get(kind, kind)
+    """Return docs/json.md."""
+    documents = read_documents()["document"]
+    lines = (f"- {', '.join(f'`{name}`' for name in one['commands'])}: {one['what']}" for one in documents)
+    return "\n".join([read_documents()["intro"].lstrip(), *lines]) + "\n"
 
 
 PAGES = {DOCS / "cli.md": cli_reference, DOCS / "json.md": json_reference}

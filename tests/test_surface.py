@@ -6,8 +6,9 @@
     errors.txt   error codes of the gateway with their statuses and types; exit codes of the command line
     metrics.txt  names and labels of the metrics
     config.txt   keys of skep.toml, keys.toml and presets; environment variables
+    help.txt     the help pages of all commands, and other names of commands and options
 
-docs/cli.md is the snapshot of the help pages, tests/store/versions/ that of the store.
+tests/store/versions/ is the snapshot of the store.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import get_args
 
+import click
 import msgspec
 import pytest
 
@@ -130,6 +132,30 @@ def config(_skep, _folder):
     yield from (f"environment {name}" for name in written(r'"(SKEP_[A-Z_]+)"'))
 
 
+def help_pages(_skep, _folder):
+    """At a fixed width, so that they do not depend on a terminal."""
+    from skep.cli.main import ALIASES, NAMES, PARTS, help_page, tree_of
+    from skep.cli.options import ROOT as ROOT_COMMAND
+
+    yield from help_page(everything=True).splitlines()
+    for path, command in commands(tree_of(PARTS), ("skep",)):
+        yield from ("", f"== {' '.join(path)}", "")
+        context = click.Context(command, info_name=" ".join(path), terminal_width=100, **ROOT_COMMAND.context_settings)
+        yield from (line.rstrip() for line in command.get_help(context).rstrip().splitlines())
+    yield from ("", "== other names", "")
+    yield from (f"skep {old}: skep {new}" for old, new in ALIASES.items())
+    yield from (f"second word {old}: {new}" for old, new in NAMES["below"].items())
+    for name, options in NAMES["options"].items():
+        yield from (f"skep {name} {old}: {new}" for old, new in options.items())
+
+
+def commands(command, path):
+    """Every command below it, groups included, with its words."""
+    for name, child in sorted(getattr(command, "commands", {}).items()):
+        yield (*path, name), child
+        yield from commands(child, (*path, name))
+
+
 def keys_of(table, at=""):
     from skep.config.load import file_keys
 
@@ -166,6 +192,7 @@ def with_unseen(now, before):
         ("errors.txt", errors),
         ("metrics.txt", metrics),
         ("config.txt", config),
+        ("help.txt", help_pages),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

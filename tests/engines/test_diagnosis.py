@@ -6,6 +6,7 @@ import random
 import shlex
 import signal
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,11 @@ from msgspec.structs import replace
 from skep.catalog.gpus import device
 from skep.catalog.options import Draft, EngineOptions
 from skep.engines.base import EXIT_FINAL, Launch
-from skep.engines.diagnosis import KERNEL, RULES, diagnose, fill, find_rule, make_diagnosis, match, plain, table
+from skep.engines.diagnosis import KERNEL, RULES, diagnose, fill, find_rule, make_diagnosis, match, plain
 from skep.engines.preflight import predict_failure
 from skep.supervisor.replica import read_oom_kills
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
 TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 23.69 GiB "
     "of which 211.25 MiB is free."
@@ -70,10 +71,12 @@ def test_every_diagnosis_has_a_filled_in_cause_and_a_remedy(rule):
         assert "?" not in text
 
 
-def test_the_documentation_lists_every_rule_once():
-    """Written by `table()`: after a change of the rules, put its answer there."""
-    assert (DOCS / "diagnosis.md").read_text().endswith(table())
-    assert len({rule.id for rule in (*RULES, *KERNEL)}) == len(RULES) + len(KERNEL)
+def test_every_rule_stands_once_and_its_steps_are_explained():
+    rules, file = (*RULES, *KERNEL), ROOT / "src/skep/engines/diagnosis.toml"
+    assert len({rule.id for rule in rules}) == len(rules)
+    assert {step for rule in rules for step in rule.steps} == set(tomllib.loads(file.read_text())["steps"])
+    page = ROOT / "docs" / "troubleshooting.md"
+    assert "(../src/skep/engines/diagnosis.toml)" in page.read_text()
 
 
 def test_a_line_is_taken_out_of_its_prefixes():

@@ -120,7 +120,7 @@ class PresetComparison(msgspec.Struct, frozen=True):
         return max(fair, key=lambda row: (row.published.metric == "output", row.published.tok_s), default=None)
 
     def document(self) -> dict[str, Any]:
-        """Return the documented form: docs/json.md."""
+        """Return the `AgainstPreset` of `skep schema bench sweep`."""
         told = msgspec.to_builtins(self)
         pairs = zip(self.rows, told.pop("rows"), strict=True)
         return {**told, "figures": [{"figure": one.pop("row"), **one, "fair": row.fair} for row, one in pairs]}

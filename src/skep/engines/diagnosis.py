@@ -241,23 +241,6 @@ def root(tail: Sequence[str]) -> str | None:
     return next((line.shown for line in raised), None)
 
 
-def table() -> str:
-    """Return the rules as the documentation lists them."""
-    head = "| cause | engines | what the log says | what skep says | what `--fallback` may change |"
-    rows = [head, "|---|---|---|---|---|"]
-    for rule in (*RULES, *KERNEL):
-        lines = " … ".join(f"`{_cell(line.strip())}`" for line in rule.example)
-        says = lines or "nothing: the exit code and the kernel's count"
-        change = "; ".join(_FILE["steps"][step] for step in rule.steps) or "—"
-        told = f"{_cell(rule.cause)}. *{_cell(rule.remedy or 'the change')}*"
-        rows.append(f"| {rule.id} | {', '.join(rule.engines) or 'all'} | {says} | {told} | {change} |")
-    return "\n".join(rows) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 _WORDS = re.compile(r"error\b|\bfailed\b|out of memory\b|\bcannot\b", re.IGNORECASE)
 
 

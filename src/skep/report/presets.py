@@ -26,21 +26,17 @@ def _short(source: str) -> str:
     return title if len(title) <= 48 else f"{title[:47].rstrip()}…"
 
 
-_ENGINE = Column[Preset]("engine", "ENGINE", lambda found: found.engine, rank=1, right=False)
-_HARDWARE = Column[Preset]("hardware", "HARDWARE", _hardware, rank=2, right=False)
 LIST: tuple[Column[Preset], ...] = (
     Column("name", "NAME", lambda p: p.name if p.origin == SHIPPED else f"{p.name} (own)", right=False),
-    _ENGINE,
+    Column("engine", "ENGINE", lambda found: found.engine, rank=1, right=False),
     Column("model", "MODEL", lambda found: found.model, rank=3, right=False),
-    _HARDWARE,
+    Column("hardware", "HARDWARE", _hardware, rank=2, right=False),
     Column("best", "BEST PUBLISHED", best_figure, figure_words, right=False),
     Column("source", "SOURCE", lambda found: _short(found.source), rank=4, right=False),
 )
 _IN_DOCS: tuple[Column[Preset], ...] = (
     Column("preset", "preset", lambda found: f"`{found.name}`", right=False),
-    Column("engine", "engine", _ENGINE.value, right=False),
-    Column("hardware", "hardware", _hardware, right=False),
-    Column("published", "published", lambda p: "; ".join(map(figure_words, p.published)) or None, right=False),
+    Column("best", "best published", best_figure, figure_words, right=False),
 )
 
 

@@ -30,7 +30,9 @@ def schema_of(command: str) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     schema = schema_of_type(found["is"], parts)
     draft = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": draft, "title": f"skep {command} --json", **schema, "$defs": dict(sorted(parts.items()))}
+    about = " ".join(f"{found['what']}. {found.get('about', '')}".split())
+    head = {"$schema": draft, "title": f"skep {command} --json", "description": about}
+    return {**head, **schema, "$defs": dict(sorted(parts.items()))}
 
 
 def schema_of_type(kind: str, parts: dict[str, Any]) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def left(progress: SessionProgress) -> str:
 
 
 def sweep_json(summary: SweepSummary) -> dict[str, Any]:
-    """Return the documented form: docs/json.md."""
+    """Return the document that `skep schema bench sweep` describes."""
     return cast("dict[str, Any]", plain(msgspec.to_builtins(summary)))
 
 

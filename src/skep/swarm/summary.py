@@ -266,7 +266,7 @@ def run_json(run: SwarmRun) -> dict[str, Any]:
 
 
 def account_json(account: Account) -> dict[str, Any]:
-    """As `--json` prints it; docs/json.md has its keys."""
+    """Return the document that `--json` prints; `skep schema swarm show` has its keys."""
     return {**msgspec.json.decode(msgspec.json.encode(account)), "errors": dict(account.errors)}
 
 
