@@ -108,7 +108,9 @@ def topic(words: Sequence[str]) -> str | None:
     """Return a page of the documentation; a command of that name wins, unless `--page` says otherwise."""
     pages = documentation()
     if list(words) == ["topics"]:
-        return "\n".join([*pages, "", "skep help TOPIC prints one; skep help TOPIC --page where a command has its name"])
+        return "\n".join(
+            [*pages, "", "`skep help TOPIC` prints one; `--page` behind it if a command has the same name"]
+        )
     if not words or words[0] not in pages or (words[0] in PART_OF and "--page" not in words):
         return None
     return pages[words[0]].read_text(encoding="utf-8")

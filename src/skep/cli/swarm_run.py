@@ -132,12 +132,12 @@ def resume_run(
         note(f"--last is {run.id} of {day_and_time(run.created_at)}, {run.name}: {left}{results}")
     shown = as_json and run.kind == "map"  # of an `ask`, the answer is what is printed
     if run.state is SwarmRunState.DONE:
-        note(f"{run.id} is finished already: every task has its result")
+        note(f"{run.id} has ended already: {run.counts.done} tasks done, {run.counts.failed} set aside")
         with journal() as swarm:
             if file is not None and (added := complete_output(swarm, run.id, file)):
                 note(f"{added} missing lines were written to {file}")
         end_of(run.id, output=file, report=report, as_json=shown)
-        code = 0
+        code = int(run.counts.failed > 0)
     else:
         target = EndpointOptions(url=url or run.url, model=model, key_env=run.config.get("key_env"))
         key = target.key()

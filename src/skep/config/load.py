@@ -6,6 +6,7 @@ gathers everything that is wrong.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import tomllib
@@ -257,7 +258,9 @@ def _complaint(found: FileProblem) -> UserError:
     where = ".".join(map(str, found.place))
     match found.kind:
         case "unknown":
-            return UserError(f"`{where}` is an unknown key", hint=f"known here: {', '.join(found.known)}")
+            near = difflib.get_close_matches(str(found.place[-1]), found.known, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(found.known)}"
+            return UserError(f"`{where}` is an unknown key", hint=hint)
         case "missing":
             return UserError(f"`{where}` is missing", hint=MISSING_KEYS.get(str(found.place[-1])))
         case "refused":

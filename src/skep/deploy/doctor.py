@@ -29,7 +29,7 @@ def examine_here(paths: Paths) -> tuple[HostFacts, list[HostFinding]]:
     """Return what this machine is and what there is to say about it, in the order in which it is printed."""
     nvidia = read_nvidia()
     facts = read_host(nvidia)
-    embedded = HostFinding("embedded engine", WARNING, "not installed", "install skep again: its engine xllamacpp is missing")
+    embedded = HostFinding("embedded engine", WARNING, "not installed", "install skep again: xllamacpp is missing")
     if (version := engine_named("embedded").version()) is not None:
         embedded = HostFinding("embedded engine", OK, version)
     ours = [embedded, weights_finding(paths), *engine_findings(cards=bool(facts.gpus)), hub_finding()]

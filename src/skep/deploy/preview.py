@@ -17,6 +17,7 @@ from skep.deploy.commands import adapter_of
 from skep.deploy.launches import NO_WEIGHTS, checkpoint_of, launch_of, stem_of
 from skep.engines.base import engine_named
 from skep.engines.discovery import bare_words, engine_kinds, is_installed
+from skep.errors import UserError
 from skep.paths import Paths
 from skep.weights.hub import cached, hub_cache, parse_hub_source
 from skep.weights.pull import installed
@@ -55,9 +56,11 @@ def _served(serve: Serve, paths: Paths) -> dict[str, Any]:
 
 
 def _weights(serve: Serve, paths: Paths) -> dict[str, Any]:
-    """`there`: nothing has to be fetched. `bytes` None: how large it is, is not known here."""
+    """`there`: nothing has to be fetched; None: not known. `bytes` None: how large it is, is not known here."""
     named = serve.checkpoint or serve.model
-    if serve.engine in NO_WEIGHTS or serve.engine == "ollama" or os.path.exists(os.path.expanduser(named)):  # noqa: PTH110, PTH111
+    if serve.engine == "ollama":
+        return {"source": f"`{named}` of Ollama's own store", "there": None, "bytes": None, "free_bytes": None}
+    if serve.engine in NO_WEIGHTS or os.path.exists(os.path.expanduser(named)):  # noqa: PTH110, PTH111
         return {"source": named, "there": True, "bytes": None, "free_bytes": None}
     source = parse_hub_source(named)
     if source is None:
@@ -77,6 +80,8 @@ def _commands(serve: Serve) -> list[str]:
     for number in range(serve.replicas):
         launch = launch_of(serve, f"{stem_of(serve.model)}-{number}", None, checkpoint_of(serve), threads=0)
         launch = replace(launch, port=serve.engine_port + number if serve.engine_port else 0)
+        for what, instead in adapter.refusals(launch):
+            raise UserError(f"{adapter.name}: {what}", hint=instead)
         if serve.gpus:
             launch = replace(launch, gpus=serve.gpus[number * each : (number + 1) * each])
         variables = [f"{name}={shlex.quote(value)}" for name, value in adapter.environment(launch).items()]

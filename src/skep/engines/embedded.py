@@ -62,7 +62,7 @@ class Embedded(OwnEngine):
 
     def check(self, launch: Launch) -> None:
         if find_spec("xllamacpp") is None:
-            raise EngineError("the embedded engine is not installed", hint="install skep again: its engine xllamacpp is missing")
+            raise EngineError("the embedded engine is not installed", hint="install skep again: xllamacpp is missing")
         if launch.weights is None:
             hint = f"run `skep pull {launch.model}`"
             raise UserError(f"the embedded engine has no weights for `{launch.model}`", hint=hint)

@@ -184,11 +184,11 @@ def print_preview(found: dict[str, Any]) -> None:
         weights = one["weights"]
         size = f", {format_bytes(weights['bytes'])}" if weights["bytes"] is not None else ""
         room = f" ({format_bytes(weights['free_bytes'])} free)" if weights["free_bytes"] is not None else ""
-        where = "already here" if weights["there"] else f"to be fetched{room}"
+        where = {True: ", already here", None: ""}.get(weights["there"], f", to be fetched{room}")
         replicas = f"{one['replicas']} replica{'s' if one['replicas'] != 1 else ''}"
-        sizes = f"{one['slots']} slots of {one['context']:,} tokens each"
+        sizes = f"{one['slots']} slots" + (f" of {one['context']:,} tokens each" if one["context"] else "")
         print(f"model: {one['model']}, {replicas}, {sizes}")  # noqa: T201
-        print(f"weights: {weights['source']}{size}, {where}")  # noqa: T201
+        print(f"weights: {weights['source']}{size}{where}")  # noqa: T201
         missing = f", not installed: {one['install']}" if one["install"] else ""
         print(f"engine: {one['version'] or one['engine']}{missing}")  # noqa: T201
         for line in one["commands"]:

@@ -178,6 +178,8 @@ async def ask_slots(url: str, key_env: str | None = None) -> tuple[int, str] | N
     finally:
         await pool.close()
     text = metrics.body.decode("utf-8", "replace") if metrics is not None else ""
+    if own := sum(int(count) for count in re.findall(r"^skep_slots\{.*\} (\d+)", text, re.MULTILINE)):
+        return own, f"/metrics of {url}"  # another gateway
     told = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.MULTILINE)
     sizes = dict(re.findall(r'(num_gpu_blocks|block_size)="(\d+)"', told[1])) if told else {}
     tokens = int(sizes.get("num_gpu_blocks", 0)) * int(sizes.get("block_size", 0))
