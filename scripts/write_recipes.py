@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from skep.deploy.evidence import EVIDENCE
 from skep.deploy.plan_request import PlanFlags, answer_plan, caveats, start_line
 from skep.units import format_seconds
 
@@ -27,10 +28,13 @@ RIGS = (
 )
 HEAD = """# Recipes for home rigs
 
-One line for each rig: what `skep plan MODEL --gpu RIG -c N` recommends today, for tasks of 16,384 tokens in and 1,024
-out with nothing cached. On the rig itself `skep up MODEL -c N` chooses the same. Figures are predictions with their
-band (8 of 10 measurements lie in it); [accuracy.md](accuracy.md) holds predictions against measurements. `make docs`
-writes this page, and a test holds it to the planner.
+Find your rig and paste its line. It serves what `skep plan MODEL --gpu RIG -c N` recommends today; on the rig itself
+`skep up MODEL -c N` chooses the same.
+
+Figures are predictions for tasks of 16,384 tokens in and 1,024 out with nothing cached; 8 of 10 measurements should lie
+in the range in brackets. `skep plan` also prints published measurements, where there are some;
+[accuracy.md](accuracy.md) compares both. Lines leave the vision tower out; add `--vision` if your agents send pictures.
+[which-model.md](which-model.md) explains how to choose. `make docs` writes this page.
 """
 
 
@@ -40,13 +44,16 @@ def page() -> str:
         found = answer_plan(PlanFlags(model, (rig,), agents=agents), Path("/nonexistent"), files=False)
         _, best = found.ranked[0]
         at = next(level for level in best.predicted if level.concurrency == agents)
-        told = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), {at.task_tok_s:,.0f} each"
-        first = (
-            f"first token after {format_seconds(at.ttft_ms / 1000)}, {best.setup.context or 0:,} tokens of context each"
-        )
-        parts += [f"## {title}\n", f"    {start_line(found, best)}\n", f"{told}; {first}."]
-        parts += [f"- {line}" for line in caveats(found, best)[:2]] + [""]
+        speed = f"{at.effective_tok_s:,.0f} tok/s together ({at.low:,.0f} to {at.high:,.0f}), {at.task_tok_s:,.0f} each"
+        first = f"first token after {format_seconds(at.ttft_ms / 1000)}; context {best.setup.context or 0:,}"
+        parts += [f"## {title}\n", f"    {start_line(found, best)}\n", f"{speed}; {first}.\n"]
+        parts += [f"Note: {line}.\n" for line in caveats(found, best)[:2] if is_for_this_page(line)][:1]
     return "\n".join(parts)
+
+
+def is_for_this_page(caveat: str) -> bool:
+    """Return whether the page's head does not say it for all rigs."""
+    return "--vision" not in caveat and not caveat.startswith(EVIDENCE)
 
 
 def main() -> int:

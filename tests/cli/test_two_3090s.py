@@ -1,4 +1,4 @@
-"""Pages for beginners, line by line, on a machine that shows two RTX 3090s, with a hub and a vLLM that are not real."""
+"""Pages for beginners, line by line. Two RTX 3090s, their hub and their vLLM are fakes; so is a server elsewhere."""
 
 import json
 import re
@@ -66,3 +66,35 @@ def test_the_page_for_those_who_serve_already_can_be_typed_too(machine, tmp_path
             assert "vllm serve" in done.stdout or "skep plan" not in line
             if line.endswith("-d"):
                 machine("down")
+
+
+def test_the_page_for_those_without_a_gpu_can_be_typed_too(skep, tmp_path):
+    """Nothing on it needs a card: the embedded model is real, the rig is simulated, the server elsewhere is a fake."""
+    (tmp_path / "skep.toml").write_text("[gateway]\nport = 0\n")
+    lines = typed("no-gpu.md")
+    assert len(lines) == 9
+    with FakeEngine(slots=16, model="qwen3:8b") as engine:
+        for line in lines:
+            elsewhere = "http://192.168" in line
+            done = skep(*words_of(re.sub(r"http://192\.168\.1\.20:8000", engine.url, line)), check=0)
+            if line.startswith("skep bench") and not elsewhere:
+                assert "SIMULATED" in done.stderr
+            if line.endswith("-d"):
+                states = [row["state"] for row in json.loads(skep("ps", "--json", check=0).stdout)]
+                assert states == ["ready"] * len(states)
+
+
+def test_the_page_about_models_can_be_typed_and_shows_what_is_printed(skep):
+    page = (DOCS / "which-model.md").read_text()
+    printed = [skep(*words_of(line), check=0).stdout for line in typed("which-model.md")]
+    assert len(printed) == 4
+    assert printed[0].startswith(shown(page, "qwen3.6-27b on 2x rtx-3090"))
+    assert shown(page, "RIG ") in printed[1]
+    assert "Buy rtx-5090" in printed[2]
+    told = "32 tok/s together", "first token after 63.9 s", "38,912 tokens of context each"
+    assert all(figure in printed[3] and figure in page for figure in told)
+
+
+def shown(page, beginning):
+    (block,) = re.findall(rf"```text\n({beginning}.*?)```", page, re.DOTALL)
+    return block
