@@ -103,13 +103,13 @@ def test_a_format_that_nobody_made_is_not_recommended():
 
 def evidence(*flags):
     notes = call("plan", *flags, "--json", check=0).json["notes"]
-    (found,) = (one for one in notes if one.startswith("measured: "))
+    (found,) = (one for one in notes if one.startswith("measured on "))
     return found
 
 
 def test_what_others_measured_stands_beside_the_plan():
     found = evidence("qwen3.6-27b", *TWO, "-c", "4")
-    told = r"measured: 225 tok/s at 1024 tokens in, 1024 out, C=4 \(preset qwen3.6-27b-2x3090-replicas\)"
+    told = r"measured on 2x rtx-3090: 225 tok/s at 1024 tokens in, 1024 out, C=4 \(preset qwen3.6-27b-2x3090-replicas\)"
     assert re.fullmatch(told + r"; this plan expects \d+ there, [-+]\d+ %", found)
 
 

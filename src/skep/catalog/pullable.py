@@ -43,7 +43,10 @@ def find_pullable(name: str) -> PullableModel | None:
 def pullable(name: str) -> PullableModel:
     model = find_pullable(name)
     if model is None:
-        near = similar_names(name, {**spellings("models.toml"), **_spelled(_read())})
+        if squeeze(name) in (models := spellings("models.toml")):
+            hint = f"name a GGUF file; `skep plan {name}` chooses an engine for your GPUs"
+            raise UserError(f"skep has no weights of `{name}` for the embedded engine", hint=hint)
+        near = similar_names(name, {**models, **_spelled(_read())})
         hint = did_you_mean(near, "`skep catalog models` lists them; ORG/NAME is a checkpoint of the hub")
         raise UserError(f"no model is called `{name}`", hint=hint)
     return model

@@ -15,7 +15,7 @@ from skep.planner.quants import QUANTS
 from skep.planner.ranking import band
 from skep.planner.setup import Layout, PlannedLoad
 
-EVIDENCE = "measured: "  # begins a note about such a figure
+EVIDENCE = "measured on "  # begins a note about such a figure
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -30,12 +30,12 @@ class Measured(msgspec.Struct, frozen=True):
 def evidence(choices: Sequence[PlanChoice], agents: int) -> list[str]:
     """Return a sentence a rig: of all that was measured on it the fastest at about as many agents."""
     said = []
-    for plans in (choice.plans for choice in choices if choice.plans):
+    for rig, plans in ((choice.rig.title, choice.plans) for choice in choices if choice.plans):
         found = list(measurements(plans[0]))
         if found:
             nearest = min(abs(math.log2(one.load.concurrency / agents)) for one in found)
             near = [one for one in found if abs(math.log2(one.load.concurrency / agents)) <= nearest + 0.5]
-            said.append(_sentence(plans, max(near, key=lambda one: one.tok_s)))
+            said.append(_sentence(rig, plans, max(near, key=lambda one: one.tok_s)))
     return said
 
 
@@ -63,7 +63,7 @@ def measurements(plan: Plan) -> Iterator[Measured]:
             yield Measured(float(tok_s), load, metric, way, quant, source)
 
 
-def _sentence(plans: Sequence[Plan], measured: Measured) -> str:
+def _sentence(rig: str, plans: Sequence[Plan], measured: Measured) -> str:
     best, load = plans[0], measured.load
     here = _expected(best, measured)
     differs = measured.way != _plan_way(best)
@@ -83,7 +83,7 @@ def _sentence(plans: Sequence[Plan], measured: Measured) -> str:
     pure = " while they decode" if measured.metric == "decode" and not alone else ""
     found = " ".join([f"{measured.tok_s:,.0f} tok/s{pure}", *filter(None, [", ".join(how)])])
     return (
-        f"{EVIDENCE}{found} at {task}C={load.concurrency} ({measured.where}); this plan "
+        f"{EVIDENCE}{rig}: {found} at {task}C={load.concurrency} ({measured.where}); this plan "
         f"expects {here:,.0f} there, {(here / measured.tok_s - 1) * 100:+.0f} %{why}"
     )
 

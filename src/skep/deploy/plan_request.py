@@ -421,7 +421,7 @@ def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
         said.append(f"{known.hub} is gated: accept its licence on its page, and set HF_TOKEN")
     if known is not None and known.origin.confidence == "C":
         said.append(f"nobody confirmed the checkpoint {known.hub}")
-    said += [line for line in found.notes if line.startswith(EVIDENCE)]
+    said += [line for line in found.notes if line.startswith(f"{EVIDENCE}{rated.rig.title}:")]
     spared = vision_bytes(plan)
     if spared:
         said.append(f"pictures are left out, which spares {format_bytes(spared)} a card; --vision loads the tower")

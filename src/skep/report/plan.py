@@ -60,7 +60,7 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False,
     if more or explain:
         _print_more(found, choice, best, explain=explain)
     up = start_line(found, best)
-    _section("Start it")
+    _section(f"Start it on {choice.rig.title}" if len(found.choices) > 1 else "Start it")
     for line in [up] if up is not None else _commands(best):
         _say_wrapped(f"  {line}", " \\")
     if commands and up is not None:
