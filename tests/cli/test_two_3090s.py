@@ -2,7 +2,9 @@
 
 import json
 import re
+import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,34 @@ def machine(tmp_path, skep):
     with FakeHub(**{CHECKPOINT.replace("/", "__"): files}).serving() as hub:
         env = {"PATH": f"{programs}:{Path(sys.executable).parent}:/usr/bin:/bin", "HF_ENDPOINT": hub.url}
         yield lambda *words: skep(*words, check=0, **env)
+
+
+def test_the_six_lines_of_the_readme_can_be_typed(machine, tmp_path, env):
+    (tmp_path / "skep.toml").write_text("[gateway]\nport = 0\n")
+    readme = (DOCS.parent / "README.md").read_text()
+    (block,) = re.findall(r"## On your own cards\s+```sh\n(.*?)```", readme, re.DOTALL)
+    lines = [line.partition(" #")[0].rstrip() for line in block.splitlines() if line.startswith("skep ")]
+    assert [line.split()[1] for line in lines] == ["doctor", "plan", "up", "bench", "web"]
+    for line in lines[:-1]:
+        machine(*words_of(line))
+        if line.endswith("-d"):
+            gateway = json.loads(machine("ps", "--json").stdout)[-1]["url"]
+            body = re.search(r"-d '(.*)'", block)[1].encode()
+            request = urllib.request.Request(
+                f"{gateway}/v1/chat/completions", body, {"content-type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                assert json.load(answer)["choices"]
+    web = subprocess.Popen(
+        [sys.executable, "-m", "skep", *words_of(lines[-1]), "--port", "0"],
+        env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        url = next(found[0] for line in web.stdout if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+    finally:
+        web.terminate()
+        web.communicate(timeout=30)
+    assert url
 
 
 def test_the_page_can_be_typed_from_its_first_line_to_its_last(machine, tmp_path):
