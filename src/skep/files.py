@@ -162,4 +162,4 @@ def read_user_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_user_text(path))
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"`{path}` is not TOML: {error}", hint="docs/bench.md has an example") from None
+        raise UserError(f"`{path}` is not TOML: {error}", hint="docs/measure.md has an example") from None

@@ -339,7 +339,7 @@ def test_a_terminal_of_80_columns_sees_levels_and_the_moment(engine):
 
 
 def test_the_examples_of_the_page_are_valid():
-    page = (ROOT / "docs" / "bench.md").read_text()
+    page = (ROOT / "docs" / "measure.md").read_text()
     matrix, mix = (tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL))
     assert len(parse_matrix(matrix)) > 2
     assert plan_of(matrix).concurrency == (1, 2, 4)

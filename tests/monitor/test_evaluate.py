@@ -288,7 +288,7 @@ def told_slower(rng, cv, tails, drop):
     ],
 )
 def test_how_often_300_targets_are_called_slower_that_are_not_and_that_are(cv, tails, drop, least, most):
-    """14 days of hourly probes, looked at after each. docs/monitor.md has these figures."""
+    """14 days of hourly probes, looked at after each. docs/watch.md has some of these figures."""
     rng = random.Random(7)
     waits = [wait for _ in range(300) if (wait := told_slower(rng, cv, tails, drop)) is not None]
     assert least <= len(waits) <= most, len(waits)

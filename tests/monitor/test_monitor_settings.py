@@ -86,7 +86,7 @@ def test_what_is_wrong_is_named_with_its_place(table, said):
 @pytest.mark.parametrize("key", sorted(file_keys(Monitor)))
 def test_every_key_is_in_the_pages(key):
     assert re.search(rf"^{key} = ", (DOCS / "configuration.md").read_text(), re.MULTILINE)
-    assert f"`{key}`" in (DOCS / "monitor.md").read_text()
+    assert f"`{key}`" in (DOCS / "watch.md").read_text()
 
 
 def test_the_words_of_a_command_are_those_it_is_given():

@@ -279,7 +279,7 @@ def test_file_deleted_or_replaced_under_its_store_is_noticed(path, store, replac
     assert store.moved
 
 
-PAGE = (Path(__file__).parents[2] / "docs/store.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/watch.md").read_text(encoding="utf-8")
 VIEWS = ("v_probes", "v_samples", "v_series_hours", "v_series_days", "v_events", "v_alerts", "v_changes")
 VIEWS += ("v_swarm_runs", "v_swarm_tasks", "v_swarm_attempts", "v_tunings", "v_tuning_stages")
 

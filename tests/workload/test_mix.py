@@ -14,8 +14,8 @@ STEADY = {"shape": "steady", "agents": 3}
 
 
 def example():
-    """The file that docs/bench.md shows."""
-    text = (Path(__file__).parents[2] / "docs/bench.md").read_text()
+    """The file that docs/measure.md shows."""
+    text = (Path(__file__).parents[2] / "docs/measure.md").read_text()
     table = next(part for part in text.split("```toml\n") if "[class.chat]" in part)
     return tomllib.loads(table.split("```")[0])["class"]
 

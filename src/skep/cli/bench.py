@@ -66,7 +66,7 @@ class SweepOptions(WorkloadOptions):
         str | None, option("Find the highest concurrency that meets these p95 limits: ttft=1s,tpot=50ms.")
     ] = None
     max_concurrency: Annotated[int, option("Highest concurrency of a search.", "--concurrency-limit", min=2)] = 256
-    shape: Annotated[str, option("steady, burst, conversation, shared-prefix or prefill: docs/bench.md.")] = "steady"
+    shape: Annotated[str, option("steady, burst, conversation, shared-prefix or prefill: docs/measure.md.")] = "steady"
     tasks: Annotated[int | None, option("Tasks per level and run; default: three for each agent.", min=1)] = None
     runs: Annotated[int | None, option("Number of runs of each level, instead of --precision.", min=1)] = None
     precision: Annotated[str, option("Repeat a level until its 95 % interval is within this.")] = "3%"

@@ -215,7 +215,7 @@ def run_replay_command(options: ReplayOptions) -> None:
 def read_mix(path: Path, agents: int | None) -> tuple[TrafficClass, ...]:
     table = read_user_toml(path).get("class")
     if not isinstance(table, dict):
-        raise UserError(f"`{path}` has no table [class.NAME]", hint="docs/bench.md has an example")
+        raise UserError(f"`{path}` has no table [class.NAME]", hint="docs/measure.md has an example")
     classes = parse_classes(table)
     if agents is None and any(one.share is not None for one in classes):
         raise UserError(f"`{path}` gives shares of agents", hint="say how many there are in all with --concurrency")

@@ -112,7 +112,7 @@ class Alarms:
 LATE = 3  # a single run says little, the median of three a good deal more
 BASELINE_S = 7 * DAY_S
 MIN_BASELINE = 24
-NOISE_SIGMAS = 3.0  # of the baseline's runs; see docs/monitor.md for what it does to false alarms
+NOISE_SIGMAS = 3.0  # of the baseline's runs; see docs/watch.md for what it does to false alarms
 SIGMA_OF_MAD = 1.4826
 TTFT_CLEARS = 0.9
 QUALITY_RISK = 0.01  # of a false alarm, in a week

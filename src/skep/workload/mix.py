@@ -1,4 +1,4 @@
-"""Several kinds of traffic at once, each with a shape, a size and a priority of its own: docs/bench.md shows a file."""
+"""Several kinds of traffic at once, each with its own shape, size and priority: docs/measure.md shows a file."""
 
 from __future__ import annotations
 
