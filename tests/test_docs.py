@@ -89,6 +89,8 @@ def test_links_between_pages_lead_somewhere(page):
 def test_commands_named_in_the_pages_exist(page):
     known = {path[: len(path)] for path, _ in LEAVES} | {path[:1] for path, _ in LEAVES}
     for line in re.findall(r"`skep ([a-z][a-z -]*)", page.read_text()):
+        if line.startswith("help topics"):
+            continue
         words = tuple(word for word in plain_words(line.removeprefix("help ").split()) if not word.startswith("-"))
         assert any(words[: len(path)] == path or words == path[: len(words)] for path in known), line
 
@@ -114,3 +116,38 @@ def test_what_a_benchmark_imports_is_there(script):
             module = importlib.import_module(node.module)
             missing = [alias.name for alias in node.names if not is_there(module, alias.name)]
             assert not missing, f"{node.module} has no {', '.join(missing)}"
+
+
+def prose(page):
+    """The sentences of a page, without code, tables, headings and pictures."""
+    text = re.sub(
+        r"```.*?```|^ {4}.*?$|^\|.*?$|^#.*?$|!\[.*?\]\(.*?\)", "\n", page.read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    for block in re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.)\s", text, flags=re.MULTILINE):
+        yield from (words for part in re.split(r"(?<=[.?!])\s+", block) if len(words := part.split()) > 2)
+
+
+def test_the_readme_is_one_page():
+    assert 700 <= len((ROOT / "README.md").read_text().split()) <= 900
+
+
+def test_the_documentation_can_be_read_to_its_end():
+    words = {str(page.relative_to(DOCS)): len(page.read_text().split()) for page in DOCS.rglob("*.md")}
+    assert sum(words.values()) <= 28_000, sorted(words.items(), key=lambda pair: -pair[1])
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_sentences_are_short(page):
+    lengths = [len(words) for words in prose(page)]
+    assert not lengths or sum(lengths) / len(lengths) <= 25
+
+
+def test_the_glossary_has_at_most_15_words():
+    rows = re.findall(r"^\| (?!word |---|-)", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    assert 5 <= len(rows) <= 15
+
+
+def test_the_index_names_every_page():
+    index = (DOCS / "README.md").read_text()
+    assert [page.name for page in DOCS.glob("*.md") if f"({page.name})" not in index and page.name != "README.md"] == []
