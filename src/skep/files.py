@@ -81,14 +81,10 @@ class OutputFile(PosixPath):
 
     def checked(self, *runs: str, suffixes: tuple[str, ...] = ()) -> OutputFile:
         """Return where to write. Called before the work. Raise UserError where it cannot be, or must not be."""
-        if self.is_dir() or not self.parent.is_dir():
-            what = "is a folder" if self.is_dir() else "lies in a folder that does not exist"
-            raise UserError(f"{self.option} `{self}` {what}", hint="name a file in a folder that exists")
+        check_place(self, self.option)
         if suffixes and self.suffix not in suffixes:
             what = f"{self.option} `{self}` ends in none of {', '.join(suffixes)}"
             raise UserError(what, hint=f"name it {self.stem}{suffixes[0]}, for instance")
-        if not os.access(self if self.exists() else self.parent, os.W_OK):
-            raise UserError(f"{self.option} `{self}` cannot be written: no permission", hint="name another file")
         if self.overwrite or not _is_taken(self, runs):
             return self
         if self.named:
@@ -99,6 +95,15 @@ class OutputFile(PosixPath):
     def write(self, text: str, *runs: str) -> None:
         """Write a text; the last line of a page has the runs that it is about."""
         write_whole(self, f"{text}{_about(runs) if runs and self.suffix in PAGES else ''}")
+
+
+def check_place(path: Path, name: str = "--output") -> None:
+    """UserError where a file could not be written there. `name`: of who asks for it."""
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"
+        raise UserError(f"{name} `{path}` {what}", hint="name a file in a folder that exists")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{name} `{path}` cannot be written: no permission", hint="name another file")
 
 
 def _is_taken(path: Path, runs: tuple[str, ...]) -> bool:

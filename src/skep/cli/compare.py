@@ -127,16 +127,13 @@ def tell(outcome: CompareResult, runs: tuple[str, str], *, as_json: bool) -> int
 
 
 def write_page(
-    entries: list[tuple[StoredRun, SweepSummary]],
-    output: OutputFile,
-    found: Sequence[Comparison] = (),
-    verdict: str = "",
+    runs: list[tuple[StoredRun, SweepSummary]], output: OutputFile, found: Sequence[Comparison] = (), verdict: str = ""
 ) -> None:
     from skep.report.comparison import comparison_page, comparison_picture
 
     is_picture = output.suffix == ".svg"
-    page = comparison_picture(entries) if is_picture else comparison_page(entries, found, verdict=verdict)
-    output.write(page, *(run.id for run, _ in entries))
+    page = comparison_picture(runs) if is_picture else comparison_page(runs, found, verdict=verdict)
+    output.write(page, *(run.id for run, _ in runs))
     note(f"written to {output}")
 
 

@@ -17,7 +17,7 @@ from skep.cli.options import EndpointOptions
 from skep.cli.swarm import AskOptions, SwarmOptions, TaskRunOptions
 from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of, journal, one_line
 from skep.errors import EndpointError, UserError
-from skep.files import PAGES, OutputFile, write_whole
+from skep.files import PAGES, OutputFile, check_place, write_whole
 from skep.paths import user_paths
 from skep.report.swarm import split_lines
 from skep.report.terminal import day_and_time, note, print_json
@@ -26,7 +26,7 @@ from skep.swarm.ask.merging import answer_of, ask_document, plan_document
 from skep.swarm.ask.split import PreparedAsk, check_goal, find_sources, split_goal
 from skep.swarm.journal import check_output_free, create_run, failed_tasks, run_to_resume
 from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, given_fields
-from skep.swarm.results_file import ResultsFile, check_place, complete_output
+from skep.swarm.results_file import ResultsFile, complete_output
 from skep.swarm.task_file import read_schema, read_tasks
 from skep.units import parse_positive_seconds
 

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from skep.monitor import describe
 from skep.monitor.records import (
-    ANOTHER_MODEL,
     DAY_S,
     HOUR_S,
     EventKind,
@@ -43,6 +42,7 @@ LATE_S = DAY_S
 BEFORE_S = 7 * DAY_S
 _FEW = 6  # values of either side below which late and before are not compared
 _SURE = 0.99  # this is said every day anew
+ANOTHER_MODEL = ("model", "weights_bytes")  # versions whose change begins new series
 _MOST_CHANGES = 3  # that are told; all are shown
 _UNSURE = 4  # values after a change whose median tells little
 

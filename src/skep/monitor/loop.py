@@ -21,19 +21,9 @@ from typing import Any
 
 from skep.errors import StoreError
 from skep.monitor.alerts import AlertWatcher
-from skep.monitor.history import begins_anew, find_changes
+from skep.monitor.history import ANOTHER_MODEL, begins_anew, find_changes
 from skep.monitor.probe import BEGAN_AT, TOKENS_TOTAL, ProbeLengths, machine_of, probe_target
-from skep.monitor.records import (
-    ANOTHER_MODEL,
-    BUSY,
-    HOUR_S,
-    EventKind,
-    MonitorEvent,
-    Probe,
-    ProbeOutcome,
-    ProbeSample,
-    ProbeTarget,
-)
+from skep.monitor.records import BUSY, HOUR_S, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeSample, ProbeTarget
 from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, Agenda, Due, Era, Moment, ProbeSchedule
 from skep.monitor.store import SeriesStore
 from skep.paths import user_paths

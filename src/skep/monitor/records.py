@@ -225,9 +225,6 @@ class EventKind(StrEnum):
     MONITOR = "monitor"  # the loop began, or was away
 
 
-ANOTHER_MODEL = ("model", "weights_bytes")  # versions whose change begins a new series
-
-
 class MonitorEvent(msgspec.Struct, frozen=True):
     at: float
     kind: EventKind
