@@ -12,8 +12,8 @@ import tomllib
 from collections import deque
 from collections.abc import Iterator
 from io import FileIO
-from itertools import pairwise
-from pathlib import Path
+from itertools import count, pairwise
+from pathlib import Path, PosixPath
 from typing import Any
 
 from skep.errors import EngineError, UserError
@@ -68,6 +68,50 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     except BaseException:
         Path(draft).unlink(missing_ok=True)
         raise
+
+
+PAGES = (".html", ".htm", ".svg")
+
+
+class OutputFile(PosixPath):
+    """A file that a command writes. One that is there is replaced only with `--overwrite`, or where it is skep's own
+    page about the same runs. A name that nobody typed gives way to a free one: report-2.html."""
+
+    option, named, overwrite = "--output", True, True  # as the command line has it
+
+    def checked(self, *runs: str, suffixes: tuple[str, ...] = ()) -> OutputFile:
+        """Return where to write. Called before the work. Raise UserError where it cannot be, or must not be."""
+        check_place(self, self.option)
+        if suffixes and self.suffix not in suffixes:
+            what = f"{self.option} `{self}` ends in none of {', '.join(suffixes)}"
+            raise UserError(what, hint=f"name it {self.stem}{suffixes[0]}, for instance")
+        if self.overwrite or not _is_taken(self, runs):
+            return self
+        if self.named:
+            raise UserError(f"{self.option} `{self}` exists", hint="name another file, or add --overwrite")
+        others = (self.with_stem(f"{self.stem}-{number}") for number in count(2))
+        return next(one for one in others if not _is_taken(one, runs))
+
+    def write(self, text: str, *runs: str) -> None:
+        """Write a text; the last line of a page has the runs that it is about."""
+        write_whole(self, f"{text}{_about(runs) if runs and self.suffix in PAGES else ''}")
+
+
+def check_place(path: Path, name: str = "--output") -> None:
+    """UserError where a file could not be written there. `name`: of who asks for it."""
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"
+        raise UserError(f"{name} `{path}` {what}", hint="name a file in a folder that exists")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{name} `{path}` cannot be written: no permission", hint="name another file")
+
+
+def _is_taken(path: Path, runs: tuple[str, ...]) -> bool:
+    return path.is_file() and not (runs and path.read_bytes().endswith(_about(runs).encode()))
+
+
+def _about(runs: tuple[str, ...]) -> str:
+    return f"\n<!-- skep: {' '.join(runs)} -->\n"
 
 
 MAX_LINE = 1000  # of what is kept as last words

@@ -287,8 +287,31 @@ def test_an_interrupted_run_is_kept_and_leaves_nothing_running(engine, paths, co
     assert_interrupted(process, number)
     engine.wait_for(running=0)
     (run,) = stored_runs(paths)
-    assert (run.kind, run.state, run.error) == (command, RunState.FAILED, "interrupted")
+    assert (run.kind, run.state, run.error) == (command, RunState.INTERRUPTED, None)
     assert run.requests > 0
+
+
+def test_ctrl_c_keeps_and_shows_the_levels_of_a_sweep_that_were_finished(tmp_path):
+    with FakeEngine(slots=2, token_ms=20) as engine:
+        words = ("-c", "1,2,8", "--runs", "1", "--max-tokens", "8", "--warm-up", "quick")
+        process = begin("sweep", "--url", engine.url, *words)
+        said = next(line for line in process.stderr if line.startswith("C=8 run 1"))
+        assert "24 requests" in said
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    (run,) = call("runs", "--json", check=0).json
+    assert process.returncode == 130
+    assert [line.split()[0] for line in output.splitlines()] == ["C", "1", "2"]
+    told = f"error: interrupted at C=8\nhint: the finished levels are kept: `skep runs report {run['id']}` draws them\n"
+    assert errors.endswith(told)
+    assert (run["state"], run["error"]) == ("interrupted", None)
+    assert " interrupted " in call("runs", check=0).out
+    assert f"{run['id']} (interrupted) written" in call("runs", "report", "last", check=0).err
+    page = (tmp_path / "report.html").read_text()
+    assert "This run is interrupted; " in page
+    assert "failed" not in page.partition("This run is interrupted")[2].partition("</p>")[0]
+    levels = call("runs", "export", "last", "--format", "json", check=0).json["levels"]
+    assert [level["concurrency"] for level in levels] == [1, 2]
 
 
 def test_ctrl_c_in_the_warm_up_is_as_quiet():
@@ -355,7 +378,7 @@ def assert_interrupted(process, number):
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.splitlines()[-2] == "error: interrupted"
+    assert errors.splitlines()[-2].startswith("error: interrupted")
     assert errors.count("error:") == 1
     assert "Traceback" not in errors
     assert output == ""

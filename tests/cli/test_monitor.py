@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import socket
 import sqlite3
 import subprocess
@@ -11,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hive_client import answering
+from hive_client import answering, eventually, free_port
 from in_process import call, refused
 
 from skep.monitor.main import hold_monitor_lock, wait_while
@@ -67,10 +68,23 @@ def probed(series, name, at, speed=80.0, outcome=ProbeOutcome.DONE, **fields):
     series.append_probe(probe, samples)
 
 
+def test_a_target_added_beside_a_running_monitor_is_told_when_it_is_probed(engine, paths):
+    with hold_monitor_lock(paths):
+        told = monitor("add", "box", "--url", engine.url, "--every", "30m", check=0).err.splitlines()
+    assert told[1:] == [
+        "it is probed every 30 min (short 64, long 512)",
+        "the first probe begins within 5 s; `skep monitor status` shows it",
+    ]
+
+
 def test_a_target_is_asked_at_once_added_listed_and_removed(engine, paths):
     add = ("add", "box", "--url", engine.url, "--every", "30m", "-c", "4", "--no-long", "--slower", "5%")
     told = monitor(*add, check=0).err
-    for words in ("fake-model", "every 30 min (short 64, c4)", "nothing probes yet"):
+    for words in (
+        "fake-model",
+        "every 30 min (short 64, c4)",
+        "nothing probes yet: `skep monitor run`",
+    ):
         assert words in told
     (row,) = monitor("list", "--json").json
     assert (row["kind"], row["every_s"], row["long_tokens"], row["slower_pct"]) == ("replica", 1800, 0, 5)
@@ -396,3 +410,20 @@ def test_the_grafana_dashboard_is_printed_as_it_is():
 
 def test_the_dashboard_wants_a_key_beyond_loopback():
     assert "skep key add" in refused("web", "--host", "0.0.0.0", "--port", "0")
+
+
+def test_a_model_that_is_swapped_behind_its_url_begins_a_new_series_and_is_told_once():
+    port, told = free_port(), []
+    for model in ("small", "large", "large"):
+        with FakeEngine(model=model, port=port, token_ms=1) as engine:
+            if model == "small":
+                monitor("add", "box", "--url", engine.url, "--short", "8", "--no-long", check=0)
+            probed_at = int(time.time())
+            told.append([line for line in monitor("probe", "box", check=0).err.splitlines() if "begin anew" in line])
+        eventually(lambda before=probed_at: int(time.time()) > before)  # two probes of one second are one
+    assert told == [[], ["model changed from small.gguf to large.gguf; its series begin anew"], []]
+    document = monitor("series", "box/hot/short/c1/ttft_ms", "--json", check=0).json[0]
+    assert document["stats"]["7 d"]["count"] == 2
+    told = "a new series since .*, when the model changed from small.gguf to large.gguf; before it, median "
+    assert re.match(told, document["sentences"][0])
+    assert document["changes"] == []

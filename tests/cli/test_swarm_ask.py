@@ -122,7 +122,7 @@ def test_an_answer_is_given_again_by_resume(folder, engine):
         ([GOAL, FILES, "--root", "absent"], "is not a folder"),
         ([GOAL, FILES, "-o", "absent/answer.md"], "folder that does not exist"),
         ([GOAL, FILES, "--plan-timeout", "0s"], "leaves no time"),
-        ([GOAL, FILES, "--report", "report.pdf"], "neither .html nor .svg"),
+        ([GOAL, FILES, "--report", "report.pdf"], "ends in none of .html, .htm, .svg"),
         ([GOAL, FILES, "--deadline", "0s"], "leaves no time"),
         ([GOAL, FILES, "--key-env", "SKEP_ABSENT_KEY"], "is not set"),
     ],

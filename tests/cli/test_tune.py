@@ -265,7 +265,7 @@ REFUSED = [
     (("smollm2-135m", "--goal", "tok_per_joule@4"), 2, "nothing here tells what a CPU draws"),
     (("smollm2-135m", "--gpus", "0"), 2, "it runs on no card"),
     (("smollm2-135m", "--quality", "nosuch"), 2, "nosuch"),
-    (("smollm2-135m", "--html", "no/such/folder.html"), 2, "there is no folder"),
+    (("smollm2-135m", "--html", "no/such/folder.html"), 2, "lies in a folder that does not exist"),
     (("show",), 2, "there are no tunings yet"),
     (("resume",), 2, "there are no tunings yet"),
     (("export", "name"), 2, "there are no tunings yet"),

@@ -29,6 +29,20 @@ def test_two_models_with_the_same_engine_port_are_refused(tmp_path):
         plan_launches(Settings(serve=serve), paths_of(tmp_path), machine=LocalMachine(4))
 
 
+@pytest.mark.parametrize(
+    ("engine", "busy", "replicas", "threads"),
+    [("embedded", 0, 1, 8), ("embedded", 3, 1, 5), ("embedded", 3, 2, 2), ("embedded", 8, 1, 1), ("fake", 3, 1, 8)],
+)
+def test_the_embedded_engine_leaves_busy_cores_to_others(tmp_path, engine, busy, replicas, threads):
+    file = tmp_path / "m.gguf"
+    gguf_of(file)
+    settings = Settings(serve=(Serve(str(file), engine=engine, replicas=replicas),))
+    launches = plan_launches(settings, paths_of(tmp_path), machine=LocalMachine(8, busy=busy))
+    assert [launch.threads for launch in launches] == [threads] * replicas
+    told = replace(settings, serve=(replace(settings.serve[0], threads=7),))
+    assert plan_launches(told, paths_of(tmp_path), machine=LocalMachine(8, busy=busy))[0].threads == 7
+
+
 def program(folder, name="llama-server", says="echo 'version: 2222 (abc)'"):
     folder.mkdir(exist_ok=True)
     path = folder / name

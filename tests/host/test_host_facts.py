@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from skep.catalog.gpus import Gpu
 from skep.host.facts import (
     CgroupLimits,
+    count_busy_cores,
     host_json,
     lasting_json,
     parse_cpu_features,
@@ -251,3 +252,22 @@ def test_cards_left_beside_a_lost_one_are_kept(script):
     lost = "Unable to determine the device handle for GPU 0000:0A:00.0: GPU is lost."
     report = read_nvidia(script(f"echo 'index, name'; echo '0, NVIDIA GeForce RTX 3090'; echo '{lost}'; exit 15"))
     assert (len(report.gpus), report.error) == (1, lost)
+
+
+@pytest.mark.parametrize(
+    ("loadavg", "cores", "busy"),
+    [
+        ("0.31 0.5 0.6 1/300 9", 8, 0),  # idle
+        ("2.6 2.0 1.0 5/300 9", 8, 3),
+        ("2.6 2.0 1.0 1/300 9", 8, 0),  # what has just ended
+        ("30.2 20.0 9.0 40/300 9", 8, 8),
+        ("3.2 3.0 3.0 9/300 9", 2, 0),  # six of the eight cores are not ours
+        ("7.2 7.0 7.0 9/300 9", 2, 1),
+        ("", 8, 0),  # no /proc, as on macOS
+        ("unreadable", 8, 0),
+    ],
+)
+def test_cores_are_busy_by_the_load_that_still_runs(tmp_path, loadavg, cores, busy):
+    if loadavg:
+        (tmp_path / "loadavg").write_text(loadavg)
+    assert count_busy_cores(cores, total=8, proc=tmp_path) == busy

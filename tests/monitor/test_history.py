@@ -6,12 +6,16 @@ import pytest
 from monitor_samples import KEY, START, noisy
 from monitor_samples import add_probes as add
 
+from skep.config.monitor import Monitor
 from skep.errors import UserError
 from skep.monitor.compare import around_event, compare_targets
+from skep.monitor.evaluate import Alarms, findings_of
 from skep.monitor.history import SETTLED_S, WINDOW_S, find_changes, history_of, primary_keys, read_window, thinned
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
+    Alert,
+    AlertRule,
     EventKind,
     Heat,
     MonitorEvent,
@@ -26,8 +30,10 @@ from skep.monitor.records import (
     SeriesPoint,
     SpanKind,
 )
+from skep.monitor.status import target_statuses
 from skep.stats.versus import Judgement
 
+BOX = ProbeTarget("box", "http://127.0.0.1:1/v1")
 COLD = SeriesKey("box", Heat.COLD, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
 
 
@@ -268,3 +274,60 @@ def test_a_note_with_nothing_after_it_is_not_comparable_yet(series):
     assert around_event(series, note, KEY, zone=UTC).sentence.endswith(
         "not comparable, with 10 values before and 0 after"
     )
+
+
+def swap(series, at, what="model", before="qwen3-8b.gguf", after="qwen3-14b.gguf"):
+    """As the loop writes it down."""
+    detail = {"what": what, "from": before, "to": after}
+    series.append_event(MonitorEvent(at, EventKind.VERSION, f"{what} changed", "box", detail))
+
+
+@pytest.fixture
+def swapped(series):
+    """Five days of one model, then two days of another one behind the same URL, half as fast."""
+    series.put_target(BOX)
+    add(series, noisy((80, 120), (40, 48)))
+    at = START + 120 * HOUR_S
+    swap(series, at)
+    swap(series, at, "weights_bytes", "5000", "9000")
+    return at
+
+
+def test_another_model_begins_a_new_series_and_is_no_change_of_the_old_one(series, swapped):
+    now = START + 168 * HOUR_S
+    assert find_changes(series, "box", now) == []
+    found = history_of(series, KEY, START, now, zone=UTC)
+    assert (found.changes, found.drifts, found.steps) == ((), (), (swapped,))
+    assert found.stats["7 d"].count == 48
+    assert found.stats["7 d"].median == pytest.approx(40, rel=0.02)
+    assert len(found.points) == 168  # both are shown
+    first = found.sentences[0]
+    told = "a new series since Thursday 29 October 00:00, when the model changed from qwen3-8b.gguf to qwen3-14b.gguf"
+    assert first.startswith(f"{told}; before it, median 80.")
+    (standing,) = target_statuses(series, now)
+    assert standing.readings[0].ratio == pytest.approx(1, abs=0.05)
+
+
+def test_a_change_within_either_model_is_still_found(series):
+    add(series, noisy((80, 60), (60, 60), (40, 60), (30, 60)))
+    first, second = START + 60 * HOUR_S, START + 180 * HOUR_S
+    assert len(find_changes(series, "box", START + 120 * HOUR_S)) == 1
+    swap(series, START + 120 * HOUR_S)
+    changes = find_changes(series, "box", START + 240 * HOUR_S)
+    assert [round((change.at - at) / HOUR_S) for change, at in zip(changes, (first, second), strict=True)] == [0, 0]
+
+
+def test_another_model_is_no_regression_and_closes_what_was_wrong_with_the_old_one(series, swapped):
+    now = START + 168 * HOUR_S
+    find_changes(series, "box", now)
+    assert not [one for one in findings_of(series, BOX, Monitor(), now) if one.wrong]
+    alarms = Alarms(Alert(rule, "box", swapped - 9, "wrong") for rule in (AlertRule.SLOWER, AlertRule.DOWN))
+    (closed,) = alarms.forget_model("box", swapped, now)
+    assert (closed.rule, closed.closed_because) == (AlertRule.SLOWER, "another model answers")
+
+
+def test_targets_are_compared_by_the_model_that_answers_now(series, swapped):
+    add(series, noisy((40, 168), seed=3), target="other")
+    (row,) = compare_targets(series, "box", "other", START, END).rows
+    assert row.versus.a.count == 48
+    assert row.versus.judgement is Judgement.SAME

@@ -50,7 +50,7 @@ class World:
         self.said, self.log = [], []
         self.takes_s = 30.0
         self.versions = {"driver": "570"}
-        self.fails = False
+        self.fails, self.model = False, None
         for target in targets:
             series.put_target(target)
 
@@ -66,7 +66,7 @@ class World:
         self.log.append(("end", due.target.name, ended - NOON))
         made = Probe(
             due.target.name, due.era, due.slot, due.at, ended, ProbeOutcome.DONE,
-            started_at=began, idle_s=idle_s, versions=self.versions,
+            started_at=began, idle_s=idle_s, versions=self.versions, model=self.model,
         )  # fmt: skip
         if self.fails:
             return replace(made, outcome=ProbeOutcome.FAILED, error_kind="connect", error="refused"), []
@@ -287,6 +287,21 @@ def test_down_up_upgrades_and_restarts_are_marked_once(world, series):
 DONE = Probe("box", 0, 1, 1.0, 2.0, ProbeOutcome.DONE)
 BUSY = replace(DONE, outcome=ProbeOutcome.FAILED, error_kind="busy")
 DOWN = replace(BUSY, error_kind="connect")
+
+
+def test_another_model_is_told_once(world, series):
+    """By the name of its file, or by its id where no file is told; a file that is not told once is no other model."""
+    world = world(BOX)
+    for names in ("m a.gguf", "m m", "m a.gguf", "m b.gguf", "m m", "n n", "n n"):
+        world.model, file = names.split()
+        world.versions = {"model": file}
+        world.run(HOUR)
+    told = [line for line in world.said if line.startswith("monitor.model")]
+    assert told == [
+        "monitor.model target='box' why='model changed from a.gguf to b.gguf; its series begin anew'",
+        "monitor.model target='box' why='model changed from b.gguf to n; its series begin anew'",
+    ]
+    assert len(series.events(*ALL, "box")) == 3  # with the beginning of the watch
 
 
 @pytest.mark.parametrize(

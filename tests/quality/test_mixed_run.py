@@ -311,7 +311,7 @@ def test_a_run_that_is_cut_short_keeps_its_rows_and_what_was_asked(engine, store
 
     asyncio.run(run())
     last = store.run("last")
-    assert (last.state, last.error) == (RunState.FAILED, "interrupted")
+    assert (last.state, last.error) == (RunState.INTERRUPTED, None)
     assert len([row for row in store.requests(last.id) if row.level]) == 3
     assert len(store.items(last.id)) == 4
     assert store.verdicts(last.id) == []

@@ -156,12 +156,12 @@ def test_a_trial_that_is_broken_off_keeps_its_rows_and_claims_nothing(answers, s
     with FakeEngine(slots=8, token_ms=25, answers=answers) as engine:
         asyncio.run(run())
     (found,) = store.runs()
-    assert (found.state, found.error) == (RunState.FAILED, "interrupted")
+    assert (found.state, found.error) == (RunState.INTERRUPTED, None)
     rows = store.requests(found.id)
     assert len([row for row in rows if row.level]) >= 5
     assert len(store.items(found.id)) == 100
     summary = summary_of_run(found, rows, store.verdicts(found.id), store.level_facts(found.id), store.items(found.id))
-    assert (summary.levels, summary.holds_up_to, summary.incomplete) == ((), None, "interrupted")
+    assert (summary.levels, summary.holds_up_to, summary.incomplete) == ((), None, "the run is interrupted")
 
 
 def test_a_server_that_answers_nothing_ends_it_at_once(store):

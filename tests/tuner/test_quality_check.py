@@ -206,7 +206,7 @@ def test_asking_that_is_broken_off_leaves_no_sheet_and_a_run_that_says_so(answer
     with FakeEngine(slots=4, token_ms=5, answers=answers) as engine:
         assert asyncio.run(run(engine)) is None
     (found,) = store.runs()
-    assert (found.state, found.error, store.verdicts(found.id)) == (RunState.FAILED, "interrupted", [])
+    assert (found.state, found.error, store.verdicts(found.id)) == (RunState.INTERRUPTED, None, [])
 
 
 def test_a_slow_engine_is_asked_fewer_and_so_are_those_after_it(answers, store):

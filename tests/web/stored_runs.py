@@ -34,7 +34,7 @@ def requests(levels, tokens=100, *, slow=1.0, failed=0):
         begin += slow + 1
 
 
-def put_run(store, place, *, levels=(1, 2, 4), tokens=100, failed=0, end="done", **told):
+def put_run(store, place, *, levels=(1, 2, 4), tokens=100, failed=0, end="done", why="10.9.8.7 went away", **told):
     """One more, `place` days after the first. `end`: None for one whose writer is still there."""
     facts = {
         "kind": "sweep", "model": "qwen3-8b", "url": "http://127.0.0.1:8400/v1", "fingerprint": "f" * 16,
@@ -44,7 +44,7 @@ def put_run(store, place, *, levels=(1, 2, 4), tokens=100, failed=0, end="done",
     run = store.begin_run(created_at=1_790_000_000.0 + place * DAY, **{**facts, **told})
     store.append_requests(run, requests(levels, tokens, failed=failed))
     if end is not None:
-        store.end_run(run, 1_790_000_100.0 + place * DAY, end, None if end == "done" else "10.9.8.7 went away")
+        store.end_run(run, 1_790_000_100.0 + place * DAY, end, None if end == "done" else why)
     return run
 
 

@@ -23,6 +23,7 @@ def fill(store):
     MADE["broken"] = put_run(store, 3, levels=(1,), end="failed")
     MADE["simulated"] = put_run(store, 4, simulated=True, engine={"engine": SIMULATED, "simulated": True})
     MADE["open"] = put_run(store, 5, kind="open", config={"rates": [2.0, 4.0]}, levels=(1, 2))
+    MADE["interrupted"] = put_run(store, 5, model="other", levels=(1,), end="failed", why="interrupted")
     MADE["running"] = put_run(store, 6, levels=(1,), end=None)
 
 
@@ -38,7 +39,9 @@ def test_every_run_is_listed_newest_first_with_its_key_figures(ask):
     slow = next(one for one in runs_of(ask) if one["id"] == MADE["slow"])
     assert slow["ttft_ms"] == pytest.approx(100)
     page = ask("/runs")[1]
-    assert "7 benchmark runs are stored" in page
+    assert '<span class="flag bad">interrupted</span>' in page
+    assert "This run is interrupted." in ask(f"/runs/{MADE['interrupted']}")[1]
+    assert "8 benchmark runs are stored" in page
     assert "600" in page
     assert '<span class="flag sky">simulated</span>' in page  # blue, as on every page
 
@@ -48,6 +51,7 @@ def test_every_run_is_listed_newest_first_with_its_key_figures(ask):
     [
         ("?kind=open", ["open"]),
         ("?state=failed", ["broken"]),
+        ("?state=interrupted", ["interrupted"]),
         ("?state=running", ["running"]),
         ("?simulated=yes", ["simulated"]),
         ("?q=rtx+vllm&kind=sweep&state=done&simulated=no", ["fast", "slow"]),

@@ -18,7 +18,7 @@ from skep.bench.endpoint import Endpoint
 from skep.catalog.gpus import HostFacts
 from skep.host.facts import host_json, lasting_json
 from skep.store.database import Store
-from skep.store.records import ClientSample, LevelFact, Request
+from skep.store.records import ClientSample, LevelFact, Request, RunState
 
 FLUSH_EVERY_S = 0.5
 
@@ -85,7 +85,7 @@ class Recording:
         inner = fault
         while isinstance(inner, BaseExceptionGroup):
             inner = inner.exceptions[0]
-        self._end("failed", "interrupted" if isinstance(fault, asyncio.CancelledError) else str(inner))
+        self._end("failed", RunState.INTERRUPTED.value if isinstance(fault, asyncio.CancelledError) else str(inner))
         if error is None:
             raise fault
 

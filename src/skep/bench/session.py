@@ -40,6 +40,7 @@ class SessionProgress(msgspec.Struct, frozen=True):
     runs_left: float = 0.0
     figures: Mapping[int, Sequence[float]] = {}  # effective tok/s of the runs of each level
     ended: bool = False  # this run of the level
+    run_id: str = ""
 
 
 OnProgress = Callable[[SessionProgress], None]
@@ -54,7 +55,7 @@ class RunSession:
     ) -> None:  # fmt: skip
         """`more`: fields of the progress that only the caller knows. `load`: as `LoadGenerator` takes it."""
         self.recording = recording
-        self.now = SessionProgress()
+        self.now = SessionProgress(run_id=recording.run_id)
         self.driver = LoadGenerator(endpoint, recording, keep_text=keep_text, most_connections=widest, **load)
         self._on_progress = on_progress
         self._more = more

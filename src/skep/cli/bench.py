@@ -9,10 +9,12 @@ from typing import Annotated, ClassVar
 import click
 
 from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, implementation, option
+from skep.files import OutputFile
 
 bench = group("bench", "Measure an endpoint under concurrency.")
 runs_app = group("runs", "List, report, compare and export the stored runs.", default="list")
 
+REPORT = OutputFile("report.html")
 Api = Annotated[str, option("openai, or ollama for Ollama's own API, which tells its durations.")]
 Concurrency = Annotated[str, option("Concurrent agents, one level each.", "--concurrency", "-c")]
 MaxTokens = Annotated[int, option("Longest answer in tokens.", "--output-tokens", min=1)]
@@ -192,9 +194,9 @@ def report(
     run: Annotated[
         tuple[str, ...], argument("A run's id, the beginning of one, or `last`; several are compared.")
     ] = (),
-    output: Annotated[Path, option("The HTML file to write; .svg writes the chart alone.", "-o", "--output")] = Path(
-        "report.html"
-    ),
+    output: Annotated[
+        OutputFile, option("The HTML file to write; .svg writes the chart alone.", "-o", "--output")
+    ] = REPORT,
 ) -> None:
     """Write one self-contained HTML file with the pictures and the tables of a run, or of several side by side."""
 
@@ -207,7 +209,7 @@ class CompareOptions:
     b: Annotated[str | None, argument("The later run; default: the last of the same kind as A.")] = None
     threshold: Annotated[str, option("A loss beyond this ends with exit code 4.")] = "5%"
     anyway: Annotated[bool, option("Compare runs whose prompts or answers differ in length.", "--anyway")] = False
-    output: Annotated[Path | None, option("Also write an HTML page or .svg.", "-o", "--output")] = None
+    output: Annotated[OutputFile | None, option("Also write an HTML page or .svg.", "-o", "--output")] = None
     as_json: JsonOption = False
 
 
@@ -240,7 +242,7 @@ def ab(options: ABOptions) -> None:
 @command(bench, "skep bench matrix rigs.toml -o rigs.html", runs="compare.run_matrix_command")
 def matrix(
     file: Annotated[Path, argument("A TOML file: [[config]] with a name and a url, start or run.")],
-    output: Annotated[Path | None, option("Also write an HTML page, .svg, .md or .csv.", "-o", "--output")] = None,
+    output: Annotated[OutputFile | None, option("Also write a page, .svg, .md or .csv.", "-o", "--output")] = None,
     processes: Processes = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -252,7 +254,7 @@ def export(
     run: RunName = "last",
     form: Annotated[str, option("csv, markdown or json.", "--format")] = "markdown",
     requests: Annotated[bool, option("Every request instead of the levels; csv or json.", "--requests")] = False,
-    output: Annotated[Path | None, option("A file; default: standard output.", "-o", "--output")] = None,
+    output: Annotated[OutputFile | None, option("A file; default: standard output.", "-o", "--output")] = None,
 ) -> None:
     """A run's levels, or its requests, for a spreadsheet or a README."""
 

@@ -30,8 +30,8 @@ NEEDS_LENGTHS = ("conversation", "shared-prefix", "prefill")
 class Interrupted(SkepError):
     exit_code = 130
 
-    def __init__(self) -> None:
-        super().__init__("interrupted", hint="what was measured is kept: `skep runs` lists it")
+    def __init__(self, where: str = "", hint: str = "what was measured is kept: `skep runs` lists it") -> None:
+        super().__init__(f"interrupted{where}", hint=hint)
 
 
 def run_measuring(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -32,13 +32,13 @@ from skep.cli.bench_common import MAX_CONCURRENCY, level_view, maker_for, run_me
 from skep.cli.options import EndpointOptions, existing
 from skep.cli.sweep import levels_of, sweep_endpoint
 from skep.errors import EngineError, Regression, UserError
-from skep.files import read_user_toml, write_whole
+from skep.files import PAGES, OutputFile, read_user_toml
 from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.report.columns import print_records
 from skep.report.sweep_text import CompareResult, comparison_columns, group_by_level
 from skep.report.tables import Table, cell_json, matrix_tables
-from skep.report.terminal import check_output, note, print_json
+from skep.report.terminal import note, print_json
 from skep.store.database import open_store
 from skep.store.records import StoredRun
 from skep.units import parse_positive_seconds, parse_share
@@ -47,12 +47,12 @@ from skep.units import parse_positive_seconds, parse_share
 def run_compare_command(options: CompareOptions) -> int:
     """Return the exit code: 4 where B is worse by more than the threshold."""
     allowed = parse_share(options.threshold, "--threshold")
-    if options.output is not None:
-        check_output(options.output)
     with existing() as store:
         a, b = chosen_runs(store, options.a, options.b)
         run_a, summary_a, rows_a = load_run(store, a)
         run_b, summary_b, rows_b = load_run(store, b)
+    if options.output is not None:
+        options.output.checked(run_a.id, run_b.id, suffixes=PAGES)
     check_kinds(run_a, run_b)
     if not options.anyway:
         check_lengths(run_a, run_b)
@@ -127,12 +127,13 @@ def tell(outcome: CompareResult, runs: tuple[str, str], *, as_json: bool) -> int
 
 
 def write_page(
-    entries: list[tuple[StoredRun, SweepSummary]], output: Path, found: Sequence[Comparison] = (), verdict: str = ""
+    runs: list[tuple[StoredRun, SweepSummary]], output: OutputFile, found: Sequence[Comparison] = (), verdict: str = ""
 ) -> None:
     from skep.report.comparison import comparison_page, comparison_picture
 
     is_picture = output.suffix == ".svg"
-    write_whole(output, comparison_picture(entries) if is_picture else comparison_page(entries, found, verdict=verdict))
+    page = comparison_picture(runs) if is_picture else comparison_page(runs, found, verdict=verdict)
+    output.write(page, *(run.id for run, _ in runs))
     note(f"written to {output}")
 
 
@@ -140,19 +141,16 @@ _KNOWN = (
     "config", "concurrency", "tasks", "runs", "precision", "budget", "max_tokens", "prompt_tokens", "size",
     "fixed_output", "shape", "seed", "baseline", "timeout",
 )  # fmt: skip
-_SUFFIXES = (".html", ".htm", ".svg", ".md", ".csv")
 
 
-def run_matrix_command(file: Path, output: Path | None, *, processes: int | None = None, as_json: bool) -> None:
+def run_matrix_command(file: Path, output: OutputFile | None, *, processes: int | None = None, as_json: bool) -> None:
     document = read_user_toml(file)
     configs, plan = parse_matrix(document), replace(plan_of(document), processes=processes)
     baseline = document.get("baseline")
     if baseline is not None and baseline not in [config.name for config in configs]:
         raise UserError(f"baseline `{baseline}` is not among the configurations", hint="name one of them")
-    if output is not None and (output.suffix not in _SUFFIXES or not output.parent.is_dir()):
-        raise UserError(
-            f"--output `{output}` cannot be written", hint=f"name a file that ends in {', '.join(_SUFFIXES)}"
-        )
+    if output is not None:
+        output.checked(suffixes=(*PAGES, ".md", ".csv"))
     folder = user_paths(os.environ).state / "matrix"
 
     async def measured(config: MatrixConfig) -> SweepSummary:
@@ -228,9 +226,9 @@ def plan_of(document: Mapping[str, Any]) -> SweepPlan:
     )
 
 
-def _write(cells: Sequence[MatrixResult], tables: Sequence[Table], output: Path) -> None:
+def _write(cells: Sequence[MatrixResult], tables: Sequence[Table], output: OutputFile) -> None:
     if output.suffix in (".md", ".csv"):
-        write_whole(output, "\n".join(one.markdown() if output.suffix == ".md" else one.csv() for one in tables))
+        output.write("\n".join(one.markdown() if output.suffix == ".md" else one.csv() for one in tables))
         note(f"written to {output}")
         return
     measured = [(cell.config.name, cell.summary) for cell in cells if cell.summary is not None]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from skep.cli.options import argument, command, group, option
 from skep.errors import UserError
-from skep.files import write_whole
+from skep.files import OutputFile
 from skep.paths import user_paths
 from skep.report.terminal import note
 
@@ -39,22 +39,21 @@ def export(
     gpu: Annotated[str | None, option('Of a model: the best plan for these cards, such as "2x rtx-3090".')] = None,
     port: Port = 8400,
     engine_port: EnginePort = 8500,
-    output: Annotated[Path | None, option("A file; default: standard output.", "-o", "--output")] = None,
+    output: Annotated[OutputFile | None, option("A file; default: standard output.", "-o", "--output")] = None,
 ) -> None:
     """Print what starts a preset without skep: a script, containers or systemd units."""
     from skep.deploy.export import FORMS, find_recipe, own_command
 
     if form not in FORMS:
         raise UserError(f"--as `{form}` is unknown: choose {FORM_NAMES}")
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        what = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
-        raise UserError(f"--output `{output}` {what}", hint="name a file")
+    if output is not None:
+        output.checked()
     recipe = find_recipe(name, gpu, user_paths(os.environ), port=port, engine_port=engine_port)
     text = FORMS[form](replace(recipe, skep=own_command()) if form == "systemd" else recipe)
     if output is None:
         print(text, end="")  # noqa: T201
         return
-    write_whole(output, text)
+    output.write(text)
     if form in ("shell", "docker"):
         output.chmod(0o755)
     note(f"written to {output}")

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 from skep.cli.options import ROOT, JsonOption, argument, command, group, option
+from skep.files import OutputFile
 
+REPORT = OutputFile("report.html")
 store_app = group("store", "Show, back up and clean the file that holds all runs.")
 
 
@@ -25,7 +27,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
 @command(ROOT, "skep demo", runs="maintenance_run.run_demo")
 def demo(
-    output: Annotated[Path, option("Where the report is written.", "-o", "--output")] = Path("report.html"),
+    output: Annotated[OutputFile, option("Where the report is written.", "-o", "--output")] = REPORT,
 ) -> None:
     """Serve the embedded model, benchmark it, write a report, stop what was started. About a minute."""
 

@@ -18,10 +18,11 @@ from skep.catalog.models import find_geometry
 from skep.catalog.pullable import find_pullable
 from skep.cli.options import EndpointOptions, existing
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
+from skep.files import PAGES, OutputFile
 from skep.host.checks import CheckResult, HostFinding
 from skep.host.facts import host_json
 from skep.paths import Paths, user_paths
-from skep.report.terminal import byte_progress, check_output, note, print_json
+from skep.report.terminal import byte_progress, note, print_json
 from skep.store.database import Store, open_store
 from skep.store.records import RunState
 from skep.supervisor.control import NotRunning, ask_down
@@ -67,7 +68,7 @@ def pull_model(source: str, *, as_json: bool) -> None:
     print(found.path)  # noqa: T201
 
 
-def run_demo(output: Path) -> None:
+def run_demo(output: OutputFile) -> None:
     """In folders of its own where it serves, so that a running skep is not disturbed; runs go to the user's store."""
     from skep.bench.sweep import SweepPlan
     from skep.bench.tasks import Workload
@@ -76,7 +77,7 @@ def run_demo(output: Path) -> None:
     from skep.cli.sweep import measure
     from skep.report.sweep_text import print_summary
 
-    check_output(output)
+    output = output.checked(suffixes=PAGES)
     began = time.monotonic()
     workload = Workload(max_tokens=20, fixed_output=True, size="short", seed=1)
     plan = SweepPlan(concurrency=(1, 2, 4), tasks=8, runs=2, workload=workload, quick_warm_up=True)

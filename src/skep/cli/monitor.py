@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from skep.cli.options import ConfigOption, JsonOption, argument, command, group, option
+from skep.files import OutputFile
 
 monitor_app = group("monitor", "Probe endpoints on a schedule: series over time, changes, alerts.")
 
@@ -132,7 +132,7 @@ def export(
     target: TargetOption = None,
     since: Annotated[str | None, option("How far back (30d), or a date and time. Default: all.")] = None,
     key: Annotated[str | None, option("One series, such as box/hot/short/c1/tok_s.", "--series", metavar="KEY")] = None,
-    output: Annotated[Path | None, option("File to write. Default: stdout.", "-o", "--output")] = None,
+    output: Annotated[OutputFile | None, option("File to write. Default: stdout.", "-o", "--output")] = None,
 ) -> None:
     """Export every sample as it was measured, and missed probes."""
 

@@ -19,13 +19,14 @@ from skep.cli.options import ask_hive, existing, running_url
 from skep.config.load import find_config, load_settings
 from skep.config.settings import Monitor
 from skep.errors import Regression, SkepError, UserError
+from skep.files import OutputFile
 from skep.monitor.alerts import check_document
 from skep.monitor.compare import compare_targets
 from skep.monitor.compare import write_note as store_note
 from skep.monitor.describe import describe_probe
 from skep.monitor.export import export_rows, write_csv, write_json
-from skep.monitor.history import history_of
-from skep.monitor.loop import probe_by_hand
+from skep.monitor.history import history_of, model_changes
+from skep.monitor.loop import POLL_S, probe_by_hand
 from skep.monitor.main import begin_with, log_on_stderr, monitor_pid, probe_turns, run_monitor
 from skep.monitor.probe import probe_error
 from skep.monitor.records import DAY_S, ProbeOutcome, ProbeTarget
@@ -58,20 +59,17 @@ def series_to_write() -> SeriesStore:
 
 
 def export_samples(
-    target: str | None, since: str | None, key: str | None, output: Path | None, *, as_csv: bool, as_json: bool
+    target: str | None, since: str | None, key: str | None, output: OutputFile | None, *, as_csv: bool, as_json: bool
 ) -> None:
     if as_csv and as_json:
         raise UserError("--csv and --json contradict each other", hint="leave one of them out")
     start = None if since is None else moment_of(since, time.time(), option="--since")
+    if output is not None:
+        output.checked()
     with series_to_read() as series:
         columns, rows = export_rows(series, target, key, start)
-        try:
-            with nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8", newline="") as file:
-                count = (write_json if as_json else write_csv)(columns, rows, file)
-        except OSError as error:
-            if output is None:
-                raise
-            raise UserError(f"`{output}` cannot be written: {error.strerror}", hint="check the path") from None
+        with nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8", newline="") as file:
+            count = (write_json if as_json else write_csv)(columns, rows, file)
     note(f"{count} row{'' if count == 1 else 's'}" + (f" in {output}" if output else ""))
 
 
@@ -153,6 +151,7 @@ def write_note(text: str, target: str | None, at: str | None, *, as_json: bool) 
 
 
 ASK_S = 5.0
+START_S = 10.0  # until the loop that `skep up` starts for its first target probes
 
 
 def _settings(config: Path | None) -> Monitor:
@@ -195,12 +194,13 @@ def probe_now(name: str, *, as_json: bool) -> None:
     turns = probe_turns(user_paths(os.environ))
     with series_to_write() as series:
         probe, samples = asyncio.run(probe_by_hand(series, target, os.environ, turns=turns, waits=waits))
+        news = model_changes(series, name, time.time() + 1)[-1:]
     if as_json:
         print_json({"probe": probe.document(), "samples": [sample.document() for sample in samples]})
     else:
         if samples:
             print_records(SAMPLES, samples)
-        note(*describe_probe(probe))
+        note(*describe_probe(probe), *(event.text for event in news if event.at == probe.started_at))
     if probe.outcome is ProbeOutcome.FAILED:
         raise probe_error(probe)
 
@@ -251,12 +251,17 @@ def add_target(options: AddTargetOptions) -> None:
     own, check = options.url is None, not options.no_check
     with series_to_write() as series:
         found = store_target(series, _target_of(options), os.environ, time.time(), own=own, check=check)
-    running = _loop_pid() is not None or bool(_hive("monitor").get("running"))
+    alone = _loop_pid() is not None
+    running = alone or bool(_hive("monitor").get("running"))
     if options.as_json:
         print_json({**target_document(found.target), "about": found.about, "probing": running})
         return
     note(*found.sentences(os.environ))
-    if not running:
+    if running:
+        starting = not alone and _hive("status").get("phase") == "starting"
+        when = "once `skep up` has loaded its models" if starting else f"within {POLL_S if alone else START_S:g} s"
+        note(f"the first probe begins {when}; `skep monitor status` shows it")
+    else:
         note(f"nothing probes yet: `skep monitor run` does{_with_up(', and `skep up` with its next start')}")
 
 

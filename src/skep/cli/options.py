@@ -18,8 +18,10 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
+from click.core import ParameterSource
 
 from skep.errors import SkepError, UserError
+from skep.files import OutputFile
 from skep.paths import Paths, user_paths
 
 if TYPE_CHECKING:
@@ -69,7 +71,16 @@ def command(group: click.Group, example: str, *, name: str | None = None, runs: 
             elif hints[key] is not click.Context:
                 params.append(_parameter(key, hints[key], default))
 
+        files = {one.name: one for one in params if getattr(one.type, "type", None) is OutputFile}
+        if files and "overwrite" not in [one.name for one in params]:
+            params.append(_parameter("overwrite", OverwriteOption, default=False))
+            params[-1].panel = getattr(next(iter(files.values())), "panel", None)  # type: ignore[attr-defined]
+
         def run(**given: Any) -> Any:
+            for key in files.keys() & {key for key, value in given.items() if value is not None}:
+                typed = click.get_current_context().get_parameter_source(key) is not ParameterSource.DEFAULT
+                own = {"option": files[key].opts[-1], "named": typed, "overwrite": given["overwrite"]}
+                vars(given[key]).update(own)
             values = {key: _value(key, hints[key], given) for key in taken}
             return (function if runs is None else implementation(runs))(**values)
 
@@ -102,7 +113,7 @@ def _fields_as_parameters(kind: Any) -> Iterator[click.Parameter]:
             yield made
 
 
-_METAVARS = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
+_METAVARS = {int: "N", float: "X", Path: "FILE", OutputFile: "FILE", str: "TEXT"}
 
 
 def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
@@ -137,7 +148,7 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
 def _type_of(kind: Any, about: About) -> Any:
     if kind in (int, float):
         return _Number(kind, about.min, about.max)
-    return click.Path(path_type=Path) if kind is Path else kind
+    return click.Path(path_type=kind) if kind in (Path, OutputFile) else kind
 
 
 class _Number(click.ParamType[Any]):
@@ -234,6 +245,7 @@ def group(name: str, help: str, *, default: str | None = None) -> click.Group:  
 
 Model = Annotated[str | None, option("Model name; default: the only one served there.")]
 KeyEnv = Annotated[str | None, option("Environment variable with the endpoint's API key.")]
+OverwriteOption = Annotated[bool, option("Replace the file if it exists.", "--overwrite")]
 JsonOption = Annotated[bool, option("Print one JSON document on stdout.", "--json")]
 ConfigOption = Annotated[Path | None, option("Configuration file (default: skep.toml if there is one).")]
 

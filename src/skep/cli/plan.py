@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 from skep.cli.options import ROOT, JsonOption, argument, command, option
+from skep.files import OutputFile
 from skep.paths import user_paths
 from skep.report.terminal import note, print_json
 
@@ -72,7 +72,7 @@ class PlanOptions:
 @command(ROOT, 'skep plan qwen3.6-27b --gpu "2x rtx-3090" --concurrency 4 --explain')
 def plan(
     options: PlanOptions,
-    html: Annotated[Path | None, option("Also write an HTML page with charts.", metavar="FILE")] = None,
+    html: Annotated[OutputFile | None, option("Also write an HTML page with charts.", metavar="FILE")] = None,
     more: Annotated[bool, option("Also say why, what was dropped, and every term of the memory.", "--more")] = False,
     commands: Annotated[bool, option("Also print the engines' own command lines.", "--commands")] = False,
     explain: Annotated[bool, option("As --more, with every term of a step and its formula.", "--explain")] = False,
@@ -80,10 +80,9 @@ def plan(
 ) -> None:
     """Which layout, does it fit, how fast with N agents, and why."""
     from skep.deploy.plan_request import PlanFlags, answer_plan, document, nothing_fits
-    from skep.report.terminal import check_page
 
     if html is not None:
-        check_page(html)
+        html.checked()
     found = answer_plan(PlanFlags(**asdict(options)), user_paths(os.environ).store)
     if as_json:
         print_json(document(found, explain=explain))
@@ -95,5 +94,5 @@ def plan(
     if not as_json:
         print_plan(found, more=more or explain, commands=commands, explain=explain)
     if html is not None:
-        html.write_text(plan_page(document(found, explain=True)), encoding="utf-8")
+        html.write(plan_page(document(found, explain=True)))
         note(f"wrote {html}")

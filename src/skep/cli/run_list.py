@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from skep.bench.stored_run import JUDGED, load_run
 from skep.cli.options import existing
 from skep.errors import UserError
-from skep.files import write_whole
+from skep.files import PAGES, OutputFile
 from skep.paths import user_paths
 from skep.report.stored import drawn, levels_text, requests_text
-from skep.report.terminal import check_output, day_and_time, note, picked, print_list
+from skep.report.terminal import day_and_time, note, picked, print_list
 from skep.store.database import open_store
 from skep.store.records import StoredRun
 
@@ -28,13 +27,13 @@ def print_runs(limit: int, *, as_json: bool) -> None:
     print_list(_runs(limit), columns, _run_cells, document, as_json=as_json, none_yet=none_yet)
 
 
-def write_reports(run: Sequence[str], output: Path) -> None:
+def write_reports(run: Sequence[str], output: OutputFile) -> None:
     """Write one run, the last one where none is named, or several side by side."""
-    check_output(output)
     with existing() as store:
         runs = [store.run(name) for name in run or ("last",)]
+        output = output.checked(*(one.id for one in runs), suffixes=PAGES)
         text = drawn(store, runs, as_picture=output.suffix == ".svg")
-    write_whole(output, text)
+    output.write(text, *(one.id for one in runs))
     what = f"{runs[0].id} ({runs[0].state.value})" if len(runs) == 1 else f"{len(runs)} runs"
     note(f"{what} written to {output}")
 
@@ -61,13 +60,13 @@ def _run_cells(row: tuple[StoredRun, int]) -> list[Any]:
 FORMATS = ("markdown", "csv", "json")
 
 
-def run_export_command(run: str, form: str, output: Path | None, *, requests: bool) -> None:
+def run_export_command(run: str, form: str, output: OutputFile | None, *, requests: bool) -> None:
     if form not in FORMATS:
         raise UserError(f"--format `{form}` is unknown", hint=f"choose one of {', '.join(FORMATS)}")
     if requests and form == "markdown":
         raise UserError("--requests has too many rows for Markdown", hint="add --format csv or --format json")
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise UserError(f"--output `{output}` is not a place for a file", hint="name a file in a folder that exists")
+    if output is not None:
+        output.checked()
     with existing() as store:
         found, summary, rows = load_run(store, run)
         verdicts = store.verdicts(found.id)
@@ -78,5 +77,5 @@ def run_export_command(run: str, form: str, output: Path | None, *, requests: bo
     if output is None:
         sys.stdout.write(text)
     else:
-        write_whole(output, text)
+        output.write(text)
         note(f"{found.id} written to {output}")

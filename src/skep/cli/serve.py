@@ -55,7 +55,10 @@ class ServeOptions:
     replicas: Annotated[int | None, option("Number of engine processes.", min=1, max=1024)] = None
     slots: Annotated[int | None, option("Sequences a replica decodes at a time.", min=1, max=1024)] = None
     context: Annotated[int | None, option("Tokens of context per slot.", min=64)] = None
-    threads: Annotated[int | None, option("CPU threads per replica.", min=1)] = None
+    threads: Annotated[
+        int | None,
+        option("CPU threads per replica. Default: its share of the cores; embedded: of those that are free.", min=1),
+    ] = None
     host: HostOption = None
     port: PortOption = None
     engine_port: Annotated[int | None, option("Port of the first engine; 0 picks free ones.", min=0, max=65535)] = None

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, option
+from skep.files import OutputFile
 from skep.paths import user_paths
 
 RunName = Annotated[str, argument("A run's id, the beginning of one, or `last`.", metavar="RUN")]
 Price = Annotated[float | None, option("Price of a kWh: adds the cost of the run.", "--price-kwh", min=0)]
+SWARM_REPORT = OutputFile("swarm.html")
 ReportOption = Annotated[
-    Path | None, option("Also write the report at the end, .html or .svg.", "--report", metavar="FILE")
+    OutputFile | None, option("Also write the report at the end, .html or .svg.", "--report", metavar="FILE")
 ]
 
 
@@ -63,7 +65,7 @@ class TaskRunOptions(SwarmOptions):
         str | None,
         option("Results file, one JSON line a task. Default: TASKS.results.jsonl; `-` is stdout.", "-o", "--output"),
     ] = None
-    overwrite: Annotated[bool, option("Replace the output file if it exists.", "--overwrite")] = False
+    overwrite: Annotated[bool, option("Replace the output file and the report if they exist.", "--overwrite")] = False
     failed_of: Annotated[
         str | None, option("Instead of TASKS: run the failed tasks of that run again.", metavar="RUN")
     ] = None
@@ -138,7 +140,7 @@ class AskOptions(SwarmOptions):
         ),
     ] = None
     dry_run: Annotated[bool, option("Show how the goal is split, and exit.", "--dry-run")] = False
-    output: Annotated[Path | None, option("File for the answer. Default: stdout.", "-o", "--output")] = None
+    output: Annotated[OutputFile | None, option("File for the answer. Default: stdout.", "-o", "--output")] = None
     chunk_tokens: Annotated[
         int | None, option("Size of a piece of a file. Default: by the endpoint's context, or 1000.", min=50)
     ] = None
@@ -183,7 +185,7 @@ def trace(
 @command(swarm, "skep swarm results last --failed", runs="swarm_session.write_results")
 def results(
     name: RunName = "last",
-    output: Annotated[Path | None, option("File to write. Default: stdout.", "-o", "--output")] = None,
+    output: Annotated[OutputFile | None, option("File to write. Default: stdout.", "-o", "--output")] = None,
     failed: Annotated[bool, option("Only tasks that were set aside.", "--failed")] = False,
     done: Annotated[bool, option("Only tasks that are done.", "--done")] = False,
     as_json: JsonOption = False,
@@ -194,9 +196,9 @@ def results(
 @command(swarm, "skep swarm report last -o swarm.html", runs="swarm_session.write_report")
 def report(
     name: RunName = "last",
-    output: Annotated[Path, option("HTML file to write; .svg writes the chart alone.", "-o", "--output")] = Path(
-        "swarm.html"
-    ),
+    output: Annotated[
+        OutputFile, option("HTML file to write; .svg writes the chart alone.", "-o", "--output")
+    ] = SWARM_REPORT,
     price_kwh: Price = None,
 ) -> None:
     """Write one self-contained HTML report: figures, a chart of all attempts, failures and slowest tasks."""

@@ -17,16 +17,16 @@ from skep.cli.options import EndpointOptions
 from skep.cli.swarm import AskOptions, SwarmOptions, TaskRunOptions
 from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of, journal, one_line
 from skep.errors import EndpointError, UserError
-from skep.files import write_whole
+from skep.files import PAGES, OutputFile, check_place, write_whole
 from skep.paths import user_paths
 from skep.report.swarm import split_lines
-from skep.report.terminal import check_output, day_and_time, note, print_json
+from skep.report.terminal import day_and_time, note, print_json
 from skep.store.database import open_store
 from skep.swarm.ask.merging import answer_of, ask_document, plan_document
 from skep.swarm.ask.split import PreparedAsk, check_goal, find_sources, split_goal
 from skep.swarm.journal import check_output_free, create_run, failed_tasks, run_to_resume
 from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, given_fields
-from skep.swarm.results_file import ResultsFile, check_place, complete_output
+from skep.swarm.results_file import ResultsFile, complete_output
 from skep.swarm.task_file import read_schema, read_tasks
 from skep.units import parse_positive_seconds
 
@@ -88,7 +88,7 @@ def run_tasks(options: TaskRunOptions) -> int:
     own = _taken(options, "stragglers priority max_tokens price_kwh")
     order = _order_of(options, **own, output=None if output is None else str(output))
     if options.report is not None:
-        check_output(options.report)
+        options.report.checked(suffixes=PAGES)
     key = options.key()
     if as_json and output is None and not options.dry_run:
         raise UserError("--json and the results would both go to stdout", hint="name a file for the results with -o")
@@ -117,13 +117,13 @@ def resume_run(
     output: Path | None,
     url: str | None,
     model: str | None,
-    report: Path | None,
+    report: OutputFile | None,
     as_json: bool,
 ) -> int:
     """`output`: another results file than the run's own. `url`, `model`: of an endpoint that has moved."""
-    if report is not None:
-        check_output(report)
     run = run_to_resume(user_paths(os.environ), name, last=last)
+    if report is not None:
+        report.checked(run.id, suffixes=PAGES)
     file = _results_file(run, output)
     ended = run.counts.done + run.counts.failed
     if last:
@@ -200,9 +200,9 @@ def run_ask(options: AskOptions) -> int:
     goal, files, order = options.goal.strip(), (*options.files, *options.more_files), _order_of(options)
     plan_timeout_s = parse_positive_seconds(options.plan_timeout, "--plan-timeout", "60s")
     if options.report is not None:
-        check_output(options.report)
+        options.report.checked(suffixes=PAGES)
     if options.output is not None:
-        check_place(options.output)
+        options.output.checked()
     check_goal(goal, files)
     key = options.key()
     sources = find_sources(options.root, files)

@@ -17,7 +17,7 @@ import msgspec
 from skep.cli.bench_common import Interrupted, run_measuring
 from skep.cli.options import EndpointOptions, existing
 from skep.errors import SkepError, UserError
-from skep.files import write_whole
+from skep.files import PAGES, OutputFile
 from skep.paths import user_paths
 from skep.report.columns import documents
 from skep.report.liveview import cleaned, progress_view
@@ -39,11 +39,11 @@ from skep.report.swarm import (
     swarm_page,
     task_lines,
 )
-from skep.report.terminal import check_output, note, print_json
+from skep.report.terminal import note, print_json
 from skep.swarm.journal import MAKES_ONE, NONE_YET, as_it_stands, cancel, stored_runs
 from skep.swarm.progress import SwarmProgress, SwarmProgressLines
 from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding, given_fields
-from skep.swarm.results_file import ResultsPrinter, check_place, result_line
+from skep.swarm.results_file import ResultsPrinter, result_line
 from skep.swarm.runner import carry_out
 from skep.swarm.store import SwarmStore
 from skep.swarm.summary import account_json, run_json, story_of
@@ -129,11 +129,11 @@ def cancel_run(name: str, wait: str, *, as_json: bool) -> None:
         print_json(run_json(ended))
 
 
-def write_results(name: str, output: Path | None, *, failed: bool, done: bool, as_json: bool) -> None:
+def write_results(name: str, output: OutputFile | None, *, failed: bool, done: bool, as_json: bool) -> None:
     if failed and done:
         raise UserError("--failed and --done exclude each other", hint="leave both out for all results")
     if output is not None:
-        check_place(output)
+        output.checked()
     ending = TaskEnding.FAILED if failed else TaskEnding.DONE if done else None
     with journal() as swarm:
         run = swarm.run(name)
@@ -146,16 +146,16 @@ def write_results(name: str, output: Path | None, *, failed: bool, done: bool, a
     if output is None:
         print(text, end="")  # noqa: T201
     else:
-        write_whole(output, text)
+        output.write(text)
         note(f"{len(lines)} results of {run.id} ({run.state.value}) written to {output}")
 
 
-def write_report(name: str, output: Path, price_kwh: float | None) -> None:
-    check_output(output)
+def write_report(name: str, output: OutputFile, price_kwh: float | None) -> None:
     with journal() as swarm:
         run = swarm.run(name)
+        output = output.checked(run.id, suffixes=PAGES)
         story = story_of(swarm, run, now=time.time(), price_kwh=price_kwh)
-    write_whole(output, gantt(story) if output.suffix == ".svg" else swarm_page(story))
+    output.write(gantt(story) if output.suffix == ".svg" else swarm_page(story), run.id)
     note(f"{run.id} ({run.state.value}) written to {output}")
 
 
@@ -189,7 +189,7 @@ def carry_out_here(
     key: str | None,
     target: EndpointOptions | None = None,
     output: Path | None = None,
-    report: Path | None = None,
+    report: OutputFile | None = None,
     as_json: bool = False,
     echo: bool = False,
 ) -> int:
@@ -225,7 +225,7 @@ def carry_out_here(
     return end_of(run_id, output=output, report=report, as_json=as_json)
 
 
-def end_of(run_id: str, *, output: Path | None, report: Path | None, as_json: bool) -> int:
+def end_of(run_id: str, *, output: Path | None, report: OutputFile | None, as_json: bool) -> int:
     """Return what is said of a run that has ended. `output`: where its results are; None: where the run was told."""
     with journal() as swarm:
         run = swarm.run(run_id)

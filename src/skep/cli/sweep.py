@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,22 @@ from msgspec import to_builtins
 from skep.bench.endpoint import Endpoint
 from skep.bench.open_loop import LevelRun, TimedPlan, classes_part, open_part, replay_part, run_timed
 from skep.bench.records import SweepSummary
+from skep.bench.session import OnProgress, SessionProgress
+from skep.bench.stored_run import load_run
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import TaskMaker, Workload, calibrate_on
 from skep.cli.bench import ClassesOptions, OpenOptions, ReplayOptions, SerialVsSwarmOptions, SweepOptions, TimedOptions
-from skep.cli.bench_common import MAX_CONCURRENCY, level_view, maker_for, meter_for, run_measuring, seed_of, workload_of
-from skep.cli.options import EndpointOptions
+from skep.cli.bench_common import (
+    MAX_CONCURRENCY,
+    Interrupted,
+    level_view,
+    maker_for,
+    meter_for,
+    run_measuring,
+    seed_of,
+    workload_of,
+)
+from skep.cli.options import EndpointOptions, existing
 from skep.errors import EndpointError, UserError
 from skep.files import read_user_text, read_user_toml
 from skep.host.facts import read_host
@@ -72,7 +84,7 @@ def levels_of(text: str, option: str) -> tuple[int, ...]:
 def run_sweep_command(options: SweepOptions) -> None:
     """Raise EndpointError where requests failed: the exit code is 1."""
     plan = plan_of(options)
-    summary = measure(plan, options)
+    summary = measure(plan, options, as_json=options.as_json)
     note(*shortfalls(plan, summary))
     show(summary, price=options.price, as_json=options.as_json)
 
@@ -99,7 +111,7 @@ def run_swarm_command(options: SerialVsSwarmOptions) -> None:
         processes=options.processes,
         kind="serial-vs-swarm",
     )
-    show(measure(plan, options), as_json=options.as_json)
+    show(measure(plan, options, as_json=options.as_json), as_json=options.as_json)
 
 
 def show(
@@ -132,18 +144,37 @@ def fail_for(summary: SweepSummary) -> None:
         raise EndpointError(what, hint="docs/errors.md says what each kind means; the rows are in the store")
 
 
-def measure(plan: SweepPlan, target: EndpointOptions) -> SweepSummary:
-    return run_measuring(lambda: sweep_endpoint(plan, target, say=note))
+def measure(plan: SweepPlan, target: EndpointOptions, *, as_json: bool = False) -> SweepSummary:
+    """On Ctrl-C, print the levels that were finished, unless `as_json`, and raise Interrupted."""
+    seen = deque([SessionProgress()], maxlen=1)
+    try:
+        return run_measuring(lambda: sweep_endpoint(plan, target, say=note, watch=seen.append))
+    except Interrupted:
+        if not (now := seen[0]).level:
+            raise
+        with existing() as store:
+            summary = load_run(store, now.run_id)[1]
+            finished = any(sample.level for sample in store.client_samples(now.run_id))
+        if finished and not as_json:
+            print_summary(summary)
+        kept = f"the finished levels are kept: `skep runs report {now.run_id}` draws them"
+        raise Interrupted(f" at C={now.level}", kept if finished else "no level was finished") from None
 
 
 async def sweep_endpoint(
-    plan: SweepPlan, target: EndpointOptions, say: Callable[[str], None] = lambda _: None
-) -> SweepSummary:
+    plan: SweepPlan, target: EndpointOptions, say: Callable[[str], None] = lambda _: None,
+    watch: OnProgress = lambda _: None,
+) -> SweepSummary:  # fmt: skip
     endpoint = await target.find()
     say(headline(plan, endpoint))
     maker, meter = await maker_for(plan.workload, endpoint), meter_for(endpoint)
-    with open_store(user_paths(os.environ).store) as store, level_view() as progress:
-        return await run_sweep(plan, endpoint, store, read_host(), progress, maker=maker, meter=meter)
+    with open_store(user_paths(os.environ).store) as store, level_view() as show:
+
+        def told(progress: SessionProgress) -> None:
+            watch(progress)
+            show(progress)
+
+        return await run_sweep(plan, endpoint, store, read_host(), told, maker=maker, meter=meter)
 
 
 def run_open_command(options: OpenOptions) -> None:

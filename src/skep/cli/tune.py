@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 from skep.cli.options import JsonOption, argument, command, group, option
+from skep.files import OutputFile
 
 tune = group(
     "tune",
@@ -16,7 +16,7 @@ tune = group(
 
 TuningName = Annotated[str, argument("A tuning's id, the beginning of one, or `last`.", metavar="ID")]
 InPlaceOption = Annotated[bool, option("Pause what `skep up` serves; it is started again on any exit.", "--in-place")]
-HtmlOption = Annotated[Path | None, option("Also write an HTML page with charts.", metavar="FILE")]
+HtmlOption = Annotated[OutputFile | None, option("Also write an HTML page with charts.", metavar="FILE")]
 
 
 @dataclass(frozen=True)

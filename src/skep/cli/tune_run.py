@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -19,11 +18,11 @@ from skep.cli.bench_common import Interrupted, run_measuring
 from skep.cli.options import existing
 from skep.cli.tune import TuneOptions
 from skep.errors import EngineError, SkepError
-from skep.files import write_whole
+from skep.files import OutputFile
 from skep.paths import Paths, user_paths
 from skep.report.columns import documents, print_records
 from skep.report.liveview import can_draw, live_view
-from skep.report.terminal import byte_progress, check_page, note, print_json
+from skep.report.terminal import byte_progress, note, print_json
 from skep.report.tuning import (
     LISTED,
     TUNING_COLUMNS,
@@ -81,10 +80,10 @@ class TuningStopped(SkepError):
     exit_code = 130
 
 
-def run_tuning(options: TuneOptions, *, html: Path | None, as_json: bool) -> int:
+def run_tuning(options: TuneOptions, *, html: OutputFile | None, as_json: bool) -> int:
     """Everything that can be wrong is found before anything is started."""
     if html is not None:
-        check_page(html)
+        html.checked()
     paths, wanted = user_paths(os.environ), TuningOptions(**asdict(options))
     check_machine(wanted, paths)
     ready = prepare(wanted, paths)
@@ -94,12 +93,12 @@ def run_tuning(options: TuneOptions, *, html: Path | None, as_json: bool) -> int
     return _carry_through(ready, paths, begin, show, in_place=options.in_place)
 
 
-def resume_tuning(name: str, *, in_place: bool, html: Path | None, as_json: bool) -> int:
-    if html is not None:
-        check_page(html)
+def resume_tuning(name: str, *, in_place: bool, html: OutputFile | None, as_json: bool) -> int:
     with opened() as tunings:
         found = tunings.find_unfinished(name)
         stages = len(tunings.stages(found.id))
+    if html is not None:
+        html.checked(found.id)
     ready = prepare_again(found.tuning)
     note(f"{found.id}: {found.answers} answers and {stages} stages are there already")
     show = partial(print_found, html=html, as_json=as_json)
@@ -192,17 +191,17 @@ def opened(*, read_only: bool = True) -> Iterator[TuningStore]:
         yield TuningStore(store)
 
 
-def show_tuning(name: str, *, html: Path | None, as_json: bool) -> None:
-    if html is not None:
-        check_page(html)
+def show_tuning(name: str, *, html: OutputFile | None, as_json: bool) -> None:
     with opened() as tunings:
         found = tunings.record(name)
+    if html is not None:
+        html.checked(found.id)
     print_found(found, html, as_json=as_json)
     if not as_json:
         _say_next(found)
 
 
-def print_found(found: TuningRecord, html: Path | None, *, as_json: bool) -> None:
+def print_found(found: TuningRecord, html: OutputFile | None, *, as_json: bool) -> None:
     """Print the document, or the tables and what is to be said of them; write the page."""
     if as_json:
         print_json(document(found))
@@ -210,7 +209,7 @@ def print_found(found: TuningRecord, html: Path | None, *, as_json: bool) -> Non
         print_tuning(found)
         say_state(found)
     if html is not None:
-        write_whole(html, tuning_page(found.tuning, found.stages, found.points, state=found.unfinished))
+        html.write(tuning_page(found.tuning, found.stages, found.points, state=found.unfinished), found.id)
         note(f"{found.id} written to {html}")
 
 

@@ -49,7 +49,7 @@ class Serve(msgspec.Struct, frozen=True):
     slots: _UpTo1024 = 4
     # per slot; 0: as the engine has it
     context_tokens: Annotated[int, Meta(extra={"key": "context", "kind": Context})] = DEFAULT_CONTEXT
-    threads: AtLeast1 | None = None  # None: the cores divided among the replicas
+    threads: AtLeast1 | None = None  # None: the cores divided among the replicas; embedded: those that are free
     engine_port: Port = 0  # of the first replica; the next ones follow. 0: free ones
     extra: tuple[str, ...] = ()
     reserve: AtLeast0 = 0  # slots of each replica for interactive requests only

@@ -17,7 +17,7 @@ from skep.deploy import gpus
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import find_program
 from skep.errors import SkepError, UserError
-from skep.host.facts import read_host
+from skep.host.facts import count_busy_cores, read_host
 from skep.host.nvidia import GpuCard, NvidiaReport, read_gpu_memory, visible_gpus
 from skep.paths import LOOPBACK, Paths
 from skep.units import parse_bytes
@@ -47,13 +47,15 @@ class LocalMachine(msgspec.Struct, frozen=True):
     cards: tuple[GpuCard, ...] = ()
     room: tuple[tuple[str, int], ...] = ()
     devices: tuple[Device, ...] = ()  # what the cards are, in the same order; empty: not known
+    busy: int = 0  # of the cores, with the work of others
 
 
 def read_machine() -> LocalMachine:
     """Read cores, memory and the cards that CUDA_VISIBLE_DEVICES leaves visible."""
     cards = visible_gpus(read_gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     host = read_host() if cards else read_host(NvidiaReport())
-    return LocalMachine(host.cpu_cores, cards, gpus.machine_resources(cards, host.memory_bytes), _devices(host, cards))
+    room, busy = gpus.machine_resources(cards, host.memory_bytes), count_busy_cores(host.cpu_cores)
+    return LocalMachine(host.cpu_cores, cards, room, _devices(host, cards), busy)
 
 
 def _devices(host: HostFacts, cards: Sequence[GpuCard]) -> tuple[Device, ...]:
@@ -191,7 +193,8 @@ def _launches(
     if serve.engine_port and (last_port > 65535 or serve.engine_port <= settings.gateway.port <= last_port):
         hint = f"the replicas want {serve.engine_port} to {last_port}, the gateway {settings.gateway.port}"
         raise UserError(f"--engine-port {serve.engine_port} leaves no room", hint=hint)
-    threads = serve.threads or max(1, machine.cores // sum(other.replicas for other in settings.serve))
+    cores = machine.cores - (machine.busy if serve.engine == "embedded" else 0)  # its threads wait for each other
+    threads = serve.threads or max(1, cores // sum(other.replicas for other in settings.serve))
     # one replica more is no reason to restart the others
     known = {} if serve.threads else {launch.name: launch.threads for launch in running}
     size = size_of(weights) if weights is not None else None

@@ -185,6 +185,17 @@ def read_host(
     )
 
 
+def count_busy_cores(cores: int, *, total: int | None = None, proc: Path = Path("/proc")) -> int:
+    """Return how many of our `cores` others keep busy, by the load of the last minute, rounded; at most those that run
+    now: what has just ended is in the load. Cores of the machine that are not ours (`total`) take their share first."""
+    fields = _text(proc / "loadavg").split()
+    try:
+        busy = min(round(float(fields[0])), int(fields[3].partition("/")[0]) - 1)  # one of them asks
+    except (IndexError, ValueError):
+        return 0
+    return min(cores, max(0, busy - ((total or os.cpu_count() or cores) - cores)))
+
+
 def host_json(facts: HostFacts) -> dict[str, Any]:
     """Return the facts as plain JSON values, to be stored with a run."""
     stored: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(facts)))

@@ -18,6 +18,7 @@ from skep.config.monitor import Monitor, parse_quiet_hours
 from skep.errors import SkepError, UserError
 from skep.monitor import evaluate
 from skep.monitor.evaluate import Alarms, findings_of
+from skep.monitor.history import series_began
 from skep.monitor.notify import Notice, NotificationQueues, Notifier, QuietHoursPolicy, Secrets, log_line, notifiers_of
 from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome
 from skep.monitor.status import TargetState, alert_document, target_statuses
@@ -110,6 +111,8 @@ class AlertWatcher:
             if target is None:  # removed while it was probed
                 return
             self._secrets = self._known_secrets(target.key_env)
+            began = series_began(self._series, name, self._now + 1)
+            self._carry_out(self._alarms.forget_model(name, began, self._now))
             findings = findings_of(self._series, target, self._wanted, self._now, self._zone)
             self._carry_out(self._alarms.feed(findings, self._now))
 

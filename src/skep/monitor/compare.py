@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from skep.errors import UserError
 from skep.monitor import describe
-from skep.monitor.history import interval_of, primary_keys, read_window
+from skep.monitor.history import interval_of, primary_keys, read_window, series_began
 from skep.monitor.records import DAY_S, EventKind, Heat, MonitorEvent, ProbeShape, ProbeTarget, SeriesKey, SeriesMetric
 from skep.monitor.store import SeriesStore
 from skep.monitor.targets import all_targets, known_target
@@ -81,9 +81,9 @@ def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: fl
     model_a, model_b = (None if one is None else one.model or one.versions.get("model") for one in latest)
     comparison = TargetComparison(a, b, since, until, model_a, model_b)
     known = {target.name: target for target in series.targets(removed=True)}
-    rows = []
+    begins, rows = {name: max(since, series_began(series, name, until)) for name in (a, b)}, []
     for kind in _shared(series, a, b):
-        values = (_values(series, replace(kind, target=name), since, until) for name in (a, b))
+        values = (_values(series, replace(kind, target=name), begins[name], until) for name in (a, b))
         found = versus(*values, more_is_better=kind.metric.more_is_better)
         sentence = describe.describe_comparison(a, b, found, kind.metric, same_model=comparison.same_model)
         other = other_lengths(kind.shape, known.get(a), known.get(b))

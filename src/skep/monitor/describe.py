@@ -125,10 +125,14 @@ def describe_recent(found: SeriesComparison, late_s: float, before_s: float) -> 
 
 
 def describe_stats(stats: WindowStats, metric: SeriesMetric, span_s: float) -> str:
+    return f"the last {span_of_time(span_s)}: {describe_level(stats, metric)}"
+
+
+def describe_level(stats: WindowStats, metric: SeriesMetric) -> str:
     steady = "" if stats.cv is None else f", CV {100 * stats.cv:.1f} %"
     unit = f" {metric.unit}" if metric.unit else ""
     reach = f"{figure(stats.low, metric)} .. {figure(stats.high, metric)}{unit}"
-    return f"the last {span_of_time(span_s)}: median {figure(stats.median, metric)}{unit}, {reach}{steady}"
+    return f"median {figure(stats.median, metric)}{unit}, {reach}{steady}"
 
 
 def describe_probe(probe: Probe) -> list[str]:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from skep.config.monitor import Monitor
 from skep.monitor.describe import clock, percent
-from skep.monitor.history import primary_keys
+from skep.monitor.history import primary_keys, series_began
 from skep.monitor.records import (
     BUSY,
     DAY_S,
@@ -97,6 +97,11 @@ class Alarms:
         watched = set(targets)
         gone = [alert for alert in self.open if alert.target is not None and alert.target not in watched]
         return [self._end(alert, "it is no longer watched", now) for alert in gone]
+
+    def forget_model(self, target: str, began: float, now: float) -> list[Alert]:
+        """Close what was opened before another model answered, but for an outage: it was about the old one."""
+        old = [one for one in self.open if one.target == target and one.opened_at < began]
+        return [self._end(one, "another model answers", now) for one in old if one.rule is not AlertRule.DOWN]
 
     def _begin(self, finding: RuleFinding, now: float) -> Alert:
         alert = Alert(finding.rule, finding.target, now, finding.message, finding.value, finding.limit)
@@ -282,9 +287,11 @@ def findings_of(
     """Of one target. Its own limits go before the configured ones."""
     name = target.name
 
+    began = series_began(series, name, now + 1)  # what was before it is of another model
+
     def fresh(key: SeriesKey) -> list[SeriesPoint]:
         """Nothing where the series has ended: a run that is made no more keeps no alert open."""
-        points = series.points(key, now - LOOK_BACK_S, now + 1)
+        points = series.points(key, max(began, now - LOOK_BACK_S), now + 1)
         return points if points and now - points[-1].at <= max(DAY_S, 3 * target.every_s) else []
 
     probes = series.probes(name, 0.0, now + 1, limit=wanted.down_after + MISSED_BETWEEN)
@@ -293,7 +300,7 @@ def findings_of(
     limit_ms = wanted.ttft_ms if target.ttft_ms is None else target.ttft_ms
     ttft = SeriesKey(name, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
     tasks = [key for key in series.keys(name) if key.metric is SeriesMetric.QUALITY and key.heat is not Heat.SEEN][:1]
-    changes = [one for one in series.changes(name, now - SHIFT_HOLDS_S) if one.key.heat is Heat.HOT]
+    changes = [one for one in series.changes(name, max(began, now - SHIFT_HOLDS_S)) if one.key.heat is Heat.HOT]
     found = [
         down(name, probes, wanted.down_after),
         None if pct is None else worst([slower(key, fresh(key), pct) for key in speeds]),

@@ -18,6 +18,7 @@ from skep.monitor import describe
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
+    EventKind,
     Heat,
     MonitorEvent,
     ProbeShape,
@@ -41,10 +42,27 @@ LATE_S = DAY_S
 BEFORE_S = 7 * DAY_S
 _FEW = 6  # values of either side below which late and before are not compared
 _SURE = 0.99  # this is said every day anew
+ANOTHER_MODEL = ("model", "weights_bytes")  # versions whose change begins new series
 _MOST_CHANGES = 3  # that are told; all are shown
 _UNSURE = 4  # values after a change whose median tells little
 
 Band = tuple[float, float, float, float]  # moment, median, lower and upper quartile
+
+
+def begins_anew(event: MonitorEvent) -> bool:
+    """Whether another model answers from then on. What is derived of a series never mixes the two."""
+    return event.kind is EventKind.VERSION and event.detail.get("what") in ANOTHER_MODEL
+
+
+def model_changes(series: SeriesStore, target: str, until: float) -> list[MonitorEvent]:
+    """Return when other models began to answer at a target, oldest first; of one moment the first event."""
+    events = [event for event in series.events(-math.inf, until, target) if begins_anew(event)]
+    return [*{event.at: event for event in reversed(events)}.values()][::-1]
+
+
+def series_began(series: SeriesStore, target: str, until: float) -> float:
+    """Return since when the model that answers does so; minus infinity where it always did."""
+    return max((event.at for event in model_changes(series, target, until)), default=-math.inf)
 
 
 class WindowReading(msgspec.Struct, frozen=True):
@@ -102,14 +120,18 @@ def history_of(
     events = tuple(series.events(since, until, key.target))
     changes, drifts = _changed(series, key, shown, since, until)
     busy = sum(point.busy for point in points) + sum(span.busy for span in spans)
-    quiet = {name: month.quiet(until - width, until) for name, width in WINDOWS.items()}
+    swaps = [event for event in model_changes(series, key.target, until) if event.at >= since - band_s]
+    began = series_began(series, key.target, until)
+    quiet = {name: month.quiet(max(began, until - width), until) for name, width in WINDOWS.items()}
     stats = {name: window_stats(value for _, value in pairs) for name, pairs in quiet.items()}
     coverage = series.coverage(key.target, since, until) if key.heat is not Heat.SEEN else {}
     late = None
     if key.heat is Heat.HOT:
         known = [change for change in series.changes(key.target, until - LATE_S - BEFORE_S) if change.key == key]
-        late = compare_recent(month, [*known, *changes], until, more_is_better=key.metric.more_is_better)
-    steps = sorted({*steps_of(series, key, since - band_s, until), *(change.at for change in changes)})
+        edges = [began, *(change.at for change in (*known, *changes))]
+        late = compare_recent(month, edges, until, more_is_better=key.metric.more_is_better)
+    found_at = {*steps_of(series, key, since - band_s, until), *(change.at for change in changes)}
+    steps = sorted(found_at | {swap.at for swap in swaps})
     band = [row for row in stepped(shown.quiet(since - band_s, until), steps, band_s) if row[0] >= since]
     found = SeriesHistory(
         *(key, since, until),
@@ -126,7 +148,7 @@ def history_of(
         busy=busy,
         late=late[0] if late else None,
     )
-    return _with_words(found, late, zone)
+    return _with_words(found, late, zone, _earlier_models(swaps, shown, key.metric, since, zone))
 
 
 def read_window(
@@ -146,11 +168,11 @@ def read_window(
 
 
 def compare_recent(
-    reading: WindowReading, changes: Sequence[SeriesChange], until: float, *, more_is_better: bool
+    reading: WindowReading, steps: Sequence[float], until: float, *, more_is_better: bool
 ) -> tuple[SeriesComparison, float] | None:
-    """Return the last day against the week before it, or what came after the last change; with that time in seconds."""
+    """Return the last day against the week before it, or what came after the last step; with that time in seconds."""
     edge = until - LATE_S
-    start = max([edge - BEFORE_S, *(change.at for change in changes if change.at < until)])
+    start = max([edge - BEFORE_S, *(step for step in steps if step < until)])
     before, late = reading.quiet(start, edge), reading.quiet(edge, until)
     if min(len(before), len(late)) < _FEW:
         return None
@@ -165,7 +187,8 @@ def _changed(
     if key.heat is not Heat.HOT:
         return [], []
     points = shown.points or tuple(SeriesPoint(at, value) for at, value in shown.quiet(since, until))
-    points = tuple(point for point in points if since <= point.at < until)
+    begin = max(since, series_began(series, key.target, until))
+    points = tuple(point for point in points if begin <= point.at < until)
     every_s = interval_of(series, key.target)
     changes, drifts = changes_in(key, points, series.events(since - DAY_S, until, key.target), every_s)
     if key in primary_keys(series, key.target):
@@ -175,9 +198,10 @@ def _changed(
 
 
 def _with_words(
-    found: SeriesHistory, late: tuple[SeriesComparison, float] | None, zone: tzinfo | None
+    found: SeriesHistory, late: tuple[SeriesComparison, float] | None, zone: tzinfo | None, earlier: Sequence[str]
 ) -> SeriesHistory:
-    told = [describe.describe_change(change, zone) for change in reversed(found.changes[-_MOST_CHANGES:])]
+    told = [*earlier]
+    told += [describe.describe_change(change, zone) for change in reversed(found.changes[-_MOST_CHANGES:])]
     told += [describe.describe_drift(drift, zone) for drift in found.drifts]
     if late is not None:
         told.append(describe.describe_recent(late[0], LATE_S, late[1]) or "")
@@ -189,6 +213,19 @@ def _with_words(
         values = "value was" if found.busy == 1 else "values were"
         told.append(f"{found.busy} {values} taken while others used the target: shown, and left out of the rest")
     return replace(found, sentences=tuple(one for one in told if one))
+
+
+def _earlier_models(
+    swaps: Sequence[MonitorEvent], shown: WindowReading, metric: SeriesMetric, since: float, zone: tzinfo | None
+) -> list[str]:
+    """Return a sentence for each model that answered before another one did, the newest first."""
+    told = []
+    for begin, event in zip([since, *(swap.at for swap in swaps)], swaps, strict=False):
+        stats = window_stats(value for _, value in shown.quiet(max(begin, since), event.at))
+        before = "no value" if stats is None else describe.describe_level(stats, metric)
+        why = describe.describe_events([event])
+        told.append(f"a new series since {describe.moment(event.at, zone)}, when {why}; before it, {before}")
+    return told[::-1][:_MOST_CHANGES]
 
 
 def thinned(points: Sequence[SeriesPoint], most: int = MOST_POINTS) -> tuple[SeriesPoint, ...]:
@@ -254,6 +291,7 @@ def find_changes(series: SeriesStore, target: str, now: float) -> list[SeriesCha
     """Of every series that stands for the target, oldest first; stored in place of those found before. Looked for over
     the last 30 days; what was found near the beginning of that window, or before it, stays as it was."""
     earlier, every_s, start = series.changes(target), interval_of(series, target), now - WINDOW_S
+    began = series_began(series, target, now + 1)
     found = []
     for key in [key for key in primary_keys(series, target) if key.heat is Heat.HOT]:
         known = [change for change in earlier if change.key == key]
@@ -261,6 +299,8 @@ def find_changes(series: SeriesStore, target: str, now: float) -> list[SeriesCha
         edge = start + SETTLED_S if older else start
         changes = [change for change in known if change.at < edge] if older else []
         since = max([start, *(change.at for change in changes)])
+        if began > start:
+            changes, edge, since = [change for change in known if change.at < began], began, began
         points = series.points(key, since, now + 1, limit=MOST)  # of a target that is probed oftener, less time
         if len(points) >= FEWEST:
             new, _ = changes_in(key, points, series.events(since - DAY_S, now + 1, target), every_s)

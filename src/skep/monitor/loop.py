@@ -21,7 +21,7 @@ from typing import Any
 
 from skep.errors import StoreError
 from skep.monitor.alerts import AlertWatcher
-from skep.monitor.history import find_changes
+from skep.monitor.history import ANOTHER_MODEL, begins_anew, find_changes
 from skep.monitor.probe import BEGAN_AT, TOKENS_TOTAL, ProbeLengths, machine_of, probe_target
 from skep.monitor.records import BUSY, HOUR_S, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeSample, ProbeTarget
 from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, Agenda, Due, Era, Moment, ProbeSchedule
@@ -157,6 +157,7 @@ class LastSeen:
     outcome: ProbeOutcome | None = None
     ended_at: float | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    model: str | None = None
     began_at: float | None = None
     tokens_total: float | None = None
 
@@ -166,7 +167,9 @@ class LastSeen:
             return
         self.outcome = self.outcome if probe.error_kind == BUSY else probe.outcome  # neither up nor down
         self.ended_at = probe.ended_at
-        self.versions |= probe.versions
+        untold = {"model"} if probe.versions.get("model") == probe.model == self.model else set()  # the file's name
+        self.versions |= {name: value for name, value in probe.versions.items() if name not in untold}
+        self.model = probe.model or self.model
         self.began_at = probe.host_number(BEGAN_AT) or self.began_at
         self.tokens_total = probe.host_number(TOKENS_TOTAL) or self.tokens_total
 
@@ -193,8 +196,10 @@ def events_since(seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
         tell(EventKind.RESTART, "started anew")
     for name, value in sorted(probe.versions.items()):
         before = seen.versions.get(name)
-        if before is not None and before != value and name not in _NO_EVENT:
+        untold = name == "model" and probe.model == seen.model and probe.model in (before, value)
+        if before is not None and before != value and name not in _NO_EVENT and not untold:
             text = f"{name.replace('_', ' ')} changed from {before} to {value}"
+            text += "; its series begin anew" if name in ANOTHER_MODEL else ""
             tell(EventKind.VERSION, text, **{"what": name, "from": before, "to": value})
     return news
 
@@ -315,8 +320,11 @@ class Loop:
             ):
                 probe, samples = await self._made(due)
             self._schedule.finished(due)
-            self._backlog.put(probe, samples, await self._news(probe))
+            news = await self._news(probe)
+            self._backlog.put(probe, samples, news)
             await self._in_thread(self._backlog.write)
+            for event in filter(begins_anew, news):
+                self._say(f"monitor.model target={probe.target!r} why={event.text!r}")
             self._say(_log_line(probe, samples))
             now = self._moment().wall
             with self._going_on(f"after={probe.target!r}"):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from skep.monitor.compare import notes_in_words
-from skep.monitor.history import primary_keys
+from skep.monitor.history import primary_keys, series_began
 from skep.monitor.records import (
     BUSY,
     DAY_S,
@@ -179,7 +179,8 @@ def latest_and_week(
     series: SeriesStore, key: SeriesKey, now: float, fresh_s: float
 ) -> tuple[SeriesPoint | None, list[float]]:
     """Return the latest value, None if older than `fresh_s`, and those of 7 days, or their hours, without busy ones."""
-    since, most = now - WINDOW_S, int(WINDOW_S / HOUR_S) * MOST_POINTS_AN_HOUR
+    most = int(WINDOW_S / HOUR_S) * MOST_POINTS_AN_HOUR
+    since = max(now - WINDOW_S, series_began(series, key.target, now))
     points = series.points(key, since, now, limit=most + 1)
     if len(points) > most:
         hours = series.spans(key, SpanKind.HOUR, since, now)

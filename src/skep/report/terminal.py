@@ -5,16 +5,12 @@ from __future__ import annotations
 import codecs
 import io
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, TypeVar
-
-from skep.errors import UserError
 
 T = TypeVar("T")
 _STAND_INS = {"–": "-", "█": "#", "▏": "|", "░": ":", "→": "->", "…": "...", "▒": "%", "·": ".", "━": "=", "╳": "x"}
@@ -75,15 +71,6 @@ def print_table(columns: str, rows: Sequence[Sequence[Any]]) -> None:
     print_records(described, rows)
 
 
-def check_output(output: Path) -> None:
-    """Before the work, not after it."""
-    if output.is_dir() or not output.parent.is_dir():
-        what = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
-        raise UserError(f"--output `{output}` {what}", hint="name a file, such as report.html")
-    if output.suffix not in (".html", ".htm", ".svg"):
-        raise UserError(f"--output `{output}` is neither .html nor .svg", hint="name a file, such as report.html")
-
-
 def speak_plainly() -> None:
     """Replace bars and dashes by plain characters where the terminal's encoding lacks them."""
 
@@ -136,13 +123,3 @@ def byte_progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
         yield show
     finally:
         bar.stop()
-
-
-def check_page(path: Path) -> None:
-    """Raise UserError if the page cannot be written there. Called before anything is planned or printed."""
-    if path.is_dir():
-        raise UserError(f"--html `{path}` is a folder", hint=f"name a file in it: --html {path / 'plan.html'}")
-    if not path.parent.is_dir():
-        raise UserError(f"--html `{path}`: there is no folder `{path.parent}`", hint="make it, or name another file")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UserError(f"--html `{path}` cannot be written", hint="check its permissions, or name another file")

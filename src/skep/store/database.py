@@ -18,6 +18,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
+from msgspec.structs import replace
+
 from skep.errors import StoreError, UserError
 from skep.store.connection import connect, copy_database, translated
 from skep.store.named_rows import NamedRows, free_id, new_suffix, this_process, writes_on
@@ -254,10 +256,13 @@ class Store:
 
 
 def _runs(rows: list[sqlite3.Row]) -> list[StoredRun]:
-    return read(rows, StoredRun, "run", state=_state)
+    runs = read(rows, StoredRun, "run", state=_state)
+    return [run if run.state is not RunState.INTERRUPTED else replace(run, error=None) for run in runs]
 
 
 def _state(row: sqlite3.Row) -> RunState:
+    if row["outcome"] == "failed" and row["error"] == RunState.INTERRUPTED.value:
+        return RunState.INTERRUPTED
     if row["outcome"] is not None:
         return RunState(row["outcome"])
     return RunState.RUNNING if writes_on(row) else RunState.INCOMPLETE

@@ -30,6 +30,7 @@ class RunState(Enum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
+    INTERRUPTED = "interrupted"  # by Ctrl-C or a signal; stored as a failure with that word as its error
     INCOMPLETE = "incomplete"  # the writer vanished before it could say how the run ended
 
     @property

@@ -14,11 +14,10 @@ from msgspec.structs import replace
 
 from skep import __version__
 from skep.errors import EngineError, UserError
-from skep.files import lock_holder
+from skep.files import check_place, lock_holder
 from skep.paths import Paths
 from skep.store.database import Store, open_store
 from skep.swarm.records import AttemptOutcome, SwarmRun, SwarmRunOptions, SwarmRunState, Task, TaskEnding, given_fields
-from skep.swarm.results_file import check_place
 from skep.swarm.schedule import Pending
 from skep.swarm.store import SwarmStore
 from skep.wire.retry import ErrorKind, classify_error

@@ -48,15 +48,6 @@ def result_line(task: Task, result: TaskResult) -> str:
     return json.dumps(document, ensure_ascii=False)
 
 
-def check_place(path: Path, name: str = "--output") -> None:
-    """UserError where a file could not be written there. `name`: of who asks for it."""
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"
-        raise UserError(f"{name} `{path}` {what}", hint="name a file, such as results.jsonl, or `-` for stdout")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UserError(f"{name} `{path}` cannot be written: no permission", hint="name another file with -o")
-
-
 def complete_output(swarm: SwarmStore, run_id: str, path: Path) -> int:
     """Append the lines that the journal has and the file has not; how many there were."""
     with contextlib.closing(ResultsFile(path, run_id)) as file:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.errors import EndpointError, KeyRefused, SkepError
-from skep.files import hold_lock
+from skep.files import check_place, hold_lock
 from skep.host.power import PowerMeter, open_meter
 from skep.paths import LOOPBACK, Paths
 from skep.store.database import open_store
@@ -27,7 +27,7 @@ from skep.swarm.concurrency import ConcurrencyLimit, ConcurrencySample, Endpoint
 from skep.swarm.journal import lock_path, pending_tasks
 from skep.swarm.progress import ProgressTracker, SwarmProgress
 from skep.swarm.records import Recorded, SwarmRun, SwarmRunState, Task, TaskResult, Why
-from skep.swarm.results_file import ResultsFile, ResultsWriter, check_place
+from skep.swarm.results_file import ResultsFile, ResultsWriter
 from skep.swarm.schedule import FIRST_LOOK_S, Action, Cancel, GiveUp, Pending, Start, TaskSchedule, next_pause_s
 from skep.swarm.store import SessionOutcome, SwarmStore
 from skep.wire.retry import ErrorKind, classify_error

@@ -91,7 +91,7 @@ _MOST = 20_000
 _MOST_LEVELS = 300
 _A_REQUEST_S = 0.0004  # what the figures of a run take for each of its requests, about
 _FEW = 20  # runs that are read one by one
-_KEPT = (RunState.DONE, RunState.FAILED)
+_KEPT = (RunState.DONE, RunState.FAILED, RunState.INTERRUPTED)
 PATIENCE_S = 0.05  # for figures that are not known yet, before a list is shown without them
 
 

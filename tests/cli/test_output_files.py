@@ -1,0 +1,101 @@
+"""Files that commands write: one that is there is never replaced without a word."""
+
+import re
+
+import pytest
+from in_process import call
+
+from skep.store.database import open_store
+from skep.store.records import ClientSample, Request
+
+KEPT = "this is mine"
+PLAN = ("plan", "qwen3-8b", "--gpu", "rtx-3090")
+TUNING = ("tune", "smollm2-135m", "--gpu", "rtx-3090", "--simulate", "--budget", "20m", "--quality", "off")
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(paths):
+    """Each test has an installation of its own."""
+
+
+@pytest.fixture
+def stored(paths):
+    """Stores a run of two levels and returns its id."""
+
+    def store_run():
+        with open_store(paths.store) as store:
+            facts = {"kind": "sweep", "model": "m", "url": "http://x", "fingerprint": "f", "simulated": False}
+            facts |= {"config": {}, "host": {}, "engine": {}, "skep_version": "0"}
+            run = store.begin_run(created_at=1_790_000_000.0, **facts)
+            for level in (1, 2):
+                told = {"first_token_s": 0.1, "last_token_s": 1.0, "prompt_tokens": 9, "output_tokens": 50}
+                rows = [Request(level, 0, place, "fix", 0.0, 1.0, status=200, **told) for place in range(level)]
+                store.append_requests(run, rows)
+                store.append_client_sample(run, ClientSample(level, 0, 1.0, 1.0, 0.1, client_limited=False))
+            store.end_run(run, 1_790_000_009.0, "done")
+        return run
+
+    return store_run
+
+
+def writers(run, other):
+    return {
+        "page.html": [
+            ("runs", "report", run, "-o"),
+            ("runs", "compare", run, other, "-o"),
+            (*PLAN, "--html"),
+            ("tune", "show", "--html"),
+        ],
+        "table.csv": [("runs", "export", run, "--format", "csv", "-o"), ("monitor", "export", "-o")],
+        "table.md": [("runs", "export", run, "-o")],
+        "start.sh": [("export", "qwen3.6-27b-2x3090-replicas", "--as", "shell", "-o")],
+    }
+
+
+def test_a_file_that_is_there_is_refused_by_every_command_and_replaced_on_demand(stored, tmp_path):
+    call(*TUNING, check=0)
+    for name, commands in writers(stored(), stored()).items():
+        file = tmp_path / name
+        for words in commands:
+            file.write_text(KEPT)
+            error = call(*words, name, check=2).error
+            assert error.message == f"{'--html' if '--html' in words else '--output'} `{name}` exists"
+            assert error.hint == "name another file, or add --overwrite"
+            assert file.read_text() == KEPT
+            assert call(*words, name, "--overwrite").error is None
+            assert KEPT not in file.read_text()
+
+
+def test_a_page_about_the_same_run_is_written_again(stored, tmp_path):
+    first, second = stored(), stored()
+    for _ in range(2):
+        call("runs", "report", first, "-o", "one.html", check=0)
+        call("runs", "report", first, "-o", "one.svg", check=0)
+        call("runs", "compare", first, second, "-o", "both.html", check=0)
+    before = (tmp_path / "one.html").read_text()
+    assert "`one.html` exists" in call("runs", "report", second, "-o", "one.html", check=2).error.message
+    assert "`both.html` exists" in call("runs", "report", first, "-o", "both.html", check=2).error.message
+    assert (tmp_path / "one.html").read_text() == before
+
+
+def test_a_name_that_nobody_typed_gives_way_to_a_free_one(stored, tmp_path):
+    (tmp_path / "report.html").write_text(KEPT)
+    first, second = stored(), stored()
+    assert call("runs", "report", first, check=0).err == f"{first} (done) written to report-2.html\n"
+    assert call("runs", "report", second, check=0).err == f"{second} (done) written to report-3.html\n"
+    assert call("runs", "report", first, check=0).err == f"{first} (done) written to report-2.html\n"
+    assert (tmp_path / "report.html").read_text() == KEPT
+    assert "report.html\n" in call("runs", "report", first, "--overwrite", check=0).err
+
+
+def test_a_report_of_work_to_come_is_refused_before_the_work(tmp_path):
+    (tmp_path / "tasks.txt").write_text("why?\n")
+    (tmp_path / "page.html").write_text(KEPT)
+    nobody = ("--url", "http://127.0.0.1:9", "--report", "page.html")
+    for words in (
+        ("swarm", "run", "tasks.txt", *nobody),
+        ("swarm", "ask", "why?", *nobody),
+        (*TUNING, "--html", "page.html"),
+    ):
+        assert re.search("--(report|html) `page.html` exists", call(*words, check=2).error.message)
+    assert call("swarm", "list", "--json", check=0).json == []
