@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -18,21 +21,32 @@ from skep.catalog.models import find_geometry
 from skep.catalog.pullable import find_pullable
 from skep.cli.options import EndpointOptions, existing
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
+from skep.errors import EndpointError
+from skep.files import write_whole
 from skep.host.checks import CheckResult, HostFinding
-from skep.host.facts import host_json
+from skep.host.facts import host_json, read_host
 from skep.paths import Paths, user_paths
 from skep.report.terminal import byte_progress, check_output, note, print_json
 from skep.store.database import Store, open_store
-from skep.store.records import RunState
-from skep.supervisor.control import NotRunning, ask_down
+from skep.store.records import EngineTimings, Request, RunState
+from skep.supervisor.control import NotRunning, ask_down, replica_key
 from skep.swarm.journal import as_it_stands, lock_path
 from skep.swarm.records import SwarmRunState
 from skep.swarm.store import SwarmStore
 from skep.tuner.store import TuningState, TuningStore
-from skep.units import format_bytes, format_seconds, parse_seconds
+from skep.units import format_bytes, format_seconds, milliseconds, number, parse_seconds, times
+
+if TYPE_CHECKING:
+    from skep.bench.endpoint import Endpoint
+    from skep.bench.records import LevelSummary, SweepSummary
 
 HUMANEVAL = "humaneval"
-SLOTS = 2
+DEMO_QUESTION = "What is a GPU? Answer in one sentence."
+DEMO_MODEL, DEMO_PRESET = "qwen3.6-27b", "qwen3.6-27b-2x3090-replicas"  # of the simulated rig; its published figures
+DEMO_LEVELS = {4: 16, 8: 24, 16: 32}  # agents, and their tasks
+DEMO_TOKENS = 1024  # in and out, as published
+DEMO_TASKS = 20  # of the swarm
+DEMO_SCALE = 0.05  # seconds here for one of the simulated rig
 COLOURS = {CheckResult.OK: "green", CheckResult.WARNING: "yellow", CheckResult.PROBLEM: "red"}
 
 
@@ -68,41 +82,176 @@ def pull_model(source: str, *, as_json: bool) -> None:
 
 
 def run_demo(output: Path) -> None:
-    """In folders of its own where it serves, so that a running skep is not disturbed; runs go to the user's store."""
-    from skep.bench.sweep import SweepPlan
-    from skep.bench.tasks import Workload
-    from skep.cli.hive import start_detached
-    from skep.cli.run_list import write_reports
-    from skep.cli.sweep import measure
-    from skep.report.sweep_text import print_summary
+    """Serve in folders of its own, so that a running skep is not disturbed; runs go to the user's store."""
+    from skep.cli.bench_common import run_measuring
+    from skep.supervisor.detached import start_detached
 
     check_output(output)
     began = time.monotonic()
-    workload = Workload(max_tokens=20, fixed_output=True, size="short", seed=1)
-    plan = SweepPlan(concurrency=(1, 2, 4), tasks=8, runs=2, workload=workload, quick_warm_up=True)
     folder = Path(tempfile.mkdtemp(prefix="skep-demo-"))
     env = {**os.environ, "XDG_STATE_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)}
-    paths = user_paths(env)
-    settings = Settings(gateway=replace(GatewaySettings(), port=0, store_requests=False), serve=(Serve(slots=SLOTS),))
+    paths, gateway = user_paths(env), GatewaySettings(port=0, store_requests=False)
+    extra = ("--preset=dual-3090", f"--time-scale={DEMO_SCALE}", "--stream-form=several-tokens")
+    rig = Serve(model=DEMO_MODEL, engine="fake", replicas=2, slots=2, context_tokens=4096, extra=extra)
+    settings = Settings(gateway=gateway, serve=(Serve(slots=1), rig))
     alive_read, _alive_write = os.pipe()  # ends with this process, however it ends; the hive ends with it
     try:
-        note(f"1/4 weights of {EMBEDDED_MODEL}")
-        pull_model(EMBEDDED_MODEL, as_json=False)
-        note(f"2/4 serving it: one llama.cpp replica with {SLOTS} slots behind the gateway")
-        ready = start_detached(settings, paths, env, parent_fd=alive_read)
-        note(f"    {ready['openai_base_url']}")
-        note("3/4 the swarm benchmark: C=4 is twice the slots, so half of it waits in the gateway")
-        summary = measure(plan, EndpointOptions(url=ready["url"], model=EMBEDDED_MODEL))
+        note(f"1/4 starting the gateway, {EMBEDDED_MODEL} (a real model, on the CPU) and a SIMULATED 2x RTX 3090")
+        with byte_progress("fetching the weights") as progress:
+            hear = lambda told: progress(told["done"], told["total"]) if "done" in told else None  # noqa: E731
+            ready = start_detached(settings, paths, env, hear, parent_fd=alive_read)
+        engines = [row["url"] for row in ready["replicas"] if row["simulated"]]
+        key = replica_key(engines[0], paths)
+        write_whole(output, run_measuring(lambda: _demonstrate(ready["url"], engines, key, output)))
     finally:
         with contextlib.suppress(NotRunning):
             ask_down(paths.socket, 0.0)
         shutil.rmtree(folder, ignore_errors=True)
-    print_summary(summary)
-    note("4/4 the report")
-    write_reports([summary.run_id], output)
-    took = format_seconds(time.monotonic() - began)
-    note(f"done in {took}; nothing is left running. Next: `skep up MODEL -d`, your agents at its URL, `skep web`")
+    cards = "" if read_host().gpus else ' --gpu "2x rtx-3090"'
+    note(
+        f"done in {format_seconds(time.monotonic() - began)}; nothing is left running",
+        f"next, for your own cards: `skep plan {DEMO_MODEL}{cards}`, then `skep up {DEMO_MODEL} -d` there",
+        "dashboard of the SIMULATED runs: `skep web --open`, at http://127.0.0.1:8401",
+        "report of the SIMULATED runs, with pictures, for a browser:",
+    )
     print(output.resolve())  # noqa: T201
+
+
+async def _demonstrate(url: str, engines: Sequence[str], key: str | None, output: Path) -> str:
+    """Return the report: the same simulated engines without a gateway and behind skep's."""
+    from skep.bench.endpoint import find_endpoint
+    from skep.config.presets import shipped_presets
+    from skep.report.comparison import comparison_page, comparison_picture
+
+    say = partial(print, flush=True)
+    note("2/4 one question to the real model")
+    await _ask_one_question(await EndpointOptions(url=url, model=EMBEDDED_MODEL).find())
+    gateway = await EndpointOptions(url=url, model=DEMO_MODEL).find()
+    direct = [replace(await find_endpoint(one, None, key=key), engine=gateway.engine) for one in engines]
+    published = {one.concurrency: one for one in shipped_presets()[DEMO_PRESET].published}
+    note(
+        f"3/4 agents on the SIMULATED rig: {DEMO_MODEL}, 2 engines of 2 slots, {DEMO_TOKENS:,} tokens in and out",
+        f"    SIMULATED time runs {1 / DEMO_SCALE:.0f}x as fast as ours; the gateway and the requests are real",
+        "    published: the real rig behind nginx least_conn; first token: the median, waiting included",
+    )
+    with open_store(user_paths(os.environ).store) as store:
+        sweep: Any = {"concurrency": [*DEMO_LEVELS], "max_tokens": DEMO_TOKENS}
+        past_gateway = _simulated_run(store, "sweep", direct, **sweep, through="no gateway")
+        through_gateway = _simulated_run(store, "sweep", [gateway], **sweep, through="skep")
+        async with past_gateway as past, through_gateway as through:
+            for agents, tasks in DEMO_LEVELS.items():
+                if (real := published.get(agents)) is not None:
+                    say(f"published {agents:3} agents  nginx      {_figures(real.tok_s, real.ttft_ms)}")
+                without = await past(agents, tasks, DEMO_TOKENS)
+                say(_level_line("no gateway", without.levels[-1]))
+                ours = await through(agents, tasks, DEMO_TOKENS)
+                say(_level_line("skep", ours.levels[-1]))
+        note(f"4/4 {DEMO_TASKS} tasks on the SIMULATED rig through skep: one after the other, then as a swarm")
+        both: Any = {"concurrency": [1, DEMO_TASKS], "max_tokens": DEMO_TOKENS // 2}
+        async with _simulated_run(store, "serial-vs-swarm", [gateway], **both) as run:
+            await run(1, DEMO_TASKS, DEMO_TOKENS // 2)
+            swarm = _swarm_line(await run(DEMO_TASKS, DEMO_TASKS, DEMO_TOKENS // 2))
+        say(swarm)
+        runs = [(store.run(one.run_id), one) for one in (without, ours)]
+    labels = [f"SIMULATED 2x RTX 3090, {way}" for way in ("no gateway", "skep")]
+    if output.suffix == ".svg":
+        return comparison_picture(runs, labels=labels)
+    told = ", ".join(f"{published[n].tok_s:.0f} tok/s with {n} agents" for n in DEMO_LEVELS if n in published)
+    return comparison_page(runs, labels=labels, verdict=f"published behind nginx: {told}. {swarm}")
+
+
+async def _ask_one_question(endpoint: Endpoint) -> None:
+    from skep.bench.metrics import tpot_ms
+    from skep.bench.request import BenchTask, Sender
+    from skep.wire.client import Pool
+
+    pool, task = Pool(endpoint.origin), BenchTask(0, 0, 0, "demo", [{"role": "user", "content": DEMO_QUESTION}], 80)
+    try:
+        row, answer = await Sender(endpoint, pool, 0.0, timeout_s=300).ask(task)
+    finally:
+        await pool.close()
+    each_ms = tpot_ms(row)
+    if row.first_token_s is None or each_ms is None:
+        raise EndpointError(f"{endpoint.model} did not answer: {row.error}", hint="`skep doctor` checks this machine")
+    first = format_seconds(row.first_token_s - row.started_s)
+    speed = f"{number(1000 / each_ms)} tok/s, first token after {first} (real)"
+    print(f"question: {DEMO_QUESTION}", f"answer:   {' '.join(answer.split())}", speed, sep="\n", flush=True)  # noqa: T201
+
+
+@contextlib.asynccontextmanager
+async def _simulated_run(
+    store: Store, kind: str, endpoints: Sequence[Endpoint], **config: Any
+) -> AsyncIterator[Callable[[int, int, int], Awaitable[SweepSummary]]]:
+    """Yield what measures a level of a new run: agents, tasks and tokens out go in, the summary so far comes out.
+
+    Several endpoints have equal shares of the agents, as behind a proxy that counts connections.
+    """
+    from skep.bench.load_generator import LoadGenerator
+    from skep.bench.load_shapes import OnRow, steady
+    from skep.bench.recording import Identity, Recording, fingerprint_of
+    from skep.bench.request import BenchTask, Sender
+    from skep.bench.summary import summarise
+
+    host, config = read_host(), {**config, "prompt_tokens": DEMO_TOKENS, "time_scale": DEMO_SCALE}
+    identity = Identity(kind, fingerprint_of([kind, "demo"], endpoints[0], host), config)
+    async with Recording(store, endpoints[0], host, identity) as recording:
+        how: Any = {"timeout_s": 300.0, "keep_text": False, "most_connections": DEMO_TASKS}
+        drivers = [LoadGenerator(one, recording, **how) for one in endpoints]
+
+        async def measure(agents: int, tasks: int, tokens: int) -> SweepSummary:
+            said = [[{"role": "user", "content": f"{agents}.{n} " + "word " * (DEMO_TOKENS - 1)}] for n in range(tasks)]
+            todo = [BenchTask(agents, 0, n, "demo", one, tokens, fixed_output=True) for n, one in enumerate(said)]
+            width = max(1, agents // len(drivers))
+
+            async def load(_: Sender, took: OnRow) -> None:
+                async with asyncio.TaskGroup() as group:
+                    for place, driver in enumerate(drivers):
+                        mine = todo[place :: len(drivers)]
+                        group.create_task(steady(driver.sender, lambda row: took(_in_rig_time(row)), mine, width))
+
+            await drivers[0].run_load(agents, 0, load, agents, lambda _: None, is_closed=agents > 0)
+            return summarise(recording.run_id, recording.rows, recording.samples, simulated=True)
+
+        try:
+            await measure(0, len(drivers), 1)  # the warm-up
+            yield measure
+        finally:
+            for driver in drivers:
+                await driver.close()
+
+
+def _in_rig_time(row: Request) -> Request:
+    names = ("started_s", "ended_s", "first_byte_s", "first_token_s", "last_token_s", "queued_ms")
+    moments: Any = {name: at / DEMO_SCALE for name in names if (at := getattr(row, name)) is not None}
+    moments["arrivals_s"] = tuple(at / DEMO_SCALE for at in row.arrivals_s)
+    return replace(row, **moments, engine=EngineTimings())
+
+
+def _level_line(way: str, level: LevelSummary) -> str:
+    line, tok_s, ttft = f"SIMULATED {level.concurrency:3} agents  {way:10} ", level.effective_tok_s, level.ttft_ms
+    if (why := _fault_of([level])) or tok_s is None or ttft is None:
+        return f"{line} left out: {why}"
+    return line + _figures(tok_s, ttft.p50)
+
+
+def _figures(tok_s: float, ttft_ms: float | None) -> str:
+    return f"{number(tok_s):>5} tok/s {'█' * round(tok_s / 14):16} first token {milliseconds(ttft_ms):>6}"
+
+
+def _swarm_line(summary: SweepSummary) -> str:
+    found, why = summary.speedups, _fault_of(summary.levels)
+    if why or found is None:
+        return f"SIMULATED {DEMO_TASKS} tasks: left out: {why}"
+    one, all_at_once, gain = format_seconds(found.serial_wall_s), format_seconds(found.swarm_wall_s), found.by_wall
+    return f"SIMULATED {DEMO_TASKS} tasks: {one} one after the other, {all_at_once} as a swarm, {times(gain)} as fast"
+
+
+def _fault_of(levels: Sequence[LevelSummary]) -> str:
+    """Return why figures of these levels would mislead; empty: they do not."""
+    if failed := sum(level.failed for level in levels):
+        return f"{failed} requests failed"
+    reasons = {level.repeats[-1].why for level in levels if level.client_limited}
+    return f"this machine was too busy: the client was the limit ({', '.join(reasons)})" if reasons else ""
 
 
 def run_doctor(*, as_json: bool) -> int:
