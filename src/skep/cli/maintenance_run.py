@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
@@ -110,7 +110,7 @@ def run_demo(output: Path) -> None:
     cards = "" if read_host().gpus else ' --gpu "2x rtx-3090"'
     note(
         f"done in {format_seconds(time.monotonic() - began)}; nothing is left running",
-        f"next, for your own cards: `skep plan {DEMO_MODEL}{cards}`, then `skep up {DEMO_MODEL} -d` there",
+        f"next, for your own cards: `skep plan {DEMO_MODEL}{cards}`, then `skep up {DEMO_MODEL} -d`",
         "dashboard of the SIMULATED runs: `skep web --open`, at http://127.0.0.1:8401",
         "report of the SIMULATED runs, with pictures, for a browser:",
     )
@@ -131,27 +131,25 @@ async def _demonstrate(url: str, engines: Sequence[str], key: str | None, output
     published = {one.concurrency: one for one in shipped_presets()[DEMO_PRESET].published}
     note(
         f"3/4 agents on the SIMULATED rig: {DEMO_MODEL}, 2 engines of 2 slots, {DEMO_TOKENS:,} tokens in and out",
-        f"    SIMULATED time runs {1 / DEMO_SCALE:.0f}x as fast as ours; the gateway and the requests are real",
+        f"    SIMULATED time runs {1 / DEMO_SCALE:.0f}x as fast as the clock; the gateway and the requests are real",
+        "    beyond 4 agents, requests queue in the SIMULATED engines and slow them; skep keeps them in the gateway",
         "    published: the real rig behind nginx least_conn; first token: the median, waiting included",
     )
     with open_store(user_paths(os.environ).store) as store:
-        sweep: Any = {"concurrency": [*DEMO_LEVELS], "max_tokens": DEMO_TOKENS}
-        past_gateway = _simulated_run(store, "sweep", direct, **sweep, through="no gateway")
-        through_gateway = _simulated_run(store, "sweep", [gateway], **sweep, through="skep")
+        past_gateway = _simulated_run(store, "sweep", direct, DEMO_LEVELS, DEMO_TOKENS)
+        through_gateway = _simulated_run(store, "sweep", [gateway], DEMO_LEVELS, DEMO_TOKENS)
         async with past_gateway as past, through_gateway as through:
-            for agents, tasks in DEMO_LEVELS.items():
+            for agents in DEMO_LEVELS:
                 if (real := published.get(agents)) is not None:
                     say(f"published {agents:3} agents  nginx      {_figures(real.tok_s, real.ttft_ms)}")
-                without = await past(agents, tasks, DEMO_TOKENS)
+                without = await past(agents)
                 say(_level_line("no gateway", without.levels[-1]))
-                ours = await through(agents, tasks, DEMO_TOKENS)
+                ours = await through(agents)
                 say(_level_line("skep", ours.levels[-1]))
         note(f"4/4 {DEMO_TASKS} tasks on the SIMULATED rig through skep: one after the other, then as a swarm")
-        both: Any = {"concurrency": [1, DEMO_TASKS], "max_tokens": DEMO_TOKENS // 2}
-        async with _simulated_run(store, "serial-vs-swarm", [gateway], **both) as run:
-            await run(1, DEMO_TASKS, DEMO_TOKENS // 2)
-            swarm = _swarm_line(await run(DEMO_TASKS, DEMO_TASKS, DEMO_TOKENS // 2))
-        say(swarm)
+        both = {1: DEMO_TASKS, DEMO_TASKS: DEMO_TASKS}
+        async with _simulated_run(store, "serial-vs-swarm", [gateway], both, DEMO_TOKENS // 2) as run:
+            say(swarm := _swarm_line([await run(agents) for agents in both][-1]))
         runs = [(store.run(one.run_id), one) for one in (without, ours)]
     labels = [f"SIMULATED 2x RTX 3090, {way}" for way in ("no gateway", "skep")]
     if output.suffix == ".svg":
@@ -180,11 +178,11 @@ async def _ask_one_question(endpoint: Endpoint) -> None:
 
 @contextlib.asynccontextmanager
 async def _simulated_run(
-    store: Store, kind: str, endpoints: Sequence[Endpoint], **config: Any
-) -> AsyncIterator[Callable[[int, int, int], Awaitable[SweepSummary]]]:
-    """Yield what measures a level of a new run: agents, tasks and tokens out go in, the summary so far comes out.
+    store: Store, kind: str, endpoints: Sequence[Endpoint], levels: Mapping[int, int], tokens: int
+) -> AsyncIterator[Callable[[int], Awaitable[SweepSummary]]]:
+    """Yield what measures a level and returns the summary so far. `levels`: agents, and their tasks.
 
-    Several endpoints have equal shares of the agents, as behind a proxy that counts connections.
+    Several endpoints get equal shares of the agents, as from a proxy that counts connections.
     """
     from skep.bench.load_generator import LoadGenerator
     from skep.bench.load_shapes import OnRow, steady
@@ -192,28 +190,31 @@ async def _simulated_run(
     from skep.bench.request import BenchTask, Sender
     from skep.bench.summary import summarise
 
-    host, config = read_host(), {**config, "prompt_tokens": DEMO_TOKENS, "time_scale": DEMO_SCALE}
+    host, config = read_host(), {"concurrency": [*levels], "max_tokens": tokens, "time_scale": DEMO_SCALE}
+    config["through"] = f"{len(endpoints)} engines, no gateway" if len(endpoints) > 1 else "skep"
     identity = Identity(kind, fingerprint_of([kind, "demo"], endpoints[0], host), config)
     async with Recording(store, endpoints[0], host, identity) as recording:
         how: Any = {"timeout_s": 300.0, "keep_text": False, "most_connections": DEMO_TASKS}
         drivers = [LoadGenerator(one, recording, **how) for one in endpoints]
 
-        async def measure(agents: int, tasks: int, tokens: int) -> SweepSummary:
-            said = [[{"role": "user", "content": f"{agents}.{n} " + "word " * (DEMO_TOKENS - 1)}] for n in range(tasks)]
-            todo = [BenchTask(agents, 0, n, "demo", one, tokens, fixed_output=True) for n, one in enumerate(said)]
-            width = max(1, agents // len(drivers))
+        def task(agents: int, number: int) -> BenchTask:
+            said = [{"role": "user", "content": f"{agents}.{number} " + "word " * (DEMO_TOKENS - 1)}]
+            return BenchTask(agents, 0, number, "demo", said, tokens if agents else 1, fixed_output=True)
+
+        async def measure(agents: int) -> SweepSummary:
+            todo, many = [task(agents, number) for number in range(levels.get(agents, 2))], len(drivers)
 
             async def load(_: Sender, took: OnRow) -> None:
                 async with asyncio.TaskGroup() as group:
-                    for place, driver in enumerate(drivers):
-                        mine = todo[place :: len(drivers)]
-                        group.create_task(steady(driver.sender, lambda row: took(_in_rig_time(row)), mine, width))
+                    for n, driver in enumerate(drivers):
+                        keep, mine, width = lambda row: took(_in_rig_time(row)), todo[n::many], agents // many or 1
+                        group.create_task(steady(driver.sender, keep, mine, width))
 
             await drivers[0].run_load(agents, 0, load, agents, lambda _: None, is_closed=agents > 0)
             return summarise(recording.run_id, recording.rows, recording.samples, simulated=True)
 
         try:
-            await measure(0, len(drivers), 1)  # the warm-up
+            await measure(0)  # a warm-up
             yield measure
         finally:
             for driver in drivers:
@@ -250,8 +251,8 @@ def _fault_of(levels: Sequence[LevelSummary]) -> str:
     """Return why figures of these levels would mislead; empty: they do not."""
     if failed := sum(level.failed for level in levels):
         return f"{failed} requests failed"
-    reasons = {level.repeats[-1].why for level in levels if level.client_limited}
-    return f"this machine was too busy: the client was the limit ({', '.join(reasons)})" if reasons else ""
+    reasons = [level.repeats[-1].why for level in levels if level.client_limited]
+    return f"this machine was too busy: the client was the limit ({reasons[-1]})" if reasons else ""
 
 
 def run_doctor(*, as_json: bool) -> int:
