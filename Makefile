@@ -8,7 +8,8 @@ RAY_BIN := $(RAY_VENV)/bin
 PYTHON ?= $(shell scripts/find-python)
 # Hundreds of commands run as children: each would compile skep anew. The tests' own are compiled once, while mypy runs.
 unexport PYTHONDONTWRITEBYTECODE
-PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# -qq: errors only.
+PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .PHONY: help demo test test-slow test-package test-web test-ray screenshots test-vllm test-llama-server install install-ray lint fmt docs size surface clean
 .DEFAULT_GOAL := help
@@ -16,7 +17,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constr
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: install  ## serve the embedded model, benchmark it, write report.html
+demo: install  ## ask a small real model, show the cliff on a SIMULATED 2x RTX 3090, write report.html
 	@$(BIN)/skep demo
 
 install: $(VENV)/.installed  ## prepare .venv with the skep command in it
@@ -99,17 +100,18 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created
-	$(PIP_INSTALL) -e '.[quality]'
+	@echo "installing skep and its packages into $(VENV) (once)"
+	@$(PIP_INSTALL) -e '.[quality]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.created
-	$(PIP_INSTALL) -q -e '.[quality,dev]'
+	$(PIP_INSTALL) -e '.[quality,dev]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-ray: $(VENV)/.installed-dev
-	$(PIP_INSTALL) -q -e '.[quality,ray,dev]'
+	$(PIP_INSTALL) -e '.[quality,ray,dev]'
 	@touch $@
 
 $(VENV)/.installed-browser: $(VENV)/.installed-dev
-	$(PIP_INSTALL) -q -e '.[quality,browser,dev]'
+	$(PIP_INSTALL) -e '.[quality,browser,dev]'
 	@touch $@

@@ -86,9 +86,7 @@ def learn_flags(settings: Settings) -> None:
             known_flags(find_program(serve.engine, serve.binary), tell=note)
 
 
-def start_detached(
-    settings: Settings, paths: Paths, env: dict[str, str], *, parent_fd: int | None = None
-) -> dict[str, Any]:
+def start_detached(settings: Settings, paths: Paths, env: dict[str, str]) -> dict[str, Any]:
     """Start a hive in the background, saying what it announces until it is ready."""
     from skep.supervisor import detached
 
@@ -103,7 +101,7 @@ def start_detached(
             if "done" in message:
                 progress(message["done"], message["total"])
 
-        return detached.start_detached(settings, paths, env, hear, parent_fd=parent_fd)
+        return detached.start_detached(settings, paths, env, hear)
 
 
 def _warn(paths: Paths) -> None:

@@ -29,7 +29,7 @@ def doctor(as_json: JsonOption = False) -> None:
 def demo(
     output: Annotated[OutputFile, option("Where the report is written.", "-o", "--output")] = REPORT,
 ) -> None:
-    """Serve the embedded model, benchmark it, write a report, stop what was started. About a minute."""
+    """Ask a small real model, show agents on a SIMULATED 2x RTX 3090 with and without skep. About a minute."""
 
 
 @command(store_app, "skep store info", runs="maintenance_run.store_info")

@@ -12,20 +12,19 @@ from textwrap import wrap
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from skep.catalog.models import find_geometry
 from skep.catalog.pullable import find_pullable
-from skep.cli.options import EndpointOptions, existing
+from skep.cli.options import existing
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
 from skep.files import PAGES, OutputFile
 from skep.host.checks import CheckResult, HostFinding
-from skep.host.facts import host_json
+from skep.host.facts import host_json, read_host
 from skep.paths import Paths, user_paths
 from skep.report.terminal import byte_progress, note, print_json
 from skep.store.database import Store, open_store
 from skep.store.records import RunState
-from skep.supervisor.control import NotRunning, ask_down
+from skep.supervisor.control import NotRunning, ask_down, replica_key
 from skep.swarm.journal import as_it_stands, lock_path
 from skep.swarm.records import SwarmRunState
 from skep.swarm.store import SwarmStore
@@ -33,7 +32,6 @@ from skep.tuner.store import TuningState, TuningStore
 from skep.units import format_bytes, format_seconds, parse_seconds
 
 HUMANEVAL = "humaneval"
-SLOTS = 2
 COLOURS = {CheckResult.OK: "green", CheckResult.WARNING: "yellow", CheckResult.PROBLEM: "red"}
 
 
@@ -69,40 +67,41 @@ def pull_model(source: str, *, as_json: bool) -> None:
 
 
 def run_demo(output: OutputFile) -> None:
-    """In folders of its own where it serves, so that a running skep is not disturbed; runs go to the user's store."""
-    from skep.bench.sweep import SweepPlan
-    from skep.bench.tasks import Workload
-    from skep.cli.hive import start_detached
-    from skep.cli.run_list import write_reports
-    from skep.cli.sweep import measure
-    from skep.report.sweep_text import print_summary
+    """Serve in folders of its own, so that a running skep is not disturbed; runs go to the user's store."""
+    from skep.bench.demo import DEMO_SCALE
+    from skep.cli.bench_common import run_measuring
+    from skep.report.demo import DEMO_MODEL, demonstrate
+    from skep.supervisor.detached import start_detached
 
     output = output.checked(suffixes=PAGES)
     began = time.monotonic()
-    workload = Workload(max_tokens=20, fixed_output=True, size="short", seed=1)
-    plan = SweepPlan(concurrency=(1, 2, 4), tasks=8, runs=2, workload=workload, quick_warm_up=True)
     folder = Path(tempfile.mkdtemp(prefix="skep-demo-"))
     env = {**os.environ, "XDG_STATE_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)}
-    paths = user_paths(env)
-    settings = Settings(gateway=replace(GatewaySettings(), port=0, store_requests=False), serve=(Serve(slots=SLOTS),))
+    paths, gateway = user_paths(env), GatewaySettings(port=0, store_requests=False)
+    extra = ("--preset=dual-3090", f"--time-scale={DEMO_SCALE}", "--stream-form=several-tokens")
+    rig = Serve(model=DEMO_MODEL, engine="fake", replicas=2, slots=2, context_tokens=4096, extra=extra)
+    settings = Settings(gateway=gateway, serve=(Serve(slots=1), rig))
     alive_read, _alive_write = os.pipe()  # ends with this process, however it ends; the hive ends with it
     try:
-        note(f"1/4 weights of {EMBEDDED_MODEL}")
-        pull_model(EMBEDDED_MODEL, as_json=False)
-        note(f"2/4 serving it: one llama.cpp replica with {SLOTS} slots behind the gateway")
-        ready = start_detached(settings, paths, env, parent_fd=alive_read)
-        note(f"    {ready['openai_base_url']}")
-        note("3/4 the swarm benchmark: C=4 is twice the slots, so half of it waits in the gateway")
-        summary = measure(plan, EndpointOptions(url=ready["url"], model=EMBEDDED_MODEL))
+        note(f"1/4 starting the gateway, {EMBEDDED_MODEL} (a real model, on the CPU) and a SIMULATED 2x RTX 3090")
+        with byte_progress("fetching the weights") as progress:
+            hear = lambda told: progress(told["done"], told["total"]) if "done" in told else None  # noqa: E731
+            ready = start_detached(settings, paths, env, hear, parent_fd=alive_read)
+        engines = [row["url"] for row in ready["replicas"] if row["simulated"]]
+        key = replica_key(engines[0], paths)
+        store = user_paths(os.environ).store
+        output.write(run_measuring(lambda: demonstrate(ready["url"], engines, key, output, store)))
     finally:
         with contextlib.suppress(NotRunning):
             ask_down(paths.socket, 0.0)
         shutil.rmtree(folder, ignore_errors=True)
-    print_summary(summary)
-    note("4/4 the report")
-    write_reports([summary.run_id], output)
-    took = format_seconds(time.monotonic() - began)
-    note(f"done in {took}; nothing is left running. Next: `skep up MODEL -d`, your agents at its URL, `skep web`")
+    cards = "" if read_host().gpus else ' --gpu "2x rtx-3090"'
+    note(
+        f"done in {format_seconds(time.monotonic() - began)}; nothing is left running",
+        f"next, for your own cards: `skep plan {DEMO_MODEL}{cards}`, then `skep up {DEMO_MODEL} -d`",
+        "dashboard of the SIMULATED runs: `skep web --open`, at http://127.0.0.1:8401",
+        "report of the SIMULATED runs, with pictures, for a browser:",
+    )
     print(output.resolve())  # noqa: T201
 
 
