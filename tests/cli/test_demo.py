@@ -12,9 +12,10 @@ import pytest
 from hive_client import eventually
 from test_hive import alive
 
+from skep.bench import demo as measuring
 from skep.bench.summary import summarise
-from skep.cli import maintenance_run
 from skep.host.processes import descendants
+from skep.report import demo
 from skep.store.records import ClientSample, Request
 
 FIGURE = re.compile(r"\d (tok/s|s|ms|min)\b|\d×")
@@ -23,7 +24,8 @@ FIGURE = re.compile(r"\d (tok/s|s|ms|min)\b|\d×")
 def test_every_line_with_a_simulated_figure_says_so_and_nothing_is_left(skep, monkeypatch, tmp_path):
     small = {"DEMO_LEVELS": {4: 8, 8: 16}, "DEMO_TOKENS": 128, "DEMO_TASKS": 6}
     for name, value in small.items():
-        monkeypatch.setattr(maintenance_run, name, value)
+        monkeypatch.setattr(measuring, name, value)
+        monkeypatch.setattr(demo, name, value)
     before = {*Path(tempfile.gettempdir()).glob("skep-demo-*")}
     done = skep("demo", check=0)
     real, simulated = done.stdout.split("(real)\n")
@@ -66,7 +68,7 @@ def summary_of(*levels, limited=False, failed=False):
 )
 def test_a_figure_that_would_mislead_is_left_out_with_the_reason(how, why):
     summary = summary_of(1, 4, **how)
-    for line in (maintenance_run._level_line("skep", summary.levels[-1]), maintenance_run._swarm_line(summary)):
+    for line in (demo._level_line("skep", summary.levels[-1]), demo._swarm_line(summary)):
         assert line.startswith("SIMULATED")
         assert "left out" in line
         assert why in line
