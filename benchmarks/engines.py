@@ -2,10 +2,10 @@
 
     SKEP_VLLM=... SKEP_VLLM_CHECKPOINT=... SKEP_LLAMA_SERVER=... .venv/bin/python benchmarks/engines.py [--rounds 3]
 
-`scripts/vllm_cpu_env.py`, `scripts/gguf_to_safetensors.py` and `skep engine install llama-server` make what the variables
-name; an engine without its variable is left out. The same model and the same shape of load for all; not the same arithmetic:
-vLLM computes in 32 bits here, llama.cpp in four. So this shows that each is started, measured and stopped right, and
-what batching gives it, and ranks nothing. Run it on an idle machine.
+`scripts/vllm_cpu_env.py`, `scripts/gguf_to_safetensors.py` and `skep engine install llama-server` make what the
+variables name; an engine without its variable is left out. The same model and the same shape of load for all; not the
+same arithmetic: vLLM computes in 32 bits here, llama.cpp in four. So this shows that each is started, measured and
+stopped right, and what batching gives it, and ranks nothing. Run it on an idle machine.
 """
 
 from __future__ import annotations
