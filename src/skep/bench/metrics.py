@@ -120,7 +120,10 @@ def _first_token_by_counters(rows: Sequence[Request], counters: Mapping[str, flo
     client, engine = fmean(seen), told * 1000
     if abs(client - engine) <= max(TOLERATED_MS, TOLERATED * engine):
         return None
+    queued = fmean(row.queued_ms or 0.0 for row in rows)
     cause = "time before the engine had the request, or after it sent the token: client, proxy or network"
+    if queued >= 0.5 * (client - engine) > 0:
+        cause = f"on average {queued:,.0f} ms of it in the gateway's queue"
     if client < engine:
         cause = "the engine counts other requests too, or its first token was no content"
     return Disagreement(Clock.FIRST_TOKEN, client, engine, cause)

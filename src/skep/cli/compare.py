@@ -63,6 +63,7 @@ def run_compare_command(options: CompareOptions) -> int:
             f"`{run_a.id}` and `{run_b.id}` have no level in common", hint="measure both with the same --concurrency"
         )
     note(*(f"warning: {line}" for line in differences(run_a, run_b)))
+    note(*(f"SIMULATED: no model ran in {one.id}" for one in (run_a, run_b) if one.simulated))
     outcome = CompareResult(found, regressions(*sides, allowed), allowed)
     if options.output is not None:
         write_page([(run_a, summary_a), (run_b, summary_b)], options.output, found, outcome.words)

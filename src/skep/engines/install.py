@@ -95,7 +95,7 @@ def install_engine(engine: str, *, version: str | None = None, driver: str | Non
         _run(making or [sys.executable, "-m", "venv", str(folder)], "making the environment", say)
         installing = [uv, "pip", "install", "--python", python, package] if uv else None
         _run(installing or [python, "-m", "pip", "install", "--disable-pip-version-check", package],
-             f"installing {package} with {'uv' if uv else 'pip'}", say, build_settings(package, driver))  # fmt: skip
+             f"installing {package} with {'uv' if uv else 'pip'}", say, build_settings(package, driver) if engine == "llamacpp" else {})  # fmt: skip
         if engine == "llamacpp":
             _link_server(folder)
         (folder / _DONE).write_text(f"{package}\n", encoding="utf-8")
@@ -112,7 +112,8 @@ def build_settings(package: str, driver: str | None) -> dict[str, str]:
     number = f"-DLLAMA_BUILD_NUMBER={package.partition('==')[2].partition('.')[0]} -DLLAMA_BUILD_COMMIT=pypi"
     unused = " ".join(f"-DLLAMA_{name}=OFF" for name in _NOT_BUILT)
     cuda = " -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native" if driver is not None else ""
-    return {"CMAKE_ARGS": f"{number} {unused}{cuda}", "LLAMA_CPP_BUILD_JOBS": str(jobs)}
+    fresh = {"PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1"}  # not what was built before, with other settings
+    return {**fresh, "CMAKE_ARGS": f"{number} {unused}{cuda}", "LLAMA_CPP_BUILD_JOBS": str(jobs)}
 
 
 def _link_server(folder: Path) -> None:

@@ -207,7 +207,7 @@ async def run_items(prompt: Prompt, items: Items, schema: Any, options: Options)
                 key=options.get("key") or key_here(url, os.environ),
                 # a type may demand more than a schema can say: an answer counts when the type takes it
                 demand=form.fault,
-                watch=options.get("watch", lambda _: None),
+                watch=options.get("watch") or (lambda _: None),
             )
         except BaseException as error:
             if options.get("journal") is not False:
