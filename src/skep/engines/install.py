@@ -93,9 +93,10 @@ def install_engine(engine: str, *, version: str | None = None, driver: str | Non
         python = str(folder / "bin" / "python")
         making = [uv, "venv", "-q", "--python", sys.executable, str(folder)] if uv else None
         _run(making or [sys.executable, "-m", "venv", str(folder)], "making the environment", say)
+        settings = build_settings(package, driver) if engine == "llamacpp" else {}
         installing = [uv, "pip", "install", "--python", python, package] if uv else None
         _run(installing or [python, "-m", "pip", "install", "--disable-pip-version-check", package],
-             f"installing {package} with {'uv' if uv else 'pip'}", say, build_settings(package, driver) if engine == "llamacpp" else {})  # fmt: skip
+             f"installing {package} with {'uv' if uv else 'pip'}", say, settings)  # fmt: skip
         if engine == "llamacpp":
             _link_server(folder)
         (folder / _DONE).write_text(f"{package}\n", encoding="utf-8")
