@@ -17,15 +17,15 @@ DEFAULT_PORT = 8402
 def mcp(
     http: Annotated[bool, option("Serve streamable HTTP instead of stdio.", "--http")] = False,
     host: Annotated[
-        str | None, option("With --http: address; any but loopback requires a key. Default: 127.0.0.1.")
+        str | None, option("Address for --http; beyond loopback a key is required (default: 127.0.0.1).")
     ] = None,
     port: Annotated[
-        int | None, option("With --http: port; 0 picks a free one. Default: 8402.", min=0, max=65535)
+        int | None, option("Port for --http; 0 picks a free port (default: 8402).", min=0, max=65535)
     ] = None,
     *,
     endpoint: EndpointOptions,
 ) -> None:
-    """Serve MCP tools: dispatch tasks to the swarm, wait, fetch results, see capacity, plan, read benchmarks."""
+    """Serve MCP tools: run tasks on the swarm, fetch results, see capacity, plan, read benchmarks."""
     from skep.wire.heads import parse_url
 
     if not http and (host is not None or port is not None):

@@ -12,17 +12,17 @@ from skep.paths import user_paths
 from skep.report.terminal import note, print_json
 
 presets_app = group(
-    "presets", "List measured setups: their requirements, how to start them, and the author's figures.", default="list"
+    "presets", "List presets: setups that somebody measured, with requirements and published figures.", default="list"
 )
-NameArgument = Annotated[str, argument("A preset's name as `skep presets` lists it.")]
+NameArgument = Annotated[str, argument("Preset name from `skep presets`.")]
 
 
 @command(presets_app, "skep presets --json", name="list")
 def list_presets(
-    everything: Annotated[bool, option("Also those that a better one has replaced.", "--all")] = False,
+    everything: Annotated[bool, option("Include presets that a better one has replaced.", "--all")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Recipes that somebody measured: what they want, how they are started, the figures their author got."""
+    """List presets: setups that somebody measured, with requirements and published figures."""
     from skep.config.presets import read_presets, shipped_presets
     from skep.report.columns import print_records
     from skep.report.presets import LIST, preset_row
@@ -40,7 +40,7 @@ def list_presets(
 
 @command(presets_app, "skep presets show qwen3.6-27b-2x3090-replicas")
 def show(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Everything about one: what it wants, its flags, its figures, and what to run next."""
+    """Show everything about a preset: requirements, flags, figures, and what to run next."""
     from skep.config.presets import preset
     from skep.report.columns import terminal_width
     from skep.report.presets import preset_document, preset_text
@@ -53,10 +53,8 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
 
 
 @command(presets_app, "skep presets check ./my-27b.toml")
-def check(
-    file: Annotated[Path, argument("A preset file of your own, in any folder.")], as_json: JsonOption = False
-) -> None:
-    """Say whether a file is a valid preset; where not, the first line that is wrong."""
+def check(file: Annotated[Path, argument("Preset file to check, in any folder.")], as_json: JsonOption = False) -> None:
+    """Check that a file is a valid preset; print the first wrong line if it is not."""
     from skep.config.presets import read_preset
     from skep.report.presets import preset_document
 
@@ -73,9 +71,9 @@ def check(
 @command(presets_app, "skep presets new my-27b --from qwen3.6-27b-2x3090-awq")
 def new(
     name: Annotated[str, argument("Name of the new preset: lower-case letters, digits, dots and dashes.")],
-    source: Annotated[str, option("The preset to copy.", "--from")],
+    source: Annotated[str, option("Preset to copy.", "--from")],
 ) -> None:
-    """Copy a preset into a file of your own, to be changed."""
+    """Copy a preset to a new file that you can edit."""
     from skep.config.presets import check_name, find_preset, preset_text
 
     folder = _folder()
