@@ -237,7 +237,7 @@ def test_a_drained_replica_finishes_what_it_has_and_gets_nothing_new(skep, confi
     with streaming(url, max_tokens=100) as sock:
         received = sock.recv(1000)
         name = next(row["name"] for row in status()["rows"] if row["kind"] == "replica" and row["busy"])
-        assert f"{name} gets nothing new; 1 under way" in skep("drain", name, check=0).stderr
+        assert f"{name} gets no new requests; 1 still running" in skep("drain", name, check=0).stderr
         assert rows_of(skep)[name]["state"] == "draining"
         for _ in range(4):
             assert ask(url)[0] == 200

@@ -365,7 +365,7 @@ def test_levels_of_judged_runs_are_neither_exported_nor_compared(judged):
     for words in ("export mixed", "export quality", "compare mixed other", "compare quality mixed"):
         command, *names = words.split()
         said = refused("bench", command, *(judged[name] for name in names))
-        assert "is about answers, not about levels of speed" in said
+        assert "measures answers, not speed" in said
 
 
 def told(*words):

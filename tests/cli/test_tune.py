@@ -108,7 +108,7 @@ def the_best_becomes_a_preset_once():
 
 def what_was_not_kept_is_exported_only_with_a_warning(stages):
     turned_down = next(one["number"] for one in stages if not one["accepted"] and one["number"])
-    assert "warning: it was not kept: " in tune("export", "worse-8b", "--stage", turned_down, check=0).err
+    assert "warning: this step was not kept: " in tune("export", "worse-8b", "--stage", turned_down, check=0).err
     found = preset("worse-8b", presets_folder(user_paths(os.environ)))
     assert any("which was not kept" in note for note in found.notes)
 
@@ -196,7 +196,7 @@ def test_a_tuning_on_a_real_engine_is_stopped_resumed_and_leaves_a_preset(env, t
     assert not engines_of(tmp_path)
     resumed = skep("tune", "resume", "--json")
     assert resumed.returncode == 0, resumed.stderr
-    assert "1 answers and 0 stages are there already" in resumed.stderr
+    assert "1 answers and 0 steps are already stored" in resumed.stderr
     told = json.loads(resumed.stdout)
     assert told["baseline"]["config"] == {"slots": 1, "threads": 1}
     assert told["baseline"]["starts"] == 2

@@ -109,7 +109,7 @@ def stop() -> None:
 
     node, killed = stop_node(user_paths(os.environ))
     if node is None:
-        note("skep has started no Ray here")
+        note("skep has not started Ray on this machine")
         return
     what = f"the head of the cluster at {node.head}" if node.is_head else f"a node of the cluster at {node.head}"
     note(f"stopped: {what}" + (f"; {len(killed)} of its processes had to be killed" if killed else ""))
@@ -138,10 +138,10 @@ def _tell(node: NodeRecord, *, as_json: bool) -> None:
     what = "head" if node.is_head else "node"
     note(f"{what} `{node.name}` of the cluster at {node.head}; `skep up MODEL --cluster auto` serves on it")
     if node.address == "127.0.0.1":
-        note("it listens on loopback only: other machines cannot join; `--address IP` starts one that they can")
+        note("it listens on loopback only, so no other machine can join; `--address IP` changes that")
         return
     if node.is_head:
         note(f"another machine: `ssh {node.address} skep cluster token | skep cluster join {node.head} --token-file -`")
     if wide:
         note(f"warning: Ray listens on every interface (now {', '.join(map(str, wide))}; later up to {node.ports}):")
-        note("         whoever has no token is refused, but close these ports: docs/cluster.md has the firewall lines")
+        note("         calls without the token are refused, but close these ports (firewall rules: docs/cluster.md)")

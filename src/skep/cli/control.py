@@ -82,8 +82,8 @@ def drain(
 ) -> None:
     """Send no new requests to a replica or a node until `skep replica undrain`. Running requests finish."""
     answer = _answer({"op": "drain", "name": name, "wait": wait}, 10.0)
-    left = f"; {answer['busy']} under way" if answer["busy"] else " and is empty"
-    note(f"{_who(name, answer)} gets nothing new{left}")
+    left = f"; {answer['busy']} still running" if answer["busy"] else " and has none running"
+    note(f"{_who(name, answer)} gets no new requests{left}")
 
 
 @command(replica_app, "skep replica undrain smollm2-135m-0")
@@ -102,7 +102,7 @@ def _who(name: str, answer: dict[str, Any]) -> str:
 def restart(name: Annotated[str, argument("Replica name from `skep ps`, or `gateway`.")]) -> None:
     """Restart a replica after its running requests, or replace the gateway without cutting streams."""
     ask_hive({"op": "restart", "name": name}, 600)
-    note(f"{name} is being started anew; `skep ps` shows it" if name != "gateway" else "the new gateway serves")
+    note(f"{name} is restarting; `skep ps` shows it" if name != "gateway" else "the new gateway is serving")
 
 
 @command(replica_app, "skep replica reload --wait")

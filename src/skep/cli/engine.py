@@ -40,7 +40,7 @@ def install(
     from skep.host.facts import read_host
 
     program = install_engine(named(name), version=version, driver=read_host().driver_version, say=note)
-    note(f"{version_of(program)} is installed; `skep engine remove {name}` takes it away")
+    note(f"{version_of(program)} is installed; `skep engine remove {name}` removes it")
     print(program.path)  # noqa: T201
 
 

@@ -42,8 +42,8 @@ def add(
     except OSError:
         remove_entry(path, name)  # nobody has seen it
         raise
-    note(f"this is the key of `{name}`, shown this once; {path} has its digest")
-    note("`skep replica reload` makes a running hive take it")
+    note(f"this is the key of `{name}`, shown only once; {path} stores its digest")
+    note("a running deployment accepts it after `skep replica reload`")
 
 
 @command(key_app, "skep key list --json", name="list")
@@ -56,7 +56,7 @@ def list_keys(as_json: JsonOption = False) -> None:
     if warning := loose_mode(path):
         note(f"warning: {warning}")
     none_yet = f"no keys in {path}; `skep key add NAME` makes one"
-    print_list(entries, "NAME|CLASS|>AT ONCE|RATE|CREATED", _cells, _document, as_json=as_json, none_yet=none_yet)
+    print_list(entries, "NAME|CLASS|>CONCURRENT|RATE|CREATED", _cells, _document, as_json=as_json, none_yet=none_yet)
 
 
 def _document(entry: KeyEntry) -> dict[str, Any]:
@@ -78,4 +78,4 @@ def remove(name: NameArgument) -> None:
     path = keys_path(user_paths(os.environ))
     stay = remove_entry(path, name)
     note(f"the key of `{name}` is removed" + ("" if stay else "; it was the last one"))
-    note("a running hive still takes it until `skep replica reload`")
+    note("a running deployment still accepts it until `skep replica reload`")

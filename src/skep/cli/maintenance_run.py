@@ -91,14 +91,14 @@ def run_demo(output: Path) -> None:
         note(f"2/4 serving it: one llama.cpp replica with {SLOTS} slots behind the gateway")
         ready = start_detached(settings, paths, env, parent_fd=alive_read)
         note(f"    {ready['openai_base_url']}")
-        note("3/4 the swarm benchmark: C=4 is twice the slots, so half of it waits in the gateway")
+        note("3/4 benchmarking: C=4 is twice the slots, so half of the requests wait in the gateway")
         summary = measure(plan, EndpointOptions(url=ready["url"], model=EMBEDDED_MODEL))
     finally:
         with contextlib.suppress(NotRunning):
             ask_down(paths.socket, 0.0)
         shutil.rmtree(folder, ignore_errors=True)
     print_summary(summary)
-    note("4/4 the report")
+    note("4/4 writing the report")
     write_reports([summary.run_id], output)
     took = format_seconds(time.monotonic() - began)
     note(f"done in {took}; nothing is left running. Next: `skep up MODEL -d`, your agents at its URL, `skep web`")

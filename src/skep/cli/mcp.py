@@ -29,7 +29,7 @@ def mcp(
     from skep.wire.heads import parse_url
 
     if not http and (host is not None or port is not None):
-        raise UserError("--host and --port are for --http", hint="add --http; without it stdio is spoken")
+        raise UserError("--host and --port are for --http", hint="add --http; without it skep serves stdio")
     if endpoint.url is not None:
         parse_url(endpoint.url)
     try:
@@ -55,7 +55,7 @@ def mcp(
 
         def ready(address: str) -> None:
             print(address, flush=True)  # noqa: T201
-            note("the MCP server is up; Ctrl-C stops it, runs go on")
+            note("the MCP server is up; Ctrl-C stops it, runs continue")
 
         wanted = DEFAULT_PORT if port is None else port
         with listen(place, host=host or "127.0.0.1", port=wanted, on_ready=ready) as server:

@@ -80,15 +80,15 @@ def new(
     text = preset_text(source, folder)
     path = folder / f"{check_name(name)}.toml"
     if name != source and not path.exists() and find_preset(name, folder) is not None:
-        note(f"`{name}` is a shipped preset too: from now on yours is used instead")
+        note(f"`{name}` is also a shipped preset: yours is used from now on")
     folder.mkdir(parents=True, exist_ok=True)
-    head = f"# Begun as a copy of `{source}`. The figures are its author's: delete those that your changes make void.\n"
+    head = f"# Copied from `{source}`. The figures are its author's: delete those that your changes invalidate.\n"
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(f"{head}\n{text}")
     except FileExistsError:
         hint = f"choose another name, or edit it and run `skep presets check {path}`"
-        raise UserError(f"`{path}` is there already", hint=hint) from None
+        raise UserError(f"`{path}` already exists", hint=hint) from None
     print(path)  # noqa: T201
     note(f"edit it, then `skep presets check {path}` and `skep up {name}`")
 

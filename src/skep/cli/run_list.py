@@ -67,13 +67,13 @@ def run_export_command(run: str, form: str, output: Path | None, *, requests: bo
     if requests and form == "markdown":
         raise UserError("--requests has too many rows for Markdown", hint="add --format csv or --format json")
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise UserError(f"--output `{output}` is not a place for a file", hint="name a file in a folder that exists")
+        raise UserError(f"--output `{output}` cannot be written", hint="name a file in a folder that exists")
     with existing() as store:
         found, summary, rows = load_run(store, run)
         verdicts = store.verdicts(found.id)
     if found.kind in JUDGED and not requests:
         hint = f"`skep runs report {found.id}` has the figures; --requests --format csv has every request and verdict"
-        raise UserError(f"run `{found.id}` ({found.kind}) is about answers, not about levels of speed", hint=hint)
+        raise UserError(f"run `{found.id}` ({found.kind}) measures answers, not speed", hint=hint)
     text = requests_text(rows, verdicts, form) if requests else levels_text(found, summary, form)
     if output is None:
         sys.stdout.write(text)

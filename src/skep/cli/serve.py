@@ -123,10 +123,10 @@ def up(options: ServeOptions) -> None:
         only_real = {name.replace("_", "-"): True for name in real}
         refuse_together("--simulate", embedded=options.embedded, threads=options.threads is not None, **only_real)
         if model is None:
-            raise UserError("--simulate wants a model", hint="`skep catalog models` lists those that are known")
+            raise UserError("--simulate needs a model", hint="`skep catalog models` lists the known models")
         model, serve = simulated_serve(_request(options), paths, note)
     elif options.gpu:
-        raise UserError("--gpu is for a simulated rig", hint="add --simulate; --gpus 0,1 names cards of this machine")
+        raise UserError("--gpu needs --simulate", hint="add --simulate; --gpus 0,1 selects GPUs of this machine")
     elif model is not None:
         refuse_together("a model", embedded=options.embedded)
         served = _served(_request(options), where, paths)
@@ -182,7 +182,7 @@ def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cl
     address = address or (found.address if found is not None else None)
     if address is None:
         if hive is not None:
-            raise UserError("--hive names a hive of a cluster", hint="add --cluster auto, or the head's HOST:PORT")
+            raise UserError("--hive names a deployment of a cluster", hint="add --cluster auto, or its HOST:PORT")
         return None
     return make_cluster(address, hive or (found.hive if found is not None else "skep"))
 

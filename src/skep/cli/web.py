@@ -25,7 +25,7 @@ def web(
 
     def ready(url: str) -> None:
         print(url, flush=True)  # noqa: T201
-        note("the dashboard is up" + (", for anybody who can reach it" if public else "") + "; Ctrl-C stops it")
+        note("the dashboard is up" + (", open to everyone who can reach it" if public else "") + "; Ctrl-C stops it")
         if open_browser:
             show(url)
 
