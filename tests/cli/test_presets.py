@@ -81,7 +81,7 @@ def test_one_preset_is_shown_with_all_it_wants():
 
 def test_a_stand_in_is_called_one():
     said = run("show", "gemma-4-31b-4x3090").out
-    assert "the author names none: a stand-in" in said
+    assert "chosen by skep: the author names none" in said
     assert (
         "\nWhich checkpoint was measured is not published: cyankiwi/gemma-4-31B-it-AWQ-4bit stands in for it." in said
     )

@@ -168,9 +168,9 @@ def test_an_address_is_not_changed_by_a_reload(skep, configure, up, tmp_path):
     text = (tmp_path / "skep.toml").read_text()
     (tmp_path / "skep.toml").write_text(text.replace("port = 0", 'port = 9\nhost = "::1"\nbody_limit = "1MiB"'))
     done = skep("reload", check=0)
-    assert "not yet in force: `port`; it takes `skep down && skep up -d`" in done.stderr
-    assert "not yet in force: `host`" in done.stderr
-    assert "not yet in force: `body_limit`; it takes `skep replica restart gateway`" in done.stderr
+    assert "not applied yet: `port`; run `skep down && skep up -d`" in done.stderr
+    assert "not applied yet: `host`" in done.stderr
+    assert "not applied yet: `body_limit`; run `skep replica restart gateway`" in done.stderr
 
 
 def test_what_the_command_line_said_goes_on_winning(skep, configure, up, reload):

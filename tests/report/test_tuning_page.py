@@ -119,7 +119,7 @@ def test_a_target_that_was_not_reached_says_what_came_closest():
     tuning = sample_tuning(aim=TuneGoal("effective_tok_s", 4, target=300.0))
     page = tuning_page(tuning, sample_stages())
     assert "Target not reached" in page
-    assert "190 of 300 tok/s is what came closest." in page
+    assert "The closest was 190 of 300 tok/s." in page
 
 
 def stages_of_many():
