@@ -103,7 +103,7 @@ def the_best_becomes_a_preset_once():
     tune("export", "my-8b", "--stage", "0", "--overwrite", check=0)
     assert preset("my-8b", folder).options.graphs is False
     assert tune("show", "--json", check=0).json["presets"] == ["my-8b", "my-8b"]
-    assert "no stage 99" in refusal("export", "other", "--stage", "99")
+    assert "no step 99" in refusal("export", "other", "--stage", "99")
 
 
 def what_was_not_kept_is_exported_only_with_a_warning(stages):
@@ -182,7 +182,7 @@ def interrupted(words, line):
 def test_ctrl_c_keeps_what_was_decided_and_says_how_to_go_on():
     """Exit code 130, as of every command that is stopped."""
     words = ("qwen3.6-27b", "--gpu", "2x rtx-3090", "--simulate", "--budget", "9h", "--seed", "1")
-    said = interrupted(words, "stage 0 baseline")
+    said = interrupted(words, "step 0 baseline")
     assert "error: stopped after" in said
     assert "hint: `skep tune resume" in said
 

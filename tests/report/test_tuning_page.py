@@ -132,7 +132,7 @@ def test_of_very_many_attempts_the_ladder_folds_away_what_was_not_kept_after_eac
     Outline(page)
     folds = re.findall(r'<details id="after-(\d+)".*?<b>(\d+) not kept', page)
     assert folds == [("0", "1"), ("2", "1"), ("4", "2"), ("7", "2"), ("10", "101")]
-    assert "after stage 10, mtp 3 → 5</b>: 100 worse, 1 not finished</summary>" in page
+    assert "after step 10, mtp 3 → 5</b>: 100 worse, 1 not finished</summary>" in page
     assert "<details" not in tuning_page(sample_tuning(), sample_stages())
 
 

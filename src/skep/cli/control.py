@@ -131,7 +131,7 @@ def reload(
     overrides = msgspec.convert(origin["overrides"], CliOverrides)
     if config is not None:
         overrides = replace(overrides, config=str(config.absolute()))
-    with chdir(overrides.folder or "."), byte_progress("fetching the weights") as progress:
+    with chdir(overrides.folder or "."), byte_progress("downloading the weights") as progress:
         settings = settings_with_overrides(overrides, paths, {})  # SKEP_API_KEY stays what the running one has
         check_tls(settings.gateway)
         read_keys(keys_path(paths))

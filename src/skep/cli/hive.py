@@ -33,7 +33,7 @@ def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
     _warn(paths)
     story = _ConsoleReporter(paths, as_json=as_json)
     try:
-        with byte_progress("fetching the weights") as progress:
+        with byte_progress("downloading the weights") as progress:
             run_hive(
                 settings,
                 paths,
@@ -93,7 +93,7 @@ def start_detached(
     from skep.supervisor import detached
 
     said: dict[str, str] = {}
-    with byte_progress("fetching the weights") as progress:
+    with byte_progress("downloading the weights") as progress:
 
         def hear(message: Mapping[str, Any]) -> None:
             for row in message.get("rows", ()):

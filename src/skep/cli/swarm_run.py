@@ -155,7 +155,7 @@ def _results_file(run: SwarmRun, wanted: Path | None) -> Path | None:
     if wanted is None:
         return None if (own := run.config.get("output")) is None else Path(own)
     if run.kind == "ask":
-        raise UserError(f"-o does not go with `{run.id}`: `skep swarm ask` was told where its answer goes")
+        raise UserError(f"-o does not go with `{run.id}`: its answer goes where `skep swarm ask` was to write it")
     if str(wanted) == "-":
         raise UserError("resume writes results to a file", hint=f"`skep swarm results {run.id}` prints them")
     check_place(wanted)

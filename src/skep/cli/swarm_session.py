@@ -218,7 +218,7 @@ def carry_out_here(
         raise _stopped(run_id) from None
     except SkepError as error:
         if "skep swarm" not in (error.hint or ""):
-            error.hint = "; ".join(filter(None, (error.hint, f"then `skep swarm resume {run_id}` goes on")))
+            error.hint = "; ".join(filter(None, (error.hint, f"then `skep swarm resume {run_id}` continues")))
         raise
     if state is not SwarmRunState.DONE and _read(run_id).counts.left:
         raise _stopped(run_id)

@@ -119,14 +119,14 @@ def _carry_through(
         note(f"{tuning.id} {verb}; `skep tune show {tuning.id}` shows its steps so far")
         status = TuneStatus(tuning, sum(answer.seconds for _, answer in journal.past), [*journal.stages])
         try:
-            with tuning_view(status) as on_event, byte_progress("fetching the weights") as progress:
+            with tuning_view(status) as on_event, byte_progress("downloading the weights") as progress:
                 carried_out = partial(carry_out, say=note, progress=progress, on_event=on_event)
                 run_measuring(partial(carried_out, ready, journal, search, store, paths))
         except Interrupted:
             raise _stopped(tunings, tuning.id, paths) from None
         except SkepError as error:
             if "skep tune" not in (error.hint or "") and journal.stages:
-                error.hint = "; ".join(filter(None, (error.hint, f"then `skep tune resume {tuning.id}` goes on")))
+                error.hint = "; ".join(filter(None, (error.hint, f"then `skep tune resume {tuning.id}` continues it")))
             raise
     with open_store(paths.store) as store:
         say_how_far_off(ready, TuningStore(store).record(tuning.id))
@@ -173,13 +173,13 @@ def _did_not_start(tuning_id: str, failure: ConfigFailure) -> EngineError:
 
 def _stopped(tunings: TuningStore, tuning_id: str, paths: Paths) -> TuningStopped:
     found, name = _saved(tunings, tuning_id, paths)
-    hint = f"`skep tune resume {tuning_id}` goes on"
+    hint = f"`skep tune resume {tuning_id}` continues it"
     if not found.stages:
         return TuningStopped("stopped before the baseline was measured; nothing was tuned", hint=hint)
     best = f"the best so far is the preset {name}" if name else "no change was shown to be better so far"
     if found.tuning.simulated and accepted(found.stages):
         best = f"`skep tune export NAME --tuning {tuning_id}` writes the best so far"
-    stages = f"{len(found.stages)} stage{'s' if len(found.stages) > 1 else ''}"
+    stages = f"{len(found.stages)} step{'s' if len(found.stages) > 1 else ''}"
     return TuningStopped(f"stopped after {stages} and {took_words(found)}; {best}", hint=hint)
 
 
