@@ -13,7 +13,7 @@ from skep.cli.options import EndpointOptions, JsonOption, argument, command, gro
 bench = group("bench", "Measure an endpoint under load.")
 runs_app = group("runs", "List, report, compare and export stored benchmark runs.", default="list")
 
-Api = Annotated[str, option("openai, or ollama for Ollama's own API, which reports durations.")]
+Api = Annotated[str, option("API: openai, or ollama for Ollama's own, which reports durations.")]
 Concurrency = Annotated[str, option("Numbers of concurrent agents to measure, such as 1,2,4.", "--concurrency", "-c")]
 MaxTokens = Annotated[int, option("Maximum answer length in tokens.", "--output-tokens", min=1)]
 PromptTokens = Annotated[int | None, option("Prompt length in tokens, counted by the engine; replaces --size.", min=1)]
@@ -62,13 +62,13 @@ class SweepOptions(WorkloadOptions):
     ] = False
     slo: Annotated[str | None, option("Find the highest concurrency that meets p95 limits: ttft=1s,tpot=50ms.")] = None
     max_concurrency: Annotated[int, option("Highest concurrency a search tries.", "--concurrency-limit", min=2)] = 256
-    shape: Annotated[str, option("steady, burst, conversation, shared-prefix or prefill.")] = "steady"
+    shape: Annotated[str, option("Load shape: steady, burst, conversation, shared-prefix or prefill.")] = "steady"
     tasks: Annotated[int | None, option("Tasks per level and run (default: 3 per agent, at least 6).", min=1)] = None
     runs: Annotated[int | None, option("Number of runs per level (instead of --precision).", min=1)] = None
     precision: Annotated[str, option("Repeat a level until the 95 % interval of tok/s is within this.")] = "3%"
     budget: Budget = "10m"
     warm_up: Annotated[str, option("Warm up until figures are steady (steady) or with one batch (quick).")] = "steady"
-    turns: Annotated[int, option("Turns per conversation.", min=1)] = 4
+    turns: Annotated[int, option("Turns per conversation, with --shape conversation.", min=1)] = 4
     think: Annotated[str, option("Mean pause between two turns of a conversation.")] = "2s"
     api: Api = "openai"
     processes: Processes = None

@@ -44,7 +44,7 @@ def gateway(
         int | None, option("Maximum requests per server while any of them is not batch (default: all slots).", min=1)
     ] = None,
     max_queue: Annotated[
-        int | None, option("Maximum waiting requests per model; further ones get status 429 (default: 256).", min=0)
+        int | None, option("Maximum waiting requests per model; others get 429 (default: skep.toml, else 256).", min=0)
     ] = None,
     config: ConfigOption = None,
     detach: DetachOption = False,

@@ -40,7 +40,7 @@ class AddTargetOptions:
     ] = None
     ttft: Annotated[str | None, option("Alert when TTFT is above this, such as 2s (default: skep.toml).")] = None
     timeout: Annotated[str, option("Time limit of one request.")] = "300s"
-    api: Annotated[str, option("openai, or ollama for Ollama's own API, which reports durations.")] = "openai"
+    api: Annotated[str, option("API: openai, or ollama for Ollama's own, which reports durations.")] = "openai"
     no_check: Annotated[bool, option("Add the target without connecting to it.", "--no-check")] = False
     as_json: JsonOption = False
 

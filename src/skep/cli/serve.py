@@ -227,7 +227,7 @@ def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json
 @command(ROOT, "skep down")
 def down(
     wait: Annotated[
-        str | None, option("How long to wait for running requests before aborting them (default: 30s).")
+        str | None, option("How long to wait for running requests before aborting them (default: skep.toml, else 30s).")
     ] = None,
 ) -> None:
     """Stop everything: finish running requests, then end the gateway and the engines."""
