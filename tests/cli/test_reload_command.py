@@ -241,7 +241,7 @@ def test_a_drained_replica_finishes_what_it_has_and_gets_nothing_new(skep, confi
         assert rows_of(skep)[name]["state"] == "draining"
         for _ in range(4):
             assert ask(url)[0] == 200
-        assert "is empty" in skep("drain", name, "--wait", check=0).stderr
+        assert "has none running" in skep("drain", name, "--wait", check=0).stderr
         received = rest_of(sock, received)
     assert b"[DONE]" in received
     tokens = status()["gateway"]["tokens"]
