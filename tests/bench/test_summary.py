@@ -93,7 +93,7 @@ def test_a_speedup_is_of_the_runs_that_both_levels_have():
     assert (summary.serial_wall_s, summary.swarm_wall_s, summary.speedup) == (8.0, 4.0, 2.0)
     assert (found.tasks, found.tokens_serial, found.tokens_swarm) == (2, 20, 20)
     (line,) = [line for line in remarks(summary) if "at once" in line]
-    assert line.startswith("one after the other 8.0 s, 2 at once 4.0 s: 2.00x by wall time")
+    assert line.startswith("one at a time 8.0 s, 2 at once 4.0 s: 2.00x by wall time")
 
 
 def test_prompts_of_another_length_are_other_tasks():

@@ -122,7 +122,7 @@ def test_a_promise_is_kept_up_to_the_slots():
     with FakeEngine(slots=1, token_ms=10) as engine:
         limits = ("--slo", "ttft=40ms", "--max-concurrency", "4", "--max-tokens", "8", "--tasks", "4")
         done = bench("sweep", engine, *limits)
-    assert "ttft_p95=40ms is kept up to C=1; not at C=2" in done.err
+    assert "ttft_p95=40ms is met up to C=1; not at C=2" in done.err
 
 
 def test_the_speedup_of_a_swarm_is_told_in_four_forms(paths):

@@ -79,7 +79,7 @@ def test_a_calibration_is_told_kept_found_and_forgotten(store):
     assert found.tuning.decode == pytest.approx(document["tuning"]["decode"])
 
     assert document["id"] in call("calibrations", "forget", document["id"][:12], check=0).err
-    assert "nothing was calibrated yet" in refused("calibrations", "show")
+    assert "there are no calibrations yet" in refused("calibrations", "show")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def engine():
     ("extra", "code", "said"),
     [
         (("--levels", "1,8"), 2, "C=8 is beyond the 2 slots"),
-        (("--levels", "2,4"), 2, "--concurrency `2,4` is not 1 and one more"),
+        (("--levels", "2,4"), 2, "--concurrency `2,4` is not 1 and one higher level"),
         (("--model", "fake-modle"), 2, "did you mean `fake-model`?"),
         (("--budget", "1ms"), 2, "the budget ended before C="),
         (("--levels", "1", "--budget", "40s", "--prompt-tokens", 600), 1, "--prompt-tokens"),

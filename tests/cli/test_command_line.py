@@ -196,7 +196,7 @@ def test_what_cannot_be_done_with_a_cluster_is_one_line_with_a_hint(paths, words
 
 
 def test_without_a_cluster_there_is_nothing_to_stop(paths):
-    assert "skep has started no Ray here" in call("cluster", "stop", check=0).err
+    assert "skep has not started Ray on this machine" in call("cluster", "stop", check=0).err
 
 
 def test_help_prints_a_page_of_the_documentation_and_lists_them():

@@ -61,7 +61,7 @@ def test_a_server_that_is_not_there_yet_is_no_reason_to_wait(skep, front):
 def test_who_does_not_answer_is_told_to_a_person(skep):
     port = free_port()
     done = skep("gateway", "-d", "--port", "0", "--upstream", f"127.0.0.1:{port}", "--slots", "2", check=0)
-    assert f"warning: 127.0.0.1-{port} does not serve yet, skep goes on asking" in done.stderr
+    assert f"warning: 127.0.0.1-{port} is not ready yet, skep keeps asking" in done.stderr
     assert "no model yet" in done.stderr
     assert done.stdout.startswith("http://127.0.0.1:")
 

@@ -80,11 +80,7 @@ def test_a_target_added_beside_a_running_monitor_is_told_when_it_is_probed(engin
 def test_a_target_is_asked_at_once_added_listed_and_removed(engine, paths):
     add = ("add", "box", "--url", engine.url, "--every", "30m", "-c", "4", "--no-long", "--slower", "5%")
     told = monitor(*add, check=0).err
-    for words in (
-        "fake-model",
-        "every 30 min (short 64, c4)",
-        "nothing probes yet: `skep monitor run`",
-    ):
+    for words in ("fake-model", "every 30 min (short 64, c4)", "nothing is probed yet"):
         assert words in told
     (row,) = monitor("list", "--json").json
     assert (row["kind"], row["every_s"], row["long_tokens"], row["slower_pct"]) == ("replica", 1800, 0, 5)
@@ -98,7 +94,7 @@ def test_a_target_is_asked_at_once_added_listed_and_removed(engine, paths):
     with open_store(paths.store) as store:
         assert SeriesStore(store).alerts(open_only=True) == []
     assert not something_to_watch(paths.store)
-    assert "no target is watched" in monitor("list").err
+    assert "there are no targets" in monitor("list").err
     assert [row["name"] for row in monitor("list", "--all", "--json").json] == ["box"]
     monitor("add", "box", "--url", engine.url, check=0)  # it comes back under its name
 
@@ -107,7 +103,7 @@ def test_a_look_at_nothing_makes_no_file(paths):
     assert monitor("list", "--json").json == []
     assert monitor("status", "--json").json["targets"] == []
     for words in (["check"], ["check", "--json"], ["export", "--csv"], ["remove", "box"]):
-        assert "nothing is watched yet" in refusal(*words)
+        assert "there are no targets yet" in refusal(*words)
     refusal("probe", "box")
     assert not paths.store.exists()
     assert not something_to_watch(paths.store)
@@ -292,7 +288,7 @@ def test_a_note_of_the_past_is_compared_at_once(slower):
     found = monitor("note", "driver 580", "--target", "box", "--at", "1230m", "--json", check=0).json
     assert found["event"]["text"] == "driver 580"
     assert found["around"][0]["ratio"]["estimate"] == pytest.approx(0.75)
-    assert "compared once probes have followed" in monitor("note", "just now").err
+    assert "compares before and after once new probes have run" in monitor("note", "just now").err
 
 
 def test_notes_are_one_printable_line_of_a_time_that_can_be(series):
@@ -339,7 +335,7 @@ def test_samples_leave_as_csv_and_json_and_old_ones_go_when_asked(series, tmp_pa
     assert (tmp_path / "x.csv").read_text().count("\n") == 4
     assert len(monitor("export", "--json", "--since", "30d").json) == 1
     assert monitor("export", "--series", "box/hot/short/c1/tok_s").out.count(",80.0,") == 3
-    assert "2 samples are gone" in monitor("thin", "--older", "90d", "--yes").err
+    assert "deleted 2 samples" in monitor("thin", "--older", "90d", "--yes").err
     assert series.count_samples() == 1
 
 

@@ -68,7 +68,7 @@ def test_what_people_read_has_every_part():
     done = shown("qwen3.6-27b", *TWO, "--explain")
     assert done.out.startswith("qwen3.6-27b on 2x rtx-3090 for 4 agents: ")
     for words in ("Layouts, best first", "LOW", "Memory of one rtx-3090", "KV pool", "Rules that apply", "vllm serve ",
-                  "Runner-up: ", "Why", "Dropped", "dense weights", "What each further card adds", "skep up qwen",
+                  "Runner-up: ", "Why", "Rejected", "dense weights", "What each further GPU adds", "skep up qwen",
                   "One step of a replica with 1 agent:", "One step of a replica with 4 agents:"):  # fmt: skip
         assert words in done.out, words
     assert done.err == ""

@@ -140,5 +140,5 @@ def test_rigs_side_by_side_end_with_what_to_buy():
     assert [line.split()[0] for line in lines[2:5]] == ["rtx-5090", "2x", "rtx-3060"]
     assert "does not fit" in lines[4]
     (buy,) = (line for line in lines if line.startswith("Buy "))
-    assert buy.startswith("Buy 2x rtx-3090: at 1,400 the cheapest that keeps the promise")
+    assert buy.startswith("Buy 2x rtx-3090: at 1,400 the cheapest that meets the requirement")
     assert "rtx-5090 is the most for the money" in buy

@@ -81,7 +81,7 @@ def test_one_preset_is_shown_with_all_it_wants():
 
 def test_a_stand_in_is_called_one():
     said = run("show", "gemma-4-31b-4x3090").out
-    assert "the author names none: a stand-in" in said
+    assert "chosen by skep: the author names none" in said
     assert (
         "\nWhich checkpoint was measured is not published: cyankiwi/gemma-4-31B-it-AWQ-4bit stands in for it." in said
     )
@@ -131,11 +131,11 @@ def test_an_unknown_one_hears_the_nearest():
 def test_a_copy_of_ones_own_is_listed_as_such_and_never_overwritten(folder):
     path = Path(run("new", "my-27b", "--from", NAME).out.strip())
     assert path == folder / "my-27b.toml"
-    assert path.read_text().startswith(f"# Begun as a copy of `{NAME}`")
+    assert path.read_text().startswith(f"# Copied from `{NAME}`")
     assert "my-27b (own)" in run().out
     assert f"Your own, from {path}" in run("show", "my-27b").out
     path.write_text(path.read_text().replace("slots = 2", "slots = 3"))
-    assert "is there already" in refused("presets", "new", "my-27b", "--from", "gemma-4-31b-2x3090")
+    assert "already exists" in refused("presets", "new", "my-27b", "--from", "gemma-4-31b-2x3090")
     assert "slots = 3" in path.read_text()
     assert "slots = 3" in Path(run("new", "another", "--from", "my-27b").out.strip()).read_text()
     assert "is no name for a preset" in refused("presets", "new", "../elsewhere", "--from", NAME)

@@ -168,9 +168,9 @@ def test_an_address_is_not_changed_by_a_reload(skep, configure, up, tmp_path):
     text = (tmp_path / "skep.toml").read_text()
     (tmp_path / "skep.toml").write_text(text.replace("port = 0", 'port = 9\nhost = "::1"\nbody_limit = "1MiB"'))
     done = skep("reload", check=0)
-    assert "not yet in force: `port`; it takes `skep down && skep up -d`" in done.stderr
-    assert "not yet in force: `host`" in done.stderr
-    assert "not yet in force: `body_limit`; it takes `skep replica restart gateway`" in done.stderr
+    assert "not applied yet: `port`; run `skep down && skep up -d`" in done.stderr
+    assert "not applied yet: `host`" in done.stderr
+    assert "not applied yet: `body_limit`; run `skep replica restart gateway`" in done.stderr
 
 
 def test_what_the_command_line_said_goes_on_winning(skep, configure, up, reload):
@@ -237,11 +237,11 @@ def test_a_drained_replica_finishes_what_it_has_and_gets_nothing_new(skep, confi
     with streaming(url, max_tokens=100) as sock:
         received = sock.recv(1000)
         name = next(row["name"] for row in status()["rows"] if row["kind"] == "replica" and row["busy"])
-        assert f"{name} gets nothing new; 1 under way" in skep("drain", name, check=0).stderr
+        assert f"{name} gets no new requests; 1 still running" in skep("drain", name, check=0).stderr
         assert rows_of(skep)[name]["state"] == "draining"
         for _ in range(4):
             assert ask(url)[0] == 200
-        assert "is empty" in skep("drain", name, "--wait", check=0).stderr
+        assert "has none running" in skep("drain", name, "--wait", check=0).stderr
         received = rest_of(sock, received)
     assert b"[DONE]" in received
     tokens = status()["gateway"]["tokens"]

@@ -107,7 +107,7 @@ def test_a_single_worse_is_explained_and_is_no_regression(stored):
     a, b = stored({4: (1.0, 1.02, 0.98, 1.0)}), stored({4: (1.055, 1.075, 1.02, 1.06)})
     done = compare(a, b, "--threshold", "1%", check=0)
     assert "worse" in done.out
-    assert "effective tok/s at C=4 is worse by itself, by 5." in done.err
+    assert "effective tok/s at C=4 alone is 5." in done.err
     assert "one in twenty looks better or worse by chance" in done.err
     assert done.out.rstrip().endswith("no regression beyond 1 % is shown")
 
@@ -365,7 +365,7 @@ def test_levels_of_judged_runs_are_neither_exported_nor_compared(judged):
     for words in ("export mixed", "export quality", "compare mixed other", "compare quality mixed"):
         command, *names = words.split()
         said = refused("bench", command, *(judged[name] for name in names))
-        assert "is about answers, not about levels of speed" in said
+        assert "measures answers, not speed" in said
 
 
 def told(*words):

@@ -70,7 +70,7 @@ def test_every_task_has_one_line_and_the_end_says_what_came_of_it(engine, tmp_pa
 
     output.write_text("".join(output.read_text().splitlines(keepends=True)[:3]) + '{"id": "t')  # somebody cut it
     finished = swarm("resume", told["run"], check=0)
-    assert "finished already" in finished.err
+    assert "already finished" in finished.err
     assert sorted(ids(output.read_text())) == TASKS
     printed_as_they_come = swarm("run", "tasks.jsonl", "-o", "-", "--url", engine.url, *MODEL, check=0)
     assert sorted(ids(printed_as_they_come.out)) == TASKS
@@ -169,7 +169,7 @@ def test_a_file_that_another_run_has_overwritten_is_left_and_the_first_run_goes_
     assert told["output"] == str(tmp_path / "other.jsonl")
     assert sorted(ids((tmp_path / "other.jsonl").read_text())) == TASKS
     assert output.read_text() == theirs
-    assert "finished already" in swarm("resume", first["id"], "-o", "third.jsonl", check=0).err
+    assert "already finished" in swarm("resume", first["id"], "-o", "third.jsonl", check=0).err
     assert sorted(ids((tmp_path / "third.jsonl").read_text())) == TASKS
 
 

@@ -186,7 +186,7 @@ def test_without_a_gateway_nothing_is_said_to_be_zero():
     view = view_of(reading(tokens={"m-0": 5}), {**gone, "gateway": {}})
     lines = lines_of(view)
     assert "gateway starting, restarts 1: the gateway ended with code -9" in lines
-    assert "the gateway gives no figures" in lines
+    assert "the gateway reports no figures" in lines
     assert line_of(lines, "requests") == "requests  – in flight, – queued, –/s ended"
     assert line_of(lines, "m-0").split() == ["m-0", "m", "ready", "–/8", "–", "0"]
     assert view.rates() == {"tok_s": None, "requests_per_s": None, "replicas": {}}
@@ -274,7 +274,7 @@ def test_top_follows_the_hive_until_q(control, terminal):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
 def test_a_signal_ends_top_and_leaves_the_terminal_as_it_was(control, terminal, number, code):
     shown = terminal()
-    shown.until("q leaves")
+    shown.until("q quits")
     shown.process.send_signal(number)
     assert shown.left() == code
     assert "Traceback" not in shown.output
@@ -283,7 +283,7 @@ def test_a_signal_ends_top_and_leaves_the_terminal_as_it_was(control, terminal, 
 
 def test_top_says_when_the_hive_goes_down(control, terminal):
     shown = terminal("--every", "100ms")
-    shown.until("q leaves")
+    shown.until("q quits")
     control.close()
     shown.until("skep is down")
     assert shown.left() == 0
@@ -316,10 +316,10 @@ def test_arrows_show_what_has_no_place_on_the_screen(control, terminal):
 
 def test_no_color_is_respected_and_states_are_words(control, terminal):
     shown = terminal(NO_COLOR="1")
-    shown.until("q leaves")
+    shown.until("q quits")
     assert "\x1b[32m" not in shown.raw
     coloured = terminal(NO_COLOR="")
-    coloured.until("q leaves")
+    coloured.until("q quits")
     assert "\x1b[32m" in coloured.raw
 
 
@@ -328,7 +328,7 @@ def test_without_a_terminal_one_frame_of_two_readings_is_printed(control, skep):
     assert control.asked == 2
     assert "http://127.0.0.1:8400  ready  up " in lines[0]
     assert line_of(lines, "m-0").split() == ["m-0", "m", "up", "███·····", "3/8", "–", "0"]
-    assert "q leaves" not in lines[-1]
+    assert "q quits" not in lines[-1]
     assert all("\x1b" not in line for line in lines)
 
 

@@ -56,7 +56,7 @@ def test_a_tuning_from_its_first_word_to_a_preset(tmp_path, monkeypatch):
 def test_a_tuning_begins_at_the_plan_and_says_how_far_off_that_was():
     said = tune(*TUNING[:-2], check=0).err
     assert re.search(r"baseline: .*graphs on", said)
-    assert re.search(r"the plan expected \d+ tok/s of the start, \d+ were measured: [-+]\d+ %", said)
+    assert re.search(r"the plan expected \d+ tok/s at the start, \d+ was measured: [-+]\d+ %", said)
     assert "--from `below` is no beginning" in refusal(*TUNING[:-2], "--from", "below")
 
 
@@ -103,12 +103,12 @@ def the_best_becomes_a_preset_once():
     tune("export", "my-8b", "--stage", "0", "--overwrite", check=0)
     assert preset("my-8b", folder).options.graphs is False
     assert tune("show", "--json", check=0).json["presets"] == ["my-8b", "my-8b"]
-    assert "no stage 99" in refusal("export", "other", "--stage", "99")
+    assert "no step 99" in refusal("export", "other", "--stage", "99")
 
 
 def what_was_not_kept_is_exported_only_with_a_warning(stages):
     turned_down = next(one["number"] for one in stages if not one["accepted"] and one["number"])
-    assert "warning: it was not kept: " in tune("export", "worse-8b", "--stage", turned_down, check=0).err
+    assert "warning: this step was not kept: " in tune("export", "worse-8b", "--stage", turned_down, check=0).err
     found = preset("worse-8b", presets_folder(user_paths(os.environ)))
     assert any("which was not kept" in note for note in found.notes)
 
@@ -182,7 +182,7 @@ def interrupted(words, line):
 def test_ctrl_c_keeps_what_was_decided_and_says_how_to_go_on():
     """Exit code 130, as of every command that is stopped."""
     words = ("qwen3.6-27b", "--gpu", "2x rtx-3090", "--simulate", "--budget", "9h", "--seed", "1")
-    said = interrupted(words, "stage 0 baseline")
+    said = interrupted(words, "step 0 baseline")
     assert "error: stopped after" in said
     assert "hint: `skep tune resume" in said
 
@@ -196,7 +196,7 @@ def test_a_tuning_on_a_real_engine_is_stopped_resumed_and_leaves_a_preset(env, t
     assert not engines_of(tmp_path)
     resumed = skep("tune", "resume", "--json")
     assert resumed.returncode == 0, resumed.stderr
-    assert "1 answers and 0 stages are there already" in resumed.stderr
+    assert "1 answers and 0 steps are already stored" in resumed.stderr
     told = json.loads(resumed.stdout)
     assert told["baseline"]["config"] == {"slots": 1, "threads": 1}
     assert told["baseline"]["starts"] == 2

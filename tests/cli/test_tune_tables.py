@@ -82,7 +82,7 @@ def test_a_row_has_figure_interval_ratio_foresight_and_decision():
 def test_the_ladder_says_dead_ends_in_full_below_the_table(capsys):
     tuning_report.print_tuning(record(STAGES))
     said = capsys.readouterr().out
-    assert "stage 2 ran out of memory: no room for the cache" in said
+    assert "step 2 ran out of memory: no room for the cache" in said
     assert "it said: CUDA out of memory: tried 2 GiB" in said
     assert "remedy: lower the memory share" in said
     assert dead_end_lines(STAGES[:2]) == []
@@ -97,7 +97,7 @@ def test_what_was_accepted_and_died_later_is_no_step_of_the_search():
 
 def test_the_same_dead_end_is_told_once_with_all_its_stages():
     again = stage(5, StageDecision.FAILED, changes=(KnobChange("slots", 1, 4),), failure=OOM, why=str(OOM))
-    assert dead_end_lines([*STAGES, again])[0].startswith("stages 2, 5 ran out of memory: ")
+    assert dead_end_lines([*STAGES, again])[0].startswith("steps 2, 5 ran out of memory: ")
     assert len(dead_end_lines([*STAGES, again])) == 3
 
 

@@ -235,7 +235,7 @@ def test_what_cannot_be_simulated_is_said_in_one_line(wanted, code, said, hint):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--gpu", "h200"), "--gpu is for a simulated rig"),
+        (("--gpu", "h200"), "--gpu needs --simulate"),
         (("--simulate", "--gpu", "h200", "--threads", 2), "--simulate and --threads contradict each other"),
         (("--simulate",), "no GPU was found on this machine"),
     ],
@@ -249,7 +249,7 @@ def test_options_that_do_not_go_together_are_refused(skep, tmp_path, options, sa
 
 
 def test_without_a_model_nothing_is_simulated():
-    assert "--simulate wants a model" in refused("up", "--simulate")
+    assert "--simulate needs a model" in refused("up", "--simulate")
 
 
 def test_a_smaller_context_than_a_usual_task_can_be_simulated():

@@ -134,7 +134,7 @@ def test_a_preset_is_served_as_it_is_written_where_a_node_has_its_cards(capsys):
         (("up", "smollm2-135m", "--cluster", "127.0.0.1:1", "--gpus", "0"), "--cluster and --gpus contradict"),
         (("up", "--cluster", "127.0.0.1:1", "--engine-port", "9000"), "--cluster and --engine-port contradict"),
         (("up", "--cluster", "somewhere"), "`somewhere` is no address of a Ray cluster"),
-        (("up", "--hive", "mine"), "--hive names a hive of a cluster"),
+        (("up", "--hive", "mine"), "--hive names a deployment of a cluster"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_said_before_a_cluster_is_asked(words, said):

@@ -74,7 +74,7 @@ def test_bare_up_without_cards_serves_the_small_one(programs):
 def test_a_dry_run_says_what_is_missing_and_how_clients_reach_it(two_3090s):
     said = call("up", "qwen3.6-27b", "--dry-run", check=0).out
     for words in (
-        "to be fetched",
+        "to be downloaded",
         "not installed: `skep engine install vllm`",
         "vllm serve",
         "OPENAI_BASE_URL=",

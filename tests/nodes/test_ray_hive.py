@@ -89,7 +89,7 @@ def test_a_reload_reaches_the_actors_and_ends_no_engine_and_what_cannot_be_is_re
     assert (refused.returncode, "`m` on a cluster cannot be loaded on demand" in refused.stderr) == (2, True)
     write("10ms", "reserve = 1\npinned = true")
     told = one.run("reload", "--wait").stderr
-    assert "not yet in force" not in told
+    assert "not applied yet" not in told
     assert {row["pid"] for row in ready(one, 2)} == {row["pid"] for row in before.values()}
     os.kill(worker_of(before["m-0"]["pid"]), signal.SIGKILL)
     assert until(lambda: one.rows()["m-0"]["why"] == "not healthy within 0.01 s"), one.run("ps").stdout

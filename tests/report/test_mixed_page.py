@@ -171,7 +171,7 @@ def test_a_run_in_which_all_failed_is_drawn_without_a_single_zero(run):
     entries = [_entry(run, _failed(GPT), state=RunState.FAILED, error="boom")]
     assert not {"0.00", "0 ms"} & set(words_of(mixed_picture(entries)))
     text = plain(mixed_page(entries))
-    assert "no level is advised. none passed" in text
+    assert "no level is recommended. none passed" in text
     assert "Incomplete" in text
     assert "boom" in text
     assert "not asked" in text
@@ -179,5 +179,5 @@ def test_a_run_in_which_all_failed_is_drawn_without_a_single_zero(run):
 
 def test_a_run_without_levels_still_has_a_page(run):
     entries = [_entry(run, replace(_failed(GPT), levels=()))]
-    assert "no level is advised" in plain(mixed_page(entries))
+    assert "no level is recommended" in plain(mixed_page(entries))
     assert mixed_picture(entries).startswith("<svg")

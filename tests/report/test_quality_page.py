@@ -92,7 +92,7 @@ def test_the_conclusion_leads_and_says_what_ended_the_walk(page):
     text = plain(page)
     held = "Quality holds up to C=4: a loss of 3 points or more is excluded (95 %); C=8 is not shown"
     assert text.index(held) < text.index("The same items alone and under load")
-    assert re.search("16[ –]+not walked, as a level below does not hold", text)
+    assert re.search("16[ –]+not measured: a lower level already fails", text)
 
 
 @pytest.mark.parametrize("levels", [(), (UNSHOWN,), (LOST,)])

@@ -16,14 +16,14 @@ from skep.units import Interval
 @pytest.mark.parametrize(
     ("drift", "sentence"),
     [
-        (Interval(0.96, 0.98, 1.01), "C=1 at the end was 0.98 (0.96..1.01) of the beginning: no drift to be seen."),
+        (Interval(0.96, 0.98, 1.01), "C=1 at the end was 0.98 (0.96..1.01) of the beginning: no drift."),
         (
             Interval(0.88, 0.9, 0.93),
-            ("C=1 at the end was 0.90 (0.88..0.93) of the beginning: the machine grew slower while it was measured."),
+            "C=1 at the end was 0.90 (0.88..0.93) of the beginning: the machine became slower during the run.",
         ),
         (
             Interval(1.02, 1.1, 1.2),
-            ("C=1 at the end was 1.10 (1.02..1.20) of the beginning: the machine grew faster while it was measured."),
+            "C=1 at the end was 1.10 (1.02..1.20) of the beginning: the machine became faster during the run.",
         ),
     ],
 )
@@ -34,7 +34,7 @@ def test_drift_is_told_with_its_interval(summary, drift, sentence):
 
 @pytest.mark.parametrize(
     ("share", "words"),
-    [(0.03, "held 3 % of the prompts' tokens: the prompts were cold"), (0.3, "not all cold"), (0.8, "read before")],
+    [(0.03, "held 3 % of the prompts' tokens: the prompts were cold"), (0.3, "not all prompts"), (0.8, "were cached")],
 )
 def test_cache_is_told_in_words(told, share, words):
     """Whether a TTFT is of cold prompts decides what it is worth."""
@@ -83,11 +83,11 @@ def test_missing_requests_in_flight_are_told(told):
         (
             Turning(8, (4, 8), 16, (16, 32), 24.0, sure=True),
             (
-                "Past C = 8 nothing is gained (the knee, between 4 and 8); "
-                "past C = 16 it falls by 24 % (the cliff, between 16 and 32)."
+                "No gain above C = 8 (the knee, between 4 and 8); "
+                "above C = 16 throughput falls by 24 % (the cliff, between 16 and 32)."
             ),
         ),
-        (Turning(1, (0, 1), None, None, None, sure=True), "Past C = 1 nothing is gained (the knee)."),
+        (Turning(1, (0, 1), None, None, None, sure=True), "No gain above C = 1 (the knee)."),
         (
             Turning(None, None, None, None, None, sure=False, unclear=(1, 2, 4)),
             (
@@ -98,7 +98,7 @@ def test_missing_requests_in_flight_are_told(told):
         (
             Turning(4, (2, 4), None, None, None, sure=False, unclear=(8, 16)),
             (
-                "Past C = 4 nothing is gained (the knee, between 2 and 4); C=8 and C=16 cannot be told apart: "
+                "No gain above C = 4 (the knee, between 2 and 4); C=8 and C=16 cannot be told apart: "
                 "their runs differ too much, so the cliff is not known; measure more runs of each level (--runs 5)."
             ),
         ),

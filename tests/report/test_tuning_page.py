@@ -119,7 +119,7 @@ def test_a_target_that_was_not_reached_says_what_came_closest():
     tuning = sample_tuning(aim=TuneGoal("effective_tok_s", 4, target=300.0))
     page = tuning_page(tuning, sample_stages())
     assert "Target not reached" in page
-    assert "190 of 300 tok/s is what came closest." in page
+    assert "The closest was 190 of 300 tok/s." in page
 
 
 def stages_of_many():
@@ -132,7 +132,7 @@ def test_of_very_many_attempts_the_ladder_folds_away_what_was_not_kept_after_eac
     Outline(page)
     folds = re.findall(r'<details id="after-(\d+)".*?<b>(\d+) not kept', page)
     assert folds == [("0", "1"), ("2", "1"), ("4", "2"), ("7", "2"), ("10", "101")]
-    assert "after stage 10, mtp 3 → 5</b>: 100 worse, 1 not finished</summary>" in page
+    assert "after step 10, mtp 3 → 5</b>: 100 worse, 1 not finished</summary>" in page
     assert "<details" not in tuning_page(sample_tuning(), sample_stages())
 
 

@@ -163,7 +163,7 @@ def test_search_that_decides_otherwise_is_found_out(tunings):
         name = journal.tuning.id
     broken_off(tunings, name, 2)
     with pytest.raises(
-        UserError, match=r"cannot go on: it was begun on other terms \(stage 0 was `baseline`: baseline\)"
+        UserError, match=r"cannot go on: it was begun on other terms \(step 0 was `baseline`: baseline\)"
     ):
         go_on(tunings, name, Contrary())
 

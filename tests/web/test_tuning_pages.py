@@ -64,7 +64,7 @@ def test_a_running_one_is_asked_for_again_until_it_ends(ask):
     assert f'data-refresh="/tuning/{MADE["running"]}/body"' in page
     assert "data-running" in page
     assert "<b>bold" not in page
-    assert "The tuning goes on" in ask(f"/tuning/{MADE['running']}/body")[1]
+    assert "The tuning is running" in ask(f"/tuning/{MADE['running']}/body")[1]
 
 
 def test_json_csv_report_and_picture_of_one(ask):

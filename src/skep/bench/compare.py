@@ -85,7 +85,7 @@ def check_kinds(a: StoredRun, b: StoredRun) -> None:
     for run in (a, b):
         if run.kind in JUDGED:
             hint = f"`skep runs report {a.id} {b.id}` draws two mixed runs side by side; a quality run has its own test"
-            raise UserError(f"`{run.id}` ({run.kind}) is about answers, not about levels of speed", hint=hint)
+            raise UserError(f"`{run.id}` ({run.kind}) measures answers, not speed", hint=hint)
     if a.kind != b.kind and {a.kind, b.kind} & {*TIMED}:
         raise UserError(f"`{a.id}` is of the kind {a.kind}, `{b.id}` {b.kind}", hint="compare runs of one kind")
     if a.kind == "open" and a.config.get("rates") != b.config.get("rates"):

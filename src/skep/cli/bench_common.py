@@ -62,7 +62,7 @@ async def maker_for(workload: Workload, endpoint: Endpoint, *, salt: str = "") -
     found = await calibrate_on(endpoint, workload.prompt_tokens, workload.seed)
     miss = f", within {100 * found.worst:.1f} % on {found.samples} samples" if found.worst is not None else ""
     template = f", {found.overhead_tokens:.0f} of the chat template" if found.overhead_tokens >= 1 else ""
-    note(f"{found.chars_per_token:.2f} characters a token{template}{miss}")
+    note(f"{found.chars_per_token:.2f} characters per token{template}{miss}")
     return TaskMaker(workload, found, salt=salt)
 
 

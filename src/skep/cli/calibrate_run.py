@@ -50,7 +50,7 @@ def run_calibration(options: CalibrateOptions) -> None:
         return
     print_calibration(found)
     used = "simulated: plans do not use it" if found.simulated else "plans for this machine use it from now on"
-    note(f"kept as calibration {found.id}; {used}")
+    note(f"stored as calibration {found.id}; {used}")
 
 
 async def _calibrate(
@@ -85,7 +85,9 @@ def _plan(options: CalibrateOptions, described: Described, budget_s: float, seed
         levels = levels_of(options.levels, "--concurrency")
     held_back = levels_of(options.check, "--check") if options.check else ()
     if levels[0] != 1 or len(levels) > 2:
-        raise UserError(f"--concurrency `{options.levels}` is not 1 and one more", hint="write it as --concurrency 1,8")
+        raise UserError(
+            f"--concurrency `{options.levels}` is not 1 and one higher level", hint="write --concurrency 1,8"
+        )
     beyond = next((level for level in (*levels, *held_back) if capacity is not None and level > capacity), None)
     if beyond is not None:
         what = f"C={beyond} is beyond the {capacity} slots of `{setup.model.id}`: queueing would spoil the fit"
@@ -105,7 +107,7 @@ def print_calibrations(*, as_json: bool) -> None:
         return [row.id, day_and_time(row.created_at), where, *what, *factors]
 
     columns = "CALIBRATION|WHEN|WHERE|MODEL|QUANT|ENGINE|LAYOUT|ON|>STEPS|>FURTHER|>PROMPTS"
-    none_yet = "nothing was calibrated yet; `skep calibrate` does it"
+    none_yet = "there are no calibrations yet; `skep calibrate` makes one"
     print_list(_kept(), columns, cells, calibration_json, as_json=as_json, none_yet=none_yet)
 
 
@@ -122,7 +124,7 @@ def forget_calibration(name: str) -> None:
     row = _named(name)
     with open_store(user_paths(os.environ).store) as store:
         store.delete_calibrations([row.id])
-    note(f"calibration {row.id} of {row.model} ({row.engine}) is forgotten")
+    note(f"calibration {row.id} of {row.model} ({row.engine}) is deleted")
 
 
 def _kept() -> list[CalibrationRecord]:
@@ -141,7 +143,7 @@ def _named(name: str) -> CalibrationRecord:
     hint = "`skep calibrate list` shows them all"
     if found:
         raise UserError(f"calibration `{name}` could be {' or '.join(f'`{row.id}`' for row in found[:3])}", hint=hint)
-    raise UserError(f"there is no calibration `{name}`" if rows else "nothing was calibrated yet", hint=hint)
+    raise UserError(f"there is no calibration `{name}`" if rows else "there are no calibrations yet", hint=hint)
 
 
 def validate(points: Path, as_json: bool) -> None:

@@ -11,15 +11,15 @@ from skep.report.terminal import print_json
 if TYPE_CHECKING:
     from skep.catalog.models import Geometry
 
-catalog_app = group("catalog", "Show the known GPUs and models, with the source and the certainty of each value.")
+catalog_app = group("catalog", "Show the GPUs and models that skep knows, with source and certainty of each value.")
 
 
 @command(catalog_app, "skep catalog gpus rtx-3090")
 def gpus(
-    name: Annotated[str | None, argument("Show one GPU, with the source of every value.")] = None,
+    name: Annotated[str | None, argument("Show every value of one GPU with its source (default: list all).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The GPUs that plans can name: memory, bandwidth, tensor throughput, formats, links."""
+    """List the GPUs that plans can use: memory, bandwidth, tensor throughput, formats, links."""
     from skep.catalog.gpus import device, devices
     from skep.report.catalog import DEVICES, device_document, print_device
     from skep.report.columns import print_records
@@ -35,10 +35,10 @@ def gpus(
 
 @command(catalog_app, "skep catalog models qwen3.6-27b --json")
 def models(
-    name: Annotated[str | None, argument("Show every value of one model, of a config.json or of a GGUF file.")] = None,
+    name: Annotated[str | None, argument("Show one model, config.json or GGUF file in full (default: all).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The models that plans can name: layers by kind, experts, KV bytes a token, sizes by quantization."""
+    """List the models that plans can use: layers, experts, KV bytes per token, size per quantization."""
     from skep.catalog.models import geometries
     from skep.report.catalog import MODELS, model_document, print_model
     from skep.report.columns import print_records
@@ -71,11 +71,9 @@ def _geometry(name: str) -> Geometry:
 
 @command(ROOT, "skep schema bench sweep > sweep.schema.json")
 def schema(
-    name: Annotated[
-        tuple[str, ...], argument("The command that prints it, such as bench sweep; default: list all.")
-    ] = (),
+    name: Annotated[tuple[str, ...], argument("Command with --json, such as bench sweep (default: list all).")] = (),
 ) -> None:
-    """Print the JSON Schema of what a command prints with --json, or the names of all such documents."""
+    """Print the JSON Schema of a command's --json output, or list the commands that have one."""
     from skep.report.schemas import document_names, schema_of
 
     if name:

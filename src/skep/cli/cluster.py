@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from skep.cluster.node_file import NodeRecord
     from skep.cluster.ray_processes import NodeOptions
 
-cluster_app = group("cluster", "Make machines one Ray cluster, for `skep up --cluster` (docs/cluster.md).")
+cluster_app = group("cluster", "Join machines into one Ray cluster for `skep up --cluster` (docs/cluster.md).")
 
 
 @dataclass(frozen=True)
 class JoinOptions:
     """What a machine offers to Ray."""
 
-    name: Annotated[str | None, option("Name of the node. Default: the machine's name.", "--name")] = None
+    name: Annotated[str | None, option("Name of this node (default: its host name).", "--name")] = None
     cpus: Annotated[int | None, option("CPU cores to offer to Ray (default: all).", "--cpus", min=0)] = None
     gpus: Annotated[int | None, option("GPUs to offer to Ray (default: all).", "--gpus", min=0)] = None
-    labels: Annotated[tuple[str, ...], option("Label of the node. Repeatable.", "--label", metavar="NAME=VALUE")] = ()
+    labels: Annotated[tuple[str, ...], option("Label of this node; repeatable.", "--label", metavar="NAME=VALUE")] = ()
     as_json: JsonOption = False
 
     def node(self) -> NodeOptions:
@@ -41,12 +41,12 @@ class JoinOptions:
 
 @command(cluster_app, "skep cluster start --address 10.0.0.1")
 def start(
-    address: Annotated[str, option("Address of this machine, as the other machines reach it.")] = "127.0.0.1",
-    port: Annotated[int, option("Port of the head; Ray and the engines use the 1120 after it.")] = 6379,
+    address: Annotated[str, option("Address at which other machines reach this one.")] = "127.0.0.1",
+    port: Annotated[int, option("Port of the head; Ray and the engines use the 1120 ports after it.")] = 6379,
     *,
     options: JoinOptions,
 ) -> None:
-    """Start a cluster: this machine becomes its head, and its first node."""
+    """Start a cluster with this machine as its head and first node."""
     from skep.cluster.node_commands import start_head
 
     node = start_head(user_paths(os.environ), os.environ, address, port, options.node(), note)
@@ -56,13 +56,15 @@ def start(
 @command(cluster_app, "skep cluster join 10.0.0.1:6379")
 def join(
     head: Annotated[str, argument("Address printed by `skep cluster start`.", metavar="HEAD:PORT")],
-    address: Annotated[str | None, option("Address of this machine. Default: the one that reaches the head.")] = None,
-    port: Annotated[int | None, option("First of the 1121 ports used here. Default: the head's port.")] = None,
-    token_file: Annotated[Path | None, option("File with the cluster's token, which is stored; - reads stdin.")] = None,
+    address: Annotated[str | None, option("Address of this machine (default: the one that reaches the head).")] = None,
+    port: Annotated[int | None, option("First of the 1121 ports used here (default: the head's port).")] = None,
+    token_file: Annotated[
+        Path | None, option("File with the cluster's token, which skep stores; - reads stdin.")
+    ] = None,
     *,
     options: JoinOptions,
 ) -> None:
-    """Make this machine a node of the cluster at HEAD."""
+    """Add this machine to the cluster at HEAD:PORT."""
     from skep.cluster.node_commands import join_head
 
     given = _read_token(token_file) if token_file is not None else None
@@ -72,10 +74,17 @@ def join(
 
 @command(cluster_app, "skep cluster status --json")
 def status(
-    address: Annotated[str, option("HOST:PORT of the cluster's head.", "--cluster", metavar="ADDRESS")] = "auto",
+    address: Annotated[
+        str,
+        option(
+            "HOST:PORT of the cluster's head; auto is the cluster that this machine is in.",
+            "--cluster",
+            metavar="ADDRESS",
+        ),
+    ] = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """The cluster's nodes: what each has, what is free, which replicas stand there."""
+    """List the nodes of the cluster with their resources, what is free, and their replicas."""
     from skep.cluster.discover import ask_status
 
     found = ask_status(address)
@@ -87,7 +96,7 @@ def status(
 
 @command(cluster_app, "skep cluster token > token")
 def token() -> None:
-    """Print the token of the cluster that was started or joined here: whoever has it runs code on every node."""
+    """Print the token of this machine's cluster. Anyone who has it can run code on every node."""
     from skep.cluster.node_file import token_of
 
     print(token_of(user_paths(os.environ)))  # noqa: T201
@@ -95,12 +104,12 @@ def token() -> None:
 
 @command(cluster_app, "skep cluster stop")
 def stop() -> None:
-    """End the Ray processes that skep started on this machine, and the engines on it. Other nodes stay."""
+    """Stop the engines and skep's Ray processes on this machine. Other nodes keep running."""
     from skep.cluster.node_commands import stop_node
 
     node, killed = stop_node(user_paths(os.environ))
     if node is None:
-        note("skep has started no Ray here")
+        note("skep has not started Ray on this machine")
         return
     what = f"the head of the cluster at {node.head}" if node.is_head else f"a node of the cluster at {node.head}"
     note(f"stopped: {what}" + (f"; {len(killed)} of its processes had to be killed" if killed else ""))
@@ -129,10 +138,10 @@ def _tell(node: NodeRecord, *, as_json: bool) -> None:
     what = "head" if node.is_head else "node"
     note(f"{what} `{node.name}` of the cluster at {node.head}; `skep up MODEL --cluster auto` serves on it")
     if node.address == "127.0.0.1":
-        note("it listens on loopback only: other machines cannot join; `--address IP` starts one that they can")
+        note("it listens on loopback only, so no other machine can join; `--address IP` changes that")
         return
     if node.is_head:
         note(f"another machine: `ssh {node.address} skep cluster token | skep cluster join {node.head} --token-file -`")
     if wide:
         note(f"warning: Ray listens on every interface (now {', '.join(map(str, wide))}; later up to {node.ports}):")
-        note("         whoever has no token is refused, but close these ports: docs/cluster.md has the firewall lines")
+        note("         calls without the token are refused, but close these ports (firewall rules: docs/cluster.md)")

@@ -234,7 +234,7 @@ def _write(cells: Sequence[MatrixResult], tables: Sequence[Table], output: Outpu
         return
     measured = [(cell.config.name, cell.summary) for cell in cells if cell.summary is not None]
     if not measured:
-        raise UserError("nothing was measured, so there is no picture", hint="write .md: it has the reasons")
+        raise UserError("nothing was measured, so there is no chart", hint="write .md: it has the reasons")
     with existing() as store:
         entries = [(replace(store.run(summary.run_id), model=name), summary) for name, summary in measured]
     write_page(entries, output)

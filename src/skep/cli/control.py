@@ -13,20 +13,21 @@ from skep.report.hive_text import say_reload, say_scale
 from skep.report.terminal import byte_progress, note, print_json, print_table
 from skep.units import parse_seconds
 
-ModelArgument = Annotated[str, argument("A model by the name clients use; `skep ps --json` lists them.")]
+ModelArgument = Annotated[str, argument("Model name that clients use; `skep ps --json` lists them.")]
 NoWaitOption = Annotated[bool, option("Return at once; `skep ps` shows the progress.", "--no-wait")]
 DrainOption = Annotated[
-    str | None, option("Abort answers that take longer, such as 30s. Default: wait.", "--drain", metavar="DURATION")
+    str | None,
+    option("Abort running requests after this time: 30s (default: never).", "--drain", metavar="DURATION"),
 ]
 
 
-model_app = group("model", "Load, unload and swap the models of a running hive.")
-replica_app = group("replica", "Drain, restart, scale and reload the replicas of a running hive.")
+model_app = group("model", "Load, unload and swap the models of a running deployment.")
+replica_app = group("replica", "Drain, restart, scale and reload the replicas of a running deployment.")
 
 
 @command(model_app, "skep model load qwen3-coder")
 def load(model: ModelArgument, no_wait: NoWaitOption = False, as_json: JsonOption = False) -> None:
-    """Load a model now, before the first request for it. Others make room as they would for a request."""
+    """Load a model now, before its first request. Other models make room as they would for a request."""
     _say({"op": "load", "model": model, "wait": not no_wait}, f"{model} is {{state}}", as_json=as_json)
 
 
@@ -34,20 +35,20 @@ def load(model: ModelArgument, no_wait: NoWaitOption = False, as_json: JsonOptio
 def unload(
     model: ModelArgument, drain: DrainOption = None, no_wait: NoWaitOption = False, as_json: JsonOption = False
 ) -> None:
-    """Unload a model once its answers are finished, pinned or not. Its next request loads it again."""
+    """Unload a model after its running requests, even if it is pinned. The next request loads it again."""
     message = {"op": "unload", "model": model, "wait": not no_wait, "drain_s": _seconds(drain)}
     _say(message, f"{model} is {{state}}", as_json=as_json)
 
 
 @command(model_app, "skep model swap gpt-oss-20b qwen3-coder")
 def swap(
-    model_out: Annotated[str, argument("The model to unload, once its answers are finished.")],
-    model_in: Annotated[str, argument("The model to load in its place.")],
+    model_out: Annotated[str, argument("Model to unload after its running requests.")],
+    model_in: Annotated[str, argument("Model to load in its place.")],
     drain: DrainOption = None,
     no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Unload one model and load another. Nothing is unloaded for one that can never fit."""
+    """Unload one model and load another. Nothing is unloaded if the other can never fit."""
     message = {"op": "swap", "out": model_out, "in": model_in, "wait": not no_wait, "drain_s": _seconds(drain)}
     _say(message, f"{model_out} makes room, {model_in} is {{state}}", as_json=as_json)
 
@@ -71,23 +72,23 @@ def _answer(message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     return answer
 
 
-NameArgument = Annotated[str, argument("A replica's name as in `skep ps`, or a node's name for all its replicas.")]
+NameArgument = Annotated[str, argument("Replica name from `skep ps`, or a node name for all its replicas.")]
 
 
 @command(replica_app, "skep replica drain smollm2-135m-0 --wait")
 def drain(
     name: NameArgument,
-    wait: Annotated[bool, option("Return when its running requests are finished.", "--wait")] = False,
+    wait: Annotated[bool, option("Return when the running requests have finished.", "--wait")] = False,
 ) -> None:
-    """Send a replica, or all of a node, nothing new; what they have is finished. Until `skep replica undrain`."""
+    """Send no new requests to a replica or a node until `skep replica undrain`. Running requests finish."""
     answer = _answer({"op": "drain", "name": name, "wait": wait}, 10.0)
-    left = f"; {answer['busy']} under way" if answer["busy"] else " and is empty"
-    note(f"{_who(name, answer)} gets nothing new{left}")
+    left = f"; {answer['busy']} still running" if answer["busy"] else " and has none running"
+    note(f"{_who(name, answer)} gets no new requests{left}")
 
 
 @command(replica_app, "skep replica undrain smollm2-135m-0")
 def undrain(name: NameArgument) -> None:
-    """Let a drained replica, or those of a drained node, serve again."""
+    """Send requests to a drained replica or node again."""
     answer = ask_hive({"op": "undrain", "name": name})
     note(f"{_who(name, answer)} serves again")
 
@@ -98,23 +99,21 @@ def _who(name: str, answer: dict[str, Any]) -> str:
 
 
 @command(replica_app, "skep replica restart gateway")
-def restart(name: Annotated[str, argument("A replica's name as in `skep ps`, or `gateway`.")]) -> None:
-    """Restart one replica after its answers, or replace the gateway while engines stay loaded and streams go on."""
+def restart(name: Annotated[str, argument("Replica name from `skep ps`, or `gateway`.")]) -> None:
+    """Restart a replica after its running requests, or replace the gateway without cutting streams."""
     ask_hive({"op": "restart", "name": name}, 600)
-    note(f"{name} is being started anew; `skep ps` shows it" if name != "gateway" else "the new gateway serves")
+    note(f"{name} is restarting; `skep ps` shows it" if name != "gateway" else "the new gateway is serving")
 
 
 @command(replica_app, "skep replica reload --wait")
 def reload(
-    config: Annotated[
-        Path | None, option("Another configuration file. Default: the one skep was started with.")
-    ] = None,
-    wait: Annotated[bool, option("Return when all replicas are started and stopped.", "--wait")] = False,
+    config: Annotated[Path | None, option("Configuration file (default: the one skep was started with).")] = None,
+    wait: Annotated[bool, option("Return when all replicas have started or stopped.", "--wait")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read skep.toml and keys.toml anew. Settings and keys hold at once; only replicas that differ are touched.
+    """Read skep.toml and keys.toml again and apply them; only replicas whose settings changed restart.
 
-    What the command line said at the start goes on winning over the file. A file with an error changes nothing.
+    Options that were given to `skep up` still override the file. A file with an error changes nothing.
     """
     from contextlib import chdir
     from dataclasses import replace
@@ -132,7 +131,7 @@ def reload(
     overrides = msgspec.convert(origin["overrides"], CliOverrides)
     if config is not None:
         overrides = replace(overrides, config=str(config.absolute()))
-    with chdir(overrides.folder or "."), byte_progress("fetching the weights") as progress:
+    with chdir(overrides.folder or "."), byte_progress("downloading the weights") as progress:
         settings = settings_with_overrides(overrides, paths, {})  # SKEP_API_KEY stays what the running one has
         check_tls(settings.gateway)
         read_keys(keys_path(paths))
@@ -148,14 +147,14 @@ def reload(
 @command(replica_app, "skep replica scale smollm2-135m=3 --wait")
 def scale(
     wanted: Annotated[
-        str | None, argument("MODEL=N sets the number of replicas; MODEL, or nothing, shows it.", metavar="[MODEL[=N]]")
+        str | None, argument("MODEL=N sets the number of replicas; MODEL or nothing shows it.", metavar="[MODEL[=N]]")
     ] = None,
-    wait: Annotated[bool, option("Return when all replicas are started and stopped.", "--wait")] = False,
+    wait: Annotated[bool, option("Return when all replicas have started or stopped.", "--wait")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a model more or fewer replicas, until the next `skep replica reload` or `skep up`.
+    """Set the number of replicas of a model until the next `skep replica reload` or `skep up`.
 
-    Those that go finish their answers first; other replicas are not touched. More than fits changes nothing.
+    Removed replicas finish their running requests. If the replicas do not fit, nothing changes.
     """
     model, replicas = parse_wanted(wanted)
     answer = _answer({"op": "scale", "model": model, "replicas": replicas, "wait": wait}, 120.0)

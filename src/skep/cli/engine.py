@@ -7,13 +7,13 @@ from typing import Annotated
 from skep.cli.options import JsonOption, argument, command, group, option
 from skep.report.terminal import note, print_json
 
-engine_app = group("engine", "Install engines in environments of their own, and list what is here.", default="list")
-EngineArgument = Annotated[str, argument("vllm, sglang or llama-server.")]
+engine_app = group("engine", "Install engines, each in its own environment, and list them.", default="list")
+EngineArgument = Annotated[str, argument("Engine: vllm, sglang or llama-server.")]
 
 
 @command(engine_app, "skep engine list", name="list")
 def list_engines(as_json: JsonOption = False) -> None:
-    """Which engines are here, in which version and where, and the line that installs the others."""
+    """List engines with version and path, and the command that installs each missing one."""
     import msgspec
 
     from skep.engines.discovery import VARIABLES
@@ -30,15 +30,17 @@ def list_engines(as_json: JsonOption = False) -> None:
 @command(engine_app, "skep engine install vllm")
 def install(
     name: EngineArgument,
-    version: Annotated[str | None, option("Another version than the one that was tried.", metavar="VERSION")] = None,
+    version: Annotated[
+        str | None, option("Version to install (default: the one skep tested).", metavar="VERSION")
+    ] = None,
 ) -> None:
-    """Install an engine below skep's data folder, with uv or pip; driver and disk are checked first."""
+    """Install an engine into skep's data folder with uv or pip, after a check of driver and disk space."""
     from skep.engines.discovery import version_of
     from skep.engines.install import install_engine, named
     from skep.host.facts import read_host
 
     program = install_engine(named(name), version=version, driver=read_host().driver_version, say=note)
-    note(f"{version_of(program)} is installed; `skep engine remove {name}` takes it away")
+    note(f"{version_of(program)} is installed; `skep engine remove {name}` removes it")
     print(program.path)  # noqa: T201
 
 

@@ -16,11 +16,11 @@ from skep.report.terminal import note
 
 FORM_NAMES = "shell, docker, compose or systemd"
 Port = Annotated[int, option("Port of the gateway.", min=1, max=65535)]
-EnginePort = Annotated[int, option("Port of the first engine; the others take the next ones.", min=1, max=65535)]
+EnginePort = Annotated[int, option("Port of the first engine; the others use the next ports.", min=1, max=65535)]
 
 
 export_app = group(
-    "export", "Print what starts a preset, or skep itself, as a service or without skep.", default="preset"
+    "export", "Print files that start a preset without skep, or a systemd unit for skep.", default="preset"
 )
 
 
@@ -34,14 +34,14 @@ def service() -> None:
 
 @command(export_app, "skep export qwen3.6-27b-2x3090-replicas --as docker", name="preset")
 def export(
-    name: Annotated[str, argument("A preset as `skep presets` lists it, or a model with --gpu.", metavar="PRESET")],
-    form: Annotated[str, option(f"{FORM_NAMES}.", "--as")],
-    gpu: Annotated[str | None, option('Of a model: the best plan for these cards, such as "2x rtx-3090".')] = None,
+    name: Annotated[str, argument("Preset from `skep presets`, or a model together with --gpu.", metavar="PRESET")],
+    form: Annotated[str, option(f"Form of the output: {FORM_NAMES}.", "--as")],
+    gpu: Annotated[str | None, option('Export the best plan of a model for these GPUs: "2x rtx-3090".')] = None,
     port: Port = 8400,
     engine_port: EnginePort = 8500,
-    output: Annotated[OutputFile | None, option("A file; default: standard output.", "-o", "--output")] = None,
+    output: Annotated[OutputFile | None, option("File to write (default: stdout).", "-o", "--output")] = None,
 ) -> None:
-    """Print what starts a preset without skep: a script, containers or systemd units."""
+    """Print a script, containers or systemd units that start a preset without skep."""
     from skep.deploy.export import FORMS, find_recipe, own_command
 
     if form not in FORMS:

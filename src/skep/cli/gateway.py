@@ -24,30 +24,33 @@ from skep.report.terminal import note
 def gateway(
     upstream: Annotated[
         tuple[str, ...],
-        option("A server to front; may be repeated. Default: [[upstream]] in skep.toml.", metavar="URL"),
+        option("URL of a running server; repeatable (default: [[upstream]] in skep.toml).", metavar="URL"),
     ] = (),
     slots: Annotated[
         tuple[int, ...],
-        option("Slots of a server, for all or for each URL. Default: ask.", metavar="N", min=1, max=65536),
+        option(
+            "Sequences a server decodes at a time; give one for all or one per URL (default: ask it).",
+            metavar="N",
+            min=1,
+            max=65536,
+        ),
     ] = (),
-    model: Annotated[str | None, option("The model the servers serve. Default: ask each of them.")] = None,
-    key_env: Annotated[
-        str | None, option("Environment variable with the API key of the servers.", metavar="NAME")
-    ] = None,
+    model: Annotated[str | None, option("Model that the servers serve (default: ask each server).")] = None,
+    key_env: Annotated[str | None, option("Environment variable with the servers' API key.", metavar="NAME")] = None,
     host: HostOption = None,
     port: PortOption = None,
-    reserve: Annotated[int, option("Slots of each server for interactive requests only.", min=0)] = 0,
+    reserve: Annotated[int, option("Slots of each server that only interactive requests may use.", min=0)] = 0,
     soft_slots: Annotated[
-        int | None, option("Concurrent requests while others than batch are present. Default: all slots.", min=1)
+        int | None, option("Maximum requests per server while any of them is not batch (default: all slots).", min=1)
     ] = None,
     max_queue: Annotated[
-        int | None, option("Most waiting requests per model; further ones are answered with 429.", min=0)
+        int | None, option("Maximum waiting requests per model; others get 429 (default: skep.toml, else 256).", min=0)
     ] = None,
     config: ConfigOption = None,
     detach: DetachOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Put the gateway in front of servers that run already: llama-server, vLLM, SGLang, another skep."""
+    """Put the gateway in front of servers that already run: vLLM, SGLang, llama-server or another skep."""
     from skep.config.load import make_upstream
     from skep.config.settings import CliOverrides
 

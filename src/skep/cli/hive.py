@@ -33,7 +33,7 @@ def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
     _warn(paths)
     story = _ConsoleReporter(paths, as_json=as_json)
     try:
-        with byte_progress("fetching the weights") as progress:
+        with byte_progress("downloading the weights") as progress:
             run_hive(
                 settings,
                 paths,
@@ -91,7 +91,7 @@ def start_detached(settings: Settings, paths: Paths, env: dict[str, str]) -> dic
     from skep.supervisor import detached
 
     said: dict[str, str] = {}
-    with byte_progress("fetching the weights") as progress:
+    with byte_progress("downloading the weights") as progress:
 
         def hear(message: Mapping[str, Any]) -> None:
             for row in message.get("rows", ()):
@@ -115,7 +115,7 @@ def _say_absent(rows: list[dict[str, Any]]) -> None:
     """Servers of others are no reason to wait: the gateway takes them in when they answer."""
     for row in rows:
         if row["kind"] == "upstream" and row["state"] != "ready":
-            note(f"warning: {row['name']} does not serve yet, skep goes on asking: {row['why']}")
+            note(f"warning: {row['name']} is not ready yet, skep keeps asking: {row['why']}")
 
 
 def _say_state(row: dict[str, Any], said: dict[str, str]) -> None:
@@ -149,7 +149,7 @@ class _ConsoleReporter:
         elif supervisor.phase == "stopping" and self._ready and self._said.get("") != "stopping":
             self._said[""] = "stopping"
             self.end()
-            note("stopping: waiting for answers under way (Ctrl-C again: at once)")
+            note("stopping: waiting for running requests (Ctrl-C again stops at once)")
         for what in supervisor.left_behind:
             if self._said.get(f" {what}") is None:
                 self._said[f" {what}"] = what

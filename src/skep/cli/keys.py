@@ -13,9 +13,9 @@ from skep.report.terminal import note, print_list
 if TYPE_CHECKING:
     from skep.config.keys import KeyEntry
 
-key_app = group("key", "Manage the API keys of the gateway's clients, with their priority and limits.")
+key_app = group("key", "Manage API keys for clients of the gateway, with priority and limits.")
 
-NameArgument = Annotated[str, argument("1 to 64 of the characters A-Z a-z 0-9 . _ -")]
+NameArgument = Annotated[str, argument("Name of the key: 1 to 64 of A-Z a-z 0-9 . _ -")]
 
 
 @command(key_app, "skep key add nightly-evals --class batch --max-concurrent 8")
@@ -23,14 +23,14 @@ def add(
     name: NameArgument,
     priority: Annotated[
         str | None,
-        option("Highest priority of the key: interactive, normal or batch. Default: as the client asks.", "--class"),
+        option("Highest priority the key may ask for: interactive, normal or batch (default: any).", "--class"),
     ] = None,
-    max_concurrent: Annotated[int | None, option("Concurrent requests. Default: no limit.", min=1)] = None,
+    max_concurrent: Annotated[int | None, option("Maximum concurrent requests (default: no limit).", min=1)] = None,
     rate: Annotated[
-        str | None, option("Requests per s, m, h or d, such as 60/m, which may also come at once. Default: no limit.")
+        str | None, option("Maximum requests per s, m, h or d, such as 60/m, also in one burst (default: no limit).")
     ] = None,
 ) -> None:
-    """Make a key and print it, this once: only its digest is kept."""
+    """Create a key and print it once. Only its digest is stored."""
     from skep.config.keys import KeyEntry, add_entry, checked, digest_of, keys_path, new_key, remove_entry
 
     path = keys_path(user_paths(os.environ))
@@ -42,13 +42,13 @@ def add(
     except OSError:
         remove_entry(path, name)  # nobody has seen it
         raise
-    note(f"this is the key of `{name}`, shown this once; {path} has its digest")
-    note("`skep replica reload` makes a running hive take it")
+    note(f"this is the key of `{name}`, shown only once; {path} stores its digest")
+    note("a running deployment accepts it after `skep replica reload`")
 
 
 @command(key_app, "skep key list --json", name="list")
 def list_keys(as_json: JsonOption = False) -> None:
-    """The keys' names and limits. The keys themselves are not stored."""
+    """List key names and limits. The keys themselves are not stored."""
     from skep.config.keys import keys_path, loose_mode, read_entries
 
     path = keys_path(user_paths(os.environ))
@@ -56,7 +56,7 @@ def list_keys(as_json: JsonOption = False) -> None:
     if warning := loose_mode(path):
         note(f"warning: {warning}")
     none_yet = f"no keys in {path}; `skep key add NAME` makes one"
-    print_list(entries, "NAME|CLASS|>AT ONCE|RATE|CREATED", _cells, _document, as_json=as_json, none_yet=none_yet)
+    print_list(entries, "NAME|CLASS|>CONCURRENT|RATE|CREATED", _cells, _document, as_json=as_json, none_yet=none_yet)
 
 
 def _document(entry: KeyEntry) -> dict[str, Any]:
@@ -72,10 +72,10 @@ def _cells(entry: KeyEntry) -> list[Any]:
 
 @command(key_app, "skep key remove nightly-evals")
 def remove(name: NameArgument) -> None:
-    """Take a key back."""
+    """Delete a key. A running deployment accepts it until `skep replica reload`."""
     from skep.config.keys import keys_path, remove_entry
 
     path = keys_path(user_paths(os.environ))
     stay = remove_entry(path, name)
     note(f"the key of `{name}` is removed" + ("" if stay else "; it was the last one"))
-    note("a running hive still takes it until `skep replica reload`")
+    note("a running deployment still accepts it until `skep replica reload`")

@@ -59,8 +59,8 @@ def help_page(*, everything: bool) -> str:
     lines = [
         "Usage: skep COMMAND [OPTIONS]",
         "",
-        "  One endpoint for a swarm of agents, on the cards you own: plan it, serve it,",
-        "  measure it, tune it, watch it, and run the swarm.",
+        "  Plan, serve, measure, tune and monitor LLM inference on your own GPUs,",
+        "  and run swarms of agents on it.",
     ]
     for title, commands in GROUPS.items():
         if title == "More" and not everything:

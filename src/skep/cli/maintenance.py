@@ -14,42 +14,44 @@ store_app = group("store", "Show, back up and clean the file that holds all runs
 
 @command(ROOT, "skep pull smollm2-135m", runs="maintenance_run.pull_model")
 def pull(
-    source: Annotated[str, argument("A model, a checkpoint ORG/NAME[:FILE] of the hub, a GGUF file, or `humaneval`.")],
+    source: Annotated[str, argument("Model, hub checkpoint ORG/NAME[:FILE], GGUF file or `humaneval`.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch a model's weights, or the tasks of HumanEval, once, checked, into the cache folder."""
+    """Download a model's weights, or the questions of HumanEval, into the cache and verify them."""
 
 
 @command(ROOT, "skep doctor", runs="maintenance_run.run_doctor")
 def doctor(as_json: JsonOption = False) -> None:
-    """Look at this machine: what is fine, what will bite, what to do about it. Exit code 1 if there is a problem."""
+    """Check this machine and say how to fix each problem. Exit code 1 if there is a problem."""
 
 
 @command(ROOT, "skep demo", runs="maintenance_run.run_demo")
 def demo(
-    output: Annotated[OutputFile, option("Where the report is written.", "-o", "--output")] = REPORT,
+    output: Annotated[OutputFile, option("File for the report.", "-o", "--output")] = REPORT,
 ) -> None:
     """Ask a small real model, show agents on a SIMULATED 2x RTX 3090 with and without skep. About a minute."""
 
 
 @command(store_app, "skep store info", runs="maintenance_run.store_info")
 def info(as_json: JsonOption = False) -> None:
-    """Where the store is, how large, and what is in it."""
+    """Show the path, size and contents of the store."""
 
 
 @command(store_app, "skep store backup ~/skep-backup.sqlite3", runs="maintenance_run.store_backup")
 def backup(
-    to: Annotated[Path, argument("The file to write.")],
+    to: Annotated[Path, argument("File to write.")],
     overwrite: Annotated[bool, option("Replace an existing file.", "--overwrite")] = False,
 ) -> None:
-    """Copy the store to a file, consistently, also while runs are being written."""
+    """Copy the store to a file, consistently even while runs are being written."""
 
 
 @command(store_app, "skep store gc --older-than 90d", runs="maintenance_run.collect_garbage")
 def gc(
-    older_than: Annotated[str | None, option("Delete runs and gateway rows older than this, such as 90d.")] = None,
-    incomplete: Annotated[bool, option("Delete runs that never ended.", "--incomplete")] = False,
-    dry_run: Annotated[bool, option("Only list what would be deleted.", "--dry-run")] = False,
+    older_than: Annotated[
+        str | None, option("Delete runs, tunings and gateway requests older than this, such as 90d.")
+    ] = None,
+    incomplete: Annotated[bool, option("Delete benchmark runs that never ended.", "--incomplete")] = False,
+    dry_run: Annotated[bool, option("List what would be deleted and delete nothing.", "--dry-run")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give space back: delete runs and gateway rows as asked and rotated logs, compact the store."""
+    """Free disk space: delete old runs, tunings, gateway requests and rotated logs; compact the store."""

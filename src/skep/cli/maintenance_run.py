@@ -61,7 +61,7 @@ def pull_model(source: str, *, as_json: bool) -> None:
     if as_json:
         print_json({**msgspec.structs.asdict(found), "path": str(found.path)})
         return
-    how = "is there already" if found.already_there else "fetched and checked"
+    how = "is already in the cache" if found.already_there else "downloaded and verified"
     note(f"{found.name} {how}: {format_bytes(found.bytes)}")
     print(found.path)  # noqa: T201
 

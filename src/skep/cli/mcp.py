@@ -17,19 +17,19 @@ DEFAULT_PORT = 8402
 def mcp(
     http: Annotated[bool, option("Serve streamable HTTP instead of stdio.", "--http")] = False,
     host: Annotated[
-        str | None, option("With --http: address; any but loopback requires a key. Default: 127.0.0.1.")
+        str | None, option("Address for --http; beyond loopback a key is required (default: 127.0.0.1).")
     ] = None,
     port: Annotated[
-        int | None, option("With --http: port; 0 picks a free one. Default: 8402.", min=0, max=65535)
+        int | None, option("Port for --http; 0 picks a free port (default: 8402).", min=0, max=65535)
     ] = None,
     *,
     endpoint: EndpointOptions,
 ) -> None:
-    """Serve MCP tools: dispatch tasks to the swarm, wait, fetch results, see capacity, plan, read benchmarks."""
+    """Serve MCP tools: run tasks on the swarm, fetch results, see capacity, plan, read benchmarks."""
     from skep.wire.heads import parse_url
 
     if not http and (host is not None or port is not None):
-        raise UserError("--host and --port are for --http", hint="add --http; without it stdio is spoken")
+        raise UserError("--host and --port are for --http", hint="add --http; without it skep serves stdio")
     if endpoint.url is not None:
         parse_url(endpoint.url)
     try:
@@ -55,7 +55,7 @@ def mcp(
 
         def ready(address: str) -> None:
             print(address, flush=True)  # noqa: T201
-            note("the MCP server is up; Ctrl-C stops it, runs go on")
+            note("the MCP server is up; Ctrl-C stops it, runs continue")
 
         wanted = DEFAULT_PORT if port is None else port
         with listen(place, host=host or "127.0.0.1", port=wanted, on_ready=ready) as server:

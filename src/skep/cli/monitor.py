@@ -8,41 +8,39 @@ from typing import Annotated
 from skep.cli.options import ConfigOption, JsonOption, argument, command, group, option
 from skep.files import OutputFile
 
-monitor_app = group("monitor", "Probe endpoints on a schedule: series over time, changes, alerts.")
+monitor_app = group("monitor", "Probe endpoints on a schedule, detect changes and send alerts.")
 
 MOST_TOKENS = 1_000_000
 
-NameArgument = Annotated[str, argument("A target's name, as in `skep monitor list`.", metavar="NAME")]
-TargetOption = Annotated[str | None, option("Only this target. Default: all.", metavar="NAME")]
-SinceOption = Annotated[str, option("How far back (7d), or a date and time (2026-11-15T14:30).")]
+NameArgument = Annotated[str, argument("Target name from `skep monitor list`.", metavar="NAME")]
+TargetOption = Annotated[str | None, option("Only this target (default: all).", metavar="NAME")]
+SinceOption = Annotated[str, option("How far back, such as 7d, or a date and time such as 2026-11-15T14:30.")]
 
 
 @dataclass(frozen=True)
 class AddTargetOptions:
-    name: Annotated[str, argument("Name of the target: 1 to 64 letters, digits, dots and dashes.", metavar="NAME")]
-    url: Annotated[str | None, option("Base URL, with or without /v1. Default: the gateway of `skep up`.")] = None
-    model: Annotated[str | None, option("Model to ask for. Default: the only one the endpoint serves.")] = None
+    name: Annotated[str, argument("Name of the new target: 1 to 64 letters, digits, dots and dashes.", metavar="NAME")]
+    url: Annotated[str | None, option("Base URL, with or without /v1 (default: the gateway of `skep up`).")] = None
+    model: Annotated[str | None, option("Model name (default: the only model served).")] = None
     key_env: Annotated[
         str | None, option("Environment variable with the API key; the key is not stored.", metavar="VAR")
     ] = None
     every: Annotated[str, option("Time between two probes.")] = "1h"
-    jitter: Annotated[str | None, option("Random delay of each probe, at most this. Default: a tenth of --every.")] = (
-        None
-    )
-    prompt_tokens: Annotated[int, option("Approximate length of a prompt.", min=16, max=MOST_TOKENS)] = 256
+    jitter: Annotated[str | None, option("Longest random delay of a probe (default: a tenth of --every).")] = None
+    prompt_tokens: Annotated[int, option("Approximate prompt length in tokens.", min=16, max=MOST_TOKENS)] = 256
     short: Annotated[int, option("Length of the short answer in tokens.", min=8, max=MOST_TOKENS)] = 64
     long: Annotated[int, option("Length of the long answer in tokens.", min=8, max=MOST_TOKENS)] = 512
-    no_long: Annotated[bool, option("Skip the run with a long answer.", "--no-long")] = False
+    no_long: Annotated[bool, option("Skip the run with the long answer.", "--no-long")] = False
     concurrency: Annotated[
-        int, option("Add a run with this many streams at once.", "-c", "--concurrency", min=0, max=256)
+        int, option("Add a run with this many concurrent requests; 0: none.", "-c", "--concurrency", min=0, max=256)
     ] = 0
-    quality: Annotated[int, option("Add this many small tasks with known answers.", min=0, max=200)] = 0
+    quality: Annotated[int, option("Add this many small questions with known answers; 0: none.", min=0, max=200)] = 0
     slower: Annotated[
-        str | None, option("Alert when speed falls this far below its median, such as 10%. Default: skep.toml.")
+        str | None, option("Alert when speed falls this far below its median, such as 10% (default: skep.toml).")
     ] = None
-    ttft: Annotated[str | None, option("Alert when TTFT is above this. Default: skep.toml.")] = None
+    ttft: Annotated[str | None, option("Alert when TTFT is above this, such as 2s (default: skep.toml).")] = None
     timeout: Annotated[str, option("Time limit of one request.")] = "300s"
-    api: Annotated[str, option("openai, or ollama for Ollama's own API, which reports durations.")] = "openai"
+    api: Annotated[str, option("API: openai, or ollama for Ollama's own, which reports durations.")] = "openai"
     no_check: Annotated[bool, option("Add the target without connecting to it.", "--no-check")] = False
     as_json: JsonOption = False
 
@@ -60,7 +58,7 @@ def add(options: AddTargetOptions) -> None:
 def list_(
     everyone: Annotated[bool, option("Include removed targets.", "--all")] = False, as_json: JsonOption = False
 ) -> None:
-    """List the targets and how each is probed."""
+    """List targets and how each is probed."""
 
 
 @command(monitor_app, "skep monitor remove cloud", runs="monitor_run.remove_target")
@@ -70,34 +68,34 @@ def remove(name: NameArgument) -> None:
 
 @command(monitor_app, "skep monitor run", runs="monitor_run.run_loop")
 def run(
-    once: Annotated[bool, option("Probe what is due now, then exit.", "--once")] = False,
+    once: Annotated[bool, option("Probe the targets that are due now, then exit.", "--once")] = False,
     quiet: Annotated[bool, option("Print no line for a successful probe.", "--quiet")] = False,
     config: ConfigOption = None,
     parent_fd: Annotated[int | None, option("", hidden=True)] = None,
 ) -> None:
-    """Probe every target when it is due, until Ctrl-C. `skep up` starts this by itself."""
+    """Probe every target when it is due, until Ctrl-C. `skep up` starts this automatically."""
 
 
 @command(monitor_app, "skep monitor probe box", runs="monitor_run.probe_now")
 def probe(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Probe a target once, now. The result is stored with those of the schedule."""
+    """Probe a target once, now, and store the result with the others."""
 
 
 @command(monitor_app, "skep monitor status", runs="monitor_run.show_status")
 def status(as_json: JsonOption = False) -> None:
-    """Show each target's last value against its 7-day median, the next probe, open alerts, and if the loop runs."""
+    """Show each target's last value against its 7-day median, its next probe, open alerts and the probe loop."""
 
 
 @command(monitor_app, "skep monitor check --json || mail -s skep me < /dev/null", runs="monitor_run.check_now")
 def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Print one line for each problem. The exit code is 4 while there is one, for cron."""
+    """Print one line per open problem, for cron. Exit code 4 if there is one."""
 
 
 @command(monitor_app, "skep monitor series box --since 30d", runs="monitor_run.show_series")
 def series(
-    wanted: Annotated[str | None, argument("A target, or the name of a series.", metavar="TARGET")] = None,
+    wanted: Annotated[str | None, argument("Target or series name (default: all targets).", metavar="TARGET")] = None,
     since: SinceOption = "30d",
-    everything: Annotated[bool, option("Include series beside the main ones of a target.", "--all")] = False,
+    everything: Annotated[bool, option("Include the less important series of a target.", "--all")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show level, spread and drift of each series over 1, 7 and 30 days, and when it changed."""
@@ -105,36 +103,36 @@ def series(
 
 @command(monitor_app, "skep monitor compare box cloud --since 7d", runs="monitor_run.compare_two")
 def compare(
-    a: Annotated[str, argument("A target.", metavar="A")],
-    b: Annotated[str, argument("The target to compare with A.", metavar="B")],
+    a: Annotated[str, argument("First target.", metavar="A")],
+    b: Annotated[str, argument("Target to compare with A.", metavar="B")],
     since: SinceOption = "7d",
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two targets: ratio of medians with its interval, ranges, consistency."""
+    """Compare two targets: ratio of medians with its interval, ranges and consistency."""
 
 
 @command(
     monitor_app, 'skep monitor note "NVLink bridges removed" --target box', name="note", runs="monitor_run.write_note"
 )
 def note_(
-    text: Annotated[str, argument("What was changed.", metavar="TEXT")],
+    text: Annotated[str, argument("What you changed.", metavar="TEXT")],
     target: TargetOption = None,
-    at: Annotated[str | None, option("How long ago (2h), or a date and time. Default: now.")] = None,
+    at: Annotated[str | None, option("How long ago, such as 2h, or a date and time (default: now).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Record a change as an event on the time axis. The series before and after it are compared."""
+    """Record a change that you made. skep compares each series before and after it."""
 
 
 @command(monitor_app, "skep monitor export --csv --since 30d -o samples.csv", runs="monitor_run.export_samples")
 def export(
-    as_csv: Annotated[bool, option("Write CSV, the default.", "--csv")] = False,
+    as_csv: Annotated[bool, option("Write CSV (the default).", "--csv")] = False,
     as_json: JsonOption = False,
     target: TargetOption = None,
-    since: Annotated[str | None, option("How far back (30d), or a date and time. Default: all.")] = None,
-    key: Annotated[str | None, option("One series, such as box/hot/short/c1/tok_s.", "--series", metavar="KEY")] = None,
-    output: Annotated[OutputFile | None, option("File to write. Default: stdout.", "-o", "--output")] = None,
+    since: Annotated[str | None, option("How far back, such as 30d, or a date and time (default: all).")] = None,
+    key: Annotated[str | None, option("Only this series: box/hot/short/c1/tok_s.", "--series", metavar="KEY")] = None,
+    output: Annotated[OutputFile | None, option("File to write (default: stdout).", "-o", "--output")] = None,
 ) -> None:
-    """Export every sample as it was measured, and missed probes."""
+    """Export every raw sample and every missed probe."""
 
 
 @command(monitor_app, "skep monitor thin --older 90d", runs="monitor_run.thin_samples")
@@ -142,9 +140,9 @@ def thin(
     older: Annotated[str, option("Delete samples of days older than this, such as 90d.")],
     yes: Annotated[bool, option("Do not ask for confirmation.", "--yes")] = False,
 ) -> None:
-    """Delete raw samples of old days. The summary of each day stays. This never happens automatically."""
+    """Delete raw samples of old days; daily summaries stay. skep never does this automatically."""
 
 
 @command(monitor_app, "skep monitor grafana > skep.json", runs="monitor_run.print_dashboard")
 def grafana() -> None:
-    """Print a Grafana dashboard for the metrics of `skep web`, to be imported as a file."""
+    """Print a Grafana dashboard for the metrics of `skep web`, ready to import."""

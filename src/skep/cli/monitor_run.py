@@ -46,7 +46,7 @@ NOTHING_YET = "`skep monitor add NAME --url URL` adds a target"
 
 def series_to_read() -> SeriesStore:
     """Open the store read-only. Raise UserError where there is no store yet."""
-    return SeriesStore(existing("nothing is watched yet", NOTHING_YET))
+    return SeriesStore(existing("there are no targets yet", NOTHING_YET))
 
 
 def series_if_any() -> AbstractContextManager[SeriesStore | None]:
@@ -77,24 +77,24 @@ def thin_samples(older: str, *, yes: bool) -> None:
     """Asks first: what goes cannot be had again."""
     age_s = parse_seconds(older)
     if age_s < DAY_S:
-        raise UserError(f"--older {older} is less than a day", hint="whole days are thinned: --older 90d")
+        raise UserError(f"--older {older} is less than a day", hint="samples are deleted by whole days: --older 90d")
     before = max(0.0, time.time() - age_s) // DAY_S * DAY_S  # whole days of UTC
     with series_to_read() as series:
         total = series.count_samples()
     day = datetime.fromtimestamp(before, UTC).date()
-    note(f"raw samples before {day}, midnight UTC, go ({total} are stored); the summary of each day stays")
+    note(f"this deletes raw samples before {day}, midnight UTC ({total} are stored); daily summaries stay")
     if not yes and not _agreed():
-        note("nothing was changed")
+        note("nothing was deleted")
         return
     with series_to_write() as series:
         gone = series.thin(before)
-    note(f"{gone} samples are gone; `skep store gc` gives their space back")
+    note(f"deleted {gone} samples; `skep store gc` frees their disk space")
 
 
 def _agreed() -> bool:
     if not sys.stdin.isatty():
-        raise UserError("`skep monitor thin` asks before it deletes", hint="add --yes where nobody can be asked")
-    note("go on? [y/N] ")
+        raise UserError("`skep monitor thin` asks before it deletes", hint="add --yes if there is no terminal")
+    note("continue? [y/N] ")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -111,7 +111,7 @@ def show_series(wanted: str | None, since: str, *, everything: bool, as_json: bo
         print_json([history.document() for history in found])
         return
     if not found:
-        note("there is no series yet: a target's first probe makes one")
+        note("there are no series yet: the first probe of a target creates one")
         return
     print_records(WINDOWS, [(history.key, *window) for history in found for window in history.stats.items()])
     for history in found:
@@ -143,11 +143,11 @@ def write_note(text: str, target: str | None, at: str | None, *, as_json: bool) 
     if as_json:
         print_json({"event": msgspec.to_builtins(event), "around": [one.document() for one in found]})
         return
-    note(f"written down for {target or 'all targets'} at {day_and_time(event.at)}")
+    note(f"recorded for {target or 'all targets'} at {day_and_time(event.at)}")
     for one in found:
         print(f"{one.key}: {one.sentence}")  # noqa: T201
     if not found:
-        note("before and after are compared once probes have followed: `skep monitor status` shows it")
+        note("skep compares before and after once new probes have run: see `skep monitor status`")
 
 
 ASK_S = 5.0
@@ -169,7 +169,7 @@ def run_loop(config: Path | None, *, once: bool, quiet: bool, parent_fd: int | N
         return
     with series_if_any() as series:
         if parent_fd is None and not (series and series.targets()):
-            note(f"no target is watched yet; {NOTHING_YET}, also while this runs")
+            note(f"there are no targets yet; {NOTHING_YET}, also while this runs")
     run_monitor(settings, paths, log_on_stderr(quiet=quiet), env=os.environ, once=once)
 
 
@@ -189,7 +189,7 @@ def probe_now(name: str, *, as_json: bool) -> None:
         note(f"probing {target.url} ...")
 
     def waits() -> None:
-        note("waiting for the probe under way on that machine ...")
+        note("waiting for another probe of that machine to end ...")
 
     turns = probe_turns(user_paths(os.environ))
     with series_to_write() as series:
@@ -213,7 +213,7 @@ def show_status(*, as_json: bool) -> None:
         print_json({**found.document(), "loop": {"running": pid is not None, "pid": pid}})
         return
     if not found.targets:
-        note(f"no target is watched; {NOTHING_YET}")
+        note(f"there are no targets; {NOTHING_YET}")
         return
     print_records(status_columns(now, running=pid is not None), found.targets)
     note(*found.sentences())
@@ -241,7 +241,7 @@ def check_now(config: Path | None, *, as_json: bool) -> None:
     elif wrong:
         print("\n".join(one["message"] for one in wrong))  # noqa: T201
     else:
-        note("nothing is wrong")
+        note("no problems found")
     if wrong:
         raise Regression(f"{len(wrong)} thing{'s are' if len(wrong) > 1 else ' is'} wrong", hint=None)
 
@@ -262,7 +262,7 @@ def add_target(options: AddTargetOptions) -> None:
         when = "once `skep up` has loaded its models" if starting else f"within {POLL_S if alone else START_S:g} s"
         note(f"the first probe begins {when}; `skep monitor status` shows it")
     else:
-        note(f"nothing probes yet: `skep monitor run` does{_with_up(', and `skep up` with its next start')}")
+        note(f"nothing is probed yet: `skep monitor run` starts that{_with_up(', and so does the next `skep up`')}")
 
 
 def _target_of(options: AddTargetOptions) -> ProbeTarget:
@@ -294,7 +294,7 @@ def list_targets(*, everyone: bool, as_json: bool) -> None:
     elif found:
         print_records(TARGETS, found)
     else:
-        note(f"no target is watched; {NOTHING_YET}")
+        note(f"there are no targets; {NOTHING_YET}")
 
 
 def remove_target(name: str) -> None:

@@ -222,8 +222,9 @@ class PlainCommand(click.Command):
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for param in self.get_params(ctx):
             if isinstance(param, click.Argument):
-                required = "  [required]" if param.required else ""
-                panels["Arguments"].append((param.human_readable_name, f"{getattr(param, 'about', '')}{required}"))
+                default = f"  [default: {param.default}]" if isinstance(param.default, str) else ""
+                more = "  [required]" if param.required else default
+                panels["Arguments"].append((param.human_readable_name, f"{getattr(param, 'about', '')}{more}"))
             elif (record := param.get_help_record(ctx)) is not None:
                 panels.setdefault(getattr(param, "panel", None) or "Options", []).append(record)
         for title, records in sorted(panels.items(), key=lambda panel: panel[0] == "Options"):
@@ -243,26 +244,29 @@ def group(name: str, help: str, *, default: str | None = None) -> click.Group:  
 
 # The options that many commands share
 
-Model = Annotated[str | None, option("Model name; default: the only one served there.")]
+Model = Annotated[str | None, option("Model name (default: the only model served).")]
 KeyEnv = Annotated[str | None, option("Environment variable with the endpoint's API key.")]
 OverwriteOption = Annotated[bool, option("Replace the file if it exists.", "--overwrite")]
 JsonOption = Annotated[bool, option("Print one JSON document on stdout.", "--json")]
-ConfigOption = Annotated[Path | None, option("Configuration file (default: skep.toml if there is one).")]
+ConfigOption = Annotated[Path | None, option("Configuration file (default: skep.toml, if it exists).")]
 
-HostOption = Annotated[str | None, option("Address of the gateway; any but loopback requires a key.")]
-PortOption = Annotated[int | None, option("Port of the gateway; 0 picks a free one.", min=0, max=65535)]
+HostOption = Annotated[str | None, option("Address the gateway listens on; beyond loopback a key is required.")]
+PortOption = Annotated[
+    int | None, option("Port of the gateway; 0 picks a free port (default: skep.toml, else 8400).", min=0, max=65535)
+]
 DetachOption = Annotated[bool, option("Run in the background.", "-d", "--detach")]
 ClusterOption = Annotated[
-    str | None, option("A Ray cluster by its head's HOST:PORT; auto: this machine's.", metavar="ADDRESS")
+    str | None,
+    option("Serve on a Ray cluster: HOST:PORT of its head, or auto for this machine's.", metavar="ADDRESS"),
 ]
-HiveOption = Annotated[str | None, option("Name of the hive, where a cluster has several.")]
+HiveOption = Annotated[str | None, option("Name of the deployment, if the cluster runs several (default: skep).")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointOptions:
     """The endpoint as given on the command line."""
 
-    url: Annotated[str | None, option("Base URL, with or without /v1; default: what `skep up` runs.")] = None
+    url: Annotated[str | None, option("Base URL, with or without /v1 (default: the gateway of `skep up`).")] = None
     model: Model = None
     key_env: KeyEnv = None
     api: str = "openai"

@@ -12,8 +12,8 @@ from skep.paths import user_paths
 from skep.report.terminal import note, print_json
 
 GPU_HELP = (
-    'The cards, e.g. "2x rtx-3090", "rtx-5090 + rtx-3090-ti", "4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)"; '
-    "repeated: rigs side by side. Default: this machine."
+    'GPUs to plan for: "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)". '
+    "Repeat it to compare rigs (default: this machine)."
 )
 
 
@@ -22,63 +22,70 @@ class PlanOptions:
     """The fields of `skep.deploy.plan_request.PlanFlags` as options."""
 
     PANELS: ClassVar[dict[str, str]] = {
-        "Cards": "gpu gpu_spec link price",
-        "Work": "agents goal slo input_tokens output_tokens shape",
+        "GPUs": "gpu gpu_spec link price",
+        "Load and goal": "agents goal slo input_tokens output_tokens shape",
         "Choices to pin": "engine version quant kv tp pp ep replicas slots context utilization spec no_graphs "
         "batched_tokens vision",
     }
 
-    model: Annotated[str, argument("Catalogue name, or path of a config.json, its folder or a GGUF file.")]
+    model: Annotated[
+        str, argument("Model name from `skep catalog models`, or path of a config.json, its folder or a GGUF file.")
+    ]
     gpu: Annotated[tuple[str, ...], option(GPU_HELP, metavar="RIG")] = ()
     gpu_spec: Annotated[
-        tuple[str, ...], option("A card that is not listed: name=x,memory=24GiB,bandwidth=936,fp16=71.", metavar="SPEC")
+        tuple[str, ...],
+        option("A GPU not in the catalog: name=x,memory=24GiB,bandwidth=936,fp16=71 (GB/s, TFLOPS).", metavar="SPEC"),
     ] = ()
-    link: Annotated[str | None, option("Link between all cards: nvlink, pcie, pcie4x8 or p2p.")] = None
+    link: Annotated[str | None, option("Link between all GPUs: nvlink, pcie, pcie4x8 or p2p.")] = None
     agents: Annotated[int, option("Number of concurrent agents.", "-c", "--concurrency", min=1, max=4096)] = 4
-    goal: Annotated[str, option("throughput, latency or context.")] = "throughput"
-    slo: Annotated[str | None, option("Limits to meet at that many agents: ttft=1s,tpot=25ms.")] = None
+    goal: Annotated[str, option("Optimise for throughput, latency or context.")] = "throughput"
+    slo: Annotated[str | None, option("Latency limits to meet, such as ttft=1s,tpot=25ms.")] = None
     input_tokens: Annotated[
-        int | None, option("Tokens of a task's prompt. Default: an agent's, 16384.", "--prompt-tokens", min=1)
+        int | None, option("Prompt length in tokens (default: 16384, an agent's).", "--prompt-tokens", min=1)
     ] = None
-    output_tokens: Annotated[int | None, option("Tokens of a task's answer. Default: an agent's, 1024.", min=1)] = None
-    shape: Annotated[str, option("steady, burst or mixed.")] = "steady"
+    output_tokens: Annotated[int | None, option("Answer length in tokens (default: 1024, an agent's).", min=1)] = None
+    shape: Annotated[
+        str, option("Load: steady (next task after each answer), burst (all at once) or mixed (lengths vary).")
+    ] = "steady"
     engine: Annotated[
-        tuple[str, ...], option("vllm, sglang, llamacpp or all; may be repeated. Default: all that fit.")
+        tuple[str, ...], option("vllm, sglang, llamacpp or all; repeatable (default: those that load the model).")
     ] = ()
-    quant: Annotated[str | None, option("Pin the weights' format: awq, fp8, nvfp4, bf16, q4_k_m.")] = None
-    kv: Annotated[str | None, option("Pin the KV cache's type: bf16, fp8, fp8_e5m2, q8_0.")] = None
+    quant: Annotated[str | None, option("Pin the weight format: awq, fp8, nvfp4, bf16, q4_k_m.")] = None
+    kv: Annotated[str | None, option("Pin the KV cache type: bf16, fp8, fp8_e5m2, q8_0.")] = None
     tp: Annotated[int | None, option("Pin the tensor-parallel size.", min=1)] = None
     pp: Annotated[int | None, option("Pin the pipeline-parallel size.", min=1)] = None
-    ep: Annotated[int | None, option("Pin the expert-parallel size; 1: unused.", min=1)] = None
-    replicas: Annotated[int | None, option("Pin the number of engines.", min=1)] = None
-    slots: Annotated[int | None, option("Pin the sequences a replica decodes.", min=1, max=4096)] = None
-    context: Annotated[int | None, option("Pin the tokens of the longest sequence.", min=64)] = None
-    utilization: Annotated[float | None, option("Pin the share of a card the engine may fill.", "--memory-share")] = (
-        None
-    )
-    spec: Annotated[str | None, option("Pin the speculation: mtp:3, ngram:4 or none.")] = None
-    vision: Annotated[bool, option("Load the vision tower, where the checkpoint has one.", "--vision")] = False
-    no_graphs: Annotated[bool, option("Without CUDA graphs (eager mode).", "--no-graphs")] = False
-    batched_tokens: Annotated[int | None, option("Pin the tokens of a step.", min=16)] = None
+    ep: Annotated[int | None, option("Pin the expert-parallel size; 1 turns it off.", min=1)] = None
+    replicas: Annotated[int | None, option("Pin the number of replicas.", min=1)] = None
+    slots: Annotated[int | None, option("Pin the sequences each replica decodes at a time.", min=1, max=4096)] = None
+    context: Annotated[int | None, option("Pin the maximum sequence length in tokens.", min=64)] = None
+    utilization: Annotated[
+        float | None, option("Pin the share of GPU memory to fill, such as 0.9.", "--memory-share")
+    ] = None
+    spec: Annotated[str | None, option("Pin speculative decoding: mtp:3, ngram:4 or none.")] = None
+    vision: Annotated[bool, option("Load the vision tower, if the checkpoint has one.", "--vision")] = False
+    no_graphs: Annotated[bool, option("Plan without CUDA graphs (eager mode).", "--no-graphs")] = False
+    batched_tokens: Annotated[int | None, option("Pin the maximum tokens per engine step.", min=16)] = None
     version: Annotated[
-        str | None, option("Version of the engine, such as 0.19.1; rules depend on it.", "--engine-version")
+        str | None, option("Engine version, such as 0.19.1; some planning rules depend on it.", "--engine-version")
     ] = None
     price: Annotated[
         tuple[float, ...],
-        option("Price of one card, once for all or once for each --gpu; or write RIG@PRICE.", "--price-card"),
+        option("Price of one GPU: once for all rigs or once per --gpu; or write RIG@PRICE.", "--price-card"),
     ] = ()
 
 
 @command(ROOT, 'skep plan qwen3.6-27b --gpu "2x rtx-3090" --concurrency 4 --explain')
 def plan(
     options: PlanOptions,
-    html: Annotated[OutputFile | None, option("Also write an HTML page with charts.", metavar="FILE")] = None,
-    more: Annotated[bool, option("Also say why, what was dropped, and every term of the memory.", "--more")] = False,
+    html: Annotated[
+        OutputFile | None, option("Also write an HTML page with charts to this file.", metavar="FILE")
+    ] = None,
+    more: Annotated[bool, option("Also print reasons, rejected layouts and all memory terms.", "--more")] = False,
     commands: Annotated[bool, option("Also print the engines' own command lines.", "--commands")] = False,
-    explain: Annotated[bool, option("As --more, with every term of a step and its formula.", "--explain")] = False,
+    explain: Annotated[bool, option("Like --more, with every term of a step and its formula.", "--explain")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Which layout, does it fit, how fast with N agents, and why."""
+    """Show which layout of a model fits, how fast it runs with N agents, and why."""
     from skep.deploy.plan_request import PlanFlags, answer_plan, document, nothing_fits
 
     if html is not None:

@@ -12,17 +12,17 @@ from skep.paths import user_paths
 from skep.report.terminal import note, print_json
 
 presets_app = group(
-    "presets", "List measured setups: their requirements, how to start them, and the author's figures.", default="list"
+    "presets", "List presets: setups that somebody measured, with requirements and published figures.", default="list"
 )
-NameArgument = Annotated[str, argument("A preset's name as `skep presets` lists it.")]
+NameArgument = Annotated[str, argument("Preset name from `skep presets`.")]
 
 
 @command(presets_app, "skep presets --json", name="list")
 def list_presets(
-    everything: Annotated[bool, option("Also those that a better one has replaced.", "--all")] = False,
+    everything: Annotated[bool, option("Include presets that a better one has replaced.", "--all")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Recipes that somebody measured: what they want, how they are started, the figures their author got."""
+    """List presets: setups that somebody measured, with requirements and published figures."""
     from skep.config.presets import read_presets, shipped_presets
     from skep.report.columns import print_records
     from skep.report.presets import LIST, preset_row
@@ -40,7 +40,7 @@ def list_presets(
 
 @command(presets_app, "skep presets show qwen3.6-27b-2x3090-replicas")
 def show(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Everything about one: what it wants, its flags, its figures, and what to run next."""
+    """Show everything about a preset: requirements, flags, figures, and what to run next."""
     from skep.config.presets import preset
     from skep.report.columns import terminal_width
     from skep.report.presets import preset_document, preset_text
@@ -53,10 +53,8 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
 
 
 @command(presets_app, "skep presets check ./my-27b.toml")
-def check(
-    file: Annotated[Path, argument("A preset file of your own, in any folder.")], as_json: JsonOption = False
-) -> None:
-    """Say whether a file is a valid preset; where not, the first line that is wrong."""
+def check(file: Annotated[Path, argument("Preset file to check, in any folder.")], as_json: JsonOption = False) -> None:
+    """Check that a file is a valid preset; print the first wrong line if it is not."""
     from skep.config.presets import read_preset
     from skep.report.presets import preset_document
 
@@ -73,24 +71,24 @@ def check(
 @command(presets_app, "skep presets new my-27b --from qwen3.6-27b-2x3090-awq")
 def new(
     name: Annotated[str, argument("Name of the new preset: lower-case letters, digits, dots and dashes.")],
-    source: Annotated[str, option("The preset to copy.", "--from")],
+    source: Annotated[str, option("Preset to copy.", "--from")],
 ) -> None:
-    """Copy a preset into a file of your own, to be changed."""
+    """Copy a preset to a new file that you can edit."""
     from skep.config.presets import check_name, find_preset, preset_text
 
     folder = _folder()
     text = preset_text(source, folder)
     path = folder / f"{check_name(name)}.toml"
     if name != source and not path.exists() and find_preset(name, folder) is not None:
-        note(f"`{name}` is a shipped preset too: from now on yours is used instead")
+        note(f"`{name}` is also a shipped preset: yours is used from now on")
     folder.mkdir(parents=True, exist_ok=True)
-    head = f"# Begun as a copy of `{source}`. The figures are its author's: delete those that your changes make void.\n"
+    head = f"# Copied from `{source}`. The figures are its author's: delete those that your changes invalidate.\n"
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(f"{head}\n{text}")
     except FileExistsError:
         hint = f"choose another name, or edit it and run `skep presets check {path}`"
-        raise UserError(f"`{path}` is there already", hint=hint) from None
+        raise UserError(f"`{path}` already exists", hint=hint) from None
     print(path)  # noqa: T201
     note(f"edit it, then `skep presets check {path}` and `skep up {name}`")
 

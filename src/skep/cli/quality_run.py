@@ -63,7 +63,7 @@ def run_quality_command(options: QualityOptions) -> int:
     else:
         print_quality(summary)
         note(*late_levels(summary.run_id))
-        note(f"stored as run {summary.run_id}; `skep runs report {summary.run_id}` writes the pictures")
+        note(f"stored as run {summary.run_id}; `skep runs report {summary.run_id}` writes the report")
     return exit_code(summary)
 
 
@@ -87,7 +87,7 @@ def delta_of(text: str) -> float:
         value = float("nan")
     if not LEAST_DELTA <= value <= MOST_DELTA:
         hint = f"points from {LEAST_DELTA:g} to {MOST_DELTA:g}: 3 is from 60 % to 57 %"
-        raise UserError(f"--delta `{text}` is no loss that could be tested", hint=hint)
+        raise UserError(f"--delta `{text}` is not a loss that can be tested", hint=hint)
     return value / 100
 
 
@@ -100,7 +100,7 @@ def bank_of(options: QualityOptions, plan: TrialPlan) -> Bank:
         needed = max(items_needed(plan.delta, repeats=plan.repeats, power=POWER), plan.levels[-1])
         count = min(needed, MOST_DRILLS)
         if needed > count:
-            note(f"{needed:,} items would be needed; {count:,} are made unless --items says otherwise")
+            note(f"{needed:,} items are needed; {count:,} are made unless you set --items")
     with byte_progress(f"fetching {options.bank}") as progress:
         cache = user_paths(os.environ).cache
         bank = choose_bank(options.bank, seed=plan.seed, count=count, cache_dir=cache, progress=progress)

@@ -72,7 +72,7 @@ def run_export_command(run: str, form: str, output: OutputFile | None, *, reques
         verdicts = store.verdicts(found.id)
     if found.kind in JUDGED and not requests:
         hint = f"`skep runs report {found.id}` has the figures; --requests --format csv has every request and verdict"
-        raise UserError(f"run `{found.id}` ({found.kind}) is about answers, not about levels of speed", hint=hint)
+        raise UserError(f"run `{found.id}` ({found.kind}) measures answers, not speed", hint=hint)
     text = requests_text(rows, verdicts, form) if requests else levels_text(found, summary, form)
     if output is None:
         sys.stdout.write(text)

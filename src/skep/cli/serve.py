@@ -49,46 +49,50 @@ class ServeOptions:
     }
 
     model: Annotated[
-        str | None, argument("A preset, a model, a checkpoint or a GGUF file; default: skep.toml, else embedded.")
+        str | None, argument("Preset, model, checkpoint or GGUF file (default: skep.toml; without GPUs, embedded).")
     ] = None
-    embedded: Annotated[bool, option("Serve the embedded model, even if there is a skep.toml.", "--embedded")] = False
-    replicas: Annotated[int | None, option("Number of engine processes.", min=1, max=1024)] = None
-    slots: Annotated[int | None, option("Sequences a replica decodes at a time.", min=1, max=1024)] = None
-    context: Annotated[int | None, option("Tokens of context per slot.", min=64)] = None
-    threads: Annotated[
-        int | None,
-        option("CPU threads per replica. Default: its share of the cores; embedded: of those that are free.", min=1),
-    ] = None
+    embedded: Annotated[bool, option("Serve the embedded model, whatever skep.toml serves.", "--embedded")] = False
+    replicas: Annotated[int | None, option("Number of replicas (engine processes).", min=1, max=1024)] = None
+    slots: Annotated[int | None, option("Sequences that each replica decodes at a time.", min=1, max=1024)] = None
+    context: Annotated[int | None, option("Context length of each slot in tokens.", min=64)] = None
+    threads: Annotated[int | None, option("CPU threads per replica (default: its share of the free cores).", min=1)] = (
+        None
+    )
     host: HostOption = None
     port: PortOption = None
-    engine_port: Annotated[int | None, option("Port of the first engine; 0 picks free ones.", min=0, max=65535)] = None
+    engine_port: Annotated[
+        int | None,
+        option("Port of the first engine; the others use the next ports (default: free ports).", min=0, max=65535),
+    ] = None
     simulate: Annotated[
         bool,
         option("Simulate the engine at the speed the planner predicts; needs no weights and no GPU.", "--simulate"),
     ] = False
-    gpu: Annotated[tuple[str, ...], option('Cards to simulate, such as "2x rtx-3090"; default: this machine\'s.')] = ()
-    link: Annotated[str | None, option("Link between the cards: nvlink or pcie.")] = None
-    engine: Annotated[str | None, option("vllm, sglang, llamacpp, ollama or embedded; default: the best plan's.")] = (
-        None
-    )
-    checkpoint: Annotated[str | None, option("The weights: hub name, folder, GGUF file or Ollama tag.")] = None
-    quant: Annotated[str | None, option("Format of the weights; default: the best plan's.")] = None
-    kv: Annotated[str | None, option("Type of the KV cache; default: the best plan's.")] = None
-    spec: Annotated[str | None, option("Speculation, such as mtp:3, or none.")] = None
-    tp: Annotated[int | None, option("Cards that share one replica.", min=1)] = None
-    pp: Annotated[int | None, option("Stages of a replica, one after the other on cards of their own.", min=1)] = None
-    vision: Annotated[bool, option("Load the vision tower, where the checkpoint has one.", "--vision")] = False
-    concurrency: Annotated[int | None, option("Agents to plan the layout for.", "-c", "--concurrency", min=1)] = None
-    gpus: Annotated[str | None, option("This machine's cards to use, by number: 0,1.")] = None
-    memory_share: Annotated[
-        float | None, option("Share of each card's memory that the engine may fill.", min=0.01, max=1.0)
+    gpu: Annotated[tuple[str, ...], option('GPUs to simulate, such as "2x rtx-3090" (default: this machine\'s).')] = ()
+    link: Annotated[str | None, option("Link between the GPUs: nvlink or pcie.")] = None
+    engine: Annotated[
+        str | None, option("vllm, sglang, llamacpp, ollama or embedded (default: the planner's choice).")
     ] = None
-    binary: Annotated[str | None, option("The engine's program, where it is not on PATH.")] = None
+    checkpoint: Annotated[str | None, option("Weights to load: hub name, folder, GGUF file or Ollama tag.")] = None
+    quant: Annotated[str | None, option("Weight format, such as awq (default: the planner's choice).")] = None
+    kv: Annotated[str | None, option("KV cache type, such as fp8 (default: the planner's choice).")] = None
+    spec: Annotated[str | None, option("Speculative decoding, such as mtp:3, or none.")] = None
+    tp: Annotated[int | None, option("Tensor-parallel size: GPUs that share each layer of a replica.", min=1)] = None
+    pp: Annotated[int | None, option("Pipeline-parallel size: stages of a replica with their own GPUs.", min=1)] = None
+    vision: Annotated[bool, option("Load the vision tower, if the checkpoint has one.", "--vision")] = False
+    concurrency: Annotated[
+        int | None, option("Number of agents to plan the layout for (default: 4).", "-c", "--concurrency", min=1)
+    ] = None
+    gpus: Annotated[str | None, option("Use only these GPUs of this machine, such as 0,1.")] = None
+    memory_share: Annotated[
+        float | None, option("Share of each GPU's memory that the engine may fill, such as 0.9.", min=0.01, max=1.0)
+    ] = None
+    binary: Annotated[str | None, option("Path of the engine's program, if it is not on PATH.")] = None
     dry_run: Annotated[
-        bool, option("Print what would be fetched and started, with the command lines; start nothing.", "--dry-run")
+        bool, option("Print what would be downloaded and started, with command lines; start nothing.", "--dry-run")
     ] = False
     fallback: Annotated[
-        bool, option("Restart an engine that dies with the known remedy, one change at a time.", "--fallback")
+        bool, option("If an engine dies, restart it with the known remedy, one change at a time.", "--fallback")
     ] = False
     cluster: ClusterOption = None
     hive: HiveOption = None
@@ -103,7 +107,7 @@ class ServeOptions:
 
 @command(ROOT, "skep up --replicas 2 --slots 4 -d")
 def up(options: ServeOptions) -> None:
-    """Serve a model behind one endpoint, in the foreground or (-d) in the background."""
+    """Serve a model behind one endpoint. Options left out come from skep.toml, the preset or the planner."""
     from skep.config.settings import EMBEDDED_MODEL, CliOverrides
 
     paths = user_paths(os.environ)
@@ -121,10 +125,10 @@ def up(options: ServeOptions) -> None:
         only_real = {name.replace("_", "-"): True for name in real}
         refuse_together("--simulate", embedded=options.embedded, threads=options.threads is not None, **only_real)
         if model is None:
-            raise UserError("--simulate wants a model", hint="`skep catalog models` lists those that are known")
+            raise UserError("--simulate needs a model", hint="`skep catalog models` lists the known models")
         model, serve = simulated_serve(_request(options), paths, note)
     elif options.gpu:
-        raise UserError("--gpu is for a simulated rig", hint="add --simulate; --gpus 0,1 names cards of this machine")
+        raise UserError("--gpu needs --simulate", hint="add --simulate; --gpus 0,1 selects GPUs of this machine")
     elif model is not None:
         refuse_together("a model", embedded=options.embedded)
         served = _served(_request(options), where, paths)
@@ -180,7 +184,7 @@ def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cl
     address = address or (found.address if found is not None else None)
     if address is None:
         if hive is not None:
-            raise UserError("--hive names a hive of a cluster", hint="add --cluster auto, or the head's HOST:PORT")
+            raise UserError("--hive names a deployment of a cluster", hint="add --cluster auto, or its HOST:PORT")
         return None
     return make_cluster(address, hive or (found.hive if found is not None else "skep"))
 
@@ -225,10 +229,10 @@ def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json
 @command(ROOT, "skep down")
 def down(
     wait: Annotated[
-        str | None, option("How long to wait for running requests before aborting them. Default: as configured.")
+        str | None, option("How long to wait for running requests before aborting them (default: skep.toml, else 30s).")
     ] = None,
 ) -> None:
-    """Stop everything: finish what is under way, then end gateway and engines."""
+    """Stop everything: finish running requests, then end the gateway and the engines."""
     from skep.supervisor.control import ask_down, socket_of
 
     paths = user_paths(os.environ)
@@ -239,7 +243,7 @@ def down(
 
 @command(ROOT, "skep ps --json")
 def ps(as_json: JsonOption = False) -> None:
-    """What runs: replicas, slots, requests in flight and waiting."""
+    """List replicas with their slots, running requests and waiting requests."""
     from skep.report.hive_text import print_rows
     from skep.supervisor.control import NotRunning
 
@@ -258,12 +262,12 @@ def ps(as_json: JsonOption = False) -> None:
 @command(ROOT, "skep logs smollm2-135m-0 -f")
 def logs(
     name: Annotated[
-        str | None, argument("A replica's name as in `skep ps`, `gateway`, `monitor` or `skep`. Default: all.")
+        str | None, argument("Replica name from `skep ps`, or `gateway`, `monitor` or `skep` (default: all).")
     ] = None,
     follow: Annotated[bool, option("Keep printing new lines as they are written.", "-f", "--follow")] = False,
-    lines: Annotated[int, option("Number of lines from the end.", "-n", "--lines", min=0)] = 100,
+    lines: Annotated[int, option("Number of lines to print from the end.", "-n", "--lines", min=0)] = 100,
 ) -> None:
-    """Print the logs: what engines, gateway and monitor wrote, each line behind its name where it is all of them."""
+    """Print the logs of engines, gateway and monitor. Lines of several logs begin with the name of their log."""
     show_log(user_paths(os.environ), name, lines, follow=follow)
 
 

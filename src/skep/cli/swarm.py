@@ -12,15 +12,13 @@ from skep.cli.options import EndpointOptions, JsonOption, argument, command, gro
 from skep.files import OutputFile
 from skep.paths import user_paths
 
-RunName = Annotated[str, argument("A run's id, the beginning of one, or `last`.", metavar="RUN")]
-Price = Annotated[float | None, option("Price of a kWh: adds the cost of the run.", "--price-kwh", min=0)]
+RunName = Annotated[str, argument("ID of a run, the start of an ID, or `last`.", metavar="RUN")]
+Price = Annotated[float | None, option("Price of one kWh; adds the cost of the run.", "--price-kwh", min=0)]
 SWARM_REPORT = OutputFile("swarm.html")
-ReportOption = Annotated[
-    OutputFile | None, option("Also write the report at the end, .html or .svg.", "--report", metavar="FILE")
-]
+ReportOption = Annotated[OutputFile | None, option("Also write a report: .html or .svg.", "--report", metavar="FILE")]
 
 
-swarm = group("swarm", "Run many tasks at once on an endpoint. Results are journalled as they come.")
+swarm = group("swarm", "Run many tasks at once on an endpoint. Every result is stored as it arrives.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +26,16 @@ class SwarmOptions(EndpointOptions):
     """Options of the commands that start a run."""
 
     url: Annotated[
-        str | None, option("Base URL, with or without /v1. Default: $SKEP_URL, else what `skep up` runs.")
+        str | None, option("Base URL, with or without /v1 (default: $SKEP_URL, else the gateway of `skep up`).")
     ] = None
     agents: Annotated[
         int | None,
-        option("Most agents at once. Default: as many as the endpoint has room for.", "-c", "--concurrency", min=1),
+        option(
+            "Maximum concurrent agents (default: as many as the endpoint has room for).", "-c", "--concurrency", min=1
+        ),
     ] = None
-    tries: Annotated[int, option("Attempts at a task before it is set aside with its error.", min=1)] = 4
-    timeout: Annotated[str, option("Time limit of one attempt at a task.")] = "10m"
+    tries: Annotated[int, option("Attempts per task before it is set aside with its error.", min=1)] = 4
+    timeout: Annotated[str, option("Time limit of one attempt.")] = "10m"
     deadline: Annotated[str, option("How long the endpoint may be down before the run gives up.")] = "10m"
     report: ReportOption = None
     as_json: JsonOption = False
@@ -59,52 +59,50 @@ class TaskRunOptions(SwarmOptions):
     }
 
     tasks: Annotated[
-        str | None, argument("JSONL, plain text lines or CSV: docs/swarm.md. `-` reads stdin.", metavar="TASKS")
+        str | None, argument("Task file: JSONL, CSV or text lines (docs/swarm.md); `-` reads stdin.", metavar="TASKS")
     ] = None
     output: Annotated[
         str | None,
-        option("Results file, one JSON line a task. Default: TASKS.results.jsonl; `-` is stdout.", "-o", "--output"),
+        option("Results file, one JSON line per task; `-` is stdout (default: TASKS.results.jsonl).", "-o", "--output"),
     ] = None
-    overwrite: Annotated[bool, option("Replace the output file and the report if they exist.", "--overwrite")] = False
-    failed_of: Annotated[
-        str | None, option("Instead of TASKS: run the failed tasks of that run again.", metavar="RUN")
-    ] = None
+    overwrite: Annotated[bool, option("Replace the results file and the report if they exist.", "--overwrite")] = False
+    failed_of: Annotated[str | None, option("Instead of TASKS, rerun the failed tasks of a run.", metavar="RUN")] = None
     template: Annotated[
-        str | None, option('Make a prompt from each line by its columns or keys: "Summarise {title}: {text}".')
+        str | None, option('Build each prompt from columns or keys of a line: "Summarise {title}: {text}".')
     ] = None
-    form: Annotated[str | None, option("Form of TASKS: jsonl, text or csv. Default: by the file name.")] = None
-    schema: Annotated[Path | None, option("A JSON schema that each answer must meet.", metavar="FILE")] = None
-    system: Annotated[str | None, option("System message, for tasks that have none.")] = None
-    max_tokens: Annotated[int | None, option("Longest answer in tokens, for tasks that set none.", min=1)] = None
-    temperature: Annotated[float | None, option("Temperature, for tasks that set none.", min=0, max=2)] = None
+    form: Annotated[str | None, option("Format of TASKS: jsonl, text or csv (default: by the file name).")] = None
+    schema: Annotated[Path | None, option("JSON Schema that every answer must match.", metavar="FILE")] = None
+    system: Annotated[str | None, option("System message for tasks that have none.")] = None
+    max_tokens: Annotated[int | None, option("Maximum answer length in tokens for tasks that set none.", min=1)] = None
+    temperature: Annotated[float | None, option("Sampling temperature for tasks that set none.", min=0, max=2)] = None
     priority: Annotated[
-        str | None, option("interactive, normal or batch, for tasks that set none. Only skep's gateway reads it.")
+        str | None, option("interactive, normal or batch, for tasks that set none; only skep's gateway uses it.")
     ] = None
     stragglers: Annotated[
-        bool, option("Send a task that takes far longer than the others a second time.", "--stragglers/--no-stragglers")
+        bool, option("Resend a task that takes far longer than others (default: yes).", "--stragglers/--no-stragglers")
     ] = True
     price_kwh: Price = None
-    dry_run: Annotated[bool, option("Check the tasks and show what would be sent.", "--dry-run")] = False
+    dry_run: Annotated[bool, option("Check the tasks and show what would be sent; send nothing.", "--dry-run")] = False
 
 
 @command(swarm, "skep swarm run tasks.jsonl -o results.jsonl", runs="swarm_run.run_tasks")
 def run(options: TaskRunOptions) -> None:
-    """Send every task, check the answers, write one result line a task. Exit code 1 if some were set aside."""
+    """Send every task, check the answers and write one result per task. Exit code 1 if any was set aside."""
 
 
 @command(swarm, "skep swarm resume --last", runs="swarm_run.resume_run")
 def resume(
-    name: Annotated[str | None, argument("A run's id, or the beginning of one.", metavar="RUN")] = None,
-    last: Annotated[bool, option("The newest run that is not finished.", "--last")] = False,
+    name: Annotated[str | None, argument("ID of a run, or the start of an ID.", metavar="RUN")] = None,
+    last: Annotated[bool, option("Resume the newest unfinished run.", "--last")] = False,
     output: Annotated[
-        Path | None, option("Write all results to this file. Default: complete the run's own.", "-o", "--output")
+        Path | None, option("Write all results to this file (default: complete the run's own).", "-o", "--output")
     ] = None,
-    url: Annotated[str | None, option("URL of the endpoint, if it has moved. Default: the run's own.")] = None,
-    model: Annotated[str | None, option("Name of the model there, if it has another one.")] = None,
+    url: Annotated[str | None, option("New URL of the endpoint (default: the run's own).")] = None,
+    model: Annotated[str | None, option("New name of the model (default: the run's own).")] = None,
     report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Resume a run that was stopped or killed. Only tasks without a result are sent; the same file is completed."""
+    """Continue a run that was stopped or killed. Only tasks without a result are sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,42 +114,40 @@ class AskOptions(SwarmOptions):
         "Results": "output report as_json",
     }
 
-    goal: Annotated[str, argument("What to find out or do, in words.")]
-    files: Annotated[
-        tuple[str, ...], argument('Files to work on: names, folders, patterns such as "docs/**/*.md".')
-    ] = ()
-    more_files: Annotated[tuple[str, ...], option("The same as FILES. Repeatable.", "--files", metavar="GLOB")] = ()
-    root: Annotated[Path, option("Folder of the files. No file outside of it is read.")] = Path()
+    goal: Annotated[str, argument("What to find out or do, in plain words.")]
+    files: Annotated[tuple[str, ...], argument('Files, folders or patterns to work on, such as "docs/**/*.md".')] = ()
+    more_files: Annotated[tuple[str, ...], option("Same as FILES; repeatable.", "--files", metavar="GLOB")] = ()
+    root: Annotated[Path, option("Folder of the files; no file outside it is read.")] = Path()
     by_rule: Annotated[
         bool | None,
         option(
-            "Split by rule: every piece of the files gets the goal. Or ask the model for a plan. Default: by rule "
-            "only if the model has fewer than 1B parameters.",
+            "Give each piece of the files the whole goal, or let the model plan the split (default: by model, but by "
+            "rule if the model has fewer than 1B parameters).",
             "--by-rule/--by-model",
         ),
     ] = None
-    plan_timeout: Annotated[str, option("Time limit of the plan; after it, the goal is split by rule.")] = "60s"
+    plan_timeout: Annotated[str, option("Time limit of the model's plan; after it the goal is split by rule.")] = "60s"
     merge: Annotated[
         bool | None,
         option(
-            "Have the model merge the answers, or print them one after the other. Default: merge, unless the goal "
-            "was split by rule and the model has fewer than 1B parameters.",
+            "Let the model merge the answers, or print them one after the other (default: merge, but print if the "
+            "goal was split by rule and the model has fewer than 1B parameters).",
             "--merge/--no-merge",
         ),
     ] = None
-    dry_run: Annotated[bool, option("Show how the goal is split, and exit.", "--dry-run")] = False
-    output: Annotated[OutputFile | None, option("File for the answer. Default: stdout.", "-o", "--output")] = None
+    dry_run: Annotated[bool, option("Show how the goal is split; send no task.", "--dry-run")] = False
+    output: Annotated[OutputFile | None, option("File for the answer (default: stdout).", "-o", "--output")] = None
     chunk_tokens: Annotated[
-        int | None, option("Size of a piece of a file. Default: by the endpoint's context, or 1000.", min=50)
+        int | None, option("Size of a piece of a file in tokens (default: from the context, else 1000).", min=50)
     ] = None
     max_tokens: Annotated[
-        int | None, option("Longest answer of a task and of a merge. Default: by the context.", min=16)
+        int | None, option("Maximum tokens of an answer or a merge (default: from the context).", min=16)
     ] = None
 
 
 @command(swarm, 'skep swarm ask "What does each module do?" "src/**/*.py" -o modules.md', runs="swarm_run.run_ask")
 def ask(options: AskOptions) -> None:
-    """Split a goal over files, work on all parts at once, and merge the answers into one."""
+    """Split a goal over files, work on all parts at once and merge the answers into one."""
 
 
 @command(swarm, "skep swarm cancel last", runs="swarm_session.cancel_run")
@@ -160,45 +156,46 @@ def cancel(
     wait: Annotated[str, option("How long to wait for the run's process to end.")] = "30s",
     as_json: JsonOption = False,
 ) -> None:
-    """Stop a run, also one of another process. Results are kept, and `skep swarm resume` continues it."""
+    """Stop a run, even one of another process. Results stay, and `skep swarm resume` continues it."""
 
 
 @command(swarm, "skep swarm list --json", name="list", runs="swarm_session.print_runs")
 def list_(
-    limit: Annotated[int, option("How many runs.", "-n", "--limit", min=1)] = 20, as_json: JsonOption = False
+    limit: Annotated[int, option("Number of runs to list, newest first.", "-n", "--limit", min=1)] = 20,
+    as_json: JsonOption = False,
 ) -> None:
-    """List the runs, newest first, with their tasks done, set aside and left."""
+    """List runs, newest first, with the tasks done, set aside and left."""
 
 
 @command(swarm, "skep swarm show last", runs="swarm_session.show_run")
 def show(name: RunName = "last", price_kwh: Price = None, as_json: JsonOption = False) -> None:
-    """Show one run: failures first, then time, tokens, energy, and what each agent did."""
+    """Show a run: failures first, then time, tokens, energy and what each agent did."""
 
 
 @command(swarm, "skep swarm trace last task-17", runs="swarm_session.show_trace")
 def trace(
-    name: RunName, task_id: Annotated[str, argument("A task's id.", metavar="TASK")], as_json: JsonOption = False
+    name: RunName, task_id: Annotated[str, argument("ID of a task.", metavar="TASK")], as_json: JsonOption = False
 ) -> None:
-    """Show one task: what was sent, each attempt, the answer."""
+    """Show one task of a run: the request, each attempt and the answer."""
 
 
 @command(swarm, "skep swarm results last --failed", runs="swarm_session.write_results")
 def results(
     name: RunName = "last",
-    output: Annotated[OutputFile | None, option("File to write. Default: stdout.", "-o", "--output")] = None,
+    output: Annotated[OutputFile | None, option("File to write (default: stdout).", "-o", "--output")] = None,
     failed: Annotated[bool, option("Only tasks that were set aside.", "--failed")] = False,
     done: Annotated[bool, option("Only tasks that are done.", "--done")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the result lines of a run from the journal, in the order of its tasks."""
+    """Print the results of a run, one JSON line per task, in the order of the tasks."""
 
 
 @command(swarm, "skep swarm report last -o swarm.html", runs="swarm_session.write_report")
 def report(
     name: RunName = "last",
     output: Annotated[
-        OutputFile, option("HTML file to write; .svg writes the chart alone.", "-o", "--output")
+        OutputFile, option("HTML file to write; .svg writes only the chart.", "-o", "--output")
     ] = SWARM_REPORT,
     price_kwh: Price = None,
 ) -> None:
-    """Write one self-contained HTML report: figures, a chart of all attempts, failures and slowest tasks."""
+    """Write a self-contained HTML report: figures, chart of all attempts, failures and slowest tasks."""

@@ -48,7 +48,7 @@ def _failed_tasks(options: TaskRunOptions, name: str, schema: dict[str, Any] | N
     """As they were, but for what is asked for otherwise this time."""
     if beside := [name for name, value in _taken(options, "tasks template form system").items() if value is not None]:
         what = "TASKS" if beside[0] == "tasks" else f"--{beside[0]}"
-        raise UserError(f"{what} does not go with --failed-of", hint="those tasks are in the journal already")
+        raise UserError(f"{what} does not go with --failed-of", hint="those tasks are already stored")
     with journal() as swarm:
         tasks = failed_tasks(swarm, name)
     wanted = {"schema": schema, **_taken(options, "max_tokens temperature priority")}
@@ -142,7 +142,7 @@ def resume_run(
         target = EndpointOptions(url=url or run.url, model=model, key_env=run.config.get("key_env"))
         key = target.key()
         if not last:
-            note(f"{run.id}: {ended} of {run.counts.total} tasks have their result already")
+            note(f"{run.id}: {ended} of {run.counts.total} tasks already have their result")
         echo = file is None and run.kind == "map"
         code = carry_out_here(run.id, target=target, key=key, output=file, report=report, as_json=shown, echo=echo)
     if run.kind == "ask":
@@ -155,7 +155,7 @@ def _results_file(run: SwarmRun, wanted: Path | None) -> Path | None:
     if wanted is None:
         return None if (own := run.config.get("output")) is None else Path(own)
     if run.kind == "ask":
-        raise UserError(f"-o does not go with `{run.id}`: `skep swarm ask` was told where its answer goes")
+        raise UserError(f"-o does not go with `{run.id}`: its answer goes where `skep swarm ask` was to write it")
     if str(wanted) == "-":
         raise UserError("resume writes results to a file", hint=f"`skep swarm results {run.id}` prints them")
     check_place(wanted)
@@ -187,10 +187,10 @@ def _show_dry(
         return
     note(f"{len(tasks)} tasks would go to {options.address}, their results to {output or 'stdout'}; nothing was sent")
     if endpoint is None:
-        note(f"it does not answer at this moment: {down}")
+        note(f"it does not answer now: {down}")
     else:
         slots = endpoint.engine.get("slots")
-        note(f"it serves {endpoint.model}" + (f" with {slots} slots" if slots is not None else ", and tells no slots"))
+        note(f"it serves {endpoint.model}" + (f" with {slots} slots" if slots is not None else " and reports no slots"))
     note("the first task:")
     print_json(document["first"])
 
@@ -208,13 +208,13 @@ def run_ask(options: AskOptions) -> int:
     sources = find_sources(options.root, files)
     note(*(f"left out: {name} ({why})" for name, why in sources.left_out[:5]))
     if len(sources.left_out) > 5:
-        note(f"left out: {len(sources.left_out) - 5} files more")
+        note(f"left out: {len(sources.left_out) - 5} more files")
 
     async def prepared() -> PreparedAsk:
         """A plan has to be had before the tasks run."""
         endpoint, down = await _found(options) if options.by_rule else (await options.find(), None)
         if down is not None:
-            note(f"{down}; it will be waited for")
+            note(f"{down}; skep waits for it")
         told = _taken(options, "by_rule merge chunk_tokens max_tokens")
         return await split_goal(goal, sources, endpoint, **told, plan_timeout_s=plan_timeout_s, say=note)
 

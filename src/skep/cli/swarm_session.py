@@ -81,7 +81,7 @@ def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
         print_capitals(FAILURES, failures[:SHOWN_FAILURES])
         if len(failures) > SHOWN_FAILURES:
             more = len(failures) - SHOWN_FAILURES
-            note(f"and {more} more: `skep swarm results {run.id} --failed` has them all")
+            note(f"and {more} more: `skep swarm results {run.id} --failed` lists them all")
         print()  # noqa: T201
     for title, text in run_lines(story):
         print(f"{title:<11}  {text}")  # noqa: T201
@@ -90,9 +90,9 @@ def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:
         print()  # noqa: T201
         print_capitals(REPLICAS, replicas)
     if run.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED):
-        note(f"`skep swarm resume {run.id}` goes on with it")
+        note(f"`skep swarm resume {run.id}` continues it")
     elif failures:
-        note(f"`skep swarm trace {run.id} TASK` tells all about one, `skep swarm run --failed-of {run.id}` tries again")
+        note(f"`skep swarm trace {run.id} TASK` shows one task, `skep swarm run --failed-of {run.id}` runs them again")
 
 
 def show_trace(name: str, task_id: str, *, as_json: bool) -> None:
@@ -122,9 +122,9 @@ def cancel_run(name: str, wait: str, *, as_json: bool) -> None:
         ended = swarm.run(run.id)
     counts = f"{ended.counts.done} done, {ended.counts.failed} set aside, {ended.counts.left} left"
     if run.state is SwarmRunState.DONE:
-        note(f"{run.id} is finished already: {counts}")
+        note(f"{run.id} is already finished: {counts}")
     else:
-        note(f"{run.id} is cancelled: {counts}; `skep swarm resume {run.id}` would go on with it")
+        note(f"{run.id} is cancelled: {counts}; `skep swarm resume {run.id}` continues it")
     if as_json:
         print_json(run_json(ended))
 
@@ -204,7 +204,7 @@ def carry_out_here(
     deadline_s = run.options.deadline_s
     tasks = "1 task" if run.counts.left == 1 else f"{run.counts.left} tasks"
     url, model = (run.url, run.model) if target is None else (target.address, target.model)
-    note(f"{run.id}: {tasks} for {url}; Ctrl-C stops it, and nothing is lost")
+    note(f"{run.id}: {tasks} for {url}; Ctrl-C stops it, and its results are kept")
     plain = echo and sys.stdout.isatty()  # the lines would run through the picture
     try:
         with printer, live_view(f"{run.id}  {run.name}  {url}", deadline_s, plain=plain) as watch:
@@ -213,12 +213,12 @@ def carry_out_here(
             state = run_measuring(lambda: printer.followed(carried))
     except Interrupted:
         if printer.gone is not None:  # what went wrong with stdout is the word that counts
-            note(f"nobody reads the results on; `skep swarm resume {run_id}` goes on with the rest")
+            note(f"nobody reads the results any more; `skep swarm resume {run_id}` sends the rest")
             raise printer.gone from None
         raise _stopped(run_id) from None
     except SkepError as error:
         if "skep swarm" not in (error.hint or ""):
-            error.hint = "; ".join(filter(None, (error.hint, f"then `skep swarm resume {run_id}` goes on")))
+            error.hint = "; ".join(filter(None, (error.hint, f"then `skep swarm resume {run_id}` continues")))
         raise
     if state is not SwarmRunState.DONE and _read(run_id).counts.left:
         raise _stopped(run_id)

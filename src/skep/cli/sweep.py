@@ -49,7 +49,7 @@ MOST_TASKS = 100_000
 def plan_of(options: SweepOptions) -> SweepPlan:
     levels = levels_of(options.concurrency, "--concurrency")
     if options.tasks is not None and options.tasks > MOST_TASKS:
-        raise UserError(f"--tasks {options.tasks} is too large", hint=f"at most {MOST_TASKS:,} a run of a level")
+        raise UserError(f"--tasks {options.tasks} is too large", hint=f"at most {MOST_TASKS:,} per run of a level")
     if options.warm_up not in ("steady", "quick"):
         raise UserError(f"--warm-up `{options.warm_up}` is unknown", hint="choose steady or quick")
     if options.to_saturation and options.slo:
@@ -130,7 +130,7 @@ def show(
     else:
         print_summary(summary, price=price, title=title, names=names)
         then()
-        note(f"stored as run {summary.run_id}; `skep runs report {summary.run_id}` writes the pictures")
+        note(f"stored as run {summary.run_id}; `skep runs report {summary.run_id}` writes the report")
     fail_for(summary)
 
 
@@ -193,7 +193,7 @@ def run_open_command(options: OpenOptions) -> None:
     async def run() -> SweepSummary:
         endpoint = await options.find()
         note(
-            f"{endpoint.model} at {endpoint.url}: {', '.join(names)} requests a second, "
+            f"{endpoint.model} at {endpoint.url}: {', '.join(names)} requests per second, "
             f"{arrivals}, {for_s:g} s each; seed {workload.seed}"
         )
         maker = await maker_for(workload, endpoint)
@@ -249,7 +249,7 @@ def read_mix(path: Path, agents: int | None) -> tuple[TrafficClass, ...]:
         raise UserError(f"`{path}` has no table [class.NAME]", hint="docs/measure.md has an example")
     classes = parse_classes(table)
     if agents is None and any(one.share is not None for one in classes):
-        raise UserError(f"`{path}` gives shares of agents", hint="say how many there are in all with --concurrency")
+        raise UserError(f"`{path}` gives shares of agents", hint="give their total number with --concurrency")
     return classes if agents is None else with_agents(classes, agents)
 
 

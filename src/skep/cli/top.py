@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from skep.cli.options import ROOT, JsonOption, command, option
 from skep.errors import SkepError
@@ -18,10 +18,6 @@ from skep.report.terminal import note, print_json
 from skep.supervisor.control import HiveReadings
 from skep.units import parse_seconds
 
-if TYPE_CHECKING:
-    from skep.supervisor.control import HiveReadings
-
-
 ONCE_S = 1.0  # between the two readings of `--once` and `--json`
 SHORTEST_S, ANSWER_S = 0.1, 3.0
 
@@ -29,12 +25,10 @@ SHORTEST_S, ANSWER_S = 0.1, 3.0
 @command(ROOT, "skep top --every 2s")
 def top(
     every: Annotated[str, option("Time between two readings, at least 100ms.")] = "1s",
-    once: Annotated[
-        bool, option("Print one frame and exit; the default where stdout is no terminal.", "--once")
-    ] = False,
+    once: Annotated[bool, option("Print one frame and exit (the default without a terminal).", "--once")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch a running hive: slots, queues, tokens per second. Counts are since the gateway began; q leaves."""
+    """Watch slots, queues and tokens per second of a running deployment. Press q to quit."""
     from rich.console import Console
 
     from skep.report.liveview import can_draw, drawn

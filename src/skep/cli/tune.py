@@ -10,13 +10,13 @@ from skep.files import OutputFile
 
 tune = group(
     "tune",
-    "Find the fastest configuration of a model on this machine, from the plan on; every step is measured.",
+    "Find the fastest configuration of a model on this machine step by step; every step is measured.",
     default="run",
 )
 
-TuningName = Annotated[str, argument("A tuning's id, the beginning of one, or `last`.", metavar="ID")]
-InPlaceOption = Annotated[bool, option("Pause what `skep up` serves; it is started again on any exit.", "--in-place")]
-HtmlOption = Annotated[OutputFile | None, option("Also write an HTML page with charts.", metavar="FILE")]
+TuningName = Annotated[str, argument("ID of a tuning, the start of an ID, or `last`.", metavar="ID")]
+InPlaceOption = Annotated[bool, option("Pause the deployment of `skep up`; restart it on any exit.", "--in-place")]
+HtmlOption = Annotated[OutputFile | None, option("Also write an HTML page with charts to this file.", metavar="FILE")]
 
 
 @dataclass(frozen=True)
@@ -31,49 +31,43 @@ class TuneOptions:
         "Simulation": "simulate gpu link",
     }
 
-    name: Annotated[
-        str, argument("A preset, a model that skep knows, a folder or a GGUF file.", metavar="PRESET|MODEL")
-    ]
+    name: Annotated[str, argument("Preset, model name, checkpoint folder or GGUF file.", metavar="PRESET|MODEL")]
     goal: Annotated[
-        str, option("effective_tok_s, task_tok_s or tok_per_joule @ agents at once; `>=300` behind it: enough.")
+        str, option("effective_tok_s, task_tok_s or tok_per_joule @ concurrency; append >=300 to stop there.")
     ] = "effective_tok_s@4"
-    slo: Annotated[str | None, option("Latency limits to keep: ttft=1s,tpot=50ms.")] = None
-    min_context: Annotated[int | None, option("Tokens that every slot must hold. Default: a whole task.", min=64)] = (
-        None
-    )
-    budget: Annotated[str, option("Time for all of it; the best so far is kept when it ends.")] = "1h"
-    input_tokens: Annotated[int, option("Tokens of each prompt.", "--prompt-tokens", min=64)] = 512
-    output_tokens: Annotated[int, option("Tokens of each answer; all answers have this length.", min=1)] = 128
+    slo: Annotated[str | None, option("Latency limits to meet, such as ttft=1s,tpot=50ms.")] = None
+    min_context: Annotated[int | None, option("Minimum context per slot in tokens (default: one task).", min=64)] = None
+    budget: Annotated[str, option("Time limit; the best configuration found by then is kept.")] = "1h"
+    input_tokens: Annotated[int, option("Prompt length in tokens.", "--prompt-tokens", min=64)] = 512
+    output_tokens: Annotated[int, option("Answer length in tokens; every answer has this length.", min=1)] = 128
     engine: Annotated[
-        str | None, option("Engine for a model: embedded, llamacpp, vllm, sglang. Default: as `skep up` chooses.")
+        str | None, option("Engine to tune: embedded, llamacpp, vllm or sglang (default: as `skep up` chooses).")
     ] = None
     checkpoints: Annotated[
-        tuple[str, ...], option("The weights; repeat it to try several against each other.", "--checkpoint")
+        tuple[str, ...], option("Weights to load; repeat it to compare several checkpoints.", "--checkpoint")
     ] = ()
-    knobs: Annotated[str | None, option("Change only these knobs: slots,kv,mtp. Default: all.")] = None
-    skip: Annotated[str | None, option("Knobs to leave unchanged.")] = None
+    knobs: Annotated[str | None, option("Change only these knobs, such as slots,kv,mtp (default: all).")] = None
+    skip: Annotated[str | None, option("Do not change these knobs, such as kv,mtp.")] = None
     begin: Annotated[
-        str, option("Where it begins: `plan`, at what the planner recommends, or `safe`, from below.", "--from")
+        str, option("Configuration to start from: plan (the planner's choice) or safe (certain to start).", "--from")
     ] = "plan"
-    start: Annotated[tuple[str, ...], option("Start from this value; repeatable.", "--set", metavar="KNOB=VALUE")] = ()
-    gpus: Annotated[str | None, option("Use only these GPUs: 0,1.")] = None
+    start: Annotated[tuple[str, ...], option("Start with this value; repeatable.", "--set", metavar="KNOB=VALUE")] = ()
+    gpus: Annotated[str | None, option("Use only these GPUs of this machine, such as 0,1.")] = None
     binary: Annotated[str | None, option("Path of the engine's program, if it is not on PATH.")] = None
     quality: Annotated[
-        str, option("Which items guard the answers (a bank as in `skep bench quality`), auto, or off.")
+        str, option("Question bank that rejects configurations with worse answers: a bank name, auto or off.")
     ] = "auto"
-    quality_items: Annotated[int | None, option("Number of quality items. Default: 96.", min=8)] = None
+    quality_items: Annotated[int | None, option("Number of questions (default: 96).", min=8)] = None
     in_place: InPlaceOption = False
-    gpu: Annotated[str | None, option('With --simulate: "2x rtx-3090".', metavar="RIG")] = None
-    link: Annotated[str | None, option("Link between its GPUs: nvlink, pcie, pcie4x8.")] = None
-    simulate: Annotated[
-        bool, option("Tune on a simulated rig in virtual time: takes seconds, runs no model.", "--simulate")
-    ] = False
-    seed: Annotated[int | None, option("Seed of the prompts and of the simulation. Default: random.")] = None
+    gpu: Annotated[str | None, option('GPUs to simulate, such as "2x rtx-3090".', metavar="RIG")] = None
+    link: Annotated[str | None, option("Link between the simulated GPUs: nvlink, pcie, pcie4x8.")] = None
+    simulate: Annotated[bool, option("Tune a simulated machine in seconds; loads no model.", "--simulate")] = False
+    seed: Annotated[int | None, option("Random seed for prompts and simulation (default: random).")] = None
 
 
 @command(tune, 'skep tune qwen3.6-27b --gpu "2x rtx-3090" --simulate', runs="tune_run.run_tuning")
 def run(options: TuneOptions, html: HtmlOption = None, as_json: JsonOption = False) -> None:
-    """Change one knob at a time, keep what is measurably faster and answers as well, and save the best as a preset."""
+    """Change one knob at a time, keep what is faster without worse answers, and save the best as a preset."""
 
 
 @command(tune, "skep tune resume last", runs="tune_run.resume_tuning")
@@ -85,17 +79,17 @@ def resume(
 
 @command(tune, "skep tune show last --html tuning.html", runs="tune_run.show_tuning")
 def show(name: TuningName = "last", html: HtmlOption = None, as_json: JsonOption = False) -> None:
-    """Show each change with its figure, interval, ratio, and why it was kept or left; the progress as bars."""
+    """Show every step with its figure, interval and ratio, and why it was kept or rejected."""
 
 
 @command(tune, "skep tune export my-27b --tuning last", runs="tune_run.export_tuning")
 def export(
     name: Annotated[str, argument("Name of the preset to write; `skep up NAME` serves it.", metavar="NAME")],
-    tuning: Annotated[str, option("Id of the tuning, or `last`.", metavar="ID")] = "last",
-    stage: Annotated[int | None, option("Export this stage instead of the best.", min=0)] = None,
-    overwrite: Annotated[bool, option("Replace an existing preset of that name.", "--overwrite")] = False,
+    tuning: Annotated[str, option("ID of the tuning, or `last`.", metavar="ID")] = "last",
+    stage: Annotated[int | None, option("Export this step of `skep tune show` instead of the best.", min=0)] = None,
+    overwrite: Annotated[bool, option("Replace an existing preset with this name.", "--overwrite")] = False,
 ) -> None:
-    """Write the best configuration of a tuning as a preset of your own."""
+    """Save the best configuration of a tuning as a preset."""
 
 
 @command(tune, "skep tune list --json", name="list", runs="tune_run.print_tunings")
@@ -103,9 +97,9 @@ def list_(
     limit: Annotated[int, option("Number of tunings to list, newest first.", "-n", "--limit", min=1)] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """List the tunings, newest first: model, goal, baseline and best figure."""
+    """List tunings, newest first, with model, goal, baseline and best figure."""
 
 
 @command(tune, "skep tune remove 20260801-2", name="remove", runs="tune_run.remove_tuning")
 def remove(name: TuningName) -> None:
-    """Delete a tuning with its stages; keep presets made of it."""
+    """Delete a tuning and its steps. Presets made from it stay."""

@@ -100,7 +100,7 @@ def resume_tuning(name: str, *, in_place: bool, html: OutputFile | None, as_json
     if html is not None:
         html.checked(found.id)
     ready = prepare_again(found.tuning)
-    note(f"{found.id}: {found.answers} answers and {stages} stages are there already")
+    note(f"{found.id}: {found.answers} answers and {stages} steps are already stored")
     show = partial(print_found, html=html, as_json=as_json)
     begin = partial(TuningJournal.resume, name=found.id, clock=time.time)
     in_place = in_place or ready.options.in_place
@@ -114,18 +114,18 @@ def _carry_through(
         tunings, search = TuningStore(store), ready.search()
         journal = begin(tunings)
         tuning = journal.tuning
-        verb = "goes on" if journal.past else "begins"
-        note(f"{tuning.id} {verb}; `skep tune show {tuning.id}` has the ladder as it grows")
+        verb = "continues" if journal.past else "starts"
+        note(f"{tuning.id} {verb}; `skep tune show {tuning.id}` shows its steps so far")
         status = TuneStatus(tuning, sum(answer.seconds for _, answer in journal.past), [*journal.stages])
         try:
-            with tuning_view(status) as on_event, byte_progress("fetching the weights") as progress:
+            with tuning_view(status) as on_event, byte_progress("downloading the weights") as progress:
                 carried_out = partial(carry_out, say=note, progress=progress, on_event=on_event)
                 run_measuring(partial(carried_out, ready, journal, search, store, paths))
         except Interrupted:
             raise _stopped(tunings, tuning.id, paths) from None
         except SkepError as error:
             if "skep tune" not in (error.hint or "") and journal.stages:
-                error.hint = "; ".join(filter(None, (error.hint, f"then `skep tune resume {tuning.id}` goes on")))
+                error.hint = "; ".join(filter(None, (error.hint, f"then `skep tune resume {tuning.id}` continues it")))
             raise
     with open_store(paths.store) as store:
         say_how_far_off(ready, TuningStore(store).record(tuning.id))
@@ -142,7 +142,7 @@ def _ended(tunings: TuningStore, tuning_id: str, paths: Paths, failure: ConfigFa
         raise _did_not_start(tuning_id, failure)
     show(found)
     if name is not None:
-        note(f"the best is the preset {name}: `skep up {name}` serves it")
+        note(f"the best configuration is the preset {name}: `skep up {name}` serves it")
     elif accepted(found.stages):
         note(f"`skep tune export NAME --tuning {tuning_id}` writes the best as a preset")
     if failure is not None:
@@ -166,19 +166,19 @@ def _did_not_start(tuning_id: str, failure: ConfigFailure) -> EngineError:
     message = f"nothing was tuned, the baseline {failure.title}: {replace(failure, remedy=None)}"
     return EngineError(
         one_line(message, 600),
-        hint=failure.remedy or f"`--from safe` begins from below; `skep tune show {tuning_id}` has its runs",
+        hint=failure.remedy or f"try `--from safe`; `skep tune show {tuning_id}` has its runs",
     )
 
 
 def _stopped(tunings: TuningStore, tuning_id: str, paths: Paths) -> TuningStopped:
     found, name = _saved(tunings, tuning_id, paths)
-    hint = f"`skep tune resume {tuning_id}` goes on"
+    hint = f"`skep tune resume {tuning_id}` continues it"
     if not found.stages:
         return TuningStopped("stopped before the baseline was measured; nothing was tuned", hint=hint)
     best = f"the best so far is the preset {name}" if name else "no change was shown to be better so far"
     if found.tuning.simulated and accepted(found.stages):
         best = f"`skep tune export NAME --tuning {tuning_id}` writes the best so far"
-    stages = f"{len(found.stages)} stage{'s' if len(found.stages) > 1 else ''}"
+    stages = f"{len(found.stages)} step{'s' if len(found.stages) > 1 else ''}"
     return TuningStopped(f"stopped after {stages} and {took_words(found)}; {best}", hint=hint)
 
 
@@ -216,13 +216,13 @@ def print_found(found: TuningRecord, html: OutputFile | None, *, as_json: bool) 
 def _say_next(found: TuningRecord) -> None:
     so_far = "" if found.state is TuningState.ENDED else " so far"
     if found.state is TuningState.RUNNING:
-        note(f"a process is at work on it; {format_seconds(found.tuning.budget_s)} is its budget")
+        note(f"it is running, with a budget of {format_seconds(found.tuning.budget_s)}")
     if found.state is TuningState.INTERRUPTED:
         why = f" ({found.reason})" if found.reason else ""
-        note(f"it was interrupted{why}; `skep tune resume {found.id}` goes on with it")
+        note(f"it was interrupted{why}; `skep tune resume {found.id}` continues it")
     logs = logs_folder(user_paths(os.environ), found.id)
     if found.state is not TuningState.RUNNING and logs.is_dir():
-        note(f"logs of what failed are in {logs}")
+        note(f"logs of failures are in {logs}")
     if best_of(found.stages) is not None:
         made = f"; made of it already: {', '.join(found.presets)}" if found.presets else ""
         note(f"`skep tune export NAME --tuning {found.id}` writes the best{so_far} as a preset{made}")
@@ -237,11 +237,11 @@ def export_tuning(name: str, tuning: str, *, stage: int | None, overwrite: bool)
         tunings.append_preset(found.id, name, time.time(), stage=wanted.number)
     print(path)  # noqa: T201
     changed = changes_words(wanted.config, found.stages[0].config)
-    note(f"stage {wanted.number} of {found.id}, against its baseline: {changed}")
+    note(f"step {wanted.number} of {found.id}, against its baseline: {changed}")
     died = wanted.number in given_up(found.stages)
     if wanted.decision not in KEPT or died:
         verdict = wanted.decision.value + (", died later" if died else "")
-        note(f"warning: it was not kept: {verdict}, {one_line(wanted.why, 300)}")
+        note(f"warning: this step was not kept: {verdict}, {one_line(wanted.why, 300)}")
     stand_in = base_of(found.tuning).stand_in
     before = f"write the weights' name into its `checkpoint` ({path}), then " if stand_in else ""
     note(f"{before}`skep up {name}` serves it")

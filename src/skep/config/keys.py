@@ -201,8 +201,8 @@ def given_keys(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 _HEADER = """\
-# The keys that clients of skep's gateway present, as sha256 digests. Written by `skep key`; edit it as you like,
-# `skep replica reload` makes a running hive take it.
+# The keys that clients of skep's gateway present, as sha256 digests. Written by `skep key`; edit it as you like.
+# A running deployment reads it again on `skep replica reload`.
 """
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

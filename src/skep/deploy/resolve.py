@@ -333,7 +333,7 @@ def simulated_flags(wanted: ServeRequest, paths: Paths) -> PlanFlags:
     preset = find_preset(wanted.model, presets_folder(paths))
     if preset is not None:
         hint = f'simulate its model: skep up {preset.model} --gpu "{preset.hardware}" --simulate'
-        raise UserError(f"`{wanted.model}` is a preset, and --simulate wants a model", hint=hint)
+        raise UserError(f"`{wanted.model}` is a preset, and --simulate needs a model", hint=hint)
     if len(wanted.gpu) > 1:
         hint = 'mixed cards are written as --gpu "rtx-5090 + rtx-3090"'
         raise UserError(f"--simulate serves one rig, {len(wanted.gpu)} --gpu were given", hint=hint)

@@ -26,7 +26,7 @@ def print_calibration(row: CalibrationRecord) -> None:
             f"{100 * (level['predicted_after'] / level['task_tok_s'] - 1):+.1f} %",
             number(level["effective_tok_s"], digits=1),
             number(level["effective_after"], digits=1),
-            "" if level["fitted"] else "not fitted to",
+            "" if level["fitted"] else "not fitted",
         ]
         for level in levels_json(row, fitted)
     ]

@@ -14,11 +14,11 @@ from skep.supervisor.control import HiveReadings, ReplicaStatus
 from skep.units import format_bytes, format_seconds, number
 
 STYLES = {"up": "green", "ready": "green", "open": "bold red", "failed": "bold red", "backoff": "red"}
-LEGEND = "█ active, ▒ releasing, · free slots; tok/s is about, over 10 s, – none yet"
+LEGEND = "█ active, ▒ releasing, · free slots; tok/s is approximate, over 10 s; – none yet"
 
 
 def frame(readings: HiveReadings, page: Page, trouble: str | None = None) -> list[Line]:
-    leave = "" if page.height is None else "; q leaves"
+    leave = "" if page.height is None else "; q quits"
     tables = [*_totals(readings, page), *_queues(readings, page), [], *_replicas(readings, page)]
     return [*_head(readings, page, trouble), *tables, [], *page.wrapped(LEGEND + leave, "dim")]
 
@@ -30,7 +30,7 @@ def _head(readings: HiveReadings, page: Page, trouble: str | None) -> list[Line]
         again = row["kind"] == "gateway" and row["restarts"]
         if row["kind"] in ("gateway", "cluster") and (row["state"] != "ready" or row["why"] or again):
             said.append(f"{row['kind']} {row['state']}{restarts}" + (f": {row['why']}" if row["why"] else ""))
-    said += [] if readings.gateway else ["the gateway gives no figures"]
+    said += [] if readings.gateway else ["the gateway reports no figures"]
     up = "" if status.get("up_s") is None else f"  up {format_seconds(int(status['up_s']))}"
     phase = (status["phase"], STYLES.get(status["phase"], BETWEEN))
     title = [("skep  ", "bold"), (f"{status['url']}  ", ""), phase, (f"{up}  pid {status['pid']}", "")]
@@ -142,15 +142,15 @@ def print_nodes(found: dict[str, Any]) -> None:
     ]
     print_records(columns, found["nodes"])
     for hive in found["hives"]:
-        note(f"hive `{hive['name']}`: {'no gateway' if hive['gateway'] is None else 'gateway ' + hive['gateway']}")
+        note(f"deployment `{hive['name']}`: {'no gateway' if not hive['gateway'] else 'gateway ' + hive['gateway']}")
     note(f"Ray {found['ray']}, head at {found['address']}")
 
 
 RESTART_GATEWAY = ("body_limit", "files_quota", "store_requests")
 WORDS = {
     "added": "started",
-    "removed": "stopped, once their answers are finished",
-    "changed": "started anew, one after the other, once their answers are finished",
+    "removed": "stopped after their running requests",
+    "changed": "restarted one after the other, after their running requests",
     "adjusted": "adjusted without a restart",
 }
 
@@ -162,8 +162,8 @@ def say_reload(answer: dict[str, Any]) -> None:
             note(f"{words}: {', '.join(answer[key])}")
     for name in answer["left_out"]:
         command = "skep replica restart gateway" if name in RESTART_GATEWAY else "skep down && skep up -d"
-        note(f"not yet in force: `{name}`; it takes `{command}`")
-    stay = "" if any(answer[key] for key in WORDS) else "; replicas stay as they are"
+        note(f"not applied yet: `{name}`; run `{command}`")
+    stay = "" if any(answer[key] for key in WORDS) else "; replicas are unchanged"
     note(f"settings and keys are reloaded{stay}")
 
 
@@ -172,7 +172,7 @@ def say_scale(answer: dict[str, Any], *, waited: bool) -> None:
     if came:
         note(f"{'started' if waited else 'starting'}: {', '.join(came)}")
     if went:
-        note(f"{'stopped' if waited else 'stopped, once their answers are finished'}: {', '.join(went)}")
+        note(f"{'stopped' if waited else 'stopping after their running requests'}: {', '.join(went)}")
     change = f"{answer['before']} -> {answer['replicas']}" if came or went else f"still {answer['replicas']}"
     several = "replica" if answer["replicas"] == 1 else "replicas"
     note(f"{answer['model']}: {change} {several}, until the next `skep replica reload` or `skep up`")
@@ -184,7 +184,7 @@ def print_preview(found: dict[str, Any]) -> None:
         weights = one["weights"]
         size = f", {format_bytes(weights['bytes'])}" if weights["bytes"] is not None else ""
         room = f" ({format_bytes(weights['free_bytes'])} free)" if weights["free_bytes"] is not None else ""
-        where = {True: ", already here", None: ""}.get(weights["there"], f", to be fetched{room}")
+        where = {True: ", already here", None: ""}.get(weights["there"], f", to be downloaded{room}")
         replicas = f"{one['replicas']} replica{'s' if one['replicas'] != 1 else ''}"
         sizes = f"{one['slots']} slots" + (f" of {one['context']:,} tokens each" if one["context"] else "")
         print(f"model: {one['model']}, {replicas}, {sizes}")  # noqa: T201

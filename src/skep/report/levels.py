@@ -161,10 +161,10 @@ def turning_sentence(turning: Turning) -> str:
     """Knee and cliff in words, with their brackets; what the runs leave open is said instead."""
     parts = []
     if turning.knee is not None:
-        parts.append(f"past C = {turning.knee} nothing is gained (the knee{_bracket(turning.knee_bracket)})")
+        parts.append(f"no gain above C = {turning.knee} (the knee{_bracket(turning.knee_bracket)})")
     if turning.cliff is not None:
         fall = f" by {percent(turning.drop_pct)}" if known(turning.drop_pct) else ""
-        parts.append(f"past C = {turning.cliff} it falls{fall} (the cliff{_bracket(turning.cliff_bracket)})")
+        parts.append(f"above C = {turning.cliff} throughput falls{fall} (the cliff{_bracket(turning.cliff_bracket)})")
     if not parts and turning.sure:
         parts.append("no knee: effective tok/s still grows at the largest level")
     if not turning.sure:
@@ -206,8 +206,8 @@ def drift_sentence(summary: SweepSummary) -> str | None:
     if drift is None or not known(drift.estimate):
         return None
     figures = f"{drift.estimate:.2f} ({drift.low:.2f}..{drift.high:.2f})"
-    grew = f"the machine grew {'slower' if drift.high < 1 else 'faster'} while it was measured"
-    verdict = "no drift to be seen" if drift.contains(1.0) else grew
+    grew = f"the machine became {'slower' if drift.high < 1 else 'faster'} during the run"
+    verdict = "no drift" if drift.contains(1.0) else grew
     return f"C=1 at the end was {figures} of the beginning: {verdict}."
 
 
@@ -221,9 +221,9 @@ def cache_sentence(levels: Sequence[LevelSummary]) -> str | None:
     shares = [share for _, share in told]
     total = sum(weights)
     share = sum(w * s for w, s in zip(weights, shares, strict=True)) / total if total else max(shares)
-    verdict = "the prompts were cold" if share < COLD else "the prompts were not all cold, so TTFT flatters"
+    verdict = "the prompts were cold" if share < COLD else "not all prompts were cold, so TTFT looks better than it is"
     if share >= WARM:
-        verdict = "most of what was asked had been read before, so TTFT flatters"
+        verdict = "most prompts were cached, so TTFT looks better than it is"
     fullest, most = max(told, key=lambda pair: pair[1])
     where = f" ({percent(100 * most)} at C = {fullest.concurrency})" if most - share > 0.02 else ""
     return f"The engine's cache held {percent(100 * share)} of the prompts' tokens{where}: {verdict}."

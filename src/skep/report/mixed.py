@@ -82,7 +82,7 @@ def tables_of(summaries: Sequence[MixedSummary], verdicts: Verdicts | None = Non
     failed = [[verdict for verdict in some if verdict.level and not verdict.passed] for some in judged]
     more = sum(max(0, len(some) - MOST_FAILURES) for some in failed)
     shown = _table("answers that did not pass", _FAILED, [some[:MOST_FAILURES] for some in failed])
-    shown = replace(shown, notes=(f"{more} more; --json has them all",) if more else ())
+    shown = replace(shown, notes=(f"{more} more; --json lists all",) if more else ())
     return [
         _table("conversation", _CONVERSATION, levels),
         _table("work", _WORK, levels),
@@ -144,7 +144,7 @@ def _change(level: MixedLevel, alone: MixedLevel | None) -> str:
 
 def spot_words(summary: MixedSummary) -> str:
     advice = summary.advice
-    return "no level is advised" if advice.concurrency is None else f"{advice.concurrency} at once ({advice.level})"
+    return "no level is recommended" if advice.concurrency is None else f"{advice.concurrency} at once ({advice.level})"
 
 
 def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:

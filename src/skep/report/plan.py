@@ -50,7 +50,7 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False,
         _layouts(found, found.ranked if more else three_ways(found.ranked), more=more)
         goal = found.goal
         load = f"{goal.shape}, {goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none cached"
-        _section(f"Expected by agents at once ({load})")
+        _section(f"Expected by number of agents ({load})")
         print_records(SPEEDS, best.predicted if more else _few(best.predicted, goal.agents))
         _say("")
         _say_wrapped(memory_bar(best))
@@ -64,9 +64,9 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False,
     for line in [up] if up is not None else _commands(best):
         _say_wrapped(f"  {line}", " \\")
     if commands and up is not None:
-        _section("which stands for", _commands(best))
+        _section("The same by hand", _commands(best))
     if not more:
-        _say_wrapped("--more: why, what was dropped, all of the memory; --commands: the engines' own command lines")
+        _say_wrapped("--more: reasons, rejected layouts, all memory terms; --commands: the engines' own command lines")
 
 
 def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]:
@@ -161,17 +161,17 @@ def what_to_buy(found: PlanAnswer) -> str:
     kept = [one for one in fitting if keeps_promise(one.plans[0])]
     promise = "--slo and room for every agent" if found.goal.limits else "room for every agent"
     if not kept:
-        return f"None of them keeps the promise: {promise}."
+        return f"None of them meets the requirement: {promise}."
     priced = [one for one in kept if one.rig.price]
     if not priced:
         fastest = max(kept, key=lambda one: _at(one.plans[0], agents).effective_tok_s)
-        return f"Fastest that keeps the promise ({promise}): {fastest.rig.title}. With --price-card: what to buy."
+        return f"Fastest that meets the requirement ({promise}): {fastest.rig.title}. --price-card says what to buy."
     cheapest = min(priced, key=lambda one: one.rig.price or 0.0)
     most = max(priced, key=lambda one: _per_price(agents)(one) or 0.0)
     again = "it is also the most" if most is cheapest else f"{most.rig.title} is the most"
     per = f"{_per_price(agents)(most) or 0:,.0f} tok/s per 1000"
     return (
-        f"Buy {cheapest.rig.title}: at {cheapest.rig.price:,.0f} the cheapest that keeps the promise ({promise}); "
+        f"Buy {cheapest.rig.title}: at {cheapest.rig.price:,.0f} the cheapest that meets the requirement ({promise}); "
         f"{again} for the money, {per}."
     )
 
@@ -317,8 +317,8 @@ def _commands(plan: Plan) -> list[str]:
 def _runner_up(found: PlanAnswer, best: Plan, runner: RunnerUp) -> None:
     first, second = (_at(plan, found.goal.agents) for plan in (best, runner.plan))
     close = second.high > first.effective_tok_s
-    lines = ["closer than either is known: where it matters, measure both"] if close else []
-    tried = f"nothing that was tried makes it win: {'; '.join(runner.tried)}"
+    lines = ["the difference is within the error of the prediction: if it matters, measure both"] if close else []
+    tried = f"none of these changes makes it win: {'; '.join(runner.tried)}"
     lines.append(f"it would win with: {'; '.join(runner.wins_if)}" if runner.wins_if else tried)
     _section(f"Runner-up: {_what(runner.plan)}, {behind_words(runner, found.goal)}", lines)
 
@@ -335,7 +335,7 @@ def behind_words(runner: RunnerUp, goal: PlanGoal) -> str:
     else:
         words = f"{outcome.effective_tok_s:,.0f} tok/s, {share * 100:.0f} % {'more' if ahead else 'less'}"
     if round(share * 100) == 0:
-        words = f"{words.rpartition(', ')[0]}, as much"
+        words = f"{words.rpartition(', ')[0]}, the same"
     return f"{words}, but {runner.why}" if runner.why and runner.behind < CLOSE else words
 
 
@@ -343,7 +343,7 @@ def _further(found: PlanAnswer) -> None:
     for choice in found.choices:
         if not choice.further:
             continue
-        _section(f"What each further card adds ({choice.rig.cards[0].id}, {found.goal.agents} agents)")
+        _section(f"What each further GPU adds ({choice.rig.cards[0].id}, {found.goal.agents} agents)")
         for step in choice.further:
             if step.effective_tok_s is None or step.share is None:
                 _say(f"  {step.cards}: does not fit")
@@ -357,7 +357,7 @@ def _rejected(found: PlanAnswer) -> None:
     for choice in found.choices:
         if not choice.rejected:
             continue
-        _section("Dropped" if len(found.choices) == 1 else f"Dropped on {choice.rig.title}")
+        _section("Rejected" if len(found.choices) == 1 else f"Rejected on {choice.rig.title}")
         heads = [r for r in choice.rejected if r.rule == "heads"]
         if len(heads) > 1:
             _say(f"  {', '.join(f'TP={r.layout.tp}' for r in heads)}: e.g. {heads[-1].reason}")
@@ -366,7 +366,7 @@ def _rejected(found: PlanAnswer) -> None:
             remedy = f" -> {rejected.remedy}" if rejected.remedy is not None else ""
             _say(f"  {rejected.layout} {', '.join(rejected.quants)}: {rejected.reason}{remedy}")
         if len(rest) > _DROPPED:
-            _say(f"  and {len(rest) - _DROPPED} more: --json has them all")
+            _say(f"  and {len(rest) - _DROPPED} more: --json lists all")
 
 
 def _section(title: str, lines: Iterable[str] = ()) -> None:

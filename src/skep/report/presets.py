@@ -96,7 +96,7 @@ def _paragraphs(found: Preset) -> Iterator[tuple[str, int]]:
 
 
 def _wants(found: Preset) -> list[list[str]]:
-    named = " (the author names none: a stand-in)" if found.stand_in else ""
+    named = " (chosen by skep: the author names none)" if found.stand_in else ""
     version = f" {found.engine_version}" if found.engine_version else ", version not published"
     rows = [
         ["hardware", _hardware(found)],

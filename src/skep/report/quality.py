@@ -221,7 +221,7 @@ _COLUMNS: tuple[Column[QualityRow], ...] = (
     _of("arm", "keyword_rate", "keywords", as_percent, optional=True),
     _of("arm", "outcomes", "outcomes", counted, right=False, style="note"),
     Column("claim", "claim", lambda row: row.claim, right=False),
-    Column("words", "what may be said", lambda row: row.words, right=False, style=lambda row: row.style),
+    Column("words", "conclusion", lambda row: row.words, right=False, style=lambda row: row.style),
 )
 
 
@@ -268,7 +268,7 @@ def level_table(summary: QualitySummary) -> Markup:
     """Return one row a level, those that were not walked among them."""
     keys = "concurrency items pairs base_rate rate difference bounds lost gained texts_changed words"
     stopped = any(level.claim is not Claim.HOLDS for level in summary.levels)
-    why = "not walked, as a level below does not hold" if stopped else "not walked: the run ended before"
+    why = "not measured: a lower level already fails" if stopped else "not measured: the run ended first"
     skipped = [QualityRow(str(skipped), words=why) for skipped in summary.skipped]
     measured = _level_rows(summary)[0 if summary.noise else 1 :]
     return html_table("Difference against C = 1", chosen(_COLUMNS, keys), [*measured, *skipped])
@@ -333,7 +333,7 @@ def headline(plan: TrialPlan, bank: Bank) -> str:
     repeats = f", {plan.repeats} times each" if plan.repeats > 1 else ""
     return (
         f"{bank.name}, {len(bank.items):,} items{repeats}; C={','.join(map(str, plan.levels))} against C=1; "
-        f"temperature {plan.temperature:g}; {requests:,} requests if every level holds{budget}; seed {plan.seed}"
+        f"temperature {plan.temperature:g}; {requests:,} requests if every level passes{budget}; seed {plan.seed}"
     )
 
 

@@ -83,7 +83,7 @@ AGENTS: Sequence[Column[AgentRow]] = (
     Column("output_tokens", "tokens", lambda one: one.output_tokens, as_count),
 )
 REPLICAS: Sequence[Column[ReplicaRow]] = (
-    Column("replica", "replica", lambda one: one.replica or "not told", partial(one_line, most=80), right=False),
+    Column("replica", "replica", lambda one: one.replica or "unknown", partial(one_line, most=80), right=False),
     Column("tasks", "tasks", lambda one: one.tasks, as_count),
     Column("attempts", "attempts", lambda one: one.attempts, as_count),
     Column("failed", "failed", lambda one: one.failed, as_count),
@@ -130,9 +130,9 @@ def _time(account: Account) -> Figures:
     if account.sessions > 1:
         wall.append(f"in {account.sessions} sessions, {seconds(account.paused_s)} between them not counted")
     if account.down_s:
-        wall.append(f"the endpoint down for {seconds(account.down_s)} of it")
+        wall.append(f"endpoint down for {seconds(account.down_s)}")
     if account.task_s is not None:
-        task = f"{_middle(account.task_s)}, {seconds(account.task_max_s)} the longest"
+        task = f"{_middle(account.task_s)}, longest {seconds(account.task_max_s)}"
     if account.agents_mean is not None:
         agents = _at_once(account)
         if account.queued_share is not None:
@@ -142,40 +142,40 @@ def _time(account: Account) -> Figures:
 
 
 def _middle(some: Percentiles) -> str:
-    return f"{seconds(some.p50)} in the middle, {seconds(some.p95)} at 95 %"
+    return f"median {seconds(some.p50)}, p95 {seconds(some.p95)}"
 
 
 def _at_once(account: Account) -> str:
-    return f"{number(account.agents_mean)} at work on average, {account.agents_max} at most"
+    return f"{number(account.agents_mean)} at work on average, at most {account.agents_max}"
 
 
 def _tokens(account: Account) -> Figures:
     if account.output_tokens is None:
         return []
-    read = f"{account.prompt_tokens:,} read, " if account.prompt_tokens is not None else ""
-    wasted = f"; {account.wasted_output_tokens:,} more for nothing" if account.wasted_output_tokens else ""
-    unknown = f"; {account.tokens_unknown} tasks came without a count" if account.tokens_unknown else ""
+    read = f"{account.prompt_tokens:,} prompt, " if account.prompt_tokens is not None else ""
+    wasted = f"; {account.wasted_output_tokens:,} more without a result" if account.wasted_output_tokens else ""
+    unknown = f"; {account.tokens_unknown} tasks without a token count" if account.tokens_unknown else ""
     speed = "" if account.effective_tok_s is None else f"{number(account.effective_tok_s)} tok/s"
-    return [("tokens", f"{read}{account.output_tokens:,} written{wasted}{unknown}"), ("effective", speed)]
+    return [("tokens", f"{read}{account.output_tokens:,} output{wasted}{unknown}"), ("effective", speed)]
 
 
 def _energy(account: Account) -> Figures:
     if account.energy is None:
         return []
     energy, cost = account.energy.energy, account.energy.cost
-    each = "" if energy.joules_per_token is None else f", {energy.joules_per_token:.2f} J a token"
+    each = "" if energy.joules_per_token is None else f", {energy.joules_per_token:.2f} J per token"
     throttled = f", throttled: {', '.join(energy.throttled)}" if energy.throttled else ""
     return [
         ("energy", f"{account.energy.kwh:.4f} kWh{each} ({energy.source})"),
         ("power", f"{as_count(energy.mean_w)} W on average, {as_count(energy.max_w)} W at most{throttled}"),
-        ("cost", "" if cost is None else f"{cost:.4f} at {account.energy.price_kwh:g} a kWh"),
+        ("cost", "" if cost is None else f"{cost:.4f} at {account.energy.price_kwh:g} per kWh"),
     ]
 
 
 def run_lines(story: SwarmStory) -> list[tuple[str, str]]:
     """Return all that is known of a run, each with its title, for the terminal."""
     run = story.run
-    moved = f", at last {story.moved_to}" if story.moved_to else ""
+    moved = f", finally {story.moved_to}" if story.moved_to else ""
     lines = [
         ("run", f"{run.id} ({run.state.value})" + (", simulated" if run.simulated else "")),
         ("from", one_line(run.name)),
@@ -231,7 +231,7 @@ def split_lines(ready: PreparedAsk) -> list[str]:
     prompts = int(sum(part.chars for part in split.parts) / sizes.chars_per_token)
     answers = "merged" if ready.merge else "one after the other"
     most = len(split.parts) * sizes.answer_tokens
-    return [*lines, f"about {prompts:,} tokens to read and at most {most:,} to write; the answers: {answers}"]
+    return [*lines, f"about {prompts:,} prompt tokens and at most {most:,} output tokens; the answers: {answers}"]
 
 
 def end_lines(account: Account, output: str | None) -> list[str]:
@@ -247,9 +247,9 @@ def end_lines(account: Account, output: str | None) -> list[str]:
     if account.failed:
         kinds = ", ".join(f"{kind} {count}x" for kind, count in account.errors[:3])
         lines.append(f"{account.failed} set aside" + (f" (errors met: {kinds})" if kinds else ""))
-        lines.append(f"{show} says why, `skep swarm run --failed-of {account.run}` tries again")
+        lines.append(f"{show} shows why, `skep swarm run --failed-of {account.run}` runs them again")
     elif account.state is SwarmRunState.DONE:
-        lines.append(f"{show} has the account, `skep swarm report {account.run}` the picture")
+        lines.append(f"{show} shows the summary, `skep swarm report {account.run}` writes a report")
     return lines
 
 
@@ -278,7 +278,7 @@ def swarm_page(story: SwarmStory) -> str:
         kind=_KINDS.get(account.kind, "swarm run"),
         name="swarm",
         title=f"{title} (simulated)" if account.simulated else title,
-        model=public_name(account.model) if account.model else "model not told",
+        model=public_name(account.model) if account.model else "model unknown",
         run=run,
         account=account,
         headline=headline(account),
@@ -331,7 +331,7 @@ def print_agents(story: SwarmStory) -> None:
         print()  # noqa: T201
         print_capitals(AGENTS, shown)
     if len(shown) < len(agents):
-        note(f"{len(agents) - len(shown)} agents between them are left out: --json has them all")
+        note(f"{len(agents) - len(shown)} agents in between are not shown: --json lists all")
 
 
 def frame(progress: SwarmProgress, page: Page, title: str, deadline_s: float | None = None) -> list[Line]:

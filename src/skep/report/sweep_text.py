@@ -85,26 +85,26 @@ def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
 
 def _speedup(found: Speedup) -> list[str]:
     first = (
-        f"one after the other {format_seconds(found.serial_wall_s)}, {found.concurrency} at once "
+        f"one at a time {format_seconds(found.serial_wall_s)}, {found.concurrency} at once "
         f"{format_seconds(found.swarm_wall_s)}: {found.by_wall:.2f}x by wall time, "
         f"{number(found.by_tokens, digits=2)}x by tokens ({found.tokens_serial:,} and {found.tokens_swarm:,})"
     )
     if not found.truncated_serial + found.truncated_swarm:
         return [first]
-    told = f"{found.truncated_serial} and {found.truncated_swarm} answers ran into the token limit"
+    told = f"{found.truncated_serial} and {found.truncated_swarm} answers reached the token limit"
     if found.by_wall_whole is None:
-        return [first, f"{told}: none is left without them"]
+        return [first, f"{told}: no task is left without them"]
     whole = f"{found.by_wall_whole:.2f}x by wall time, {number(found.by_tokens_whole, digits=2)}x by tokens"
     return [first, f"{told}; without them {whole}"]
 
 
 def _promise(found: Promise) -> str:
     if found.highest_met is None:
-        return f"{found.limits} is not kept, not even by one agent alone"
+        return f"{found.limits} is not met, not even by one agent alone"
     failed = f"; not at C={found.lowest_failed}" if found.lowest_failed is not None else "; no level failed"
     if found.safe != found.highest_met:
-        return f"{found.limits} is kept up to C={found.safe or 'none'}, and once more at C={found.highest_met}{failed}"
-    return f"{found.limits} is kept up to C={found.safe}{failed}"
+        return f"{found.limits} is met up to C={found.safe or 'none'}, and again at C={found.highest_met}{failed}"
+    return f"{found.limits} is met up to C={found.safe}{failed}"
 
 
 def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
@@ -113,12 +113,12 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
         return []
     measured = {level.concurrency: level for level in summary.levels}
     missing = ", ".join(str(level) for level in plan.concurrency if level not in measured)
-    found = [f"the budget ended before C={missing} was measured; a longer --budget will"] if missing else []
+    found = [f"the budget ended before C={missing} was measured; use a longer --budget"] if missing else []
     for concurrency, level in measured.items():
         if (known := level.effective_interval) is None:
             found.append(f"C={concurrency} has {levels.runs_text(level)} runs that count: an interval needs three")
         elif known.upper_width > plan.precision:
-            found.append(f"C={concurrency} is known to ± {100 * known.upper_width:.1f} % only")
+            found.append(f"C={concurrency} is known only to ± {100 * known.upper_width:.1f} %")
     return found
 
 
@@ -134,7 +134,7 @@ def headline(plan: SweepPlan, endpoint: Endpoint) -> str:
     if plan.searches:
         often = "levels as the search needs them"
     elif plan.runs:
-        often = f"{plan.runs} run{'s' if plan.runs > 1 else ''} a level"
+        often = f"{plan.runs} run{'s' if plan.runs > 1 else ''} per level"
     budget = f", {format_seconds(plan.budget_s)} at most" if plan.budget_s and not plan.runs else ""
     lengths = f"{load.prompt_tokens} tokens in, " if load.prompt_tokens else ""
     simulated = " (simulated)" if endpoint.simulated else ""
@@ -257,8 +257,8 @@ class CompareResult(msgspec.Struct, frozen=True):
         if loss(one) <= self.allowed:
             return f"{_name(one)} is {size} worse, within the threshold of {beyond}"
         return (
-            f"{_name(one)} is worse by itself, by {size}, and no regression: of figures that did not change one in "
-            f"twenty looks better or worse by chance, so it must hold at 95 % over all {len(self.found)} together; "
+            f"{_name(one)} alone is {size} worse, which is no regression: of unchanged figures, one in "
+            f"twenty looks better or worse by chance, so it must hold at 95 % over all {len(self.found)} figures; "
             "more runs decide"
         )
 

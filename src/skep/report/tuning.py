@@ -208,9 +208,9 @@ def curve_charts(tuning: Tuning, stages: Stages, points: Points) -> tuple[Spec |
 
 
 _STATES = {
-    "running": "The tuning goes on; what is shown is what was decided so far.",
-    "interrupted": "It was broken off; what was decided stands, and `skep tune resume` takes it up again.",
-    "failed": "It ended with an error; what was decided stands.",
+    "running": "The tuning is running; this is what was decided so far.",
+    "interrupted": "It was interrupted; its results are kept, and `skep tune resume` continues it.",
+    "failed": "It ended with an error; its results are kept.",
 }
 
 
@@ -242,7 +242,7 @@ def tuning_banners(tuning: Tuning, stages: Stages, state: str | None = None) -> 
         told.append(("simulated", "Simulated", story))
     target, best = tuning.aim.target, summary.best_of(stages)
     if target is not None and best is not None and best.figure is not None and best.figure.estimate < target:
-        reached = f"{number(best.figure.estimate)} of {number(target)} {summary.unit_of(tuning)} is what came closest."
+        reached = f"The closest was {number(best.figure.estimate)} of {number(target)} {summary.unit_of(tuning)}."
         told.append(("limited", "Target not reached", reached))
     return told
 
@@ -381,7 +381,7 @@ def status_lines(status: TuneStatus, page: Page, running_s: float) -> list[Line]
     room = FEWEST_ROWS if page.height is None else max(1, page.height - len(lines) - 3)
     shown, hidden = status.stages[-room:], len(status.stages) - room
     if hidden > 0:
-        lines.append([(f"{hidden} earlier stages", "dim")])
+        lines.append([(f"{hidden} earlier steps", "dim")])
     if shown:
         columns = enumerate(stage_columns(tuning, status.stages))
         ranked = [replace(one, rank=0 if place < 4 else one.rank or 1) for place, one in columns]
@@ -410,9 +410,9 @@ def say_what_begins(ready: PreparedTuning) -> None:
     values = (f"{knob.name} {value_words(tuning.baseline.get(knob.name))}" for knob in tuning.knobs)
     note(f"baseline: {', '.join(values)}")
     if (foreseen := ready.space.predict(tuning.baseline)) is not None:
-        note(f"the planner expects {number(foreseen)} {summary.unit_of(tuning)} of it there")
+        note(f"the planner expects {number(foreseen)} {summary.unit_of(tuning)} there")
     found = prospects(ready)
-    note(f"{len(found)} changes could come first: time for each, and the gain that the planner foresees")
+    note(f"{len(found)} candidate changes, each with its measuring time and the gain that the planner predicts")
     note(*(f"  {line}" for line in prospect_lines(found)))
     kind = "of virtual time" if tuning.simulated else "at most"
     note(f"budget: {format_seconds(tuning.budget_s)} {kind}; Ctrl-C stops it and keeps the best so far")
@@ -424,9 +424,7 @@ def say_how_far_off(ready: PreparedTuning, found: TuningRecord) -> None:
     if began is not None and began.figure and foreseen:
         measured, unit = began.figure.estimate, summary.unit_of(found.tuning)
         off = (foreseen / measured - 1) * 100
-        note(
-            f"the plan expected {number(foreseen)} {unit} of the start, {number(measured)} were measured: {off:+.0f} %"
-        )
+        note(f"the plan expected {number(foreseen)} {unit} at the start, {number(measured)} was measured: {off:+.0f} %")
 
 
 def document(found: TuningRecord) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class TuningJournal:
         """Return the stages to store: a search that is replayed may not have reached the last stored one yet."""
         for stored, made in zip(self.stages, stages, strict=False):
             if stored != made:
-                raise self.differs(f"stage {stored.number} was `{stored.title}`: {stored.decision}")
+                raise self.differs(f"step {stored.number} was `{stored.title}`: {stored.decision}")
         return tuple(stages[len(self.stages) :])
 
 

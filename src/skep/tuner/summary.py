@@ -168,7 +168,7 @@ def config_name(config: KnobConfig, tuning: Tuning, stages: Sequence[TuneStage])
     if (best := best_of(stages)) is not None and config == best.config:
         return "best"
     found = next((one.number for one in stages if one.config == config), None)
-    return config.key if found is None else f"stage {found}"
+    return config.key if found is None else f"step {found}"
 
 
 def unmet_goal(tuning: Tuning, stages: Sequence[TuneStage], starts: Sequence[ServerStart]) -> SkepError | None:
@@ -205,7 +205,7 @@ def stage_words(stage: TuneStage, unit: str) -> str:
     figure = "" if stage.figure is None else f": {figure_words(stage.figure)} {unit}"
     why = f"; {stage.why}" if stage.why else ""
     what = stage.decision.value if not stage.changes else f"{stage.decision.value}, {stage.title}"
-    return f"stage {stage.number} {what}{figure}{why}"
+    return f"step {stage.number} {what}{figure}{why}"
 
 
 def goal_words(aim: TuneGoal) -> str:
@@ -222,7 +222,7 @@ def dead_end_lines(stages: Iterable[TuneStage]) -> list[str]:
             numbers.setdefault(stage.failure, []).append(stage.number)
     lines: list[str] = []
     for failure, same in numbers.items():
-        lines += failure_lines(f"stage{'s' if len(same) > 1 else ''} {', '.join(map(str, same))}", failure)
+        lines += failure_lines(f"step{'s' if len(same) > 1 else ''} {', '.join(map(str, same))}", failure)
     return lines
 
 

@@ -34,7 +34,7 @@ def tuned_preset(tuning: Tuning, stage: TuneStage, baseline: TuneStage, name: st
         f"against the baseline: {changes_words(stage.config, baseline.config)}",
     ]
     if stage.decision not in KEPT:
-        notes.append(f"stage {stage.number} of its ladder, which was not kept: {stage.decision.value}")
+        notes.append(f"step {stage.number} of its tuning, which was not kept: {stage.decision.value}")
     if stage.figure is not None:
         how = "SIMULATED, not measured" if tuning.simulated else "measured"
         notes.append(f"{how}: {figure_words(stage.figure)} {unit_of(tuning)}, 95 % interval")
@@ -66,7 +66,7 @@ def stage_for(tuning: Tuning, stages: Sequence[TuneStage], number: int | None) -
         return best
     if (found := next((stage for stage in stages if stage.number == number), None)) is None:
         last = f"0 to {stages[-1].number}" if stages else "none"
-        raise UserError(f"tuning `{tuning.id}` has no stage {number}", hint=f"there are {last}")
+        raise UserError(f"tuning `{tuning.id}` has no step {number}", hint=f"there are {last}")
     return found
 
 
