@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import click
 
 from skep.bench.against_preset import (
-    FigureComparison,
-    PresetComparison,
     Rerun,
     check_model,
     differences,
@@ -34,11 +31,8 @@ from skep.config.presets import preset, presets_folder
 from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
-from skep.report.columns import Column, print_records
-from skep.report.levels import range_text
-from skep.report.sweep_text import shortfalls
+from skep.report.sweep_text import print_against, shortfalls
 from skep.report.terminal import note
-from skep.units import number
 
 
 def sweep(context: click.Context, options: SweepOptions) -> None:
@@ -64,7 +58,7 @@ def run_against_command(options: SweepOptions, name: str, own: Collection[str]) 
     missing = missing_needs(found, environment_of(run, os.environ))
     verdict = judge(found, ComparedRun(summary, rows), observed_run(run), missing)
     more = {"against_preset": verdict.document()}
-    show(summary, price=options.price, as_json=options.as_json, more=more, then=lambda: print_verdict(verdict))
+    show(summary, price=options.price, as_json=options.as_json, more=more, then=lambda: print_against(verdict))
 
 
 def beforehand(found: Preset, target: EndpointOptions) -> list[str]:
@@ -93,29 +87,3 @@ def rerun_options(options: SweepOptions, rerun: Rerun, own: Collection[str]) -> 
     kept = {*own, "prompt_tokens"} if "size" in own else own
     changed: dict[str, Any] = {name: value for name, value in as_published.items() if name not in kept}
     return replace(options, fixed_output=True, **changed)
-
-
-def _share(row: FigureComparison) -> str | None:
-    share = None if row.ratio is None else f"{100 * row.ratio:.0f} %"
-    return share if share is None or row.fair else f"({share})"
-
-
-COLUMNS: tuple[Column[FigureComparison], ...] = (
-    Column("figure", "figure", lambda row: row.row),
-    Column("concurrency", "C", lambda row: row.published.concurrency),
-    Column("published", "published", lambda row: row.published.tok_s, partial(number, digits=1)),
-    Column("metric", "metric", lambda row: row.published.metric, right=False, rank=1),
-    Column("clock", "clock", lambda row: row.published.clock or "not said", right=False, rank=2),
-    Column("measured", "measured", lambda row: row.measured, partial(number, digits=1)),
-    Column("interval", "95 %", lambda row: range_text(row.interval, row.runs), right=False, rank=1),
-    Column("ratio", "of it", _share),
-)
-
-
-def print_verdict(verdict: PresetComparison) -> None:
-    print_records(COLUMNS, verdict.rows)
-    for row in verdict.rows:
-        if row.why is not None:
-            what = "not compared" if row.ratio is None else "not quite the same"
-            note(f"figure {row.row} ({row.figure}): {what}: {row.why}")
-    note(str(verdict))

@@ -85,9 +85,8 @@ def _plan(options: CalibrateOptions, described: Described, budget_s: float, seed
         levels = levels_of(options.levels, "--concurrency")
     held_back = levels_of(options.check, "--check") if options.check else ()
     if levels[0] != 1 or len(levels) > 2:
-        raise UserError(
-            f"--concurrency `{options.levels}` is not 1 and one higher level", hint="write --concurrency 1,8"
-        )
+        hint = "write --concurrency 1,8"
+        raise UserError(f"--concurrency `{options.levels}` is not 1 and one higher level", hint=hint)
     beyond = next((level for level in (*levels, *held_back) if capacity is not None and level > capacity), None)
     if beyond is not None:
         what = f"C={beyond} is beyond the {capacity} slots of `{setup.model.id}`: queueing would spoil the fit"

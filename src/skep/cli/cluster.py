@@ -121,9 +121,8 @@ def _read_token(path: Path) -> str:
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"`{path}` cannot be read: {error}", hint="`skep cluster token` prints it on the head"
-        ) from None
+        hint = "`skep cluster token` prints it on the head"
+        raise UserError(f"`{path}` cannot be read: {error}", hint=hint) from None
     return checked_token(text.strip())
 
 

@@ -59,9 +59,8 @@ def run_compare_command(options: CompareOptions) -> int:
     sides = ComparedRun(summary_a, rows_a), ComparedRun(summary_b, rows_b)
     found = compare(*sides)
     if not found:
-        raise UserError(
-            f"`{run_a.id}` and `{run_b.id}` have no level in common", hint="measure both with the same --concurrency"
-        )
+        hint = "measure both with the same --concurrency"
+        raise UserError(f"`{run_a.id}` and `{run_b.id}` have no level in common", hint=hint)
     note(*(f"warning: {line}" for line in differences(run_a, run_b)))
     note(*(f"SIMULATED: no model ran in {one.id}" for one in (run_a, run_b) if one.simulated))
     outcome = CompareResult(found, regressions(*sides, allowed), allowed)
@@ -204,9 +203,8 @@ def plan_of(document: Mapping[str, Any]) -> SweepPlan:
     seed, fixed = document.get("seed"), document.get("fixed_output", False)
     if not isinstance(seed, int | None) or not isinstance(fixed, bool):
         wrong = "seed" if not isinstance(seed, int | None) else "fixed_output"
-        raise UserError(
-            f"{wrong} `{document[wrong]}` cannot be used", hint="a seed is a number, fixed_output true or false"
-        )
+        hint = "a seed is a number, fixed_output true or false"
+        raise UserError(f"{wrong} `{document[wrong]}` cannot be used", hint=hint)
     load = WorkloadOptions(
         shape=str(document.get("shape", "steady")),
         size=str(document.get("size", "short")),

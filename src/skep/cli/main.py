@@ -148,9 +148,8 @@ def run(words: Sequence[str]) -> int:
     elif words[0] not in PART_OF and not words[0].startswith("-"):
         near = closest(words[0])
         also = "`skep help --all` lists the commands, `skep help topics` the pages to read"
-        raise UserError(
-            f"there is no command `{words[0]}`", hint=f"did you mean `skep {near}`? {also}" if near else also
-        )
+        hint = f"did you mean `skep {near}`? {also}" if near else also
+        raise UserError(f"there is no command `{words[0]}`", hint=hint)
     parts = (PART_OF[words[0]],) if words and words[0] in PART_OF else PARTS
     return _invoke(tree_of(parts), words)
 

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from skep.catalog.pullable import find_pullable
 from skep.cli.options import existing
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
 from skep.files import PAGES, OutputFile
-from skep.host.checks import CheckResult, HostFinding
+from skep.host.checks import CheckResult
 from skep.host.facts import host_json, read_host
 from skep.paths import Paths, user_paths
 from skep.report.terminal import byte_progress, note, print_json
@@ -32,7 +31,6 @@ from skep.tuner.store import TuningState, TuningStore
 from skep.units import format_bytes, format_seconds, parse_seconds
 
 HUMANEVAL = "humaneval"
-COLOURS = {CheckResult.OK: "green", CheckResult.WARNING: "yellow", CheckResult.PROBLEM: "red"}
 
 
 def pull_model(source: str, *, as_json: bool) -> None:
@@ -40,12 +38,8 @@ def pull_model(source: str, *, as_json: bool) -> None:
     from skep.weights.pull import pull
 
     fetch = pull_humaneval if source == HUMANEVAL else pull  # the bank of tasks; fetched with the first use as well
-    if (
-        source != HUMANEVAL
-        and "/" not in source
-        and find_pullable(source) is None
-        and find_geometry(source) is not None
-    ):
+    known = source == HUMANEVAL or "/" in source or find_pullable(source) is not None
+    if not known and find_geometry(source) is not None:
         from skep.deploy.resolve import checkpoint_to_pull
 
         source = checkpoint_to_pull(source, user_paths(os.environ))
@@ -107,28 +101,14 @@ def run_demo(output: OutputFile) -> None:
 
 def run_doctor(*, as_json: bool) -> int:
     from skep.deploy.doctor import examine_here
+    from skep.report.hive_text import print_findings
 
     facts, findings = examine_here(user_paths(os.environ))
     if as_json:
         print_json({"findings": msgspec.to_builtins(findings), "host": host_json(facts)})
     else:
-        _print(findings)
+        print_findings(findings)
     return 1 if any(finding.verdict is CheckResult.PROBLEM for finding in findings) else 0
-
-
-def _print(findings: list[HostFinding]) -> None:
-    """Print a line for each, wrapped on a terminal, with its hint below."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(soft_wrap=True, highlight=False)
-    check = max(len(finding.check) for finding in findings)
-    indent, room = " " * (check + 10), console.width - check - 10 if console.is_terminal else 10_000
-    for finding in findings:
-        mark = Text(f"{finding.verdict.value:8}", COLOURS[finding.verdict])
-        console.print(mark + Text(f"{finding.check:{check}}  " + f"\n{indent}".join(wrap(finding.detail, room))))
-        if finding.hint:
-            console.print(Text(indent + f"\n{indent}".join(wrap(f"→ {finding.hint}", room)), "dim"))
 
 
 def store_info(*, as_json: bool) -> None:
@@ -140,15 +120,11 @@ def store_info(*, as_json: bool) -> None:
             runs, swarm_runs = store.runs(), SwarmStore(store).runs()
             tunings, stages = TuningStore(store).count()
             document |= {
-                "bytes": store.size_bytes(),
-                "runs": len(runs),
-                "requests": sum(run.requests for run in runs),
-                "swarm_runs": len(swarm_runs),
-                "swarm_tasks": sum(run.counts.total for run in swarm_runs),
-                "tunings": tunings,
-                "tuning_stages": stages,
-                "gateway_requests": store.count_gateway_requests(),
-            }
+                "bytes": store.size_bytes(), "gateway_requests": store.count_gateway_requests(),
+                "runs": len(runs), "requests": sum(run.requests for run in runs),
+                "swarm_runs": len(swarm_runs), "swarm_tasks": sum(run.counts.total for run in swarm_runs),
+                "tunings": tunings, "tuning_stages": stages,
+            }  # fmt: skip
     if as_json:
         print_json(document)
         return

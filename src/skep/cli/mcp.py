@@ -37,9 +37,8 @@ def mcp(
     except ModuleNotFoundError as error:
         if error.name != "mcp":
             raise
-        raise UserError(
-            "`skep mcp` needs the MCP SDK, which is not installed", hint="pip install 'skep[mcp]'"
-        ) from None
+        hint = "pip install 'skep[mcp]'"
+        raise UserError("`skep mcp` needs the MCP SDK, which is not installed", hint=hint) from None
     from skep.mcp_server.context import ServerContext
 
     place = ServerContext(

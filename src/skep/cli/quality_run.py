@@ -169,9 +169,8 @@ def mixed_plan_of(options: MixedOptions) -> MixedPlan:
     unknown = [level for level in levels if level not in LEVEL_NAMES]
     if unknown:
         names = ", ".join(f"{level} ({name})" for level, name in LEVEL_NAMES.items())
-        raise UserError(
-            f"--concurrency `{options.levels}`: there is no level {unknown[0]}", hint=f"choose from {names}"
-        )
+        hint = f"choose from {names}"
+        raise UserError(f"--concurrency `{options.levels}`: there is no level {unknown[0]}", hint=hint)
     if options.form not in get_args(Form):
         raise UserError(f"--form `{options.form}` is unknown", hint=f"choose {' or '.join(get_args(Form))}")
     if not 1 <= options.repeats <= MOST_REPEATS:

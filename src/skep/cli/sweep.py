@@ -92,9 +92,8 @@ def run_sweep_command(options: SweepOptions) -> None:
 def run_swarm_command(options: SerialVsSwarmOptions) -> None:
     levels, tasks = levels_of(options.agents, "--concurrency"), options.tasks
     if levels[0] != 1 or len(levels) < 2:
-        raise UserError(
-            f"--concurrency `{options.agents}` needs 1 and another number", hint="write it as --concurrency 1,50"
-        )
+        hint = "write it as --concurrency 1,50"
+        raise UserError(f"--concurrency `{options.agents}` needs 1 and another number", hint=hint)
     if tasks > MOST_TASKS:
         raise UserError(f"--tasks {tasks} is too large", hint=f"at most {MOST_TASKS:,}")
     if tasks < levels[-1]:

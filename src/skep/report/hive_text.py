@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import methodcaller
+from textwrap import wrap
 from typing import Any
 
+from skep.host.checks import CheckResult, HostFinding
 from skep.report.columns import Column, print_records, record_lines, table_lines
 from skep.report.liveview import BETWEEN, Line, Page, bar, sparkline
 from skep.report.terminal import note
@@ -204,3 +206,21 @@ def endpoint_lines(url: str, models: Sequence[str], *, keyed: bool) -> list[str]
     model, key = models[0] if models else "MODEL", "YOUR_KEY" if keyed else "none"
     told = f"ANTHROPIC_BASE_URL={url.removesuffix('/v1')} ANTHROPIC_AUTH_TOKEN={key} ANTHROPIC_MODEL={model}"
     return [f"OpenAI SDK: OPENAI_BASE_URL={url} OPENAI_API_KEY={key} (model {model})", f"Claude Code: {told} claude"]
+
+
+COLOURS = {CheckResult.OK: "green", CheckResult.WARNING: "yellow", CheckResult.PROBLEM: "red"}
+
+
+def print_findings(findings: list[HostFinding]) -> None:
+    """Print a line for each, wrapped on a terminal, with its hint below."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True, highlight=False)
+    check = max(len(finding.check) for finding in findings)
+    indent, room = " " * (check + 10), console.width - check - 10 if console.is_terminal else 10_000
+    for finding in findings:
+        mark = Text(f"{finding.verdict.value:8}", COLOURS[finding.verdict])
+        console.print(mark + Text(f"{finding.check:{check}}  " + f"\n{indent}".join(wrap(finding.detail, room))))
+        if finding.hint:
+            console.print(Text(indent + f"\n{indent}".join(wrap(f"→ {finding.hint}", room)), "dim"))

@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
+from skep.bench.against_preset import FigureComparison, PresetComparison
 from skep.bench.compare import loss
 from skep.bench.endpoint import Endpoint
 from skep.bench.records import Comparison, LevelSummary, Promise, Speedup, SweepSummary
@@ -292,3 +293,29 @@ def _ratio_cell(one: Comparison) -> str:
 
 def _name(one: Comparison) -> str:
     return f"{one.metric} at C={one.concurrency}"
+
+
+def _share(row: FigureComparison) -> str | None:
+    share = None if row.ratio is None else f"{100 * row.ratio:.0f} %"
+    return share if share is None or row.fair else f"({share})"
+
+
+PRESET_COLUMNS: tuple[Column[FigureComparison], ...] = (
+    Column("figure", "figure", lambda row: row.row),
+    Column("concurrency", "C", lambda row: row.published.concurrency),
+    Column("published", "published", lambda row: row.published.tok_s, partial(number, digits=1)),
+    Column("metric", "metric", lambda row: row.published.metric, right=False, rank=1),
+    Column("clock", "clock", lambda row: row.published.clock or "not said", right=False, rank=2),
+    Column("measured", "measured", lambda row: row.measured, partial(number, digits=1)),
+    Column("interval", "95 %", lambda row: levels.range_text(row.interval, row.runs), right=False, rank=1),
+    Column("ratio", "of it", _share),
+)
+
+
+def print_against(verdict: PresetComparison) -> None:
+    print_records(PRESET_COLUMNS, verdict.rows)
+    for row in verdict.rows:
+        if row.why is not None:
+            what = "not compared" if row.ratio is None else "not quite the same"
+            note(f"figure {row.row} ({row.figure}): {what}: {row.why}")
+    note(str(verdict))
