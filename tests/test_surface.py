@@ -6,6 +6,7 @@
     errors.txt   error codes of the gateway with their statuses and types; exit codes of the command line
     metrics.txt  names and labels of the metrics
     config.txt   keys of skep.toml, keys.toml and presets; environment variables
+    views.txt    columns of the SQL views of the store
     help.txt     the help pages of all commands, and other names of commands and options
 
 tests/store/versions/ is the snapshot of the store.
@@ -156,6 +157,15 @@ def commands(command, path):
         yield from commands(child, (*path, name))
 
 
+def views(_, folder):
+    from skep.store.database import open_store
+
+    with open_store(folder / "store.sqlite3") as store:
+        for row in store.read("SELECT name FROM sqlite_master WHERE type = 'view' ORDER BY name"):
+            columns = store.read(f"PRAGMA table_info({row['name']})")
+            yield f"{row['name']}: {' '.join(column['name'] for column in columns)}"
+
+
 def keys_of(table, at=""):
     from skep.config.load import file_keys
 
@@ -192,6 +202,7 @@ def with_unseen(now, before):
         ("errors.txt", errors),
         ("metrics.txt", metrics),
         ("config.txt", config),
+        ("views.txt", views),
         ("help.txt", help_pages),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -284,14 +284,11 @@ VIEWS = ("v_probes", "v_samples", "v_series_hours", "v_series_days", "v_events",
 VIEWS += ("v_swarm_runs", "v_swarm_tasks", "v_swarm_attempts", "v_tunings", "v_tuning_stages")
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_every_column_of_a_view_is_in_the_page(store, view):
-    """In the paragraph that begins with its name."""
-    (paragraph,) = re.findall(rf"^- [^\n]*`{view}`[^:]*:(.*?)(?=^- |\n\n)", PAGE, re.MULTILINE | re.DOTALL)
-    columns = store.read(f"PRAGMA table_info({view})")
-    assert columns
-    for row in columns:
-        assert re.search(rf"\b{row['name']}\b", paragraph), row["name"]
+def test_every_view_is_named_in_the_page(store):
+    """tests/surface/views.txt has their columns."""
+    views = {row["name"] for row in store.read("SELECT name FROM sqlite_master WHERE type = 'view'")}
+    assert views >= set(VIEWS)
+    assert [view for view in views if f"`{view}`" not in PAGE] == []
 
 
 @pytest.mark.parametrize("query", re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL))

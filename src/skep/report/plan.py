@@ -138,7 +138,7 @@ def _print_rigs(found: PlanAnswer) -> None:
         Column("context", "CONTEXT", of_best(lambda p: p.setup.context), as_count),
         Column("price", "PRICE", lambda one: one.rig.price, as_count, optional=True),
         Column("per_price", "TOK/S PER 1000", _per_price(goal.agents), as_count, optional=True),
-        _left("promise", "PROMISE", of_best(lambda p: "kept" if keeps_promise(p) else "not kept")),
+        _left("promise", "REQUIREMENT", of_best(lambda p: "met" if keeps_promise(p) else "not met")),
     ]
     print_records(columns, rows)
     for one in found.choices:
@@ -156,7 +156,7 @@ def _per_price(agents: int) -> Callable[[PlanChoice], float | None]:
 
 
 def what_to_buy(found: PlanAnswer) -> str:
-    """Name the cheapest rig that keeps the promise and the one with the most speed for its money."""
+    """Name the cheapest rig that meets the requirement and the one with the most speed for its money."""
     agents, fitting = found.goal.agents, [one for one in found.choices if one.plans]
     kept = [one for one in fitting if keeps_promise(one.plans[0])]
     promise = "--slo and room for every agent" if found.goal.limits else "room for every agent"
