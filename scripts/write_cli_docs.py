@@ -107,7 +107,7 @@ def _other_names() -> str:
     also: dict[str, list[str]] = {}
     for options in NAMES["options"].values():
         for old, new in options.items():
-            if old not in also.setdefault(new, []):
+            if old not in also.setdefault(new, []) and len(also[new]) < 1:
                 also[new].append(old)
     commands = ", ".join(f"`{old}` for `{new}`" for old, new in words.items())
     options = "; ".join(f"`{new}`: {' '.join(old)}" for new, old in sorted(also.items()))
@@ -115,7 +115,7 @@ def _other_names() -> str:
         "## Other names\n\n"
         f"- Commands: {commands}; below a command, {below}.\n"
         f"- Without their first word: {short}.\n"
-        f"- Options, vLLM's own names among them: {options}.\n"
+        f"- Options, vLLM's own names among them, such as: {options}.\n"
     )
 
 
