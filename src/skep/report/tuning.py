@@ -423,8 +423,8 @@ def say_how_far_off(ready: PreparedTuning, found: TuningRecord) -> None:
     began, foreseen = summary.baseline_of(found.stages), ready.space.predict(found.tuning.baseline)
     if began is not None and began.figure and foreseen:
         measured, unit = began.figure.estimate, summary.unit_of(found.tuning)
-        off = (foreseen / measured - 1) * 100
-        note(f"the plan expected {number(foreseen)} {unit} at the start, {number(measured)} was measured: {off:+.0f} %")
+        off = f"{100 * abs(foreseen / measured - 1):.0f} % too {'high' if foreseen > measured else 'low'}"
+        note(f"measured {number(measured)} {unit} at the start; the plan expected {number(foreseen)}, {off}")
 
 
 def document(found: TuningRecord) -> dict[str, Any]:
