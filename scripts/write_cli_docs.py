@@ -44,7 +44,7 @@ OPTIONS_INTRO = """\
 OWN_INTRO = """\
 ## Options of each command
 
-Names only; the options above are left out. `skep COMMAND --help` explains them.
+Names only, of commands with three or more; the options above are left out. `skep COMMAND --help` explains them.
 """
 
 
@@ -62,7 +62,7 @@ def cli_reference() -> str:
     own = (
         (path, [_name(one) for one in _options(leaf) if common.get(_name(one)) != one.help]) for path, leaf in leaves
     )
-    lines = [f"- `{' '.join(path)}`: {' '.join(names)}" for path, names in own if names]
+    lines = [f"- `{' '.join(path)}`: {' '.join(names)}" for path, names in own if len(names) > 2]
     pages.append(OWN_INTRO + "\n" + "\n".join(lines) + "\n")
     return "\n".join([*pages, _other_names()])
 
