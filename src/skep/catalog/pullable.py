@@ -44,7 +44,7 @@ def pullable(name: str) -> PullableModel:
     model = find_pullable(name)
     if model is None:
         near = similar_names(name, {**spellings("models.toml"), **_spelled(_read())})
-        hint = did_you_mean(near, "`skep catalog models` lists them; ORG/NAME is a checkpoint of the hub")
+        hint = did_you_mean(near, "`skep catalog models` lists them; ORG/NAME is a checkpoint on the hub")
         raise UserError(f"no model is called `{name}`", hint=hint)
     return model
 
