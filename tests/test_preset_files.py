@@ -116,7 +116,7 @@ def test_a_model_that_is_not_in_the_catalogue_is_called_as_its_checkpoint_is():
     found = parse_preset(text, "mine", "presets/mine.toml")
     assert (found.model, found.served_as) == ("mine.q4_1", "mine.q4_1")
     error = refused(text.replace('"mine.q4_1"', '"qwen3.6-28b"'))
-    assert error.hint.endswith("of a model that is not in the catalogue, `mine.q4_1`")
+    assert error.hint.endswith("for a model that is not in the catalogue, `mine.q4_1`")
 
 
 @pytest.mark.parametrize(
@@ -162,18 +162,18 @@ def test_what_is_wrong_with_a_value_is_said_with_its_line(old, new, line, words)
             "replicas = 2",
             "replicas = 3",
             "replicas",
-            "replicas 3 wants 3 cards, `hardware` = `2x rtx-3090` has 2 cards",
+            "replicas 3 needs 3 cards, `hardware` = `2x rtx-3090` has 2 cards",
         ),
-        ('kv = "fp8"', 'kv = "fp8"\ntp = 2', "tp", "replicas 2 x tp 2 wants 4 cards"),
+        ('kv = "fp8"', 'kv = "fp8"\ntp = 2', "tp", "replicas 2 x tp 2 needs 4 cards"),
         ('kv = "fp8"', 'kv = "fp8"\ntp = 3', "tp", "`tp` = 3 does not divide the heads of qwen3.6-27b"),
         ('kv = "fp8"', 'kv = "fp8"\nep = true', "ep", "qwen3.6-27b is dense"),
         ('kv = "fp8"', 'kv = "fp8"\nquant = "fp8"', "quant", "rtx-3090 has no FP8 units"),
         ("me/Qwen3.6-27B-AWQ", "Qwen/Qwen3.6-27B-FP8", "checkpoint", "rtx-3090 has no FP8 units"),
         ("reserve = 1", "reserve = 4", "reserve", "`reserve` = 4 of 4 slots"),
         ('engine = "vllm"', 'engine = "ollama"', "speculation", "ollama has no speculative decoding"),
-        ('needs = ["patch"]', 'needs = ["image"]', "needs", "`needs` names `image`, which no [[need]] is called"),
+        ('needs = ["patch"]', 'needs = ["image"]', "needs", "`needs` names `image`, but no [[need]] has that id"),
         ("gpus = [2, 3]", "gpus = [2, 2]", "gpus", "`gpus` names a card twice"),
-        ("gpus = [2, 3]", "gpus = [2]", "gpus", "`gpus` names 1 card, the replicas want 2"),
+        ("gpus = [2, 3]", "gpus = [2]", "gpus", "`gpus` names 1 card, the replicas need 2"),
         ("2x rtx-3090", "cpu", "gpus", "has no cards"),
         ("context = 16384", "context = 99999999", "context", "is beyond the 262144 tokens of qwen3.6-27b"),
         ("concurrency = 4", "input_tokens = 60000\nconcurrency = 4", "input_tokens", "60000 tokens in and out do not"),

@@ -68,9 +68,9 @@ def test_a_file_in_the_folder_is_used_and_without_one_the_embedded_model_is_serv
         ({"gateway": {"cors_origins": ["localhost"]}}, "gateway.cors_origins"),
         ({"aliases": {"a": 1}}, "aliases.a"),
         ({"cluster": {"adress": "auto"}}, "cluster.adress` is an unknown key"),
-        ({"cluster": {"address": "ray://10.0.0.1:10001"}}, "ray://10.0.0.1:10001` is no address of a Ray cluster"),
-        ({"cluster": {"address": ""}}, "` is no address"),
-        ({"cluster": {"address": "auto", "hive": "a b"}}, "a b` is no name for a hive"),
+        ({"cluster": {"address": "ray://10.0.0.1:10001"}}, "ray://10.0.0.1:10001` is not the address of a Ray cluster"),
+        ({"cluster": {"address": ""}}, "` is not the address"),
+        ({"cluster": {"address": "auto", "hive": "a b"}}, "a b` is not a valid deployment name"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_with_its_place(document, where):
@@ -142,7 +142,7 @@ def test_an_upstream_is_an_address_and_nothing_more(url):
 def test_an_upstream_of_an_address_in_brackets_has_a_name_that_can_be_typed():
     assert make_upstream("http://[::1]:8000", 1).name == "1-8000"
     for name in ("gateway", "a/b", "-x", "requests"):
-        with pytest.raises(UserError, match="no name"):
+        with pytest.raises(UserError, match="not a valid upstream name"):
             make_upstream("http://x:1", 1, name=name)
 
 

@@ -76,7 +76,7 @@ def parse_bytes(text: str, *, key: str = "") -> int:
 def parse_seconds(text: str, *, key: str = "", above: float | None = None) -> float:
     seconds = _parse(text, _DURATION_UNITS, "duration", "500ms, 90s, 5m, 1h or 30d", key)
     if above is not None and seconds <= above:
-        raise UserError(f"`{key}` = `{text}` leaves no time", hint="write it as 30s, 5m or 2h")
+        raise UserError(f"`{key}` = `{text}` is too short", hint="write it as 30s, 5m or 2h")
     return seconds
 
 
@@ -209,7 +209,7 @@ def public_name(model: str) -> str:
 def parse_positive_seconds(text: str, option: str, example: str) -> float:
     seconds = parse_seconds(text)
     if seconds <= 0:
-        raise UserError(f"{option} `{text}` leaves no time", hint=f"write it as {example}")
+        raise UserError(f"{option} `{text}` is too short", hint=f"write it as {example}")
     return seconds
 
 

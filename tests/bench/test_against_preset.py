@@ -78,8 +78,8 @@ def test_one_shape_is_run_at_the_concurrencies_of_its_figures(figures, number, s
     [
         ((), None, "publishes no figures"),
         ((Published(9.0, "decode", 1),), None, "no figure with the lengths"),
-        ((FIGURE,), 2, "--shape-of 2 is no published figure"),
-        ((FIGURE, Published(9.0, "decode", 1)), 2, "lengths of figure 2"),
+        ((FIGURE,), 2, "--shape-of 2 is not the number of a published figure"),
+        ((FIGURE, Published(9.0, "decode", 1)), 2, "published without its token lengths"),
     ],
 )
 def test_what_cannot_be_rerun_is_said_before_anything_is_measured(published, number, said):
@@ -118,7 +118,7 @@ def test_a_clock_that_is_not_published_is_taken_as_the_clients_which_is_said():
     verdict = judge(preset(replace(FIGURE, clock=None)), side(), SEEN)
     assert verdict.rows[0].fair
     assert verdict.rows[0].clock == "client"
-    assert "by which clock is not said" in verdict.differences[0]
+    assert "names its clock" in verdict.differences[0]
     assert judge(preset(FIGURE), side(), SEEN).differences == ()
 
 
@@ -182,8 +182,8 @@ def test_an_engine_is_known_by_its_own_words(told, engine):
     [
         (ObservedServer("mine", "llamacpp b7000"), "another engine"),
         (ObservedServer("mine", "vllm 0.21.0"), "published with 0.19.1, here 0.21.0"),
-        (replace(SEEN, cards=("NVIDIA GeForce RTX 4090",)), "measured on rtx-3090, here is 1x rtx-4090"),
-        (replace(SEEN, cards=()), "measured on rtx-3090, no card is seen here"),
+        (replace(SEEN, cards=("NVIDIA GeForce RTX 4090",)), "measured on rtx-3090, this machine has 1x rtx-4090"),
+        (replace(SEEN, cards=()), "measured on rtx-3090, this machine has no GPU"),
         (ObservedServer("mine", "simulated: as vllm", simulated=True), "no model ran"),
         (ObservedServer("mine"), None),
         (replace(SEEN, cards=("NVIDIA GeForce RTX 3090",) * 2), None),
@@ -207,12 +207,12 @@ def test_a_checkpoint_that_nobody_named_is_never_quite_the_same():
     verdict = judge(preset(FIGURE, stand_in=True), side(), SEEN)
     assert not verdict.rows[0].fair
     assert verdict.rows[0].ratio == pytest.approx(1.0)
-    assert "Qwen/Qwen3-8B-AWQ stands in for it" in verdict.differences[0]
+    assert "Qwen/Qwen3-8B-AWQ in its place" in verdict.differences[0]
 
 
 def test_another_model_is_refused_before_anything_is_measured():
     check_model(preset(), "Qwen/Qwen3-8B", "http://x/v1")
-    with pytest.raises(UserError, match="`smollm2-135m` answers at http://x/v1") as caught:
+    with pytest.raises(UserError, match="http://x/v1 serves `smollm2-135m`") as caught:
         check_model(preset(), "smollm2-135m", "http://x/v1")
     assert "skep up mine-8b" in caught.value.hint
     assert 'served_as = "smollm2-135m"' in caught.value.hint
@@ -221,7 +221,7 @@ def test_another_model_is_refused_before_anything_is_measured():
 def test_a_need_that_is_not_known_to_be_met_is_named():
     need = Need("genesis", "patch", "the patches", "quicker")
     found = held(replace(FIGURE, needs=("genesis",)), missing=(need,), needs=(need,))
-    assert "rests on the patches" in found.why
+    assert "needs the patches" in found.why
     assert "SKEP_HAVE=genesis" in found.why
     assert held(missing=(need,), needs=(need,)).fair  # that figure does not rest on it
 

@@ -183,7 +183,7 @@ def test_every_pair_has_one_run_of_each_and_three_pairs_are_the_fewest(tmp_path)
 def test_one_that_does_not_answer_ends_both_and_both_say_so(tmp_path):
     with FakeEngine(slots=2) as one, FakeEngine(slots=2) as two:
         two.fault(kind="500", times=None)
-        with pytest.raises(Exception, match="answered no request"):
+        with pytest.raises(Exception, match="answered no warm-up request"):
             in_turns((one, two), tmp_path / "s.sqlite3", runs=2)
     with open_store(tmp_path / "s.sqlite3") as store:
         assert [run.state for run in store.runs()] == [RunState.FAILED] * 2

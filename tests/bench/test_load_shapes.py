@@ -157,7 +157,7 @@ def test_a_rate_is_split_without_making_its_prompts_anew():
 
 def test_more_arrivals_than_can_be_kept_are_refused_with_the_class():
     flood = TrafficClass("flood", "open", rate=5000.0)
-    with pytest.raises(UserError, match=r"class `flood`: 5000 requests a second for 60 s are 300,000") as caught:
+    with pytest.raises(UserError, match=r"class `flood`: 5000 requests a second for 60 s make 300,000") as caught:
         classes_part([flood], TokenCalibration(), 0, seed=1, for_s=60.0)
     assert "--for" in caught.value.hint
 

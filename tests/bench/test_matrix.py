@@ -74,7 +74,7 @@ def test_a_configuration_is_an_endpoint_a_command_or_a_stored_run():
         ({"name": "a", "url": "u", "run": "r"}, "needs a url or a run"),
         ({"name": "a", "start": "x"}, "needs a url or a run"),
         ({"name": "a", "url": "u", "gpus": 2}, "`gpus` is not known"),
-        ({"name": "a", "url": 5}, "`url` is not a text"),
+        ({"name": "a", "url": 5}, "`url` is not a string"),
         ({"name": "a", "url": "u", "ready_within": "soon"}, "not a duration"),
         *[({"name": "a", "url": "u", "env": env}, "`env`") for env in ("GPU=1", 5, ["GPU"])],
     ],

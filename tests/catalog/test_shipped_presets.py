@@ -182,11 +182,11 @@ def test_the_checkpoint_of_a_recipe_in_a_container_is_had_as_real_files(presets)
     [
         ("2x rtx-3090", ["NVIDIA GeForce RTX 3090"] * 2, None),
         ("2x rtx-3090", ["NVIDIA GeForce RTX 3090"] * 4, None),
-        ("2x rtx-3090", ["NVIDIA GeForce RTX 3090"], "measured on 2x rtx-3090, here is 1x rtx-3090"),
-        ("2x rtx-3090", ["NVIDIA GeForce RTX 4090"] * 2, "measured on 2x rtx-3090, here are 2x rtx-4090"),
-        ("rtx-3090", ["NVIDIA GeForce RTX 3090 Ti"], "measured on rtx-3090, here is 1x rtx-3090-ti"),
-        ("rtx-3090", ["Something New"], "measured on rtx-3090, here is 1x Something New"),
-        ("rtx-4090", [], "measured on rtx-4090, no card is seen here"),
+        ("2x rtx-3090", ["NVIDIA GeForce RTX 3090"], "measured on 2x rtx-3090, this machine has 1x rtx-3090"),
+        ("2x rtx-3090", ["NVIDIA GeForce RTX 4090"] * 2, "measured on 2x rtx-3090, this machine has 2x rtx-4090"),
+        ("rtx-3090", ["NVIDIA GeForce RTX 3090 Ti"], "measured on rtx-3090, this machine has 1x rtx-3090-ti"),
+        ("rtx-3090", ["Something New"], "measured on rtx-3090, this machine has 1x Something New"),
+        ("rtx-4090", [], "measured on rtx-4090, this machine has no GPU"),
         ("rtx-3090 + rtx-4090", ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3090"], None),
         ("4x rtx-3090: nvlink(0-1,2-3)", ["NVIDIA GeForce RTX 3090"] * 4, None),
         ("cpu", [], None),
@@ -201,11 +201,11 @@ def test_cards_are_held_against_those_of_the_figures(presets, hardware, cards, s
     ("published", "here", "said"),
     [
         ("0.19.1", "vllm 0.19.1", None),
-        ("0.19.1", "vllm 0.19.1.1", "measured with vllm 0.19.1, here is 0.19.1.1"),
+        ("0.19.1", "vllm 0.19.1.1", "measured with vllm 0.19.1, this is 0.19.1.1"),
         ("0.17", "0.17.2", None),
-        ("0.17", "vllm 0.32.0", "measured with vllm 0.17, here is 0.32.0"),
+        ("0.17", "vllm 0.32.0", "measured with vllm 0.17, this is 0.32.0"),
         ("0.19.2 / dev205", "0.19.2rc1.dev205+g07351e088", None),
-        ("0.19.2 / dev205", "0.19.2", "measured with vllm 0.19.2 / dev205, here is 0.19.2"),
+        ("0.19.2 / dev205", "0.19.2", "measured with vllm 0.19.2 / dev205, this is 0.19.2"),
         ("0.19.1", None, None),
         (None, "0.32.0", None),
     ],
@@ -216,5 +216,5 @@ def test_a_version_is_held_against_that_of_the_figures(presets, published, here,
 
 def test_a_stand_in_is_said_to_be_one(presets):
     said = stand_in_words(presets["gemma-4-31b-4x3090"])
-    assert said == ("which checkpoint was measured is not published: cyankiwi/gemma-4-31B-it-AWQ-4bit stands in for it")
+    assert said == ("the source does not name its checkpoint: skep uses cyankiwi/gemma-4-31B-it-AWQ-4bit in its place")
     assert stand_in_words(presets["gpt-oss-20b-4090"]) is None

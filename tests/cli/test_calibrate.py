@@ -106,7 +106,7 @@ def test_what_cannot_be_calibrated_is_said_in_one_line_and_nothing_is_kept(engin
 def test_without_an_endpoint_the_way_to_one_is_told(paths):
     assert "skep is not running" in refused("calibrate", code=1)
     nobody = "http://127.0.0.1:9"
-    assert f"is something serving at {nobody}?" in refused("calibrate", "--url", nobody, code=1)
+    assert f"is a server running at {nobody}?" in refused("calibrate", "--url", nobody, code=1)
 
 
 def test_ctrl_c_leaves_nothing_behind(store):
@@ -135,8 +135,8 @@ def rows(concurrency, runs=2, **changes):
     ("found", "limited", "said"),
     [
         (rows(1), {(1, 0), (1, 1)}, "the client was the limit at C=1"),
-        (rows(1, runs=1), (), "measured once only"),
-        (rows(1)[:8], (), "measured once only"),
+        (rows(1, runs=1), (), "measured once"),
+        (rows(1)[:8], (), "measured once"),
         (rows(1, queued_ms=400.0), (), "waited for a slot"),
         (rows(1, error_kind="http_500", error="boom"), (), "12 of 12 requests failed: boom"),
     ],
@@ -187,7 +187,7 @@ def test_flags_and_the_endpoints_words_make_a_setup():
 @pytest.mark.parametrize(
     ("options", "told", "said"),
     [
-        (SetupFlags(gpu="rtx-3090"), {"engine": "vllm"}, "how the weights of `qwen3-8b` are quantized is not known"),
+        (SetupFlags(gpu="rtx-3090"), {"engine": "vllm"}, "does not know how the weights of `qwen3-8b` are quantized"),
         (SetupFlags(gpu="rtx-3090", quant="awq"), {"engine": "?"}, "does not say which engine"),
         (SetupFlags(geometry="qwen9-8b"), {"engine": "vllm"}, "no model is called `qwen9-8b`"),
         (SetupFlags(gpu="rtx-3099", quant="awq"), {"engine": "vllm"}, "no GPU is called `rtx-3099`"),
@@ -199,7 +199,7 @@ def test_flags_and_the_endpoints_words_make_a_setup():
             "TP=2 takes 2 cards, `rtx-3090` has 1 card",
         ),
         (SetupFlags(quant="awq"), {"engine": "vllm", "url": "http://10.0.0.7:8000"}, "is not on this machine"),
-        (SetupFlags(quant="awq", gpu="rtx-3090"), {"engine": "vllm", "model": "mine"}, "no model of the catalogue"),
+        (SetupFlags(quant="awq", gpu="rtx-3090"), {"engine": "vllm", "model": "mine"}, "the catalogue has no model"),
     ],
 )
 def test_what_would_be_a_guess_or_makes_no_sense_is_asked_for(options, told, said):

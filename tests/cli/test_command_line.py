@@ -177,16 +177,16 @@ def test_no_network_on_first_use_is_one_clear_line(skep, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("start --address 0.0.0.0", "`0.0.0.0` is no address of one interface"),
-        ("start --address head", "`head` is no IPv4 address"),
-        ("start --port 80", "port 80 leaves no room"),
+        ("start --address 0.0.0.0", "`0.0.0.0` is not the address of one network interface"),
+        ("start --address head", "`head` is not an IPv4 address"),
+        ("start --port 80", "port 80 is not possible"),
         ("start --label rack", "`--label rack` is not NAME=VALUE"),
-        ("join auto", "`auto` is no address of a head"),
-        ("join somewhere", "`somewhere` is no address of a head"),
-        ("join ray://10.0.0.1:6379", "`ray://10.0.0.1:6379` is no address of a head"),
-        ("join 10.0.0.1:99999", "`10.0.0.1:99999` is no address of a head"),
+        ("join auto", "`auto` is not the address of a head node"),
+        ("join somewhere", "`somewhere` is not the address of a head node"),
+        ("join ray://10.0.0.1:6379", "`ray://10.0.0.1:6379` is not the address of a head node"),
+        ("join 10.0.0.1:99999", "`10.0.0.1:99999` is not the address of a head node"),
         ("join 10.0.0.1:6379 --token-file nowhere", "`nowhere` cannot be read"),
-        ("token", "there is no token here"),
+        ("token", "this machine has no cluster token"),
     ],
 )
 def test_what_cannot_be_done_with_a_cluster_is_one_line_with_a_hint(paths, words, said):

@@ -89,11 +89,11 @@ def test_upstreams_of_the_file_are_fronted_and_reloaded(skep, front, tmp_path):
         (["--upstream", "http://x:1", "--slots", "1", "--slots", "2"], "1 --upstream, but 2 --slots"),
         (["--upstream", "http://x:1/api/openai", "--slots", "1"], "has the path `/api/openai`"),
         (["--upstream", "ftp://x:1", "--slots", "1"], "not an http(s) URL"),
-        (["--upstream", "http://me:pw@x:1", "--slots", "1"], "given with a user name"),
+        (["--upstream", "http://me:pw@x:1", "--slots", "1"], "contains a user name"),
         (["--upstream", "x:1", "--upstream", "http://x:1/v1", "--slots", "1"], "two replicas are named `x-1`"),
         (["--upstream", "http://127.0.0.1:8400", "--slots", "1"], "the gateway's own address"),
-        (["--upstream", "http://x:1", "--slots", "2", "--reserve", "2"], "`reserve` 2 of 2 slots"),
-        (["--upstream", "http://x:1", "--slots", "2", "--soft-slots", "3"], "`soft_slots` 3 of 2 slots"),
+        (["--upstream", "http://x:1", "--slots", "2", "--reserve", "2"], "`reserve` = 2 takes all 2 slots"),
+        (["--upstream", "http://x:1", "--slots", "2", "--soft-slots", "3"], "`soft_slots` = 3 of 2 slots"),
         (["--slots", "2"], "go with --upstream"),
         ([], "no upstream is given"),
     ],
@@ -125,9 +125,9 @@ def test_certificates_that_cannot_serve_are_found_before_the_start(paths, tmp_pa
 
     shutil.copy(CERTIFICATE, tmp_path / "good.pem")
     (tmp_path / "bad.pem").write_text("nothing\n")
-    assert "`gateway.tls_certificate` without `gateway.tls_key`" in complaint("good.pem", None)
+    assert "`gateway.tls_certificate` is set without `gateway.tls_key`" in complaint("good.pem", None)
     assert "none.pem` cannot be read: No such file" in complaint("none.pem", "good.pem")
-    assert "are no certificate and key" in complaint("good.pem", "bad.pem")
+    assert "are not a certificate and its key" in complaint("good.pem", "bad.pem")
     if shutil.which("openssl"):
         make = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out"]
         subprocess.run([*make, tmp_path / "other.pem"], check=True, capture_output=True)

@@ -88,7 +88,7 @@ def test_list_shows_names_and_limits(path):
 def test_a_file_that_others_may_read_is_warned_about_and_closed_by_the_next_change(written):
     written(ONE, 0o640)
     done = key("list", "--json")
-    assert done.err.startswith("warning: others may read")
+    assert done.err.startswith("warning: other users can read")
     assert "chmod 600" in done.err
     assert [row["name"] for row in done.json] == ["ci"]
     key("add", "another")
@@ -100,7 +100,7 @@ def test_a_file_that_others_may_write_is_refused(written, mode):
     """Who may write it may let himself in."""
     written(ONE, mode)
     said = refused("key", "list")
-    assert "others may write" in said
+    assert "other users can write" in said
     assert "chmod 600" in said
 
 
@@ -118,10 +118,10 @@ def test_remove_takes_a_key_back(path):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["add", "a b"], "'a b' is not a name for a key"),
-        (["add", "x", "--class", "urgent"], "the class 'urgent' is unknown"),
+        (["add", "a b"], "'a b' is not a valid key name"),
+        (["add", "x", "--class", "urgent"], "the priority 'urgent' is unknown"),
         (["add", "x", "--rate", "60"], "'60' is not a rate"),
-        (["add", "taken"], "there is a key named `taken`"),
+        (["add", "taken"], "there is already a key named `taken`"),
         (["remove", "nobody"], "there is no key named 'nobody'"),
     ],
 )
@@ -187,7 +187,7 @@ def test_a_rate_that_is_none_is_refused_with_an_example(rate):
 
 @pytest.mark.parametrize("name", ["", "a b", "a\n", "ü", "x" * 65, "a/b", 'a"', "a\x1b[31m"])
 def test_a_name_of_other_characters_is_refused_in_one_plain_line(name):
-    with pytest.raises(UserError, match="is not a name") as caught:
+    with pytest.raises(UserError, match="is not a valid key name") as caught:
         checked(KeyEntry(name, D1))
     assert caught.value.message.isprintable()
 
@@ -202,7 +202,7 @@ def test_a_name_of_other_characters_is_refused_in_one_plain_line(name):
         ("key = 3\n", "`key` must be a list"),
         ("key = [3]\n", "`key` must be a table"),
         ("[[key]]\nname = 'ci'\n", "key 1: `sha256` is missing"),
-        (ONE + "class = 'urgent'\n", "key 1: the class 'urgent' is unknown"),
+        (ONE + "class = 'urgent'\n", "key 1: the priority 'urgent' is unknown"),
         (ONE + "class = 1\n", "key 1: `class` must be text in quotes"),
         (ONE + "max_concurrent = '4'\n", "key 1: `max_concurrent` must be a whole number"),
         (ONE + "max_concurrent = true\n", "key 1: `max_concurrent` must be a whole number"),
@@ -211,7 +211,7 @@ def test_a_name_of_other_characters_is_refused_in_one_plain_line(name):
         (ONE + "created = 'today'\n", "key 1: `created` must be a date and time"),
         (ONE + ONE.replace(D1, D2), "two keys are named `ci`"),
         (ONE + ONE.replace("ci", "ci2"), "`ci` and `ci2` have the same sha256"),
-        (ONE + ONE.replace("ci", "c i"), "key 2: 'c i' is not a name"),
+        (ONE + ONE.replace("ci", "c i"), "key 2: 'c i' is not a valid key name"),
     ],
 )
 def test_a_mistake_in_a_file_edited_by_hand_is_named_in_one_line(written, text, says):

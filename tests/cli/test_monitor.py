@@ -123,7 +123,7 @@ def test_nothing_watched_is_not_called_well(paths):
         (["x" * 65], "not a valid target name"),
         (["box", "--every", "5s"], "too often"),
         (["box", "--every", "soon"], "not a duration"),
-        (["box", "--every", "99999999d"], "too rare"),
+        (["box", "--every", "99999999d"], "too long"),
         (["box", "--timeout", "0s"], "too short"),
         (["box", "--jitter", "2h"], "--jitter"),
         (["box", "--slower", "0%"], "--slower"),

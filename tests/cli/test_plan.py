@@ -129,7 +129,7 @@ REFUSED = [
     (("qwen3.6-27b", *TWO, "--quant", "2bit"), "no quantization is called `2bit`"),
     (("qwen3.6-27b", *TWO, "--kv", "2bit"), "no KV cache type is called `2bit`"),
     (("qwen3.6-27b", *TWO, "--slo", "speed=1s"), "--slo `speed=1s`"),
-    (("qwen3.6-27b", *TWO, "--utilization", "90"), "--memory-share 90 is no share"),
+    (("qwen3.6-27b", *TWO, "--utilization", "90"), "--memory-share 90 is not a share"),
     (("qwen3.6-27b", *TWO, "--context", "512"), "--context 512 is less than a task's 1536 tokens"),
     (("qwen3.6-27b", *TWO, "--price", "1", "--price", "2"), "2 --price-card for 1 --gpu"),
     (("qwen3.6-27b", "--gpu-spec", "name=x"), "lacks memory"),
@@ -175,7 +175,7 @@ def test_a_configuration_right_here_is_neither_served_as_config_json_nor_in_anot
 
 def test_a_quantization_that_is_not_known_is_said(tmp_path):
     write_config(tmp_path, quantization_config={"quant_method": "brand-new"})
-    assert "is quantized with `brand-new`, which is not known" in refusal("./config.json", *ONE)
+    assert "is quantized with `brand-new`, which skep does not know" in refusal("./config.json", *ONE)
 
 
 def test_a_model_that_writes_nothing_is_refused(tmp_path):

@@ -87,7 +87,7 @@ def test_a_context_is_a_demand():
 
 def test_pictures_are_left_out_unless_they_are_asked_for():
     text, seeing = best("qwen3.6-27b", *TWO), best("qwen3.6-27b", *TWO, "--vision")
-    assert any("pictures are left out, which spares 2.2 GiB" in line for line in text["caveats"])
+    assert any("image input is off, which saves 2.2 GiB" in line for line in text["caveats"])
     assert "--vision" in seeing["up"]
     assert not any("pictures" in line for line in seeing["caveats"])
 

@@ -138,7 +138,7 @@ def test_a_copy_of_ones_own_is_listed_as_such_and_never_overwritten(folder):
     assert "already exists" in refused("presets", "new", "my-27b", "--from", "gemma-4-31b-2x3090")
     assert "slots = 3" in path.read_text()
     assert "slots = 3" in Path(run("new", "another", "--from", "my-27b").out.strip()).read_text()
-    assert "is no name for a preset" in refused("presets", "new", "../elsewhere", "--from", NAME)
+    assert "is not a valid preset name" in refused("presets", "new", "../elsewhere", "--from", NAME)
 
 
 def test_a_valid_file_is_said_to_be_one(folder, tmp_path):
@@ -177,7 +177,7 @@ def test_a_clock_that_is_not_published_is_null():
 @pytest.mark.parametrize("extra", ['["--port", "1"]', '["--port=1"]', '["--host", "10.0.0.1"]'])
 def test_extra_flags_that_skep_gives_itself_are_refused(tmp_path, extra):
     (tmp_path / "mine.toml").write_text(f"{MINE}extra = {extra}\n[options]\ntp = 2\n")
-    assert "which skep itself says" in refused("presets", "check", "mine.toml")
+    assert "which skep sets itself" in refused("presets", "check", "mine.toml")
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_a_model_on_cards_is_exported_as_it_is_planned():
         (("mine", "--as", "nginx"), "--as `nginx` is unknown: choose shell, docker, compose or systemd"),
         (("mnie", "--as", "shell"), "no preset is called `mnie`"),
         (("qwen3-8b", "--as", "shell"), "is a model, not a preset"),
-        (("mine", "--as", "shell", "--port", "8500"), "leaves no room"),
+        (("mine", "--as", "shell", "--port", "8500"), "--engine-port 8500 does not fit"),
         (("mine", "--as", "shell", "-o", "/nonexistent/x"), "does not exist"),
         (("qwen3-8b", "--gpu", "rtx-nothing", "--as", "shell"), "rtx-nothing"),
     ],
@@ -286,7 +286,7 @@ def test_the_published_shape_is_run_and_the_share_of_it_told(measured, engine):
 
 def test_another_model_is_refused_before_anything_is_measured(measured, engine, paths):
     words = ("--url", engine.url, "--against-preset", "qwen3.6-27b-2x3090-replicas")
-    assert "`fake-model` answers at" in refused("bench", "sweep", *words)
+    assert "serves `fake-model`" in refused("bench", "sweep", *words)
     assert not paths.store.exists()
 
 
@@ -295,7 +295,7 @@ def test_other_cards_are_said_before_the_run_and_put_the_share_in_brackets(measu
         pytest.skip("this machine has cards")
     done = sweep(engine)
     said = done.err
-    warned, begun = said.index("warning: measured on rtx-3090, no card is seen here"), said.index("as published")
+    warned, begun = said.index("warning: measured on rtx-3090, this machine has no GPU"), said.index("as published")
     assert warned < begun
     assert "not said" in done.out
     assert " %)" in done.out
@@ -314,8 +314,8 @@ def test_what_the_user_says_stays_and_the_table_tells_what_it_costs(measured, en
     ("args", "said"),
     [
         (("--against-preset", "mnie"), "no preset is called `mnie`"),
-        (("--against-preset", "mine", "--shape-of", "2"), "lengths of figure 2"),
-        (("--against-preset", "mine", "--shape-of", "7"), "--shape-of 7 is no published figure"),
+        (("--against-preset", "mine", "--shape-of", "2"), "published without its token lengths"),
+        (("--against-preset", "mine", "--shape-of", "7"), "--shape-of 7 is not the number of a published figure"),
         (("--against-preset", "mine", "--to-saturation"), "contradict each other"),
         (("--against-preset", "mine", "--shape", "conversation"), "runs plain prompts"),
         (("--shape-of", "1"), "goes with --against-preset"),

@@ -94,7 +94,7 @@ def test_a_request_that_comes_while_its_only_replica_changes_waits(skep, configu
         configure({"extra": ["--load-s=0.3"]})
         skep("reload", check=0)
         assert rows_of(skep)["fake-model-0"]["state"] == "draining"
-        assert "another reload is under way" in skep("reload", check=1).stderr
+        assert "another reload is in progress" in skep("reload", check=1).stderr
         assert ask(url)[0] == 200
         received = rest_of(sock, received)
     assert b"[DONE]" in received
@@ -138,7 +138,7 @@ def test_a_file_with_an_error_changes_nothing_and_says_so(skep, configure, up, t
     for bad, complaint in [
         ("[gateway\n", "skep.toml cannot be read"),
         (good.replace("slots = 2", "slots = 0"), "`serve.0.slots`"),
-        (good.replace("slots = 2", "slots = 2\nreserve = 2"), "`reserve` 2 of 2 slots"),
+        (good.replace("slots = 2", "slots = 2\nreserve = 2"), "`reserve` = 2 takes all 2 slots"),
         (good + '[aliases]\nx = "nobody"\n', "the alias `x` stands for `nobody`, which is not served"),
         (good.replace('engine = "fake"', 'engine = "steam"'), "there is no engine `steam`"),
     ]:
@@ -201,7 +201,7 @@ def test_a_key_that_was_added_is_wanted_at_once_and_a_file_that_others_can_read_
     key = skep("key", "add", "agent", check=0).stdout.strip()
     assert ask(url)[0] == 200  # not before the reload
     keys_path(user_paths(env)).chmod(0o644)
-    assert "warning: others may read" in skep("reload", "--wait", check=0).stderr
+    assert "warning: other users can read" in skep("reload", "--wait", check=0).stderr
     assert refusal(url) == (401, "invalid_api_key")
     assert ask(url, key=key)[0] == 200
     skep("key", "remove", "agent", check=0)
@@ -214,7 +214,7 @@ def test_without_the_last_key_nobody_comes_in_from_outside(skep, configure, relo
     key = skep("key", "add", "agent", check=0).stdout.strip()
     keys_path(user_paths(env)).chmod(0o644)
     started = skep("up", "-d", "--json", "--host", "0.0.0.0", check=0)
-    assert "warning: others may read" in started.stderr
+    assert "warning: other users can read" in started.stderr
     port = json.loads(started.stdout)["url"].rpartition(":")[2]
     url = f"http://127.0.0.1:{port}"
     assert ask(url, key=key)[0] == 200
@@ -267,7 +267,7 @@ def test_the_status_tells_what_the_gateway_sees_and_names_nobody_who_is_not_ther
     ask(up()["url"])
     for command in ("drain", "undrain", "restart"):
         said = skep(command, "nobody", check=1).stderr
-        assert "error: there is no `nobody` here" in said
+        assert "error: there is no replica `nobody`" in said
         assert "fake-model-0" in said
     gateway = eventually(lambda: (seen := status()["gateway"]) and seen["ended"].get("answered") and seen)
     assert gateway["queues"] == {"fake-model": {"interactive": 0, "normal": 0, "batch": 0}}
@@ -300,9 +300,9 @@ def test_replicas_come_and_go_while_a_stream_goes_on(skep, configure, up):
     skep("reload", "--wait", check=0)
     assert replicas(skep) == before, "what the file says holds again"
     for wanted, code, words in [
-        ("nobody=2", 2, "there is no model `nobody` that skep starts here"),
+        ("nobody=2", 2, "skep starts no model `nobody` here"),
         ("fake-model=0", 2, "`fake-model` cannot have 0 replicas"),
-        ("nobody", 2, "there is no model `nobody`"),
+        ("nobody", 2, "skep starts no model `nobody`"),
     ]:
         assert words in skep("scale", wanted, check=code).stderr
     assert replicas(skep) == before

@@ -119,7 +119,7 @@ def test_load_unload_and_swap_by_hand(hive, paths):
     assert hive.states() == {"a-0": "unloaded", "b-0": "unloaded"}
     assert call("unload", "b", "--json").json["state"] == "unloaded"
     unknown = call("load", "nobody").error
-    assert "there is no model `nobody`" in unknown.message
+    assert "skep starts no model `nobody`" in unknown.message
     assert unknown.hint == "known: a, b"
     assert "cannot be swapped for itself" in call("swap", "a", "a").error.message
     assert "`a-0` is not loaded" in call("restart", "a-0").error.message

@@ -164,7 +164,7 @@ def test_without_names_the_last_two_of_one_kind_are_compared(stored):
 
 def test_a_run_without_a_partner_is_said_to_have_none(stored):
     stored()
-    assert "there is no other run of the kind sweep" in refused("bench", "compare")
+    assert "there is no other sweep" in refused("bench", "compare")
     assert "there is no run `last~7`" in refused("bench", "compare", "last~7", "last")
     stored()
     assert "could be" in refused("bench", "compare", "2001", "last")
@@ -337,8 +337,8 @@ def test_mixed_runs_are_drawn_alone_and_side_by_side(judged, tmp_path):
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (("mixed", "sweep"), "of the kind mixed"),
-        (("sweep", "quality"), "of the kind sweep"),
+        (("mixed", "sweep"), "is a mixed run"),
+        (("sweep", "quality"), "is a sweep run"),
         (("quality", "quality"), "quality runs"),
         (("empty",), "no measured requests"),
     ],

@@ -61,7 +61,7 @@ def test_every_task_has_one_line_and_the_end_says_what_came_of_it(engine, tmp_pa
     assert done.out == ""
     for words in ("12 of 12 tasks done", str(output), "skep swarm show"):
         assert words in done.err
-    assert "there already" in refusal("run", "tasks.jsonl", "--url", engine.url)
+    assert "already exists" in refusal("run", "tasks.jsonl", "--url", engine.url)
     again = ("--overwrite", "--report", "r.html", "--json")
     told = swarm("run", "tasks.jsonl", *again, "--url", engine.url, *MODEL, check=0).json
     assert (told["done"], told["output"]) == (12, str(output))
@@ -70,7 +70,7 @@ def test_every_task_has_one_line_and_the_end_says_what_came_of_it(engine, tmp_pa
 
     output.write_text("".join(output.read_text().splitlines(keepends=True)[:3]) + '{"id": "t')  # somebody cut it
     finished = swarm("resume", told["run"], check=0)
-    assert "already finished" in finished.err
+    assert "has ended already" in finished.err
     assert sorted(ids(output.read_text())) == TASKS
     printed_as_they_come = swarm("run", "tasks.jsonl", "-o", "-", "--url", engine.url, *MODEL, check=0)
     assert sorted(ids(printed_as_they_come.out)) == TASKS
@@ -169,7 +169,7 @@ def test_a_file_that_another_run_has_overwritten_is_left_and_the_first_run_goes_
     assert told["output"] == str(tmp_path / "other.jsonl")
     assert sorted(ids((tmp_path / "other.jsonl").read_text())) == TASKS
     assert output.read_text() == theirs
-    assert "already finished" in swarm("resume", first["id"], "-o", "third.jsonl", check=0).err
+    assert "has ended already" in swarm("resume", first["id"], "-o", "third.jsonl", check=0).err
     assert sorted(ids((tmp_path / "third.jsonl").read_text())) == TASKS
 
 
@@ -254,10 +254,10 @@ def test_a_faulty_file_is_told_by_its_lines_before_anything_runs(paths, tmp_path
         (("tasks.jsonl", "-o", "nosuch/out.jsonl"), "folder that does not exist"),
         (("tasks.jsonl", "-o", "folder"), "is a folder"),
         (("tasks.jsonl", "-o", "tasks.jsonl"), "the file with the tasks"),
-        (("tasks.jsonl", "-o", "/dev/null"), "no plain file"),
+        (("tasks.jsonl", "-o", "/dev/null"), "not a regular file"),
         (("tasks.jsonl", "-o", "-", "--json"), "both go to stdout"),
         (("tasks.jsonl", "--timeout", "soon"), "not a duration"),
-        (("tasks.jsonl", "--deadline", "0s"), "leaves no time"),
+        (("tasks.jsonl", "--deadline", "0s"), "is too short"),
         (("tasks.jsonl", "--form", "xml"), "xml"),
         (("tasks.jsonl", "--schema", "tasks.jsonl"), "tasks.jsonl"),
         (("tasks.jsonl", "--priority", "high"), "high"),

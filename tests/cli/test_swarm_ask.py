@@ -78,7 +78,7 @@ def test_without_plan_and_merge_by_the_model_the_answers_stand_one_after_the_oth
 
 def test_a_plan_that_cannot_be_used_is_asked_for_again_and_then_made_by_rule(folder, engine):
     done = ask(f"{GOAL} (bad plan please)", FILES, "--url", engine.url, check=0)
-    assert "asked once more" in done.err
+    assert "asking once more" in done.err
     assert "2 tasks, split by rule" in done.err
     assert "split by rule, not by the model: the answer holds no JSON" in done.out
 
@@ -114,16 +114,16 @@ def test_an_answer_is_given_again_by_resume(folder, engine):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["  ", FILES], "there is no goal"),
+        (["  ", FILES], "the goal is empty"),
         (["x" * 20_001, FILES], "20,001 characters"),
         ([GOAL], "no files are named"),
-        ([GOAL, "*.absent"], "names no text file"),
+        ([GOAL, "*.absent"], "matches no text file"),
         ([GOAL, "../*"], "leads out"),
         ([GOAL, FILES, "--root", "absent"], "is not a folder"),
         ([GOAL, FILES, "-o", "absent/answer.md"], "folder that does not exist"),
-        ([GOAL, FILES, "--plan-timeout", "0s"], "leaves no time"),
+        ([GOAL, FILES, "--plan-timeout", "0s"], "is too short"),
         ([GOAL, FILES, "--report", "report.pdf"], "ends in none of .html, .htm, .svg"),
-        ([GOAL, FILES, "--deadline", "0s"], "leaves no time"),
+        ([GOAL, FILES, "--deadline", "0s"], "is too short"),
         ([GOAL, FILES, "--key-env", "SKEP_ABSENT_KEY"], "is not set"),
     ],
 )

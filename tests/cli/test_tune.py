@@ -57,7 +57,7 @@ def test_a_tuning_begins_at_the_plan_and_says_how_far_off_that_was():
     said = tune(*TUNING[:-2], check=0).err
     assert re.search(r"baseline: .*graphs on", said)
     assert re.search(r"measured \d+ tok/s at the start; the plan expected \d+, \d+ % too (high|low)", said)
-    assert "--from `below` is no beginning" in refusal(*TUNING[:-2], "--from", "below")
+    assert "--from `below` is unknown" in refusal(*TUNING[:-2], "--from", "below")
 
 
 def the_document_has_baseline_best_stages_and_curve(told):
@@ -99,7 +99,7 @@ def the_best_becomes_a_preset_once():
     assert found.options.graphs is True
     assert any("SIMULATED, not measured" in note for note in found.notes)
     assert not found.published
-    assert "is there already" in refusal("export", "my-8b")
+    assert "already exists" in refusal("export", "my-8b")
     tune("export", "my-8b", "--stage", "0", "--overwrite", check=0)
     assert preset("my-8b", folder).options.graphs is False
     assert tune("show", "--json", check=0).json["presets"] == ["my-8b", "my-8b"]
@@ -139,8 +139,8 @@ def test_a_running_tuning_is_neither_resumed_nor_deleted():
     ready = prepare(OPTIONS, user_paths(os.environ))
     with open_store(user_paths(os.environ).store) as store:
         journal = TuningJournal.begin(TuningStore(store), ready.tuning, time.time)
-        assert "a process is at work" in refusal("resume")
-        assert "a process is at work" in refusal("rm", "last")
+        assert "a process is working" in refusal("resume")
+        assert "a process is working" in refusal("rm", "last")
         journal.end("stopped")
     tune("rm", "last", check=0)
     assert tune("ls", "--json", check=0).json == []
@@ -164,7 +164,7 @@ def test_a_tuning_of_an_earlier_version_that_turned_the_power_limit_is_shown_and
     assert "power_cap 100 → 70" in tune("show", check=0).out
     tune("export", "capped-8b", check=0)
     said = refusal("resume")
-    assert "turns the power limit, which skep no longer does" in said
+    assert "changes the power limit, which skep no longer does" in said
     assert "nvidia-smi -pl" in said
 
 
@@ -245,25 +245,25 @@ REFUSED = [
     (("qwen3-8b", *RIG, "--budget", "20s"), 2, "--budget 20.0 s is too short for one trial"),
     (("qwen3-8b", *RIG, "--min-context", "100"), 2, "is less than a task's"),
     (("qwen3-8b", *RIG, "--min-context", "99999999"), 2, "beyond"),
-    (("qwen3-8b", *RIG, "--knobs", "slot"), 2, "`slot` is no knob here"),
-    (("qwen3-8b", *RIG, "--set", "slots=lots"), 2, "`lots` is no value of it"),
+    (("qwen3-8b", *RIG, "--knobs", "slot"), 2, "`slot` is not a knob here"),
+    (("qwen3-8b", *RIG, "--set", "slots=lots"), 2, "`lots` is not one of its values"),
     (("qwen3-8b", *RIG, "--engine", "embedded"), 2, "there is no engine `embedded` to tune"),
     (("qwen3-8b", *RIG, "--gpus", "0"), 2, "--gpus means nothing with --simulate"),
     (("qwen3-8b", *RIG, "--in-place"), 2, "--in-place means nothing with --simulate"),
     (("qwen3-8b", *RIG, "--quality", "drills"), 2, "--quality means nothing with --simulate"),
     (("qwen3-8b", *RIG, "--checkpoint", "some/weights"), 2, "with --simulate no weights are loaded"),
     (("qwen3-8b", *RIG, "--goal", "effective_tok_s@100000"), 2, "100000 agents cannot be measured"),
-    (("qwen3-8b", *RIG, "--goal", "effective_tok_s@4>=nan"), 2, "a target of nan cannot be aimed at"),
+    (("qwen3-8b", *RIG, "--goal", "effective_tok_s@4>=nan"), 2, "a target of nan is not possible"),
     (("qwen3-8b", "--gpu", "no-such-card", "--simulate"), 2, "no-such-card"),
     (("llama-3.1-405b", *RIG), 3, "405b"),
-    (("qwen3.6-27b-2x3090-awq", "--gpu", "2x rtx-3060", "--simulate"), 3, "the beginning itself cannot start"),
+    (("qwen3.6-27b-2x3090-awq", "--gpu", "2x rtx-3060", "--simulate"), 3, "the first configuration cannot start"),
     (("qwen3.6-27b-2x3090-awq", *RIG), 2, "TP=2 needs 2 cards"),
-    (("qwen3-8b", "--gpu", "rtx-4090"), 2, "--gpu is of a rig that is not here"),
+    (("qwen3-8b", "--gpu", "rtx-4090"), 2, "--gpu describes a rig that is not here"),
     (("no-such-model",), 2, "`no-such-model` is no preset, no model"),
-    (("resum",), 2, "`resum` is no preset and no model"),
+    (("resum",), 2, "`resum` is not a preset or a model"),
     (("./no-such.gguf",), 2, "no-such.gguf"),
-    (("smollm2-135m", "--goal", "tok_per_joule@4"), 2, "nothing here tells what a CPU draws"),
-    (("smollm2-135m", "--gpus", "0"), 2, "it runs on no card"),
+    (("smollm2-135m", "--goal", "tok_per_joule@4"), 2, "skep cannot measure the power of a CPU"),
+    (("smollm2-135m", "--gpus", "0"), 2, "this engine uses no card"),
     (("smollm2-135m", "--quality", "nosuch"), 2, "nosuch"),
     (("smollm2-135m", "--html", "no/such/folder.html"), 2, "lies in a folder that does not exist"),
     (("show",), 2, "there are no tunings yet"),
@@ -283,7 +283,7 @@ def test_it_is_refused_in_one_line_and_nothing_is_stored(words, code, said, path
 
 def test_without_cards_there_is_nothing_to_simulate_unless_a_rig_is_named(no_cards):
     said = refusal("qwen3-8b", "--simulate")
-    assert "which rig is to be simulated" in said
+    assert "which rig should be simulated" in said
     assert "--gpu" in said
 
 

@@ -167,7 +167,7 @@ def test_without_a_terminal_each_stage_is_a_line(capsys):
 def test_knobs_are_chosen_by_name():
     assert choose_knobs(KNOBS, None, None) == KNOBS
     assert choose_knobs(KNOBS, "kv, slots", "kv") == (SLOTS,)
-    with pytest.raises(UserError, match="`slot` is no knob here") as told:
+    with pytest.raises(UserError, match="`slot` is not a knob here") as told:
         choose_knobs(KNOBS, "slot", None)
     assert "did you mean `slots`" in told.value.hint
     with pytest.raises(UserError, match="no knob is left"):
@@ -185,8 +185,8 @@ def test_a_baseline_of_ones_own_is_read_by_the_values_of_each_knob():
 
 @pytest.mark.parametrize(
     ("pair", "words"),
-    [("slots", "has no value"), ("slots=", "has no value"), ("slots=many", "no value of it"),
-     ("slots=-1", "no value of it"), ("kv=fp3", "no value of it"), ("graph=on", "no knob here")],
+    [("slots", "has no value"), ("slots=", "has no value"), ("slots=many", "not one of its values"),
+     ("slots=-1", "not one of its values"), ("kv=fp3", "not one of its values"), ("graph=on", "not a knob here")],
 )  # fmt: skip
 def test_a_baseline_that_cannot_be_is_one_line(pair, words):
     with pytest.raises(UserError, match=words):

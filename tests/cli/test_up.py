@@ -75,12 +75,12 @@ def test_a_preset_is_served_as_it_is_written_and_no_plan_changes_it(two_3090s, c
     said = capsys.readouterr().err
     assert "225" in said
     assert "not apply" in said
-    with pytest.raises(UserError, match="--tp would make another recipe"):
+    with pytest.raises(UserError, match="--tp cannot be combined"):
         serve_for(ServeRequest("qwen3.6-27b-2x3090-replicas", tp=2))
 
 
 def test_a_preset_for_cards_is_not_started_without_any(programs):
-    with pytest.raises(DoesNotFit, match="wants rtx-3090, this machine has no GPU"):
+    with pytest.raises(DoesNotFit, match="needs rtx-3090, this machine has no GPU"):
         serve_for(ServeRequest("qwen3.6-27b-3090-mtp5"))
 
 
@@ -93,7 +93,7 @@ def test_a_checkpoint_outside_the_catalogue_is_started_as_told(two_3090s, capsys
 
 @pytest.mark.parametrize("text", ["a", "0,", "0;1", "-1", ""])
 def test_cards_are_given_by_number(text):
-    with pytest.raises(UserError, match="are no cards"):
+    with pytest.raises(UserError, match="is not a list of GPU numbers"):
         parse_gpus(text)
     assert parse_gpus("0, 2") == (0, 2)
 
@@ -106,7 +106,7 @@ def test_an_engine_that_nobody_knows_in_the_file_is_one_clear_line(paths, config
 
 def test_a_preset_on_other_cards_says_so_and_goes_on(two_3090s, capsys):
     assert serve_for(ServeRequest("gpt-oss-20b-4090")).engine == "llamacpp"
-    assert "warning: measured on rtx-4090, here are 2x rtx-3090" in capsys.readouterr().err
+    assert "warning: measured on rtx-4090, this machine has 2x rtx-3090" in capsys.readouterr().err
 
 
 def test_a_preset_for_cards_on_a_machine_without_any_says_that_its_figures_do_not_apply(programs):

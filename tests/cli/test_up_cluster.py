@@ -124,7 +124,7 @@ def test_a_preset_is_served_as_it_is_written_where_a_node_has_its_cards(capsys):
     (serve,) = serves_for(ServeRequest("qwen3.6-27b-2x3090-replicas"), PAIR)
     assert (serve.engine, serve.replicas, serve.slots, serve.gpus) == ("vllm", 2, 2, ())
     assert "preset qwen3.6-27b-2x3090-replicas" in capsys.readouterr().err
-    with pytest.raises(DoesNotFit, match="wants rtx-3090, no node of the cluster has 1 GPU"):
+    with pytest.raises(DoesNotFit, match="needs rtx-3090, no node of the cluster has 1 GPU"):
         serves_for(ServeRequest("qwen3.6-27b-3090-mtp5"), survey(node("a")))
 
 
@@ -133,7 +133,7 @@ def test_a_preset_is_served_as_it_is_written_where_a_node_has_its_cards(capsys):
     [
         (("up", "smollm2-135m", "--cluster", "127.0.0.1:1", "--gpus", "0"), "--cluster and --gpus contradict"),
         (("up", "--cluster", "127.0.0.1:1", "--engine-port", "9000"), "--cluster and --engine-port contradict"),
-        (("up", "--cluster", "somewhere"), "`somewhere` is no address of a Ray cluster"),
+        (("up", "--cluster", "somewhere"), "`somewhere` is not the address of a Ray cluster"),
         (("up", "--hive", "mine"), "--hive names a deployment of a cluster"),
     ],
 )  # fmt: skip

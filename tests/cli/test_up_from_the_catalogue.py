@@ -61,7 +61,7 @@ def test_a_large_model_on_eight_h200s_names_a_checkpoint_that_exists(model):
 
 def test_bare_up_with_cards_offers_what_fits_and_serves_nothing(two_3090s):
     said = refused("up")
-    assert "which model? Here is this machine (2x rtx-3090)" in said
+    assert "which model should this machine (2x rtx-3090) serve?" in said
     for words in ("`skep up qwen3.6-35b-a3b`", "`skep up qwen3.6-27b`", "`skep up --embedded`"):
         assert words in said
 
@@ -94,7 +94,7 @@ def test_an_engine_too_old_for_the_checkpoint_is_one_clear_line(two_3090s, vllm)
     vllm("0.8.2")
     said = refused("up", "qwen3.6-27b", "--checkpoint", "Qwen/Qwen3.6-27B-FP8", "--quant", "fp8")
     assert "Qwen/Qwen3.6-27B-FP8 needs vllm 0.1" in said
-    assert "here is vllm 0.8.2" in said
+    assert "installed is vllm 0.8.2" in said
 
 
 def test_a_name_that_says_too_little_is_met_with_the_nearest(programs):
@@ -112,7 +112,7 @@ def test_engines_are_listed_with_the_line_that_installs_them(two_3090s, vllm):
 
 
 def test_an_engine_is_not_installed_where_it_could_not_run(two_3090s, programs):
-    assert "vllm==0.24.0 needs driver 575, here is 570" in refused("engine", "install", "vllm")
+    assert "vllm==0.24.0 needs driver 580, this machine has 570" in refused("engine", "install", "vllm")
     (programs / "nvidia-smi").unlink()
     assert "needs an NVIDIA driver" in refused("engine", "install", "vllm")
     assert "cannot be installed by skep" in refused("engine", "install", "ollama")

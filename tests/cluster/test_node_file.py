@@ -153,7 +153,7 @@ def test_addresses_of_both_families_are_read():
 
 
 def test_the_token_is_made_once_and_is_nobody_elses(paths):
-    with pytest.raises(UserError, match="there is no token here"):
+    with pytest.raises(UserError, match="this machine has no cluster token"):
         token_of(paths)
     ensure_token(paths)
     made = token_of(paths)
@@ -163,7 +163,7 @@ def test_the_token_is_made_once_and_is_nobody_elses(paths):
     keep_token(paths, "another-token-for-it")
     assert token_of(paths) == "another-token-for-it"
     token_path(paths).chmod(0o644)
-    with pytest.raises(UserError, match="other users may read the token"):
+    with pytest.raises(UserError, match="other users can read the token"):
         ensure_token(paths)
 
 
@@ -237,7 +237,7 @@ def says(session):
 
     def ask(address, token):
         if token != TOKEN:
-            raise EngineError(f"the cluster at {address} refuses the connection: it has another token")
+            raise EngineError(f"the cluster at {address} refuses the connection: its token differs")
         return Head(address, session)
 
     return ask
@@ -260,7 +260,7 @@ def test_while_its_own_head_answers_a_node_is_not_ended_wherever_it_is_to_go(lis
 
 def test_a_head_that_refuses_to_say_proves_nothing(listening):
     for remains, why in (
-        (replace(node_at(listening), token="another-token-for-it"), "it has another token"),
+        (replace(node_at(listening), token="another-token-for-it"), "its token differs"),
         (replace(node_at(listening), token=None), "its token is not stored here"),
         (replace(node_at(listening), session=None), "its session is not recorded"),
     ):
@@ -313,12 +313,12 @@ def test_where_the_next_head_refuses_nothing_is_ended(paths):
     """A mistyped token, or another Ray, once cost a machine what it still served."""
 
     def refused():
-        raise EngineError("it has another token")
+        raise EngineError("its token differs")
 
     keep_token(paths, TOKEN)
     for names in (["raylet"], ["ray::ReplicaActor"]):
         with node_processes(paths, *names) as (child,):
-            with pytest.raises(EngineError, match="it has another token"):
+            with pytest.raises(EngineError, match="its token differs"):
                 _make_way(paths, pytest.fail, refused)
             assert child.poll() is None
 
@@ -330,7 +330,7 @@ def test_auto_on_a_node_whose_head_is_lost_is_told_at_once(paths, tmp_path, monk
     head = f"127.0.0.1:{free_port()}"
     with node_processes(paths, "raylet", head=head):
         for address in ("auto", head):
-            with pytest.raises(EngineError, match=f"the head at {head} is lost; this machine was a node of it"):
+            with pytest.raises(EngineError, match=f"the head node at {head} is lost; this machine was its node"):
                 checked_connection(address)
     assert checked_connection("auto").head == "auto"
 
@@ -346,7 +346,7 @@ def test_a_refused_token_is_told_as_that_and_not_as_a_strange_machine():
     error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
     error.__cause__ = cause
     for address in ("10.0.0.1:6379", "auto"):
-        assert "it has another token" in explained(address, error).message
+        assert "its token differs" in explained(address, error).message
     assert explained("10.0.0.1:6379", RuntimeError("No node info found for this raylet")).message.startswith(STRANGER)
     slow = RuntimeError('Traceback:\n  File "ray/_private/node.py"\n  File "python/ray/_raylet.pyx"\nTimed out')
     assert "cannot be joined: Timed out" in explained("10.0.0.1:6379", slow).message
@@ -397,7 +397,7 @@ def test_only_what_the_child_tells_is_its_answer(ask):
     [
         ("refuses", UserError, "no such node", "look again"),
         ("has no room", DoesNotFit, "2 cards are wanted, the cluster has 1", None),
-        ("breaks", EngineError, "the cluster cannot be asked: it broke", "wait"),
+        ("breaks", EngineError, "the cluster cannot be queried: it broke", "wait"),
     ],
 )
 def test_an_error_of_the_child_is_raised_here(ask, word, error, message, hint):

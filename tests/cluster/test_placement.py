@@ -91,7 +91,7 @@ def test_one_replica_more_leaves_those_that_run_as_they_are(place):
     again = place(busy, replace(SMALL, replicas=2), running=first)
     assert again[0] == first[0]
     assert again[1].threads == 8
-    with pytest.raises(DoesNotFit, match=r"want 8 CPUs and .* each, 1 of them run, there is room for 1 more: a has no"):
+    with pytest.raises(DoesNotFit, match=r"need 8 CPUs and .* each, 1 of them run, there is room for 1 more: a has no"):
         place(busy, replace(SMALL, replicas=4, threads=8), running=first)
 
 
@@ -100,7 +100,7 @@ def test_too_few_gpus_are_said_node_by_node(place):
     with pytest.raises(DoesNotFit) as refused:
         place(cluster, replace(VLLM, replicas=3))
     said = refused.value.message
-    assert "3 replicas of `org/model` want 2 GPUs, 2 CPUs and 4.0 GiB of memory each, there is room for 1" in said
+    assert "3 replicas of `org/model` need 2 GPUs, 2 CPUs and 4.0 GiB of memory each, there is room for 1" in said
     for words in ("a has 2 of 2 GPUs", "b has 1 of 2 GPUs", "c has no GPU"):
         assert words in said
 
@@ -170,7 +170,7 @@ def test_cards_that_ray_has_lent_already_may_be_full(place):
     lent = survey(held(rtx_node("a", free={"free_gpus": 1}), 22, 0))
     (first,) = place(lent, SINGLE)
     full = survey(held(rtx_node("a", free={"free_gpus": 1}), 22, 22))
-    with pytest.raises(DoesNotFit, match=r"GPU 1 .* are full, Ray has lent 1 of them"):
+    with pytest.raises(DoesNotFit, match=r"GPU 1 .* are full, Ray assigned 1 of them"):
         place(full, SINGLE)
     assert len(place(full, replace(SINGLE, replicas=2), running=(first,))) == 2, "for a start, not for a change"
 
@@ -183,7 +183,7 @@ def test_cards_that_ray_has_lent_already_may_be_full(place):
         (
             (20, 23),
             1,
-            "GPU 0 (4.0 GiB of 24.0 GiB free) and GPU 1 (1.0 GiB of 24.0 GiB free) are full, Ray has lent 1 of them",
+            "GPU 0 (4.0 GiB of 24.0 GiB free) and GPU 1 (1.0 GiB of 24.0 GiB free) are full, Ray assigned 1 of them",
         ),
         ((12, 0), 1.5, None),  # a whole card can only be the other one
         ((0, 20), 1, None),  # the one that is lent is empty yet: this cannot be seen
@@ -218,13 +218,13 @@ def test_a_post_looks_at_its_cards_again_before_it_calls_them_busy(tmp_path, mon
 
 
 def test_a_replica_wider_than_every_node_is_refused(place):
-    with pytest.raises(DoesNotFit, match="wants 4 GPUs on one node, the largest has 2"):
+    with pytest.raises(DoesNotFit, match="needs 4 GPUs on one node, the largest has 2"):
         place(survey(rtx_node("a"), rtx_node("b")), replace(VLLM, options=EngineOptions(tp=4)))
 
 
 def test_an_engine_that_no_node_has_names_the_nodes(place):
-    cluster = survey(node("a"), node("b", why="has no skep in the environment of its Ray"))
-    with pytest.raises(EngineError, match="a has no vllm installed; b has no skep in the environment of its Ray"):
+    cluster = survey(node("a"), node("b", why="has no skep in its Ray environment"))
+    with pytest.raises(EngineError, match="a has no vllm installed; b has no skep in its Ray environment"):
         place(cluster, VLLM)
 
 
@@ -270,7 +270,7 @@ def test_what_means_something_on_one_machine_only_is_refused(place, change, word
 
 
 def test_options_that_contradict_each_other_are_refused_before_anything_starts(place):
-    with pytest.raises(UserError, match="--port, which skep itself says"):
+    with pytest.raises(UserError, match="--port, which skep sets itself"):
         place(survey(rtx_node("a")), replace(VLLM, extra=("--port", "1")))
 
 

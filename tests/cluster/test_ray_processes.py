@@ -69,7 +69,7 @@ def test_engines_of_a_node_have_ports_of_the_same_range_and_elsewhere_any():
     assert engine_ports(environment(HEAD, "m", {ENGINE_PORTS: "1-2"})) == range(7400, 7500)
     assert engine_ports({}) is None
     for wrong in ("7400", "7499-7400", "a-b", "1-70000"):
-        with pytest.raises(EngineError, match=f"`{wrong}`, no range of ports"):
+        with pytest.raises(EngineError, match=f"`{wrong}`, not a range of ports"):
             engine_ports({ENGINE_PORTS: wrong})
 
 
@@ -84,7 +84,7 @@ def test_loopback_stays_loopback():
     ("check", "wrong", "words"),
     [
         (checked_address, ["0.0.0.0", "::", "head", "10.0.0", "224.0.0.1", ""], "is no"),
-        (checked_ports, [0, 80, 65000], "leaves no room"),
+        (checked_ports, [0, 80, 65000], "is not possible"),
         (checked_labels, [["rack"], ["=7"], ["rack="], ["a=b,c=d"]], "is not NAME=VALUE"),
     ],
     ids=["an address is that of one interface", "a first port leaves room", "a label is a name and a value"],
@@ -98,7 +98,7 @@ def test_what_a_node_cannot_be_started_with_is_refused(check, wrong, words):
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        ("ray.exceptions.AuthenticationError: RPC error", EngineError, "it has another token"),
+        ("ray.exceptions.AuthenticationError: RPC error", EngineError, "its token differs"),
         (
             "RuntimeError: Version mismatch:\n Ray: 2.59.0\n Python: 3.11.2\nThis\n Ray: 2.60.0\n Python: 3.12.1\n",
             UserError,

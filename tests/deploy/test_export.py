@@ -240,7 +240,7 @@ def test_replicas_that_share_a_card_start_one_after_the_other():
 
 
 def test_ports_must_leave_room_for_the_endpoint():
-    with pytest.raises(UserError, match="leaves no room"):
+    with pytest.raises(UserError, match="does not fit"):
         recipe_of(PLAIN, port=8501, engine_port=8500)
 
 
@@ -288,8 +288,8 @@ def test_a_comment_never_ends_early():
     ("path", "shell", "systemd", "yaml"),
     [
         ("~/a b", "\"$HOME\"'/a b'", '"%h/a b"', '"${HOME}/a b"'),
-        ("$G/x", '"$G"/x', "${G}/x", '"${G:?say in .env where it lies}/x"'),
-        ("${G}/x", '"${G}"/x', "${G}/x", '"${G:?say in .env where it lies}/x"'),
+        ("$G/x", '"$G"/x', "${G}/x", '"${G:?set its path in .env}/x"'),
+        ("${G}/x", '"${G}"/x', "${G}/x", '"${G:?set its path in .env}/x"'),
         ("/a$(id)", "'/a$(id)'", '"/a$$(id)"', '"/a$$(id)"'),
     ],
 )
@@ -332,7 +332,7 @@ def _unescaped(code):
 def test_notes_and_a_stand_in_are_told_in_comments(form):
     text = export(recipe(stand_in=True, notes=("warm it\nup first",)), form)
     told = [line for line in text.splitlines() if line.startswith("# Note: ")]
-    assert told[0] == "# Note: which checkpoint was measured is not published: Qwen/Qwen3-8B-AWQ stands in for it"
+    assert told[0] == "# Note: the source does not name its checkpoint: skep uses Qwen/Qwen3-8B-AWQ in its place"
     assert told[1].startswith("# Note: warm it")
     assert not any(line.startswith("up first") for line in text.splitlines())
     assert "# Note: " not in export(recipe(), form)

@@ -48,7 +48,7 @@ def test_replicas_share_the_cards_they_are_given_together():
     [
         (1, 1, (7,), "there is no GPU 7: this machine has 0, 1, 2, 3"),
         (1, 2, (1, 1), "names a card twice"),
-        (2, 2, (0, 1, 2), "are 3 cards for 2 replicas of 2"),
+        (2, 2, (0, 1, 2), "names 3 cards for 2 replicas of 2"),
     ],
 )
 def test_cards_that_cannot_be_meant_are_refused(replicas, each, gpus, says):
@@ -57,9 +57,9 @@ def test_cards_that_cannot_be_meant_are_refused(replicas, each, gpus, says):
 
 
 def test_more_cards_than_the_machine_has_do_not_fit():
-    with pytest.raises(DoesNotFit, match="3 replicas of 2 want 6 GPUs, this machine has 4"):
+    with pytest.raises(DoesNotFit, match="3 replicas of 2 need 6 GPUs, this machine has 4"):
         assign_cards(3, 2, (), CARDS)
-    with pytest.raises(DoesNotFit, match="a replica wants 2 GPUs, this machine has none"):
+    with pytest.raises(DoesNotFit, match="a replica needs 2 GPUs, this machine has none"):
         assign_cards(1, 2, (), ())
     assert assign_cards(2, 1, (), ()) == [(), ()]
 
@@ -92,8 +92,8 @@ def test_a_busy_card_is_named_with_the_share_that_would_fit():
     busy = (GpuCard(0, 24 * GIB, 8 * GIB),)
     with pytest.raises(DoesNotFit) as refused:
         check_free([with_room(launch())], busy)
-    assert "GPU 0 is busy: 16.0 GiB of 24.0 GiB are free, `m-0` wants 21.6 GiB" in str(refused.value)
-    assert "memory_share = 0.65" in refused.value.hint
+    assert "GPU 0 is busy: 16.0 GiB of 24.0 GiB are free, `m-0` needs 21.6 GiB" in str(refused.value)
+    assert "(--memory-share) to 0.65" in refused.value.hint
     check_free([with_room(launch())], CARDS)
     with pytest.raises(DoesNotFit) as refused:
         check_free([with_room(launch())], (GpuCard(0, 24 * GIB, 20 * GIB),))
@@ -104,8 +104,8 @@ def test_a_model_that_can_never_be_loaded_is_said_at_the_start():
     has = {"gpu0": 24 * GIB}
     pinned = replace(launch("p-0", share=0.5), model="p", pinned=True, room=(("gpu0", 12 * GIB),))
     other = replace(launch("g-0"), model="g", on_demand=True, room=(("gpu0", 14 * GIB),))
-    with pytest.raises(DoesNotFit, match="`g` can never be loaded: it wants"):
+    with pytest.raises(DoesNotFit, match="`g` can never be loaded: it needs"):
         check_on_demand([pinned, other], has, None)
     check_on_demand([other], has, 1)
-    with pytest.raises(UserError, match="max_loaded = 1 leaves no room"):
+    with pytest.raises(UserError, match="max_loaded = 1 is too low"):
         check_on_demand([pinned, replace(other, room=())], has, 1)

@@ -174,7 +174,7 @@ def test_a_refusal_by_a_running_engine_is_explained():
     missing = diagnose(
         replace(launch_of("ollama"), checkpoint="qwen3:8b"), None, ['{"error":"model \'qwen3:8b\' not found"}']
     )
-    assert missing.remedy == "`ollama pull qwen3:8b`"
+    assert missing.remedy == "run `ollama pull qwen3:8b`"
 
 
 def test_a_kill_is_put_down_to_the_kernel_only_where_it_counted():

@@ -76,15 +76,15 @@ def test_a_batch_that_nobody_names_holds_every_slot_and_its_drafts():
         ({"kv": "fp8"}, 'kv = "fp8" is not known', ", ".join(KV_TYPES)),
         ({"kv": "q4_0", "flash_attention": False}, 'kv = "q4_0" wants flash attention', "leave flash_attention out"),
         ({"batch": 256, "batched_tokens": 512}, "batched_tokens = 512 is more than batch = 256", "raise `batch`"),
-        ({"batch": 1}, "batch = 1 does not hold a token of 2 slots", "2 or more"),
+        ({"batch": 1}, "batch = 1 is too small for 2 slots", "2 or more"),
         (
             {"batch": 16, "draft": Draft("ngram", 8)},
-            "batch = 16 does not hold a token of 2 slots with 8 drafted tokens each",
+            "batch = 16 is too small for 2 slots with 8 drafted tokens each",
             "18 or more",
         ),
         ({"kv_layout": "paged"}, 'kv_layout = "paged"', "unified, split"),
-        ({"draft": Draft("mtp", 3)}, "speculation by `mtp` cannot be", "use ngram"),
-        ({"draft": Draft("draft", 3)}, "speculation by `draft` cannot be", "use ngram"),
+        ({"draft": Draft("mtp", 3)}, "it has no speculation by `mtp`", "use ngram"),
+        ({"draft": Draft("draft", 3)}, "it has no speculation by `draft`", "use ngram"),
         ({"tp": 2}, "tp = 2 cannot be", "llamacpp"),
         ({"quant": "awq"}, 'quant = "awq" is the file\'s own', "another GGUF"),
         ({"memory_share": 0.9}, "memory_share = 0.9", "leave it out"),
@@ -332,11 +332,11 @@ def test_what_only_costs_or_saves_time_leaves_the_answers_as_they_are(weights):
     [
         (
             {"kv": "q8_0", "flash_attention": False},
-            "a quantized KV cache (q8_0) does not go without flash attention",
+            "a quantized KV cache (q8_0) needs flash attention",
             "quantized V cache requires flash_attn",
             "flash_attention off -> unset",
         ),
-        ({"batch": 1}, "a batch of 1 tokens does not hold a token of 2 slots", "n_outputs_max", "batch 1 -> unset"),
+        ({"batch": 1}, "a batch of 1 tokens is too small for 2 slots", "n_outputs_max", "batch 1 -> unset"),
     ],
 )
 def test_a_wrong_combination_dies_with_its_cause_its_line_and_its_remedy(weights, options, cause, said, changed):

@@ -33,7 +33,7 @@ def test_an_engine_is_installed_found_replaced_and_removed(wheels, tmp_path):
     program = install_engine("vllm", driver="580.65.06", say=said.append)
     assert version_of(program) == "vllm 0.24.0"
     assert [line for line in said if line.endswith("...")] == [
-        "making the environment ...",
+        "creating the environment ...",
         "installing vllm==0.24.0 with pip ...",
     ]
     assert find_program("vllm").path == engine_folder("vllm") / "bin" / "vllm"

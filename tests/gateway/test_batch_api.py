@@ -375,7 +375,7 @@ def test_a_store_that_cannot_be_written_or_is_deleted_is_opened_when_it_can_be(b
     folder = tmp_path / "data"
     folder.write_text("in the way")
     client = Client(batching(engine))
-    with pytest.raises(openai.InternalServerError, match="cannot be kept now"):
+    with pytest.raises(openai.InternalServerError, match="cannot be stored now"):
         client.upload([line("a")])
     assert client.api.chat.completions.create(**line("x")["body"]).usage.completion_tokens == 2
     folder.unlink()

@@ -71,7 +71,7 @@ def test_nvlink_pair_with_driver_570_is_warned_of_cuda_12_9(host_of):
     assert found["pcie"].verdict is CheckResult.OK
     assert found["driver"].verdict is CheckResult.WARNING
     assert "error 804" in found["driver"].detail
-    assert found["driver"].hint == "install driver 580 or newer and reboot, or take builds for CUDA 12.8 or older"
+    assert found["driver"].hint == "install driver 580 or newer and reboot, or use builds for CUDA 12.8 or older"
 
 
 def test_four_cards_are_told_by_lanes_and_pairs(host_of):

@@ -163,7 +163,7 @@ def test_without_the_extra_it_says_what_to_install(env, monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp", None)
     done = CliRunner().invoke(tree_of(["mcp"]), ["mcp"], env=env)
     assert "needs the MCP SDK" in str(done.exception)
-    assert done.exception.hint == "pip install 'skep[mcp]'"
+    assert done.exception.hint == "in skep's folder: pip install '.[mcp]'"
 
 
 @pytest.mark.slow

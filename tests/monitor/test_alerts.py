@@ -189,7 +189,7 @@ def test_slower_than_its_own_median_is_told_and_a_busy_box_is_not(series):
 
     alive(rig, story)
     assert rig.listener.words() == ["opened", "closed"]
-    assert rig.listener.heard[0][1] == "box, short answers 40 tok/s, 20.0 % below the median of 7 days, 50"
+    assert rig.listener.heard[0][1] == "box, short answers 40 tok/s, 20.0 % below its 7-day median, 50"
 
 
 def test_a_target_may_have_limits_of_its_own(series):
@@ -417,7 +417,7 @@ def test_check_says_what_is_wrong_and_who_watches(series, tmp_path):
     assert judged["alerts"] == []
     late = check_document(series, rig.wanted, rig.now + 4 * HOUR, running=False)
     assert [one["rule"] for one in late["wrong"]] == ["down", "unwatched"]
-    assert "nobody watches" in late["wrong"][1]["message"]
+    assert "the monitor is not running" in late["wrong"][1]["message"]
     assert late["targets"][0]["state"] == "silent"
     json.dumps(late)
 
@@ -436,7 +436,7 @@ def test_check_tells_an_open_alert_once_and_a_target_that_was_never_probed(serie
         ("unwatched", "box"),
         ("unwatched", "new"),
     ]
-    assert "does not get to it" in overdue["wrong"][1]["message"]
+    assert "runs but is late" in overdue["wrong"][1]["message"]
 
 
 def test_free_bytes_of_a_store_that_is_not_there_yet(tmp_path):

@@ -26,7 +26,7 @@ def test_a_change_is_told_with_its_cause():
     told = "-4.1 % (95 %: -4.6 .. -3.5) since Tuesday 3 November 03:00"
     because = "the driver changed from 570 to 580"
     assert describe.describe_change(change(because), UTC) == f"{told}, when {because}"
-    assert describe.describe_change(change(), UTC) == f"{told}; nothing is known to have happened then"
+    assert describe.describe_change(change(), UTC) == f"{told}; skep knows of no change then"
     assert "(95 %: between Monday 21:00 and Tuesday 3 November 03:00)" in describe.describe_change(change(hours=6), UTC)
 
 
@@ -46,7 +46,7 @@ def event(hours, kind, text):
             "it was noted: NVLink bridges removed",
         ),
         ([event(0, EventKind.RESTART, "started anew"), DRIVER], "the driver changed from 570 to 580"),
-        ([event(0, EventKind.RESTART, "started anew")], "it started anew"),
+        ([event(0, EventKind.RESTART, "started anew")], "it restarted"),
         ([event(0, EventKind.DOWN, "down: refused")], None),
         ([event(0.5, EventKind.NOTE, "new fans")], "it was noted: new fans"),
         ([event(1.5, EventKind.NOTE, "new fans")], None),

@@ -181,7 +181,7 @@ def test_what_was_missed_is_one_row_and_one_mark_on_the_axis(world, series):
     assert outcomes(series) == ["done", "missed", "done"]
     gap = series.probes("box", *ALL)[1]
     assert (gap.slots, gap.error) == (4, "the monitor was not running")
-    away = [event for event in series.events(*ALL) if "nobody watched" in event.text]
+    away = [event for event in series.events(*ALL) if "no probes for" in event.text]
     assert len(away) == 1
     assert away[0].text.endswith(": the monitor was not running")
 

@@ -52,7 +52,7 @@ def test_the_defaults_of_the_file_are_those_of_the_values():
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"command": ["say", "{mesage}"]}, "there is no `{mesage}`"),
+        ({"command": ["say", "{mesage}"]}, "`{mesage}` is unknown"),
         ({"slower": "much"}, "`monitor.slower` = `much`"),
         ({"slower": "0%"}, "`monitor.slower`"),
         ({"slower": "100%"}, "`monitor.slower`"),
@@ -67,7 +67,7 @@ def test_the_defaults_of_the_file_are_those_of_the_values():
         ({"command": [""]}, "`monitor.command`"),
         ({"command": ["a\0b"]}, "NUL"),
         ({"webhook": "x:y"}, "`monitor.webhook`"),
-        ({"webhook": "https://x/y", "webhook_env": "X"}, "exclude each other"),
+        ({"webhook": "https://x/y", "webhook_env": "X"}, "cannot be combined"),
         ({"webhook": "https://ntfy.sh", "webhook_shape": "ntfy"}, "topic"),
         ({"webhook_env": "NO NAME"}, "'NO NAME'"),
         ({"webhook_shape": "teams"}, "`monitor.webhook_shape`"),

@@ -158,7 +158,7 @@ def test_a_command_gets_the_message_as_one_word_and_the_rest_as_variables():
 
 
 def test_a_command_that_fails_or_is_not_there_is_told():
-    assert command("sh", "-c", "echo broken >&2; exit 3") == ("`sh` ended with 3", ['alert.command said="broken"'])
+    assert command("sh", "-c", "echo broken >&2; exit 3") == ("`sh` ended with code 3", ['alert.command said="broken"'])
     error, _ = command("no-such-program-here")
     assert error == "`no-such-program-here` cannot be started: No such file or directory"
 

@@ -124,7 +124,7 @@ def test_whoever_has_no_token_is_refused_and_a_node_with_it_joins(machine):
     assert (bare.returncode, f"the token of the cluster at {address} is not stored here" in bare.stderr) == (2, True)
     (node.home / "token").write_text("0123456789abcdef0123456789abcdef")
     wrong = node.run("cluster", "join", address, *with_ip, "--token-file", str(node.home / "token"), check=False)
-    assert (wrong.returncode, "it has another token" in wrong.stderr) == (1, True)
+    assert (wrong.returncode, "its token differs" in wrong.stderr) == (1, True)
     assert node.run("cluster", "token", check=False).returncode == 2, "what was refused is not kept"
     assert asked(address, node.env, RAY_AUTH_MODE="disabled") == "AuthenticationError"
     wrong = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef0123456789abcdef"}
@@ -147,7 +147,7 @@ def test_whoever_has_no_token_is_refused_and_a_node_with_it_joins(machine):
 
     head.run("cluster", "stop")
     lost = node.run("cluster", "status", check=False)
-    assert (lost.returncode, f"the head at {address} is lost" in lost.stderr) == (1, True)
+    assert (lost.returncode, f"the head node at {address} is lost" in lost.stderr) == (1, True)
     assert "raylet" in processes(node).values(), "a node outlives its head"
     assert "stopped: a node" in node.run("cluster", "stop").stderr
 
@@ -195,8 +195,8 @@ def test_neither_join_nor_start_ends_a_node_whose_head_lives_or_a_head_that_lost
     (engine,) = (row["pid"] for row in node.rows().values() if row["kind"] == "replica")
     for head, token, code, why in (
         (heads[1], tokens[1], 2, f"already a node of the cluster at {heads[0]}"),
-        (heads[1], wrong, 1, f"the cluster at {heads[1]} refuses the connection: it has another token"),
-        (heads[0], tokens[1], 1, f"the cluster at {heads[0]} refuses the connection: it has another token"),
+        (heads[1], wrong, 1, f"the cluster at {heads[1]} refuses the connection: its token differs"),
+        (heads[0], tokens[1], 1, f"the cluster at {heads[0]} refuses the connection: its token differs"),
         (heads[0], tokens[0], 2, f"already a node of the cluster at {heads[0]}"),
     ):
         done = join(head, token, check=False)
@@ -214,7 +214,7 @@ def test_neither_join_nor_start_ends_a_node_whose_head_lives_or_a_head_that_lost
     began = time.monotonic()
     survey = [sys.executable, "-c", "from skep.cluster.discover import survey; survey('auto')"]
     lost = subprocess.run(survey, env=node.env, capture_output=True, text=True, timeout=120)
-    assert f"the head at {heads[0]} is lost; this machine was a node of it" in lost.stderr
+    assert f"the head node at {heads[0]} is lost; this machine was its node" in lost.stderr
     assert time.monotonic() - began < 60, "Ray itself waits longer"
     assert join(heads[1], wrong, check=False).returncode == 1
     os.kill(engine, 0)

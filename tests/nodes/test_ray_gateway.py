@@ -44,7 +44,7 @@ def stopped(one):
 def test_a_second_hive_of_that_name_is_refused(nodes, up_on, install):
     up_on("b", "c")
     told = install().run(*UP, "--replicas", "1", "--cluster", nodes.address, "--port", "0", "-d", check=False)
-    assert (told.returncode, "a hive `skep` runs in this cluster already" in told.stderr) == (1, True), told.stderr
+    assert (told.returncode, "a deployment `skep` runs in this cluster" in told.stderr) == (1, True), told.stderr
     assert "if the other skep was killed, try again in 8 s" in told.stderr
 
 
@@ -70,7 +70,7 @@ def test_a_gateway_that_was_away_and_lost_its_hive_ends_and_leaves_what_the_othe
     with Agents(second.url, 2) as agents:
         agents.until_answered(2)
         assert until(lambda: not first.rows(), 30.0), first.run("ps").stdout
-        assert "a hive `skep` runs in this cluster already" in first.run("logs", "skep").stdout
+        assert "a deployment `skep` runs in this cluster already" in first.run("logs", "skep").stdout
         until(lambda: False, 2 * MEND_EVERY_S)
         agents.until_answered(4)
     assert agents.account.answered == agents.account.begun, agents.account

@@ -198,7 +198,7 @@ def test_after_a_lost_head_what_serves_goes_on_and_a_new_head_takes_over_with_a_
         assert until(lambda: b.rows()["cluster"]["state"] == "lost", 60.0)
         agents.until_answered(4)
         lost = c.run("cluster", "status", check=False)
-        assert (lost.returncode, f"the head at {HEAD} is lost" in lost.stderr) == (1, True)
+        assert (lost.returncode, f"the head node at {HEAD} is lost" in lost.stderr) == (1, True)
         early = c.run("cluster", "join", HEAD, check=False)
         assert (early.returncode, "there is no cluster" in early.stderr) == (1, True)
         other = c.run("cluster", "start", "--address", c.address, check=False)

@@ -121,7 +121,7 @@ def test_cards_that_somebody_else_holds_are_not_counted_on(nodes, mixed, install
     refused = one.run("up", "--config", config_of(tmp_path, nodes.address, weights, tp=2), "--port", "0", check=False)
     assert refused.returncode == 3, refused.stderr
     for words in (
-        "a replica of `m` wants 2 GPUs",
+        "a replica of `m` needs 2 GPUs",
         "big has 1 of 1 GPUs",
         "twin: GPU 1 is busy: 4.5 GiB of 24.0 GiB are",
     ):

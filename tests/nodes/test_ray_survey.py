@@ -70,7 +70,7 @@ def test_a_node_with_another_skep_and_one_without_any_are_named_and_not_used(nod
     assert {node.name: node.why for node in found.nodes} == {
         "head": None,
         "older": f"runs another version than skep {__version__}",
-        "without": "has no skep in the environment of its Ray",
+        "without": "has no skep in its Ray environment",
     }
     with pytest.raises(DoesNotFit, match=r"head has no GPU, 0 of 0 CPUs.*; older runs another v.*; without has no"):
         place(found, node_env, Serve(model="m", engine="fake"))

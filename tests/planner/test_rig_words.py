@@ -75,10 +75,10 @@ def test_a_price_is_of_one_card():
         ("rtx-3095", None, "no GPU is called `rtx-3095`"),
         ("2x rtx-5090", "nvlink", "rtx-5090 has no NVLink"),
         ("rtx-5090", "nvlink", "rtx-5090 has no NVLink"),
-        ("2x rtx-3090", "carrier-pigeon", "is no link"),
+        ("2x rtx-3090", "carrier-pigeon", "is not a link"),
         ("2x rtx-3090: nvlink(0-2)", None, "has no cards `0-2`"),
         ("2x rtx-3090: nvlink(1-1)", None, "has no cards `1-1`"),
-        ("2x rtx-3090: pcie9x8", None, "no PCIe generation"),
+        ("2x rtx-3090: pcie9x8", None, "not a PCIe generation"),
         ("2x rtx-3090: ((", None, "not understood"),
         ("2x rtx-3090@cheap", None, "`cheap`"),
         ("99x rtx-3090", None, "99 cards"),
@@ -134,7 +134,7 @@ def test_an_unknown_card_is_stood_in_for_by_its_nearest_relative_and_said_so():
     (card,) = found.rig.cards
     assert (card.memory_gib, card.family) == (48, "blackwell")
     assert "is not in the catalogue" in found.notes[0]
-    with pytest.raises(UserError, match="does not tell enough"):
+    with pytest.raises(UserError, match="reports too little"):
         rig_of_host(host(Gpu(0, "Mystery", None)))
 
 

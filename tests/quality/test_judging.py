@@ -145,7 +145,7 @@ class Failing:
         del script, limits
         self.lost -= 1
         if self.lost >= 0:
-            raise SkepError("the sandbox could not be asked: Too many open files")
+            raise SkepError("the sandbox could not be checked: Too many open files")
         return ScriptResult(ScriptEnding.EXITED, 1, None, b"", b"", 0.1)
 
 

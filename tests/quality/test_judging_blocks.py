@@ -63,9 +63,9 @@ def test_what_stands_beside_the_program_does_not_spoil_it():
     found = outcomes(PAGES, BESIDE)
     assert {name: told for name, told in found.items() if told[0] is not VerdictOutcome.PASSED} == {}
     assert found["a quoted line"][1] == "left out: a block that raised NameError: name 'total' is not defined"
-    assert found["a shell's line"][1] == "left out: 2 blocks, the first of which is no Python"
+    assert found["a shell's line"][1] == "left out: 2 blocks, the first of which is not Python"
     assert found["an example that ends its process"][1] == "left out: a block that ended its process"
-    assert found["an old constant"][1] == "left out: a block that gives other values to the program's names"
+    assert found["an old constant"][1] == "left out: a block that overwrites names of the program"
 
 
 def test_what_belongs_to_the_program_is_kept():

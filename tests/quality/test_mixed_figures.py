@@ -260,7 +260,7 @@ def test_how_small_a_loss_could_have_been_seen_is_said_with_what_was_seen():
     said = loss_words(losing(3, 1))
     assert (
         said
-        == "8 of 9 answers passed, 9 of 9 with less load: no loss is shown, and none of less than 44 points could be"
+        == "8 of 9 answers passed, 9 of 9 with less load: no loss is shown, but one below 44 points would not be seen"
     )
     assert losing(3, 4).is_shown
     assert not losing(3, 3).is_shown

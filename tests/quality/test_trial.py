@@ -105,7 +105,7 @@ def test_the_noise_floor_is_one_line():
 def test_levels_not_walked_and_prompts_from_a_cache_are_told():
     said = remarks(summary_of(level_of(4, 40, lost=1, cached=0.5), skipped=(8, 16), incomplete="the budget ended"))
     assert said[0] == "incomplete: the budget ended"
-    assert said[1] == "not walked: C=8, C=16, as C=4 does not hold"
+    assert said[1] == "not measured: C=8, C=16, as C=4 does not hold"
     assert said[2].startswith("warning: 50 % of the prompts came from a cache")
 
 
@@ -149,7 +149,7 @@ def test_one_is_the_base_whether_it_is_named_or_not():
 
 
 def test_a_plan_without_a_level_above_one_is_refused():
-    with pytest.raises(UserError, match="no level to hold against C=1"):
+    with pytest.raises(UserError, match="no level to compare with C=1"):
         TrialPlan((1,))
 
 

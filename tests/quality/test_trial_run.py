@@ -167,7 +167,7 @@ def test_a_trial_that_is_broken_off_keeps_its_rows_and_claims_nothing(answers, s
 def test_a_server_that_answers_nothing_ends_it_at_once(store):
     with (
         FakeEngine(fault={"kind": "500", "times": None}) as engine,
-        pytest.raises(EndpointError, match="no request of the warm-up"),
+        pytest.raises(EndpointError, match="no warm-up request"),
     ):
         trial(engine, store, TrialPlan((2,)), numbers(10))
     assert store.runs()[0].state is RunState.FAILED

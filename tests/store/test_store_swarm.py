@@ -285,7 +285,7 @@ def test_deleting_takes_a_whole_run_and_no_other(swarm, store):
 def test_run_that_is_worked_on_is_not_deleted(swarm):
     idle, busy = full_run(swarm), begin(swarm, "a")
     work(swarm, busy)
-    with pytest.raises(UserError, match=f"at work on run `{busy}`"):
+    with pytest.raises(UserError, match=f"working on run `{busy}`"):
         swarm.delete([idle, busy])
     assert len(swarm.runs()) == 2
 

@@ -101,7 +101,7 @@ def test_state_is_that_of_the_last_session(tunings):
 
 def test_one_process_at_a_time(tunings):
     name, session = at_work(tunings)
-    with pytest.raises(UserError, match=f"a process is at work on tuning `{name}`"):
+    with pytest.raises(UserError, match=f"a process is working on tuning `{name}`"):
         tunings.begin_session(name, AT + 2)
     tunings.end_session(name, session, at=AT + 3, outcome="stopped")
     assert tunings.begin_session(name, AT + 4) == 2
@@ -128,7 +128,7 @@ def test_whole_tunings_go_and_the_others_stay(tunings, store):
     tunings.append_answer(name, session, answer(1), [stage(0)])
     tunings.append_preset(name, "smol-tuned", AT + 7)
     other = tunings.begin(a_tuning(created_at=AT + 100))
-    with pytest.raises(UserError, match="a process is at work"):
+    with pytest.raises(UserError, match="a process is working"):
         tunings.delete([other, name])
     assert tunings.count() == (2, 1)
     tunings.end_session(name, session, at=AT + 5, outcome="stopped")

@@ -65,7 +65,7 @@ async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
         assert (await ask(supervisor, {"op": "drain", "name": "b"}))["replicas"] == ["m-1"]
         with pytest.raises(EngineError, match="is on node `b`, which is drained"):
             await ask(supervisor, {"op": "undrain", "name": "m-1"})
-        with pytest.raises(EngineError, match="there is no `z`") as caught:
+        with pytest.raises(EngineError, match="there is no replica or node `z`") as caught:
             await ask(supervisor, {"op": "drain", "name": "z"})
         assert caught.value.hint == "known: m-0, m-1; nodes: a, b"
         assert (await ask(supervisor, {"op": "undrain", "name": "b"}))["replicas"] == ["m-1"]
@@ -73,7 +73,7 @@ async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
         assert log == {"ok": True, "text": "two\nthree\n", "offset": 14}
         assert (await ask(supervisor, {"op": "log", "name": "m-0", "offset": 8}))["text"] == "three\n"
         assert await ask(supervisor, {"op": "log", "name": "gateway"}) == {"ok": True}, "its log is a file here"
-        with pytest.raises(UserError, match="no model `m` that skep starts here"):
+        with pytest.raises(UserError, match="no model `m` here"):
             await ask(supervisor, {"op": "scale", "model": "m"})
     assert service.story == ["starts", "stop"]
 
@@ -261,7 +261,7 @@ async def test_only_a_drained_one_is_not_left(tmp_path):
     async with scaled(tmp_path, 2) as (hive, replicas, _):
         replicas.drain("a")
         hint = await refused(hive, 1, "`m` would be left without a replica that serves: m-0 is drained")
-        assert hint == "the last ones go first; `skep replica undrain a` sends it requests again"
+        assert hint == "scaling down removes the last ones first; `skep replica undrain a` sends it requests again"
         assert replicas.names == ["m-0", "m-1"]
         shown = await ask(hive, {"op": "scale"})
         assert shown["models"] == [{"model": "m", "replicas": 2, "ready": 2}], "nothing has changed"
@@ -276,10 +276,10 @@ async def test_only_one_that_was_given_up_or_has_not_come_yet_is_not_left(tmp_pa
     async with scaled(tmp_path, 3) as (hive, replicas, _):
         first, second, third = replicas.members
         first.become(ReplicaState.FAILED)
-        assert "`skep replica restart m-0` starts it again" in await refused(hive, 1, "m-0 was given up")
+        assert "`skep replica restart m-0` starts it again" in await refused(hive, 1, "m-0 has failed")
         second.become(ReplicaState.STARTING)
         third.become(ReplicaState.FAILED)
-        await refused(hive, 1, "m-0 was given up")
+        await refused(hive, 1, "m-0 has failed")
         first.become(ReplicaState.BACKOFF)
         third.become(ReplicaState.READY)
         assert "try again when it is ready" in await refused(hive, 2, "m-0 is in backoff, m-1 is starting")

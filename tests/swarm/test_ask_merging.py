@@ -117,7 +117,7 @@ def test_answers_too_long_to_merge_stand_one_after_the_other():
     answers = first_answers(3, size=390)
     assert next_tasks(run, [], answers) == []
     text = final_answer(run, answers)
-    assert "does not fit into one merge" in text
+    assert "do not fit into one merge" in text
     assert text.count("## Objective") == 3
 
 
@@ -181,7 +181,7 @@ def test_what_a_merge_does_not_mention_stands_below_it():
     results, _, _tasks = carried_out(run, answers, lambda task: result(task.id, "Queens lay many eggs."))
     text = final_answer(run, results)
     assert text.startswith("Queens lay many eggs.\n\n## Objective 1\n\nForagers gather nectar")
-    assert "`merge-1-1` says nothing of 1 of its 2 parts" in text
+    assert "`merge-1-1` leaves out 1 of its 2 parts" in text
     parts = [MergeProblem(one.task, one.answer) for one in answers]
     assert left_out("There are two of them.", parts) == []
     assert left_out("Queens and foragers.", parts) == []

@@ -58,12 +58,12 @@ def test_small_files_go_together_unless_each_is_wanted(sources):
 @pytest.mark.parametrize(
     ("tasks", "said"),
     [
-        ([{"files": ["absent.py"]}], "none of the files that were given"),
-        ([{"files": ["../../etc/passwd"]}], "none of the files that were given"),
-        ([{"files": ["*"]}, {"files": ["*"]}], "the same work"),
-        ([{"files": ["*"], "objective": "Use the results of task 1"}], "leans on another task"),
-        ([{"files": ["*"], "objective": "Sum up the previous answers"}], "leans on another task"),
-        ([{"files": ["*"], "objective": "Do it as in step 2"}], "leans on another task"),
+        ([{"files": ["absent.py"]}], "is not one of the given files"),
+        ([{"files": ["../../etc/passwd"]}], "is not one of the given files"),
+        ([{"files": ["*"]}, {"files": ["*"]}], "repeats the work"),
+        ([{"files": ["*"], "objective": "Use the results of task 1"}], "depends on another task"),
+        ([{"files": ["*"], "objective": "Sum up the previous answers"}], "depends on another task"),
+        ([{"files": ["*"], "objective": "Do it as in step 2"}], "depends on another task"),
     ],
 )
 def test_what_is_wrong_with_a_models_plan_is_said(sources, tasks, said):
@@ -83,7 +83,7 @@ def test_a_models_liberties_are_forgiven(sources):
 def test_files_that_a_model_forgot_get_a_task_of_their_own(sources):
     split = made(sources, {"id": "a", "files": ["src/one.py"]})
     assert files_of(split) == {"long.md", "src/one.py", "src/two.py"}
-    assert split.why == "2 of 3 files were in no task and got their own"
+    assert split.why == "2 of 3 files were in no task; skep gave them their own"
     assert {part.objective for part in split.parts[1:]} == {"the goal"}
     twice = made(sources, {"id": "a", "files": ["one.py"]}, {"id": "a", "files": ["two.py"]})
     assert [part.id for part in twice.parts][:2] == ["a", "a'"]
@@ -230,12 +230,12 @@ def test_patterns_name_text_files_under_the_root(tree, pattern, names):
 
 
 def test_what_is_left_out_is_told_with_its_reason(tree):
-    assert dict(find_sources(tree, ["*.py"]).left_out) == {"link.py": "outside of the root", "picture.py": "no text"}
+    assert dict(find_sources(tree, ["*.py"]).left_out) == {"link.py": "outside of the root", "picture.py": "not text"}
 
 
 @pytest.mark.parametrize("pattern", ["../*.py", "/etc/passwd", "nothing-*.py", "[z-a].py"])
 def test_patterns_that_lead_out_or_nowhere_are_refused(tree, pattern):
-    with pytest.raises(UserError, match=r"leads out|names no text file"):
+    with pytest.raises(UserError, match=r"leads out|matches no text file"):
         find_sources(tree, [pattern])
 
 

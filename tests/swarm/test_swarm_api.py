@@ -118,7 +118,7 @@ def test_a_run_knows_its_tokens_and_can_be_asked_for_again(engine):
     assert first.account.output_tokens == 8
     assert [result.output_tokens for result in first.results] == [4, 4]
     assert (again.id, again.values, again.account.attempts) == (first.id, first.values, 2)
-    with pytest.raises(UserError, match=r"the tasks of `.*` are others than these"):
+    with pytest.raises(UserError, match=r"run `.*` has other tasks than these"):
         swarm.map_sync("Say {}", ["x", "z"], resume=first.id)
 
 
@@ -193,7 +193,7 @@ def test_a_template_takes_items_and_their_fields():
     assert texts("Do {}", ["a{b}", 5, [1, "x"]]) == ["Do a{b}", "Do 5", 'Do [1, "x"]']
     assert texts("{title} {{}} {item}", [{"title": "T"}]) == ['T {} {"title": "T"}']
     assert texts("{title}", [Page("p"), Book(title="b")]) == ["p", "b"]
-    with pytest.raises(UserError, match=r"asks for `\{name\}`; there is `item`, `title`"):
+    with pytest.raises(UserError, match=r"asks for `\{name\}`; known: `item`, `title`"):
         texts("{name}", [{"title": "T"}])
 
 
@@ -217,13 +217,13 @@ def test_a_function_gives_a_prompt_messages_fields_or_a_task():
 @pytest.mark.parametrize(
     ("prompt", "items", "fault"),
     [
-        (lambda _: 5, ["a"], "gave int for item 1"),
+        (lambda _: 5, ["a"], "returned int for item 1"),
         (lambda _: {"prompt": "x", "extra": {"seed": {1}}}, ["a"], "task 1: not JSON"),
         (lambda _: Task("t", ({"role": "bob"},)), ["a"], "role"),
         (lambda _: {"promt": "x"}, ["a"], "did you mean `prompt`"),
-        (lambda _: {"id": "same", "prompt": "x"}, ["a", "b"], "the id `same` is that of task 1 too"),
+        (lambda _: {"id": "same", "prompt": "x"}, ["a", "b"], "the id `same` is already used in task 1"),
         ("no place", ["a"], "no place to fill in"),
-        (7, ["a"], "a template or a function is wanted"),
+        (7, ["a"], "must be a template or a function"),
         ("{}", "abc", "not str"),
         ("{}", 5, "not int"),
     ],

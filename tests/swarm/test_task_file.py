@@ -80,10 +80,10 @@ def test_defaults_hold_for_tasks_that_do_not_say_otherwise():
     ("line", "fault"),
     [
         ("{", "not JSON: Expecting property name"),
-        ("[1]", "one object a line is wanted"),
-        ('"x"', "an object is wanted"),
+        ("[1]", "write one object a line"),
+        ('"x"', "a task is an object"),
         ("{}", "neither `prompt` nor `messages`"),
-        ('{"promt": "x"}', "`promt` is no field of a task; did you mean `prompt`?"),
+        ('{"promt": "x"}', "`promt` is not a field of a task; did you mean `prompt`?"),
         ('{"prompt": "x", "top_p": 1}', "goes under `extra`"),
         ('{"prompt": "x", "prompt": "y"}', "`prompt` is given twice"),
         ('{"prompt": NaN}', "`NaN` is not JSON"),
@@ -102,15 +102,15 @@ def test_defaults_hold_for_tasks_that_do_not_say_otherwise():
         ('{"prompt": "x", "extra": {"stream": false}}', "`extra` must not have `stream`"),
         ('{"prompt": "x", "schema": {"type": "objct"}}', "`schema` is not a JSON schema: $.type"),
         ('{"prompt": "x", "schema": {"$ref": "http://x/y"}}', "nothing is fetched"),
-        ('{"prompt": "x", "schema": {"$ref": "#/$defs/y"}}', "there is nothing"),
+        ('{"prompt": "x", "schema": {"$ref": "#/$defs/y"}}', "nothing is there"),
         ('{"prompt": "x", "schema": {"pattern": "("}}', "$.pattern"),
         ('{"prompt": "x", "schema": {"$id": "http://[x", "$ref": "y"}}', "its references cannot be followed"),
-        ('{"prompt": "x", "schema": 5}', "an object is wanted"),
+        ('{"prompt": "x", "schema": 5}', "a schema is an object"),
         ('{"prompt": "x", "checker": {"kind": "contain"}}', "did you mean `contains`?"),
         ('{"prompt": "x", "checker": {"kind": "number"}}', "lacks `answer`: a number"),
         ('{"prompt": "x", "checker": {"kind": "contains", "all": "x"}}', "`checker.all` must be a list"),
         ('{"prompt": "x", "checker": {"kind": "exact", "answer": 1, "fold": 1}}', "has no `fold`"),
-        ('{"prompt": "x", "checker": {"kind": "choice", "answer": "c", "options": ["a", "b"]}}', "none of its options"),
+        ('{"prompt": "x", "checker": {"kind": "choice", "answer": "c", "options": ["a", "b"]}}', "one of its options"),
         ('{"prompt": "x", "checker": {"kind": "regex", "pattern": "("}}', "a regular expression"),
         ("[" * 100_000, "nested too deeply"),
         ('{"prompt": "x", "extra": {"a": ' + "[" * 80 + "]" * 80 + "}}", "64 levels deep"),
@@ -132,9 +132,9 @@ def test_all_faults_are_told_at_once_and_many_are_counted():
 
 def test_ids_that_are_equal_name_both_lines():
     assert refused('{"id": "a", "prompt": "x"}\n{"prompt": "y"}\n{"id": "a", "prompt": "z"}') == (
-        "stdin, line 3: the id `a` is that of line 1 too"
+        "stdin, line 3: the id `a` is already used in line 1"
     )
-    assert "line 2: the id `2` is that of line 1 too" in refused('{"id": 2, "prompt": "x"}\n{"prompt": "y"}')
+    assert "line 2: the id `2` is already used in line 1" in refused('{"id": 2, "prompt": "x"}\n{"prompt": "y"}')
 
 
 def test_text_has_a_prompt_a_line():
@@ -158,13 +158,13 @@ def test_columns_fill_a_template():
 @pytest.mark.parametrize(
     ("text", "template", "fault"),
     [
-        ("a,b\n1,2\n", "{c}", "asks for `{c}`; there is `a`, `b`"),
+        ("a,b\n1,2\n", "{c}", "asks for `{c}`; known: `a`, `b`"),
         ("a,b\n1,2\n", None, "no column `prompt`; it has `a`, `b`"),
-        ("a,a\n1,2\n", "{a}", "the column `a` is there twice"),
+        ("a,a\n1,2\n", "{a}", "the column `a` appears twice"),
         ("a,b\n1\n", "{a}", "line 2: 1 fields, and the header has 2"),
         ('a,b\n1,"2" x\n', "{a}", "line 2: broken CSV"),
         ('a,b\n1,"2\n', "{a}", "line 2: broken CSV"),
-        ("a,b\n", "{a}", "there is no task"),
+        ("a,b\n", "{a}", "has no tasks"),
         ("", "{a}", "is empty"),
     ],
 )
@@ -200,7 +200,7 @@ def test_what_is_filled_in_is_not_a_template():
         (b'{"prompt": "a"}\n{"prompt": "\xff"}', "line 2: a byte that is not UTF-8"),
         (b'{"prompt": "a"}\n\0', "line 2: a NUL byte"),
         ('{"prompt": "a"}'.encode("utf-16"), "is UTF-16"),
-        (b"", "there is no task"),
+        (b"", "has no tasks"),
     ],
 )
 def test_odd_bytes_are_told(data, fault):
@@ -214,14 +214,14 @@ def test_the_form_follows_the_name_of_the_file(tmp_path):
     for path, words in ((tmp_path, "a folder"), (tmp_path / "none.jsonl", "no file")):
         with pytest.raises(UserError, match=words):
             read_tasks(path)
-    with pytest.raises(UserError, match="no form `xml`"):
+    with pytest.raises(UserError, match="the form `xml` is unknown"):
         read_tasks(tmp_path / "a.txt", form="xml")
 
 
 def test_tasks_may_come_as_a_list():
     tasks = tasks_of(["hello", {"id": "b", "prompt": "x"}], system="s")
     assert [task.id for task in tasks] == ["1", "b"]
-    with pytest.raises(UserError, match="the list, task 2: an object is wanted, this is a number"):
+    with pytest.raises(UserError, match="the list, task 2: a task is an object, not a number"):
         tasks_of(["a", 5])
     circle = {"prompt": "x"}
     circle["extra"] = circle
@@ -234,7 +234,7 @@ def test_a_schema_may_be_a_file(tmp_path):
     path = tmp_path / "form.json"
     path.write_text('{"$schema": "http://json-schema.org/draft-07/schema#", "type": "object"}')
     assert read_schema(path)["type"] == "object"
-    for text, fault in (("{", "is not JSON"), ("[]", "an object is wanted"), ('{"$schema": "x"}', "no draft")):
+    for text, fault in (("{", "is not JSON"), ("[]", "a schema is an object"), ('{"$schema": "x"}', "not a draft")):
         path.write_text(text)
         with pytest.raises(UserError, match=fault):
             read_schema(path)

@@ -99,7 +99,7 @@ def test_ollama_has_few_knobs_and_says_so():
     base = replace(baseline_of("qwen3-8b", AIM, TuneMachine(4), engine="embedded"), engine="ollama")
     space = space_of(base, AIM, DUAL)
     assert {knob.name for knob in space.knobs} == {"slots", "kv"}
-    assert space.left_alone == ("ollama decides most by itself: only slots and the KV type can be turned",)
+    assert space.left_alone == ("ollama decides most by itself: only slots and the KV type can be tuned",)
 
 
 def test_what_the_presets_own_flags_say_is_left_alone():
@@ -107,7 +107,7 @@ def test_what_the_presets_own_flags_say_is_left_alone():
     base = replace(dense(), extra=("--enforce-eager", "--speculative-config={}", "--max-num-batched-tokens", "4096"))
     space = space_of(base, AIM, DUAL)
     assert not {"graphs", "mtp", "ngram", "batched_tokens"} & {knob.name for knob in space.knobs}
-    assert "graphs is left alone: the preset's own `--enforce-eager` says it" in space.left_alone
+    assert "graphs is not tuned: the preset's own `--enforce-eager` sets it" in space.left_alone
 
 
 def test_a_base_off_the_ladder_becomes_a_rung_of_it():
@@ -311,7 +311,7 @@ def test_one_method_drafts_at_a_time():
     assert knob_value(base, "ngram") == 4
     assert apply_config(base, KnobConfig.of({"ngram": 0})).options.draft is None
     assert apply_config(base, KnobConfig.of({"ngram": 0, "mtp": 3})).options.draft == Draft("mtp", 3)
-    with pytest.raises(UserError, match="mtp n=3 and ngram n=4 cannot be both"):
+    with pytest.raises(UserError, match="mtp n=3 and ngram n=4 cannot be combined"):
         apply_config(base, KnobConfig.of({"ngram": 4, "mtp": 3}))
 
 
@@ -334,7 +334,7 @@ def test_an_unknown_knob_and_a_layout_that_is_none_are_refused():
         apply_config(EMBEDDED, KnobConfig.of({"speed": 11}))
     with pytest.raises(UserError, match="no knob is called `speed`"):
         config_of(EMBEDDED, [Knob("speed", "speed", (1, 2))])
-    with pytest.raises(UserError, match="is no layout"):
+    with pytest.raises(UserError, match="is not a layout"):
         parse_layout("two cards")
 
 

@@ -100,13 +100,13 @@ def test_a_slots_ladder_ends_in_a_queue_below_and_in_nothing_above(on_cpu):
 @pytest.mark.parametrize(
     ("machine", "change", "said"),
     [
-        ("dense", {"mtp": 3, "ngram": 2}, "cannot be both"),
+        ("dense", {"mtp": 3, "ngram": 2}, "cannot be combined"),
         ("dense", {"chunked_prefill": False, "batched_tokens": 1024}, "without chunked prefill"),
         ("dense", {"quant": "bf16"}, "needs"),
         ("dense", {"layout": "TP=1 + PP=2", "mtp": 3}, "vLLM does not start with mtp n=3 and PP=2"),
         ("dense", {"layout": "4x TP=1"}, "cards"),
         ("dense", {"layout": "TP=3"}, "heads"),
-        ("dense", {"layout": "sideways"}, "is no layout"),
+        ("dense", {"layout": "sideways"}, "is not a layout"),
         ("on_cpu", {"batched_tokens": 1024, "batch": 512}, "micro-batch of 1024"),
         ("on_cpu", {"kv": "q8_0", "flash_attention": False}, "needs flash attention"),
         ("on_cpu", {"slots": 8, "ngram": 32, "batch": 256, "batched_tokens": 256}, "does not hold the 264"),
@@ -116,7 +116,7 @@ def test_what_cannot_start_is_refused_with_the_reason(request, machine, change, 
     effects, here = request.getfixturevalue(machine)
     assert effects.refusal(here) is None
     assert said in (effects.refusal(here.turned(change)) or "")
-    assert effects.predict(here.turned(change)) is None or said not in ("cannot be both", "is no layout")
+    assert effects.predict(here.turned(change)) is None or said not in ("cannot be combined", "is not a layout")
     assert effects.start_s(here.turned(change)) > 0
 
 

@@ -191,5 +191,5 @@ def test_one_that_is_stopped_while_it_is_paused_stays_stopped(skep, env):
         skep("down", check=0)
         assert status(env) is None
         _, said = holder.communicate("\n", timeout=60)
-    assert "the service was stopped meanwhile" in said
+    assert "the deployment was stopped during the tuning" in said
     assert status(env) is None

@@ -104,9 +104,9 @@ def test_killed_search_redoes_only_the_request_that_was_under_way(tunings, tmp_p
     path = tmp_path / "skep.sqlite3"
     with search_process(path, "new") as (process, name):
         assert tunings.find(name).state is TuningState.RUNNING
-        with pytest.raises(UserError, match="a process is at work"):
+        with pytest.raises(UserError, match="a process is working"):
             TuningJournal.resume(tunings, name, now)
-        with pytest.raises(UserError, match="a process is at work"):
+        with pytest.raises(UserError, match="a process is working"):
             tunings.delete([name])
         assert killed_in(process, 3) == [1, 2, 3]
     assert tunings.find(name).state is TuningState.INTERRUPTED
@@ -144,7 +144,7 @@ def test_other_search_is_not_given_anothers_answers(tunings):
     broken_off(tunings, name, 4)
     before = what_came(tunings, name)
     with pytest.raises(
-        UserError, match=r"was begun by skep 0\.0\.9, which searches differently \(request 2 was `slots 2`"
+        UserError, match=r"was started by skep 0\.0\.9, which searches differently \(request 2 was `slots 2`"
     ):
         go_on(tunings, name, SmallSearch((1, 32, 2)))
     assert what_came(tunings, name) == before
@@ -163,7 +163,7 @@ def test_search_that_decides_otherwise_is_found_out(tunings):
         name = journal.tuning.id
     broken_off(tunings, name, 2)
     with pytest.raises(
-        UserError, match=r"cannot go on: it was begun on other terms \(step 0 was `baseline`: baseline\)"
+        UserError, match=r"cannot go on: it was started with other settings \(step 0 was `baseline`: baseline\)"
     ):
         go_on(tunings, name, Contrary())
 
@@ -249,11 +249,11 @@ def test_request_that_never_ends_is_broken_off(journal, tunings, monkeypatch):
 
     monkeypatch.setattr("skep.tuner.running.SHORTEST_LIMIT_S", 0.05)
     journal.tuning = replace(journal.tuning, budget_s=0.05)
-    with pytest.raises(EngineError, match="`slots 2` was broken off after"):
+    with pytest.raises(EngineError, match="`slots 2` was stopped after"):
         search_now(SmallSearch(), NumberedBench(before=before), journal)
     kept = tunings.find("last")
     assert (kept.state, kept.answers) == (TuningState.INTERRUPTED, 1)
-    assert "broken off" in kept.reason
+    assert "was stopped after" in kept.reason
 
 
 def test_timeout_of_the_bench_itself_stays_its_own(journal):
@@ -362,15 +362,15 @@ def test_a_target_ends_the_search(text):
         ("speed@4", "no metric is called `speed`", "known: effective_tok_s, task_tok_s, tok_per_joule"),
         ("effective_tok_s", "does not say at how many agents", "--goal"),
         ("effective_tok_s@", "does not say at how many agents", "--goal"),
-        ("effective_tok_s@four", "`four` is no number of agents", "--goal"),
-        ("effective_tok_s@-1", "`-1` is no number of agents", "--goal"),
+        ("effective_tok_s@four", "`four` is not a number of agents", "--goal"),
+        ("effective_tok_s@-1", "`-1` is not a number of agents", "--goal"),
         ("effective_tok_s@0", "0 agents cannot be measured", "1 to 4096"),
         ("effective_tok_s@4097", "4097 agents cannot be measured", "1 to 4096"),
         ("effective_tok_s@99999999999999999999", "cannot be measured", "1 to 4096"),
-        ("effective_tok_s@4>=0", "a target of 0 cannot be aimed at", "above 0"),
-        ("effective_tok_s@4>=-3", "a target of -3 cannot be aimed at", "above 0"),
-        ("effective_tok_s@4>=nan", "a target of nan cannot be aimed at", "above 0"),
-        ("effective_tok_s@4>=fast", "`fast` is no target", "--goal"),
+        ("effective_tok_s@4>=0", "a target of 0 is not possible", "above 0"),
+        ("effective_tok_s@4>=-3", "a target of -3 is not possible", "above 0"),
+        ("effective_tok_s@4>=nan", "a target of nan is not possible", "above 0"),
+        ("effective_tok_s@4>=fast", "`fast` is not a target", "--goal"),
         ("", "is not understood", "--goal"),
         ("@4", "is not understood", "--goal"),
         ("effective_tok_s@4<=9", "is not understood", "--goal"),
@@ -388,7 +388,7 @@ def test_a_goal_that_cannot_be_meant_is_refused_in_one_line(text, said, hint):
     ("flags", "said"),
     [
         ({"output_tokens": 2}, "--output-tokens 2 is too short an answer"),
-        ({"input_tokens": 0}, "--prompt-tokens 0 is no prompt"),
+        ({"input_tokens": 0}, "--prompt-tokens 0 is too short a prompt"),
         ({"min_context": 639}, "--min-context 639 is less than a task's 640 tokens"),
         ({"slo": "ttft"}, "--slo `ttft`"),
         ({"slo": "ttft=0s"}, "cannot be met"),

@@ -128,7 +128,7 @@ class PresetComparison(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         if self.best is not None:
             share, measured = self.best.share, number(self.best.measured, digits=1)
-            return f"you get {share} of it: {measured} of the published {self.best.figure}"
+            return f"you reach {share}: {measured} of the published {self.best.figure}"
         rated = [row for row in self.rows if row.ratio is not None]
         if not rated:
             return f"none of the published figures of {self.preset} can be compared with this run"
@@ -146,14 +146,14 @@ def rerun_of(preset: Preset, row: int | None = None) -> Rerun:
     """Return the shape of that row; else the one with most rows, and of equals the first."""
     shapes = [shape_of(figure) for figure in preset.published]
     if row is not None and not 1 <= row <= len(shapes):
-        hint = f"`{preset.name}` has {len(shapes)} published figures, counted from 1"
-        raise UserError(f"--shape-of {row} is no published figure", hint=hint)
+        hint = f"`{preset.name}` has {len(shapes)} published figures, numbered from 1"
+        raise UserError(f"--shape-of {row} is not the number of a published figure", hint=hint)
     if row is not None:
         chosen = shapes[row - 1]
         if chosen is None:
             known = ", ".join(str(place) for place, one in enumerate(shapes, start=1) if one is not None)
             hint = f"figures with published lengths: {known}" if known else "none of its figures has published lengths"
-            raise UserError(f"the lengths of figure {row} of `{preset.name}` are not published", hint=hint)
+            raise UserError(f"figure {row} of `{preset.name}` was published without its token lengths", hint=hint)
     else:
         counts = Counter(shape for shape in shapes if shape is not None)
         if not counts:
@@ -184,12 +184,12 @@ def judge(preset: Preset, side: ComparedRun, seen: ObservedServer, missing: Coll
             if figure in lost:
                 needed = [need for need in missing if need.id in figure.needs]
                 named, ids = ", ".join(need.what for need in needed), ",".join(need.id for need in needed)
-                doubts.append(f"rests on {named}, not known to be here (SKEP_HAVE={ids} vouches for it)")
+                doubts.append(f"needs {named}, which skep does not find here (if you have it: SKEP_HAVE={ids})")
             elif preset.stand_in:
                 doubts.append("its checkpoint is not published")
         if wrong_model:
             held = replace(held, ratio=None, ratio_interval=None)
-            doubts = [f"`{seen.model}` answered, the figure is of `{preset.model}`"]
+            doubts = [f"`{seen.model}` answered, but the figure is for `{preset.model}`"]
         rows.append(replace(held, why="; ".join(doubts) or None))
     shapes = [shape for level in side.summary.levels if (shape := _measured_shape(level)) is not None]
     agreed = PublishedShape(*(round(fmean(lengths)) for lengths in zip(*shapes, strict=True))) if shapes else None
@@ -200,26 +200,26 @@ def differences(preset: Preset, seen: ObservedServer) -> list[str]:
     found = []
     if not same_model(preset, seen.model):
         own = f"`{preset.model}`, served as `{preset.served_as}`"
-        found.append(f"`{seen.model}` answers there, the preset is of {own}")
+        found.append(f"the endpoint serves `{seen.model}`, but the preset is for {own}")
     if _other_engine(preset, seen):
-        found.append(f"{seen.engine} answers there, the preset is of {preset.engine}")
+        found.append(f"the endpoint runs {seen.engine}, but the preset is for {preset.engine}")
     if cards := _other_cards(preset, seen):
         found.append(cards)
     if stand_in := stand_in_words(preset):
         found.append(stand_in)
     if any(figure.clock is None for figure in preset.published):
-        found.append("by which clock is not said of every figure: such a one is measured by the client's here")
+        found.append("not every published figure names its clock: skep compares those with the client's clock")
     if seen.simulated:
-        found.append("what answers there is simulated: no model ran, these figures are a prediction")
+        found.append("the endpoint is SIMULATED: no model ran, so these figures are a prediction")
     return found
 
 
 def check_model(preset: Preset, model: str, url: str) -> None:
     """Before anything is measured: what another model does says nothing about these figures."""
     if not same_model(preset, model):
-        message = f"`{model}` answers at {url}, the preset `{preset.name}` is of `{preset.model}`"
+        message = f"{url} serves `{model}`, but the preset `{preset.name}` is for `{preset.model}`"
         own = f'`skep presets new NAME --from {preset.name}` with served_as = "{model}"'
-        hint = f"`skep up {preset.name}` serves it; where it is the same model under another name: {own}"
+        hint = f"`skep up {preset.name}` serves it; if it is the same model under another name: {own}"
         raise UserError(message, hint=hint)
 
 
@@ -258,7 +258,7 @@ def _held(row: int, figure: Published, side: ComparedRun) -> FigureComparison:
         return FigureComparison(row, figure, why=why)
     found = _measured_shape(level)
     if not _near(shape, found):
-        said = f"{found[0]:.0f} in, {found[1]:.0f} out" if found else "lengths that the server does not tell"
+        said = f"{found[0]:.0f} in, {found[1]:.0f} out" if found else "lengths that the server does not report"
         return FigureComparison(row, figure, why=f"published with {shape}, run with {said}: --shape-of {row} runs it")
     values, clock = _values(figure, list(side.repeats(figure.concurrency).values()), level)
     if not values:

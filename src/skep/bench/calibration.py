@@ -163,20 +163,20 @@ def check(plan: SweepPlan, summary: SweepSummary, rows: Sequence[Request]) -> No
     failed = [row for row in rows if not row.ok]
     if failed:
         what = f"{len(failed)} of {len(rows)} requests failed: {failed[0].error}"
-        raise EndpointError(what, hint="an endpoint that fails cannot be calibrated: look at its log")
+        raise EndpointError(what, hint="skep cannot calibrate an endpoint whose requests fail: check its log")
     measured = {level.concurrency: level for level in summary.levels}
     for wanted in plan.concurrency:
         level = measured.get(wanted)
         whole = len(whole_runs(plan, rows, wanted))
         if level is None or whole < 2:
-            times = "once only" if whole else "not at all"
-            what = f"the budget ended before C={wanted} was known: it was measured {times}"
-            raise UserError(what, hint="a longer --budget leaves time for repeats, which tell how sure it is")
+            times = "once" if whole else "never"
+            what = f"the budget ended before C={wanted} was measured twice: it was measured {times}"
+            raise UserError(what, hint="give a longer --budget: repeats show how certain a figure is")
         if level.client_limited:
             hint = "run it from another machine, or when this one has less to do"
             raise EndpointError(f"the client was the limit at C={wanted}: the engine's speed is not known", hint=hint)
         if level.queued_ms and level.total_ms and level.queued_ms.p50 > QUEUED_SHARE * level.total_ms.p50:
-            hint = "choose lower --concurrency, or let other clients finish first"
+            hint = "choose a lower --concurrency, or let other clients finish first"
             raise EndpointError(f"requests at C={wanted} waited for a slot: queueing spoils the fit", hint=hint)
         if not level.tpot_ms or not level.ttft_ms:
             hint = "it must stream its answers"
@@ -240,8 +240,8 @@ def describe(flags: SetupFlags, endpoint: Endpoint, host: HostFacts) -> Describe
     model, model_notes = _model(flags, endpoint)
     pins = pins_of(PlanFlags(endpoint.model, quant=flags.quant, kv=flags.kv, spec=flags.spec), model)
     if pins.quant is None:
-        hint = "say it with --quant, such as --quant awq or --quant bf16"
-        raise UserError(f"how the weights of `{endpoint.model}` are quantized is not known", hint=hint)
+        hint = "name the format with --quant, such as --quant awq or --quant bf16"
+        raise UserError(f"skep does not know how the weights of `{endpoint.model}` are quantized", hint=hint)
     replicas, capacity = _count(endpoint.engine, "replicas") or 1, _count(endpoint.engine, "slots")
     rig = _rig(flags, endpoint, host, replicas)
     layout = _layout(flags, rig.rig, replicas, engine, ep)
@@ -286,7 +286,7 @@ def _engine(flags: SetupFlags, told: Mapping[str, Any]) -> str:
     words = f"{told.get('engine', '')} {told.get('server', '')} {told.get('build', '')}".lower().replace(".", "")
     found = next((name for name in ("ollama", "llamacpp", "vllm", "sglang") if name in words), None)
     if found is None:
-        hint = f"say it with --engine; known: {', '.join(ENGINES)}"
+        hint = f"name it with --engine; known: {', '.join(ENGINES)}"
         raise UserError("the endpoint does not say which engine it is", hint=hint)
     return found
 
@@ -302,8 +302,8 @@ def _model(flags: SetupFlags, endpoint: Endpoint) -> tuple[ModelFound, tuple[str
         read = read_model(file)
         return (replace(read, geometry=known) if known else read), (() if flags.quant else read.notes)
     if known is None:
-        hint = "say what it is with --geometry: a name of `skep catalog models`, its config.json or its GGUF file"
-        raise UserError(f"no model of the catalogue is called `{endpoint.model}`", hint=hint)
+        hint = "describe it with --geometry: a name from `skep catalog models`, its config.json or its GGUF file"
+        raise UserError(f"the catalogue has no model `{endpoint.model}`", hint=hint)
     found = read_model(endpoint.model)
     return found, (() if flags.quant else found.notes)
 
@@ -325,10 +325,10 @@ def _rig(flags: SetupFlags, endpoint: Endpoint, host: HostFacts, replicas: int) 
     if flags.gpu is not None:
         return ResolvedRig(parse_rig(flags.gpu, flags.link))
     if endpoint.origin.host not in LOOPBACK:
-        hint = 'say which cards it has, such as --gpu "2x rtx-3090"'
-        raise UserError(f"{endpoint.url} is not on this machine", hint=hint)
+        hint = 'name its cards, such as --gpu "2x rtx-3090"'
+        raise UserError(f"{endpoint.url} is not on this machine, so skep cannot see its cards", hint=hint)
     if endpoint.simulated:
-        raise UserError("which cards are simulated is not known", hint='say it with --gpu, such as --gpu "2x rtx-3090"')
+        raise UserError("skep does not know which cards are simulated", hint='name them: --gpu "2x rtx-3090"')
     if host.gpus:
         return rig_of_host(host, flags.link)
     bandwidth = flags.bandwidth or memory_bandwidth_gbs(host.cpu_cores)
@@ -346,7 +346,7 @@ def _layout(flags: SetupFlags, rig: Rig, replicas: int, engine: str, ep: int) ->
     layout = Layout(tp, pp, ep, replicas)
     if layout.cards > len(rig.cards):
         has = f"{len(rig.cards)} {'card' if len(rig.cards) == 1 else 'cards'}"
-        hint = "check --gpu, --tp and --pp: TP x PP x replicas cards are wanted"
+        hint = "check --gpu, --tp and --pp: the layout needs TP x PP x replicas cards"
         raise UserError(f"{layout} takes {layout.cards} cards, `{rig.title}` has {has}", hint=hint)
     return layout
 
@@ -360,9 +360,9 @@ def fitted_record(
     warnings = []
     if taken.drift is not None and not taken.drift.contains(1.0):
         drift = f"{taken.drift.estimate:.2f} times as fast at the end as at the beginning"
-        warnings.append(f"warning: one agent alone was {drift}")
+        warnings.append(f"warning: a single agent was {drift}")
     warnings += [
-        f"warning: the factor on {name} was cut to its limit; are --gpu, --quant and --engine what really runs?"
+        f"warning: the factor on {name} was cut to its limit; check that --gpu, --quant and --engine are what runs"
         for name in fitted.at_limit
     ]
     at = time.time()

@@ -87,7 +87,7 @@ def check_kinds(a: StoredRun, b: StoredRun) -> None:
             hint = f"`skep runs report {a.id} {b.id}` draws two mixed runs side by side; a quality run has its own test"
             raise UserError(f"`{run.id}` ({run.kind}) measures answers, not speed", hint=hint)
     if a.kind != b.kind and {a.kind, b.kind} & {*TIMED}:
-        raise UserError(f"`{a.id}` is of the kind {a.kind}, `{b.id}` {b.kind}", hint="compare runs of one kind")
+        raise UserError(f"`{a.id}` is a {a.kind} run, `{b.id}` a {b.kind} run", hint="compare runs of one kind")
     if a.kind == "open" and a.config.get("rates") != b.config.get("rates"):
         rates = [", ".join(f"{rate:g}" for rate in run.config.get("rates", ())) for run in (a, b)]
         raise UserError(f"the rates differ: {rates[0]} and {rates[1]}", hint="measure both with the same --rate")
@@ -226,7 +226,7 @@ def chosen_runs(store: Store, a: str | None, b: str | None) -> tuple[str, str]:
     first = measured[0] if a is None else store.run(a)
     others = [run for run in measured if run.kind == first.kind and run.id != first.id]
     if not others:
-        what = f"there is no other run of the kind {first.kind} to compare `{first.id}` with"
+        what = f"there is no other {first.kind} run to compare `{first.id}` with"
         raise UserError(what, hint="measure once more, or name both runs: `skep runs` lists them")
     older, newer = sorted((first, others[0]), key=lambda run: run.created_at)
     return older.id, newer.id
@@ -249,7 +249,7 @@ def differences(a: StoredRun, b: StoredRun) -> list[str]:
     """Return what makes the two runs hard to compare."""
     found = []
     if a.kind != b.kind:
-        found.append(f"one is of the kind {a.kind}, the other {b.kind}")
+        found.append(f"one is a {a.kind} run, the other a {b.kind} run")
     of_a, of_b = _settings(a), _settings(b)
     changed = [key for key in WORKLOAD if of_a.get(key) != of_b.get(key)]
     if changed:
@@ -272,4 +272,4 @@ def _settings(run: StoredRun) -> dict[str, Any]:
 def _value_words(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return "not set" if value is None else "on" if value else "off"
-    return str(value) if isinstance(value, int | float | str) else "those of its own"
+    return str(value) if isinstance(value, int | float | str) else "its own list"

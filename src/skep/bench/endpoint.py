@@ -49,7 +49,7 @@ async def find_endpoint(
         # llama.cpp's own description, where there is one. What hangs or breaks there is no reason to ask no further.
         described = await fetch_if_there(pool, "GET", "/props", headers=headers, timeout_s=5.0)
     except WireFailure as failure:
-        hint = f"is something serving at {url}? `skep up -d` starts one"
+        hint = f"is a server running at {url}? `skep up -d` starts one"
         if "WRONG_VERSION" in str(failure):
             hint = "the port answers, but not with TLS: try http:// instead of https://"
         raise EndpointError(str(failure), hint=hint) from None
@@ -72,13 +72,13 @@ async def find_endpoint(
 def models_of(answer: HttpResponse, url: str, *, key_given: bool) -> dict[str, dict[str, Any]]:
     """Return the entries of a list of models, by id. Raises EndpointError where it is none."""
     if answer.status in (401, 403):
-        what = "refuses the API key" if key_given else "wants an API key"
+        what = "refuses the API key" if key_given else "requires an API key"
         hint = "check the key's value" if key_given else "name its variable with --key-env VAR"
         raise KeyRefused(f"{url} {what} (HTTP {answer.status})", hint=hint)
     data = answer.document().get("data")
     if answer.status != 200 or not isinstance(data, list):
         what = f"HTTP {answer.status}" if answer.status != 200 else "an answer that is not a model list"
-        raise EndpointError(f"{url} gave {what}", hint="--url is the base URL of an OpenAI-compatible server")
+        raise EndpointError(f"{url} answered with {what}", hint="--url is the base URL of an OpenAI-compatible server")
     return {entry["id"]: entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)}
 
 

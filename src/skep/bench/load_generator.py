@@ -292,7 +292,7 @@ async def warm_up(
         rows, _ = await driver.run_tasks(0, 0, tasks, count, on_row)
         if not any(row.ok for row in rows):
             hint = "look at its log; `skep doctor` checks this machine"
-            raise EndpointError(f"{driver.endpoint.url} answered no request of the warm-up: {rows[0].error}", hint=hint)
+            raise EndpointError(f"{driver.endpoint.url} answered no warm-up request: {rows[0].error}", hint=hint)
         if index > 1:
             settling.feed(repeat_of(0, rows, None).effective_tok_s)
         late = limit_s is not None and time.monotonic() - began > limit_s

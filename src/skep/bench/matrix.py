@@ -98,8 +98,8 @@ async def run_matrix(
         if config.start is not None and baseline is not None:
             held = await asyncio.to_thread(wait_until_clear, gpu_memory_used, baseline, CLEAR_WITHIN_S)
             if held:
-                holds = f"GPU {held[0][0]} holds {format_bytes(held[0][1])} too much since `{config.name}` was stopped"
-                blocked = f"not run: {holds}; `nvidia-smi` shows who holds it"
+                holds = f"GPU {held[0][0]} still holds {format_bytes(held[0][1])} after `{config.name}` was stopped"
+                blocked = f"not run: {holds}; `nvidia-smi` shows which process"
         cells.append(cell)
     return cells
 
@@ -114,7 +114,7 @@ async def started(config: MatrixConfig, folder: Path) -> AsyncIterator[float]:
     with contextlib.suppress(WireFailure):
         await fetch_once(parse_url(config.url or "", name="url")[0], "GET", "/", timeout_s=2.0)
         # the other server would be measured instead
-        raise EngineError(f"something answers at {config.url} before it was started", hint="stop it first")
+        raise EngineError(f"a server already answers at {config.url} before the start", hint="stop it first")
     log = folder / f"{''.join(c if c.isalnum() else '-' for c in config.name)}.log"
     began, mark = time.monotonic(), f"matrix-{secrets.token_hex(8)}"
     with open_log(log, empty=True) as out:
@@ -174,10 +174,10 @@ def _config(place: int, entry: Any) -> MatrixConfig:
     whose, env = f"configuration `{entry['name']}`", entry.get("env", {})
     unknown = next((key for key in entry if key not in _FIELDS), None)
     if unknown is not None:
-        raise UserError(f"{whose}: `{unknown}` is not known", hint=f"known are {', '.join(_FIELDS)}")
+        raise UserError(f"{whose}: `{unknown}` is not known", hint=f"known: {', '.join(_FIELDS)}")
     wrong = next((key for key in _FIELDS if key != "env" and not isinstance(entry.get(key, ""), str)), None)
     if wrong is not None:
-        raise UserError(f"{whose}: `{wrong}` is not a text", hint="put it in quotes")
+        raise UserError(f"{whose}: `{wrong}` is not a string", hint="put it in quotes")
     if not isinstance(env, Mapping):
         raise UserError(f"{whose}: `env` is not a table", hint='write env = { CUDA_VISIBLE_DEVICES = "0" }')
     if ("run" in entry) == ("url" in entry):

@@ -125,7 +125,7 @@ def _first_token_by_counters(rows: Sequence[Request], counters: Mapping[str, flo
     if queued >= 0.5 * (client - engine) > 0:
         cause = f"on average {queued:,.0f} ms of it in the gateway's queue"
     if client < engine:
-        cause = "the engine counts other requests too, or its first token was no content"
+        cause = "the engine counts other requests too, or its first token was not content"
     return Disagreement(Clock.FIRST_TOKEN, client, engine, cause)
 
 
@@ -173,9 +173,9 @@ def _first_token(rows: Sequence[Request]) -> Disagreement | None:
     elif inside >= 0.5 * ahead:
         cause = f"{inside:,.0f} ms of it in the engine's own queue"
     elif queued:
-        cause = f"{queued:,.0f} ms of it in the gateway's queue, the rest before the engine began with the prompt"
+        cause = f"{queued:,.0f} ms of it in the gateway's queue, the rest before the engine started on the prompt"
     else:
-        cause = "requests waited inside the engine or on the way before it began with the prompt"
+        cause = "requests waited inside the engine or on the way before it started on the prompt"
     return Disagreement(Clock.FIRST_TOKEN, client, engine, cause)
 
 

@@ -143,4 +143,4 @@ def _class_stream(
 def _check_number(rate: float, for_s: float, whose: str, of_what: str) -> None:
     if rate * for_s > MOST_REQUESTS:
         hint = f"at most {MOST_REQUESTS:,} {of_what}: choose a shorter --for"
-        raise UserError(f"{whose}{rate:g} requests a second for {for_s:g} s are {rate * for_s:,.0f}", hint=hint)
+        raise UserError(f"{whose}{rate:g} requests a second for {for_s:g} s make {rate * for_s:,.0f}", hint=hint)

@@ -46,8 +46,8 @@ def check_drawn_together(runs: Sequence[StoredRun]) -> None:
     first = runs[0].kind
     odd = next((run for run in runs if run.kind != first and {run.kind, first} & {*JUDGED}), None)
     if odd is not None:
-        what = f"`{runs[0].id}` is of the kind {runs[0].kind}, `{odd.id}` {odd.kind}"
-        raise UserError(f"{what}: they have no picture in common", hint="report runs of one kind, or one at a time")
+        what = f"`{runs[0].id}` is a {runs[0].kind} run, `{odd.id}` a {odd.kind} run"
+        raise UserError(f"{what}: skep cannot draw them in one chart", hint="report runs of one kind, or one at a time")
     if runs[0].kind == QUALITY:
-        what = f"`{runs[0].id}` and `{runs[1].id}` are quality runs, which have no common picture"
+        what = f"`{runs[0].id}` and `{runs[1].id}` are quality runs, which skep cannot draw in one chart"
         raise UserError(what, hint=f"`skep runs report {runs[0].id}` draws one")

@@ -149,7 +149,7 @@ async def _usage(pool: Pool, endpoint: Endpoint, prompt: prompts.Prompt, timeout
     sender = Sender(endpoint, pool, time.monotonic(), timeout_s=timeout_s)
     row, _ = await sender.ask(BenchTask(0, 0, 0, prompt.kind, prompt.messages, 1))
     if row.prompt_tokens is None:
-        why = row.error or "it says nothing of the prompt's tokens"
-        hint = "without --prompt-tokens no count is needed"
+        why = row.error or "it does not report the prompt's tokens"
+        hint = "leave --prompt-tokens out: then skep needs no count"
         raise EndpointError(f"{endpoint.url} did not count a prompt: {why}", hint=hint)
     return row.prompt_tokens

@@ -123,7 +123,7 @@ def geometry(name: str) -> Geometry:
     if found is None:
         looked_for = model_spellings(name) or (name,)  # a name of signs alone has no spelling
         names = similar_names(looked_for[-1], spellings(_FILE))
-        otherwise = "`skep catalog models` lists them; a config.json or a GGUF file serves as well"
+        otherwise = "`skep catalog models` lists them; a config.json or a GGUF file works as well"
         raise UserError(f"no model is called `{name}`", hint=did_you_mean(names, otherwise))
     return found
 
@@ -146,8 +146,8 @@ def geometry_from_parameters(title: str, total_b: float, active_b: float | None 
     if not (isfinite(total_b) and 0.005 <= total_b <= _LARGEST_B):
         raise UserError(f"`{title}` cannot have {total_b:g} billion parameters", hint="give them in billions: 27")
     if not (isfinite(active_b) and 0 < active_b <= total_b):
-        message = f"`{title}` cannot read {active_b:g} of {total_b:g} billion parameters for a token"
-        raise UserError(message, hint="the active parameters are at most all of them")
+        message = f"`{title}` cannot have {active_b:g} active of {total_b:g} billion parameters"
+        raise UserError(message, hint="the active parameters cannot be more than the total")
     return _dense(title, total_b) if active_b > 0.85 * total_b else _mixture(title, total_b, active_b)
 
 

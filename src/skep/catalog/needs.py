@@ -58,23 +58,23 @@ def lost_words(preset: Preset, missing: Sequence[Need]) -> str | None:
 
 
 def other_cards(preset: Preset, cards: Sequence[str]) -> str | None:
-    """`measured on 2x rtx-3090, here are 2x rtx-4090`; None where as many are here. `cards`: by the driver's names."""
+    """`measured on 2x rtx-3090, this machine has 2x rtx-4090`; None where as many are here. `cards`: driver names."""
     wanted = _rig(preset.hardware)
     here = Counter(_kind(name) for name in cards)
     if all(here[kind] >= count for kind, count in wanted.items()):
         return None
     if not here:
-        return f"measured on {preset.hardware}, no card is seen here"
+        return f"measured on {preset.hardware}, this machine has no GPU"
     found = " + ".join(f"{count}x {kind}" for kind, count in here.items())
-    return f"measured on {preset.hardware}, here {'is' if here.total() == 1 else 'are'} {found}"
+    return f"measured on {preset.hardware}, this machine has {found}"
 
 
 def other_version(preset: Preset, engine_version: str | None) -> str | None:
-    """`measured with vllm 0.19.1, here is 0.32.0`; None where it is the same, or one of them is not known."""
+    """`measured with vllm 0.19.1, this is 0.32.0`; None where it is the same, or one of them is not known."""
     told = [preset.engine_version, *(figure.engine_version for figure in preset.published)]
     published = next((version for version in told if version), None)
     found = version_beside(published, engine_version)
-    return None if found is None else f"measured with {preset.engine} {published}, here is {found}"
+    return None if found is None else f"measured with {preset.engine} {published}, this is {found}"
 
 
 def version_beside(published: str | None, told: str | None) -> str | None:
@@ -97,7 +97,7 @@ def stand_in_words(preset: Preset) -> str | None:
     """That nobody knows whether this checkpoint is the one that was measured; None where its author names it."""
     if not preset.stand_in:
         return None
-    return f"which checkpoint was measured is not published: {preset.checkpoint} stands in for it"
+    return f"the source does not name its checkpoint: skep uses {preset.checkpoint} in its place"
 
 
 def is_moving_tag(image: str) -> bool:

@@ -58,7 +58,7 @@ class Draft(msgspec.Struct, frozen=True):
 def parse_draft(text: str | None, model: str | None, *, key: str) -> Draft:  # noqa: ARG001 - as all that parse
     """Parse `mtp:3`: a method and how many tokens it drafts a step."""
     if text is None:
-        raise UserError("`draft_model` without `speculation`", hint='name the method and depth: "draft:4"')
+        raise UserError("`draft_model` needs `speculation`", hint='name the method and depth: "draft:4"')
     method, _, depth = text.strip().lower().partition(":")
     if method not in DRAFT_METHODS or not depth.isdecimal() or not 1 <= int(depth) <= 64:
         hint = f'write it as "mtp:3"; methods: {", ".join(DRAFT_METHODS)}'

@@ -47,7 +47,7 @@ def pullable(name: str) -> PullableModel:
             hint = f"name a GGUF file; `skep plan {name}` chooses an engine for your GPUs"
             raise UserError(f"skep has no weights of `{name}` for the embedded engine", hint=hint)
         near = similar_names(name, {**models, **_spelled(_read())})
-        hint = did_you_mean(near, "`skep catalog models` lists them; ORG/NAME is a checkpoint of the hub")
+        hint = did_you_mean(near, "`skep catalog models` lists them; ORG/NAME is a checkpoint on the hub")
         raise UserError(f"no model is called `{name}`", hint=hint)
     return model
 

@@ -37,7 +37,7 @@ def mcp(
     except ModuleNotFoundError as error:
         if error.name != "mcp":
             raise
-        hint = "pip install 'skep[mcp]'"
+        hint = "in skep's folder: pip install '.[mcp]'"
         raise UserError("`skep mcp` needs the MCP SDK, which is not installed", hint=hint) from None
     from skep.mcp_server.context import ServerContext
 

@@ -207,7 +207,7 @@ def need_packages(missing: Sequence[str]) -> None:
     """Said before anything is measured: without them a verdict would blame the model."""
     if missing:
         lack = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
-        raise UserError(f"the answers cannot be executed: {lack}", hint="pip install 'skep[quality]'")
+        raise UserError(f"the answers cannot be executed: {lack}", hint="in skep's folder: pip install '.[quality]'")
 
 
 async def _measured(plan: MixedPlan, endpoint: Endpoint, sandbox: Sandbox) -> MixedSummary | EndpointError:

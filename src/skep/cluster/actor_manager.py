@@ -192,7 +192,7 @@ async def _until_it_lives(actor: Any, say: Say) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         why = lines[-1][:200] if lines else type(error).__name__
         if not error.actor_init_failed:
-            raise EngineError(f"Ray has given the replica up: {why}") from None
+            raise EngineError(f"Ray gave up on the replica: {why}") from None
         say("failed", f"Ray cannot start the replica: {why}")
 
 

@@ -78,7 +78,7 @@ class RemoteReplica(ReplicaMember):
         """Restart it. Raise EngineError if there is no link to the cluster."""
         if not self._client.restart(self):
             hint = "`skep ps` shows the state of the cluster; try again when it is ready"
-            raise EngineError(f"`{self.launch.name}` cannot be restarted: the cluster is away", hint=hint)
+            raise EngineError(f"`{self.launch.name}` cannot be restarted: the cluster is unreachable", hint=hint)
 
     async def run(self) -> None:
         """Wait until stopped, then end it on its node."""
@@ -279,7 +279,7 @@ class ClusterClient:
         self._restarts_told.clear()
         for asked in self._asked.values():
             if not asked.done():
-                asked.set_result(messages.Answer(0, "the Ray driver process is gone"))
+                asked.set_result(messages.Answer(0, "the Ray driver process has ended"))
 
     def _inform(self, member: RemoteReplica) -> None:
         name = member.launch.name
@@ -288,7 +288,7 @@ class ClusterClient:
             if name in self._rows:
                 member.hear(from_document(self._rows[name], messages.ReplicaReport))
         except ValueError as error:  # its node may run another version of skep
-            self._misread[name] = f"a message of the cluster cannot be read ({error})"
+            self._misread[name] = f"a message from the cluster cannot be read ({error})"
 
     def _hear(self, message: messages.FromDriver) -> None:
         match message:

@@ -37,7 +37,9 @@ _ERRORS: dict[int, type[SkepError]] = {error.exit_code: error for error in (Engi
 
 def require_ray() -> None:
     if find_spec("ray") is None:
-        raise UserError("Ray is not installed", hint="run `pip install 'skep[ray]'`, the same version on every node")
+        raise UserError(
+            "Ray is not installed", hint="in skep's folder: pip install '.[ray]', on every node the same"
+        )
 
 
 def join(address: str) -> None:
@@ -83,7 +85,7 @@ def head_of(address: str) -> tuple[str, int]:
         hint = "write its HOST:PORT, such as 10.0.0.1:6379"
     else:
         return host, int(port)
-    raise UserError(f"`{address}` is no address of a head", hint=hint)
+    raise UserError(f"`{address}` is not the address of a head node", hint=hint)
 
 
 def checked_connection(address: str) -> RayConnection:
@@ -95,7 +97,7 @@ def checked_connection(address: str) -> RayConnection:
         if way.node is None:
             raise
         hint = "running replicas go on serving; docs/cluster.md says how to start the cluster again"
-        raise EngineError(f"the head at {way.head} is lost; this machine was a node of it", hint=hint) from None
+        raise EngineError(f"the head node at {way.head} is lost; this machine was its node", hint=hint) from None
     return way
 
 
@@ -112,7 +114,7 @@ def check_address(address: str) -> None:
 
 
 def _stranger(address: str) -> EngineError:
-    return EngineError(f"{STRANGER} at {address}", hint=f"`skep cluster join {address}` makes it one")
+    return EngineError(f"{STRANGER} at {address}", hint=f"`skep cluster join {address}` joins it")
 
 
 def explained(address: str, error: BaseException) -> EngineError | UserError:
@@ -127,7 +129,7 @@ def explained(address: str, error: BaseException) -> EngineError | UserError:
         return UserError(f"the cluster runs Ray {ray} on Python {python}, {own}", hint=hint)
     if _REFUSED.search(text):
         hint = "give this machine the cluster's token: docs/cluster.md"
-        return EngineError(f"the cluster at {address} refuses the connection: it has another token", hint=hint)
+        return EngineError(f"the cluster at {address} refuses the connection: its token differs", hint=hint)
     strange = "No node info found" in text
     if address == "auto" and isinstance(error, ConnectionError) and not strange:
         return EngineError("no Ray cluster runs here", hint=f"{START}; or name its head with --cluster HOST:PORT")
@@ -156,7 +158,7 @@ def ask_ray(function: Callable[..., Any], *args: Any, asked: str, wait_s: float,
         raise EngineError(f"{asked} did not answer within {wait_s:g} s", hint=hint) from None
     except ValueError:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        raise EngineError(f"{asked} cannot be asked: {lines[-1][:200]}", hint=hint) from None
+        raise EngineError(f"{asked} cannot be queried: {lines[-1][:200]}", hint=hint) from None
     if "error" in document:
         raise error_of(document)
     return document["answer"]

@@ -121,7 +121,7 @@ def _why(error: Exception) -> str:
     if "skep." in missing:
         return f"runs another version than skep {__version__}"
     if "skep" in missing:
-        return "has no skep in the environment of its Ray"
+        return "has no skep in its Ray environment"
     return f"cannot run a task of skep: {(lines[-1] if lines else type(error).__name__)[:200]}"
 
 

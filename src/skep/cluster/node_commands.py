@@ -76,7 +76,7 @@ def join_head(
             address = str(probe.getsockname()[0])  # of the interface that leads to the head
     address = checked_address(address)
     if address == LOOPBACK:
-        raise UserError(f"{address} cannot be reached from {head}", hint="add --address IP, one of this machine")
+        raise UserError(f"{address} cannot be reached from {head}", hint="add --address with an IP of this machine")
     port = port or head_port
     checked_ports(port)
     _check_machine(address)
@@ -197,7 +197,7 @@ def _already(node: NodeRecord, hint: str = f"`skep cluster status` shows it; {_L
 
 
 def _bring(head: str) -> str:
-    return f"`ssh {head.rpartition(':')[0]} skep cluster token | skep cluster join {head} --token-file -` brings it"
+    return f"`ssh {head.rpartition(':')[0]} skep cluster token | skep cluster join {head} --token-file -` copies it"
 
 
 # The node
@@ -259,7 +259,7 @@ def _ray_start(start: NodeStart, env: Mapping[str, str]) -> None:
 
 def refusal(head: str, text: str, log: Path) -> EngineError | UserError:
     if "AuthenticationError" in text:
-        return EngineError(f"the cluster at {head} refuses the connection: it has another token", hint=_bring(head))
+        return EngineError(f"the cluster at {head} refuses the connection: its token differs", hint=_bring(head))
     if "ersion mismatch" in text:
         return connect.explained(head, RuntimeError(text))
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -81,7 +81,7 @@ def session_of(paths: Paths) -> str | None:
 def token_of(paths: Paths) -> str:
     """Return the stored token. Raise UserError if there is none or others may read it."""
     if (token := stored_token(paths)) is None:
-        raise UserError("there is no token here", hint="`skep cluster start` makes one on the head")
+        raise UserError("this machine has no cluster token", hint="`skep cluster start` makes one on the head")
     return token
 
 
@@ -91,7 +91,7 @@ def stored_token(paths: Paths) -> str | None:
         return None
     if path.stat().st_mode & 0o077:
         hint = f"`chmod 600 {path}`, or delete it for a new one"
-        raise UserError(f"other users may read the token in `{path}`", hint=hint)
+        raise UserError(f"other users can read the token in `{path}`", hint=hint)
     return checked_token(path.read_text().strip())
 
 

@@ -232,7 +232,7 @@ def busy_cards(node: Node, share: float) -> str | None:
     if len(full) == 1:
         return "GPU {} is busy: {} are free".format(*full[0])
     named = [f"GPU {index} ({room} free)" for index, room in full]
-    which = f"full, Ray has lent {lent} of them" if lent else "busy"
+    which = f"full, Ray assigned {lent} of them" if lent else "busy"
     return f"{', '.join(named[:-1])} and {named[-1]} are {which}"
 
 

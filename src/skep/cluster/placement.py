@@ -29,14 +29,14 @@ from skep.weights.pull import installed, pull
 
 HOST_BYTES_A_CARD = 2 * GIB  # of the node's own memory, for an engine whose weights are on cards
 LIGHT_CPUS = 0.1  # for an engine that computes nothing
-BUSY_HINT = "`nvidia-smi` there shows who holds it; Ray lends any card of a node that it was started with"
+BUSY_HINT = "`nvidia-smi` there shows which process uses it; Ray may assign any card that it was started with"
 ANYWHERE = PlacementRequest()
-MORE_ROOM_HINT = "fewer --replicas, or another node: `skep cluster join ADDRESS`"
+MORE_ROOM_HINT = "lower --replicas, or add a node with `skep cluster join ADDRESS`"
 _LOCAL = ("/", "./", "../", "~")
 _ONE_MACHINE_ONLY = {  # by setting: what is said of it, and the hint
     "on_demand": ("cannot be loaded on demand", "leave `on_demand` and `idle_unload` out"),
-    "gpus": ("takes no `gpus`", "leave it out: Ray gives each replica its cards"),
-    "engine_port": ("takes no `engine_port`", "leave it out: each node has ports of its own"),
+    "gpus": ("takes no `gpus`", "leave `gpus` (--gpus) out: Ray gives each replica its cards"),
+    "engine_port": ("takes no `engine_port`", "leave `engine_port` (--engine-port) out: each node has its own ports"),
 }
 
 
@@ -197,7 +197,7 @@ def _candidates(serve: Serve, stem: str, survey: ClusterSurvey, *, starting: boo
     if not of_kind:
         what = f"the cluster has no node of the kind {serve.kind} that `{serve.model}` was planned for"
         kinds = ", ".join(survey.kinds) or "no node at all"
-        raise DoesNotFit(what, hint=f"it has {kinds}; `skep up MODEL --cluster ...` plans anew")
+        raise DoesNotFit(what, hint=f"it has {kinds}; `skep up MODEL --cluster ...` plans again")
     lacks = [(node, _lack(serve, node)) for node in of_kind]
     left_out = tuple(LeftOut(node, lack) for node, lack in lacks if lack is not None)
     if len(left_out) == len(of_kind):
@@ -253,7 +253,7 @@ def _kept(serve: Serve, settings: Settings, paths: Paths, running: Sequence[Laun
 
 def _lack(serve: Serve, node: Node) -> str | None:
     if node.facts is None:
-        return node.why or "was not asked"
+        return node.why or "was not queried"
     if serve.binary is None and serve.engine not in node.engines:
         return f"has no {serve.engine} installed"
     wanted = (serve.binary, path_of(serve))
@@ -267,8 +267,8 @@ def _cards(serve: Serve, nodes: Sequence[Node]) -> int:
     if not deploy.on_cards(serve) or (not most and each == 1):
         return 0
     if most < each:
-        what = f"a replica of `{serve.model}` wants {each} GPUs on one node, the largest has {most:g}"
-        raise DoesNotFit(f"{what}: {has_words(nodes)}", hint="a smaller tp, pp or dp, or a node with more cards")
+        what = f"a replica of `{serve.model}` needs {each} GPUs on one node, the largest has {most:g}"
+        raise DoesNotFit(f"{what}: {has_words(nodes)}", hint="lower tp, pp or dp (--tp, --pp), or add a larger node")
     return each
 
 
@@ -347,11 +347,11 @@ def _too_small(
     if standing:
         room = f"{standing} of them run, {room}{' more' if more else ''}"
     asked, model = describe_request(place), f"`{table.serve.model}`"
-    what = f"a replica of {model} wants {asked}, {room}"
+    what = f"a replica of {model} needs {asked}, {room}"
     if len(row) > 1:
-        what = f"{len(row)} replicas of {model} want {asked} each, {room}"
+        what = f"{len(row)} replicas of {model} need {asked} each, {room}"
     drained = [LeftOut(node, "is drained") for node in table.nodes if node.name in avoid]
     lacking = "".join(f"; {one}" for one in (*drained, *table.left_out))
-    fewer = "--threads N asks for fewer CPUs; " if table.threaded else "a smaller tp, " if table.cards > 1 else ""
+    fewer = "--threads N asks for fewer CPUs; " if table.threaded else "lower --tp, " if table.cards > 1 else ""
     had = has_words([node for node in table.nodes if node.name not in avoid]) or "no node may be used"
     return DoesNotFit(f"{what}: {had}{lacking}", hint=fewer + MORE_ROOM_HINT)

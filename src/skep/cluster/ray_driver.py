@@ -87,8 +87,8 @@ class RayDriver:
     def _check(self, owner: str) -> None:
         if owner != self._setup.gateway:
             where = owner.rpartition(":")[0]  # its machine and process
-            hint = f"`--hive NAME` starts another hive; if the other skep was killed, try again in {OWNED_S:g} s"
-            raise TakenOver(f"a hive `{self._setup.hive}` runs in this cluster already (from {where})", hint=hint)
+            hint = f"`--hive NAME` starts another deployment; if the other skep was killed, try again in {OWNED_S:g} s"
+            raise TakenOver(f"a deployment `{self._setup.hive}` runs in this cluster already (from {where})", hint=hint)
 
     # Commands of the supervisor
 

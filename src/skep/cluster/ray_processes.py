@@ -105,18 +105,18 @@ def checked_address(text: str) -> str:
     try:
         found = ipaddress.IPv4Address(LOOPBACK if text == "localhost" else text)
     except ValueError:
-        raise UserError(f"`{text}` is no IPv4 address", hint="write one of this machine, such as 10.0.0.1") from None
+        raise UserError(f"`{text}` is not an IPv4 address", hint="write one of this machine: 10.0.0.1") from None
     if found.is_unspecified or found.is_multicast:
         hint = "name the one that the other machines reach; `ip -4 -brief address` lists them"
-        raise UserError(f"`{text}` is no address of one interface", hint=hint)
+        raise UserError(f"`{text}` is not the address of one network interface", hint=hint)
     return str(found)
 
 
 def checked_ports(first: int) -> Ports:
     ports = Ports(first)
     if first < 1024 or ports.last > 65535:
-        hint = f"from 1024 to {65535 - _AFTER}; Ray's own is {HEAD_PORT}"
-        raise UserError(f"port {first} leaves no room for the {_AFTER} ports after it", hint=hint)
+        hint = f"choose a port from 1024 to {65535 - _AFTER}; Ray's default is {HEAD_PORT}"
+        raise UserError(f"port {first} is not possible: the {_AFTER} ports after it are used too", hint=hint)
     return ports
 
 
@@ -174,7 +174,7 @@ def engine_ports(env: Mapping[str, str]) -> range | None:
         return None
     first, _, last = text.partition("-")
     if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 65536):
-        raise EngineError(f"{ENGINE_PORTS} is `{text}`, no range of ports", hint="such as 7400-7499")
+        raise EngineError(f"{ENGINE_PORTS} is `{text}`, not a range of ports", hint="such as 7400-7499")
     return range(int(first), int(last) + 1)
 
 

@@ -36,8 +36,8 @@ def serves_for(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: S
     if not with_cards or wanted.engine not in (None, *FOR_PLANS) or deploy.is_unplanned(wanted, say):
         return (replace(deploy.as_told(wanted, paths, cards=bool(with_cards), where="in the cluster"), gpus=()),)
     if deploy.is_missing(wanted.model):  # a plan reads the configuration
-        hint = "mount the shared folder here too, or name the engine: --engine vllm starts it as told"
-        raise UserError(f"`{wanted.model}` is not on this machine, so that it cannot be planned", hint=hint)
+        hint = "mount the shared folder here too, or name the engine: --engine vllm starts it without a plan"
+        raise UserError(f"`{wanted.model}` is not on this machine, so skep cannot plan it", hint=hint)
     return _of_plans(wanted, survey, paths, say)
 
 
@@ -47,7 +47,7 @@ def _of_preset(preset: Preset, wanted: ServeRequest, survey: ClusterSurvey, say:
     able = [node for node in survey.nodes if node.facts is not None and node.gpus >= cards]
     if not able:
         hint = "`skep cluster status` shows what the nodes have; --simulate tries a rig"
-        what = f"the preset `{preset.name}` wants {preset.hardware}, no node of the cluster has {cards} GPUs"
+        what = f"the preset `{preset.name}` needs {preset.hardware}, no node of the cluster has {cards} GPUs"
         raise DoesNotFit(f"{what}: {has_words(survey.nodes)}", hint=hint)
     best = next((node for node in able if preset.engine in node.engines), able[0])
     for line in deploy.about_preset(preset, serve, host_of(best), best.engines.get(preset.engine)):
@@ -167,13 +167,13 @@ def _fits_nowhere(name: str, failed: Sequence[tuple[str, SkepError]]) -> SkepErr
     best = next((error for _, error in failed if isinstance(error, EngineError)), failed[-1][1])
     told = [error.message if other in error.message else f"{other}: {error.message}" for other, error in failed]
     every = "; ".join(told)
-    what = f"`{name}` can be served by no kind of node: {every}" if len(failed) > 1 else every
+    what = f"no kind of node can serve `{name}`: {every}" if len(failed) > 1 else every
     return type(best)(what, hint=best.hint)
 
 
 def _no_room(wanted: ServeRequest, found: Sequence[NodeKind], room: int) -> DoesNotFit:
     asked = wanted.replicas or 1
-    each = "; ".join(f"on {one.kind} each wants {describe_request(placement_request(one.best.serve))}" for one in found)
+    each = "; ".join(f"on {one.kind} each needs {describe_request(placement_request(one.best.serve))}" for one in found)
     several = f"{asked} replicas" if asked > 1 else "a replica"
     had = has_words([node for one in found for node in one.nodes])
     held = "".join(f"; {node}" for one in found for node in one.busy)

@@ -244,12 +244,12 @@ def checked(entry: KeyEntry) -> KeyEntry:
     """Return the entry, whether it comes from the file or from the command line. Raise where a value is not valid."""
     name, sha256 = entry.name, entry.sha256.lower()
     if not _NAME.fullmatch(name):
-        raise UserError(f"{name!r} is not a name for a key", hint="use 1 to 64 of the characters A-Z a-z 0-9 . _ -")
+        raise UserError(f"{name!r} is not a valid key name", hint="use 1 to 64 of the characters A-Z a-z 0-9 . _ -")
     if not _SHA256.fullmatch(sha256):  # not shown: it may be a key that was put in the wrong place
         hint = "`printf %s KEY | sha256sum` makes one, `skep key add` a key and its digest"
         raise UserError(f"the sha256 of `{name}` is not 64 hexadecimal digits", hint=hint)
     if entry.priority is not None and entry.priority not in PRIORITIES:
-        raise UserError(f"the class {entry.priority!r} is unknown", hint=f"one of {', '.join(PRIORITIES)}, or none")
+        raise UserError(f"the priority {entry.priority!r} is unknown", hint=f"one of {', '.join(PRIORITIES)}, or none")
     if entry.max_concurrent is not None and entry.max_concurrent < 1:
         raise UserError(f"max_concurrent {entry.max_concurrent} is below 1", hint="leave it out for no limit")
     if entry.rate is not None:
@@ -280,7 +280,7 @@ def loose_mode(path: Path) -> str | None:
         loose = path.stat().st_mode & 0o044
     except OSError:
         return None
-    return f"others may read `{path}`: it has digests only, yet `chmod 600 {path}` is better" if loose else None
+    return f"other users can read `{path}`: it holds only digests, but `chmod 600 {path}` is safer" if loose else None
 
 
 def add_entry(path: Path, entry: KeyEntry) -> None:
@@ -289,7 +289,7 @@ def add_entry(path: Path, entry: KeyEntry) -> None:
         entries = _parse(text, path)
         if any(known.name == entry.name for known in entries):
             hint = f"`skep key remove {entry.name}` first, or choose another name"
-            raise UserError(f"there is a key named `{entry.name}`", hint=hint)
+            raise UserError(f"there is already a key named `{entry.name}`", hint=hint)
         _write(real, _edited(f"{text.rstrip() or _HEADER.rstrip()}\n\n{_block(entry)}", (*entries, entry), path))
 
 
@@ -314,7 +314,7 @@ def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} cannot be read: {error}", hint="mend it by hand, or move it away") from None
+        raise UserError(f"{path} cannot be read: {error}", hint="fix it by hand, or move it away") from None
     reader = TableReader()
     found = reader.table(document, KeysFile)
     if reader.problems:
@@ -330,7 +330,7 @@ def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
                 raise UserError(f"{path}: two keys are named `{entry.name}`", hint="rename or delete one")
             if known.sha256 == entry.sha256:
                 names = f"`{known.name}` and `{entry.name}`"
-                raise UserError(f"{path}: {names} have the same sha256", hint="delete one: whose limits would count?")
+                raise UserError(f"{path}: {names} have the same sha256", hint="delete one of them")
         entries.append(entry)
     return tuple(entries)
 
@@ -388,12 +388,12 @@ def _read(path: Path) -> str:
     try:
         with path.open(encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & 0o022:
-                raise UserError(f"others may write `{path}`", hint=f"look at it, then `chmod 600 {path}`")
+                raise UserError(f"other users can write `{path}`", hint=f"check its content, then `chmod 600 {path}`")
             return file.read()
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}", hint="mend it by hand, or move it away") from None
+        raise UserError(f"{path} cannot be read: {error}", hint="fix it by hand, or move it away") from None
 
 
 @contextmanager

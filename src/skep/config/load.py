@@ -179,10 +179,10 @@ def written(value: object) -> str:
 def make_cluster(address: str, hive: str = "skep") -> Cluster:
     """Return the cluster of a typed address. Raise where address or name is not valid."""
     if address != "auto" and not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:@]+):[0-9]{1,5}", address):
-        hint = "`auto`: the cluster that this machine is a node of; or its head's address, such as 10.0.0.1:6379"
-        raise UserError(f"`{address}` is no address of a Ray cluster", hint=hint)
+        hint = "write `auto` for the cluster of this machine, or the address of its head, such as 10.0.0.1:6379"
+        raise UserError(f"`{address}` is not the address of a Ray cluster", hint=hint)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", hive):
-        raise UserError(f"`{hive}` is no name for a hive", hint="use letters, digits, dots, dashes: team-a")
+        raise UserError(f"`{hive}` is not a valid deployment name", hint="use letters, digits, dots, dashes: team-a")
     return Cluster(address, hive)
 
 
@@ -191,10 +191,10 @@ def check_words(env: Mapping[str, str], *words: str) -> None:
     for name in env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             hint = "letters, digits and underscores: OMP_NUM_THREADS"
-            raise UserError(f"`env`: {name!r} is no name of a variable", hint=hint)
+            raise UserError(f"`env`: {name!r} is not the name of a variable", hint=hint)
     wrong = next((word for word in (*env.values(), *words) if "\0" in word), None)
     if wrong is not None:
-        raise UserError(f"{wrong!r} holds a NUL, which no program can be given", hint="leave it out")
+        raise UserError(f"{wrong!r} contains a NUL character, which skep cannot pass to a program", hint="leave it out")
 
 
 def make_upstream(
@@ -210,10 +210,10 @@ def make_upstream(
         hint = f"give the server's address, such as {origin}, or what clients use, such as {origin}{path}/v1"
         raise UserError(f"upstream `{url}` has the path `{path}`", hint=hint)
     if "@" in urlsplit(url if "://" in url else f"http://{url}").netloc:
-        raise UserError(f"upstream `{origin}` is given with a user name", hint="leave what stands before the @ out")
+        raise UserError(f"upstream `{origin}` contains a user name", hint="leave out what stands before the @")
     chosen = name or re.sub(r"[^A-Za-z0-9._-]+", "-", f"{origin.host}-{origin.port}").strip("-")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", chosen) or chosen in TAKEN_NAMES:
-        raise UserError(f"`{chosen}` is no name for an upstream", hint="use letters, digits, dots, dashes: box-2")
+        raise UserError(f"`{chosen}` is not a valid upstream name", hint="use letters, digits, dots, dashes: box-2")
     base = f"{origin}{path.removesuffix('/v1')}"
     return Upstream(base, slots, chosen, model or None, reserve, soft_slots, health_path, key_env)
 
@@ -299,10 +299,10 @@ def _finished_gateway(gateway: GatewaySettings, api_key: str | None, folder: Pat
     certificate, key = gateway.tls_certificate, gateway.tls_key
     if (certificate is None) != (key is None):
         given, missing = ("tls_certificate", "tls_key") if key is None else ("tls_key", "tls_certificate")
-        raise UserError(f"`gateway.{given}` without `gateway.{missing}`", hint="TLS wants both files")
+        raise UserError(f"`gateway.{given}` is set without `gateway.{missing}`", hint="TLS needs both files")
     for text in gateway.cors_origins:
         if text != "*" and not re.fullmatch(r"https?://[^/\s?#]+", text):
-            hint = 'scheme, host and port without a path, such as "http://localhost:3000"; "*" lets every web page in'
+            hint = 'scheme, host and port without a path, such as "http://localhost:3000"; "*" allows every web page'
             raise UserError(f"`gateway.cors_origins`: `{text}` is not the origin of a web page", hint=hint)
     # a relative path starts at the folder of the file
     certificate, key = (text and str(folder / Path(text).expanduser()) for text in (certificate, key))
@@ -315,7 +315,7 @@ def _checked_monitor(monitor: Monitor) -> Monitor:
     check_words({name: "" for name in (monitor.webhook_env, monitor.webhook_token_env) if name}, *monitor.command)
     check_command(monitor.command)
     if monitor.webhook is not None and monitor.webhook_env is not None:
-        raise UserError("`monitor.webhook` and `monitor.webhook_env` exclude each other", hint="leave one out")
+        raise UserError("`monitor.webhook` and `monitor.webhook_env` cannot be combined", hint="leave one out")
     if monitor.webhook is not None:
         check_webhook(monitor.webhook, monitor.webhook_shape, name="`monitor.webhook`")
     return monitor

@@ -44,7 +44,7 @@ def parse_quiet_hours(text: str) -> QuietHours:
         raise UserError(f"quiet hours `{text}` are not understood", hint=QUIET_HINT)
     start, end = (minute % DAY_MINUTES for minute in minutes)
     if start == end:
-        raise UserError(f"quiet hours `{text}` have no length", hint=QUIET_HINT)
+        raise UserError(f"quiet hours `{text}` begin and end at the same time", hint=QUIET_HINT)
     return QuietHours(start, end)
 
 
@@ -96,7 +96,7 @@ def check_command(words: Sequence[str]) -> None:
     for found in (found for word in words for found in re.findall(r"\{([a-z_]+)\}", word)):
         if found not in COMMAND_WORDS:
             hint = f"known: {', '.join(f'{{{name}}}' for name in COMMAND_WORDS)}"
-            raise UserError(f"`monitor.command`: there is no `{{{found}}}`", hint=hint)
+            raise UserError(f"`monitor.command`: `{{{found}}}` is unknown", hint=hint)
 
 
 def check_webhook(url: str, shape: Shape, *, name: str) -> Hook:
@@ -110,11 +110,11 @@ def check_webhook(url: str, shape: Shape, *, name: str) -> Hook:
         raise UserError(f"{name} is not an http(s) URL", hint="write it as https://ntfy.sh/my-topic") from None
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if "@" in parts.netloc or re.search(r"[\x00-\x20\x7f-\uffff]", url):
-        hint = "percent-encode it, and leave what stands before an @ out; `webhook_token_env` names a token"
+        hint = "percent-encode it, and leave out what stands before an @; `webhook_token_env` names a token"
         raise UserError(f"{name} is not written as a plain http(s) URL", hint=hint)
     if shape != "ntfy":
         return Hook(origin, (path or "/") + (f"?{parts.query}" if parts.query else ""))
     root, _, topic = path.rpartition("/")
     if not re.fullmatch(r"[-_A-Za-z0-9]{1,64}", topic):
-        raise UserError(f"{name} does not end in a topic of ntfy", hint="write it as https://ntfy.sh/my-topic")
+        raise UserError(f"{name} does not end in an ntfy topic", hint="write it as https://ntfy.sh/my-topic")
     return Hook(origin, f"{root}/", topic)

@@ -152,7 +152,7 @@ def read_preset(path: Path) -> Preset:
 def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         hint = "lower-case letters, digits, dots, dashes and underscores: `my-27b`"
-        raise UserError(f"`{name}` is no name for a preset", hint=hint)
+        raise UserError(f"`{name}` is not a valid preset name", hint=hint)
     return name
 
 
@@ -250,7 +250,7 @@ def _complaint(problem: FileProblem) -> Contradiction:
 _MISSING = {
     "slots": "how many sequences a replica decodes at a time: vLLM --max-num-seqs, llama-server -np",
     "hardware": 'as `skep plan --gpu` takes it: "2x rtx-3090"; "cpu" for none',
-    "source": "who published it and where; your own words for your own",
+    "source": "who published it and where; any text for a preset of your own",
 }
 _TABLES = {"options": "[options]", "container": "[container]", "mounts": "a mount", "need": "a [[need]]",
            "published": "a [[published]]"}  # fmt: skip

@@ -26,7 +26,7 @@ MIN_BODY_BYTES = 1024
 def _body_limit(text: str, *, key: str) -> int:
     limit = parse_bytes(text, key=key)
     if limit < MIN_BODY_BYTES:
-        raise UserError(f"`{key}` = `{text}` lets no request in", hint="write it as 64MiB")
+        raise UserError(f"`{key}` = `{text}` would reject every request", hint="write it as 64MiB")
     return limit
 
 

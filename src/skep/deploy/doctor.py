@@ -65,8 +65,8 @@ def weights_finding(paths: Paths) -> HostFinding:
         return HostFinding("embedded weights", OK, str(path))
     damaged, pull = model_path(pullable(EMBEDDED_MODEL), paths.cache), f"`skep pull {EMBEDDED_MODEL}` fetches"
     if damaged.exists():
-        return HostFinding("embedded weights", WARNING, f"{damaged} is not the file it should be", f"{pull} it again")
-    return HostFinding("embedded weights", OK, "not fetched yet", f"{pull} them; `skep up` does so by itself")
+        return HostFinding("embedded weights", WARNING, f"{damaged} is damaged or incomplete", f"{pull} it again")
+    return HostFinding("embedded weights", OK, "not fetched yet", f"{pull} them; `skep up` does so too")
 
 
 def store_finding(paths: Paths) -> HostFinding:
@@ -87,7 +87,7 @@ def sandbox_finding() -> HostFinding:
     except UserError as error:
         return HostFinding("sandbox", WARNING, error.message, error.hint)
     sandbox.close_now()
-    return HostFinding("sandbox", OK, f"model-written code is run in {sandbox.name}; a trial in it was kept in")
+    return HostFinding("sandbox", OK, f"model-written code runs in {sandbox.name}; a test script could not leave it")
 
 
 def _disk(paths: Paths) -> HostFinding:
@@ -95,8 +95,8 @@ def _disk(paths: Paths) -> HostFinding:
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        hint = "set XDG_CACHE_HOME to a folder of yours"
-        return HostFinding("disk", PROBLEM, f"nothing can be written below {folder}", hint)
+        hint = "set XDG_CACHE_HOME to a folder that you can write to"
+        return HostFinding("disk", PROBLEM, f"skep cannot write below {folder}", hint)
     model = pullable(EMBEDDED_MODEL)
     need = 0 if installed(EMBEDDED_MODEL, paths.cache) else model.wheel_bytes + model.gguf_bytes
     return disk_finding(str(_short(paths.cache)), shutil.disk_usage(folder).free, need)

@@ -71,7 +71,7 @@ def _sentence(rig: str, plans: Sequence[Plan], measured: Measured) -> str:
     how = [f"with {measured.way}"] if differs else []
     how += [QUANTS[measured.quant].title] if measured.quant not in (None, best.setup.quant.id) else []
     same = next((one for one in plans[1:] if differs and _plan_way(one) == measured.way), None)  # as they did it
-    why = f", and {_expected(same, measured):,.0f} of that way" if same else ""
+    why = f", and {_expected(same, measured):,.0f} with that layout" if same else ""
     around = band(best.setup, best.rated.card, load.concurrency)
     slots = (best.setup.slots or load.concurrency) * best.setup.layout.replicas
     if slots < load.concurrency:

@@ -82,7 +82,7 @@ def find_recipe(name: str, gpu: str | None, paths: Paths, *, port: int, engine_p
         return _planned(name, gpu, paths, port=port, engine_port=engine_port)
     folder = presets_folder(paths)
     if find_preset(name, folder) is None and find_geometry(name) is not None:
-        raise UserError(f"`{name}` is a model, not a preset", hint='say on which cards: --gpu "2x rtx-3090"')
+        raise UserError(f"`{name}` is a model, not a preset", hint='name the cards: --gpu "2x rtx-3090"')
     return export_recipe.recipe_of(preset(name, folder), port=port, engine_port=engine_port)
 
 
@@ -91,7 +91,7 @@ def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int)
     plan = best_plan(simulated_flags(ServeRequest(model, gpu=(gpu,)), paths), paths.store)
     setup, rig = plan.setup, plan.rated.rig
     if of_machines(rig):
-        raise UserError(f"`{gpu}` are machines of their own", hint=f"`skep plan {model}` prints a line for each")
+        raise UserError(f"`{gpu}` is several machines", hint=f"`skep plan {model}` prints a command for each")
     export_recipe.check_engine(setup.engine, model)
     title = f"{setup.model.title}, {setup.quant.title}, {setup.layout} on {rig.title}: the best that skep plans"
     launches = launches_of(setup, rig, checkpoint=plan.checkpoint)

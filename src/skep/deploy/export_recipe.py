@@ -76,7 +76,7 @@ def yaml_word(word: Word) -> str:
 
     def wanted(name: str) -> str:
         bare = name.strip("${}")
-        return f"${{{bare}}}" if bare == "HOME" else f"${{{bare}:?say in .env where it lies}}"
+        return f"${{{bare}}}" if bare == "HOME" else f"${{{bare}:?set its path in .env}}"
 
     found = _path(path.text, quote, home="${HOME}", variable=wanted)
     return f'"{quote(path.before)}{found}{quote(path.after)}"'
@@ -205,8 +205,8 @@ def check_engine(engine: str, name: str) -> None:
 def check_ports(port: int, engine_port: int, replicas: int) -> None:
     last = engine_port + replicas - 1
     if last > 65535 or engine_port <= port <= last:
-        hint = f"the replicas want {engine_port} to {last}, the endpoint {port}"
-        raise UserError(f"--engine-port {engine_port} leaves no room", hint=hint)
+        hint = f"they would use ports {engine_port} to {last}, the endpoint uses {port}"
+        raise UserError(f"--engine-port {engine_port} does not fit {replicas} replicas", hint=hint)
 
 
 def head(recipe: Recipe, form: str) -> list[str]:
@@ -237,7 +237,7 @@ def wants(recipe: Recipe, *, contained: bool) -> list[str]:
         lines += wrapped(f"Without them these published figures do not apply: {told}") if told else []
         lines += ["`--as docker`, `compose` and `systemd` give them."] if recipe.container and not moved else []
     if not contained and (recipe.first.checkpoint or "").startswith(PLACEHOLDER):
-        lines.append(f"`{recipe.first.checkpoint}` stands for where your own weights lie.")
+        lines.append(f"`{recipe.first.checkpoint}` is a placeholder for the path of your weights.")
     left = [need for need in recipe.needs if need.kind not in (*given, *lacking)]
     lines += [line for need in left for line in _need("Wants", need, recipe)]
     lines += wrapped(f"Note: {recipe.stand_in}") if recipe.stand_in else []

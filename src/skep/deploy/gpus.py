@@ -29,21 +29,21 @@ def assign_cards(
             here = f"this machine has {', '.join(map(str, present))}" if present else "this machine has none"
             raise UserError(f"there is no GPU {missing}: {here}", hint="`skep doctor` lists them with their numbers")
         if len(set(gpus)) < len(gpus):
-            raise UserError(f"`gpus` = {list(gpus)} names a card twice", hint="name each card once")
+            raise UserError(f"`gpus` (--gpus) = {list(gpus)} names a card twice", hint="name each card once")
         if len(gpus) not in (each, wanted):
             each_words = f"{replicas} replicas of {each}" if replicas > 1 else str(each)
-            raise UserError(f"`gpus` = {list(gpus)} are {len(gpus)} cards for {each_words}",
+            raise UserError(f"`gpus` (--gpus) = {list(gpus)} names {len(gpus)} cards for {each_words}",
                             hint=f"name {wanted}, or {each} for all replicas to share")  # fmt: skip
         return [tuple(gpus[n * each : (n + 1) * each]) if len(gpus) == wanted else tuple(gpus) for n in range(replicas)]
     if not present:
         if each > 1:
-            raise DoesNotFit(f"a replica wants {each} GPUs, this machine has none",
-                             hint="leave tp, pp and dp out, or run it where the cards are")  # fmt: skip
+            raise DoesNotFit(f"a replica needs {each} GPUs, this machine has none",
+                             hint="leave tp, pp and dp out, or run it on the machine with the cards")  # fmt: skip
         return [()] * replicas
     if wanted > len(present):
         what = f"{replicas} replicas of {each}" if each > 1 else f"{replicas} replicas"
-        raise DoesNotFit(f"{what} want {wanted} GPUs, this machine has {len(present)}",
-                         hint="fewer `replicas`, a smaller `tp`, or name cards to be shared with `gpus`")  # fmt: skip
+        raise DoesNotFit(f"{what} need {wanted} GPUs, this machine has {len(present)}",
+                         hint="lower --replicas or --tp, or name cards to share with `gpus` (--gpus)")  # fmt: skip
     free = [index for index in present if index not in set(taken)]
     pool = free if len(free) >= wanted else present
     return [tuple(pool[n * each : (n + 1) * each]) for n in range(replicas)]
@@ -92,8 +92,8 @@ def check_together(launches: Sequence[Launch], has: Mapping[str, int]) -> None:
         what = _resource_words(resource)
         if len(takers) == 1:
             launch, room = takers[0]
-            raise DoesNotFit(f"`{launch.name}` wants {format_bytes(room)} of {what}, which has {format_bytes(total)}",
-                             hint="fewer slots, a shorter context or a smaller quantization")  # fmt: skip
+            raise DoesNotFit(f"`{launch.name}` needs {format_bytes(room)} of {what}, which has {format_bytes(total)}",
+                             hint="use fewer slots, a shorter context or a smaller quantization")  # fmt: skip
         listed = ", ".join(f"{launch.name} {format_bytes(room)}" for launch, room in takers[:MOST_LISTED])
         listed += f" and {len(takers) - MOST_LISTED} more" if len(takers) > MOST_LISTED else ""
         raise DoesNotFit(f"{len(takers)} replicas do not fit together on {what} of {format_bytes(total)}: {listed}",
@@ -107,16 +107,16 @@ def check_on_demand(launches: Sequence[Launch], has: Mapping[str, int], max_load
     wanted = sorted({launch.model for launch in launches if launch.on_demand})
     if max_loaded is not None and len(kept) + bool(wanted) > max_loaded:
         besides = f" and {wanted[0]} on demand" if wanted else ""
-        raise UserError(f"max_loaded = {max_loaded} leaves no room for {', '.join(kept)} (pinned){besides}",
-                        hint=f"max_loaded = {len(kept) + bool(wanted)}, or pin fewer")  # fmt: skip
+        raise UserError(f"max_loaded = {max_loaded} is too low for {', '.join(kept)} (pinned){besides}",
+                        hint=f"set max_loaded = {len(kept) + bool(wanted)}, or pin fewer")  # fmt: skip
     for model in wanted:
         for resource, total in has.items():
             own = sum(dict(launch.room).get(resource, 0) for launch in launches if launch.model == model)
             others = sum(dict(launch.room).get(resource, 0) for launch in pinned)
             if own and own + others > total:
                 beside = f", {format_bytes(others)} of it for pinned models" if others else ""
-                wants = f"it wants {format_bytes(own)} of {_resource_words(resource)}, which has {format_bytes(total)}"
-                hint = "fewer slots, a shorter context, a smaller quantization, or pin less"
+                wants = f"it needs {format_bytes(own)} of {_resource_words(resource)}, which has {format_bytes(total)}"
+                hint = "use fewer slots, a shorter context or a smaller quantization, or pin less"
                 raise DoesNotFit(f"`{model}` can never be loaded: {wants}{beside}", hint=hint)
 
 
@@ -131,17 +131,17 @@ def check_free(launches: Sequence[Launch], cards: Sequence[GpuCard]) -> None:
         if wanted <= free:
             continue
         first = takers[0]
-        hint = "`nvidia-smi` shows who holds it; end that, or name other cards with `gpus`"
+        hint = "`nvidia-smi` shows which process uses it; end it, or choose other cards with `gpus` (--gpus)"
         if first.engine in DEFAULT_SHARES and len(takers) == 1 and free / card.total_bytes >= LEAST_SHARE:
             share = int((free / card.total_bytes - SHARE_STEP) / SHARE_STEP) * SHARE_STEP
-            hint += f"; or set memory_share = {share:.2f}"
+            hint += f"; or set memory_share (--memory-share) to {share:.2f}"
         left = f"{format_bytes(free)} of {format_bytes(card.total_bytes)} are free"
-        raise DoesNotFit(f"GPU {card.index} is busy: {left}, `{first.name}` wants {format_bytes(wanted)}", hint=hint)
+        raise DoesNotFit(f"GPU {card.index} is busy: {left}, `{first.name}` needs {format_bytes(wanted)}", hint=hint)
 
 
 def _apart(takers: Sequence[tuple[Launch, int]], resource: str) -> str:
     if resource == RAM:
-        return "serve fewer at once: `on_demand = true` loads a model when somebody asks for it"
+        return "serve fewer at once: `on_demand = true` loads a model when a request asks for it"
     if all(launch.engine in DEFAULT_SHARES for launch, _ in takers):
         share = int(0.95 / len(takers) / SHARE_STEP) * SHARE_STEP
         return f"give each its own card with `gpus`; memory_share = {share:.2f} for each, if the weights fit in it"

@@ -122,10 +122,10 @@ def check_names(launches: Sequence[Launch]) -> None:
             raise UserError(f"two replicas are named `{launch.name}`", hint=hint)
         if launch.reserve >= launch.slots:
             hint = "leave at least one slot for the others"
-            raise UserError(f"`{launch.name}`: `reserve` {launch.reserve} of {launch.slots} slots", hint=hint)
+            raise UserError(f"`{launch.name}`: `reserve` = {launch.reserve} takes all {launch.slots} slots", hint=hint)
         if launch.soft_slots is not None and launch.soft_slots > launch.slots:
-            hint = "leave it out for all of them"
-            raise UserError(f"`{launch.name}`: `soft_slots` {launch.soft_slots} of {launch.slots} slots", hint=hint)
+            hint = "leave it out to use all of them"
+            raise UserError(f"`{launch.name}`: `soft_slots` = {launch.soft_slots} of {launch.slots} slots", hint=hint)
 
 
 def check_aliases(aliases: Mapping[str, str], launches: Sequence[Launch]) -> None:
@@ -177,8 +177,8 @@ def on_cards(serve: Serve) -> bool:
     """The embedded engine is built for the CPU; what needs no weights needs no card."""
     if serve.engine in ("embedded", *NO_WEIGHTS):
         if serve.gpus or serve.options.cards > 1:
-            hint = '`engine = "llamacpp"` or `"vllm"` uses cards'
-            raise UserError(f"the {serve.engine} engine runs on the CPU, `{serve.model}` asks for GPUs", hint=hint)
+            hint = "--engine llamacpp or vllm (`engine` in skep.toml) uses cards"
+            raise UserError(f"the {serve.engine} engine runs on the CPU, but `{serve.model}` asks for GPUs", hint=hint)
         return False
     return True
 
@@ -191,8 +191,8 @@ def _launches(
     checkpoint = str(weights) if weights is not None else checkpoint_of(serve)
     last_port = serve.engine_port + serve.replicas - 1
     if serve.engine_port and (last_port > 65535 or serve.engine_port <= settings.gateway.port <= last_port):
-        hint = f"the replicas want {serve.engine_port} to {last_port}, the gateway {settings.gateway.port}"
-        raise UserError(f"--engine-port {serve.engine_port} leaves no room", hint=hint)
+        hint = f"they would use ports {serve.engine_port} to {last_port}, the gateway uses {settings.gateway.port}"
+        raise UserError(f"--engine-port {serve.engine_port} does not fit {serve.replicas} replicas", hint=hint)
     cores = machine.cores - (machine.busy if serve.engine == "embedded" else 0)  # its threads wait for each other
     threads = serve.threads or max(1, cores // sum(other.replicas for other in settings.serve))
     # one replica more is no reason to restart the others
@@ -235,10 +235,10 @@ def checkpoint_of(serve: Serve) -> str | None:
     if serve.engine == "ollama" or not named.startswith(("/", "./", "../", "~")):
         return named if serve.engine == "ollama" or not path.is_dir() else str(path.absolute())
     if not path.exists():
-        raise UserError(f"the model path `{named}` does not exist", hint="check `model` or `checkpoint`")
+        raise UserError(f"the model path `{named}` does not exist", hint="check the path of the model or --checkpoint")
     if path.is_dir() and not (path / "config.json").is_file():
         hint = "name the folder that holds config.json and the weights"
-        raise UserError(f"`{named}` holds no config.json", hint=hint)
+        raise UserError(f"`{named}` has no config.json", hint=hint)
     return str(path.absolute())
 
 
@@ -256,7 +256,7 @@ def _weights(serve: Serve, paths: Paths, progress: PullProgress) -> tuple[Path |
         return None, None
     named = serve.checkpoint or serve.model
     if named.endswith(".gguf") and ":" not in named and not os.path.exists(os.path.expanduser(named)):  # noqa: PTH110, PTH111
-        raise UserError(f"the model file `{named}` does not exist", hint="check `model` or `checkpoint`")
+        raise UserError(f"the model file `{named}` does not exist", hint="check the path of the model or --checkpoint")
     path = pull(named, cache_dir=paths.cache, progress=progress).path
     return path, check_gguf(serve, path)
 

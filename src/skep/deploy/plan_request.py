@@ -140,15 +140,15 @@ def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
 
 def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
     if flags.utilization is not None and not 0 < flags.utilization <= 1:
-        raise UserError(f"--memory-share {flags.utilization:g} is no share of a card", hint="write it as 0.9")
+        raise UserError(f"--memory-share {flags.utilization:g} is not a share of a card", hint="write it as 0.9")
     quant = find_quant(flags.quant) if flags.quant else model.quant
     known = model.quant
     if quant is not None and known is not None and known.family not in ("half", quant.family):
         raise UserError(f"--quant {quant.id} contradicts `{flags.model}`, which is {known.title}",
                         hint="leave --quant out, or name the checkpoint in that format")  # fmt: skip
     if quant is None and model.unknown_quant is not None:
-        raise UserError(f"`{flags.model}` is quantized with `{model.unknown_quant}`, which is not known",
-                        hint="say what comes nearest with --quant: " + ", ".join(QUANTS))  # fmt: skip
+        raise UserError(f"`{flags.model}` is quantized with `{model.unknown_quant}`, which skep does not know",
+                        hint="name the nearest format with --quant: " + ", ".join(QUANTS))  # fmt: skip
     spec, no_spec = _speculation(flags.spec)
     sizes = {name: getattr(flags, name) for name in PinnedSizes.__struct_fields__}
     kv = find_kv(flags.kv) if flags.kv else None
@@ -181,14 +181,14 @@ def read_rigs(flags: PlanFlags, store: Path) -> tuple[ResolvedRig, ...]:
         raise UserError(what, hint="give one for all, or one for each")
     wrong = next((price for price in flags.price if not 0 < price < MOST_PRICE), None)
     if wrong is not None:
-        raise UserError(f"--price-card {wrong:g} is no price", hint="write it as --price-card 800")
+        raise UserError(f"--price-card {wrong:g} is not a price", hint="write it as --price-card 800")
     if not names:
         from skep.deploy.stored_calibration import calibrated_rig
         from skep.host.facts import read_host
 
         host = read_host()
         if not host.gpus and (rig := calibrated_rig(store, host)) is not None:
-            return (ResolvedRig(rig, ("no GPU here: planned for the CPU as `skep calibrate` found it",)),)
+            return (ResolvedRig(rig, ("no GPU here: planned for the CPU as `skep calibrate` measured it",)),)
         return (rig_of_host(host, flags.link, price=flags.price[0] if flags.price else None),)
     prices: tuple[float | None, ...] = flags.price or (None,) * len(names)
     if len(flags.price) == 1:  # for the rigs that say none themselves
@@ -403,28 +403,28 @@ def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
     said: list[str] = []
     known = checkpoint_of(plan.checkpoint) if plan.checkpoint else None
     if not rated.published:
-        said.append(f"{setup.quant.title} of {setup.model.id} would be best, if somebody made it: none is known")
+        said.append(f"{setup.quant.title} of {setup.model.id} would be best, but no such checkpoint is known")
     elif plan.checkpoint is None:
-        said.append(f"which checkpoint of {setup.model.id} to take is not known here: name yours with --checkpoint")
+        said.append(f"skep knows no checkpoint of {setup.model.id}: name yours with --checkpoint")
     if not rated.holds_all:
         at_once = (setup.slots or 1) * setup.layout.replicas
         said.append(f"memory is enough for {at_once} of {goal.agents} agents at once, the others wait")
     if rated.on_paper:
         said.append("it fits on paper only: less than the larger of 1 GiB and 5 % of a card is left")
     if setup.cpu_moe:
-        ram = "" if rated.rig.ram_gib else f" ({USUAL_RAM_GIB} GiB of it are taken for granted)"
+        ram = "" if rated.rig.ram_gib else f" ({USUAL_RAM_GIB} GiB are assumed)"
         layers = f"{setup.cpu_moe} of {setup.model.expert_layers} layers"
-        said.append(f"experts of {layers} stay in system memory{ram}: how fast that is, is the least sure of this plan")
+        said.append(f"experts of {layers} stay in system memory{ram}: how fast they are is least certain")
     if not found.flags.gpu and not found.flags.gpu_spec and not is_installed(setup.engine):
         said.append(f"{setup.engine} is not installed here: {engine_kinds()[setup.engine].install}")
     if known is not None and known.gated:
         said.append(f"{known.hub} is gated: accept its licence on its page, and set HF_TOKEN")
     if known is not None and known.origin.confidence == "C":
-        said.append(f"nobody confirmed the checkpoint {known.hub}")
+        said.append(f"the checkpoint {known.hub} is not confirmed")
     said += [line for line in found.notes if line.startswith(f"{EVIDENCE}{rated.rig.title}:")]
     spared = vision_bytes(plan)
     if spared:
-        said.append(f"pictures are left out, which spares {format_bytes(spared)} a card; --vision loads the tower")
+        said.append(f"image input is off, which saves {format_bytes(spared)} a card; --vision turns it on")
     said += [f.sentence for f in rated.findings if f.verdict == "costs"]
     said += [f.sentence for f in rated.findings if f.verdict == "depends"]
     return said

@@ -91,7 +91,7 @@ class ServeRequest(msgspec.Struct, frozen=True):
 
 def serve_for(wanted: ServeRequest, paths: Paths, say: Say = _silent) -> Serve | None:
     """Return the model's settings, or None if the embedded engine serves it."""
-    check_engine(wanted, "; a rig is tried with --simulate")
+    check_engine(wanted, "; --simulate tries a rig")
     preset = find_preset(wanted.model, presets_folder(paths))
     if preset is not None:
         serve = preset_serve(preset, wanted)
@@ -135,8 +135,8 @@ def is_unplanned(wanted: ServeRequest, say: Say) -> bool:
         return False
     if wanted.engine is None:
         hint = f"`skep up {wanted.model} --engine vllm` starts it without a plan; a folder can be planned"
-        raise UserError(f"`{wanted.model}` is not in the catalogue, so that it cannot be planned", hint=hint)
-    say(f"{wanted.model} is not in the catalogue: started as told, without a plan")
+        raise UserError(f"`{wanted.model}` is not in the catalogue, so skep cannot plan it", hint=hint)
+    say(f"{wanted.model} is not in the catalogue: starting it as given, without a plan")
     return True
 
 
@@ -144,8 +144,8 @@ def preset_serve(preset: Preset, wanted: ServeRequest) -> Serve:
     """Return the preset with the engine-independent overrides applied."""
     for flag, value in (("engine", wanted.engine), ("tp", wanted.tp), *wanted.planned.items()):
         if value is not None:
-            hint = f"`skep presets new NAME --from {preset.name}` makes one of your own to change"
-            raise UserError(f"--{flag} would make another recipe of the preset `{preset.name}`", hint=hint)
+            hint = f"`skep presets new NAME --from {preset.name}` makes a copy that you can change"
+            raise UserError(f"--{flag} cannot be combined with the preset `{preset.name}`", hint=hint)
     return _told(serve_of(preset), wanted)
 
 
@@ -154,8 +154,8 @@ def check_cards(preset: Preset) -> None:
     if preset.hardware == needs.NO_CARDS or read_host().gpus:
         return
     if all(card.vendor == "nvidia" for card in parse_rig(preset.hardware).cards):
-        hint = f"`skep export {preset.name} --as docker` writes it down for where the cards are; --simulate tries a rig"
-        raise DoesNotFit(f"the preset `{preset.name}` wants {preset.hardware}, this machine has no GPU", hint=hint)
+        hint = f"`skep export {preset.name} --as docker` exports it for a machine with cards; --simulate tries a rig"
+        raise DoesNotFit(f"the preset `{preset.name}` needs {preset.hardware}, this machine has no GPU", hint=hint)
 
 
 def about_preset(preset: Preset, serve: Serve, host: HostFacts | None = None, version: str | None = None) -> list[str]:
@@ -177,7 +177,7 @@ def is_for_embedded(wanted: ServeRequest, *, llama_cards: bool | None = None) ->
     """A GGUF file or a pullable model, unless another engine is asked for. `llama_cards` None: this machine's."""
     if wanted.engine is not None:
         if wanted.engine == "embedded" and (wanted.planned or wanted.tp or wanted.gpus):
-            raise UserError("the embedded engine runs on the CPU and takes no plan", hint="leave --engine out")
+            raise UserError("skep does not plan for the embedded engine: it runs on the CPU", hint="leave --engine out")
         return wanted.engine == "embedded"
     if not wanted.model.endswith(".gguf"):
         return find_pullable(wanted.model) is not None
@@ -233,7 +233,7 @@ def planned(wanted: ServeRequest, paths: Paths, rig: ResolvedRig | None = None, 
     checkpoint = wanted.checkpoint or own_checkpoint(wanted.model) or plan.checkpoint
     if checkpoint is None:
         hint = f"name it: skep up {wanted.model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
-        raise UserError(f"which checkpoint of `{wanted.model}`? The plan wants {setup.quant.title}", hint=hint)
+        raise UserError(f"which checkpoint of `{wanted.model}`? The plan needs {setup.quant.title}", hint=hint)
     check_needs(checkpoint, setup.engine, wanted.binary)
     launches = launches_of(setup, plan.rated.rig, checkpoint=checkpoint, order=plan.order)
     launch, gpus = launches[0], tuple(gpu for each in launches for gpu in each.gpus)
@@ -253,7 +253,7 @@ def check_needs(checkpoint: str, engine: str, binary: str | None) -> None:
     here = engine_named(engine, binary).version() or ""
     if (found := version_of(here.partition(" ")[2])) is not None and found < (version_of(least[1]) or ()):
         hint = f"`skep engine install {engine}` installs a newer one; --checkpoint names another"
-        raise UserError(f"{checkpoint} needs {engine} {least[1]}, here is {here}", hint=hint)
+        raise UserError(f"{checkpoint} needs {engine} {least[1]}, installed is {here}", hint=hint)
 
 
 def checkpoint_to_pull(name: str, paths: Paths) -> str:
@@ -264,8 +264,8 @@ def checkpoint_to_pull(name: str, paths: Paths) -> str:
         assert found is not None
         return found
     known = [one.reference(one.formats[0]) for one in checkpoints_of(model)]
-    hint = "; ".join(f"`skep pull {one}`" for one in known[:SHOWN_CHECKPOINTS]) or "name one of a hub: ORG/NAME"
-    raise UserError(f"which checkpoint of `{model}`? No cards are here to choose it for", hint=hint)
+    hint = "; ".join(f"`skep pull {one}`" for one in known[:SHOWN_CHECKPOINTS]) or "name one on the hub: ORG/NAME"
+    raise UserError(f"which checkpoint of `{model}`? This machine has no cards to choose it for", hint=hint)
 
 
 def own_checkpoint(name: str) -> str | None:
@@ -283,7 +283,7 @@ def as_told(wanted: ServeRequest, paths: Paths, *, cards: bool, where: str = "he
         raise unknown_name(wanted.model, paths, where)
     if wanted.planned:
         flag = next(iter(wanted.planned))
-        why = f"no NVIDIA GPU is {where} to plan for" if not cards else f"{wanted.engine} is not planned for"
+        why = f"no NVIDIA GPU is {where} to plan for" if not cards else f"skep does not plan for {wanted.engine}"
         raise UserError(f"--{flag}: {why}", hint="leave it out, or try the rig with --simulate")
     options, context = EngineOptions(tp=wanted.tp or 1), default_context(wanted.engine)
     return _told(Serve(wanted.model, wanted.engine, slots=SLOTS, context_tokens=context, options=options), wanted)
@@ -311,7 +311,7 @@ def unknown_name(name: str, paths: Paths, where: str = "here") -> UserError:
 
     close = get_close_matches(name.lower(), [*all_presets(presets_folder(paths)), *pullable_names()], n=3, cutoff=0.4)
     near = "did you mean " + " or ".join(f"`{one}`" for one in close) + "? " if close else ""
-    return UserError(f"`{name}` is no preset, no model that skep knows and no file",
+    return UserError(f"`{name}` is not a preset, a known model or a file",
                      hint=f"{near}`skep presets` and `skep catalog models` list what is known")  # fmt: skip
 
 
@@ -322,7 +322,7 @@ def parse_gpus(text: str | None) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         hint = "write their numbers as `skep doctor` shows them: --gpus 0,1"
-        raise UserError(f"--gpus `{text}` are no cards", hint=hint)
+        raise UserError(f"--gpus `{text}` is not a list of GPU numbers", hint=hint)
     return tuple(int(part) for part in parts)
 
 
@@ -333,10 +333,10 @@ def simulated_flags(wanted: ServeRequest, paths: Paths) -> PlanFlags:
     preset = find_preset(wanted.model, presets_folder(paths))
     if preset is not None:
         hint = f'simulate its model: skep up {preset.model} --gpu "{preset.hardware}" --simulate'
-        raise UserError(f"`{wanted.model}` is a preset, and --simulate needs a model", hint=hint)
+        raise UserError(f"`{wanted.model}` is a preset, but --simulate needs a model", hint=hint)
     if len(wanted.gpu) > 1:
         hint = 'mixed cards are written as --gpu "rtx-5090 + rtx-3090"'
-        raise UserError(f"--simulate serves one rig, {len(wanted.gpu)} --gpu were given", hint=hint)
+        raise UserError(f"--simulate serves one rig, but {len(wanted.gpu)} --gpu were given", hint=hint)
     agents = wanted.concurrency or max(AGENTS, (wanted.slots or 1) * (wanted.replicas or 1))
     return wanted.plan_flags(wanted.model, agents)
 
@@ -380,7 +380,7 @@ def refuse_toy(config: Path | None, paths: Paths) -> None:
     fitting = fitting_models(paths)
     small = f"`skep up --embedded` serves {EMBEDDED_MODEL} on the CPU"
     hint = "; ".join([*(f"`skep up {name}`: {words}" for name, words in fitting), small])
-    raise UserError(f"which model? Here is {cards}", hint=hint)
+    raise UserError(f"which model should {cards} serve?", hint=hint)
 
 
 def fitting_models(paths: Paths) -> list[tuple[str, str]]:

@@ -198,17 +198,17 @@ def common_refusals(launch: Launch) -> Iterable[Refusal]:
     options, draft = launch.options, launch.options.draft
     own = own_flag(launch.engine, launch.extra)
     if own is not None:
-        yield f"`extra` has {own[0]}, which skep itself says", own[1]
+        yield f"`extra` has {own[0]}, which skep sets itself", own[1]
     if launch.api_key and any(word.partition("=")[0].replace("_", "-") == "--api-key" for word in launch.extra):
-        yield "`extra` has --api-key, but the hive has a key of its own for its engines", "leave it out"
+        yield "`extra` has --api-key, but the deployment has its own key for its engines", "leave it out"
     if options.p2p not in (None, "off", "nvlink"):
-        yield f"p2p `{options.p2p}` is none", 'write "nvlink" for NVLink only, "off" for not at all, or leave it out'
+        yield f"p2p `{options.p2p}` is unknown", 'write "nvlink" for NVLink only, "off" for not at all, or leave it out'
     if draft is not None and draft.method in DRAFTED_BY_MODEL and not draft.model:
         yield f"speculation by `{draft.method}` needs a draft model", "name one, or use mtp or ngram"
     if draft is not None and draft.depth < 1:
-        yield f"speculation of {draft.depth} tokens is none", "draft 1 token or more, or leave it out"
+        yield f"speculation of {draft.depth} tokens drafts nothing", "draft 1 token or more, or leave it out"
     if options.memory_share is not None and not 0 < options.memory_share <= 1:
-        yield f"memory_share {options.memory_share:g} is no share of a card", "between 0 and 1, as 0.9"
+        yield f"memory_share {options.memory_share:g} is not a share of a card", "a number between 0 and 1, as 0.9"
 
 
 def unsupported_options(options: EngineOptions, engine: str) -> Iterable[Refusal]:

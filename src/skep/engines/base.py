@@ -161,7 +161,7 @@ GATEWAY_KEY = "SKEP_API_KEY"
 KEY_HERE = "{engine_key}"  # in an argv: the guard puts the key there, for engines that take it in no other way
 KEY_FILE_HERE = "{engine_key_file}"  # in an argv: the guard puts the name of a YAML file with the key there
 KEY_FILE = "engine-key"  # in the state folder while a hive runs
-REFUSED = "this engine wants the key of its hive: ask the gateway"
+REFUSED = "this engine requires its deployment's key: send the request to the gateway"
 NO_ORIGIN = "none"  # the web pages that an engine gives leave: no page has this origin
 ANSWER_S = 2.0
 

@@ -42,19 +42,19 @@ def flash_of(options: EngineOptions) -> bool | None:
 def llama_refusals(launch: Launch) -> Iterable[tuple[str, str]]:
     options, least = launch.options, least_batch(launch)
     if options.kv_layout not in (None, *LAYOUTS):
-        yield f'kv_layout = "{options.kv_layout}" is none', f"one of {', '.join(LAYOUTS)}"
+        yield f'kv_layout = "{options.kv_layout}" is unknown', f"one of {', '.join(LAYOUTS)}"
     if options.flash_attention is False and flash_of(EngineOptions(kv=options.kv)):
-        what = f'kv = "{options.kv}" wants flash attention, which is off'
+        what = f'kv = "{options.kv}" needs flash attention, which is off'
         yield what, 'leave flash_attention out, or write kv = "f16"'
     if options.batch is not None and options.batch < least:
         drafts = f" with {options.draft.depth} drafted tokens each" if options.draft is not None else ""
         slots = f"{launch.slots} slot{'s' if launch.slots > 1 else ''}"
-        yield f"batch = {options.batch} does not hold a token of {slots}{drafts}", f"{least} or more"
+        yield f"batch = {options.batch} is too small for {slots}{drafts}", f"{least} or more"
     if options.batch is not None and options.batched_tokens is not None and options.batched_tokens > options.batch:
         what = f"batched_tokens = {options.batched_tokens} is more than batch = {options.batch}"
         yield what, "a micro-batch is a part of the batch: raise `batch`, or lower `batched_tokens`"
     if options.chunked_prefill is False:
-        yield "chunked_prefill = false cannot be: prompts are always taken in pieces", "leave it out"
+        yield "chunked_prefill = false is not possible: prompts are always read in chunks", "leave it out"
 
 
 class Embedded(OwnEngine):
@@ -74,7 +74,7 @@ class Embedded(OwnEngine):
         kv, draft = launch.options.kv, launch.options.draft
         yield from unsupported_options(launch.options, "embedded")
         if draft is not None and draft.method != "ngram":
-            yield f"speculation by `{draft.method}` cannot be: it drafts from the text alone", "use ngram, or llamacpp"
+            yield f"it has no speculation by `{draft.method}`, only from the text itself", "use ngram, or llamacpp"
         if kv is not None and kv not in KV_TYPES:
             yield f'kv = "{kv}" is not known to the embedded engine', f"one of {', '.join(KV_TYPES)}"
         yield from common_refusals(launch)

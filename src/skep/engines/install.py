@@ -69,13 +69,13 @@ def check_machine(engine: str, driver: str | None, free_bytes: int) -> None:
     if kind.driver is not None:
         if driver is None:
             hint = "`skep doctor` says what it sees; llama-server also runs on other cards and on the CPU"
-            raise UserError(f"{engine} needs an NVIDIA driver, and none is here", hint=hint)
+            raise UserError(f"{engine} needs an NVIDIA driver, and this machine has none", hint=hint)
         if int(driver.partition(".")[0]) < kind.driver:
             hint = f"update the driver to {kind.driver} or later; `nvidia-smi` shows the one in use"
-            raise UserError(f"{kind.package} needs driver {kind.driver}, here is {driver}", hint=hint)
+            raise UserError(f"{kind.package} needs driver {kind.driver}, this machine has {driver}", hint=hint)
     if engine == "llamacpp" and driver is not None and shutil.which("nvcc") is None:
-        hint = "install the CUDA toolkit, or take a release of llama.cpp with CUDA and put llama-server on PATH"
-        raise UserError("without `nvcc` llama-server would be built for the CPU, and cards are here", hint=hint)
+        hint = "install the CUDA toolkit, or put llama-server from a CUDA release of llama.cpp on PATH"
+        raise UserError("`nvcc` is missing: llama-server would be built without CUDA, though cards are here", hint=hint)
     if free_bytes < kind.disk_gib * GIB:
         hint = "free some space, or set XDG_DATA_HOME to a folder on another disk"
         needs = f"needs {kind.disk_gib} GiB, has {format_bytes(free_bytes)}"
@@ -92,7 +92,7 @@ def install_engine(engine: str, *, version: str | None = None, driver: str | Non
         uv = shutil.which("uv")
         python = str(folder / "bin" / "python")
         making = [uv, "venv", "-q", "--python", sys.executable, str(folder)] if uv else None
-        _run(making or [sys.executable, "-m", "venv", str(folder)], "making the environment", say)
+        _run(making or [sys.executable, "-m", "venv", str(folder)], "creating the environment", say)
         settings = build_settings(package, driver) if engine == "llamacpp" else {}
         installing = [uv, "pip", "install", "--python", python, package] if uv else None
         _run(installing or [python, "-m", "pip", "install", "--disable-pip-version-check", package],
@@ -129,7 +129,7 @@ def _link_server(folder: Path) -> None:
 def remove_engine(engine: str) -> Path:
     folder = engine_folder(engine)
     if not folder.exists():
-        hint = "one that is on PATH is removed by whoever put it there"
+        hint = "skep removes only what it installed itself; one on PATH came from elsewhere"
         raise UserError(f"skep has not installed {engine}", hint=hint)
     shutil.rmtree(folder)
     return folder
@@ -183,4 +183,4 @@ def _run(argv: list[str], what: str, say: Say, settings: Mapping[str, str] = Map
     if status != 0:
         errors = [one for one in lines if one.lower().startswith("error")] or list(lines)
         why = errors[-1] if errors else f"exit code {status}"
-        raise EngineError(f"{what} failed: {why}", hint=f"`{' '.join(argv)}` shows all of it")
+        raise EngineError(f"{what} failed: {why}", hint=f"`{' '.join(argv)}` shows its full output")

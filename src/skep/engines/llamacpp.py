@@ -42,19 +42,19 @@ class LlamaCpp(Adapter):
         yield from unsupported_options(options, self.name)
         yield from llama_refusals(launch)
         if options.tp > 1 and options.pp > 1:
-            yield f"tp={options.tp} and pp={options.pp} cannot be both", "split by tensor (tp) or by layer (pp)"
+            yield f"tp={options.tp} and pp={options.pp} cannot be combined", "split by tensor (tp) or by layer (pp)"
         if options.split is not None and options.split not in SPLITS:
-            yield f'split = "{options.split}" is none', f"one of {', '.join(SPLITS)}"
+            yield f'split = "{options.split}" is unknown', f"one of {', '.join(SPLITS)}"
         wanted = _split(EngineOptions(tp=options.tp, pp=options.pp))
         if options.split is not None and wanted is not None and options.split != wanted:
-            yield f'split = "{options.split}" does not go with {_layout(options)}', f'write split = "{wanted}", or none'
+            yield f'split = "{options.split}" does not fit {_layout(options)}', f'write split = "{wanted}", or omit it'
         if "tensor" in (options.split, wanted) and options.flash_attention is False:
-            yield "flash_attention = false does not go with a split by tensor", "leave it out"
+            yield "a split by tensor needs flash_attention", "leave it out"
         cards = len(launch.gpus)
         if cards and cards < options.cards:
-            yield f"{_layout(options)} takes {options.cards} cards, but gpus names {cards}", "name as many as it takes"
+            yield f"{_layout(options)} takes {options.cards} cards, but gpus names {cards}", "name as many cards"
         if cards and options.card_shares and len(options.card_shares) != cards:
-            yield f"card_shares has {len(options.card_shares)} shares for {cards} gpus", "one for each card"
+            yield f"card_shares has {len(options.card_shares)} shares for {cards} gpus", "give one for each card"
 
     def check_weights(self, launch: Launch) -> None:
         for what, source in (("model file", source_of(launch)), ("draft model", draft_model(launch.options))):
@@ -65,7 +65,7 @@ class LlamaCpp(Adapter):
                 continue
             path = Path(os.path.expanduser(source))  # noqa: PTH111
             if path.is_dir():
-                hint = "name the GGUF file in it; of several parts, the first"
+                hint = "name the GGUF file in it; if it has several parts, the first"
                 raise UserError(f"{self.name}: the {what} `{source}` is a folder", hint=hint)
             if not _on_hub(source) and not path.exists():
                 raise UserError(f"{self.name}: the {what} `{source}` does not exist", hint="check the path")

@@ -42,7 +42,7 @@ class Ollama(Adapter):
         given = dict(launch.env).get("OLLAMA_MODELS") or os.environ.get("OLLAMA_MODELS")
         store = Path(given) if given else Path.home() / ".ollama" / "models"
         if not (store / "manifests" / manifest_of(launch.model)).is_file():
-            elsewhere = "where a service of Ollama's has it, set OLLAMA_MODELS to its store"
+            elsewhere = "if an Ollama service has it, set OLLAMA_MODELS to its store"
             hint = f"run `ollama pull {launch.model}`; {elsewhere}"
             raise UserError(f"`{launch.model}` is not in Ollama's store {store}", hint=hint)
 

@@ -29,7 +29,7 @@ def predict_failure(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None
         layout = f"tp {options.tp} x pp {options.pp} x dp {options.dp}"
         cause = f"{layout} needs {options.cards} cards, {len(cards)} are given"
         change = step.tp_of_cards(FailureCase(launch, facts={"cards_there": len(cards)}))
-        return _told(cause, "fewer of each, or more gpus", change)
+        return _told(cause, "lower tp, pp or dp, or name more gpus", change)
     plain = next((card for card in cards if (cc := capability(card)) is not None and cc < _HALF_SINCE), None)
     if plain is not None and options.dtype == "bfloat16":
         cause = f"{plain.title} (SM {plain.compute_capability:g}) has no bfloat16, which begins at SM 8.0"

@@ -201,16 +201,16 @@ def smaller_chunks(case: FailureCase) -> LaunchChange | None:
 
 
 def graphs_off(case: FailureCase) -> LaunchChange | None:
-    return changed(case.launch, "graphs", False, "graphs off, at a half to a sixth of the speed", was=True)
+    return changed(case.launch, "graphs", False, "turn graphs off, at a half to a sixth of the speed", was=True)
 
 
 def all_reduce_off(case: FailureCase) -> LaunchChange | None:
     several = case.launch.options.tp > 1
-    return changed(case.launch, "custom_all_reduce", False, "custom_all_reduce off", was=True) if several else None
+    return changed(case.launch, "custom_all_reduce", False, "turn custom_all_reduce off", was=True) if several else None
 
 
 def p2p_off(case: FailureCase) -> LaunchChange | None:
-    advice = "p2p off: the cards then talk through the machine's memory"
+    advice = "turn p2p off: the cards then talk through the machine's memory"
     return changed(case.launch, "p2p", "off", advice) if case.launch.options.cards > 1 else None
 
 
@@ -220,14 +220,14 @@ def kv_e5m2(case: FailureCase) -> LaunchChange | None:
     if kv is None or kv in ("auto", "fp8_e5m2", "bfloat16", "float16"):
         return None
     to = None if "fp8" in quant else "fp8_e5m2"
-    return changed(case.launch, "kv", to, f"kv from {kv} to {to or 'the engine’s own'}")
+    return changed(case.launch, "kv", to, f"change kv from {kv} to {to or 'the engine’s default'}")
 
 
 def dtype_half(case: FailureCase) -> LaunchChange | None:
     dtype = case.launch.options.dtype
     if dtype in ("float16", "half"):
         return None
-    return changed(case.launch, "dtype", "float16", f"dtype from {dtype or 'auto'} to float16", was=dtype or "auto")
+    return changed(case.launch, "dtype", "float16", f"change dtype {dtype or 'auto'} to float16", was=dtype or "auto")
 
 
 def tp_of_heads(case: FailureCase) -> LaunchChange | None:
@@ -251,7 +251,7 @@ def tp_of_cards(case: FailureCase) -> LaunchChange | None:
     options, there = case.launch.options, case.number("cards_there")
     if there is None or options.pp * options.dp != 1 or there < 1 or options.tp % there:
         return None
-    return _lower(case, "tp", there, 1, f": so many cards are there ({options.tp} were wanted)")
+    return _lower(case, "tp", there, 1, f": {there} cards are there, not {options.tp}")
 
 
 def _leave_out(name: str, advice: str, *, only_off: bool = False) -> Remedy:
@@ -271,4 +271,4 @@ batch_own = _leave_out("batch", "leave out batch {}: it is then 2048 or more")
 quant_own = _leave_out("quant", "leave out quant {}: the checkpoint says what it is")
 _TURNED_ON = "leave flash_attention out: llama.cpp then turns it on"
 flash_own = _leave_out("flash_attention", _TURNED_ON, only_off=True)
-chunks_on = _leave_out("chunked_prefill", "chunked_prefill as the engine has it", only_off=True)
+chunks_on = _leave_out("chunked_prefill", "leave chunked_prefill out", only_off=True)

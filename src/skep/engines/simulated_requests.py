@@ -150,7 +150,7 @@ def _chat_prompt(fields: Mapping[str, Any]) -> tuple[str, int]:
     texts, tokens = [], _TEMPLATE_TOKENS
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise SimulatedRefusal("each of `messages` wants a `role` and a `content`")
+            raise SimulatedRefusal("each of `messages` needs a `role` and a `content`")
         text, more = _content(message.get("content"))
         calls = message.get("tool_calls")
         text += json.dumps(calls) if calls else ""

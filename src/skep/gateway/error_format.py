@@ -50,7 +50,7 @@ def limit_reached(key: str, code: str, retry_after_s: float | None) -> RequestRe
 
 def owners_path(path: str) -> RequestRefused:
     advice = "use `skep` on the machine itself, or call the engine there"
-    return RequestRefused("admin_path", f"{path} is not among the paths that clients may ask the engine for; {advice}")
+    return RequestRefused("admin_path", f"clients may not request {path} from the engine; {advice}")
 
 
 def speaks_anthropic(path: str) -> bool:

@@ -134,7 +134,7 @@ class Exchange:
     def abandon_replica(self) -> None:
         """The replica shows no sign of life."""
         if self.begun or not self.leased:
-            self.cut("replica_lost", "the replica shows no sign of life")
+            self.cut("replica_lost", "the replica does not respond")
         else:
             self._break_call()
             self._proxy.carry_out(self._proxy.admission.gave_up(self.id, time.monotonic()))
@@ -147,7 +147,7 @@ class Exchange:
         if not self.begun and now - self.granted_at > limits.first_byte_s:
             why = f"the replica sent nothing for {limits.first_byte_s:g} s"
         elif self.begun and not self.paused and now - max(self.heard_at, self._resumed_at) > limits.idle_s:
-            why = f"the replica fell silent for {limits.idle_s:g} s in the middle of its answer"
+            why = f"the replica sent nothing for {limits.idle_s:g} s in the middle of its answer"
         elif now - self.granted_at > limits.total_s:
             why = f"the answer took longer than {limits.total_s:g} s"
         else:
@@ -225,7 +225,7 @@ class Exchange:
         admission = self._proxy.admission
         ours = failure.kind == "protocol"  # we closed, because of what it said: the engine may work on
         if self.begun:
-            self._break_off(f"the replica broke off: {failure}")
+            self._break_off(f"the replica stopped in the middle of its answer: {failure}")
             self._end("broken", self._give_back() if ours or not self.leased else admission.finished(self.id, at))
         elif self.leased and ours:
             self._proxy.carry_out(admission.gave_up(self.id, at))

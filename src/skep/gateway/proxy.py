@@ -95,7 +95,7 @@ class Proxy:
         try:
             key = next((key for key in self.policy.keys if key.name == owner), None)
             if key is None and owner and self.guarded:
-                message = f"the key `{owner}`, which asked for this, is not valid any more"
+                message = f"the key `{owner}` of this request is no longer valid"
                 raise RequestRefused("invalid_api_key", message)
             if key is not None and key.max_concurrent == 1:  # that one is for clients: the batch has one beside it
                 if (refusal := self.ring.charge(owner, time.monotonic())) is not None:
@@ -164,7 +164,7 @@ class Proxy:
         """The end of this process: nobody is left without a word."""
         self.carry_out(self.admission.close())
         for exchange in list(self.exchanges.values()):
-            exchange.cut("shutting_down", "the gateway is ending")
+            exchange.cut("shutting_down", "the gateway is shutting down")
 
     async def close(self) -> None:
         self._looks.shutdown(wait=False, cancel_futures=True)
@@ -224,8 +224,8 @@ class Proxy:
         """Return whose key it is; `request.extra` lets a web page read the answer. Raises Refused for strangers."""
         hosts, host = self.policy.hosts, request.get(b"host")
         if not self.guarded and hosts and host is not None and host_of(host) not in hosts:
-            advice = "call it by localhost or 127.0.0.1, or make a key with `skep key add NAME`"
-            message = f"without API keys this does not answer to {host.decode('latin-1')}; {advice}"
+            advice = "call it as localhost or 127.0.0.1, or make a key with `skep key add NAME`"
+            message = f"without API keys the gateway does not answer as {host.decode('latin-1')}; {advice}"
             raise RequestRefused("host_refused", message)
         if origin is not None:
             page, origins = origin.decode("latin-1"), self.policy.origins
@@ -235,7 +235,7 @@ class Proxy:
                     return None
             elif not self.guarded or request.method == b"OPTIONS":  # else the key decides, and no page reads the answer
                 allowed = "`cors_origins` under [gateway] in skep.toml names those that may"
-                raise RequestRefused("origin_refused", f"web pages of {page} may not call this; {allowed}")
+                raise RequestRefused("origin_refused", f"web pages of {page} may not call this gateway; {allowed}")
         return self.key_of(request)
 
     def _inspect_in_thread(self, request: ServerRequest, plan: RequestPlan) -> None:
@@ -300,7 +300,7 @@ class Proxy:
             exchange.reject(Reject(exchange.id, RejectCode.LOAD_FAILED, retry_after_s, why))
         elif exchange.request.method not in (b"POST", b"PUT", b"PATCH"):
             exchange.leased = False
-            exchange.refuse("replica_lost", f"`{exchange.model}` is not loaded; a request for an answer loads it")
+            exchange.refuse("replica_lost", f"`{exchange.model}` is not loaded; a completion request loads it")
         return exchange.outcome is not None
 
     def _await_load(self, exchange: Exchange, now: float) -> None:
@@ -316,7 +316,7 @@ class Proxy:
             return
         replica = self.admission.anywhere(exchange.model, now)
         if replica is not None and self._light[replica.url] >= LIGHT_PER_SLOT * replica.slots + LIGHT_AT_LEAST:
-            exchange.refuse("queue_full", "too many requests of this kind are under way; try again in 1 s")
+            exchange.refuse("queue_full", "too many requests of this kind are in progress; try again in 1 s")
         elif replica is not None:
             self._light[replica.url] += 1
             exchange.forward(Forward(exchange.id, replica, 0.0, 1))
@@ -360,7 +360,7 @@ class Proxy:
         for given in given_keys(request.headers):
             if (found := self.ring.find(given)) is not None:
                 return found
-        message = "this endpoint wants its API key as `Authorization: Bearer KEY` or `x-api-key`"
+        message = "this endpoint requires an API key, sent as `Authorization: Bearer KEY` or `x-api-key`"
         raise RequestRefused("invalid_api_key", message)
 
     def _refusal(self, request: ServerRequest, refusal: RequestRefused) -> tuple[int, Headers, bytes]:

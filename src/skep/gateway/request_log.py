@@ -45,30 +45,30 @@ class Metrics:
         by_class = ("model", "class")
         by_replica = ("model", "class", "replica")
         self.requests = Counter(
-            "skep_requests_total", "Requests that ended, by how.", (*by_class, "replica", "outcome", "status", "code")
+            "skep_requests_total", "Ended requests, by outcome.", (*by_class, "replica", "outcome", "status", "code")
         )
-        self.retries = Counter("skep_retries_total", "Requests sent again, to this replica.", ("model", "replica"))
-        self.queue_wait = Histogram("skep_queue_wait_seconds", "Arrival to slot.", by_class, SECONDS)
-        self.ttft = Histogram("skep_ttft_seconds", "Arrival to the answer's first body byte.", by_replica, SECONDS)
-        self.duration = Histogram("skep_request_seconds", "Arrival to the answer's end.", by_replica, SECONDS)
-        self.prompt_tokens = Counter("skep_prompt_tokens_total", "Prompt tokens of answers that said so.", by_replica)
-        self.cached_tokens = Counter("skep_cached_tokens_total", "Of these, taken from a prefix cache.", by_replica)
-        self.output_tokens = Counter("skep_output_tokens_total", "Output tokens of answers that said so.", by_replica)
+        self.retries = Counter("skep_retries_total", "Requests sent again to this replica.", ("model", "replica"))
+        self.queue_wait = Histogram("skep_queue_wait_seconds", "Seconds from arrival to slot.", by_class, SECONDS)
+        self.ttft = Histogram("skep_ttft_seconds", "Seconds from arrival to the first body byte.", by_replica, SECONDS)
+        self.duration = Histogram("skep_request_seconds", "Seconds from arrival to the end.", by_replica, SECONDS)
+        self.prompt_tokens = Counter("skep_prompt_tokens_total", "Prompt tokens, as engines report them.", by_replica)
+        self.cached_tokens = Counter("skep_cached_tokens_total", "Prompt tokens from a prefix cache.", by_replica)
+        self.output_tokens = Counter("skep_output_tokens_total", "Output tokens, as engines report them.", by_replica)
         self.counted_tokens = Counter(
-            "skep_output_tokens_counted_total", "Stream events of answers that did not say their tokens.", by_replica
+            "skep_output_tokens_counted_total", "Stream events of answers without a token count.", by_replica
         )
         self.token_rate = Histogram(
-            "skep_output_tokens_per_second", "Of one streamed answer, after its first byte.", by_replica, RATES
+            "skep_output_tokens_per_second", "Speed of a streamed answer after its first byte.", by_replica, RATES
         )
-        self.unknown_tokens = Counter("skep_answers_without_usage_total", "Answers that named no tokens.", by_replica)
-        self.loads = Counter("skep_model_loads_total", "Models loaded on demand, or not.", ("model", "outcome"))
+        self.unknown_tokens = Counter("skep_answers_without_usage_total", "Answers without a token count.", by_replica)
+        self.loads = Counter("skep_model_loads_total", "Attempts to load a model on demand.", ("model", "outcome"))
         self.slots = Gauge("skep_slots", "Sequences a replica decodes at a time.", ("model", "replica"))
-        self.busy = Gauge("skep_slots_busy", "Slots taken.", ("model", "replica", "state"))
+        self.busy = Gauge("skep_slots_busy", "Slots in use.", ("model", "replica", "state"))
         self.up = Gauge("skep_replica_up", "1: gets requests; 0: broken or draining.", ("model", "replica", "state"))
-        self.queued = Gauge("skep_queue_length", "Requests that wait.", by_class)
+        self.queued = Gauge("skep_queue_length", "Requests waiting.", by_class)
         self.connections = Gauge("skep_client_connections", "Open client connections.", ())
-        self.lost_rows = Gauge("skep_rows_lost", "Request rows that could not be kept.", ("why",))
-        self.build = Gauge("skep_build_info", "1, with the version.", ("version",))
+        self.lost_rows = Gauge("skep_rows_lost", "Request rows that were not stored.", ("why",))
+        self.build = Gauge("skep_build_info", "Always 1, with the version.", ("version",))
 
     def text(self) -> bytes:
         metrics: list[Metric] = [*vars(self).values()]
@@ -261,7 +261,7 @@ class RequestLog:
         self.write([], time.monotonic())  # what was held back has no other occasion
         if self.dropped:
             why = f"{self.dropped} requests ended while {self._max_pending} others waited to be written"
-            what_next = "nothing to do if it was a short burst; else look at the disk of the store and the logs"
+            what_next = "nothing to do if it was a short burst; else check the disk of the store and the logs"
             self._say_failed("dropped", why, what_next)
 
     def _pause(self) -> None:
@@ -356,7 +356,7 @@ class RequestLog:
             self.unwritten += len(rows) - len(self._held)
             what_next = "rows wait in memory until it is free"
         else:
-            what_next = f"{error.hint or 'look at the file'}; {TRIED_LATER}"
+            what_next = f"{error.hint or 'check the file'}; {TRIED_LATER}"
             self.unwritten += len(rows)
             self._store_retry_at = now + RETRY_S
             with suppress(SkepError):

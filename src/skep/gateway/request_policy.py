@@ -73,7 +73,7 @@ def make_plan(
     """`flow`: the key's own, where several keys share fairly. Raises RequestRefused."""
     method, path = request.method, request.path
     if AMBIGUOUS.search(path):
-        message = f"the path {path} could be read in two ways; write it without {AMBIGUOUS_NAMES}"
+        message = f"the path {path} is ambiguous; write it without {AMBIGUOUS_NAMES}"
         raise RequestRefused("bad_request", message)
     plain = unquote(path).lower()  # however it is written: `/%73lots` is `/slots`
     if plain.startswith(ADMIN) or (plain.startswith("/props") and method not in (b"GET", b"HEAD")):

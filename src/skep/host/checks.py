@@ -49,7 +49,7 @@ _REMEDIES = (
     ("is lost", "reboot, then check the card's power cables and riser, and `dmesg | grep -i xid`"),
     ("device handle", "reboot, then check the card's power cables and riser, and `dmesg | grep -i xid`"),
     ("did not answer", "look for a hung card in `dmesg | grep -i xid`, then reboot"),
-    ("unknown error", "in a container: start it anew; on the host: reload the driver or reboot"),
+    ("unknown error", "in a container: start it again; on the host: reload the driver or reboot"),
     ("insufficient permissions", "give this user access to /dev/nvidia*, or start the container with `--gpus all`"),
 )  # fmt: skip
 _ANY_REMEDY = "run `nvidia-smi` by hand; reinstall the driver and reboot if it keeps failing"
@@ -76,16 +76,16 @@ def driver_finding(driver: str | None, cuda: str | None, gpus: Sequence[Gpu]) ->
     major = int(numbered[0])
     detail = f"{driver}, carries CUDA {cuda}" if cuda else driver
     if major < DRIVER_FOR_RTX_5090 and any("RTX 5090" in gpu.name for gpu in gpus):
-        return _too_old(f"{detail}; an RTX 5090 wants driver {DRIVER_FOR_RTX_5090} or newer", DRIVER_FOR_RTX_5090)
+        return _too_old(f"{detail}; an RTX 5090 needs driver {DRIVER_FOR_RTX_5090} or newer", DRIVER_FOR_RTX_5090)
     if major < DRIVER_FOR_CUDA_12_9:
         return _too_old(
-            f"{detail}; builds for CUDA 12.9 and later want driver {DRIVER_FOR_CUDA_12_9} or newer and may end with "
+            f"{detail}; builds for CUDA 12.9 and later need driver {DRIVER_FOR_CUDA_12_9} or newer and may end with "
             "error 804, forward compatibility was attempted on non supported HW",
             DRIVER_FOR_CUDA_13_0,
             cuda or "12.8",
         )
     if major < DRIVER_FOR_CUDA_13_0:
-        wants = f"builds for CUDA 13.0 want driver {DRIVER_FOR_CUDA_13_0} or newer"
+        wants = f"builds for CUDA 13.0 need driver {DRIVER_FOR_CUDA_13_0} or newer"
         return _too_old(f"{detail}; {wants}", DRIVER_FOR_CUDA_13_0, cuda or "12.9")
     return HostFinding("driver", CheckResult.OK, detail)
 
@@ -128,7 +128,7 @@ def link_means(kind: str) -> str:
 
 
 def _too_old(detail: str, wanted: int, cuda: str | None = None) -> HostFinding:
-    otherwise = f", or take builds for CUDA {cuda} or older" if cuda else ""
+    otherwise = f", or use builds for CUDA {cuda} or older" if cuda else ""
     return HostFinding("driver", CheckResult.WARNING, detail, f"install driver {wanted} or newer and reboot{otherwise}")
 
 

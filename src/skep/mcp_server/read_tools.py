@@ -45,7 +45,7 @@ async def ask_models(url: str, key: str | None) -> dict[str, dict[str, Any]]:
     try:
         answer = await fetch_once(origin, "GET", target, headers=headers, timeout_s=ANSWER_S)
     except WireFailure as failure:
-        hint = f"is something serving at {url}? `skep up -d` on the shell starts one"
+        hint = f"is a server running at {url}? `skep up -d` on the shell starts one"
         raise EndpointError(str(failure), hint=hint) from None
     told = ((name, entry.get("skep")) for name, entry in models_of(answer, url, key_given=bool(key)).items())
     return {name: facts if isinstance(facts, dict) else {} for name, facts in told}
@@ -74,22 +74,22 @@ class ReadTools:
 
         slots = [facts["slots"] for facts in served.values() if facts.get("slots") is not None]
         models = [await asyncio.to_thread(describe, name, facts) for name, facts in served.items()]
-        suggested = "dispatch as many tasks as there are: the pace is found by trying"
+        suggested = "dispatch all tasks in one call: skep adapts to what the endpoint takes"
         if slots:
             at_once = f"{max(slots)} tasks run at once"
-            suggested = f"{at_once}; dispatch as many as there are in one call, the rest wait their turn"
+            suggested = f"{at_once}; dispatch all tasks in one call, the rest wait their turn"
         return {"url": url, "models": models, "suggested": suggested}
 
     def status(self) -> Answer:
-        """What runs on this machine: the hive's replicas with their states, slots and load, as `skep ps` shows them,
-        and the swarm runs under way. Says how to start it where nothing runs."""
+        """What runs on this machine: the deployment's replicas with their states, slots and load (`skep ps`),
+        and the swarm runs in progress. Says how to start it if nothing runs."""
         newest = [as_it_stands(self._place.paths, run) for run in self._place.newest_runs(NEWEST_SWARMS)]
         swarms = [short_progress(run) for run in newest if run.state is SwarmRunState.RUNNING]
         told = self._status()
         if told is None:
             elsewhere = self._place.named_url()
             hint = "start it with `skep up -d` on the shell"
-            where = f"no hive runs here; tasks go to {elsewhere}" if elsewhere else hint
+            where = f"no deployment runs here; tasks go to {elsewhere}" if elsewhere else hint
             return {"running": False, "next": where, "rows": [], "runs": swarms}
         gateway = told.get("gateway") or {}
         return {
@@ -111,9 +111,9 @@ class ReadTools:
         gpu: Annotated[
             str | None, Field(description='Cards such as "2x rtx-3090"; left out: the cards of this machine.')
         ] = None,
-        agents: Annotated[int, Field(ge=1, le=4096, description="How many tasks at once.")] = 4,
-        input_tokens: Annotated[int | None, Field(ge=1, description="Of a task's prompt; default: 16384.")] = None,
-        output_tokens: Annotated[int | None, Field(ge=1, description="Of a task's answer; default: 1024.")] = None,
+        agents: Annotated[int, Field(ge=1, le=4096, description="How many tasks run at once.")] = 4,
+        input_tokens: Annotated[int | None, Field(ge=1, description="Prompt tokens of a task; default: 16384.")] = None,
+        output_tokens: Annotated[int | None, Field(ge=1, description="Output tokens of a task; default: 1024.")] = None,
         quant: Annotated[str | None, Field(description="Pin the weights' format: awq, fp8, bf16, q4_k_m.")] = None,
         context: Annotated[int | None, Field(ge=64, description="Pin the tokens of the longest sequence.")] = None,
     ) -> Answer:
@@ -228,7 +228,7 @@ def _benchmark(store: Store, run: StoredRun, *, best: bool) -> Answer:
         shows = f"`skep runs report {run.id} -o report.html` shows the verdicts"
         return {**answer, "conclusion": f"answers were judged: {shows}"}
     if run.kind == TUNE_QUALITY:
-        return {**answer, "conclusion": "answers were judged for a tuning: no measure of speed"}
+        return {**answer, "conclusion": "answers were judged for a tuning: speed was not measured"}
     try:
         _, summary, _ = load_run(store, run.id)
     except UserError:
@@ -239,5 +239,5 @@ def _benchmark(store: Store, run: StoredRun, *, best: bool) -> Answer:
     if summary.turning is not None:
         answer |= {"knee": summary.turning.knee, "cliff": summary.turning.cliff}
     if run.kind in TIMED:
-        answer["conclusion"] = f"levels are no numbers of agents: it is a run of the kind {run.kind}"
+        answer["conclusion"] = f"levels of a {run.kind} run are not numbers of agents"
     return answer

@@ -41,9 +41,9 @@ MOST_WRITERS = 50  # newest runs, any of which may be writing the file that anot
 TAIL_BYTES = 4096
 
 Run = Annotated[str, Field(description="Id of the run, the beginning of it, or `last`.")]
-Model = Annotated[str | None, Field(description="Which model; needed only where several are served (see capacity).")]
+Model = Annotated[str | None, Field(description="Which model; needed only if several are served (see capacity).")]
 Agents = Annotated[
-    int | None, Field(ge=1, description="At most so many tasks at once. Leave it out: the pace follows the endpoint.")
+    int | None, Field(ge=1, description="Most tasks at once. Leave it out: skep adapts to the endpoint.")
 ]
 System = Annotated[str | None, Field(description="System message for every task that has none.")]
 Schema = Annotated[
@@ -186,7 +186,7 @@ class RunTools:
         self,
         run: Run,
         ctx: Context[Any, Any],
-        seconds: Annotated[float, Field(description="How long at most; 45 is the longest.")] = 40.0,
+        seconds: Annotated[float, Field(description="Seconds to wait; at most 45.")] = 40.0,
     ) -> Answer:
         """Wait until a run has ended or the time is up, whichever is first, and say how it stands: counts, estimated
         time left, speed, the newest failures. Never longer than 45 s a call: while the state is `running`, call it
@@ -198,7 +198,7 @@ class RunTools:
         run: Run,
         page: Annotated[int, Field(ge=1)] = 1,
         page_size: Annotated[int, Field(description="At most 20.")] = 10,
-        only: Annotated[Literal["all", "done", "failed"], Field(description="Which results.")] = "all",
+        only: Annotated[Literal["all", "done", "failed"], Field(description="Which results to return.")] = "all",
         chars_per_answer: Annotated[int, Field(description="Longer answers are cut; at most 2000.")] = 600,
     ) -> Answer:
         """A page of a run's results, in the order of its tasks: id, ok, answer (or `value`, for a task with a schema),
@@ -217,7 +217,7 @@ class RunTools:
         self,
         run: Run,
         task: Annotated[str, Field(description="Id of the task.")],
-        from_char: Annotated[int, Field(ge=0, description="Go on from there, where an answer is very long.")] = 0,
+        from_char: Annotated[int, Field(ge=0, description="Character to go on from, for a very long answer.")] = 0,
     ) -> Answer:
         """One task's whole result: the full answer, tries, tokens, seconds, and the error where it was set aside."""
         with self._place.runs() as runs:
@@ -260,8 +260,8 @@ class RunTools:
             with self._place.runs() as runs:
                 found = runs.run(run)
                 if found.kind != "map":
-                    hint = "swarm_resume goes on with it where it is not finished"
-                    raise UserError(f"run `{found.id}` was planned as a whole: its tasks mean nothing alone", hint=hint)
+                    hint = "swarm_resume goes on with it if it is not finished"
+                    raise UserError(f"run `{found.id}` was planned as a whole: its tasks cannot run alone", hint=hint)
                 ids = {result.task for result in runs.results(found.id, ending=TaskEnding.FAILED)}
                 return found, [task for task in runs.tasks(found.id) if task.id in ids]
 
@@ -300,7 +300,7 @@ class RunTools:
             "tasks": len(tasks),
             "model": endpoint.model,
             "simulated": endpoint.simulated,
-            "next": f"call swarm_wait with run `{run_id}`, again and again until its state is `done`",
+            "next": f"call swarm_wait with run `{run_id}` repeatedly until its state is `done`",
             "at_once": min(counts) if isinstance(slots, int) or order.agents else None,
         }
 
@@ -347,8 +347,8 @@ class RunTools:
             answer |= _speed(store, found, until, state)
             told = [fact for session, _, _, fact in runs.facts(found.id, "endpoint") if session == found.sessions]
             if state == "running" and told and not told[-1].get("up", True):
-                why = f"and is waited for: {told[-1].get('why') or 'no reason is known'}"
-                answer |= {"left_s": None, "error": f"the endpoint does not answer at this moment, {why}"}
+                why = f"the run waits for it: {told[-1].get('why') or 'no reason is known'}"
+                answer |= {"left_s": None, "error": f"the endpoint does not answer now, {why}"}
             return answer
 
     def _check_free(self, output: Path) -> None:
@@ -356,7 +356,7 @@ class RunTools:
             what = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
             raise UserError(f"`output` `{output}` {what}", hint="name a file, such as /tmp/results.jsonl")
         if output.exists() and output.stat().st_size:
-            raise UserError(f"`output` `{output}` is there already", hint="name another file, or remove it first")
+            raise UserError(f"`output` `{output}` already exists", hint="name another file, or remove it first")
         for run in self._place.newest_runs(MOST_WRITERS):
             unfinished = run.state is not SwarmRunState.DONE and self._launcher.is_alive(run.id)
             if run.config.get("output") == str(output) and unfinished:
@@ -366,7 +366,7 @@ class RunTools:
 def _absolute(name: str, given: str) -> str:
     path = Path(given).expanduser()
     if not path.is_absolute():
-        raise UserError(f"`{name}` `{given}` is not absolute", hint="this server runs in a folder of its own")
+        raise UserError(f"`{name}` `{given}` is not an absolute path", hint="this server runs in a folder of its own")
     return str(path)
 
 
@@ -451,9 +451,9 @@ def _next_step(run: SwarmRun, state: str) -> str:
     retry = "; swarm_retry tries the failed ones again" if run.counts.failed else ""
     steps = {
         "done": f"swarm_results has the answers, page by page{retry}",
-        "starting": f"call swarm_wait again; where it stays so, {run.url} does not answer and is waited for",
+        "starting": f"call swarm_wait again; if nothing changes, the run is waiting for {run.url}",
         "running": "call swarm_wait again; swarm_results has what is done already",
-        "cancelled": f"what is done is kept: swarm_results; swarm_resume does the other {left}",
-        "stopped": f"nobody works on it any more: swarm_resume does the {left} tasks that are left",
+        "cancelled": f"finished tasks are kept: swarm_results; swarm_resume does the other {left}",
+        "stopped": f"no process works on it any more: swarm_resume does the {left} tasks that are left",
     }
     return steps[state]

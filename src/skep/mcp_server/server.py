@@ -170,7 +170,7 @@ def _tools(place: ServerContext, longest_wait_s: float) -> list[SkepTool]:
         make_tool(runs.swarm_cancel, "Cancel a run", reads=False, destroys=True),
         make_tool(runs.swarm_list, "List runs", reads=True),
         make_tool(looks.capacity, "Capacity of the endpoint", reads=True),
-        make_tool(looks.status, "Status of the hive", reads=True),
+        make_tool(looks.status, "Status of the deployment", reads=True),
         make_tool(looks.plan_model, "Plan a model", reads=True),
         make_tool(looks.benchmarks, "List benchmarks", reads=True),
         make_tool(looks.benchmark, "One benchmark", reads=True),

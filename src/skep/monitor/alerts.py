@@ -228,7 +228,7 @@ def check_document(
     new = [one for one in found if one.wrong and (one.rule, one.target) not in places]
     judged = [Alert(one.rule, one.target, now, one.message, one.value, one.limit) for one in new]
     wrong = [alert_document(alert) for alert in [*known, *judged]]
-    who = "the monitor runs but does not get to it" if running else "nobody watches: `skep monitor run` is not running"
+    who = "the monitor runs but is late" if running else "the monitor is not running: `skep monitor run` starts it"
     targets = []
     for one in target_statuses(series, now, with_readings=False):
         name, every_s, last, overdue_s = one.target.name, one.target.every_s, one.last, one.overdue_s(now)

@@ -76,7 +76,7 @@ class AroundEvent(msgspec.Struct, frozen=True):
 def compare_targets(series: SeriesStore, a: str, b: str, since: float, until: float) -> TargetComparison:
     """Hot runs first, single streams first. UserError for a target that was never there."""
     if a == b:
-        raise UserError(f"`{a}` is compared with itself", hint="name two targets; `skep monitor list` shows them")
+        raise UserError(f"`{a}` cannot be compared with itself", hint="name two targets; `skep monitor list` has them")
     latest = [series.latest(name)[0] for name in (a, b)]
     model_a, model_b = (None if one is None else one.model or one.versions.get("model") for one in latest)
     comparison = TargetComparison(a, b, since, until, model_a, model_b)
@@ -130,11 +130,11 @@ def write_note(
     if not (words := describe.one_line(text)):
         raise UserError("the note is empty", hint="say what was changed, such as: NVLink bridges removed")
     if len(words) > LONGEST_NOTE:
-        raise UserError(f"the note has {len(words)} characters, {LONGEST_NOTE} is the most", hint="shorten it")
+        raise UserError(f"the note has {len(words)} characters, at most {LONGEST_NOTE} are allowed", hint="shorten it")
     if at is not None and at <= 0:
-        raise UserError("the note is of before 1970", hint="write it as `--at 2h` or `--at 2026-11-15T14:30`")
+        raise UserError("the time of the note is before 1970", hint="write it as `--at 2h` or `--at 2026-11-15T14:30`")
     if at is not None and at > now:
-        raise UserError("the note is of the future", hint="write it down when it has happened")
+        raise UserError("the time of the note is in the future", hint="add the note after the change")
     if target is not None:
         known_target(target, all_targets(series))
     event = MonitorEvent(now if at is None else at, EventKind.NOTE, words, target)

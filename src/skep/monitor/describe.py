@@ -83,7 +83,7 @@ def _told(event: MonitorEvent) -> str:
     if event.kind is EventKind.NOTE:
         return f"it was noted: {event.text}"
     if event.kind is EventKind.RESTART:
-        return "it started anew"
+        return "it restarted"
     if {"what", "from", "to"} <= detail.keys():
         what = str(detail["what"])
         name = _NAMES.get(what, f"the {what.replace('_', ' ')}")
@@ -98,7 +98,7 @@ def describe_change(change: SeriesChange, zone: tzinfo | None = None) -> str:
     if change.because is not None:
         return f"{since}, when {change.because}"
     first, last = change.between
-    unknown = "nothing is known to have happened"
+    unknown = "skep knows of no change"
     if last - first > 4 * HOUR_S:
         return f"{since} (95 %: between {clock(first, zone)} and {moment(last, zone)}); {unknown}"
     return f"{since}; {unknown} then"
@@ -140,7 +140,7 @@ def describe_probe(probe: Probe) -> list[str]:
     told = [f"{probe.model or 'no model known'}; {', '.join(f'{k} {v}' for k, v in sorted(probe.versions.items()))}"]
     if probe.busy:
         others = f"{probe.running or 0} running, {probe.waiting or 0} waiting"
-        told.append(f"others were there ({others}): this is no regression")
+        told.append(f"other requests ran ({others}): this is not a regression")
     return [*told, *(["simulated"] if probe.simulated else [])]
 
 

@@ -164,9 +164,9 @@ def slower(key: SeriesKey, points: Sequence[SeriesPoint], pct: float) -> RuleFin
     found = partial(RuleFinding, AlertRule.SLOWER, key.target, value=late, limit=limit)
     figure = f"{late:.4g} {key.metric.unit}"
     if late < limit and max(lately) < usual * (1 - pct / 200):
-        text = f"{describe(key)} {figure}, {drop:.1f} % below the median of 7 days, {usual:.4g}"
+        text = f"{describe(key)} {figure}, {drop:.1f} % below its 7-day median, {usual:.4g}"
         return found(wrong=True, message=text)
-    return found(wrong=False if drop <= pct / 2 else None, message=f"{figure}, its median of 7 days is {usual:.4g}")
+    return found(wrong=False if drop <= pct / 2 else None, message=f"{figure}, its 7-day median is {usual:.4g}")
 
 
 def first_token(key: SeriesKey, points: Sequence[SeriesPoint], limit_ms: float) -> RuleFinding | None:

@@ -193,7 +193,7 @@ def events_since(seen: LastSeen, probe: Probe) -> list[MonitorEvent]:
     else:  # by its count of tokens, which only a new process lowers
         anew = tokens is not None and seen.tokens_total is not None and tokens < seen.tokens_total
     if anew:
-        tell(EventKind.RESTART, "started anew")
+        tell(EventKind.RESTART, "restarted")
     for name, value in sorted(probe.versions.items()):
         before = seen.versions.get(name)
         untold = name == "model" and probe.model == seen.model and probe.model in (before, value)
@@ -274,7 +274,7 @@ class Loop:
         """Start the probes that are due. Return None where the write buffer is full."""
         now = self._moment()
         if self._series.store.moved:
-            raise StoreError("the store was deleted or replaced while the monitor ran", hint="start it anew")
+            raise StoreError("the store was deleted or replaced while the monitor ran", hint="start it again")
         if not self._ticking and (self._ticked is None or now.awake - self._ticked >= TICK_S):
             self._ticking, self._ticked = True, now.awake
             tasks.create_task(self._tick(now.wall))
@@ -308,7 +308,7 @@ class Loop:
         told = {NOT_RUNNING[0], ASLEEP[0], CLOCK_FORWARD[0]}
         if away := [probe for probe in agenda.missed if probe.error_kind in told]:  # one mark for the whole time
             since = min(probe.due_at for probe in away)
-            text = f"nobody watched for {format_seconds(now.wall - since)}: {away[0].error}"
+            text = f"no probes for {format_seconds(now.wall - since)}: {away[0].error}"
             detail = {"from": since, "error_kind": away[0].error_kind}
             self._backlog.put(None, events=[MonitorEvent(now.wall, EventKind.MONITOR, text, None, detail)])
         await self._in_thread(self._backlog.write)

@@ -256,7 +256,7 @@ class Command:
                 await asyncio.shield(_kill(child))
             if said := self.secrets.scrub(output.decode(errors="replace")):
                 self.log(f'alert.command said="{said}"')
-        return None if code == 0 else f"`{argv[0]}` ended with {code}"
+        return None if code == 0 else f"`{argv[0]}` ended with code {code}"
 
 
 async def _kill(child: asyncio.subprocess.Process) -> None:

@@ -25,8 +25,8 @@ NOT_RUNNING: Cause = ("not_running", "the monitor was not running")
 ASLEEP: Cause = ("asleep", "the machine was asleep")
 CLOCK_FORWARD: Cause = ("clock", "the machine's clock was set forward")
 ASLEEP_OR_CLOCK: Cause = ("asleep", "the machine was asleep, or its clock was set forward")
-LATE: Cause = ("late", "the probes before it took until after its time")
-NO_ROOM: Cause = ("disk", "nothing could be stored: the disk was full, or out of order")
+LATE: Cause = ("late", "earlier probes took too long")
+NO_ROOM: Cause = ("disk", "nothing could be stored: the disk was full, or failed")
 
 
 class Moment(msgspec.Struct, frozen=True):

@@ -110,7 +110,7 @@ class TargetStatus(msgspec.Struct, frozen=True):
             return f"{name}: not probed since {day_and_time(last.ended_at)}"
         if last.outcome is ProbeOutcome.FAILED:
             return f"{name}: {last.error or last.error_kind or 'the last probe failed'}"
-        busy = f"{name}: others were there during the last probe; its figures are no regression"
+        busy = f"{name}: other requests ran during the last probe; its figures are not a regression"
         return busy if self.state is TargetState.BUSY else None
 
     def overdue_s(self, now: float) -> float | None:
@@ -213,17 +213,17 @@ OF_SERIES = ("target", "heat", "shape", "concurrency")
 METRIC_NAMES = {  # in Prometheus, and what it is
     SeriesMetric.TOK_S: (
         "skep_monitor_tokens_per_second",
-        "Of one stream after its first token, on the client's clock",
+        "Speed of one stream after its first token, by the client's clock",
     ),
-    SeriesMetric.ENGINE_TOK_S: ("skep_monitor_engine_tokens_per_second", "The same as the engine reports it"),
+    SeriesMetric.ENGINE_TOK_S: ("skep_monitor_engine_tokens_per_second", "Speed of one stream, by the engine's clock"),
     SeriesMetric.EFFECTIVE_TOK_S: (
         "skep_monitor_effective_tokens_per_second",
         "All output tokens of a run over its wall time",
     ),
     SeriesMetric.TTFT_MS: ("skep_monitor_ttft_seconds", "Time to the first token"),
-    SeriesMetric.QUALITY: ("skep_monitor_quality_ratio", "Share of small tasks that were answered rightly"),
+    SeriesMetric.QUALITY: ("skep_monitor_quality_ratio", "Share of small tasks that were answered correctly"),
     SeriesMetric.REQUESTS: ("skep_monitor_requests_per_hour", "Requests of others that ended in the last whole hour"),
-    SeriesMetric.FAILED: ("skep_monitor_failed_requests_per_hour", "Of these, the ones that failed"),
+    SeriesMetric.FAILED: ("skep_monitor_failed_requests_per_hour", "Failed requests of others in the last whole hour"),
 }
 
 
@@ -253,7 +253,7 @@ def metrics_page(series: SeriesStore, now: float) -> bytes:
     for (target, rule), count in sorted(counts.items()):
         if target in fresh or not target:
             opened.set((target, rule), count)
-    left_out = Gauge("skep_monitor_series_left_out", f"Series beyond the {MOST_SERIES} that are told here.")
+    left_out = Gauge("skep_monitor_series_left_out", f"Series left out beyond the {MOST_SERIES} reported here.")
     left_out.set((), len(keys) - len(chosen))
     of_series = [families[name] for name in sorted(families)]
     return metrics_text([*_of_targets(standing), *of_series, opened, left_out], known_only=True)
@@ -262,9 +262,9 @@ def metrics_page(series: SeriesStore, now: float) -> bytes:
 def _of_targets(standing: Iterable[TargetStatus]) -> list[Gauge]:
     told = "1 for the state that a target is in, 0 for the others."
     state = Gauge("skep_monitor_target_state", told, (*BY_TARGET, "state"))
-    probed = Gauge("skep_monitor_last_probe_timestamp_seconds", "When the last probe that was made ended.", BY_TARGET)
-    due = Gauge("skep_monitor_next_probe_timestamp_seconds", "When the next one is due, if the loop runs.", BY_TARGET)
-    told = "Occasions of the last 7 days, by how they went."
+    probed = Gauge("skep_monitor_last_probe_timestamp_seconds", "When the last probe ended.", BY_TARGET)
+    due = Gauge("skep_monitor_next_probe_timestamp_seconds", "When the next probe is due, if the loop runs.", BY_TARGET)
+    told = "Probes of the last 7 days, by outcome."
     occasions = Gauge("skep_monitor_probes_7d", told, (*BY_TARGET, "outcome"))
     for one in standing:
         name = one.target.name

@@ -42,7 +42,7 @@ class AddedTarget(msgspec.Struct, frozen=True):
     def sentences(self, env: Mapping[str, str]) -> list[str]:
         target = self.target
         told = f"{self.model} at {target.url} ({self.about})" if self.about else f"{target.url}, not asked"
-        missing = f"`{target.key_env}` is not set here; probes fail until it is, where the loop is started"
+        missing = f"`{target.key_env}` is not set here; probes fail until it is set where the monitor starts"
         unset = [missing] if not self.about and target.key_env is not None and not env.get(target.key_env) else []
         every = f"it is probed every {format_interval(target.every_s)} ({runs_of(target)})"
         return [f"`{target.name}`: {told}", *unset, every]
@@ -55,7 +55,7 @@ def add_target(
     check_target(target)
     taken = next((known for known in series.targets() if known.name == target.name), None)
     if taken is not None:
-        hint = f"choose another name, or `skep monitor remove {target.name}` first: its history stays and goes on"
+        hint = f"choose another name, or `skep monitor remove {target.name}` first: its history is kept"
         raise UserError(f"`{target.name}` is watched already, at {taken.url}", hint=hint)
     endpoint = None
     if check:
@@ -106,7 +106,7 @@ def check_target(target: ProbeTarget) -> None:
         hint = "a probe costs the target load: `--every 1h` is usual, 10s is the least"
         raise UserError(f"--every {every} is too often", hint=hint)
     if target.every_s > LONGEST_S:
-        raise UserError(f"--every {every} is too rare", hint="the longest interval is a year; try `--every 30d`")
+        raise UserError(f"--every {every} is too long", hint="the longest interval is a year; try `--every 30d`")
     if target.timeout_s < SHORTEST_TIMEOUT_S:
         raise UserError(f"--timeout {timeout} is too short", hint="use at least 0.1s; the default is 300s")
     if target.jitter >= target.every_s:

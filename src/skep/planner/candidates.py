@@ -295,7 +295,7 @@ def contradiction(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None =
     if model is not None and model.max_context is not None:
         most, made_for = model.max_context, f"that {model.id} was made for"
         if (pins.context or 0) > most:
-            hint = f"at most --context {most}, or a config.json with rope scaling"
+            hint = f"use --context {most} at most, or a config.json with rope scaling"
             raise UserError(f"--context {pins.context} is beyond the {most} tokens {made_for}", hint=hint)
         if goal.need_tokens > most:
             hint = "lower --prompt-tokens or --output-tokens, or name a config.json with rope scaling"
@@ -303,7 +303,7 @@ def contradiction(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None =
     needed = (pins.tp or 1) * (pins.pp or 1) * (pins.replicas or 1)
     if needed > len(rig.cards):
         there = f"{len(rig.cards)} card{'s' if len(rig.cards) > 1 else ''}"
-        hint = "the cards are TP x PP x replicas; leave one of them out and it is chosen"
+        hint = "the cards are TP x PP x replicas; leave one out and skep chooses it"
         raise UserError(f"{pins.layout_words} needs {needed} cards, `{rig.title}` has {there}", hint=hint)
     if pins.context is not None and pins.context < goal.need_tokens:
         hint = "raise --context, or lower --prompt-tokens and --output-tokens"

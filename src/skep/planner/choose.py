@@ -162,7 +162,7 @@ def reasons(best: Rated, goal: PlanGoal, rejected_replica: str | None, rejected_
         decoding = setup.slots * layout.replicas
         found.append(f"memory is enough for {decoding} of {goal.agents} agents at once, the others wait")
     if setup.quant.nominal <= 4:
-        found.append(f"{setup.quant.title} is among the smallest formats offered: nothing below 4 bits is, for quality")
+        found.append(f"{setup.quant.title} is among the smallest formats that skep offers: none has below 4 bits")
     if setup.spec is not None:
         gain = best.prospect.step.tokens_per_step(spent.sequences)
         found.append(f"{setup.spec} is expected to bring {gain:.1f} tokens a step; how many depends on the text")

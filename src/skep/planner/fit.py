@@ -45,7 +45,7 @@ class FitResult(msgspec.Struct, frozen=True):
         late = max((t for t in plan.terms if not t.inside), key=lambda t: t.bytes)
         return (
             f"{what} needs {format_bytes(plan.outside_bytes)} beside the engine's budget, {format_bytes(left)} of "
-            f"{plan.card.id} is left: it is out by {format_bytes(out)}, the most by {late.name} "
+            f"{plan.card.id} is left: {format_bytes(out)} are missing, the largest term is {late.name} "
             f"({format_bytes(late.bytes)})"
         )
 

@@ -48,7 +48,7 @@ def contradictions(preset: Preset) -> list[Contradiction]:
         found.append(Contradiction(("options", "speculation"), message, "leave it out, or use llamacpp or vllm"))
     found += _lengths(preset)
     if own := own_flag(preset.engine, preset.extra):
-        found.append(Contradiction(("extra",), f"`extra` has {own[0]}, which skep itself says", own[1]))
+        found.append(Contradiction(("extra",), f"`extra` has {own[0]}, which skep sets itself", own[1]))
     model, rig = _model(preset, found), _rig(preset, found)
     if model is not None:
         found += [*_cuts(preset, model), *_context(preset, model)]
@@ -65,7 +65,7 @@ def _model(preset: Preset, found: list[Contradiction]) -> Geometry | None:
     except UserError as error:
         own = own_name(preset.checkpoint)
         if preset.model.casefold() != own:
-            hint = f"{error.hint}; of a model that is not in the catalogue, `{own}`"
+            hint = f"{error.hint}; for a model that is not in the catalogue, `{own}`"
             found.append(Contradiction(("model",), error.message, hint))
         return None
 
@@ -96,8 +96,8 @@ def _figures(preset: Preset) -> Iterator[Contradiction]:
     for number, figure in enumerate(preset.published):
         for name in figure.needs:
             if name not in ids:
-                there = f"there is {', '.join(ids)}" if ids else "there is no [[need]]"
-                message = f"`needs` names `{name}`, which no [[need]] is called"
+                there = f"known: {', '.join(ids)}" if ids else "there is no [[need]]"
+                message = f"`needs` names `{name}`, but no [[need]] has that id"
                 yield Contradiction(("published", number, "needs"), message, there)
 
 
@@ -109,7 +109,7 @@ def _lengths(preset: Preset) -> Iterator[Contradiction]:
         if most is not None and total > most:
             key = "input_tokens" if figure.input_tokens else "output_tokens"
             message = f"{total} tokens in and out do not fit `context` = {most}"
-            yield Contradiction(("published", number, key), message, f"`context` is of one slot: at least {total}")
+            yield Contradiction(("published", number, key), message, f"`context` is per slot: at least {total}")
 
 
 def _context(preset: Preset, model: Geometry) -> Iterator[Contradiction]:
@@ -117,7 +117,7 @@ def _context(preset: Preset, model: Geometry) -> Iterator[Contradiction]:
     told = " ".join((*preset.extra, *(name for name, _ in preset.env))).casefold().replace("_", "-")
     if asked is None or not most or asked <= most or any(word in told for word in (*_STRETCHED, "long-max-model-len")):
         return
-    hint = "fewer; more only with the engine's flags that stretch it (rope, yarn) in `extra`"
+    hint = "lower it, or put the engine's flags that stretch it (rope, yarn) into `extra`"
     yield Contradiction(("context",), f"`context` = {asked} is beyond the {most} tokens of {model.id}", hint)
 
 
@@ -151,14 +151,14 @@ def _cards(preset: Preset, rig: Rig) -> Iterator[Contradiction]:
         product = " x ".join(f"{name} {count}" for name, count in factors.items() if count > 1)
         has = f"`hardware` = `{preset.hardware}` has {there} {'card' if there == 1 else 'cards'}"
         hint = "name all cards in `hardware`, or ask for fewer"
-        yield Contradiction(place, f"{product} wants {wanted} cards, {has}", hint)
+        yield Contradiction(place, f"{product} needs {wanted} cards, {has}", hint)
         return
     count = len(preset.gpus)
     if len(set(preset.gpus)) < count:
         yield Contradiction(("gpus",), "`gpus` names a card twice", "each replica has cards of its own")
     elif count and (count != wanted if preset.engine not in _GGUF else count % preset.replicas or count > there):
-        message = f"`gpus` names {count} {'card' if count == 1 else 'cards'}, the replicas want {wanted}"
-        yield Contradiction(("gpus",), message, "leave it out to have them chosen")
+        message = f"`gpus` names {count} {'card' if count == 1 else 'cards'}, the replicas need {wanted}"
+        yield Contradiction(("gpus",), message, "leave it out, and skep chooses them")
 
 
 def _first_cut(preset: Preset) -> str:

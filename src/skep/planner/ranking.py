@@ -23,7 +23,7 @@ _WORDS = {
     "crowd": "more than 64 agents",
     "spec": "speculation gains more or less with every prompt",
     "tp": "links between cards differ from box to box",
-    "moe": "experts are read as the router likes",
+    "moe": "which experts are read depends on the router",
     "elsewhere": "few measurements on such a card",
     "engine": "few measurements with this engine",
     "ram": "experts are read from system memory, whose speed is not known",

@@ -162,7 +162,7 @@ def find_rig(
         cards += [found] * count
         prices += [price if each is None else each] * count
     if price is not None and price not in prices:
-        raise UserError(f"--gpu `{text}` has prices of its own beside --price-card {price:g}", hint="say them once")
+        raise UserError(f"--gpu `{text}` has its own prices beside --price-card {price:g}", hint="give each price once")
     total = sum(p for p in prices if p is not None) if all(p is not None for p in prices) else None
     rig = Rig(tuple(cards), _usual(cards), title=_title(cards), price=total)
     if link is not None:
@@ -228,7 +228,7 @@ def _own_link(card: Device) -> CardLink:
 
 def _all_linked(rig: Rig, word: str) -> Rig:
     if word.lower() not in ("nvlink", "p2p") and re.fullmatch(_PCIE, word.lower()) is None:
-        raise UserError(f"--link `{word}` is no link", hint=_LINK_WORDS)
+        raise UserError(f"--link `{word}` is not a link", hint=_LINK_WORDS)
     lacking = next((card for card in rig.cards if not card.nvlink_gbs), None)
     if word.lower() == "nvlink" and lacking is not None:
         raise UserError(f"--link nvlink: {lacking.id} has no NVLink", hint="--link pcie, or leave --link out")
@@ -289,16 +289,16 @@ def _make(word: str, rig: Rig, a: int, b: int, text: str) -> CardLink:
         return replace(old, p2p=True)
     match = re.fullmatch(_PCIE, lower)
     if match is None:
-        raise UserError(f"`{word}` is no link in `{text}`", hint=_LINK_WORDS)
+        raise UserError(f"`{word}` is not a link in `{text}`", hint=_LINK_WORDS)
     p2p = old.p2p if old.kind == "pcie" else not any(is_geforce(card) for card in cards)
     if match[1] is None and match[2] is None:
         slot = min((card.pcie or "4.0 x16" for card in cards), key=pcie_gbs)
         return CardLink("pcie", pcie_gbs(slot), p2p=p2p, title=f"PCIe {slot}")
     generation = match[1] if match[1] and "." in match[1] else f"{match[1] or '4'}.0"
     if generation not in PCIE_GBS:
-        raise UserError(f"`{word}` is no PCIe generation in `{text}`", hint="known: " + ", ".join(PCIE_GBS))
+        raise UserError(f"`{word}` is not a PCIe generation in `{text}`", hint="known: " + ", ".join(PCIE_GBS))
     if int(match[2] or 16) not in _LANES:
-        raise UserError(f"`{word}` is no slot in `{text}`", hint="lanes are 1, 2, 4, 8 or 16")
+        raise UserError(f"`{word}` is not a slot in `{text}`", hint="lanes are 1, 2, 4, 8 or 16")
     written = f"{generation} x{match[2] or '16'}"
     return CardLink("pcie", pcie_gbs(written), p2p=p2p, title=f"PCIe {written}")
 
@@ -314,7 +314,7 @@ def parse_spec(text: str) -> Device:
     unknown = next((key for key in values if key not in _SPEC_KEYS), None)
     missing = next((key for key in ("name", "memory", "bandwidth") if key not in values), None)
     if unknown or missing:
-        what = f"knows no `{unknown}`" if unknown else f"lacks {missing}"
+        what = f"has an unknown field `{unknown}`" if unknown else f"lacks {missing}"
         raise UserError(f"--gpu-spec `{text}` {what}", hint=_SPEC_HINT)
     numbers = {key: _number(values[key], text) for key in _SPEC_NUMBERS if key in values}
     size, cc = values["memory"], numbers.get("cc")
@@ -348,7 +348,7 @@ def _number(text: str, whole: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < 1e9:
-        raise UserError(f"`{text.strip()}` in `{whole}` is no number above 0", hint="write it as 936 or 2.5")
+        raise UserError(f"`{text.strip()}` in `{whole}` is not a number above 0", hint="write it as 936 or 2.5")
     return value
 
 
@@ -382,7 +382,7 @@ def _host_card(gpu: Gpu) -> tuple[Device, str | None]:
     alike = [d for d in devices().values() if d.vendor == "nvidia" and (cc is None or d.compute_capability == cc)]
     if memory is None or not alike:
         hint = 'describe it: --gpu-spec "name=...,memory=24GiB,bandwidth=936,fp16=71"'
-        raise UserError(f"`{gpu.name}` is not known and does not tell enough about itself", hint=hint)
+        raise UserError(f"`{gpu.name}` is not in the catalogue and reports too little about itself", hint=hint)
     near = min(alike, key=lambda d: abs(d.memory_gib - memory))
     name, has = "-".join(gpu.name.casefold().split()), f"{memory:.0f} GiB as it says, speeds as of {near.id}"
     note = f"{gpu.name} is not in the catalogue: {has}, its nearest relative; --gpu-spec describes it better"

@@ -112,7 +112,7 @@ class Judge:
             what = "these answers are programs, and there is no sandbox to run them in"
             raise UserError(what, hint="see `skep doctor`")
         if missing := missing_packages(items):
-            hint = "pip install 'skep[quality]'"
+            hint = "in skep's folder: pip install '.[quality]'"
             raise UserError(f"not installed, but the answers may use it: {', '.join(missing)}", hint=hint)
 
     async def _verdict(self, row: Request, item: Item) -> Verdict:

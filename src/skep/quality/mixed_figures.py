@@ -96,11 +96,11 @@ def advice_of(levels: Sequence[MixedLevel]) -> Advice:
     solo = next((level for level in levels if level.concurrency == 1), None)
     judged = sum(part.judged for level in levels for part in level.tasks)
     if solo is None:
-        return Advice(None, None, ("C=1 was not measured: there is nothing to hold the other levels against",))
+        return Advice(None, None, ("C=1 was not measured: there is nothing to compare the other levels with",))
     if solo.primary_s is None:
         return Advice(None, None, ("the conversation was never finished at C=1",))
     if not judged:
-        return Advice(None, None, ("no answer was judged: speed alone is no reason to choose a level",))
+        return Advice(None, None, ("no answer was judged: skep does not choose a level by speed alone",))
     if not any(part.passed for level in levels for part in level.tasks):
         return Advice(None, None, (f"none of {judged} answers passed, at any level: no level does this work",))
     best, reasons, below = solo, [], None
@@ -131,7 +131,7 @@ def loss_words(loss: PassLoss) -> str:
     if loss.shows_at is None:
         return f"{counts}: too few to tell any loss from chance"
     seen = 100 * (loss.base_passed / loss.base_judged - loss.shows_at / loss.judged)
-    return f"{counts}: no loss is shown, and none of less than {seen:.0f} points could be"
+    return f"{counts}: no loss is shown, but one below {seen:.0f} points would not be seen"
 
 
 def _loss(level: MixedLevel, lower: Sequence[MixedLevel]) -> PassLoss | None:

@@ -62,7 +62,7 @@ class TrialPlan(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not self.levels:
             shown, hint = ",".join(map(str, self.concurrency)), "write it as --concurrency 1,4,8"
-            raise UserError(f"concurrency `{shown}` has no level to hold against C=1", hint=hint)
+            raise UserError(f"concurrency `{shown}` has no level to compare with C=1", hint=hint)
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -241,7 +241,7 @@ class QualityTrial:
             if failed:  # it began under load, which is the news
                 there = f"{failed} of {asked} requests failed there"
                 what = f"stopped answering at C={level}: {there}, and then all at C=1"
-            hint = "there is nothing to hold a level against; look at the server's log"
+            hint = "skep has nothing to compare a level with; check the server's log"
             raise EndpointError(f"{self._endpoint.url} {what}: {rows[0].error}", hint=hint)
 
     async def _judged(self) -> Claim | None:

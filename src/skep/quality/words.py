@@ -34,13 +34,13 @@ def claim_words(level: LevelQuality, delta: float) -> str:
         )
     if found.base_rate <= delta:
         return (
-            f"not shown: C=1 passes {100 * found.base_rate:.1f} % of the items, so that a loss of {points(delta)} "
-            "could not be seen; an easier bank is needed"
+            f"not shown: C=1 passes {100 * found.base_rate:.1f} % of the items, so a loss of {points(delta)} "
+            "could not be seen; use an easier bank"
         )
     needed, asked = level.needed_items, found.items
     more = "more items are needed" if needed is None else f"about {needed:,} items would be needed"
     if needed is not None and needed <= asked:
-        more = f"{needed:,} items mostly do if nothing is lost, so something may be: ask more than {asked:,}"
+        more = f"{needed:,} items usually do if nothing is lost, so there may be a loss: ask more than {asked:,}"
     return f"not shown: a loss of up to {points(-found.low)} cannot be excluded; {more}"
 
 
@@ -100,7 +100,7 @@ def _remedy(items: int, delta: float, share: float, available: int | None) -> st
     if largest <= MOST_DELTA:
         ways.append(f"--delta {largest}, if a loss of less does not matter")
     if available is not None and needed > available:
-        ways.append("a larger bank (--bank drills has no end)")
+        ways.append("a larger bank (--bank drills is unlimited)")
     return ", or ".join(ways)
 
 
@@ -127,7 +127,7 @@ def remarks(summary: QualitySummary) -> list[str]:
     if summary.skipped:
         names = ", ".join(f"C={level}" for level in summary.skipped)
         why = f", as C={stopped} does not hold" if stopped is not None else ""
-        found.append(f"not walked: {names}{why}")
+        found.append(f"not measured: {names}{why}")
     for level in summary.levels:
         if unanswered := sum(count for name, count in level.base.outcomes if VerdictOutcome(name) in UNANSWERED):
             found.append(

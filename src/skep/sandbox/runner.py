@@ -43,7 +43,7 @@ class Sandbox:
             try:
                 link = self._hand_over()
             except OSError as error:  # no descriptor left, or the launcher died at this moment
-                raise SkepError(f"the sandbox could not be asked: {error}", hint="see `skep doctor`") from error
+                raise SkepError(f"the sandbox could not be checked: {error}", hint="see `skep doctor`") from error
             try:
                 return _result(await self._exchange(link, pack_order(script, limits)))
             finally:
@@ -153,7 +153,7 @@ def check(script: SandboxScript, limits: SandboxLimits) -> None:
         if len(os.fsencode(word)) > LONGEST_ARGUMENT:
             raise ValueError(f"an argument of a script has more than {LONGEST_ARGUMENT} bytes: put it into a file")
     if len(script.files) > MOST_FILES:
-        raise ValueError(f"a script has {len(script.files)} files, {MOST_FILES} are possible")
+        raise ValueError(f"a script has {len(script.files)} files, at most {MOST_FILES} are possible")
     for name in script.files:
         path = PurePosixPath(name)
         if "\0" in name or path.is_absolute() or ".." in path.parts or str(path) != name or name == ".":

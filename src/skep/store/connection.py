@@ -50,7 +50,7 @@ def store_error(error: sqlite3.Error | OSError, path: Path) -> StoreError:
         hint = f"check that `{path.parent}` is a folder you may write to"
         return StoreError(f"`{path}` cannot be opened: {error.strerror or error}", hint=hint)
     if (fault := _FAULTS.get(primary_code(error) or 0)) is None:
-        return StoreError(f"`{path}` refused: {error}")
+        return StoreError(f"`{path}` refused the operation: {error}")
     what, hint = fault
     return StoreError(f"`{path}` {what} ({error})", hint=hint.format(path=path, folder=path.parent))
 
@@ -178,7 +178,7 @@ def copy_database(source: sqlite3.Connection, source_path: Path, to: Path, *, ov
         if to.exists() and to.samefile(source_path):
             raise UserError(f"`{to}` is the database itself", hint="name another file")
         if to.exists() and not overwrite:
-            raise UserError(f"`{to}` exists", hint="name another file, or add --overwrite")
+            raise UserError(f"`{to}` already exists", hint="name another file, or add --overwrite")
         if Path(f"{to}-wal").exists():  # SQLite would replay it over the copy
             raise StoreError(f"`{to}` is in use, or was not closed: `{to}-wal` is there", hint="name another file")
         handle, name = tempfile.mkstemp(prefix=f".{to.name}.", dir=to.parent)

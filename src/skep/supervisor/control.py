@@ -88,7 +88,7 @@ def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
             while part := sock.recv(4096):
                 said += part
         except TimeoutError:
-            hint = "run `skep down` again: it does not wait for answers under way then"
+            hint = "run `skep down` again to stop without waiting for running requests"
             raise EngineError(f"skep did not stop within {left_s:g} s", hint=hint) from None
         except OSError:
             pass
@@ -140,7 +140,7 @@ def _exchange(sock: socket.socket, message: dict[str, Any]) -> tuple[dict[str, A
         raise NotRunning from None
     except OSError as error:
         what = f"skep does not answer on its control socket: {error}"
-        raise EngineError(what, hint="look at `skep logs skep`") from None
+        raise EngineError(what, hint="see `skep logs skep`") from None
     line, _, more = received.partition(b"\n")
     answer: dict[str, Any] = json.loads(line)
     return answer, more

@@ -53,7 +53,7 @@ async def restart(supervisor: Supervisor, name: str) -> Message:
         return {"ok": True}
     member = replicas.find(name)
     if member is None:
-        raise EngineError(f"there is no `{name}` here", hint=f"known: {', '.join(('gateway', *replicas.names))}")
+        raise EngineError(f"there is no replica `{name}`", hint=f"known: {', '.join(('gateway', *replicas.names))}")
     if replicas.is_dormant(member):
         raise EngineError(f"`{name}` is not loaded", hint=f"`skep model load {member.model}` loads it")
     await replicas.rest(name, drain_s)
@@ -85,7 +85,7 @@ def _meant(supervisor: Supervisor, name: str) -> list[str]:
     if not meant:
         known = sorted({member.node for member in replicas.members if member.node is not None})
         nodes = f"; nodes: {', '.join(known)}" if known else ""
-        raise EngineError(f"there is no `{name}` here", hint=f"known: {', '.join(replicas.names)}{nodes}")
+        raise EngineError(f"there is no replica or node `{name}`", hint=f"known: {', '.join(replicas.names)}{nodes}")
     return meant
 
 
@@ -104,7 +104,7 @@ async def scale(
     known = models_of(supervisor.hive.settings)
     if model is not None and model not in known:
         hint = f"known: {', '.join(known) or 'none'}"
-        raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
+        raise UserError(f"skep starts no model `{model}` here", hint=hint)
     counts = []
     for name in known if model is None else [model]:
         members = [one for one in supervisor.replica_set.members if one.model == name and one.kind != "upstream"]

@@ -326,7 +326,7 @@ class Eviction:
         """Load or refuse a queued model, or drain others for it."""
         places = state.spec.places | ({"count"} if self._budget.max_loaded is not None else set())
         if state.residency is Residency.OUT and now < state.retry_at and not state.asked:
-            return [self._refuse_waiting(state, state.why or "it failed before", state.retry_at - now)]
+            return [self._refuse_waiting(state, state.why or "an earlier attempt failed", state.retry_at - now)]
         if (never := self.never(state.model)) is not None:
             return [self._refuse_waiting(state, never, FIRST_BACK_OFF_S)]
         if state.residency is not Residency.OUT or blocked & places:

@@ -7,7 +7,7 @@ from enum import Enum
 
 import msgspec
 
-RESTART = "restart asked for"
+RESTART = "restart requested"
 
 
 class ReplicaState(Enum):

@@ -36,7 +36,7 @@ def read_all_logs(paths: Paths, lines: int, *, follow: bool) -> Iterator[bytes]:
     """Yield the last lines of every log, each line behind its name; where they are followed, as they are written."""
     names = _names(paths)
     if not names:
-        raise UserError("there are no logs yet", hint="`skep up -d` starts a hive")
+        raise UserError("there are no logs yet", hint="`skep up -d` starts a deployment")
     width = max(map(len, names))
     chunks = SimpleQueue[bytes]()
 

@@ -185,7 +185,7 @@ def check_tls(gateway: GatewaySettings) -> TlsFiles | None:
         if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"):
             what = f"`tls_key` `{gateway.tls_key}` does not belong to `{gateway.tls_certificate}`"
             raise UserError(what, hint="name the key that the certificate was made with") from None
-        what = f"`{gateway.tls_certificate}` and `{gateway.tls_key}` are no certificate and key: {error.reason}"
+        what = f"`{gateway.tls_certificate}` and `{gateway.tls_key}` are not a certificate and its key: {error.reason}"
         raise UserError(what, hint="both are PEM files; the certificate comes first in its file") from None
     return TlsFiles(gateway.tls_certificate, gateway.tls_key)
 

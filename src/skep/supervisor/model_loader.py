@@ -180,7 +180,7 @@ class ModelLoader:
         self._known(out)
         self._known(come)
         if out == come:
-            hint = "`skep replica restart NAME` starts a replica anew"
+            hint = "`skep replica restart NAME` restarts a replica"
             raise UserError(f"`{out}` cannot be swapped for itself", hint=hint)
         never = self._eviction.never(come, without=out)
         if never is not None:
@@ -197,7 +197,7 @@ class ModelLoader:
     def _known(self, model: str) -> None:
         if model not in self._eviction.states:
             known = ", ".join(self._eviction.states) or "none"
-            raise UserError(f"there is no model `{model}` that skep starts", hint=f"known: {known}")
+            raise UserError(f"skep starts no model `{model}` here", hint=f"known: {known}")
 
     def _answer(self, model: str) -> Message:
         residency = self._eviction.states[model].residency

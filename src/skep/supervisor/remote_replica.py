@@ -134,7 +134,7 @@ def _choose(wanted: str, listed: list[str]) -> tuple[str, str | None]:
     """Return the model, and a note where the server does not list it."""
     shown = ", ".join(listed[:SHOWN_MODELS]) + (", ..." if len(listed) > SHOWN_MODELS else "")
     if wanted:
-        return wanted, f"it does not list `{wanted}`, but {shown}" if listed and wanted not in listed else None
+        return wanted, f"it does not list `{wanted}`; it lists {shown}" if listed and wanted not in listed else None
     if len(listed) != 1:
         what = f"it serves {len(listed)} models ({shown}): choose one with `model`" if listed else "it serves no model"
         raise UpstreamUnavailable(what)
@@ -173,7 +173,7 @@ async def ask_slots(url: str, key_env: str | None = None) -> tuple[int, str] | N
                 return count, f"{path} of {url}"
         metrics = await _ask(pool, "/metrics", headers)
     except WireFailure as failure:
-        hint = "start it first, or say with --slots how many it has"
+        hint = "start it first, or give their number with --slots"
         raise UserError(f"{url} does not answer ({failure}), so its slots are not known", hint=hint) from None
     finally:
         await pool.close()

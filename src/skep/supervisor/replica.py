@@ -172,7 +172,7 @@ class StartOrder:
             if (claim := claim_port(host, port)) is not None:
                 self._held[name] = port, claim
                 return port
-        hint = "end what listens there, or start the node with another --port"
+        hint = "stop what listens there, or start the node with another --port"
         raise EngineError(f"all ports for engines are taken on {host}, {ports[0]} to {ports[-1]}", hint=hint)
 
 

@@ -253,7 +253,7 @@ class ReplicaSet:
             best = max(worth for worth, _, _ in standing.values())
             if stay and all(worth < best for worth, _, _ in stay.values()):
                 left = ", ".join(f"{name} {lack}" for name, (_, lack, _) in stay.items())
-                hint = f"the last ones go first; {next(iter(stay.values()))[2]}"
+                hint = f"scaling down removes the last ones first; {next(iter(stay.values()))[2]}"
                 raise EngineError(f"`{model}` would be left without a replica that serves: {left}", hint=hint)
 
     def _standing(self, member: ReplicaMember) -> tuple[int, str, str]:
@@ -262,7 +262,7 @@ class ReplicaSet:
         if self.is_drained(member):
             return 0, "is drained", f"`skep replica undrain {self.drained_node(name) or name}` sends it requests again"
         if member.life.state is ReplicaState.FAILED:
-            return 0, "was given up", f"`skep replica restart {name}` starts it again"
+            return 0, "has failed", f"`skep replica restart {name}` starts it again"
         state = self.state(member)
         worth = 2 if member.life.serving and state != "draining" else 1
         return worth, "is in backoff" if state == "backoff" else f"is {state}", "try again when it is ready"

@@ -299,7 +299,7 @@ class Supervisor:
         if wait:
             await _await_success(self._carrying)
         for name in plan.added if wait else ():
-            hint = f"`skep logs {name}` shows more; `skep replica scale {model}={before}` takes it back"
+            hint = f"`skep logs {name}` shows more; `skep replica scale {model}={before}` undoes it"
             await self.replica_set.until_up(name, hint=hint)
         return {"ok": True, "model": model, "before": before, "replicas": replicas, **to_builtins(plan)}
 
@@ -308,8 +308,8 @@ class Supervisor:
     ) -> tuple[Hive, ReplicaChanges]:
         """Apply the first of these settings that fits. Without `all_of_it`, only the replicas change."""
         if not self._can_change:
-            why = f"{self._begun} is under way" if self._begun else f"skep is {self.phase}"
-            raise EngineError(f"the hive cannot change now: {why}", hint="try again later; `skep ps` shows the state")
+            why = f"{self._begun} is in progress" if self._begun else f"skep is {self.phase}"
+            raise EngineError(f"the deployment cannot change now: {why}", hint="try again later; see `skep ps`")
         self._begun = "another reload" if all_of_it else "a change of replicas"
         try:
             running = [member.launch for member in self.replica_set.members]
@@ -447,12 +447,12 @@ def rescaled(settings: Settings, model: str, replicas: int) -> Iterator[Settings
     have = replicas_of(settings, model)
     if not have:
         known = ", ".join(models_of(settings))
-        hint = f"known: {known}" if known else "its replicas are not started from here"
-        raise UserError(f"there is no model `{model}` that skep starts here", hint=hint)
+        hint = f"known: {known}" if known else "skep starts no replicas here"
+        raise UserError(f"skep starts no model `{model}` here", hint=hint)
     if not 1 <= replicas <= MOST_REPLICAS:
         alone = settings.cluster is not None
-        away = "`skep down` takes" if alone else f"`skep model unload {model}` and `skep down` take"
-        raise UserError(f"`{model}` cannot have {replicas} replicas", hint=f"from 1 to {MOST_REPLICAS}; {away} it away")
+        away = "`skep down` stops" if alone else f"`skep model unload {model}` and `skep down` stop"
+        raise UserError(f"`{model}` cannot have {replicas} replicas", hint=f"from 1 to {MOST_REPLICAS}; {away} it")
     served = settings.serve
     for split in _splits(have, replicas):
         counts = iter(split)

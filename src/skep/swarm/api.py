@@ -53,7 +53,7 @@ class AnswerForm:
             except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as error:
                 hint = "give a pydantic model, a dataclass, a TypedDict, or a JSON schema as a dict"
                 name = getattr(schema, "__name__", str(schema))
-                raise UserError(f"`{name}` is no form of JSON: {one_line(str(error), 160)}", hint=hint) from None
+                raise UserError(f"`{name}` has no JSON schema: {one_line(str(error), 160)}", hint=hint) from None
         if self.schema is not None:
             check_schema(self.schema)
 
@@ -77,7 +77,7 @@ async def listed(items: Items) -> list[Any]:
     if isinstance(items, AsyncIterable):
         return [item async for item in items]
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
-        raise UserError(f"items are a list of things, not {type(items).__name__}", hint="put it into a list")
+        raise UserError(f"`items` must be a list, not {type(items).__name__}", hint="put it into a list")
     return list(items)
 
 
@@ -86,7 +86,7 @@ async def make_tasks(
 ) -> list[Task]:
     """Return a task for each item, in order; ids are 1, 2, ... unless the function gives others."""
     if not isinstance(prompt, str) and not callable(prompt):
-        raise UserError(f"a template or a function is wanted, not {type(prompt).__name__}")
+        raise UserError(f"`prompt` must be a template or a function, not {type(prompt).__name__}")
     maker = parse_template(prompt) if isinstance(prompt, str) else prompt
     made = [await _made(maker, item) for item in items]
     told: TaskDefaults = {**defaults, "schema": schema}
@@ -120,8 +120,8 @@ def _document(made: Made, number: int) -> Mapping[str, Any]:
     elif isinstance(made, list | tuple):
         made = {"messages": list(made)}
     elif not isinstance(made, Mapping):
-        hint = "it gives a text, a list of messages, a task's fields, or a skep.swarm.records.Task"
-        raise UserError(f"the function gave {type(made).__name__} for item {number}", hint=hint)
+        hint = "return a string, a list of messages, a task's fields, or a skep.swarm.records.Task"
+        raise UserError(f"the function returned {type(made).__name__} for item {number}", hint=hint)
     return {"id": number, **{name: value for name, value in made.items() if value is not None}}
 
 
@@ -234,7 +234,7 @@ def _begun(paths: Paths, tasks: Sequence[Task], order: SwarmRunOptions, options:
         run = swarm.run(resume)
         if [given_fields(task) for task in swarm.tasks(run.id)] != [given_fields(task) for task in tasks]:
             hint = "to go on with it, give the same prompt, items and options; `skep swarm resume` needs none of them"
-            raise UserError(f"the tasks of `{run.id}` are others than these", hint=hint)
+            raise UserError(f"run `{run.id}` has other tasks than these", hint=hint)
         return run.id, options.get("url") or run.url, swarm.newest_cancel(run.id)
 
 
@@ -256,7 +256,7 @@ def _order(options: Options) -> SwarmRunOptions:
     told: dict[str, Any] = {name: value for name, value in options.items() if name in names and value is not None}
     for name, value in told.items():
         if name in ("agents", "tries") and (type(value) is not int or value < 1):
-            raise UserError(f"`{name}` must be a whole number from 1 on, not {value!r}")
+            raise UserError(f"`{name}` must be a whole number of at least 1, not {value!r}")
         if name.endswith("_s") and (not isinstance(value, int | float) or not value > 0):
             raise UserError(f"`{name}` must be a number of seconds above 0, not {value!r}")
     return SwarmRunOptions(**told)
@@ -332,7 +332,7 @@ async def map(  # noqa: A001 - `swarm.map` says what it is
     `failures="return"`, have a `Failure` in their place. `Options` names everything else.
     """
     if failures not in ("raise", "return"):
-        raise UserError(f'`failures` is "raise" or "return", not {failures!r}')
+        raise UserError(f'`failures` must be "raise" or "return", not {failures!r}')
     made = await run_items(prompt, items, schema, options)
     if made is None:
         return []

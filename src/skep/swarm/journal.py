@@ -85,7 +85,7 @@ def run_to_resume(paths: Paths, name: str | None, *, last: bool) -> SwarmRun:
     open_ones = [run for run in runs if run.state in (SwarmRunState.STOPPED, SwarmRunState.CANCELLED)]
     if not last:
         some = ", ".join(f"`{run.id}`" for run in open_ones[:3]) or "none at the moment"
-        raise UserError("no run was named", hint=f"--last takes the newest; unfinished are: {some}")
+        raise UserError("no run was named", hint=f"--last takes the newest; unfinished: {some}")
     return (open_ones or runs)[0]
 
 
@@ -93,10 +93,10 @@ def failed_tasks(swarm: SwarmStore, name: str) -> list[Task]:
     """Return the tasks of a run that were set aside; UserError where there are none."""
     run = swarm.run(name)
     if run.kind != "map":
-        raise UserError(f"`{run.id}` is no run of a task file", hint="`skep swarm resume` goes on with it")
+        raise UserError(f"`{run.id}` is not a run of a task file", hint="`skep swarm resume` goes on with it")
     failed = {result.task for result in swarm.results(run.id, ending=TaskEnding.FAILED)}
     if not failed:
-        raise UserError(f"no task of `{run.id}` was set aside", hint="`skep swarm show` has its account")
+        raise UserError(f"no task of `{run.id}` was set aside", hint="`skep swarm show` shows its tasks")
     return [task for task in swarm.tasks(run.id) if task.id in failed]
 
 
@@ -104,7 +104,7 @@ def check_output_free(paths: Paths, output: Path, source: Path | None, *, overwr
     """UserError where results cannot be written there, or others are there already. `source`: the file of the tasks."""
     check_place(output)
     if output.exists() and not output.is_file():
-        raise UserError(f"--output `{output}` is no plain file", hint="name a file, or `-` for stdout")
+        raise UserError(f"--output `{output}` is not a regular file", hint="name a file, or `-` for stdout")
     if source is not None and output.exists() and source.exists() and output.samefile(source):
         raise UserError(f"--output `{output}` is the file with the tasks", hint="name another file with -o")
     writers = [run for run in stored_runs(paths) if run.config.get("output") == str(output)]
@@ -114,7 +114,7 @@ def check_output_free(paths: Paths, output: Path, source: Path | None, *, overwr
     if output.exists() and output.stat().st_size and not overwrite:
         goes_on = next((run for run in writers if run.state is not SwarmRunState.DONE), None)
         first = f"`skep swarm resume {goes_on.id}` goes on with it; " if goes_on else ""
-        raise UserError(f"`{output}` is there already", hint=f"{first}name another file with -o, or add --overwrite")
+        raise UserError(f"`{output}` already exists", hint=f"{first}name another file with -o, or add --overwrite")
 
 
 def cancel(paths: Paths, run_id: str, wait_s: float) -> None:
@@ -128,7 +128,7 @@ def cancel(paths: Paths, run_id: str, wait_s: float) -> None:
                 os.kill(pid, signal.SIGINT)
         woken = True
         if time.monotonic() - began > wait_s:
-            hint = f"it has been told; `kill {pid}` ends it, and what is done is kept all the same"
+            hint = f"skep told it to stop; `kill {pid}` ends it, and finished tasks are kept"
             raise EngineError(f"process {pid} still works on `{run_id}` after {wait_s:g} s", hint=hint)
         time.sleep(LOOK_S)
 

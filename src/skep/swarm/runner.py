@@ -148,7 +148,7 @@ class SwarmRunner:
         if outage.is_away != self._was_away:
             self._was_away = outage.is_away
             self.writer.fact("endpoint", {"up": not outage.is_away, "why": outage.why})
-            news = f"the endpoint is away: {outage.why}" if outage.is_away else "the endpoint is back"
+            news = f"the endpoint does not answer: {outage.why}" if outage.is_away else "the endpoint answers again"
             self.session.tally.news.append(news)
             if not outage.is_away:
                 self.pace.forgive()
@@ -171,8 +171,8 @@ class SwarmRunner:
             elif not isinstance(action, GiveUp):
                 self._run_in_background(self._probe())
             elif self._fault is None:
-                hint = "what is done is kept: `skep swarm resume` goes on with the rest"
-                why = f"the endpoint was of no use for {action.after_s or 0:.0f} s: {action.why}"
+                hint = "finished tasks are kept: `skep swarm resume` goes on with the rest"
+                why = f"the endpoint gave no usable answer for {action.after_s or 0:.0f} s: {action.why}"
                 if action.after_s is None:
                     why, hint = action.why, "check the key, then `skep swarm resume` goes on with the rest"
                 self._fault = EndpointError(why, hint=hint)

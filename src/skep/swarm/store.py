@@ -269,7 +269,7 @@ class SwarmStore:
 
 def _check_stopped(row: Row) -> None:
     if _state(row) is SwarmRunState.RUNNING:
-        raise UserError(f"a process is at work on run `{row['id']}`", hint=f"`skep swarm cancel {row['id']}` stops it")
+        raise UserError(f"a process is working on run `{row['id']}`", hint=f"`skep swarm cancel {row['id']}` stops it")
 
 
 def _insert_tasks(connection: Connection, run_id: str, tasks: Iterable[Task], clash: str = "") -> int:

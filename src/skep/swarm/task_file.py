@@ -55,7 +55,7 @@ class Template(msgspec.Struct, frozen=True):
         wanted = ", ".join(f"`{{{name}}}`" for name in absent)
         named = [f"`{shortened(name, 60)}`" for name in given if name]
         more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-        return f"the template asks for {wanted}; there is {', '.join(named[:MOST_NAMED]) or 'nothing'}{more}"
+        return f"the template asks for {wanted}; known: {', '.join(named[:MOST_NAMED]) or 'nothing'}{more}"
 
 
 def parse_template(text: str) -> Template:
@@ -64,7 +64,7 @@ def parse_template(text: str) -> Template:
         found = list(Formatter().parse(text))
     except ValueError as error:
         hint = "literal braces are doubled: `{{` and `}}`"
-        raise UserError(f"`{shortened(text, 60)}` is no template: {error}", hint=hint) from None
+        raise UserError(f"`{shortened(text, 60)}` is not a template: {error}", hint=hint) from None
     parts: list[tuple[str, str | None]] = []
     for literal, name, form, conversion in found:
         if form or conversion or (name and any(sign in name for sign in ".[]!")):
@@ -152,7 +152,7 @@ class TaskForm:
         """Faulty where it is none."""
         document = {"prompt": document} if isinstance(document, str) else document
         if not isinstance(document, Mapping):
-            raise Faulty(f"an object is wanted, this is {_kind(document)}")
+            raise Faulty(f"a task is an object, not {_kind(document)}")
         told = {name: value for name, value in document.items() if value is not None}
         faults: list[str] = []
         if self.template is not None and "prompt" not in document and "messages" not in document:
@@ -203,15 +203,15 @@ class TaskForm:
 def _unknown(told: Mapping[str, Any]) -> Iterator[str]:
     for name in told:
         if name in CHAT_FIELDS:
-            yield f'`{name}` is no field of a task; as a field of the request it goes under `extra`: {{"{name}": ...}}'
+            yield f'`{name}` is not a field of a task; a field of the request goes under `extra`: {{"{name}": ...}}'
         elif name not in FIELDS:
-            yield f"`{str(name)[:40]}` is no field of a task; {like(str(name), FIELDS)}"
+            yield f"`{str(name)[:40]}` is not a field of a task; {like(str(name), FIELDS)}"
 
 
 def _message_faults(told: Mapping[str, Any]) -> Iterator[str]:
     messages = told.get("messages")
     if ("prompt" in told) is (messages is not None):
-        given = "`prompt` and `messages` are both given: one of them is wanted"
+        given = "`prompt` and `messages` are both given: give one of them"
         yield given if "prompt" in told else "neither `prompt` nor `messages` is given"
     elif messages is None:
         if isinstance(told["prompt"], str) and not told["prompt"].strip():
@@ -265,9 +265,9 @@ def _json_rows(text: str) -> Rows:
             why = str(error).replace(" at line 1 column ", " at column ")
             document = Faulty(f"not JSON: {why} in `{shortened(' '.join(line.split()), 50)}`")
         if isinstance(document, list):
-            document = Faulty("a list; one object a line is wanted (`jq -c '.[]'` makes them)")
+            document = Faulty("a list; write one object a line (`jq -c '.[]'` does it)")
         elif not isinstance(document, dict | Faulty):
-            document = Faulty('an object is wanted, such as {"id": "a", "prompt": "..."}')
+            document = Faulty('a task is an object, such as {"id": "a", "prompt": "..."}')
         yield number, document
 
 
@@ -308,7 +308,7 @@ def _check_columns(columns: list[str], name: str, line: int, template: Template 
     if not any(columns):
         raise UserError(f"{name} is empty", hint="the first row of a CSV file names its columns")
     if (twice := next((column for column in columns if columns.count(column) > 1), None)) is not None:
-        raise UserError(f"{name}, line {line}: the column `{twice}` is there twice")
+        raise UserError(f"{name}, line {line}: the column `{twice}` appears twice")
     if template is None and "prompt" not in columns:
         named = ", ".join(f"`{column}`" for column in columns[:12])
         hint = "say how a row becomes a prompt: --template 'Summarise {title}: {text}'"
@@ -332,7 +332,7 @@ def read_tasks(
 ) -> list[Task]:
     """`path`: `-` is stdin. `form`: jsonl, text or csv; by the name's ending unless told."""
     if form is not None and form not in FORMS:
-        raise UserError(f"there is no form `{form}`", hint=f"there are {', '.join(FORMS)}")
+        raise UserError(f"the form `{form}` is unknown", hint=f"known: {', '.join(FORMS)}")
     piped = str(path) == "-"
     name = "stdin" if piped else str(path)
     form = form or ENDINGS.get(Path(name).suffix.lower(), "jsonl")
@@ -391,7 +391,7 @@ def _gathered(rows: Rows, maker: TaskForm, name: str, unit: str, hint: str) -> l
             faults += [f"{unit} {number}: {fault}" for fault in error.faults]
             continue
         if (first := places.setdefault(task.id, number)) != number:
-            faults.append(f"{unit} {number}: the id `{task.id}` is that of {unit} {first} too")
+            faults.append(f"{unit} {number}: the id `{task.id}` is already used in {unit} {first}")
         tasks.append(task)
     if len(faults) == 1:
         raise UserError(f"{name}, {faults[0]}", hint=hint)
@@ -399,7 +399,7 @@ def _gathered(rows: Rows, maker: TaskForm, name: str, unit: str, hint: str) -> l
         more = [f"and {len(faults) - MOST_TOLD} more"] if len(faults) > MOST_TOLD else []
         raise UserError("\n  ".join([f"{name} has {len(faults)} faults:", *faults[:MOST_TOLD], *more]), hint=hint)
     if not tasks:
-        raise UserError(f"there is no task in {name}")
+        raise UserError(f"{name} has no tasks")
     return tasks
 
 
@@ -409,7 +409,7 @@ def _read(path: Path) -> bytes:
     except FileNotFoundError:
         raise UserError(f"there is no file `{path}`", hint="name the file of tasks; `-` reads stdin") from None
     except IsADirectoryError:
-        raise UserError(f"`{path}` is a folder; a file of tasks is wanted") from None
+        raise UserError(f"`{path}` is a folder, not a file of tasks") from None
     except OSError as error:
         raise UserError(f"`{path}` cannot be read: {error.strerror or error}") from None
 

@@ -78,15 +78,15 @@ def baseline_of(
     if not box.cards or engine == "embedded":
         alone, weights = engine in LLAMA, checkpoint or model
         plain = Preset(
-            name=_plain(model), title=f"{model} on this machine's CPU, as plain as it gets", engine=engine,
+            name=_plain(model), title=f"{model} on this machine's CPU, with plain settings", engine=engine,
             model=_called(known, weights), checkpoint=weights, served_as=model, hardware=NO_CARDS, source=_SOURCE,
             slots=1 if alone else min(aim.concurrency, SLOTS),
             options=EngineOptions() if alone else EngineOptions(graphs=False),
         )  # fmt: skip
         return prepared(plain, aim, box)
     if known is None:
-        hint = "write down how it starts with `skep presets new NAME`, and tune that preset"
-        raise UserError(f"`{model}` is not in the catalogue, so that no safe beginning is known", hint=hint)
+        hint = "describe how it starts with `skep presets new NAME`, and tune that preset"
+        raise UserError(f"`{model}` is not in the catalogue, so skep knows no safe start for it", hint=hint)
     assert box.rig is not None
     rig, _ = arranged(box.rig)
     best = _best_plan(known, rig, aim, engine, quant) if planned else None
@@ -94,7 +94,7 @@ def baseline_of(
         checkpoint, quant = best.checkpoint, QUANTS[best.setup.quant.id]
     if checkpoint is None and not simulated:
         hint = f"name it: skep tune {model} --checkpoint ORG/NAME, or a folder, or a .gguf file"
-        raise UserError(f"which checkpoint of `{model}` is to be tuned?", hint=hint)
+        raise UserError(f"which checkpoint of `{model}` should be tuned?", hint=hint)
     first = [best.setup] if best is not None else []
     safe = [_of_setup(setup, rig, model, checkpoint) for setup in (*first, *_safe(known, rig, aim, engine, quant))]
     chosen = next((preset for preset in safe if not contradictions(preset)), safe[0])
@@ -111,7 +111,7 @@ def needed_context(aim: TuneGoal, model: Geometry | None, own: int | None = None
         hint = "lower --prompt-tokens or --output-tokens"
         raise UserError(f"a task of {task} tokens is beyond the {most} that {name} was made for", hint=hint)
     if most is not None and (aim.min_context or 0) > most:
-        hint = f"at most --min-context {most}"
+        hint = f"use --min-context {most} at most"
         raise UserError(f"--min-context {aim.min_context} is beyond the {most} tokens of {name}", hint=hint)
     need = ceil((task + _TEMPLATE) / 256) * 256
     return max(min(need, most or need), aim.min_context or 0, own or min(USUAL_CONTEXT, most or USUAL_CONTEXT))

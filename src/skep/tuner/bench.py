@@ -70,7 +70,7 @@ def service_paused(paths: Paths) -> Iterator[Service | None]:
             if "unknown request" not in refused.message:
                 raise
             hint = "`skep down`, then `skep up -d`, brings it to this version"
-            raise EngineError("the running skep is of an earlier version, which cannot pause", hint=hint) from None
+            raise EngineError("the running skep is an earlier version, which cannot pause", hint=hint) from None
         error: BaseException | None = None
         try:
             yield service
@@ -90,14 +90,14 @@ def _resume(say: Callable[[dict[str, Any]], object]) -> EngineError | None:
     try:
         say({"op": "resume"})
     except NotRunning:
-        return EngineError("the service was stopped meanwhile", hint="start it with `skep up -d`")
+        return EngineError("the deployment was stopped during the tuning", hint="start it with `skep up -d`")
     except SkepError as error:
-        return EngineError(f"the service could not be started again: {error.message}", hint=error.hint)
+        return EngineError(f"the deployment could not be started again: {error.message}", hint=error.hint)
     return None
 
 
 NO_BANK = "off"
-_IN_USE = "--in-place stops it meanwhile and puts it back on any exit; --gpus takes others; or `skep down` first"
+_IN_USE = "--in-place pauses it and starts it again at the end; --gpus uses other cards; or run `skep down`"
 GUARD_SHARE = 0.1  # of the budget, for the answers of one configuration
 
 Say = Callable[[str], None]
@@ -129,15 +129,15 @@ def machine_for(ready: PreparedTuning, paths: Paths, say: Say, *, in_place: bool
             # Where both would have the same cards there is no room; elsewhere they only disturb each other.
             if (shared := service.shares(ready.space.base.gpus)) and not ready.space.on_cpu:
                 raise EngineError(f"GPU {', '.join(map(str, shared))} is in use: {service}", hint=_IN_USE)
-            say(f"warning: {service}; what it is asked meanwhile slows down what is measured here")
+            say(f"warning: {service}; its requests slow down what is measured here")
         with service_paused(paths) if in_place else nullcontext() as service:
             if service is not None:
-                say(f"set aside until this ends: {service}")
+                say(f"paused until the tuning ends: {service}")
             try:
                 yield
             finally:
                 if service is not None:
-                    say(f"{', '.join(service.models)} is started again at {service.url}")
+                    say(f"{', '.join(service.models)} is served again at {service.url}")
 
 
 async def carry_out(
@@ -194,5 +194,5 @@ async def _guard(
     except UserError as error:
         if options.quality != AUTO:
             raise
-        say(f"warning: answers are not guarded: {error.message}")
+        say(f"warning: answers are not checked: {error.message}")
         return None

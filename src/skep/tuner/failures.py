@@ -202,7 +202,7 @@ def _as_much_again(config: KnobConfig, failed: KnobConfig, failure: ConfigFailur
     changes = config.changes_from(failed)
     telling = [change for change in changes if change.knob not in INDIFFERENT]
     if not telling:
-        return f"ran out of memory before ({failure.cause}), which {', '.join(c.knob for c in changes)} cannot mend"
+        return f"ran out of memory before ({failure.cause}), which {', '.join(c.knob for c in changes)} cannot fix"
     before = ", ".join(f"{change.knob} {value_words(change.before)}" for change in telling)
     after = ", ".join(f"{change.knob} {value_words(change.after)}" for change in telling)
     return f"{before} ran out of memory ({failure.cause}), and {after} asks for no less"
@@ -225,7 +225,7 @@ def _refused_again(config: KnobConfig, failed: KnobConfig, failure: ConfigFailur
     same_ground = all(config.get(ground) == failed.get(ground) for ground in _GROUND)
     if config.get(name) != value or not (same_ground or _pattern("unknown").search(said)):
         return None
-    return f"{name} {value_words(value)} was refused whatever the rest: {failure.cause}"
+    return f"{name} {value_words(value)} was refused with any other setting: {failure.cause}"
 
 
 def _names(said: str, value: Value) -> bool:

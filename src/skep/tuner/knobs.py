@@ -91,7 +91,7 @@ def layout_words(layout: Layout) -> str:
 def parse_layout(words: str) -> Layout:
     found = _LAYOUT_WORDS.fullmatch(words.strip())
     if found is None:
-        raise UserError(f"`{words}` is no layout", hint="write it as `2x TP=1`, `TP=2 + EP=2` or `TP=1 + PP=2`")
+        raise UserError(f"`{words}` is not a layout", hint="write it as `2x TP=1`, `TP=2 + EP=2` or `TP=1 + PP=2`")
     replicas, tp, pp, ep = (int(part or 1) for part in found.groups())
     return Layout(tp, pp, ep, replicas)
 
@@ -203,7 +203,7 @@ def _drafted(preset: Preset, depths: dict[str, int]) -> Preset:
     used = {method: depth for method, depth in depths.items() if depth > 0}
     if len(used) > 1:
         both = " and ".join(f"{method} n={depth}" for method, depth in used.items())
-        raise UserError(f"{both} cannot be both", hint="one method drafts: turn the other to 0")
+        raise UserError(f"{both} cannot be combined", hint="one method drafts: set the other to 0")
     now, wanted = preset.options.draft, None
     if now is not None and not used and now.method not in depths:
         return preset  # none of these knobs is about it
@@ -391,7 +391,7 @@ def llama_knobs(asked: KnobContext) -> Iterator[Knob]:
         yield Knob("mtp", "MTP drafts", (0, 1, 2, 3, 4, 5, 6, 8), ordered=True, expected=0.3)
 
 
-_OLLAMA = "ollama decides most by itself: only slots and the KV type can be turned"
+_OLLAMA = "ollama decides most by itself: only slots and the KV type can be tuned"
 
 
 class Space(msgspec.Struct, frozen=True):
@@ -413,7 +413,7 @@ def space_of(
     offered = _offered(asked, checkpoints, quants)
     said = said_in_extra(base)
     knobs = (with_own(knob, base) for knob in offered if knob.name not in said)
-    lines = [f"{name} is left alone: the preset's own `{flag}` says it" for name, flag in said.items()]
+    lines = [f"{name} is not tuned: the preset's own `{flag}` sets it" for name, flag in said.items()]
     lines += [_OLLAMA] if base.engine == "ollama" else []
     return Space(tuple(knob for knob in knobs if len(knob.values) > 1), tuple(lines))
 

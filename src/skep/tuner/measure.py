@@ -256,7 +256,7 @@ class _ServerRun:
             if moved != seen:
                 seen, since = moved, now
             elif now - since > self.hang_s:
-                words = f"no token came for {self.hang_s:g} s with {len(sender.in_flight)} requests under way"
+                words = f"no token came for {self.hang_s:g} s with {len(sender.in_flight)} requests in flight"
                 raise ConfigFailed(ConfigFailure("hang", words, self.served.last_words()))
             self._pace.seen(sender.reads(), now)
             self._tell()
@@ -272,7 +272,7 @@ class _ServerRun:
             if (failure := self.served.trouble()) is not None:
                 return ConfigFailed(failure)
             await asyncio.sleep(LOOK_EVERY_S)
-        of = f"{self._failed} of {self._total} requests" if self._total else "the requests of the warm-up"
+        of = f"{self._failed} of {self._total} requests" if self._total else "the warm-up requests"
         words = f"{of} failed: {said or 'no reason was given'}"
         return ConfigFailed(ConfigFailure("errors-under-load", words, self.served.last_words()))
 
@@ -325,9 +325,9 @@ class EngineBench:
             before = await self._sheet(self.guard, request.incumbent, on_progress)
             after = await self._sheet(self.guard, request.challenger, on_progress)
         except ConfigFailed as error:
-            words = "it did not start to be asked"
+            words = "it did not start, so its answers were not judged"
             if before is None:
-                words = "its answers could not be held against the baseline's, which did not start"
+                words = "its answers could not be compared with the baseline's, which did not start"
             words, seconds = f"{words}: {error.failure}", time.monotonic() - began
             return JudgeResult(ok=False, words=words, seconds=seconds, skipped=before is None)
         return replace(self.guard.compare(before, after), seconds=time.monotonic() - began)

@@ -248,7 +248,7 @@ class Measurements:
                 continue
             left, there = self.space.spare_bytes(config), self.space.spare_bytes(failed)
             if left is not None and there is not None and left <= there and not self.counted_starts(config):
-                return f"leaves no more memory than one that ran out of it: {failure.cause}"
+                return f"leaves no more memory than a configuration that ran out: {failure.cause}"
         return None
 
     def deaths(self, knob: str, value: Value) -> int:

@@ -103,7 +103,7 @@ def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
     """Against what the search began with, not the step before, small losses cannot add up from step to step."""
     judged = partial(JudgeResult, seconds=before.seconds + after.seconds)
     if before.is_silent:
-        words = f"not judged: what it is held against answered nothing: {before.fault}"
+        words = f"not judged: the configuration to compare with answered nothing: {before.fault}"
         return judged(ok=True, skipped=True, words=words)
     if after.is_silent:
         return judged(ok=False, words=f"none of its requests was answered: {after.fault}")
@@ -112,7 +112,7 @@ def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
         return judged(ok=True, skipped=True, words=f"not judged: one was asked {before.bank}, the other {after.bank}")
     before, after = before.of_items(both), after.of_items(both)
     if max(before.rate, after.rate) < max(FLOOR, delta):
-        why = "these items are too hard for this model, so that nothing can be told"
+        why = "these items are too hard for this model, so they show nothing"
         if before.cut > 0.5:
             why = f"{before.count(VerdictOutcome.TRUNCATED)} of {before.asked} answers were cut at the token limit"
         return judged(ok=True, skipped=True, words=f"not judged: {_score(before, after)}; {why}")
@@ -139,7 +139,7 @@ def _claimed(before: Sheet, after: Sheet, delta: float) -> tuple[bool, str]:
     unshown = f"with {found.items} items a loss of up to {points(-found.low)} cannot be excluded"
     if found.difference < -delta:
         return False, f"{score}: {points(-found.difference)} fewer, and {unshown}"
-    return True, f"{score}: that it is not worse by {points(delta)} could not be shown; {unshown}"
+    return True, f"{score}: not shown to be no worse by {points(delta)}; {unshown}"
 
 
 def _score(before: Sheet, after: Sheet) -> str:

@@ -94,10 +94,10 @@ class TuningJournal:
 
     def differs(self, what: str) -> UserError:
         """That this search is not the one that was begun. Nothing has been written then."""
-        tuning, hint = self.tuning, "begin a new one; `skep tune show` and `skep tune export` still know this one"
-        why = "cannot go on: it was begun on other terms"
+        tuning, hint = self.tuning, "start a new one; `skep tune show` and `skep tune export` still know this one"
+        why = "cannot go on: it was started with other settings"
         if tuning.skep_version != __version__:
-            why = f"was begun by skep {tuning.skep_version}, which searches differently"
+            why = f"was started by skep {tuning.skep_version}, which searches differently"
         return UserError(f"tuning `{tuning.id}` {why} ({what})", hint=hint)
 
     def _fresh(self, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
@@ -163,5 +163,5 @@ async def _carried_out(request: BenchRequest, bench: Bench, on_event: OnEvent, l
     except TimeoutError as error:
         if not deadline.expired():
             raise
-        hint = "what was decided before is kept; `skep tune resume` tries it again"
-        raise EngineError(f"`{request.words}` was broken off after {format_seconds(limit_s)}", hint=hint) from error
+        hint = "earlier decisions are kept; `skep tune resume` tries it again"
+        raise EngineError(f"`{request.words}` was stopped after {format_seconds(limit_s)}", hint=hint) from error

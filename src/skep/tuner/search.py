@@ -154,7 +154,7 @@ class KnobSearch:
         if self._has_reached_target():
             return self._close("the target is reached")
         if (chosen := self.chooser.choose(self.incumbent)) is None:
-            return self._close("nothing is left that promises anything")
+            return self._close("no promising change is left")
         if isinstance(chosen, Move):
             self._trial = self._trial_of(chosen.config, self.chooser.grain)
             return self._confirm(self._trial)

@@ -61,12 +61,12 @@ from skep.weights.pull import installed
 MOST_AGENTS = 4096
 LEAST_OUTPUT = 8  # tokens: with fewer there is no pace to measure
 _GOAL = re.compile(r"\s*(?P<metric>[^@>=\s]*)\s*(?:@\s*(?P<agents>[^>=]*?))?\s*(?:>=(?P<target>.*))?")
-_HINT = 'write it as --goal "effective_tok_s@4": the metric, and at how many agents; ">=300" behind it ends the search'
+_HINT = 'write it as --goal "effective_tok_s@4": the metric and how many agents; append ">=300" to stop once reached'
 
 
 def parse_goal(options: TuningOptions) -> TuneGoal:
     if options.begin not in (PLAN, SAFE):
-        raise UserError(f"--from `{options.begin}` is no beginning", hint=f"write {PLAN} or {SAFE}")
+        raise UserError(f"--from `{options.begin}` is unknown", hint=f"write {PLAN} or {SAFE}")
     goal, found = options.goal, _GOAL.fullmatch(options.goal)
     if found is None or not found["metric"]:
         raise UserError(f"--goal `{goal}` is not understood", hint=_HINT)
@@ -78,7 +78,7 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
     if not agents:
         raise UserError(f"--goal `{goal}` does not say at how many agents", hint=_HINT)
     if not re.fullmatch(r"[0-9]+", agents):
-        raise UserError(f"--goal `{goal}`: `{agents}` is no number of agents", hint=_HINT)
+        raise UserError(f"--goal `{goal}`: `{agents}` is not a number of agents", hint=_HINT)
     if not 1 <= int(agents[:9]) <= MOST_AGENTS:
         raise UserError(f"--goal `{goal}`: {agents} agents cannot be measured", hint=f"1 to {MOST_AGENTS}")
     target, wanted = None, (found["target"] or "").strip()
@@ -86,12 +86,12 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
         try:
             target = float(wanted)
         except ValueError:
-            raise UserError(f"--goal `{goal}`: `{wanted}` is no target", hint=_HINT) from None
+            raise UserError(f"--goal `{goal}`: `{wanted}` is not a target", hint=_HINT) from None
         if not math.isfinite(target) or target <= 0:
             hint = "a target is a number above 0, in the metric's unit"
-            raise UserError(f"--goal `{goal}`: a target of {wanted} cannot be aimed at", hint=hint)
+            raise UserError(f"--goal `{goal}`: a target of {wanted} is not possible", hint=hint)
     if options.input_tokens < 1:
-        raise UserError(f"--prompt-tokens {options.input_tokens} is no prompt", hint="1 or more")
+        raise UserError(f"--prompt-tokens {options.input_tokens} is too short a prompt", hint="1 or more")
     if options.output_tokens < LEAST_OUTPUT:
         hint = f"at least {LEAST_OUTPUT}: a pace is measured between the first and the last token"
         raise UserError(f"--output-tokens {options.output_tokens} is too short an answer", hint=hint)
@@ -220,8 +220,8 @@ def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
 def prepare_again(tuning: Tuning) -> PreparedTuning:
     """As it was begun: preset, knobs, baseline and what is predicted with are the stored ones."""
     if NO_LONGER_TURNED in tuning.baseline.as_dict:
-        hint = f"set it with `nvidia-smi -pl WATTS`, then begin anew with `skep tune {tuning.model}`"
-        raise UserError(f"tuning `{tuning.id}` turns the power limit, which skep no longer does", hint=hint)
+        hint = f"set it with `nvidia-smi -pl WATTS`, then start again with `skep tune {tuning.model}`"
+        raise UserError(f"tuning `{tuning.id}` changes the power limit, which skep no longer does", hint=hint)
     options, stored = msgspec.convert(tuning.base["wishes"], TuningOptions), tuning.base["terrain"]
     rig, model = msgspec.convert(stored["rig"], Rig | None), msgspec.convert(stored["model"], Geometry | None)
     basis = Basis(published_constants(), msgspec.convert(stored["tuning"], Fitted), calibrated=stored["calibrated"])
@@ -237,9 +237,9 @@ def base_of(tuning: Tuning) -> Preset:
 
 def _check(space: Predictor, tuning: Tuning) -> None:
     if (refused := space.refusal(tuning.baseline)) is not None:
-        hint = "begin elsewhere with --set, or with another preset"
+        hint = "start elsewhere with --set, or from another preset"
         kind = DoesNotFit if (space.spare_bytes(tuning.baseline) or 0) < 0 else UserError
-        raise kind(f"the beginning itself cannot start: {refused}", hint=hint)
+        raise kind(f"the first configuration cannot start: {refused}", hint=hint)
     need_s = TRIAL_STARTS * (space.start_s(tuning.baseline) + TRIAL_READINGS * space.reading_s(tuning.baseline))
     if tuning.budget_s < SURELY * need_s:
         hint = f"two starts of the baseline, and two of both sides, take about {format_seconds(need_s)}"
@@ -283,7 +283,7 @@ def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> t
     kept = tuple(knob for knob in knobs if (not wanted or knob.name in wanted) and knob.name not in left_out)
     if not kept:
         names = ", ".join(knob.name for knob in knobs)
-        raise UserError("no knob is left to turn", hint=f"there are {names}" if names else "this engine has none")
+        raise UserError("no knob is left to tune", hint=f"there are {names}" if names else "this engine has none")
     return kept
 
 
@@ -317,7 +317,7 @@ def _value_of(knob: Knob, text: str) -> Value:
             if number > 0:
                 return number
     known = ", ".join(map(value_words, knob.values))
-    raise UserError(f"--set {knob.name}={text}: `{text}` is no value of it", hint=f"known: {known}")
+    raise UserError(f"--set {knob.name}={text}: `{text}` is not one of its values", hint=f"known: {known}")
 
 
 def _names(option: str, text: str | None, knobs: Sequence[Knob]) -> frozenset[str]:
@@ -329,7 +329,7 @@ def _known(option: str, word: str, knobs: Sequence[Knob]) -> str:
     if word in names:
         return word
     close = did_you_mean(get_close_matches(word.lower(), names, n=1), "")
-    raise UserError(f"{option} `{word}` is no knob here", hint=f"{close} this engine has {', '.join(names)}".strip())
+    raise UserError(f"{option} `{word}` is not a knob here", hint=f"{close} this engine has {', '.join(names)}".strip())
 
 
 def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, paths: Paths) -> TuneTarget:
@@ -338,14 +338,14 @@ def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, pat
         raise UserError(f"there is no engine `{options.engine}` to tune", hint=f"known: {', '.join(known)}")
     preset = find_preset(options.name, presets_folder(paths))
     if preset is not None and options.engine not in (None, preset.engine):
-        hint = f"`skep presets new NAME --from {preset.name}` makes one of your own to change"
-        raise UserError(f"--engine would make another recipe of the preset `{preset.name}`", hint=hint)
+        hint = f"`skep presets new NAME --from {preset.name}` makes a copy that you can change"
+        raise UserError(f"--engine cannot be combined with the preset `{preset.name}`", hint=hint)
     if options.simulate:
         _check_simulated(options, preset)
         return _simulated(options, aim, preset, host, paths)
     for flag, value in (("--gpu", options.gpu), ("--link", options.link if not host.gpus else None)):
         if value is not None:
-            raise UserError(f"{flag} is of a rig that is not here", hint="add --simulate, or leave it out")
+            raise UserError(f"{flag} describes a rig that is not here", hint="add --simulate, or leave it out")
     if preset is not None:
         check_cards(preset)
         return _here(options, aim, host, paths, preset.engine, preset)
@@ -361,7 +361,7 @@ def _check_simulated(options: TuningOptions, preset: Preset | None) -> None:
     guarded = options.quality not in ("auto", "off")
     real = {"--gpus": options.gpus, "--binary": options.binary, "--in-place": options.in_place, "--quality": guarded}
     if (flag := next((flag for flag, value in real.items() if value), None)) is not None:
-        raise UserError(f"{flag} means nothing with --simulate: no engine is started", hint=f"leave {flag} out")
+        raise UserError(f"{flag} has no effect with --simulate: no engine is started", hint=f"leave {flag} out")
     if options.checkpoints and preset is None:
         hint = "leave it out: the formats of its weights are the knob `quant`"
         raise UserError(f"--checkpoint {options.checkpoint}: with --simulate no weights are loaded", hint=hint)
@@ -378,7 +378,7 @@ def _simulated(
     link = options.link or (preset.link if preset is not None and not options.gpu else None)
     if words is None and not host.gpus:
         hint = 'name it: --gpu "2x rtx-3090" --simulate'
-        raise UserError("which rig is to be simulated? This machine has no GPU", hint=hint)
+        raise UserError("which rig should be simulated? This machine has no GPU", hint=hint)
     found = find_rig(words, link) if words is not None else rig_of_host(host, link)
     title, machine = found.rig.title, TuneMachine(rig=found.rig)
     if preset is not None:
@@ -403,10 +403,10 @@ def _here(
     cards = parse_gpus(options.gpus)
     on_cards = bool(host.gpus) and engine != "embedded" and (preset is None or preset.hardware != NO_CARDS)
     if cards and not on_cards:
-        raise UserError(f"--gpus {options.gpus}: it runs on no card", hint="leave --gpus out")
+        raise UserError(f"--gpus {options.gpus}: this engine uses no card", hint="leave --gpus out")
     if aim.metric == "tok_per_joule" and not on_cards:
         hint = "aim at effective_tok_s or task_tok_s"
-        raise UserError("--goal tok_per_joule: nothing here tells what a CPU draws", hint=hint)
+        raise UserError("--goal tok_per_joule: skep cannot measure the power of a CPU", hint=hint)
     model = None if preset is not None else _own_model(options, engine, paths)
     found = _cards(host, cards, options.link) if on_cards else _cpu(host, paths)
     machine = TuneMachine(host.cpu_cores, found.rig, model.geometry if model is not None else None)
@@ -461,7 +461,7 @@ def _model(name: str, paths: Paths) -> ModelFound:
 def _unknown(name: str, paths: Paths, otherwise: str | None = None) -> UserError:
     """Also where somebody mistyped one of `skep tune`'s own words."""
     if close := get_close_matches(name, COMMANDS, n=1, cutoff=0.7):
-        return UserError(f"`{name}` is no preset and no model", hint=f"did you mean `skep tune {close[0]}`?")
+        return UserError(f"`{name}` is not a preset or a model", hint=f"did you mean `skep tune {close[0]}`?")
     error = unknown_name(name, paths)
     if otherwise and find_geometry(name) is None:
         error.hint = otherwise

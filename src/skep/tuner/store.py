@@ -324,13 +324,13 @@ def _insert_stages(connection: Connection, tuning_id: str, stages: Sequence[Tune
 def check_stopped(tuning_id: str, state: TuningState) -> None:
     if state is TuningState.RUNNING:
         hint = f"`skep tune show {tuning_id}` shows how it stands; Ctrl-C in its terminal stops it"
-        raise UserError(f"a process is at work on tuning `{tuning_id}`", hint=hint)
+        raise UserError(f"a process is working on tuning `{tuning_id}`", hint=hint)
 
 
 def check_free(tuning_id: str, state: TuningState) -> None:
     check_stopped(tuning_id, state)
     if state is TuningState.ENDED:
-        hint = f"`skep tune show {tuning_id}` shows it, `skep tune MODEL` begins another"
+        hint = f"`skep tune show {tuning_id}` shows it, `skep tune MODEL` starts another"
         raise UserError(f"tuning `{tuning_id}` has ended, there is nothing left to do", hint=hint)
 
 

@@ -196,7 +196,7 @@ def _missed_slo(tuning: Tuning, best: TuneStage, starts: Sequence[ServerStart]) 
         what = f"the best is over {tuning.aim.slo} ({shares[best.config]:.2f} times it)"
         return SkepError(f"{what}; within it was only {words}, in a first look", hint="a longer --budget may decide it")
     what = f"no configuration kept {tuning.aim.slo} at C={tuning.aim.concurrency}"
-    hint = "a wider --slo, or fewer agents; the nearest to it and fastest is kept all the same"
+    hint = "a wider --slo, or fewer agents; the nearest to it and fastest is kept"
     return SkepError(f"{what}; closest came {words} with {shares[closest]:.2f} times the limit", hint=hint)
 
 
@@ -244,9 +244,9 @@ def speed_words(starts: Sequence[ServerStart], verdict: SequentialVerdict, ratio
     if verdict is not SequentialVerdict.SAME:
         return f"{share_words(ratio)}, {seen}"
     if ratio.low > 1:
-        return f"{share_words(ratio)} in {seen}, but by all that is known not worth another look"
+        return f"{share_words(ratio)} in {seen}, but not promising enough for another look"
     least = 100 * (ratio.high / ratio.estimate - 1)
-    return f"{share_words(ratio)}: less than {least:.1f} % cannot be told from nothing by {seen}"
+    return f"{share_words(ratio)}: {seen} cannot show less than {least:.1f} %"
 
 
 def limit_words(here: float, there: float, slo: str | None, ratio: Interval | None) -> str:

@@ -85,7 +85,7 @@ def write_preset(
         raise SkepError(f"this configuration cannot be a preset: {why}", hint=error.hint) from None
     folder.mkdir(parents=True, exist_ok=True)
     if path.exists() and not overwrite:
-        raise UserError(f"`{path}` is there already", hint="choose another name, or add --overwrite")
+        raise UserError(f"`{path}` already exists", hint="choose another name, or add --overwrite")
     write_whole(path, text)
     return path
 

@@ -63,7 +63,7 @@ def parsed(text_or_mapping: str | bytes | Mapping[str, Any], name: str) -> Mappi
     if isinstance(text_or_mapping, Mapping):
         return text_or_mapping
     if len(text_or_mapping) > _MAX_CHARACTERS:
-        raise UserError(f"`{name}` has {len(text_or_mapping)} characters: that is no config.json", hint=_HINT)
+        raise UserError(f"`{name}` has {len(text_or_mapping)} characters: too many for a config.json", hint=_HINT)
     try:
         document = json.loads(text_or_mapping)
     except (ValueError, RecursionError) as error:
@@ -434,7 +434,7 @@ def _writes(settings: ModelConfig) -> None:
     mute = bool(names) and all(name.endswith(_WRITES_NOTHING) for name in names)
     if mute or (isinstance(kind, str) and kind.casefold() in _ENCODERS):
         what = ", ".join(names) or str(kind)
-        raise UserError(f"{settings.name} is of a model that writes no text: {what}",
+        raise UserError(f"{settings.name} describes a model that writes no text: {what}",
                         hint="plans are for models that generate tokens")  # fmt: skip
 
 

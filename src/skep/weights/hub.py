@@ -124,7 +124,7 @@ def _check(folder: Path, files: Files) -> None:
         if want is not None and (have := cache.file_sha256(path)) != want:
             path.unlink(missing_ok=True)
             (folder / name).unlink(missing_ok=True)
-            hint = "pull again; if it stays wrong, the place it comes from serves another file"
+            hint = "pull again; if it stays wrong, its source serves another file"
             raise WeightsError(f"checksum mismatch: {name} has SHA-256 {have[:12]}…, expected {want[:12]}…", hint=hint)
 
 

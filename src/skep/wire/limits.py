@@ -156,7 +156,7 @@ def check_head(
 ) -> bytes:
     """Raise Refusal, or return the target in origin form. `fields` is `dict(headers)`."""
     if version not in ("1.1", "1.0"):
-        raise InvalidRequest(400, f"HTTP/1.1 is spoken here, not HTTP/{version}")
+        raise InvalidRequest(400, f"this server speaks HTTP/1.1, not HTTP/{version}")
     if method not in METHODS:
         raise InvalidRequest(501, f"the method {method.decode('latin-1')} is not supported")
     if len(fields) != len(headers):
@@ -166,7 +166,7 @@ def check_head(
     host = fields.get(b"host")
     if host is None:
         if version == "1.1":
-            raise InvalidRequest(400, "a Host header is needed")
+            raise InvalidRequest(400, "a Host header is required")
     elif not _is_host(host):
         raise InvalidRequest(400, "the Host header names no host")
     if target[:1] != b"/" or b"#" in target:
@@ -179,11 +179,11 @@ def check_head(
             raise limits.body_too_large()
     elif b"transfer-encoding" in fields:
         if version == "1.0":
-            raise InvalidRequest(400, "HTTP/1.0 knows no Transfer-Encoding")
+            raise InvalidRequest(400, "HTTP/1.0 has no Transfer-Encoding")
         if fields[b"transfer-encoding"].lower() != b"chunked":
-            raise InvalidRequest(501, "the only Transfer-Encoding understood here is `chunked`")
+            raise InvalidRequest(501, "the only supported Transfer-Encoding is `chunked`")
     if b"expect" in fields and version == "1.1" and fields[b"expect"].lower() != b"100-continue":
-        raise InvalidRequest(417, "the only expectation met here is 100-continue")
+        raise InvalidRequest(417, "the only supported expectation is 100-continue")
     return target
 
 

@@ -28,7 +28,7 @@ class ErrorKind(Enum):
 KINDS: Mapping[str, tuple[ErrorKind, str]] = {
     "connect": (ErrorKind.AWAY, "it cannot be reached"),
     "closed": (ErrorKind.BROKEN, "the connection was closed"),
-    "cut": (ErrorKind.BROKEN, "the answer was broken off"),
+    "cut": (ErrorKind.BROKEN, "the answer was interrupted"),
     "engine_error": (ErrorKind.BROKEN, "the engine reported an error"),
     "protocol": (ErrorKind.BROKEN, "it does not speak HTTP"),
     "timeout": (ErrorKind.TRY, "no answer in time"),

@@ -375,12 +375,12 @@ class ServerConnection(asyncio.Protocol):
         self._seen_body = body_bytes
         overhead_bytes = self._raw - body_bytes
         if self._quiet > limits.head_bytes or overhead_bytes > 2 * limits.head_bytes + OVERHEAD_PER_BYTE * body_bytes:
-            self._refuse(InvalidRequest(400, "the chunks of the body are mostly other things than body"))
+            self._refuse(InvalidRequest(400, "the chunks of the body carry more overhead than body"))
 
     def _out_of_room(self) -> None:
         """Room was measured when the head came; the answer it waited behind may be finished by now."""
         if self._active is not None and self._room < self._limits.body_bytes:
-            raise InvalidRequest(429, "too much is sent while an answer is under way")
+            raise InvalidRequest(429, "the client sent too much while an answer was in progress")
         self._room = self._limits.body_bytes
         if len(self._body) > self._room:
             raise self._limits.body_too_large()

@@ -21,7 +21,7 @@ class HeldBodies:
     bytes: int = 0
 
     def too_large(self) -> InvalidRequest:
-        message = f"the bodies of the requests under way are larger than {self.limit} bytes together; try again in 1 s"
+        message = f"the bodies of the requests in progress exceed {self.limit} bytes together; try again in 1 s"
         return InvalidRequest(503, message, code="too_many_bytes")
 
 

@@ -26,7 +26,7 @@ Demand = tuple[str, Callable[[Any], bool]]  # what is wanted, in words, and whet
 
 def like(name: str, known: Sequence[str]) -> str:
     """Return which known name may be meant, or all of them."""
-    otherwise = f"there is {', '.join(f'`{one}`' for one in known)}"
+    otherwise = f"known: {', '.join(f'`{one}`' for one in known)}"
     return did_you_mean(get_close_matches(name, known, n=1, cutoff=0.6), otherwise)
 
 
@@ -123,7 +123,7 @@ def checker_faults(checker: Any) -> Iterator[str]:
     options, answer = checker.get("options"), checker.get("answer")
     if kind == "choice" and _is_options(options) and answer is not None:
         if str(answer).casefold() not in {one.casefold() for one in options or ()}:
-            yield "`checker.answer` is none of its options"
+            yield "`checker.answer` is not one of its options"
     elif kind == "cases" and not checker.get("cases") and not checker.get("raises"):
         yield "`checker` of kind `cases` has neither `cases` nor `raises`"
 
@@ -236,7 +236,7 @@ def _check_known(given: Iterable[str], known: Sequence[str], what: str) -> None:
     for one in given:
         if one not in known:
             close = similar_names(one[:100], {squeeze(field): field for field in known}, count=1)
-            hint = did_you_mean(close, f"known are: {', '.join(known)}")
+            hint = did_you_mean(close, f"known: {', '.join(known)}")
             raise UserError(f": {what}`{short(one)}` is not known", hint=hint)
 
 

@@ -131,7 +131,7 @@ def _parse(name: str, values: Any) -> TrafficClass:
     known = [name for name in TrafficClass.__struct_fields__ if name != "name"]
     for field in values:
         if field not in known:
-            hint = did_you_mean(get_close_matches(str(field), known, 1), f"known are: {', '.join(known)}")
+            hint = did_you_mean(get_close_matches(str(field), known, 1), f"known: {', '.join(known)}")
             raise _wrong(name, str(field), "is not known", hint)
     shape = _one_of(name, "shape", values.get("shape"), get_args(Shape))
     for field, shapes in _ONLY_IN.items():
@@ -144,7 +144,7 @@ def _parse(name: str, values: Any) -> TrafficClass:
         if made.rate is None:
             raise _wrong(name, "rate", "is missing", "an open class needs its requests per second")
     elif (made.agents is None) == (made.share is None):
-        both = "stand together" if made.agents is not None else "are both missing"
+        both = "are both given" if made.agents is not None else "are both missing"
         raise _wrong(name, None, f"has `agents` and `share` that {both}", "give one of the two")
     elif shape == "conversation" and made.turns < 2:
         raise _wrong(name, "turns", f"is {made.turns}", "a conversation has two turns or more; else it is `steady`")

@@ -101,7 +101,7 @@ class BatchApi:
                         self._runner = BatchRunner(store, self._room, self._gateway, self._say)
                         await self._runner.run()
                     except Exception as error:  # whatever it is, the gateway goes on, and the API with it
-                        self._say(f"batches wait: {error!r}")
+                        self._say(f"batches are waiting: {error!r}")
                         await asyncio.sleep(AGAIN_S)
                 await asyncio.Event().wait()  # who asks for a file or a batch is still answered
         finally:
@@ -124,7 +124,7 @@ class BatchApi:
     def _create_file(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
         boundary = boundary_of((request.get(b"content-type") or b"").decode("latin-1"))
         if boundary is None:
-            raise BatchApiError(400, "a file comes as multipart/form-data, with the fields `file` and `purpose`")
+            raise BatchApiError(400, "a file must be sent as multipart/form-data, with the fields `file` and `purpose`")
         body, request.body = request.body, b""
         try:
             parts = {part.name: part for part in parts_of(body, boundary)}
@@ -135,7 +135,7 @@ class BatchApi:
                 raise BatchApiError(400, f"the field `{field}` is missing", param=field)
         content, purpose = parts["file"], parts["purpose"].text
         if purpose not in PURPOSES:
-            raise BatchApiError(400, f"the purpose `{purpose[:32]}` is none of {', '.join(PURPOSES)}", param="purpose")
+            raise BatchApiError(400, f"`purpose` `{purpose[:32]}` is not one of {', '.join(PURPOSES)}", param="purpose")
         now = time.time()
         expires_s = _expiry(parts) or (BATCH_FILE_S if purpose == "batch" else None)
         name, expires_at = _plain_name(content.filename), now + expires_s if expires_s else None
@@ -165,7 +165,7 @@ class BatchApi:
         limit = _limit(asked, default=MOST_FILES, most=MOST_FILES)
         order, after = asked.get("order", "desc"), asked.get("after")
         if order not in ("asc", "desc"):
-            raise BatchApiError(400, "`order` is `asc` or `desc`", param="order")
+            raise BatchApiError(400, "`order` must be `asc` or `desc`", param="order")
         if after is not None:
             _file(store, owner, after)
         found = store.files(
@@ -177,7 +177,7 @@ class BatchApi:
         name, _, rest = _below(request, "/v1/files/").partition("/")
         file = _file(store, owner, name)
         if rest not in ("", "content"):
-            raise BatchApiError(404, f"there is nothing at {request.path[:200]}", code="not_found")
+            raise BatchApiError(404, f"no such path: {request.path[:200]}", code="not_found")
         return file if rest else file_document(file)
 
     def _delete_file(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
@@ -224,7 +224,7 @@ class BatchApi:
     def _cancel_batch(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
         name, _, rest = _below(request, "/v1/batches/").partition("/")
         if rest != "cancel":
-            raise BatchApiError(404, f"there is nothing at {request.path[:200]}", code="not_found")
+            raise BatchApiError(404, f"no such path: {request.path[:200]}", code="not_found")
         batch = _batch(store, owner, name)
         if batch.status.is_final or batch.status is BatchStatus.FINALIZING:
             raise BatchApiError(409, f"{batch.id} cannot be cancelled: it is {batch.status.value}", code="batch_ended")
@@ -261,11 +261,11 @@ class BatchApi:
         except (SkepError, OSError) as error:
             self._say(f"{request.method.decode()} {request.path}: {error}")
             said = error.message if isinstance(error, SkepError) else error.strerror or str(error)
-            what = f"files and batches cannot be kept now: {said}"
+            what = f"files and batches cannot be stored now: {said}"
             _refuse(request, BatchApiError(503, what, code="store_unavailable"))
         except Exception as error:
             self._say(f"{request.method.decode()} {request.path}: {error!r}")
-            what = "this went wrong inside; the gateway's log says how"
+            what = "internal error; the gateway's log has the details"
             _refuse(request, BatchApiError(500, what, code="internal_error"))
 
     async def _send_content(self, request: ServerRequest, file: StoredFile) -> None:
@@ -273,7 +273,7 @@ class BatchApi:
         try:
             source = await asyncio.to_thread(self._room.path(file.id).open, "rb")
         except FileNotFoundError:
-            raise BatchApiError(404, f"the content of {file.id} is gone", code="not_found", param="id") from None
+            raise BatchApiError(404, f"the content of {file.id} is missing", code="not_found", param="id") from None
         goes_on, gone = asyncio.Event(), False
         goes_on.set()
 
@@ -300,7 +300,7 @@ class BatchApi:
     async def _open(self) -> BatchStore:
         async with self._opening:
             if self._store is not None and await asyncio.to_thread(lambda store: store.moved, self._store):
-                self._say(f"`{self._store_path}` was deleted or replaced; batches that it does not hold are gone")
+                self._say(f"`{self._store_path}` was deleted or replaced; batches that it does not hold are lost")
                 moved, self._store = self._store, None
                 await asyncio.to_thread(moved.close)
                 if self._runner is not None:
@@ -331,9 +331,9 @@ def parse_batch_spec(body: bytes) -> BatchSpec:
         spec = msgspec.json.decode(body, type=BatchSpec)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         param = next((name for name in BatchSpec.__struct_fields__ if name in str(error)), None)
-        raise BatchApiError(400, f"the body is no order for a batch: {error}", param=param) from None
+        raise BatchApiError(400, f"the body is not a batch request: {error}", param=param) from None
     if spec.endpoint not in ENDPOINTS:
-        message = f"the endpoint `{spec.endpoint[:64]}` takes no batches; {', '.join(ENDPOINTS)} do"
+        message = f"the endpoint `{spec.endpoint[:64]}` does not take batches; {', '.join(ENDPOINTS)} do"
         raise BatchApiError(400, message, param="endpoint")
     return spec
 
@@ -343,7 +343,7 @@ def window_seconds(window: str) -> int:
     found = _WINDOW.fullmatch(window)
     seconds = int(found[1]) * _UNITS[found[2]] if found else 0
     if not 0 < seconds <= LONGEST_WINDOW_S:
-        message = f"the completion_window `{window[:32]}` is none of `24h` and shorter ones like `90m`"
+        message = f"the completion_window `{window[:32]}` is not `24h` or a shorter one such as `90m`"
         raise BatchApiError(400, message, param="completion_window")
     return seconds
 
@@ -353,10 +353,10 @@ def expiry_seconds(told: Any, param: str) -> int | None:
     if told is None:
         return None
     if not isinstance(told, dict) or told.get("anchor") != "created_at":
-        raise BatchApiError(400, f'`{param}` wants {{"anchor": "created_at", "seconds": …}}', param=param)
+        raise BatchApiError(400, f'`{param}` must be {{"anchor": "created_at", "seconds": …}}', param=param)
     seconds = told.get("seconds")
     if type(seconds) is not int or not SHORTEST_EXPIRY_S <= seconds <= LONGEST_EXPIRY_S:
-        message = f"`{param}[seconds]` is a whole number from {SHORTEST_EXPIRY_S} to {LONGEST_EXPIRY_S}"
+        message = f"`{param}[seconds]` must be a whole number from {SHORTEST_EXPIRY_S} to {LONGEST_EXPIRY_S}"
         raise BatchApiError(400, message, param=f"{param}[seconds]")
     return seconds
 
@@ -388,7 +388,7 @@ def _query(request: ServerRequest) -> dict[str, str]:
 def _limit(asked: dict[str, str], *, default: int, most: int) -> int:
     told = asked.get("limit", str(default))
     if not told.isascii() or not told.isdigit() or not 1 <= int(told[:9]) <= most:
-        raise BatchApiError(400, f"`limit` is a number from 1 to {most}", param="limit")
+        raise BatchApiError(400, f"`limit` must be a number from 1 to {most}", param="limit")
     return int(told)
 
 

@@ -146,7 +146,7 @@ def parts_of(body: bytes, boundary: bytes) -> list[FormPart]:
         # A part without any header begins with the blank line itself.
         end_of_head = begin - 2 if body[begin : begin + 2] == b"\r\n" else body.find(b"\r\n\r\n", begin)
         if begin < 2 or end_of_head < 0 or end_of_head - begin > _HEAD_BYTES:
-            raise ValueError("a part of the form has no end of its headers")
+            raise ValueError("a part of the form has headers that do not end")
         end = _find(body, b"\r\n" + mark, end_of_head + 2)
         if end < 0:
             raise ValueError("the form is cut off: its last boundary is missing")
@@ -240,7 +240,7 @@ def check_lines(lines: Iterable[bytes], endpoint: str, most: int = MOST_REQUESTS
                 raise LineError("too_many_tasks", f"the file has more than {most} requests")
             custom_id, its_model = _check(text, endpoint)
             if custom_id in seen:
-                message = f"the custom_id {_short(custom_id)} is that of line {seen[custom_id]} already"
+                message = f"the custom_id {_short(custom_id)} is already used in line {seen[custom_id]}"
                 raise LineError("duplicate_custom_id", message, "custom_id")
             model = model if seen else its_model
             seen[custom_id] = number
@@ -282,7 +282,7 @@ def _check(text: bytes, endpoint: str) -> tuple[str, str | None]:
     if len(line.custom_id) > LONGEST_ID:
         raise LineError("invalid_custom_id", f"the custom_id is longer than {LONGEST_ID} characters", "custom_id")
     if line.method is None or line.method.upper() != "POST":
-        raise LineError("invalid_method", f"`method` is {_short(line.method)}; POST is what a batch does", "method")
+        raise LineError("invalid_method", f"`method` is {_short(line.method)}; a batch only sends POST", "method")
     if line.url != endpoint:
         raise LineError("url_mismatch", f"`url` is {_short(line.url)}; the batch is for {endpoint}", "url")
     if not bytes(line.body):
@@ -292,7 +292,7 @@ def _check(text: bytes, endpoint: str) -> tuple[str, str | None]:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise LineError("invalid_request", f"`body`: {error}", "body") from None
     if body.stream:
-        raise LineError("invalid_request", "`stream` is not for batches: answers go into a file", "body.stream")
+        raise LineError("invalid_request", "`stream` is not allowed in a batch: answers go into a file", "body.stream")
     return line.custom_id, body.model
 
 

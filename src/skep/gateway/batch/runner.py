@@ -233,7 +233,7 @@ class BatchSender:
             try:
                 await asyncio.to_thread(self._write)
             except StoreError as error:
-                self.say(f"{self.order.id}: results wait to be recorded: {error.message}")
+                self.say(f"{self.order.id}: results are not recorded yet: {error.message}")
                 await asyncio.sleep(STORE_AGAIN_S)
                 self._to_record.set()
             else:
@@ -429,7 +429,7 @@ class BatchRunner:
             with self._room.path(order.input_file_id).open("rb") as file:
                 return check_lines(file, order.endpoint)
         except FileNotFoundError:
-            gone = LineError("input_file_missing", f"the file {order.input_file_id} is gone", "input_file_id")
+            gone = LineError("input_file_missing", f"the file {order.input_file_id} is missing", "input_file_id")
             return CheckedInput((), None, (gone,))
 
     def _finish(self, batch: StoredBatch, left: list[BatchRequest], why: Halt | None) -> None:

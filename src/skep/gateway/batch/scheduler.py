@@ -36,10 +36,10 @@ WITHOUT_ANSWER = {  # code and message of a request's error where it has no answ
     "batch_cancelled": "This request was not executed: the batch was cancelled.",
     "input_file_missing": "This request was not executed: the input file cannot be read any more.",
     "gateway_died": (
-        f"The gateway died {MOST_LOST} times while this request was under way (killed, or out of memory),"
+        f"The gateway died {MOST_LOST} times while this request was in progress (killed, or out of memory),"
         " and it was not sent again. Send it alone, or ask for less in one request."
     ),
-    "stream_cut": f"The answer was broken off {MOST_COSTLY} times.",
+    "stream_cut": f"The answer was interrupted {MOST_COSTLY} times.",
     "answer_too_large": (
         f"The answer was given up when it was longer than {MOST_ANSWER_BYTES // MIB} MiB."
         " Ask for less in one request, or set `max_tokens`."

@@ -223,7 +223,7 @@ def try_match(job: dict[str, Any], say: Say) -> None:
     try:
         pattern = re.compile(job["pattern"], re.MULTILINE)
     except (re.error, RecursionError, OverflowError) as error:
-        raise Broken(f"the item's pattern is none: {error}") from None
+        raise Broken(f"the item's pattern is not valid: {error}") from None
     say(found=pattern.search(job["said"]) is not None)
 
 

@@ -32,13 +32,13 @@ class CheckReport:
 
     def document(self) -> dict[str, Any]:
         failed = [one for one in self.checks if not one["passed"]]
-        outcome, detail = "wrong", "nothing could be looked at"
+        outcome, detail = "wrong", "nothing could be checked"
         if self.ended is not None:
             outcome, detail = self.ended.outcome, self.ended.detail
         elif failed:
             why = str(failed[0]["detail"])
             more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-            told_with_name = f"not so: {failed[0]['name']}{f': {why}' if why else ''}{more}"
+            told_with_name = f"failed: {failed[0]['name']}{f': {why}' if why else ''}{more}"
             detail = why if why and len(self.checks) == 1 else told_with_name
         elif self.checks:
             outcome, detail = "passed", ""
@@ -91,7 +91,7 @@ class WorkerLink:
                     continue
                 if read:
                     raise Broken("too much output", "exceeded")
-                gone = self._gone(_SETTLE_S) or "it closed the way to report"
+                gone = self._gone(_SETTLE_S) or "it closed the pipe for its report"
             if gone:
                 raise Broken(gone)
 

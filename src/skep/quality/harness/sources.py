@@ -173,7 +173,7 @@ def chosen(blocks: Sequence[str], wanted: Wanted, *before: str) -> tuple[str, st
     if len(blocks) < 2 or not asked:
         return joined(blocks), ""
     everything = frozenset(name for code in blocks for name in _given(code))
-    out = {n: "is no Python" for n, code in enumerate(blocks) if n not in asked and parsed(code) is None}
+    out = {n: "is not Python" for n, code in enumerate(blocks) if n not in asked and parsed(code) is None}
     order: list[int] = []
     for patience_s in _PATIENCE_S:
         todo = [n for n, code in enumerate(blocks) if n not in out and parsed(code) is not None]
@@ -283,7 +283,7 @@ class _BlockRunner:
         if asked or (tree is not None and any(isinstance(node, Unit) for node in tree.body)):
             self._solid |= {name for name, value in held.items() if names.get(name) is not value}
         elif any(held.get(name) is not names.get(name) for name in self._solid & set(names)):
-            return "gives other values to the program's names"
+            return "overwrites names of the program"
         return None
 
     def _say(self, kind: str, number: int, error: str = "") -> None:

@@ -99,7 +99,7 @@ def answer_of(run: SwarmRun, results: Sequence[TaskResult]) -> MergedAnswer:
         own = [len(one.text) + len(one.heading) + MARKS_CHARS for one in answer.findings]
         groups = packed(answer.findings, own, sizes.merge_chars)
         if all(len(group) == 1 for group in groups):
-            answer.notes.append("what is left does not fit into one merge: it stands one after the other")
+            answer.notes.append("the remaining parts do not fit into one merge: they follow one after the other")
             break
         named = [(free_name(f"merge-{level}-{number}", taken), group) for number, group in enumerate(groups, 1)]
         missing = [(name, group) for name, group in named if len(group) > 1 and name not in by_id]
@@ -150,11 +150,11 @@ def _merged(result: TaskResult, group: Sequence[MergeProblem], notes: list[str])
     """Return the answer of a merge, or its parts one after the other if it cannot be used."""
     heading = shortened(f"{group[0].heading} to {group[-1].heading}", LONGEST_HEADING)
     if (why := why_unused(result, group)) is not None:
-        notes.append(f"`{result.task}` is not used, {why}: its {len(group)} parts stand one after the other")
+        notes.append(f"`{result.task}` is not used, {why}: its {len(group)} parts follow one after the other")
         return MergeProblem(heading, joined(group), joined=True)
     text = (result.answer or "").strip()
     if dropped := left_out(text, group):
-        notes.append(f"`{result.task}` says nothing of {len(dropped)} of its {len(group)} parts: they stand below it")
+        notes.append(f"`{result.task}` leaves out {len(dropped)} of its {len(group)} parts: they follow below it")
         text = f"{text}\n\n{joined(dropped)}"
     return MergeProblem(heading, text)
 
@@ -172,7 +172,7 @@ def why_unused(result: TaskResult, group: Sequence[MergeProblem]) -> str | None:
         return "it repeats itself"
     whole = sum(len(one.text) for one in group)
     if len(text) > whole + SLACK_CHARS:
-        return f"it is longer ({len(text):,} characters) than all that it was made of ({whole:,})"
+        return f"it is longer ({len(text):,} characters) than all its parts together ({whole:,})"
     return None
 
 

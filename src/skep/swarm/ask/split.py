@@ -130,7 +130,7 @@ def check_goal(goal: str, files: Sequence[str]) -> None:
     """UserError for a goal that is empty or too long, and where no files are named."""
     example = 'skep swarm ask "Summarise each file" "docs/*.md"'
     if not goal:
-        raise UserError("there is no goal", hint=example)
+        raise UserError("the goal is empty", hint=example)
     if len(goal) > LONGEST_GOAL:
         hint = "put the material into files, and name them"
         raise UserError(f"the goal has {len(goal):,} characters, more than {LONGEST_GOAL:,}", hint=hint)
@@ -160,7 +160,7 @@ def find_sources(root: Path, patterns: Sequence[str]) -> Sources:
         shown = ", ".join(f"`{pattern}`" for pattern in patterns)
         why = f": {left_out[0][0]} is {left_out[0][1]}" if left_out else ""
         hint = 'patterns are relative to --root: "src/**/*.py", in quotes'
-        raise UserError(f"{shown} names no text file under {root}{why}", hint=hint)
+        raise UserError(f"{shown} matches no text file under {root}{why}", hint=hint)
     return Sources(texts, tuple(left_out))
 
 
@@ -171,14 +171,14 @@ def read_text(root: Path, name: str) -> str:
         if not path.is_relative_to(root):
             raise UserError("outside of the root")
         if not path.is_file():
-            raise UserError("no ordinary file")
+            raise UserError("not a regular file")
         if path.stat().st_size > LARGEST_BYTES:
             raise UserError(f"larger than {format_bytes(LARGEST_BYTES)}")
         data = path.read_bytes()
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a NUL
-        raise UserError(f"not to be read ({getattr(error, 'strerror', None) or error})") from None
+        raise UserError(f"not readable ({getattr(error, 'strerror', None) or error})") from None
     if b"\0" in data[:_LOOK_BYTES]:
-        raise UserError("no text")
+        raise UserError("not text")
     return data.decode("utf-8-sig", "replace").replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
 
 
@@ -354,8 +354,8 @@ def sizes_of(context: int | None, per_token: float, *, chunk_tokens: int | None,
     if context is None and chunk_tokens is not None:  # who asks for larger pieces knows of a larger context
         room = max(room, chunk_tokens)
     if room < 100:
-        hint = "a smaller --max-tokens leaves more"
-        raise UserError(f"a context of {known:,} tokens has no room beside answers of {answer:,}", hint=hint)
+        hint = "use a smaller --max-tokens"
+        raise UserError(f"a context of {known:,} tokens leaves no room beside answers of {answer:,}", hint=hint)
     chunk = chunk_tokens or min(room, MOST_CHUNK if context else UNKNOWN_CHUNK)
     if chunk > room:
         hint = f"at most {room:,}, or a smaller --max-tokens"
@@ -391,7 +391,7 @@ async def split_goal(
             split = split_by_rule(goal, sources, sizes, f"{size}, too few to plan; --by-model asks it anyway")
         else:
             within = format_seconds(plan_timeout_s)
-            say(f"{endpoint.model} at {endpoint.url} is asked for a plan; by rule after {within}")
+            say(f"{endpoint.model} at {endpoint.url} is asked for a plan; after {within} skep splits by rule")
             split = await split_by_model(goal, sources, sizes, line, context, plan_timeout_s, say)
     wanted = merge if merge is not None else split.by_model or not is_tiny
     return PreparedAsk(split, sizes, wanted, endpoint.model)
@@ -429,7 +429,7 @@ async def split_by_model(
             if came.error_kind == REJECTED:
                 cut = "it was cut at its limit of tokens: plan fewer tasks" if came.finish_reason == "length" else None
                 why = cut or came.error or ""
-                say(f"the model's plan cannot be used ({why[:200]}): asked once more")
+                say(f"the model's plan cannot be used ({why[:200]}): asking once more")
                 came = await work.attempt(task, 2, why)
     except TimeoutError:
         came = AttemptResult(error_kind="timeout")
@@ -464,10 +464,10 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
         objective, told = one["objective"].strip(), str(one.get("id") or "").strip()[:80]
         name = told if told.isprintable() and told else str(number)
         if leans := _LEANS.search(objective):
-            raise UserError(f"task `{name}` leans on another task (`{leans[0]}`), and all run at the same time")
+            raise UserError(f"task `{name}` depends on another task (`{leans[0]}`), but all run at the same time")
         files = _named(one["files"], list(sources.texts), name)
         if (objective.casefold(), *files) in seen:
-            raise UserError(f"task `{name}` is the same work as another one")
+            raise UserError(f"task `{name}` repeats the work of another one")
         seen.add((objective.casefold(), *files))
         named.update(files)
         pieces = [piece for file in files for piece in pieces_of(file, sources.texts[file], sizes.chunk_chars)]
@@ -477,7 +477,7 @@ def split_of(plan: Any, goal: str, sources: Sources, sizes: Sizes) -> GoalSplit:
         parts += [GoalPart(id_, objective, tuple(bundle)) for id_, bundle in zip(ids, bundles, strict=True)]
     left = [name for name in sources.texts if name not in named]
     parts += _a_part_each(goal, left, sources, sizes)
-    why = f"{len(left)} of {len(sources.texts)} files were in no task and got their own" if left else None
+    why = f"{len(left)} of {len(sources.texts)} files were in no task; skep gave them their own" if left else None
     return GoalSplit(_checked(parts), by_model=True, why=why)
 
 
@@ -489,7 +489,7 @@ def _named(files: Sequence[str], names: Sequence[str], task: str) -> list[str]:
         matched = [name for name in names if name == ref or fnmatchcase(name, ref)]
         ending = [name for name in names if name.endswith(f"/{ref}")]
         if not matched and len(ending) != 1:
-            raise UserError(f"task `{task}`: `{ref[:80]}` is none of the files that were given")
+            raise UserError(f"task `{task}`: `{ref[:80]}` is not one of the given files")
         found += matched or ending
     return list(dict.fromkeys(found))
 

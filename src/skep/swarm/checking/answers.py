@@ -26,7 +26,7 @@ from skep.swarm.records import Task
 from skep.workload.extraction import split_answer
 from skep.workload.items import Checker, Item
 
-TOO_LONG = "the check of the schema took too long: a `pattern` in it may be one that never ends on this answer"
+TOO_LONG = "the check of the schema took too long: a `pattern` in it may never finish on this answer"
 COMPUTE_S = 2.0
 PATIENCE_S = 30.0  # of the wall clock, on a busy machine; the child's own computing is bounded far closer
 LONGEST_HERE = 20_000  # characters of JSON that are checked in this process
@@ -85,7 +85,7 @@ class SchemaChecks:
             except asyncio.CancelledError:
                 await self.close()  # its answer would be taken for that to the next question
                 raise
-        raise SkepError("the process that checks schemas does not stay alive", hint="is there memory left?")
+        raise SkepError("the process that checks schemas does not stay alive", hint="check that memory is left")
 
     async def _started(self) -> asyncio.subprocess.Process:
         """In a session of its own: Ctrl-C is the runner's alone. `-P`: nothing is imported from the user's folder."""
@@ -132,8 +132,8 @@ class AnswerChecker(AbstractAsyncContextManager["AnswerChecker"]):
         """UserError where checkers of these tasks cannot be carried out here: to be known before anything runs."""
         items = [_item(task) for task in tasks if task.checker is not None]
         if missing := missing_packages(items):
-            hint = "pip install 'skep[quality]'"
-            raise UserError(f"checkers need what is not installed: {', '.join(missing)}", hint=hint)
+            hint = "in skep's folder: pip install '.[quality]'"
+            raise UserError(f"checkers need packages that are not installed: {', '.join(missing)}", hint=hint)
         if needs_sandbox(items):
             await self._judging(executed=True)
 

@@ -39,11 +39,11 @@ def schema_fault(schema: Any) -> str | None:
     from jsonschema.exceptions import SchemaError
 
     if not isinstance(schema, Mapping):
-        return f"an object is wanted, {_shown(schema)} is none"
+        return f"a schema is an object, not {_shown(schema)}"
     told = schema.get("$schema")
     validator = _validator_class({} if told is None else {"$schema": str(told)})
     if told is not None and str(told).rstrip("#") != str(validator.META_SCHEMA["$schema"]).rstrip("#"):
-        return f"`$schema` is {_shown(told)}, which is no draft of JSON Schema; leave it out for {DRAFT}"
+        return f"`$schema` is {_shown(told)}, which is not a draft of JSON Schema; leave it out for {DRAFT}"
     try:
         validator.check_schema(schema)
     except SchemaError as error:
@@ -65,9 +65,9 @@ def value_faults(schema: Mapping[str, Any], value: Any) -> str | None:
     try:
         found = list(islice(checker.iter_errors(value), MOST_FAULTS))
     except RecursionError:
-        return "the value or its schema goes round in circles"
+        return "the value or its schema refers to itself without end"
     except Exception as error:  # of the library: a schema that was sound by itself and is not with this value
-        return one_line(f"the schema cannot be held against it: {type(error).__name__}: {error}")
+        return one_line(f"the schema cannot be applied to it: {type(error).__name__}: {error}")
     told = []
     for fault in found[:MOST_TOLD]:
         best = best_match([fault])
@@ -121,7 +121,7 @@ def _dangling(schema: Mapping[str, Any]) -> str | None:
                 if isinstance(target := contents.get(word), str):
                     resolver.lookup(target)
             except Unresolvable:
-                why = "there is nothing" if str(target).startswith("#") else "not in the schema, and nothing is fetched"
+                why = "nothing is there" if str(target).startswith("#") else "not in the schema, and nothing is fetched"
                 return f"`{word}` to {_shown(target)}: {why}"
     return None
 
