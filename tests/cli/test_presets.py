@@ -82,9 +82,7 @@ def test_one_preset_is_shown_with_all_it_wants():
 def test_a_stand_in_is_called_one():
     said = run("show", "gemma-4-31b-4x3090").out
     assert "chosen by skep: the author names none" in said
-    assert (
-        "\nWhich checkpoint was measured is not published: cyankiwi/gemma-4-31B-it-AWQ-4bit stands in for it." in said
-    )
+    assert "\nThe source does not name its checkpoint: skep uses cyankiwi/gemma-4-31B-it-AWQ-4bit in its place." in said
 
 
 def test_a_terminal_of_80_columns_breaks_no_line_of_the_list():

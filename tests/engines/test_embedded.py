@@ -74,7 +74,7 @@ def test_a_batch_that_nobody_names_holds_every_slot_and_its_drafts():
     ("options", "said", "instead"),
     [
         ({"kv": "fp8"}, 'kv = "fp8" is not known', ", ".join(KV_TYPES)),
-        ({"kv": "q4_0", "flash_attention": False}, 'kv = "q4_0" wants flash attention', "leave flash_attention out"),
+        ({"kv": "q4_0", "flash_attention": False}, 'kv = "q4_0" needs flash attention', "leave flash_attention out"),
         ({"batch": 256, "batched_tokens": 512}, "batched_tokens = 512 is more than batch = 256", "raise `batch`"),
         ({"batch": 1}, "batch = 1 is too small for 2 slots", "2 or more"),
         (
