@@ -46,7 +46,7 @@ class AccessCheck:
         elif (keys := self._keys) is None:
             await self._app(scope, receive, send)
         elif (key := keys.find(given_keys(headers.raw))) is None:
-            await _said(401, "an API key is wanted: send it as `Authorization: Bearer KEY`")(scope, receive, send)
+            await _said(401, "an API key is required: send it as `Authorization: Bearer KEY`")(scope, receive, send)
         else:
             # The SDK answers in a session only to the user that opened it.
             scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=key.sha256, scopes=[]))
@@ -57,7 +57,7 @@ class AccessCheck:
         if self._hosts is not None and host_of(host) not in self._hosts:
             return _said(421, f"this server does not answer to the name {host[:100]!r}")
         if origin is not None and not is_same_origin(origin, host):
-            return _said(403, "pages of other sites may not speak with this server")
+            return _said(403, "requests from pages of other sites are refused")
         return None
 
 
