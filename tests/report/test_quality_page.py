@@ -106,10 +106,8 @@ def test_without_a_level_that_holds_nothing_is_called_fine(tested, levels):
 
 def test_not_shown_is_explained_where_it_occurs(tested, page):
     """An underpowered test is no clean bill of health."""
-    assert "claims neither that quality was lost nor that it held" in plain(page)
-    assert "claims neither that quality was lost nor that it held" not in plain(
-        quality_page(tested, replace(SUMMARY, levels=(HOLDS,)))
-    )
+    assert "claims neither that quality was lost" in plain(page)
+    assert "claims neither that quality" not in plain(quality_page(tested, replace(SUMMARY, levels=(HOLDS,))))
 
 
 def test_table_has_the_noise_floor_first(page):
