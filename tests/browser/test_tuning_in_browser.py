@@ -26,7 +26,7 @@ def test_the_tuning_is_drawn_with_all_its_words_inside(visit, site):
     assert page.locator("main svg[role=img]").first.is_visible()
     assert page.evaluate(SPILLED) == []
     said = page.inner_text("main")
-    for part in ("From 25.1 to 190 tok/s", "SIMULATED", "Dead ends", "nothing is left to try"):
+    for part in ("From 25.1 to 190 tok/s", "SIMULATED", "Failed attempts", "nothing is left to try"):
         assert part in said
 
 

@@ -308,7 +308,7 @@ def test_ctrl_c_keeps_and_shows_the_levels_of_a_sweep_that_were_finished(tmp_pat
     assert " interrupted " in call("runs", check=0).out
     assert f"{run['id']} (interrupted) written" in call("runs", "report", "last", check=0).err
     page = (tmp_path / "report.html").read_text()
-    assert "This run is interrupted; " in page
+    assert "This run is interrupted. " in page
     assert "failed" not in page.partition("This run is interrupted")[2].partition("</p>")[0]
     levels = call("runs", "export", "last", "--format", "json", check=0).json["levels"]
     assert [level["concurrency"] for level in levels] == [1, 2]

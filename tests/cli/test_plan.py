@@ -212,7 +212,7 @@ def test_a_page_with_pictures_is_written_beside(tmp_path):
     assert "wrote plan.html" in shown("qwen3.6-27b", *TWO, "--html", "plan.html").err
     page = (tmp_path / "plan.html").read_text()
     assert page.count("<svg ") >= 5
-    for words in ("Predicted, not measured.", "What one card holds", "Where a step&#x27;s time goes", "vllm serve "):
+    for words in ("Predicted, not measured.", "Memory of one GPU", "Time of one engine step", "vllm serve "):
         assert words in page, words
     assert "http://" not in page.replace("http://127.0.0.1", "").replace("http://www.w3.org", "")
 

@@ -67,7 +67,7 @@ def test_busy_values_are_shown_and_left_out_of_the_rest(series):
     found = history_of(series, KEY, START, now, zone=UTC)
     assert (len(found.points), found.busy, len(found.band)) == (90, 30, 60)
     assert found.stats["7 d"].low > 60
-    assert any(one.startswith("30 values were taken while others used the target") for one in found.sentences)
+    assert any(one.startswith("30 values were taken while other clients used the target") for one in found.sentences)
 
 
 def test_cold_runs_have_statistics_and_no_changes(series):

@@ -56,7 +56,7 @@ def test_runs_that_are_not_plain_measurements_have_banners(run, other, summary):
     odd = replace(other, simulated=True, state=RunState.FAILED)
     text = plain(comparison_page([(run, replace(summary, client_limited=False)), (odd, summary)]))
     for words in ("Incomplete B:", "Simulated B:", "Client-limited A at C = 16; B at C = 16:"):
-        assert text.index(words) < text.index("The same figures of each run")
+        assert text.index(words) < text.index("All runs on the same axes")
     words = " ".join(words_of(comparison_picture([(run, summary), (odd, summary)])))
     assert "INCOMPLETE: B · SIMULATED: B" in words
 
@@ -70,14 +70,14 @@ def test_other_work_is_named_key_by_key(run, other, summary):
         other, fingerprint="2", config={"tasks": 24, "seed": 2, "workload": {"max_tokens": 512, "shape": "steady"}}
     )
     text = plain(comparison_page([(asked, summary), (apart, summary)]))
-    assert "Workloads differ What was asked is not the same in all runs: workload.max_tokens 256 (A), 512 (B)." in text
+    assert "Workloads differ The runs were asked for different work: workload.max_tokens 256 (A), 512 (B)." in text
 
 
 def test_same_work_on_another_engine_is_no_other_workload(run, other, summary):
     """That is what comparisons are made for; it is said all the same."""
     newer = replace(other, fingerprint="2", engine={**run.engine, "version": "0.12.0"})
     text = plain(comparison_page([(run, summary), (newer, summary)]))
-    assert "Same workload What differs is engine.version 0.11.0 (A), 0.12.0 (B)." in text
+    assert "Same workload These settings differ: engine.version 0.11.0 (A), 0.12.0 (B)." in text
     assert "Workloads differ" not in text
 
 

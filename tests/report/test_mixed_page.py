@@ -141,7 +141,7 @@ def test_the_advice_leads_the_page_with_its_figures(single):
 
 def test_form_is_said_on_top(one, single, run):
     """Published and sustained loads are not the same, and two forms side by side are flagged."""
-    assert "Published form: each side task was sent once" in plain(single)
+    assert "Published form: each side task is sent once" in plain(single)
     sustained = replace(QWEN, form="sustained")
     assert "Forms differ" in plain(mixed_page([*one, _entry(run, sustained)]))
 

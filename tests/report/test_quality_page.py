@@ -91,7 +91,7 @@ def test_shares_are_said_in_points(share, words):
 def test_the_conclusion_leads_and_says_what_ended_the_walk(page):
     text = plain(page)
     held = "Quality holds up to C=4: a loss of 3 points or more is excluded (95 %); C=8 is not shown"
-    assert text.index(held) < text.index("The same items alone and under load")
+    assert text.index(held) < text.index("The same items with and without load")
     assert re.search("16[ –]+not measured: a lower level already fails", text)
 
 
@@ -106,8 +106,8 @@ def test_without_a_level_that_holds_nothing_is_called_fine(tested, levels):
 
 def test_not_shown_is_explained_where_it_occurs(tested, page):
     """An underpowered test is no clean bill of health."""
-    assert "says nothing about quality" in plain(page)
-    assert "says nothing about quality" not in plain(quality_page(tested, replace(SUMMARY, levels=(HOLDS,))))
+    assert "claims neither that quality was lost" in plain(page)
+    assert "claims neither that quality" not in plain(quality_page(tested, replace(SUMMARY, levels=(HOLDS,))))
 
 
 def test_table_has_the_noise_floor_first(page):
@@ -123,9 +123,9 @@ def test_families_show_how_hard_they_are(tested, page):
 
 def test_picture_names_the_claims_and_the_line_that_matters(drawing):
     words = words_of(drawing)
-    for word in ("no worse", "not shown", "−0.3", "−2.0", "−3 points: the loss that would matter", "passed 62 %"):
+    for word in ("no worse", "not shown", "−0.3", "−2.0", "−3 points: the loss that matters", "passed 62 %"):
         assert word in words
-    assert "Upright: one-sided 95 % bounds; grey: C = 1 against itself" in words
+    assert "Vertical lines: one-sided 95 % bounds; grey: C = 1 against itself" in words
 
 
 def test_claims_differ_in_shape_as_in_colour():

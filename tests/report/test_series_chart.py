@@ -124,7 +124,7 @@ def test_busy_moments_are_hollow_and_have_no_say_in_the_axis():
     picture = _picture(points[:-1])
     with_busy = Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", points, _band(points[:-1]))])
     assert words_of(_svg(with_busy)) == words_of(_svg(picture))
-    assert "others were there too" in make_environment("skep.report").get_template("series.html").module.legend(
+    assert "other requests were running" in make_environment("skep.report").get_template("series.html").module.legend(
         with_busy
     )
     assert "1 below the axis" in _svg(with_busy)

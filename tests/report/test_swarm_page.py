@@ -34,7 +34,7 @@ def test_a_run_that_nobody_has_begun_has_a_page_without_a_picture():
     story = story_from(rows_of(run_of(2, 0), [], [], sessions=[session(ended=BEGAN)]), now=BEGAN)
     assert gantt_element(story) is None
     Outline(swarm_page(story))
-    assert "nothing was tried yet" in gantt(story)
+    assert "no attempt yet" in gantt(story)
 
 
 @pytest.mark.parametrize("tasks", [1, 60, 500])
@@ -64,7 +64,7 @@ def test_retries_stragglers_and_resumed_ones_are_marked():
     for why, words in (
         (Why.RETRY, "tried again"),
         (Why.STRAGGLER, "beside a slow one"),
-        (Why.RESUMED, "after a break"),
+        (Why.RESUMED, "after a pause"),
     ):
         story = story_from(rows_of(run_of(1, 1), [attempt(why=why, number=2)], [result()]), now=BEGAN + 5)
         assert words in gantt(story)
@@ -73,9 +73,9 @@ def test_retries_stragglers_and_resumed_ones_are_marked():
 def test_pauses_and_downtime_are_in_the_picture():
     story = busy_story(200, 12)
     picture = gantt(story)
-    assert "between session 1 (stopped) and 2, cut out" in picture
+    assert "between session 1 (stopped) and 2, left out" in picture
     assert "connection refused" in picture
-    assert "agents allowed at once" in picture
+    assert "limit of agents at once" in picture
 
 
 def test_sessions_lie_side_by_side_and_the_axis_counts_working_time():

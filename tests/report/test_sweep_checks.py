@@ -54,21 +54,21 @@ def test_silent_engine_makes_no_sentence_about_its_cache(told):
 
 def test_clocks_that_differ_are_listed_with_their_cause(run, told, rows):
     """And the levels at which they agree are named."""
-    section = sweep_page(run, told, rows).partition("Two clocks")[2]
-    for words in ("time to first token", "498 ms", "210 ms", "+137 %", "gateway", "At C = 1, 4, 8 client and engine"):
+    section = sweep_page(run, told, rows).partition("Client and engine clocks")[2]
+    for words in ("time to first token", "498 ms", "210 ms", "+137 %", "gateway", "At C = 1, 4, 8 the two clocks"):
         assert words in section
 
 
 def test_clocks_that_agree_are_said_to_agree(run, summary, levels, rows):
     """Only where the engine told something of itself."""
-    assert "Client and engine agree at every level." in sweep_page(run, replace(summary, levels=levels), rows)
+    assert "client and engine agree at every level." in sweep_page(run, replace(summary, levels=levels), rows)
     silent = replace(summary, levels=tuple(replace(level, engine_tok_s=None) for level in levels))
-    assert "Two clocks" not in sweep_page(run, silent, rows)
+    assert "Client and engine clocks" not in sweep_page(run, silent, rows)
 
 
 def test_missing_requests_in_flight_are_told(told):
     """A level that was never full measured another level."""
-    assert "as many requests were in flight" in delivered_sentence(told.levels)
+    assert "as many requests were in flight as asked for" in delivered_sentence(told.levels)
     short = [replace(told.levels[0], delivered=0.8)]
     assert delivered_sentence(short) == "Fewer requests were in flight than asked for: 80 % at C = 1 of C."
 

@@ -86,8 +86,8 @@ def test_interval_is_drawn_where_there_is_one(told, levels):
     assert told.levels[1].effective_interval.low in values_of(charts.effective_chart(mixed), "low")
     assert levels[0].effective_low in values_of(charts.effective_chart(mixed), "low")
     assert charts.band_caption(told.levels) == "band: 95 % interval of the mean"
-    assert charts.band_caption(mixed).endswith("at C = 1 slowest to fastest repeat")
-    assert charts.band_caption(levels) == "band: slowest to fastest repeat"
+    assert charts.band_caption(mixed).endswith("at C = 1 slowest to fastest run")
+    assert charts.band_caption(levels) == "band: slowest to fastest run"
 
 
 def test_interval_of_any_width_leaves_the_curve_readable(levels):

@@ -20,7 +20,7 @@ def test_the_page_says_what_was_tuned_and_how():
     assert "From 25.1 to 190 tok/s at C = 4: 4 steps that multiply to 7.57× (95 %: 7.34–7.80)." in page.replace(
         "\xa0", " "
     )
-    for said in ("No model ran", "1,024 tokens in, 1,024 out, 4 agents at once", "How it was measured",
+    for said in ("No model ran", "1,024 tokens in, 1,024 out, 4 agents at once", "How this was measured",
                  "torch.OutOfMemoryError: CUDA out of memory", "memory_share 0.92 → 0.83 leaves room"):  # fmt: skip
         assert said in page
 
@@ -112,14 +112,14 @@ def test_a_single_step_is_no_product():
 def test_where_nothing_was_better_no_gain_is_claimed():
     stages = [one for one in sample_stages() if one.decision is not StageDecision.ACCEPTED]
     assert headline(sample_tuning(), stages).endswith("none of 7 changes was shown to be better")
-    assert "nothing was shown to be better" in tuning_page(sample_tuning(), stages)
+    assert "no change was shown to be better" in tuning_page(sample_tuning(), stages)
 
 
 def test_a_target_that_was_not_reached_says_what_came_closest():
     tuning = sample_tuning(aim=TuneGoal("effective_tok_s", 4, target=300.0))
     page = tuning_page(tuning, sample_stages())
     assert "Target not reached" in page
-    assert "The closest was 190 of 300 tok/s." in page
+    assert "The best reached 190 of 300 tok/s." in page
 
 
 def stages_of_many():
@@ -150,7 +150,7 @@ def test_the_curve_has_both_configurations_with_their_intervals():
     drawn = str(curve_charts(tuning, stages, sample_curve())[0])
     assert "'baseline'" in drawn
     assert "'best'" in drawn
-    made = tuning_page(tuning, stages, sample_curve()).partition("Effective tok/s over concurrency")[2]
+    made = tuning_page(tuning, stages, sample_curve()).partition("Effective tok/s by concurrency")[2]
     assert "184–196" in made
     assert "7.57×" in made
     lone = [replace(one, figure=None) for one in sample_curve() if one.config == BASELINE]

@@ -38,7 +38,7 @@ def test_targets_that_are_watched_stand_on_one_axis(ask):
     assert html.count('<svg class="series wide"') == 2  # hot, and cold against cold
     assert 'value="box" checked' in html
     assert 'value="new" checked' not in html
-    assert "cloud against box" in html
+    assert "cloud compared with box" in html
 
 
 def test_the_ratio_has_its_interval_and_both_their_ranges(ask):
@@ -71,7 +71,7 @@ def test_stored_runs_stand_side_by_side(ask):
     a, b = RUNS
     response, html = ask(f"/compare?runs={a},{b}")
     assert response.status == 200
-    assert "B against A" in html
+    assert "B compared with A" in html
     assert f'href="/runs/{a}"' in html
     assert not re.search(r"<svg[^>]*style=", html)
 

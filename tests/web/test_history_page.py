@@ -29,7 +29,7 @@ def test_without_a_target_all_are_shown_small(ask):
     _, html = ask("/history?window=30d")
     assert html.count('class="trend"') == 2
     assert 'href="/history?target=box&amp;window=30d"' in html
-    assert "no figure yet" in html
+    assert "no values yet" in html
 
 
 def test_a_target_has_its_picture_its_words_and_its_figures(ask):
@@ -40,8 +40,8 @@ def test_a_target_has_its_picture_its_words_and_its_figures(ask):
     assert html.count('<svg class="series wide"') == 2
     assert "Median" in words
     assert "115 done, 2 failed, 6 missed" in words
-    assert "Idle before it" in words
-    assert "Throttled by: power cap" in words
+    assert "Idle time before" in words
+    assert "GPU throttled by: power cap" in words
 
 
 def test_a_note_is_compared_before_and_after_by_itself(ask):
@@ -69,14 +69,14 @@ def test_a_series_of_another_target_falls_back_to_what_stands_for_this_one(ask):
 
 
 def test_a_target_that_was_never_probed_says_so(ask):
-    assert "new was not probed yet." in ask("/history?target=new")[1]
+    assert "new has not been probed yet." in ask("/history?target=new")[1]
 
 
 def test_two_targets_stand_beneath_each_other(ask):
     _, html = ask("/history?target=box&target=cloud")
     assert 'id="t0"' in html
     assert 'id="t1"' in html
-    assert "These targets on one axis" in html
+    assert "Compare these targets on one axis" in html
     ids = re.findall(r' id="([^"]+)"', html)
     assert len(ids) == len(set(ids))
 

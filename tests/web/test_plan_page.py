@@ -69,7 +69,7 @@ def test_the_plan_is_that_of_the_command_line(ask, paths):
 
 def test_measured_runs_of_the_model_stand_beside_the_curve(ask):
     page = ask(f"/plan?{TWO}&whole=1")[1]
-    assert "Numbers: runs on such cards" in page
+    assert "Numbers: stored runs on the same GPUs" in page
     assert '<span class="flag sky">simulated</span>' in page  # blue, as on every page
     assert all((run in page) is (name not in ("other", "broken")) for name, run in MADE.items())
     assert "Predicted, not measured." in page
@@ -162,10 +162,10 @@ def test_the_numbers_of_runs_and_letters_of_curves_that_end_together_stand_apart
 def test_a_run_under_another_load_says_so_and_leads_to_a_plan_for_its_own(ask):
     """The stored runs had prompts of 50 tokens and answers of 100: a curve for 1,024 and 512 is none of theirs."""
     page = ask(f"/plan?{TWO}&whole=1")[1]
-    assert "Its prompts had 50 tokens, its answers 100; planned are 16,384 and 1,024" in page
+    assert "Its prompts had 50 tokens, its answers 100; this plan assumes 16,384 and 1,024" in page
     own = f"{TWO}&input_tokens=50&output_tokens=100"
     assert f'href="/plan?{own.replace("&", "&amp;")}"' in page
-    assert "plan for its load" not in ask(f"/plan?{own}&whole=1")[1]
+    assert "plan for the load of this run" not in ask(f"/plan?{own}&whole=1")[1]
 
 
 def test_a_context_of_nothing_is_not_told_as_a_figure(paths):
@@ -174,7 +174,7 @@ def test_a_context_of_nothing_is_not_told_as_a_figure(paths):
     assert "with every slot full" in pages._drawn(asked, found)
     found["plans"][0]["largest_context"] = 0
     drawn = pages._drawn(asked, found)
-    assert '<dd class="value">–</dd><dd class="note">not every slot can be full at once</dd>' in drawn
+    assert '<dd class="value">–</dd><dd class="note">not all slots can be full at once</dd>' in drawn
 
 
 def test_a_term_has_one_colour_in_every_bar():

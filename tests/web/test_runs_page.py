@@ -40,7 +40,7 @@ def test_every_run_is_listed_newest_first_with_its_key_figures(ask):
     assert slow["ttft_ms"] == pytest.approx(100)
     page = ask("/runs")[1]
     assert '<span class="flag bad">interrupted</span>' in page
-    assert "This run is interrupted." in ask(f"/runs/{MADE['interrupted']}")[1]
+    assert "The run is interrupted." in ask(f"/runs/{MADE['interrupted']}")[1]
     assert "8 benchmark runs are stored" in page
     assert "600" in page
     assert '<span class="flag sky">simulated</span>' in page  # blue, as on every page
@@ -94,7 +94,7 @@ def test_the_page_of_a_run_paints_before_its_pictures_and_keeps_them(ask, paths)
     assert f'data-fetch="/runs/{run}/body"' in first
     assert f"/runs/{run}?whole=1" in first
     body = ask(f"/runs/{run}/body")[1]
-    assert "Every level" in body
+    assert "All levels" in body
     assert "<svg" in body
     assert "<main" not in body
     again = ask(f"/runs/{run}")[1]
@@ -113,14 +113,14 @@ def test_nothing_inline_is_left_in_a_report_that_a_page_shows():
 def test_a_run_that_is_still_written_is_drawn_anew_each_time(ask, paths):
     run = MADE["running"]
     assert "Still running" in ask(f"/runs/{run}")[1]
-    assert "Every level" in ask(f"/runs/{run}?whole=1")[1]
+    assert "All levels" in ask(f"/runs/{run}?whole=1")[1]
     assert not list((paths.cache / "web").rglob(f"{run}*"))
 
 
 def test_a_run_without_requests_says_so(ask, paths):
     with open_store(paths.store) as store:
         run = put_run(store, -9, levels=())
-        assert "Nothing to draw" in ask(f"/runs/{run}/body")[1]
+        assert "No report" in ask(f"/runs/{run}/body")[1]
         assert ask(f"/runs/{run}")[0].status == 200
         store.delete_runs([run])
     assert ask(f"/runs/{run}")[0].status == 404

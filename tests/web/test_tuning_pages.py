@@ -52,8 +52,8 @@ def test_the_list_tells_from_where_to_where_and_the_state(ask):
 
 def test_one_tuning_shows_its_ladder_pictures_and_words(ask):
     page = ask(f"/tuning/{MADE['simulated']}")[1]
-    for part in ("From 25.1 to 190 tok/s", "The ladder", "Dead ends", "Simulated",
-                 "The best against the baseline", "How it was measured", "torch.OutOfMemoryError"):  # fmt: skip
+    for part in ("From 25.1 to 190 tok/s", "All attempts and their decisions", "Failed attempts", "Simulated",
+                 "Best and baseline by concurrency", "How this was measured", "torch.OutOfMemoryError"):  # fmt: skip
         assert part in page
     assert "data-refresh" not in page
     assert " style=" not in page
@@ -64,7 +64,7 @@ def test_a_running_one_is_asked_for_again_until_it_ends(ask):
     assert f'data-refresh="/tuning/{MADE["running"]}/body"' in page
     assert "data-running" in page
     assert "<b>bold" not in page
-    assert "The tuning is running" in ask(f"/tuning/{MADE['running']}/body")[1]
+    assert "The tuning is still running" in ask(f"/tuning/{MADE['running']}/body")[1]
 
 
 def test_json_csv_report_and_picture_of_one(ask):
@@ -117,6 +117,6 @@ def test_runs_of_a_tuning_are_listed_only_where_they_are_asked_for(tmp_path):
         rows = ask.json("/api/runs.json?kind=tune")["runs"]
         assert [row["kind"] for row in rows] == ["tune"]
         assert 'href="/tuning/20260801-101500-tuned1"' in ask("/runs?kind=tune")[1]
-        assert "Its tuning" in ask(f"/runs/{rows[0]['id']}")[1]
+        assert "Tuning of this run" in ask(f"/runs/{rows[0]['id']}")[1]
         judged = ask.json("/api/runs.json?kind=tune-quality")["runs"][0]
         assert (judged["best_tok_s"], judged["conclusion"]) == (None, "answers judged for a tuning")

@@ -21,7 +21,7 @@ NAMES = ("target", "a", "b", "series", "window", "from", "to")
 REFUSED = [
     ("history?target=bix", "there is no target"),
     ("history?target=box&window=3w", "is not a window"),
-    ("history?target=box&series=fast", "names no series"),
+    ("history?target=box&series=fast", "is not a series"),
     ("history?from=yesterday", "is not a time"),
     ("history?from=0001-01-01", "is too far away"),
     ("history?target=box&to=9999-12-31", "is too far away"),
@@ -30,11 +30,11 @@ REFUSED = [
     ("compare?target=bix", "there is no target"),
     ("compare?runs=one", "names 1"),
     ("compare?runs=no-such,neither", "no-such"),
-    ("runs?state=gone", "no state of a run"),
+    ("runs?state=gone", "is not a state of a run"),
     ("runs?simulated=maybe", "neither yes nor no"),
     ("runs?sort=worst", "is unknown"),
-    ("runs?page=0", "is no page"),
-    ("runs?page=x", "is no page"),
+    ("runs?page=0", "is not a page"),
+    ("runs?page=x", "is not a page"),
     *((f"plan?{query}", "") for query in (
         "model=/etc/passwd", "model=../x/config.json", "model=no-such-model-at-all", "model=qwen3-8b&card=no-card",
         "model=qwen3-8b&agents=0", "model=qwen3-8b&agents=9999999999999", "model=qwen3-8b&agents=%EF%BC%91",

@@ -80,7 +80,7 @@ def test_a_page_is_complete_without_scripts_and_has_landmarks(ask):
 
 def test_without_a_hive_the_page_says_how_to_start_one(bare):
     page = bare("/")[1]
-    assert "No hive is running" in page
+    assert "No deployment is running" in page
     assert "<code>skep up -d</code>" in page
     assert "skep monitor add NAME" in page
 
@@ -91,7 +91,7 @@ def test_without_a_hive_the_page_says_how_to_start_one(bare):
         ("/history", "skep monitor add", {"views": []}),
         ("/compare", "skep monitor add", {"targets": [], "pairs": []}),
         ("/runs", "skep bench sweep", {"total": 0, "page": 1, "pages": 1, "runs": []}),
-        ("/tuning", "Nothing was tuned yet", {"tunings": []}),
+        ("/tuning", "No tunings yet", {"tunings": []}),
     ],
 )
 def test_with_nothing_stored_a_page_says_how_to_begin(bare, page, said, empty):
@@ -154,7 +154,7 @@ def test_an_error_nobody_expected_is_one_line_without_a_traceback(filled):
     with running(make_site(filled, host="127.0.0.1"), routes=routes) as ask:
         response, page = ask("/breaks")
         assert response.status == 500
-        assert "this page could not be made" in page
+        assert "this page could not be rendered" in page
         assert "secret detail" not in page
         assert "error" in ask.json("/api/breaks.json")
         assert str(filled.store) in ask("/store")[1]

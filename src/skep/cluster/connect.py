@@ -37,9 +37,7 @@ _ERRORS: dict[int, type[SkepError]] = {error.exit_code: error for error in (Engi
 
 def require_ray() -> None:
     if find_spec("ray") is None:
-        raise UserError(
-            "Ray is not installed", hint="in skep's folder: pip install '.[ray]', on every node the same"
-        )
+        raise UserError("Ray is not installed", hint="in skep's folder: pip install '.[ray]', on every node the same")
 
 
 def join(address: str) -> None:

@@ -52,7 +52,7 @@ class ServerContext(msgspec.Struct, frozen=True):
     def reading(self) -> Store:
         """The store, for reading. Raises UserError where nothing has been stored yet."""
         if not self.paths.store.exists():
-            raise UserError("nothing has been stored here yet", hint="swarm_dispatch makes the first run")
+            raise UserError("no run is stored here yet", hint="swarm_dispatch makes the first run")
         return open_store(self.paths.store, read_only=True)
 
     @contextmanager

@@ -57,7 +57,7 @@ class AccessCheck:
         if self._hosts is not None and host_of(host) not in self._hosts:
             return _said(421, f"this server does not answer as {host[:100]!r}")
         if origin is not None and not is_same_origin(origin, host):
-            return _said(403, "web pages of other sites may not call this server")
+            return _said(403, "requests from pages of other sites are refused")
         return None
 
 

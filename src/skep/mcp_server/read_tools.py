@@ -56,9 +56,9 @@ class ReadTools:
         self._place = place
 
     async def capacity(self) -> Answer:
-        """What the local endpoint can take: its models, how many tasks each runs at once (slots), how many run and
-        wait now, and the measured speed by number of agents where it was benchmarked. Ask before deciding whether and
-        how finely to split work."""
+        """Capacity of the local endpoint: its models, how many tasks each runs at once (slots), how many run and wait
+        now, and the speed by number of agents if it was benchmarked. Call it before you decide whether and how finely
+        to split work."""
         place = self._place
         url = await asyncio.to_thread(place.endpoint_url)
         served = await ask_models(url, place.key(url))
@@ -74,15 +74,15 @@ class ReadTools:
 
         slots = [facts["slots"] for facts in served.values() if facts.get("slots") is not None]
         models = [await asyncio.to_thread(describe, name, facts) for name, facts in served.items()]
-        suggested = "dispatch all tasks in one call: skep adapts to what the endpoint takes"
+        suggested = "dispatch all tasks in one call: skep finds out how many the endpoint takes at once"
         if slots:
             at_once = f"{max(slots)} tasks run at once"
-            suggested = f"{at_once}; dispatch all tasks in one call, the rest wait their turn"
+            suggested = f"{at_once}; dispatch all tasks in one call, the others wait in the queue"
         return {"url": url, "models": models, "suggested": suggested}
 
     def status(self) -> Answer:
-        """What runs on this machine: the deployment's replicas with their states, slots and load (`skep ps`),
-        and the swarm runs in progress. Says how to start it if nothing runs."""
+        """What runs on this machine: the replicas of the deployment with their states, slots and load, as `skep ps`
+        shows them, and the swarm runs in progress. If nothing runs, it says how to start the deployment."""
         newest = [as_it_stands(self._place.paths, run) for run in self._place.newest_runs(NEWEST_SWARMS)]
         swarms = [short_progress(run) for run in newest if run.state is SwarmRunState.RUNNING]
         told = self._status()
@@ -94,7 +94,7 @@ class ReadTools:
         gateway = told.get("gateway") or {}
         return {
             "running": True,
-            "next": "capacity says how many tasks it takes at once; swarm_dispatch sends them",
+            "next": "capacity says how many tasks run at once; swarm_dispatch sends tasks",
             "url": told["url"],
             "phase": told["phase"],
             "queued": gateway.get("queued"),
@@ -106,19 +106,19 @@ class ReadTools:
     def plan_model(
         self,
         model: Annotated[
-            str, Field(description="Name such as qwen3-30b-a3b; over stdio also the path of a GGUF file.")
+            str, Field(description="Model name, such as qwen3-30b-a3b; over stdio also the path of a GGUF file.")
         ],
         gpu: Annotated[
-            str | None, Field(description='Cards such as "2x rtx-3090"; left out: the cards of this machine.')
+            str | None, Field(description='GPUs, such as "2x rtx-3090" (default: the GPUs of this machine).')
         ] = None,
-        agents: Annotated[int, Field(ge=1, le=4096, description="How many tasks run at once.")] = 4,
-        input_tokens: Annotated[int | None, Field(ge=1, description="Prompt tokens of a task; default: 16384.")] = None,
-        output_tokens: Annotated[int | None, Field(ge=1, description="Output tokens of a task; default: 1024.")] = None,
-        quant: Annotated[str | None, Field(description="Pin the weights' format: awq, fp8, bf16, q4_k_m.")] = None,
-        context: Annotated[int | None, Field(ge=64, description="Pin the tokens of the longest sequence.")] = None,
+        agents: Annotated[int, Field(ge=1, le=4096, description="Number of tasks at once.")] = 4,
+        input_tokens: Annotated[int | None, Field(ge=1, description="Tokens of a prompt (default: 16384).")] = None,
+        output_tokens: Annotated[int | None, Field(ge=1, description="Tokens of an answer (default: 1024).")] = None,
+        quant: Annotated[str | None, Field(description="Pin the weight format: awq, fp8, bf16, q4_k_m.")] = None,
+        context: Annotated[int | None, Field(ge=64, description="Pin the maximum sequence length in tokens.")] = None,
     ) -> Answer:
-        """Whether a model fits on given GPUs, in which layout, and how fast it would be with so many agents: the
-        planner's best layouts with predicted tok/s and the command that starts each. Predictions, not measurements."""
+        """Plan a model on given GPUs: whether it fits, and the best layouts with the tok/s that the planner predicts
+        for this number of agents; the best one with the command that starts it. Predictions, not measurements."""
         from skep.deploy.plan_request import PlanFlags, answer_plan, nothing_fits
 
         lengths: dict[str, Any] = {"input_tokens": input_tokens, "output_tokens": output_tokens}
@@ -135,20 +135,20 @@ class ReadTools:
         }
 
     def benchmarks(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> Answer:
-        """The newest stored benchmark runs of this machine, those of a tuning left out: id, model, best measured speed.
-        `benchmark` has one in full."""
+        """List the newest stored benchmark runs of this machine, without those of tunings: id, model, best measured
+        speed. `benchmark` returns one run in full."""
         runs: list[Answer] = []
         if self._place.paths.store.exists():
             with self._place.reading() as store:
                 runs = [_benchmark(store, run, best=True) for run in islice(_own(store), limit)]
-        following = "benchmark(run) has all levels of one" if runs else "`skep bench sweep` on the shell makes one"
+        following = "benchmark(run) returns all levels" if runs else "`skep bench sweep` on the shell makes a run"
         return {"runs": runs, "next": following}
 
     def benchmark(
         self, run: Annotated[str, Field(description="Id of a benchmark run, its beginning, or `last`.")]
     ) -> Answer:
-        """One benchmark run: effective tok/s, time to first token and failures by number of agents, knee, cliff and
-        speedup over one agent."""
+        """Return one benchmark run: effective tok/s, time to first token and failures by number of agents, knee, cliff
+        and speedup over one agent."""
         with self._place.reading() as store:
             return _benchmark(store, store.run(run), best=False)
 
@@ -226,9 +226,9 @@ def _benchmark(store: Store, run: StoredRun, *, best: bool) -> Answer:
     }
     if run.kind in JUDGED:
         shows = f"`skep runs report {run.id} -o report.html` shows the verdicts"
-        return {**answer, "conclusion": f"answers were judged: {shows}"}
+        return {**answer, "conclusion": f"this run judged answers: {shows}"}
     if run.kind == TUNE_QUALITY:
-        return {**answer, "conclusion": "answers were judged for a tuning: speed was not measured"}
+        return {**answer, "conclusion": "this run judged answers for a tuning; it does not measure speed"}
     try:
         _, summary, _ = load_run(store, run.id)
     except UserError:
@@ -239,5 +239,5 @@ def _benchmark(store: Store, run: StoredRun, *, best: bool) -> Answer:
     if summary.turning is not None:
         answer |= {"knee": summary.turning.knee, "cliff": summary.turning.cliff}
     if run.kind in TIMED:
-        answer["conclusion"] = f"levels of a {run.kind} run are not numbers of agents"
+        answer["conclusion"] = f"the levels of a run of kind {run.kind} are not numbers of agents"
     return answer

@@ -40,17 +40,17 @@ MOST_ROWS, MOST_CHARS = 20, 2000
 MOST_WRITERS = 50  # newest runs, any of which may be writing the file that another one wants
 TAIL_BYTES = 4096
 
-Run = Annotated[str, Field(description="Id of the run, the beginning of it, or `last`.")]
-Model = Annotated[str | None, Field(description="Which model; needed only if several are served (see capacity).")]
+Run = Annotated[str, Field(description="Id of the run, a prefix of it, or `last`.")]
+Model = Annotated[str | None, Field(description="Model name; needed only if several models are served (see capacity).")]
 Agents = Annotated[
-    int | None, Field(ge=1, description="Most tasks at once. Leave it out: skep adapts to the endpoint.")
+    int | None, Field(ge=1, description="Maximum number of tasks at once (default: as many as the endpoint takes).")
 ]
-System = Annotated[str | None, Field(description="System message for every task that has none.")]
+System = Annotated[str | None, Field(description="System message for every task without its own.")]
 Schema = Annotated[
-    dict[str, Any] | None, Field(description="JSON Schema that every answer must meet (unless its task has one).")
+    dict[str, Any] | None, Field(description="JSON Schema for every answer (a task's own schema has precedence).")
 ]
-MaxTokens = Annotated[int | None, Field(ge=1, description="Longest answer, in tokens.")]
-Name = Annotated[str, Field(description="A word to find the run by in swarm_list.", max_length=200)]
+MaxTokens = Annotated[int | None, Field(ge=1, description="Maximum length of an answer, in tokens.")]
+Name = Annotated[str, Field(description="Name of the run in swarm_list.", max_length=200)]
 
 ENDED = ("done", "stopped", "cancelled")
 NEWEST_FAILURES = 5
@@ -88,7 +88,7 @@ class RunLauncher:
             threading.Thread(target=process.wait, daemon=True).start()  # so that it does not stay behind as a zombie
         except OSError as error:
             what = f"the process for run `{run_id}` could not be started: {error.strerror or error}"
-            raise EngineError(what, hint="the run is stored: swarm_resume tries again") from None
+            raise EngineError(what, hint="the run is stored; swarm_resume tries again") from None
 
     def is_alive(self, run_id: str) -> bool:
         """Whether a process works on it: one that this server started, or another that holds the run's lock."""
@@ -126,14 +126,14 @@ class RunTools:
         tasks: Annotated[
             list[dict[str, Any] | str],
             Field(
-                description="Each a prompt, or an object {id?, prompt | messages, system?, schema?, max_tokens?, "
-                "temperature?, checker?}. With `template`: objects (or strings) whose fields fill it in.",
+                description="Each is a prompt or an object {id?, prompt | messages, system?, schema?, max_tokens?, "
+                "temperature?, checker?}. With `template`: objects (or strings) that fill in its fields.",
                 min_length=1,
             ),
         ],
         template: Annotated[
             str | None,
-            Field(description="A prompt for all: `Summarise in one line: {text}`; `{item}` where tasks are strings."),
+            Field(description="Prompt for all: `Summarise in one line: {text}`; use `{item}` if tasks are strings."),
         ] = None,
         system: System = None,
         schema: Schema = None,
@@ -143,9 +143,9 @@ class RunTools:
         name: Name = "",
     ) -> Answer:
         """Send many independent tasks to the local model at once, in the background; returns a run id immediately.
-        Use it whenever there are several pieces of work that do not depend on each other. Every task must be
-        self-contained: the model sees nothing but its own prompt. Tasks are retried, checked against their schema and
-        journalled, so none is lost. Bad tasks are refused before anything runs. Then call swarm_wait in a loop."""
+        Use it whenever several pieces of work do not depend on each other. Every task must be self-contained: the model
+        sees only the prompt of that task. skep retries tasks, checks answers against their schema and journals both, so
+        no task is lost. It refuses invalid tasks before anything runs. Then call swarm_wait in a loop."""
 
         given = tasks
         if template is not None:
@@ -155,12 +155,12 @@ class RunTools:
 
     async def swarm_dispatch_file(
         self,
-        path: Annotated[str, Field(description="Absolute path: .jsonl (a task a line), .csv or plain text lines.")],
+        path: Annotated[str, Field(description="Absolute path: .jsonl, .csv or plain text, one task per line.")],
         output: Annotated[
-            str | None, Field(description="Absolute path of the results file: a JSON line a task, as they end.")
+            str | None, Field(description="Absolute path of the results file: one JSON line per finished task.")
         ] = None,
         template: Annotated[
-            str | None, Field(description="Prompt with {column} of a CSV, or {line} of a text file.")
+            str | None, Field(description="Prompt with {column} of a CSV file or {line} of a text file.")
         ] = None,
         system: System = None,
         schema: Schema = None,
@@ -169,9 +169,9 @@ class RunTools:
         agents: Agents = None,
         name: Name = "",
     ) -> Answer:
-        """As swarm_dispatch, with the tasks in a file on this machine. Prefer it for more than about 20 tasks or for
+        """Like swarm_dispatch, with the tasks in a file on this machine. Prefer it for more than about 20 tasks or for
         long inputs: write the file with a script, and neither tasks nor results pass through the conversation. With
-        `output`, the results are written there as JSON lines with the tasks' ids."""
+        `output`, skep writes the results there as JSON lines with the ids of the tasks."""
         order = SwarmRunOptions(agents=agents, output=_absolute("output", output) if output is not None else None)
 
         def read() -> list[Task]:
@@ -186,11 +186,11 @@ class RunTools:
         self,
         run: Run,
         ctx: Context[Any, Any],
-        seconds: Annotated[float, Field(description="Seconds to wait; at most 45.")] = 40.0,
+        seconds: Annotated[float, Field(description="Maximum time to wait; at most 45.")] = 40.0,
     ) -> Answer:
-        """Wait until a run has ended or the time is up, whichever is first, and say how it stands: counts, estimated
-        time left, speed, the newest failures. Never longer than 45 s a call: while the state is `running`, call it
-        again."""
+        """Wait until a run ends or the time is up, whichever is first, and return its state: counts, estimated time
+        left, speed, the newest failures. A call never takes longer than 45 s: call it again while the state is
+        `running`."""
         return await self._wait(run, min(max(0.0, seconds), self._longest_wait_s), ctx)
 
     def swarm_results(
@@ -199,11 +199,11 @@ class RunTools:
         page: Annotated[int, Field(ge=1)] = 1,
         page_size: Annotated[int, Field(description="At most 20.")] = 10,
         only: Annotated[Literal["all", "done", "failed"], Field(description="Which results to return.")] = "all",
-        chars_per_answer: Annotated[int, Field(description="Longer answers are cut; at most 2000.")] = 600,
+        chars_per_answer: Annotated[int, Field(description="Cut longer answers; at most 2000.")] = 600,
     ) -> Answer:
-        """A page of a run's results, in the order of its tasks: id, ok, answer (or `value`, for a task with a schema),
-        error. `cut` says how long the whole answer is where it was shortened; swarm_result fetches it. Works while
-        the run is still going."""
+        """Return a page of results in the order of the tasks: id, ok, answer (or `value`, for a task with a schema),
+        error. If an answer was cut, `cut` is the length of the whole answer; swarm_result returns it. Works while the
+        run is in progress."""
         size, most = min(max(1, page_size), MOST_ROWS), min(max(1, chars_per_answer), MOST_CHARS)
         ending = None if only == "all" else TaskEnding(only)
         with self._place.runs() as runs:
@@ -217,9 +217,9 @@ class RunTools:
         self,
         run: Run,
         task: Annotated[str, Field(description="Id of the task.")],
-        from_char: Annotated[int, Field(ge=0, description="Character to go on from, for a very long answer.")] = 0,
+        from_char: Annotated[int, Field(ge=0, description="Start a very long answer at this character.")] = 0,
     ) -> Answer:
-        """One task's whole result: the full answer, tries, tokens, seconds, and the error where it was set aside."""
+        """Return one whole result: the full answer, tries, tokens, seconds, and the error if the task failed."""
         with self._place.runs() as runs:
             found = runs.run(run)
             known = runs.task(found.id, task)
@@ -229,7 +229,7 @@ class RunTools:
         return full_result(found.id, result, from_char)
 
     async def swarm_cancel(self, run: Run) -> Answer:
-        """Stop a run. What is done is kept and can be fetched; swarm_resume goes on with the rest."""
+        """Stop a run. Finished results are kept and can be fetched; swarm_resume continues with the rest."""
 
         def cancel() -> str:
             with open_store(self._place.paths.store) as store:
@@ -242,8 +242,8 @@ class RunTools:
         return await self._wait(await asyncio.to_thread(cancel), CANCEL_S)
 
     def swarm_resume(self, run: Run) -> Answer:
-        """Go on with a run that was cancelled or whose process died: only what has no result yet is done. Tasks that
-        failed keep their error: swarm_retry is for those."""
+        """Continue a run that was cancelled or whose process died: only tasks without a result are run. Failed tasks
+        keep their error; use swarm_retry for them."""
         standing = self._standing(run)
         if standing["state"] in ("stopped", "cancelled"):
             with self._place.runs() as runs:
@@ -252,27 +252,27 @@ class RunTools:
         return self._standing(standing["run"], whole=True)
 
     async def swarm_retry(self, run: Run, agents: Agents = None) -> Answer:
-        """Dispatch the failed tasks of a run again, as a new run with the same task ids. For failures that may pass
-        (an endpoint that was down, a timeout); where the prompt or the schema was the reason, change it and use
+        """Dispatch the failed tasks of a run again, as a new run with the same task ids. Use it for temporary failures
+        (an endpoint that was down, a timeout). If the prompt or the schema was the reason, change it and use
         swarm_dispatch."""
 
         def failed() -> tuple[SwarmRun, list[Task]]:
             with self._place.runs() as runs:
                 found = runs.run(run)
                 if found.kind != "map":
-                    hint = "swarm_resume goes on with it if it is not finished"
-                    raise UserError(f"run `{found.id}` was planned as a whole: its tasks cannot run alone", hint=hint)
+                    hint = "swarm_resume continues it if it is not finished"
+                    raise UserError(f"tasks of run `{found.id}` depend on each other: none is retried alone", hint=hint)
                 ids = {result.task for result in runs.results(found.id, ending=TaskEnding.FAILED)}
                 return found, [task for task in runs.tasks(found.id) if task.id in ids]
 
         found, tasks = await asyncio.to_thread(failed)
         if not tasks:
-            raise UserError(f"no task of run `{found.id}` has failed", hint="swarm_wait shows how it stands")
+            raise UserError(f"no task of run `{found.id}` has failed", hint="swarm_wait shows its state")
         order = replace(found.options, agents=agents or found.options.agents, output=None, ask=None)
         return await self._dispatch(tasks, found.model, order, f"retry of {found.id}")
 
     def swarm_list(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> Answer:
-        """The newest runs, also those of other clients and of the command line: id, name, state, counts."""
+        """List the newest runs, including those of other clients and of the command line: id, name, state, counts."""
         found = self._place.newest_runs(limit)
         return {"runs": [short_progress(as_it_stands(self._place.paths, run)) for run in found]}
 
@@ -300,7 +300,7 @@ class RunTools:
             "tasks": len(tasks),
             "model": endpoint.model,
             "simulated": endpoint.simulated,
-            "next": f"call swarm_wait with run `{run_id}` repeatedly until its state is `done`",
+            "next": f"call swarm_wait with run `{run_id}` until its state is `done`",
             "at_once": min(counts) if isinstance(slots, int) or order.agents else None,
         }
 
@@ -347,8 +347,8 @@ class RunTools:
             answer |= _speed(store, found, until, state)
             told = [fact for session, _, _, fact in runs.facts(found.id, "endpoint") if session == found.sessions]
             if state == "running" and told and not told[-1].get("up", True):
-                why = f"the run waits for it: {told[-1].get('why') or 'no reason is known'}"
-                answer |= {"left_s": None, "error": f"the endpoint does not answer now, {why}"}
+                why = f"skep waits for it: {told[-1].get('why') or 'no reason is known'}"
+                answer |= {"left_s": None, "error": f"the endpoint does not answer at the moment; {why}"}
             return answer
 
     def _check_free(self, output: Path) -> None:
@@ -366,7 +366,7 @@ class RunTools:
 def _absolute(name: str, given: str) -> str:
     path = Path(given).expanduser()
     if not path.is_absolute():
-        raise UserError(f"`{name}` `{given}` is not an absolute path", hint="this server runs in a folder of its own")
+        raise UserError(f"`{name}` `{given}` is not absolute", hint="give the full path: it starts with `/`")
     return str(path)
 
 
@@ -448,12 +448,12 @@ def _speed(store: Store, run: SwarmRun, until: float | None, state: str) -> dict
 
 def _next_step(run: SwarmRun, state: str) -> str:
     left = run.counts.left
-    retry = "; swarm_retry tries the failed ones again" if run.counts.failed else ""
+    retry = "; swarm_retry runs the failed tasks again" if run.counts.failed else ""
     steps = {
-        "done": f"swarm_results has the answers, page by page{retry}",
-        "starting": f"call swarm_wait again; if nothing changes, the run is waiting for {run.url}",
-        "running": "call swarm_wait again; swarm_results has what is done already",
-        "cancelled": f"finished tasks are kept: swarm_results; swarm_resume does the other {left}",
-        "stopped": f"no process works on it any more: swarm_resume does the {left} tasks that are left",
+        "done": f"swarm_results returns the answers, page by page{retry}",
+        "starting": f"call swarm_wait again; if the state stays `starting`, {run.url} does not answer",
+        "running": "call swarm_wait again; swarm_results returns what is done already",
+        "cancelled": f"swarm_results returns what is done; swarm_resume runs the other {left} tasks",
+        "stopped": f"no process works on the run; swarm_resume runs the {left} tasks that are left",
     }
     return steps[state]

@@ -28,7 +28,7 @@ from skep.mcp_server.run_tools import LONGEST_WAIT_S, RunTools
 log = logging.getLogger("skep.mcp")
 _FILES = (
     'For many tasks, write a .jsonl file (a line: {"id": ..., "prompt": ...}) and use swarm_dispatch_file with\n'
-    "   `output`: neither inputs nor results pass through the conversation then.\n   "
+    "   `output`: then neither inputs nor results pass through the conversation.\n   "
 )
 _SAID = 200  # characters of a wrong value that are shown
 
@@ -83,7 +83,7 @@ def describe_error(error: BaseException) -> str:
         for one in error.errors()[:5]:
             where, said = ".".join(map(str, one["loc"])), one["msg"][:1].lower() + one["msg"][1:]
             faults.append(f"`{where}` is {str(one['input'])[:_SAID]!r}: {said}")
-        return error_text("; ".join(faults), "the tool's input schema says what it takes")
+        return error_text("; ".join(faults), "see the input schema of the tool")
     if isinstance(error, ToolError):
         return str(error)
     if isinstance(error, OSError):
@@ -127,11 +127,11 @@ def make_server(place: ServerContext, *, longest_wait_s: float = LONGEST_WAIT_S)
         log_level="WARNING",
     )
 
-    def swarm(goal: Annotated[str, Field(description="What is to be done.")] = "") -> str:
+    def swarm(goal: Annotated[str, Field(description="The goal to reach.")] = "") -> str:
         told = _text("guide.txt").replace("{files}", _FILES if place.files else "")
-        return told.replace("{goal}", goal.strip() or "as the user has said.")
+        return told.replace("{goal}", goal.strip() or "as described by the user.")
 
-    described = "How to split a goal into tasks for the local swarm, run them, and merge what comes back."
+    described = "How to split a goal into tasks for the local swarm, run them and merge the results."
     made.prompt(name="swarm", title="Run a swarm", description=described)(swarm)
     return made
 
@@ -161,7 +161,7 @@ def _tools(place: ServerContext, longest_wait_s: float) -> list[SkepTool]:
     runs, looks = RunTools(place, longest_wait_s=longest_wait_s), ReadTools(place)
     made = [
         make_tool(runs.swarm_dispatch, "Dispatch tasks", reads=False, same=False),
-        make_tool(runs.swarm_dispatch_file, "Dispatch tasks of a file", reads=False, same=False),
+        make_tool(runs.swarm_dispatch_file, "Dispatch tasks from a file", reads=False, same=False),
         make_tool(runs.swarm_wait, "Wait for a run", reads=True),
         make_tool(runs.swarm_results, "Page of results", reads=True),
         make_tool(runs.swarm_result, "One whole result", reads=True),

@@ -211,7 +211,7 @@ def _with_words(
     told.append(describe.describe_coverage(found.coverage) or "")
     if found.busy:
         values = "value was" if found.busy == 1 else "values were"
-        told.append(f"{found.busy} {values} taken while others used the target: shown, but not used in the statistics")
+        told.append(f"{found.busy} {values} taken while other clients used the target: shown, not counted")
     return replace(found, sentences=tuple(one for one in told if one))
 
 

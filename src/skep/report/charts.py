@@ -434,11 +434,11 @@ def band_caption(levels: Sequence[LevelSummary]) -> str:
     drawn = [level for level in _rising(levels) if known(level.effective_tok_s)]
     ranged = [level for level in drawn if not has_interval(level) and level.effective_low != level.effective_high]
     if not any(has_interval(level) for level in drawn):
-        return "band: slowest to fastest repeat"
+        return "band: slowest to fastest run"
     if not ranged:
         return "band: 95 % interval of the mean"
     where = ", ".join(str(level.concurrency) for level in ranged)
-    return f"band: 95 % interval of the mean; at C = {where} slowest to fastest repeat"
+    return f"band: 95 % interval of the mean; at C = {where} slowest to fastest run"
 
 
 def _rising(levels: Sequence[LevelSummary]) -> list[LevelSummary]:

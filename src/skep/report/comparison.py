@@ -63,8 +63,8 @@ def series_of(entries: Entries, labels: Sequence[str] | None = None) -> tuple[Se
 # What is drawn of each run: title, the figure's key, unit and caption.
 _CURVES = (
     ("Effective tok/s", "effective_tok_s", "tok/s",
-     "Upright: 95 % interval of the mean, where a level has three runs or more."),
-    ("Per-task tok/s", "task_tok_s", "tok/s", "The speed that one agent sees while its answer streams."),
+     "Vertical lines: 95 % interval of the mean, for levels with three runs or more."),
+    ("Per-task tok/s", "task_tok_s", "tok/s", "The speed one agent sees while its answer streams."),
     ("Time to first token", "ttft_p50_ms", "ms", "Median of each level."),
     ("Time per output token", "tpot_p50_ms", "ms", "Median of each level."),
 )  # fmt: skip
@@ -132,7 +132,7 @@ def comparison_page(
 def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None) -> str:
     """Return one SVG document: effective tok/s, TTFT and TPOT of each run against C, with the legend above."""
     runs = series_of(entries, labels)
-    hints = "upright: 95 % interval; hollow: client-limited"
+    hints = "vertical lines: 95 % interval; hollow: client-limited"
     gain = charts.sized(overlay(runs, "effective_tok_s", "tok/s", 330), "Effective tok/s", hints, 400, 330)
     first = charts.sized(overlay(runs, "ttft_p50_ms", "ms", 105), "Time to first token, p50", "", 290, 105)
     rest = charts.sized(overlay(runs, "tpot_p50_ms", "ms", 105), "Time per output token, p50", "", 290, 105)
@@ -170,17 +170,17 @@ COMPARISON_COLUMNS: tuple[Column[Comparison], ...] = (
     Column("metric", "Figure", lambda one: one.metric, right=False),
     _side("a"),
     _side("b"),
-    Column("ratio", "B over A", _ratio("estimate"), partial(number, digits=3), style="strong"),
+    Column("ratio", "B / A", _ratio("estimate"), partial(number, digits=3), style="strong"),
     Column("ratio_low", "low", _ratio("low")),
     Column("ratio_high", "high", _ratio("high")),
-    Column("judgement", "Judgement", lambda one: one.judgement.value, right=False),
+    Column("judgement", "Verdict", lambda one: one.judgement.value, right=False),
     Column("why", "why", lambda one: one.why, right=False),
 )
 _IN_WORDS: tuple[Column[Comparison], ...] = (
     Column("interval", "95 %", lambda one: one.ratio, lambda it: f"{it.low:.2f}..{it.high:.2f}", style="soft"),
     Column(
         "verdict",
-        "Judgement",
+        "Verdict",
         lambda one: one.judgement.value + (f": {one.why}" if one.why else ""),
         right=False,
         style=lambda one: _STYLES.get(one.judgement, "left soft"),
@@ -193,8 +193,8 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Markup:
     columns = chosen((*COMPARISON_COLUMNS, *_IN_WORDS), "concurrency metric a b ratio interval verdict")
     counts = Counter(one.judgement for one in comparisons)
     below = ", ".join(f"{counts[one]} {one.value}" for one in Judgement if counts[one])
-    made = html_table("Each figure of each level", columns, comparisons)
-    return made + Markup('<p class="below">B against A: {}. – stands for unknown.</p>').format(below)
+    made = html_table("All figures by level", columns, comparisons)
+    return made + Markup('<p class="below">B compared with A: {}. – means unknown.</p>').format(below)
 
 
 def differing(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -210,12 +210,12 @@ def _difference(runs: Sequence[Series]) -> list[Banner]:
     if len({one.run.fingerprint for one in runs}) < 2:
         return []
     if workload := differing([one.run.config for one in runs]):
-        story = f"What was asked is not the same in all runs: {_listed(workload, runs)}."
+        story = f"The runs were asked for different work: {_listed(workload, runs)}."
         return [("differs", "Workloads differ", story)]
     about = differing([{"model": one.run.model, "engine": one.run.engine, "host": one.run.host} for one in runs])
     if not about:
-        return [("differs", "Fingerprints differ", "The runs were not made under the same conditions.")]
-    return [("differs", "Same workload", f"What differs is {_listed(about, runs)}.")]
+        return [("differs", "Fingerprints differ", "The runs were made under different conditions.")]
+    return [("differs", "Same workload", f"These settings differ: {_listed(about, runs)}.")]
 
 
 def _listed(found: Mapping[str, Sequence[Any]], runs: Sequence[Series]) -> str:

@@ -236,7 +236,7 @@ def delivered_sentence(levels: Sequence[LevelSummary]) -> str | None:
     if not told:
         return None
     if not short:
-        return "While a level was full, as many requests were in flight as it asked for."
+        return "Apart from the end of a level, as many requests were in flight as asked for."
     return f"Fewer requests were in flight than asked for: {', '.join(short)} of C."
 
 

@@ -28,8 +28,8 @@ Entries = Sequence[tuple[StoredRun, MixedSummary]]
 Verdicts = Mapping[str, Sequence[Verdict]]  # by run
 MOST_FAILURES, _DETAIL = 20, 120  # listed one by one, of a model; characters of one
 _FORMS = {
-    "published": "Published form: each side task was sent once, together with turn 1.",
-    "sustained": "Sustained form: each side task was sent again once it had ended, until the conversation was over.",
+    "published": "Published form: each side task is sent once, together with turn 1.",
+    "sustained": "Sustained form: each side task is sent again when it ends, until the conversation is over.",
 }
 _STEP_PX, _BETWEEN_PX = 23, 16
 _Pair = tuple[MixedLevel, MixedLevel | None]  # a level, and C=1
@@ -64,7 +64,7 @@ _AXES: tuple[Column[Axis], ...] = (
     Column("name", "axis", lambda axis: axis.name, right=False),
     Column("value", "0 to 1", lambda axis: axis.value, partial(number, digits=2)),
     Column("shown", "figures", lambda axis: axis.shown, right=False),
-    Column("definition", "what it is", lambda axis: axis.definition, rank=1, right=False),
+    Column("definition", "meaning", lambda axis: axis.definition, rank=1, right=False),
 )
 _FAILED: tuple[Column[Verdict], ...] = (
     Column("level", "C", lambda one: one.level),
@@ -228,4 +228,4 @@ def _heading(entries: Entries) -> str:
     if len(entries) == 1:
         return printable(heading(entries[0][0]))
     names = list(dict.fromkeys(summary.model for _, summary in entries))
-    return printable(" / ".join(names)) if len(names) < 3 else f"{len(names)} models beside each other"
+    return printable(" / ".join(names)) if len(names) < 3 else f"{len(names)} models compared"

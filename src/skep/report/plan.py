@@ -396,13 +396,13 @@ def plan_page(found: Document) -> str:
     memory = [(term["term"], term["bytes"] / GIB) for term in best["memory"]]
     pictures = [
         (predicted_chart(drawn, "effective_tok_s", "tok/s"), "Effective tok/s", legend),
-        (predicted_chart(drawn, "ttft_ms", "ms"), "Time to the first token", "mean over all tasks"),
-        (_bars(memory, "GiB"), "What one card holds", f"{best['card_bytes'] / GIB:.1f} GiB are there"),
+        (predicted_chart(drawn, "ttft_ms", "ms"), "Time to first token", "mean over all tasks"),
+        (_bars(memory, "GiB"), "Memory of one GPU", f"of {best['card_bytes'] / GIB:.1f} GiB"),
     ]
     for step in best.get("explain", ())[-1:]:
         terms = [(term["name"], term["seconds"] * 1e6) for term in step["terms"]]
-        caption = f"{step['sequences']} sequences, {step['seconds'] * 1e6:,.0f} us in all"
-        pictures.append((_bars(terms, "us"), "Where a step's time goes", caption))
+        caption = f"{step['sequences']} sequences, {step['seconds'] * 1e6:,.0f} us in total"
+        pictures.append((_bars(terms, "us"), "Time of one engine step", caption))
     names = {"kind": "plan", "name": "plan", "title": f"{found['model']} on {best['rig']}"}
     own = {"best": best, "at": level_of(best, agents), "agents": agents, "drawn": pictures}
     return render("plan_page.html", **names, **own, found=found, level_of=level_of, layout_name=layout_name)
@@ -442,7 +442,7 @@ def predicted_chart(
 def _told(level: Document) -> str:
     return (
         f"C = {level['concurrency']}: {number(level['effective_tok_s'])} tok/s, {number(level['low'])} to "
-        f"{number(level['high'])}, the first token after {milliseconds(level['ttft_ms'])}"
+        f"{number(level['high'])}, time to first token {milliseconds(level['ttft_ms'])}"
     )
 
 

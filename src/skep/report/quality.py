@@ -75,12 +75,12 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
     ends = [value for row in (*rows, *noise) for value in (row["d"], row["high"], row.get("low", 0.0))]
     low, high = min([0.0, delta, *ends]), max([0.0, *ends])
     room = high - low or 1.0
-    y = charts.upright("d", "points against C = 1", [low - 0.12 * room, high + 0.2 * room])
+    y = charts.upright("d", "points compared with C = 1", [low - 0.12 * room, high + 0.2 * room])
     y["axis"]["labelExpr"] = "replace(datum.label, '-', '−')"
     x = {"field": "c", "type": "ordinal", "title": charts.AGENTS, "sort": None, "axis": {"labelAngle": 0},
          "scale": {"type": "point", "padding": 0.6}}  # fmt: skip
     upright = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
-    edge = [{"d": delta, "label": f"−{100 * summary.delta:g} points: the loss that would matter"}]
+    edge = [{"d": delta, "label": f"−{100 * summary.delta:g} points: the loss that matters"}]
     layers = [
         charts.layer(noise, {"type": "rect", "color": theme.STONE, "opacity": 0.22}, y=y, y2={"field": "high"}),
         charts.layer([{"d": 0.0}], charts.rule(theme.STONE, width=1), y=y),
@@ -271,7 +271,7 @@ def level_table(summary: QualitySummary) -> Markup:
     why = "not measured: a lower level already fails" if stopped else "not measured: the run ended first"
     skipped = [QualityRow(str(skipped), words=why) for skipped in summary.skipped]
     measured = _level_rows(summary)[0 if summary.noise else 1 :]
-    return html_table("Difference against C = 1", chosen(_COLUMNS, keys), [*measured, *skipped])
+    return html_table("Difference from C = 1", chosen(_COLUMNS, keys), [*measured, *skipped])
 
 
 _CURVES_PX = 110  # of the part that curves are drawn in
@@ -282,8 +282,8 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
     keys = "ttft_p50_ms ttft_p95_ms total_p50_s total_p95_s effective_tok_s cached_share keyword_rate outcomes"
     columns, outcomes = chosen(_COLUMNS, f"concurrency {keys}"), outcome_chart(summary)
     difference = difference_chart(summary)
-    curves = (("Time to first token", ttft_chart), ("Time of an answer", total_chart))
-    low = [(draw(summary, _CURVES_PX), title, "Median whole, 95th percentile dashed.") for title, draw in curves]
+    curves = (("Time to first token", ttft_chart), ("Time per answer", total_chart))
+    low = [(draw(summary, _CURVES_PX), title, "Median solid, p95 dashed.") for title, draw in curves]
     return run_report(
         "quality_page.html",
         run,
@@ -309,12 +309,12 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
 
 def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
     """Return one SVG document: the difference against C = 1, latency of the same requests, and outcomes."""
-    caption = "Passed, against C = 1 on the same items"
+    caption = "Share passed, compared with C = 1 on the same items"
     gain = charts.sized(difference_chart(summary), caption, _bounds(summary), 440, 330)
-    first = charts.sized(ttft_chart(summary, 100), "Time to first token", "p50 whole, p95 dashed", 250, 100)
-    whole = charts.sized(total_chart(summary, 100), "Time of an answer", "p50 whole, p95 dashed", 250, 100)
+    first = charts.sized(ttft_chart(summary, 100), "Time to first token", "p50 solid, p95 dashed", 250, 100)
+    whole = charts.sized(total_chart(summary, 100), "Time per answer", "p50 solid, p95 dashed", 250, 100)
     bars = outcome_chart(summary, 640)
-    below = charts.sized(bars, "What became of the answers", "", 640, 80 if bars is None else int(bars["height"]))
+    below = charts.sized(bars, "Outcomes of the answers", "", 640, 80 if bars is None else int(bars["height"]))
     marks = marks_of(simulated=run.simulated or summary.simulated, broken_off=broken_off(run, summary))
     facts = (f"bank {summary.bank}", f"{summary.items:,} items", moment(run.created_at), f"skep {run.skep_version}")
     title = charts.headed(run.model, marks, *facts, lines=wrap(conclusion(summary), 125))
@@ -324,7 +324,7 @@ def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
 
 def _bounds(summary: QualitySummary) -> str:
     noise = "C = 1 against itself was not measured" if summary.noise is None else "grey: C = 1 against itself"
-    return f"Upright: one-sided 95 % bounds; {noise}"
+    return f"Vertical lines: one-sided 95 % bounds; {noise}"
 
 
 def headline(plan: TrialPlan, bank: Bank) -> str:

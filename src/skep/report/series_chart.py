@@ -55,7 +55,7 @@ class Picture(msgspec.Struct, frozen=True):
     events: Sequence[tuple[int, MonitorEvent]] = ()  # with their numbers in the table beneath the picture
     failed: Sequence[float] = ()
     missed: Sequence[tuple[float, float]] = ()
-    band_words: str = "rolling median, with the middle half"
+    band_words: str = "rolling median, p25 to p75 shaded"
 
     @property
     def empty(self) -> bool:

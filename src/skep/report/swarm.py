@@ -258,7 +258,7 @@ def headline(account: Account) -> str:
     tasks = f"{as_count(account.tasks)} task{'' if account.tasks == 1 else 's'}"
     what = tasks if account.done == account.tasks else f"{account.done} of {tasks}"
     if account.wall_s is None:
-        return f"{what} done; no work has begun"
+        return f"{what} done; the run has not started"
     told = f"{what} in {seconds(account.wall_s)}"
     return f"{told}, simulated" if account.simulated else told
 

@@ -67,14 +67,14 @@ _LEAST_PX = 1.6
 _TOGETHER_PX = 10.0
 WHY_WORDS = {
     Why.RETRY: "tried again",
-    Why.STRAGGLER: "a second one beside a slow one",
-    Why.RESUMED: "again after a break",
+    Why.STRAGGLER: "second attempt beside a slow one",
+    Why.RESUMED: "repeated after a pause",
 }
 OUTCOME_WORDS = {
     AttemptOutcome.DONE: "done",
     AttemptOutcome.FAILED: "failed",
     AttemptOutcome.REJECTED: "answer rejected",
-    AttemptOutcome.SUPERSEDED: "the other attempt was first",
+    AttemptOutcome.SUPERSEDED: "the other attempt finished first",
     AttemptOutcome.CANCELLED: "cancelled",
 }
 _WIDE_PX = 1006
@@ -106,7 +106,7 @@ def picture_words(story: SwarmStory) -> str:
     """For a reader who sees no picture."""
     account = story.account
     lanes = len({one.agent for one in story.attempts})
-    told = f"{len(story.attempts)} attempts at {account.tasks} tasks in {lanes} lanes over {seconds(account.wall_s)}"
+    told = f"{len(story.attempts)} attempts at {account.tasks} tasks by {lanes} agents in {seconds(account.wall_s)}"
     return f"{told}; {account.done} done, {account.failed} set aside"
 
 
@@ -114,7 +114,7 @@ def _drawing(story: SwarmStory) -> Spec:
     """Return seconds of work to the right, pixels downward."""
     time = working_time(story.spans)
     if time is None or not story.attempts:
-        return layer([{}], label("center", color=theme.MUTED), text={"value": "nothing was tried yet"})
+        return layer([{}], label("center", color=theme.MUTED), text={"value": "no attempt yet"})
     sheet, px = MarkSheet(), time.seconds / _WIDE_PX
     lanes: dict[int, list[Attempt]] = {}
     for one in story.attempts:
@@ -249,7 +249,7 @@ def _panel(sheet: MarkSheet, story: SwarmStory, time: WorkingTime, px: float) ->
     allowed = [(one, x) for one in story.limits if (x := time.x(one.session, one.at)) is not None]
     most = max([many for steps in counted.values() for _, many in steps] + [one.limit for one, _ in allowed] + [1])
     up = (_BASE - 4) / most
-    sheet.text(0, -13, "agents at once" + (", and how many were allowed" if allowed else ""))
+    sheet.text(0, -13, "agents at once" + ("; dashed: the limit" if allowed else ""))
     sheet.text(-8 * px, _BASE - most * up, str(most), align="right")
     sheet.text(-8 * px, _BASE - 3, "0", align="right")
     sheet.rule(0, time.seconds, _BASE, _BASE, theme.STONE)
@@ -282,8 +282,8 @@ def _pauses(sheet: MarkSheet, time: WorkingTime, bottom: float, px: float) -> No
     """Where two sessions meet: a torn edge, and for how long nobody worked."""
     for earlier, later in pairwise(time.spans):
         x, paused = time.begin(later), max(0.0, later.started_at - earlier.ended_at)
-        how = earlier.outcome or "its process vanished"
-        tip = f"{seconds(paused)} between session {earlier.session} ({how}) and {later.session}, cut out"
+        how = earlier.outcome or "its process disappeared"
+        tip = f"{seconds(paused)} between session {earlier.session} ({how}) and {later.session}, left out"
         sheet.rect(x - 3 * px, x + 3 * px, -4, bottom + 4, theme.PAPER, tip=printable(tip))
         sheet.symbol(x, -4, "M0 0" + "l3 6l-6 6l3 6" * int((bottom + 8) / 18), theme.STONE, width=1.2)
         if len(time.spans) <= 8 and x > _PANEL_WORDS * px:  # else it would run into the panel's own words
@@ -298,10 +298,10 @@ def _legend(sheet: MarkSheet, story: SwarmStory, top: float, px: float) -> None:
     entries: list[tuple[AttemptOutcome | Why | str, str, bool]] = [
         (theme.STONE, "in the gateway's queue", any(one.queued_ms for one in story.attempts)),
         (theme.PALE, "waiting for the first token", done),
-        (theme.SKY, "streaming its answer", done),
+        (theme.SKY, "streaming the answer", done),
         *((one, OUTCOME_WORDS[one], True) for one in others),
         *((why, WHY_WORDS[why], why in whys) for why in WHY_WORDS),
-        (theme.HONEY, "agents allowed at once", bool(story.limits)),
+        (theme.HONEY, "limit of agents at once", bool(story.limits)),
     ]
     x, y = 0.0, top
     for what, words, there in entries:

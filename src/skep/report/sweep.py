@@ -27,15 +27,15 @@ _LOWEST_PX, _TALLEST_PX = 90, 470
 TITLES = {"open": "arrivals at a rate", "classes": "a mix of traffic", "replay": "a recorded trace"}
 # Of levels, by name: caption, and the keys of its columns.
 _TABLES = {
-    "levels": """Every level of the sweep: concurrency requests failed effective_tok_s spread plateau_tok_s task_tok_s
+    "levels": """All levels of the sweep: concurrency requests failed effective_tok_s spread plateau_tok_s task_tok_s
         task_with_ttft_tok_s contention_pct ttft_p50_ms ttft_p95_ms ttft_p99_ms tpot_p50_ms tpot_p95_ms engine_tok_s
         wall_s counted notes""",
     "classes": """Levels by kind of traffic: concurrency traffic requests failed effective_tok_s task_tok_s ttft_p50_ms
         ttft_p95_ms tpot_p50_ms tpot_p95_ms total_p50_ms total_p95_ms queued_p50_ms notes""",
-    "requests": """The requests of every level: concurrency prompt_tokens_mean output_tokens_mean cached_prompt_share
+    "requests": """Requests by level: concurrency prompt_tokens_mean output_tokens_mean cached_prompt_share
         first_byte_p50_ms gap_p50_ms gap_p99_ms total_p50_ms total_p95_ms queued_p50_ms queued_p95_ms delivered_share
         ended failed_by""",
-    "energy": "Energy of every level: concurrency joules_per_token joules mean_w max_w slowed measured_by",
+    "energy": "Energy by level: concurrency joules_per_token joules mean_w max_w slowed measured_by",
 }
 _TIMED = (
     "requests failed effective_tok_s ttft_p50_ms ttft_p95_ms ttft_p99_ms tpot_p50_ms tpot_p95_ms total_p95_ms "
@@ -69,10 +69,10 @@ def lead(levels: Sequence[LevelSummary]) -> str | None:
     gain = best.effective_tok_s / alone.effective_tok_s
     if gain < NO_GAIN:
         return (
-            f"More agents at once gain nothing here: {number(alone.effective_tok_s)} tok/s for one alone, "
-            f"{number(best.effective_tok_s)} for {best.concurrency} together."
+            f"More agents at once gain nothing: {number(alone.effective_tok_s)} tok/s for one agent, "
+            f"{number(best.effective_tok_s)} for {best.concurrency} agents together."
         )
-    each = f"; each of them streams at {number(best.task_tok_s)} tok/s" if known(best.task_tok_s) else ""
+    each = f"; each agent streams at {number(best.task_tok_s)} tok/s" if known(best.task_tok_s) else ""
     return (
         f"{best.concurrency} agents at once get {number(best.effective_tok_s)} tok/s together, "
         f"{number(gain)} times what one agent gets alone{each}."
@@ -83,13 +83,13 @@ def _cards(summary: SweepSummary) -> list[tuple[str, str, str]]:
     levels = summary.levels
     best, alone = best_level(levels), _alone(levels)
     widest = max(levels, key=lambda level: level.concurrency, default=None)
-    remark = "the best of all levels"
+    remark = "the best level"
     if best is None:
         measured = [level for level in levels if known(level.effective_tok_s)]
         best = max(measured, key=lambda level: level.effective_tok_s or 0.0, default=None)
         remark = "client-limited: a lower bound"
     elif summary.client_limited:
-        remark = "the best of the levels that the client did not limit"
+        remark = "the best level that the client did not limit"
     ttft = widest.ttft_ms if widest else None
     solo = f"; {milliseconds(alone.ttft_ms.p50)} {_at(alone)}" if alone and alone.ttft_ms and alone != widest else ""
     if all(map(known, walls(summary))):
@@ -144,9 +144,9 @@ def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
     levels = summary.levels
     drawn = (
         (charts.effective_chart(levels, summary.turning), "Effective tok/s", _effective_caption(summary)),
-        (charts.contention_chart(levels), "Contention", "How much slower one task streams than it does alone."),
-        (charts.ttft_chart(levels), "Time to first token", "Median whole, 95th percentile dashed, 99th dotted."),
-        (charts.tpot_chart(levels), "Time per output token", "Median whole, 95th percentile dashed."),
+        (charts.contention_chart(levels), "Contention", "How much slower a task streams than alone."),
+        (charts.ttft_chart(levels), "Time to first token", "Median solid, p95 dashed, p99 dotted."),
+        (charts.tpot_chart(levels), "Time per output token", "Median solid, p95 dashed."),
     )
     return run_report(
         "sweep_page.html",
@@ -175,8 +175,8 @@ def sweep_picture(run: StoredRun, summary: SweepSummary) -> str:
     """Return one SVG document of two panels: what concurrency gives, and what it costs."""
     levels = summary.levels
     gain = sized(charts.effective_chart(levels, summary.turning), "Effective tok/s", _band(levels), 400, 330)
-    first = sized(charts.ttft_chart(levels, 100), "Time to first token", "p50 whole, p95 dashed, p99 dotted", 290, 100)
-    loss = sized(charts.contention_chart(levels), "Contention", "loss of per-task speed against C = 1", 290, 100)
+    first = sized(charts.ttft_chart(levels, 100), "Time to first token", "p50 solid, p95 dashed, p99 dotted", 290, 100)
+    loss = sized(charts.contention_chart(levels), "Contention", "loss of per-task speed compared with C = 1", 290, 100)
     marks = marks_of(simulated=run.simulated, broken_off=incomplete(run))
     title = headed(run.model, marks, moment(run.created_at), f"skep {run.skep_version}")
     spec = {"title": title, **panels(gain, first, loss, 130)}
@@ -208,9 +208,9 @@ def _band(levels: Sequence[LevelSummary]) -> str:
 def _effective_caption(summary: SweepSummary) -> str:
     levels, caption = summary.levels, _band(summary.levels)
     if any(known(level.plateau_tok_s) for level in levels):
-        caption += "; dotted: the plateau, while at least 95 % of C were in flight"
+        caption += "; dotted: the plateau, with at least 95 % of C in flight"
     shaded = summary.turning is not None and (summary.turning.knee_bracket or summary.turning.cliff_bracket)
-    return f"{caption[0].upper()}{caption[1:]}{'; grey: where it turns' if shaded else ''}."
+    return f"{caption[0].upper()}{caption[1:]}{'; grey: bracket of knee or cliff' if shaded else ''}."
 
 
 def timed_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
@@ -263,11 +263,11 @@ class Timeline(msgspec.Struct, frozen=True):
         """`name` of the level, where it is no concurrency."""
         failed, drawn = sum(not row.ok for row in self.rows), len(self.rows)
         of = f"{name or f'C = {self.level}'}, run {self.repeat + 1}: each bar is one request"
-        told = f"{of}. Faint: waiting for the first token; strong: streaming"
+        told = f"{of}. Light: waiting for the first token; dark: streaming"
         told += f"; rose: failed ({failed} of those drawn)." if failed else "."
         if self.left_out:
-            told += f" The first {drawn} of {drawn + self.left_out} requests are drawn, {self.left_out} are left out."
-        return told + (" The client limited every level, this one too." if self.client_limited else "")
+            told += f" The first {drawn} of {drawn + self.left_out} requests are drawn."
+        return told + (" The client limited every level, including this one." if self.client_limited else "")
 
     def chart(self) -> Spec:
         """Return one bar a request, the earliest on top: waiting faint, streaming strong, failed in rose."""
@@ -282,7 +282,7 @@ class Timeline(msgspec.Struct, frozen=True):
             bar["to"] = max(bar["to"], bar["from"] + least)
         x = quantity("from", "seconds after the first request", [0, max(bar["to"] for bar in bars)])
         x["axis"] |= {"tickCount": 10, "grid": True}
-        y = quantity("y", "requests, by start", [len(self.rows), 0])
+        y = quantity("y", "requests in order of start", [len(self.rows), 0])
         y["axis"] = {"labels": False, "grid": False}
         sides = {"x": x, "x2": {"field": "to"}, "y": y, "y2": {"field": "y2"}}
         height = min(max(_BAR_PX * len(self.rows), _LOWEST_PX), _TALLEST_PX) + 60

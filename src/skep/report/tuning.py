@@ -208,9 +208,9 @@ def curve_charts(tuning: Tuning, stages: Stages, points: Points) -> tuple[Spec |
 
 
 _STATES = {
-    "running": "The tuning is running; this is what was decided so far.",
-    "interrupted": "It was interrupted; its results are kept, and `skep tune resume` continues it.",
-    "failed": "It ended with an error; its results are kept.",
+    "running": "The tuning is still running. The page shows what it has decided so far.",
+    "interrupted": "The tuning was interrupted. Its results are kept; `skep tune resume` continues it.",
+    "failed": "The tuning ended with an error. Its results are kept.",
 }
 
 
@@ -238,11 +238,11 @@ def tuning_banners(tuning: Tuning, stages: Stages, state: str | None = None) -> 
     if state in _STATES:
         told.append(("incomplete" if state != "running" else "differs", state, _STATES[state]))
     if tuning.simulated:
-        story = "No model ran: the rig is a prediction with noise, tuned in virtual time."
+        story = "No model ran. The rig is a prediction with noise, tuned in virtual time."
         told.append(("simulated", "Simulated", story))
     target, best = tuning.aim.target, summary.best_of(stages)
     if target is not None and best is not None and best.figure is not None and best.figure.estimate < target:
-        reached = f"The closest was {number(best.figure.estimate)} of {number(target)} {summary.unit_of(tuning)}."
+        reached = f"The best reached {number(best.figure.estimate)} of {number(target)} {summary.unit_of(tuning)}."
         told.append(("limited", "Target not reached", reached))
     return told
 
@@ -291,9 +291,9 @@ def tuning_main(tuning: Tuning, stages: Stages, curve: Points = ()) -> Markup:
         kept=[one for one in stages if one.decision in summary.KEPT],
         rungs=rungs,
         curves=effective and [
-            (effective, "Effective tok/s over C",
-             "Upright: 95 % interval of the mean. Both configurations in turns, on the same load."),
-            (first_token, "Time to first token over C", "Medians over requests."),
+            (effective, "Effective tok/s by C",
+             "Vertical lines: 95 % interval of the mean. Both were measured in turns on the same load."),
+            (first_token, "Time to first token by C", "Medians over requests."),
         ],
         curve_columns=curve_columns(tuning, stages, curve),
         points=by_concurrency(tuning, curve),

@@ -50,8 +50,8 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
         status = None
         if isinstance(error, HTTPException):
             status = error.status_code
-            words = {404: "there is no such page", 405: "this page is only read"}.get(status, error.detail)
-            error = UserError(words, hint="the pages are listed above" if status == 404 else None)
+            words = {404: "there is no such page", 405: "this page is read-only"}.get(status, error.detail)
+            error = UserError(words, hint="see the links at the top" if status == 404 else None)
         assert isinstance(error, SkepError)
         return problem(site, request, error, status)
 

@@ -131,8 +131,8 @@ def routes(site: Site, authenticator: Authenticator) -> list[BaseRoute]:
         wanted, token = way_back(form.get("next")), authenticator.enter(form.get("key", "").strip(), source)
         if token is None:
             if not (wait_s := math.ceil(authenticator.wait_s(source))):
-                return login_page(site, wanted, "That key does not open this dashboard.")
-            refused = login_page(site, wanted, f"Too many wrong keys came from there: try again in {wait_s} s.", 429)
+                return login_page(site, wanted, "This key is not valid here.")
+            refused = login_page(site, wanted, f"Too many wrong keys from your address: try again in {wait_s} s.", 429)
             refused.headers["retry-after"] = str(wait_s)
             return refused
         answer = RedirectResponse(wanted, 303)
@@ -224,7 +224,7 @@ class AccessMiddleware:
         except Exception as error:  # the border of the process: readers get one line, the log another
             log.error("request.failed path=%s error=%r", scope["path"], error)
             if not began:
-                words = "this page could not be made" + ("" if self._site.public else "; the log says why")
+                words = "this page could not be rendered" + ("" if self._site.public else "; the log says why")
                 await problem(self._site, request, UserError(words), 500)(scope, receive, send_guarded)
 
     def _refusal(self, request: Request) -> Response | None:
@@ -234,20 +234,20 @@ class AccessMiddleware:
             message = f"this dashboard does not answer to the name {headers.get('host', '')[:100]!r}\n"
             return PlainTextResponse(message, status_code=421)
         if request.method not in (*_READING, "POST"):
-            refused = refuse(UserError("pages are only read"), 405)
+            refused = refuse(UserError("pages are read-only"), 405)
             refused.headers["allow"] = "GET, HEAD"
             return refused
         if request.method not in _READING:
             if site.public:
                 return refuse(UserError("this dashboard is read-only"), 405)
             if not same_origin(headers) and not (site.guarded and self._authenticator.has_key(request)):
-                return refuse(UserError("forms are taken from this dashboard's own pages only"), 403)
+                return refuse(UserError("forms are accepted only from this dashboard's own pages"), 403)
         if _is_open(request) or self._authenticator.is_admitted(request):
             return None
         if wants_json(request) or request.method not in _READING:
-            error = {"message": "an API key is wanted", "hint": "send it as `Authorization: Bearer KEY`"}
+            error = {"message": "an API key is required", "hint": "send it as `Authorization: Bearer KEY`"}
             if wait_s := math.ceil(self._authenticator.wait_s(source_of(request))):
-                error = {"message": "too many wrong keys came from there", "hint": f"try again in {wait_s} s"}
+                error = {"message": "too many wrong keys from your address", "hint": f"try again in {wait_s} s"}
             answer = json_answer({"error": error}, 429 if wait_s else 401)
             answer.headers.update({"retry-after": str(wait_s)} if wait_s else {"www-authenticate": "Bearer"})
             return answer

@@ -40,13 +40,13 @@ def runs_named(names: str) -> list[str]:
     """Of `runs=A,B`. Raises UserError where there are too few or too many to stand beside each other."""
     ids = list(dict.fromkeys(one.strip() for one in names.split(",") if one.strip()))
     if not 2 <= len(ids) <= MOST_COMPARED:
-        raise UserError(f"`runs={names}` names {len(ids)}", hint=f"two to {MOST_COMPARED}, as in runs=A,B")
+        raise UserError(f"`runs={names}` names {len(ids)} runs", hint=f"name two to {MOST_COMPARED}, as in runs=A,B")
     return ids
 
 
 def found_runs(store: Store | None, ids: Sequence[str]) -> list[StoredRun]:
     if store is None:
-        raise UserError(f"there is no run `{ids[0]}`", hint="nothing was measured yet; `skep bench` does")
+        raise UserError(f"there is no run `{ids[0]}`", hint="no run is stored yet; `skep bench sweep` makes one")
     runs = [store.run(name) for name in ids]
     check_drawn_together(runs)
     return runs

@@ -53,7 +53,7 @@ def picture_of(view: TargetHistory, history: SeriesHistory, *, flags: bool = Tru
         events=list(enumerate(events, len(history.events) - len(events) + 1)),
         failed=view.failed,
         missed=view.missed,
-        band_words=f"rolling median of {span_of_time(history.band_s)}, with the middle half",
+        band_words=f"rolling median over {span_of_time(history.band_s)}, p25 to p75 shaded",
     )
 
 
@@ -67,12 +67,12 @@ def coverage_words(coverage: Mapping[str, int]) -> str:
     if not (total := sum(coverage.values())):
         return "No probe was due in this window."
     parts = ", ".join(f"{count:,} {name}" for name, count in coverage.items() if count)
-    return f"Of {total:,} probes that were due in this window: {parts}."
+    return f"Of {total:,} probes due in this window: {parts}."
 
 
 def host_words(line: HostLine) -> str:
     values = [point.value for point in line.points]
-    return f"{number(min(values), digits=0)} to {number(max(values), digits=0)} {line.unit} at the time of the probes"
+    return f"{number(min(values), digits=0)} to {number(max(values), digits=0)} {line.unit} during the probes"
 
 
 def host_picture(view: TargetHistory, line: HostLine, words: str) -> str:
@@ -87,9 +87,9 @@ def simulated_words(shares: Mapping[str, float]) -> str | None:
     if not some:
         return None
     if min(shares.values()) >= 1:
-        return "No model answered these probes: the figures are a prediction."
-    of_whom = [f"{'all' if share >= 1 else percent(100 * share)} of those of {name}" for name, share in some.items()]
-    return f"No model answered some of these probes: {', '.join(of_whom)} are a prediction."
+        return "No model answered these probes. The figures are a prediction."
+    of_whom = [f"{'all' if share >= 1 else percent(100 * share)} of {name}" for name, share in some.items()]
+    return f"No model answered some of these probes. These figures are a prediction: {', '.join(of_whom)}."
 
 
 CSV_COLUMNS = (

@@ -42,7 +42,7 @@ _METRICS = {
     SeriesMetric.ENGINE_TOK_S: "tok/s by the engine",
     SeriesMetric.EFFECTIVE_TOK_S: "effective tok/s",
     SeriesMetric.TTFT_MS: "time to first token",
-    SeriesMetric.QUALITY: "share answered rightly",
+    SeriesMetric.QUALITY: "share answered correctly",
     SeriesMetric.REQUESTS: "requests an hour",
     SeriesMetric.FAILED: "failed requests an hour",
 }
@@ -91,7 +91,7 @@ def read_query(query: QueryParams, now: float) -> HistoryQuery:
         SeriesKey.parse(f"any/{series or DEFAULT_SERIES}")
     except ValueError:
         hint = f"such as {DEFAULT_SERIES}: heat, shape, streams at once, figure"
-        raise UserError(f"`{series}` names no series", hint=hint) from None
+        raise UserError(f"`{series}` is not a series", hint=hint) from None
     begin, end, window = (query.get(name, "").strip() for name in ("from", "to", "window"))
     if (begin or end) and window in ("", "custom"):
         since = _moment(begin) if begin else None

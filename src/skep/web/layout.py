@@ -89,7 +89,7 @@ def streamed(site: Site, whole: HTMLResponse, parts: Callable[[Store], Iterator[
             yield _alert("this cannot be shown right now" if site.public else error.message)
         except Exception as error:  # the border of the process: the reader gets a whole page, the log the reason
             log.error("page.failed error=%r", error)
-            yield _alert("the rest of this page could not be made")
+            yield _alert("the rest of this page could not be rendered")
         yield after
 
     return StreamingResponse(pieces(), status_code=whole.status_code, media_type="text/html; charset=utf-8")

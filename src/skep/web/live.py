@@ -226,7 +226,7 @@ class Live:
             except (AttributeError, LookupError, TypeError, ValueError) as error:  # a hive of another version
                 log.error("hive.unknown error=%r", error)
                 self._readings.forget()
-                self.document = self._document(EngineError("the hive answers what this skep does not know"), now)
+                self.document = self._document(EngineError("this skep cannot read the status of the deployment"), now)
         self._wake()
 
     async def _read_store(self) -> None:
@@ -259,7 +259,7 @@ class Live:
             return error
         except Exception as error:  # whatever it was, the dashboard goes on
             log.error("hive.failed error=%r", error)
-            return EngineError("the hive cannot be asked", hint="look at `skep logs skep`")
+            return EngineError("the deployment cannot be reached", hint="look at `skep logs skep`")
 
     def _document(self, found: Status | SkepError, now: float) -> dict[str, Any]:
         document: dict[str, Any] = {"at": self._site.clock(), "state": "up", "message": None, "hint": None}
@@ -290,7 +290,7 @@ class Stream:
 
         with self._live.watching() as admitted:
             if not admitted:
-                answer = json_answer({"error": {"message": f"{MOST_STREAMS} browsers watch already"}}, 503)
+                answer = json_answer({"error": {"message": f"{MOST_STREAMS} browsers are already connected"}}, 503)
                 answer.headers["retry-after"] = "30"
             elif scope["method"] == "HEAD":
                 answer = Response(headers=headers, media_type=kind)

@@ -109,8 +109,8 @@ def read_query(query: QueryParams) -> PlanQuery:
     model, card = query.get("model", "").strip(), query.get("card", "").strip()
     legible = any(one.isascii() and one.isalnum() for one in model)
     if model and (len(model) > 120 or model.startswith((".", "/", "~")) or not legible):
-        hint = "`skep plan` takes paths; this page does not"
-        raise UserError(f"`{model[:60]}` is no model of the catalogue", hint=hint)
+        hint = "`skep plan` accepts paths; this page does not"
+        raise UserError(f"`{model[:60]}` is not a model of the catalogue", hint=hint)
     asked = PlanQuery(
         geometry(model).id if model else "",
         OWN if card in ("", OWN) else device(card[:120]).id,
@@ -135,8 +135,8 @@ def form_choices() -> dict[str, Any]:
     return {
         "models": [("", "choose a model"), *((one.id, one.title) for one in geometries().values())],
         "cards_by_maker": by_maker,
-        "engines": [("", "as the model wants"), *((name, name) for name in ENGINES), ("all", "all, side by side")],
-        "quants": [("", "the best that fits"), *((one.id, one.title) for one in QUANTS.values())],
+        "engines": [("", "default for the model"), *((name, name) for name in ENGINES), ("all", "all, side by side")],
+        "quants": [("", "best that fits"), *((one.id, one.title) for one in QUANTS.values())],
         "goals": [(name, name) for name in GOALS],
         "shapes": [(name, name) for name in SHAPES],
         "MOST_CARDS": MOST_CARDS,
@@ -151,7 +151,7 @@ def _number(query: QueryParams, name: str, most: int) -> int:
     if not said:
         return usual
     if not said.isascii() or not said.isdecimal() or len(said) > 9 or not 1 <= int(said) <= most:
-        raise UserError(f"`{name}={said[:30]}` is no number from 1 to {most:,}", hint=f"leave it out for {usual:,}")
+        raise UserError(f"`{name}={said[:30]}` is not a number from 1 to {most:,}", hint=f"leave it out for {usual:,}")
     return int(said)
 
 
@@ -338,7 +338,7 @@ class PlanPages:
         """Return a plan, and what was measured of its model."""
         asked = read_query(request.query_params)
         if not asked.model:
-            raise UserError("no model was named", hint="as in ?model=qwen3-8b&card=rtx-3090&count=2")
+            raise UserError("no model is named", hint="as in ?model=qwen3-8b&card=rtx-3090&count=2")
         found = self._plan(asked)
         return found, self._measured(asked, found)
 
@@ -378,7 +378,7 @@ class PlanPages:
         if (kept := self._plans.get(asked)) is not None:
             return kept
         if not self._queue.acquire(blocking=False):
-            raise UserError("many plans are being made at this moment", hint="try again in a few seconds")
+            raise UserError("too many plans are being computed", hint="try again in a few seconds")
         try:
             with self._one_at_a_time:
                 if (kept := self._plans.get(asked)) is not None:

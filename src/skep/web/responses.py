@@ -72,7 +72,7 @@ async def form_of(request: Request) -> dict[str, str]:
     """Return the fields of a form sent as `application/x-www-form-urlencoded`; of several of one name, the last."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
-        raise UserError(f"a form is wanted, not {kind[:60] or 'nothing'!r}", hint="send it as x-www-form-urlencoded")
+        raise UserError(f"expected a form, not {kind[:60] or 'nothing'!r}", hint="send it as x-www-form-urlencoded")
     received = b""
     async for part in request.stream():
         received += part

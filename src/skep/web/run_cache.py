@@ -78,7 +78,7 @@ def layout_of(run: StoredRun) -> str:
     replicas, slots = run.engine.get("replicas"), run.engine.get("slots")
     if not isinstance(slots, int):
         return ""
-    return f"{replicas} x {slots} slots" if isinstance(replicas, int) and replicas > 1 else f"{slots} slots"
+    return f"{replicas} replicas, {slots} slots" if isinstance(replicas, int) and replicas > 1 else f"{slots} slots"
 
 
 def _simulated(run: StoredRun) -> re.Match[str] | None:

@@ -92,7 +92,7 @@ def read_query(query: QueryParams) -> RunsQuery:
     state, simulated, sort = (query.get(name, "") for name in ("state", "simulated", "sort"))
     states = [one.value for one in RunState]
     if state and state not in states:
-        raise UserError(f"`state={state}` is no state of a run", hint=f"one of {', '.join(states)}")
+        raise UserError(f"`state={state}` is not a state of a run", hint=f"one of {', '.join(states)}")
     if simulated and simulated not in _CHOICES:
         raise UserError(f"`simulated={simulated}` is neither yes nor no", hint="leave it out for both")
     if sort not in SORTS:
@@ -155,7 +155,7 @@ def run_columns(site: Site) -> list[Column[Listed]]:
 def _page(query: QueryParams) -> int:
     said = query.get("page") or "1"
     if not said.isdecimal() or not 1 <= int(said[:9]) <= 10**8:
-        raise UserError(f"`page={said}` is no page", hint="pages count from 1")
+        raise UserError(f"`page={said}` is not a page", hint="pages count from 1")
     return int(said[:9])
 
 
@@ -178,9 +178,9 @@ class RunsPages:
             "runs.html",
             found=found,
             asked=found.asked,
-            models=[("", "every model"), *((name, self.site.label(name)) for name in found.models)],
-            kinds=[("", "every kind"), *((name, name) for name in found.kinds)],
-            states=[("", "every state"), *((one.value, one.value) for one in RunState)],
+            models=[("", "all models"), *((name, self.site.label(name)) for name in found.models)],
+            kinds=[("", "all kinds"), *((name, name) for name in found.kinds)],
+            states=[("", "all states"), *((one.value, one.value) for one in RunState)],
             both=[("", "measured and simulated"), *_CHOICES.items()],
             SORTS=SORTS,
             rows=self._rows(found),
@@ -232,7 +232,7 @@ class RunsPages:
         query = request.query_params
         text, failed = query.get("level", ""), query.get("failed") == "yes"
         if text and not text.isdecimal():
-            raise UserError(f"`level={text}` is no level", hint="levels are numbers, as in level=4")
+            raise UserError(f"`level={text}` is not a level", hint="levels are numbers, as in level=4")
         level = int(text[:9]) if text else None
         found = [row for row in rows if level in (None, row.level) and not (failed and row.ok)]
         pages = page_count(len(found))

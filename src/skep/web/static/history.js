@@ -66,13 +66,13 @@
         const found = rows(track)[nearest(rows(track), at)];
         if (Math.abs(found[0] - at) > (frame.until - frame.since) / 60) continue;
         dots.push(part("circle", { cx: x, cy: y(found[1]), r: 4.5, class: "cross-dot" }));
-        const busy = track.points.length && found[2] ? ", others were there too" : "";
+        const busy = track.points.length && found[2] ? ", other requests were running" : "";
         const name = tracks.length > 1 ? `${track.name}: ` : "";
         lines.push(`${name}${found[1].toLocaleString("en")} ${data.unit}${busy}`);
         if (track.points.length && track.band.length && tracks.length === 1) {
           const band = track.band[nearest(track.band, at)];
           const [middle, low, high] = band.slice(1).map((value) => value.toLocaleString("en"));
-          lines.push(`rolling median ${middle}`, `middle half ${low}–${high}`);
+          lines.push(`rolling median ${middle}`, `p25 to p75 ${low}–${high}`);
         }
       }
       for (const [moment, words] of data.flags) {

@@ -17,7 +17,7 @@
 
   // For those who hear the page: only what changes its meaning, never figures.
   const tell = (reading) => {
-    const words = { up: "the hive is up", down: "no hive is running", silent: "the hive does not answer" };
+    const words = { up: "the deployment is up", down: "no deployment is running", silent: "the deployment does not answer" };
     if (told !== null && told !== reading.state) said.textContent = words[reading.state] ?? "";
     told = reading.state;
   };
