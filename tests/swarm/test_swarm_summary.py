@@ -112,7 +112,7 @@ def test_nothing_begun_is_unknown_and_not_zero(journal):
     journal.begin("a")
     account = journal.account()
     assert (account.wall_s, account.effective_tok_s) == (None, None)
-    assert "no work has begun" in headline(account)
+    assert "the run has not started" in headline(account)
 
 
 def test_a_simulated_endpoint_and_tokens_that_nobody_told_are_said(journal):
