@@ -104,8 +104,7 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
 def outcome_chart(summary: QualitySummary, width: int = 980) -> Spec | None:
     """One bar an arm, C = 1 above the level that was held against it; each outcome has its share of it."""
     parts: list[Spec] = []
-    counts: list[Spec] = []
-    names: list[str] = []
+    counts, names = list[Spec](), list[str]()
     for level in summary.levels:
         at = f"C = {level.concurrency}"
         for arm, name in ((level.base, f"C = 1 beside {at}"), (level.load, at)):
@@ -131,7 +130,8 @@ def outcome_chart(summary: QualitySummary, width: int = 980) -> Spec | None:
         charts.layer(parts, words, x={**x, "field": "middle"}, y=y, text="label", color=ink),
         charts.layer(counts, charts.label("left", dx=8), x=x, y=y, text="label"),
     ]
-    return {"width": width, "height": _BAR_PX * (len(names) - 1) + 40, "layer": layers}
+    room = {"left": 20, "right": 16}  # for a wider font than the one that was measured
+    return {"width": width, "height": _BAR_PX * (len(names) - 1) + 40, "padding": room, "layer": layers}
 
 
 def _outcome_parts(arm: ArmFigures, name: str) -> list[Spec]:
@@ -228,7 +228,7 @@ _COLUMNS: tuple[Column[QualityRow], ...] = (
 def _level_rows(summary: QualitySummary) -> list[QualityRow]:
     """Return one row a level; the first is C = 1 against itself."""
     alone = summary.levels[0].base if summary.levels else None
-    noise = "the noise floor: what changes by itself"
+    noise = "the noise floor: what changes without load"
     rows = [QualityRow("1 and 1", summary.noise, summary.noise_texts_changed, alone, "", noise)]
     for one in summary.levels:
         said, style = claim_words(one, summary.delta), _STYLES[one.claim]
