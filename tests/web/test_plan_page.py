@@ -171,7 +171,7 @@ def test_a_run_under_another_load_says_so_and_leads_to_a_plan_for_its_own(ask):
 def test_a_context_of_nothing_is_not_told_as_a_figure(paths):
     pages, asked = PlanPages(Site(paths)), PlanQuery("qwen3-8b", "rtx-3090")
     found = pages._plan(asked)
-    assert "with every slot full" in pages._drawn(asked, found)
+    assert "for each agent" in pages._drawn(asked, found)
     found["plans"][0]["largest_context"] = 0
     drawn = pages._drawn(asked, found)
     assert '<dd class="value">–</dd><dd class="note">not all slots can be full at once</dd>' in drawn

@@ -69,7 +69,7 @@ def help_page(*, everything: bool) -> str:
     lines += [
         "",
         "skep COMMAND --help explains a command" + ("." if everything else ", skep help --all lists the rest."),
-        "Options: --version, --install-completion, -h/--help",
+        "Options: --version, --install-completion, -h/--help; guides: skep help topics",
         "Example: skep up -d && skep bench sweep --concurrency 1,2,4 && skep runs report",
     ]
     return "\n".join(lines)

@@ -63,7 +63,7 @@ def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
         Column("figure_interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"),
         Column("ratio", "Over best", lambda one: one.ratio, summary.ratio_words),
         Column("ratio_interval", "95 %", lambda one: one.ratio, summary.ratio_range, rank=1, style="soft"),
-        Column("predicted_ratio", "Foreseen", lambda one: one.predicted, _times, rank=3, style="soft"),
+        Column("predicted_ratio", "Predicted", lambda one: one.predicted, _times, rank=3, style="soft"),
         Column("tpot_ms", "TPOT p50", lambda one: one.tpot_ms, milliseconds, rank=2),
         Column("ttft_ms", "TTFT p50", lambda one: one.ttft_ms, milliseconds, rank=2),
         Column("why", "Why", summary.reason, partial(shortened, longest=400), right=False, style="wide soft"),
