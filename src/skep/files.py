@@ -99,15 +99,18 @@ class OutputFile(PosixPath):
 
 def check_place(path: Path, name: str = "--output") -> None:
     """UserError where a file could not be written there. `name`: of who asks for it."""
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"
+    is_folder = os.path.isdir(path)  # noqa: PTH112 - False also where nobody may look
+    if is_folder or not os.path.isdir(path.parent):  # noqa: PTH112
+        what = "is a folder" if is_folder else "lies in a folder that does not exist"
         raise UserError(f"{name} `{path}` {what}", hint="name a file in a folder that exists")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    if os.path.lexists(path) and not os.path.isfile(path):  # noqa: PTH113
+        raise UserError(f"{name} `{path}` is not a regular file", hint="name another file")
+    if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise UserError(f"{name} `{path}` cannot be written: no permission", hint="name another file")
 
 
 def _is_taken(path: Path, runs: tuple[str, ...]) -> bool:
-    return path.is_file() and not (runs and path.read_bytes().endswith(_about(runs).encode()))
+    return os.path.lexists(path) and not (path.is_file() and runs and path.read_bytes().endswith(_about(runs).encode()))
 
 
 def _about(runs: tuple[str, ...]) -> str:

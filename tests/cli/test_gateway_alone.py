@@ -147,3 +147,12 @@ def test_a_server_that_wants_a_key_gets_its_own_and_not_the_clients(skep, front,
         assert "export UPSTAIRS_KEY" in refused.stderr
         url = front(*args, UPSTAIRS_KEY="upstairs")["url"]
         assert eventually(lambda: ask(url, key="the client's own")[0] == 200)
+
+
+def test_a_gateway_before_another_takes_the_slots_of_its_model_only(front, skep, tmp_path):
+    with FakeEngine(slots=2, model="a") as one, FakeEngine(slots=8, model="b") as other:
+        inner = front("--upstream", one.url, "--upstream", other.url)
+        env = {"XDG_STATE_HOME": str(tmp_path / "s"), "XDG_RUNTIME_DIR": str(tmp_path)}
+        said = skep("gateway", "-d", "--port", "0", "--upstream", inner["url"], "--model", "a", check=0, **env).stderr
+        assert ": 2 slots, by /metrics" in said
+        skep("down", check=0, **env)

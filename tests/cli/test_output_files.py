@@ -1,5 +1,6 @@
 """Files that commands write: one that is there is never replaced without a word."""
 
+import os
 import re
 
 import pytest
@@ -99,3 +100,10 @@ def test_a_report_of_work_to_come_is_refused_before_the_work(tmp_path):
     ):
         assert re.search("--(report|html) `page.html` exists", call(*words, check=2).error.message)
     assert call("swarm", "list", "--json", check=0).json == []
+
+
+def test_what_is_no_regular_file_is_never_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe.html")
+    said = call(*PLAN, "--html", str(tmp_path / "pipe.html"), "--overwrite")
+    assert "is not a regular file" in said.error.message
+    assert (tmp_path / "pipe.html").is_fifo()

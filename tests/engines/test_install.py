@@ -49,6 +49,17 @@ def test_an_engine_is_installed_found_replaced_and_removed(wheels, tmp_path):
         find_program("vllm")
 
 
+def test_an_installer_may_say_what_is_no_text(tmp_path, monkeypatch):
+    """A compiler that quotes Latin-1 must not stop the reader of its output."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    uv = tmp_path / "uv"
+    uv.write_text("#!/bin/sh\nprintf 'b\\351d\\n'; yes line | head -c 300000; echo 'error: gave up'; exit 1\n")
+    uv.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(EngineError, match="creating the environment failed: error: gave up"):
+        install_engine("vllm", driver="580.65.06", say=lambda _: None)
+
+
 def test_a_disk_without_room_is_told_before_anything_is_made(wheels, monkeypatch):
     monkeypatch.setattr("skep.engines.install.shutil.disk_usage", lambda _: type("", (), {"free": 1 << 30}))
     with pytest.raises(UserError, match=r"no space for vllm .* needs 14 GiB, has 1.0 GiB"):

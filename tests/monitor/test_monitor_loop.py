@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from soak_month import VirtualLoop
 
 from skep.errors import EngineError, StoreError
-from skep.monitor.loop import LastSeen, Loop, WriteBuffer, events_since, probe_by_hand, prober_with
+from skep.monitor.loop import LastSeen, Loop, WriteBuffer, events_since, last_seen, probe_by_hand, prober_with
 from skep.monitor.main import hold_monitor_lock
 from skep.monitor.probe import machine_of
 from skep.monitor.records import (
@@ -336,6 +336,24 @@ def test_a_restart_is_told_by_the_process_or_by_its_count_of_tokens(before, afte
     seen.take(made)
     news = events_since(seen, replace(made, host=after))
     assert [event.kind for event in news] == ([EventKind.RESTART] if anew else [])
+
+
+def test_a_model_that_was_swapped_during_a_long_outage_is_noticed(store):
+    series, at = SeriesStore(store), NOON
+    answers = [("a.gguf", ProbeOutcome.DONE), *((None, ProbeOutcome.FAILED),) * 51]
+    for slot, (model, outcome) in enumerate(answers):
+        versions = {"model": model} if model else {}
+        series.append_probe(Probe("box", 0, slot, at + slot, at + slot, outcome, model="m", versions=versions))
+    seen = last_seen(series, "box")
+    now = Probe("box", 0, 99, at + 99, at + 99, ProbeOutcome.DONE, model="m", versions={"model": "b.gguf"})
+    assert [event.kind for event in events_since(seen, now)] == [EventKind.UP, EventKind.VERSION]
+
+
+def test_a_model_is_learned_after_a_first_probe_that_failed():
+    seen = LastSeen()
+    for outcome, versions in ((ProbeOutcome.FAILED, {}), (ProbeOutcome.DONE, {"model": "m"})):
+        seen.take(Probe("box", 0, 1, NOON, NOON, outcome, model="m", versions=versions))
+    assert seen.versions == {"model": "m"}
 
 
 class FullDisk(SeriesStore):

@@ -62,16 +62,16 @@ def gateway(
         gateway=given(host=host or None, port=port, max_queue=max_queue),
         upstream=tuple(
             make_upstream(url, count, **shares)  # type: ignore[arg-type]
-            for url, count in zip(upstream, _slots(upstream, slots, key_env), strict=True)
+            for url, count in zip(upstream, _slots(upstream, slots, key_env, model), strict=True)
         ),
         only_upstreams=True,
     )
     start(overrides, config, detach=detach, as_json=as_json)
 
 
-def _slots(urls: tuple[str, ...], slots: tuple[int, ...], key_env: str | None) -> tuple[int, ...]:
+def _slots(urls: tuple[str, ...], slots: tuple[int, ...], key_env: str | None, model: str | None) -> tuple[int, ...]:
     if urls and not slots:
-        return tuple(_asked(url, key_env) for url in urls)
+        return tuple(_asked(url, key_env, model) for url in urls)
     if len(slots) == 1:
         return slots * len(urls)
     if len(slots) != len(urls):
@@ -80,13 +80,13 @@ def _slots(urls: tuple[str, ...], slots: tuple[int, ...], key_env: str | None) -
     return slots
 
 
-def _asked(url: str, key_env: str | None) -> int:
+def _asked(url: str, key_env: str | None, model: str | None) -> int:
     import asyncio
 
     from skep.config.load import SLOTS_MATTER
     from skep.supervisor.remote_replica import ask_slots
 
-    found = asyncio.run(ask_slots(url, key_env))
+    found = asyncio.run(ask_slots(url, key_env, model))
     if found is None:
         raise UserError(f"{url} does not say how many slots it has: name them with --slots", hint=SLOTS_MATTER)
     note(f"{url}: {found[0]} slots, by {found[1]}")

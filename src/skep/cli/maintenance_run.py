@@ -70,7 +70,7 @@ def run_demo(output: OutputFile) -> None:
     output = output.checked(suffixes=PAGES)
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="skep-demo-"))
-    env = {**os.environ, "XDG_STATE_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder)}
+    env = os.environ | {f"XDG_{name}": str(folder) for name in ("STATE_HOME", "RUNTIME_DIR", "CONFIG_HOME")}
     paths, gateway = user_paths(env), GatewaySettings(port=0, store_requests=False)
     extra = ("--preset=dual-3090", f"--time-scale={DEMO_SCALE}", "--stream-form=several-tokens")
     rig = Serve(model=DEMO_MODEL, engine="fake", replicas=2, slots=2, context_tokens=4096, extra=extra)

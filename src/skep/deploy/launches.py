@@ -78,6 +78,8 @@ def plan_launches(
 ) -> tuple[Launch, ...]:  # fmt: skip
     """Return all replicas, checked. May download weights. `starting`: nothing runs yet, so cards must have room now."""
     machine = machine or read_machine()
+    if running or not starting:
+        machine = replace(machine, busy=0)  # with work of our own
     served: list[Launch] = []
     for serve in settings.serve:
         if serve.engine not in OWN_ENGINES:

@@ -80,10 +80,10 @@ def _commands(serve: Serve) -> list[str]:
     for number in range(serve.replicas):
         launch = launch_of(serve, f"{stem_of(serve.model)}-{number}", None, checkpoint_of(serve), threads=0)
         launch = replace(launch, port=serve.engine_port + number if serve.engine_port else 0)
+        if serve.gpus:
+            launch = replace(launch, gpus=serve.gpus[number * each : (number + 1) * each] or serve.gpus)  # or shared
         for what, instead in adapter.refusals(launch):
             raise UserError(f"{adapter.name}: {what}", hint=instead)
-        if serve.gpus:
-            launch = replace(launch, gpus=serve.gpus[number * each : (number + 1) * each])
         variables = [f"{name}={shlex.quote(value)}" for name, value in adapter.environment(launch).items()]
         words = [*bare_words(serve.engine, serve.binary), *adapter.arguments(launch)]
         if not launch.port and "--port" in words:

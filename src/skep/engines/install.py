@@ -160,8 +160,8 @@ def _run(argv: list[str], what: str, say: Say, settings: Mapping[str, str] = Map
     began, lines = time.monotonic(), deque[str](maxlen=40)
     env = {**settings, **os.environ, "PIP_REQUIRE_VIRTUALENV": "0", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, text=True,
-        start_new_session=True,
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env,
+        text=True, errors="replace", start_new_session=True,
     ) as child:  # fmt: skip
         assert child.stdout is not None
         reader = Thread(target=lines.extend, args=(filter(None, map(str.strip, child.stdout)),), daemon=True)

@@ -56,7 +56,7 @@ def begins_anew(event: MonitorEvent) -> bool:
 
 def model_changes(series: SeriesStore, target: str, until: float) -> list[MonitorEvent]:
     """Return when other models began to answer at a target, oldest first; of one moment the first event."""
-    events = [event for event in series.events(-math.inf, until, target) if begins_anew(event)]
+    events = series.events(-math.inf, until, target, version_of=ANOTHER_MODEL)
     return [*{event.at: event for event in reversed(events)}.values()][::-1]
 
 
@@ -148,7 +148,9 @@ def history_of(
         busy=busy,
         late=late[0] if late else None,
     )
-    return _with_words(found, late, zone, _earlier_models(swaps, shown, key.metric, since, zone))
+    return _with_words(
+        found, late, zone, _earlier_models([one for one in swaps if one.at >= since], shown, key.metric, since, zone)
+    )
 
 
 def read_window(

@@ -167,7 +167,8 @@ class LastSeen:
             return
         self.outcome = self.outcome if probe.error_kind == BUSY else probe.outcome  # neither up nor down
         self.ended_at = probe.ended_at
-        untold = {"model"} if probe.versions.get("model") == probe.model == self.model else set()  # the file's name
+        same = "model" in self.versions and probe.versions.get("model") == probe.model == self.model
+        untold = {"model"} if same else set()  # the file's name
         self.versions |= {name: value for name, value in probe.versions.items() if name not in untold}
         self.model = probe.model or self.model
         self.began_at = probe.host_number(BEGAN_AT) or self.began_at
@@ -387,8 +388,9 @@ class Loop:
 def last_seen(series: SeriesStore, target: str, known: LastSeen | None = None) -> LastSeen:
     """From the stored probes. `known`: what was seen already, to which only a later probe can add."""
     seen, (latest, _) = known or LastSeen(), series.latest(target)
-    for probe in reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK)) if known is None else ():
-        seen.take(probe)
+    if known is None:
+        for probe in (*series.last_done(target), *reversed(series.probes(target, -math.inf, math.inf, _LOOKED_BACK))):
+            seen.take(probe)
     if latest is not None and (known is None or known.ended_at is None or latest.ended_at > known.ended_at):
         seen.take(latest)
     return seen

@@ -64,6 +64,7 @@ SELECT target FROM probed WHERE target IS NOT NULL
 """
 _LAST_SLOT = "SELECT era, slot + slots - 1 FROM probes WHERE target = ? ORDER BY era DESC, slot DESC LIMIT 1"
 _LAST_MADE = "SELECT * FROM probes WHERE target = ? AND outcome <> 'missed' ORDER BY id DESC LIMIT 1"
+_LAST_DONE = "SELECT * FROM probes WHERE target = ? AND outcome = 'done' ORDER BY id DESC LIMIT 1"
 # A gap that began before the window may reach into it.
 _PROBES = """
 SELECT * FROM probes WHERE target = ?1 AND due_at >= ?2 AND due_at < ?3
@@ -197,6 +198,10 @@ class SeriesStore:
         samples = self.store.read("SELECT * FROM samples WHERE probe_id = ? ORDER BY id", rows[0]["id"])
         return read(rows, Probe)[0], read(samples, ProbeSample)
 
+    def last_done(self, target: str) -> list[Probe]:
+        """Return the last probe that succeeded, however long ago; none where none did."""
+        return read(self.store.read(_LAST_DONE, target), Probe)
+
     def probes(self, target: str, since: float, until: float, limit: int | None = None) -> list[Probe]:
         """Newest first, by the time they were due; gaps that reach into the window included."""
         return read(self.store.read(_PROBES, target, since, until, -1 if limit is None else limit), Probe)
@@ -232,9 +237,14 @@ class SeriesStore:
     def append_event(self, event: MonitorEvent) -> int:
         return self._append("events", event, id=None)
 
-    def events(self, since: float, until: float, target: str | None = None) -> list[MonitorEvent]:
-        """Oldest first; with a target those of it and those of all."""
+    def events(
+        self, since: float, until: float, target: str | None = None, *, version_of: Sequence[str] = ()
+    ) -> list[MonitorEvent]:
+        """Oldest first; with a target those of it and those of all. `version_of`: only changes of these versions."""
         of, values = ("AND (target IS NULL OR target = ?3)", (target,)) if target is not None else ("", ())
+        if version_of:
+            names = ", ".join(f"'{name}'" for name in version_of)
+            of += f" AND kind = 'version' AND json_extract(detail, '$.what') IN ({names})"
         return read(self.store.read(_EVENTS.format(of=of), since, until, *values), MonitorEvent)
 
     def open_alert(self, alert: Alert) -> int:

@@ -153,7 +153,7 @@ async def _engine(pool: Pool, headers: Mapping[str, str]) -> tuple[str, str]:
     return _versioned(name, await _ask(pool, "/version", headers), "version"), "metrics"
 
 
-async def ask_slots(url: str, key_env: str | None = None) -> tuple[int, str] | None:
+async def ask_slots(url: str, key_env: str | None = None, model: str | None = None) -> tuple[int, str] | None:
     """Return how many sequences a server decodes at a time, and where it says so; None: it cannot be asked.
 
     vLLM does not tell: it is taken as many tasks of an agent as its KV cache holds.
@@ -178,8 +178,9 @@ async def ask_slots(url: str, key_env: str | None = None) -> tuple[int, str] | N
     finally:
         await pool.close()
     text = metrics.body.decode("utf-8", "replace") if metrics is not None else ""
-    if own := sum(int(count) for count in re.findall(r"^skep_slots\{.*\} (\d+)", text, re.MULTILINE)):
-        return own, f"/metrics of {url}"  # another gateway
+    own = re.findall(r'^skep_slots\{model="([^"]*)".*\} (\d+)', text, re.MULTILINE)  # of another gateway, by replica
+    if own and (model is not None or len({name for name, _ in own}) == 1):
+        return sum(int(count) for name, count in own if model in (None, name)), f"/metrics of {url}"
     told = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.MULTILINE)
     sizes = dict(re.findall(r'(num_gpu_blocks|block_size)="(\d+)"', told[1])) if told else {}
     tokens = int(sizes.get("num_gpu_blocks", 0)) * int(sizes.get("block_size", 0))
