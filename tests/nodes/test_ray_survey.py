@@ -55,7 +55,7 @@ def test_two_kinds_of_nodes_are_told_with_what_is_free_and_replicas_are_placed_o
         place(found, node_env, vllm)
     with pytest.raises(EngineError, match="plain has no vllm installed"):
         place(found, node_env, replace(vllm, binary=None))
-    with pytest.raises(DoesNotFit, match=r"2 replicas .* want 2 GPUs, .* there is room for 1.*cards has 2 of 2 GPUs"):
+    with pytest.raises(DoesNotFit, match=r"2 replicas .* need 2 GPUs, .* there is room for 1.*cards has 2 of 2 GPUs"):
         place(found, node_env, replace(vllm, binary=str(tmp_path), replicas=2))
 
 
@@ -127,7 +127,7 @@ def test_up_on_a_cluster_without_the_engine_or_the_room_is_one_line(nodes, insta
     assert "error: no node can serve `org/model`: head has no vllm installed; b has no vllm installed" in done.stderr
     done = one.run("up", "--embedded", "--threads", "2", "--replicas", "3", "--cluster", nodes.address, check=False)
     assert done.returncode == 3
-    assert "3 replicas of `smollm2-135m` want 2 CPUs" in done.stderr
+    assert "3 replicas of `smollm2-135m` need 2 CPUs" in done.stderr
     assert "b has no GPU, 2 of 2 CPUs" in done.stderr
     assert "Traceback" not in done.stderr
 
