@@ -82,6 +82,8 @@ class OutputFile(PosixPath):
     def checked(self, *runs: str, suffixes: tuple[str, ...] = ()) -> OutputFile:
         """Return where to write. Called before the work. Raise UserError where it cannot be, or must not be."""
         check_place(self, self.option)
+        if os.path.lexists(self) and not self.is_file():
+            raise UserError(f"{self.option} `{self}` is not a regular file", hint="name another file")
         if suffixes and self.suffix not in suffixes:
             what = f"{self.option} `{self}` ends in none of {', '.join(suffixes)}"
             raise UserError(what, hint=f"name it {self.stem}{suffixes[0]}, for instance")
@@ -103,8 +105,6 @@ def check_place(path: Path, name: str = "--output") -> None:
     if is_folder or not os.path.isdir(path.parent):  # noqa: PTH112
         what = "is a folder" if is_folder else "lies in a folder that does not exist"
         raise UserError(f"{name} `{path}` {what}", hint="name a file in a folder that exists")
-    if os.path.lexists(path) and not os.path.isfile(path):  # noqa: PTH113
-        raise UserError(f"{name} `{path}` is not a regular file", hint="name another file")
     if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise UserError(f"{name} `{path}` cannot be written: no permission", hint="name another file")
 
