@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from skep import __version__
 from skep.errors import SkepError, UserError
-from skep.paths import documentation
 
 if TYPE_CHECKING:
     import click
@@ -106,6 +105,8 @@ def completion_line(shell: str) -> str:
 
 def topic(words: Sequence[str]) -> str | None:
     """Return a page of the documentation; a command of that name wins, unless `--page` says otherwise."""
+    from skep.paths import documentation
+
     pages = documentation()
     if list(words) == ["topics"]:
         return "\n".join(
