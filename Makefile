@@ -25,7 +25,7 @@ install: $(VENV)/.installed  ## prepare .venv with the skep command in it
 install-ray:  ## prepare .venv-ray: the same with Ray
 	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) $(RAY_VENV)/.installed-ray
 
-test: $(VENV)/.installed-dev  ## everything CI checks: ruff, mypy, pytest
+test: $(VENV)/.installed-dev  ## ruff, mypy, pytest; CI also runs test-package and test-web
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pytest --collect-only -q -q > /dev/null 2>&1 & $(BIN)/mypy; checked=$$?; wait; exit $$checked

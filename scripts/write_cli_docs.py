@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from generated import write_or_check
 
 from skep.cli.main import ALIASES, GROUPS, NAMES, PARTS, tree_of
 from skep.report.schemas import read_documents
@@ -18,7 +19,8 @@ COMMON = 3  # commands that share an option with one meaning, before it is expla
 CLI_INTRO = """\
 # The command line
 
-Every command with one example. `skep COMMAND --help` explains all of its options, `skep help --all` lists the commands.
+Every command with one example. `skep COMMAND --help` explains all of its options, `skep help --all` lists the commands,
+`skep help topics` the pages of this documentation.
 This page is written by `make docs`.
 
 - Data goes to stdout; narration and progress go to stderr.
@@ -133,14 +135,5 @@ def json_reference() -> str:
 PAGES = {DOCS / "cli.md": cli_reference, DOCS / "json.md": json_reference}
 
 
-def main() -> int:
-    if "--check" in sys.argv:
-        return 0 if all(page.read_text() == text() for page, text in PAGES.items()) else 1
-    for page, text in PAGES.items():
-        page.write_text(text())
-        print(f"wrote {page.name}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGES))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
+from generated import write_or_check
+
 from skep.catalog.models import find_geometry
+from skep.deploy.evidence import way_of
 from skep.planner.validation import Unpredictable, read_case, read_rows, source_of
 
 ROOT = Path(__file__).parent.parent
 POINTS, TABLE = ROOT / "tests/data/published_points.csv", ROOT / "src/skep/planner/published.tsv"
-HEAD = "model\tcards\tway\tquant\tconcurrency\tinput_tokens\toutput_tokens\tshape\tmetric\ttok_s\tsource\n"
+HEAD = "model\tcards\tway\tquant\tconcurrency\tinput_tokens\toutput_tokens\tshape\tspread\tmetric\ttok_s\tsource\n"
 
 
 def table() -> str:
@@ -28,29 +30,32 @@ def table() -> str:
         if setup.slots is not None and load.concurrency > setup.slots * setup.layout.replicas:
             continue  # somebody waited
         stated = cells["input_len"] and cells["output_len"]  # a stream's own rate hardly depends on them
-        if load.rate_per_s or find_geometry(setup.model.id) is None or (case.metric == "effective" and not stated):
+        if (
+            load.cached_share
+            or load.rate_per_s
+            or find_geometry(setup.model.id) is None
+            or (case.metric == "effective" and not stated)
+        ):
             continue
-        drafts = f", {setup.spec}" if setup.spec else ""
-        way = f"{setup.layout}{drafts} ({setup.engine})"
         tokens = (load.concurrency, int(load.input_tokens), int(load.output_tokens))
         count = int(cells["n_gpu"])
         cards = f"{count}x {case.card.id}" if count > 1 else case.card.id
         source = source_of(cells["source_url"])
-        key = (setup.model.id, cards, way, setup.quant.id, *tokens, load.shape, case.metric, source)
+        key = (
+            setup.model.id,
+            cards,
+            way_of(setup.layout, setup.spec, setup.engine),
+            setup.quant.id,
+            *tokens,
+            load.shape,
+            load.spread,
+            case.metric,
+            source,
+        )
         best[key] = max(best.get(key, 0.0), case.published)
     lines = ["\t".join(map(str, (*key[:-1], f"{tok_s:g}", key[-1]))) for key, tok_s in best.items()]
     return HEAD + "".join(f"{line}\n" for line in sorted(lines))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the file is not up to date")
-    found = table()
-    if parser.parse_args().check:
-        return int(TABLE.read_text(encoding="utf-8") != found)
-    TABLE.write_text(found, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check({TABLE: table}))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
+
+from generated import write_or_check
 
 from skep.deploy.evidence import EVIDENCE
 from skep.deploy.plan_request import PlanFlags, answer_plan, caveats, start_line
@@ -56,16 +57,5 @@ def is_for_this_page(caveat: str) -> bool:
     return "--vision" not in caveat and not caveat.startswith(EVIDENCE)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="exit with 1 if the page is not what it would be")
-    text = page()
-    if parser.parse_args().check:
-        return int(PAGE.read_text(encoding="utf-8") != text)
-    PAGE.write_text(text, encoding="utf-8")
-    print(f"wrote {PAGE.name}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check({PAGE: page}))

@@ -10,7 +10,6 @@ from skep.catalog.checkpoints import checkpoint_of
 
 pytestmark = pytest.mark.usefixtures("paths")
 TWO = ("--gpu", "2x rtx-3090")
-SHORT = ("--input-tokens", "256", "--output-tokens", "256")
 
 
 def best(*args):
@@ -114,8 +113,10 @@ def test_what_others_measured_stands_beside_the_plan():
 
 
 def test_a_published_row_is_evidence_where_no_preset_is():
-    found = evidence("gpt-oss-20b", "--gpu", "rtx-5090", "-c", "8")
-    assert re.search(r"319 tok/s at 8192 tokens in, 371 out, C=4 \(github.com/.*\); this plan expects \d+ there", found)
+    found = evidence("gpt-oss-20b", "--gpu", "dgx-spark", "-c", "8")
+    assert re.search(
+        r"180 tok/s at 1024 tokens in, 1024 out, C=10 \(github.com/.*\); this plan expects \d+ there", found
+    )
 
 
 def test_evidence_in_another_layout_or_format_names_it():
@@ -128,9 +129,10 @@ def test_what_was_measured_while_requests_waited_for_a_slot_is_no_evidence():
 
 
 def test_a_plan_that_contradicts_a_measurement_says_why_or_which_to_trust():
-    few = evidence("gpt-oss-20b", "--gpu", "rtx-5060-ti-16gb", "-c", "32", "--engine", "vllm")
+    few = evidence("gpt-oss-120b", "--gpu", "h100-sxm", "-c", "64", "--engine", "vllm")
     assert re.search(r"-\d\d % with its \d+ slots? for longer tasks$", few)
-    same = evidence("gpt-oss-20b", "--gpu", "rtx-5090", "-c", "32", "--engine", "vllm", *SHORT)
+    flags = ("--engine", "llamacpp", "--quant", "q4_k_m", "--spec", "none")
+    same = evidence("qwen3-coder-30b-a3b", "--gpu", "dgx-spark", "-c", "1", *flags)
     assert same.endswith("trust the measurement, not the plan")
 
 

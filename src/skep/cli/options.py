@@ -73,7 +73,9 @@ def command(group: click.Group, example: str, *, name: str | None = None, runs: 
 
         files = {one.name: one for one in params if getattr(one.type, "type", None) is OutputFile}
         if files and "overwrite" not in [one.name for one in params]:
-            params.append(_parameter("overwrite", OverwriteOption, default=False))
+            named = " or ".join(f"{one.opts[-1]}" for one in files.values())
+            asked = Annotated[bool, option(f"Replace the {named} file if it exists.", "--overwrite")]
+            params.append(_parameter("overwrite", asked, default=False))
             params[-1].panel = getattr(next(iter(files.values())), "panel", None)  # type: ignore[attr-defined]
 
         def run(**given: Any) -> Any:
@@ -246,7 +248,6 @@ def group(name: str, help: str, *, default: str | None = None) -> click.Group:  
 
 Model = Annotated[str | None, option("Model name (default: the only model served).")]
 KeyEnv = Annotated[str | None, option("Environment variable with the endpoint's API key.")]
-OverwriteOption = Annotated[bool, option("Replace the file if it exists.", "--overwrite")]
 JsonOption = Annotated[bool, option("Print one JSON document on stdout.", "--json")]
 ConfigOption = Annotated[Path | None, option("Configuration file (default: skep.toml, if it exists).")]
 

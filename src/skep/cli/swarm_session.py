@@ -232,10 +232,10 @@ def end_of(run_id: str, *, output: Path | None, report: OutputFile | None, as_js
         account = story_of(swarm, run, now=time.time()).account
     file = run.config.get("output") if output is None else str(output)
     note(*end_lines(account, file))
-    if report is not None:
-        write_report(run_id, report, None)
     if as_json:
         print_json({**account_json(account), "output": file})
+    if report is not None:
+        write_report(run_id, report, None)
     return 1 if run.counts.failed else 0
 
 

