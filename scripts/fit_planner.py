@@ -1,126 +1,89 @@
-"""Fit the speed model's constants to published measurements, once with all sources and once without each.
+"""Fit the speed model's constants to published and own measurements, once with all sources and once without each.
 
-    python scripts/fit_planner.py [--processes 16] [--rounds 4]
+    python scripts/fit_planner.py [--processes 2] [--rounds 5]
 
-Reads tests/data/*_points.csv, writes src/skep/catalog/fitted.toml, prints how far off the model is on sources it was
-not fitted on. Needs numpy. Takes minutes on 16 cores, an hour on two.
+Reads tests/data/*_points.csv; writes src/skep/catalog/fitted.toml and, for each source, the constants fitted without it
+(tests/data/fitted_without.json). Needs numpy. Takes a quarter of an hour on two cores.
 
 Residuals are logarithms of predicted over published speed, under a loss that outliers cannot pull (Cauchy). A source
-counts by the square root of its rows. Every constant is drawn back to its round default as strongly as `_give` says.
+has an error of its own in common to its rows (a random effect): their mean counts once, however many they are, and
+what differs between them counts in full. Every constant is drawn back to its default as strongly as `_give` says.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
 import multiprocessing
-import re
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from published_curves import curve_of, tuning_from  # noqa: E402
+from published_curves import calibrated, curve_of, honest_constants  # noqa: E402
 
 from skep.planner.constants import Constants  # noqa: E402
 from skep.planner.ranking import FEATURES, features  # noqa: E402
-from skep.planner.validation import PublishedCase, Unpredictable, case_pool_tokens, predict, read_case, value_of  # noqa: E402  # noqa: E402
+from skep.planner.validation import PublishedCase, Unpredictable, predict, read_case  # noqa: E402
 
 NAMES = Constants.names()
 START = Constants()
 SCALE = 0.22  # residuals beyond it count less and less
+COMMON = 0.5  # share of the variance of a source's rows that they have in common
 STEP = 0.03
-LARGE = 10  # rows
+WITHOUT = ROOT / "tests" / "data" / "fitted_without.json"
 
 
 def _give(name: str) -> float:
     """How far, in logarithms, a constant may go for the same price."""
-    if name.startswith(("bw_", "on_", "mfu_")):
-        return 0.22
-    if name.startswith(("engine", "accept")):
+    if name.startswith("bw"):
         return 0.08
-    if name == "run_tail":
-        return 0.001  # not told apart from the steps by any row: held
-    if name in ("routing_skew", "tp_imbalance", "accept_mtp"):
-        return 0.04
-    if name.startswith(("draft_us", "batch_", "link_bytes", "layer_us_moe_amd")):
-        return 0.8
-    return 0.5
+    return {"before_2026": 0.7, "draft_us_tp": 0.7, "layer_us": 0.15, "layer_us_eager": 0.2, "link_latency": 0.2}.get(
+        name, 0.15 if name.startswith(("mfu", "unpack")) else 0.35
+    )
 
 
 GIVE = np.array([_give(name) for name in NAMES])
 
 
-def read() -> tuple[list[PublishedCase], list[tuple[str, ...]], list[tuple[PublishedCase, float, float]]]:
-    """The cases, the curve of each, and times to the first token as further evidence: (case, seconds, weight)."""
+def read() -> tuple[list[PublishedCase], list[tuple[str, ...]]]:
+    """Return the cases, and which curve each belongs to."""
     cases: list[PublishedCase] = []
     curves: list[tuple[str, ...]] = []
-    prompts: list[tuple[PublishedCase, float, float]] = []
     for path in sorted((ROOT / "tests" / "data").glob("*_points.csv")):
         with path.open(encoding="utf-8", newline="") as file:
             for row, cells in enumerate(csv.DictReader(file), 2):
                 try:
                     case = read_case(row, cells)
-                    case_pool_tokens(case)
+                    predict(case, START)
                 except Unpredictable:
                     continue
                 cases.append(case)
                 curves.append(curve_of(cells))
-                prompts += _prompt_evidence(case, cells["notes"].lower(), cells["ttft_ms"])
-    return cases, curves, prompts
+    return cases, curves
 
 
-def _prompt_evidence(case: PublishedCase, notes: str, ttft_ms: str) -> list[tuple[PublishedCase, float, float]]:
-    def alone(tokens: int) -> PublishedCase:
-        return replace(case, load=replace(case.load, input_tokens=tokens, output_tokens=4, concurrency=1, tasks=None))
-
-    found = []
-    if told := re.search(r"prompt eval ([\d.]+) tok/s", notes):
-        found.append((alone(1024), 1024 / float(told[1]), 0.3))
-    if told := re.search(r"prefill ~?([\d,]+)(?: tok/s)?@10k", notes):
-        found.append((alone(10_000), 10_000 / float(told[1].replace(",", "")), 0.5))
-    load = case.load
-    if ttft_ms.strip() and load.concurrency <= 20 and load.input_tokens >= 1000 and not load.cached_share:
-        found.append((case, float(ttft_ms.replace(",", "")) / 1000, 0.3))
-    return found
-
-
-CASES, CURVES, PROMPTS = read()
-SOURCES = np.array([case.source for case in CASES] + [case.source for case, _, _ in PROMPTS])
-ROWS = len(CASES)
-COUNTS = Counter(case.source for case in CASES)
-WEIGHTS = np.array(
-    [1 / math.sqrt(COUNTS[case.source]) for case in CASES]
-    + [weight / math.sqrt(COUNTS[case.source]) for case, _, weight in PROMPTS]
-)
-WEIGHTS *= ROWS / WEIGHTS[:ROWS].sum()
+CASES, CURVES = read()
+SOURCES = np.array([case.source for case in CASES])
+MEMBERS = {source: np.flatnonzero(source == SOURCES) for source in dict.fromkeys(SOURCES)}
 
 
 def constants(theta: np.ndarray) -> Constants:
-    values = {}
-    for name, shift in zip(NAMES, theta, strict=True):
-        value = getattr(START, name) * math.exp(shift)
-        if name.startswith("accept"):
-            value = min(value, 0.97)
-        elif name.startswith("bw_") or name in ("run_tail", "routing_skew"):
-            value = min(value, 1.0)
-        values[name] = float(f"{value:.5g}")
-    return Constants(**values)
+    values = {name: getattr(START, name) * math.exp(shift) for name, shift in zip(NAMES, theta, strict=True)}
+    capped = {name: min(value, 1.0) if name.startswith("bw") else value for name, value in values.items()}
+    return Constants(**{name: float(f"{value:.4g}") for name, value in capped.items()})
 
 
 def residuals(theta: np.ndarray) -> np.ndarray:
     chosen = constants(theta)
-    rows = [math.log(value_of(case, predict(case, chosen), chosen) / case.published) for case in CASES]
-    rows += [math.log(predict(case, chosen).ttft_s / seconds) for case, seconds, _ in PROMPTS]
-    return np.array(rows)
+    return np.array([math.log(predict(case, chosen) / case.published) for case in CASES])
 
 
 def _shifted(task: tuple[np.ndarray, int]) -> np.ndarray:
@@ -134,18 +97,32 @@ def slopes(theta: np.ndarray, now: np.ndarray, run: Callable[..., Any] = map) ->
     return np.stack([(there - now) / STEP for there in run(_shifted, [(theta, n) for n in range(len(NAMES))])], axis=1)
 
 
+def apart(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Take a share of each source's mean off its rows, so that what they have in common counts once."""
+    out = values.copy()
+    for rows in MEMBERS.values():
+        total = weight[rows].sum()
+        if total <= 0:
+            continue
+        keep = math.sqrt((1 - COMMON) / (1 - COMMON + COMMON * total))
+        mean = np.tensordot(weight[rows], values[rows], axes=1) / total
+        out[rows] = values[rows] - (1 - keep) * mean
+    return out
+
+
 def loss(rest: np.ndarray, theta: np.ndarray, mask: np.ndarray) -> float:
-    return float((WEIGHTS * mask * np.log1p((rest / SCALE) ** 2)).sum() + (theta**2 / GIVE**2).sum())
+    return float((mask * np.log1p((apart(rest, mask) / SCALE) ** 2)).sum() + (theta**2 / GIVE**2).sum())
 
 
 def towards(slope: np.ndarray, rest: np.ndarray, theta: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """The best constants if the model were straight, outliers weighed down again and again."""
     goal = theta.copy()
+    flat, level = apart(slope, mask), apart(rest, mask)
     for _ in range(40):
-        straight = rest + slope @ (goal - theta)
-        weight = WEIGHTS * mask / (1 + (straight / SCALE) ** 2) / SCALE**2
-        normal = (slope * weight[:, None]).T @ slope + np.diag(1 / GIVE**2)
-        following = np.linalg.solve(normal, -(slope * weight[:, None]).T @ (rest - slope @ theta))
+        straight = level + flat @ (goal - theta)
+        weight = mask / (1 + (straight / SCALE) ** 2) / SCALE**2
+        normal = (flat * weight[:, None]).T @ flat + np.diag(1 / GIVE**2)
+        following = np.linalg.solve(normal, -(flat * weight[:, None]).T @ (level - flat @ theta))
         if np.abs(following - goal).max() < 1e-5:
             break
         goal = following
@@ -166,122 +143,121 @@ def fit(theta: np.ndarray, mask: np.ndarray, rounds: int, run: Callable[..., Any
         else:
             return theta
         gained, theta, rest, now = now - then, there, rest_there, then
-        if gained < 0.3:
+        if gained < 0.2:
             break
     return theta
 
 
-def without(task: tuple[str, np.ndarray, int]) -> tuple[str, np.ndarray]:
-    source, theta, rounds = task
-    return source, fit(theta, (source != SOURCES).astype(float), rounds)
+def without(task: tuple[str, np.ndarray, np.ndarray, np.ndarray]) -> tuple[str, np.ndarray]:
+    """Fit anew without a source: steps with the slopes of the full fit, the residuals computed anew after each."""
+    source, theta, slope, rest = task
+    mask = (source != SOURCES).astype(float)
+    for _ in range(4):
+        goal = towards(slope, rest, theta, mask)
+        moved = np.abs(goal - theta).max()
+        theta, rest = goal, residuals(goal)
+        if moved < 0.004:
+            break
+    return source, theta
 
 
-def without_each(theta: np.ndarray, pool: Any) -> dict[str, np.ndarray]:
-    """A small source moves little: one step along the slopes at the full fit. Large ones are fitted anew from there."""
-    rest = residuals(theta)
-    slope = slopes(theta, rest, pool.map)
-    near = {source: towards(slope, rest, theta, (source != SOURCES).astype(float)) for source in COUNTS}
-    large = [(source, near[source], 1) for source, count in COUNTS.most_common() if count >= LARGE]
-    return {**near, **dict(pool.map(without, large, chunksize=1))}
-
-
-def half_widths(rest: np.ndarray, seen: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """Of |residual|, the 80 % quantile as exp(coefficients x features): pinball loss, by steps along the slope."""
-    size = np.log(np.maximum(np.abs(rest[where]), 0.005))
+def half_widths(rest: np.ndarray, seen: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Of |residual|, the 80 % quantile as exp(coefficients x features), a source counting by the root of its rows."""
+    size = np.log(np.maximum(np.abs(rest), 0.005))
+    weight = mask / np.sqrt([len(MEMBERS[source]) for source in SOURCES])
+    weight /= weight.sum()
     goal = np.zeros(seen.shape[1])
-    goal[0] = np.quantile(size, 0.8)
-    rate = 0.5
+    goal[0] = np.quantile(size[mask > 0], 0.8)
     for turn in range(6000):
-        above = size > seen[where] @ goal
-        slope = seen[where].T @ (np.where(above, -0.8, 0.2)) / len(size)
-        slope[1:] += 0.004 * goal[1:]
-        goal -= rate / (1 + turn / 300) * slope
+        above = size > seen @ goal
+        slope = seen.T @ (np.where(above, -0.8, 0.2) * weight)
+        slope[1:] += 0.01 * goal[1:]
+        goal -= 0.5 / (1 + turn / 300) * slope
     return goal
 
 
 def describe(label: str, rest: np.ndarray) -> None:
     error = np.abs(np.exp(rest) - 1)
-    alone = np.array([case.load.concurrency == 1 for case in CASES])
+    each = [float(np.median(error[rows])) for rows in MEMBERS.values()]
+    own = [rows for source, rows in MEMBERS.items() if source.startswith("skep-h200-vllm")]
+    mine = float(np.median(error[np.concatenate(own)])) if own else math.nan
     print(
-        f"{label}: {len(error)} rows, median {np.median(error):.1%}, p90 {np.quantile(error, 0.9):.1%}, "
-        f"C=1 {np.median(error[alone]):.1%}, C>1 {np.median(error[~alone]):.1%}",
+        f"{label}: {len(error)} rows, median {np.median(error):.1%}, p90 {np.quantile(error, 0.9):.1%}; "
+        f"by source mean {np.mean(each):.1%}, median {np.median(each):.1%}; own vLLM on H200 {mine:.1%}",
         flush=True,
     )
-
-
-def calibrated(chosen: dict[str, Constants]) -> tuple[np.ndarray, np.ndarray]:
-    firsts: dict[tuple[str, ...], PublishedCase] = {}
-    for case, curve in zip(CASES, CURVES, strict=True):
-        if case.load.concurrency == 1:
-            firsts.setdefault(curve, case)
-    rest, seen = [], []
-    for case, curve in zip(CASES, CURVES, strict=True):
-        first = firsts.get(curve)
-        if first is None or first is case:
-            continue
-        used = chosen[case.source]
-        rest.append(math.log(value_of(case, predict(case, used, tuning_from(first, used)), used) / case.published))
-        seen.append(_features(case))
-    return np.array(rest), np.array(seen)
 
 
 def _features(case: PublishedCase) -> tuple[float, ...]:
     return features(case.setup, case.card, case.load.concurrency)
 
 
-def write(theta: np.ndarray, folds: dict[str, np.ndarray], bands: np.ndarray, tuned: float) -> None:
+def write(theta: np.ndarray, bands: np.ndarray, tuned: float) -> None:
     full = constants(theta)
     lines = [
         "# Written by scripts/fit_planner.py; docs/accuracy.md says what it is fitted to and how far off it is.",
-        "", "[about]", f"rows = {ROWS}", f"sources = {len(COUNTS)}", "", "[constants]",
+        "", "[about]", f"rows = {len(CASES)}", f"sources = {len(MEMBERS)}", "", "[constants]",
     ]  # fmt: skip
     lines += [f"{name} = {getattr(full, name)!r}" for name in NAMES]
     lines += ["", "# logarithm of the half width of the 80 % band: the first is everybody's", "[bands]"]
     lines += [f"{name} = {value:.4f}" for name, value in zip(FEATURES, bands, strict=True)]
     lines += [f"calibrated = {tuned:.4f}"]
-    for source, shift in sorted(folds.items()):
-        other = constants(shift)
-        lines += ["", f'[without."{source}"]']
-        lines += [f"{n} = {getattr(other, n)!r}" for n in NAMES if getattr(other, n) != getattr(full, n)]
     (ROOT / "src" / "skep" / "catalog" / "fitted.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_folds(folds: dict[str, np.ndarray]) -> None:
+    others = {source: {n: getattr(constants(shift), n) for n in NAMES} for source, shift in sorted(folds.items())}
+    WITHOUT.write_text(json.dumps(others, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     asked.add_argument("--rounds", type=int, default=5)
+    asked.add_argument("--quick", action="store_true", help="fit on all sources only; write nothing")
     options = asked.parse_args()
+    describe("not fitted", residuals(np.zeros(len(NAMES))))
     with multiprocessing.Pool(options.processes) as pool:
-        everything = np.ones(len(SOURCES))
-        theta = fit(np.zeros(len(NAMES)), everything, options.rounds, pool.map)
-        describe("fitted on all", residuals(theta)[:ROWS])
-        folds = without_each(theta, pool)
-    chosen = {source: constants(shift) for source, shift in folds.items()}
-    rest = np.array(
-        [math.log(value_of(c, predict(c, chosen[c.source]), chosen[c.source]) / c.published) for c in CASES]
-    )
-    describe("each source with constants not fitted on it", rest)
-    for source, count in COUNTS.most_common():
-        own = rest[SOURCES[:ROWS] == source]
-        print(f"  {count:4d} {source}: median {np.median(np.abs(np.exp(own) - 1)):.1%}, leans {np.median(own):+.2f}")
+        theta = fit(np.zeros(len(NAMES)), np.ones(len(CASES)), options.rounds, pool.map)
+        rest = residuals(theta)
+        describe("fitted on all", rest)
+        print("; ".join(f"{n} {getattr(constants(theta), n):g} (from {getattr(START, n):g})" for n in NAMES))
+        slope = slopes(theta, rest, pool.map)
+        if options.quick:  # an estimate of what is left without each source
+            folds = {s: towards(slope, rest, theta, (s != SOURCES).astype(float)) for s in MEMBERS}
+            rest = np.concatenate([(rest + slope @ (folds[s] - theta))[rows] for s, rows in MEMBERS.items()])
+            rest = rest[np.argsort(np.concatenate(list(MEMBERS.values())))]
+            describe("without each source, about", rest)
+        else:
+            folds = dict(pool.map(without, [(s, theta, slope, rest) for s in MEMBERS], chunksize=1))
+            chosen = {source: constants(shift) for source, shift in folds.items()}
+            rest = np.array([math.log(predict(c, chosen[c.source]) / c.published) for c in CASES])
+            describe("each source with constants not fitted on it", rest)
+    for source, rows in sorted(MEMBERS.items(), key=lambda one: -len(one[1])):
+        own = rest[rows]
+        print(
+            f"  {len(rows):4d} {source}: median {np.median(np.abs(np.exp(own) - 1)):.1%}, leans {np.median(own):+.2f}"
+        )
+    if options.quick:
+        return
     seen = np.array([_features(case) for case in CASES])
-    bands = half_widths(rest, seen, np.ones(ROWS, dtype=bool))
-    held = np.abs(rest) <= np.exp(seen @ bands)
-    print(f"bands hold {held.mean():.1%}")
-    crossed = []
-    for source in COUNTS:
-        mine = SOURCES[:ROWS] == source
-        crossed += list(np.abs(rest[mine]) <= np.exp(seen[mine] @ half_widths(rest, seen, ~mine)))
-    print(f"bands fitted without the source hold {np.mean(crossed):.1%}")
-    tuned_rest, tuned_seen = calibrated(chosen)
-    describe_tuned = np.abs(np.exp(tuned_rest) - 1)
-    print(f"calibrated by C=1: {len(tuned_rest)} rows, median {np.median(describe_tuned):.1%}, "
-          f"p90 {np.quantile(describe_tuned, 0.9):.1%}")  # fmt: skip
-    ratio = np.log(np.maximum(np.abs(tuned_rest), 0.005)) - tuned_seen @ bands
-    write(theta, folds, bands, float(np.quantile(ratio, 0.8)))
-    for name in NAMES:
-        print(f"{name} {getattr(constants(theta), name):g} (from {getattr(START, name):g})", end="; ")
-    np.save(ROOT / ".fit_rest.npy", rest)
+    everybody = np.ones(len(CASES))
+    bands = half_widths(rest, seen, everybody)
+    held = []
+    for source, rows in MEMBERS.items():
+        other = half_widths(rest, seen, (source != SOURCES).astype(float))
+        held.append(float((np.abs(rest[rows]) <= np.exp(seen[rows] @ other)).mean()))
+    print(f"bands hold {(np.abs(rest) <= np.exp(seen @ bands)).mean():.1%} of the rows; "
+          f"fitted without a source, {np.mean(held):.1%} of its rows on average")  # fmt: skip
+    write_folds(folds)
+    tuned = list(calibrated(zip(CASES, CURVES, strict=True)))
+    after = np.array([math.log(predict(c, honest_constants(c.source), t) / c.published) for c, t in tuned])
+    many = np.array([c.load.concurrency > 1 for c, _ in tuned])
+    error = np.abs(np.exp(after) - 1)
+    print(f"calibrated by C=1: {len(tuned)} rows, median {np.median(error):.1%}; {many.sum()} of C>1, "
+          f"median {np.median(error[many]):.1%}, p90 {np.quantile(error[many], 0.9):.1%}")  # fmt: skip
+    wide = np.array([_features(case) for case, _ in tuned]) @ bands
+    write(theta, bands, float(np.quantile(np.log(np.maximum(np.abs(after), 0.005)) - wide, 0.8)))
 
 
 if __name__ == "__main__":

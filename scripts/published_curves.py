@@ -1,23 +1,42 @@
-"""Rows of one published curve, and the planner scaled to the curve's own row at C=1."""
+"""Rows of one published curve or pair, the planner scaled to a curve's own row at C=1, and constants by source."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
 
-from skep.planner.constants import Constants
+from skep.planner.constants import Constants, published_constants
 from skep.planner.step import StepTuning
-from skep.planner.validation import PublishedCase, predict, value_of
+from skep.planner.validation import PublishedCase, ValidationPoint, predict
 
 _SAME = ("source_url", "gpu", "n_gpu", "interconnect", "model", "quant_bits", "kv_dtype", "engine", "tp", "ep",
          "replicas", "spec")  # fmt: skip
 _LEAST, _MOST = 0.1, 10.0
+_WITHOUT = Path(__file__).parent.parent / "tests" / "data" / "fitted_without.json"
+_DIFFERS = math.log(1.05)  # two figures that differ by less are the same
+
+
+@lru_cache(maxsize=1)
+def _folds() -> dict[str, dict[str, float]]:
+    return json.loads(_WITHOUT.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=64)
+def honest_constants(source: str) -> Constants:
+    """Never fitted on that source: what a row from it is to be predicted with."""
+    return Constants(**_folds()[source]) if source in _folds() else published_constants()
 
 
 def curve_of(cells: Mapping[str, str]) -> tuple[str, ...]:
     """What stays the same in a table of measurements while concurrency changes."""
-    profile = re.search(r"(?:profile|weights)=([\w.-]+)", (cells.get("notes") or "").lower())
-    return (*((cells.get(name) or "").strip() for name in _SAME), profile[1] if profile else "")
+    notes = (cells.get("notes") or "").lower()
+    profile = re.search(r"(?:profile|weights)=([\w.-]+)", notes)
+    eager = "eager" if "eager" in notes else ""
+    return (*((cells.get(name) or "").strip() for name in _SAME), profile[1] if profile else "", eager)
 
 
 def tuning_from(case: PublishedCase, constants: Constants) -> StepTuning:
@@ -27,6 +46,44 @@ def tuning_from(case: PublishedCase, constants: Constants) -> StepTuning:
     """
     slow = 1.0
     for _ in range(4):  # the value is nearly proportional to 1 / slow: a few corrections settle it
-        value = value_of(case, predict(case, constants, StepTuning(decode=slow)), constants)
+        value = predict(case, constants, StepTuning(decode=slow))
         slow = min(_MOST, max(_LEAST, slow * value / case.published))
     return StepTuning(decode=slow)
+
+
+def calibrated(points: Iterable[tuple[PublishedCase, tuple[str, ...]]]) -> Iterator[tuple[PublishedCase, StepTuning]]:
+    """Yield each case of a curve that has a row at C=1, but for that row, with the tuning it gives."""
+    cases = list(points)
+    firsts: dict[tuple[str, ...], PublishedCase] = {}
+    for case, curve in cases:
+        if case.load.concurrency == 1:
+            firsts.setdefault(curve, case)
+    for case, curve in cases:
+        first = firsts.get(curve)
+        if first is not None and first is not case:
+            yield case, tuning_from(first, honest_constants(case.source))
+
+
+def pairs(points: Iterable[ValidationPoint], kind: str) -> tuple[int, int]:
+    """Of rows of one source that differ in the layout, or in speculation, alone: how many, how many come out right."""
+    groups: dict[tuple[object, ...], list[ValidationPoint]] = {}
+    for point in points:
+        setup, load = point.case.setup, point.case.load
+        lengths = [round(2 * math.log2(tokens)) for tokens in (load.input_tokens, load.output_tokens)]
+        alike = [point.case.source, point.case.metric, setup.model.id, setup.quant.id, setup.kv.id, setup.engine,
+                 setup.version, setup.graphs, point.case.card.id, load.concurrency, load.shape, *lengths]  # fmt: skip
+        alike += [setup.spec] if kind == "layout" else [setup.layout, point.case.rig.default_link]
+        groups.setdefault(tuple(alike), []).append(point)
+    found = right = 0
+    for group in groups.values():
+        for place, one in enumerate(group):
+            for other in group[place + 1 :]:
+                ours, theirs = one.case.setup, other.case.setup
+                apart = (
+                    ours.layout != theirs.layout if kind == "layout" else (ours.spec is None) != (theirs.spec is None)
+                )
+                measured = math.log(one.case.published / other.case.published)
+                if apart and abs(measured) >= _DIFFERS:
+                    found += 1
+                    right += measured * math.log(one.predicted / other.predicted) > 0
+    return found, right

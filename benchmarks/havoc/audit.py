@@ -14,7 +14,7 @@ from havoc.verdicts import End
 from skep.store.records import GatewayRequest
 
 SHOWN = 5
-UNREAD_S = 0.1
+UNREAD_S = 0.5  # a gateway on a busy machine may not get to read for so long
 STRANGER = "invalid_api_key"
 _SERIES = re.compile(r"^(skep_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')

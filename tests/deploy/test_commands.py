@@ -7,10 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from skep.catalog.models import geometry
+from skep.config.rigs import parse_rig
 from skep.deploy.commands import command_lines, gateway_line, launches_of
 from skep.engines.base import engine_named
 from skep.planner.quants import find_kv, find_quant
-from skep.planner.rigs import parse_rig
 from skep.planner.setup import Layout, Setup, Speculation
 
 RIG = parse_rig("4x rtx-3090")

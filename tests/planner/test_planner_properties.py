@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from skep.catalog.gpus import device, devices
 from skep.catalog.models import geometries, geometry
+from skep.config.rigs import parse_rig
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal
 from skep.planner.choose import choose
@@ -20,7 +21,7 @@ from skep.planner.memory import defaults, kv_bytes_per_token, memory, usable_byt
 from skep.planner.predict import lengths, prospect, simulate_load
 from skep.planner.quants import KV_TYPES, QUANTS, parts_of
 from skep.planner.ranking import band
-from skep.planner.rigs import all_reduce, default_link, group_link, parse_rig
+from skep.planner.rigs import all_reduce, default_link, group_link
 from skep.planner.rules import valid_rungs
 from skep.planner.setup import CardLink, Layout, PlannedLoad, Setup, Speculation
 from skep.planner.step import is_datacenter, step_model
@@ -103,8 +104,8 @@ def test_more_sequences_bring_more_tokens_a_second_where_nothing_speculates(chan
 def test_fewer_bits_are_never_slower_for_one_agent(chance):
     for _ in range(TRIES):
         model, card, engine, _, _, each = drawn(chance)
-        if model.is_moe and model.is_hybrid:
-            continue  # their 4-bit checkpoints keep attention in 16 bit
+        if (model.is_moe and model.is_hybrid) or is_datacenter(card):
+            continue  # 4-bit checkpoints of those keep attention in 16 bit; HBM is faster than weights are unpacked
         order = GGUF if engine == "llamacpp" else ("awq", "fp8", "bf16")
         took = [step(model, quant, card, engine=engine).seconds(1, each) for quant in order]
         assert took == sorted(took), said(model, card, engine, each)
@@ -140,7 +141,7 @@ def test_a_group_over_a_free_link_is_between_one_card_and_perfect_division(chanc
         tp = chance.choice([r for r in valid_rungs(model) if r <= 8])
         alone = step(model, quant, card, engine=engine).seconds(n, n * each)
         group = step(model, quant, card, tp, CardLink("nvlink", 1e9), engine=engine)
-        free = group.seconds(n, n * each) - group.comm_fixed_s * group.engine_slow
+        free = group.seconds(n, n * each) - group.comm_fixed_s
         assert alone / tp * 0.999 <= free <= alone * 1.001, said(model, card, engine, quant, tp, n, each)
 
 
@@ -360,5 +361,5 @@ def test_a_further_card_of_the_same_kind_never_makes_the_best_plan_worse(chance)
         scores = []
         for count in (1, 2):
             plans = choose(model, parse_rig(f"{count}x {card.id}"), PlanGoal(agents=agents), scale=False).plans
-            scores.append(plans[0].rated.score if plans else 0.0)
+            scores.append(max((plan.rated.score for plan in plans), default=0.0))
         assert scores[0] <= scores[1] * 1.02, said(model, card, agents)

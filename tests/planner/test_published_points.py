@@ -79,20 +79,20 @@ def test_a_model_known_by_parameters_alone_is_predicted_from_them():
 def test_mixed_cards_are_paced_by_the_slowest():
     both = case(gpu="RTX 5090 + RTX 3090 Ti", n_gpu="2", tp="2")
     assert (both.card.bandwidth_gbs, both.card.memory_gib, both.setup.layout.tp) == (1008, 24, 2)
-    assert both.link.p2p is False
+    assert both.rig.default_link.p2p is False
 
 
 def test_layers_split_over_cards_take_turns():
     split = case(engine="llama.cpp", n_gpu="4", tp="", notes="Q4_K_M")
-    assert (split.split, split.setup.layout.tp, split.setup.layout.pp, split.setup.quant.id) == (True, 1, 4, "q4_k_m")
+    assert (split.setup.layout.tp, split.setup.layout.pp, split.setup.quant.id) == (1, 4, "q4_k_m")
 
 
 def test_the_link_is_read_from_what_people_write():
-    assert case(n_gpu="2", tp="2", interconnect="NVLink").link.kind == "nvlink"
-    assert case(n_gpu="2", tp="2", interconnect="PCIe no NVLink").link.kind == "pcie"
-    slow = case(n_gpu="2", tp="2", interconnect="PCIe3 x16 + PCIe2 x4").link
+    assert case(n_gpu="2", tp="2", interconnect="NVLink").rig.default_link.kind == "nvlink"
+    assert case(n_gpu="2", tp="2", interconnect="PCIe no NVLink").rig.default_link.kind == "pcie"
+    slow = case(n_gpu="2", tp="2", interconnect="PCIe3 x16 + PCIe2 x4").rig.default_link
     assert slow.gbs < 5
-    assert case(n_gpu="2", tp="2", interconnect="PCIe4 x8/x8 (VM, P2P)").link.p2p
+    assert case(n_gpu="2", tp="2", interconnect="PCIe4 x8/x8 (VM, P2P)").rig.default_link.p2p
 
 
 def test_format_drafts_and_pipeline_are_read_from_the_notes():

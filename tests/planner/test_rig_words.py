@@ -4,8 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from skep.catalog.gpus import Gpu, HostFacts
+from skep.config.rigs import cpu_rig, find_rig, parse_rig, parse_spec, rig_of_host
 from skep.errors import UserError
-from skep.planner.rigs import cpu_rig, find_rig, is_geforce, parse_rig, parse_spec, rig_of_host
+from skep.planner.rigs import is_geforce
 
 
 @pytest.mark.parametrize(

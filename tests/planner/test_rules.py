@@ -21,8 +21,8 @@ from memory_samples import (
 from msgspec.structs import replace
 
 from skep.catalog.models import geometry
+from skep.config.rigs import parse_rig
 from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.rigs import parse_rig
 from skep.planner.rules import Facts, check, find_first, refusal, rules, valid_rungs
 from skep.planner.setup import Layout, Rig, Setup, Speculation
 

@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from skep.catalog.gpus import Gpu, HostFacts
 from skep.catalog.models import geometry
 from skep.catalog.options import Draft, EngineOptions
+from skep.config.preset_rules import contradictions
 from skep.config.presets import all_presets, find_preset
+from skep.config.rigs import parse_rig, rig_of_host
 from skep.engines.base import Launch
 from skep.engines.embedded import Embedded
 from skep.engines.llamacpp import LlamaCpp
@@ -17,9 +19,7 @@ from skep.engines.sglang import Sglang
 from skep.engines.vllm import Vllm
 from skep.errors import DoesNotFit, UserError
 from skep.planner.candidates import offered_quants
-from skep.planner.preset_rules import contradictions
 from skep.planner.quants import QUANTS
-from skep.planner.rigs import parse_rig, rig_of_host
 from skep.planner.setup import Layout
 from skep.tuner.baselines import baseline_of, prepared
 from skep.tuner.knobs import (

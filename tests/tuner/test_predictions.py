@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from skep.catalog.gpus import HostFacts
+from skep.config.rigs import cpu_rig, parse_rig
 from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.rigs import cpu_rig, parse_rig
 from skep.planner.setup import Layout, Speculation
 from skep.tuner.baselines import baseline_of
 from skep.tuner.knobs import TuneMachine, config_of, space_of

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from skep.planner.rigs import parse_rig
+from skep.config.rigs import parse_rig
 from skep.tuner.baselines import baseline_of
 from skep.tuner.knobs import TuneMachine, config_of, space_of
 from skep.tuner.predictions import Predictor

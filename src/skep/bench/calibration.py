@@ -23,6 +23,7 @@ from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.catalog.models import find_geometry
 from skep.catalog.pullable import find_pullable
+from skep.config.rigs import ResolvedRig, cpu_rig, parse_rig, rig_of_host
 from skep.deploy.plan_request import ModelFound, PlanFlags, pins_of, read_model
 from skep.deploy.stored_calibration import calibration_for, host_key
 from skep.errors import EndpointError, UserError
@@ -32,7 +33,6 @@ from skep.planner.calibration import CalibrationData, MeasuredLevel, fit, speed_
 from skep.planner.constants import published_constants
 from skep.planner.memory import has_pool
 from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.rigs import ResolvedRig, cpu_rig, parse_rig, rig_of_host
 from skep.planner.setup import Layout, Rig, Setup
 from skep.stats.percentiles import mean_t_interval
 from skep.store.database import Store

@@ -58,10 +58,9 @@ class PlanOptions:
     replicas: Annotated[int | None, option("Pin the number of replicas.", min=1)] = None
     slots: Annotated[int | None, option("Pin the sequences each replica decodes at a time.", min=1, max=4096)] = None
     context: Annotated[int | None, option("Pin the maximum sequence length in tokens.", min=64)] = None
-    utilization: Annotated[
-        float | None, option("Pin the share of GPU memory to fill, such as 0.9.", "--memory-share")
-    ] = None
+    utilization: Annotated[float | None, option("Pin the share of GPU memory to fill: 0.9.", "--memory-share")] = None
     spec: Annotated[str | None, option("Pin speculative decoding: mtp:3, ngram:4 or none.")] = None
+    text: Annotated[str, option("Text written: prose, code or mixed; drafts are right more often in code.")] = "mixed"
     vision: Annotated[bool, option("Load the vision tower, if the checkpoint has one.", "--vision")] = False
     no_graphs: Annotated[bool, option("Plan without CUDA graphs (eager mode).", "--no-graphs")] = False
     batched_tokens: Annotated[int | None, option("Pin the maximum tokens per engine step.", min=16)] = None

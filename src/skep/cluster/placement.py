@@ -15,6 +15,7 @@ from skep.catalog.names import model_id
 from skep.catalog.pullable import find_pullable
 from skep.cluster import nodes as cluster_nodes
 from skep.cluster.nodes import ClusterSurvey, LeftOut, Node, describe_request, has_words, host_of
+from skep.config.rigs import rig_of_host
 from skep.config.settings import Serve, Settings
 from skep.deploy import launches as deploy
 from skep.deploy.gpus import DEFAULT_SHARES
@@ -22,7 +23,6 @@ from skep.deploy.launches import NO_WEIGHTS, READ_GGUF, PullProgress
 from skep.engines.base import Launch, PlacementRequest, engine_named
 from skep.errors import DoesNotFit, EngineError, UserError
 from skep.paths import Paths
-from skep.planner.rigs import rig_of_host
 from skep.units import GIB, parse_bytes
 from skep.weights.hub import parse_hub_source
 from skep.weights.pull import installed, pull

@@ -13,12 +13,12 @@ from skep.cluster import nodes as cluster_nodes
 from skep.cluster.nodes import ClusterSurvey, LeftOut, Node, describe_request, has_words, host_of, left_out_lines
 from skep.cluster.placement import BUSY_HINT, MORE_ROOM_HINT, card_share, placement_request
 from skep.config.presets import find_preset, presets_folder
+from skep.config.rigs import rig_of_host
 from skep.config.settings import Serve
 from skep.deploy import resolve as deploy
 from skep.deploy.resolve import FOR_PLANS, PlannedServe, Say, ServeRequest
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.paths import Paths
-from skep.planner.rigs import rig_of_host
 
 
 def serves_for(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> tuple[Serve, ...]:

@@ -20,10 +20,10 @@ from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.catalog.options import Draft
 from skep.catalog.presets import Preset
 from skep.config.load import FileProblem, KeyPath, TableReader, check_words, rules_of, written
+from skep.config.preset_rules import Contradiction, contradictions
 from skep.config.settings import OWN_ENGINES, Serve, default_context
 from skep.errors import UserError
 from skep.paths import Paths
-from skep.planner.preset_rules import Contradiction, contradictions
 
 
 def toml_lines(text: str) -> dict[KeyPath, int]:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from skep.catalog.needs import is_moving_tag, stand_in_words
 from skep.catalog.presets import Container, Need, Preset, Published
 from skep.config.presets import serve_of
+from skep.config.rigs import parse_rig
 from skep.deploy.commands import adapter_of
 from skep.deploy.gpus import assign_cards
 from skep.deploy.launches import launch_of
@@ -23,7 +24,6 @@ from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import bare_words
 from skep.errors import UserError
 from skep.host.nvidia import GpuCard
-from skep.planner.rigs import parse_rig
 
 _VARIABLE = re.compile(r"\$(?:\{[A-Za-z_][A-Za-z0-9_]*\}|[A-Za-z_][A-Za-z0-9_]*)")
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")

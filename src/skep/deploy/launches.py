@@ -60,7 +60,7 @@ def read_machine() -> LocalMachine:
 
 def _devices(host: HostFacts, cards: Sequence[GpuCard]) -> tuple[Device, ...]:
     """Return the cards as the catalogue has them; none where one is not in it: no failure is predicted then."""
-    from skep.planner.rigs import rig_of_host
+    from skep.config.rigs import rig_of_host
 
     numbers = [gpu.index for gpu in host.gpus]
     if not cards or not {card.index for card in cards} <= set(numbers):

@@ -11,6 +11,8 @@ from msgspec.structs import replace
 
 from skep.catalog.checkpoints import checkpoint_of
 from skep.catalog.options import DRAFT_METHODS
+from skep.config.preset_rules import check_flags
+from skep.config.rigs import ResolvedRig, find_rig, parse_spec, rig_of_host
 from skep.deploy.commands import command_lines, gateway_line, up_line
 from skep.deploy.evidence import EVIDENCE, evidence
 from skep.engines.discovery import engine_kinds, is_installed
@@ -27,10 +29,11 @@ from skep.planner.candidates import (
 from skep.planner.choose import Plan, PlanChoice, account, choose, fits_nowhere
 from skep.planner.memory import KV_POOL, memory, weights_bytes
 from skep.planner.quants import QUANTS, Quant, find_kv, find_quant, known_quant
-from skep.planner.ranking import BasisOf, Predicted, published_basis
-from skep.planner.rigs import ResolvedRig, find_rig, of_machines, parse_spec, rig_of_host
+from skep.planner.ranking import BasisOf, Predicted, published_basis, ranked
+from skep.planner.rigs import of_machines
 from skep.planner.rules import runs_cuda_kernels
 from skep.planner.setup import Speculation
+from skep.planner.step import TEXTS
 from skep.units import format_bytes
 
 if TYPE_CHECKING:
@@ -61,6 +64,7 @@ class PlanFlags(PinnedSizes, frozen=True):
     quant: str | None = None
     kv: str | None = None
     spec: str | None = None
+    text: str = "mixed"
     no_graphs: bool = False
     vision: bool = False
 
@@ -86,8 +90,8 @@ class PlanAnswer(Struct, frozen=True):
     @property
     def ranked(self) -> list[tuple[PlanChoice, Plan]]:
         """All plans of all rigs, best first."""
-        pairs = [(choice, plan) for choice in self.choices for plan in choice.plans]
-        return sorted(pairs, key=lambda pair: pair[1].rated.key, reverse=True)
+        pairs = {id(plan.rated): (choice, plan) for choice in self.choices for plan in choice.plans}
+        return [pairs[id(rated)] for rated in ranked(plan.rated for _, plan in pairs.values())]
 
 
 def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True) -> PlanAnswer:
@@ -104,13 +108,14 @@ def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True) -> PlanAns
     # in another format than those that were named, the files are others, yet to be made
     same = flags.quant is None or model.quant is None or model.quant.family == find_quant(flags.quant).family
     checkpoint = model.checkpoint if same else None
+    for found in rigs:
+        check_flags(found.rig, goal, pins, model.geometry)
     choices = tuple(
         choose(model.geometry, found.rig, goal, pins, engines=names, basis_of=basis_of, checkpoint=checkpoint)
         for found, names in zip(rigs, each, strict=True)
     )
     notes = [*model.notes, *(n for found in rigs for n in found.notes), *(basis_of(name).note for name in engines)]
     notes += evidence(choices, goal.agents)
-    notes += [note for choice in choices for note in choice.notes]
     return PlanAnswer(flags, model, goal, pins, engines, choices, tuple(dict.fromkeys(filter(None, notes))))
 
 
@@ -127,6 +132,7 @@ def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
     """Return what is wanted; where nobody says how long a task is, an agent's, as far as the context is enough."""
     _one_of("--goal", flags.goal, GOALS)
     _one_of("--shape", flags.shape, SHAPES)
+    _one_of("--text", flags.text, TEXTS)
     limits: tuple[tuple[str, float], ...] = ()
     if flags.slo is not None:
         from skep.stats.slo import SloLimits
@@ -149,11 +155,13 @@ def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
     if quant is None and model.unknown_quant is not None:
         raise UserError(f"`{flags.model}` is quantized with `{model.unknown_quant}`, which skep does not know",
                         hint="name the nearest format with --quant: " + ", ".join(QUANTS))  # fmt: skip
-    spec, no_spec = _speculation(flags.spec)
+    spec, no_spec = _speculation(flags.spec, flags.text)
     sizes = {name: getattr(flags, name) for name in PinnedSizes.__struct_fields__}
     kv = find_kv(flags.kv) if flags.kv else None
-    graphs, vision = not flags.no_graphs, flags.vision
-    return Pins(quant=quant, kv=kv, spec=spec, no_spec=no_spec, graphs=graphs, vision=vision, **sizes)
+    return Pins(
+        quant=quant, kv=kv, spec=spec, no_spec=no_spec, text=flags.text, graphs=not flags.no_graphs,
+        vision=flags.vision, **sizes,
+    )  # fmt: skip
 
 
 def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[str, ...]:
@@ -283,19 +291,19 @@ def _named_quant(method: str, bits: float | None, *, floats: bool | None = None)
     return QUANTS["int8"] if found is not None and bits == 8 and found.nominal == 4 else found
 
 
-def _speculation(text: str | None) -> tuple[Speculation | None, bool]:
-    """`mtp:3`, with an acceptance `mtp:3:0.8`, or `none`."""
-    if text is None or text.strip().lower() == "none":
-        return None, text is not None
-    method, _, rest = text.strip().lower().partition(":")
+def _speculation(asked: str | None, text: str) -> tuple[Speculation | None, bool]:
+    """`mtp:3`, with an acceptance `mtp:3:0.8`, or `none`. `text`: what the model is to write."""
+    if asked is None or asked.strip().lower() == "none":
+        return None, asked is not None
+    method, _, rest = asked.strip().lower().partition(":")
     depth, _, acceptance = rest.partition(":")
     hint = "write it as --spec mtp:3, or with the share of accepted drafts, --spec mtp:3:0.8"
     try:
-        found = Speculation(method, int(depth), float(acceptance) if acceptance else None)
+        found = Speculation(method, int(depth), float(acceptance) if acceptance else None, text)
     except ValueError:
-        raise UserError(f"--spec `{text}` has no depth", hint=hint) from None
+        raise UserError(f"--spec `{asked}` has no depth", hint=hint) from None
     if method not in DRAFT_METHODS or not 1 <= found.depth <= 64 or not 0 < (found.acceptance or 0.5) <= 1:
-        raise UserError(f"--spec `{text}` is not understood", hint=f"{hint}; methods: {', '.join(DRAFT_METHODS)}")
+        raise UserError(f"--spec `{asked}` is not understood", hint=f"{hint}; methods: {', '.join(DRAFT_METHODS)}")
     return found, False
 
 

@@ -17,7 +17,9 @@ from skep.catalog.models import find_geometry, geometry
 from skep.catalog.options import EngineOptions
 from skep.catalog.pullable import find_pullable, pullable_names
 from skep.config.load import find_config, load_settings
+from skep.config.preset_rules import check_flags
 from skep.config.presets import all_presets, find_preset, presets_folder, serve_of
+from skep.config.rigs import ResolvedRig, parse_rig, rig_of_host
 from skep.config.settings import EMBEDDED_MODEL, Serve, default_context
 from skep.deploy.commands import launches_of
 from skep.deploy.plan_request import PlanFlags, engines_of, goal_of, pins_of, read_model, read_rigs
@@ -29,7 +31,6 @@ from skep.host.facts import read_host
 from skep.paths import Paths
 from skep.planner.choose import Plan, choose, fits_nowhere
 from skep.planner.memory import version_of, weights_bytes
-from skep.planner.rigs import ResolvedRig, parse_rig, rig_of_host
 
 if TYPE_CHECKING:
     from skep.catalog.gpus import HostFacts
@@ -218,6 +219,7 @@ def best_plan(flags: PlanFlags, store: Path, rig: ResolvedRig | None = None, *, 
     for line in (*model.notes, *rig.notes):
         say(line)
     pins, engines = pins_of(flags, model), engines_of(flags, model, rig)
+    check_flags(rig.rig, goal, pins, model.geometry)
     choice = choose(model.geometry, rig.rig, goal, pins, engines=engines, scale=False)
     if not choice.plans:
         raise fits_nowhere(model.geometry, choice, goal, pins, engines[0])

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from skep.catalog.checkpoints import checkpoints_of, find_checkpoint
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
-from skep.errors import UserError
 from skep.planner.fit import FitResult, fits, smallest
 from skep.planner.memory import defaults, has_pool, memory, weights_bits
 from skep.planner.quants import KV_TYPES, QUANTS, KvType, Quant, part_bits, parts_of
@@ -51,6 +50,7 @@ class Pins(PinnedSizes, frozen=True, kw_only=True):
     kv: KvType | None = None
     spec: Speculation | None = None
     no_spec: bool = False
+    text: str = "mixed"  # that is to be written: more drafts are right in code than in prose
     graphs: bool = True
     vision: bool = True  # False: its tower is left out where the engine can do so
 
@@ -88,18 +88,14 @@ def layouts(rig: Rig, model: Geometry, engine: str, goal: PlanGoal, pins: Pins) 
     mixed = len({card.id for card in rig.cards}) > 1
     found = []
     widest = 1 if engine == "llamacpp" and of_machines(rig) else count  # over a network it splits by layers
-    for tp in _range(pins.tp, widest):
+    for tp in (pins.tp,) if pins.tp else range(1, widest + 1):
         spread = model.is_moe and tp > 1 and engine != "llamacpp"
         expert_sizes = (pins.ep,) if pins.ep else (1, tp) if spread else (1,)
-        for pp in _range(pins.pp, max(1, count // tp)):
+        for pp in (pins.pp,) if pins.pp else range(1, max(1, count // tp) + 1):
             most = max(1, min(count // (tp * pp), max(1, goal.agents)))
             wanted = [pins.replicas] if pins.replicas else list(range(most, 0, -1)) if mixed else [most]
             found += [Layout(tp, pp, ep, r) for r in wanted for ep in expert_sizes]
     return found
-
-
-def _range(pinned: int | None, most: int) -> Sequence[int]:
-    return (pinned,) if pinned else range(1, most + 1)
 
 
 def offered_quants(model: Geometry, engine: str, cards: Sequence[Device]) -> tuple[Quant, ...]:
@@ -178,7 +174,7 @@ def variants(setup: Setup, rig: Rig, pins: Pins) -> Iterator[Setup]:
     specs: tuple[Speculation | None, ...] = (pins.spec,)
     drafts = setup.model.mtp_layers and setup.engine != "llamacpp" and has_drafts(setup)
     if pins.spec is None and not pins.no_spec and drafts:
-        specs = (None, *(Speculation("mtp", depth) for depth in _DEPTHS))
+        specs = (None, *(Speculation("mtp", depth, text=pins.text) for depth in _DEPTHS))
     for kv, spec in product(kinds, specs):
         if (kv, spec) != (setup.kv, setup.spec):
             yield replace(setup, kv=kv, spec=spec)
@@ -288,23 +284,3 @@ def arranged(rig: Rig) -> tuple[Rig, tuple[int, ...]]:
     where = {old: new for new, old in enumerate(order)}
     pairs = tuple((where[a], where[b], link) for a, b, link in rig.pairs)
     return replace(rig, cards=tuple(rig.cards[n] for n in order), pairs=pairs), tuple(order)
-
-
-def contradiction(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None = None) -> None:
-    """Flags that cannot all be meant, or not of this model."""
-    if model is not None and model.max_context is not None:
-        most, made_for = model.max_context, f"that {model.id} was made for"
-        if (pins.context or 0) > most:
-            hint = f"use --context {most} at most, or a config.json with rope scaling"
-            raise UserError(f"--context {pins.context} is beyond the {most} tokens {made_for}", hint=hint)
-        if goal.need_tokens > most:
-            hint = "lower --prompt-tokens or --output-tokens, or name a config.json with rope scaling"
-            raise UserError(f"a task of {goal.need_tokens} tokens is beyond the {most} {made_for}", hint=hint)
-    needed = (pins.tp or 1) * (pins.pp or 1) * (pins.replicas or 1)
-    if needed > len(rig.cards):
-        there = f"{len(rig.cards)} card{'s' if len(rig.cards) > 1 else ''}"
-        hint = "the cards are TP x PP x replicas; leave one out and skep chooses it"
-        raise UserError(f"{pins.layout_words} needs {needed} cards, `{rig.title}` has {there}", hint=hint)
-    if pins.context is not None and pins.context < goal.need_tokens:
-        hint = "raise --context, or lower --prompt-tokens and --output-tokens"
-        raise UserError(f"--context {pins.context} is less than a task's {goal.need_tokens} tokens", hint=hint)

@@ -20,7 +20,7 @@ from skep.planner.predict import SpeedModel
 from skep.planner.quants import QUANTS, part_bits, parts_of
 from skep.planner.ranking import Basis, BasisOf, Predicted, Rated, published_basis, speed_model_of
 from skep.planner.rigs import default_link, of_machines, slot_link
-from skep.planner.rules import check, find_first, refusal
+from skep.planner.rules import check, refusal
 from skep.planner.setup import CardLink, Layout, Rig, Setup
 from skep.units import format_bytes
 
@@ -36,14 +36,12 @@ _TERMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("output head", ("head_s",)),
     ("small batches", ("batch_s",)),
     ("sequences", ("sequence_s",)),
-    ("hops between cards", ("hop_s",)),
     ("launches and scheduler", ("fixed_s",)),
 )
 _WORTH_SHOWING = 0.0005
 FEW, CROWD = 32, 128  # agents; beyond them fewer are played through, as each takes longer
 _GROUPS, _IN_GROUP = 12, 3  # played through: so many pairs of layout and quantization, so many forms of each
 _EXPANDED = 8  # pairs that are tried with other KV types and with speculation
-_SPECULATION = ("speculation-gain",)  # where it costs on a mixture of experts, it was measured to bring nothing
 _LAYOUT_RULES = ("cards", "heads", "pipeline", "expert-parallel", "engine")  # no quantization mends these
 _MOST_CARDS = 16  # tried where a model does not fit
 _TRIED = f"nothing: fewer bits, a shorter context and up to {_MOST_CARDS} such cards were tried"
@@ -106,8 +104,8 @@ def _how(name: str, found: SpeedModel, sequences: int, each: float) -> str:
     if name == "dense weights":
         return read((parts.small * bits["small"] + parts.mlp * bits["mlp"]) / 8, step.dense_s)
     if name == "experts":
-        share = 1.0 - (1.0 - step.experts_per_token / step.experts) ** (tokens**step.routing_skew)
-        formula = f"1-(1-{step.experts_per_token}/{step.experts})^{tokens}^{step.routing_skew:.2f}"
+        share = 1.0 - (1.0 - step.experts_per_token / step.experts) ** (tokens**step.experts_reuse)
+        formula = f"1-(1-{step.experts_per_token}/{step.experts})^{tokens}^{step.experts_reuse:.2f}"
         return f"{share * 100:.0f} % ({formula}) of {read(parts.experts * bits['experts'] / 8, step.experts_s)}"
     if name == "output head":
         return read(parts.embedding * bits["ends"] / 8, step.head_s)
@@ -128,7 +126,7 @@ def _how(name: str, found: SpeedModel, sequences: int, each: float) -> str:
         return f"{sequences} x {step.sequence_s * 1e6:.0f} us of scheduling and sampling"
     if name == "launches and scheduler":
         return f"{model.layers} layers, {'CUDA graphs' if setup.graphs else 'eager'}, {setup.engine}"
-    return "llama.cpp's kernels for 2 to 16 tokens" if name == "small batches" else f"{setup.layout.pp - 1} hop(s)"
+    return "llama.cpp's kernels for few tokens"
 
 
 def reasons(best: Rated, goal: PlanGoal, rejected_replica: str | None, rejected_wider: str | None) -> tuple[str, ...]:
@@ -148,9 +146,9 @@ def reasons(best: Rated, goal: PlanGoal, rejected_replica: str | None, rejected_
     elif layout.replicas > 1:
         found.append(f"{layout.replicas} replicas share nothing: no all-reduce, each reads all weights for its agents")
     if layout.ep > 1:
-        found.append(f"EP={layout.ep} keeps every expert whole on one card; the speed model sees no other difference")
+        found.append(f"EP={layout.ep} keeps every expert whole on one card")
     if layout.pp > 1:
-        found.append(f"PP={layout.pp} makes room: cards take turns, so a single stream gets no quicker")
+        found.append(f"PP={layout.pp} makes room; a single stream gets no quicker")
     if layout.cards < rig_cards:
         idle = rig_cards - layout.cards
         left = f"{idle} of {rig_cards} cards {'stays' if idle == 1 else 'stay'} idle"
@@ -161,8 +159,6 @@ def reasons(best: Rated, goal: PlanGoal, rejected_replica: str | None, rejected_
     if setup.slots * layout.replicas < goal.agents:
         decoding = setup.slots * layout.replicas
         found.append(f"memory is enough for {decoding} of {goal.agents} agents at once, the others wait")
-    if setup.quant.nominal <= 4:
-        found.append(f"{setup.quant.title} is among the smallest formats that skep offers: none has below 4 bits")
     if setup.spec is not None:
         gain = best.prospect.step.tokens_per_step(spent.sequences)
         found.append(f"{setup.spec} is expected to bring {gain:.1f} tokens a step; how many depends on the text")
@@ -184,17 +180,14 @@ class Rejected(msgspec.Struct, frozen=True):
     remedy: str | None = None
 
 
-class SetupSurvey(msgspec.Struct, frozen=True):
-    rated: tuple[Rated, ...]  # the best form of every pair of layout and quantization, best first
-    rejected: tuple[Rejected, ...]
-    notes: tuple[str, ...]
-
-
 def survey(
     model: Geometry, rig: Rig, goal: PlanGoal, pins: Pins, engine: str, basis: Basis, *, narrow: bool = False,
     top: bool = False,
-) -> SetupSurvey:  # fmt: skip
-    """All candidates of one engine. `top`: only the best few pairs, without reasons; `narrow`: in fewer forms still."""
+) -> tuple[list[Rated], list[Rejected]]:  # fmt: skip
+    """Return the best form of every pair of layout and format of one engine, best first, and what was rejected.
+
+    `top`: only the best few pairs, without reasons; `narrow`: in fewer forms still.
+    """
     few = narrow or top
     found, rejected = bases(model, rig, goal, pins, engine, say_why=not few)
 
@@ -208,15 +201,11 @@ def survey(
         return (*order, ranking.coarse(speed_model_of(setup, rig, goal, basis), goal))
 
     scored = sorted(((first(s), s) for s in found), key=itemgetter(0), reverse=True)
-    notes: list[str] = []
     most, pairs = 3 if narrow else _EXPANDED, [setup for _, setup in scored]
     drafting = [setup for setup in pairs[most:] if model.mtp_layers and candidates.has_drafts(setup)]
     for setup in pairs[:most] + drafting[: most // 2]:
         for other in candidates.variants(setup, rig, pins):
-            useless = find_first("costs", other, rig, _SPECULATION) if pins.spec is None and model.is_moe else None
-            if useless is not None and not notes:
-                notes.append(f"no speculation offered: {useless.sentence}")
-            if useless is not None or refusal(other, rig) is not None:
+            if refusal(other, rig) is not None:
                 continue
             placed = place(other, sizing_card(rig, other.layout), goal, pins)
             if placed is not None:
@@ -230,11 +219,8 @@ def survey(
     for group in list(groups.values())[: _GROUPS // (3 if few else fewer)]:
         forms = group[: _IN_GROUP if len(groups) == 1 else _IN_GROUP // fewer]
         rated = (ranking.rate(s, rig, goal, check(s, rig), basis, published=published(s)) for s in forms)
-        best.append(max(rated, key=lambda r: r.key))
-    best.sort(key=lambda r: r.key, reverse=True)
-    if any(r.setup.spec is not None for r in best):
-        notes.clear()
-    return SetupSurvey(tuple(best), tuple(rejected), tuple(notes))
+        best.append(ranking.ranked(rated)[0])
+    return ranking.ranked(best), rejected
 
 
 def bases(
@@ -336,7 +322,6 @@ class PlanChoice(msgspec.Struct, frozen=True):
     rejected: tuple[Rejected, ...]
     runner_up: RunnerUp | None
     further: tuple[ScalingPoint, ...]
-    notes: tuple[str, ...]
 
 
 def choose(
@@ -345,22 +330,20 @@ def choose(
 ) -> PlanChoice:  # fmt: skip
     """Rank what these engines could do together. Nothing fits: the plans are empty."""
     pins = pins or Pins()
-    candidates.contradiction(rig, goal, pins, model)
     rig, order = candidates.arranged(rig)
     surveys = [survey(model, rig, goal, pins, engine, basis_of(engine)) for engine in engines]
     most = SHOWN if goal.agents <= CROWD else SHOWN // 2
-    rated = sorted((r for s in surveys for r in s.rated), key=lambda r: r.key, reverse=True)[:most]
-    rejected = tuple(r for s in surveys for r in s.rejected)
+    rated = ranking.ranked(r for found, _ in surveys for r in found)[:most]
+    rejected = tuple(r for _, found in surveys for r in found)
     plans = []
     for number, r in enumerate(rated):
         # all levels for the best three, the two ends for the others where many agents make it long
         at = ranking.levels(goal.agents) if number < 3 or goal.agents <= FEW else (1, goal.agents)
         shown = r if pins.context else _stretched(r)
         plans.append(_plan(shown, goal, basis_of(r.setup.engine), at, rejected, checkpoint, order))
-    notes = tuple(dict.fromkeys(note for s in surveys for note in s.notes))
     runner = _runner_up(plans, goal, pins, basis_of) if len(plans) > 1 else None
     further = _further(rated[0], goal, pins, basis_of) if rated and scale and goal.agents <= CROWD else ()
-    return PlanChoice(rig, order, tuple(plans), rejected, runner, further, notes)
+    return PlanChoice(rig, order, tuple(plans), rejected, runner, further)
 
 
 def _stretched(rated: Rated) -> Rated:
@@ -398,7 +381,7 @@ def _runner_up(plans: Sequence[Plan], goal: PlanGoal, pins: Pins, basis_of: Basi
         tried.append(words)
         theirs = _again(other.rated, rig, changed, pins, basis_of)
         ours = _again(best, rig, changed, pins, basis_of) if theirs is not None else None
-        if theirs is not None and (ours is None or theirs.key > ours.key):
+        if theirs is not None and (ours is None or ranking.ranked([ours, theirs])[0] is theirs):
             wins.append(words)
     behind = 1 - ranking.figure(other.rated, goal) / max(1e-9, ranking.figure(best, goal))
     alone = (plans[0].predicted[0].task_tok_s, other.predicted[0].task_tok_s)
@@ -433,7 +416,7 @@ def _again(rated: Rated, rig: Rig, goal: PlanGoal, pins: Pins, basis_of: BasisOf
     setup, layout = rated.setup, rated.setup.layout
     fixed = replace(pins, quant=setup.quant, kv=setup.kv, tp=layout.tp, pp=layout.pp, ep=layout.ep,
                     replicas=layout.replicas)  # fmt: skip
-    found = survey(setup.model, rig, goal, fixed, setup.engine, basis_of(setup.engine), narrow=True).rated
+    found = survey(setup.model, rig, goal, fixed, setup.engine, basis_of(setup.engine), narrow=True)[0]
     return found[0] if found else None
 
 
@@ -449,7 +432,7 @@ def _further(best: Rated, goal: PlanGoal, pins: Pins, basis_of: BasisOf) -> tupl
     for count in counts:
         pairs = tuple(p for p in best.rig.pairs if p[0] < count and p[1] < count)
         part = replace(best.rig, cards=cards[:count], pairs=pairs)
-        rated = survey(setup.model, part, goal, fixed, setup.engine, basis_of(setup.engine), top=True).rated
+        rated = survey(setup.model, part, goal, fixed, setup.engine, basis_of(setup.engine), top=True)[0]
         speed = rated[0].outcome.effective_tok_s if rated else None
         layout = rated[0].setup.layout if rated else None
         found.append(ScalingPoint(count, layout, speed, speed / whole if speed else None))

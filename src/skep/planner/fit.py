@@ -98,17 +98,6 @@ def kv_capacity_tokens(
     return int(_held(setup, memory(setup, card, context=context, slots=slots, vision=vision)) * context)
 
 
-def pool_tokens_as_reported(setup: Setup, plan: MemoryPlan) -> int:
-    """Return what vLLM prints up to 0.12: layers are grouped by kind in equal groups, whose last one may be padded."""
-    model, tp = setup.model, setup.layout.tp
-    if not model.sliding_layers:
-        return int(plan.pool_bytes / kv_bytes_per_token(setup))
-    group = min(model.full_layers, model.sliding_layers) or max(model.full_layers, model.sliding_layers)
-    padded = -(-model.sliding_layers // group) * group + -(-model.full_layers // group) * group
-    each = 2 * max(1, -(-model.kv_heads // tp)) * model.head_dim * setup.kv.bytes
-    return int(plan.pool_bytes / (padded * each / setup.layout.pp))
-
-
 def longest_context(setup: Setup, card: Device, slots: int, *, with_margin: bool = False) -> int:
     """Return the longest context with all slots full; 0: none. `with_margin`: so that it fits not on paper only."""
 

@@ -22,9 +22,10 @@ from skep.planner.fit import kv_capacity_tokens
 from skep.planner.memory import defaults
 from skep.planner.rigs import group_link, groups, pace_setter
 from skep.planner.setup import CardLink, PlannedLoad, Rig, Setup
-from skep.planner.step import LLAMACPP, UNTUNED, StepModel, StepTuning, step_model
+from skep.planner.step import UNTUNED, StepModel, StepTuning, step_model
 
 _GOLDEN = 0.6180339887498949
+_RUN_TAIL = 0.98  # what runs keep beside steps: stragglers, uneven ends, clients
 _ROUNDS, _UNEVEN_ROUNDS = 3, 14  # tasks an agent does in a steady load: the level has settled, the end weighs little
 
 
@@ -331,24 +332,25 @@ class SpeedModel(msgspec.Struct, frozen=True):
         steps = self.steps or (self.step,) * self.setup.layout.replicas
         replicas = [SimulatedReplica(step, self.slots, self.pool_tokens, self.chunk_tokens) for step in steps]
         played = _LoadSimulation(replicas, load).run()
-        tail = self.constants.run_tail if load.concurrency > 1 else 1.0
+        tail = _RUN_TAIL if load.concurrency > 1 else 1.0
         return replace(played, effective_tok_s=played.effective_tok_s * tail)
+
+    def stream_tok_s(self, load: PlannedLoad) -> float:
+        """Of one stream once it runs, beside those of the other agents and nobody's prompt."""
+        sequences = max(1, min(self.slots, -(-load.concurrency // self.setup.layout.replicas)))
+        seconds = self.step.seconds(sequences, sequences * (load.input_tokens + load.output_tokens / 2))
+        return self.step.tokens_per_step(sequences) / seconds
 
 
 def prospect(setup: Setup, rig: Rig, constants: Constants, *, context: int, tuning: StepTuning = UNTUNED) -> SpeedModel:
     """`context`: tokens of a whole sequence, prompt and answer. `tuning`: what a calibration of this machine found."""
-    split = setup.engine in LLAMACPP and setup.layout.tp == 1 and setup.layout.pp > 1
     found: dict[tuple[Device, CardLink | None], StepModel] = {}
     replicas = []
     for group in groups(setup.layout):
         card = pace_setter([rig.cards[place] for place in group], in_turn=setup.layout.tp == 1)
         link = group_link(rig, group) if setup.layout.tp > 1 else None
         if (card, link) not in found:
-            # a format the card has no hardware for is unpacked to 16 bit by the kernel
-            unpacked = setup.quant.family in ("fp8", "fp4", "int8") and setup.quant.family not in card.formats
-            found[card, link] = step_model(
-                setup, card, link, constants, split=split, tuning=tuning, weight_only=unpacked
-            )
+            found[card, link] = step_model(setup, card, link, constants, tuning=tuning)
         replicas.append((found[card, link], card, link))
     step, card, link = max(replicas, key=lambda one: one[0].seconds(1, context))
     smallest = dataclasses.replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 from msgspec.structs import replace
@@ -28,13 +28,8 @@ _WORDS = {
     "engine": "few measurements with this engine",
     "ram": "experts are read from system memory, whose speed is not known",
 }
-# Near ties. More bits answer better, so they may be this much slower; below 4 bits answers suffer visibly.
-_QUALITY = {3: 0.85, 4: 1.0, 5: 1.01, 6: 1.02, 8: 1.04, 16: 1.05}
-_SMALL_KV = 0.98  # a cache of fewer than 16 bits has to bring more than 2 %
-_COSTS = 0.95  # each rule that says "costs": the speed model may see less of it than people met
-_DEPENDS = 0.99  # each rule that says "depends on version or checkpoint" is a chance that it does not start
-_WHOLE_EXPERTS = 1.005  # the speed model sees no difference between cut and whole experts: whole ones cut no group
-_LLAMA_SHARED = 0.85  # llama.cpp with several sequences: a prompt of one holds up the others, which few have measured
+_KNOWN_ENGINES = ("vllm", "llamacpp")  # with many measurements
+_TIE = 0.05  # of the better figure: what differs by less is no more than predictions are off
 _RAM_BAND = 0.5  # added to the exponent of the band's half width
 _RDNA = 0.7  # AMD's gaming cards: vLLM and SGLang have few kernels for them, llama.cpp is what people run there
 _ALONE = 0.25  # exponent of a single agent's speed in throughput: a swarm ends with its last task alone
@@ -53,7 +48,7 @@ def features(setup: Setup, card: Device, concurrency: int) -> tuple[float, ...]:
     known = card.vendor == "nvidia" and card.family in ("ampere", "ada", "blackwell")
     said = (
         True, concurrency > 1, concurrency > 64, setup.spec is not None, setup.layout.tp > 1, setup.model.is_moe,
-        not known, setup.engine not in ("vllm", "llamacpp"),
+        not known, setup.engine not in _KNOWN_ENGINES,
     )  # fmt: skip
     return tuple(float(each) for each in said)
 
@@ -122,8 +117,21 @@ class Rated(msgspec.Struct, frozen=True):
     def key(self) -> tuple[bool, bool, bool, bool, float]:
         """What can be had goes first, then what keeps the promise, what fits safely, what holds all agents on cards."""
         within = self.over_limit <= 1.0
-        score = self.score if within else -self.over_limit
+        score = self.score if within else 1.0 / self.over_limit
         return self.published, within, not self.on_paper, self.holds_all and not self.setup.cpu_moe, score
+
+    @property
+    def preference(self) -> tuple[float, ...]:
+        """What decides a tie: bits of weights and KV, an engine measured often, rules against it, a simpler layout."""
+        setup, verdicts = self.setup, [finding.verdict for finding in self.findings]
+        layout, against = setup.layout, (-verdicts.count("costs"), -verdicts.count("depends"))
+        known = setup.engine in _KNOWN_ENGINES
+        return setup.quant.nominal, setup.kv.family == "half", known, *against, -layout.pp, layout.ep, self.score
+
+    def ties_with(self, other: Rated) -> bool:
+        *ours, score = self.key
+        *theirs, best = other.key
+        return ours == theirs and score >= (1.0 if self.context_each else 1.0 - _TIE) * best
 
     def memory(self) -> MemoryPlan:
         assert self.setup.context is not None
@@ -139,14 +147,19 @@ class Rated(msgspec.Struct, frozen=True):
         return largest(self.setup, self.card, context=self.setup.context, slots=self.setup.slots)
 
 
+def ranked(rated: Iterable[Rated]) -> list[Rated]:
+    """Return them best first; of those that tie with the best, the preferred one."""
+    left, found = sorted(rated, key=lambda r: r.key, reverse=True), []
+    while left:
+        found.append(max((r for r in left if r.ties_with(left[0])), key=lambda r: r.preference))
+        left.remove(found[-1])
+    return found
+
+
 def coarse(found: SpeedModel, goal: PlanGoal) -> float:
     """Tokens a second of one decode step with the agents' sequences in it; queues and prompts left out."""
-    replicas = found.setup.layout.replicas
-    sequences = max(1, min(found.slots, -(-goal.agents // replicas)))
-    seconds = found.step.seconds(sequences, sequences * (goal.input_tokens + goal.output_tokens / 2))
-    speed = sequences * found.step.tokens_per_step(sequences) / seconds
-    speed *= min(replicas, goal.agents) if goal.kind != "latency" else 1.0 / sequences
-    return speed * _weight(found.setup, ())
+    streams = 1 if goal.kind == "latency" else min(goal.agents, found.slots * found.setup.layout.replicas)
+    return found.stream_tok_s(goal.load()) * streams
 
 
 def speed_model_of(setup: Setup, rig: Rig, goal: PlanGoal, basis: Basis) -> SpeedModel:
@@ -167,7 +180,7 @@ def on_paper(setup: Setup, rig: Rig, goal: PlanGoal) -> bool:
 def rate(
     setup: Setup, rig: Rig, goal: PlanGoal, findings: tuple[Finding, ...], basis: Basis, *, published: bool = True
 ) -> Rated:
-    """More is better. Of equal contexts the quicker wins, of near equal throughputs the one quicker for one agent."""
+    """More is better. Of equal contexts the quicker wins; throughput counts what a single agent gets, too."""
     card, context = sizing_card(rig, setup.layout), 0
     if goal.kind == "context":
         context = largest(setup, card, slots=setup.slots)[0]
@@ -182,11 +195,8 @@ def rate(
     elif goal.kind == "context":
         value = context + min(0.99, outcome.effective_tok_s / 1e6)
     else:
-        alone = found.step.tokens_per_step(1) / found.step.seconds(1, goal.input_tokens + goal.output_tokens / 2)
-        value = outcome.effective_tok_s * alone**_ALONE
-    score = value * _weight(setup, findings)
-    if card.family.startswith("rdna") and setup.engine != "llamacpp":
-        score *= _RDNA
+        value = outcome.effective_tok_s * found.stream_tok_s(goal.load(1)) ** _ALONE
+    score = value * (_RDNA if card.family.startswith("rdna") and setup.engine != "llamacpp" else 1.0)
     rest = published, on_paper(setup, rig, goal), holds_all(setup, goal), goal.need_tokens
     return Rated(setup, rig, card, findings, found, outcome, context, over, score, *rest)
 
@@ -214,18 +224,6 @@ def why_second(first: Rated, second: Rated, alone: tuple[float, float]) -> str |
     if depend[1] > depend[0]:
         found.append(f"{depend[1]} rules depend on version or checkpoint, against {depend[0]}")
     return ", ".join(found) or None
-
-
-def _weight(setup: Setup, findings: tuple[Finding, ...]) -> float:
-    weight = _QUALITY.get(setup.quant.nominal, 1.0)
-    if setup.kv.family != "half":
-        weight *= _SMALL_KV
-    if setup.layout.ep > 1:
-        weight *= _WHOLE_EXPERTS
-    if setup.engine == "llamacpp" and (setup.slots or 1) > 1:
-        weight *= _LLAMA_SHARED
-    weight *= _COSTS ** sum(finding.verdict == "costs" for finding in findings)
-    return weight * _DEPENDS ** sum(finding.verdict == "depends" for finding in findings)
 
 
 def levels(agents: int) -> tuple[int, ...]:

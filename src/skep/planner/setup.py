@@ -52,12 +52,8 @@ class Layout(msgspec.Struct, frozen=True):
         return self.tp * self.pp
 
     def __str__(self) -> str:
-        parts = [f"TP={self.tp}"]
-        if self.pp > 1:
-            parts.append(f"PP={self.pp}")
-        if self.ep > 1:
-            parts.append(f"EP={self.ep}")
-        text = " + ".join(parts)
+        further = (f"{name}={size}" for name, size in (("PP", self.pp), ("EP", self.ep)) if size > 1)
+        text = " + ".join([f"TP={self.tp}", *further])
         return f"{self.replicas} x {text}" if self.replicas > 1 else text
 
 
@@ -67,6 +63,7 @@ class Speculation(msgspec.Struct, frozen=True):
     method: str  # mtp, draft, eagle, ngram, dflash
     depth: int
     acceptance: float | None = None
+    text: str = "mixed"  # that is written: prose, code or mixed
 
     def __str__(self) -> str:
         return f"{self.method} n={self.depth}"
@@ -88,6 +85,7 @@ class Setup(msgspec.Struct, frozen=True):
     batched_tokens: int | None = None  # prefill tokens a step at most; None: the engine's default
     version: str | None = None
     vision: bool = True  # its tower is loaded, where the checkpoint has one
+    shared_kv: bool = False  # llama.cpp: one KV cache for all slots
     cpu_moe: int = 0  # llama.cpp: so many layers keep their experts in system memory
 
     @property

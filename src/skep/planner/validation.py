@@ -19,15 +19,14 @@ from msgspec.structs import replace
 from skep.catalog.gpus import Device, find_device
 from skep.catalog.models import Geometry, find_geometry, geometry_from_parameters
 from skep.errors import UserError
-from skep.planner.constants import Constants, honest_constants
-from skep.planner.fit import pool_tokens_as_reported
-from skep.planner.memory import defaults, kv_bytes_per_token, memory, state_bytes, weights_bytes, window_bytes
-from skep.planner.predict import PredictedOutcome, simulate_load
-from skep.planner.quants import Quant, find_kv, find_quant, known_kv, known_quant, part_bits, parts_of
+from skep.planner.constants import Constants, published_constants
+from skep.planner.memory import has_pool, kv_bytes_per_token, state_bytes, weights_bytes, window_bytes
+from skep.planner.predict import SpeedModel, prospect
+from skep.planner.quants import Quant, find_kv, find_quant, known_kv, known_quant
 from skep.planner.ranking import band
 from skep.planner.rigs import default_link, pace_setter, pcie_gbs
-from skep.planner.setup import CardLink, Layout, PlannedLoad, Setup, Speculation
-from skep.planner.step import LLAMACPP, UNTUNED, StepTuning, step_model
+from skep.planner.setup import CardLink, Layout, PlannedLoad, Rig, Setup, Speculation
+from skep.planner.step import LLAMACPP, UNTUNED, StepTuning
 from skep.units import GIB
 
 _PROMPT, _ANSWER = 128.0, 512.0  # tokens, where a row does not state them
@@ -38,7 +37,7 @@ _AT_ONCE = {"sglang": 2048, "trtllm": 2048}  # bounded by memory alone, as far a
 _AT_ONCE_DRAFTING = {"sglang": 48}  # set by SGLang itself as soon as it speculates
 _FEW = 8  # sequences: who has room for fewer raises the engine's share of the card
 _FILLED = 0.96
-_PUSHED_OUT = 0.2  # of what the prefix cache could have answered, where the pool is too small to keep it
+_PUSHED_OUT = 0.5  # of what the prefix cache could have answered, where the pool is too small to keep it
 
 
 class Unpredictable(Exception):
@@ -46,19 +45,20 @@ class Unpredictable(Exception):
 
 
 class PublishedCase(msgspec.Struct, frozen=True):
-    """A measurement and its setup. `metric`: effective (tokens over wall time) or decode (agents x task speed)."""
+    """A measurement and its setup. `metric`: effective (tokens over wall time) or decode (agents x a stream's rate)."""
 
     row: int
     source: str
     setup: Setup
-    card: Device
-    link: CardLink | None
-    split: bool
-    pool_tokens: float | None
-    weight_only: bool
+    rig: Rig
+    pool_tokens: float | None  # as the row states it
     load: PlannedLoad
     metric: str
     published: float
+
+    @property
+    def card(self) -> Device:
+        return pace_setter(self.rig.cards[: self.setup.layout.cards_each], in_turn=self.setup.layout.tp == 1)
 
 
 def source_of(url: str) -> str:
@@ -112,25 +112,28 @@ def read_case(number: int, cells: Mapping[str, str]) -> PublishedCase:
     gguf = not name and ("gguf" in row.notes or re.search(r"\bq\d_", row.notes))
     engine = next((own for word, own in _WORDS["engine"].items() if word in name), "llamacpp" if gguf else "vllm")
     quant = _quant(row, engine, model)
-    split, layout = _layout(row, cards, engine, model)
-    card = pace_setter(devices, in_turn=split)
-    load, slots = _load(row, card)
+    layout = _layout(row, cards, engine, model)
+    load, slots = _load(row, devices[0])
+    load = _as_it_ran(row, load)
     published, metric = _published(row, load)
     pool, share, chunk = (row.noted(name) for name in ("pool", "utilization", "chunk"))
     kv = re.split(r"[(/]", row.lower("kv_dtype"))[0].strip()
     if kv.startswith("turboquant"):
         kv = "turboquant_k8v4" if "k8" in kv else "turboquant_3bit"
-    if slots is None and engine == "llamacpp":
-        slots = load.concurrency
+    spec = _spec(row)
+    if slots is None:
+        usual = (_AT_ONCE if spec is None else _AT_ONCE_DRAFTING).get(engine)
+        slots = load.concurrency if engine in LLAMACPP else usual
     setup = Setup(
-        model, quant, known_kv(kv) or find_kv("bf16"), engine, layout, slots=slots, spec=_spec(row),
+        model, quant, known_kv(kv) or find_kv("bf16"), engine, layout, slots=slots, spec=spec, vision=False,
         utilization=float(share) if share else None, batched_tokens=int(chunk) if chunk else None,
         graphs="enforce-eager" not in row.notes and "eager mode" not in row.notes,
+        version=row.text("version") or None, shared_kv="unified" in row.notes,
     )  # fmt: skip
-    link = _link(row.text("interconnect"), card, layout.tp) if layout.tp > 1 else None
+    link = _link(row.text("interconnect"), devices[0], layout.tp) if layout.tp > 1 else None
+    rig = Rig(tuple(devices) if len(devices) >= layout.cards else (devices[0],) * layout.cards, link)
     held = float(pool.replace(",", "")) if pool else None
-    source, weight_only = source_of(row.text("source_url")), "marlin" in row.notes
-    return PublishedCase(number, source, setup, card, link, split, held, weight_only, load, metric, published)
+    return PublishedCase(number, source_of(row.text("source_url")), setup, rig, held, load, metric, published)
 
 
 def _devices(name: str, cards: int) -> list[Device]:
@@ -181,7 +184,7 @@ def _quant(row: _Row, engine: str, model: Geometry) -> Quant:
     return matching or find_quant(_WORDS["quant_bits"].get(str(int(bits)), "bf16"))
 
 
-def _layout(row: _Row, cards: int, engine: str, model: Geometry) -> tuple[bool, Layout]:
+def _layout(row: _Row, cards: int, engine: str, model: Geometry) -> Layout:
     tp, replicas = row.count("tp"), row.count("replicas") or 1
     local = engine in LLAMACPP
     split = local and cards > 1 and (tp is None or (tp == 1 and "tensor" not in row.notes))
@@ -191,7 +194,7 @@ def _layout(row: _Row, cards: int, engine: str, model: Geometry) -> tuple[bool, 
         tp = cards
     ep = tp if row.text("ep") not in ("", "0") and model.is_moe else 1
     pp = cards if split else min(cards, int(row.noted("pipeline") or 1))
-    return split, Layout(tp=tp, pp=max(1, pp), ep=ep, replicas=replicas)
+    return Layout(tp=tp, pp=max(1, pp), ep=ep, replicas=replicas)
 
 
 def _load(row: _Row, card: Device) -> tuple[PlannedLoad, int | None]:
@@ -219,6 +222,15 @@ def _load(row: _Row, card: Device) -> tuple[PlannedLoad, int | None]:
     cached = 0.75 if "prefix-cache hits" in notes else 0.0
     shape = "burst" if burst else "steady"
     return PlannedLoad(int(agents), prompt, answer, shape=shape, spread=spread, cached_share=cached), slots
+
+
+def _as_it_ran(row: _Row, load: PlannedLoad) -> PlannedLoad:
+    """With as many streams as speed and time per token say (Little's law), where those that are stated are the peak."""
+    aggregate, tpot, first = (row.number(name) for name in ("agg_tok_s", "tpot_ms", "ttft_ms"))
+    if load.shape != "steady" or load.rate_per_s or not (aggregate and tpot and first):
+        return load
+    running = aggregate * (tpot + first / load.output_tokens) / 1000
+    return replace(load, concurrency=max(1, round(running))) if running < load.concurrency / 2 else load
 
 
 def _published(row: _Row, load: PlannedLoad) -> tuple[float, str]:
@@ -260,7 +272,8 @@ def _spec(row: _Row) -> Speculation | None:
         return None
     method, default = next((found for word, found in _WORDS["spec"].items() if word in said), ("mtp", 2))
     depth = row.noted("drafts") or _found(r"(?:k|n|n-max)=(\d+)", said)
-    return Speculation(method, min(16, int(depth or default)))
+    text = next((text for word, text in _WORDS["text"].items() if word in row.notes), "mixed")
+    return Speculation(method, min(16, int(depth or default)), text=text)
 
 
 def _found(pattern: str, text: str) -> str | None:
@@ -278,45 +291,38 @@ def _positive(text: str) -> float | None:
     return value if 0 < value < 1e9 else None
 
 
-def case_pool_tokens(case: PublishedCase) -> float:
-    """Tokens of KV beside the weights. The row was measured, so one sequence fits whatever the arithmetic says."""
-    setup, load, card = case.setup, case.load, case.card
-    context, each = int(load.input_tokens + load.output_tokens), setup.layout.cards_each
+def speed_model(case: PublishedCase, constants: Constants, tuning: StepTuning = UNTUNED) -> SpeedModel:
+    """As `skep plan` would have it. Raise Unpredictable if the weights do not fit the cards.
+
+    The row was measured, so one sequence fits whatever the arithmetic says; who has room for few raises the share.
+    """
+    setup, load, card, each = case.setup, case.load, case.card, case.setup.layout.cards_each
     weights = weights_bytes(setup.model, setup.quant, with_vision=False)
     if weights > 1.02 * card.memory_gib * GIB * each:
         has = f"{each} x {card.memory_gib:g} GiB"
         raise Unpredictable(f"memory: {weights / GIB:.0f} GiB of {setup.quant.title} weights do not fit {has}")
-    if setup.engine in LLAMACPP:
-        return float(context) * load.concurrency * 2  # taken at the start, for every slot
-    plan = memory(setup, card, context=context, vision=False)
-    chunk = setup.batched_tokens or defaults(setup.engine, card).batched_tokens
-    sequence = kv_bytes_per_token(setup) * context + (window_bytes(setup, context, chunk) + state_bytes(setup))
-    held = plan.pool_bytes / sequence * context if sequence else float("inf")
-    if case.pool_tokens is not None:
-        reported = pool_tokens_as_reported(setup, plan)
-        held = case.pool_tokens * (held / reported if setup.model.sliding_layers and reported else 1.0)
-    if held < _FEW * context and held < load.concurrency * context:
-        held = max(held, (_FILLED * card.memory_gib * GIB * each - weights) / each / sequence * context)
-    return max(1.1 * context, held)
+    context = int(load.input_tokens + load.output_tokens)
+    found = prospect(setup, case.rig, constants, context=context, tuning=tuning)
+    pool = found.pool_tokens if case.pool_tokens is None else case.pool_tokens
+    if not has_pool(setup.engine):
+        pool = 2.0 * context * load.concurrency  # taken at the start, for every slot
+    elif case.pool_tokens is None and pool < min(_FEW, load.concurrency) * context:
+        sequence = kv_bytes_per_token(setup) * context + window_bytes(setup, context, found.chunk_tokens)
+        left = (_FILLED * card.memory_gib * GIB * each - weights) / each
+        pool = max(pool, left / (sequence + state_bytes(setup)) * context)
+    return replace(found, pool_tokens=max(1.1 * context, pool))
 
 
-def predict(case: PublishedCase, constants: Constants, tuning: StepTuning = UNTUNED) -> PredictedOutcome:
-    setup, load, link = case.setup, case.load, case.link
-    step = step_model(setup, case.card, link, constants, split=case.split, tuning=tuning, weight_only=case.weight_only)
-    usual, pool = defaults(setup.engine, case.card), case_pool_tokens(case)
-    if load.cached_share and pool < 1.5 * load.concurrency * (load.input_tokens + load.output_tokens):
-        load = replace(load, cached_share=_PUSHED_OUT * load.cached_share)
-    drafting = _AT_ONCE_DRAFTING.get(setup.engine) if setup.spec is not None else None
-    slots = setup.slots or drafting or _AT_ONCE.get(setup.engine, usual.slots)
-    chunk = setup.batched_tokens or usual.batched_tokens
-    return simulate_load(step, load, slots=slots, pool_tokens=pool, chunk_tokens=chunk, replicas=setup.layout.replicas)
-
-
-def value_of(case: PublishedCase, outcome: PredictedOutcome, constants: Constants) -> float:
-    """In the row's own terms."""
+def predict(case: PublishedCase, constants: Constants, tuning: StepTuning = UNTUNED) -> float:
+    """Tokens a second in the row's own terms."""
+    found, load = speed_model(case, constants, tuning), case.load
+    if case.metric == "decode" and load.shape == "burst" and load.concurrency > 1:  # beside the others' prompts
+        return found.outcome(load).task_tok_s * load.concurrency
     if case.metric == "decode":
-        return outcome.task_tok_s * case.load.concurrency
-    return outcome.effective_tok_s * (constants.run_tail if case.load.concurrency > 1 else 1.0)
+        return found.stream_tok_s(load) * load.concurrency
+    if load.cached_share and found.pool_tokens < 1.5 * load.concurrency * (load.input_tokens + load.output_tokens):
+        load = replace(load, cached_share=_PUSHED_OUT * load.cached_share)
+    return found.outcome(load).effective_tok_s
 
 
 class ValidationPoint(msgspec.Struct, frozen=True):
@@ -362,7 +368,6 @@ class ValidationReport(msgspec.Struct, frozen=True):
             "covered_by_band": self.covered,
             "groups": groups,
             "sources": to_builtins(self.by_source()),
-            "baselines": to_builtins(self.baselines()),
             "unpredicted": [{"row": row, "why": why} for row, why in self.unpredicted],
             "points": [point.document() for point in self.points],
         }
@@ -373,13 +378,6 @@ class ValidationReport(msgspec.Struct, frozen=True):
     def by_source(self) -> dict[str, Spread]:
         sources = sorted({point.case.source for point in self.points})
         return {name: spread([p.error for p in self.points if p.case.source == name]) for name in sources}
-
-    def baselines(self) -> dict[str, dict[str, Spread]]:
-        cases = [point.case for point in self.points]
-        return {
-            name: _spreads([(case, abs(formula(case) / case.published - 1.0)) for case in cases])
-            for name, formula in BASELINES.items()
-        }
 
 
 def read_rows(text: str, file: str) -> list[tuple[int, dict[str, str]]]:
@@ -397,24 +395,25 @@ def read_rows(text: str, file: str) -> list[tuple[int, dict[str, str]]]:
 
 
 def validate(
-    rows: Iterable[tuple[int, Mapping[str, str]]], *, tick: Callable[[int], None] = lambda _: None
-) -> ValidationReport:
-    """Predict every row with constants that were never fitted on its source."""
+    rows: Iterable[tuple[int, Mapping[str, str]]], *, tick: Callable[[int], None] = lambda _: None,
+    constants_of: Callable[[str], Constants] = lambda _: published_constants(),
+) -> ValidationReport:  # fmt: skip
+    """Predict every row. `constants_of`: by the row's source, for those that are not to be fitted on it."""
     points: list[ValidationPoint] = []
     unpredicted: list[tuple[int, str]] = []
     for row, cells in rows:
         tick(len(points) + len(unpredicted))
         try:
-            points.append(predicted(read_case(row, cells)))
+            case = read_case(row, cells)
+            points.append(predicted(case, constants_of(case.source)))
         except Unpredictable as missing:
             unpredicted.append((row, str(missing)))
     return ValidationReport(len(points) + len(unpredicted), tuple(points), tuple(unpredicted))
 
 
-def predicted(case: PublishedCase, tuning: StepTuning = UNTUNED) -> ValidationPoint:
+def predicted(case: PublishedCase, constants: Constants, tuning: StepTuning = UNTUNED) -> ValidationPoint:
     """Predict one case. Raise Unpredictable if the weights do not fit the cards."""
-    constants = honest_constants(case.source)
-    value = value_of(case, predict(case, constants, tuning), constants)
+    value = predict(case, constants, tuning)
     around = band(case.setup, case.card, case.load.concurrency, calibrated=tuning is not UNTUNED)
     return ValidationPoint(case, value, value * around.low, value * around.high)
 
@@ -430,36 +429,3 @@ def _spreads(errors: Sequence[tuple[PublishedCase, float]]) -> dict[str, Spread]
     alone = [error for case, error in errors if case.load.concurrency == 1]
     several = [error for case, error in errors if case.load.concurrency > 1]
     return {"all": spread(alone + several), "C=1": spread(alone), "C>1": spread(several)}
-
-
-def _bandwidth(case: PublishedCase) -> float:
-    """Return what calculators on the web say: bandwidth over the model's size, times a constant, for each agent."""
-    size = case.setup.model.params_total * case.setup.quant.nominal / 8
-    return 0.55 * case.card.bandwidth_gbs * 1e9 * case.setup.layout.tp / size * _agents(case)
-
-
-def _roofline(case: PublishedCase) -> float:
-    """Return the slower of reading weights and KV once a step and computing the batch, at the data sheet's rates."""
-    model, layout, load = case.setup.model, case.setup.layout, case.load
-    parts, bits = parts_of(model), part_bits(case.setup.quant, model)
-    routed = model.experts_per_token / model.experts if model.experts else 0.0
-    dense = parts.embedding * bits["ends"] + parts.small * bits["small"] + parts.mlp * bits["mlp"]
-    active = (dense + parts.experts * routed * bits["experts"]) / 8
-    each = max(1.0, _agents(case) / layout.replicas)
-    kv = model.kv_bytes_per_token(case.setup.kv.bytes) * (load.input_tokens + load.output_tokens / 2)
-    read = (active + each * kv) / (case.card.bandwidth_gbs * 1e9 * layout.tp)
-    rate = (case.card.fp16_tflops or 50.0) * 1e12 * layout.tp
-    prompt = load.input_tokens / load.output_tokens if case.metric == "effective" else 0.0
-    return _agents(case) / max(read, 2 * model.params_active * each * (1 + prompt) / rate)
-
-
-def _agents(case: PublishedCase) -> float:
-    """Return how many requests run at once: at most the engine's slots."""
-    slots = case.setup.slots or defaults(case.setup.engine, case.card).slots
-    if case.load.rate_per_s is not None:
-        return float(min(slots, 16))
-    return float(min(case.load.concurrency, slots * case.setup.layout.replicas))
-
-
-# Tokens a second over all agents; agents share a replica's cards, replicas do not share anything.
-BASELINES = {"bandwidth / size x 0.55": _bandwidth, "roofline": _roofline}

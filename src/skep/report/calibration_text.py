@@ -38,10 +38,8 @@ def print_calibration(row: CalibrationRecord) -> None:
 
 def print_validation(report: ValidationReport, name: str) -> None:
     predicted = f"{len(report.points)} of {report.rows} rows predicted"
-    note(f"{name}: {predicted} with constants never fitted on their own source")
+    note(f"{name}: {predicted}")
     groups = {**report.spreads(), **{f"source {name}": spread for name, spread in report.by_source().items()}}
-    for formula, spreads in report.baselines().items():
-        groups |= {f"{formula}, {group}": spread for group, spread in spreads.items()}
     columns: list[Column[tuple[str, Spread]]] = [
         Column("group", "ROWS OF", lambda pair: pair[0], right=False),
         Column("rows", "N", lambda pair: pair[1].rows),

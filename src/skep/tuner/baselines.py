@@ -16,13 +16,13 @@ from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.needs import NO_CARDS
 from skep.catalog.options import EngineOptions
 from skep.catalog.presets import Preset, own_name
+from skep.config.preset_rules import check_flags, contradictions
 from skep.deploy.commands import checkpoint_name, options_of_setup
 from skep.errors import UserError
-from skep.planner.candidates import Pins, PlanGoal, arranged, contradiction
+from skep.planner.candidates import Pins, PlanGoal, arranged
 from skep.planner.choose import Plan, bases, choose, fits_nowhere
 from skep.planner.fit import smallest
 from skep.planner.memory import defaults
-from skep.planner.preset_rules import contradictions
 from skep.planner.quants import QUANTS, Quant
 from skep.planner.rules import capability
 from skep.planner.setup import Rig, Setup
@@ -138,7 +138,7 @@ def _safe(model: Geometry, rig: Rig, aim: TuneGoal, engine: str, quant: Quant | 
     wanted = Pins(
         quant=quant, context=needed_context(aim, model), replicas=1, no_spec=True, graphs=not pooled, utilization=share
     )
-    contradiction(rig, goal, wanted, model)
+    check_flags(rig, goal, wanted, model)
     for pins in (wanted, replace(wanted, utilization=None)):
         found, _ = bases(model, rig, goal, pins, engine, say_why=False)
         if cut := [setup for setup in found if setup.layout.ep == 1]:

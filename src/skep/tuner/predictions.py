@@ -15,13 +15,13 @@ from msgspec.structs import replace
 
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import Preset
+from skep.config.preset_rules import contradictions
 from skep.errors import UserError
 from skep.planner.candidates import sizing_card
 from skep.planner.constants import published_constants
 from skep.planner.fit import FitResult, fits
 from skep.planner.memory import memory, usable_bytes, weights_bytes
 from skep.planner.predict import PredictedOutcome, prospect
-from skep.planner.preset_rules import contradictions
 from skep.planner.quants import KV_TYPES, QUANTS, Quant, known_kv
 from skep.planner.ranking import Basis
 from skep.planner.rules import refusal

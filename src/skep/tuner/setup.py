@@ -26,6 +26,7 @@ from skep.catalog.needs import NO_CARDS
 from skep.catalog.presets import Preset
 from skep.catalog.pullable import find_pullable
 from skep.config.presets import find_preset, presets_folder
+from skep.config.rigs import ResolvedRig, cpu_rig, find_rig, rig_of_host
 from skep.deploy.plan_request import ModelFound, PlanFlags, engines_of, own_basis, read_model
 from skep.deploy.resolve import (
     ENGINES,
@@ -44,7 +45,6 @@ from skep.planner.candidates import offered_quants
 from skep.planner.constants import published_constants
 from skep.planner.quants import QUANTS, Quant
 from skep.planner.ranking import Basis, published_basis
-from skep.planner.rigs import ResolvedRig, cpu_rig, find_rig, rig_of_host
 from skep.planner.setup import Rig
 from skep.planner.step import StepTuning as Fitted
 from skep.stats.slo import SloLimits

@@ -1,4 +1,4 @@
-"""What a preset may not say: combinations that no engine starts, held against the catalogue's cards and models."""
+"""What a preset or the flags of a plan may not say, held against the catalogue's cards and models."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from skep.catalog.names import did_you_mean
 from skep.catalog.needs import NO_CARDS
 from skep.catalog.options import own_flag
 from skep.catalog.presets import Preset, own_name
+from skep.config.rigs import parse_rig
 from skep.errors import UserError
+from skep.planner.candidates import Pins, PlanGoal
 from skep.planner.quants import known_quant
-from skep.planner.rigs import parse_rig
 from skep.planner.rules import valid_rungs
 from skep.planner.setup import Rig
 
@@ -175,3 +176,23 @@ def _formats(preset: Preset, rig: Rig) -> Iterator[Contradiction]:
     if (told or named) and lacking is not None and preset.engine not in _GGUF:
         place = ("options", "quant") if told else ("checkpoint",)
         yield Contradiction(place, f"{lacking.id} has no FP8 units, these weights are FP8", "an AWQ or GPTQ checkpoint")
+
+
+def check_flags(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None = None) -> None:
+    """Refuse flags that cannot all be meant, or not of this model."""
+    if model is not None and model.max_context is not None:
+        most, made_for = model.max_context, f"that {model.id} was made for"
+        if (pins.context or 0) > most:
+            hint = f"use --context {most} at most, or a config.json with rope scaling"
+            raise UserError(f"--context {pins.context} is beyond the {most} tokens {made_for}", hint=hint)
+        if goal.need_tokens > most:
+            hint = "lower --prompt-tokens or --output-tokens, or name a config.json with rope scaling"
+            raise UserError(f"a task of {goal.need_tokens} tokens is beyond the {most} {made_for}", hint=hint)
+    needed = (pins.tp or 1) * (pins.pp or 1) * (pins.replicas or 1)
+    if needed > len(rig.cards):
+        there = f"{len(rig.cards)} card{'s' if len(rig.cards) > 1 else ''}"
+        hint = "the cards are TP x PP x replicas; leave one out and skep chooses it"
+        raise UserError(f"{pins.layout_words} needs {needed} cards, `{rig.title}` has {there}", hint=hint)
+    if pins.context is not None and pins.context < goal.need_tokens:
+        hint = "raise --context, or lower --prompt-tokens and --output-tokens"
+        raise UserError(f"--context {pins.context} is less than a task's {goal.need_tokens} tokens", hint=hint)
