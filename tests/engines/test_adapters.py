@@ -333,7 +333,7 @@ def test_the_cache_is_one_or_one_for_each_slot():
     assert "--kv-unified-per-slot" not in llamacpp(bounded, kv_layout="split")
     assert value(llamacpp(bounded, kv_layout="unified"), "--kv-unified-per-slot") == "8192"
     assert "--kv-unified" in llamacpp(kv_layout="unified")
-    assert not {"--kv-unified", "--no-kv-unified"} & set(llamacpp())
+    assert not {"--kv-unified", "--no-kv-unified"} & set(llamacpp(bounded))  # its own default is one for each slot
 
 
 OLD = frozenset({"--model-draft", "--draft-max", "--no-webui"})
@@ -359,9 +359,8 @@ def test_speculation_is_named_as_the_installed_version_names_it(draft, known, wo
 def test_what_only_some_versions_have_is_used_only_there():
     assert "--slots" not in llamacpp(OLD)
     assert "--no-webui" in llamacpp(OLD)
-    new = llamacpp(frozenset({"--slots", "--no-ui", "--no-webui", "--kv-unified-per-slot"}))
+    new = llamacpp(frozenset({"--slots", "--no-ui", "--no-webui"}))
     assert ("--no-ui" in new, "--no-webui" in new) == (True, False)
-    assert value(new, "--kv-unified-per-slot") == "8192"
 
 
 def test_graphs_and_links_are_told_by_variables():

@@ -114,13 +114,16 @@ def _source_words(source: str) -> list[str]:
 
 
 def _context(launch: Launch, known: Known) -> list[str]:
-    """`--ctx-size` is of all slots together. One cache for all, with a bound each, where the version has it."""
+    """`--ctx-size` is of all slots together; each has its own part, unless one cache for all is asked for.
+
+    With one cache every sequence reads what all slots hold: 155 ms a token with 64 agents of 1,000 tokens on an H200.
+    """
     words, layout = ["--ctx-size", str(launch.context_tokens * launch.slots)], launch.options.kv_layout
     if layout == "split":
         return [*words, "--no-kv-unified"]
-    if launch.context_tokens and launch.slots > 1 and known is not None and "--kv-unified-per-slot" in known:
-        return [*words, "--kv-unified", "--kv-unified-per-slot", str(launch.context_tokens)]
-    return [*words, "--kv-unified"] if layout == "unified" else words
+    bounded = launch.context_tokens and launch.slots > 1 and known is not None and "--kv-unified-per-slot" in known
+    bound = ["--kv-unified-per-slot", str(launch.context_tokens)] if bounded else []
+    return [*words, "--kv-unified", *bound] if layout == "unified" else words
 
 
 def _split(options: EngineOptions) -> str | None:

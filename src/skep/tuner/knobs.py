@@ -258,7 +258,7 @@ _HANDLES: dict[str, Handle] = {
         lambda preset: plain_kv(preset.engine) if preset.options.kv in (None, "auto", "f16") else preset.options.kv,
         lambda preset, kv: with_options(preset, kv=None if kv == plain_kv(preset.engine) else kv),
     ),
-    "kv_layout": _option("kv_layout", lambda _: "unified"),
+    "kv_layout": _option("kv_layout", lambda preset: "unified" if preset.engine == "embedded" else "split"),
     "flash_attention": _option("flash_attention", lambda _: True),
     "batched_tokens": _option("batched_tokens", lambda preset: _MICRO_BATCH if preset.engine in LLAMA else _CHUNK),
     "batch": _option("batch", lambda preset: max(_BATCH, preset.options.batched_tokens or 0)),
