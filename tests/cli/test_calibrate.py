@@ -15,6 +15,7 @@ from skep.bench.metrics import levels_of
 from skep.bench.records import SweepSummary
 from skep.catalog.gpus import Gpu, device
 from skep.catalog.models import geometry
+from skep.deploy.plan_request import rests_on
 from skep.deploy.stored_calibration import (
     calibrated_basis,
     calibrated_rig,
@@ -30,6 +31,8 @@ from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
 from skep.planner.calibration import CalibrationData, Fitted, MeasuredLevel
+from skep.planner.candidates import PlanGoal
+from skep.planner.choose import choose
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.setup import CardLink, Layout, Rig, Setup, Speculation
 from skep.planner.step import UNTUNED
@@ -305,6 +308,10 @@ def test_plans_are_computed_with_the_calibration_of_their_engine(store):
     assert (basis_of("vllm").tuning.decode, basis_of("vllm").calibrated) == (1.2, True)
     assert "calibrated on this machine" in basis_of("vllm").note
     assert (basis_of("sglang").tuning, basis_of("sglang").calibrated, basis_of("sglang").note) == (UNTUNED, False, "")
+    both = choose(
+        geometry("qwen3-8b"), RIG, PlanGoal(), engines=("vllm", "sglang"), basis_of=basis_of, scale=False
+    ).plans
+    assert {(plan.setup.engine, rests_on(plan)) for plan in both} == {("vllm", "calibrated"), ("sglang", "published")}
     other = calibrated_basis(store.path, HOST, "qwen3-14b")("vllm")
     assert (other.tuning.decode, other.calibrated) == (1.2, False)
     assert calibrated_rig(store.path, HOST) == RIG

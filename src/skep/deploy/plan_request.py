@@ -33,7 +33,7 @@ from skep.planner.ranking import BasisOf, Predicted, published_basis, ranked
 from skep.planner.rigs import of_machines
 from skep.planner.rules import runs_cuda_kernels
 from skep.planner.setup import Speculation
-from skep.planner.step import TEXTS
+from skep.planner.step import TEXTS, UNTUNED
 from skep.units import format_bytes
 
 if TYPE_CHECKING:
@@ -351,6 +351,11 @@ def _rounded(point: Predicted) -> dict[str, float]:
     return {key: round(n, 2 if key == "ttft_ms" else 4) for key, n in to_builtins(point).items() if key != "band_why"}
 
 
+def rests_on(plan: Plan) -> str:
+    """Return what its figures rest on, in one word: a calibration of this machine, or published measurements."""
+    return "published" if plan.rated.prospect.step.tuning == UNTUNED else "calibrated"
+
+
 def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain: bool = False) -> dict[str, Any]:
     setup, held = plan.setup, plan.memory
     at = plan.rated.outcome.effective_tok_s
@@ -365,6 +370,7 @@ def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain:
         "largest_context": plan.largest_context,
         "largest_slots": plan.largest_slots,
         "predicted": [_rounded(point) for point in plan.predicted],
+        "rests_on": rests_on(plan),
         "meets_slo": plan.rated.over_limit <= 1.0 if found.goal.limits else None,
         "checkpoint": plan.checkpoint,
         "published": plan.rated.published,

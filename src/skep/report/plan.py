@@ -15,6 +15,7 @@ from skep.deploy.plan_request import (
     commands_of,
     download_bytes,
     keeps_promise,
+    rests_on,
     start_line,
     watts_of,
 )
@@ -50,7 +51,7 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False,
         _layouts(found, found.ranked if more else three_ways(found.ranked), more=more)
         goal = found.goal
         load = f"{goal.shape}, {goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none cached"
-        _section(f"Expected by number of agents ({load})")
+        _section(f"Expected by number of agents ({load}; {rests_on(best)})")
         print_records(SPEEDS, best.predicted if more else _few(best.predicted, goal.agents))
         _say("")
         _say_wrapped(memory_bar(best))
