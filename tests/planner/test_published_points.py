@@ -71,6 +71,18 @@ def test_an_aggregate_that_is_streams_times_agents_counts_no_prompts():
     assert case(concurrency="4", agg_tok_s="160", stream_tok_s="40").metric == "decode"
 
 
+def test_a_peak_concurrency_is_told_from_the_streams_that_ran():
+    """Little's law: 500 tok/s at 7 ms a token are 4 streams, whatever their peak was."""
+    told = case(concurrency="13", agg_tok_s="497", tpot_ms="7.38", ttft_ms="64", output_len="221", stream_tok_s="")
+    assert told.load.concurrency == 4
+    assert case(concurrency="4", agg_tok_s="500", tpot_ms="7.4", ttft_ms="64", output_len="221").load.concurrency == 4
+
+
+def test_the_text_that_was_drafted_is_read_from_the_notes():
+    texts = [case(spec="MTP n=3", notes=notes).setup.spec.text for notes in ("an essay", "text=code", "")]
+    assert texts == ["prose", "code", "mixed"]
+
+
 def test_a_model_known_by_parameters_alone_is_predicted_from_them():
     assert case(model="Mystery-X", params_total_b="9", params_active_b="9").setup.model.estimated
     assert case(model="Mystery-30B-A3B", params_total_b="30").setup.model.is_moe

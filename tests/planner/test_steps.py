@@ -55,6 +55,55 @@ def test_speculation_brings_more_tokens_a_step_and_makes_steps_longer():
     assert step("qwen3.6-27b", spec=Speculation("mtp", 3, acceptance=0.0)).tokens_per_step(1) == 1
 
 
+def test_more_drafts_are_right_in_code_than_in_prose():
+    prose, mixed, code = (
+        step("qwen3.6-27b", spec=Speculation("mtp", 3, text=text)).tokens_per_step(1)
+        for text in ("prose", "mixed", "code")
+    )
+    assert prose == pytest.approx(1 + 0.76 + 0.76**2 * 0.86 + 0.76**3 * 0.86**3)  # 75, 47 and 27 % were published
+    assert prose < mixed < code < 4
+
+
+def test_the_stages_of_a_pipeline_overlap_for_several_sequences_only():
+    setup = Setup(geometry("qwen3-14b"), find_quant("awq"), find_kv("bf16"), "vllm", Layout(pp=2))
+    two, one = step_model(setup, device("rtx-3090"), None, K), step()
+    assert two.seconds(1, 1000) > one.seconds(1, 1000)
+    assert two.seconds(16, 16_000) < one.seconds(16, 16_000)
+
+
+def test_whole_experts_cost_a_little_beyond_one_sequence():
+    cut, whole = (
+        step_model(
+            Setup(geometry("qwen3-30b-a3b"), find_quant("fp8"), find_kv("bf16"), "vllm", Layout(tp=2, ep=ep)),
+            device("h100-sxm"), CardLink("nvlink", 450.0), K,
+        )
+        for ep in (1, 2)
+    )  # fmt: skip
+    assert whole.seconds(1, 1000) == cut.seconds(1, 1000)
+    assert 1.0 < whole.seconds(64, 64_000) / cut.seconds(64, 64_000) < 1.05
+
+
+def test_hbm_is_read_faster_than_weights_of_four_bits_are_unpacked():
+    took = {quant: step("qwen3-8b", quant, "h200").seconds(1, 1000) for quant in ("awq", "fp8", "bf16")}
+    assert took["fp8"] < took["awq"] < took["bf16"]  # 3.5, 4.3 and 5.3 ms were measured
+    here = {quant: step("qwen3-8b", quant, "rtx-4090").seconds(1, 1000) for quant in ("awq", "fp8", "bf16")}
+    assert here["awq"] < here["fp8"] < here["bf16"]
+
+
+def test_one_cache_for_all_slots_is_read_once_for_every_sequence():
+    setup = Setup(geometry("qwen3-8b"), find_quant("q4_k_m"), find_kv("bf16"), "llamacpp")
+    apart, shared = (step_model(replace(setup, shared_kv=one), device("h200"), None, K) for one in (False, True))
+    assert shared.seconds(1, 1000) == apart.seconds(1, 1000)
+    assert shared.seconds(64, 64 * 1128) > 0.1 > 3 * apart.seconds(64, 64 * 1128)  # 0.155 s were measured
+
+
+@pytest.mark.parametrize(
+    ("version", "old"), [(None, False), ("0.12.0", True), ("0.24.0", False), ("2025-12", True), ("2026-08", False)]
+)
+def test_launches_of_engines_before_2026_take_longer(version, old):
+    assert (step(version=version).fixed_s > step().fixed_s) is old
+
+
 def test_a_calibration_multiplies_what_it_measured():
     plain = step()
     slow = step(tuning=StepTuning(decode=2.0))
