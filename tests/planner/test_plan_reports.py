@@ -46,9 +46,9 @@ def report():
 def test_the_promise_is_kept_on_sources_that_were_not_fitted_on(report):
     each = [found.median_ape for found in report.by_source().values()]
     assert report.spreads()["all"].median_ape <= 0.16
-    assert report.spreads()["all"].p90_ape <= 0.70
-    assert mean(each) <= 0.25
-    assert 0.72 <= report.covered <= 0.88
+    assert report.spreads()["all"].p90_ape <= 0.66
+    assert mean(each) <= 0.23
+    assert 0.75 <= report.covered <= 0.85
 
 
 def test_own_levels_on_an_h200_are_predicted_from_the_other_shapes():
@@ -57,6 +57,15 @@ def test_own_levels_on_an_h200_are_predicted_from_the_other_shapes():
     assert own.unpredicted == ()
     assert len(vllm) >= 60
     assert median(vllm) <= 0.10
+
+
+def test_it_is_at_least_twice_as_good_as_the_better_simple_formula():
+    """By the page, which another test holds against the rows."""
+    lines = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.strip("|").split("|") for line in lines if line.startswith(("|**all**", "|*bandwidth", "|*roofline"))]
+    planner, *formulas = (float(cells[2].rstrip("%")) for cells in rows)
+    assert len(formulas) == 2
+    assert planner <= min(formulas) / 2
 
 
 def test_no_row_is_dropped_silently(report):
@@ -68,7 +77,7 @@ def test_no_row_is_dropped_silently(report):
 def test_rows_of_the_writeups_are_predicted_too():
     report = validate(read("writeup_points.csv"), constants_of=unseen)
     assert report.unpredicted == ()
-    assert report.spreads()["all"].median_ape <= 0.30
+    assert report.spreads()["all"].median_ape <= 0.25
 
 
 def test_at_most_twenty_constants_are_fitted_and_each_source_has_a_fit_without_it(report):

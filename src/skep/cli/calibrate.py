@@ -86,5 +86,5 @@ def validate(
 ) -> None:
     """Predict every row of a table of measurements and report how far off the planner is.
 
-    Rows are predicted with constants that were not fitted on their source. Rows that lack a fact are listed.
+    Rows are predicted as `skep plan` does, also those its constants were fitted to. Rows that lack a fact are listed.
     """

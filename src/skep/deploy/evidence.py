@@ -65,13 +65,13 @@ def measurements(plan: Plan) -> Iterator[Measured]:
 
 def _sentence(rig: str, plans: Sequence[Plan], measured: Measured) -> str:
     best, load = plans[0], measured.load
-    here = _expected(best, measured)
+    here = best.rated.prospect.figure(load, measured.metric)
     differs = measured.way != _plan_way(best)
     alike = not differs and measured.quant in (None, best.setup.quant.id)
     how = [f"with {measured.way}"] if differs else []
     how += [QUANTS[measured.quant].title] if measured.quant not in (None, best.setup.quant.id) else []
     same = next((one for one in plans[1:] if differs and _plan_way(one) == measured.way), None)  # as they did it
-    why = f", and {_expected(same, measured):,.0f} with that layout" if same else ""
+    why = f", and {same.rated.prospect.figure(load, measured.metric):,.0f} with that layout" if same else ""
     around = band(best.setup, best.rated.card, load.concurrency)
     slots = (best.setup.slots or load.concurrency) * best.setup.layout.replicas
     if slots < load.concurrency:
@@ -86,12 +86,6 @@ def _sentence(rig: str, plans: Sequence[Plan], measured: Measured) -> str:
         f"{EVIDENCE}{rig}: {found} at {task}C={load.concurrency} ({measured.where}); this plan "
         f"expects {here:,.0f} there, {(here / measured.tok_s - 1) * 100:+.0f} %{why}"
     )
-
-
-def _expected(plan: Plan, measured: Measured) -> float:
-    """In the measurement's own terms."""
-    outcome = plan.rated.prospect.outcome(measured.load)
-    return outcome.effective_tok_s if measured.metric == "effective" else outcome.task_tok_s * measured.load.concurrency
 
 
 def _preset_way(preset: dict[str, Any]) -> str:

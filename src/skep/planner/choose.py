@@ -22,6 +22,7 @@ from skep.planner.ranking import Basis, BasisOf, Predicted, Rated, published_bas
 from skep.planner.rigs import default_link, of_machines, slot_link
 from skep.planner.rules import check, refusal
 from skep.planner.setup import CardLink, Layout, Rig, Setup
+from skep.planner.step import EXPERTS_REUSE
 from skep.units import format_bytes
 
 # Left out in this order: what computing adds to reading comes before the reading itself.
@@ -104,8 +105,8 @@ def _how(name: str, found: SpeedModel, sequences: int, each: float) -> str:
     if name == "dense weights":
         return read((parts.small * bits["small"] + parts.mlp * bits["mlp"]) / 8, step.dense_s)
     if name == "experts":
-        share = 1.0 - (1.0 - step.experts_per_token / step.experts) ** (tokens**step.experts_reuse)
-        formula = f"1-(1-{step.experts_per_token}/{step.experts})^{tokens}^{step.experts_reuse:.2f}"
+        share = 1.0 - (1.0 - step.experts_per_token / step.experts) ** (tokens**EXPERTS_REUSE)
+        formula = f"1-(1-{step.experts_per_token}/{step.experts})^{tokens}^{EXPERTS_REUSE:.2f}"
         return f"{share * 100:.0f} % ({formula}) of {read(parts.experts * bits['experts'] / 8, step.experts_s)}"
     if name == "output head":
         return read(parts.embedding * bits["ends"] / 8, step.head_s)

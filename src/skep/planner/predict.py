@@ -335,6 +335,13 @@ class SpeedModel(msgspec.Struct, frozen=True):
         tail = _RUN_TAIL if load.concurrency > 1 else 1.0
         return replace(played, effective_tok_s=played.effective_tok_s * tail)
 
+    def figure(self, load: PlannedLoad, metric: str) -> float:
+        """Tokens a second as `metric` counts: effective, over wall time; decode, agents x the rate of a stream."""
+        if metric == "effective":
+            return self.outcome(load).effective_tok_s
+        among_prompts = load.shape == "burst" and load.concurrency > 1
+        return load.concurrency * (self.outcome(load).task_tok_s if among_prompts else self.stream_tok_s(load))
+
     def stream_tok_s(self, load: PlannedLoad) -> float:
         """Of one stream once it runs, beside those of the other agents and nobody's prompt."""
         sequences = max(1, min(self.slots, -(-load.concurrency // self.setup.layout.replicas)))

@@ -35,7 +35,7 @@ _COMPUTE_LINEAR = 0.5  # the same of linear attention
 _ATTENTION_SHARE = 0.6  # the same of attention over a prompt
 _UNPACKED_KV = 0.8  # of the bandwidth of 16-bit KV, when the cache has to be unpacked
 _IMBALANCE = 1.07  # of tensor parallel, for each doubling of the cards
-_EXPERTS_REUSE = 0.965  # exponent of the tokens of a batch in the count of distinct experts; 1: routed at random
+EXPERTS_REUSE = 0.965  # exponent of the tokens of a batch in the count of distinct experts; 1: routed at random
 _EXPERT_IMBALANCE = 1.05  # of whole experts on each card (EP), with more than one token: the busiest is waited for
 _OVERLAP = 0.4  # of the other stages of a pipeline, that are busy meanwhile: 4 H100, PP=4 against TP=4, published
 _HOP_S = 150e-6  # from card to card where layers are split
@@ -182,7 +182,6 @@ class StepModel(msgspec.Struct, frozen=True):
     experts_s: float  # reading all experts of all layers
     experts: int
     experts_per_token: int
-    experts_reuse: float
     expert_imbalance: float
     dense_flop_s: float  # computing it for one token
     head_flop_s: float
@@ -229,7 +228,7 @@ class StepModel(msgspec.Struct, frozen=True):
             return 0.0
         read, seconds = self.dense_s + self.head_s, _smooth(self.dense_s, self.dense_flop_s * tokens)
         if self.experts:
-            share = 1.0 - (1.0 - self.experts_per_token / self.experts) ** (tokens**self.experts_reuse)
+            share = 1.0 - (1.0 - self.experts_per_token / self.experts) ** (tokens**EXPERTS_REUSE)
             uneven = self.expert_imbalance if tokens > 1 else 1.0
             read += self.experts_s * share * uneven
             seconds += _smooth(self.experts_s * share, self.experts_flop_s * tokens) * uneven
@@ -294,7 +293,6 @@ def step_model(
         experts_s=experts_s,
         experts=model.experts,
         experts_per_token=model.experts_per_token,
-        experts_reuse=_EXPERTS_REUSE,
         expert_imbalance=_EXPERT_IMBALANCE if layout.ep > 1 else 1.0,
         dense_flop_s=2 * ((parts.small + scan) / small_rate + parts.mlp / rates.compute) * uneven,
         head_flop_s=2 * parts.embedding / rates.compute_half / ways,

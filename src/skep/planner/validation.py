@@ -316,13 +316,9 @@ def speed_model(case: PublishedCase, constants: Constants, tuning: StepTuning = 
 def predict(case: PublishedCase, constants: Constants, tuning: StepTuning = UNTUNED) -> float:
     """Tokens a second in the row's own terms."""
     found, load = speed_model(case, constants, tuning), case.load
-    if case.metric == "decode" and load.shape == "burst" and load.concurrency > 1:  # beside the others' prompts
-        return found.outcome(load).task_tok_s * load.concurrency
-    if case.metric == "decode":
-        return found.stream_tok_s(load) * load.concurrency
     if load.cached_share and found.pool_tokens < 1.5 * load.concurrency * (load.input_tokens + load.output_tokens):
         load = replace(load, cached_share=_PUSHED_OUT * load.cached_share)
-    return found.outcome(load).effective_tok_s
+    return found.figure(load, case.metric)
 
 
 class ValidationPoint(msgspec.Struct, frozen=True):

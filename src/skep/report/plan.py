@@ -34,6 +34,7 @@ Document = Mapping[str, Any]
 _BAR = 30
 _WAYS, _LEVELS, _CAVEATS = 3, 5, 2  # of a plan that is read at a glance
 _DRAWN_TERMS = ("weights", "draft layers", "vision tower", KV_POOL, WINDOW, STATE)
+_BASIS = {"published": "published figures", "calibrated": "a calibration"}
 CLOSE = 0.005  # a runner-up no further behind is second for another reason than its figure
 _DROPPED = 10
 _DRAWN = 3  # plans with a curve on a page
@@ -51,7 +52,7 @@ def print_plan(found: PlanAnswer, *, more: bool = False, commands: bool = False,
         _layouts(found, found.ranked if more else three_ways(found.ranked), more=more)
         goal = found.goal
         load = f"{goal.shape}, {goal.input_tokens:.0f} tokens in, {goal.output_tokens:.0f} out, none cached"
-        _section(f"Expected by number of agents ({load}; {rests_on(best)})")
+        _section(f"Expected by number of agents ({load}; rests on {_BASIS[rests_on(best)]})")
         print_records(SPEEDS, best.predicted if more else _few(best.predicted, goal.agents))
         _say("")
         _say_wrapped(memory_bar(best))
