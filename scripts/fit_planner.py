@@ -42,11 +42,14 @@ WITHOUT = ROOT / "tests" / "data" / "fitted_without.json"
 
 
 def _give(name: str) -> float:
-    """How far, in logarithms, a constant may go for the same price."""
+    """How far, in logarithms, a constant may go for the same price.
+
+    Four times as far, unseen sources came out worse: by source 22.3 instead of 21.6 %, p90 62 instead of 59 %.
+    """
     if name.startswith("bw"):
-        return 0.08
-    return {"before_2026": 0.7, "draft_us_tp": 0.7, "layer_us": 0.15, "layer_us_eager": 0.2, "link_latency": 0.2}.get(
-        name, 0.15 if name.startswith(("mfu", "unpack")) else 0.35
+        return 0.02
+    return {"before_2026": 0.17, "draft_us_tp": 0.17, "layer_us_eager": 0.05, "link_latency": 0.05}.get(
+        name, 0.04 if name.startswith(("mfu", "unpack", "layer_us")) else 0.09
     )
 
 

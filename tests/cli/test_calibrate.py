@@ -1,5 +1,6 @@
 """`skep calibrate` as a user runs it: an engine with known times, likely misuse, Ctrl-C; what a plan gets of it."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -9,10 +10,12 @@ import pytest
 from in_process import call, refused
 from msgspec.structs import replace
 
-from skep.bench.calibration import CalibrationPlan, SetupFlags, check, describe
-from skep.bench.endpoint import Endpoint
+from skep.bench.calibration import CalibrationPlan, SetupFlags, calibration_from_sweep, check, describe
+from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.metrics import levels_of
 from skep.bench.records import SweepSummary
+from skep.bench.sweep import SweepPlan, run_sweep
+from skep.bench.tasks import Workload
 from skep.catalog.gpus import Gpu, device
 from skep.catalog.models import geometry
 from skep.deploy.plan_request import rests_on
@@ -185,6 +188,49 @@ def test_flags_and_the_endpoints_words_make_a_setup():
         SetupFlags(bandwidth=20.0, quant="q4_k_m"), endpoint_told(engine="xllamacpp 1", slots=4, replicas=2), host
     )
     assert [card.bandwidth_gbs for card in cpu.rig.cards] == [10.0, 10.0]
+
+
+STARTED = {"checkpoint": "Qwen/Qwen3-8B-AWQ", "kv": "fp8_e5m2", "tp": 2, "spec": "mtp:3", "graphs": False}
+
+
+def test_a_deployment_of_skep_tells_how_it_was_started_and_flags_win():
+    told = endpoint_told(engine="vllm 0.24.0", slots=64, setup=STARTED)
+    setup = describe(SetupFlags(gpu="4x rtx-3090"), told, read_host(NvidiaReport())).setup
+    assert (setup.quant.id, setup.kv.id, str(setup.layout), str(setup.spec)) == ("awq", "fp8_e5m2", "TP=2", "mtp n=3")
+    assert not setup.graphs
+    other = describe(SetupFlags(gpu="4x rtx-3090", tp=4, kv="bf16"), told, read_host(NvidiaReport())).setup
+    assert (str(other.layout), other.kv.id) == ("TP=4", "bf16")
+
+
+def test_a_sweep_of_such_a_deployment_is_a_measurement_that_plans_rest_on(store):
+    """Of the fake engine, which is here said to be one that skep started on two cards."""
+    plan = SweepPlan((1, 2), runs=2, tasks=4, quick_warm_up=True, workload=Workload(max_tokens=16, fixed_output=True))
+    with FakeEngine(slots=2, token_ms=10) as fake:
+        found = asyncio.run(find_endpoint(fake.url, None))
+        told = {"engine": "vllm 0.24.0", "slots": 2, "setup": {"checkpoint": "Qwen/Qwen3-8B-AWQ", "tp": 2}}
+        endpoint = replace(found, model="fake-model", engine=told)
+        summary = asyncio.run(run_sweep(plan, endpoint, store, HOST))
+    rows = [row for row in store.requests(summary.run_id) if row.level]
+    asked = plan, replace(endpoint, model="qwen3-8b"), summary, rows
+    host = replace(HOST, gpus=HOST.gpus * 2)
+    record = calibration_from_sweep(*asked, host)
+    assert record is not None
+    store.append_calibration(record)
+    here = find_calibration(store, host, "qwen3-8b", "vllm", "awq")
+    assert here is not None
+    assert here.tuning.rests_on == "measured"
+    assert here.sentence.startswith("measured on this machine a moment ago (vllm 0.24.0, TP=2 on ")
+    assert "prompts" not in here.sentence  # too short to tell
+    keep(store, "c-1", where=host_key(host))
+    assert find_calibration(store, host, "qwen3-8b", "vllm", "awq").tuning.rests_on == "calibrated"
+    assert calibration_from_sweep(plan, endpoint_told(engine="vllm", slots=2), summary, rows, host) is None
+
+
+def test_cards_that_were_measured_on_another_machine_count_for_a_plan_of_such_cards(store):
+    keep(store, "elsewhere", where="http://10.0.0.7:8000")
+    found = find_calibration(store, RIG, "qwen3-8b", "vllm", "awq")
+    assert found.sentence.startswith("calibrated on such cards ")
+    assert find_calibration(store, Rig((device("rtx-4090"),)), "qwen3-8b", "vllm", "awq") is None
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def random_setup(rng):
     layout = Layout(rng.choice((1, 2, 3, 4, 8)), rng.choice((1, 1, 2)), rng.choice((1, 1, 2)), rng.choice((1, 2)))
     return Setup(
         model, rng.choice(list(QUANTS.values())), rng.choice(list(KV_TYPES.values())),
-        rng.choice(("vllm", "sglang", "llamacpp", "trtllm", "ollama")), layout, rng.choice((None, 1, 4, 64)), None,
+        rng.choice(("vllm", "sglang", "llamacpp", "ollama")), layout, rng.choice((None, 1, 4, 64)), None,
         rng.choice((None, 0.8, 0.97)), rng.random() < 0.8, spec, rng.choice((None, 512, 8192)),
         rng.choice((None, "0.21")),
     )  # fmt: skip

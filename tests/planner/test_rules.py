@@ -94,7 +94,7 @@ def any_setup(rng):
     """Also what nobody should ask for: zero depth, 200 % of a card, seven cards of three."""
     spec = rng.choice((None, Speculation(rng.choice(("mtp", "draft", "ngram", "dflash", "")), rng.randint(-1, 9))))
     layout = Layout(rng.randint(1, 9), rng.choice((1, 1, 2, 99)), rng.choice((1, 1, 2, 3)), rng.randint(1, 3))
-    engine = rng.choice(("vllm", "sglang", "llamacpp", "trtllm", "ollama", "ik_llamacpp", "unheard-of"))
+    engine = rng.choice(("vllm", "sglang", "llamacpp", "ollama", "ik_llamacpp", "unheard-of"))
     version = rng.choice((None, "0.17", "0.19.2", "0.24.0", "2026-07", "nightly", ""))
     return Setup(
         rng.choice(MODELS), rng.choice(list(QUANTS.values())), rng.choice(list(KV_TYPES.values())), engine, layout,

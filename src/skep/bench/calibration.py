@@ -32,7 +32,7 @@ from skep.paths import LOOPBACK, user_paths
 from skep.planner.calibration import CalibrationData, MeasuredLevel, fit, speed_model_maker
 from skep.planner.constants import published_constants
 from skep.planner.memory import has_pool
-from skep.planner.quants import KV_TYPES, QUANTS
+from skep.planner.quants import KV_TYPES, QUANTS, known_kv, known_quant
 from skep.planner.setup import Layout, Rig, Setup
 from skep.stats.percentiles import mean_t_interval
 from skep.store.database import Store
@@ -51,9 +51,10 @@ LONG_TOKENS, LONG_ANSWER_TOKENS, LONG_TASKS = 1024, 4, 4
 LEAST_TOKENS = 256
 PROMPTS_SHARE = 0.25  # of the budget
 QUEUED_SHARE = 0.05  # of a request's time, at most
+CACHED_SHARE = 0.05  # of prompts whose time counts, at most
 
 MakerFor = Callable[[Workload, Endpoint], Awaitable[TaskMaker]]
-ENGINES = ("vllm", "sglang", "llamacpp", "ik_llamacpp", "ollama", "trtllm")
+ENGINES = ("vllm", "sglang", "llamacpp", "ik_llamacpp", "ollama")
 # What a hive with `--simulate` says of itself.
 _SIMULATED = re.compile(
     r"simulated: (?P<model>\S+) (?P<quant>.+?), KV (?P<kv>.+?)(?:, (?P<method>\w+) n=(?P<depth>\d+))?, "
@@ -210,6 +211,38 @@ def _over(runs: Iterable[list[Request]], figure: Callable[[list[Request]], float
     return Interval(max(0.0, found.low), found.estimate, found.high)
 
 
+def calibration_from_sweep(
+    plan: SweepPlan, endpoint: Endpoint, summary: SweepSummary, rows: Sequence[Request], host: HostFacts
+) -> CalibrationRecord | None:
+    """Return a sweep of a deployment of skep on this machine as a calibration; None: it does not tell enough.
+
+    It needs one agent alone, measured twice, and requests that neither failed nor waited for a slot.
+    """
+    if endpoint.simulated or not endpoint.engine.get("setup") or plan.workload.shape != "steady":
+        return None
+    try:
+        described = describe(SetupFlags(), endpoint, host)
+    except UserError:
+        return None
+    usable = [level for level in plan.concurrency if level <= (described.capacity or 1)]
+    seen: dict[int, MeasuredLevel] = {}
+    for level in usable:
+        try:
+            check(replace(plan, concurrency=(level,)), summary, [row for row in rows if row.level == level])
+        except (EndpointError, UserError):
+            continue
+        seen[level] = _seen(plan, summary, level, rows)
+    if (alone := seen.pop(1, None)) is None:
+        return None
+    crowd = seen.pop(max(seen)) if seen else None
+    prompts = alone if alone.input_tokens >= LEAST_TOKENS and alone.cached_share < CACHED_SHARE else None
+    measured = CalibrationData(alone, crowd, prompts, tuple(seen.values()))
+    taken = CalibrationRuns(measured, (summary.run_id,), summary.drift)
+    record, _ = fitted_record(endpoint, described, taken, host)
+    document = {**record.document, "by": "sweep"}
+    return None if document["fitted"]["at_limit"] else replace(record, document=document)
+
+
 class SetupFlags(msgspec.Struct, frozen=True):
     """What a user says of an endpoint; None: by what it tells of itself."""
 
@@ -235,7 +268,7 @@ class Described(msgspec.Struct, frozen=True):
 
 def describe(flags: SetupFlags, endpoint: Endpoint, host: HostFacts) -> Described:
     """What the endpoint does not tell and no flag says is assumed and said, or asked for."""
-    flags, ep = _as_simulated(flags, endpoint)
+    flags, ep = _as_simulated(_as_started(flags, endpoint), endpoint)
     engine = _engine(flags, endpoint.engine)
     model, model_notes = _model(flags, endpoint)
     pins = pins_of(PlanFlags(endpoint.model, quant=flags.quant, kv=flags.kv, spec=flags.spec), model)
@@ -256,6 +289,18 @@ def describe(flags: SetupFlags, endpoint: Endpoint, host: HostFacts) -> Describe
 def _count(told: Mapping[str, Any], name: str) -> int | None:
     value = told.get(name)
     return value if isinstance(value, int) and value > 0 else None
+
+
+def _as_started(flags: SetupFlags, endpoint: Endpoint) -> SetupFlags:
+    """A deployment of skep tells how it was started; flags win over that."""
+    told = endpoint.engine.get("setup")
+    if not isinstance(told, dict):
+        return flags
+    quant, kv = known_quant(str(told.get("quant"))), known_kv(str(told.get("kv")))
+    said = {"quant": quant and quant.id, "kv": kv and kv.id, "spec": told.get("spec")}
+    said |= {name: told.get(name, 1) for name in ("tp", "pp")}
+    wanted = {name: value for name, value in said.items() if getattr(flags, name) is None}
+    return replace(flags, **wanted, no_graphs=flags.no_graphs or told.get("graphs") is False)
 
 
 def _as_simulated(flags: SetupFlags, endpoint: Endpoint) -> tuple[SetupFlags, int]:
@@ -298,7 +343,7 @@ def _model(flags: SetupFlags, endpoint: Endpoint) -> tuple[ModelFound, tuple[str
         found = read_model(flags.geometry)
         return found, found.notes
     known = find_geometry(endpoint.model)
-    if file is not None:
+    if (file := file or (endpoint.engine.get("setup") or {}).get("checkpoint")) is not None:
         read = read_model(file)
         return (replace(read, geometry=known) if known else read), (() if flags.quant else read.notes)
     if known is None:

@@ -102,6 +102,12 @@ class EngineOptions(msgspec.Struct, frozen=True):
     tool_parser: str | None = None
     chat_template: str | None = None  # a file
 
+    def speed_words(self) -> dict[str, Any]:
+        """Return what changes the speed of an engine and it does not tell by itself, where it is set."""
+        told = {name: getattr(self, name) for name in ("quant", "kv", "tp", "pp", "ep", "graphs")}
+        told["spec"] = str(self.draft) if self.draft else None
+        return {name: value for name, value in told.items() if value != getattr(_AS_THE_ENGINE_HAS_IT, name, None)}
+
     @property
     def cards(self) -> int:
         return self.tp * self.pp * self.dp
@@ -110,6 +116,9 @@ class EngineOptions(msgspec.Struct, frozen=True):
     def given(self) -> dict[str, Any]:
         """What differs from the engine's own way."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value != getattr(_USUAL, name)}
+
+
+_AS_THE_ENGINE_HAS_IT = EngineOptions()
 
 
 _USUAL = EngineOptions()

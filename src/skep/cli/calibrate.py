@@ -30,7 +30,7 @@ class CalibrateOptions(EndpointOptions):
     bandwidth: Annotated[
         float | None, option("Memory bandwidth in GB/s of a machine without a GPU (default: measured).", min=0.1)
     ] = None
-    engine: Annotated[str | None, option("vllm, sglang, llamacpp, ollama, trtllm (default: ask the endpoint).")] = None
+    engine: Annotated[str | None, option("vllm, sglang, llamacpp, ollama (default: ask the endpoint).")] = None
     quant: Annotated[str | None, option("Weight format: awq, fp8, bf16, q4_k_m.")] = None
     kv: Annotated[str | None, option("KV cache type (default: bf16).")] = None
     tp: Annotated[int | None, option("Tensor-parallel size (default: all GPUs of a replica).", min=1)] = None

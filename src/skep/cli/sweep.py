@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from skep.bench.calibration import calibration_from_sweep
 from skep.bench.endpoint import Endpoint
 from skep.bench.open_loop import LevelRun, TimedPlan, classes_part, open_part, replay_part, run_timed
 from skep.bench.records import SweepSummary
@@ -173,7 +174,12 @@ async def sweep_endpoint(
             watch(progress)
             show(progress)
 
-        return await run_sweep(plan, endpoint, store, read_host(), told, maker=maker, meter=meter)
+        host = read_host()
+        summary = await run_sweep(plan, endpoint, store, host, told, maker=maker, meter=meter)
+        rows = [row for row in store.requests(summary.run_id) if row.level]
+        if (found := calibration_from_sweep(plan, endpoint, summary, rows, host)) is not None:
+            store.append_calibration(found)  # plans for this machine rest on it, unless it is calibrated
+        return summary
 
 
 def run_open_command(options: OpenOptions) -> None:

@@ -6,6 +6,7 @@ A field that a gateway of another version may lack has a default: `skep replica 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -33,6 +34,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     context: int | None = None  # tokens of one sequence; None: not known
     authorization: str = ""  # what the replica wants to read in that header
     own_engine: bool = False  # skep started it: clients may ask for known paths alone
+    setup: Mapping[str, Any] = {}  # how skep started it: the checkpoint, and what decides about its speed
 
     def __repr__(self) -> str:
         """Return it without the key: this text may end in a log."""

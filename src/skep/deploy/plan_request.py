@@ -29,11 +29,11 @@ from skep.planner.candidates import (
 from skep.planner.choose import Plan, PlanChoice, account, choose, fits_nowhere
 from skep.planner.memory import KV_POOL, memory, weights_bytes
 from skep.planner.quants import QUANTS, Quant, find_kv, find_quant, known_quant
-from skep.planner.ranking import BasisOf, Predicted, published_basis, ranked
+from skep.planner.ranking import BasisOf, Predicted, ranked
 from skep.planner.rigs import of_machines
 from skep.planner.rules import runs_cuda_kernels
-from skep.planner.setup import Speculation
-from skep.planner.step import TEXTS, UNTUNED
+from skep.planner.setup import Rig, Speculation
+from skep.planner.step import TEXTS
 from skep.units import format_bytes
 
 if TYPE_CHECKING:
@@ -100,9 +100,8 @@ def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True) -> PlanAns
     goal = goal_of(flags, model)
     rigs = read_rigs(flags, store)
     pins = pins_of(flags, model)
-    # calibrations are of this machine: other rigs are planned with the published constants
     elsewhere, quant = flags.gpu or flags.gpu_spec, pins.quant.id if pins.quant else None
-    basis_of = published_basis if elsewhere else own_basis(store, model.geometry.id, quant)
+    bases = [own_basis(store, model.geometry.id, quant, found.rig if elsewhere else None) for found in rigs]
     each = [engines_of(flags, model, found) for found in rigs]
     engines = tuple(dict.fromkeys(name for names in each for name in names))
     # in another format than those that were named, the files are others, yet to be made
@@ -112,9 +111,13 @@ def answer_plan(flags: PlanFlags, store: Path, *, files: bool = True) -> PlanAns
         check_flags(found.rig, goal, pins, model.geometry)
     choices = tuple(
         choose(model.geometry, found.rig, goal, pins, engines=names, basis_of=basis_of, checkpoint=checkpoint)
-        for found, names in zip(rigs, each, strict=True)
+        for found, names, basis_of in zip(rigs, each, bases, strict=True)
     )
-    notes = [*model.notes, *(n for found in rigs for n in found.notes), *(basis_of(name).note for name in engines)]
+    notes = [
+        *model.notes,
+        *(n for found in rigs for n in found.notes),
+        *(basis_of(name).note for basis_of in bases for name in engines),
+    ]
     notes += evidence(choices, goal.agents)
     return PlanAnswer(flags, model, goal, pins, engines, choices, tuple(dict.fromkeys(filter(None, notes))))
 
@@ -352,8 +355,8 @@ def _rounded(point: Predicted) -> dict[str, float]:
 
 
 def rests_on(plan: Plan) -> str:
-    """Return what its figures rest on, in one word: a calibration of this machine, or published measurements."""
-    return "published" if plan.rated.prospect.step.tuning == UNTUNED else "calibrated"
+    """Return what its figures rest on, in one word: a calibration, a sweep in the store, or published measurements."""
+    return plan.rated.prospect.step.tuning.rests_on
 
 
 def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain: bool = False) -> dict[str, Any]:
@@ -466,9 +469,10 @@ def watts_of(plan: Plan) -> float | None:
     return sum(known) if len(known) == len(cards) else None
 
 
-def own_basis(store: Path, model_id: str, quant_id: str | None) -> BasisOf:
-    """Return the nearest calibration on this machine, if any; its sentence goes with every plan."""
+def own_basis(store: Path, model_id: str, quant_id: str | None, rig: Rig | None = None) -> BasisOf:
+    """Return the nearest calibration on this machine, or with a rig on such cards, if any; its sentence goes with
+    every plan."""
     from skep.deploy.stored_calibration import calibrated_basis
     from skep.host.facts import read_host
 
-    return calibrated_basis(store, read_host(), model_id, quant_id)
+    return calibrated_basis(store, rig or read_host(), model_id, quant_id)

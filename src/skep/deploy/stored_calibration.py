@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from skep import __version__
 from skep.catalog.gpus import HostFacts
@@ -51,39 +52,57 @@ def host_key(host: HostFacts) -> str:
 
 
 def find_calibration(
-    store: Store, host: HostFacts | str, model_id: str, engine: str, quant_id: str | None, *, now: float | None = None
-) -> StoredCalibration | None:
+    store: Store, where: HostFacts | Rig | str, model_id: str, engine: str, quant_id: str | None, *,
+    now: float | None = None,
+) -> StoredCalibration | None:  # fmt: skip
     """Return the newest for this model and format (None: any); else of this model; else of this engine at all.
 
-    `host`: this machine's facts, or the address of another one's endpoint.
+    `where`: this machine's facts, the address of another one's endpoint, or cards, wherever they were measured.
     """
-    key = host if isinstance(host, str) else host_key(host)
-    rows = [row for row in store.calibrations(key) if row.engine == engine and not row.simulated]
+    if isinstance(where, Rig):
+        rows = [row for row in store.calibrations() if _cards(rig_of(row.document)) == _cards(where)]
+    else:
+        rows = store.calibrations(where if isinstance(where, str) else host_key(where))
+    rows = [row for row in rows if row.engine == engine and not row.simulated]
     of_model = [row for row in rows if row.model == model_id]
     exact = [row for row in of_model if quant_id in (row.quant, None)]
     for match, some in (("exact", exact), ("other quant", of_model), ("other model", rows)):
         if some:
-            age_s = max(0.0, (time.time() if now is None else now) - some[0].created_at)
-            row, found = some[0], fitted_now(some[0])
+            row = min(some, key=is_sweep)  # the newest calibration; a sweep only where there is none
+            age_s = max(0.0, (time.time() if now is None else now) - row.created_at)
+            found = fitted_now(row)
             other = {
                 "other quant": f" with {row.quant} weights, not the format planned",
                 "other model": f" with {row.model}, not the model planned",
             }.get(match, "")
             age = format_seconds(age_s) if age_s >= 1 else "a moment"
-            of_what = f"{age} ago{other} ({row.engine}, {row.layout} on {row.rig})"
-            sentence = f"calibrated on this machine {of_what}: {found}"
-            return StoredCalibration(found.tuning, match, age_s, sentence, row, rig_of(row.document))
+            engine = row.document.get("engine", {}).get("engine") or row.engine  # with its version, where it told it
+            of_what = f"{age} ago{other} ({engine}, {row.layout} on {row.rig})"
+            rests_on = "measured" if is_sweep(row) else "calibrated"
+            sentence = f"{rests_on} on {'such cards' if isinstance(where, Rig) else 'this machine'} {of_what}: {found}"
+            tuning = replace(found.tuning, rests_on=rests_on)
+            return StoredCalibration(tuning, match, age_s, sentence, row, rig_of(row.document))
     return None
 
 
-def calibrated_basis(path: Path, host: HostFacts, model_id: str, quant_id: str | None = None) -> BasisOf:
-    """What plans for this machine compute with, by engine: the nearest calibration in the store at `path`, if any."""
+def is_sweep(row: CalibrationRecord) -> bool:
+    """Whether `skep bench sweep` measured it, and not `skep calibrate`."""
+    return row.document.get("by") == "sweep"
+
+
+def _cards(rig: Rig | None) -> set[str]:
+    return set() if rig is None else {card.id for card in rig.cards}
+
+
+def calibrated_basis(path: Path, where: HostFacts | Rig, model_id: str, quant_id: str | None = None) -> BasisOf:
+    """What plans for this machine, or for such cards, compute with, by engine: the nearest calibration in the store at
+    `path`, if any."""
 
     @cache
     def basis_of(engine: str) -> Basis:
         if path.exists():
             with open_store(path, read_only=True) as store:
-                found = find_calibration(store, host, model_id, engine, quant_id)
+                found = find_calibration(store, where, model_id, engine, quant_id)
             if found is not None:
                 return Basis(published_constants(), found.tuning, found.same_model, found.sentence)
         return Basis(published_constants())

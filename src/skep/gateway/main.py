@@ -52,6 +52,8 @@ def model_document(proxy: Proxy, model: str) -> dict[str, Any]:
     }
     if specs and all(spec.context for spec in specs):
         serving["context"] = min(spec.context or 0 for spec in specs)  # what any of them takes
+    if specs and specs[0].setup and all(spec.setup == specs[0].setup for spec in specs):
+        serving["setup"] = specs[0].setup
     if (state := proxy.unloaded.states.get(model)) is not None:
         serving["state"] = state
     return {"id": model, "object": "model", "created": 0, "owned_by": "skep", "skep": serving}

@@ -17,6 +17,7 @@ from skep.units import Interval
 _LEAST, _MOST = 0.1, 10.0
 _USUAL = 1.0  # deviation of the factor on further sequences from machine to machine, before anything was measured
 _SIGMAS = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}  # in half of a 95 % interval, by the number of runs
+_AS_PREDICTED = Interval(1.0, 1.0, 1.0)
 SpeedModelMaker = Callable[[StepTuning], SpeedModel]
 
 
@@ -41,7 +42,7 @@ class CalibrationData(msgspec.Struct, frozen=True):
 
     alone: MeasuredLevel
     crowd: MeasuredLevel | None
-    prompts: MeasuredLevel
+    prompts: MeasuredLevel | None  # None: none were long enough to tell how fast prompts are
     held_back: tuple[MeasuredLevel, ...] = ()  # not fitted to: the fit is held against them
 
     @property
@@ -50,7 +51,7 @@ class CalibrationData(msgspec.Struct, frozen=True):
 
     @property
     def context(self) -> int:
-        return math.ceil(max(seen.input_tokens + seen.output_tokens for seen in (*self.levels, self.prompts)))
+        return math.ceil(max(s.input_tokens + s.output_tokens for s in (*self.levels, self.prompts or self.alone)))
 
 
 class Fitted(msgspec.Struct, frozen=True):
@@ -69,7 +70,8 @@ class Fitted(msgspec.Struct, frozen=True):
         told = [f"steps take {_words(self.decode)} as long as predicted"]
         if self.batch is not None:
             told.append(f"further sequences add {_words(self.batch)}")
-        told.append(f"prompts take {_words(self.prompt)}")
+        if self.prompt != _AS_PREDICTED:
+            told.append(f"prompts take {_words(self.prompt)}")
         return ", ".join(told)
 
 
@@ -88,9 +90,9 @@ def fit(foresee: SpeedModelMaker, measured: CalibrationData) -> Fitted:
     """Times of one agent alone are proportional to their factor; those of many grow with theirs in a straight line."""
     plain = foresee(UNTUNED)
     alone = plain.outcome(measured.alone.load())
-    prompts = plain.outcome(measured.prompts.load())
-    decode = _scaled(measured.alone.tpot_s, alone.tpot_s)
-    prompt = _scaled(measured.prompts.ttft_s, prompts.ttft_s)
+    decode, prompt, long = _scaled(measured.alone.tpot_s, alone.tpot_s), _AS_PREDICTED, measured.prompts
+    if long is not None:
+        prompt = _scaled(long.ttft_s, plain.outcome(long.load()).ttft_s)
     batch = _batch(foresee, measured.crowd, _bounded(decode)) if measured.crowd else None
     named = {"steps": decode, "further sequences": batch, "prompts": prompt}
     cut = tuple(name for name, found in named.items() if found and not _LEAST <= found.estimate <= _MOST)

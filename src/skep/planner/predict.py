@@ -206,7 +206,6 @@ class PredictedOutcome(msgspec.Struct, frozen=True):
 def simulate_load(
     step: StepModel, load: PlannedLoad, *, slots: int, pool_tokens: float, chunk_tokens: int, replicas: int = 1
 ) -> PredictedOutcome:
-    """On replicas that are all alike."""
     alike = [SimulatedReplica(step, slots, pool_tokens, chunk_tokens) for _ in range(replicas)]
     return _LoadSimulation(alike, load).run()
 

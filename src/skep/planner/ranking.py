@@ -129,9 +129,11 @@ class Rated(msgspec.Struct, frozen=True):
         return setup.quant.nominal, setup.kv.family == "half", known, *against, -layout.pp, layout.ep, self.score
 
     def ties_with(self, other: Rated) -> bool:
+        """Whether it is within the tie by what ranks them, and by the tok/s that are shown."""
         *ours, score = self.key
         *theirs, best = other.key
-        return ours == theirs and score >= (1.0 if self.context_each else 1.0 - _TIE) * best
+        least, shown, there = 1.0 - _TIE, self.outcome.effective_tok_s, other.outcome.effective_tok_s
+        return ours == theirs and shown >= least * there and score >= (1.0 if self.context_each else least) * best
 
     def memory(self) -> MemoryPlan:
         assert self.setup.context is not None

@@ -71,7 +71,7 @@ class Facts:
         self.model, self.quant, self.kv, self.layout = setup.model, setup.quant, setup.kv, setup.layout
         self.engine, self.spec = setup.engine, setup.spec
         self.used, self.there = used_cards(setup, rig), len(rig.cards)
-        self.gpu_engine = setup.engine in ("vllm", "sglang", "trtllm")  # kernels by format, graphs, a pool
+        self.gpu_engine = setup.engine in ("vllm", "sglang")  # kernels by format, graphs, a pool
         self.gguf_engine = setup.engine in ("llamacpp", "ik_llamacpp", "ollama")
 
     def __getattr__(self, name: str) -> Any:
@@ -132,7 +132,6 @@ _WORKED_OUT: Mapping[str, Callable[[Facts], Any]] = {
     "smallest": lambda f: min(f.used, key=memory.usable_bytes),
     "slowest": lambda f: min(f.used, key=lambda card: card.bandwidth_gbs),
     "kinds": lambda f: " and ".join(names) if len(names := dict.fromkeys(card.id for card in f.used)) > 1 else "",
-    "other_vendors": lambda f: ", ".join(sorted({card.vendor for card in f.used} - {"nvidia"})),
     # links
     "link": _link,
     "link_name": lambda f: f.link.title or {"nvlink": "NVLink"}.get(f.link.kind, "PCIe"),

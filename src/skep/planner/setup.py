@@ -75,7 +75,7 @@ class Setup(msgspec.Struct, frozen=True):
     model: Geometry
     quant: Quant
     kv: KvType
-    engine: str  # vllm, sglang, llamacpp, trtllm, ollama, ik_llamacpp
+    engine: str  # vllm, sglang, llamacpp, ollama, ik_llamacpp
     layout: Layout = Layout()
     slots: int | None = None  # sequences a replica decodes at once; None: the engine's default
     context: int | None = None  # tokens of the longest sequence; None: the model's or what fits

@@ -50,7 +50,7 @@ _SMALL_BATCH = 16.0  # tokens of a matrix (an expert's are fewer), up to which l
 _ACCEPTANCE = {"prose": (0.76, 0.86), "mixed": (0.85, 0.92), "code": (0.92, 0.96)}
 TEXTS = tuple(_ACCEPTANCE)
 _METHODS = {"mtp": 1.0, "dflash": 0.93, "eagle": 0.75, "draft": 0.6, "ngram": 0.35}  # of MTP's chance
-_OF_2026 = {"vllm": (0, 14), "sglang": (0, 5, 8), "trtllm": (1, 3)}  # the first versions of that year
+_OF_2026 = {"vllm": (0, 14), "sglang": (0, 5, 8)}  # the first versions of that year
 _LLAMACPP_GAIN = 0.3  # of the gain of speculation that llama.cpp keeps, for each doubling of the sequences
 
 
@@ -169,6 +169,7 @@ class StepTuning(msgspec.Struct, frozen=True):
     decode: float = 1.0
     batch: float = 1.0
     prompt: float = 1.0
+    rests_on: str = "published"  # or "calibrated" (`skep calibrate`), or "measured" (`skep bench sweep`)
 
 
 UNTUNED = StepTuning()

@@ -26,15 +26,15 @@ from skep.planner.quants import Quant, find_kv, find_quant, known_kv, known_quan
 from skep.planner.ranking import band
 from skep.planner.rigs import default_link, pace_setter, pcie_gbs
 from skep.planner.setup import CardLink, Layout, PlannedLoad, Rig, Setup, Speculation
-from skep.planner.step import LLAMACPP, UNTUNED, StepTuning
+from skep.planner.step import LLAMACPP, TEXTS, UNTUNED, StepTuning
 from skep.units import GIB
 
 _PROMPT, _ANSWER = 128.0, 512.0  # tokens, where a row does not state them
 _WORDS: Mapping[str, Mapping[str, Any]] = tomllib.loads(
     files("skep.planner").joinpath("points.toml").read_text(encoding="utf-8")
 )
-_AT_ONCE = {"sglang": 2048, "trtllm": 2048}  # bounded by memory alone, as far as people meet it
-_AT_ONCE_DRAFTING = {"sglang": 48}  # set by SGLang itself as soon as it speculates
+_METRICS = {"effective": "effective", "stream": "decode", "engine": "decode"}  # a stream's rate, by client or engine
+_AT_ONCE = {"sglang": (2048, 48)}  # bounded by memory alone, as far as people meet it; what it sets when it drafts
 _FEW = 8  # sequences: who has room for fewer raises the engine's share of the card
 _FILLED = 0.96
 _PUSHED_OUT = 0.5  # of what the prefix cache could have answered, where the pool is too small to keep it
@@ -103,11 +103,11 @@ def read_case(number: int, cells: Mapping[str, str]) -> PublishedCase:
         raise Unpredictable("model: block diffusion, not one token after the other")
     if "offload" in row.lower("gpu") + row.notes:
         raise Unpredictable("memory: part of the weights is kept in the CPU's memory")
-    count = row.number("n_gpu")
-    if count is None or not 1 <= count <= 4096:
-        stated = "the number of cards is not stated" if count is None else f"{row.text('n_gpu')} cards"
-        raise Unpredictable(f"count: {stated}")
-    cards, name = int(count), row.lower("engine")
+    if (cards := row.count("n_gpu")) is None:
+        raise Unpredictable(f"count: {row.text('n_gpu') or 'an unknown number of'} cards")
+    name = row.lower("engine")
+    if other := next((word for word in _WORDS["not_served"]["engines"] if word in name), None):
+        raise Unpredictable(f"engine: skep does not serve with `{name}` ({other})")
     devices, model = _devices(row.text("gpu"), cards), _model(row)
     gguf = not name and ("gguf" in row.notes or re.search(r"\bq\d_", row.notes))
     engine = next((own for word, own in _WORDS["engine"].items() if word in name), "llamacpp" if gguf else "vllm")
@@ -122,8 +122,7 @@ def read_case(number: int, cells: Mapping[str, str]) -> PublishedCase:
         kv = "turboquant_k8v4" if "k8" in kv else "turboquant_3bit"
     spec = _spec(row)
     if slots is None:
-        usual = (_AT_ONCE if spec is None else _AT_ONCE_DRAFTING).get(engine)
-        slots = load.concurrency if engine in LLAMACPP else usual
+        slots = load.concurrency if engine in LLAMACPP else _AT_ONCE.get(engine, (None, None))[spec is not None]
     setup = Setup(
         model, quant, known_kv(kv) or find_kv("bf16"), engine, layout, slots=slots, spec=spec, vision=False,
         utilization=float(share) if share else None, batched_tokens=int(chunk) if chunk else None,
@@ -169,19 +168,16 @@ def _model(row: _Row) -> Geometry:
 
 
 def _quant(row: _Row, engine: str, model: Geometry) -> Quant:
+    """By its name, which tells the bits of each part of the model; else by the bits of most of it."""
+    if (named := known_quant(row.text("format"))) is not None:
+        return named
     bits = row.number("quant_bits")
     if bits is None:
         raise Unpredictable("bits: the quantization is not stated")
-    native = model.native_bits and bits <= 5
-    if engine in LLAMACPP:
-        named = row.noted("gguf")
-        by_bits = "gguf_mxfp4" if native else _WORDS["gguf_bits"].get(str(int(bits)), "f16")
-        return (known_quant(named) if named else None) or find_quant(by_bits)
-    if native:
-        return find_quant("mxfp4")
-    noted = (find_quant(name) for word, name in _WORDS["quant"].items() if word in row.notes)
-    matching = next((quant for quant in noted if quant.nominal == int(bits)), None)
-    return matching or find_quant(_WORDS["quant_bits"].get(str(int(bits)), "bf16"))
+    if model.native_bits and bits <= 5:
+        return find_quant("gguf_mxfp4" if engine in LLAMACPP else "mxfp4")
+    by_bits, whole = ("gguf_bits", "f16") if engine in LLAMACPP else ("quant_bits", "bf16")
+    return find_quant(_WORDS[by_bits].get(str(int(bits)), whole))
 
 
 def _layout(row: _Row, cards: int, engine: str, model: Geometry) -> Layout:
@@ -238,13 +234,12 @@ def _published(row: _Row, load: PlannedLoad) -> tuple[float, str]:
     aggregate, stream, tpot = (row.number(name) for name in ("agg_tok_s", "stream_tok_s", "tpot_ms"))
     c = load.concurrency
     if aggregate:
-        decode = stream is not None and abs(aggregate - stream * c) <= 0.03 * aggregate
-        return aggregate, "decode" if decode else "effective"
-    if load.rate_per_s is not None or row.lower("concurrency").startswith("offline"):
-        raise Unpredictable("measurement: no aggregate tok/s")
-    if stream or tpot:
-        return stream * c if stream else c * 1000.0 / (tpot or 1.0), "decode"
-    raise Unpredictable("measurement: the row has no tok/s and no time per token")
+        times = stream is not None and abs(aggregate - stream * c) <= 0.03 * aggregate
+        return aggregate, _METRICS.get(row.lower("metric"), "decode" if times else "effective")
+    alone = stream or (tpot and 1000.0 / tpot)
+    if not alone or load.rate_per_s is not None or row.lower("concurrency").startswith("offline"):
+        raise Unpredictable("measurement: no aggregate tok/s, and no time per token of a known number of agents")
+    return alone * c, "decode"
 
 
 def _link(text: str, card: Device, tp: int) -> CardLink:
@@ -272,8 +267,8 @@ def _spec(row: _Row) -> Speculation | None:
         return None
     method, default = next((found for word, found in _WORDS["spec"].items() if word in said), ("mtp", 2))
     depth = row.noted("drafts") or _found(r"(?:k|n|n-max)=(\d+)", said)
-    text = next((text for word, text in _WORDS["text"].items() if word in row.notes), "mixed")
-    return Speculation(method, min(16, int(depth or default)), text=text)
+    text = row.lower("text")
+    return Speculation(method, min(16, int(depth or default)), text=text if text in TEXTS else "mixed")
 
 
 def _found(pattern: str, text: str) -> str | None:

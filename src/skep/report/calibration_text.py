@@ -31,7 +31,8 @@ def print_calibration(row: CalibrationRecord) -> None:
         for level in levels_json(row, fitted)
     ]
     print_table(">C|>RUNS|>tok/s EACH|>±|>BEFORE|>AFTER|>OFF|>tok/s ALL|>AFTER ALL|", rows)
-    prompts = measured_of(row.document).prompts
+    if (prompts := measured_of(row.document).prompts) is None:
+        return
     spread = 100 * prompts.ttft_s.half_width
     print(f"first token of {prompts.input_tokens:.0f} tokens: {1000 * prompts.ttft_s.estimate:.0f} ms ± {spread:.0f} %")  # noqa: T201
 

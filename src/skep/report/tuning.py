@@ -31,7 +31,7 @@ from skep.tuner.records import (
     value_words,
 )
 from skep.tuner.running import TuneEvent
-from skep.tuner.setup import PreparedTuning, prospect_lines, prospects
+from skep.tuner.setup import PreparedTuning, first_change_s, prospect_lines, prospects
 from skep.tuner.store import TuningRecord, TuningState, failure_json, tuning_json
 from skep.units import UNKNOWN, format_seconds, known, milliseconds, number, printable, public_name, seconds, shortened
 
@@ -416,6 +416,8 @@ def say_what_begins(ready: PreparedTuning) -> None:
     note(*(f"  {line}" for line in prospect_lines(found)))
     kind = "of virtual time" if tuning.simulated else "at most"
     note(f"budget: {format_seconds(tuning.budget_s)} {kind}; Ctrl-C stops it and keeps the best so far")
+    if found and tuning.budget_s < (need_s := first_change_s(ready, found)):
+        note(f"warning: the baseline and one change take about {format_seconds(need_s)}; raise --budget")
 
 
 def say_how_far_off(ready: PreparedTuning, found: TuningRecord) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -71,8 +72,15 @@ class ReplicaView(msgspec.Struct, frozen=True):
             confirms=engine.confirms, engine=self.engine, simulated=engine.simulated,
             own_engine=launch.engine != "remote", release_bound_s=engine.release_bound_s,
             health_path=launch.health_path or engine.health_path, draining=self.closed,
-            context=started.context_tokens or None, authorization=started.authorization,
+            context=started.context_tokens or None, authorization=started.authorization, setup=self.setup(),
         )  # fmt: skip
+
+    def setup(self) -> dict[str, Any]:
+        """Return the checkpoint and the options that decide about its speed, for benchmarks. Empty: not all is known,
+        as with arguments in `extra`."""
+        if self.started.engine == "remote" or self.member.engine.simulated or self.started.extra:
+            return {}
+        return {"checkpoint": self.started.checkpoint or self.started.model, **self.started.options.speed_words()}
 
 
 REST_POLL_S = 0.1

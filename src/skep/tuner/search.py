@@ -180,8 +180,8 @@ class KnobSearch:
 
     def _close(self, why: str) -> BenchRequest | None:
         self.ended = self.ended or why
-        if self.curve is not None or not self.stages:
-            return None
+        if self.curve is not None or len(self.stages) < (2 if self.ended == _SPENT else 1):
+            return None  # where no change could be tried, the curve of the baseline would only cost more time
         configs = (self.baseline, self.incumbent) if self.incumbent != self.baseline else (self.baseline,)
         levels, budget = curve_levels(self.aim.concurrency), self.time_budget
         left_s = max(budget.budget_s - budget.spent_s, CURVE_SHARE * budget.budget_s / 2)

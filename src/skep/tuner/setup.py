@@ -49,11 +49,12 @@ from skep.planner.setup import Rig
 from skep.planner.step import StepTuning as Fitted
 from skep.stats.slo import SloLimits
 from skep.tuner.baselines import baseline_of, prepared
+from skep.tuner.candidates import CURVE_SHARE
 from skep.tuner.failures import is_number
 from skep.tuner.knobs import NO_LONGER_TURNED, TuneMachine, apply_config, config_of, quant_of, space_of
 from skep.tuner.predictions import PREDICTED_KNOBS, Predictor
 from skep.tuner.records import METRICS, Knob, KnobChange, KnobConfig, TuneGoal, Tuning, Value, value_words
-from skep.tuner.search import KnobSearch
+from skep.tuner.search import STARTS, KnobSearch
 from skep.tuner.store import from_document, to_document
 from skep.units import format_seconds, parse_seconds, shortened
 from skep.weights.pull import installed
@@ -257,6 +258,13 @@ def prospects(ready: PreparedTuning) -> list[CandidateChange]:
         ratio = then / now if then is not None and now and change.knob in PREDICTED_KNOBS else None
         found.append(CandidateChange(change, ratio, 60 * search.chooser.minutes(move, search.incumbent)))
     return found
+
+
+def first_change_s(ready: PreparedTuning, found: Sequence[CandidateChange]) -> float:
+    """Return the seconds in which the baseline is measured and the quickest change decided, with the curve's share."""
+    budget, baseline = ready.search().time_budget, ready.tuning.baseline
+    began_s = STARTS * budget.seconds((baseline,), budget.readings(baseline))
+    return (began_s + min(one.seconds for one in found)) / (1 - CURVE_SHARE)
 
 
 def prospect_lines(prospects: Iterable[CandidateChange]) -> list[str]:
