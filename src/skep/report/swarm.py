@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from markupsafe import Markup
 from msgspec.structs import replace
 
 from skep.report.columns import Column, Record, as_count, as_percent, padded, print_records
@@ -267,18 +268,35 @@ _KINDS = {"map": "a list of tasks", "ask": "a goal, split among agents"}
 _SHORT_GOAL = 140
 
 
+def run_title(account: Account) -> str:
+    title = one_line(account.name, _SHORT_GOAL) or "Swarm run"
+    return f"{title} (simulated)" if account.simulated else title
+
+
 def swarm_page(story: SwarmStory) -> str:
     from skep.report.page import render
 
     account, run = story.account, story.run
-    title = one_line(account.name, _SHORT_GOAL) or "Swarm run"
-    shown = {key: value for key, value in run.config.items() if value is not None and key not in ("output", "ask")}
     return render(
         "swarm_page.html",
         kind=_KINDS.get(account.kind, "swarm run"),
         name="swarm",
-        title=f"{title} (simulated)" if account.simulated else title,
+        title=run_title(account),
         model=public_name(account.model) if account.model else "model unknown",
+        run=run,
+        body=swarm_main(story),
+        footer=f"skep {run.skep_version} · run {account.run}",
+    )
+
+
+def swarm_main(story: SwarmStory) -> Markup:
+    """Return everything below the title, without its frame."""
+    from skep.report.page import render
+
+    account, run = story.account, story.run
+    shown = {key: value for key, value in run.config.items() if value is not None and key not in ("output", "ask")}
+    return render(
+        "swarm_main.html",
         run=run,
         account=account,
         headline=headline(account),
@@ -298,7 +316,6 @@ def swarm_page(story: SwarmStory) -> str:
         replicas=named_replicas(account),
         agents=account.by_agent,
         sessions=story.spans if len(story.spans) > 1 or any(span.error for span in story.spans) else (),
-        footer=f"skep {run.skep_version} · run {account.run}",
     )  # fmt: skip
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -130,6 +133,24 @@ def cancel(paths: Paths, run_id: str, wait_s: float) -> None:
         if time.monotonic() - began > wait_s:
             hint = f"skep told it to stop; `kill {pid}` ends it, and finished tasks are kept"
             raise EngineError(f"process {pid} still works on `{run_id}` after {wait_s:g} s", hint=hint)
+        time.sleep(LOOK_S)
+
+
+def resume_in_background(paths: Paths, run: SwarmRun, wait_s: float) -> None:
+    """Start `skep swarm resume` as a process of its own; return once it is at work, or raise what it says instead."""
+    log = paths.logs / f"swarm-{run.id}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as said:
+        words = [sys.executable, "-m", "skep", "swarm", "resume", run.id]
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+    threading.Thread(target=process.wait, daemon=True).start()  # no zombie stays where this process goes on
+    began = time.monotonic()
+    while lock_holder(lock_path(paths, run.id)) is None and time.monotonic() - began < wait_s:
+        if code := process.poll():
+            first = next(iter(log.read_text(errors="replace").split("\n")), "").removeprefix("error: ")
+            raise EngineError(f"the run was not resumed: {first or f'exit code {code}'}", hint=f"see {log}")
+        if code == 0:
+            return
         time.sleep(LOOK_S)
 
 

@@ -35,6 +35,7 @@ PAGES = (
     ("history", "/history", "History", "h"),
     ("compare", "/compare", "Compare", "c"),
     ("runs", "/runs", "Runs", "r"),
+    ("swarm", "/swarm", "Swarm", "s"),
     ("plan", "/plan", "Plan", "p"),
     ("tuning", "/tuning", "Tuning", "t"),
 )

@@ -1,5 +1,5 @@
-// A tuning that still searches is asked for again and again; a hidden page, or one whose reader is inside it, waits.
-// What the reader has unfolded stays unfolded, and the fold last touched keeps the keyboard.
+// A tuning or a swarm run that goes on is asked for again and again; a hidden page, or one whose reader is inside it,
+// waits. What the reader has unfolded stays unfolded, and the fold last touched keeps the keyboard.
 "use strict";
 (() => {
   const place = document.querySelector("[data-refresh]");

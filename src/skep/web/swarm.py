@@ -1,0 +1,111 @@
+"""The pages of swarm runs: all of them, and one with its picture and failures. A running one goes on.
+
+The owner may cancel a run and resume it. None of it is for the public: names of tasks and answers are somebody's text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from skep.errors import UserError
+from skep.report.columns import documents
+from skep.report.swarm import RUNS, gantt, run_title, swarm_main, swarm_page
+from skep.swarm.journal import MAKES_ONE, NONE_YET, cancel, resume_in_background
+from skep.swarm.records import SwarmRunState
+from skep.swarm.store import SwarmStore
+from skep.swarm.summary import SwarmStory, account_json, story_of
+from skep.web.context import Site
+from skep.web.layout import page, render
+from skep.web.responses import NotFound, csv_records, json_answer, report_answer, svg_answer
+
+MOST = 200  # that the page lists; JSON and CSV have all
+ENDS_S, BEGINS_S = 10.0, 10.0  # within which the process of a run ends, or is at work
+
+
+class SwarmPages:
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def listing(self, _request: Request) -> Response:
+        with self._journal() as swarm:
+            runs = [] if swarm is None else swarm.runs(MOST)
+        return page(self.site, "swarms.html", runs=runs, full=len(runs) >= MOST, most=MOST)
+
+    def as_json(self, _request: Request) -> Response:
+        with self._journal() as swarm:
+            return json_answer({"runs": documents(RUNS, [] if swarm is None else swarm.runs())})
+
+    def as_csv(self, _request: Request) -> Response:
+        with self._journal() as swarm:
+            return csv_records("swarm", RUNS, [] if swarm is None else swarm.runs())
+
+    def one(self, request: Request) -> Response:
+        story = self._story(request)
+        running = story.run.state is SwarmRunState.RUNNING
+        title, body = run_title(story.account), _body(story)
+        return page(self.site, "swarm.html", title=title, run=story.run, running=running, body=body)
+
+    def body(self, request: Request) -> Response:
+        """Return what changes while it runs, for the script."""
+        return HTMLResponse(_body(self._story(request)), headers={"cache-control": "no-store"})
+
+    def report(self, request: Request) -> Response:
+        return report_answer(swarm_page(self._story(request)))
+
+    def picture(self, request: Request) -> Response:
+        story = self._story(request)
+        return svg_answer(gantt(story), final=story.run.state is SwarmRunState.DONE)
+
+    def one_json(self, request: Request) -> Response:
+        return json_answer(account_json(self._story(request).account))
+
+    async def cancel(self, request: Request) -> Response:
+        run = self._story(request).run
+        if run.state is SwarmRunState.RUNNING:
+            await asyncio.to_thread(cancel, self.site.paths, run.id, ENDS_S)
+        return RedirectResponse(f"/swarm/{run.id}", 303)
+
+    async def resume(self, request: Request) -> Response:
+        run = self._story(request).run
+        if run.state not in (SwarmRunState.RUNNING, SwarmRunState.DONE):
+            await asyncio.to_thread(resume_in_background, self.site.paths, run, BEGINS_S)
+        return RedirectResponse(f"/swarm/{run.id}", 303)
+
+    @contextmanager
+    def _journal(self) -> Iterator[SwarmStore | None]:
+        with self.site.store() as store:
+            yield None if store is None else SwarmStore(store)
+
+    def _story(self, request: Request) -> SwarmStory:
+        """Return the run that the address names. One that is not there is told as such."""
+        with self._journal() as swarm:
+            try:
+                if swarm is None:
+                    raise UserError(NONE_YET, hint=MAKES_ONE)
+                return story_of(swarm, swarm.run(request.path_params["id"]), now=self.site.clock())
+            except UserError as error:
+                raise NotFound(error.message, hint=error.hint) from None
+
+
+def _body(story: SwarmStory) -> str:
+    return render("swarm_body.html", running=story.run.state is SwarmRunState.RUNNING, main=swarm_main(story))
+
+
+def routes(site: Site) -> list[BaseRoute]:
+    if site.public:
+        return []
+    pages = SwarmPages(site)
+    shown = {
+        "/swarm": pages.listing, "/swarm/{id}": pages.one, "/swarm/{id}/body": pages.body,
+        "/swarm/{id}/report.html": pages.report, "/swarm/{id}/picture.svg": pages.picture,
+        "/api/swarm.json": pages.as_json, "/api/swarm.csv": pages.as_csv, "/api/swarm/{id}.json": pages.one_json,
+    }  # fmt: skip
+    done = {"/swarm/{id}/cancel": pages.cancel, "/swarm/{id}/resume": pages.resume}
+    return [*(Route(path, answer) for path, answer in shown.items()),
+            *(Route(path, answer, methods=["POST"]) for path, answer in done.items())]  # fmt: skip

@@ -1,0 +1,134 @@
+"""The pages of swarm runs: the list, one run with its picture and failures, and the owner's cancel and resume."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from running_site import running
+
+from skep.paths import user_paths
+from skep.store.database import open_store
+from skep.swarm.records import Attempt, AttemptOutcome, Recorded, Task, TaskEnding, TaskResult, Why
+from skep.swarm.store import SwarmStore
+from skep.testing.process import FakeEngine
+from skep.web.context import Site
+
+BEGAN = 1_794_000_000.0
+MADE = {}
+ERROR = "<b>the engine</b> is out of memory"
+
+
+def put_run(store, name, *, done=2, failed=1, left=0, outcome="done"):
+    """One agent, a second a task, one after the other."""
+    swarm, total = SwarmStore(store), done + failed + left
+    tasks = [Task(id=f"task-{n}", messages=({"role": "user", "content": "hi"},)) for n in range(total)]
+    told = {"name": name, "url": "http://10.1.2.3:8000", "model": "qwen3-8b", "skep_version": "0.1"}
+    run = swarm.begin(created_at=BEGAN, config={}, tasks=tasks, **told)
+    session = swarm.open_session(run, at=BEGAN, agents=1, endpoint={}, simulated=False)
+    rows = []
+    for n in range(done + failed):
+        good, at = n < done, {"started_at": BEGAN + n, "ended_at": BEGAN + n + 1}
+        error = {"error_kind": None, "error": None} if good else {"error_kind": "http", "error": ERROR}
+        ended = AttemptOutcome.DONE if good else AttemptOutcome.FAILED
+        tried = Attempt(f"task-{n}", session, 1, 0, Why.FIRST, ended, **at, **error)
+        ending, none = TaskEnding.DONE if good else TaskEnding.FAILED, {"prompt_tokens": 5, "output_tokens": 9}
+        result = TaskResult(f"task-{n}", ending, "fine" if good else None, None, tries=1, **at, **error, **none)
+        rows.append(Recorded(tried, result))
+    swarm.record(run, rows)
+    swarm.close_session(run, session, at=BEGAN + done + failed, outcome=outcome)
+    return run
+
+
+def fill(store):
+    MADE["whole"] = put_run(store, "reviews.jsonl")
+    MADE["stopped"] = put_run(store, "<i>odd</i>.jsonl", left=3, outcome="stopped")
+
+
+def test_the_list_has_every_run_with_its_state_and_counts(ask):
+    page = ask("/swarm")[1]
+    assert "reviews.jsonl" in page
+    assert "&lt;i&gt;odd&lt;/i&gt;" in page
+    runs = ask.json("/api/swarm.json")["runs"]
+    states = {run["id"]: (run["state"], run["done"], run["failed"], run["left"]) for run in runs}
+    assert states == {MADE["whole"]: ("done", 2, 1, 0), MADE["stopped"]: ("stopped", 2, 1, 3)}
+    assert [row["id"] for row in ask.rows("/api/swarm.csv")] == [MADE["stopped"], MADE["whole"]]
+
+
+def test_one_run_shows_its_picture_its_failures_and_their_errors(ask):
+    page = ask(f"/swarm/{MADE['whole']}")[1]
+    assert "2 of 3 tasks in 3.0 s" in page
+    assert "Attempts by agent" in page
+    assert "<svg" in page
+    assert "&lt;b&gt;the engine&lt;/b&gt; is out of memory" in page
+    assert "<b>the engine</b>" not in page
+    assert "data-refresh" not in page
+    for end, kind in (("report.html", "text/html"), ("picture.svg", "image/svg+xml")):
+        answer, _ = ask(f"/swarm/{MADE['whole']}/{end}")
+        assert answer.getheader("content-type").startswith(kind)
+    assert ask.json(f"/api/swarm/{MADE['whole']}.json")["done"] == 2
+
+
+def test_only_an_unfinished_run_can_be_resumed(ask):
+    assert "Resume: 3 left" in ask(f"/swarm/{MADE['stopped']}")[1]
+    whole = ask(f"/swarm/{MADE['whole']}")[1]
+    assert "Resume" not in whole
+    assert "Cancel" not in whole
+    assert ask(f"/swarm/{MADE['whole']}/resume", "POST", {"origin": ask.origin})[0].status == 303
+
+
+def test_somebody_elses_page_may_not_cancel_or_resume(ask):
+    for end in ("cancel", "resume"):
+        assert ask(f"/swarm/{MADE['stopped']}/{end}", "POST", {"origin": "http://evil.example"})[0].status == 403
+
+
+def test_a_run_that_is_not_there_is_told_as_such(ask, bare):
+    answer, page = ask("/swarm/20200101-000000-abcdef")
+    assert answer.status == 404
+    assert "no swarm run" in page
+    assert "No swarm runs yet" in bare("/swarm")[1]
+    assert bare("/swarm/last")[0].status == 404
+
+
+def test_the_public_sees_nothing_of_swarms(public):
+    for path in ("/swarm", f"/swarm/{MADE['whole']}", "/api/swarm.json", f"/api/swarm/{MADE['whole']}.json"):
+        assert public(path)[0].status == 404
+    assert "/swarm" not in public("/")[1]
+
+
+def wait_for(ask, run, state):
+    for _ in range(200):
+        if ask.json("/api/swarm.json")["runs"][0]["state"] == state:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{run} never was {state}")
+
+
+def test_a_real_run_is_cancelled_and_resumed_from_the_page(tmp_path, monkeypatch):
+    home = {name: str(tmp_path / name) for name in ("XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME")}
+    for name, value in home.items():
+        monkeypatch.setenv(name, value)
+    paths = user_paths(os.environ)
+    lines = [json.dumps({"id": f"t{n}", "prompt": "say something", "max_tokens": 20}) for n in range(12)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
+    with FakeEngine(slots=1, token_ms=20) as engine, running(Site(paths)) as ask:
+        words = [sys.executable, "-m", "skep", "swarm", "run", "tasks.jsonl", "--url", engine.url, "-c", "1"]
+        process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(200):
+            if ask.json("/api/swarm.json").get("runs"):  # a store that is being made has no tables yet
+                break
+            time.sleep(0.05)
+        (run,) = (one["id"] for one in ask.json("/api/swarm.json")["runs"])
+        wait_for(ask, run, "running")
+        assert "Cancel this run" in ask(f"/swarm/{run}")[1]
+        assert "data-running" in ask(f"/swarm/{run}/body")[1]
+        assert ask(f"/swarm/{run}/cancel", "POST", {"origin": ask.origin})[0].status == 303
+        process.wait(10)
+        assert "Resume: " in ask(f"/swarm/{run}")[1]
+        assert ask(f"/swarm/{run}/resume", "POST", {"origin": ask.origin})[0].status == 303
+        wait_for(ask, run, "done")
+    with open_store(paths.store, read_only=True) as store:
+        counts = SwarmStore(store).run(run).counts
+    assert (counts.done, counts.left) == (12, 0)
