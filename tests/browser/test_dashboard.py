@@ -127,7 +127,7 @@ def test_the_value_under_the_cursor_is_shown_and_arrow_keys_move_it(visit, site)
 
 def test_keys_go_to_pages_and_tab_reaches_the_content(visit, site):
     page = visit(site).go("/")
-    page.keyboard.press("2")
+    page.keyboard.press("3")
     page.wait_for_url("**/history")
     page.keyboard.press("g")
     page.keyboard.press("r")

@@ -79,6 +79,20 @@ def test_a_conversation_returns_to_its_replica(serving):
 # Paths and headers
 
 
+def test_a_browser_is_told_what_is_served_and_how_to_call_it(serving, start_gateway):
+    gateway, engine = serving()
+    gateway.serve([{**replica(engine), "model": "<b>mine</b>", "context": 2048}])
+    status, headers, page = call(gateway, "GET", "/", host="box:8400")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert b"&lt;b&gt;mine&lt;/b&gt;</td><td>2</td><td>2048</td>" in page
+    assert b"OPENAI_BASE_URL=http://box:8400/v1 OPENAI_API_KEY=none" in page
+    guarded = start_gateway(keys=[{"name": "mine", "sha256": digest_of("k-mine")}])
+    guarded.serve([{**replica(engine), "model": "secret-model"}])
+    page = call(guarded, "GET", "/")[2]
+    assert b"It requires an API key." in page
+    assert b"secret-model" not in page
+
+
 def asked_for(gateway, method, path):
     status, _, text = call(gateway, method, path, {"model": "fake-model"})
     return status, error_of(text)["code"]
@@ -109,9 +123,10 @@ def test_an_engine_that_skep_started_is_asked_only_for_what_clients_ask(serving)
     gateway.serve([replica(engine, own_engine=True)])
     assert post(gateway)[0] == 200
     assert call(gateway, "POST", "/tokenize", {"model": "fake-model", "content": "a"})[0] in (200, 404)
-    for path in ("/init_weight_transfer_engine", "/v1/anything/new", "/slots", "/", "/v1/chat/completions/x"):
+    for path in ("/init_weight_transfer_engine", "/v1/anything/new", "/slots", "/ui", "/v1/chat/completions/x"):
         for method in ("GET", "POST"):
             assert asked_for(gateway, method, path) == (403, "admin_path"), path
+    assert asked_for(gateway, "POST", "/") == (403, "admin_path")
     assert engine.state()["requests"] == 1
 
 

@@ -59,6 +59,29 @@ def model_document(proxy: Proxy, model: str) -> dict[str, Any]:
     return {"id": model, "object": "model", "created": 0, "owned_by": "skep", "skep": serving}
 
 
+def landing_page(models: list[dict[str, Any]], url: str, *, guarded: bool) -> str:
+    """What is served at this address, and how to call it. `models` as `model_document` tells them."""
+    from html import escape
+    from importlib.resources import files
+    from string import Template
+
+    rows = ""
+    for one in models:
+        told = one["skep"]
+        cells = one["id"], told["slots"], told.get("context") or "?", told["engine"]
+        rows += f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>"
+    head = "<tr><th>model</th><th>slots</th><th>tokens of context</th><th>engine</th></tr>"
+    page = Template((files("skep.gateway") / "landing.html").read_text(encoding="utf-8"))
+    return page.substitute(
+        served="It requires an API key." if guarded else "It serves:" if rows else "It serves no model now.",
+        models=f"<table>{head}{rows}</table>" if rows else "",
+        url=escape(url),
+        model=escape(models[0]["id"] if models else "MODEL"),
+        key="YOUR_KEY" if guarded else "none",
+        header="-H 'authorization: Bearer YOUR_KEY' " if guarded else "",
+    )
+
+
 def status_of(proxy: Proxy, metrics: Metrics, now: float) -> messages.GatewayStatus:
     """Return the answer to the supervisor."""
     admission, ended = proxy.admission, proxy.accounts.last_ended
@@ -118,6 +141,8 @@ def fill_gauges(metrics: Metrics, admission: Admission, connections: int, lost: 
 
 DRAIN_POLL_S = 0.02
 PROMETHEUS = (b"content-type", CONTENT_TYPE.encode())
+HTML = (b"content-type", b"text/html; charset=utf-8")
+NO_SCRIPT = (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; img-src data:")
 
 
 class Gateway:
@@ -137,6 +162,7 @@ class Gateway:
             self.tls.load_cert_chain(setup.tls.certificate, setup.tls.key)
         for path in ("/health", "/healthz"):
             self.proxy.open_routes[b"GET", path] = lambda request: request.respond(200, [JSON], b'{"status":"ok"}')
+        self.proxy.open_routes[b"GET", "/"] = self._landing
         for path in ("/v1/models", "/models"):
             self.proxy.routes[b"GET", path] = self._models
             self.proxy.routes[b"GET", f"{path}/"] = self._model
@@ -155,6 +181,15 @@ class Gateway:
         if text != self._said:
             self._said = text
             print(f"batches: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
+
+    def _landing(self, request: ServerRequest) -> None:
+        """For a person with a browser: what is served, and how to call it. Names no model to whoever showed no key."""
+        proxy, host = self.proxy, (request.get(b"host") or b"localhost").decode("latin-1")
+        if not proxy.guarded:
+            proxy.admit(request, request.get(b"origin"))
+        models = [] if proxy.guarded else [model_document(proxy, model) for model in proxy.admission.models]
+        body = landing_page(models, f"http{'s' if self.tls else ''}://{host}", guarded=proxy.guarded)
+        request.respond(200, [HTML, NO_SCRIPT], body.encode())
 
     def _models(self, request: ServerRequest) -> None:
         data = [model_document(self.proxy, model) for model in self.proxy.admission.models]

@@ -85,7 +85,7 @@ class Proxy:
         if plan is not None and plan.rules is self._rules:
             return
         try:
-            self._admit(request, request.get(b"origin"))
+            self.admit(request, request.get(b"origin"))
         except RequestRefused as refusal:
             status, headers, body = self._refusal(request, refusal)
             raise InvalidRequest(status, str(refusal), answer=(headers, body)) from None
@@ -207,7 +207,7 @@ class Proxy:
             route(request)
             return None
         headers = sort_headers(request.headers, hide_keys=self.guarded or self._keys_of_ours)
-        key = self._admit(request, headers.origin)
+        key = self.admit(request, headers.origin)
         if request.extra is not None and is_preflight(request):
             asked_for = request.get(b"access-control-request-headers") or b"content-type"  # whatever it is, it may
             request.respond(204, [*PREFLIGHT, (b"access-control-allow-headers", asked_for)], b"")
@@ -220,7 +220,7 @@ class Proxy:
         flow = key.name if key is not None and len(self.ring) > 1 else ""
         return make_plan(self._rules, request, headers, key, flow)
 
-    def _admit(self, request: ServerRequest, origin: bytes | None) -> KeySpec | None:
+    def admit(self, request: ServerRequest, origin: bytes | None) -> KeySpec | None:
         """Return whose key it is; `request.extra` lets a web page read the answer. Raises Refused for strangers."""
         hosts, host = self.policy.hosts, request.get(b"host")
         if not self.guarded and hosts and host is not None and host_of(host) not in hosts:

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from skep.errors import SkepError, UserError
-from skep.web import auth, compare, history, plan, runs, swarm, tuning
+from skep.web import auth, chat, compare, history, plan, runs, swarm, tuning
 from skep.web.auth import AccessMiddleware
 from skep.web.context import Site
 from skep.web.layout import answer_static, environment
@@ -67,7 +67,7 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
         return PlainTextResponse("ok\n")
 
     plain = [Route("/metrics", metrics), Route("/healthz", healthy), Route("/static/{name}", answer_static)]
-    pages = [route for module in (history, compare, runs, swarm, plan, tuning) for route in module.routes(site)]
+    pages = [route for module in (chat, history, compare, runs, swarm, plan, tuning) for route in module.routes(site)]
     app = Starlette(
         routes=[*routes_of_now(site, reader), *pages, *auth.routes(site, authenticator), *plain],
         middleware=[Middleware(AccessMiddleware, site=site, authenticator=authenticator)],

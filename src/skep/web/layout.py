@@ -32,6 +32,7 @@ log = logging.getLogger("skep.web")
 # Name, address, title, the key that goes there after `g`.
 PAGES = (
     ("now", "/", "Now", "n"),
+    ("chat", "/chat", "Chat", "a"),
     ("history", "/history", "History", "h"),
     ("compare", "/compare", "Compare", "c"),
     ("runs", "/runs", "Runs", "r"),
@@ -39,6 +40,7 @@ PAGES = (
     ("plan", "/plan", "Plan", "p"),
     ("tuning", "/tuning", "Tuning", "t"),
 )
+PRIVATE = ("chat", "swarm")  # pages that the public does not have
 PLACE = "<!--parts-->"  # of the parts, in a page that is streamed
 STATIC = Path(__file__).parent / "static"
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
@@ -49,6 +51,7 @@ def environment() -> Environment:
     made = make_environment("skep.web", "skep.report")
     made.globals |= {
         "PAGES": PAGES,
+        "PRIVATE": PRIVATE,
         "LONGEST_NOTE": LONGEST_NOTE,
         "PLACE": PLACE,
         "asset": asset,
