@@ -14,6 +14,7 @@ from skep.monitor.history import history_of, stepped
 from skep.monitor.records import DAY_S, Heat, ProbeShape, SeriesKey, SeriesMetric
 from skep.report.series_chart import Picture, Track, series_svg
 from skep.web.context import Site
+from skep.web.history import axis_begin
 from skep.web.history_data import HistoryQuery, read_query
 from skep.web.layout import PLACE, streamed
 
@@ -187,3 +188,11 @@ def test_no_line_joins_both_sides_of_a_step():
         for steps in ((), (50.0,))
     )
     assert cut.count("M") == whole.count("M") + 2  # of the line and of the shade
+
+
+def test_a_time_axis_begins_where_the_data_begins():
+    week, hour = 7 * 86400.0, 3600.0
+    assert axis_begin(0.0, week, week - hour) == pytest.approx(week - 1.02 * hour)
+    assert axis_begin(0.0, week, 10.0) == 0.0
+    assert axis_begin(0.0, week) == 0.0
+    assert axis_begin(0.0, week, week) == week - 30

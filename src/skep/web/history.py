@@ -31,24 +31,34 @@ from skep.web.responses import csv_answer, form_of, json_answer, way_back
 
 _MOST_ROWS = 300  # of the table behind a picture
 _MOST_FLAGS = 60
+_ROOM, _LEAST_ROOM_S = 0.02, 30.0  # of a time axis, before what is first seen on it
+
+
+def axis_begin(since: float, until: float, *moments: float) -> float:
+    """Return where a time axis begins: with the window, or shortly before the first thing in it."""
+    first = min(moments, default=since)
+    return max(since, first - max(_LEAST_ROOM_S, _ROOM * (until - first)))
 
 
 def trend_picture(history: SeriesHistory) -> Markup:
     words = history.sentences[0] if history.sentences else ""
     tracks = [Track(history.key.target, (), history.band, steps=history.steps)]
-    return trend_svg(Picture(history.key.target, words, "", history.since, history.until, tracks, history.changes))
+    since = axis_begin(history.since, history.until, *(row[0] for row in history.band[:1]))
+    return trend_svg(Picture(history.key.target, words, "", since, history.until, tracks, history.changes))
 
 
 def picture_of(view: TargetHistory, history: SeriesHistory, *, flags: bool = True) -> Picture:
-    title = in_words(history.key)
+    title, track = in_words(history.key), track_of(history, theme.SKY)
     events = history.events[-_MOST_FLAGS:] if flags else ()
+    seen = [*(row[0] for row in track.band[:1]), *(point.at for point in track.points[:1]), *view.failed[:1]]
+    seen += [begin for begin, _ in view.missed[:1]]
     return Picture(
         title=title,
         words=" ".join(history.sentences) or title,
         unit=history.key.metric.unit,
-        since=view.since,
+        since=axis_begin(view.since, view.until, *seen),
         until=view.until,
-        tracks=[track_of(history, theme.SKY)],
+        tracks=[track],
         changes=history.changes,
         events=list(enumerate(events, len(history.events) - len(events) + 1)),
         failed=view.failed,
@@ -77,7 +87,8 @@ def host_words(line: HostLine) -> str:
 
 def host_picture(view: TargetHistory, line: HostLine, words: str) -> str:
     tracks = [Track(line.name, line.points, (), theme.HONEY)]
-    drawn = Picture(f"{line.name} of the machine", words, line.unit, view.since, view.until, tracks)
+    since = axis_begin(view.since, view.until, *(point.at for point in line.points[:1]))
+    drawn = Picture(f"{line.name} of the machine", words, line.unit, since, view.until, tracks)
     return series_picture(drawn, f"host-{line.unit.strip('°').lower()}", size="small")
 
 
