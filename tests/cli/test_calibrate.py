@@ -204,7 +204,7 @@ def test_a_deployment_of_skep_tells_how_it_was_started_and_flags_win():
 
 def test_a_sweep_of_such_a_deployment_is_a_measurement_that_plans_rest_on(store):
     """Of the fake engine, which is here said to be one that skep started on two cards."""
-    plan = SweepPlan((1, 2), runs=2, tasks=4, quick_warm_up=True, workload=Workload(max_tokens=16, fixed_output=True))
+    plan = SweepPlan((1,), runs=2, tasks=4, quick_warm_up=True, workload=Workload(max_tokens=16, fixed_output=True))
     with FakeEngine(slots=2, token_ms=10) as fake:
         found = asyncio.run(find_endpoint(fake.url, None))
         told = {"engine": "vllm 0.24.0", "slots": 2, "setup": {"checkpoint": "Qwen/Qwen3-8B-AWQ", "tp": 2}}

@@ -17,7 +17,7 @@ from skep.catalog.gpus import HostFacts
 from skep.cli.bench_common import Interrupted, level_view, maker_for, run_measuring
 from skep.cli.calibrate import CalibrateOptions
 from skep.cli.sweep import levels_of
-from skep.deploy.stored_calibration import calibration_json, host_key
+from skep.deploy.stored_calibration import calibration_json, host_key, is_sweep
 from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
@@ -101,6 +101,7 @@ def print_calibrations(*, as_json: bool) -> None:
 
     def cells(row: CalibrationRecord) -> list[str]:
         where = "simulated" if row.simulated else "here" if row.host == here else row.host
+        where += ", by a sweep" if is_sweep(row) else ""
         factors = [number(factor, digits=2) for factor in (row.decode, row.batch, row.prompt)]
         what = [row.model, row.quant, row.engine, row.layout, row.rig]
         return [row.id, day_and_time(row.created_at), where, *what, *factors]
