@@ -13,7 +13,7 @@ from skep.engines.adapter import Fake
 from skep.engines.base import Launch, PlacementRequest
 from skep.supervisor.control_commands import run_with_control
 from skep.supervisor.lifecycle import Life, ReplicaState, RestartPolicy
-from skep.supervisor.replica import Replica
+from skep.supervisor.replica import Replica, ReplicaMember
 from skep.supervisor.replica_set import ReplicaSet
 from skep.supervisor.supervisor import Hive, Supervisor
 
@@ -78,10 +78,9 @@ async def replicas_of(folder, *launches, policy=POLICY, elsewhere=None):
         await replicas.end_all()
 
 
-class FarReplica:
+class FarReplica(ReplicaMember):
     """As much of a replica on another node as the hive sees. `slots`: that its engine has come to be started with."""
 
-    kind, pid = "replica", None
     engine = Fake()
 
     def __init__(self, launch, changed):
@@ -92,16 +91,8 @@ class FarReplica:
         self._stopping = asyncio.Event()
 
     @property
-    def model(self):
-        return self.launch.model
-
-    @property
     def started(self):
         return replace(self.launch, slots=self.slots)
-
-    @property
-    def settled(self):
-        return self.life.serving
 
     def stop(self):
         self._stopping.set()
@@ -130,7 +121,8 @@ class FarReplica:
 class Service:
     """What keeps replicas on other nodes, for a hive: a cluster that is ready, or fails."""
 
-    def __init__(self, failure=None, left=None):
+    def __init__(self, failure=None, left=None, member=FarReplica):
+        self.member = member
         self.story, self.settled, self.policy = [], True, None
         self._failure, self._left = failure, left
 
@@ -151,6 +143,9 @@ class Service:
         return {"name": "cluster", "kind": "cluster", "state": "ready", "url": "10.0.0.1:6379"}
 
 
+ANY_SERVICE = Service()
+
+
 IDLE_GATEWAY = """
 import json, socket, sys
 link = socket.socket(fileno=int(sys.argv[-1]))
@@ -167,12 +162,12 @@ GATEWAY_ARGV = (sys.executable, "-Sc", IDLE_GATEWAY)
 
 
 @asynccontextmanager
-async def hive_of(folder, *launches, services=(), elsewhere=FarReplica, rebuild=None, control=None):
+async def hive_of(folder, *launches, remote=ANY_SERVICE, rebuild=None, control=None):
     """A supervisor whose gateway is a program that has nothing to do."""
     with socket.socket() as listener:
         hive = Hive(launches, GATEWAY_ARGV, GatewaySetup(), "http://x", folder, drain_s=5.0)
         changes = Changes()
-        supervisor = Supervisor(hive, listener, changes, rebuild, elsewhere=elsewhere, services=services)
+        supervisor = Supervisor(hive, listener, changes, rebuild, remote)
         async with asyncio.TaskGroup() as tasks:
             run = supervisor.run() if control is None else run_with_control(supervisor, control)
             running = tasks.create_task(run)

@@ -12,16 +12,13 @@ from skep.supervisor.eviction import (
     LONGEST_BACK_OFF_S,
     POLL_S,
     POLL_SOON_S,
-    DrainModel,
+    Act,
+    Action,
     Eviction,
-    LoadModel,
     MemoryBudget,
     ModelSpec,
     ModelUsage,
-    ReadmitModel,
-    RefuseModel,
     Residency,
-    UnloadModel,
     model_specs,
 )
 from skep.units import GIB
@@ -45,13 +42,13 @@ def made(models, budget=None, loads=()):
 
 
 def loaded(eviction, model, now=0.0):
-    assert eviction.wanted(model, now) == [LoadModel(model)]
+    assert eviction.wanted(model, now) == [Action(Act.LOAD, model)]
     assert eviction.loaded(model, now) == []
 
 
 def test_the_first_request_loads_a_model_and_the_next_ones_do_nothing():
     eviction = two()
-    assert eviction.wanted("a", 0.0) == [LoadModel("a")]
+    assert eviction.wanted("a", 0.0) == [Action(Act.LOAD, "a")]
     assert eviction.wanted("a", 1.0) == []
     assert eviction.states["a"].residency is Residency.LOADING
     assert eviction.loaded("a", 2.0) == []
@@ -62,22 +59,22 @@ def test_the_first_request_loads_a_model_and_the_next_ones_do_nothing():
 
 def test_what_is_not_on_demand_is_loaded_at_the_start():
     eviction = Eviction([ModelSpec("a", on_demand=False), ModelSpec("b")])
-    assert eviction.begin(0.0) == [LoadModel("a")]
+    assert eviction.begin(0.0) == [Action(Act.LOAD, "a")]
     assert eviction.begin(0.0) == []
 
 
 def test_two_that_fit_are_loaded_together():
     eviction = two(need=5, loads="a")
-    assert eviction.wanted("b", 1.0) == [LoadModel("b")]
+    assert eviction.wanted("b", 1.0) == [Action(Act.LOAD, "b")]
 
 
 def test_an_idle_model_gives_way_at_once_but_is_drained_first():
     eviction = two(loads="a")
-    assert eviction.wanted("b", 100.0) == [DrainModel("a")]  # long loaded; whether it is idle nobody knows yet
+    assert eviction.wanted("b", 100.0) == [Action(Act.DRAIN, "a")]  # long loaded; whether it is idle nobody knows yet
     assert eviction.told({"a": IDLE}, 100.0, 100.1) == []  # asked before it was drained: a request may have come since
-    assert eviction.told({"a": IDLE, "b": WAITING}, 100.2, 100.3) == [UnloadModel("a")]
+    assert eviction.told({"a": IDLE, "b": WAITING}, 100.2, 100.3) == [Action(Act.UNLOAD, "a")]
     assert eviction.told({"a": IDLE, "b": WAITING}, 100.4, 100.5) == []
-    assert eviction.gone("a", 101.0) == [LoadModel("b")]
+    assert eviction.gone("a", 101.0) == [Action(Act.LOAD, "b")]
     assert eviction.gone("a", 101.0) == []
 
 
@@ -85,9 +82,9 @@ def test_a_busy_model_stays_for_its_turn_and_then_finishes_its_answers():
     eviction = two(loads="a")
     assert eviction.wanted("b", 1.0) == []
     assert eviction.told({"a": BUSY, "b": WAITING}, 2.0, 2.0) == []
-    assert eviction.told({"a": BUSY, "b": WAITING}, 30.0, 30.0) == [DrainModel("a")]
+    assert eviction.told({"a": BUSY, "b": WAITING}, 30.0, 30.0) == [Action(Act.DRAIN, "a")]
     assert eviction.told({"a": BUSY, "b": WAITING}, 31.0, 31.0) == []
-    assert eviction.told({"a": IDLE, "b": WAITING}, 99.0, 99.0) == [UnloadModel("a")]
+    assert eviction.told({"a": IDLE, "b": WAITING}, 99.0, 99.0) == [Action(Act.UNLOAD, "a")]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +103,7 @@ def test_a_pause_between_requests_is_no_idleness_yet(wanted_at, stays, goes):
     for now, idle_s in stays:
         assert eviction.told({"a": ModelUsage(0, 0, idle_s), "b": WAITING}, now, now) == []
     now, idle_s = goes
-    assert eviction.told({"a": ModelUsage(0, 0, idle_s), "b": WAITING}, now, now) == [DrainModel("a")]
+    assert eviction.told({"a": ModelUsage(0, 0, idle_s), "b": WAITING}, now, now) == [Action(Act.DRAIN, "a")]
 
 
 def test_of_idle_models_the_one_unused_longest_goes():
@@ -114,13 +111,13 @@ def test_of_idle_models_the_one_unused_longest_goes():
     eviction = made(models, MemoryBudget({"gpu0": 8}), loads="ab")
     eviction.wanted("c", 20.0)
     figures = {"a": ModelUsage(0, 0, 3.0), "b": ModelUsage(0, 0, 9.0), "c": WAITING}
-    assert eviction.told(figures, 21.0, 21.0) == [DrainModel("b")]
+    assert eviction.told(figures, 21.0, 21.0) == [Action(Act.DRAIN, "b")]
 
 
 def test_only_what_is_in_the_way_goes():
     models = [ModelSpec("a", {"gpu0": 9}), ModelSpec("b", {"gpu1": 9}), ModelSpec("c", {"gpu1": 9})]
     eviction = made(models, MemoryBudget({"gpu0": 10, "gpu1": 10}), loads="ab")
-    assert eviction.wanted("c", 100.0) == [DrainModel("b")]
+    assert eviction.wanted("c", 100.0) == [Action(Act.DRAIN, "b")]
 
 
 def test_a_small_one_stays_where_a_larger_one_alone_makes_room():
@@ -128,7 +125,7 @@ def test_a_small_one_stays_where_a_larger_one_alone_makes_room():
     eviction = Eviction(models, MemoryBudget({"ram": 10}))
     loaded(eviction, "small", 0.0)
     loaded(eviction, "large", 1.0)
-    assert eviction.wanted("new", 100.0) == [DrainModel("large")]
+    assert eviction.wanted("new", 100.0) == [Action(Act.DRAIN, "large")]
 
 
 def test_a_pinned_model_gives_way_to_nobody():
@@ -137,7 +134,7 @@ def test_a_pinned_model_gives_way_to_nobody():
     )
     loaded(eviction, "a")
     (refused,) = eviction.wanted("b", 100.0)
-    assert isinstance(refused, RefuseModel)
+    assert refused.act is Act.REFUSE
     assert "`b` needs 6 B of ram, which has 4 B beside the pinned `a`; unpin" in refused.why
 
 
@@ -153,7 +150,7 @@ def test_no_more_models_than_allowed_are_loaded():
     eviction = made(
         [ModelSpec("a"), ModelSpec("b"), ModelSpec("c", pinned=True)], MemoryBudget(max_loaded=2), loads="ca"
     )
-    assert eviction.wanted("b", 100.0) == [DrainModel("a")]
+    assert eviction.wanted("b", 100.0) == [Action(Act.DRAIN, "a")]
     assert "raise `max_loaded`" in Eviction([ModelSpec("a"), ModelSpec("p", pinned=True, on_demand=False)],
                                            MemoryBudget(max_loaded=1)).never("a")  # fmt: skip
 
@@ -166,7 +163,7 @@ def test_two_of_unknown_size_do_not_share_a_card():
     loaded(eviction, "a")
     loaded(eviction, "c")
     loaded(eviction, "e")
-    assert eviction.wanted("b", 100.0) == [DrainModel("a")]
+    assert eviction.wanted("b", 100.0) == [Action(Act.DRAIN, "a")]
     assert eviction.wanted("d", 101.0) == []  # of known size, and still nobody knows what the other one leaves
     full = Eviction([ModelSpec("known", {"gpu0": 22}), models[0]], MemoryBudget({"gpu0": 24}))
     loaded(full, "known")
@@ -181,54 +178,54 @@ def test_a_model_goes_after_its_time_without_a_request():
     assert eviction.poll_s == POLL_S
     assert eviction.told({"a": BUSY}, 80.0, 80.0) == []
     assert eviction.told({"a": ModelUsage(0, 0, 30.0), "p": IDLE}, 120.0, 120.0) == []
-    assert eviction.told({"a": ModelUsage(0, 0, 61.0), "p": IDLE}, 151.0, 151.0) == [DrainModel("a")]
+    assert eviction.told({"a": ModelUsage(0, 0, 61.0), "p": IDLE}, 151.0, 151.0) == [Action(Act.DRAIN, "a")]
     assert eviction.poll_s == POLL_SOON_S
-    assert eviction.told({"a": ModelUsage(0, 0, 62.0)}, 152.0, 152.0) == [UnloadModel("a")]
+    assert eviction.told({"a": ModelUsage(0, 0, 62.0)}, 152.0, 152.0) == [Action(Act.UNLOAD, "a")]
 
 
 def test_a_request_that_comes_while_an_idle_model_drains_keeps_it():
     eviction = made([ModelSpec("a", idle_unload_s=60.0)], loads="a")
-    assert eviction.told({"a": IDLE}, 100.0, 100.0) == [DrainModel("a")]
-    assert eviction.wanted("a", 100.1) == [ReadmitModel("a")]
+    assert eviction.told({"a": IDLE}, 100.0, 100.0) == [Action(Act.DRAIN, "a")]
+    assert eviction.wanted("a", 100.1) == [Action(Act.READMIT, "a")]
     assert eviction.states["a"].residency is Residency.IN
     assert "a" not in eviction.queue
 
 
 def test_when_nobody_waits_any_more_the_model_that_drained_serves_again():
     eviction = two(loads="a")
-    assert eviction.wanted("b", 50.0) == [DrainModel("a")]
-    assert eviction.told({"a": BUSY, "b": ModelUsage(0, 0, None)}, 51.0, 51.0) == [ReadmitModel("a")]
+    assert eviction.wanted("b", 50.0) == [Action(Act.DRAIN, "a")]
+    assert eviction.told({"a": BUSY, "b": ModelUsage(0, 0, None)}, 51.0, 51.0) == [Action(Act.READMIT, "a")]
 
 
 def test_a_model_asked_for_by_the_user_waits_in_line_without_a_request():
     eviction = two(loads="a")
     assert eviction.wanted("b", 1.0, asked=True) == []
     assert eviction.told({"a": BUSY, "b": ModelUsage(0, 0, None)}, 2.0, 2.0) == []
-    assert eviction.told({"a": BUSY, "b": ModelUsage(0, 0, None)}, 31.0, 31.0) == [DrainModel("a")]
+    assert eviction.told({"a": BUSY, "b": ModelUsage(0, 0, None)}, 31.0, 31.0) == [Action(Act.DRAIN, "a")]
 
 
 def test_what_the_user_unloads_goes_when_its_answers_are_finished_and_comes_back_with_a_request():
     eviction = two(pinned=True, loads="a")
-    assert eviction.unload("a", 1.0) == [DrainModel("a")]
+    assert eviction.unload("a", 1.0) == [Action(Act.DRAIN, "a")]
     assert eviction.unload("a", 1.0) == []
     assert eviction.wanted("a", 1.5) == []
     assert eviction.told({"a": ModelUsage(1, 1, None)}, 2.0, 2.0) == []
-    assert eviction.told({"a": ModelUsage(0, 1, 0.1)}, 3.0, 3.0) == [UnloadModel("a")]
-    assert eviction.gone("a", 4.0) == [LoadModel("a")]
+    assert eviction.told({"a": ModelUsage(0, 1, 0.1)}, 3.0, 3.0) == [Action(Act.UNLOAD, "a")]
+    assert eviction.gone("a", 4.0) == [Action(Act.LOAD, "a")]
 
 
 def test_a_user_in_a_hurry_does_not_wait_for_answers():
     eviction = two(loads="a")
     eviction.unload("a", 1.0)
     eviction.told({"a": BUSY}, 2.0, 2.0)
-    assert eviction.hurry("a", 3.0) == [UnloadModel("a")]
+    assert eviction.hurry("a", 3.0) == [Action(Act.UNLOAD, "a")]
     assert eviction.hurry("a", 3.0) == []
 
 
 def test_a_load_under_way_can_be_broken_off():
     eviction = two()
     eviction.wanted("a", 0.0)
-    assert eviction.unload("a", 1.0) == [UnloadModel("a")]
+    assert eviction.unload("a", 1.0) == [Action(Act.UNLOAD, "a")]
     assert eviction.loaded("a", 1.0) == []
     assert eviction.gone("a", 2.0) == []
     assert eviction.states["a"].residency is Residency.OUT
@@ -237,16 +234,19 @@ def test_a_load_under_way_can_be_broken_off():
 def test_a_load_that_failed_is_told_once_and_tried_again_after_a_while():
     eviction = two()
     eviction.wanted("a", 0.0)
-    assert eviction.failed("a", "no memory", 1.0) == [RefuseModel("a", "no memory", FIRST_BACK_OFF_S), UnloadModel("a")]
+    assert eviction.failed("a", "no memory", 1.0) == [
+        Action(Act.REFUSE, "a", "no memory", FIRST_BACK_OFF_S),
+        Action(Act.UNLOAD, "a"),
+    ]
     assert eviction.failed("a", "no memory", 1.0) == []
     assert eviction.gone("a", 2.0) == []
-    assert eviction.wanted("a", 5.0) == [RefuseModel("a", "no memory", 6.0)]
-    assert eviction.wanted("a", 11.0) == [LoadModel("a")]
+    assert eviction.wanted("a", 5.0) == [Action(Act.REFUSE, "a", "no memory", 6.0)]
+    assert eviction.wanted("a", 11.0) == [Action(Act.LOAD, "a")]
     for expected in (20.0, 40.0, 80.0, 160.0, 300.0, LONGEST_BACK_OFF_S):
         refused, _ = eviction.failed("a", "no memory", 1000.0)
         assert refused.retry_after_s == expected
         eviction.gone("a", 1000.0)
-        assert eviction.wanted("a", 1001.0, asked=True) == [LoadModel("a")]  # the user need not wait
+        assert eviction.wanted("a", 1001.0, asked=True) == [Action(Act.LOAD, "a")]  # the user need not wait
 
 
 def test_a_load_by_hand_that_succeeds_ends_the_back_off():
@@ -255,12 +255,12 @@ def test_a_load_by_hand_that_succeeds_ends_the_back_off():
     eviction.wanted("a", 0.0)
     eviction.failed("a", "no memory", 1.0)
     eviction.gone("a", 1.5)
-    assert eviction.wanted("a", 2.0, asked=True) == [LoadModel("a")]
+    assert eviction.wanted("a", 2.0, asked=True) == [Action(Act.LOAD, "a")]
     eviction.loaded("a", 3.0)
     eviction.unload("a", 4.0)
-    assert eviction.told({"a": IDLE}, 4.5, 4.5) == [UnloadModel("a")]
+    assert eviction.told({"a": IDLE}, 4.5, 4.5) == [Action(Act.UNLOAD, "a")]
     eviction.gone("a", 5.0)
-    assert eviction.wanted("a", 5.5) == [LoadModel("a")]
+    assert eviction.wanted("a", 5.5) == [Action(Act.LOAD, "a")]
 
 
 def test_what_made_room_once_is_tried_again_after_a_failure_like_those_on_demand():
@@ -271,9 +271,12 @@ def test_what_made_room_once_is_tried_again_after_a_failure_like_those_on_demand
     eviction.told({"a": IDLE}, 3.0, 3.0)
     eviction.gone("a", 4.0)
     eviction.wanted("a", 5.0)
-    assert eviction.failed("a", "no memory", 6.0) == [RefuseModel("a", "no memory", FIRST_BACK_OFF_S), UnloadModel("a")]
+    assert eviction.failed("a", "no memory", 6.0) == [
+        Action(Act.REFUSE, "a", "no memory", FIRST_BACK_OFF_S),
+        Action(Act.UNLOAD, "a"),
+    ]
     eviction.gone("a", 7.0)
-    assert eviction.wanted("a", 16.5) == [LoadModel("a")]
+    assert eviction.wanted("a", 16.5) == [Action(Act.LOAD, "a")]
 
 
 def test_a_pinned_one_that_the_user_swaps_is_in_nobodys_way():
@@ -283,16 +286,16 @@ def test_a_pinned_one_that_the_user_swaps_is_in_nobodys_way():
     loaded(eviction, "a")
     assert eviction.never("b") is not None
     assert eviction.never("b", without="a") is None
-    assert eviction.unload("a", 1.0) == [DrainModel("a")]
+    assert eviction.unload("a", 1.0) == [Action(Act.DRAIN, "a")]
     assert eviction.wanted("b", 1.1, asked=True) == []  # it waits, and is not refused
-    assert eviction.told({"a": IDLE, "b": WAITING}, 2.0, 2.0) == [UnloadModel("a")]
-    assert eviction.gone("a", 3.0) == [LoadModel("b")]
+    assert eviction.told({"a": IDLE, "b": WAITING}, 2.0, 2.0) == [Action(Act.UNLOAD, "a")]
+    assert eviction.gone("a", 3.0) == [Action(Act.LOAD, "b")]
 
 
 def test_what_a_reload_ends_while_it_drains_is_gone():
     eviction = two(loads="a")
-    assert eviction.wanted("b", 50.0) == [DrainModel("a")]
-    assert eviction.gone("a", 51.0) == [LoadModel("b")]
+    assert eviction.wanted("b", 50.0) == [Action(Act.DRAIN, "a")]
+    assert eviction.gone("a", 51.0) == [Action(Act.LOAD, "b")]
 
 
 def test_one_that_failed_and_is_not_on_demand_is_left_to_the_user():
@@ -300,7 +303,7 @@ def test_one_that_failed_and_is_not_on_demand_is_left_to_the_user():
     eviction.begin(0.0)
     eviction.failed("a", "no memory", 1.0)
     assert eviction.wanted("a", 100.0) == []
-    assert eviction.wanted("a", 100.0, asked=True) == [LoadModel("a")]
+    assert eviction.wanted("a", 100.0, asked=True) == [Action(Act.LOAD, "a")]
 
 
 def test_whoever_is_later_in_line_does_not_take_the_room_of_an_earlier_one():
@@ -309,9 +312,9 @@ def test_whoever_is_later_in_line_does_not_take_the_room_of_an_earlier_one():
     assert eviction.wanted("large", 1.0) == []
     assert eviction.wanted("small", 2.0) == []
     figures = {"a": BUSY, "large": WAITING, "small": WAITING}
-    assert eviction.told(figures, 31.0, 31.0) == [DrainModel("a")]
+    assert eviction.told(figures, 31.0, 31.0) == [Action(Act.DRAIN, "a")]
     eviction.told({**figures, "a": IDLE}, 32.0, 32.0)
-    assert eviction.gone("a", 33.0) == [LoadModel("large")]
+    assert eviction.gone("a", 33.0) == [Action(Act.LOAD, "large")]
 
 
 def test_after_a_reload_those_that_stay_keep_their_state():
@@ -363,7 +366,7 @@ def test_what_the_user_unloaded_is_in_nobodys_way():
     eviction.told({"a": IDLE}, 2.0, 2.0)
     eviction.gone("a", 3.0)
     assert eviction.states["a"].residency is Residency.OUT
-    assert eviction.wanted("b", 4.0, asked=True) == [LoadModel("b")]
+    assert eviction.wanted("b", 4.0, asked=True) == [Action(Act.LOAD, "b")]
 
 
 def test_two_models_of_unknown_size_do_not_share_cards_that_nobody_lists():
@@ -371,7 +374,7 @@ def test_two_models_of_unknown_size_do_not_share_cards_that_nobody_lists():
     launches = [replace(LAUNCH, name=f"{model}-0", engine="vllm", model=model, on_demand=True) for model in ("a", "b")]
     budget = MemoryBudget({"ram": 64 * GIB})
     eviction = Eviction(model_specs(launches, budget.room), budget)
-    assert eviction.wanted("a", 0.0) == [LoadModel("a")]
+    assert eviction.wanted("a", 0.0) == [Action(Act.LOAD, "a")]
     assert eviction.wanted("b", 0.1) == []
 
 
@@ -407,25 +410,25 @@ class World:
     def do(self, actions):
         for action in actions:
             name = action.model
-            match action:
-                case LoadModel():
+            match action.act:
+                case Act.LOAD:
                     assert self.state[name] == "out"
                     self.state[name] = "loading"
                     event = "failed" if name in self.flaky and self.chance.random() < 0.5 else "loaded"
                     self.due.append((self.now + self.chance.uniform(0.1, 4.0), event, name))
-                case DrainModel():
+                case Act.DRAIN:
                     assert self.state[name] == "in"
                     assert name not in self.held
                     assert not self.models[name].pinned
                     self.held.add(name)
-                case ReadmitModel():
+                case Act.READMIT:
                     self.held.remove(name)
-                case UnloadModel():
+                case Act.UNLOAD:
                     assert not self.busy[name], "unloaded while it served"
                     assert self.state[name] in ("in", "failed")
                     self.state[name] = "leaving"
                     self.due.append((self.now + self.chance.uniform(0.1, 1.0), "gone", name))
-                case RefuseModel():
+                case Act.REFUSE:
                     self.queued[name] = 0
                     self.waited.pop(name, None)
         self.check_room()

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from msgspec.structs import replace
-from supervised import FAR, GATEWAY_ARGV, FarReplica, Service, hive_of, replicas_of
+from supervised import FAR, GATEWAY_ARGV, LAUNCH, FarReplica, Service, hive_of, replicas_of
 
 from skep.config.gateway_messages import GatewayStatus, ReplicaFigures
 from skep.config.settings import Cluster, Serve, Settings
@@ -31,7 +31,7 @@ async def standing(folder, *launches):
 
 def told(replicas, *keys):
     """What the gateway is told of each."""
-    return [tuple(getattr(row, key) for key in keys) for row in replicas.table(replicas.views(), {}).replicas]
+    return [tuple(getattr(row, key) for key in keys) for row in replicas.table({}).replicas]
 
 
 async def test_the_gateway_is_told_the_slots_that_an_engine_was_started_with(tmp_path):
@@ -55,7 +55,7 @@ async def test_a_drained_node_gets_nothing_whoever_comes_there(tmp_path):
 
 async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
     service = Service()
-    async with hive_of(tmp_path, FAR, SECOND, services=[service]) as (supervisor, _):
+    async with hive_of(tmp_path, FAR, SECOND, remote=service) as (supervisor, _):
         supervisor.replica_set.find("m-1").slots = 3
         rows = {row["name"]: row for row in supervisor.rows(None)}
         assert [(rows[name]["node"], rows[name]["slots"]) for name in ("m-0", "m-1")] == [("a", 8), ("b", 3)]
@@ -92,7 +92,7 @@ async def test_an_service_that_cannot_go_on_ends_the_hive_with_its_reason(tmp_pa
         hive = Hive((), GATEWAY_ARGV, {}, "http://x", tmp_path)
         service = Service(UserError("no cluster at `x`", hint="start one"))
         with pytest.raises(UserError, match="no cluster at `x`"):
-            await Supervisor(hive, listener, lambda _s: None, services=[service]).run()
+            await Supervisor(hive, listener, lambda _s: None, remote=service).run()
     assert service.story == ["starts", "stop"]
 
 
@@ -102,7 +102,7 @@ class Deaf(FarReplica):
 
 
 async def test_one_that_cannot_be_told_to_restart_is_let_in_again(tmp_path):
-    async with hive_of(tmp_path, FAR, elsewhere=Deaf) as (supervisor, _):
+    async with hive_of(tmp_path, FAR, remote=Service(member=Deaf)) as (supervisor, _):
         with pytest.raises(EngineError, match="cannot be started anew"):
             await ask(supervisor, {"op": "restart", "name": "m-0"})
         assert told(supervisor.replica_set, "draining") == [(False,)]
@@ -126,7 +126,7 @@ LEFT = "the cluster does not answer: its replicas end by themselves within 60 s"
 @pytest.mark.parametrize(("said", "left"), [(None, []), (LEFT, [LEFT])])
 async def test_who_stops_it_hears_what_could_not_be_ended(tmp_path, said, left):
     path = tmp_path / "control"
-    async with hive_of(tmp_path, FAR, services=[Service(left=said)], control=path) as (supervisor, until):
+    async with hive_of(tmp_path, FAR, remote=Service(left=said), control=path) as (supervisor, until):
         onlooker, looking = await asyncio.open_unix_connection(path)
         looking.write(b'{"op": "status"}\n')
         assert json.loads(await onlooker.readline())["phase"] == "ready"
@@ -158,8 +158,8 @@ def test_the_last_words_may_come_with_the_answer_or_not_at_all(tmp_path, last, l
 
 
 async def test_ending_may_take_longer_where_replicas_stand_elsewhere(tmp_path):
-    for services, stop_s in (((), 15.0), ([Service()], 75.0)):
-        async with hive_of(tmp_path, FAR, services=services) as (supervisor, _):
+    for launch, remote, stop_s in ((LAUNCH, None, 15.0), (FAR, Service(), 75.0)):
+        async with hive_of(tmp_path, launch, remote=remote) as (supervisor, _):
             told = await ask(supervisor, {"op": "down", "drain_s": 0.0})
             assert (told["drain_s"], told["stop_s"]) == (0.0, stop_s)
 
@@ -168,7 +168,7 @@ async def test_a_reload_tells_who_keeps_replicas_elsewhere_the_new_restart_polic
     policy = RestartPolicy(start_deadline_s=7.0, fallbacks=3)
     service = Service()
     async with hive_of(
-        tmp_path, FAR, services=[service], rebuild=lambda _document, hive, _running: replace(hive, policy=policy)
+        tmp_path, FAR, remote=service, rebuild=lambda _document, hive, _running: replace(hive, policy=policy)
     ) as (supervisor, _):
         told = await ask(supervisor, {"op": "reload", "settings": {}, "wait": True})
         assert (told["left_out"], told["unchanged"]) == ([], ("m-0",))

@@ -40,7 +40,7 @@ async def test_one_that_is_given_up_holds_up_nobody(tmp_path):
 
 async def test_one_that_waits_for_its_turn_can_be_dismissed(tmp_path):
     async with replicas_of(tmp_path, SLOW, TWO) as made:
-        await made.replicas.remove_replica("m-1")
+        await made.replicas.remove_replica("m-1", 0.0)
         assert made.replicas.names == ["m-0"]
 
 
@@ -112,7 +112,7 @@ async def test_what_a_replica_fell_back_to_is_kept_and_told_when_its_model_comes
         assert made.replicas.find("m-0").life.why == "fell back: slots 4 -> 2"
         assert (
             made.replicas.find("m-0").launch.slots,
-            made.replicas.table(made.replicas.views(), {}).replicas[0].slots,
+            made.replicas.table({}).replicas[0].slots,
         ) == (4, 2)
 
 
@@ -120,7 +120,7 @@ async def test_two_that_end_the_same_one_both_wait_for_its_end(tmp_path):
     async with replicas_of(tmp_path, SLOW) as made:
         member = made.replicas.find("m-0")
         await made.until(lambda: member.pid is not None)
-        await asyncio.gather(made.replicas.unload_model("m"), made.replicas.remove_replica("m-0"))
+        await asyncio.gather(made.replicas.unload_model("m"), made.replicas.remove_replica("m-0", 0.0))
         assert (member.pid, member.life.state, made.replicas.members) == (None, ReplicaState.STOPPED, [])
 
 

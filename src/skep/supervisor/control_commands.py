@@ -20,7 +20,7 @@ from skep.supervisor.supervisor import Supervisor, models_of
 from skep.units import MIB
 from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
 
-SERVICES_STOP_S = 75.0  # as STOP_S, where replicas run on other machines
+REMOTE_STOP_S = 75.0  # as STOP_S, where replicas run on other machines
 
 
 async def tell_status(supervisor: Supervisor) -> Message:
@@ -37,8 +37,8 @@ async def tell_origin(supervisor: Supervisor) -> Message:
 
 async def stop_hive(supervisor: Supervisor, drain_s: float | None = None) -> Message:
     supervisor.stop(drain_s)
-    stop_s = SERVICES_STOP_S if supervisor.services else STOP_S
-    return {"ok": True, "pid": os.getpid(), "drain_s": supervisor.drain_s, "stop_s": stop_s, "more": True}
+    stop_s = REMOTE_STOP_S if supervisor.remote is not None else STOP_S
+    return {"ok": True, "pid": os.getpid(), "drain_s": supervisor.hive.drain_s, "stop_s": stop_s, "more": True}
 
 
 async def wake_monitor(supervisor: Supervisor) -> Message:
@@ -114,14 +114,13 @@ async def scale(
 
 
 ControlCommand = Callable[..., Awaitable[Message]]
-OF_LOADER: dict[str, ControlCommand] = {
+COMMANDS: dict[str, ControlCommand] = {
     "load": ModelLoader.load, "unload": ModelLoader.unload, "swap": ModelLoader.swap,
-}  # fmt: skip
-OF_SUPERVISOR: dict[str, ControlCommand] = {
     "status": tell_status, "origin": tell_origin, "down": stop_hive, "monitor": wake_monitor, "log": tell_log,
     "pause": Supervisor.pause, "resume": Supervisor.resume, "reload": Supervisor.reload,
     "restart": restart, "drain": drain, "undrain": undrain, "scale": scale,
 }  # fmt: skip
+OF_LOADER = {"load", "unload", "swap"}
 WHILE_PAUSED = {"status", "origin", "down", "monitor", "resume", "log"}  # answered during a pause too
 
 
@@ -133,7 +132,7 @@ def _arguments(command: ControlCommand) -> type[Struct]:
     return defstruct(command.__name__, [*required, *optional], rename={"come": "in"})
 
 
-ARGUMENTS = {op: _arguments(command) for op, command in (OF_LOADER | OF_SUPERVISOR).items()}
+ARGUMENTS = {op: _arguments(command) for op, command in COMMANDS.items()}
 
 
 async def answer(supervisor: Supervisor, message: Message) -> Message:
@@ -147,9 +146,7 @@ async def answer(supervisor: Supervisor, message: Message) -> Message:
     if supervisor.paused_for is not None and op not in WHILE_PAUSED:
         hint = "try again when that has ended, or `skep down`"
         raise EngineError(f"skep is paused: {supervisor.paused_for}", hint=hint)
-    if op in OF_LOADER:
-        return await OF_LOADER[op](supervisor.loader, **arguments)
-    return await OF_SUPERVISOR[op](supervisor, **arguments)
+    return await COMMANDS[op](supervisor.loader if op in OF_LOADER else supervisor, **arguments)
 
 
 async def run_with_control(supervisor: Supervisor, path: Path) -> None:

@@ -63,31 +63,19 @@ class Residency(Enum):
         return self not in (Residency.OUT, Residency.GIVEN_UP)
 
 
+class Act(Enum):
+    LOAD = "load"
+    DRAIN = "drain"  # send it nothing new
+    READMIT = "readmit"  # send it requests again: it need not be unloaded
+    UNLOAD = "unload"
+    REFUSE = "refuse"  # the requests that wait
+
+
 class Action(msgspec.Struct, frozen=True):
+    act: Act
     model: str
-
-
-class LoadModel(Action, frozen=True):
-    pass
-
-
-class DrainModel(Action, frozen=True):
-    """Send it nothing new."""
-
-
-class ReadmitModel(Action, frozen=True):
-    """Send it requests again: it need not be unloaded."""
-
-
-class UnloadModel(Action, frozen=True):
-    pass
-
-
-class RefuseModel(Action, frozen=True):
-    """Refuse the requests that wait."""
-
-    why: str
-    retry_after_s: float
+    why: str = ""
+    retry_after_s: float = 0.0
 
 
 class DrainReason(Enum):
@@ -241,7 +229,7 @@ class Eviction:
         state.asked = False
         if state.residency is Residency.LOADING:
             state.residency = Residency.LEAVING
-            return [UnloadModel(model), *self.settle(now)]
+            return [Action(Act.UNLOAD, model), *self.settle(now)]
         if state.residency is Residency.IN:
             return [self._drain(state, DrainReason.ASKED, now), *self.settle(now)]
         if state.residency is Residency.DRAINING:
@@ -254,7 +242,7 @@ class Eviction:
         if state is None or state.residency is not Residency.DRAINING:
             return []
         state.residency = Residency.LEAVING
-        return [UnloadModel(model), *self.settle(now)]
+        return [Action(Act.UNLOAD, model), *self.settle(now)]
 
     def told(self, figures: Mapping[str, ModelUsage], asked_at: float, now: float) -> list[Action]:
         """Take the gateway's figures, asked for at `asked_at`."""
@@ -290,13 +278,13 @@ class Eviction:
         state.why = why
         if not state.spec.on_demand and not state.was_unloaded:
             state.residency = Residency.GIVEN_UP
-            return [RefuseModel(model, why, FIRST_BACK_OFF_S), *self.settle(now)]
+            return [Action(Act.REFUSE, model, why, FIRST_BACK_OFF_S), *self.settle(now)]
         state.failures += 1
         state.residency = Residency.LEAVING
         back_off_s = min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (state.failures - 1))
         state.retry_at = now + back_off_s
         self.queue.pop(model, None)
-        return [RefuseModel(model, why, back_off_s), UnloadModel(model), *self.settle(now)]
+        return [Action(Act.REFUSE, model, why, back_off_s), Action(Act.UNLOAD, model), *self.settle(now)]
 
     def gone(self, model: str, now: float) -> list[Action]:
         """Note that none of its processes is left: by an unload, or by a reload while it drained."""
@@ -384,26 +372,26 @@ class Eviction:
         if has_room or (state.reason is DrainReason.IDLE and asked_back):
             state.residency, state.reason, state.asked = Residency.IN, None, False
             self.queue.pop(state.model, None)
-            return [ReadmitModel(state.model)]
+            return [Action(Act.READMIT, state.model)]
         if state.heard_at <= state.drained_at or state.busy:
             return []
         state.residency = Residency.LEAVING
-        return [UnloadModel(state.model)]
+        return [Action(Act.UNLOAD, state.model)]
 
-    def _load(self, state: ModelState, now: float) -> LoadModel:
+    def _load(self, state: ModelState, now: float) -> Action:
         state.residency, state.asked, state.reason = Residency.LOADING, False, None
         state.loaded_at = state.idle_since = now
         self.queue.pop(state.model, None)
-        return LoadModel(state.model)
+        return Action(Act.LOAD, state.model)
 
-    def _drain(self, state: ModelState, reason: DrainReason, now: float) -> DrainModel:
+    def _drain(self, state: ModelState, reason: DrainReason, now: float) -> Action:
         state.residency, state.reason, state.drained_at = Residency.DRAINING, reason, now
-        return DrainModel(state.model)
+        return Action(Act.DRAIN, state.model)
 
-    def _refuse_waiting(self, state: ModelState, why: str, retry_after_s: float) -> RefuseModel:
+    def _refuse_waiting(self, state: ModelState, why: str, retry_after_s: float) -> Action:
         state.why, state.asked = why, False
         self.queue.pop(state.model, None)
-        return RefuseModel(state.model, why, retry_after_s)
+        return Action(Act.REFUSE, state.model, why, retry_after_s)
 
 
 def _stays(state: ModelState) -> bool:

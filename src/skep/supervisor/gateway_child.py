@@ -50,8 +50,7 @@ class GatewayChild:
     def __post_init__(self) -> None:
         self._table = messages.ReplicaTable()  # as last published
         self._current: _Child | None = None
-        self._retired: set[_Child] = set()
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retired: dict[_Child, asyncio.Task[None]] = {}  # each with the task that ends it
         self._stopping = asyncio.Event()
         self._new_current = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()  # at most one process is being made current
@@ -131,15 +130,14 @@ class GatewayChild:
             self._retire(old, drain_s)
         self.changed()
 
-    async def drain(self, timeout_s: float) -> int:
-        """Admit nothing new and wait for what is under way. Return how many requests were left after the timeout."""
+    async def drain(self, timeout_s: float) -> None:
+        """Admit nothing new and wait for what is under way, at most until the timeout."""
         ask = messages.AskDrain(timeout_s)
-        answers = await asyncio.gather(*(child.ask(ask, timeout_s + 5) for child in self._children()))
-        return sum(answer.left for answer in answers if isinstance(answer, messages.Drained))
+        await asyncio.gather(*(child.ask(ask, timeout_s + 5) for child in self._children()))
 
     async def stop(self) -> None:
         self._stopping.set()
-        for task in self._retiring:
+        for task in self._retired.values():
             task.cancel()
         for child in self._children():
             await child.end()
@@ -175,12 +173,9 @@ class GatewayChild:
                 await child.ask(messages.AskDrain(drain_s, hand_over=True), drain_s + 5)
             finally:
                 await child.end()
-                self._retired.discard(child)
+                del self._retired[child]
 
-        self._retired.add(child)
-        task = asyncio.get_running_loop().create_task(finish())
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
+        self._retired[child] = asyncio.get_running_loop().create_task(finish())
 
 
 def merge_status(told: Sequence[messages.GatewayStatus], *, complete: bool = True) -> messages.GatewayStatus:

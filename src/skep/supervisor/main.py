@@ -217,8 +217,7 @@ def run_hive(
 
             async def supervise() -> None:
                 remote = nodes.connect(paths, hive.policy) if nodes is not None else None
-                elsewhere, services = (None, ()) if remote is None else (remote.member, (remote,))
-                supervisor = Supervisor(hive, listener, notify, rebuild, elsewhere=elsewhere, services=services)
+                supervisor = Supervisor(hive, listener, notify, rebuild, remote)
                 loop = asyncio.get_running_loop()
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     loop.add_signal_handler(number, supervisor.stop)

@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from skep.config.gateway_messages import GatewayStatus, LoadFailed, UnloadedModel
 from skep.engines.base import Launch
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
-from skep.supervisor import eviction
-from skep.supervisor.eviction import Action, Eviction, MemoryBudget, Residency, model_specs
+from skep.supervisor.eviction import Act, Action, Eviction, MemoryBudget, Residency, model_specs
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.replica_set import ReplicaSet
 from skep.wire.json_pipe import Message
 
 _now = time.monotonic
 DONE = {ReplicaState.READY, ReplicaState.FAILED}
-FALLIBLE = (Residency.LOADING, Residency.IN, Residency.DRAINING)
 TOLD = {Residency.LOADING: "loading", Residency.OUT: "unloaded", Residency.GIVEN_UP: "failed"}  # else: "unloading"
 
 Futures = dict[str, list[asyncio.Future[None]]]  # by model
@@ -42,7 +40,6 @@ class ModelLoader:
         self._ever_unloaded: set[str] = set()  # treated as on demand from then on
         self._waiting: Futures = {}  # callers that wait for a model to be loaded
         self._leaving: Futures = {}  # or unloaded
-        self._unloading: set[asyncio.Task[None]] = set()
         self._on_demand: set[str] = set()
         self._restart_pending: set[str] = set()  # replicas that were given up and are about to start again
         self._stopped = False
@@ -64,20 +61,18 @@ class ModelLoader:
             for model in futures.keys() - self._eviction.states.keys():
                 self._resolve(futures, model, EngineError(f"`{model}` is not served any more", hint="see `skep ps`"))
         self.look()
-        self._publish()
 
     def stop(self) -> None:
         """Load and unload nothing any more."""
         self._stopped = True
-        for task in self._unloading:
-            task.cancel()
+        for model in list(self._leaving):
+            self._resolve(self._leaving, model)
 
     def pause(self, *, over: bool = False) -> None:
         """Load and unload nothing until it is `over`."""
         self._stopped = not over
         if over:
             self.look()
-            self._wakeup.set()
 
     @property
     def is_moving(self) -> bool:
@@ -118,7 +113,7 @@ class ModelLoader:
             self._do(self._eviction.wanted(model, _now()))
 
     def look(self) -> None:
-        """Derive the state of each model from its replicas; called after every change, before it is published."""
+        """Derive the state of each model from its replicas, and publish it; called after every change of a replica."""
         actions: list[Action] = []
         residencies = {model: state.residency for model, state in self._eviction.states.items()}
         for model, residency in () if self._stopped else residencies.items():
@@ -135,7 +130,7 @@ class ModelLoader:
                 self._ever_unloaded.add(model)
                 self._resolve(self._leaving, model)  # even if it is loaded again at once
                 actions += self._eviction.gone(model, _now())
-            elif residency in FALLIBLE and states == {ReplicaState.FAILED}:
+            elif states == {ReplicaState.FAILED}:
                 why = next((member.life.why for member in members if member.life.why), None)
                 self._ever_unloaded.add(model)  # the gateway is told about it from now on
                 actions += self._eviction.failed(model, why or "it did not start", _now())
@@ -145,9 +140,7 @@ class ModelLoader:
                 self.replica_set.hold(model, back=True)
                 self._eviction.running(model, _now())
         self._carry_out(actions)
-        self._tell_users()
-        self.unloaded = self.dormant()
-        self._wakeup.set()
+        self._publish()
 
     # Commands
 
@@ -169,8 +162,6 @@ class ModelLoader:
             left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._leaving.setdefault(model, []).append(left)
             gone = self.tasks.create_task(self._finish_unload(model, left, drain_s))
-            self._unloading.add(gone)
-            gone.add_done_callback(self._unloading.discard)
             if wait:
                 await asyncio.wait({gone})
         return self._answer(model)
@@ -211,13 +202,6 @@ class ModelLoader:
             self._do(self._eviction.hurry(model, _now()))
             await asyncio.wait({gone})
 
-    def _tell_users(self) -> None:
-        for model, state in self._eviction.states.items():
-            if state.residency is Residency.IN:
-                self._resolve(self._waiting, model)
-            elif not state.residency.uses_memory:
-                self._resolve(self._leaving, model)
-
     def _resolve(self, futures: Futures, model: str, error: EngineError | None = None) -> None:
         for future in futures.pop(model, []):
             if not future.done() and error is not None:
@@ -228,30 +212,38 @@ class ModelLoader:
     def _do(self, actions: list[Action]) -> None:
         """Carry the actions out, and publish what they change."""
         self._carry_out(actions)
-        if actions:
-            self._tell_users()
         if actions or self.dormant() != self.unloaded:
             self._publish()
         self._wakeup.set()
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in () if self._stopped else actions:
-            match action:
-                case eviction.LoadModel(model):
+            model = action.model
+            match action.act:
+                case Act.LOAD:
                     failed = [one for one in self.replica_set.of_model(model) if one.life.state is ReplicaState.FAILED]
                     self._restart_pending |= {one.launch.name for one in failed}
                     self.replica_set.wake(model)
-                case eviction.DrainModel(model):
+                case Act.DRAIN:
                     self.replica_set.hold(model)
-                case eviction.ReadmitModel(model):
+                case Act.READMIT:
                     self.replica_set.hold(model, back=True)
-                case eviction.UnloadModel(model):
+                case Act.UNLOAD:
                     self.tasks.create_task(self.replica_set.unload_model(model))
-                case eviction.RefuseModel(model, why, retry_after_s):
-                    self.say(LoadFailed(model, why, retry_after_s))
-                    hint = "`skep logs NAME` shows what its replicas said"
-                    self._resolve(self._waiting, model, EngineError(f"`{model}` cannot be loaded: {why}", hint=hint))
+                case Act.REFUSE:
+                    self.say(LoadFailed(model, action.why, action.retry_after_s))
+                    what, hint = (
+                        f"`{model}` cannot be loaded: {action.why}",
+                        "`skep logs NAME` shows what its replicas said",
+                    )
+                    self._resolve(self._waiting, model, EngineError(what, hint=hint))
 
     def _publish(self) -> None:
+        for model, state in self._eviction.states.items():
+            if state.residency is Residency.IN:
+                self._resolve(self._waiting, model)
+            elif not state.residency.uses_memory:
+                self._resolve(self._leaving, model)
         self.unloaded = self.dormant()
+        self._wakeup.set()
         self.changed()

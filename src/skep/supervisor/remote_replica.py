@@ -40,7 +40,7 @@ class UpstreamReplica(ReplicaMember):
         self._probed = False
         self._changed = changed
         self._wake = asyncio.Event()
-        self._asking: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[None] | None = None
         self._stopping = False
 
     @property
@@ -55,8 +55,8 @@ class UpstreamReplica(ReplicaMember):
 
     def stop(self) -> None:
         self._stopping = True
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._running is not None:
+            self._running.cancel()
 
     def restart(self) -> None:
         self.life.restarts += 1
@@ -65,31 +65,30 @@ class UpstreamReplica(ReplicaMember):
 
     async def run(self) -> None:
         """Run until stopped: probe every second until there is an answer, then wait for `restart`."""
-        self.life.state = ReplicaState.STARTING
-        self._asking = asyncio.get_running_loop().create_task(self._ask_on())
+        self._running, self.life.state = asyncio.current_task(), ReplicaState.STARTING
         try:
-            await self._asking
+            while not self._stopping:
+                await self._look()
         except asyncio.CancelledError:
             if not self._stopping:
                 raise
         finally:
             self._become(ReplicaState.STOPPED, self.life.why)
 
-    async def _ask_on(self) -> None:
-        while not self._stopping:
-            self._wake.clear()
-            if self.life.state is ReplicaState.STARTING:
-                try:
-                    self.engine = await probe_upstream(self.launch)
-                    state, why = ReplicaState.READY, self.engine.note
-                except UpstreamUnavailable as error:
-                    state, why = ReplicaState.STARTING, str(error)
-                if not self._probed or (state, why) != (self.life.state, self.life.why):
-                    self._probed = True
-                    self._become(state, why)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if self.life.serving else PROBE_EVERY_S):
-                    await self._wake.wait()
+    async def _look(self) -> None:
+        self._wake.clear()
+        if self.life.state is ReplicaState.STARTING:
+            try:
+                self.engine = await probe_upstream(self.launch)
+                state, why = ReplicaState.READY, self.engine.note
+            except UpstreamUnavailable as error:
+                state, why = ReplicaState.STARTING, str(error)
+            if not self._probed or (state, why) != (self.life.state, self.life.why):
+                self._probed = True
+                self._become(state, why)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if self.life.serving else PROBE_EVERY_S):
+                await self._wake.wait()
 
     def _become(self, state: ReplicaState, why: str | None) -> None:
         self.life.state, self.life.why = state, why

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from itertools import chain
@@ -74,6 +75,11 @@ class ReplicaMember:
         return self.launch
 
     @property
+    def about(self) -> str:
+        """The name and version of its engine."""
+        return self.launch.about or self.engine.version() or self.launch.engine
+
+    @property
     def settled(self) -> bool:
         """Whether the start need not wait for it: it is ready, or skep does not start it."""
         return self.life.state is ReplicaState.READY
@@ -106,7 +112,7 @@ class StartOrder:
         self.line: dict[str, frozenset[int]] = {}  # replicas that start or wait to, in order, with their cards
         self._moved = asyncio.Event()
         self._secrets = {GATEWAY_KEY, ENGINE_KEY}
-        self._given: set[int] = set()
+        self._given: deque[int] = deque(maxlen=MANY_PORTS)
 
     # The queue of starts
 
@@ -148,11 +154,9 @@ class StartOrder:
             return self._claimed(launch.name, launch.host, self._ports)
         if finds_one:
             return 0
-        if len(self._given) > MANY_PORTS:
-            self._given.clear()
         while (port := free_port(launch.host)) in self._given:  # an engine may bind it minutes later
             pass
-        self._given.add(port)
+        self._given.append(port)
         return port
 
     def close(self) -> None:

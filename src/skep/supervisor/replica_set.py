@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -47,40 +46,6 @@ def changes(running: Iterable[Launch], wanted: Iterable[Launch]) -> ReplicaChang
             sort = "adjusted" if before.same_process(launch) else "changed"
         sorts[sort].append(name)
     return ReplicaChanges(**{key: tuple(names) for key, names in sorts.items()})
-
-
-class ReplicaView(msgspec.Struct, frozen=True):
-    """One replica as it is now. Read once a change: for the gateway's table and for the rows of `skep ps`."""
-
-    member: ReplicaMember
-    model: str
-    started: Launch
-    engine: str  # name and version
-    state: str
-    serving: bool  # it answers; `closed`: it gets no new requests
-    closed: bool
-    settled: bool
-    dormant: bool
-
-    def spec(self) -> ReplicaSpec:
-        """Return the row of the gateway's replica table. A fallback to fewer slots lowers reserve and soft slots."""
-        launch, engine, started = self.member.launch, self.member.engine, self.started
-        soft_slots = None if started.soft_slots is None else min(started.soft_slots, started.slots)
-        return ReplicaSpec(
-            name=launch.name, model=self.model, url=self.member.life.url or "",
-            slots=started.slots, reserve=min(started.reserve, started.slots - 1), soft_slots=soft_slots,
-            confirms=engine.confirms, engine=self.engine, simulated=engine.simulated,
-            own_engine=launch.engine != "remote", release_bound_s=engine.release_bound_s,
-            health_path=launch.health_path or engine.health_path, draining=self.closed,
-            context=started.context_tokens or None, authorization=started.authorization, setup=self.setup(),
-        )  # fmt: skip
-
-    def setup(self) -> dict[str, Any]:
-        """Return the checkpoint and the options that decide about its speed, for benchmarks. Empty: not all is known,
-        as with arguments in `extra`."""
-        if self.started.engine == "remote" or self.member.engine.simulated or self.started.extra:
-            return {}
-        return {"checkpoint": self.started.checkpoint or self.started.model, **self.started.options.speed_words()}
 
 
 REST_POLL_S = 0.1
@@ -129,15 +94,6 @@ class ReplicaSet:
     def find(self, name: str) -> ReplicaMember | None:
         return next((member for member in self.members if member.launch.name == name), None)
 
-    def views(self) -> list[ReplicaView]:
-        found = []
-        for one in self.members:
-            engine = one.launch.about or one.engine.version() or one.launch.engine
-            settled = one.life.state is ReplicaState.READY or one.settled
-            flags = one.life.serving, self._gets_nothing(one), settled, one.launch.name in self._dormant
-            found.append(ReplicaView(one, one.model, one.started, engine, self.state(one), *flags))
-        return found
-
     def state(self, member: ReplicaMember) -> str:
         """Return the state as `skep ps` shows it."""
         name = member.launch.name
@@ -159,9 +115,25 @@ class ReplicaSet:
     def serves(self, model: str) -> bool:
         return any(one.model == model and one.life.serving and not self._gets_nothing(one) for one in self.members)
 
-    def table(self, views: Iterable[ReplicaView], dormant: Mapping[str, UnloadedModel]) -> ReplicaTable:
-        models = {view.model for view in views if view.model} | self._promised
-        return ReplicaTable(tuple(view.spec() for view in views if view.serving), tuple(sorted(models)), dormant)
+    def table(self, dormant: Mapping[str, UnloadedModel]) -> ReplicaTable:
+        specs = (self._spec(member) for member in self.members if member.life.serving)
+        return ReplicaTable(tuple(specs), self.models, dormant)
+
+    def _spec(self, member: ReplicaMember) -> ReplicaSpec:
+        """Return the row of the gateway's replica table. A fallback to fewer slots lowers reserve and soft slots."""
+        launch, engine, started = member.launch, member.engine, member.started
+        soft_slots = None if started.soft_slots is None else min(started.soft_slots, started.slots)
+        # What decides about its speed, for benchmarks. Empty: not all is known, as with arguments in `extra`.
+        known = not (started.engine == "remote" or engine.simulated or started.extra)
+        speed = {"checkpoint": started.checkpoint or started.model, **started.options.speed_words()} if known else {}
+        return ReplicaSpec(
+            name=launch.name, model=member.model, url=member.life.url or "",
+            slots=started.slots, reserve=min(started.reserve, started.slots - 1), soft_slots=soft_slots,
+            confirms=engine.confirms, engine=member.about, simulated=engine.simulated,
+            own_engine=launch.engine != "remote", release_bound_s=engine.release_bound_s,
+            health_path=launch.health_path or engine.health_path, draining=self._gets_nothing(member),
+            context=started.context_tokens or None, authorization=started.authorization, setup=speed,
+        )  # fmt: skip
 
     # Adding and removing
 
@@ -240,8 +212,9 @@ class ReplicaSet:
                     member.restart()
         return None
 
-    async def remove_replica(self, name: str) -> bool:
-        """End it at once and wait for its end. Return whether it was dormant by then, or about to be."""
+    async def remove_replica(self, name: str, drain_s: float) -> bool:
+        """Remove it once its answers are finished, or after `drain_s`. Return whether it was dormant or about to be."""
+        await self.rest(name, drain_s)
         member = self.find(name)
         if member is None:
             return False
@@ -299,10 +272,10 @@ class ReplicaSet:
             if dormant:
                 self.add_replicas([launches[name] for name in dormant], asleep=True)
                 known()
-            await asyncio.gather(*(self.drain_and_remove(name, drain_s) for name in plan.removed))
+            await asyncio.gather(*(self.remove_replica(name, drain_s) for name in plan.removed))
             for name in plan.changed:
                 drained, before, launch = self._drained & {name}, self.find(name), launches[name]
-                asleep = await self.drain_and_remove(name, drain_s)
+                asleep = await self.remove_replica(name, drain_s)
                 self._drained |= drained
                 same = launch.on_demand or (before is not None and before.model == launch.model)
                 await self._add_and_await([launch], asleep=asleep and same, patient=patient)
@@ -413,11 +386,6 @@ class ReplicaSet:
         self._start_order.done([member.launch.name for member in self.members if member.life.state in still])
         self._moved.set()
         self.changed()
-
-    async def drain_and_remove(self, name: str, drain_s: float) -> bool:
-        """Remove it once its answers are finished, or after `drain_s`."""
-        await self.rest(name, drain_s)
-        return await self.remove_replica(name)
 
     async def _add_and_await(self, launches: list[Launch], *, asleep: bool | None = None, patient: bool) -> None:
         self.add_replicas(launches, asleep=asleep)

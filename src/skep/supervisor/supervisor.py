@@ -26,7 +26,8 @@ from skep.supervisor.eviction import MemoryBudget
 from skep.supervisor.gateway_child import GatewayChild, MonitorChild
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.model_loader import ModelLoader
-from skep.supervisor.replica_set import RemoteReplicaFactory, ReplicaChanges, ReplicaSet, ReplicaView, changes
+from skep.supervisor.replica import ReplicaMember
+from skep.supervisor.replica_set import RemoteReplicaFactory, ReplicaChanges, ReplicaSet, changes
 from skep.wire.json_pipe import Message
 
 PAUSED_RETRY_S = 5.0  # for clients that wait when a pause begins
@@ -47,7 +48,6 @@ class Hive(msgspec.Struct, frozen=True):
     left_out: tuple[str, ...] = ()  # settings that only a restart would apply
     warnings: tuple[str, ...] = ()  # shown to the user who asked for the reload
     room: tuple[tuple[str, int], ...] = ()  # bytes that the machine has of "ram", "gpu0", ...
-    turn_s: float = 30.0  # a busy model that others wait for stays loaded for at least this long
     monitor_argv: tuple[str, ...] = ()  # the command of the monitor; empty: none
     monitor_due: bool = False  # the store has targets: start the monitor at once
     engine_key: str = ""  # the key of the engines on this machine; empty: none
@@ -59,7 +59,7 @@ class Hive(msgspec.Struct, frozen=True):
 
     @property
     def memory_budget(self) -> MemoryBudget:
-        return MemoryBudget(dict(self.room), self.settings.max_loaded, self.turn_s)
+        return MemoryBudget(dict(self.room), self.settings.max_loaded)
 
 
 Rebuild = Callable[[Settings, Hive, Sequence[Launch]], Hive]  # from settings, the present hive, and what runs
@@ -84,8 +84,8 @@ class BackgroundService(Protocol):
     def set_policy(self, policy: RestartPolicy) -> None:
         """Apply a restart policy to its replicas."""
 
-    def row(self) -> Message | None:
-        """Return its row in `skep ps` (name, kind, state, url, why); None: it has none."""
+    def row(self) -> Message:
+        """Return its row in `skep ps`: name, kind, state, url, why."""
 
 
 MOST_WAYS = 100  # splits of replicas over kinds of nodes that are tried
@@ -97,21 +97,19 @@ class Supervisor:
     """`run` serves until `stop`, by a caller or over the control socket; `notify` is called on changes.
 
     `rebuild` makes a hive from settings of the control socket, the present hive, and what runs.
-    `elsewhere` makes a replica of a launch that has a place; `services` run beside the replicas.
+    `remote` keeps the replicas of launches that have a place.
     """
 
     hive: Hive
     listener: socket.socket
     notify: Callable[[Supervisor], None]
     rebuild: Rebuild | None = None
-    elsewhere: RemoteReplicaFactory | None = None
-    services: Sequence[BackgroundService] = ()
+    remote: BackgroundService | None = None
 
     def __post_init__(self) -> None:
         self._stop_asked = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._drain_s: float | None = None
-        self._service_failed: SkepError | None = None
+        self._remote_failed: SkepError | None = None
         self.paused_for: str | None = None  # what uses the machine, in words; None: not paused
         self._watched = False  # the monitor ran when the pause began
         self._resuming: asyncio.Task[SkepError | None] | None = None
@@ -122,44 +120,41 @@ class Supervisor:
         self.phase = "starting"
         self.left_behind: tuple[str, ...] = ()  # what could not be ended, in words
         self.last_rows: list[Message] = []  # of `skep ps`, as of the last change, without the figures of the gateway
-        self._views: list[ReplicaView] = []
-        hive, tasks, moved = self.hive, self._tasks, self._replicas_changed
-        self.replica_set = ReplicaSet(tasks, hive.log_dir, hive.policy, moved, self.busy, self.elsewhere)
+        hive, tasks = self.hive, self._tasks
+        elsewhere = None if self.remote is None else self.remote.member
+        self.replica_set = ReplicaSet(tasks, hive.log_dir, hive.policy, self._published, self.busy, elsewhere)
         argv, log = list(hive.gateway_argv), hive.log_dir / "gateway.log"
         self.gateway = GatewayChild(argv, self.listener, hive.gateway_setup, log, self._changed)
         status, say = self.gateway.status, self.gateway.say
         self.loader = ModelLoader(self.replica_set, tasks, status=status, say=say, changed=self._published)
-        self.gateway.wanted = self.loader.wanted
+        self.gateway.wanted, self.replica_set.changed = self.loader.wanted, self.loader.look
         self.monitor = MonitorChild(hive.monitor_argv, hive.log_dir / "monitor.log", begin=hive.monitor_due)
 
     @property
-    def _expected(self) -> list[ReplicaView]:
+    def _expected(self) -> list[ReplicaMember]:
         """The replicas that should serve: not those on demand or dormant."""
-        return [view for view in self._views if not view.member.launch.on_demand and not view.dormant]
+        replicas = self.replica_set
+        return [one for one in replicas.members if not one.launch.on_demand and not replicas.is_dormant(one)]
 
     def stop(self, drain_s: float | None = None) -> None:
         """Drain for `drain_s` (default: as configured), then end everything. A second call ends it at once."""
         if self._stop_asked.is_set():
             self._hurry.set()
         elif drain_s is not None:
-            self._drain_s = drain_s
+            self.hive = replace(self.hive, drain_s=drain_s)
         self._stop_asked.set()
-
-    @property
-    def drain_s(self) -> float:
-        return self.hive.drain_s if self._drain_s is None else self._drain_s
 
     async def run(self) -> None:
         """Serve until stopped. Raise if a replica does not start, or if all are given up later."""
         async with self._tasks as tasks:
             gateway = tasks.create_task(self.gateway.run())
-            services = [tasks.create_task(self._accompany(service)) for service in self.services]
+            remote = tasks.create_task(self._run_remote())
             self.replica_set.add_replicas(self.hive.replicas)
             self.loader.configure(self.hive.replicas, self.hive.memory_budget, begin=True)
             loader = tasks.create_task(self.loader.run())
             monitor = tasks.create_task(self.monitor.run())
             await self._stop_asked.wait()
-            failure = self._failure()
+            failure, drain_s = self._failure(), self.hive.drain_s
             self.phase = "stopping"
             self._tell()
             if self._carrying is not None:
@@ -169,7 +164,7 @@ class Supervisor:
                 self._resuming.cancel()
             await self.monitor.stop()  # the drain need not wait for its probes
             monitor.cancel()
-            draining = asyncio.create_task(self.gateway.drain(self.drain_s))
+            draining = asyncio.create_task(self.gateway.drain(drain_s))
             hurry = asyncio.create_task(self._hurry.wait())
             await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
             draining.cancel()
@@ -177,10 +172,9 @@ class Supervisor:
             self.loader.stop()
             loader.cancel()
             await self.replica_set.end_all()
-            for service, task in zip(self.services, services, strict=True):
-                left = await service.stop()
-                self.left_behind += () if left is None else (left,)
-                task.cancel()
+            if self.remote is not None and (left := await self.remote.stop()) is not None:
+                self.left_behind = (left,)
+            remote.cancel()
             await self.gateway.stop()
             gateway.cancel()
         if self.left_behind:
@@ -188,37 +182,35 @@ class Supervisor:
         if failure is not None:
             raise failure
 
-    async def _accompany(self, service: BackgroundService) -> None:
+    async def _run_remote(self) -> None:
         try:
-            await service.run(lambda: self.replica_set.avoided)
+            if self.remote is not None:
+                await self.remote.run(lambda: self.replica_set.avoided)
         except SkepError as error:
-            self._service_failed = error
+            self._remote_failed = error
             self._stop_asked.set()
 
     def rows(self, status: GatewayStatus | None) -> list[Message]:
         """Return the rows of `skep ps`: one a replica, and one for the gateway. `status` is the gateway's answer."""
-        self._views = self.replica_set.views()
-        return self._rows(status or GatewayStatus())
-
-    def _rows(self, status: GatewayStatus) -> list[Message]:
+        status = status or GatewayStatus()
         silent = {row.name for row in status.replicas if row.state in ("open", "half-open")}  # the circuit breaker
         rows: list[Message] = []
-        for view in self._views:
-            member = view.member
-            name, node, state, why = member.launch.name, member.node, view.state, member.life.why
+        for member in self.replica_set.members:
+            name, node, why = member.launch.name, member.node, member.life.why
+            state = self.replica_set.state(member)
             if node is not None and state == "ready" and name in silent:  # ready on its node, but cannot be reached
                 state, why = "backoff", NO_ANSWER
             rows.append({
                 "name": name, "kind": member.kind, "pid": member.pid, "url": member.life.url,
-                "slots": view.started.slots, "busy": status.busy.get(name, 0),
-                "model": view.model or None, "engine": view.engine, "simulated": member.engine.simulated,
+                "slots": member.started.slots, "busy": status.busy.get(name, 0),
+                "model": member.model or None, "engine": member.about, "simulated": member.engine.simulated,
                 "restarts": member.life.restarts, "room": dict(member.launch.room) or None,
                 "node": node, "state": state, "why": why,
             })  # fmt: skip
         slots = sum(row["slots"] for row in rows if row["state"] == "ready")
         figures = {"url": self.hive.url, "slots": slots, "busy": status.in_flight, "queued": status.queued}
         rows.append({**self.gateway.row(stopping=self.phase == "stopping"), **figures})
-        return rows + [{**NO_FIGURES, **row} for service in self.services if (row := service.row()) is not None]
+        return rows if self.remote is None else [*rows, {**NO_FIGURES, **self.remote.row()}]
 
     def description(self) -> Message:
         """Return what `skep up --json` prints."""
@@ -233,32 +225,22 @@ class Supervisor:
 
     # Inside
 
-    def _replicas_changed(self) -> None:
-        self.loader.look()
-        self._published()
-
     def _published(self) -> None:
         """Tell the gateway which replicas there are, then everybody what changed."""
-        self._views = self.replica_set.views()
-        self.gateway.publish(self.replica_set.table(self._views, self._dormant()))
+        self.gateway.publish(self.replica_set.table(self._dormant()))
         self._changed()
 
     def _changed(self) -> None:
-        expected = self._expected
-        if self.phase == "starting" and self.gateway.listening:
-            settled = (*(view.settled for view in expected), *(service.settled for service in self.services))
-            self.phase = "ready" if all(settled) else "starting"
-        states = [view.member.life.state for view in expected]
-        all_failed = bool(states) and all(state is ReplicaState.FAILED for state in states)
-        may_stay = self._waits_for_change or self.paused_for is not None  # the end of the pause tries again
-        hopeless = all_failed and len(states) == len(self._views) and not may_stay
-        if hopeless or self.gateway.broken or (self.phase == "starting" and ReplicaState.FAILED in states):
+        joined = self.remote is None or self.remote.settled
+        if self.phase == "starting" and self.gateway.listening and joined:
+            self.phase = "ready" if all(member.settled for member in self._expected) else "starting"
+        if self.paused_for is None and self._failure() is not None:  # the end of a pause tries again
             self._stop_asked.set()
         self._tell()
 
     def _tell(self) -> None:
         """Notify. A closed terminal or pipe is no reason to stop serving."""
-        self.last_rows = self._rows(GatewayStatus())
+        self.last_rows = self.rows(None)
         with contextlib.suppress(OSError):
             self.notify(self)
 
@@ -267,11 +249,11 @@ class Supervisor:
         if self.gateway.broken:
             what = f"the gateway does not start: {self.gateway.why}"
             return GatewayError(what, hint="the end of its log says why")
-        if self._service_failed is not None:
-            return self._service_failed
-        failed = [view.member for view in self._expected if view.member.life.state is ReplicaState.FAILED]
+        if self._remote_failed is not None:
+            return self._remote_failed
+        failed = [member for member in self._expected if member.life.state is ReplicaState.FAILED]
         starting = self.phase == "starting"
-        some_left = len(failed) < len(self._views) or self._waits_for_change
+        some_left = len(failed) < len(self.replica_set.members) or self._waits_for_change
         if not failed or (some_left and not starting):
             return None
         name, why, node = failed[0].launch.name, failed[0].life.why, failed[0].node
@@ -288,23 +270,19 @@ class Supervisor:
         except msgspec.ValidationError as error:
             hint = "`skep down && skep up -d` starts the new one"
             raise UserError(f"these settings are from another version of skep: {error}", hint=hint) from None
-        hive, plan = await self._become(lambda: [wanted], all_of_it=True)
-        if wait:
-            await _await_success(self._carrying)
+        hive, plan = await self._become(lambda: [wanted], all_of_it=True, wait=wait)
         return {"ok": True, **to_builtins(plan), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
 
     async def scale(self, model: str, replicas: int, *, wait: bool) -> Message:
         before = sum(replicas_of(self.hive.settings, model))
-        _, plan = await self._become(lambda: rescaled(self.hive.settings, model, replicas))
-        if wait:
-            await _await_success(self._carrying)
+        _, plan = await self._become(lambda: rescaled(self.hive.settings, model, replicas), wait=wait)
         for name in plan.added if wait else ():
             hint = f"`skep logs {name}` shows more; `skep replica scale {model}={before}` undoes it"
             await self.replica_set.until_up(name, hint=hint)
         return {"ok": True, "model": model, "before": before, "replicas": replicas, **to_builtins(plan)}
 
     async def _become(
-        self, ways: Callable[[], Iterable[Settings]], *, all_of_it: bool = False
+        self, ways: Callable[[], Iterable[Settings]], *, all_of_it: bool = False, wait: bool
     ) -> tuple[Hive, ReplicaChanges]:
         """Apply the first of these settings that fits. Without `all_of_it`, only the replicas change."""
         if not self._can_change:
@@ -315,23 +293,26 @@ class Supervisor:
             running = [member.launch for member in self.replica_set.members]
             now = replace(self.hive, avoid=self.replica_set.avoided)
             hive = await asyncio.to_thread(self._built, ways, now, running)
+            plan = changes(running, hive.replicas)
             if all_of_it:
-                hive, before = self._as_far_as_can_be(hive, running), self.hive
+                hive, before = _as_far_as_can_be(hive, running, plan), self.hive
                 await self.gateway.set_up(hive.gateway_setup)
                 self.replica_set.set_policy(hive.policy)
-                for service in self.services:
-                    service.set_policy(hive.policy)
+                if self.remote is not None:
+                    self.remote.set_policy(hive.policy)
                 if (before.monitor_argv, before.settings.monitor) != (hive.monitor_argv, hive.settings.monitor):
                     await self.monitor.become(hive.monitor_argv, begin=hive.monitor_due)
             else:
                 hive = replace(self.hive, replicas=hive.replicas, settings=hive.settings)
-                self.replica_set.check_removal(changes(running, hive.replicas).removed)
+                self.replica_set.check_removal(plan.removed)
             self.hive = hive
-            self._carrying = self._tasks.create_task(self._carry_out(hive, running, patient=all_of_it))
+            self._carrying = self._tasks.create_task(self._carry_out(hive, plan, patient=all_of_it))
         except BaseException:
             self._begun = ""
             raise
-        return hive, changes(running, hive.replicas)
+        if wait:
+            await _await_success(self._carrying)
+        return hive, plan
 
     def _built(self, ways: Callable[[], Iterable[Settings]], now: Hive, running: Sequence[Launch]) -> Hive:
         """Return the hive of the first of these settings that fits."""
@@ -345,19 +326,10 @@ class Supervisor:
         assert refused is not None
         raise refused
 
-    def _as_far_as_can_be(self, hive: Hive, running: Sequence[Launch]) -> Hive:
-        """Note `room` as left out where a replica on a node keeps the memory it was given until its engine restarts."""
-        held = {launch.name: launch.place.memory_bytes for launch in running if launch.place is not None}
-        stay = {*changes(running, hive.replicas).adjusted} & held.keys()
-        asked = {one.name: one.place.memory_bytes for one in hive.replicas if one.place is not None}
-        differ = any(asked.get(name) != held[name] for name in stay)
-        return replace(hive, left_out=(*hive.left_out, "room")) if differ else hive
-
-    async def _carry_out(self, hive: Hive, running: Sequence[Launch], *, patient: bool) -> SkepError | None:
+    async def _carry_out(self, hive: Hive, plan: ReplicaChanges, *, patient: bool) -> SkepError | None:
         def settle() -> None:
             self.loader.configure([member.launch for member in self.replica_set.members], hive.memory_budget)
 
-        plan = changes(running, hive.replicas)
         before, self._waits_for_change = self._waits_for_change, self._waits_for_change or patient or bool(plan.removed)
         try:
             await self.replica_set.become(plan, hive.replicas, hive.drain_s, known=settle, patient=patient)
@@ -406,7 +378,6 @@ class Supervisor:
         self.paused_for, self._resuming, self.phase = None, None, "ready"
         self.loader.pause(over=True)
         await self.monitor.become(self.hive.monitor_argv, begin=self._watched)
-        self._published()
         return failure
 
     async def resume(self) -> Message:
@@ -420,6 +391,14 @@ class Supervisor:
             return self.loader.unloaded
         silent = [model for model in self.replica_set.models if not self.replica_set.serves(model)]
         return {model: UnloadedModel("failed", self.paused_for) for model in silent}
+
+
+def _as_far_as_can_be(hive: Hive, running: Sequence[Launch], plan: ReplicaChanges) -> Hive:
+    """Note `room` as left out where a replica on a node keeps the memory it was given until its engine restarts."""
+    held = {one.name: one.place.memory_bytes for one in running if one.place is not None}
+    asked = {one.name: one.place.memory_bytes for one in hive.replicas if one.place is not None}
+    differ = any(asked.get(name) != held[name] for name in plan.adjusted if name in held)
+    return replace(hive, left_out=(*hive.left_out, "room")) if differ else hive
 
 
 async def _await_success(task: asyncio.Task[SkepError | None] | None) -> None:
