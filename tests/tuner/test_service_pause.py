@@ -16,12 +16,12 @@ import pytest
 from skep.errors import EngineError, UserError
 from skep.paths import user_paths
 from skep.supervisor.control import NotRunning, ask, socket_of
-from skep.tuner.bench import Service, running_service, service_paused
+from skep.tuner.running import Service, running_service, service_paused
 
 HOLDS = """
 import os, sys
 from skep.paths import user_paths
-from skep.tuner.bench import service_paused
+from skep.tuner.running import service_paused
 with service_paused(user_paths(os.environ)) as found:
     print(found, flush=True)
     sys.stdin.readline()

@@ -26,11 +26,11 @@ from skep.tuner.records import (
     BenchRequest,
     CurvePoint,
     StageDecision,
+    TuneEvent,
     TuneStage,
     Tuning,
     value_words,
 )
-from skep.tuner.running import TuneEvent
 from skep.tuner.setup import PreparedTuning, first_change_s, prospect_lines, prospects
 from skep.tuner.store import TuningRecord, TuningState, failure_json, tuning_json
 from skep.units import UNKNOWN, format_seconds, known, milliseconds, number, printable, public_name, seconds, shortened

@@ -295,7 +295,7 @@ class EngineBench:
     _calibration: TokenCalibration | None = None
     _per_s: dict[str, float] = field(default_factory=dict)  # tasks a second of each configuration, by its key
     _sides: list[str] = field(default_factory=list)  # of this round, by their keys
-    _count: tuple[int, int] = (-1, 0)  # a round, and the tasks of each of its readings
+    _count: int | None = None  # tasks of each reading of this round
     _reading_s: float | None = None  # that the last one took
     _first_s: float = 0.0  # the longest that somebody waited for a first token
 
@@ -424,10 +424,10 @@ class EngineBench:
 
     def _tasks(self) -> int:
         """Of each reading of this round, the same for all sides, also for one that is not up yet."""
-        if self._count[0] != self._round:
+        if self._count is None:
             known = [self._per_s[key] for key in self._sides if key in self._per_s]
-            self._count = (self._round, tasks_for(self.aim.concurrency, known, self.patience.reading_s))
-        return self._count[1]
+            self._count = tasks_for(self.aim.concurrency, known, self.patience.reading_s)
+        return self._count
 
     async def _reading(self, run: _ServerRun, level: int, repeat: int) -> None:
         """All of a level are as long; of a curve one that would take too long is left out."""
@@ -458,7 +458,7 @@ class EngineBench:
     def _server_runs(
         self, configs: Sequence[KnobConfig], purpose: str, width: int, on_progress: OnProgress, *, readings: int
     ) -> list[_ServerRun]:
-        self._round += 1
+        self._round, self._count = self._round + 1, None
         self._sides = [config.key for config in configs]
         return [_ServerRun(config, purpose, self._round, width, readings, on_progress) for config in configs]
 

@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import json
 import secrets
-import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -61,7 +60,6 @@ class Sheet(msgspec.Struct, frozen=True):
 
     bank: str
     marks: Mapping[str, Mark] = {}  # by item
-    seconds: float = 0.0  # of asking and judging
     trouble: str = ""  # why there are no marks at all
 
     @property
@@ -101,7 +99,7 @@ class Sheet(msgspec.Struct, frozen=True):
 
 def compared(before: Sheet, after: Sheet, delta: float) -> JudgeResult:
     """Against what the search began with, not the step before, small losses cannot add up from step to step."""
-    judged = partial(JudgeResult, seconds=before.seconds + after.seconds)
+    judged = partial(JudgeResult, seconds=0.0)
     if before.is_silent:
         words = f"not judged: the configuration to compare with answered nothing: {before.fault}"
         return judged(ok=True, skipped=True, words=words)
@@ -198,12 +196,9 @@ class QualityGuard:
     async def answers(self, served: TrialServer, config: KnobConfig, on_progress: OnProgress = lambda _: None) -> Sheet:
         """Ask and judge now. The first to be asked is the incumbent, never a challenger."""
         sheet = await self._asked(served, config, on_progress)
-        spent = sheet.seconds
         while not self._settled and not sheet.is_silent and (easier := self._easier(sheet)) is not None:
             self.bank = easier
             sheet = await self._asked(served, config, on_progress)
-            spent += sheet.seconds
-        sheet = replace(sheet, seconds=spent)
         if not sheet.is_silent:
             if not self._settled:  # what a slow engine had no time for is not asked of others either
                 self.bank = replace(self.bank, items=tuple(one for one in self.bank.items if one.id in sheet.marks))
@@ -212,7 +207,7 @@ class QualityGuard:
         return sheet
 
     def compare(self, incumbent: Sheet, challenger: Sheet) -> JudgeResult:
-        """`seconds` are those of asking; who had to start engines for it puts his own."""
+        """`seconds` are put by who started engines for it."""
         return compared(incumbent, challenger, self.plan.delta)
 
     def _easier(self, sheet: Sheet) -> Bank | None:
@@ -230,11 +225,10 @@ class QualityGuard:
         return replace(easier, items=tuple(_roomier(item) for item in easier.items)) if room else easier
 
     async def _asked(self, served: TrialServer, config: KnobConfig, on_progress: OnProgress) -> Sheet:
-        began = time.monotonic()
         try:
             endpoint = await find_endpoint(served.url, served.model)
         except SkepError as error:
-            return Sheet(self.bank.name, seconds=time.monotonic() - began, trouble=str(error))
+            return Sheet(self.bank.name, trouble=str(error))
         items, width, identity = self.bank.items, self.plan.concurrency, self._identity(config, endpoint)
         # Prompts are never taken from a cache: that alone can change an answer.
         one, engine, salt = ItemPass(width, 0), endpoint.engine, secrets.token_hex(8)
@@ -256,7 +250,7 @@ class QualityGuard:
             verdicts = await self.judge.judge([AnsweredItem(row, items[row.index]) for row in rows])
             self.store.append_verdicts(recording.run_id, verdicts)
         marks = {verdict.item: _mark(row, verdict) for row, verdict in zip(rows, verdicts, strict=True)}
-        return Sheet(self.bank.name, marks, time.monotonic() - began)
+        return Sheet(self.bank.name, marks)
 
     def _identity(self, config: KnobConfig, endpoint: Endpoint) -> Identity:
         """The fingerprint is equal for repeats: the tuning it belongs to and the address may differ."""

@@ -320,6 +320,8 @@ class BenchProgress(msgspec.Struct, frozen=True):
 
 
 OnProgress = Callable[[BenchProgress], None]
+# A request that begins, how it goes on, its answer and the stages that it decided; those two are stored by then.
+TuneEvent = BenchRequest | BenchProgress | BenchResult | TuneStage
 
 
 class Bench(Protocol):

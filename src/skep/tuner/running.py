@@ -1,35 +1,53 @@
-"""One session's work on one tuning: the loop between the search, which decides, and the bench, which measures.
+"""A tuning carried out: its machine, its bench and its journal, and the loop between the search and the bench.
 
-Each answer is stored as it comes, with the stages that it decided, so that a process that is killed leaves what came
-before; `TuningJournal.resume` gives it back. How much time a search may take is the search's own business.
+The search decides; the bench, on this machine's engines or on a rig in virtual time, measures. Each answer is stored as
+it comes, with the stages that it decided, so that a process that is killed leaves what came before;
+`TuningJournal.resume` gives it back. How much time a search may take is the search's own business.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import msgspec
 from msgspec.structs import replace
 
 from skep import __version__
-from skep.errors import EngineError, StoreError, UserError, first_of
+from skep.deploy.launches import PullProgress
+from skep.errors import EngineError, SkepError, StoreError, UserError, first_of
+from skep.host.facts import read_host
+from skep.host.power import open_meter
+from skep.paths import Paths
+from skep.store.database import Store
+from skep.supervisor.control import NO_REPLICAS, NotRunning, ask, connected, socket_of
+from skep.tuner.knobs import apply_config
+from skep.tuner.measure import EngineBench
+from skep.tuner.quality_check import AUTO, ITEMS, MOST_S, GuardPlan, QualityGuard, guard_bank, open_guard
 from skep.tuner.records import (
     Bench,
-    BenchProgress,
     BenchRequest,
     BenchResult,
     CurveRequest,
     JudgeRequest,
+    TuneEvent,
     TuneStage,
     Tuning,
 )
 from skep.tuner.search import KnobSearch
+from skep.tuner.setup import PreparedTuning, TuningOptions
+from skep.tuner.simulated import PlannedTruth, SimulatedBench
 from skep.tuner.store import SavedAnswer, TuningOutcome, TuningStore
+from skep.tuner.trial_server import TrialServers, tuner_lock
 from skep.units import format_seconds
 
 Clock = Callable[[], float]  # unix seconds
+OnEvent = Callable[[TuneEvent], None]
 
 
 class TuningJournal:
@@ -111,11 +129,6 @@ class TuningJournal:
 SHORTEST_LIMIT_S = 1800.0  # a request may take that long, however short the budget is
 
 
-# A request that begins, how it goes on, its answer and the stages that it decided; those two are stored by then.
-TuneEvent = BenchRequest | BenchProgress | BenchResult | TuneStage
-OnEvent = Callable[[TuneEvent], None]
-
-
 def replay_answers(journal: TuningJournal, search: KnobSearch) -> float:
     """Give the search its stored answers again. Return how many seconds they took. UserError if its requests differ."""
     spent_s = 0.0
@@ -165,3 +178,173 @@ async def _carried_out(request: BenchRequest, bench: Bench, on_event: OnEvent, l
             raise
         hint = "earlier decisions are kept; `skep tune resume` tries it again"
         raise EngineError(f"`{request.words}` was stopped after {format_seconds(limit_s)}", hint=hint) from error
+
+
+class Service(msgspec.Struct, frozen=True):
+    """What `skep up` serves on this machine."""
+
+    url: str
+    models: tuple[str, ...]
+    pid: int
+    gpus: tuple[int, ...]
+
+    def __str__(self) -> str:
+        cards = f" on GPU {', '.join(map(str, self.gpus))}" if self.gpus else ""
+        return f"skep serves {', '.join(self.models) or 'no model'}{cards} at {self.url} (pid {self.pid})"
+
+    def shares(self, cards: Sequence[int]) -> tuple[int, ...]:
+        """Return which of its cards another one would have too, who takes these; none named: any."""
+        return tuple(card for card in self.gpus if not cards or card in cards)
+
+
+def running_service(paths: Paths) -> Service | None:
+    """None: nothing runs."""
+    try:
+        status = ask(socket_of(paths.lock, paths.socket), {"op": "status"})
+    except NotRunning:
+        return None
+    rows = [row for row in status["rows"] if row["kind"] not in NO_REPLICAS]
+    models = tuple(sorted({row["model"] for row in rows if row["model"]}))
+    rooms = {name for row in rows for name in row.get("room") or {} if name.startswith("gpu")}
+    return Service(status["url"], models, status["pid"], tuple(sorted(int(name.removeprefix("gpu")) for name in rooms)))
+
+
+@contextmanager
+def service_paused(paths: Paths) -> Iterator[Service | None]:
+    """Its engines end, after their answers, and serve again when the block is left, or when this process is killed."""
+    if (service := running_service(paths)) is None:
+        yield None
+        return
+    with connected(socket_of(paths.lock, paths.socket), None) as say:
+        try:
+            say({"op": "pause", "pid": os.getpid()})
+        except EngineError as refused:
+            if "unknown request" not in refused.message:
+                raise
+            hint = "`skep down`, then `skep up -d`, brings it to this version"
+            raise EngineError("the running skep is an earlier version, which cannot pause", hint=hint) from None
+        error: BaseException | None = None
+        try:
+            yield service
+        except BaseException as raised:
+            error = raised
+        trouble = _resume(say)
+    if trouble is not None and isinstance(error, SkepError):  # both are told
+        error.hint = "; ".join(filter(None, (f"{trouble}: {trouble.hint}", error.hint)))
+    elif trouble is not None:
+        raise trouble from error
+    if error is not None:
+        raise error
+
+
+def _resume(say: Callable[[dict[str, Any]], object]) -> EngineError | None:
+    """Return what keeps it from serving again."""
+    try:
+        say({"op": "resume"})
+    except NotRunning:
+        return EngineError("the deployment was stopped during the tuning", hint="start it with `skep up -d`")
+    except SkepError as error:
+        return EngineError(f"the deployment could not be started again: {error.message}", hint=error.hint)
+    return None
+
+
+NO_BANK = "off"
+_IN_USE = "--in-place pauses it and starts it again at the end; --gpus uses other cards; or run `skep down`"
+GUARD_SHARE = 0.1  # of the budget, for the answers of one configuration
+
+Say = Callable[[str], None]
+
+
+def logs_folder(paths: Paths, tuning_id: str) -> Path:
+    """Return where its engines were started; logs of those that failed stay there."""
+    return paths.state / "tunings" / tuning_id
+
+
+def check_machine(options: TuningOptions, paths: Paths) -> None:
+    """Before anything else: even measuring the memory's speed would disturb a tuner that is at work."""
+    if options.simulate:
+        return
+    with tuner_lock(paths):
+        pass
+    if options.quality not in (NO_BANK, AUTO):
+        guard_bank(options.quality, GuardPlan(1, items=options.quality_items or ITEMS), paths.cache)
+
+
+@contextmanager
+def machine_for(ready: PreparedTuning, paths: Paths, say: Say, *, in_place: bool) -> Iterator[None]:
+    """Held for one tuner; what `skep up` serves is paused meanwhile, or left alone where both can be."""
+    if ready.tuning.simulated:
+        yield
+        return
+    with tuner_lock(paths):
+        if not in_place and (service := running_service(paths)) is not None:
+            # Where both would have the same cards there is no room; elsewhere they only disturb each other.
+            if (shared := service.shares(ready.space.base.gpus)) and not ready.space.on_cpu:
+                raise EngineError(f"GPU {', '.join(map(str, shared))} is in use: {service}", hint=_IN_USE)
+            say(f"warning: {service}; its requests slow down what is measured here")
+        with service_paused(paths) if in_place else nullcontext() as service:
+            if service is not None:
+                say(f"paused until the tuning ends: {service}")
+            try:
+                yield
+            finally:
+                if service is not None:
+                    say(f"{', '.join(service.models)} is served again at {service.url}")
+
+
+async def carry_out(
+    ready: PreparedTuning, journal: TuningJournal, search: KnobSearch, store: Store, paths: Paths, *,
+    say: Say = lambda _: None, progress: PullProgress = lambda _done, _total: None, on_event: OnEvent = lambda _: None,
+) -> None:  # fmt: skip
+    """Run the search to its end. What an earlier session measured is given to it first."""
+    with journal:
+        spent_s = replay_answers(journal, search)
+        try:
+            async with _bench(ready, journal, store, paths, say, progress, spent_s) as bench:
+                await run_search(search, bench, journal, on_event=on_event)
+        finally:
+            folder = logs_folder(paths, journal.tuning.id)
+            for place in (folder, folder.parent):  # where they are empty
+                with suppress(OSError):
+                    place.rmdir()
+
+
+@asynccontextmanager
+async def _bench(
+    ready: PreparedTuning, journal: TuningJournal, store: Store, paths: Paths, say: Say, progress: PullProgress,
+    spent_s: float,
+) -> AsyncIterator[Bench]:  # fmt: skip
+    tuning = journal.tuning
+    if tuning.simulated:
+        yield SimulatedBench(PlannedTruth(ready.space), seed=tuning.seed, now_s=spent_s)
+        return
+    host, base = read_host(), ready.space.base
+    async with AsyncExitStack() as stack:
+        guard = await _guard(stack, ready, journal, store, paths, say)
+        if (meter := open_meter()) is not None:
+            stack.callback(meter.close)
+        work = logs_folder(paths, tuning.id)
+        work.mkdir(parents=True, exist_ok=True)
+        servers = TrialServers(paths, work, binary=ready.options.binary, progress=progress)
+        yield EngineBench(
+            servers, store, host, tuning.id, tuning.aim, tuning.seed, lambda config: apply_config(base, config),
+            first_round=len(journal.past), guard=guard, meter=meter,
+        )  # fmt: skip
+
+
+async def _guard(
+    stack: AsyncExitStack, ready: PreparedTuning, journal: TuningJournal, store: Store, paths: Paths, say: Say
+) -> QualityGuard | None:
+    options, tuning = ready.options, journal.tuning
+    if options.quality == NO_BANK:
+        return None
+    items, most_s = options.quality_items or ITEMS, min(MOST_S, GUARD_SHARE * tuning.budget_s)
+    plan = GuardPlan(tuning.aim.concurrency, items=items, seed=tuning.seed, tuning=tuning.id, most_s=most_s)
+    try:
+        bank = guard_bank(options.quality, plan, paths.cache)
+        return await stack.enter_async_context(open_guard(bank, plan, store, read_host()))
+    except UserError as error:
+        if options.quality != AUTO:
+            raise
+        say(f"warning: answers are not checked: {error.message}")
+        return None

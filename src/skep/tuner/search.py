@@ -38,7 +38,6 @@ from skep.tuner.records import (
     changes_words,
 )
 from skep.tuner.summary import limit_words, speed_words
-from skep.units import Interval
 
 STARTS = 2  # of either side, before anything is accepted or nothing could be read
 _FAR = 1.1  # times a limit: clear after one start
@@ -63,11 +62,6 @@ class ConfigTrial:
         self._near = SequentialTest(late, rounds=grain.rounds, worth=grain.worth)
         self.verdict = SequentialVerdict.OPEN
         self.late = False
-
-    @property
-    def ratio(self) -> Interval | None:
-        """Of speeds, whatever decided."""
-        return self.speeds.ratio
 
     @property
     def over_limits(self) -> tuple[float, float]:
@@ -302,8 +296,8 @@ class KnobSearch:
 
     def _said(self, trial: ConfigTrial) -> str:
         if trial.late:
-            return limit_words(*trial.over_limits, self.aim.slo, trial.ratio)
-        return speed_words(trial.starts, trial.verdict, trial.ratio)
+            return limit_words(*trial.over_limits, self.aim.slo, trial.speeds.ratio)
+        return speed_words(trial.starts, trial.verdict, trial.speeds.ratio)
 
     def _fail(self, trial: ConfigTrial, failure: ConfigFailure) -> None:
         self._note(trial, StageDecision.FAILED, f"{failure.title}: {failure}", failure)
@@ -344,7 +338,7 @@ class KnobSearch:
             decision=decision,
             why=why,
             figure=self._book.figure(trial.starts),
-            ratio=trial.ratio if failure is None else None,
+            ratio=trial.speeds.ratio if failure is None else None,
             predicted=trial.predicted,
             ttft_ms=typical(read, "ttft_ms"),
             tpot_ms=typical(read, "tpot_ms"),
