@@ -10,8 +10,8 @@ from in_process import call, refused
 
 from skep.catalog.presets import Published
 from skep.config.presets import presets_folder, shipped_presets
-from skep.report.columns import table_lines
-from skep.report.presets import LIST, markdown_list, preset_text
+from skep.report.columns import markdown_table, record_lines
+from skep.report.presets import IN_DOCS, LIST, preset_text
 from skep.testing.process import FakeEngine
 
 NAME = "qwen3.6-27b-2x3090-replicas"
@@ -86,12 +86,11 @@ def test_a_stand_in_is_called_one():
 
 
 def test_a_terminal_of_80_columns_breaks_no_line_of_the_list():
-    rows = [[column.cell(found) for column in LIST] for found in shipped_presets().values()]
-    titles, right, ranks = zip(*((column.title, column.right, column.rank) for column in LIST), strict=True)
-    narrow = table_lines(titles, rows, right, ranks, 80)
+    found = list(shipped_presets().values())
+    narrow = record_lines(LIST, found, 80)
     assert narrow[0].split() == ["NAME", "ENGINE", "BEST", "PUBLISHED"]
     assert all(len(line) <= 80 for line in narrow)
-    assert "SOURCE" in table_lines(titles, rows, right, ranks, 400)[0]
+    assert "SOURCE" in record_lines(LIST, found, 400)[0]
 
 
 @pytest.mark.parametrize("name", [NAME, "gemma-4-31b-4x3090", "qwen-27b-b70"])
@@ -163,7 +162,7 @@ def test_a_wrong_file_is_told_by_line_and_hides_no_other(folder):
 
 def test_the_list_in_the_page_is_the_list_in_the_files():
     page = Path(__file__).parent.parent.parent / "docs" / "presets.md"
-    assert page.read_text().endswith(markdown_list(list(shipped_presets().values())))
+    assert page.read_text().endswith(markdown_table(IN_DOCS, list(shipped_presets().values())))
 
 
 def test_a_clock_that_is_not_published_is_null():

@@ -9,7 +9,8 @@ from in_process import call
 from skep.cli.hive import _ConsoleReporter
 from skep.cli.serve import show_log
 from skep.errors import EngineError, UserError
-from skep.report.hive_text import print_rows
+from skep.report.columns import print_records
+from skep.report.hive_text import HIVE
 from skep.supervisor.detached import EventLog
 
 ROW = {"name": "m-0", "kind": "replica", "state": "ready", "pid": 7, "url": "http://10.0.0.2:9", "slots": 8, "busy": 0}
@@ -17,12 +18,12 @@ ROW = {"name": "m-0", "kind": "replica", "state": "ready", "pid": 7, "url": "htt
 
 def test_nodes_are_a_column_where_there_are_any(capsys):
     there = {**ROW, "restarts": 0, "why": None, "node": "node-7"}
-    print_rows([there, {**ROW, "name": "gateway", "restarts": 0, "why": None}])
+    print_records(HIVE, [there, {**ROW, "name": "gateway", "restarts": 0, "why": None}])
     title, replica, gateway = capsys.readouterr().out.splitlines()
     assert title.split()[:3] == ["NAME", "NODE", "STATE"]
     assert replica.split()[:3] == ["m-0", "node-7", "ready"]
     assert gateway.split()[:3] == ["gateway", "–", "ready"]
-    print_rows([{**there, "node": None}])
+    print_records(HIVE, [{**there, "node": None}])
     assert "NODE" not in capsys.readouterr().out
 
 

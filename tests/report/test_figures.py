@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 
 import pytest
 
-from skep.report.columns import Column, csv_table, documents, markdown_table, present, table_lines
+from skep.report.columns import Column, csv_table, documents, markdown_table, present, record_lines
 from skep.report.page import html_table
 from skep.units import fact_list, milliseconds, moment, number, percent, printable, public_url, shortened, times
 
@@ -103,19 +104,22 @@ def test_an_optional_column_is_there_where_one_record_has_a_value():
 
 
 def test_a_table_fits_its_width_the_least_important_columns_go_first():
-    titles, right, ranks = ["model", "tok/s", "started", "folder"], [False, True, False, False], [0, 0, 1, 2]
-    rows = [["qwen3.6-27b-awq-on-two-cards", "118", "2026-11-17 09:30", "/srv/models/qwen"]]
-    whole = table_lines(titles, rows, right, ranks)
+    looks = {"model": (0, False), "tok/s": (0, True), "started": (1, False), "folder": (2, False)}
+    columns = [Column(key, key, itemgetter(key), rank=rank, right=right) for key, (rank, right) in looks.items()]
+    cells = ["qwen3.6-27b-awq-on-two-cards", "118", "2026-11-17 09:30", "/srv/models/qwen"]
+    rows = [dict(zip(looks, cells, strict=True))]
+    whole = record_lines(columns, rows)
     assert whole[1] == "qwen3.6-27b-awq-on-two-cards    118  2026-11-17 09:30  /srv/models/qwen"
-    assert table_lines(titles, rows, right, ranks, 60)[::2] == [
+    assert record_lines(columns, rows, 60)[::2] == [
         "model                         tok/s  started",
         "(not shown at this width: folder)",
     ]
-    narrow = table_lines(titles, rows, right, ranks, 24)
+    narrow = record_lines(columns, rows, 24)
     assert narrow[1] == "qwen3.6-27b-…ards    118"
     assert narrow[2] == "(not shown at this widt…"
 
 
 def test_wide_characters_keep_the_columns_in_line():
-    lines = table_lines(["name", "n"], [["模型", "1"], ["cafe\u0301", "2"]], [False, True], [0, 0])
+    columns = [Column("name", "name", itemgetter(0), right=False), Column("n", "n", itemgetter(1))]
+    lines = record_lines(columns, [["模型", "1"], ["cafe\u0301", "2"]])
     assert lines == ["name  n", "模型  1", "cafe\u0301  2"]

@@ -11,7 +11,7 @@ from reading import plain, values_of, words_of
 
 from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
 from skep.quality.words import claim_words, conclusion, points
-from skep.report.quality import difference_chart, outcome_chart, quality_page, quality_picture, total_chart, ttft_chart
+from skep.report.quality import difference_chart, latency_charts, outcome_chart, quality_page, quality_picture
 from skep.stats.noninferiority import Claim, PairedDifference
 from skep.store.records import RunState
 from skep.store.verdicts import VerdictOutcome
@@ -159,9 +159,10 @@ def test_every_outcome_is_shown_apart():
 
 def test_latency_begins_with_one_agent_alone():
     """Quality and latency come from the same requests."""
-    lines = [one for one in ttft_chart(SUMMARY)["layer"] if one["mark"]["type"] == "line"]
+    (first, _), (total, _) = latency_charts(SUMMARY, 200)
+    lines = [one for one in first["layer"] if one["mark"]["type"] == "line"]
     assert [(row["c"], row["value"]) for row in lines[-1]["data"]["values"]] == [(1, 64.0), (4, 140.0), (8, 290.0)]
-    assert "p95  7.5 s" in values_of(total_chart(SUMMARY), "label")
+    assert "p95  7.5 s" in values_of(total, "label")
 
 
 def test_requests_that_all_failed_have_no_latency_and_still_a_picture(tested):
@@ -174,6 +175,7 @@ def test_requests_that_all_failed_have_no_latency_and_still_a_picture(tested):
 
 def test_a_run_that_was_cut_short_or_simulated_says_so(tested):
     odd = replace(SUMMARY, incomplete="the budget was over after 64 items", simulated=True, levels=(), holds_up_to=None)
+    tested = replace(tested, simulated=True)
     text = plain(quality_page(replace(tested, state=RunState.FAILED, error="boom"), odd))
     assert "Incomplete 192 requests are stored; the budget was over after 64 items; the run is failed; boom." in text
     assert "Simulated No model ran." in text

@@ -14,7 +14,7 @@ from skep.config.settings import Settings
 from skep.deploy.preview import has_keys
 from skep.errors import SkepError
 from skep.paths import Paths
-from skep.report.hive_text import endpoint_lines, hive_columns
+from skep.report.hive_text import HIVE, endpoint_lines
 from skep.report.liveview import Line, Page, can_draw, live_view
 from skep.report.terminal import byte_progress, note, print_json
 from skep.units import format_seconds
@@ -183,7 +183,7 @@ class _ConsoleReporter:
 
         def frame(page: Page) -> list[Line]:
             up = f"up {format_seconds(int(time.monotonic() - began))}; `skep ps` has more, Ctrl-C stops it"
-            return [[(line, "")] for line in (*record_lines(hive_columns(), rows, page.width), up)] if rows else []
+            return [[(line, "")] for line in (*record_lines(HIVE, rows, page.width), up)] if rows else []
 
         with live_view(frame):
             while not self._ended.wait(REFRESH_S):

@@ -244,7 +244,8 @@ def down(
 @command(ROOT, "skep ps --json")
 def ps(as_json: JsonOption = False) -> None:
     """List replicas with their slots, running requests and waiting requests."""
-    from skep.report.hive_text import print_rows
+    from skep.report.columns import print_records
+    from skep.report.hive_text import HIVE
     from skep.supervisor.control import NotRunning
 
     try:
@@ -256,7 +257,7 @@ def ps(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(rows)
     else:
-        print_rows(rows)
+        print_records(HIVE, rows)
 
 
 @command(ROOT, "skep logs smollm2-135m-0 -f")

@@ -34,7 +34,7 @@ from skep.errors import EndpointError, UserError
 from skep.files import read_user_text, read_user_toml
 from skep.host.facts import read_host
 from skep.paths import user_paths
-from skep.report.sweep_text import failure_reasons, headline, print_summary, shortfalls, sweep_json
+from skep.report.sweep_text import failure_reasons, headline, print_summary, shortfalls
 from skep.report.terminal import note, print_json
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store
@@ -126,7 +126,7 @@ def show(
 ) -> None:
     """Print the run and raise where requests failed. `more`: for its document; `then`: prints behind its table."""
     if as_json:
-        print_json({**sweep_json(summary), **(more or {})})
+        print_json({**to_builtins(summary), **(more or {})})
     else:
         print_summary(summary, price=price, title=title, names=names)
         then()

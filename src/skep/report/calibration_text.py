@@ -38,8 +38,7 @@ def print_calibration(row: CalibrationRecord) -> None:
 
 
 def print_validation(report: ValidationReport, name: str) -> None:
-    predicted = f"{len(report.points)} of {report.rows} rows predicted"
-    note(f"{name}: {predicted}")
+    note(f"{name}: {len(report.points)} of {report.rows} rows predicted")
     groups = {**report.spreads(), **{f"source {name}": spread for name, spread in report.by_source().items()}}
     columns: list[Column[tuple[str, Spread]]] = [
         Column("group", "ROWS OF", lambda pair: pair[0], right=False),

@@ -127,13 +127,14 @@ def _values(found: Device | Geometry) -> dict[str, Any]:
 
 def device_document(found: Device) -> dict[str, Any]:
     head = {"id": found.id, "title": found.title, "vendor": found.vendor, "arch": found.arch}
-    return {**head, **_values(found), "origins": _origins(found)}
+    return {**head, **_values(found), "origins": to_builtins(dict(found.origins))}
 
 
 def model_document(found: Geometry) -> dict[str, Any]:
-    head = {"id": found.id, "title": found.title, "aliases": found.aliases}
     return {
-        **head,
+        "id": found.id,
+        "title": found.title,
+        "aliases": found.aliases,
         **_values(found),
         "checkpoints": to_builtins(checkpoints_of(found.id)),
         "parts": asdict(parts_of(found)),
@@ -141,12 +142,8 @@ def model_document(found: Geometry) -> dict[str, Any]:
         "window_bytes": found.window_bytes(float("inf"), 2) if found.sliding_layers else 0,
         "state_bytes": found.state_bytes,
         "weights_bytes": _sizes(found),
-        "origins": _origins(found),
+        "origins": to_builtins(dict(found.origins)),
     }
-
-
-def _origins(found: Device | Geometry) -> dict[str, dict[str, str]]:
-    return {key: asdict(origin) for key, origin in found.origins.items()}
 
 
 def _sizes(found: Geometry) -> dict[str, int]:

@@ -317,7 +317,7 @@ def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = No
     x, y = concurrency(axis), upright("value", "tok/s", [0, top])
     early = bool(ideal) and place(ideal[-1]["c"], axis) < 0.6
     aside: Spec = {"align": "left", "dx": 10, "dy": 7} if early else {"align": "right", "dx": -14}
-    uprights, names = _turning_layers(turning, axis, top, x, y)
+    uprights, names = _turning_layers(turning, axis, top, x, y) if turning else ([], [])
     named = apart(rows, axis)
     lowest, others = ([row for row in named if (row["value"] < 0.14 * top) is near] for near in (True, False))
     return {
@@ -387,10 +387,10 @@ def latency_chart(measured: Curves, colour: str, height: int) -> Spec | None:
 
 def wall_chart(summary: SweepSummary) -> Spec | None:
     """Wall time at C=1 and at the largest C, as two bars."""
-    serial, swarm = walls(summary)
-    if serial is None or swarm is None or not (known(serial) and known(swarm)):
+    serial, swarm = summary.serial_wall_s, summary.swarm_wall_s
+    if serial is None or swarm is None:
         return None
-    gain = f"  ({times(speedup)})" if (speedup := by_wall(summary)) is not None else ""
+    gain = f"  ({times(summary.speedup)})" if summary.speedup is not None else ""
     rows = [
         {"name": "serial", "value": serial, "label": seconds(serial), "colour": theme.STONE},
         {"name": "swarm", "value": swarm, "label": f"{seconds(swarm)}{gain}", "colour": theme.MOSS},
@@ -411,17 +411,6 @@ def speedup_chart(speedups: Speedup | None) -> Spec | None:
     known_forms = [(name, value, colour) for name, value, colour in forms if value is not None and known(value)]
     rows = [{"name": name, "value": value, "label": times(value), "colour": one} for name, value, one in known_forms]
     return bars_chart(rows, "times as fast as serial", room=1.25) if rows else None
-
-
-def walls(summary: SweepSummary) -> tuple[float | None, float | None]:
-    """Of one run, serial and swarm."""
-    if summary.speedups is not None:
-        return summary.speedups.serial_wall_s, summary.speedups.swarm_wall_s
-    return summary.serial_wall_s, summary.swarm_wall_s
-
-
-def by_wall(summary: SweepSummary) -> float | None:
-    return summary.speedup if summary.speedups is None else summary.speedups.by_wall
 
 
 def has_interval(level: LevelSummary) -> bool:
@@ -464,13 +453,11 @@ def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
 
 
 def _turning_layers(
-    turning: Turning | None, axis: Sequence[int], top: float, x: Spec, y: Spec
+    turning: Turning, axis: Sequence[int], top: float, x: Spec, y: Spec
 ) -> tuple[list[Spec], list[Spec]]:
     """Return an upright line at the knee and at the cliff with its bracket shaded, and their names, at the foot."""
     uprights: list[Spec] = []
     names: list[Spec] = []
-    if turning is None:
-        return uprights, names
     found = (("knee", turning.knee, turning.knee_bracket), ("cliff", turning.cliff, turning.cliff_bracket))
     marked = [(name, c, bracket) for name, c, bracket in found if c is not None and min(axis) <= c <= max(axis)]
     for height, (name, c, bracket) in enumerate(marked):

@@ -127,43 +127,35 @@ def print_records(columns: Sequence[Column[Record]], records: Sequence[Record]) 
     print("\n".join([f"\x1b[1m{head}\x1b[0m" if bold else head, *lines]))  # noqa: T201
 
 
-def record_lines(columns: Sequence[Column[Record]], records: Sequence[Record], width: int | None = None) -> list[str]:
-    columns = present(columns, records)
-    rows = [[one.cell(record) for one in columns] for record in records]
-    right, ranks = [one.right for one in columns], [one.rank for one in columns]
-    return table_lines([one.title for one in columns], rows, right, ranks, width)
-
-
 def terminal_width() -> int | None:
     """Return the columns of the terminal that stdout is; None where it is none, and no line is broken."""
     return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
-def table_lines(
-    titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], ranks: Sequence[int],
-    width: int | None = None,
-) -> list[str]:  # fmt: skip
+def record_lines(columns: Sequence[Column[Record]], records: Sequence[Record], width: int | None = None) -> list[str]:
     """Return the lines of a table. In a given width, columns of a rank go first, then the widest cells are cut."""
-    table = [list(titles), *([printable(cell) for cell in row] for row in rows)]
-    kept = list(range(len(titles)))
-    widths = [max(map(text_width, column)) for column in zip(*table, strict=True)]
-    least = [size if at_right else min(size, LONG_CELL) for size, at_right in zip(widths, right, strict=True)]
+    columns = present(columns, records)
+    table = [[one.title, *(printable(one.cell(record)) for record in records)] for one in columns]
+    kept = list(range(len(columns)))
+    widths = [max(map(text_width, cells)) for cells in table]
+    least = [size if one.right else min(size, LONG_CELL) for size, one in zip(widths, columns, strict=True)]
 
     def line_width(sizes: Sequence[int]) -> int:
         return sum(sizes[place] for place in kept) + len(GAP) * (len(kept) - 1)
 
     while width is not None and line_width(least) > width:
-        ranked = [place for place in kept if ranks[place] > 0]
+        ranked = [place for place in kept if columns[place].rank > 0]
         if not ranked:
             break
-        kept.remove(max(ranked, key=lambda place: (ranks[place], place)))
-    left_out = [title for place, title in enumerate(titles) if title and place not in kept]
+        kept.remove(max(ranked, key=lambda place: (columns[place].rank, place)))
+    left_out = [one.title for place, one in enumerate(columns) if one.title and place not in kept]
     while width is not None and line_width(widths) > width:
-        widest = max((place for place in kept if not right[place]), key=widths.__getitem__, default=None)
+        widest = max((place for place in kept if not columns[place].right), key=widths.__getitem__, default=None)
         if widest is None or widths[widest] <= SHORTEST_CELL:
             break
         widths[widest] -= 1
-    lines = [GAP.join(padded(row[n], widths[n], right[n]) for n in kept).rstrip() for row in table]
+    shown = [[padded(cell, widths[n], columns[n].right) for cell in table[n]] for n in kept]
+    lines = [GAP.join(cells).rstrip() for cells in zip(*shown, strict=True)]
     if left_out and width is not None:
         lines.append(shortened(f"(not shown at this width: {', '.join(left_out)})", width))
     return lines

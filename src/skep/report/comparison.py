@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from skep.report.columns import Column, chosen
 from skep.report.levels import left_out_sentences, level_columns
 from skep.report.page import html_table, render
 from skep.report.svg import standalone
-from skep.report.sweep import incomplete, marks_of
+from skep.report.sweep import marks_of
 from skep.report.tables import Entry, effective_table
 from skep.stats.versus import Judgement
 from skep.store.records import StoredRun
@@ -48,11 +49,8 @@ class Series(msgspec.Struct, frozen=True):
 
 def series_of(entries: Entries, labels: Sequence[str] | None = None) -> tuple[Series, ...]:
     """Lettered from A. Without labels a run is called by its model and time; its id is added where two are alike."""
-    if labels is None:
-        names = [f"{run.model} @ {moment(run.created_at)}" for run, _ in entries]
-        names = [f"{name} ({entries[i][0].id})" if names.count(name) > 1 else name for i, name in enumerate(names)]
-    else:
-        names = list(labels)
+    names = list(labels or (f"{run.model} @ {moment(run.created_at)}" for run, _ in entries))
+    names = [f"{name} ({entries[i][0].id})" if names.count(name) > 1 else name for i, name in enumerate(names)]
     looks = zip(cycle(theme.SERIES), cycle(charts.DASHES), cycle(charts.SHAPES), strict=False)
     return tuple(
         Series(chr(ord("A") + i), shortened(printable(name), _LONGEST_NAME), run, summary, *look)
@@ -136,8 +134,7 @@ def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None)
     gain = charts.sized(overlay(runs, "effective_tok_s", "tok/s", 330), "Effective tok/s", hints, 400, 330)
     first = charts.sized(overlay(runs, "ttft_p50_ms", "ms", 105), "Time to first token, p50", "", 290, 105)
     rest = charts.sized(overlay(runs, "tpot_p50_ms", "ms", 105), "Time per output token, p50", "", 290, 105)
-    marked = {one.letter: marks_of(simulated=one.run.simulated, broken_off=incomplete(one.run)) for one in runs}
-    marks = sorted(f"{word}: {letter}" for letter, words in marked.items() for word in words)
+    marks = sorted(f"{word}: {one.letter}" for one in runs for word in marks_of(one.run))
     drawn = [legend_chart(runs), charts.panels(gain, first, rest, 118)]
     spec = {"title": charts.headed(_heading(runs), marks), "vconcat": drawn, "spacing": 76, "bounds": "flush"}
     names = ", ".join(f"{one.letter} {one.name}" for one in runs)
@@ -158,11 +155,11 @@ def _ratio(part: str) -> Callable[[Comparison], float | None]:
 def _side(side: str) -> Column[Comparison]:
     """Return the figure of one run: times are milliseconds in the records, rates are what their name says."""
 
-    def shown(one: Comparison) -> Markup:
+    def shown(one: Comparison) -> str:
         is_time = one.metric.upper().startswith(("TTFT", "TPOT")) and known(getattr(one, side))
-        return Markup("{}{}").format(number(getattr(one, side)), " ms" if is_time else "")
+        return f"{number(getattr(one, side))}{' ms' if is_time else ''}"
 
-    return Column(side, side.upper(), lambda one: getattr(one, side), html=shown)
+    return Column(side, side.upper(), attrgetter(side), html=shown)
 
 
 COMPARISON_COLUMNS: tuple[Column[Comparison], ...] = (

@@ -28,7 +28,6 @@ DEMO_MODEL, DEMO_PRESET = "qwen3.6-27b", "qwen3.6-27b-2x3090-replicas"  # of the
 
 async def demonstrate(url: str, engines: Sequence[str], key: str | None, output: Path, store_path: Path) -> str:
     """Return the report: the same simulated engines without a gateway and behind skep's."""
-
     say = partial(print, flush=True)
     note("2/4 one question to the real model")
     await _ask_one_question(await find_endpoint(url, EMBEDDED_MODEL))
@@ -65,7 +64,6 @@ async def demonstrate(url: str, engines: Sequence[str], key: str | None, output:
 
 
 async def _ask_one_question(endpoint: Endpoint) -> None:
-
     pool, task = Pool(endpoint.origin), BenchTask(0, 0, 0, "demo", [{"role": "user", "content": DEMO_QUESTION}], 80)
     try:
         row, answer = await Sender(endpoint, pool, 0.0, timeout_s=300).ask(task)

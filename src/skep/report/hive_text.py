@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from textwrap import wrap
 from typing import Any
 
 from skep.host.checks import CheckResult, HostFinding
-from skep.report.columns import Column, print_records, record_lines, table_lines
-from skep.report.liveview import BETWEEN, Line, Page, bar, sparkline
+from skep.report.columns import Column, as_count, print_records, record_lines
+from skep.report.liveview import BETWEEN, Line, Page, bar_cells, sparkline
 from skep.report.terminal import note
 from skep.supervisor.control import HiveReadings, ReplicaStatus
 from skep.units import format_bytes, format_seconds, number
@@ -57,11 +57,12 @@ def _queues(readings: HiveReadings, page: Page) -> list[Line]:
     queues: dict[str, dict[str, int]] = readings.gateway.get("queues", {})
     if not queues:
         return []
-    titles = ["QUEUE", *(name.upper() for name in next(iter(queues.values()))), "LAST READINGS"]
-    counts = {model: [f"{count:,}" for count in waiting.values()] for model, waiting in queues.items()}
-    rows = [[model, *waiting, sparkline(readings.queued_of[model], 60)] for model, waiting in counts.items()]
-    right = [name not in ("QUEUE", "LAST READINGS") for name in titles]
-    head, *lines = table_lines(titles, rows, right, [0] * len(titles), page.width)
+    columns: list[Column[dict[str, Any]]] = [
+        Column("model", "QUEUE", itemgetter("model"), right=False),
+        *(Column(key, key.upper(), methodcaller("get", key), as_count) for key in next(iter(queues.values()))),
+        Column("last", "LAST READINGS", lambda row: sparkline(readings.queued_of[row["model"]], 60), right=False),
+    ]
+    head, *lines = record_lines(columns, [{"model": model, **waiting} for model, waiting in queues.items()], page.width)
     return [[], [(head, "bold")], *([(line, "")] for line in lines)]
 
 
@@ -90,31 +91,26 @@ def slot_bar(shown: ReplicaStatus, most: int) -> str:
     """Draw active, releasing and free slots; nothing where the gateway does not know the replica."""
     active = min(shown.active or 0, shown.slots)
     releasing = min(shown.releasing, shown.slots - active)
-    parts = (active, releasing, shown.slots - active - releasing)
-    return "" if shown.active is None else bar("█▒·", parts, shown.slots, min(shown.slots, most))
+    cells = bar_cells((active, releasing, shown.slots - active - releasing), shown.slots, min(shown.slots, most))
+    return "" if shown.active is None else "".join(map(str.__mul__, "█▒·", cells))
 
 
 FIGURES = {"pid": 4, "slots": 0, "busy": 0, "queued": 0, "restarts": 2}  # of a row, with their rank
 
 
-def print_rows(rows: list[dict[str, Any]]) -> None:
-    print_records(hive_columns(), rows)
+def _remarks(row: dict[str, Any]) -> str:
+    return "; ".join(filter(None, ("simulated" if row.get("simulated") else "", row.get("why") or "")))
 
 
-def hive_columns() -> list[Column[dict[str, Any]]]:
-    """Return what is shown of a row, with the node it stands on where some stand elsewhere."""
-
-    def remarks(row: dict[str, Any]) -> str:
-        return "; ".join(filter(None, ("simulated" if row.get("simulated") else "", row.get("why") or "")))
-
-    return [
-        Column("name", "NAME", lambda row: row["name"], right=False),
-        Column("node", "NODE", lambda row: row.get("node") or None, right=False, rank=1, optional=True),
-        Column("state", "STATE", lambda row: row["state"], right=False),
-        *(Column(key, key.upper(), methodcaller("get", key), rank=rank) for key, rank in FIGURES.items()),
-        Column("url", "URL", lambda row: row["url"] or None, right=False, rank=3),
-        Column("note", "NOTE", remarks, right=False),
-    ]
+# What is shown of a row, with the node it stands on where some stand elsewhere
+HIVE: tuple[Column[dict[str, Any]], ...] = (
+    Column("name", "NAME", lambda row: row["name"], right=False),
+    Column("node", "NODE", lambda row: row.get("node") or None, right=False, rank=1, optional=True),
+    Column("state", "STATE", lambda row: row["state"], right=False),
+    *(Column(key, key.upper(), methodcaller("get", key), rank=rank) for key, rank in FIGURES.items()),
+    Column("url", "URL", lambda row: row["url"] or None, right=False, rank=3),
+    Column("note", "NOTE", _remarks, right=False),
+)
 
 
 def print_nodes(found: dict[str, Any]) -> None:

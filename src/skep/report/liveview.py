@@ -156,11 +156,6 @@ def bar_cells(parts: Sequence[int], total: int, most: int) -> list[int]:
     return cells
 
 
-def bar(glyphs: str, parts: Sequence[int], total: int, most: int) -> str:
-    """Draw the parts of a total in at most so many cells, each by its glyph."""
-    return "".join(glyph * cells for glyph, cells in zip(glyphs, bar_cells(parts, total, most), strict=True))
-
-
 def sparkline(values: Iterable[float], room: int, digits: int = 0) -> str:
     """Draw the newest values and say their maximum. Whatever is above zero is drawn above zero."""
     shown = list(values)[-max(1, room - 20) :]

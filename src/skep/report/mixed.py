@@ -18,7 +18,7 @@ from skep.report.comparison import Series, comparison_banners, series_of
 from skep.report.levels import counted
 from skep.report.page import html_table, render
 from skep.report.svg import picture, standalone
-from skep.report.sweep import broken_off, heading, marks_of
+from skep.report.sweep import heading, marks_of
 from skep.report.tables import Table
 from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict
@@ -75,11 +75,10 @@ _FAILED: tuple[Column[Verdict], ...] = (
 )
 
 
-def tables_of(summaries: Sequence[MixedSummary], verdicts: Verdicts | None = None) -> list[Table]:
+def tables_of(summaries: Sequence[MixedSummary], verdicts: Verdicts) -> list[Table]:
     """One row a level, task, axis or failed answer; where there are several models, each row begins with its letter."""
     levels: list[list[_Pair]] = [[(level, one.alone) for level in one.levels] for one in summaries]
-    judged = [(verdicts or {}).get(one.run_id, ()) for one in summaries]
-    failed = [[verdict for verdict in some if verdict.level and not verdict.passed] for some in judged]
+    failed = [[one for one in verdicts.get(of.run_id, ()) if one.level and not one.passed] for of in summaries]
     more = sum(max(0, len(some) - MOST_FAILURES) for some in failed)
     shown = _table("answers that did not pass", _FAILED, [some[:MOST_FAILURES] for some in failed])
     shown = replace(shown, notes=(f"{more} more; --json lists all",) if more else ())
@@ -150,7 +149,7 @@ def spot_words(summary: MixedSummary) -> str:
 def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:
     """Return one HTML document. `verdicts`: to list the answers that did not pass."""
     looks = _looks(entries)
-    tables = tables_of([one for _, one in entries], verdicts)
+    tables = tables_of([one for _, one in entries], verdicts or {})
     ids = " · ".join(f"run {run.id} · fingerprint {run.fingerprint} · skep {run.skep_version}" for run, _ in entries)
     return render(
         "mixed_page.html",
@@ -174,8 +173,7 @@ def _title(table: Table) -> str:
 
 
 def mixed_picture(entries: Entries) -> str:
-    simulated = any(run.simulated or one.simulated for run, one in entries)
-    marks = marks_of(simulated=simulated, broken_off=any(broken_off(*entry) for entry in entries))
+    marks = sorted({mark for run, one in entries for mark in marks_of(run, one.incomplete)}, reverse=True)
     runs = [f"{one.form} form, {moment(run.created_at)}, skep {run.skep_version}" for run, one in entries]
     letters = [f"{look.letter} {look.name}: " if len(entries) > 1 else "" for look in _looks(entries)]
     spots = [f"{letter}{spot_words(one)}" for letter, (_, one) in zip(letters, entries, strict=True)]

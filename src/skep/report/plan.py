@@ -81,8 +81,8 @@ def answer_lines(found: PlanAnswer, choice: PlanChoice, best: Plan) -> list[str]
     context = f"{best.setup.context or 0:,} tokens of context each"
     lines = [f"{found.model.geometry.id} on {choice.rig.title} for {agents}: {_what(best)}"]
     lines.append(f"{speed}, {first}, {context}")
-    known = checkpoint_of(best.checkpoint) if best.checkpoint else None
     if best.checkpoint is not None:
+        known = checkpoint_of(best.checkpoint)
         licence = f", {known.licence}" if known is not None and known.licence else ""
         lines.append(f"{best.checkpoint}, {format_bytes(download_bytes(best))} to download{licence}")
     if len(choice.rig.cards) > 1:
@@ -139,7 +139,7 @@ def _print_rigs(found: PlanAnswer) -> None:
         Column("each", "EACH", of_best(lambda p: _at(p, goal.agents).task_tok_s), as_count),
         Column("context", "CONTEXT", of_best(lambda p: p.setup.context), as_count),
         Column("price", "PRICE", lambda one: one.rig.price, as_count, optional=True),
-        Column("per_price", "TOK/S PER 1000", _per_price(goal.agents), as_count, optional=True),
+        Column("per_price", "TOK/S PER 1000", partial(_per_price, goal.agents), as_count, optional=True),
         _left("promise", "REQUIREMENT", of_best(lambda p: "met" if keeps_promise(p) else "not met")),
     ]
     print_records(columns, rows)
@@ -149,12 +149,10 @@ def _print_rigs(found: PlanAnswer) -> None:
     _say(what_to_buy(found))
 
 
-def _per_price(agents: int) -> Callable[[PlanChoice], float | None]:
-    def value(one: PlanChoice) -> float | None:
-        priced = one.plans and one.rig.price
-        return 1000 * _at(one.plans[0], agents).effective_tok_s / one.rig.price if priced and one.rig.price else None
-
-    return value
+def _per_price(agents: int, choice: PlanChoice, plan: Plan | None = None) -> float | None:
+    """Of the best plan where none is given."""
+    plan, price = plan or next(iter(choice.plans), None), choice.rig.price
+    return 1000 * _at(plan, agents).effective_tok_s / price if plan and price else None
 
 
 def what_to_buy(found: PlanAnswer) -> str:
@@ -169,9 +167,9 @@ def what_to_buy(found: PlanAnswer) -> str:
         fastest = max(kept, key=lambda one: _at(one.plans[0], agents).effective_tok_s)
         return f"Fastest that meets the requirement ({promise}): {fastest.rig.title}. --price-card says what to buy."
     cheapest = min(priced, key=lambda one: one.rig.price or 0.0)
-    most = max(priced, key=lambda one: _per_price(agents)(one) or 0.0)
+    most = max(priced, key=lambda one: _per_price(agents, one) or 0.0)
     again = "it is also the most" if most is cheapest else f"{most.rig.title} is the most"
-    per = f"{_per_price(agents)(most) or 0:,.0f} tok/s per 1000"
+    per = f"{_per_price(agents, most) or 0:,.0f} tok/s per 1000"
     return (
         f"Buy {cheapest.rig.title}: at {cheapest.rig.price:,.0f} the cheapest that meets the requirement ({promise}); "
         f"{again} for the money, {per}."
@@ -263,10 +261,6 @@ def _layouts(found: PlanAnswer, ranked: Sequence[Ranked], *, more: bool) -> None
         watts = watts_of(pair[1])
         return _at(pair[1], agents).effective_tok_s / watts if watts else None
 
-    def per_price(pair: Ranked) -> float | None:
-        price = pair[0].rig.price
-        return 1000 * _at(pair[1], agents).effective_tok_s / price if price else None
-
     columns: list[Column[Ranked]] = [
         _left("layout", "LAYOUT", lambda pair: str(pair[1].setup.layout)),
         *([_left("engine", "ENGINE", lambda pair: pair[1].setup.engine)] if engines else ()),
@@ -278,7 +272,7 @@ def _layouts(found: PlanAnswer, ranked: Sequence[Ranked], *, more: bool) -> None
         *([Column("largest", "LARGEST", lambda pair: pair[1].largest_context, as_count, rank=4)] if more else ()),
         *map(figure, _FIGURES),
         *([Column("per_watt", "TOK/S/W", per_watt, partial(number, digits=2), rank=4)] if more else ()),
-        Column("per_price", "TOK/S PER 1000", per_price, as_count, rank=2, optional=True),
+        Column("per_price", "TOK/S PER 1000", lambda pair: _per_price(agents, *pair), as_count, rank=2, optional=True),
     ]
     print_records(columns, ranked[:12])
 

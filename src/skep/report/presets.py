@@ -11,7 +11,7 @@ import msgspec
 from skep.catalog.needs import best_figure, figure_words, stand_in_words
 from skep.catalog.presets import Preset, Published
 from skep.config.presets import SHIPPED
-from skep.report.columns import Column, markdown_table
+from skep.report.columns import Column
 
 _KEY = 18  # columns, of a value's name
 
@@ -34,15 +34,11 @@ LIST: tuple[Column[Preset], ...] = (
     Column("best", "BEST PUBLISHED", best_figure, figure_words, right=False),
     Column("source", "SOURCE", lambda found: _short(found.source), rank=4, right=False),
 )
-_IN_DOCS: tuple[Column[Preset], ...] = (
+# Of the table in docs/presets.md, which a test holds against the files
+IN_DOCS: tuple[Column[Preset], ...] = (
     Column("preset", "preset", lambda found: f"`{found.name}`", right=False),
     Column("best", "best published", best_figure, figure_words, right=False),
 )
-
-
-def markdown_list(known: Sequence[Preset]) -> str:
-    """Return the table in docs/presets.md, which a test holds against the files."""
-    return markdown_table(_IN_DOCS, known)
 
 
 def preset_row(found: Preset) -> dict[str, Any]:

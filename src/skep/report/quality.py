@@ -27,8 +27,8 @@ from skep.report.levels import counted
 from skep.report.liveview import progress_bar
 from skep.report.page import html_table
 from skep.report.svg import picture, standalone
-from skep.report.sweep import broken_off, marks_of, run_report
-from skep.report.terminal import note, plain
+from skep.report.sweep import marks_of, run_report
+from skep.report.terminal import note
 from skep.sandbox.runner import Sandbox
 from skep.stats.noninferiority import Claim, PairedDifference
 from skep.store.database import open_store
@@ -66,10 +66,9 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
         return None
     rows: list[Spec] = []
     for level in levels:
-        found, sign = level.difference, "+" if level.difference.difference > 0 else ""
+        found = level.difference
         bounds = {"d": 100 * found.difference, "low": 100 * found.low, "high": 100 * found.high}
-        label = f"{sign}{number(100 * found.difference, digits=1)}"
-        rows.append({"c": str(level.concurrency), **bounds, "label": label})
+        rows.append({"c": str(level.concurrency), **bounds, "label": _signed(found.difference)})
     delta, span = -100 * summary.delta, summary.noise
     noise: list[Spec] = [{"d": 100 * span.low, "high": 100 * span.high}] if span else []
     ends = [value for row in (*rows, *noise) for value in (row["d"], row["high"], row.get("low", 0.0))]
@@ -149,22 +148,19 @@ def _outcome_parts(arm: ArmFigures, name: str) -> list[Spec]:
     return parts
 
 
-def ttft_chart(summary: QualitySummary, height: int = 200) -> Spec | None:
-    return _latency_chart(summary, "ttft_{}_ms", 1, theme.SKY, height)
-
-
-def total_chart(summary: QualitySummary, height: int = 200) -> Spec | None:
-    return _latency_chart(summary, "total_{}_s", 1000, theme.PLUM, height)
-
-
-def _latency_chart(summary: QualitySummary, figure: str, ms: int, colour: str, height: int) -> Spec | None:
-    """Of C = 1 as it was beside the first level, then of the levels."""
+def latency_charts(summary: QualitySummary, height: int) -> list[tuple[Spec | None, str]]:
+    """Of C = 1 as it was beside the first level, then of the levels; each with its title."""
     arms = [level.base for level in summary.levels[:1]] + [level.load for level in summary.levels]
-    measured = {}
-    for name in ("p50", "p95"):
-        values = [(arm.concurrency, getattr(arm, figure.format(name))) for arm in arms]
-        measured[name] = [(c, ms * value) for c, value in values if value is not None]
-    return charts.latency_chart(measured, colour, height)
+
+    def chart(figure: str, ms: int, colour: str) -> Spec | None:
+        measured = {}
+        for name in ("p50", "p95"):
+            values = [(arm.concurrency, getattr(arm, figure.format(name))) for arm in arms]
+            measured[name] = [(c, ms * value) for c, value in values if value is not None]
+        return charts.latency_chart(measured, colour, height)
+
+    first, whole = chart("ttft_{}_ms", 1, theme.SKY), chart("total_{}_s", 1000, theme.PLUM)
+    return [(first, "Time to first token"), (whole, "Time per answer")]
 
 
 _STYLES = {Claim.HOLDS: "wide up", Claim.LOST: "wide bad", Claim.UNSHOWN: "wide"}
@@ -282,8 +278,6 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
     keys = "ttft_p50_ms ttft_p95_ms total_p50_s total_p95_s effective_tok_s cached_share keyword_rate outcomes"
     columns, outcomes = chosen(_COLUMNS, f"concurrency {keys}"), outcome_chart(summary)
     difference = difference_chart(summary)
-    curves = (("Time to first token", ttft_chart), ("Time per answer", total_chart))
-    low = [(draw(summary, _CURVES_PX), title, "Median solid, p95 dashed.") for title, draw in curves]
     return run_report(
         "quality_page.html",
         run,
@@ -299,7 +293,10 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
         needed=max((level.needed_items or 0 for level in summary.levels), default=0),
         difference=difference and {**difference, "height": 400},
         bounds=_bounds(summary),
-        latency=[(chart and {**chart, "height": _CURVES_PX + 65}, *words) for chart, *words in low],
+        latency=[
+            (chart and {**chart, "height": _CURVES_PX + 65}, title, "Median solid, p95 dashed.")
+            for chart, title in latency_charts(summary, _CURVES_PX)
+        ],
         outcomes=outcomes and picture(outcomes, "Outcomes by level"),
         levels=level_table(summary),
         unshown=any(level.claim is Claim.UNSHOWN for level in summary.levels),
@@ -311,13 +308,12 @@ def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
     """Return one SVG document: the difference against C = 1, latency of the same requests, and outcomes."""
     caption = "Share passed, compared with C = 1 on the same items"
     gain = charts.sized(difference_chart(summary), caption, _bounds(summary), 440, 330)
-    first = charts.sized(ttft_chart(summary, 100), "Time to first token", "p50 solid, p95 dashed", 250, 100)
-    whole = charts.sized(total_chart(summary, 100), "Time per answer", "p50 solid, p95 dashed", 250, 100)
+    curves = latency_charts(summary, 100)
+    first, whole = (charts.sized(*one, "p50 solid, p95 dashed", 250, 100) for one in curves)
     bars = outcome_chart(summary, 640)
     below = charts.sized(bars, "Outcomes of the answers", "", 640, 80 if bars is None else int(bars["height"]))
-    marks = marks_of(simulated=run.simulated or summary.simulated, broken_off=broken_off(run, summary))
     facts = (f"bank {summary.bank}", f"{summary.items:,} items", moment(run.created_at), f"skep {run.skep_version}")
-    title = charts.headed(run.model, marks, *facts, lines=wrap(conclusion(summary), 125))
+    title = charts.headed(run.model, marks_of(run, summary.incomplete), *facts, lines=wrap(conclusion(summary), 125))
     spec = {"title": title, "vconcat": [charts.panels(gain, first, whole, 130), below], "spacing": 34}
     return standalone(spec, f"Quality under load of {run.model} on {summary.bank}: {conclusion(summary)}")
 
@@ -359,7 +355,7 @@ def quality_json(summary: QualitySummary) -> dict[str, Any]:
         run = store.run(summary.run_id)
     asked = {name: run.config.get(name) for name in ("seed", "temperature", "repeats")}
     document: dict[str, Any] = {"model": run.model, "url": run.url, **asked}
-    document |= plain(to_builtins(summary)) | {"conclusion": conclusion(summary)}
+    document |= to_builtins(summary) | {"conclusion": conclusion(summary)}
     names = ("family", "items", "base_rate")
     document["by_family"] = [dict(zip(names, row, strict=True)) for row in summary.by_family]
     for level, shown in zip(summary.levels, document["levels"], strict=True):

@@ -1,7 +1,7 @@
 """Series over time as a picture: points, rolling median with its band, changes, events, what failed and was missed.
 
-Times are told on the wall's clock, so that days begin at midnight; without a `zone` that is the machine's. A picture of
-a page is drawn twice, for a desk and for a phone; the style sheet shows the one that fits.
+Times are told on the machine's clock, so that days begin at midnight. A picture of a page is drawn twice, for a desk
+and for a phone; the style sheet shows the one that fits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from html import escape
 from itertools import pairwise
 
@@ -84,22 +84,22 @@ def change_colour(change: SeriesChange) -> str:
     return theme.ROSE if change.worse else theme.MOSS
 
 
-def series_picture(picture: Picture, name: str, zone: tzinfo | None = None, *, size: str = "full") -> Markup:
+def series_picture(picture: Picture, name: str, *, size: str = "full") -> Markup:
     """Return the drawings and what the script needs for its crosshair; a small picture is as wide as a phone."""
     picture = _steady(picture)
     kinds = ("wide", "narrow") if size == "full" else ("only",)
-    drawn = "".join(series_svg(picture, f"{name}-{kind}", kind, zone) for kind in kinds)
+    drawn = "".join(series_svg(picture, f"{name}-{kind}", kind) for kind in kinds)
     hint = "Left and right arrow move from point to point"
     return Markup(  # noqa: S704
         f'<div class="chart" id="{name}" tabindex="0" role="group" aria-label="{hint}">{drawn}'
-        f'<script type="application/json" class="chart-data">{_island(picture, zone)}</script>'
+        f'<script type="application/json" class="chart-data">{_island(picture)}</script>'
         '<output class="chart-tip" aria-live="polite" hidden=""></output></div>'
     )
 
 
-def series_svg(picture: Picture, name: str, kind: str = "wide", zone: tzinfo | None = None) -> str:
+def series_svg(picture: Picture, name: str, kind: str = "wide") -> str:
     """Return one drawing. `name` is used for its ids."""
-    drawing = _Drawing(picture, kind, zone)
+    drawing = _Drawing(picture, kind)
     title, words = (escape(printable(some)) for some in (picture.title, picture.words))
     where = " ".join(f'data-{key}="{value:.10g}"' for key, value in drawing.edges().items())
     return render(
@@ -111,10 +111,10 @@ def series_svg(picture: Picture, name: str, kind: str = "wide", zone: tzinfo | N
     ).replace("</svg>", '<g class="cross"></g></svg>')
 
 
-def trend_svg(picture: Picture, zone: tzinfo | None = None) -> Markup:
+def trend_svg(picture: Picture) -> Markup:
     """Return the band alone, small, with a dot at its end."""
     look = f'role="img" aria-label="{escape(printable(picture.words))}"'
-    spec = _Drawing(_steady(picture), "trend", zone).spec()
+    spec = _Drawing(_steady(picture), "trend").spec()
     return Markup(render(spec, lambda box: f'<svg class="trend" viewBox="{box}" {look}>'))  # noqa: S704
 
 
@@ -148,8 +148,8 @@ def value_range(values: Sequence[float]) -> tuple[float, float]:
 class _Drawing:
     """One picture at one size. Moments are milliseconds of the wall's clock."""
 
-    def __init__(self, picture: Picture, kind: str, zone: tzinfo | None) -> None:
-        self.picture, self.zone = picture, zone
+    def __init__(self, picture: Picture, kind: str) -> None:
+        self.picture = picture
         self.trend, self.narrow = kind == "trend", kind != "wide"
         self.width, self.height = _SIZES[kind]
         lanes = 20 * bool(picture.changes) + 20 * bool(picture.events)
@@ -163,7 +163,7 @@ class _Drawing:
         self.sheet = MarkSheet()
 
     def ms(self, at: float) -> float:
-        return round(1000 * wall_s(at, self.zone))
+        return round(1000 * wall_s(at))
 
     def inside(self, at: float) -> bool:
         return self.picture.since <= at <= self.picture.until
@@ -340,7 +340,7 @@ class _Drawing:
         room, top = self.right - self.left, 29 if self.picture.changes else 10
         for group, start, end in zip(groups, starts, [*starts[1:], room], strict=False):
             (numbers, wide), at = _sign_text(group), self.since + start * self.px
-            tip = printable("; ".join(f"{when(event.at, self.zone)}: {event.text}" for _, event in group[:12]))
+            tip = printable("; ".join(f"{when(event.at)}: {event.text}" for _, event in group[:12]))
             self.sheet.rule(at, at, self.low, self.high + 6 * self.up, theme.PLUM, opacity=0.45)
             left = min(start, room - wide)
             self._sign(numbers, left, wide, theme.PLUM, top, tip)
@@ -384,14 +384,14 @@ def _pieces(track: Track) -> Iterable[Sequence[Band]]:
     return [band[a:b] for a, b in zip([0, *cuts], [*cuts, len(band)], strict=True)]
 
 
-def _island(picture: Picture, zone: tzinfo | None) -> str:
+def _island(picture: Picture) -> str:
     """Seconds of the wall's clock after the first, so that they stay short; never a `<` that could end the element."""
     values = [abs(value) for value in _axis_values(picture)]
     digits = max(0, 4 - len(str(int(max(values, default=0.0)))))
-    since = wall_s(picture.since, zone)
+    since = wall_s(picture.since)
 
     def after(at: float) -> int:
-        return int(wall_s(at, zone) - since)
+        return int(wall_s(at) - since)
 
     def edges(band: Sequence[Band]) -> list[list[float]]:
         return [[after(at), *(round(edge, digits) for edge in some)] for at, *some in band[:: 1 + len(band) // 400]]
@@ -406,26 +406,26 @@ def _island(picture: Picture, zone: tzinfo | None) -> str:
     return json.dumps(document, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def local(at: float, zone: tzinfo | None) -> datetime:
-    """Return the wall's clock, without its zone: what days and months are counted on."""
-    return datetime.fromtimestamp(at, zone).replace(tzinfo=None)
+def local(at: float) -> datetime:
+    """Return the wall's clock: what days and months are counted on."""
+    return datetime.fromtimestamp(at).astimezone()
 
 
-def wall_s(at: float, zone: tzinfo | None) -> float:
+def wall_s(at: float) -> float:
     """Return what the wall's clock showed at `at`, in seconds as if it were in UTC: an axis of whole days."""
-    return datetime.fromtimestamp(at, zone).replace(tzinfo=UTC).timestamp()
+    return local(at).replace(tzinfo=UTC).timestamp()
 
 
-def when(at: float, zone: tzinfo | None = None, *, now: float | None = None) -> str:
+def when(at: float, *, now: float | None = None) -> str:
     """ "Tue 3 Nov, 04:00"; with the year where that is not the year of `now`."""
-    wall = local(at, zone)
-    year = "" if now is None or wall.year == local(now, zone).year else f" {wall.year}"
+    wall = local(at)
+    year = "" if now is None or wall.year == local(now).year else f" {wall.year}"
     return f"{wall:%a} {wall.day} {wall:%b}{year}, {wall:%H:%M}"
 
 
-def zone_name(at: float, zone: tzinfo | None = None) -> str:
+def zone_name(at: float) -> str:
     """ "CET (UTC+01:00)", or only the difference where the zone has no name."""
-    moment = datetime.fromtimestamp(at, zone) if zone else datetime.fromtimestamp(at).astimezone()
+    moment = local(at)
     name, offset = moment.tzname() or "", f"{moment:%z}"
     told = "UTC" if offset == "+0000" else f"UTC{offset[:3]}:{offset[3:5]}"
     return told if name in ("UTC", told) or not name.isalpha() else f"{name} ({told})"

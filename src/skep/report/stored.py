@@ -15,7 +15,6 @@ from skep.bench.records import LevelSummary, SweepSummary
 from skep.bench.stored_run import MIXED, QUALITY, TIMED, check_drawn_together, load_run, nothing_measured
 from skep.errors import UserError
 from skep.quality.records import MixedSummary, QualitySummary
-from skep.report.sweep_text import sweep_json
 from skep.report.terminal import picked
 from skep.store.database import Store
 from skep.store.records import Request, RunState, StoredRun
@@ -87,7 +86,7 @@ def levels_text(run: StoredRun, summary: SweepSummary, form: str) -> str:
     from skep.report.tables import contention_table, level_rows, speedup_table
 
     if form == "json":
-        return _json({"run": run.id, "model": run.model, **sweep_json(summary)})
+        return _json({"run": run.id, "model": run.model, **msgspec.to_builtins(summary)})
     if form == "csv":
         return level_rows(summary).csv()
     entries: list[tuple[str, SweepSummary | str]] = [(run.model, summary)]

@@ -92,14 +92,14 @@ def gantt(story: SwarmStory) -> str:
     marks = ["SIMULATED"] if account.simulated else []
     marks += [f"{account.left} OF {account.tasks} TASKS LEFT"] if account.left else []
     title = headed(account.name or account.run, marks, *filter(None, (account.model, f"run {account.run}")))
-    return standalone({**_drawing(story), "title": title, "padding": 18}, picture_words(story))
+    nothing = layer([{}], label("center", color=theme.MUTED), text={"value": "no attempt yet"})
+    return standalone({**(_drawing(story) or nothing), "title": title, "padding": 18}, picture_words(story))
 
 
 def gantt_element(story: SwarmStory) -> Markup | None:
     """Return an `<svg>` element that takes the width it is given; None where nothing was tried."""
-    if not story.attempts or working_time(story.spans) is None:
-        return None
-    return picture({**_drawing(story), "padding": 0}, picture_words(story))
+    drawn = _drawing(story)
+    return picture({**drawn, "padding": 0}, picture_words(story)) if drawn else None
 
 
 def picture_words(story: SwarmStory) -> str:
@@ -110,11 +110,11 @@ def picture_words(story: SwarmStory) -> str:
     return f"{told}; {account.done} done, {account.failed} set aside"
 
 
-def _drawing(story: SwarmStory) -> Spec:
-    """Return seconds of work to the right, pixels downward."""
+def _drawing(story: SwarmStory) -> Spec | None:
+    """Return seconds of work to the right, pixels downward; None where nothing was tried."""
     time = working_time(story.spans)
     if time is None or not story.attempts:
-        return layer([{}], label("center", color=theme.MUTED), text={"value": "no attempt yet"})
+        return None
     sheet, px = MarkSheet(), time.seconds / _WIDE_PX
     lanes: dict[int, list[Attempt]] = {}
     for one in story.attempts:
@@ -154,15 +154,13 @@ def _ticks(total: float) -> list[float]:
 def _groups(attempts: Sequence[Attempt], px: float, *, many: bool) -> list[list[Attempt]]:
     """Return those of one agent that share a bar: of `many`, neighbours that are done."""
     groups: list[list[Attempt]] = []
-    open_group = False
     for one in attempts:
-        done = many and one.outcome is AttemptOutcome.DONE
-        near = open_group and one.started_at - groups[-1][0].started_at < _TOGETHER_PX * px
-        if done and near and groups[-1][-1].session == one.session:
+        first = groups[-1][0] if groups else one
+        done = many and one.outcome is first.outcome is AttemptOutcome.DONE and one.session == first.session
+        if first is not one and done and one.started_at - first.started_at < _TOGETHER_PX * px:
             groups[-1].append(one)
         else:
             groups.append([one])
-            open_group = done
     return groups
 
 
@@ -305,9 +303,9 @@ def _legend(sheet: MarkSheet, story: SwarmStory, top: float, px: float) -> None:
     ]
     x, y = 0.0, top
     for what, words, there in entries:
-        wide = 52 + len(words) * _LETTER_PX
         if not there:
             continue
+        wide = 52 + len(words) * _LETTER_PX
         if x + wide > _WIDE_PX and x:
             x, y = 0.0, y + 20
         left, right = x * px, (x + 24) * px

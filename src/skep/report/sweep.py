@@ -10,9 +10,8 @@ from markupsafe import Markup
 from msgspec.structs import replace
 
 from skep.bench.records import LevelSummary, SweepSummary
-from skep.quality.records import MixedSummary, QualitySummary
 from skep.report import charts, theme
-from skep.report.charts import Spec, by_wall, headed, layer, panels, quantity, sized, walls
+from skep.report.charts import Spec, headed, layer, panels, quantity, sized
 from skep.report.columns import Column, present
 from skep.report.levels import best_level, check_sentences, clock_figure, left_out_sentences, level_columns
 from skep.report.page import html_table, render
@@ -92,8 +91,8 @@ def _cards(summary: SweepSummary) -> list[tuple[str, str, str]]:
         remark = "the best level that the client did not limit"
     ttft = widest.ttft_ms if widest else None
     solo = f"; {milliseconds(alone.ttft_ms.p50)} {_at(alone)}" if alone and alone.ttft_ms and alone != widest else ""
-    if all(map(known, walls(summary))):
-        gained = (times(by_wall(summary)), "Swarm speedup", _wall_words(summary))
+    if known(summary.swarm_wall_s):
+        gained = (times(summary.speedup), "Swarm speedup", _wall_words(summary))
     else:
         of_best, of_one = best.effective_tok_s if best else None, alone.effective_tok_s if alone else None
         gain = of_best / of_one if of_best and of_one else None
@@ -106,16 +105,11 @@ def _cards(summary: SweepSummary) -> list[tuple[str, str, str]]:
     ]
 
 
-def comparable(summary: SweepSummary) -> bool:
-    """Whether serial and swarm did the same work: both walls without a speedup mean that some of it was not done."""
-    return by_wall(summary) is not None or not all(map(known, walls(summary)))
-
-
 def _wall_words(summary: SweepSummary) -> str:
-    if not comparable(summary):
+    """Both walls without a speedup mean that some of the work was not done."""
+    if summary.speedup is None:
         return "not comparable: not all requests were answered"
-    serial, swarm = walls(summary)
-    note = f"{seconds(serial)} serial, {seconds(swarm)} swarm"
+    note = f"{seconds(summary.serial_wall_s)} serial, {seconds(summary.swarm_wall_s)} swarm"
     forms = summary.speedups
     if forms is None or not (forms.truncated_serial or forms.truncated_swarm) or forms.by_wall_whole is None:
         return note
@@ -158,7 +152,7 @@ def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
         figures=_cards(summary),
         drawn=drawn,
         walls=charts.wall_chart(summary),
-        comparable=comparable(summary),
+        comparable=summary.speedup is not None,
         forms=charts.speedup_chart(summary.speedups),
         timeline=choose_timeline(levels, rows),
         client_limited=any(level.client_limited for level in levels),
@@ -177,8 +171,7 @@ def sweep_picture(run: StoredRun, summary: SweepSummary) -> str:
     gain = sized(charts.effective_chart(levels, summary.turning), "Effective tok/s", _band(levels), 400, 330)
     first = sized(charts.ttft_chart(levels, 100), "Time to first token", "p50 solid, p95 dashed, p99 dotted", 290, 100)
     loss = sized(charts.contention_chart(levels), "Contention", "loss of per-task speed compared with C = 1", 290, 100)
-    marks = marks_of(simulated=run.simulated, broken_off=incomplete(run))
-    title = headed(run.model, marks, moment(run.created_at), f"skep {run.skep_version}")
+    title = headed(run.model, marks_of(run), moment(run.created_at), f"skep {run.skep_version}")
     spec = {"title": title, **panels(gain, first, loss, 130)}
     return standalone(spec, f"Concurrency sweep of {run.model}: effective tok/s, TTFT and contention against C")
 
@@ -187,17 +180,10 @@ def heading(run: StoredRun) -> str:
     return f"{run.model} (simulated)" if run.simulated else run.model
 
 
-def incomplete(run: StoredRun) -> bool:
-    return run.state is not RunState.DONE
-
-
-def broken_off(run: StoredRun, summary: QualitySummary | MixedSummary) -> bool:
-    return bool(summary.incomplete) or incomplete(run)
-
-
-def marks_of(*, simulated: bool, broken_off: bool) -> list[str]:
-    """Return what stands in capitals above a picture."""
-    return [word for word, holds in (("SIMULATED", simulated), ("INCOMPLETE", broken_off)) if holds]
+def marks_of(run: StoredRun, incomplete: str = "") -> list[str]:
+    """Return what stands in capitals above a picture. `incomplete`: why a run that is done was cut short."""
+    marks = {"SIMULATED": run.simulated, "INCOMPLETE": incomplete or run.state is not RunState.DONE}
+    return [word for word, holds in marks.items() if holds]
 
 
 def _band(levels: Sequence[LevelSummary]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from statistics import fmean
 
 import msgspec
 from msgspec.structs import replace
@@ -17,9 +17,9 @@ from skep.bench.session import SessionProgress
 from skep.bench.summary import cost_per_million_tokens
 from skep.bench.sweep import SweepPlan
 from skep.report import levels
-from skep.report.columns import Column, print_records, table_lines
+from skep.report.columns import Column, print_records, record_lines
 from skep.report.liveview import Line, Page, progress_bar
-from skep.report.terminal import note, plain
+from skep.report.terminal import note
 from skep.stats.percentiles import runs_interval
 from skep.stats.versus import Judgement
 from skep.store.records import Request
@@ -169,13 +169,16 @@ def level_lines() -> Callable[[SessionProgress], None]:
     return show
 
 
+_RUNNING: tuple[Column[tuple[int, Sequence[float]]], ...] = (
+    Column("concurrency", "C", lambda row: row[0]),
+    Column("runs", "runs", lambda row: len(row[1])),
+    Column("effective_tok_s", "eff tok/s", lambda row: fmean(row[1]), partial(number, digits=1)),
+    Column("spread", "95 %", lambda row: runs_interval(row[1]), lambda it: f"± {100 * it.upper_width:.1f} %"),
+)
+
+
 def level_frame(progress: SessionProgress, _page: Page) -> list[Line]:
-    rows = []
-    for level, figures in sorted(progress.figures.items()):
-        interval = runs_interval(figures)
-        spread = "–" if interval is None else f"± {100 * interval.upper_width:.1f} %"
-        rows.append([str(level), str(len(figures)), number(sum(figures) / len(figures), digits=1), spread])
-    table = table_lines(("C", "runs", "eff tok/s", "95 %"), rows, [True] * 4, [0] * 4) if rows else []
+    table = record_lines(_RUNNING, sorted(progress.figures.items())) if progress.figures else []
     return [[(line, "")] for line in (*table, now_line(progress))]
 
 
@@ -200,11 +203,6 @@ def left(progress: SessionProgress) -> str:
     runs = round(progress.runs_left)
     plural = "s" if runs > 1 else ""
     return f" · about {format_seconds(progress.left_s)} left, {runs} more run{plural} at most" if runs else ""
-
-
-def sweep_json(summary: SweepSummary) -> dict[str, Any]:
-    """Return the document that `skep schema bench sweep` describes."""
-    return cast("dict[str, Any]", plain(msgspec.to_builtins(summary)))
 
 
 SHOWN = {"effective tok/s": "tok/s", "TTFT p50": "TTFT p50", "TTFT p95": "TTFT p95", "TPOT p50": "TPOT p50"}

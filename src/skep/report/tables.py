@@ -16,10 +16,8 @@ from msgspec.structs import replace
 
 from skep.bench.matrix import MatrixResult
 from skep.bench.records import LevelSummary, SweepSummary
-from skep.errors import UserError
 from skep.report.columns import Column, csv_table, markdown_cell, markdown_table
 from skep.report.levels import LEVEL_COLUMNS
-from skep.report.sweep_text import sweep_json
 from skep.units import known, number, percent
 
 Cell = str | float | None
@@ -84,9 +82,9 @@ def effective_table(entries: Sequence[Entry]) -> Table:
     return Table("Effective tok/s", [_CONFIG, *(columns or [none])], entries, _limited_notes(entries))
 
 
-def contention_table(entries: Sequence[Entry], *, at: int | None = None) -> Table:
+def contention_table(entries: Sequence[Entry]) -> Table:
     """Config | C=1 per-task | C=N per-task | Contention."""
-    n = _shared_level(entries) if at is None else at
+    n = _shared_level(entries)
 
     def of(name: str, c: int | None, words: str | None = _FAILED) -> Callable[[Entry], Cell]:
         def value(entry: Entry) -> Cell:
@@ -98,7 +96,7 @@ def contention_table(entries: Sequence[Entry], *, at: int | None = None) -> Tabl
     columns = [
         _CONFIG,
         _column("C=1 per-task", " tok/s", of("task_tok_s", 1, None)),
-        _column(f"C={_or_n(n)} per-task", " tok/s", of("task_tok_s", n)),
+        _column(f"C={n or 'N'} per-task", " tok/s", of("task_tok_s", n)),
         _column("Contention", "%", of("contention_pct", n)),
     ]
     return Table("Contention", columns, entries, _limited_notes(entries, n))
@@ -106,25 +104,34 @@ def contention_table(entries: Sequence[Entry], *, at: int | None = None) -> Tabl
 
 def speedup_table(entries: Sequence[Entry]) -> Table:
     """Config | Serial | Swarm (C=N) | Speedup by wall | by tokens | both without tasks cut at the token limit."""
-    sizes = {_swarm_size(what) for _, what in entries if not isinstance(what, str)} - {None}
+    sizes = {c for _, what in entries if not isinstance(what, str) for c in _swarm_size(what)}
     swarm = f"Swarm (C={next(iter(sizes))})" if len(sizes) == 1 else "Swarm"
-    forms = ("Speedup by wall", "by tokens", "by wall, without truncated", "by tokens, without truncated")
-    named = (("Serial", " s"), (swarm, " s"), *((form, "x") for form in forms))
 
-    def of(place: int) -> Callable[[Entry], Cell]:
-        return lambda entry: _speedup_cells(entry[1])[place]
+    def of(name: str, *, form: bool = True) -> Callable[[Entry], Cell]:
+        def value(entry: Entry) -> Cell:
+            if isinstance(entry[1], str):
+                return entry[1] if name == "serial_wall_s" else _FAILED
+            figure: float | None = getattr(entry[1].speedups if form else entry[1], name, None)
+            return figure
 
-    columns = [_CONFIG, *(_column(title, unit, of(place)) for place, (title, unit) in enumerate(named))]
-    columns[-2:] = [replace(one, rank=rank) for rank, one in enumerate(columns[-2:], start=1)]
+        return value
+
+    columns = [
+        _CONFIG,
+        _column("Serial", " s", of("serial_wall_s", form=False)),
+        _column(swarm, " s", of("swarm_wall_s", form=False)),
+        _column("Speedup by wall", "x", of("by_wall")),
+        _column("by tokens", "x", of("by_tokens")),
+        replace(_column("by wall, without truncated", "x", of("by_wall_whole")), rank=1),
+        replace(_column("by tokens, without truncated", "x", of("by_tokens_whole")), rank=2),
+    ]
     notes = [note for label, what in entries for note in _speedup_notes(label, what, several=len(sizes) > 1)]
     return Table("Serial against swarm", columns, entries, tuple(notes))
 
 
 def advantage_table(entries: Sequence[Entry]) -> Table:
     """C | A eff. | B eff. | B advantage | ...: each of the others against the first."""
-    if len(entries) < 2:
-        raise UserError("an advantage needs two configurations", hint="give the one to compare with first")
-    (first, base), others = entries[0], entries[1:]
+    (first, base), *others = entries
     columns = [Column[int]("C", "C", int), _column(f"{first} eff.", " tok/s", partial(_effective_at, base))]
     for label, what in others:
         columns.append(_column(f"{label} eff.", " tok/s", partial(_effective_at, what)))
@@ -132,22 +139,17 @@ def advantage_table(entries: Sequence[Entry]) -> Table:
     return Table(f"Against {first}", columns, _all_levels(entries), _limited_notes(entries))
 
 
-def baseline_table(entries: Sequence[Entry], *, baseline: str | None = None, at: int | None = None) -> Table:
-    """Config | eff. at C=N | against the baseline, in per cent of it. The baseline is the first where none is named."""
-    labels = [label for label, _ in entries]
-    if baseline is not None and baseline not in labels:
-        raise UserError(f"baseline `{baseline}` is not among the configurations", hint=f"one of {', '.join(labels)}")
-    n = _shared_level(entries) if at is None else at
-    name = baseline if baseline is not None else next(iter(labels), "baseline")
-    base = next((what for label, what in entries if label == name), "")
+def baseline_table(entries: Sequence[Entry], baseline: str) -> Table:
+    """Config | eff. at C=N | against the baseline, in per cent of it."""
+    n, base = _shared_level(entries), dict(entries)[baseline]
 
     def change(entry: Entry) -> Cell:
         ratio = _ratio(base, entry[1], n)
-        return "baseline" if entry[0] == name else 100 * (ratio - 1) if isinstance(ratio, float) else ratio
+        return "baseline" if entry[0] == baseline else 100 * (ratio - 1) if isinstance(ratio, float) else ratio
 
-    effective = _column(f"C={_or_n(n)} effective", " tok/s", lambda entry: _effective_at(entry[1], n))
-    columns = [_CONFIG, effective, _column(f"vs {name}", "+%", change)]
-    return Table(f"Against {name}", columns, entries, _limited_notes(entries, n))
+    effective = _column(f"C={n or 'N'} effective", " tok/s", lambda entry: _effective_at(entry[1], n))
+    columns = [_CONFIG, effective, _column(f"vs {baseline}", "+%", change)]
+    return Table(f"Against {baseline}", columns, entries, _limited_notes(entries, n))
 
 
 def _level(what: SweepSummary | str, concurrency: int | None) -> LevelSummary | None:
@@ -164,10 +166,6 @@ def _shared_level(entries: Sequence[Entry]) -> int | None:
     measured = [{level.concurrency for level in what.levels} for _, what in entries if not isinstance(what, str)]
     shared = set.intersection(*measured) if measured else set()
     return max(shared) if max(shared, default=0) > 1 else max(_all_levels(entries), default=None)
-
-
-def _or_n(concurrency: int | None) -> str:
-    return "N" if concurrency is None else str(concurrency)
 
 
 def _effective_at(what: SweepSummary | str, concurrency: int | None) -> Cell:
@@ -207,26 +205,14 @@ def _limited_notes(entries: Sequence[Entry], at: int | None = None) -> tuple[str
     return tuple(notes)
 
 
-def _swarm_size(what: SweepSummary) -> int | None:
-    if what.speedups is not None:
-        return what.speedups.concurrency
-    largest = max((level.concurrency for level in what.levels), default=1)
-    return largest if largest > 1 else None
-
-
-def _speedup_cells(what: SweepSummary | str) -> tuple[Cell, ...]:
-    if isinstance(what, str):
-        return (what, *[_FAILED] * 5)
-    if (forms := what.speedups) is None:
-        return (what.serial_wall_s, what.swarm_wall_s, what.speedup, None, None, None)
-    walls = forms.serial_wall_s, forms.swarm_wall_s
-    return (*walls, forms.by_wall, forms.by_tokens, forms.by_wall_whole, forms.by_tokens_whole)
+def _swarm_size(what: SweepSummary) -> list[int]:
+    return [level.concurrency for level in what.levels[-1:] if level.concurrency > 1]
 
 
 def _speedup_notes(label: str, what: SweepSummary | str, *, several: bool) -> list[str]:
     if isinstance(what, str):
         return []
-    notes = [f"{label}: swarm of {_or_n(_swarm_size(what))}"] if several else []
+    notes = [f"{label}: swarm of {c}" for c in _swarm_size(what) if several]
     forms = what.speedups
     if forms and (forms.truncated_serial or forms.truncated_swarm):
         cut = f"{forms.truncated_serial} serial and {forms.truncated_swarm} swarm answers"
@@ -244,15 +230,14 @@ def matrix_tables(cells: Sequence[MatrixResult], baseline: str | None) -> list[T
     if any(cell.summary is not None and cell.summary.speedups is not None for cell in cells):
         tables.append(speedup_table(entries))
     if len(entries) > 1:
-        tables += [baseline_table(entries, baseline=first), advantage_table(ordered)]
+        tables += [baseline_table(entries, first), advantage_table(ordered)]
     return tables
 
 
 def cell_json(cell: MatrixResult) -> dict[str, Any]:
-    summary = sweep_json(cell.summary) if cell.summary is not None else None
     return {
         "config": to_builtins(cell.config),
-        "summary": summary,
+        "summary": to_builtins(cell.summary),
         "diagnosis": cell.diagnosis,
         "boot_s": cell.boot_s,
     }

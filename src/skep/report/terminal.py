@@ -6,11 +6,13 @@ import codecs
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from operator import itemgetter
 from typing import Any, TypeVar
+
+from msgspec import to_builtins
 
 T = TypeVar("T")
 _STAND_INS = {"–": "-", "█": "#", "▏": "|", "░": ":", "→": "->", "…": "...", "▒": "%", "·": ".", "━": "=", "╳": "x"}
@@ -21,18 +23,9 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, ensure_ascii=False, indent=2))  # noqa: T201
 
 
-def plain(value: Any) -> Any:
-    """Return tuples and enums as JSON knows them."""
-    if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    return getattr(value, "value", value)
-
-
 def picked(record: Any, names: str) -> dict[str, Any]:
     """Return some attributes of a record as JSON knows them."""
-    return {name: plain(getattr(record, name)) for name in names.split()}
+    return {name: to_builtins(getattr(record, name)) for name in names.split()}
 
 
 def note(*lines: str) -> None:

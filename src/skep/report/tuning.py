@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from skep.report import theme
 from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart, sized
-from skep.report.columns import Column, print_records, record_lines
+from skep.report.columns import Column, chosen, print_records, record_lines
 from skep.report.levels import interval_text
 from skep.report.liveview import Line, Page
 from skep.report.svg import picture, standalone
@@ -73,7 +73,8 @@ def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
     ]
 
 
-def curve_columns(tuning: Tuning, stages: Stages, points: Points) -> list[Column[CurvePoint]]:
+def curve_table(tuning: Tuning, stages: Stages, points: Points) -> tuple[list[Column[CurvePoint]], list[CurvePoint]]:
+    """Return the columns, and the points by C, the baseline first."""
     first = {one.concurrency: one.figure for one in points if one.config == tuning.baseline}
 
     def gain(point: CurvePoint) -> float | None:
@@ -85,7 +86,7 @@ def curve_columns(tuning: Tuning, stages: Stages, points: Points) -> list[Column
     def named(point: CurvePoint) -> str:
         return summary.config_name(point.config, tuning, stages)
 
-    return [
+    columns: list[Column[CurvePoint]] = [
         Column("concurrency", "C", lambda one: one.concurrency),
         Column("configuration", "Configuration", named, right=False),
         Column("effective_tok_s", "tok/s", lambda one: one.figure and one.figure.estimate, number),
@@ -94,6 +95,7 @@ def curve_columns(tuning: Tuning, stages: Stages, points: Points) -> list[Column
         Column("tpot_ms", "TPOT p50", lambda one: one.tpot_ms, milliseconds, rank=2),
         Column("gain", "Over the baseline", gain, _times),
     ]
+    return columns, sorted(points, key=lambda one: (one.concurrency, one.config != tuning.baseline))
 
 
 def _figure(stage: TuneStage | None) -> float | None:
@@ -140,19 +142,13 @@ TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
     Column("skep_version", "", lambda one: one.tuning.skep_version),
     Column("note", "NOTE", _note, right=False, rank=1),
 )
-_BY_KEY = {column.key: column for column in TUNING_COLUMNS}
 # What `skep tune list --json` has, and what the dashboard has in its JSON and CSV.
 LISTED_KEYS = "id created_at state model engine rig goal shape slo simulated stages from to presets skep_version"
 DASHBOARD_KEYS = (
     "id created_at state model machine simulated engine goal shape metric concurrency input_tokens output_tokens slo "
     "baseline best gain gain_low gain_high step stages accepted measured_s"
 )
-LISTED, DASHBOARD = ([_BY_KEY[key] for key in keys.split()] for keys in (LISTED_KEYS, DASHBOARD_KEYS))
-
-
-def by_concurrency(tuning: Tuning, points: Points) -> list[CurvePoint]:
-    """Return the points in the order of a table: by C, the baseline first."""
-    return sorted(points, key=lambda one: (one.concurrency, one.config != tuning.baseline))
+LISTED, DASHBOARD = (chosen(TUNING_COLUMNS, keys) for keys in (LISTED_KEYS, DASHBOARD_KEYS))
 
 
 def _times(ratio: float) -> str:
@@ -171,8 +167,7 @@ _LOOKS = (
 def ladder_chart(tuning: Tuning, stages: Stages) -> Spec | None:
     """Draw a bar for each configuration that was the best of its time. None where nothing was measured."""
     best, lost = summary.best_of(stages), summary.given_up(stages)
-    figures = [(one, one.figure) for one in stages if one.decision in summary.KEPT]
-    kept = [(one, figure) for one, figure in figures if figure is not None and known(figure.estimate)]
+    kept = [(one, one.figure) for one in stages if one.decision in summary.KEPT and one.figure is not None]
     if not kept:
         return None
     rows, most = [], _TALLEST * max(figure.estimate for _, figure in kept)
@@ -295,8 +290,7 @@ def tuning_main(tuning: Tuning, stages: Stages, curve: Points = ()) -> Markup:
              "Vertical lines: 95 % interval of the mean. Both were measured in turns on the same load."),
             (first_token, "Time to first token by C", "Medians over requests."),
         ],
-        curve_columns=curve_columns(tuning, stages, curve),
-        points=by_concurrency(tuning, curve),
+        curve_table=curve_table(tuning, stages, curve),
         knobs=knobs,
         value_words=value_words,
         host={name: fact for name, fact in tuning.host.items() if name != "hostname"},
@@ -324,7 +318,7 @@ def print_tuning(found: TuningRecord) -> None:
         print("\n".join([*summary.dead_end_lines(stages), "", *progress_lines(stages, summary.unit_of(tuning))]))  # noqa: T201
     if found.points:
         print()  # noqa: T201
-        print_records(curve_columns(tuning, stages, found.points), by_concurrency(tuning, found.points))
+        print_records(*curve_table(tuning, stages, found.points))
 
 
 def progress_lines(stages: Stages, unit: str) -> list[str]:

@@ -148,7 +148,7 @@ def _moment(text: str, *, end: bool = False) -> float:
 
 
 def _day(at: float) -> str:
-    return f"{local(at, None):%Y-%m-%d}"
+    return f"{local(at):%Y-%m-%d}"
 
 
 _MOST_PROBES = 1500  # of which power, clocks and idle times are read
