@@ -18,7 +18,15 @@ from skep.bench.session import OnProgress, SessionProgress
 from skep.bench.stored_run import load_run
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import TaskMaker, Workload, calibrate_on
-from skep.cli.bench import ClassesOptions, OpenOptions, ReplayOptions, SerialVsSwarmOptions, SweepOptions, TimedOptions
+from skep.cli.bench import (
+    ABOptions,
+    ClassesOptions,
+    OpenOptions,
+    ReplayOptions,
+    SerialVsSwarmOptions,
+    SweepOptions,
+    TimedOptions,
+)
 from skep.cli.bench_common import (
     MAX_CONCURRENCY,
     Interrupted,
@@ -58,20 +66,31 @@ def plan_of(options: SweepOptions) -> SweepPlan:
     if options.tasks is not None and options.tasks < levels[-1] and not (options.to_saturation or options.slo):
         hint = f"use --tasks {levels[-1]} or more, or a smaller --concurrency"
         raise UserError(f"--tasks {options.tasks} cannot keep {levels[-1]} agents busy", hint=hint)
-    return SweepPlan(
-        concurrency=levels,
-        tasks=options.tasks,
-        runs=options.runs,
+    return sweep_plan(
+        options,
+        levels,
         precision=parse_share(options.precision, "--precision"),
         budget_s=parse_positive_seconds(options.budget, "--budget", "10m"),
-        workload=workload_of(options),
         quick_warm_up=options.warm_up == "quick",
         to_saturation=options.to_saturation,
         slo=SloLimits.parse(options.slo) if options.slo else None,
         max_concurrency=min(options.max_concurrency, MAX_CONCURRENCY),
-        timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
         keep_text=options.store_prompts,
+    )
+
+
+def sweep_plan(
+    options: SweepOptions | SerialVsSwarmOptions | ABOptions, levels: Sequence[int], **more: Any
+) -> SweepPlan:
+    """Return the plan of these levels with the options that all of these commands have."""
+    return SweepPlan(
+        concurrency=tuple(levels),
+        tasks=options.tasks,
+        runs=options.runs,
+        workload=workload_of(options),
+        timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
         processes=options.processes,
+        **more,
     )
 
 
@@ -99,18 +118,8 @@ def run_swarm_command(options: SerialVsSwarmOptions) -> None:
         raise UserError(f"--tasks {tasks} is too large", hint=f"at most {MOST_TASKS:,}")
     if tasks < levels[-1]:
         raise UserError(f"--tasks {tasks} cannot keep {levels[-1]} agents busy", hint=f"use --tasks {levels[-1]}")
-    plan = SweepPlan(
-        concurrency=levels,
-        tasks=tasks,
-        runs=options.runs,
-        budget_s=None,
-        workload=workload_of(options),
-        same_tasks=True,
-        timeout_s=parse_positive_seconds(options.timeout, "--timeout", "1h"),
-        keep_text=options.store_prompts,
-        processes=options.processes,
-        kind="serial-vs-swarm",
-    )
+    more = {"budget_s": None, "same_tasks": True, "keep_text": options.store_prompts, "kind": "serial-vs-swarm"}
+    plan = sweep_plan(options, levels, **more)
     show(measure(plan, options, as_json=options.as_json), as_json=options.as_json)
 
 
