@@ -52,10 +52,10 @@ def tables(plain: ValidationReport, tuned: Sequence[ValidationPoint]) -> str:
         count, right = pairs(plain.points, kind)
         lines.append(f"Pairs that differ in {kind} alone: {right} of {count} come out right.")
     apart = disagreements(plain.points)
+    middle = fmean(math.sqrt(1 + one) - 1 for one in apart)
     lines.append(
-        f"Sources that name the same model, cards, bits, engine, method and agents differ by {median(apart):.0%} "
-        f"({len(apart)} pairs, {apart[0]:.0%} to {apart[-1]:.0%}): in the middle of both, a prediction misses each by "
-        f"{math.sqrt(1 + median(apart)) - 1:.0%} (mean {fmean(math.sqrt(1 + one) - 1 for one in apart):.0%})."
+        f"{len(apart)} pairs of sources tell of the same setup and differ by {median(apart):.0%} ({apart[0]:.0%} to "
+        f"{apart[-1]:.0%}): between them, a prediction misses each by {middle:.0%} on average."
     )
     lines += ["", "|rows|n|median error|p90|", "|---|---:|---:|---:|", _line("**all**", plain.spreads()["all"])]
     groups = groups_of(plain.points)
