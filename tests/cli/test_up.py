@@ -5,10 +5,10 @@ import os
 
 import openai
 import pytest
+from fake_programs import vllm_program
 from hive_client import ask, rows_of
 from in_process import refused
 
-from conftest import vllm_program
 from skep.catalog.checkpoints import checkpoints_of
 from skep.config.presets import preset, serve_of
 from skep.deploy import resolve

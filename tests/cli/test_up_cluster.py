@@ -154,7 +154,7 @@ def test_only_a_cluster_that_was_typed_wins_over_the_file_at_the_next_reload(mon
     """Else a file that names another one is read for ever without a word."""
     (tmp_path / "skep.toml").write_text('[cluster]\naddress = "10.0.0.1:6379"\n')
     begun = []
-    monkeypatch.setattr("skep.cli.serve.start", lambda overrides, *_args, **_options: begun.append(overrides))
+    monkeypatch.setattr("skep.cli.hive.start", lambda overrides, *_args, **_options: begun.append(overrides))
     call("up", *words, check=0)
     (overrides,) = begun
     assert (overrides.cluster.address if overrides.cluster else None) == wished

@@ -28,9 +28,8 @@ from skep.bench.session import SessionProgress
 from skep.bench.stored_run import load_run
 from skep.bench.sweep import SweepPlan
 from skep.cli.bench import ABOptions, CompareOptions, SweepOptions
-from skep.cli.bench_common import MAX_CONCURRENCY, level_view, maker_for, run_measuring
-from skep.cli.options import EndpointOptions, existing
-from skep.cli.sweep import levels_of, sweep_endpoint, sweep_plan
+from skep.cli.options import EndpointOptions, existing, run_measuring
+from skep.cli.sweep import MAX_CONCURRENCY, level_view, levels_of, maker_for, sweep_endpoint, sweep_plan
 from skep.errors import EngineError, Regression, UserError
 from skep.files import PAGES, OutputFile, read_user_toml
 from skep.host.facts import read_host

@@ -14,7 +14,7 @@ import msgspec
 
 from skep.catalog.models import find_geometry
 from skep.catalog.pullable import find_pullable
-from skep.cli.options import existing
+from skep.cli.options import existing, run_measuring
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
 from skep.files import PAGES, OutputFile
 from skep.host.checks import CheckResult
@@ -63,7 +63,6 @@ def pull_model(source: str, *, as_json: bool) -> None:
 def run_demo(output: OutputFile) -> None:
     """Serve in folders of its own, so that a running skep is not disturbed; runs go to the user's store."""
     from skep.bench.demo import DEMO_SCALE
-    from skep.cli.bench_common import run_measuring
     from skep.report.demo import DEMO_MODEL, demonstrate
     from skep.supervisor.detached import start_detached
 

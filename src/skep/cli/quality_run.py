@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from skep.bench.endpoint import Endpoint
 from skep.bench.session import SessionProgress
 from skep.cli.bench import MixedOptions, QualityOptions
-from skep.cli.bench_common import meter_for, run_measuring, seed_of
-from skep.cli.options import EndpointOptions
-from skep.cli.sweep import levels_of
+from skep.cli.options import EndpointOptions, run_measuring
+from skep.cli.sweep import levels_of, meter_for, seed_of
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths

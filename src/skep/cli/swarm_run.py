@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
-from skep.cli.bench_common import Interrupted, run_measuring
-from skep.cli.options import EndpointOptions
+from skep.cli.options import EndpointOptions, Interrupted, run_measuring
 from skep.cli.swarm import AskOptions, SwarmOptions, TaskRunOptions
 from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of, journal, one_line
 from skep.errors import EndpointError, UserError

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from skep.cli.bench_common import Interrupted, run_measuring
-from skep.cli.options import EndpointOptions, existing
+from skep.cli.options import EndpointOptions, Interrupted, existing, run_measuring
 from skep.errors import SkepError, UserError
 from skep.files import PAGES, OutputFile
 from skep.paths import user_paths

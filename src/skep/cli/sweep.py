@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import click
 from msgspec import to_builtins
 
 from skep.bench.calibration import calibration_from_sweep
@@ -17,7 +20,7 @@ from skep.bench.records import SweepSummary
 from skep.bench.session import OnProgress, SessionProgress
 from skep.bench.stored_run import load_run
 from skep.bench.sweep import SweepPlan, run_sweep
-from skep.bench.tasks import TaskMaker, Workload, calibrate_on
+from skep.bench.tasks import Shape, TaskMaker, Workload, calibrate_on
 from skep.cli.bench import (
     ABOptions,
     ClassesOptions,
@@ -26,33 +29,29 @@ from skep.cli.bench import (
     SerialVsSwarmOptions,
     SweepOptions,
     TimedOptions,
+    WorkloadOptions,
 )
-from skep.cli.bench_common import (
-    MAX_CONCURRENCY,
-    Interrupted,
-    level_view,
-    maker_for,
-    meter_for,
-    run_measuring,
-    seed_of,
-    workload_of,
-)
-from skep.cli.options import EndpointOptions, existing
+from skep.cli.options import EndpointOptions, Interrupted, existing, implementation, run_measuring
 from skep.errors import EndpointError, UserError
 from skep.files import read_user_text, read_user_toml
 from skep.host.facts import read_host
-from skep.paths import user_paths
-from skep.report.sweep_text import failure_reasons, headline, print_summary, shortfalls
+from skep.host.power import PowerMeter, open_meter
+from skep.paths import LOOPBACK, user_paths
+from skep.report.liveview import progress_view
+from skep.report.sweep_text import failure_reasons, headline, level_frame, level_lines, print_summary, shortfalls
 from skep.report.terminal import note, print_json
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store
-from skep.units import parse_int_list, parse_positive_seconds, parse_share
+from skep.units import parse_int_list, parse_positive_seconds, parse_seconds, parse_share
 from skep.workload.calibration import TokenCalibration
 from skep.workload.items import workload_fingerprint
 from skep.workload.mix import TrafficClass, parse_arrivals, parse_classes, parse_rates, with_agents
+from skep.workload.prompts import Size
 from skep.workload.traces import read_trace
 
 MOST_TASKS = 100_000
+MAX_CONCURRENCY = 4096
+NEEDS_LENGTHS = ("conversation", "shared-prefix", "prefill")
 
 
 def plan_of(options: SweepOptions) -> SweepPlan:
@@ -101,8 +100,11 @@ def levels_of(text: str, option: str) -> tuple[int, ...]:
     return levels
 
 
-def run_sweep_command(options: SweepOptions) -> None:
+def run_sweep_command(context: click.Context, options: SweepOptions) -> None:
     """Raise EndpointError where requests failed: the exit code is 1."""
+    if options.against_preset is not None or options.shape_of is not None:
+        implementation("against_preset.sweep")(context, options)
+        return
     plan = plan_of(options)
     summary = measure(plan, options, as_json=options.as_json)
     note(*shortfalls(plan, summary))
@@ -282,3 +284,48 @@ async def _measure_timed(
     with open_store(user_paths(os.environ).store) as store, level_view() as progress:
         meter = meter_for(endpoint)
         return await run_timed(plan, parts, endpoint, store, read_host(), maker, progress, meter=meter)
+
+
+# Shared by the commands that measure
+
+
+async def maker_for(workload: Workload, endpoint: Endpoint, *, salt: str = "") -> TaskMaker:
+    """Lengths are measured on the engine where the workload is given in its tokens."""
+    if workload.prompt_tokens is None and workload.shape not in NEEDS_LENGTHS:
+        return TaskMaker(workload, salt=salt)
+    found = await calibrate_on(endpoint, workload.prompt_tokens, workload.seed)
+    miss = f", within {100 * found.worst:.1f} % on {found.samples} samples" if found.worst is not None else ""
+    template = f", {found.overhead_tokens:.0f} of the chat template" if found.overhead_tokens >= 1 else ""
+    note(f"{found.chars_per_token:.2f} characters per token{template}{miss}")
+    return TaskMaker(workload, found, salt=salt)
+
+
+def meter_for(endpoint: Endpoint) -> PowerMeter | None:
+    """This machine's GPUs, if they are the ones that serve."""
+    return open_meter() if endpoint.origin.host in LOOPBACK else None
+
+
+def workload_of(options: WorkloadOptions) -> Workload:
+    if options.shape not in get_args(Shape):
+        raise UserError(f"--shape `{options.shape}` is unknown", hint=f"choose one of {', '.join(get_args(Shape))}")
+    if options.size not in get_args(Size):
+        raise UserError(f"--size `{options.size}` is unknown", hint=f"choose one of {', '.join(get_args(Size))}")
+    return Workload(
+        shape=options.shape,  # type: ignore[arg-type]
+        size=options.size,  # type: ignore[arg-type]
+        prompt_tokens=options.prompt_tokens,
+        max_tokens=options.max_tokens,
+        fixed_output=options.fixed_output,
+        seed=seed_of(options.seed),
+        turns=options.turns,
+        think_s=parse_seconds(options.think),
+    )
+
+
+def seed_of(seed: int | None) -> int:
+    return random.SystemRandom().randrange(2**31) if seed is None else seed
+
+
+def level_view() -> AbstractContextManager[Callable[[SessionProgress], None]]:
+    """Return the levels so far and what happens now; a line for each run of a level where there is no terminal."""
+    return progress_view(level_lines(), level_frame)

@@ -14,8 +14,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from skep.cli.bench_common import Interrupted, run_measuring
-from skep.cli.options import existing
+from skep.cli.options import Interrupted, existing, run_measuring
 from skep.cli.tune import TuneOptions
 from skep.errors import EngineError, SkepError
 from skep.files import OutputFile
