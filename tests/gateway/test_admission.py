@@ -12,8 +12,18 @@ from msgspec.structs import replace
 from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
 from skep.config.keys import Priority
 from skep.gateway.admission import Admission
-from skep.gateway.queue import Arrival, Forward, Reject, RejectCode, Withdraw
-from skep.gateway.replica_table import LONGEST_OPEN_S, ConversationAffinity, load, rendezvous, seed_of
+from skep.gateway.replica_table import (
+    LONGEST_OPEN_S,
+    Arrival,
+    ConversationAffinity,
+    Forward,
+    Reject,
+    RejectCode,
+    Withdraw,
+    load,
+    rendezvous,
+    seed_of,
+)
 
 INTER, N, B = Priority.INTERACTIVE, Priority.NORMAL, Priority.BATCH
 

@@ -15,7 +15,7 @@ import pytest
 from skep.config.gateway_messages import GatewaySetup
 from skep.config.keys import digest_of
 from skep.gateway.batch.calls import MOST_HELD_BYTES, BatchGatewayPort
-from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, MOST_AT_ONCE, MOST_LOST, BatchAnswer
+from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, MOST_LOST, MOST_OF_KIND, BatchAnswer
 from skep.gateway.batch.store import BatchStore, RequestStart
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine, GatewayProcess
@@ -322,7 +322,7 @@ def test_an_answer_without_an_end_is_given_up_and_frees_its_slot(batching):
 
 def test_batches_for_a_model_that_is_not_there_do_not_block_those_for_another(batching, engine):
     client, asleep = Client(batching(engine, models=("fake-model", "asleep"))), {"model": "asleep", "messages": []}
-    waiting = [client.begin([line("a", body=asleep)]) for _ in range(MOST_AT_ONCE + 1)]
+    waiting = [client.begin([line("a", body=asleep)]) for _ in range(MOST_OF_KIND + 1)]
     client.when(waiting[-2], lambda found: found.status == "in_progress")
     batch = client.ended(client.begin([line(f"c{i}") for i in range(3)]))
     assert (batch.status, batch.request_counts.completed) == ("completed", 3)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 
 from skep.config.keys import RefusalCode
-from skep.gateway.error_format import ERRORS, error_body, error_event, rejection, speaks_anthropic
-from skep.gateway.queue import Reject, RejectCode
+from skep.gateway.replica_table import Reject, RejectCode
+from skep.gateway.request_policy import ERRORS, error_body, error_event, rejection, speaks_anthropic
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
 OPENAI_TYPES = {"rate_limit_error", "server_error", "invalid_request_error"}

@@ -23,7 +23,8 @@ from gateway_client import (
     sse,
 )
 
-from skep.gateway.unloaded_models import comment, wants_stream
+from skep.gateway.admission import UnloadedModels
+from skep.gateway.body_inspection import wants_stream
 from skep.testing.process import FakeEngine
 
 
@@ -355,4 +356,4 @@ def test_only_event_streams_get_comments():
 
 
 def test_a_comment_is_one_line_whatever_the_name():
-    assert comment("loading a\n\ndata: b", 12.4) == b": loading a data: b, 12 s\n\n"
+    assert UnloadedModels().words("a\n\ndata: b") == "waiting for a data: b"

@@ -7,8 +7,7 @@ import socket
 import pytest
 from wire_server import echo, hang_up, serving
 
-from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import fetch, fetch_once
+from skep.wire.client import Pool, WireFailure, fetch, fetch_once
 from skep.wire.heads import Origin, parse_url
 
 

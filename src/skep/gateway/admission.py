@@ -8,11 +8,23 @@ Invariant: active + releasing leases of a replica never exceed its slots (unless
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from itertools import count
 
-from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
-from skep.gateway.queue import Action, Arrival, Forward, Reject, RejectCode, Withdraw
-from skep.gateway.replica_table import ConversationAffinity, GatewayReplica, ModelPool, SlotLease, process_of
+from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec, UnloadedModel
+from skep.gateway.replica_table import (
+    Action,
+    Arrival,
+    ConversationAffinity,
+    Forward,
+    GatewayReplica,
+    ModelPool,
+    Reject,
+    RejectCode,
+    SlotLease,
+    Withdraw,
+    process_of,
+)
 
 COME_BACK_S = 5.0  # after a shutdown
 AVOID_S = 1.0  # a failed request waits for another replica, before it is tried on the same one again
@@ -336,3 +348,59 @@ class Admission:
         lease = self._leases[entry.request_id] = SlotLease(entry.request_id, replica, entry, now, releasing_until=until)
         self._releasing[lease.id] = lease
         replica.take(lease)
+
+
+NOT_COMING = ("unloaded", "unloading")  # unless somebody says that it is wanted
+GIVEN_UP = "failed"  # it is not tried again before the user says so
+
+
+class UnloadedModels:
+    """Models that have to be loaded before anybody answers: in what state, and who was told that they are wanted."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}  # by model; empty while all are loaded: all that a request then pays for
+        self._told: set[str] = set()  # the supervisor was told, and has not said what it makes of it
+        self._failures: dict[str, tuple[str, float]] = {}  # why, and until when it is not tried again
+
+    def become(
+        self, table: Mapping[str, UnloadedModel], serving: Iterable[str], models: Iterable[str] = ()
+    ) -> list[str]:
+        """What the supervisor says; the models that have just been loaded. Those on their way have not failed.
+
+        One of the `models` that failed, and of which nothing else is said, has been given up.
+        """
+        before, served = self.states, set(serving)
+        self.states = {model: said.state for model, said in table.items()}
+        self._told = {model for model in self._told if self.states.get(model) in NOT_COMING}
+        moving = {model for model, state in self.states.items() if state not in (*NOT_COMING, GIVEN_UP)} | served
+        self._failures = {model: found for model, found in self._failures.items() if model not in moving}
+        for model, state in self.states.items():
+            if state == GIVEN_UP and model not in self._failures:
+                self._failures[model] = (table[model].why or "it did not start", float("-inf"))
+        self.states |= dict.fromkeys(self._failures.keys() & set(models) - self.states.keys(), GIVEN_UP)
+        return [model for model, state in before.items() if state == "loading" and model in served - self.states.keys()]
+
+    def should_request_load(self, model: str) -> bool:
+        """Return whether the supervisor has to hear that it is wanted; once, until it moves."""
+        if self.states.get(model) not in NOT_COMING or model in self._told:
+            return False
+        self._told.add(model)
+        return True
+
+    def failed(self, model: str, why: str, until: float) -> None:
+        self._failures[model] = (why, until)
+        self._told.discard(model)
+
+    def failure(self, model: str, now: float) -> tuple[str, float | None] | None:
+        """Return why it could not be loaded, and after how long to come back; None: nobody tries by himself."""
+        if model not in self._failures:
+            return None
+        why, until = self._failures[model]
+        if now < until:
+            return why, until - now
+        return (why, None) if self.states.get(model) == GIVEN_UP else None
+
+    def words(self, model: str) -> str:
+        """For those who wait, in one line: a model may be called anything."""
+        does = {"loading": "loading", "waiting": "waiting for room to load"}
+        return f"{does.get(self.states.get(model, ''), 'waiting for')} {' '.join(model.split())}"

@@ -19,8 +19,8 @@ from typing import Any, Self, TextIO
 from skep.config.keys import Priority
 from skep.errors import SkepError
 from skep.files import RotatingLog
+from skep.gateway.body_inspection import Tokens
 from skep.gateway.proxied_request import Exchange
-from skep.gateway.usage import Tokens
 from skep.store.connection import is_about_a_row, is_busy
 from skep.store.database import GATEWAY_COLUMNS, Store, open_store
 from skep.units import MIB

@@ -234,19 +234,22 @@ class BatchStore:
 
     def unfinished(self) -> list[UnfinishedBatch]:
         """Oldest first."""
-        return [
-            UnfinishedBatch(row["id"], row["owner"], json.loads(row["detail"] or "{}").get("model"), row["expires_at"])
-            for row in self._store.read(_UNFINISHED)
-        ]
+        model = {"model": lambda row: json.loads(row["detail"] or "{}").get("model")}
+        return read(self._store.read(_UNFINISHED), UnfinishedBatch, **model)
 
     def cancelling(self) -> set[str]:
         sql = f"SELECT batch_id FROM batch_events WHERE status = 'cancelling' AND batch_id NOT IN ({_ENDED})"  # noqa: S608
         return {row["batch_id"] for row in self._store.read(sql)}
 
-    def become(self, batch_id: str, status: BatchStatus, at: float, **detail: Any) -> bool:
-        """False: it had been that before, or has ended."""
+    def become(
+        self, batch_id: str, status: BatchStatus, at: float, files: Sequence[StoredFile] = (), **detail: Any
+    ) -> bool:
+        """With its output files, where it ends: all or none. False: it had been that before, or has ended."""
         with self._store.transaction() as connection:
-            return _event(connection, batch_id, status, at, detail)
+            became = _event(connection, batch_id, status, at, detail)
+            if became:
+                insert_all(connection, "files", files)
+        return became
 
     def validated(self, batch_id: str, at: float, model: str | None, requests: Iterable[BatchRequest]) -> None:
         """The list of its requests, and with it the beginning of the work. All of it or none."""
@@ -288,14 +291,6 @@ class BatchStore:
     def tally(self, batch_id: str) -> BatchCounts:
         (counts,) = read(self._store.read(_TALLY, batch_id), BatchCounts)
         return counts
-
-    def end(self, batch_id: str, status: BatchStatus, at: float, files: Sequence[StoredFile], **detail: Any) -> bool:
-        """Its output files and its last event, all or none. False: another process has ended it before."""
-        with self._store.transaction() as connection:
-            ended = _event(connection, batch_id, status, at, detail)
-            if ended:
-                insert_all(connection, "files", files)
-        return ended
 
     def forget_ended(self) -> None:
         """Delete what the output files of ended batches have. In short transactions: a gateway is serving."""
