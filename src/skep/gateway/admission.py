@@ -36,10 +36,9 @@ class Admission:
         self._models: dict[str, ModelPool] = {}
         self._replicas: dict[str, GatewayReplica] = {}
         self._leaving: dict[tuple[str, str, str], GatewayReplica] = {}  # with answers under way, out of the table
-        self._leases: dict[str, SlotLease] = {}  # all, by id
-        self._releasing: dict[str, SlotLease] = {}  # those of them that are in release
+        self._leases: dict[str, SlotLease] = {}  # all, by id, those in release too
         self._affinity = ConversationAffinity()
-        self._numbers = count(1)  # of replicas and placeholders, in the order in which they came
+        self._numbers = count(1)  # of placeholders
         self.closed = False
 
     # What stands
@@ -55,7 +54,7 @@ class Admission:
     @property
     def in_flight(self) -> int:
         """Count the requests whose answer is under way; slots in release are not among them."""
-        return len(self._leases) - len(self._releasing)
+        return sum(lease.releasing_until is None for lease in self._leases.values())
 
     def knows(self, model: str) -> bool:
         return model in self._models
@@ -74,8 +73,7 @@ class Admission:
 
     def to_confirm(self) -> tuple[ReplicaSpec, ...]:
         """Return the replicas that should be asked how many slots are busy."""
-        replicas = sorted({lease.home for lease in self._releasing.values()}, key=lambda replica: replica.order)
-        return tuple(replica.spec for replica in replicas if replica.spec.confirms)
+        return tuple(one.spec for one in self.replicas() if one.spec.confirms and one.busy > one.active)
 
     def anywhere(self, model: str, now: float) -> ReplicaSpec | None:
         """Return a replica for a request that takes no slot, such as a count of tokens."""
@@ -120,7 +118,6 @@ class Admission:
             actions.extend(Reject(entry.request_id, RejectCode.UNKNOWN_MODEL) for entry in waiting)
         for name, replicas in by_model.items():
             self._models.setdefault(name, ModelPool(self.limits.aging_s)).become(replicas)
-        self._affinity.make_room(sum(spec.slots for spec in specs))
         return actions + self._serve_all(now)
 
     def arrive(self, arrival: Arrival, now: float, *, may_wait: int = 0) -> list[Action]:
@@ -180,7 +177,6 @@ class Admission:
             self._end(lease)
             return []
         home.release(lease, now + home.spec.release_bound_s)
-        self._releasing[lease.id] = lease
         pool = self._models[home.spec.model]
         pool.queue.under_way(lease.entry.flow, -1)
         return self._serve(pool, now)  # a soft limit counts only what is still wanted
@@ -252,8 +248,9 @@ class Admission:
 
     def tick(self, now: float) -> list[Action]:
         """Time passed: deadlines of the queue, bounds of releases, replicas that may be tried again."""
-        for lease in [one for one in self._releasing.values() if (one.releasing_until or 0.0) <= now]:
-            self._end(lease)
+        for lease in list(self._leases.values()):
+            if lease.releasing_until is not None and lease.releasing_until <= now:
+                self._end(lease)
         actions: list[Action] = []
         for pool in self._models.values():
             for entry in [entry for entry in pool.queue if entry.deadline <= now]:
@@ -322,9 +319,8 @@ class Admission:
     def _end(self, lease: SlotLease) -> None:
         home = lease.home
         del self._leases[lease.id]
-        in_release = self._releasing.pop(lease.id, None) is not None
         home.give_back(lease)
-        if home.listed and not in_release:
+        if home.listed and lease.releasing_until is None:
             self._models[home.spec.model].queue.under_way(lease.entry.flow, -1)
         elif not home.listed and not home.leases:
             self._leaving.pop(process_of(home.spec), None)
@@ -336,7 +332,6 @@ class Admission:
             replica = GatewayReplica(spec, now)
         else:
             replica.become(spec)
-        replica.order = next(self._numbers)
         for _ in range(spec.slots - replica.busy if spec.confirms else 0):
             self._placeholder_lease(replica, now)
         return replica
@@ -346,7 +341,6 @@ class Admission:
         entry = Arrival(f"phantom-{next(self._numbers)}", replica.spec.model)
         until = now + replica.spec.release_bound_s
         lease = self._leases[entry.request_id] = SlotLease(entry.request_id, replica, entry, now, releasing_until=until)
-        self._releasing[lease.id] = lease
         replica.take(lease)
 
 

@@ -341,23 +341,14 @@ def _end_of_string(text: bytes, at: int, most: int) -> int:
     return found.end() if found is not None else at
 
 
-# Where `"stream": true` means server-sent events; elsewhere it may mean something else.
-STREAM_PATHS = frozenset((
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
-    "/chat/completions", "/completions", "/completion", "/responses",
-))  # fmt: skip
-
-
 class _StreamField(msgspec.Struct):
     stream: bool = False
 
 
-def wants_stream(path: str, body: bytes) -> bool:
-    if path not in STREAM_PATHS:
-        return False
+def wants_stream(body: bytes) -> bool:
     try:
-        return msgspec.json.decode(body.removeprefix(b"\xef\xbb\xbf"), type=_StreamField).stream
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(body.removeprefix(_BOM), type=_StreamField).stream
+    except _UNREADABLE:
         return False
 
 

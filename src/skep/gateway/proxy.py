@@ -37,6 +37,7 @@ from skep.gateway.replica_table import Action, Arrival, Forward, GatewayReplica,
 from skep.gateway.request_log import RequestAccounting
 from skep.gateway.request_policy import (
     ERRORS,
+    STREAM_PATHS,
     RequestPlan,
     RequestRefused,
     batch_plan,
@@ -330,7 +331,8 @@ class Proxy:
     def _await_load(self, exchange: Exchange, now: float) -> None:
         if self.unloaded.should_request_load(exchange.model):
             self.on_wanted(exchange.model)
-        if exchange.outcome is None and (exchange.aloud or wants_stream(exchange.plan.path, exchange.request.body)):
+        streams = exchange.plan.path in STREAM_PATHS and wants_stream(exchange.request.body)
+        if exchange.outcome is None and (exchange.aloud or streams):
             exchange.send_keepalive(now)
 
     def _submit_without_slot(self, exchange: Exchange, now: float) -> None:

@@ -186,8 +186,7 @@ class ModelQueue:
 
 
 CLEARLY_BUSIER = 0.2  # of the slots; one slot more is never clearly busier
-REMEMBERED = 16_384  # conversations, at least
-REMEMBERED_PER_SLOT = 8  # conversations whose agent thinks while others are answered
+REMEMBERED = 65_536  # conversations: at 1,000 slots, 64 a slot whose agent thinks while others are answered
 _MASK = (1 << 64) - 1
 
 
@@ -214,10 +213,7 @@ class ConversationAffinity:
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._affinity: OrderedDict[int, str] = OrderedDict()
-        self.remembered = remembered
-
-    def make_room(self, slots: int) -> None:
-        self.remembered = max(REMEMBERED, REMEMBERED_PER_SLOT * slots)
+        self._remembered = remembered
 
     def of(self, conversation: int) -> str | None:
         return self._affinity.get(conversation)
@@ -225,7 +221,7 @@ class ConversationAffinity:
     def remember(self, conversation: int, name: str) -> None:
         self._affinity[conversation] = name
         self._affinity.move_to_end(conversation)
-        while len(self._affinity) > self.remembered:
+        while len(self._affinity) > self._remembered:
             self._affinity.popitem(last=False)
 
 
@@ -315,11 +311,11 @@ class SlotLease:
 
 
 class GatewayReplica:
-    """`leases` holds active and releasing ones. `order`: its place among all that ever came into the table."""
+    """`leases` holds active and releasing ones."""
 
     __slots__ = (
-        "_asked_before", "_under_way", "breaker", "draining", "leases", "listed", "name", "order", "plain",
-        "prompt_bytes", "seed", "slots", "spec",
+        "_asked_before", "_under_way", "breaker", "draining", "leases", "listed", "name", "plain", "prompt_bytes",
+        "seed", "slots", "spec",
     )  # fmt: skip
 
     def __init__(self, spec: ReplicaSpec, now: float) -> None:
@@ -328,7 +324,6 @@ class GatewayReplica:
         self.leases: dict[str, SlotLease] = {}
         self.breaker = Breaker(now)
         self.prompt_bytes = 0
-        self.order = 0
         self.listed = False  # it is in the table
         self._asked_before = -1.0  # when the busy count before the newest one was asked for
         self.become(spec)

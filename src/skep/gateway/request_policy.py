@@ -7,9 +7,11 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import unquote
 
 from skep.config.keys import PRIORITIES, KeySpec, Priority, class_for
@@ -20,28 +22,10 @@ from skep.wire.server_request import ServerRequest
 JSON = (b"content-type", b"application/json")
 LONGEST_NAME_TOLD = 256  # characters of a model's name that are repeated to a client
 
-# Every code the gateway answers with: HTTP status, OpenAI error type, Anthropic error type. docs/errors.md has a
-# heading for each.
-ERRORS: dict[str, tuple[int, str, str]] = {
-    "queue_full": (429, "rate_limit_error", "rate_limit_error"),
-    "queue_timeout": (503, "server_error", "overloaded_error"),
-    "rate_limited": (429, "rate_limit_error", "rate_limit_error"),
-    "too_many_requests_of_key": (429, "rate_limit_error", "rate_limit_error"),
-    "too_many_connections": (503, "server_error", "overloaded_error"),
-    "too_many_bytes": (503, "server_error", "overloaded_error"),
-    "model_not_found": (404, "invalid_request_error", "not_found_error"),
-    "model_load_failed": (503, "server_error", "overloaded_error"),
-    "engine_refused": (502, "server_error", "api_error"),
-    "shutting_down": (503, "server_error", "overloaded_error"),
-    "replica_lost": (502, "server_error", "api_error"),
-    "replica_timeout": (504, "server_error", "timeout_error"),
-    "stream_cut": (502, "server_error", "api_error"),
-    "bad_request": (400, "invalid_request_error", "invalid_request_error"),
-    "admin_path": (403, "invalid_request_error", "permission_error"),
-    "origin_refused": (403, "invalid_request_error", "permission_error"),
-    "host_refused": (403, "invalid_request_error", "permission_error"),
-    "invalid_api_key": (401, "invalid_request_error", "authentication_error"),
-}
+_POLICY = tomllib.loads(Path(__file__).with_name("policy.toml").read_text(encoding="utf-8"))
+ERRORS: dict[str, tuple[int, str, str]] = {code: tuple(told) for code, told in _POLICY["errors"].items()}
+LIGHT, FOR_CLIENTS, STREAM_PATHS = (frozenset(_POLICY["paths"][name]) for name in ("light", "for_clients", "streams"))
+ADMIN = tuple(_POLICY["paths"]["admin"])
 
 
 class RequestRefused(Exception):
@@ -116,32 +100,7 @@ def retry_headers(wait_s: float | None) -> Headers:
     return [JSON] if wait_s is None else [JSON, (b"retry-after", b"%d" % math.ceil(wait_s))]
 
 
-# What takes no slot of an engine.
-LIGHT = frozenset(("/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens", "/v1/tokenize"))
-# What clients may ask an engine that skep started.
-FOR_CLIENTS = frozenset((
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages", "/v1/rerank",
-    "/v1/reranking", "/v1/score", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens", "/v1/complete",
-    "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech", "/v1/images/generations",
-    "/v1/chat/completions/render", "/v1/completions/render", "/v2/rerank", "/v2/embed",
-    "/chat/completions", "/completions", "/completion", "/responses", "/embeddings", "/embedding", "/infill",
-    "/rerank", "/reranking", "/score", "/pooling", "/classify", "/encode", "/generate", "/tokenize", "/detokenize",
-    "/apply-template", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/tags", "/api/show",
-    "/api/version", "/version", "/props", "/model_info", "/get_model_info",
-))  # fmt: skip
 RESPONSES = "/v1/responses/"  # what is stored of one, and its end
-# What the owner of any other engine may do and its clients may not: unload, reset, profile, or read what others asked.
-ADMIN = (
-    "/slots", "/sleep", "/wake_up", "/is_sleeping", "/reset_", "/collective_rpc", "/start_profile", "/stop_profile",
-    "/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_adapter", "/unload_lora_adapter",
-    "/flush_cache", "/update_weight", "/init_weight", "/start_weight", "/finish_weight", "/get_world_size",
-    "/is_paused", "/server_info", "/get_server_info", "/abort_request",
-    "/pause", "/resume", "/continue_generation", "/release_memory", "/resume_memory", "/scale_elastic_ep",
-    "/models/load", "/models/unload", "/api/pull", "/api/push", "/api/delete", "/api/create", "/api/copy",
-    "/api/blobs", "/configure_logging", "/set_internal_state", "/open_session", "/close_session", "/slow_down",
-    "/freeze_gc", "/start_expert", "/stop_expert", "/dump_expert", "/get_weights", "/destroy_weights", "/send_weights",
-    "/clear_hicache", "/hicache", "/health_generate", "/set_trace", "/add_worker", "/remove_worker", "/list_workers",
-)  # fmt: skip
 # Engines differ in what they make of these.
 AMBIGUOUS = re.compile(r"\.\.|/\.(?:/|$)|//|\\|%2f|%5c|%2e|%25|;", re.IGNORECASE)
 BATCH_FLOW = "batch"  # of batches without a key

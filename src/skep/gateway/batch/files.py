@@ -15,9 +15,6 @@ import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from email import message_from_string
-from email.message import Message
-from email.utils import collapse_rfc2231_value
 from pathlib import Path
 
 import msgspec
@@ -112,6 +109,10 @@ class FileStorage:
 MOST_PARTS = 64
 _HEAD_BYTES = 16_384
 _PIECE = 1_048_576
+_PARAMETER = re.compile(r';\s*([\w*-]+)=(?:"((?:[^"\\]|\\.)*)"|([^;\s]*))')
+_BOUNDARY = re.compile(
+    r'\s*multipart/form-data\s*(?=;).*?;\s*boundary=(?:"([^"\r\n]{1,200})"|([^;\s"]{1,200}))', re.IGNORECASE
+)
 
 
 class FormPart(msgspec.Struct, frozen=True):
@@ -126,10 +127,8 @@ class FormPart(msgspec.Struct, frozen=True):
 
 def boundary_of(content_type: str) -> bytes | None:
     """None: it is no multipart form."""
-    head = Message()
-    head["content-type"] = content_type
-    boundary = head.get_boundary() if head.get_content_type() == "multipart/form-data" else None
-    return boundary.encode("latin-1", "replace") if boundary else None
+    found = _BOUNDARY.match(content_type)
+    return (found[1] or found[2]).encode("latin-1", "replace") if found else None
 
 
 def parts_of(body: bytes, boundary: bytes) -> list[FormPart]:
@@ -167,17 +166,18 @@ def _find(body: bytes, mark: bytes, start: int) -> int:
 
 
 def _names(head: bytes) -> tuple[str, str | None]:
-    """Return a part's name and its file's."""
-    told = dict(message_from_string(head.decode("utf-8", "replace")).get_params([], "content-disposition"))
-    if not told:
-        raise ValueError("a part of the form has no Content-Disposition")
-    filename = _plain(told["filename"]) if "filename" in told else None
-    return _plain(told.get("name", "")), filename
+    for line in head.decode("utf-8", "replace").split("\r\n"):
+        field, _, value = line.partition(":")
+        if field.strip().lower() == "content-disposition":
+            told = {name.lower(): _plain(quoted or bare) for name, quoted, bare in _PARAMETER.findall(value)}
+            return told.get("name", ""), told.get("filename")
+    raise ValueError("a part of the form has no Content-Disposition")
 
 
-def _plain(told: str | tuple[str, str, str]) -> str:
-    """Browsers percent-encode quotes and line ends in a name; others give its character set with it."""
-    return collapse_rfc2231_value(told).replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
+def _plain(text: str) -> str:
+    """Quotes and line ends inside a name are percent-encoded by browsers, and escaped with a backslash by others."""
+    text = re.sub(r"\\([\"\\])", r"\1", text)
+    return text.replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
 
 
 # The requests of an input file

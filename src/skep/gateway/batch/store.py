@@ -137,7 +137,7 @@ class RequestStart(msgspec.Struct, frozen=True):
     at: Annotated[float, StoredAs("begun_at")]
 
 
-Starts = Iterable[RequestStart]
+Starts = Sequence[RequestStart]
 
 
 class BatchResult(msgspec.Struct, frozen=True):
