@@ -49,12 +49,12 @@ def test_a_batch_is_what_its_newest_event_says(store):
     assert (batch.order, batch.status, batch.detail) == (order(), BatchStatus.IN_PROGRESS, {"model": "m", "total": 3})
     assert store.become("batch_1", BatchStatus.CANCELLING, 3.0)
     assert not store.become("batch_1", BatchStatus.CANCELLING, 4.0)
-    assert store.cancelling() == {"batch_1"}
+    assert [one.cancelling for one in store.unfinished()] == [True]
     assert store.become("batch_1", BatchStatus.FINALIZING, 5.0)
     assert store.batch("batch_1").status is BatchStatus.CANCELLING  # whatever the other process was at
     store.become("batch_1", BatchStatus.CANCELLED, 6.0, ())
     assert store.batch("batch_1").times[BatchStatus.CANCELLING] == 3.0
-    assert (store.batch("batch_1").status, store.cancelling(), store.unfinished()) == (BatchStatus.CANCELLED, set(), [])
+    assert (store.batch("batch_1").status, store.unfinished()) == (BatchStatus.CANCELLED, [])
     assert not store.become("batch_1", BatchStatus.COMPLETED, 7.0)
 
 

@@ -150,7 +150,7 @@ def test_fault_strikes_its_number_of_times():
     """Oldest first; other requests are left alone."""
     plan = FaultPlan()
     plan.faults += [InjectedFault.parse('{"kind": "500", "times": 2}'), InjectedFault.parse("429")]
-    struck = [plan.for_request("POST", "/v1/chat/completions") for _ in range(4)]
+    struck = [plan.take(lambda fault: fault.strikes("POST", "/v1/chat/completions")) for _ in range(4)]
     assert [fault.kind.value if fault else None for fault in struck] == ["500", "500", "429", None]
 
 

@@ -261,18 +261,15 @@ class Admission:
     def load_failed(self, model: str, why: str, retry_after_s: float) -> list[Action]:
         """Reject all that wait for a model that cannot be loaded."""
         pool = self._models.get(model)
-        waiting = list(pool.queue) if pool is not None and not pool.replicas else []
-        for entry in waiting:
-            self._models[model].queue.remove(entry.request_id)
-        return [Reject(entry.request_id, RejectCode.LOAD_FAILED, retry_after_s, why) for entry in waiting]
+        if pool is None or pool.replicas:
+            return []
+        return [Reject(name, RejectCode.LOAD_FAILED, retry_after_s, why) for name in pool.queue.clear()]
 
     def close(self) -> list[Action]:
         """Admit nothing new and empty the queues; what is under way goes on."""
         self.closed = True
-        waiting = [entry for pool in self._models.values() for entry in pool.queue]
-        for entry in waiting:
-            self._models[entry.model].queue.remove(entry.request_id)
-        return [Reject(entry.request_id, RejectCode.SHUTTING_DOWN, COME_BACK_S) for entry in waiting]
+        waiting = [name for pool in self._models.values() for name in pool.queue.clear()]
+        return [Reject(name, RejectCode.SHUTTING_DOWN, COME_BACK_S) for name in waiting]
 
     def _active(self, request_id: str) -> SlotLease | None:
         """Return the lease of a request, or None if it has ended or is in release: a repeated event has no effect."""

@@ -145,6 +145,13 @@ class ModelQueue:
             del flows[name]
         return entry
 
+    def clear(self) -> list[str]:
+        """Remove all, and return who waited."""
+        waiting = list(self.by_id)
+        for request_id in waiting:
+            self.remove(request_id)
+        return waiting
+
     def to_evict(self, arrival: Arrival) -> str | None:
         """Return who leaves a full queue: the newest of the lowest class' longest flow, or None for `arrival`."""
         lowest = max((priority for priority, flows in self._classes.items() if flows), default=None)

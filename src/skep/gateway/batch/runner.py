@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import Enum
 from itertools import chain
@@ -37,13 +38,13 @@ from skep.gateway.batch.store import (
     BatchStatus,
     BatchStore,
     RequestStart,
-    Starts,
     StoredBatch,
     StoredFile,
-    UnfinishedBatch,
 )
+from skep.units import MIB
 
 BACKLOG = 2  # requests that wait for a slot
+UNRECORDED, UNRECORDED_BYTES = 1000, 64 * MIB  # results the store has not taken: beyond that, nothing new is sent
 SENDING_LOOK_S = 0.2
 CLOCK_S = 60.0  # the window is looked at so often, for clocks are set and machines sleep
 STORE_AGAIN_S = 0.5
@@ -68,7 +69,6 @@ class _SentRequest:
     call: InternalRequest
     task: asyncio.Task[None]
     start: RequestStart | None = None  # None: no replica has it yet
-    answered: bool = False  # its answer is being recorded
 
 
 @dataclass(eq=False)
@@ -85,9 +85,12 @@ class BatchSender:
     def __post_init__(self) -> None:
         self._halt: Halt | None = None
         self._out: dict[int, _SentRequest] = {}
-        self._over: list[RequestStart] = []  # of those that were given up: the store does not know of it yet
-        self._recording = asyncio.Lock()  # a beginning is recorded before its end
+        self._unrecorded: list[BatchResult] = []
+        self._begun: list[RequestStart] = []  # that the store does not know of yet, as the next
+        self._over: list[RequestStart] = []
+        self._writing = threading.Lock()  # what is removed from the lists is what was written
         self._wake = asyncio.Event()
+        self._to_record = asyncio.Event()
 
     def halt(self, why: Halt) -> None:
         """The first reason stays, but leaving does not: it only means later, or elsewhere."""
@@ -97,20 +100,30 @@ class BatchSender:
 
     async def run(self) -> Halt | None:
         """None: every request has its result, in the store."""
-        aside = [without_answer(one, "gateway_died", _name(), time.time()) for one in self.schedule.set_aside]
+        for request in self.schedule.set_aside:
+            self._keep(without_answer(request, "gateway_died", _name(), time.time()))
         try:
-            await self._record(aside)
             async with asyncio.TaskGroup() as tasks:
+                recording = tasks.create_task(self._record())
                 await self._send_all(tasks)
                 await self._quiet()
+                while self._has_news:
+                    self._to_record.set()
+                    await asyncio.sleep(SENDING_LOOK_S / 10)
+                recording.cancel()
         finally:
             self.schedule.leave()
             for sent in self._out.values():
                 sent.call.give_up()
-            if self._over:  # an end in order is no death of the gateway
+            if self._has_news:  # an end in order is no death of the gateway
                 with contextlib.suppress(StoreError):
-                    await asyncio.to_thread(self.store.record, self.order.id, over=self._over)
+                    await asyncio.to_thread(self._write)
         return None if self.schedule.done else self._halt
+
+    @property
+    def _has_news(self) -> bool:
+        """For the store."""
+        return bool(self._unrecorded or self._begun or self._over)
 
     async def _send_all(self, tasks: asyncio.TaskGroup) -> None:
         while not self.schedule.done and self._halt is None:
@@ -127,8 +140,7 @@ class BatchSender:
             self._wake.clear()
             due_s = self.schedule.due_in_s(now)
             pause_s = min(left_s, max(SENDING_LOOK_S, due_s) if due_s is not None else CLOCK_S)
-            await self._record(begun=self._new_starts())
-            if any(sent.start is None for sent in self._out.values()):  # a replica may get it at any moment
+            if self._note_starts():
                 pause_s = min(pause_s, SENDING_LOOK_S)
             await _wait(self._wake, pause_s)
 
@@ -140,61 +152,74 @@ class BatchSender:
                     sent.task.cancel()
             self._wake.clear()
             await _wait(self._wake, SENDING_LOOK_S)
-        for sent in self._out.values() if self._halt is not None else ():
-            if not sent.answered:
-                sent.task.cancel()
-        if self._out:
-            await asyncio.wait([sent.task for sent in self._out.values()])
+        tasks = [sent.task for sent in self._out.values()] if self._halt is not None else []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _open_call(self) -> InternalRequest | None:
         """None: what is out is enough for now."""
         waiting = sum(sent.call.waiting for sent in self._out.values())
-        return self.gateway.open_call(self.order.owner) if waiting < BACKLOG else None
+        unrecorded_bytes = sum(len(result.line) for result in self._unrecorded)
+        if waiting >= BACKLOG or len(self._unrecorded) >= UNRECORDED or unrecorded_bytes >= UNRECORDED_BYTES:
+            return None
+        return self.gateway.open_call(self.order.owner)
 
-    def _new_starts(self) -> list[RequestStart]:
-        """Return the requests that a replica has got since the last look."""
-        starts = []
+    def _note_starts(self) -> bool:
+        """Return whether there are requests that no replica has yet: one may get them at any moment."""
         for index, sent in self._out.items():
-            if sent.start is None and not sent.answered and not sent.call.waiting:
+            if sent.start is None and not sent.call.waiting:
                 sent.start = RequestStart(index, time.time())
-                starts.append(sent.start)
-        return starts
+                self._begun.append(sent.start)
+                self._to_record.set()
+        return any(sent.start is None for sent in self._out.values())
 
     async def _one(self, request: BatchRequest, call: InternalRequest) -> None:
         index = request.index
         try:
-            try:
-                line = await asyncio.to_thread(self.room.read, self.order.input_file_id, request.start, request.length)
-                got = call.go(self.order.endpoint, body_of(line))
-                self._wake.set()
-                answer = await got
-            except (FileNotFoundError, ValueError):
-                answer = BatchAnswer(None, fault="input_file_missing")
-            except asyncio.CancelledError:
-                self.schedule.take_back(index)
-                self._over += filter(None, [self._out[index].start])
-                raise
-            finally:
-                call.give_up()
-            sent = self._out[index]
-            sent.answered = True
-            final = self.schedule.answered(index, answer, time.monotonic())
-            results = [result_of(request, answer, _name(), time.time())] if final else []
-            await self._record(results, over=[sent.start] if sent.start is not None else ())
-        finally:
-            del self._out[index]
+            line = await asyncio.to_thread(self.room.read, self.order.input_file_id, request.start, request.length)
+            got = call.go(self.order.endpoint, body_of(line))
             self._wake.set()
+            answer = await got
+        except asyncio.CancelledError:
+            self.schedule.take_back(index)
+            raise
+        except (FileNotFoundError, ValueError):
+            answer = BatchAnswer(None, fault="input_file_missing")
+        finally:
+            call.give_up()
+            self._wake.set()
+            sent = self._out.pop(index)
+            if sent.start is not None:
+                self._over.append(sent.start)
+        if self.schedule.answered(index, answer, time.monotonic()):
+            self._keep(result_of(request, answer, _name(), time.time()))
 
-    async def _record(self, results: Sequence[BatchResult] = (), *, begun: Starts = (), over: Starts = ()) -> None:
-        """A store that is full or busy is asked again; nothing new is sent meanwhile."""
-        while results or begun or over:
+    def _keep(self, result: BatchResult) -> None:
+        self._unrecorded.append(result)
+        self._to_record.set()
+
+    async def _record(self) -> None:
+        """All that came meanwhile in one transaction. A store that is full or busy is asked again."""
+        while True:
+            await self._to_record.wait()
+            self._to_record.clear()
             try:
-                async with self._recording:
-                    await asyncio.to_thread(self.store.record, self.order.id, results, begun=begun, over=over)
-                return
+                await asyncio.to_thread(self._write)
             except StoreError as error:
                 self.say(f"{self.order.id}: results are not recorded yet: {error.message}")
                 await asyncio.sleep(STORE_AGAIN_S)
+                self._to_record.set()
+            else:
+                self._wake.set()
+
+    def _write(self) -> None:
+        """In a thread. The lists may grow meanwhile."""
+        with self._writing:
+            results, begun, over = self._unrecorded[:], self._begun[:], self._over[:]
+            self.store.record(self.order.id, results, begun=begun, over=over)
+            del self._unrecorded[: len(results)], self._begun[: len(begun)], self._over[: len(over)]
 
 
 def _name() -> str:
@@ -214,7 +239,7 @@ class BatchRunner:
     ) -> None:
         self._store, self._room, self._gateway, self._say = store, room, gateway, say
         self._wake = asyncio.Event()
-        self._under_way: dict[str, UnfinishedBatch] = {}
+        self._under_way: set[str] = set()
         self._sending: dict[str, BatchSender] = {}  # not while they are checked or their files are written
         self._resting: dict[str, float] = {}
         self._turn = SuspectTurn()
@@ -263,14 +288,13 @@ class BatchRunner:
                 if now >= tidy_at:
                     await asyncio.to_thread(self._tidy)
                     tidy_at = now + TIDY_S
-                cancelled = await asyncio.to_thread(self._store.cancelling)
-                for batch_id in cancelled & self._sending.keys():
-                    self._sending[batch_id].halt(Halt.CANCELLED)
                 unfinished = await asyncio.to_thread(self._store.unfinished)
-                ending = cancelled | {one.id for one in unfinished if one.expires_at <= time.time()}
+                for one in unfinished:
+                    if one.cancelling and one.id in self._sending:
+                        self._sending[one.id].halt(Halt.CANCELLED)
                 rested = [one for one in unfinished if self._resting.get(one.id, 0.0) <= now]
-                for batch in choose(rested, self._under_way, ending) if not self._leaving else ():
-                    self._under_way[batch.id] = batch
+                for batch in choose(rested, self._under_way, time.time()) if not self._leaving else ():
+                    self._under_way.add(batch.id)
                     carrying.add(task := tasks.create_task(self._carry(batch.id)))
                     task.add_done_callback(carrying.discard)
             except (SkepError, OSError) as error:
@@ -286,7 +310,7 @@ class BatchRunner:
             self._resting[batch_id] = time.monotonic() + REST_S
         finally:
             self._sending.pop(batch_id, None)
-            del self._under_way[batch_id]
+            self._under_way.discard(batch_id)
             self._wake.set()
 
     async def _carry_on(self, batch_id: str) -> None:

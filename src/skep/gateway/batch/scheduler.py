@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,18 +199,16 @@ def _one_line(body: bytes) -> tuple[bytes, dict[str, Any]]:
 MOST_OF_KIND = 16  # batches of one owner for one model that are under way at once
 
 
-def choose(
-    unfinished: Iterable[UnfinishedBatch], under_way: Mapping[str, UnfinishedBatch], ending: Container[str]
-) -> list[UnfinishedBatch]:
-    """Return the batches that begin now. `ending`: those that are cancelled or expired, and need no room.
+def choose(unfinished: Sequence[UnfinishedBatch], under_way: Container[str], now: float) -> list[UnfinishedBatch]:
+    """Return the batches that begin now. `under_way`: the ids of those that have begun.
 
     Batches of one kind wait for the same slots, so more of them at once would be none the sooner. Those of other kinds
     wait for others, and among owners the gateway's queue is fair: neither keeps the other from beginning.
     """
-    kinds = Counter(one.kind for name, one in under_way.items() if name not in ending)
+    kinds = Counter(one.kind for one in unfinished if one.id in under_way and not one.is_ending(now))
     begin = []
     for batch in unfinished:
-        if batch.id not in under_way and (batch.id in ending or kinds[batch.kind] < MOST_OF_KIND):
-            kinds[batch.kind] += batch.id not in ending
+        if batch.id not in under_way and (batch.is_ending(now) or kinds[batch.kind] < MOST_OF_KIND):
+            kinds[batch.kind] += not batch.is_ending(now)
             begin.append(batch)
     return begin

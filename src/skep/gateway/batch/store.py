@@ -43,8 +43,9 @@ FINAL = frozenset((BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRE
 _ENDED = f"SELECT batch_id FROM batch_events WHERE status IN ({', '.join(repr(one.value) for one in sorted(FINAL))})"  # noqa: S608
 _USER = f"SELECT id FROM batches WHERE input_file_id = ? AND id NOT IN ({_ENDED})"  # noqa: S608
 _UNFINISHED = f"""
-SELECT batches.id, owner, expires_at, detail FROM batches
-LEFT JOIN batch_events ON batch_id = batches.id AND status = 'in_progress'
+SELECT batches.id, owner, expires_at, detail,
+    EXISTS (SELECT 1 FROM batch_events WHERE batch_id = batches.id AND status = 'cancelling') AS cancelling
+FROM batches LEFT JOIN batch_events ON batch_id = batches.id AND status = 'in_progress'
 WHERE batches.id NOT IN ({_ENDED}) ORDER BY batches.number"""  # noqa: S608
 _HELD = """
 SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?)"""
@@ -114,6 +115,11 @@ class UnfinishedBatch(msgspec.Struct, frozen=True):
     owner: str
     model: str | None  # None: its file was not read yet, or names none
     expires_at: float
+    cancelling: bool = False
+
+    def is_ending(self, now: float) -> bool:
+        """It needs no room: nothing of it is sent any more."""
+        return self.cancelling or self.expires_at <= now
 
     @property
     def kind(self) -> tuple[str, str | None]:
@@ -236,10 +242,6 @@ class BatchStore:
         """Oldest first."""
         model = {"model": lambda row: json.loads(row["detail"] or "{}").get("model")}
         return read(self._store.read(_UNFINISHED), UnfinishedBatch, **model)
-
-    def cancelling(self) -> set[str]:
-        sql = f"SELECT batch_id FROM batch_events WHERE status = 'cancelling' AND batch_id NOT IN ({_ENDED})"  # noqa: S608
-        return {row["batch_id"] for row in self._store.read(sql)}
 
     def become(
         self, batch_id: str, status: BatchStatus, at: float, files: Sequence[StoredFile] = (), **detail: Any
