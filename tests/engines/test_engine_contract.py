@@ -16,12 +16,12 @@ from skep.engines.base import Launch, engine_named, key_headers
 from skep.engines.diagnosis import diagnose
 from skep.engines.discovery import is_installed
 from skep.errors import SkepError
-from skep.gateway.health_loop import count_busy, count_running
+from skep.gateway.proxy import count_busy, count_running
 from skep.host.processes import descendants
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.replica import Replica
 from skep.testing.speakers import write_program
-from skep.wire.fetch import fetch_once
+from skep.wire.client import fetch_once
 from skep.wire.heads import parse_url
 
 POLICY = RestartPolicy(

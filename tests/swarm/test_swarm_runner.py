@@ -31,7 +31,7 @@ from skep.swarm.results_file import ResultsFile, complete_output
 from skep.swarm.runner import carry_out
 from skep.swarm.store import Recorded, SwarmStore
 from skep.testing.process import FakeEngine
-from skep.wire.fetch import LARGEST_ANSWER_BYTES
+from skep.wire.client import LARGEST_ANSWER_BYTES
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 

@@ -16,8 +16,7 @@ from skep.files import lock_holder
 from skep.paths import user_paths
 from skep.tuner.records import ConfigFailed
 from skep.tuner.trial_server import TrialServers, tuner_lock
-from skep.wire.client import WireFailure
-from skep.wire.fetch import fetch_once
+from skep.wire.client import WireFailure, fetch_once
 from skep.wire.heads import parse_url
 
 

@@ -10,8 +10,7 @@ import msgspec
 
 from skep.catalog.names import did_you_mean
 from skep.errors import EndpointError, KeyRefused, UserError
-from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import HttpResponse, fetch, fetch_if_there
+from skep.wire.client import HttpResponse, Pool, WireFailure, fetch, fetch_if_there
 from skep.wire.heads import Origin, parse_url
 
 PROPS = {"total_slots": "slots", "build_info": "build", "model_path": "model_path"}  # llama.cpp's name, and ours

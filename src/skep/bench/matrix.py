@@ -22,8 +22,7 @@ from skep.files import open_log
 from skep.host.power import gpu_memory_used, wait_until_clear
 from skep.host.processes import MARK, kill_marked
 from skep.units import format_bytes, parse_seconds
-from skep.wire.client import WireFailure
-from skep.wire.fetch import fetch_once
+from skep.wire.client import WireFailure, fetch_once
 from skep.wire.heads import parse_url
 
 STOP_WITHIN_S = 20.0

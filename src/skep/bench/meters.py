@@ -15,8 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from skep.stats.percentiles import percentile
-from skep.wire.client import Pool
-from skep.wire.fetch import fetch_if_there
+from skep.wire.client import Pool, fetch_if_there
 from skep.wire.prometheus import parse_metrics
 
 SAMPLE_EVERY_S = 0.02

@@ -17,8 +17,7 @@ from skep.bench.endpoint import Endpoint
 from skep.bench.load_shapes import TrafficStream
 from skep.bench.request import BenchTask, Sender
 from skep.errors import EndpointError
-from skep.wire.client import Pool
-from skep.wire.fetch import fetch_if_there
+from skep.wire.client import Pool, fetch_if_there
 from skep.workload import prompts
 from skep.workload.calibration import TokenCalibration, calibrate, sample_prompts
 

@@ -22,8 +22,7 @@ from skep.store.records import RunState, StoredRun
 from skep.supervisor.control import NotRunning
 from skep.swarm.journal import as_it_stands
 from skep.swarm.records import SwarmRunState
-from skep.wire.client import WireFailure
-from skep.wire.fetch import fetch_once
+from skep.wire.client import WireFailure, fetch_once
 from skep.wire.heads import parse_url
 
 if TYPE_CHECKING:

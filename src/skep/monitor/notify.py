@@ -23,9 +23,8 @@ from skep.monitor.describe import one_line
 from skep.monitor.records import Alert, AlertRule
 from skep.monitor.status import alert_document
 from skep.units import format_seconds, shortened
-from skep.wire.client import WireFailure
-from skep.wire.fetch import fetch_once
-from skep.wire.retry import KINDS
+from skep.wire.client import WireFailure, fetch_once
+from skep.wire.openai import KINDS
 
 PREFIX = "SKEP_ALERT_"  # of a command's variables
 MAX_TEXT = 1000

@@ -33,8 +33,7 @@ from skep.monitor.describe import one_line
 from skep.monitor.records import BUSY, PROBES_FLOW, Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape, ProbeTarget
 from skep.monitor.schedule import Due
 from skep.store.records import Request
-from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import fetch, fetch_if_there
+from skep.wire.client import Pool, WireFailure, fetch, fetch_if_there
 from skep.wire.heads import parse_url
 from skep.wire.prometheus import parse_metrics
 from skep.workload.calibration import TokenCalibration, calibrate

@@ -26,8 +26,8 @@ from skep.paths import LOOPBACK, Paths, make_private, make_runtime
 from skep.supervisor.control_commands import run_with_control
 from skep.supervisor.lifecycle import RestartPolicy
 from skep.supervisor.supervisor import BackgroundService, Hive, Supervisor
-from skep.wire.limits import ServerLimits
 from skep.wire.listen import bind
+from skep.wire.server_request import ServerLimits
 
 Tell = Callable[[str], None]  # hears a line for the user
 

@@ -25,8 +25,7 @@ from skep.host.facts import read_oom_kills
 from skep.host.processes import kill_marked
 from skep.supervisor.lifecycle import Life, Lifecycle, LifecycleAction, ReplicaState, RestartPolicy, ToDo
 from skep.supervisor.process_guard import EngineAddress, Exited, FromGuard, Spawned, Terminate
-from skep.wire.client import WireFailure
-from skep.wire.fetch import HttpResponse, fetch_once
+from skep.wire.client import HttpResponse, WireFailure, fetch_once
 from skep.wire.heads import Origin, parse_url
 from skep.wire.json_pipe import JsonPipe
 from skep.wire.listen import cannot_listen, claim_port, free_port, is_final, refusal_of

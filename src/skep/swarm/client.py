@@ -19,8 +19,7 @@ from skep.store.rows import storable
 from skep.supervisor.control import ask, local_key, socket_of
 from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.records import AnswerFigures, SwarmRunOptions, Task
-from skep.wire.client import Pool
-from skep.wire.fetch import LARGEST_ANSWER_BYTES
+from skep.wire.client import LARGEST_ANSWER_BYTES, Pool
 from skep.wire.heads import ResponseHead, parse_url
 from skep.wire.openai import CHAT, OpenAIClient, StreamReader
 

@@ -23,7 +23,7 @@ from skep.store.database import Store, open_store
 from skep.swarm.records import AttemptOutcome, SwarmRun, SwarmRunOptions, SwarmRunState, Task, TaskEnding, given_fields
 from skep.swarm.schedule import Pending
 from skep.swarm.store import SwarmStore
-from skep.wire.retry import ErrorKind, classify_error
+from skep.wire.openai import ErrorKind, classify_error
 
 
 def create_run(

@@ -30,7 +30,7 @@ from skep.swarm.records import Recorded, SwarmRun, SwarmRunState, Task, TaskResu
 from skep.swarm.results_file import ResultsFile, ResultsWriter
 from skep.swarm.schedule import FIRST_LOOK_S, Action, Cancel, GiveUp, Pending, Start, TaskSchedule, next_pause_s
 from skep.swarm.store import SessionOutcome, SwarmStore
-from skep.wire.retry import ErrorKind, classify_error
+from skep.wire.openai import ErrorKind, classify_error
 
 TICK_S = 0.1
 ASK_EVERY_S = 3.0  # how many slots there are now

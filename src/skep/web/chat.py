@@ -17,9 +17,8 @@ from skep.swarm.client import key_here, url_here
 from skep.web.context import Site
 from skep.web.layout import page
 from skep.web.responses import json_answer
-from skep.wire.client import Pool, WireFailure, strip_chunk_headers
-from skep.wire.fetch import fetch
-from skep.wire.heads import ResponseHead, lines_of, parse_url
+from skep.wire.client import Pool, WireFailure, fetch
+from skep.wire.heads import ResponseHead, lines_of, parse_url, strip_chunk_headers
 
 LONGEST_BODY = 1 << 20
 LIST_S, FIRST_BYTE_S = 3.0, 900.0  # of the list of models; of an answer, which may wait for a slot

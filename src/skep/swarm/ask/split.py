@@ -33,7 +33,7 @@ from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.client import REJECTED, AttemptResult, ChatWorker, SwarmClient
 from skep.swarm.records import SwarmRunOptions, Task
 from skep.units import format_bytes, format_seconds
-from skep.wire.fetch import fetch_if_there
+from skep.wire.client import fetch_if_there
 
 Item = TypeVar("Item")
 Say = Callable[[str], None]
