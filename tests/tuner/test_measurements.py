@@ -18,45 +18,44 @@ def config(graphs=False, slots=1, kv="bf16"):
 EFFECTS = KnownEffects((GRAPHS, SLOTS, KV), {}, foreseen={"graphs": {True: 1.5}}, pairs=(("slots", "kv"),))
 
 
+def surrogate_of(*seen):
+    """`seen`: configurations, the round of each and what it scored."""
+    surrogate = Surrogate(EFFECTS, config())
+    for one, round_, score in seen:
+        surrogate.took(one, round_, score, 0.0001)
+    return surrogate
+
+
 def test_before_anything_is_measured_the_planner_is_believed_but_not_to_the_letter():
-    belief = Surrogate(EFFECTS, config()).gain(config(graphs=True), config())
+    belief = surrogate_of().gain(config(graphs=True), config())
     assert belief.mean == pytest.approx(math.log(1.5))
     assert 0.05 < belief.deviation < 0.4
 
 
 def test_what_was_measured_wins_over_what_was_foreseen():
-    surrogate = Surrogate(EFFECTS, config())
-    for number, (one, score) in enumerate([(config(), 4.0), (config(graphs=True), 3.8)] * 3):
-        surrogate.took(one, number // 2, score, 0.0001)
-    belief = surrogate.gain(config(graphs=True), config())
+    rounds = [
+        (one, number, score) for number in range(3) for one, score in ((config(), 4.0), (config(graphs=True), 3.8))
+    ]
+    belief = surrogate_of(*rounds).gain(config(graphs=True), config())
     assert belief.mean == pytest.approx(-0.2, abs=0.03)
     assert belief.deviation < 0.05
 
 
-def test_an_effect_seen_here_is_expected_elsewhere():
-    surrogate = Surrogate(EFFECTS, config())
-    surrogate.took(config(), 1, 4.0, 0.0001)
-    surrogate.took(config(slots=4), 1, 4.7, 0.0001)
+def test_an_effect_seen_here_is_expected_elsewhere_and_of_neighbours_on_a_ladder():
+    surrogate = surrogate_of((config(), 1, 4.0), (config(slots=4), 1, 4.7))
     assert surrogate.gain(config(graphs=True, slots=4), config(graphs=True)).mean > 0.3
-
-
-def test_neighbours_on_a_ladder_are_thought_alike():
-    surrogate = Surrogate(EFFECTS, config())
-    surrogate.took(config(), 1, 4.0, 0.0001)
-    surrogate.took(config(slots=4), 1, 4.3, 0.0001)
     near, far = (surrogate.gain(config(slots=slots), config()).mean for slots in (6, 2))
-    assert near > 0.05
+    assert near > 0.1
     assert far > 0
+    other = config(graphs=True, slots=3, kv="fp8")
+    assert surrogate.mean_gain(other, config()) == pytest.approx(surrogate.gain(other, config()).mean)
 
 
 def test_a_round_that_was_slow_for_all_says_nothing_about_any():
-    surrogate = Surrogate(EFFECTS, config())
-    surrogate.took(config(), 1, 4.0, 0.0001)
-    surrogate.took(config(slots=4), 1, 4.0, 0.0001)
-    before = surrogate.gain(config(slots=4), config()).mean
-    surrogate.took(config(), 2, 3.97, 0.0001)
-    surrogate.took(config(slots=4), 2, 3.97, 0.0001)
-    assert surrogate.gain(config(slots=4), config()).mean == pytest.approx(before, abs=0.01)
+    first = (config(), 1, 4.0), (config(slots=4), 1, 4.0)
+    before, after = surrogate_of(*first), surrogate_of(*first, (config(), 2, 3.97), (config(slots=4), 2, 3.97))
+    expected = pytest.approx(before.gain(config(slots=4), config()).mean, abs=0.01)
+    assert after.gain(config(slots=4), config()).mean == expected
 
 
 @pytest.mark.parametrize(("mean", "deviation"), [(-0.5, 0.1), (0.0, 0.1), (0.3, 0.0), (-0.1, 0.0)])
@@ -64,15 +63,6 @@ def test_hope_is_never_below_the_mean_nor_below_nothing(mean, deviation):
     belief = Belief(mean, deviation)
     assert belief.hope >= max(0.0, mean)
     assert 0 <= belief.chance <= 1
-
-
-def test_the_quick_mean_is_the_mean():
-    surrogate = Surrogate(EFFECTS, config())
-    surrogate.took(config(), 1, 4.0, 0.001)
-    surrogate.took(config(slots=4), 1, 4.5, 0.001)
-    surrogate.took(config(kv="fp8"), 2, 4.1, 0.001)
-    other = config(graphs=True, slots=3, kv="fp8")
-    assert surrogate.mean_gain(other, config()) == pytest.approx(surrogate.gain(other, config()).mean)
 
 
 def test_what_every_failure_has_is_trusted_less_than_what_only_one_has():

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from statistics import median
@@ -30,18 +30,16 @@ from skep.bench.tasks import TaskMaker, Workload, calibrate_on
 from skep.catalog.gpus import HostFacts
 from skep.catalog.presets import Preset
 from skep.errors import EndpointError, UserError, first_of
-from skep.stats.percentiles import mean_t_interval
 from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import Request
-from skep.tuner.measurements import median_known
+from skep.tuner.measurements import median_known, point_of
 from skep.tuner.predictions import CURVE_RUNS, RUN_S, tasks_for
 from skep.tuner.quality_check import QualityGuard, Sheet
 from skep.tuner.records import (
     BenchProgress,
     ConfigFailed,
     ConfigFailure,
-    CurvePoint,
     CurveRequest,
     CurveResult,
     JudgeRequest,
@@ -101,38 +99,11 @@ def foreseen_per_s(batch: Sequence[Request], output_tokens: int) -> float | None
     return len(answered) / (wall_s * max(1.0, whole / max(first + short * each, 1e-9)))
 
 
-def point_of(level: int, config: KnobConfig, found: Sequence[TuneReading]) -> CurvePoint:
-    """Of the runs of one level. A speed is never below nothing, however wide two runs lie apart."""
-    speeds = [one.effective_tok_s for one in found if one.effective_tok_s is not None and not one.limited]
-    interval = mean_t_interval(speeds)
-    figure = None if interval is None else replace(interval, low=max(0.0, interval.low))
-    ttft_ms, tpot_ms = median_known(one.ttft_ms for one in found), median_known(one.tpot_ms for one in found)
-    return CurvePoint(level, config, figure, ttft_ms, tpot_ms)
-
-
-def wave_seconds(known: Mapping[int, float], level: int) -> float | None:
-    """How long a wave takes by those of other levels, between what is certain from either side; None: none is known.
-
-    More agents make it no shorter, and longer by at most their number.
-    """
-    if not known:
-        return None
-    shares = [(wave_s, wave_s * level / other) for other, wave_s in known.items()]
-    low, high = max(min(pair) for pair in shares), min(max(pair) for pair in shares)
-    return math.sqrt(low * high)
-
-
 def run_tasks(level: int, wave_s: float | None, least_s: float = RUN_S) -> int | None:
     """Of one run of a level of the curve, in whole waves; None: even one would take too long."""
     if wave_s is None:
         return level
     return None if wave_s > LONGEST_RUN_S else level * min(MOST_WAVES, max(1, math.ceil(least_s / wave_s)))
-
-
-def drop_unusable_remedies(failure: ConfigFailure, config: KnobConfig) -> ConfigFailure:
-    """Without remedies that are no knob of this configuration, or that it has already."""
-    has = config.as_dict
-    return replace(failure, mended=tuple((name, wish) for name, wish in failure.mended if has.get(name, wish) != wish))
 
 
 def seed_of(*parts: object) -> int:
@@ -175,7 +146,6 @@ class _ServerRun:
     run_id: str | None = None
     failure: ConfigFailure | None = None
     taken: dict[int, list[TuneReading]] = field(default_factory=dict)  # by level
-    waves: dict[int, float] = field(default_factory=dict)  # seconds, by level
     served: TrialServer = field(init=False)  # this and the next three: once it is up
     maker: TaskMaker = field(init=False)
     recording: Recording = field(init=False)
@@ -194,7 +164,7 @@ class _ServerRun:
         try:
             await work
         except ConfigFailed as error:
-            self.failure = drop_unusable_remedies(error.failure, self.config)
+            self.failure = error.failure
             await self.stack.__aexit__(type(error), error, error.__traceback__)
 
     async def warm_up(self, width: int, limit_s: float) -> list[Request]:
@@ -293,8 +263,8 @@ class EngineBench:
     meter: EnergyMeter | None = None
     patience: MeasureTimeouts = field(default_factory=MeasureTimeouts)
     _calibration: TokenCalibration | None = None
-    _per_s: dict[str, float] = field(default_factory=dict)  # tasks a second of each configuration, by its key
-    _sides: list[str] = field(default_factory=list)  # of this round, by their keys
+    _rates: dict[KnobConfig, tuple[int, float]] = field(default_factory=dict)  # a level, and tasks a second there
+    _sides: Sequence[KnobConfig] = ()  # of this round
     _count: int | None = None  # tasks of each reading of this round
     _reading_s: float | None = None  # that the last one took
     _first_s: float = 0.0  # the longest that somebody waited for a first token
@@ -365,9 +335,7 @@ class EngineBench:
             limit_s = min(limit_s, max(WARM_S, self._reading_s))
         batch = await run.warm_up(min(run.width, goal), limit_s)
         if (per_s := foreseen_per_s(batch, self.aim.output_tokens)) is not None:
-            self._per_s.setdefault(run.config.key, per_s)
-        if (known := self._per_s.get(run.config.key)) is not None:
-            run.waves[goal] = goal / known
+            self._rates.setdefault(run.config, (goal, per_s))
 
     async def _up(self, run: _ServerRun) -> None:
         """Started and known; its requests are stored from here on."""
@@ -425,13 +393,13 @@ class EngineBench:
     def _tasks(self) -> int:
         """Of each reading of this round, the same for all sides, also for one that is not up yet."""
         if self._count is None:
-            known = [self._per_s[key] for key in self._sides if key in self._per_s]
+            known = [self._rates[side][1] for side in self._sides if side in self._rates]
             self._count = tasks_for(self.aim.concurrency, known, self.patience.reading_s)
         return self._count
 
     async def _reading(self, run: _ServerRun, level: int, repeat: int) -> None:
         """All of a level are as long; of a curve one that would take too long is left out."""
-        on_curve, wave_s = run.purpose == "curve", wave_seconds(run.waves, level)
+        on_curve, wave_s = run.purpose == "curve", self._wave_s(run.config, level)
         count = run_tasks(level, wave_s, self.patience.reading_s) if on_curve else self._tasks()
         if count is None:
             return
@@ -443,12 +411,18 @@ class EngineBench:
         joules = next((float(fact["joules"]) for fact in facts if "joules" in fact), None)
         found = reading_of(rows, self.aim, limited=limited, slo=self._slo, joules=joules)
         run.taken.setdefault(level, []).append(found)
-        if found.requests and found.wall_s > 0:
-            run.waves[level] = found.wall_s * level / found.requests
+        self._rates[run.config] = level, found.requests / max(found.wall_s, 1e-9)
         if not on_curve:
-            self._per_s[run.config.key] = found.requests / max(found.wall_s, 1e-9)
             self._reading_s = found.wall_s
             self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
+
+    def _wave_s(self, config: KnobConfig, level: int) -> float | None:
+        """Return how long one task of every agent takes, by the last level that was seen; None: none was.
+
+        With more agents it takes no less, and more by at most their share: the middle of both.
+        """
+        known, per_s = self._rates.get(config, (0, 0.0))
+        return math.sqrt(level * known) / per_s if per_s > 0 else None
 
     def _hang_s(self, run: _ServerRun) -> float:
         """Long prompts on a slow engine are read for minutes before the first token comes."""
@@ -459,7 +433,7 @@ class EngineBench:
         self, configs: Sequence[KnobConfig], purpose: str, width: int, on_progress: OnProgress, *, readings: int
     ) -> list[_ServerRun]:
         self._round, self._count = self._round + 1, None
-        self._sides = [config.key for config in configs]
+        self._sides = configs
         return [_ServerRun(config, purpose, self._round, width, readings, on_progress) for config in configs]
 
     def _together(self, configs: Sequence[KnobConfig]) -> bool:

@@ -14,11 +14,11 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.stats.slo import SloLimits
+from skep.tuner.measurements import point_of
 from skep.tuner.predictions import CURVE_RUNS, Predictor, tasks_for
 from skep.tuner.records import (
     BenchProgress,
     ConfigFailure,
-    CurvePoint,
     CurveRequest,
     CurveResult,
     JudgeRequest,
@@ -30,12 +30,10 @@ from skep.tuner.records import (
     ServerStart,
     TuneReading,
 )
-from skep.units import Interval
 
 STOP_S = 3.0
 _WARM_UP = 0.5  # of a reading
 _OUTLIER_FACTORS = (1.12, 0.75)
-_T_95_TWO_RUNS = 12.706
 _SPEEDS = ("figure", "effective_tok_s", "task_tok_s", "tok_per_joule")
 _TIMES = ("ttft_ms", "tpot_ms", "wall_s", "over_limit")
 _START_SHARE = {"no-start": 0.5, "out-of-memory": 0.7}  # of a start, until it has failed
@@ -119,7 +117,7 @@ class SimulatedBench:
             for level in request.levels:
                 truth = found if isinstance(found, ConfigFailure) else self.truth.at(config, level)
                 seen = self._readings(config, truth, effect, CURVE_RUNS, on_progress)
-                points.append(_point(config, level, seen))
+                points.append(point_of(level, config, seen))
             self.now_s += STOP_S
         return CurveResult(tuple(points), self.now_s - began_s)
 
@@ -162,12 +160,3 @@ class SimulatedBench:
             self.now_s += taken[-1].wall_s
             on_progress(BenchProgress(config, "measuring", number, count, taken[-1].effective_tok_s))
         return tuple(taken)
-
-
-def _point(config: KnobConfig, level: int, seen: tuple[TuneReading, ...]) -> CurvePoint:
-    if not seen:
-        return CurvePoint(level, config, None)
-    first, second = (one.effective_tok_s or 0.0 for one in seen)
-    mean, half = (first + second) / 2, _T_95_TWO_RUNS * abs(first - second) / 2
-    figure = Interval(max(0.0, mean - half), mean, mean + half)
-    return CurvePoint(level, config, figure, seen[0].ttft_ms, seen[0].tpot_ms)
