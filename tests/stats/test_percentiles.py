@@ -3,6 +3,7 @@
 import statistics
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,14 +50,6 @@ def test_percentile_grows_with_its_rank_within_the_sample(values, q, r):
     assert min(values) <= percentile(values, low) <= percentile(values, high) <= max(values)
 
 
-@given(samples, ranks, st.randoms(use_true_random=False))
-def test_percentile_ignores_the_order_of_the_values(values, q, rng):
-    """A sample is a set of measurements, not a series."""
-    shuffled = values.copy()
-    rng.shuffle(shuffled)
-    assert percentile(shuffled, q) == percentile(values, q)
-
-
 @given(st.lists(numbers, min_size=2, max_size=50))
 def test_ranks_agree_with_the_standard_library(values):
     """`statistics.quantiles` with the inclusive method is the same definition, written by others."""
@@ -64,12 +57,6 @@ def test_ranks_agree_with_the_standard_library(values):
     got = [percentile(values, q) for q in range(5, 100, 5)]
     assert got == pytest.approx(expected, rel=1e-9, abs=1e-3)
     assert median(values) == pytest.approx(statistics.median(values), rel=1e-9, abs=1e-3)
-
-
-@given(samples)
-def test_percentiles_are_those_of_each_rank(values):
-    found = percentiles(values)
-    assert (found.p50, found.p95, found.p99) == tuple(percentile(values, q) for q in (50, 95, 99))
 
 
 def test_percentiles_take_any_iterable_once_and_of_nothing_are_unknown():
@@ -100,13 +87,6 @@ def test_coefficient_of_variation_of_a_known_sample(values, cv):
     assert coefficient_of_variation(values) == (None if cv is None else pytest.approx(cv))
 
 
-@given(st.lists(st.floats(min_value=1, max_value=1e6), min_size=2, max_size=30), st.integers(1, 1000))
-def test_coefficient_of_variation_has_no_unit(values, factor):
-    """Seconds and milliseconds give the same figure."""
-    scaled = coefficient_of_variation([value * factor for value in values])
-    assert scaled == pytest.approx(coefficient_of_variation(values), abs=1e-9)
-
-
 values = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False)
 
 
@@ -114,13 +94,16 @@ def test_equal_values_have_no_spread_and_no_values_no_statistics():
     found = window_stats([1.0] * 9)
     assert (found.median, found.mad, found.cv, found.low, found.high) == (1.0, 0.0, 0.0, 1.0, 1.0)
     assert window_stats([]) is None
-
-
-def test_percentiles_of_a_window_lie_in_order():
-    found = window_stats(range(101))
-    assert (found.low, found.p05, found.p25, found.median, found.p75, found.p95, found.high) == (
-        0, 5, 25, 50, 75, 95, 100,
-    )  # fmt: skip
+    ranks = msgspec.to_builtins(window_stats(range(101)))
+    assert [ranks[name] for name in ("low", "p05", "p25", "median", "p75", "p95", "high")] == [
+        0,
+        5,
+        25,
+        50,
+        75,
+        95,
+        100,
+    ]
 
 
 @settings(deadline=None, max_examples=50)
@@ -137,22 +120,16 @@ def test_the_rolling_median_is_that_of_the_window_behind_each_point(points, widt
         assert abs(high - percentile(window, 75)) <= 1e-6
 
 
-def test_a_line_is_found_through_noise_and_outliers():
+@pytest.mark.parametrize("count", [300, 2000])
+def test_a_line_is_found_through_noise_and_outliers(count):
+    """A long series is gathered first: 2000 points have two million slopes, medians of neighbours the same line."""
     rng = Random(1)
-    points = [(float(x), 100 - 0.05 * x + rng.gauss(0, 1)) for x in range(300)]
-    points[::20] = [(x, y / 2) for x, y in points[::20]]
+    points = [(float(x), 100 - 0.05 * x + rng.gauss(0, 1)) for x in range(count)]
+    points[::20] = [(x, y - 50) for x, y in points[::20]]
     line = line_through(points)
     assert line.low < -0.05 < line.high
     assert abs(line.slope + 0.05) < 0.005
     assert abs(line.start - 100) < 1
-
-
-def test_a_long_series_is_gathered_before_a_line_is_laid():
-    """720 points have 258,840 slopes; medians of neighbours have the same line."""
-    rng = Random(2)
-    points = [(float(x), 0.01 * x + rng.gauss(0, 1)) for x in range(2000)]
-    line = line_through(points)
-    assert line.low < 0.01 < line.high
 
 
 def test_too_few_moments_have_no_line():

@@ -20,14 +20,8 @@ def points(curve, repeats=3, spread=0.005):
 
 def test_the_published_cliff_is_found():
     """Two 3090: 225 tok/s at four agents, 167 at eight."""
-    assert find_turning(points(DUAL_3090)) == Turning(
-        knee=4,
-        knee_bracket=(2, 4),
-        cliff=4,
-        cliff_bracket=(4, 8),
-        drop_pct=pytest.approx(100 * (1 - 160 / 225)),
-        sure=True,
-    )
+    drop = pytest.approx(100 * (1 - 160 / 225))
+    assert find_turning(points(DUAL_3090)) == Turning(4, (2, 4), 4, (4, 8), drop, sure=True)
 
 
 def test_one_repeat_gives_no_turning_point():
@@ -94,21 +88,17 @@ def test_levels_limited_by_the_client_are_not_used():
 
 
 def test_a_level_where_nothing_succeeded_lies_beyond_the_cliff():
-    """Zero is a figure."""
+    """Zero is a figure. Repeats of one level may come apart: C=1 is measured again at the end of a run."""
     found = find_turning([*points({1: 50.0, 2: 100.0}), LevelPoint(4, (0.0, 0.0))])
     assert (found.cliff, found.cliff_bracket, found.drop_pct) == (2, (2, 4), 100)
+    split = [*points({1: 50.0}, repeats=1), *points(SATURATING), LevelPoint(1, (50.1,))]
+    assert find_turning(split).knee == 8
 
 
 @pytest.mark.parametrize("levels", [[], [LevelPoint(1, (5.0, 5.0))], [LevelPoint(1, ()), LevelPoint(2, ())]])
 def test_too_few_levels_say_nothing(levels):
     """One point has no slope."""
     assert find_turning(levels) == Turning(None, None, None, None, None, sure=False)
-
-
-def test_repeats_of_one_level_may_come_apart():
-    """C=1 is measured again at the end of a run."""
-    split = [*points({1: 50.0}, repeats=1), *points(SATURATING), LevelPoint(1, (50.1,))]
-    assert find_turning(split).knee == 8
 
 
 @settings(deadline=None)
