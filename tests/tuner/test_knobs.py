@@ -21,7 +21,6 @@ from skep.errors import DoesNotFit, UserError
 from skep.planner.candidates import offered_quants
 from skep.planner.quants import QUANTS
 from skep.planner.setup import Layout
-from skep.tuner.baselines import baseline_of, prepared
 from skep.tuner.knobs import (
     TuneMachine,
     apply_config,
@@ -36,6 +35,7 @@ from skep.tuner.knobs import (
     with_layout,
 )
 from skep.tuner.predictions import Predictor
+from skep.tuner.presets import baseline_of, prepared
 from skep.tuner.records import KnobConfig, TuneGoal
 
 AIM = TuneGoal("effective_tok_s", 4)

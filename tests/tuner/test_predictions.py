@@ -7,9 +7,9 @@ from skep.catalog.gpus import HostFacts
 from skep.config.rigs import cpu_rig, parse_rig
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.setup import Layout, Speculation
-from skep.tuner.baselines import baseline_of
 from skep.tuner.knobs import TuneMachine, config_of, space_of
 from skep.tuner.predictions import RUN_S, TOO_LONG_S, Predictor, tasks_for
+from skep.tuner.presets import baseline_of
 from skep.tuner.records import TuneGoal
 
 AIM = TuneGoal("effective_tok_s", 4)

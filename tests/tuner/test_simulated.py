@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from skep.config.rigs import parse_rig
-from skep.tuner.baselines import baseline_of
 from skep.tuner.knobs import TuneMachine, config_of, space_of
 from skep.tuner.predictions import Predictor
+from skep.tuner.presets import baseline_of
 from skep.tuner.records import (
     ConfigFailure,
     CurveRequest,
@@ -21,7 +21,7 @@ from skep.tuner.records import (
     TuneGoal,
     TuneReading,
 )
-from skep.tuner.simulated import PlannedTruth, SimulatedBench, SimulatedNoise
+from skep.tuner.simulated import SimulatedBench, SimulatedNoise
 
 FAST, SLOW = KnobConfig.of({"graphs": True}), KnobConfig.of({"graphs": False})
 READING = TuneReading(100.0, 100.0, 30.0, 200.0, 30.0, wall_s=10.0, requests=12, over_limit=0.5)
@@ -128,18 +128,18 @@ def planned(metric="effective_tok_s", **aim):
 
 def test_what_is_read_is_what_is_foreseen_but_for_the_noise():
     space, here = planned(slo="ttft=1s,tpot=10ms")
-    truth, faster = PlannedTruth(space), here.turned({"graphs": True})
-    starts = measured((here, faster), 2, bench=SimulatedBench(truth, seed=1, noise=STILL)).starts
+    faster = here.turned({"graphs": True})
+    starts = measured((here, faster), 2, bench=SimulatedBench(space, seed=1, noise=STILL)).starts
     for start in starts:
         assert start.figures == pytest.approx([space.predict(start.config)] * 2)
     assert starts[1].figures > starts[0].figures
-    reading = truth.figure(here)
+    reading = space.figure(here)
     assert reading.over_limit == pytest.approx(max(reading.ttft_ms / 1000, reading.tpot_ms / 10))
-    failure = truth.figure(here.turned({"layout": "2x TP=1", "quant": "bf16"}))
+    failure = space.figure(here.turned({"layout": "2x TP=1", "quant": "bf16"}))
     assert (failure.kind, failure.cause[:9]) == ("out-of-memory", "SIMULATED")
 
 
 def test_tokens_for_a_joule_are_read_where_that_is_the_goal():
     space, here = planned("tok_per_joule")
-    reading = PlannedTruth(space).figure(here)
+    reading = space.figure(here)
     assert reading.figure == pytest.approx(reading.tok_per_joule)

@@ -1,7 +1,7 @@
 """A bench in virtual time: no engine runs and nobody waits, a known truth is read through noise.
 
 What befalls real readings befalls these: each has noise of its own, each start an effect of its own, the whole machine
-drifts slowly, and now and then a reading is far off. `PlannedTruth` says what is read.
+drifts slowly, and now and then a reading is far off. What is read is what the planner foresees.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
-from skep.stats.slo import SloLimits
 from skep.tuner.measurements import point_of
-from skep.tuner.predictions import CURVE_RUNS, Predictor, tasks_for
+from skep.tuner.predictions import CURVE_RUNS, Predictor
 from skep.tuner.records import (
     BenchProgress,
     ConfigFailure,
@@ -49,47 +48,11 @@ class SimulatedNoise(msgspec.Struct, frozen=True):
     outliers: float = 0.02
 
 
-class PlannedTruth:
-    """What each configuration really does, by what is foreseen. Pure: the same for every question."""
-
-    def __init__(self, space: Predictor) -> None:
-        self._space, self._aim = space, space.aim
-        self._limits = SloLimits.parse(self._aim.slo).limits if self._aim.slo else ()
-
-    def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
-        """Return one reading of the goal's load without noise, `wall_s` long; or why it does not start."""
-        found = self.at(config, self._aim.concurrency)
-        if isinstance(found, ConfigFailure):
-            return found
-        figure, watts = self._space.predict(config), self._space.watts(config)
-        return replace(found, figure=figure, tok_per_joule=(found.effective_tok_s or 0.0) / watts if watts else None)
-
-    def at(self, config: KnobConfig, concurrency: int) -> TuneReading | ConfigFailure:
-        """Return the same load at another number of agents; `figure` is effective tok/s."""
-        fit = self._space.fit(config)
-        if fit is not None and fit.over_bytes > 0:
-            remedy = "fewer slots, a smaller KV type, or another share of the card"
-            return ConfigFailure("out-of-memory", f"SIMULATED: {fit.sentence}", remedy=remedy)
-        outcome = self._space.outcome(config, concurrency)
-        if outcome is None:
-            return ConfigFailure("no-start", "the planner has no figure for it")
-        per_s = outcome.effective_tok_s / self._aim.output_tokens
-        tasks = tasks_for(concurrency, [per_s])
-        ttft_ms, tpot_ms = 1000 * outcome.ttft_s, 1000 * outcome.tpot_s
-        seen = {"ttft": ttft_ms, "tpot": tpot_ms, "total": ttft_ms + tpot_ms * self._aim.output_tokens}
-        over = max((seen[limit.name] / limit.ms for limit in self._limits), default=0.0)
-        speed = outcome.effective_tok_s
-        return TuneReading(speed, speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over)
-
-    def start_s(self, config: KnobConfig) -> float:
-        return self._space.start_s(config)
-
-
 @dataclass(eq=False)
 class SimulatedBench:
     """Each configuration has the cards alone, one after the other."""
 
-    truth: PlannedTruth
+    truth: Predictor
     seed: int
     noise: SimulatedNoise = field(default_factory=SimulatedNoise)
     now_s: float = 0.0  # a search that is taken up again begins later, and meets the noise it would have met
