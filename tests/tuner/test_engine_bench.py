@@ -13,7 +13,7 @@ from skep.host.nvidia import NvidiaReport
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request, RunState
-from skep.tuner.measure import LONGEST_RUN_S, EngineBench, MeasureTimeouts, foreseen_per_s, reading_of, run_tasks
+from skep.tuner.measure import LONGEST_RUN_S, EngineBench, MeasureTimeouts, foreseen_per_s, reading_of
 from skep.tuner.measurements import point_of
 from skep.tuner.predictions import RUN_S, tasks_for
 from skep.tuner.records import CurveRequest, JudgeRequest, JudgeResult, KnobConfig, MeasureRequest, TuneGoal
@@ -139,6 +139,14 @@ def test_a_curve_has_every_level_of_every_configuration(bench):
     assert all(one.low <= one.estimate <= one.high for one in figures)
 
 
+@pytest.mark.slow
+def test_a_level_of_the_curve_that_would_take_too_long_is_left_out(bench):
+    made = bench()
+    made._rates[PLAIN] = 1, 0.9 / LONGEST_RUN_S  # tasks a second
+    points = asyncio.run(made.curve(CurveRequest((PLAIN,), (1, 4)), lambda _: None)).points
+    assert [(point.figure, point.tpot_ms) for point in points] == [(None, None)] * 2
+
+
 class Sheets:
     """A guard that notes where it was asked."""
 
@@ -231,11 +239,3 @@ def test_a_speed_is_never_below_nothing():
 )
 def test_readings_are_long_enough_for_the_fastest_and_not_too_long_for_the_slowest(concurrency, rates, count):
     assert tasks_for(concurrency, rates, RUN_S) == count
-
-
-@pytest.mark.parametrize(
-    ("level", "wave_s", "count"),
-    [(8, LONGEST_RUN_S + 1, None), (8, LONGEST_RUN_S, 8), (8, 2.0, 24), (8, None, 8), (1, 1e-6, 192)],
-)
-def test_a_level_of_the_curve_that_would_take_too_long_is_left_out(level, wave_s, count):
-    assert run_tasks(level, wave_s) == count

@@ -22,9 +22,6 @@ from skep.tuner.knobs import draft_depth, packaged_facts
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig, Value, value_words
 
 INDIFFERENT = frozenset({"threads", "threads_batch"})  # memory does not depend on them
-_MORE_IS_MORE = frozenset({"slots", "batched_tokens", "batch", "context", "mtp", "ngram", "replicas"})
-_ON_IS_MORE = frozenset({"graphs"})
-_OFF_IS_MORE = frozenset({"flash_attention"})  # the whole matrix of scores is laid out
 
 
 @cache
@@ -39,13 +36,10 @@ def asks_as_much(knob: str, value: Value, other: Value, *, share: str | None) ->
     if knob == "kv":
         size, others = kv_bytes(value), kv_bytes(other)
         return size is not None and others is not None and size[0] >= others[1]
-    if isinstance(value, bool) and isinstance(other, bool):
-        return knob in (_ON_IS_MORE if value else _OFF_IS_MORE)
-    if not (is_number(value) and is_number(other)):
+    way = share if knob == "memory_share" else packaged_facts("failures.toml")["more_memory"].get(knob)
+    if way is None or not (isinstance(value, int | float) and isinstance(other, int | float)):
         return False
-    if knob == "memory_share":
-        return share is not None and (value > other) is (share == "up")
-    return knob in _MORE_IS_MORE and value > other
+    return (value > other) is (way == "up")
 
 
 def kv_bytes(value: Value) -> tuple[float, float] | None:

@@ -8,12 +8,12 @@ with errors or falls silent fails at once, with what its log says. Decides nothi
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from random import Random
 from statistics import median
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import Request
 from skep.tuner.measurements import median_known, point_of
-from skep.tuner.predictions import CURVE_RUNS, RUN_S, tasks_for
+from skep.tuner.predictions import CURVE_RUNS, tasks_for
 from skep.tuner.quality_check import QualityGuard, Sheet
 from skep.tuner.records import (
     BenchProgress,
@@ -55,8 +55,7 @@ from skep.tuner.records import (
 from skep.tuner.trial_server import TrialServer, TrialServers
 from skep.workload.calibration import TokenCalibration
 
-LONGEST_RUN_S = 60.0  # of a curve: a level that would take longer is left without a figure
-MOST_WAVES = 192  # of a run; a wave is one task of every agent: the least that shows a level at work
+LONGEST_RUN_S = 60.0  # of a curve: a level where one task of every agent would take longer is left without a figure
 
 
 def reading_of(
@@ -97,18 +96,6 @@ def foreseen_per_s(batch: Sequence[Request], output_tokens: int) -> float | None
     short = median(row.output_tokens or 0 for row in answered)
     whole = first + output_tokens * each
     return len(answered) / (wall_s * max(1.0, whole / max(first + short * each, 1e-9)))
-
-
-def run_tasks(level: int, wave_s: float | None, least_s: float = RUN_S) -> int | None:
-    """Of one run of a level of the curve, in whole waves; None: even one would take too long."""
-    if wave_s is None:
-        return level
-    return None if wave_s > LONGEST_RUN_S else level * min(MOST_WAVES, max(1, math.ceil(least_s / wave_s)))
-
-
-def seed_of(*parts: object) -> int:
-    """Other prompts for other parts, whatever process asks."""
-    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:6])
 
 
 _T = TypeVar("_T")
@@ -364,7 +351,7 @@ class EngineBench:
 
     async def _maker(self, endpoint: Endpoint, run: _ServerRun) -> TaskMaker:
         """Lengths are measured once: all configurations get the same prompts."""
-        aim, seed = self.aim, seed_of(self.tuning, self.seed, run.round)
+        aim, seed = self.aim, Random(f"{self.tuning}/{self.seed}/{run.round}").getrandbits(48)
         if self._calibration is None:
             limit_s = max(LENGTHS_S, self._hang_s(run))
             self._calibration = await calibrate_on(endpoint, aim.input_tokens, seed, timeout_s=limit_s)
@@ -390,21 +377,17 @@ class EngineBench:
             self.store, endpoint, self.host, Identity("tune", run_fingerprint(plan, endpoint, self.host), config)
         )
 
-    def _tasks(self) -> int:
-        """Of each reading of this round, the same for all sides, also for one that is not up yet."""
-        if self._count is None:
-            known = [self._rates[side][1] for side in self._sides if side in self._rates]
-            self._count = tasks_for(self.aim.concurrency, known, self.patience.reading_s)
-        return self._count
-
     async def _reading(self, run: _ServerRun, level: int, repeat: int) -> None:
-        """All of a level are as long; of a curve one that would take too long is left out."""
-        on_curve, wave_s = run.purpose == "curve", self._wave_s(run.config, level)
-        count = run_tasks(level, wave_s, self.patience.reading_s) if on_curve else self._tasks()
-        if count is None:
+        """All of a level are as long, in a round those of all sides; of a curve one that takes too long is left out."""
+        on_curve = run.purpose == "curve"
+        rates = self._rates_at(level, [run.config] if on_curve else self._sides)
+        if on_curve and rates and level > LONGEST_RUN_S * rates[0]:
             return
         if level in run.taken:
             count = run.taken[level][0].requests
+        else:
+            count = self._count or tasks_for(level, rates, self.patience.reading_s)
+            self._count = None if on_curve else count
         place = sum(map(len, run.taken.values())) + 1
         rows, limited = await run.take(level, repeat, count, (place, run.readings))
         facts = (one.fact for one in run.recording.facts if (one.level, one.repeat) == (level, repeat))
@@ -416,13 +399,13 @@ class EngineBench:
             self._reading_s = found.wall_s
             self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
 
-    def _wave_s(self, config: KnobConfig, level: int) -> float | None:
-        """Return how long one task of every agent takes, by the last level that was seen; None: none was.
+    def _rates_at(self, level: int, configs: Sequence[KnobConfig]) -> list[float]:
+        """Return the tasks a second of those that are known, by the level at which each was seen last.
 
-        With more agents it takes no less, and more by at most their share: the middle of both.
+        With more agents they are no fewer, and more by at most the agents' share: the middle of both.
         """
-        known, per_s = self._rates.get(config, (0, 0.0))
-        return math.sqrt(level * known) / per_s if per_s > 0 else None
+        seen = [self._rates[config] for config in configs if config in self._rates]
+        return [per_s * math.sqrt(level / known) for known, per_s in seen]
 
     def _hang_s(self, run: _ServerRun) -> float:
         """Long prompts on a slow engine are read for minutes before the first token comes."""
