@@ -30,9 +30,6 @@ def a_tuning(**changes) -> Tuning:
 class Played(KnownEffects):
     """What is foreseen is what is there, but that fp8 with 16 slots has no memory for it."""
 
-    def predict(self, config):
-        return self.truth(config)
-
     def figure(self, config):
         if (config["kv"], config["slots"]) == ("fp8", 16):
             return OUT_OF_MEMORY
@@ -44,7 +41,8 @@ class Played(KnownEffects):
 
 
 def played():
-    return Played(KNOBS, {"slots": SHARES, "graphs": {True: 1.4}, "kv": {"fp8": 1.05}}, pairs=(("kv", "slots"),))
+    effects = {"slots": SHARES, "graphs": {True: 1.4}, "kv": {"fp8": 1.05}}
+    return Played(KNOBS, effects, foreseen=effects, pairs=(("kv", "slots"),))
 
 
 def a_search(baseline=BASELINE, kind=KnobSearch):

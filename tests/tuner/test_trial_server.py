@@ -11,11 +11,10 @@ import pytest
 from trial_presets import PLAIN, pids_of, preset_of, with_words
 
 from skep.bench.endpoint import find_endpoint
-from skep.errors import EngineError
 from skep.files import lock_holder
 from skep.paths import user_paths
 from skep.tuner.records import ConfigFailed
-from skep.tuner.trial_server import TrialServers, tuner_lock
+from skep.tuner.trial_server import TrialServers
 from skep.wire.client import WireFailure
 from skep.wire.fetch import fetch_once
 from skep.wire.heads import parse_url
@@ -92,14 +91,6 @@ def test_what_does_not_start_is_told_with_its_log_and_tried_once(servers, tmp_pa
     refused = asyncio.run(not_started(servers, PLAIN.turned({"slots": 0})))
     assert refused.kind == "refused"
     assert refused.remedy
-
-
-def test_two_tuners_do_not_run_at_once(paths):
-    who = rf"a tuner is already running \(pid {os.getpid()}\)"
-    with tuner_lock(paths), pytest.raises(EngineError, match=who), tuner_lock(paths):
-        pass
-    with tuner_lock(paths):
-        pass
 
 
 @pytest.mark.slow
