@@ -76,7 +76,7 @@ class Predictor:
 
     def refusal(self, config: KnobConfig) -> str | None:
         if config not in self._refusals:
-            self._refusals[config] = own_refusal(config, self.base) or self._refused(config)
+            self._refusals[config] = self._refused(config)
         return self._refusals[config]
 
     def predict(self, config: KnobConfig) -> float | None:
@@ -204,12 +204,15 @@ class Predictor:
         return fits(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
 
     def _refused(self, config: KnobConfig) -> str | None:
-        """Return what the planner says of one that the engine's own rules let pass: a contradiction has no setup."""
-        wrong = contradictions(apply_config(self.base, config))
-        odd = next((one.message for one in wrong if one.message not in self._odd), None)
-        setup, rig = self.setup(config), self.cards(config)
-        if odd is not None or setup is None or rig is None:
-            return odd
+        """Return which rule it breaks, of its engine, of presets or of the planner; or that it does not fit."""
+        try:
+            preset = apply_config(self.base, config)
+        except UserError as error:
+            return error.message
+        odd = (one.message for one in contradictions(preset) if one.message not in self._odd)
+        told, setup, rig = own_refusal(preset) or next(odd, None), self.setup(config), self.cards(config)
+        if told is not None or setup is None or rig is None:
+            return told
         if (found := refusal(setup, rig)) is not None:
             return found.sentence
         fit, card = self.fit(config), sizing_card(rig, setup.layout)
