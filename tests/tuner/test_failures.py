@@ -38,6 +38,7 @@ MIDDLE = KnobConfig.of({
 })  # fmt: skip
 OUTSIDE = ConfigFailure("out-of-memory", "out of GPU memory while CUDA graphs were captured", "CUDA out of memory.")
 POOL = ConfigFailure("no-start", "no room in the KV cache for one request of 32768 tokens", remedy="raise memory_share")
+VAGUE = ConfigFailure("out-of-memory", "needs 20.1 GiB a card, which gives 20.0 GiB")
 CRASH = ConfigFailure("crash-under-load", "the engine died", "CUDA error: an illegal memory access was encountered")
 
 
@@ -53,16 +54,12 @@ def test_memory_that_ran_out_beside_the_pool_and_inside_of_it_are_told_apart():
     assert is_of_memory(ConfigFailure("crash-under-load", "it died", "torch.OutOfMemoryError: CUDA out of memory."))
 
 
-@pytest.mark.parametrize("turned", [{"slots": 16}, {"batched_tokens": 4096}, {"mtp": 5}, {"memory_share": 0.95}])
-def test_who_asks_for_more_than_one_that_ran_out_of_memory_is_refused(turned):
-    reason = why_hopeless(MIDDLE.turned(turned), [(MIDDLE, OUTSIDE)], KNOBS)
-    (pair,) = turned.items()
-    assert "ran out of memory (out of GPU memory while CUDA graphs were captured)" in reason
-    assert "{} {}".format(*pair) in reason
-    fewer = why_hopeless(MIDDLE.turned({"threads": 4}), [(MIDDLE, OUTSIDE)], KNOBS)
-    assert fewer.endswith("which threads cannot fix")
+def hopeless(failure, turned, failed=MIDDLE):
+    """Why a configuration need not be tried, of which another one failed before it was turned."""
+    return why_hopeless(failed.turned(turned), [(failed, failure)], KNOBS)
 
 
+MORE = ({}, {"slots": 16}, {"batched_tokens": 4096}, {"mtp": 5}, {"memory_share": 0.95}, {"threads": 4})
 LESS = (
     *({"slots": 4}, {"memory_share": 0.85}, {"kv": "fp8"}, {"graphs": False}, {"slots": 16, "mtp": 1}),
     *({"layout": "2x TP=1"}, {"prefix_cache": False, "slots": 16}),
@@ -70,28 +67,32 @@ LESS = (
 
 
 @pytest.mark.parametrize(
-    ("failure", "turned", "hopeless"),
+    ("failure", "turned", "refused"),
     [
-        (OUTSIDE, {}, True),
+        *[(OUTSIDE, turned, True) for turned in MORE],
+        *[(OUTSIDE, turned, False) for turned in LESS],
         (POOL, {}, True),
-        (CRASH, {}, True),
         (POOL, {"memory_share": 0.85}, True),
         (POOL, {"memory_share": 0.95}, False),
+        (CRASH, {}, True),
         (CRASH, {"threads": 4}, False),
-        *[(OUTSIDE, turned, False) for turned in LESS],
+        (VAGUE, {"memory_share": 0.85}, False),
+        (VAGUE, {"memory_share": 0.95}, False),
+        (VAGUE, {"slots": 16}, True),
     ],
 )
-def test_the_same_is_never_tried_again_and_who_asks_for_less_in_any_respect_is(failure, turned, hopeless):
-    """A pool that was too small is helped by a larger share; of another layout nothing is concluded."""
-    assert (why_hopeless(MIDDLE.turned(turned), [(MIDDLE, failure)], KNOBS) is not None) is hopeless
+def test_the_same_is_never_tried_again_nor_who_asks_for_more_and_who_asks_for_less_in_any_respect_is(
+    failure, turned, refused
+):
+    """A pool that was too small is helped by a larger share; where the words do not tell which it was, nothing is
+    concluded from the share; of another layout nothing either."""
+    assert (hopeless(failure, turned) is not None) is refused
 
 
-def test_where_the_words_do_not_tell_which_nothing_is_concluded_from_the_share():
-    vague = ConfigFailure("out-of-memory", "needs 20.1 GiB a card, which gives 20.0 GiB")
-    for share in (0.85, 0.95):
-        assert why_hopeless(MIDDLE.turned({"memory_share": share}), [(MIDDLE, vague)], KNOBS) is None
-    assert why_hopeless(MIDDLE.turned({"slots": 16}), [(MIDDLE, vague)], KNOBS) is not None
-    assert apply_remedy(MIDDLE, vague, KNOBS) == MIDDLE.turned({"slots": 4})
+def test_the_reason_names_what_asks_for_more():
+    ran_out = "ran out of memory (out of GPU memory while CUDA graphs were captured)"
+    assert hopeless(OUTSIDE, {"slots": 16}) == f"slots 8 {ran_out}, and slots 16 asks for no less"
+    assert hopeless(OUTSIDE, {"threads": 4}).endswith("which threads cannot fix")
 
 
 def test_on_a_machine_with_so_much_memory_nothing_that_fits_is_ever_refused():
@@ -136,6 +137,7 @@ def test_a_remedy_is_another_configuration_on_the_rungs_that_its_own_failure_doe
     [
         (OUTSIDE, {"memory_share": 0.85}),
         (POOL, {"memory_share": 0.95}),
+        (VAGUE, {"slots": 4}),
         (CRASH, {"slots": 4}),
         (ConfigFailure("hang", "nothing was heard for 10 minutes"), {"mtp": 0}),
         (ConfigFailure("errors-under-load", "12 of 40 requests failed"), {"slots": 4}),
@@ -155,31 +157,28 @@ def test_where_the_first_way_out_is_at_its_end_the_next_is_taken():
     assert apply_remedy(lowest.turned({"mtp": 0, "kv": "fp8", "graphs": False}), OUTSIDE, KNOBS) is None
 
 
-def test_a_value_that_the_engine_does_not_know_is_refused_everywhere_and_one_not_supported_on_this_layout():
-    told = "argument --kv-cache-dtype: invalid choice: 'fp8_e5m2' (choose from auto, fp8)"
-    failed, other = MIDDLE.turned({"kv": "fp8_e5m2"}), MIDDLE.turned({"layout": "2x TP=1", "slots": 2})
-    failures = [(failed, ConfigFailure("no-start", "a flag it does not take", told))]
-    reason = why_hopeless(other.turned({"kv": "fp8_e5m2"}), failures, KNOBS)
-    assert reason == "kv fp8_e5m2 was refused with any other setting: a flag it does not take"
-    assert why_hopeless(other.turned({"kv": "fp8"}), failures, KNOBS) is None
-    unsupported = [(failed, ConfigFailure("no-start", "fp8_e5m2 is not supported here"))]
-    assert why_hopeless(failed.turned({"slots": 2}), unsupported, KNOBS) is not None
-    assert why_hopeless(other.turned({"kv": "fp8_e5m2"}), unsupported, KNOBS) is None
+UNKNOWN = "argument --kv-cache-dtype: invalid choice: 'fp8_e5m2' (choose from auto, fp8)"
 
 
 @pytest.mark.parametrize(
-    "failure",
+    ("kind", "cause", "here", "elsewhere"),
     [
-        ConfigFailure("no-start", "fp8_e5m2 kv-cache is not supported with fp8 checkpoints"),  # a condition beside it
-        ConfigFailure("no-start", "fp8_e5m2 and TP=2 are not supported"),  # two are named
-        ConfigFailure("no-start", "the device is not supported"),  # none is
-        ConfigFailure("crash-under-load", "fp8_e5m2 is not supported here"),
+        ("no-start", UNKNOWN, True, True),
+        ("no-start", "fp8_e5m2 is not supported here", True, False),  # another layout may be
+        ("no-start", "fp8_e5m2 kv-cache is not supported with fp8 checkpoints", False, False),  # a condition beside it
+        ("no-start", "fp8_e5m2 and TP=2 are not supported", False, False),  # two are named
+        ("no-start", "the device is not supported", False, False),  # none is
+        ("crash-under-load", "fp8_e5m2 is not supported here", False, False),
     ],
 )
-def test_a_reason_that_may_depend_on_the_rest_refuses_only_the_same_again(failure):
-    failed = MIDDLE.turned({"kv": "fp8_e5m2"})
-    assert why_hopeless(failed, [(failed, failure)], KNOBS) is not None
-    assert why_hopeless(failed.turned({"slots": 2}), [(failed, failure)], KNOBS) is None
+def test_a_value_that_the_engine_does_not_take_is_refused_unless_the_reason_may_depend_on_the_rest(
+    kind, cause, here, elsewhere
+):
+    failed, failure = MIDDLE.turned({"kv": "fp8_e5m2"}), ConfigFailure(kind, cause)
+    assert hopeless(failure, {}, failed) is not None
+    assert (hopeless(failure, {"slots": 2}, failed) is not None) is here
+    assert (hopeless(failure, {"slots": 2, "layout": "2x TP=1"}, failed) is not None) is elsewhere
+    assert hopeless(failure, {"kv": "fp8"}, failed) is None
 
 
 @pytest.mark.parametrize(
