@@ -4,7 +4,7 @@ import pytest
 from sample_rows import evenly, request
 
 from skep.bench.sweep import LevelRounds, SweepPlan, figure_of, make_level_schedule
-from skep.stats.precision import PrecisionGoal
+from skep.stats.sequential import PrecisionGoal
 from skep.stats.slo import SloLimits
 
 GOAL = PrecisionGoal(relative=0.03, fewest=4, most=8)

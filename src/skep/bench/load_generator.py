@@ -20,7 +20,7 @@ from skep.bench.recording import Recording
 from skep.bench.request import BenchTask, Sender
 from skep.bench.tasks import TaskMaker
 from skep.errors import EndpointError, SkepError
-from skep.stats.precision import WarmUpDetector
+from skep.stats.sequential import WarmUpDetector
 from skep.store.records import ClientSample, LevelFact, Request
 from skep.wire.client import Pool
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
-from random import Random
 from statistics import fmean
 from typing import Any
 
@@ -13,9 +12,10 @@ from msgspec.structs import replace
 from skep.bench.meters import counter_names, limit_reason
 from skep.bench.metrics import Key, by_repeat, classes_of, levels_of, repeat_of, tpot_values, ttft_values
 from skep.bench.records import Energy, LevelSummary, Promise, Speedup, SweepSummary
-from skep.stats.percentiles import median, percentile, ratio_of_medians_interval
+from skep.stats.percentiles import median, percentile
 from skep.stats.slo import SloLimits, share_of_limit
 from skep.stats.turning import LevelPoint, find_turning
+from skep.stats.versus import ratio_of_medians
 from skep.store.records import ClientSample, LevelFact, Request
 from skep.units import Interval
 
@@ -192,9 +192,7 @@ def _drift(rows: Sequence[Request]) -> Interval | None:
         [row.output_tokens / (row.ended_s - row.started_s) for row in some if row.ok and row.output_tokens]
         for some in (repeats[0], repeats[-1])
     )
-    if min(len(first), len(last)) < 2:
-        return None
-    return ratio_of_medians_interval(last, first, rng=Random(len(rows)))
+    return ratio_of_medians(first, last)
 
 
 def _facts(

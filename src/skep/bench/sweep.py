@@ -21,7 +21,7 @@ from skep.bench.session import OnProgress, RunSession
 from skep.bench.summary import worst_share
 from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
-from skep.stats.precision import Precision, PrecisionGoal
+from skep.stats.sequential import Precision, PrecisionGoal
 from skep.stats.slo import SloLimits, SloSearch
 from skep.stats.turning import SaturationSearch
 from skep.store.database import Store

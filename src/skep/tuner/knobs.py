@@ -292,12 +292,8 @@ def quant_of(preset: Preset, model: Geometry | None = None) -> Quant | None:
     return QUANTS["bf16" if bits is None else "mxfp4" if bits < 5 else "fp8"]
 
 
-def own_refusal(config: KnobConfig, base: Preset) -> str | None:
-    """Return why these values cannot go together; None: nothing is known against them."""
-    try:
-        preset = apply_config(base, config)
-    except UserError as error:
-        return error.message
+def own_refusal(preset: Preset) -> str | None:
+    """Return why its values cannot go together; None: nothing is known against them."""
     return next(_llama(preset) if preset.engine in LLAMA else _pooled(preset), None)
 
 
