@@ -7,8 +7,8 @@ from datetime import UTC
 import pytest
 from msgspec.structs import replace
 
-from skep.monitor import evaluate
-from skep.monitor.evaluate import Alarms, RuleFinding
+from skep.monitor import alerts as evaluate
+from skep.monitor.alerts import Alarms, RuleFinding
 from skep.monitor.records import (
     Alert,
     AlertRule,
