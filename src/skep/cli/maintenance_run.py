@@ -24,9 +24,8 @@ from skep.report.terminal import byte_progress, note, print_json
 from skep.store.database import Store, open_store
 from skep.store.records import RunState
 from skep.supervisor.control import NotRunning, ask_down, replica_key
-from skep.swarm.journal import as_it_stands, lock_path
 from skep.swarm.records import SwarmRunState
-from skep.swarm.store import SwarmStore
+from skep.swarm.store import SwarmStore, as_it_stands, lock_path
 from skep.tuner.store import TuningState, TuningStore
 from skep.units import format_bytes, format_seconds, parse_seconds
 

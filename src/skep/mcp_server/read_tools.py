@@ -20,8 +20,8 @@ from skep.mcp_server.run_tools import short_progress
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.supervisor.control import NotRunning
-from skep.swarm.journal import as_it_stands
 from skep.swarm.records import SwarmRunState
+from skep.swarm.store import as_it_stands
 from skep.wire.client import WireFailure, fetch_once
 from skep.wire.heads import parse_url
 

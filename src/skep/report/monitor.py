@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from skep.monitor.compare import TargetComparisonRow
 from skep.monitor.describe import ago, ahead, percent
+from skep.monitor.history import TargetComparisonRow
 from skep.monitor.records import ProbeSample, ProbeTarget, SeriesKey
 from skep.monitor.schedule import format_interval
 from skep.monitor.status import SeriesStatus, TargetStatus

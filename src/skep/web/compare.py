@@ -15,11 +15,9 @@ from skep.bench.compare import ComparedRun, check_kinds, compare
 from skep.bench.records import Comparison, LevelSummary
 from skep.bench.stored_run import JUDGED, check_drawn_together, load_run
 from skep.errors import UserError
-from skep.monitor.compare import TargetComparison, compare_targets
-from skep.monitor.history import SeriesHistory, history_of
+from skep.monitor.history import SeriesHistory, TargetComparison, compare_targets, history_of
 from skep.monitor.records import DAY_S, ProbeShape, SeriesKey
-from skep.monitor.store import SeriesStore
-from skep.monitor.targets import all_targets
+from skep.monitor.store import SeriesStore, all_targets
 from skep.report import theme
 from skep.report.comparison import COMPARISON_COLUMNS, comparison_table
 from skep.report.series_chart import Picture, when, zone_name

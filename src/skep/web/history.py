@@ -15,9 +15,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.monitor.compare import write_note
 from skep.monitor.describe import span_of_time
-from skep.monitor.history import SeriesHistory
+from skep.monitor.history import SeriesHistory, write_note
 from skep.monitor.store import SeriesStore
 from skep.report import theme
 from skep.report.series_chart import Picture, Track, series_picture, shift_label, trend_svg

@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 
 from skep import __version__, units
 from skep.errors import SkepError
-from skep.monitor.compare import LONGEST_NOTE
+from skep.monitor.history import LONGEST_NOTE
 from skep.monitor.records import DAY_S
 from skep.report import theme
 from skep.report.page import make_environment

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from skep.errors import SkepError, UserError
-from skep.monitor.export import harmless
+from skep.monitor.status import harmless
 from skep.report.columns import Column, Record
 from skep.web.context import Site
 from skep.web.layout import page

@@ -16,9 +16,8 @@ from starlette.routing import BaseRoute, Route
 from skep.errors import UserError
 from skep.report.columns import documents
 from skep.report.swarm import RUNS, gantt, run_title, swarm_main, swarm_page
-from skep.swarm.journal import MAKES_ONE, NONE_YET, cancel, resume_in_background
 from skep.swarm.records import SwarmRunState
-from skep.swarm.store import SwarmStore
+from skep.swarm.store import MAKES_ONE, NONE_YET, SwarmStore, cancel, resume_in_background
 from skep.swarm.summary import SwarmStory, account_json, story_of
 from skep.web.context import Site
 from skep.web.layout import page, render
