@@ -31,7 +31,7 @@ from skep.web.history import shown_values, simulated_words, track_of
 from skep.web.history_data import HistoryQuery, chosen_key, cold_beside, in_words, read_query
 from skep.web.layout import page, render_macro, streamed
 from skep.web.responses import csv_answer, csv_records, json_answer
-from skep.web.run_cache import Pictures, body_of
+from skep.web.run_cache import Pictures
 
 MOST_COMPARED = 8
 
@@ -73,7 +73,7 @@ def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[
     yield _part("run_names", site=site, runs=runs)
     if found := comparisons_of(store, runs):
         yield _part("judgement", comparison=comparison_table(found))
-    yield body_of(Pictures(site).drawn(store, runs))
+    yield Pictures(site).body(store, runs)
 
 
 def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[str, Any]:
@@ -106,9 +106,9 @@ def parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[str]
         yield _part("told_simulated", words=words)
     cold = [key for one in histories if (key := cold_beside(one.key, series.keys(one.key.target))) is not None]
     caption = f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
-    for name, some in (("hot", histories), ("cold", _histories(series, asked, cold)[1] if cold else [])):
+    for some in (histories, _histories(series, asked, cold)[1] if cold else []):
         if some:
-            yield _part("figure", name=name, picture=_picture(asked, since, some), caption=caption)
+            yield _part("figure", picture=_picture(asked, since, some), caption=caption)
     for place, pair in enumerate(pairs(site, series, asked, since)):
         said = zip((row.key for row in pair.rows if row.sentence is not None), pair.sentences, strict=True)
         usual = [words for key, words in said if key.concurrency <= 1 and key.shape is not ProbeShape.LONG]

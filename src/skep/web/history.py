@@ -20,7 +20,7 @@ from skep.monitor.describe import span_of_time
 from skep.monitor.history import SeriesHistory
 from skep.monitor.store import SeriesStore
 from skep.report import theme
-from skep.report.series_chart import Picture, Track, series_picture, shift_label, trend_svg
+from skep.report.series_chart import Picture, Track, series_chart, shift_label, trend_svg
 from skep.store.database import open_store
 from skep.units import number, percent
 from skep.web import history_data
@@ -89,7 +89,7 @@ def host_picture(view: TargetHistory, line: HostLine, words: str) -> str:
     tracks = [Track(line.name, line.points, (), theme.HONEY)]
     since = axis_begin(view.since, view.until, *(point.at for point in line.points[:1]))
     drawn = Picture(f"{line.name} of the machine", words, line.unit, since, view.until, tracks)
-    return series_picture(drawn, f"host-{line.unit.strip('°').lower()}", size="small")
+    return series_chart(drawn, small=True)
 
 
 def simulated_words(shares: Mapping[str, float]) -> str | None:
