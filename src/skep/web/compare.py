@@ -27,7 +27,7 @@ from skep.store.database import Store
 from skep.store.records import StoredRun
 from skep.web import history_data
 from skep.web.context import Site
-from skep.web.history import shown_values, simulated_words, track_of
+from skep.web.history import shown_values, track_of
 from skep.web.history_data import HistoryQuery, chosen_key, cold_beside, in_words, read_query
 from skep.web.layout import page, render_macro, streamed
 from skep.web.responses import csv_answer, csv_records, json_answer
@@ -102,8 +102,7 @@ def parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[str]
     """Yield the pictures first; the figures of each pair as they are worked out."""
     since, histories = _histories(series, asked, _chosen(series, asked))
     shares = {name: history_data.simulated_share(series, name, since, asked.until) for name in asked.targets}
-    if (words := simulated_words(shares)) is not None:
-        yield _part("told_simulated", words=words)
+    yield _part("told_simulated", shares=shares)
     cold = [key for one in histories if (key := cold_beside(one.key, series.keys(one.key.target))) is not None]
     caption = f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
     for some in (histories, _histories(series, asked, cold)[1] if cold else []):
