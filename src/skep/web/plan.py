@@ -30,7 +30,7 @@ from skep.planner.quants import QUANTS
 from skep.report import theme
 from skep.report.charts import ChartCurve
 from skep.report.plan import Document, layout_name, level_of, predicted_chart
-from skep.report.svg import picture
+from skep.report.svg import alive, picture
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.units import number
@@ -215,7 +215,8 @@ def plan_picture(plans: Sequence[Document], measured: Sequence[MeasuredRun], fie
         curves.append(ChartCurve(points, *look, hollow, ranges, tips, joined=False))
     spec = predicted_chart(plans, field, unit, curves)
     words = f"{label}, and measured" if measured else label
-    return Markup("not predicted") if spec is None else picture({**spec, "width": 500, "height": 290}, words)
+    with alive():
+        return Markup("not predicted") if spec is None else picture({**spec, "width": 500, "height": 290}, words)
 
 
 def term_colours(plans: Sequence[Document]) -> dict[str, str]:
