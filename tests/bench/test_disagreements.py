@@ -4,8 +4,7 @@ import pytest
 from msgspec.structs import replace
 from sample_rows import evenly, request
 
-from skep.bench.metrics import disagreements
-from skep.bench.records import Clock
+from skep.bench.metrics import Clock, disagreements
 from skep.store.records import EngineTimings
 
 ENGINE = EngineTimings(prompt_tokens=10, prompt_ms=100.0, output_tokens=11, decode_ms=1000.0)

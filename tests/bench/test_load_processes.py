@@ -16,12 +16,23 @@ from msgspec.structs import replace
 from sample_rows import HOST
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_generator import LEAD_S, LoadGenerator, LoadProcess, LoadProcesses
-from skep.bench.load_process import SEND_EVERY_S, Begin, LoadJob, LoadUpdate, carry_out, decode_news, encode, framed
-from skep.bench.load_shapes import TimeWindow, TrafficStream, split_tasks
-from skep.bench.meters import LATE_LIMIT_MS, RARELY, ClientHealth, garbage_kept, watch_client
-from skep.bench.recording import Identity, Recording
-from skep.bench.request import BenchTask
+from skep.bench.load_process import (
+    LEAD_S,
+    SEND_EVERY_S,
+    Begin,
+    LoadJob,
+    LoadProcess,
+    LoadProcesses,
+    LoadUpdate,
+    carry_out,
+    decode_news,
+    encode,
+    framed,
+)
+from skep.bench.load_shapes import RARELY, ClientHealth, TimeWindow, garbage_kept, split_tasks, watch_client
+from skep.bench.session import Identity, LoadGenerator, Recording
+from skep.bench.summary import LATE_LIMIT_MS
+from skep.bench.tasks import BenchTask, TrafficStream
 from skep.errors import SkepError
 from skep.store.database import open_store
 from skep.store.records import Request

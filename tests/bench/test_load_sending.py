@@ -8,8 +8,8 @@ from itertools import count
 import pytest
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.load_shapes import TimeWindow, TrafficStream, run_conversations, run_streams, scheduled, steady
-from skep.bench.request import BenchTask, Sender, body_of
+from skep.bench.load_shapes import TimeWindow, run_conversations, run_streams, scheduled, steady
+from skep.bench.tasks import BenchTask, Sender, TrafficStream, body_of
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
 from skep.workload.prompts import ConversationScript

@@ -11,12 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import LEAD_S, beginnings
-from skep.bench.load_process import Begin, LoadJob, decode_job, encode
+from skep.bench.load_process import LEAD_S, Begin, LoadJob, beginnings, decode_job, encode
 from skep.bench.load_shapes import (
-    Repetition,
     TimeWindow,
-    TrafficStream,
     conversations,
     endless_tasks,
     repetition_of,
@@ -24,12 +21,11 @@ from skep.bench.load_shapes import (
     wait_for_begin,
 )
 from skep.bench.open_loop import classes_part, open_part
-from skep.bench.request import BenchTask
-from skep.bench.tasks import TaskMaker, Workload
+from skep.bench.tasks import BenchTask, Repetition, TaskMaker, TrafficStream, Workload
 from skep.errors import UserError
 from skep.wire.heads import parse_url
-from skep.workload.calibration import TokenCalibration
-from skep.workload.mix import TrafficClass
+from skep.workload.prompts import TokenCalibration
+from skep.workload.traffic import TrafficClass
 
 CLASSES = (
     TrafficClass("agents", "steady", agents=5, prompt_tokens=40, max_tokens=2, think_s=0.01, priority="batch"),

@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 from skep.bench.matrix import MatrixConfig, MatrixResult, last_words, parse_matrix, run_matrix, started
-from skep.bench.records import SweepSummary
+from skep.bench.metrics import SweepSummary
 from skep.errors import EngineError, SkepError, UserError
 from skep.testing.process import FakeEngine
 

@@ -13,19 +13,17 @@ from sample_rows import HOST
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.load_shapes import TimeWindow, run_streams, split_between_workers
 from skep.bench.open_loop import CLASS_STEP, TimedPlan, classes_part, open_part, replay_part, run_timed
-from skep.bench.recording import Identity, Recording
-from skep.bench.request import Sender
+from skep.bench.session import Identity, Recording
 from skep.bench.sweep import SweepPlan, run_sweep
-from skep.bench.tasks import TaskMaker, Workload
+from skep.bench.tasks import Sender, TaskMaker, Workload
 from skep.errors import EndpointError, StoreError
 from skep.store.database import Store, open_store
 from skep.store.records import Request, RunState
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
-from skep.workload.calibration import TokenCalibration
-from skep.workload.mix import TrafficClass
-from skep.workload.traces import read_trace
+from skep.workload.prompts import TokenCalibration
+from skep.workload.traffic import TrafficClass, read_trace
 
 PLAN = TimedPlan("open", {"seed": 1}, "f")
 MAKER = TaskMaker(Workload(max_tokens=3, seed=1))

@@ -32,7 +32,7 @@ EVERYWHERE = "0.0.0.0"
 def served(env, host="127.0.0.1", **options):
     """In a thread, until the block ends."""
     from skep.mcp_server.context import ServerContext
-    from skep.mcp_server.http import listen
+    from skep.mcp_server.server import listen
 
     ready = queue.Queue()
     with listen(ServerContext(user_paths(env), env), host=host, port=0, on_ready=ready.put, **options) as server:

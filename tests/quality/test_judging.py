@@ -9,7 +9,7 @@ from answers.sample_tasks import ITEMS, PAGES
 
 from skep.errors import SkepError, UserError
 from skep.quality.judging import AnsweredItem, Judge, finding_of, missing_packages, needs_sandbox
-from skep.sandbox.script import ScriptEnding, ScriptResult
+from skep.sandbox.bubblewrap import ScriptEnding, ScriptResult
 from skep.store.verdicts import VerdictOutcome
 from skep.workload.banks import parse_bank
 from skep.workload.extraction import python_blocks

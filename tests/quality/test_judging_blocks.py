@@ -6,7 +6,7 @@ from answers.sample_tasks import ITEMS, PAGES
 
 from skep.quality.harness.sources import free_names
 from skep.quality.judging import needs_sandbox
-from skep.sandbox.script import SandboxLimits
+from skep.sandbox.bubblewrap import SandboxLimits
 from skep.store.verdicts import VerdictOutcome
 from skep.workload.items import Checker, Item
 

@@ -2,11 +2,20 @@
 
 import pytest
 
-from skep.quality.mixed_figures import advice_of, fisher_less, loss_words, mixed_summary, side_by_side
-from skep.quality.records import MixedLevel, PassLoss, TaskFigures
+from skep.quality.mixed_figures import (
+    PRIMARY,
+    SIDE,
+    MixedLevel,
+    PassLoss,
+    TaskFigures,
+    advice_of,
+    fisher_less,
+    loss_words,
+    mixed_summary,
+    side_by_side,
+)
 from skep.store.records import Request
 from skep.store.verdicts import Verdict, VerdictOutcome
-from skep.workload.coding_tasks import PRIMARY, SIDE
 
 
 def turn(number, start, end, *, level=1, repeat=0, tokens=100, first=0.1, **fields):

@@ -12,13 +12,13 @@ from skep.bench.endpoint import find_endpoint
 from skep.errors import EndpointError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
+from skep.quality.mixed_figures import PRIMARY, SIDE
 from skep.quality.mixed_run import AGAIN_S, MixedPlan, MixedRound, run_mixed
-from skep.sandbox.detect import open_sandbox
-from skep.sandbox.script import ScriptEnding, ScriptResult
+from skep.sandbox.bubblewrap import ScriptEnding, ScriptResult
+from skep.sandbox.runner import open_sandbox
 from skep.store.records import RunState
 from skep.store.verdicts import VerdictOutcome
 from skep.testing.process import FakeEngine
-from skep.workload.coding_tasks import PRIMARY, SIDE
 
 HOST = read_host(NvidiaReport())
 

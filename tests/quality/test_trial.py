@@ -5,10 +5,22 @@ from collections import Counter
 import pytest
 
 from skep.errors import UserError
-from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
 from skep.quality.trial import ItemPass, TrialPlan, blocks_of, order_of, passes_of_round, uncached
-from skep.quality.trial_figures import AGAIN, BASE, LOAD
-from skep.quality.words import claim_words, conclusion, noise_words, outlook, points, remarks, signed
+from skep.quality.trial_figures import (
+    AGAIN,
+    BASE,
+    LOAD,
+    ArmFigures,
+    LevelQuality,
+    QualitySummary,
+    claim_words,
+    conclusion,
+    noise_words,
+    outlook,
+    points,
+    remarks,
+    signed,
+)
 from skep.stats.noninferiority import Claim, claim_of, paired_difference
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from skep.errors import UserError
-from skep.sandbox.detect import open_sandbox
+from skep.sandbox.runner import open_sandbox
 from skep.swarm.checking import answers as schema_checks
 from skep.swarm.checking.answers import AnswerChecker
 from skep.swarm.checking.extract_json import values_in

@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 import pytest
 
 from skep.errors import UserError
-from skep.workload.mix import constant, gamma, parse_arrivals, poisson
+from skep.workload.traffic import constant, gamma, parse_arrivals, poisson
 
 N = 20_000
 

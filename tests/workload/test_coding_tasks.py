@@ -7,9 +7,10 @@ import json
 
 import pytest
 
-from skep.workload.coding_tasks import AXES, LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE, TITLES
+from skep.quality.mixed_figures import AXES, LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE, TITLES
 from skep.workload.filling import pieces
-from skep.workload.items import EXECUTED, VERSION, item_from_json, item_json, workload_fingerprint
+from skep.workload.items import EXECUTED, item_from_json, item_json
+from skep.workload.prompts import VERSION, workload_fingerprint
 
 ITEMS = [*PRIMARY, *SIDE]
 SIDE_BY_ID = {item.id: item for item in SIDE}

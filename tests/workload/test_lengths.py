@@ -10,9 +10,8 @@ from itertools import islice
 import pytest
 
 from skep.errors import UserError
-from skep.workload.calibration import TokenCalibration, calibrate, sample_prompts
 from skep.workload.filling import CHARS_PER_PIECE, cut, pieces
-from skep.workload.prompts import KINDS, coding_prompts
+from skep.workload.prompts import KINDS, TokenCalibration, calibrate, coding_prompts, sample_prompts
 
 TARGETS = [30, 40, 79, 80, 150, 170, 300, 1000, 8192]
 targets = pytest.mark.parametrize("tokens", TARGETS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skep.errors import UserError
-from skep.workload.mix import TrafficClass, parse_classes, with_agents
+from skep.workload.traffic import TrafficClass, parse_classes, with_agents
 
 STEADY = {"shape": "steady", "agents": 3}
 

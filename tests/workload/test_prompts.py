@@ -14,9 +14,17 @@ from itertools import islice
 import pytest
 
 from skep.workload.filling import FIELDS, FULL, THINGS, TINY
-from skep.workload.items import VERSION
-from skep.workload.prompts import KINDS, TARGETS, Prompt, coding_prompts, conversations, prefill_heavy, shared_prefix
-from skep.workload.traces import read_trace, trace_messages
+from skep.workload.prompts import (
+    KINDS,
+    TARGETS,
+    VERSION,
+    Prompt,
+    coding_prompts,
+    conversations,
+    prefill_heavy,
+    shared_prefix,
+)
+from skep.workload.traffic import read_trace, trace_messages
 
 sizes = pytest.mark.parametrize("size", list(TARGETS))
 

@@ -8,7 +8,7 @@ import pytest
 
 from skep.errors import UserError
 from skep.workload.filling import CHARS_PER_PIECE, pieces
-from skep.workload.traces import read_trace, trace_messages
+from skep.workload.traffic import read_trace, trace_messages
 
 # In the form of the traces published with the FAST '25 paper.
 MOONCAKE = """\

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from skep.bench.records import SweepSummary
+from skep.bench.metrics import SweepSummary
 from skep.errors import EngineError, SkepError, UserError
 from skep.files import open_log
 from skep.host.power import gpu_memory_used, wait_until_clear

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skep.bench.metrics import complete_rows
-from skep.bench.records import SweepSummary
+from skep.bench.metrics import SweepSummary, complete_rows
 from skep.bench.summary import summarise
 from skep.errors import UserError
 from skep.stats.slo import SloLimits

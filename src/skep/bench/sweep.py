@@ -12,12 +12,10 @@ from typing import Any
 import msgspec
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import EnergyMeter
+from skep.bench.load_process import EnergyMeter
 from skep.bench.load_shapes import TimeWindow
-from skep.bench.metrics import repeat_of
-from skep.bench.recording import Identity, Recording, fingerprint_of
-from skep.bench.records import SweepSummary
-from skep.bench.session import OnProgress, RunSession
+from skep.bench.metrics import SweepSummary, repeat_of
+from skep.bench.session import Identity, OnProgress, Recording, RunSession, fingerprint_of
 from skep.bench.summary import worst_share
 from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
@@ -26,7 +24,7 @@ from skep.stats.slo import SloLimits, SloSearch
 from skep.stats.turning import SaturationSearch
 from skep.store.database import Store
 from skep.store.records import Request
-from skep.workload.items import workload_fingerprint
+from skep.workload.prompts import workload_fingerprint
 
 WARM_UP_WIDTH = 4  # where the widest level is not known
 WARM_UP_SHARE = 0.15  # of the budget, at most

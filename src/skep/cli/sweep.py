@@ -12,8 +12,8 @@ from msgspec import to_builtins
 
 from skep.bench.calibration import calibration_from_sweep
 from skep.bench.endpoint import Endpoint
+from skep.bench.metrics import SweepSummary
 from skep.bench.open_loop import LevelRun, TimedPlan, classes_part, open_part, replay_part, run_timed
-from skep.bench.records import SweepSummary
 from skep.bench.session import OnProgress, SessionProgress
 from skep.bench.stored_run import load_run
 from skep.bench.sweep import SweepPlan, run_sweep
@@ -39,10 +39,8 @@ from skep.report.terminal import note, print_json
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store
 from skep.units import parse_int_list, parse_positive_seconds, parse_share
-from skep.workload.calibration import TokenCalibration
-from skep.workload.items import workload_fingerprint
-from skep.workload.mix import TrafficClass, parse_arrivals, parse_classes, parse_rates, with_agents
-from skep.workload.traces import read_trace
+from skep.workload.prompts import TokenCalibration, workload_fingerprint
+from skep.workload.traffic import TrafficClass, parse_arrivals, parse_classes, parse_rates, read_trace, with_agents
 
 MOST_TASKS = 100_000
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from skep.bench.endpoint import models_of
-from skep.bench.records import SweepSummary
+from skep.bench.metrics import SweepSummary
 from skep.errors import EndpointError, SkepError, UserError
 from skep.mcp_server.context import Answer, ServerContext
 from skep.mcp_server.run_tools import short_progress

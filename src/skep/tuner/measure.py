@@ -21,9 +21,9 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_generator import EnergyMeter, LoadGenerator, TokenPace, warm_up
+from skep.bench.load_process import EnergyMeter
 from skep.bench.metrics import repeat_of, task_tok_s, tpot_values, ttft_values
-from skep.bench.recording import Identity, Recording
+from skep.bench.session import Identity, LoadGenerator, Recording, TokenPace, warm_up
 from skep.bench.summary import TOLERATED_FAILURES, worst_share
 from skep.bench.sweep import SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker, Workload, calibrate_on
@@ -55,7 +55,7 @@ from skep.tuner.records import (
     TuneReading,
 )
 from skep.tuner.trial_server import TrialServer, TrialServers
-from skep.workload.calibration import TokenCalibration
+from skep.workload.prompts import TokenCalibration
 
 LONGEST_RUN_S = 60.0  # of a curve: a level that would take longer is left without a figure
 MOST_WAVES = 192  # of a run; a wave is one task of every agent: the least that shows a level at work

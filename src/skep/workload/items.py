@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -53,15 +51,3 @@ def item_json(item: Item) -> dict[str, Any]:
 
 def item_from_json(document: Mapping[str, Any]) -> Item:
     return msgspec.convert(document, Item)
-
-
-VERSION = "coding-2"  # raised whenever the same seed gives other prompts than before
-
-Option = str | int | float | bool | None
-
-
-def workload_fingerprint(options: Mapping[str, Option], *, version: str = VERSION) -> str:
-    """64 hex digits, the same for equal options in any order. An option that is None counts as left out."""
-    given = {name: value for name, value in options.items() if value is not None}
-    text = json.dumps({"version": version, "options": given}, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()

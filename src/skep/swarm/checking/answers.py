@@ -18,8 +18,7 @@ import msgspec
 
 from skep.errors import SkepError, UserError
 from skep.quality.judging import Judge, missing_packages, needs_sandbox
-from skep.sandbox.detect import open_sandbox
-from skep.sandbox.runner import Sandbox
+from skep.sandbox.runner import Sandbox, open_sandbox
 from skep.swarm.checking.extract_json import values_in, why_none
 from skep.swarm.checking.schemas import may_be_slow, one_line, value_faults
 from skep.swarm.records import Task
