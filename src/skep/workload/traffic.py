@@ -7,26 +7,25 @@ A batch line of OpenAI's is a request as it was sent; it does not say when. docs
 
 from __future__ import annotations
 
-import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import accumulate, count, islice
 from random import Random
-from typing import Any, Literal, TypeVar, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog.names import did_you_mean
 from skep.errors import UserError
 from skep.workload.filling import Lengths, cut, endless_functions, exponential, pieces, pieces_for
 from skep.workload.filling import gamma as draw_gamma
+from skep.workload.items import Demand, field_faults, one_of, real_number, whole_number
 
 # When requests arrive, of a rate per second: endless offsets in seconds from the beginning of a load, never falling.
 # The first of a random process comes after a gap as well: it has no beginning of its own.
 Arrivals = Callable[[float, Random], Iterator[float]]
-_HINT = "write `poisson`, `constant` or `gamma:CV`, such as `gamma:2.0`"
+_ARRIVALS = "`poisson`, `constant` or `gamma:CV` with a CV from 0 to 20, such as `gamma:2.0`"
 _LARGEST_CV = 20.0
 
 
@@ -57,33 +56,26 @@ def _check_rate(rate: float) -> None:
 
 def parse_arrivals(text: str) -> Arrivals:
     """ "poisson", "constant" or "gamma:2.0": what makes offsets of a rate and a generator."""
+    name, _, value = text.strip().lower().partition(":")
+    if not _is_arrivals(text):
+        raise UserError(f"arrivals `{text}` are not known", hint=f"write {_ARRIVALS}; 1 is Poisson")
+    if name == "gamma":
+        return lambda rate, rng: gamma(rate, float(value), rng)
+    return poisson if name == "poisson" else lambda rate, _: constant(rate)
+
+
+def _is_arrivals(text: str) -> bool:
     name, colon, value = text.strip().lower().partition(":")
-    if not colon and name in ("poisson", "constant"):
-        return poisson if name == "poisson" else lambda rate, _: constant(rate)
     if name != "gamma" or not colon:
-        raise UserError(f"arrivals `{text}` are not known", hint=_HINT)
+        return not colon and name in ("poisson", "constant")
     try:
-        cv = float(value)
+        return 0 <= float(value) <= _LARGEST_CV
     except ValueError:
-        raise UserError(f"arrivals `{text}`: `{value}` is not a number", hint=_HINT) from None
-    if not 0 <= cv <= _LARGEST_CV:
-        hint = f"give a value between 0 and {_LARGEST_CV:g}; 1 is Poisson"
-        raise UserError(f"arrivals `{text}` have an impossible coefficient of variation", hint=hint)
-    return lambda rate, rng: gamma(rate, cv, rng)
+        return False
 
 
 Shape = Literal["steady", "open", "conversation"]
 Priority = Literal["interactive", "normal", "batch"]
-
-_T = TypeVar("_T")
-_ONLY_IN: Mapping[str, tuple[Shape, ...]] = {
-    "agents": ("steady", "conversation"),
-    "share": ("steady", "conversation"),
-    "rate": ("open",),
-    "arrivals": ("open",),
-    "turns": ("conversation",),
-    "think_s": ("steady", "conversation"),
-}
 
 
 class TrafficClass(msgspec.Struct, frozen=True):
@@ -104,11 +96,58 @@ class TrafficClass(msgspec.Struct, frozen=True):
     think_s: float = 0.0  # mean pause of an agent between two requests
 
 
+_SHAPE: Mapping[str, Demand] = {"shape": one_of(get_args(Shape))}
+_FIELDS: Mapping[str, Demand] = {
+    "agents": whole_number(1, 100_000),
+    "share": real_number(0.001, 1000.0),
+    "rate": real_number(0.0001, 100_000.0),
+    "arrivals": (_ARRIVALS, lambda value: isinstance(value, str) and _is_arrivals(value)),
+    "priority": one_of(get_args(Priority)),
+    "prompt_tokens": whole_number(30, 1_000_000),
+    "max_tokens": whole_number(1, 1_000_000),
+    "prefix_tokens": whole_number(0, 1_000_000),
+    "turns": whole_number(1, 1000),
+    "turn_tokens": whole_number(15, 1_000_000),
+    "think_s": real_number(0.0, 86_400.0),
+}
+_ONLY_IN: Mapping[str, tuple[Shape, ...]] = {
+    "agents": ("steady", "conversation"),
+    "share": ("steady", "conversation"),
+    "rate": ("open",),
+    "arrivals": ("open",),
+    "turns": ("conversation",),
+    "think_s": ("steady", "conversation"),
+}
+
+
 def parse_classes(table: Mapping[str, Any]) -> tuple[TrafficClass, ...]:
     """Name → fields, in the order given."""
     if not table:
         raise UserError("the mix names no class of traffic", hint="write at least one, such as `[class.chat]`")
-    return tuple(_parse(name, values) for name, values in table.items())
+    for name, values in table.items():
+        if not re.fullmatch(r"[\w-]{1,40}", name, re.ASCII):
+            hint = "letters, digits, `-` and `_`, at most 40"
+            raise UserError(f"`{name}` is not a name for a class of traffic", hint=hint)
+        if (fault := next(_class_faults(values), None)) is not None:
+            raise UserError(f"class `{name}`: {fault}", hint="docs/measure.md shows a file of classes")
+    return tuple(msgspec.convert({"name": name, **values}, TrafficClass) for name, values in table.items())
+
+
+def _class_faults(values: Any) -> Iterator[str]:
+    if not isinstance(values, Mapping):
+        yield "it is not a table of fields, such as `shape`, `agents` and `prompt_tokens`"
+        return
+    yield from field_faults(values, _SHAPE, _FIELDS)
+    shape = values["shape"]
+    for field, shapes in _ONLY_IN.items():
+        if field in values and shape not in shapes:
+            yield f"`{field}` has no meaning for the shape `{shape}`: it belongs to {' and '.join(shapes)}"
+    if shape == "open" and "rate" not in values:
+        yield "`rate` is missing: an open class needs its requests per second"
+    if shape != "open" and ("agents" in values) == ("share" in values):
+        yield f"`agents` and `share` are both {'given' if 'agents' in values else 'missing'}: give one of the two"
+    if shape == "conversation" and values.get("turns", 1) < 2:
+        yield "`turns` is 1: a conversation has two turns or more; else it is `steady`"
 
 
 def with_agents(classes: Sequence[TrafficClass], agents: int) -> tuple[TrafficClass, ...]:
@@ -128,78 +167,6 @@ def with_agents(classes: Sequence[TrafficClass], agents: int) -> tuple[TrafficCl
     return tuple(replace(one, agents=given[one.name], share=None) if one.name in given else one for one in classes)
 
 
-def _parse(name: str, values: Any) -> TrafficClass:
-    if not (0 < len(name) <= 40 and name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
-        hint = "letters, digits, `-` and `_`, at most 40"
-        raise UserError(f"`{name}` is not a name for a class of traffic", hint=hint)
-    if not isinstance(values, Mapping):
-        raise _wrong(name, None, "is not a table of fields", "such as `shape`, `agents` and `prompt_tokens`")
-    known = [name for name in TrafficClass.__struct_fields__ if name != "name"]
-    for field in values:
-        if field not in known:
-            hint = did_you_mean(get_close_matches(str(field), known, 1), f"known: {', '.join(known)}")
-            raise _wrong(name, str(field), "is not known", hint)
-    shape = _one_of(name, "shape", values.get("shape"), get_args(Shape))
-    for field, shapes in _ONLY_IN.items():
-        if field in values and shape not in shapes:
-            only = " or ".join(f"`{one}`" for one in shapes)
-            raise _wrong(name, field, f"has no meaning for the shape `{shape}`", f"it belongs to {only}")
-    checked = {field: _checked(name, field, value) for field, value in values.items() if field != "shape"}
-    made = TrafficClass(name, shape, **checked)
-    if shape == "open":
-        if made.rate is None:
-            raise _wrong(name, "rate", "is missing", "an open class needs its requests per second")
-    elif (made.agents is None) == (made.share is None):
-        both = "are both given" if made.agents is not None else "are both missing"
-        raise _wrong(name, None, f"has `agents` and `share` that {both}", "give one of the two")
-    elif shape == "conversation" and made.turns < 2:
-        raise _wrong(name, "turns", f"is {made.turns}", "a conversation has two turns or more; else it is `steady`")
-    return made
-
-
-def _wrong(name: str, field: str | None, what: str, hint: str) -> UserError:
-    where = f"class `{name}`: `{field}`" if field else f"class `{name}`"
-    return UserError(f"{where} {what}", hint=hint)
-
-
-def _one_of(name: str, field: str, value: Any, known: tuple[_T, ...]) -> _T:
-    for one in known:
-        if value == one:
-            return one
-    hint = "one of " + ", ".join(f"`{one}`" for one in known)
-    if value is None:
-        raise _wrong(name, field, "is missing", hint)
-    near = get_close_matches(str(value), [str(one) for one in known], 1)
-    raise _wrong(name, field, f"is `{value}`", did_you_mean(near, hint))
-
-
-def _checked(name: str, field: str, value: Any) -> Any:
-    if field == "priority":
-        return _one_of(name, field, value, get_args(Priority))
-    if field == "arrivals":
-        try:
-            parse_arrivals(str(value))
-        except UserError as error:
-            raise _wrong(name, field, f"is `{value}`", error.hint or error.message) from None
-        return str(value)
-    kind, least, most = _NUMBERS[field]
-    if type(value) not in (int, kind) or not least <= value <= most:
-        wanted = f"a whole number from {least} to {most}" if kind is int else f"a number from {least:g} to {most:g}"
-        raise _wrong(name, field, f"is `{value}`", wanted)
-    return kind(value)
-
-
-_NUMBERS: Mapping[str, tuple[type, float, float]] = {
-    "agents": (int, 1, 100_000),
-    "share": (float, 0.001, 1000.0),
-    "rate": (float, 0.0001, 100_000.0),
-    "prompt_tokens": (int, 30, 1_000_000),
-    "max_tokens": (int, 1, 1_000_000),
-    "prefix_tokens": (int, 0, 1_000_000),
-    "turns": (int, 1, 1000),
-    "turn_tokens": (int, 15, 1_000_000),
-    "think_s": (float, 0.0, 86_400.0),
-}
 MOST_RATE = 2000.0
 
 
@@ -218,10 +185,10 @@ BLOCK_TOKENS = 512
 CHAT_PATH = "/v1/chat/completions"
 
 TraceFormat = Literal["mooncake", "batch"]
-_LOOKS = {
-    "mooncake": '{"timestamp": 0, "input_length": 655, "output_length": 52, "hash_ids": [46, 47]}',
-    "batch": '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}',
-}
+_LOOKS = (
+    'one JSON object a line: {"timestamp": 0, "input_length": 655, "output_length": 52, "hash_ids": [46, 47]} or '
+    '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}'
+)
 # Of a batch line's body: the bench says these itself.
 _OURS = frozenset({"messages", "max_tokens", "max_completion_tokens", "model", "stream", "stream_options"})
 
@@ -247,7 +214,7 @@ def read_trace(lines: Iterable[str], *, speed: float = 1.0, limit: int | None = 
         raise UserError(f"limit `{limit}` is too small: no request would be replayed", hint="give 1 or more")
     items = sorted(islice(_items(lines), limit), key=lambda item: item.at_s or 0.0)
     if not items:
-        raise UserError("the trace holds no requests", hint=f"one JSON object a line, such as {_LOOKS['mooncake']}")
+        raise UserError("the trace holds no requests", hint=_LOOKS)
     first = items[0].at_s
     if first is None:
         return tuple(items)
@@ -285,71 +252,65 @@ def _items(lines: Iterable[str]) -> Iterator[TraceItem]:
     for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
+        where = f"line {number} of the trace"
         try:
-            values, shape = _read(text)
-            if seen is not None and shape != seen:
-                raise UserError(f" is a {shape} line among {seen} lines", hint="give each format its own file")
-            item = _mooncake(number, values) if shape == "mooncake" else _batch(number, values)
-            if item.custom_id is not None and (earlier := ids.setdefault(item.custom_id, number)) != number:
-                raise UserError(f" has the custom_id `{item.custom_id}` of line {earlier}")
-        except UserError as error:
-            raise UserError(f"line {number} of the trace{error.message}", hint=error.hint) from None
+            values = msgspec.json.decode(text, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise UserError(f"{where} is not a JSON object: {error}", hint=_LOOKS) from None
+        shape: TraceFormat = "batch" if "body" in values or "custom_id" in values else "mooncake"
+        if seen is not None and shape != seen:
+            raise UserError(f"{where} is a {shape} line among {seen} lines", hint="give each format its own file")
+        faults = _mooncake_faults(values) if shape == "mooncake" else _batch_faults(values)
+        if (fault := next(faults, None)) is not None:
+            raise UserError(f"{where}: {fault}", hint=_LOOKS)
+        item = _mooncake(number, values) if shape == "mooncake" else _batch(number, values)
+        if item.custom_id is not None and (earlier := ids.setdefault(item.custom_id, number)) != number:
+            raise UserError(f"{where} has the custom_id `{item.custom_id}` of line {earlier}")
         seen = shape
         yield item
 
 
-def _read(text: str) -> tuple[dict[str, Any], TraceFormat]:
-    """Return the object of a line, and of which format it is. Errors here begin behind `line 5 of the trace`."""
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise UserError(f" is not JSON: {error}", hint="one JSON object a line") from None
-    if not isinstance(values, dict):
-        raise UserError(" is not a JSON object", hint=f"such as {_LOOKS['mooncake']}")
-    if "body" in values or "custom_id" in values:
-        return values, "batch"
-    if "input_length" in values or "hash_ids" in values:
-        return values, "mooncake"
-    raise UserError(" is in an unknown format", hint=f"Mooncake's: {_LOOKS['mooncake']}; OpenAI's: {_LOOKS['batch']}")
+_COUNT = whole_number(1)
+_MOONCAKE: Mapping[str, Demand] = {
+    "timestamp": real_number(0, 1e15),
+    "input_length": _COUNT,
+    "output_length": _COUNT,
+    "hash_ids": ("a list of whole numbers", lambda value: isinstance(value, list) and {*map(type, value)} <= {int}),
+}
+_LIMITS = ("max_completion_tokens", "max_tokens")
+
+
+def _mooncake_faults(values: Mapping[str, Any]) -> Iterator[str]:
+    yield from field_faults({name: values[name] for name in _MOONCAKE if name in values}, _MOONCAKE, {})
+    blocks, needed = len(values["hash_ids"]), -(-values["input_length"] // BLOCK_TOKENS)
+    if blocks != needed:
+        yield f"{values['input_length']} tokens are {needed} blocks of {BLOCK_TOKENS}, not {blocks}"
 
 
 def _mooncake(number: int, values: Mapping[str, Any]) -> TraceItem:
-    at_ms, blocks = values.get("timestamp"), values.get("hash_ids")
-    if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms < math.inf:
-        raise UserError(f": `timestamp` is {_shown(at_ms)}, not a number from 0 up")
-    tokens, max_tokens = _count(values, "input_length"), _count(values, "output_length")
-    if not isinstance(blocks, list) or any(type(block) is not int for block in blocks):
-        raise UserError(": `hash_ids` is not a list of whole numbers")
-    needed = -(-tokens // BLOCK_TOKENS)
-    if len(blocks) != needed:
-        hint = f"only traces with blocks of {BLOCK_TOKENS} tokens can be replayed"
-        raise UserError(f": {tokens} tokens are {needed} blocks of {BLOCK_TOKENS}, not {len(blocks)}", hint=hint)
-    return TraceItem(number, at_ms / 1000, tokens, max_tokens, blocks=tuple(blocks))
+    tokens, blocks = values["input_length"], tuple(values["hash_ids"])
+    return TraceItem(number, values["timestamp"] / 1000, tokens, values["output_length"], blocks=blocks)
+
+
+def _batch_faults(values: Mapping[str, Any]) -> Iterator[str]:
+    custom_id, body = values.get("custom_id"), values.get("body")
+    if not isinstance(custom_id, str) or not custom_id:
+        yield "it has no `custom_id`"
+    if values.get("method", "POST") != "POST" or values.get("url", CHAT_PATH) != CHAT_PATH:
+        yield f"it is not a POST to {CHAT_PATH}"
+    if not isinstance(body, dict):
+        yield "it has no `body`"
+        return
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
+        yield "`body.messages` is not a list of messages with a role"
+    limits = {name: body[name] for name in _LIMITS if body.get(name) is not None}
+    yield from field_faults(limits, {}, dict.fromkeys(_LIMITS, _COUNT), place="body.")
 
 
 def _batch(number: int, values: Mapping[str, Any]) -> TraceItem:
-    custom_id, body = values.get("custom_id"), values.get("body")
-    if not isinstance(custom_id, str) or not custom_id:
-        raise UserError(" has no `custom_id`", hint=f"such as {_LOOKS['batch']}")
-    if values.get("method", "POST") != "POST" or values.get("url", CHAT_PATH) != CHAT_PATH:
-        raise UserError(f" is not a POST to {CHAT_PATH}", hint="leave such lines out")
-    if not isinstance(body, dict):
-        raise UserError(" has no `body`", hint=f"such as {_LOOKS['batch']}")
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise UserError(": `body.messages` is not a list of messages with a role")
-    limits = [name for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
-    most = _count(body, limits[0]) if limits else None
+    body = values["body"]
+    most = next((body[name] for name in _LIMITS if body.get(name) is not None), None)
     extras = {name: value for name, value in body.items() if name not in _OURS}
-    return TraceItem(number, None, None, most, messages=tuple(messages), custom_id=custom_id, extras=extras)
-
-
-def _count(values: Mapping[str, Any], name: str) -> int:
-    value = values.get(name)
-    if type(value) is not int or value < 1:
-        raise UserError(f": `{name}` is {_shown(value)}, not a whole number from 1 up")
-    return value
-
-
-def _shown(value: Any) -> str:
-    return "missing" if value is None else f"`{str(value)[:40]}`"
+    messages = tuple(body["messages"])
+    return TraceItem(number, None, None, most, messages=messages, custom_id=values["custom_id"], extras=extras)
