@@ -120,18 +120,6 @@ def test_a_tool_call_is_a_token_and_an_empty_list_of_them_is_none():
 # Which time belongs to which token
 
 
-def test_events_of_one_read_have_its_time():
-    reading = read(said("a") + said("b") + said("c"), said("d") + said("e", "stop") + DONE)
-    assert reading.arrivals == [1.0, 1.0, 1.0, 2.0, 2.0]
-
-
-def test_an_event_that_spans_two_reads_came_with_the_second():
-    data = said("ab")
-    for cut in range(1, len(data)):
-        reading = read(data[:cut], data[cut:], said("", "stop") + DONE)
-        assert reading.arrivals == ([1.0] if cut == len(data) else [2.0]), cut
-
-
 def test_a_character_split_between_any_two_reads_stays_whole():
     """The usage and the times are as sent too, also where every byte is a read."""
     data = said("日本 café 😀") + said("", "stop", usage=USAGE) + DONE
@@ -237,13 +225,6 @@ def read_framed(reads, rng):
 
 
 # Legal forms of the stream
-
-
-def test_crlf_comments_and_other_fields_are_read_over():
-    lines = b": keep-alive\r\n\r\nevent: message\r\nid: 7\r\nretry: 10\r\n"
-    data = lines + said("a").replace(b"\n", b"\r\n") + b": ping\r\n\r\n" + said("b", "stop").replace(b"\n", b"\r\n")
-    reading = read(b": first\r\n\r\n", data, DONE.replace(b"\n", b"\r\n"))
-    assert (reading.arrivals, "".join(reading.text), reading.error_kind) == ([2.0, 2.0], "ab", None)
 
 
 def test_one_object_over_several_data_lines_is_one_event():

@@ -118,7 +118,7 @@ def test_newer_name_of_the_limit_and_none_at_all():
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        ("{", "line 2 .* not a JSON object"),
+        ("{", "line 2 .* not JSON"),
         ("[1]", "line 2 .* not a JSON object"),
         ('{"prompt": "x"}', "line 2 .*`timestamp` is missing"),
         (BATCH[0], "line 2 .* a batch line among mooncake lines"),

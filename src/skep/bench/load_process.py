@@ -12,9 +12,9 @@ import resource
 import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol, Self
+from typing import Self
 
 import msgspec
 from msgspec.structs import replace
@@ -31,6 +31,7 @@ from skep.bench.load_shapes import (
 )
 from skep.bench.tasks import Sender, TrafficStream
 from skep.errors import SkepError
+from skep.host.power import PowerMeter
 from skep.store.records import Request
 from skep.wire.client import Pool
 
@@ -153,20 +154,6 @@ class _Outbox:
             self.flush()
 
 
-class EnergyMeter(Protocol):
-    """What the machine draws. `end` gives the facts since `begin`, or None where nothing was measured."""
-
-    def begin(self) -> None: ...
-    def end(self) -> Mapping[str, Any] | None: ...
-
-
-class NoMeter:
-    """Where nothing measures the energy."""
-
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
-
-
 class LoadProcess:
     """One `skep.bench.load_process`. Ends when it is killed, and when this process ends."""
 
@@ -236,14 +223,15 @@ class LoadProcesses:
     def __init__(self) -> None:
         self.processes: list[LoadProcess] = []
 
-    async def run(self, jobs: Sequence[LoadJob], on_row: OnRow, meter: EnergyMeter | None = None) -> ClientHealth:
-        health, meter = ClientHealth(), meter or NoMeter()
+    async def run(self, jobs: Sequence[LoadJob], on_row: OnRow, meter: PowerMeter | None = None) -> ClientHealth:
+        health = ClientHealth()
 
         async def begin_to_measure() -> None:
             """When the first process begins: at once, unless all wait for a common moment."""
             if all(one.at_s is not None for one in begins):
                 await asyncio.sleep(LEAD_S)
-            meter.begin()
+            if meter is not None:
+                meter.begin()
 
         try:
             fresh = [await LoadProcess.start() for _ in range(len(jobs) - len(self.processes))]
@@ -259,7 +247,7 @@ class LoadProcesses:
                 group.create_task(begin_to_measure())
                 for process, begin in zip(at_work, begins, strict=True):
                     group.create_task(process.work(begin, on_row, health))
-            health.energy = meter.end()
+            health.energy = meter.end() if meter is not None else None
         except BaseExceptionGroup as group_error:
             await self.close()
             raise group_error.exceptions[0] from None

@@ -256,27 +256,12 @@ def disagreements(rows: Sequence[Request], counters: Mapping[str, float] | None 
     answered = [row for row in rows if row.ok]
     found = [_decode(answered), _first_token(answered), _tokens(answered)]
     if counters and not any(row.engine.decode_ms for row in answered):
-        seen, told = tpot_values(answered), counters.get("tpot_s")
-        found.append(_decode_verdict(fmean(seen), told * 1000, answered) if seen and told else None)
-        found.append(_first_token_by_counters(answered, counters))
+        if (seen := tpot_values(answered)) and (told := counters.get("tpot_s")):
+            found.append(_decode_verdict(fmean(seen), told * 1000, answered))
+        if (seen := ttft_values(answered)) and (told := counters.get("ttft_s")):  # its own queue included
+            queued = fmean(row.queued_ms or 0.0 for row in answered)
+            found.append(_first_token_verdict(fmean(seen), told * 1000, queued, 0.0))
     return tuple(one for one in found if one is not None)
-
-
-def _first_token_by_counters(rows: Sequence[Request], counters: Mapping[str, float]) -> Disagreement | None:
-    """The engine counts from the arrival of a request on, its own queue included."""
-    seen, told = ttft_values(rows), counters.get("ttft_s")
-    if not seen or not told:
-        return None
-    client, engine = fmean(seen), told * 1000
-    if abs(client - engine) <= max(TOLERATED_MS, TOLERATED * engine):
-        return None
-    queued = fmean(row.queued_ms or 0.0 for row in rows)
-    cause = "time before the engine had the request, or after it sent the token: client, proxy or network"
-    if queued >= 0.5 * (client - engine) > 0:
-        cause = f"on average {queued:,.0f} ms of it in the gateway's queue"
-    if client < engine:
-        cause = "the engine counts other requests too, or its first token was not content"
-    return Disagreement(Clock.FIRST_TOKEN, client, engine, cause)
 
 
 def _decode(rows: Sequence[Request]) -> Disagreement | None:
@@ -307,17 +292,21 @@ def _decode_verdict(client: float, engine: float, rows: Sequence[Request]) -> Di
 def _first_token(rows: Sequence[Request]) -> Disagreement | None:
     """The engine counts from when it began with the prompt; what was before is waiting."""
     known = [row for row in rows if row.engine.prompt_ms is not None and row.first_token_s is not None]
-    pairs = [((row.first_token_s or 0.0) - row.due_s) * 1000 for row in known]
-    if not pairs:
+    if not known:
         return None
-    client, engine = median(pairs), median(row.engine.prompt_ms or 0.0 for row in known)
+    waited = median(row.queued_ms or 0.0 for row in known), median(row.engine.queue_ms or 0.0 for row in known)
+    return _first_token_verdict(
+        median(ttft_values(known)), median(row.engine.prompt_ms or 0.0 for row in known), *waited
+    )
+
+
+def _first_token_verdict(client: float, engine: float, queued: float, inside: float) -> Disagreement | None:
+    """`queued`: in the gateway, `inside`: in the engine's own queue, all in milliseconds."""
     ahead = client - engine
     if abs(ahead) <= max(TOLERATED_MS, TOLERATED * engine):
         return None
-    queued = median(row.queued_ms or 0.0 for row in known)
-    inside = median(row.engine.queue_ms or 0.0 for row in known)
     if ahead < 0:
-        cause = "the engine's clock counts more than the wait for the first token"
+        cause = "the engine's clock counts more than the wait for the first token, or other requests too"
     elif queued >= 0.5 * ahead:
         cause = f"{queued:,.0f} ms of it in the gateway's queue"
     elif inside >= 0.5 * ahead:
@@ -325,7 +314,7 @@ def _first_token(rows: Sequence[Request]) -> Disagreement | None:
     elif queued:
         cause = f"{queued:,.0f} ms of it in the gateway's queue, the rest before the engine started on the prompt"
     else:
-        cause = "requests waited inside the engine or on the way before it started on the prompt"
+        cause = "requests waited inside the engine or on the way: the client, a proxy or the network"
     return Disagreement(Clock.FIRST_TOKEN, client, engine, cause)
 
 
@@ -364,11 +353,6 @@ def classes_of(
         return ()
     by_kind = ([row for row in rows if row.traffic == kind] for kind in kinds)
     return tuple(level for some in by_kind for level in levels_of(some, limited, closed=closed))
-
-
-def complete_rows(rows: Sequence[Request], ended: Collection[Key]) -> list[Request]:
-    """Return the rows without those of runs that were broken off."""
-    return [row for row in rows if not row.level or (row.level, row.repeat) in ended]
 
 
 def task_tok_s(rows: Iterable[Request], *, whole: bool = False) -> float | None:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from skep import __version__
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_process import EnergyMeter, LoadJob, LoadProcesses, NoMeter
+from skep.bench.load_process import LoadJob, LoadProcesses
 from skep.bench.load_shapes import (
     ClientHealth,
     Load,
@@ -37,6 +37,7 @@ from skep.bench.tasks import BenchTask, Sender, TaskMaker, TrafficStream
 from skep.catalog.gpus import HostFacts
 from skep.errors import EndpointError
 from skep.host.facts import host_json, lasting_json
+from skep.host.power import PowerMeter
 from skep.stats.precision import WarmUpDetector
 from skep.stats.slo import SloLimits
 from skep.store.database import Store
@@ -179,7 +180,7 @@ _RunLoad = Callable[[OnRow], Awaitable[ClientHealth]]
 class LoadGenerator:
     def __init__(
         self, endpoint: Endpoint, recording: Recording, *, timeout_s: float, keep_text: bool, most_connections: int,
-        processes: int | None = 1, meter: EnergyMeter | None = None, load_processes: LoadProcesses | None = None,
+        processes: int | None = 1, meter: PowerMeter | None = None, load_processes: LoadProcesses | None = None,
     ) -> None:  # fmt: skip
         """`processes` None: one, and more for a level at which one was not enough."""
         self.endpoint = endpoint
@@ -190,7 +191,7 @@ class LoadGenerator:
         self._load_processes = load_processes or LoadProcesses()
         self._processes = processes or 1
         self._may_grow = processes is None
-        self._meter = meter or NoMeter()
+        self._meter = meter
 
     async def close(self) -> None:
         await self._load_processes.close()
@@ -229,10 +230,11 @@ class LoadGenerator:
         async def here(took: OnRow) -> ClientHealth:
             await self.pool.prepare(width)
             with garbage_kept():
-                self._meter.begin()
+                if self._meter is not None:
+                    self._meter.begin()
                 async with watch_client() as health:
                     await load(self.sender, took)
-                health.energy = self._meter.end()
+                health.energy = self._meter.end() if self._meter is not None else None
             self.pool.trim()
             return health
 

@@ -20,11 +20,11 @@ from typing import Any, Literal
 import msgspec
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_process import EnergyMeter
 from skep.bench.load_shapes import OnRow
 from skep.bench.session import Identity, OnProgress, Recording, RunSession, fingerprint_of
 from skep.bench.tasks import BenchTask, Sender, TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
+from skep.host.power import PowerMeter
 from skep.quality.judging import AnsweredItem, Judge
 from skep.quality.mixed_figures import (
     LEVEL_NAMES,
@@ -72,7 +72,7 @@ async def run_mixed(
     sandbox: Sandbox,
     on_progress: OnProgress = lambda _: None,
     *,
-    meter: EnergyMeter | None = None,
+    meter: PowerMeter | None = None,
 ) -> MixedSummary:
     """Faults of single requests become rows. Items are stored first: a run cut short can be judged later."""
     items = items_of(plan.levels)

@@ -24,11 +24,11 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_process import EnergyMeter
 from skep.bench.session import Identity, OnProgress, Recording, RunSession, fingerprint_of
 from skep.bench.tasks import BenchTask, TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.errors import EndpointError, UserError
+from skep.host.power import PowerMeter
 from skep.quality.banks import Bank
 from skep.quality.judging import AnsweredItem, Judge
 from skep.quality.trial_figures import (
@@ -160,7 +160,7 @@ class QualityTrial:
     _judge: Judge
     on_progress: OnProgress = lambda _: None
     on_level: OnLevel = lambda _: None
-    meter: EnergyMeter | None = None
+    meter: PowerMeter | None = None
 
     def __post_init__(self) -> None:
         self._items = [*self._bank.items]

@@ -21,7 +21,6 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_process import EnergyMeter
 from skep.bench.metrics import repeat_of, task_tok_s, tpot_values, ttft_values
 from skep.bench.session import Identity, LoadGenerator, Recording, TokenPace, warm_up
 from skep.bench.summary import TOLERATED_FAILURES, worst_share
@@ -30,6 +29,7 @@ from skep.bench.tasks import TaskMaker, Workload, calibrate_on
 from skep.catalog.gpus import HostFacts
 from skep.catalog.presets import Preset
 from skep.errors import EndpointError, UserError, first_of
+from skep.host.power import PowerMeter
 from skep.stats.percentiles import mean_t_interval
 from skep.stats.slo import SloLimits
 from skep.store.database import Store
@@ -290,7 +290,7 @@ class EngineBench:
     preset_of: Callable[[KnobConfig], Preset]
     first_round: int = 0  # rounds that were measured before it was taken up again: their prompts are not fresh
     guard: QualityGuard | None = None
-    meter: EnergyMeter | None = None
+    meter: PowerMeter | None = None
     patience: MeasureTimeouts = field(default_factory=MeasureTimeouts)
     _calibration: TokenCalibration | None = None
     _per_s: dict[str, float] = field(default_factory=dict)  # tasks a second of each configuration, by its key

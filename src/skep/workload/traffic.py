@@ -7,6 +7,7 @@ A batch line of OpenAI's is a request as it was sent; it does not say when. docs
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -254,9 +255,11 @@ def _items(lines: Iterable[str]) -> Iterator[TraceItem]:
             continue
         where = f"line {number} of the trace"
         try:
-            values = msgspec.json.decode(text, type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise UserError(f"{where} is not a JSON object: {error}", hint=_LOOKS) from None
+            values = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{where} is not JSON: {error}", hint=_LOOKS) from None
+        if not isinstance(values, dict):
+            raise UserError(f"{where} is not a JSON object", hint=_LOOKS)
         shape: TraceFormat = "batch" if "body" in values or "custom_id" in values else "mooncake"
         if seen is not None and shape != seen:
             raise UserError(f"{where} is a {shape} line among {seen} lines", hint="give each format its own file")
