@@ -3,14 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from skep.bench.against_preset import (
-    ObservedServer,
-    PublishedShape,
-    check_model,
-    judge,
-    rerun_of,
-    same_model,
-)
+from skep.bench.against_preset import ObservedServer, PublishedShape, check_model, judge, rerun_of, same_model
 from skep.bench.compare import ComparedRun
 from skep.bench.summary import summarise
 from skep.catalog.presets import Need, Preset, Published

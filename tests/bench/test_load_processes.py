@@ -15,16 +15,7 @@ from msgspec.structs import replace
 from sample_rows import HOST
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_process import (
-    LEAD_S,
-    SEND_EVERY_S,
-    Begin,
-    LoadJob,
-    LoadProcess,
-    LoadProcesses,
-    carry_out,
-    encode,
-)
+from skep.bench.load_process import LEAD_S, SEND_EVERY_S, Begin, LoadJob, LoadProcess, LoadProcesses, carry_out, encode
 from skep.bench.load_shapes import RARELY, ClientHealth, TimeWindow, garbage_kept, split_tasks, watch_client
 from skep.bench.session import Identity, LoadGenerator, Recording
 from skep.bench.summary import LATE_LIMIT_MS

@@ -141,8 +141,7 @@ class Failing:
     def __init__(self, lost):
         self.lost = lost
 
-    async def run(self, script, limits=None):
-        del script, limits
+    async def run(self, _script, _limits=None):
         self.lost -= 1
         if self.lost >= 0:
             raise SkepError("the sandbox could not be checked: Too many open files")

@@ -313,8 +313,8 @@ VERSION = "coding-2"  # raised whenever the same seed gives other prompts than b
 Option = str | int | float | bool | None
 
 
-def workload_fingerprint(options: Mapping[str, Option], *, version: str = VERSION) -> str:
+def workload_fingerprint(options: Mapping[str, Option]) -> str:
     """64 hex digits, the same for equal options in any order. An option that is None counts as left out."""
     given = {name: value for name, value in options.items() if value is not None}
-    text = json.dumps({"version": version, "options": given}, sort_keys=True, allow_nan=False)
+    text = json.dumps({"version": VERSION, "options": given}, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
