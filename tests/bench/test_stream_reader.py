@@ -327,18 +327,12 @@ def test_an_event_that_is_no_object_is_garbage(payload):
 @pytest.mark.parametrize(
     "odd",
     [
-        {"choices": {"0": {}}},
-        {"choices": "none"},
-        {"choices": [None, 3, "x", []]},
-        {"choices": [{"delta": "x"}]},
-        {"choices": [{"delta": [], "finish_reason": 5}]},
-        {"choices": [{"delta": {"content": "", "tool_calls": {}}}]},
-        {"choices": [], "usage": [1, 2]},
-        {"choices": [], "usage": "12"},
-        {"choices": [], "timings": 3},
+        {"choices": {"0": {}}}, {"choices": "none"}, {"choices": [None, 3, "x", []]}, {"choices": [{"delta": "x"}]},
+        {"choices": [{"delta": [], "finish_reason": 5}]}, {"choices": [{"delta": {"content": "", "tool_calls": {}}}]},
+        {"choices": [], "usage": [1, 2]}, {"choices": [], "usage": "12"}, {"choices": [], "timings": 3},
     ],
     ids=json.dumps,
-)
+)  # fmt: skip
 def test_fields_of_another_type_are_neither_tokens_nor_a_fault(odd):
     reading = read(event(**odd), said("a", "stop", usage=USAGE), DONE)
     assert (reading.error_kind, reading.arrivals, reading.usage) == (None, [2.0], USAGE)

@@ -83,18 +83,11 @@ def test_tokens_and_times_are_right_in_every_form_of_stream(store, form):
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        ("500", "http_500"),
-        ("503", "http_503"),
-        ("429", "http_429"),
-        ("garbage", "protocol"),
-        ("html", "garbage"),
-        ("invalid-json", "garbage"),
-        ("close-first", "closed"),
-        ("close-mid", "cut"),
-        ("hang-first", "timeout"),
+        ("500", "http_500"), ("503", "http_503"), ("429", "http_429"), ("garbage", "protocol"), ("html", "garbage"),
+        ("invalid-json", "garbage"), ("close-first", "closed"), ("close-mid", "cut"), ("hang-first", "timeout"),
         ("hang-mid", "timeout"),
     ],
-)
+)  # fmt: skip
 def test_faults_are_counted_by_kind_and_never_as_tokens(engine, store, fault, kind):
     calls = []
 

@@ -67,15 +67,10 @@ def test_a_choice_that_settles_on_nothing_is_wrong(text):
 @pytest.mark.parametrize(
     ("text", "right"),
     [
-        ("Yes", True),
-        ("yes.", True),
-        ("Yes, because no other will do", True),
-        ("The answer is yes, there is no doubt", True),
-        ("No", False),
-        ("yes or no", False),
-        ("yesterday", False),
+        ("Yes", True), ("yes.", True), ("Yes, because no other will do", True),
+        ("The answer is yes, there is no doubt", True), ("No", False), ("yes or no", False), ("yesterday", False),
     ],
-)
+)  # fmt: skip
 def test_options_that_are_words_are_found_as_whole_words(text, right):
     assert check("choice", text, answer="yes", options=["yes", "no"]) is right
 

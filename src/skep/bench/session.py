@@ -188,13 +188,14 @@ class LoadGenerator:
         self.pool = Pool(endpoint.origin, max_idle=most_connections)
         self.sender = Sender(endpoint, self.pool, recording.origin_s, timeout_s=timeout_s, keep_text=keep_text)
         self._timeout_s, self._keep_text, self._most_connections = timeout_s, keep_text, most_connections
-        self._load_processes = load_processes or LoadProcesses()
+        self._load_processes = load_processes  # None: started when there is work for them
         self._processes = processes or 1
         self._may_grow = processes is None
         self._meter = meter
 
     async def close(self) -> None:
-        await self._load_processes.close()
+        if self._load_processes is not None:
+            await self._load_processes.close()
         await self.pool.close()
 
     async def run_tasks(
@@ -219,6 +220,7 @@ class LoadGenerator:
                     most_connections=self._most_connections)
             for hand in split_between_workers(streams, self._processes)
         ]  # fmt: skip
+        self._load_processes = self._load_processes or LoadProcesses()
         spread = partial(self._load_processes.run, jobs, meter=self._meter)
         return await self._measured(level, repeat, spread, width, on_row, is_closed=is_closed)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from skep.bench.calibration import calibration_from_sweep
 from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import SweepSummary
 from skep.bench.open_loop import LevelRun, TimedPlan, classes_part, open_part, replay_part, run_timed
@@ -174,9 +173,12 @@ async def sweep_endpoint(
 
         host = read_host()
         summary = await run_sweep(plan, endpoint, store, host, told, maker=maker, meter=meter)
-        rows = [row for row in store.requests(summary.run_id) if row.level]
-        if (found := calibration_from_sweep(plan, endpoint, summary, rows, host)) is not None:
-            store.append_calibration(found)  # plans for this machine rest on it, unless it is calibrated
+        if endpoint.engine.get("setup"):  # a deployment of skep tells what it is: plans can rest on its figures
+            from skep.bench.calibration import calibration_from_sweep
+
+            rows = [row for row in store.requests(summary.run_id) if row.level]
+            if (found := calibration_from_sweep(plan, endpoint, summary, rows, host)) is not None:
+                store.append_calibration(found)
         return summary
 
 

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import accumulate, count, islice
 from random import Random
 from typing import Any, Literal, Unpack, get_args
@@ -97,20 +98,6 @@ class TrafficClass(msgspec.Struct, frozen=True):
     think_s: float = 0.0  # mean pause of an agent between two requests
 
 
-_SHAPE: Mapping[str, Demand] = {"shape": one_of(get_args(Shape))}
-_FIELDS: Mapping[str, Demand] = {
-    "agents": whole_number(1, 100_000),
-    "share": real_number(0.001, 1000.0),
-    "rate": real_number(0.0001, 100_000.0),
-    "arrivals": (_ARRIVALS, lambda value: isinstance(value, str) and _is_arrivals(value)),
-    "priority": one_of(get_args(Priority)),
-    "prompt_tokens": whole_number(30, 1_000_000),
-    "max_tokens": whole_number(1, 1_000_000),
-    "prefix_tokens": whole_number(0, 1_000_000),
-    "turns": whole_number(1, 1000),
-    "turn_tokens": whole_number(15, 1_000_000),
-    "think_s": real_number(0.0, 86_400.0),
-}
 _ONLY_IN: Mapping[str, tuple[Shape, ...]] = {
     "agents": ("steady", "conversation"),
     "share": ("steady", "conversation"),
@@ -138,7 +125,20 @@ def _class_faults(values: Any) -> Iterator[str]:
     if not isinstance(values, Mapping):
         yield "it is not a table of fields, such as `shape`, `agents` and `prompt_tokens`"
         return
-    yield from field_faults(values, _SHAPE, _FIELDS)
+    others: dict[str, Demand] = {
+        "agents": whole_number(1, 100_000),
+        "share": real_number(0.001, 1000.0),
+        "rate": real_number(0.0001, 100_000.0),
+        "arrivals": (_ARRIVALS, lambda value: isinstance(value, str) and _is_arrivals(value)),
+        "priority": one_of(get_args(Priority)),
+        "prompt_tokens": whole_number(30, 1_000_000),
+        "max_tokens": whole_number(1, 1_000_000),
+        "prefix_tokens": whole_number(0, 1_000_000),
+        "turns": whole_number(1, 1000),
+        "turn_tokens": whole_number(15, 1_000_000),
+        "think_s": real_number(0.0, 86_400.0),
+    }
+    yield from field_faults(values, {"shape": one_of(get_args(Shape))}, others)
     shape = values["shape"]
     for field, shapes in _ONLY_IN.items():
         if field in values and shape not in shapes:
@@ -273,18 +273,19 @@ def _items(lines: Iterable[str]) -> Iterator[TraceItem]:
         yield item
 
 
-_COUNT = whole_number(1)
-_MOONCAKE: Mapping[str, Demand] = {
-    "timestamp": real_number(0, 1e15),
-    "input_length": _COUNT,
-    "output_length": _COUNT,
-    "hash_ids": ("a list of whole numbers", lambda value: isinstance(value, list) and {*map(type, value)} <= {int}),
-}
+@cache
+def _mooncake_fields() -> Mapping[str, Demand]:
+    count, is_ids = whole_number(1), lambda value: isinstance(value, list) and {*map(type, value)} <= {int}
+    ids: Demand = ("a list of whole numbers", is_ids)
+    return {"timestamp": real_number(0, 1e15), "input_length": count, "output_length": count, "hash_ids": ids}
+
+
 _LIMITS = ("max_completion_tokens", "max_tokens")
 
 
 def _mooncake_faults(values: Mapping[str, Any]) -> Iterator[str]:
-    yield from field_faults({name: values[name] for name in _MOONCAKE if name in values}, _MOONCAKE, {})
+    wanted = _mooncake_fields()
+    yield from field_faults({name: values[name] for name in wanted if name in values}, wanted, {})
     blocks, needed = len(values["hash_ids"]), -(-values["input_length"] // BLOCK_TOKENS)
     if blocks != needed:
         yield f"{values['input_length']} tokens are {needed} blocks of {BLOCK_TOKENS}, not {blocks}"
@@ -308,7 +309,7 @@ def _batch_faults(values: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
         yield "`body.messages` is not a list of messages with a role"
     limits = {name: body[name] for name in _LIMITS if body.get(name) is not None}
-    yield from field_faults(limits, {}, dict.fromkeys(_LIMITS, _COUNT), place="body.")
+    yield from field_faults(limits, {}, dict.fromkeys(_LIMITS, whole_number(1)), place="body.")
 
 
 def _batch(number: int, values: Mapping[str, Any]) -> TraceItem:
