@@ -17,7 +17,7 @@ from random import Random
 import httpx
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.request import BenchTask, Sender
+from skep.bench.tasks import BenchTask, Sender
 from skep.paths import Paths
 from skep.store.database import open_store
 from skep.swarm.records import SwarmRunOptions, Task, TaskEnding

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from skep.bench.calibration import CalibrationPlan, SetupFlags, calibration_from_sweep, check, describe
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.metrics import levels_of
-from skep.bench.records import SweepSummary
+from skep.bench.metrics import SweepSummary, levels_of
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import Workload
 from skep.catalog.gpus import Gpu, device

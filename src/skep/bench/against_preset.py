@@ -11,8 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.compare import ComparedRun
-from skep.bench.metrics import repeat_of, task_tok_s
-from skep.bench.records import LevelSummary
+from skep.bench.metrics import LevelSummary, repeat_of, task_tok_s
 from skep.catalog.models import find_geometry
 from skep.catalog.names import squeeze
 from skep.catalog.needs import RunEnvironment, figures_lost, other_cards, stand_in_words, version_beside

@@ -14,12 +14,10 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.metrics import by_repeat, repeat_of, tpot_ms, tpot_values, ttft_values
-from skep.bench.records import SweepSummary
-from skep.bench.request import Sender
+from skep.bench.metrics import SweepSummary, by_repeat, repeat_of, tpot_ms, tpot_values, ttft_values
 from skep.bench.session import OnProgress
 from skep.bench.sweep import SweepPlan, run_sweep
-from skep.bench.tasks import TaskMaker, Workload
+from skep.bench.tasks import Sender, TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.catalog.models import find_geometry
 from skep.catalog.pullable import find_pullable

@@ -12,10 +12,17 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.metrics import by_repeat, repeat_of, task_tok_s, tpot_values, ttft_values
-from skep.bench.recording import Identity, Recording
-from skep.bench.records import Comparison, LevelSummary, SweepSummary
-from skep.bench.session import SessionProgress
+from skep.bench.metrics import (
+    Comparison,
+    LevelSummary,
+    SweepSummary,
+    by_repeat,
+    repeat_of,
+    task_tok_s,
+    tpot_values,
+    ttft_values,
+)
+from skep.bench.session import Identity, Recording, SessionProgress
 from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED
 from skep.bench.sweep import Sweep, SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker

@@ -35,13 +35,18 @@ class Endpoint(msgspec.Struct, frozen=True):
         return bool(self.engine.get("simulated"))
 
 
+def api_of(url: str, key: str | None) -> tuple[Origin, str, dict[str, str]]:
+    """Return where an OpenAI-compatible server is asked: its origin, what stands before each path, and headers."""
+    origin, path = parse_url(url)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return origin, path if path.endswith("/v1") else f"{path}/v1", headers
+
+
 async def find_endpoint(
     url: str, model: str | None, *, key: str | None = None, api: str = "openai", timeout_s: float = 10.0
 ) -> Endpoint:
     """Check that the URL answers and knows the model. `model` None: the only one it serves. `api`: openai or ollama."""
-    origin, path = parse_url(url)
-    base = path if path.endswith("/v1") else f"{path}/v1"
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    origin, base, headers = api_of(url, key)
     pool = Pool(origin, connect_timeout_s=timeout_s)
     try:
         answer = await fetch(pool, "GET", f"{base}/models", headers=headers, timeout_s=timeout_s)

@@ -23,7 +23,7 @@ from skep.bench.compare import (
     run_ab,
 )
 from skep.bench.matrix import MatrixConfig, MatrixResult, parse_matrix, run_matrix
-from skep.bench.records import Comparison, SweepSummary
+from skep.bench.metrics import Comparison, SweepSummary
 from skep.bench.session import SessionProgress
 from skep.bench.stored_run import load_run
 from skep.bench.sweep import SweepPlan

@@ -13,10 +13,9 @@ from typing import Any, get_args
 import click
 from msgspec import to_builtins
 
-from skep.bench.calibration import calibration_from_sweep
 from skep.bench.endpoint import Endpoint
+from skep.bench.metrics import SweepSummary
 from skep.bench.open_loop import LevelRun, TimedPlan, classes_part, open_part, replay_part, run_timed
-from skep.bench.records import SweepSummary
 from skep.bench.session import OnProgress, SessionProgress
 from skep.bench.stored_run import load_run
 from skep.bench.sweep import SweepPlan, run_sweep
@@ -43,11 +42,8 @@ from skep.report.terminal import note, print_json
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store
 from skep.units import parse_int_list, parse_positive_seconds, parse_seconds, parse_share
-from skep.workload.calibration import TokenCalibration
-from skep.workload.items import workload_fingerprint
-from skep.workload.mix import TrafficClass, parse_arrivals, parse_classes, parse_rates, with_agents
-from skep.workload.prompts import Size
-from skep.workload.traces import read_trace
+from skep.workload.prompts import Size, TokenCalibration, workload_fingerprint
+from skep.workload.traffic import TrafficClass, parse_arrivals, parse_classes, parse_rates, read_trace, with_agents
 
 MOST_TASKS = 100_000
 MAX_CONCURRENCY = 4096
@@ -187,9 +183,12 @@ async def sweep_endpoint(
 
         host = read_host()
         summary = await run_sweep(plan, endpoint, store, host, told, maker=maker, meter=meter)
-        rows = [row for row in store.requests(summary.run_id) if row.level]
-        if (found := calibration_from_sweep(plan, endpoint, summary, rows, host)) is not None:
-            store.append_calibration(found)  # plans for this machine rest on it, unless it is calibrated
+        if endpoint.engine.get("setup"):  # a deployment of skep tells what it is: plans can rest on its figures
+            from skep.bench.calibration import calibration_from_sweep
+
+            rows = [row for row in store.requests(summary.run_id) if row.level]
+            if (found := calibration_from_sweep(plan, endpoint, summary, rows, host)) is not None:
+                store.append_calibration(found)
         return summary
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from skep.bench.records import Clock, LevelSummary, SweepSummary
+from skep.bench.metrics import Clock, LevelSummary, SweepSummary
 from skep.report.columns import Column, as_count, as_percent, chosen
 from skep.stats.turning import Turning
 from skep.units import UNKNOWN, Interval, known, milliseconds, number, percent, seconds

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from skep.bench.metrics import tpot_ms
-from skep.bench.records import LevelSummary, SweepSummary
+from skep.bench.metrics import LevelSummary, SweepSummary, tpot_ms
 from skep.bench.stored_run import MIXED, QUALITY, TIMED, check_drawn_together, load_run, nothing_measured
 from skep.errors import UserError
-from skep.quality.records import MixedSummary, QualitySummary
+from skep.quality.mixed_figures import MixedSummary
+from skep.quality.trial_figures import QualitySummary
 from skep.report.terminal import picked
 from skep.store.database import Store
 from skep.store.records import Request, RunState, StoredRun

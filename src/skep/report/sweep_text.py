@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from skep.bench.against_preset import FigureComparison, PresetComparison
 from skep.bench.compare import loss
 from skep.bench.endpoint import Endpoint
-from skep.bench.records import Comparison, LevelSummary, Promise, Speedup, SweepSummary
+from skep.bench.metrics import Comparison, LevelSummary, Promise, Speedup, SweepSummary
 from skep.bench.session import SessionProgress
 from skep.bench.summary import cost_per_million_tokens
 from skep.bench.sweep import SweepPlan

@@ -15,7 +15,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from skep.bench.matrix import MatrixResult
-from skep.bench.records import LevelSummary, SweepSummary
+from skep.bench.metrics import LevelSummary, SweepSummary
 from skep.report.columns import Column, csv_table, markdown_cell, markdown_table
 from skep.report.levels import LEVEL_COLUMNS
 from skep.units import known, number, percent

@@ -25,8 +25,7 @@ from skep.engines.base import GATEWAY_KEY
 from skep.errors import SkepError, UserError
 from skep.paths import DEFAULT_PORT, Paths, user_paths
 from skep.quality.judging import Judge, missing_packages, needs_sandbox
-from skep.sandbox.detect import open_sandbox
-from skep.sandbox.runner import Sandbox
+from skep.sandbox.runner import Sandbox, open_sandbox
 from skep.store.rows import storable
 from skep.supervisor.control import ask, local_key, socket_of
 from skep.swarm.records import AnswerFigures, SwarmRunOptions, Task

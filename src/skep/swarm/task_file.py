@@ -18,7 +18,8 @@ from skep.errors import UserError
 from skep.swarm.records import Task
 from skep.swarm.schemas import NotJson, check_schema, parse, schema_fault
 from skep.units import shortened
-from skep.workload.banks import checker_faults, like
+from skep.workload.banks import checker_faults
+from skep.workload.items import like
 
 MOST_NAMED = 12  # columns in a message
 

@@ -21,15 +21,15 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_generator import EnergyMeter, LoadGenerator, TokenPace, warm_up
 from skep.bench.metrics import repeat_of, task_tok_s, tpot_values, ttft_values
-from skep.bench.recording import Identity, Recording
+from skep.bench.session import Identity, LoadGenerator, Recording, TokenPace, warm_up
 from skep.bench.summary import TOLERATED_FAILURES, worst_share
 from skep.bench.sweep import SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker, Workload, calibrate_on
 from skep.catalog.gpus import HostFacts
 from skep.catalog.presets import Preset
 from skep.errors import EndpointError, UserError, first_of
+from skep.host.power import PowerMeter
 from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import Request
@@ -53,7 +53,7 @@ from skep.tuner.records import (
     TuneReading,
 )
 from skep.tuner.trial_server import TrialServer, TrialServers
-from skep.workload.calibration import TokenCalibration
+from skep.workload.prompts import TokenCalibration
 
 LONGEST_RUN_S = 60.0  # of a curve: a level where one task of every agent would take longer is left without a figure
 
@@ -247,7 +247,7 @@ class EngineBench:
     preset_of: Callable[[KnobConfig], Preset]
     first_round: int = 0  # rounds that were measured before it was taken up again: their prompts are not fresh
     guard: QualityGuard | None = None
-    meter: EnergyMeter | None = None
+    meter: PowerMeter | None = None
     patience: MeasureTimeouts = field(default_factory=MeasureTimeouts)
     _calibration: TokenCalibration | None = None
     _rates: dict[KnobConfig, tuple[int, float]] = field(default_factory=dict)  # a level, and tasks a second there

@@ -22,16 +22,15 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_generator import LoadGenerator
-from skep.bench.recording import Identity, Recording, fingerprint_of
+from skep.bench.session import Identity, LoadGenerator, Recording, fingerprint_of
 from skep.bench.stored_run import TUNE_QUALITY
 from skep.catalog.gpus import HostFacts
 from skep.errors import SkepError
 from skep.quality.banks import DRILLS, Bank, choose_bank
 from skep.quality.judging import AnsweredItem, Judge, needs_sandbox
 from skep.quality.trial import ItemPass, uncached
-from skep.quality.words import points
-from skep.sandbox.detect import open_sandbox
+from skep.quality.trial_figures import points
+from skep.sandbox.runner import open_sandbox
 from skep.stats.noninferiority import Claim, claim_of, paired_difference
 from skep.store.database import Store
 from skep.store.records import Request

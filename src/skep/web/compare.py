@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from skep.bench.compare import ComparedRun, check_kinds, compare
-from skep.bench.records import Comparison, LevelSummary
+from skep.bench.metrics import Comparison, LevelSummary
 from skep.bench.stored_run import JUDGED, check_drawn_together, load_run
 from skep.errors import UserError
 from skep.monitor.history import SeriesHistory, TargetComparison, compare_targets, history_of

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.bench.records import LevelSummary
+from skep.bench.metrics import LevelSummary
 from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED
 from skep.catalog.gpus import device, devices, find_device
 from skep.catalog.models import find_geometry, geometries, geometry

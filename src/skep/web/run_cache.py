@@ -18,11 +18,11 @@ import msgspec
 from markupsafe import Markup
 
 from skep import __version__
-from skep.bench.records import LevelSummary
+from skep.bench.metrics import LevelSummary
 from skep.bench.stored_run import JUDGED, QUALITY, TIMED, TUNE_QUALITY, load_run
 from skep.errors import SkepError
 from skep.files import write_whole
-from skep.quality.words import conclusion
+from skep.quality.trial_figures import conclusion
 from skep.report.stored import drawn, mixed_of, quality_of
 from skep.report.svg import alive
 from skep.store.database import Store
