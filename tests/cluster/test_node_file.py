@@ -16,7 +16,8 @@ from skep.cluster import ray_processes
 from skep.cluster.connect import STRANGER, ask_ray, checked_connection, explained
 from skep.cluster.discover import rows_of
 from skep.cluster.node_commands import Head, LeftoverNode, _make_way, stop_node, why_over
-from skep.cluster.node_file import (
+from skep.cluster.ray_processes import (
+    MARK,
     NodeRecord,
     RayConnection,
     connection_to,
@@ -28,7 +29,6 @@ from skep.cluster.node_file import (
     token_path,
     write_node,
 )
-from skep.cluster.ray_processes import MARK
 from skep.errors import DoesNotFit, EngineError, UserError
 from skep.host.processes import living
 from skep.paths import user_paths
@@ -182,8 +182,8 @@ def test_a_roll_has_every_node_its_replicas_and_the_dead_that_did_not_come_back(
         row("3", "c", "10.0.0.3", alive=False),
         row("4", "b", "10.0.0.2", alive=False),
     ]
-    hives = {"skep": {"rows": {"m-0": {"name": "m-0", "node_id": "1", "model": "m", "state": "ready"}}}}
-    told = rows_of(nodes, {"1": {"CPU": 3.0}}, hives)
+    said = {"hive": "skep", "launch": {"model": "m"}, "row": {"name": "m-0", "node_id": "1", "state": "ready"}}
+    told = rows_of(nodes, {"1": {"CPU": 3.0}}, [said])
     assert [(one["name"], one["alive"], one["head"]) for one in told] == [
         ("a", True, True),
         ("b", True, False),
@@ -191,7 +191,7 @@ def test_a_roll_has_every_node_its_replicas_and_the_dead_that_did_not_come_back(
     ]
     assert (told[1]["cpus"], told[1]["free_cpus"]) == (4.0, 3.0)
     (standing,) = told[1]["replicas"]
-    assert (standing["hive"], standing["name"], standing["state"]) == ("skep", "m-0", "ready")
+    assert [standing[key] for key in ("hive", "name", "model", "state")] == ["skep", "m-0", "m", "ready"]
 
 
 # What a machine still has of a cluster is ended for the next one on proof only, and the next head is asked first

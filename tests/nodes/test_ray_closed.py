@@ -15,8 +15,7 @@ import pytest
 from clusters import until
 
 from skep.cluster import ray_processes
-from skep.cluster.node_file import folder_of, read_node
-from skep.cluster.ray_processes import Ports
+from skep.cluster.ray_processes import Ports, folder_of, read_node
 from skep.paths import user_paths
 
 pytestmark = pytest.mark.ray

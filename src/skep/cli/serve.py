@@ -168,7 +168,7 @@ def _served(wanted: ServeRequest, where: Cluster | None, paths: Paths) -> tuple[
         chosen = serve_for(wanted, paths, note)
         return (chosen,) if chosen is not None else ()
     from skep.cluster.discover import survey
-    from skep.cluster.resolve import serves_for
+    from skep.cluster.placement import serves_for
 
     address = where.address
     nodes = survey(address, slow=lambda: note(f"asking the nodes of the cluster at {address} ..."))

@@ -28,7 +28,7 @@ from skep.cluster.discover import SPARED_S, SURVEY_S, survey
 from skep.cluster.nodes import ClusterSurvey
 from skep.cluster.placement import kept_launches, place_launches, shared_paths
 from skep.cluster.ray_processes import PATIENT
-from skep.cluster.replica_registry import ABANDONED_AFTER_S
+from skep.cluster.replica_actor import ABANDONED_AFTER_S
 from skep.config.settings import Cluster, Settings
 from skep.engines.base import Launch, engine_named, new_key
 from skep.errors import EngineError, SkepError
@@ -38,7 +38,7 @@ from skep.supervisor.lifecycle import Life, ReplicaState, RestartPolicy
 from skep.supervisor.replica import ReplicaMember, UpstreamInfo
 from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
 
-REMIND_EVERY_S = 2.0  # what has changed meanwhile is told, and restarts that were lost are repeated
+REMIND_EVERY_S = 2.0  # what has changed meanwhile is told
 END_S = 30.0
 HEADLESS_END_S = 12.0
 AGAIN_S = (0.5, 2.0, 5.0)  # waits before the next driver is started
@@ -149,8 +149,7 @@ class ClusterClient:
         self._misread: dict[str, str] = {}  # by replica, whose newest report cannot be read
         self._ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[messages.Answer]] = {}
-        self._restarting: dict[str, tuple[int | None, int]] = {}  # not confirmed yet: the process and restarts before
-        self._restarts_told: set[str] = set()  # of these, those that this driver knows
+        self._restarting: dict[str, tuple[int, int | None, int]] = {}  # a number; process and restarts before it
         self._closing = False
 
     def member(self, launch: Launch, changed: Callable[[], None]) -> RemoteReplica:
@@ -193,7 +192,7 @@ class ClusterClient:
         self._remind()
 
     async def stop(self) -> str | None:
-        """Leave the cluster and end its registry, after the replicas. Return what is left behind, if anything."""
+        """Leave the cluster, after the replicas. Return what is left behind, if anything."""
         self._closing = True
         answer = await self._ask(messages.Leave(), HEADLESS_END_S if self.head_lost else END_S)
         done = self.head_lost or (answer is not None and answer.error is None)
@@ -230,9 +229,7 @@ class ClusterClient:
         """Return False if there is no driver. One that is lost with its driver is told to the next."""
         if self._link is None:
             return False
-        name = member.launch.name
-        self._restarting[name] = member.pid, member.life.restarts
-        self._restarts_told.discard(name)
+        self._restarting[member.launch.name] = next(self._ids), member.pid, member.life.restarts
         self._remind()
         return True
 
@@ -276,7 +273,6 @@ class ClusterClient:
 
     def _lose_driver(self) -> None:
         self._link, self._joined, self._told = None, False, None
-        self._restarts_told.clear()
         for asked in self._asked.values():
             if not asked.done():
                 asked.set_result(messages.Answer(0, "the Ray driver process has ended"))
@@ -305,11 +301,6 @@ class ClusterClient:
                     self._inform(self._members[name])
             case messages.HeadState(lost):
                 self._set_head(lost=lost)
-            case messages.Restarted(name, error):
-                if name in self._restarts_told:
-                    self._restarts_told.discard(name)
-                    if error is None:
-                        del self._restarting[name]
             case messages.Answer(number):
                 asked = self._asked.get(number)
                 if asked is not None and not asked.done():
@@ -341,22 +332,20 @@ class ClusterClient:
             await asyncio.sleep(REMIND_EVERY_S)
 
     def _remind(self) -> None:
-        """Tell the driver what it does not know: all that is wanted, and restarts that none has confirmed."""
+        """Tell the driver all that is wanted, if it does not know it: replicas, drained nodes, policy, restarts."""
         if self._link is None or not self._joined:
             return
-        launches = tuple(member.launch for member in self._members.values())
-        wanted = messages.WantReplicas(launches, tuple(sorted(self._avoided())), self._setup.policy)
-        if wanted != self._told:
-            self._told = wanted
-            self._link.send(wanted)
-        for name, (pid, restarts) in list(self._restarting.items()):
+        for name, (_, pid, restarts) in list(self._restarting.items()):
             member = self._members.get(name)
             if member is None or member.life.restarts != restarts or member.pid not in (pid, None):
                 del self._restarting[name]  # its engine is another one since
-                self._restarts_told.discard(name)
-            elif name not in self._restarts_told:
-                self._restarts_told.add(name)
-                self._link.send(messages.RestartReplica(name))
+        launches = tuple(member.launch for member in self._members.values())
+        restarts_wanted = {name: number for name, (number, _, _) in self._restarting.items()}
+        avoided = tuple(sorted(self._avoided()))
+        wanted = messages.WantReplicas(launches, avoided, self._setup.policy, restarts_wanted)
+        if wanted != self._told:
+            self._told = wanted
+            self._link.send(wanted)
 
 
 class RayNodes:

@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from skep.cluster import connect, node_file, ray_processes
-from skep.cluster.node_file import NodeRecord, read_node, token_path
-from skep.cluster.ray_processes import LOOPBACK, Listener, NodeOptions, NodeStart, checked_address, checked_ports
+from skep.cluster import connect
+from skep.cluster import ray_processes as local
+from skep.cluster.ray_processes import LOOPBACK, NodeOptions, NodeRecord, NodeStart, checked_address, checked_ports
 from skep.errors import EngineError, SkepError, UserError
 from skep.paths import Paths, make_runtime
 from skep.wire.listen import is_final, refusal_of
@@ -49,7 +49,7 @@ def start_head(
     address, ports = checked_address(address), checked_ports(port)
     _check_machine(address)
     _make_way(paths, say)
-    node_file.ensure_token(paths)
+    local.ensure_token(paths)
     return _start(paths, env, f"{address}:{ports.first}", address, port, options, is_head=True)
 
 
@@ -80,35 +80,35 @@ def join_head(
     port = port or head_port
     checked_ports(port)
     _check_machine(address)
-    kept = node_file.stored_token(paths)
+    kept = local.stored_token(paths)
     token = token or kept
     if token is None:
         raise UserError(f"the token of the cluster at {head} is not stored here", hint=_bring(head))
     _make_way(paths, say, lambda: ask_head(head, token, must_match=True))
-    node_file.keep_token(paths, token)
+    local.keep_token(paths, token)
     try:
         return _start(paths, env, head, address, port, options, is_head=False)
     except BaseException:
         if kept is None:
-            token_path(paths).unlink()
+            local.token_path(paths).unlink()
         else:
-            node_file.keep_token(paths, kept)
+            local.keep_token(paths, kept)
         raise
 
 
 def stop_node(paths: Paths) -> tuple[NodeRecord | None, list[int]]:
     """Stop the node. Return it (None if there is none) and the processes that had to be killed."""
-    node, killed = read_node(paths), []
-    if node is not None and not ray_processes.marked(node.mark):
+    node, killed = local.read_node(paths), []
+    if node is not None and not local.marked(node.mark):
         node = None
     if node is not None:
-        killed = ray_processes.end(node.mark)
-    node_file.record_path(paths).unlink(missing_ok=True)
+        killed = local.end(node.mark)
+    local.record_path(paths).unlink(missing_ok=True)
     return node, killed
 
 
-def open_ports(node: NodeRecord) -> list[Listener]:
-    return ray_processes.listeners(ray_processes.marked(node.mark))
+def open_ports(node: NodeRecord) -> list[local.Listener]:
+    return local.listeners(local.marked(node.mark))
 
 
 # The head
@@ -148,11 +148,11 @@ def session_behind(address: str, token: str, must_match: bool) -> str:
 
 def _make_way(paths: Paths, say: Callable[[str], None], joined: Callable[[], Head] | None = None) -> None:
     """End the leftovers of a cluster that has ended, after `joined` has asked the head to join, which may refuse."""
-    node = read_node(paths)
-    if node is None or not (left := ray_processes.marked(node.mark)):
+    node = local.read_node(paths)
+    if node is None or not (left := local.marked(node.mark)):
         return
     to = joined() if joined is not None else None
-    what = why_over(LeftoverNode(node, node_file.session_of(paths), left.values(), node_file.stored_token(paths)), to)
+    what = why_over(LeftoverNode(node, local.session_of(paths), left.values(), local.stored_token(paths)), to)
     stop_node(paths)
     say(f"ended: {what}")
 
@@ -205,7 +205,7 @@ def _bring(head: str) -> str:
 
 def _check_machine(address: str) -> None:
     connect.require_ray()
-    if not (ray_processes.PROC / "self/environ").exists():
+    if not (local.PROC / "self/environ").exists():
         raise UserError("a node of a cluster needs Linux", hint="`skep up` serves on this machine without a cluster")
     refused = refusal_of(address, 0)
     if refused is not None and is_final(refused):
@@ -216,7 +216,7 @@ def _start(
     paths: Paths, env: Mapping[str, str], head: str, address: str, port: int, options: NodeOptions, *, is_head: bool
 ) -> NodeRecord:
     own = options if options.name else replace(options, name=socket.gethostname())
-    folder, token, has_client = node_file.folder_of(paths), token_path(paths), find_spec("grpc") is not None
+    folder, token, has_client = local.folder_of(paths), local.token_path(paths), find_spec("grpc") is not None
     start = NodeStart(head, address, is_head, own, checked_ports(port), folder, token, has_client)
     host = address if address == LOOPBACK else ""  # as Ray binds them
     deadline = time.monotonic() + FREED_S
@@ -231,18 +231,18 @@ def _start(
     start.folder.mkdir()
     mark = secrets.token_hex(8)
     node = NodeRecord(head, address, is_head, own.name or "", str(start.ports), mark)
-    node_file.write_node(paths, node)
+    local.write_node(paths, node)
     try:
-        _ray_start(start, ray_processes.environment(start, mark, env))
+        _ray_start(start, local.environment(start, mark, env))
     except BaseException:
-        ray_processes.end(mark, patience_s=2.0)
-        node_file.record_path(paths).unlink(missing_ok=True)
+        local.end(mark, patience_s=2.0)
+        local.record_path(paths).unlink(missing_ok=True)
         raise
     return node
 
 
 def _ray_start(start: NodeStart, env: Mapping[str, str]) -> None:
-    argv = [sys.executable, "-m", "ray.scripts.scripts", *ray_processes.arguments(start)]
+    argv = [sys.executable, "-m", "ray.scripts.scripts", *local.arguments(start)]
     log = start.folder.parent / "ray-start.log"
     with log.open("w+") as output:
         try:
