@@ -88,7 +88,7 @@ def learn_flags(settings: Settings) -> None:
 
 def start_detached(settings: Settings, paths: Paths, env: dict[str, str]) -> dict[str, Any]:
     """Start a hive in the background, saying what it announces until it is ready."""
-    from skep.supervisor import detached
+    from skep.supervisor import control
 
     said: dict[str, str] = {}
     with byte_progress("downloading the weights") as progress:
@@ -101,7 +101,7 @@ def start_detached(settings: Settings, paths: Paths, env: dict[str, str]) -> dic
             if "done" in message:
                 progress(message["done"], message["total"])
 
-        return detached.start_detached(settings, paths, env, hear)
+        return control.start_detached(settings, paths, env, hear)
 
 
 def _warn(paths: Paths) -> None:
@@ -161,9 +161,11 @@ class _ConsoleReporter:
             self._view.join()
 
     def _announce(self, supervisor: Supervisor) -> None:
+        from skep.supervisor.main import description
+
         _say_absent(supervisor.last_rows)
         if self._as_json:
-            print_json(supervisor.description())
+            print_json(description(supervisor))
             sys.stdout.flush()
             return
         models = ", ".join(supervisor.replica_set.models) or "no model yet"

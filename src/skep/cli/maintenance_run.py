@@ -65,7 +65,7 @@ def run_demo(output: OutputFile) -> None:
     from skep.bench.demo import DEMO_SCALE
     from skep.cli.bench_common import run_measuring
     from skep.report.demo import DEMO_MODEL, demonstrate
-    from skep.supervisor.detached import start_detached
+    from skep.supervisor.control import start_detached
 
     output = output.checked(suffixes=PAGES)
     began = time.monotonic()
