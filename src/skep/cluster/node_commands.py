@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from skep.cluster import connect
 from skep.cluster import ray_processes as local
 from skep.cluster.ray_processes import LOOPBACK, NodeOptions, NodeRecord, NodeStart, checked_address, checked_ports
-from skep.errors import EngineError, SkepError, UserError
+from skep.errors import EngineError, UserError
 from skep.paths import Paths, make_runtime
 from skep.wire.listen import is_final, refusal_of
 
-ASK_S = 20.0  # Ray itself gives up after 40 s
 START_S = 90.0
 FREED_S = 5.0  # a killed process holds its ports for a moment
 _LEAVES = "`skep cluster stop` leaves it and ends its replicas on this machine"
-
-
-class Head(msgspec.Struct, frozen=True):
-    address: str  # HOST:PORT
-    session: str  # of the cluster; it changes when the head is restarted
-
-
-class LeftoverNode(msgspec.Struct, frozen=True):
-    node: NodeRecord
-    session: str | None  # of its cluster; None: unknown
-    names: Collection[str]  # of its processes that still run
-    token: str | None  # of its cluster; None: not stored here
 
 
 def start_head(
@@ -84,7 +68,7 @@ def join_head(
     token = token or kept
     if token is None:
         raise UserError(f"the token of the cluster at {head} is not stored here", hint=_bring(head))
-    _make_way(paths, say, lambda: ask_head(head, token, must_match=True))
+    _make_way(paths, say)
     local.keep_token(paths, token)
     try:
         return _start(paths, env, head, address, port, options, is_head=False)
@@ -111,89 +95,26 @@ def open_ports(node: NodeRecord) -> list[local.Listener]:
     return local.listeners(local.marked(node.mark))
 
 
-# The head
-
-
-def ask_head(address: str, token: str, *, must_match: bool = False) -> Head:
-    """Return the head. Raise its refusal; with `must_match` also if its Ray or Python differs from this machine's."""
-    connect.require_ray()
-    connect.check_address(address)
-    asked = f"the server at {address}"
-    return Head(address, connect.ask_ray(session_behind, address, token, must_match, asked=asked, wait_s=ASK_S))
-
-
-def session_behind(address: str, token: str, must_match: bool) -> str:
-    """Ask the head by private calls of Ray; an error if they have changed."""
-    for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH"):
-        os.environ.pop(name, None)
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}  # not in the environment that others can read
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    from ray._private.utils import check_version_info
-
-    try:
-        session = connect.session_at(address)
-        head = connect.gcs_client(address)
-        versions = head.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=connect.KNOCK_S)
-        if must_match and versions:
-            check_version_info(json.loads(versions), "here")
-    except Exception as error:
-        raise connect.explained(address, error) from None
-    if not session:
-        raise EngineError(f"the head at {address} does not report its session")
-    return session
-
-
 # What is left of a cluster
 
 
-def _make_way(paths: Paths, say: Callable[[str], None], joined: Callable[[], Head] | None = None) -> None:
-    """End the leftovers of a cluster that has ended, after `joined` has asked the head to join, which may refuse."""
+def _make_way(paths: Paths, say: Callable[[str], None]) -> None:
+    """End what a dead node left here. Raise UserError where a node still runs: only the user knows whether it may end.
+
+    Where nobody buries a dead raylet, its workers and their engines do not notice.
+    """
     node = local.read_node(paths)
-    if node is None or not (left := local.marked(node.mark)):
+    if node is None or not (left := set(local.marked(node.mark).values())):
         return
-    to = joined() if joined is not None else None
-    what = why_over(LeftoverNode(node, local.session_of(paths), left.values(), local.stored_token(paths)), to)
+    if "raylet" in left:
+        hint = f"`skep cluster status` shows it; {_LEAVES}"
+        raise UserError(f"this machine is already a node of the cluster at {node.head}", hint=hint)
+    if "gcs_server" in left:
+        hint = "`skep cluster stop` ends it; the other nodes go on serving until a new head starts at this address"
+        what = f"the head of the cluster at {node.head} still runs here, only its raylet has died"
+        raise UserError(what, hint=hint)
     stop_node(paths)
-    say(f"ended: {what}")
-
-
-def why_over(remains: LeftoverNode, to: Head | None, ask: Callable[[str, str], Head] = ask_head) -> str:
-    """Describe the leftovers that may be ended, or raise UserError. `to`: the head to join; None: a head starts."""
-    node = remains.node
-    if "raylet" not in remains.names:
-        if "gcs_server" in remains.names:
-            hint = "`skep cluster stop` ends it; the other nodes go on serving until a new head starts at this address"
-            what = f"the head of the cluster at {node.head} still runs here, only its raylet has died"
-            raise UserError(what, hint=hint)
-        return f"processes left over from a node of the cluster at {node.head}"
-    if "gcs_server" in remains.names or (to is not None and to.session == remains.session):
-        raise _already(node)
-    lost = f"a node of the cluster at {node.head}, whose head is lost, with its replicas"
-    unknown = f"it is unknown whether that cluster has ended ({{}}): {_LEAVES}"
-    if remains.session is None:
-        raise _already(node, unknown.format("its session is not recorded"))
-    try:
-        connect.check_address(node.head)
-    except EngineError:
-        if to is None and not node.is_head:  # a head on another machine may only be unreachable
-            raise _already(node, f"its head does not answer but may only be unreachable: {_LEAVES}") from None
-        return lost
-    try:
-        if to is not None and to.address == node.head:
-            found = to
-        elif remains.token is None:
-            raise UserError("its token is not stored here")
-        else:
-            found = ask(node.head, remains.token)
-    except SkepError as error:
-        raise _already(node, unknown.format(error.message)) from None
-    if found.session == remains.session:
-        raise _already(node)
-    return lost
-
-
-def _already(node: NodeRecord, hint: str = f"`skep cluster status` shows it; {_LEAVES}") -> UserError:
-    return UserError(f"this machine is already a node of the cluster at {node.head}", hint=hint)
+    say(f"ended: processes left over from a node of the cluster at {node.head}")
 
 
 def _bring(head: str) -> str:
