@@ -19,7 +19,7 @@ ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1, p
 
 def row(launch, **more):
     told = {"state": "ready", "why": None, "node": "b", "url": "http://b:1", "pid": 7, **more}
-    return to_document(messages.ReplicaReport(launch.name, engine="fake", incarnation="one", launch=launch, **told))
+    return messages.ReplicaReport(launch.name, engine="fake", incarnation="one", launch=launch, **told)
 
 
 class Wire(list):
@@ -76,7 +76,7 @@ def driver_of(link, actors=None):
 
 
 def report(launch=ONE, owner=SETUP.gateway, **more):
-    return {"owner": owner, "version": 1, "row": row(launch, **more)}
+    return {"owner": owner, "version": 1, "row": to_document(row(launch, **more))}
 
 
 async def until(what):
@@ -142,14 +142,14 @@ async def test_a_silent_replica_is_away_and_asked_again_until_it_is_heard(at_onc
     driver = driver_of(wire, actors)
     actors.answers["report"] = report()
     await driver._carry_out(wanted(ONE))
-    await until(lambda: driver._rows.get("m-0", {}).get("state") == "ready")
+    await until(lambda: driver._rows and driver._rows["m-0"].state == "ready")
     del actors.answers["report"]
-    await until(lambda: driver._rows["m-0"]["state"] == "away")
-    assert driver._rows["m-0"]["why"] == "no report from node b"
+    await until(lambda: driver._rows["m-0"].state == "away")
+    assert driver._rows["m-0"].why == "no report from node b"
     await until(lambda: actors.story.count(("ensure", "m-0")) > 2)
     actors.answers["report"] = report(pid=8)
-    await until(lambda: driver._rows["m-0"]["state"] == "ready")
-    assert wire[-1].rows[0]["pid"] == 8
+    await until(lambda: driver._rows["m-0"].state == "ready")
+    assert wire[-1].rows[0].pid == 8
 
 
 async def test_a_restart_is_carried_out_once_and_again_where_it_failed(at_once):
@@ -252,20 +252,6 @@ async def test_a_restart_is_needless_once_its_engine_is_another_and_not_because_
         client._hear(messages.ReplicaRows((row(ONE, **said),), ("m-0",)))
         client._remind()
     assert restarts(wire) == ["m-0"] * again
-
-
-async def test_what_is_not_understood_costs_no_more_than_what_it_said(tmp_path):
-    """Not the other replicas of a table; and no longer than it lasts."""
-    client, _ = client_of(tmp_path)
-    two = replace(ONE, name="m-1")
-    one, other = ready(client), ready(client, two)
-    bad = {"name": "m-0", "state": "failed"}
-    client._hear(messages.ReplicaRows((bad, row(two, pid=9)), ("m-0", "m-1")))
-    assert (one.pid, other.pid) == (7, 9)
-    assert "cannot be read" in client.row()["why"]
-    client.came(client.member(ONE, lambda: None))
-    client._hear(messages.ReplicaRows((row(ONE),), ("m-0", "m-1")))
-    assert client.row()["why"] is None
 
 
 async def test_a_new_policy_reaches_the_driver_that_is_there_and_the_next_one(tmp_path):

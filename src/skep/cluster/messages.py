@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct
 
 from skep.engines.base import Launch
@@ -89,9 +87,9 @@ class Joined(Struct, frozen=True, tag_field="event", tag="joined"):
 
 
 class ReplicaRows(Struct, frozen=True, tag_field="event", tag="replicas"):
-    """The reports that changed, as documents of a `ReplicaReport`, and the names of all replicas."""
+    """The reports that changed, and the names of all replicas."""
 
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[ReplicaReport, ...]
     names: tuple[str, ...]
 
 

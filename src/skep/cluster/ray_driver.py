@@ -19,17 +19,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.cluster import connect, messages
 from skep.cluster import nodes as cluster_nodes
 from skep.cluster.connect import NAMESPACE, actor_name, find_actor, gcs_client, join, living_nodes
+from skep.cluster.messages import ReplicaReport
 from skep.cluster.nodes import Node, describe_request, has_words, named_apart
 from skep.cluster.ray_processes import connection_to
 from skep.cluster.replica_actor import OWNED_S, ReplicaActor
 from skep.engines.base import Launch, PlacementRequest
 from skep.errors import EngineError, SkepError
 from skep.supervisor.lifecycle import RestartPolicy
-from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
+from skep.wire.json_pipe import JsonPipe, from_document, to_document
 
 HEAD_EVERY_S = 1.0
 HEAD_S = 2.0
@@ -123,6 +125,7 @@ class ActorManager:
             return not await self._is_stuck(launch)
         self._stuck.discard(launch.name)
         try:
+            from_document(told["row"], ReplicaReport)
             return not told["over"] and cluster_nodes.can_keep_actor(from_document(told["launch"], Launch), launch)
         except (KeyError, msgspec.ValidationError):  # of another version of skep
             return False
@@ -233,8 +236,8 @@ class RayDriver:
         self._setup = setup
         self._actors = ActorManager(setup.hive, setup.key, setup.policy)
         self._wanted: dict[str, Launch] | None = None  # None: not received yet
-        self._rows: dict[str, Message] = {}  # documents of a `ReplicaReport`
-        self._told: dict[str, Message] = {}  # what the supervisor knows of each
+        self._rows: dict[str, ReplicaReport] = {}
+        self._told: dict[str, ReplicaReport] = {}  # what the supervisor knows of each
         self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)  # a replica is never placed while it is being ended
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._restarts: dict[str, int] = {}  # by replica: the number of the newest restart that the supervisor wants
@@ -370,7 +373,7 @@ class RayDriver:
             while (launch := (self._wanted or {}).get(name)) is not None:
                 try:
                     async with self._turns[name]:
-                        standing = {other: row["node_id"] for other, row in self._rows.items() if row.get("node_id")}
+                        standing = {other: row.node_id for other, row in self._rows.items() if row.node_id}
                         await self._actors.ensure(launch, standing, lambda *words: self._say(name, *words))
                     await self._follow(launch)
                 except TakenOver:
@@ -383,7 +386,7 @@ class RayDriver:
                 self._lost_hive.set_exception(error)
 
     def _say(self, name: str, state: str, why: str | None) -> None:
-        self._rows[name] = to_document(messages.ReplicaReport(name, state, why))
+        self._rows[name] = ReplicaReport(name, state, why)
         self._tell()
 
     async def _follow(self, launch: Launch) -> None:
@@ -397,9 +400,9 @@ class RayDriver:
             except Exception:  # Ray restarts or moves it
                 misses += 1
                 if misses >= MISSES and loop.time() - heard_at > AWAY_AFTER_S:
-                    row = self._rows.get(name, {})
-                    if row.get("node") is not None:
-                        self._rows[name] = {**row, "state": "away", "why": f"no report from node {row['node']}"}
+                    row = self._rows.get(name)
+                    if row is not None and row.node is not None:
+                        self._rows[name] = replace(row, state="away", why=f"no report from node {row.node}")
                         self._tell()
                     if not self._head_lost:  # without a head nothing can be placed
                         return
@@ -409,7 +412,7 @@ class RayDriver:
                 return
             self._check(told["owner"])
             version, misses, heard_at = told["version"], 0, loop.time()
-            self._rows[name] = told["row"]
+            self._rows[name] = from_document(told["row"], ReplicaReport)
             self._tell()
             await self._restart(name)
 
