@@ -11,7 +11,7 @@ import pytest
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_process import LoadUpdate, framed
 from skep.bench.tasks import BenchTask, Sender
-from skep.wire.client import Pool, WireFailure, chunked_body_size
+from skep.wire.client import Pool, WireFailure
 from skep.wire.heads import ResponseHead, chunked_body_size, parse_url
 from skep.wire.openai import READ_BEFORE_THE_END_BYTES, StreamReader
 

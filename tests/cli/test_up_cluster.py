@@ -6,7 +6,7 @@ import pytest
 from in_process import call, refused
 from msgspec.structs import replace
 
-from skep.cluster import resolve
+from skep.cluster import placement
 from skep.cluster.nodes import ClusterSurvey, Node, NodeCard, NodeFacts
 from skep.config.settings import Cluster, Settings
 from skep.deploy.resolve import ServeRequest
@@ -29,7 +29,7 @@ def node(name, card=None, count=0, engines=("vllm",), free_gpus=None):
 
 
 def serves_for(wanted, survey):
-    return resolve.serves_for(wanted, survey, user_paths(os.environ), note)
+    return placement.serves_for(wanted, survey, user_paths(os.environ), note)
 
 
 def survey(*nodes):

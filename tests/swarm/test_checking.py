@@ -11,7 +11,6 @@ import pytest
 from skep.errors import UserError
 from skep.sandbox.runner import open_sandbox
 from skep.swarm import client as schema_checks
-from skep.swarm.checking import answers as schema_checks
 from skep.swarm.client import AnswerChecker
 from skep.swarm.records import Task
 from skep.swarm.schemas import LONGEST, values_in

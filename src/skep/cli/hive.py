@@ -91,7 +91,7 @@ def _served(wanted: ServeRequest, where: Cluster | None, paths: Paths) -> tuple[
         chosen = serve_for(wanted, paths, note)
         return (chosen,) if chosen is not None else ()
     from skep.cluster.discover import survey
-    from skep.cluster.resolve import serves_for
+    from skep.cluster.placement import serves_for
 
     address = where.address
     nodes = survey(address, slow=lambda: note(f"asking the nodes of the cluster at {address} ..."))
@@ -206,7 +206,7 @@ def learn_flags(settings: Settings) -> None:
 
 def start_detached(settings: Settings, paths: Paths, env: dict[str, str]) -> dict[str, Any]:
     """Start a hive in the background, saying what it announces until it is ready."""
-    from skep.supervisor import detached
+    from skep.supervisor import control
 
     said: dict[str, str] = {}
     with byte_progress("downloading the weights") as progress:
@@ -219,7 +219,7 @@ def start_detached(settings: Settings, paths: Paths, env: dict[str, str]) -> dic
             if "done" in message:
                 progress(message["done"], message["total"])
 
-        return detached.start_detached(settings, paths, env, hear)
+        return control.start_detached(settings, paths, env, hear)
 
 
 def _warn(paths: Paths) -> None:
@@ -279,9 +279,11 @@ class _ConsoleReporter:
             self._view.join()
 
     def _announce(self, supervisor: Supervisor) -> None:
+        from skep.supervisor.main import description
+
         _say_absent(supervisor.last_rows)
         if self._as_json:
-            print_json(supervisor.description())
+            print_json(description(supervisor))
             sys.stdout.flush()
             return
         models = ", ".join(supervisor.replica_set.models) or "no model yet"

@@ -63,7 +63,7 @@ def run_demo(output: OutputFile) -> None:
     """Serve in folders of its own, so that a running skep is not disturbed; runs go to the user's store."""
     from skep.bench.demo import DEMO_SCALE
     from skep.report.demo import DEMO_MODEL, demonstrate
-    from skep.supervisor.detached import start_detached
+    from skep.supervisor.control import start_detached
 
     output = output.checked(suffixes=PAGES)
     began = time.monotonic()

@@ -150,7 +150,7 @@ def logs(
 
 def show_log(paths: Paths, name: str | None, lines: int, *, follow: bool) -> None:
     """Print a log, or all; where it is followed, until Ctrl-C or the end of the hive."""
-    from skep.supervisor.logs import read_all_logs, read_log
+    from skep.supervisor.control import read_all_logs, read_log
 
     every = read_all_logs(paths, lines, follow=follow) if name is None else read_log(paths, name, lines, follow=follow)
     try:
