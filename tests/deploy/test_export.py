@@ -10,8 +10,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from skep.catalog.options import Draft, EngineOptions
-from skep.catalog.presets import Container, Mount, Need, Preset, Published
+from skep.catalog.presets import Container, Draft, EngineOptions, Mount, Need, Preset, Published
 from skep.config.presets import shipped_presets
 from skep.deploy.export import FORMS
 from skep.deploy.export_recipe import RecipePath, comment, recipe_of, shell_word, systemd_word, yaml_word

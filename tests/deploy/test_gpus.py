@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from skep.catalog.options import EngineOptions
+from skep.catalog.presets import EngineOptions
 from skep.deploy.gpus import (
     GpuCard,
     assign_cards,

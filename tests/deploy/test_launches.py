@@ -6,9 +6,7 @@ import struct
 import pytest
 from msgspec.structs import replace
 
-from skep.catalog.needs import RunEnvironment, missing_needs
-from skep.catalog.options import EngineOptions
-from skep.catalog.presets import Need
+from skep.catalog.presets import EngineOptions, Need, RunEnvironment, missing_needs
 from skep.config.load import parse_settings
 from skep.config.presets import preset, serve_of
 from skep.config.settings import Serve, Settings

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.catalog.options import Draft, EngineOptions
+from skep.catalog.presets import Draft, EngineOptions
 from skep.engines.base import Launch, engine_named
 from skep.engines.llamacpp import LlamaCpp
 from skep.engines.ollama import Ollama, manifest_of

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from skep.catalog.gpus import device
-from skep.catalog.options import Draft, EngineOptions
+from skep.catalog.presets import Draft, EngineOptions
 from skep.engines.base import EXIT_FINAL, Launch
 from skep.engines.diagnosis import KERNEL, RULES, diagnose, fill, find_rule, make_diagnosis, match, plain
 from skep.engines.preflight import predict_failure

@@ -17,7 +17,7 @@ import pytest
 
 import embedded_process
 from embedded_process import MODEL
-from skep.catalog.options import Draft, EngineOptions
+from skep.catalog.presets import Draft, EngineOptions
 from skep.deploy.launches import KV_BYTES
 from skep.engines.base import EXIT_FINAL, REPORT_FD, Launch
 from skep.engines.diagnosis import diagnose

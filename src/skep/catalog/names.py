@@ -90,7 +90,7 @@ def _distinct(spellings: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for text in spellings if text))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def table_texts(file_name: str) -> Mapping[str, str]:
     """Return the text of each table by its name, in the order of the file."""
     from importlib.resources import files
@@ -106,7 +106,7 @@ def table(file_name: str, name: str) -> Mapping[str, Any]:
     return tomllib.loads(table_texts(file_name)[name])
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def spellings(file_name: str) -> Mapping[str, str]:
     """Return every squeezed id, title and alias with the id it stands for; where two claim one, the id goes first."""
     import tomllib

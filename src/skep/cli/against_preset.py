@@ -21,8 +21,7 @@ from skep.bench.against_preset import (
 )
 from skep.bench.compare import ComparedRun
 from skep.bench.stored_run import load_run
-from skep.catalog.needs import missing_needs
-from skep.catalog.presets import Preset
+from skep.catalog.presets import Preset, missing_needs
 from skep.cli.bench import SweepOptions
 from skep.cli.bench_common import run_measuring, workload_of
 from skep.cli.options import EndpointOptions, existing

@@ -11,8 +11,8 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
+from skep.catalog.models import find_pullable
 from skep.catalog.names import model_id
-from skep.catalog.pullable import find_pullable
 from skep.cluster import nodes as cluster_nodes
 from skep.cluster.nodes import ClusterSurvey, LeftOut, Node, describe_request, has_words, host_of
 from skep.config.rigs import rig_of_host

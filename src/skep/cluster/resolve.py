@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog.needs import NO_CARDS
-from skep.catalog.presets import Preset
+from skep.catalog.presets import NO_CARDS, Preset
 from skep.cluster import nodes as cluster_nodes
 from skep.cluster.nodes import ClusterSurvey, LeftOut, Node, describe_request, has_words, host_of, left_out_lines
 from skep.cluster.placement import BUSY_HINT, MORE_ROOM_HINT, card_share, placement_request

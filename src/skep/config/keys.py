@@ -29,7 +29,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from skep.config.load import FileProblem, TableReader, file_keys, rules_of
+from skep.config.load import file_keys, read_table, rules_of
 from skep.errors import UserError
 from skep.paths import Paths
 
@@ -315,10 +315,8 @@ def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} cannot be read: {error}", hint="fix it by hand, or move it away") from None
-    reader = TableReader()
-    found = reader.table(document, KeysFile)
-    if reader.problems:
-        raise _complaint(reader.problems[0], path)
+    hint = f"each key is a [[key]] table of its own, with {', '.join(file_keys(KeyEntry))}"
+    found = read_table(document, KeysFile, str(path), hint, secret=True)  # a value may be a key in the wrong place
     entries: list[KeyEntry] = []
     for number, table in enumerate(found.key, 1):
         try:
@@ -333,18 +331,6 @@ def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
                 raise UserError(f"{path}: {names} have the same sha256", hint="delete one of them")
         entries.append(entry)
     return tuple(entries)
-
-
-def _complaint(found: FileProblem, path: Path) -> UserError:
-    """Return the error without the value, which may be a key."""
-    place = found.place
-    known = ", ".join(file_keys(KeyEntry))
-    where = f"key {int(place[1]) + 1}: `{place[2]}`" if len(place) > 2 else f"`{place[0]}`"
-    if found.kind == "unknown":
-        hint = f"known in a [[key]]: {known}" if len(place) > 1 else "each key is a [[key]] table of its own"
-        return UserError(f"{path}: {where} is an unknown key", hint=hint)
-    words = "is missing" if found.kind == "missing" else found.words
-    return UserError(f"{path}: {where} {words}", hint=f"a [[key]] has {known}")
 
 
 def _edited(text: str, wanted: tuple[KeyEntry, ...], path: Path) -> str:

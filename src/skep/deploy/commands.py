@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from skep.catalog.options import Draft, EngineOptions
+from skep.catalog.presets import Draft, EngineOptions
 from skep.engines.adapter import DRAFTED_BY_MODEL, Adapter
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import bare_words

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog.needs import is_moving_tag, stand_in_words
-from skep.catalog.presets import Container, Need, Preset, Published
+from skep.catalog.presets import Container, Need, Preset, Published, is_moving_tag, stand_in_words
 from skep.config.presets import serve_of
 from skep.config.rigs import parse_rig
 from skep.deploy.commands import adapter_of

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from skep.catalog.checkpoints import checkpoint_of
-from skep.catalog.options import DRAFT_METHODS
-from skep.config.preset_rules import check_flags
+from skep.catalog.models import checkpoint_of
+from skep.catalog.presets import DRAFT_METHODS
 from skep.config.rigs import ResolvedRig, find_rig, parse_spec, rig_of_host
 from skep.deploy.commands import command_lines, gateway_line, up_line
 from skep.deploy.evidence import EVIDENCE, evidence
@@ -145,6 +144,26 @@ def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
     output = flags.output_tokens or min(AGENT_OUTPUT_TOKENS, max(1, most // 8))
     prompt = flags.input_tokens or min(AGENT_INPUT_TOKENS, max(1, most - output))
     return PlanGoal(flags.goal, flags.agents, prompt, output, flags.shape, limits)
+
+
+def check_flags(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None = None) -> None:
+    """Refuse flags that cannot all be meant, or not of this model."""
+    if model is not None and model.max_context is not None:
+        most, made_for = model.max_context, f"that {model.id} was made for"
+        if (pins.context or 0) > most:
+            hint = f"use --context {most} at most, or a config.json with rope scaling"
+            raise UserError(f"--context {pins.context} is beyond the {most} tokens {made_for}", hint=hint)
+        if goal.need_tokens > most:
+            hint = "lower --prompt-tokens or --output-tokens, or name a config.json with rope scaling"
+            raise UserError(f"a task of {goal.need_tokens} tokens is beyond the {most} {made_for}", hint=hint)
+    needed = (pins.tp or 1) * (pins.pp or 1) * (pins.replicas or 1)
+    if needed > len(rig.cards):
+        there = f"{len(rig.cards)} card{'s' if len(rig.cards) > 1 else ''}"
+        hint = "the cards are TP x PP x replicas; leave one out and skep chooses it"
+        raise UserError(f"{pins.layout_words} needs {needed} cards, `{rig.title}` has {there}", hint=hint)
+    if pins.context is not None and pins.context < goal.need_tokens:
+        hint = "raise --context, or lower --prompt-tokens and --output-tokens"
+        raise UserError(f"--context {pins.context} is less than a task's {goal.need_tokens} tokens", hint=hint)
 
 
 def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:

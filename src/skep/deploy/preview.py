@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from skep.catalog.checkpoints import checkpoint_of as known_checkpoint
-from skep.catalog.pullable import find_pullable
+from skep.catalog.models import checkpoint_of as known_checkpoint
+from skep.catalog.models import find_pullable
 from skep.config.keys import keys_path, read_keys
 from skep.config.settings import OWN_ENGINES, Serve, Settings
 from skep.deploy.commands import adapter_of

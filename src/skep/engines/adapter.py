@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
-from skep.catalog.options import Draft, EngineOptions, own_flag
+from skep.catalog.presets import Draft, EngineOptions, own_flag
 from skep.engines import discovery
 from skep.engines.base import ENGINE_KEY, REPORT_FD, Engine, Launch, key_variables
 from skep.errors import UserError

@@ -20,7 +20,7 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog.options import EngineOptions
+from skep.catalog.presets import EngineOptions
 from skep.errors import UserError
 from skep.files import write_whole
 from skep.paths import make_private

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-from skep.catalog.options import EngineOptions
+from skep.catalog.presets import EngineOptions
 from skep.engines.adapter import OwnEngine, Refusal, common_refusals, flag, unsupported_options
 from skep.engines.base import REPORT_FD, Launch
 from skep.errors import EngineError, UserError

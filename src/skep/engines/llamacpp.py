@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from skep.catalog.options import Draft, EngineOptions
+from skep.catalog.presets import Draft, EngineOptions
 from skep.engines.adapter import (
     Adapter,
     Known,

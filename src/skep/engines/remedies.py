@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.catalog.models import find_geometry
-from skep.catalog.options import EngineOptions
+from skep.catalog.presets import EngineOptions
 from skep.engines.base import Launch
 from skep.errors import UserError
 from skep.planner.rules import valid_rungs

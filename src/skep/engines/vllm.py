@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from skep.catalog.options import Draft
+from skep.catalog.presets import Draft
 from skep.engines.adapter import CheckpointEngine, Known, Refusal, either, flag, source_of
 from skep.engines.base import ENGINE_KEY, Launch
 

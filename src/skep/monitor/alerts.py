@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from skep.config.monitor import Monitor, parse_quiet_hours
+from skep.config.settings import Monitor, parse_quiet_hours
 from skep.errors import SkepError, UserError
 from skep.monitor import evaluate
 from skep.monitor.evaluate import Alarms, findings_of

@@ -14,7 +14,7 @@ from itertools import pairwise
 import msgspec
 from msgspec.structs import replace
 
-from skep.config.monitor import Monitor
+from skep.config.settings import Monitor
 from skep.monitor.describe import clock, percent
 from skep.monitor.history import primary_keys, series_began
 from skep.monitor.records import (

@@ -7,7 +7,7 @@ from functools import partial
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
-from skep.catalog.checkpoints import checkpoint_of
+from skep.catalog.models import checkpoint_of
 from skep.deploy.commands import gateway_line
 from skep.deploy.plan_request import (
     PlanAnswer,

@@ -13,11 +13,10 @@ from msgspec.structs import replace
 
 from skep.catalog.gpus import Device, devices, find_device
 from skep.catalog.models import Geometry, find_geometry
-from skep.catalog.needs import NO_CARDS
-from skep.catalog.options import EngineOptions
-from skep.catalog.presets import Preset, own_name
-from skep.config.preset_rules import check_flags, contradictions
+from skep.catalog.presets import NO_CARDS, EngineOptions, Preset, own_name
+from skep.config.presets import contradictions
 from skep.deploy.commands import checkpoint_name, options_of_setup
+from skep.deploy.plan_request import check_flags
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, arranged
 from skep.planner.choose import Plan, bases, choose, fits_nowhere

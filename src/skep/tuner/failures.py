@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from itertools import combinations
 from typing import TypeGuard
 
-from skep.catalog.options import EngineOptions
+from skep.catalog.presets import EngineOptions
 from skep.engines.base import Diagnosis, Launch
 from skep.tuner.knobs import draft_depth, packaged_facts
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig, Value, value_words
