@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from skep.catalog.presets import EngineOptions
-from skep.deploy.gpus import (
+from skep.deploy.launches import (
     GpuCard,
     assign_cards,
     check_free,

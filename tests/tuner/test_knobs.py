@@ -12,10 +12,8 @@ from skep.catalog.presets import Draft, EngineOptions
 from skep.config.presets import all_presets, contradictions, find_preset
 from skep.config.rigs import parse_rig, rig_of_host
 from skep.engines.base import Launch
-from skep.engines.embedded import Embedded
-from skep.engines.llamacpp import LlamaCpp
-from skep.engines.sglang import Sglang
-from skep.engines.vllm import Vllm
+from skep.engines.llamacpp import Embedded, LlamaCpp
+from skep.engines.vllm import Sglang, Vllm
 from skep.errors import DoesNotFit, UserError
 from skep.planner.candidates import offered_quants
 from skep.planner.quants import QUANTS

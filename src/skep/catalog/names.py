@@ -100,6 +100,15 @@ def table_texts(file_name: str) -> Mapping[str, str]:
     return {name.strip('"'): body for name, _, body in (part.partition("]\n") for part in parts)}
 
 
+@lru_cache(maxsize=1)
+def recipe_texts() -> Mapping[str, str]:
+    """Return the text of each shipped preset by its name."""
+    from importlib.resources import files
+
+    found = {entry.name.removesuffix(".toml"): entry for entry in files("skep.catalog").joinpath("recipes").iterdir()}
+    return {name: found[name].read_text(encoding="utf-8") for name in sorted(found) if found[name].name != name}
+
+
 def table(file_name: str, name: str) -> Mapping[str, Any]:
     import tomllib
 

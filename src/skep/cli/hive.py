@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from skep.config.keys import has_keys
 from skep.config.settings import Settings
-from skep.deploy.preview import has_keys
 from skep.errors import SkepError
 from skep.paths import Paths
 from skep.report.hive_text import HIVE, endpoint_lines

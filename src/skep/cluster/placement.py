@@ -18,8 +18,7 @@ from skep.cluster.nodes import ClusterSurvey, LeftOut, Node, describe_request, h
 from skep.config.rigs import rig_of_host
 from skep.config.settings import Serve, Settings
 from skep.deploy import launches as deploy
-from skep.deploy.gpus import DEFAULT_SHARES
-from skep.deploy.launches import NO_WEIGHTS, READ_GGUF, PullProgress
+from skep.deploy.launches import DEFAULT_SHARES, NO_WEIGHTS, READ_GGUF, PullProgress
 from skep.engines.base import Launch, PlacementRequest, engine_named
 from skep.errors import DoesNotFit, EngineError, UserError
 from skep.paths import Paths
@@ -169,7 +168,7 @@ def weights_of(serve: Serve, paths: Paths, progress: PullProgress, *, pulls: boo
     named, shared = serve.checkpoint or serve.model, path_of(serve)
     here = shared is not None and Path(shared).exists()
     if serve.engine not in READ_GGUF:
-        return Weights(checkpoint=deploy.checkpoint_of(serve) if here or shared is None else shared)
+        return Weights(checkpoint=deploy.weights_named(serve) if here or shared is None else shared)
     if shared is not None:
         path = Path(shared)
         return Weights(path, shared, memory_bytes=_held(serve, path) if here else None)

@@ -24,7 +24,7 @@ from skep.cluster.nodes import named_apart, nodes_of
 from skep.cluster.placement_groups import find_actor, registry_name
 from skep.cluster.ray_processes import engine_ports
 from skep.cluster.replica_registry import ANNOUNCE_EVERY_S, Row
-from skep.deploy.gpus import DEFAULT_SHARES, check_free, room_of
+from skep.deploy.launches import DEFAULT_SHARES, check_free, room_of
 from skep.engines.adapter import VISIBLE
 from skep.engines.base import Launch, engine_named
 from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError

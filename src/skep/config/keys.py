@@ -30,6 +30,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from skep.config.load import file_keys, read_table, rules_of
+from skep.config.settings import Settings
 from skep.errors import UserError
 from skep.paths import Paths
 
@@ -268,6 +269,11 @@ def _parse_rate(text: str) -> tuple[int, float]:
 def read_keys(path: Path) -> tuple[KeySpec, ...]:
     """Return the keys for the gateway; none where there is no file."""
     return tuple(entry.spec for entry in read_entries(path))
+
+
+def has_keys(settings: Settings, paths: Paths) -> bool:
+    """Whether clients need a key."""
+    return settings.gateway.api_key is not None or bool(read_keys(keys_path(paths)))
 
 
 def read_entries(path: Path) -> tuple[KeyEntry, ...]:

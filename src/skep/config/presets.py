@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from datetime import date as Day  # noqa: N812 - `date` is a key here
 from difflib import get_close_matches
 from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.catalog.models import Geometry, find_geometry, geometry
-from skep.catalog.names import did_you_mean, similar_names, squeeze
+from skep.catalog.names import did_you_mean, recipe_texts, similar_names, squeeze
 from skep.catalog.presets import NO_CARDS, Draft, Preset, own_flag, own_name
 from skep.config.load import check_words, first_of, read_table, rules_of
 from skep.config.rigs import parse_rig
@@ -30,7 +29,6 @@ from skep.planner.setup import Rig
 
 SHIPPED = "shipped"
 USUAL_CONTEXT = 8192  # where the author does not say and no figure wants more: what a whole card's default refuses
-_FOLDER = "recipes"
 _ENCODING = "utf-8-sig"  # some editors begin a file with a byte order mark
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 _HINT = "docs/presets.md has every key"
@@ -55,13 +53,7 @@ def presets_folder(paths: Paths) -> Path:
 
 @lru_cache(maxsize=1)
 def shipped_presets() -> dict[str, Preset]:
-    return {name: _shipped(name) for name in _shipped_names()}
-
-
-def preset_tables(model: str) -> dict[str, dict[str, Any]]:
-    """Return the files of the shipped ones of a model as they are written: quicker than all that a preset can be."""
-    line, texts = f'model = "{model}"\n', {name: _shipped_text(name) for name in _shipped_names()}
-    return {name: tomllib.loads(text) for name, text in texts.items() if line in text}
+    return {name: _shipped(name) for name in recipe_texts()}
 
 
 def read_presets(folder: Path) -> PresetFolder:
@@ -88,14 +80,14 @@ def find_preset(name: str, folder: Path) -> Preset | None:
     own = folder / f"{name}.toml"
     if own.is_file():
         return read_preset(own)
-    return _shipped(name) if name in _shipped_names() else None
+    return _shipped(name) if name in recipe_texts() else None
 
 
 def preset(name: str, folder: Path) -> Preset:
     found = find_preset(name, folder)
     if found is None:
         own = (path.stem for path in folder.glob("*.toml")) if folder.is_dir() else ()
-        names = {squeeze(known): known for known in (*_shipped_names(), *own)}
+        names = {squeeze(known): known for known in (*recipe_texts(), *own)}
         hint = did_you_mean(similar_names(name, names), "`skep presets` lists them")
         raise UserError(f"no preset is called `{name}`", hint=hint)
     return found
@@ -104,7 +96,7 @@ def preset(name: str, folder: Path) -> Preset:
 def preset_text(name: str, folder: Path) -> str:
     """Return the file as it is written, one's own or shipped."""
     found = preset(name, folder)
-    return _shipped_text(name) if found.origin == SHIPPED else Path(found.origin).read_text(encoding=_ENCODING)
+    return recipe_texts()[name] if found.origin == SHIPPED else Path(found.origin).read_text(encoding=_ENCODING)
 
 
 def read_preset(path: Path) -> Preset:
@@ -161,18 +153,9 @@ def _usual_context(wanted: Preset) -> int:
     return min(most, max(USUAL_CONTEXT, *lengths, 0))
 
 
-def _shipped_names() -> tuple[str, ...]:
-    found = files("skep.catalog").joinpath(_FOLDER).iterdir()
-    return tuple(sorted(entry.name.removesuffix(".toml") for entry in found if entry.name.endswith(".toml")))
-
-
-def _shipped_text(name: str) -> str:
-    return files("skep.catalog").joinpath(_FOLDER, f"{name}.toml").read_text(encoding="utf-8")
-
-
 @lru_cache(maxsize=128)
 def _shipped(name: str) -> Preset:
-    return parse_preset(_shipped_text(name), name, SHIPPED)
+    return parse_preset(recipe_texts()[name], name, SHIPPED)
 
 
 # What a preset may not say, held against the catalogue's cards and models
