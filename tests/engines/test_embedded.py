@@ -82,7 +82,6 @@ def test_a_batch_that_nobody_names_holds_every_slot_and_its_drafts():
             "batch = 16 is too small for 2 slots with 8 drafted tokens each",
             "18 or more",
         ),
-        ({"kv_layout": "paged"}, 'kv_layout = "paged"', "unified, split"),
         ({"draft": Draft("mtp", 3)}, "it has no speculation by `mtp`", "use ngram"),
         ({"draft": Draft("draft", 3)}, "it has no speculation by `draft`", "use ngram"),
         ({"tp": 2}, "tp = 2 cannot be", "llamacpp"),

@@ -18,8 +18,8 @@ from skep.cluster.nodes import ClusterSurvey, LeftOut, Node, describe_request, h
 from skep.config.rigs import rig_of_host
 from skep.config.settings import Serve, Settings
 from skep.deploy import launches as deploy
-from skep.deploy.launches import DEFAULT_SHARES, NO_WEIGHTS, READ_GGUF, PullProgress
-from skep.engines.base import Launch, PlacementRequest, engine_named
+from skep.deploy.launches import NO_WEIGHTS, READ_GGUF, PullProgress
+from skep.engines.base import DEFAULT_SHARES, Launch, PlacementRequest, engine_named
 from skep.errors import DoesNotFit, EngineError, UserError
 from skep.paths import Paths
 from skep.units import GIB, parse_bytes

@@ -16,7 +16,6 @@ import json
 import os
 import re
 import secrets
-import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from msgspec.structs import replace
 from skep.config.load import file_keys, read_table, rules_of
 from skep.config.settings import Settings
 from skep.errors import UserError
+from skep.files import write_whole
 from skep.paths import Paths
 
 
@@ -296,7 +296,9 @@ def add_entry(path: Path, entry: KeyEntry) -> None:
         if any(known.name == entry.name for known in entries):
             hint = f"`skep key remove {entry.name}` first, or choose another name"
             raise UserError(f"there is already a key named `{entry.name}`", hint=hint)
-        _write(real, _edited(f"{text.rstrip() or _HEADER.rstrip()}\n\n{_block(entry)}", (*entries, entry), path))
+        write_whole(
+            real, _edited(f"{text.rstrip() or _HEADER.rstrip()}\n\n{_block(entry)}", (*entries, entry), path), 0o600
+        )
 
 
 def remove_entry(path: Path, name: str) -> tuple[KeyEntry, ...]:
@@ -309,7 +311,7 @@ def remove_entry(path: Path, name: str) -> tuple[KeyEntry, ...]:
             known = ", ".join(entry.name for entry in entries) or "none"
             raise UserError(f"there is no key named {name!r}", hint=f"known: {known}")
         place = next(i for i, entry in enumerate(entries) if entry.name == name)
-        _write(real, _edited(_without_block(text, place), stay, path))
+        write_whole(real, _edited(_without_block(text, place), stay, path), 0o600)
         return stay
 
 
@@ -399,21 +401,3 @@ def _locked(path: Path) -> Iterator[Path]:
         yield real
     finally:
         os.close(lock)
-
-
-def _write(path: Path, text: str) -> None:
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # of mode 0600
-    draft = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

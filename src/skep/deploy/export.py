@@ -22,7 +22,7 @@ from skep.config.rigs import parse_rig
 from skep.deploy.commands import adapter_of, launches_of
 from skep.deploy.launches import assign_cards, launch_of
 from skep.deploy.resolve import ServeRequest, best_plan, simulated_flags
-from skep.engines.adapter import Adapter
+from skep.engines.adapter import Adapter, on_hub
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import bare_words
 from skep.errors import UserError
@@ -268,12 +268,6 @@ def before(launches: Sequence[Launch], place: int) -> Launch | None:
     mine = set(launches[place].gpus)
     sharing = (other for other in reversed(launches[:place]) if not mine or not other.gpus or mine & set(other.gpus))
     return next(sharing, None)
-
-
-def on_hub(checkpoint: str) -> bool:
-    """`organisation/name`, for llama.cpp with a file or a quantization behind a colon."""
-    named = not checkpoint.startswith(LOCAL) and not checkpoint.partition(":")[0].endswith(".gguf")
-    return named and checkpoint.count("/") == 1
 
 
 # Containers

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from skep.catalog.gpus import Device, HostFacts
 from skep.catalog.names import model_id
 from skep.config.settings import OWN_ENGINES, Serve, Settings
-from skep.engines.base import Launch, engine_named
+from skep.engines.base import DEFAULT_SHARES, Launch, engine_named
 from skep.engines.discovery import find_program
 from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import count_busy_cores, read_host
@@ -21,14 +21,19 @@ from skep.host.nvidia import GpuCard, NvidiaReport, read_gpu_memory, visible_gpu
 from skep.paths import LOOPBACK, Paths
 from skep.units import format_bytes, parse_bytes
 from skep.weights.config_json import read_config
-from skep.weights.gguf import check_file
-from skep.weights.gguf_geometry import geometry_of
-from skep.weights.hub import parse_hub_source, pull_hub
+from skep.weights.gguf import check_file, geometry_of
+from skep.weights.hub import gguf_parts, parse_hub_source, pull_hub
 from skep.weights.pull import pull
 from skep.wire.heads import parse_url
 
 PullProgress = Callable[[int, int | None], None]
 
+RAM = "ram"
+MOST_LISTED = 8  # replicas, in an error
+SHARE_STEP = 0.01
+LEAST_SHARE = 0.5  # of a card that is left: below it the weights hardly fit, and it is not offered
+NOT_ON_CARDS = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-nkvo",
+                "--no-kv-offload", "-ot", "--override-tensor"}  # fmt: skip  # llama.cpp then keeps part in memory
 REMOTE = "remote"  # the engine of a launch that skep does not start
 READ_GGUF = ("embedded", "llamacpp")  # their weights are one file, fetched and checked here
 FROM_HUB = ("vllm", "sglang")  # they read folders of the hub's form
@@ -278,20 +283,8 @@ def check_gguf(serve: Serve, path: Path) -> int | None:
 
 def size_of(weights: Path) -> int:
     """Return the size of the weights, with all parts where the file is the first of several."""
-    part = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", weights.name)
-    if part is None:
-        return weights.stat().st_size
-    parts = (weights.with_name(f"{part[1]}-{n:05}-of-{part[2]}.gguf") for n in range(1, int(part[2]) + 1))
+    parts = (weights.with_name(name) for name in gguf_parts(weights.name))
     return sum(path.stat().st_size for path in parts if path.exists())
-
-
-RAM = "ram"
-MOST_LISTED = 8  # replicas, in an error
-DEFAULT_SHARES = {"vllm": 0.9, "sglang": 0.88}  # of a card, where nobody says: the engines' own
-SHARE_STEP = 0.01
-LEAST_SHARE = 0.5  # of a card that is left: below it the weights hardly fit, and it is not offered
-NOT_ON_CARDS = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-nkvo",
-                "--no-kv-offload", "-ot", "--override-tensor"}  # fmt: skip  # llama.cpp then keeps part in memory
 
 
 def assign_cards(

@@ -272,8 +272,7 @@ def model_by_name(name: str) -> ModelFound:
 
 
 def _read_gguf(path: Path, name: str) -> ModelFound:
-    from skep.weights.gguf import read_header
-    from skep.weights.gguf_geometry import geometry_of
+    from skep.weights.gguf import geometry_of, read_header
 
     try:
         header = read_header(path)

@@ -107,6 +107,12 @@ def source_of(launch: Launch) -> str | None:
     return launch.checkpoint or (str(launch.weights) if launch.weights is not None else None)
 
 
+def on_hub(source: str) -> bool:
+    """`organisation/name`; for llama.cpp with a file or a quantization behind a colon."""
+    named = not source.startswith(("/", ".", "~", "$")) and not source.partition(":")[0].endswith(".gguf")
+    return named and source.count("/") == 1
+
+
 def draft_model(options: EngineOptions) -> str | None:
     return options.draft.model if options.draft else None
 

@@ -26,6 +26,8 @@ from skep.files import write_whole
 from skep.paths import HOST, make_private
 
 REPORT_FD = "{report_fd}"  # in an argv: the number of the pipe on which the engine tells its address
+# of a card, where none is given: the engines' own. vLLM says 0.92 since 2026, and the lower one is safe
+DEFAULT_SHARES = {"vllm": 0.9, "sglang": 0.88}
 EXIT_FINAL = 78  # an engine of ours that ends so would end so again: no restart helps
 
 

@@ -21,6 +21,7 @@ from skep.engines.adapter import (
     draft_model,
     either,
     flag,
+    on_hub,
     p2p_variables,
     source_of,
 )
@@ -67,7 +68,7 @@ class LlamaCpp(Adapter):
             if path.is_dir():
                 hint = "name the GGUF file in it; if it has several parts, the first"
                 raise UserError(f"{self.name}: the {what} `{source}` is a folder", hint=hint)
-            if not _on_hub(source) and not path.exists():
+            if not on_hub(source) and not path.exists():
                 raise UserError(f"{self.name}: the {what} `{source}` does not exist", hint="check the path")
 
     def arguments(self, launch: Launch, known: Known = None) -> list[str]:
@@ -107,7 +108,7 @@ class LlamaCpp(Adapter):
 
 def _source_words(source: str) -> list[str]:
     """`organisation/name:file.gguf` is two flags to it: behind its colon it knows only a quantization."""
-    if not _on_hub(source):
+    if not on_hub(source):
         return ["--model", source]
     repository, _, file = source.partition(":")
     return ["--hf-repo", repository, "--hf-file", file] if file.endswith(".gguf") else ["--hf-repo", source]
@@ -132,12 +133,6 @@ def _split(options: EngineOptions) -> str | None:
 
 def _layout(options: EngineOptions) -> str:
     return f"tp={options.tp}" if options.tp > 1 else f"pp={options.pp}"
-
-
-def _on_hub(source: str) -> bool:
-    """`organisation/name`, `organisation/name:Q4_K_M` or `organisation/name:file.gguf`."""
-    plain = not source.startswith(("/", ".", "~")) and not source.partition(":")[0].endswith(".gguf")
-    return plain and source.count("/") == 1
 
 
 def _speculation(draft: Draft, known: Known) -> list[str]:

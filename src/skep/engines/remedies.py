@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import EngineOptions
-from skep.engines.base import Diagnosis, Launch
+from skep.engines.base import DEFAULT_SHARES, Diagnosis, Launch
 from skep.errors import UserError
 from skep.planner.quants import KV_TYPES, QUANTS, known_kv, known_quant
 from skep.planner.rules import capability, find_first, valid_rungs
@@ -31,7 +31,6 @@ CONTEXT_FLOOR = 2048
 BATCHED_FLOOR = 512
 CONTEXT_GRAIN = 256
 
-OWN_SHARE = {"vllm": 0.9, "sglang": 0.88}  # where none is given; vLLM says 0.92 since 2026, and the lower one is safe
 OWN_BATCHED = 2048  # tokens a step of vLLM and SGLang on cards below 70 GiB
 _SPARE = 256 * MIB  # beside what the log says was missing: allocations come in more than one piece
 _OPTION_NAMES = frozenset(EngineOptions.__struct_fields__)
@@ -110,7 +109,7 @@ def _lower(
 
 def share_of(launch: Launch) -> float | None:
     """Return what the engine was told to fill, or fills by itself; None: it has no such thing."""
-    return (launch.options.memory_share or OWN_SHARE[launch.engine]) if launch.engine in OWN_SHARE else None
+    return (launch.options.memory_share or DEFAULT_SHARES[launch.engine]) if launch.engine in DEFAULT_SHARES else None
 
 
 def _share_to(case: FailureCase, share: float, why: str = "") -> LaunchChange | None:
@@ -198,7 +197,7 @@ def context_of_model(case: FailureCase) -> LaunchChange | None:
 
 def smaller_chunks(case: FailureCase) -> LaunchChange | None:
     launch = case.launch
-    if launch.engine not in OWN_SHARE or launch.options.chunked_prefill is False:
+    if launch.engine not in DEFAULT_SHARES or launch.options.chunked_prefill is False:
         return None
     was = launch.options.batched_tokens or OWN_BATCHED
     return _lower(case, "batched_tokens", was // 2, max(BATCHED_FLOOR, launch.slots), was=was)
