@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.catalog.options import EngineOptions
+from skep.catalog.presets import EngineOptions
 from skep.cli.main import PARTS, plain_words, tree_of
 from skep.config.load import file_keys, parse_settings
 from skep.config.settings import Cluster, GatewaySettings, Monitor, Serve, Settings, Upstream

@@ -6,7 +6,7 @@ from pathlib import Path
 CAPTURED = Path(__file__).parent.parent / "host" / "captured" / "3090x2-nvlink"
 SMI = f"""#!/bin/sh
 case "$1" in
---query-gpu=index,memory*) printf '0, 24576, 300\\n1, 24576, 300\\n' ;;
+--query-gpu=index,memory*) printf 'index, memory.total, memory.used\\n0, 24576, 300\\n1, 24576, 300\\n' ;;
 --query-gpu=*) cat "{CAPTURED}/query.csv" ;;
 topo) cat "{CAPTURED}/topo.txt" ;;
 *) cat "{CAPTURED}/header.txt" ;;

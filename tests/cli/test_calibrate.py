@@ -17,7 +17,7 @@ from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import Workload
 from skep.catalog.gpus import Gpu, device
 from skep.catalog.models import geometry
-from skep.deploy.plan_request import rests_on
+from skep.deploy.commands import rests_on
 from skep.deploy.stored_calibration import (
     calibrated_basis,
     calibrated_rig,

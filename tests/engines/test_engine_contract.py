@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 import embedded_process
-from skep.catalog.options import Draft, EngineOptions
+from skep.catalog.presets import Draft, EngineOptions
 from skep.engines.base import Launch, engine_named, key_headers
 from skep.engines.diagnosis import diagnose
 from skep.engines.discovery import is_installed

@@ -4,7 +4,7 @@ import asyncio
 import json
 from datetime import UTC, datetime
 
-from skep.config.monitor import Monitor
+from skep.config.settings import Monitor
 from skep.errors import StoreError
 from skep.monitor.alerts import AlertWatcher, check_document, free_bytes_of
 from skep.monitor.records import (

@@ -6,7 +6,7 @@ import pytest
 from monitor_samples import KEY, START, noisy
 from monitor_samples import add_probes as add
 
-from skep.config.monitor import Monitor
+from skep.config.settings import Monitor
 from skep.errors import UserError
 from skep.monitor.alerts import Alarms, findings_of
 from skep.monitor.history import (

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from skep.catalog.options import Draft, EngineOptions
+from skep.catalog.presets import Draft, EngineOptions
 from skep.engines.base import Diagnosis, Launch
 from skep.engines.diagnosis import RULES
 from skep.tuner.failures import (

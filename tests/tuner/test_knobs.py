@@ -8,15 +8,12 @@ from msgspec.structs import replace
 
 from skep.catalog.gpus import Gpu, HostFacts
 from skep.catalog.models import geometry
-from skep.catalog.options import Draft, EngineOptions
-from skep.config.preset_rules import contradictions
-from skep.config.presets import all_presets, find_preset
+from skep.catalog.presets import Draft, EngineOptions
+from skep.config.presets import all_presets, contradictions, find_preset
 from skep.config.rigs import parse_rig, rig_of_host
 from skep.engines.base import Launch
-from skep.engines.embedded import Embedded
-from skep.engines.llamacpp import LlamaCpp
-from skep.engines.sglang import Sglang
-from skep.engines.vllm import Vllm
+from skep.engines.llamacpp import Embedded, LlamaCpp
+from skep.engines.vllm import Sglang, Vllm
 from skep.errors import DoesNotFit, UserError
 from skep.planner.candidates import offered_quants
 from skep.planner.quants import QUANTS
@@ -186,7 +183,7 @@ def test_a_model_of_nobodys_catalogue_is_called_as_its_file_is():
     base = baseline_of("/models/Mine.Q4_1.gguf", AIM, box, engine="embedded", checkpoint="/models/Mine.Q4_1.gguf")
     assert base.model == "mine.q4_1"
     assert contradictions(base) == []
-    assert contradictions(replace(base, model="mein"))[0].place == ("model",)
+    assert contradictions(replace(base, model="mein"))[0].message == "no model is called `mein`"
     unknown = baseline_of("some/Model", AIM, TuneMachine(2), engine="vllm", checkpoint="some/Model")
     assert (unknown.model, contradictions(unknown)) == ("model", [])
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from skep.engines.base import REPORT_FD, Launch
-from skep.engines.embedded import Embedded
+from skep.engines.llamacpp import Embedded
 from skep.paths import user_paths
 from skep.weights.pull import installed, pull
 from skep.workload.prompts import calibrate, coding_prompts, prefill_heavy, sample_prompts

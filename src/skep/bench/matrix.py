@@ -117,7 +117,8 @@ async def run_matrix(
         if config.start is not None and baseline is not None:
             held = await asyncio.to_thread(wait_until_clear, gpu_memory_used, baseline, CLEAR_WITHIN_S)
             if held:
-                holds = f"GPU {held[0][0]} still holds {format_bytes(held[0][1])} after `{config.name}` was stopped"
+                index, excess = next(iter(held.items()))
+                holds = f"GPU {index} still holds {format_bytes(excess)} after `{config.name}` was stopped"
                 blocked = f"not run: {holds}; `nvidia-smi` shows which process"
         cells.append(cell)
     return cells

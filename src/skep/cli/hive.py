@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from skep.cli.options import given
 from skep.cli.serve import ServeOptions
+from skep.config.keys import has_keys
 from skep.config.load import find_config, load_settings, make_cluster
 from skep.config.settings import EMBEDDED_MODEL, CliOverrides, Cluster, Serve, Settings
-from skep.deploy.preview import has_keys
 from skep.errors import SkepError, UserError
 from skep.paths import Paths, user_paths
 from skep.report.hive_text import HIVE, endpoint_lines
@@ -61,10 +61,10 @@ def up(options: ServeOptions) -> None:
     elif plan or real:
         name = next(iter({**plan, **real})).replace("_", "-")
         raise UserError(f"--{name} is for a model named on the command line", hint="skep up MODEL --engine vllm")
-    elif not options.embedded and where is None:
+    elif not options.embedded and where is None and find_config(options.config, paths) is None:
         from skep.deploy.resolve import refuse_toy
 
-        refuse_toy(options.config, paths)
+        refuse_toy(paths)
     overrides = CliOverrides(
         model=model or (EMBEDDED_MODEL if options.embedded else None),
         served=served,
@@ -127,7 +127,7 @@ def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json
         hint = "`skep gateway --upstream http://127.0.0.1:8000 --slots 8`, or an [[upstream]] table in skep.toml"
         raise UserError("no upstream is given", hint=hint)
     if dry_run:
-        from skep.deploy.preview import preview
+        from skep.deploy.commands import preview
         from skep.report.hive_text import print_preview
 
         shown = preview(settings, paths)

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from skep.catalog.models import find_geometry
-from skep.catalog.pullable import find_pullable
+from skep.catalog.models import find_geometry, find_pullable
 from skep.cli.options import existing, run_measuring
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
 from skep.files import PAGES, OutputFile

@@ -14,10 +14,9 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
+from skep.catalog.models import find_pullable
 from skep.catalog.names import model_id
-from skep.catalog.needs import NO_CARDS
-from skep.catalog.presets import Preset
-from skep.catalog.pullable import find_pullable
+from skep.catalog.presets import NO_CARDS, Preset
 from skep.cluster import nodes as cluster_nodes
 from skep.cluster.nodes import ClusterSurvey, LeftOut, Node, describe_request, has_words, host_of, left_out_lines
 from skep.config.presets import find_preset, presets_folder
@@ -25,10 +24,9 @@ from skep.config.rigs import rig_of_host
 from skep.config.settings import Serve, Settings
 from skep.deploy import launches as deploy
 from skep.deploy import resolve
-from skep.deploy.gpus import DEFAULT_SHARES
 from skep.deploy.launches import NO_WEIGHTS, READ_GGUF, PullProgress
 from skep.deploy.resolve import FOR_PLANS, PlannedServe, Say, ServeRequest
-from skep.engines.base import Launch, PlacementRequest, engine_named
+from skep.engines.base import DEFAULT_SHARES, Launch, PlacementRequest, engine_named
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.paths import Paths
 from skep.units import GIB, parse_bytes
@@ -177,7 +175,7 @@ def weights_of(serve: Serve, paths: Paths, progress: PullProgress, *, pulls: boo
     named, shared = serve.checkpoint or serve.model, path_of(serve)
     here = shared is not None and Path(shared).exists()
     if serve.engine not in READ_GGUF:
-        return Weights(checkpoint=deploy.checkpoint_of(serve) if here or shared is None else shared)
+        return Weights(checkpoint=deploy.weights_named(serve) if here or shared is None else shared)
     if shared is not None:
         path = Path(shared)
         return Weights(path, shared, memory_bytes=_held(serve, path) if here else None)

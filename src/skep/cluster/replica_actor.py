@@ -23,9 +23,9 @@ from skep.cluster.connect import actor_name, remove_group
 from skep.cluster.messages import LogPart, ReplicaReport
 from skep.cluster.nodes import named_apart, nodes_of
 from skep.cluster.ray_processes import engine_ports
-from skep.deploy.gpus import DEFAULT_SHARES, check_free, room_of
+from skep.deploy.launches import check_free, room_of
 from skep.engines.adapter import VISIBLE
-from skep.engines.base import Launch, engine_named
+from skep.engines.base import DEFAULT_SHARES, Launch, engine_named
 from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError
 from skep.host.nvidia import read_gpu_memory
 from skep.host.processes import kill_marked

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from skep.catalog.gpus import HostFacts
-from skep.catalog.pullable import pullable
+from skep.catalog.models import pullable
 from skep.config.settings import EMBEDDED_MODEL
 from skep.engines.base import engine_named
 from skep.engines.install import INSTALLABLE, engine_status

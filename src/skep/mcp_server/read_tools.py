@@ -193,7 +193,7 @@ def _levels(summary: SweepSummary) -> list[Answer]:
 
 def _layout(found: PlanAnswer, place: int) -> Answer:
     """The best one has its command and reasons; speeds are predictions, of all agents together."""
-    from skep.deploy.plan_request import plan_document
+    from skep.deploy.commands import plan_document
 
     choice, plan = found.ranked[place]
     told = plan_document(found, choice, plan)

@@ -22,7 +22,7 @@ from typing import Any, Self
 import msgspec
 from msgspec.structs import replace
 
-from skep.config.monitor import Monitor, parse_quiet_hours
+from skep.config.settings import Monitor, parse_quiet_hours
 from skep.errors import SkepError, UserError
 from skep.monitor.describe import clock, percent
 from skep.monitor.history import primary_keys, series_began

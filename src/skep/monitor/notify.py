@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from skep.config.monitor import COMMAND_WORDS, Hook, Monitor, QuietHours, Shape, check_webhook
+from skep.config.settings import COMMAND_WORDS, Hook, Monitor, QuietHours, Shape, check_webhook
 from skep.errors import UserError
 from skep.monitor.describe import one_line
 from skep.monitor.records import Alert, AlertRule

@@ -11,9 +11,8 @@ from typing import Any
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
-from skep.catalog.checkpoints import Checkpoint, checkpoints_of
 from skep.catalog.gpus import Device, ValueOrigin
-from skep.catalog.models import Geometry, geometry
+from skep.catalog.models import Checkpoint, Geometry, checkpoints_of, geometry
 from skep.engines.install import EngineStatus
 from skep.planner.candidates import as_published
 from skep.planner.memory import weights_bits

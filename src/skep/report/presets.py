@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from skep.catalog.needs import best_figure, figure_words, stand_in_words
-from skep.catalog.presets import Preset, Published
+from skep.catalog.presets import Preset, Published, best_figure, figure_words, stand_in_words
 from skep.config.presets import SHIPPED
 from skep.report.columns import Column
 

@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from itertools import combinations
 from typing import TypeGuard
 
-from skep.catalog.options import EngineOptions
+from skep.catalog.presets import EngineOptions
 from skep.engines.base import Diagnosis, Launch
 from skep.planner.quants import known_kv
 from skep.tuner.knobs import draft_depth, packaged_facts

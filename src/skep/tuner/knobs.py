@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, find_geometry
-from skep.catalog.options import Draft, EngineOptions
-from skep.catalog.presets import Preset
+from skep.catalog.presets import Draft, EngineOptions, Preset
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, base_setups, layouts, offered_kv, place, sizing_card
 from skep.planner.quants import QUANTS, Quant, known_kv, known_quant

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import Preset
-from skep.config.preset_rules import contradictions
+from skep.config.presets import contradictions
 from skep.errors import UserError
 from skep.planner.candidates import sizing_card
 from skep.planner.constants import published_constants

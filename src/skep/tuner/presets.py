@@ -20,12 +20,10 @@ from msgspec.structs import replace
 
 from skep.catalog.gpus import Device, devices, find_device
 from skep.catalog.models import Geometry, find_geometry
-from skep.catalog.needs import NO_CARDS
-from skep.catalog.options import EngineOptions
-from skep.catalog.presets import Preset, Published, own_name
-from skep.config.preset_rules import check_flags, contradictions
-from skep.config.presets import check_name, find_preset, parse_preset, preset_toml, presets_folder
+from skep.catalog.presets import NO_CARDS, EngineOptions, Preset, Published, own_name
+from skep.config.presets import check_name, contradictions, find_preset, parse_preset, preset_toml, presets_folder
 from skep.deploy.commands import checkpoint_name, options_of_setup
+from skep.deploy.plan_request import check_flags
 from skep.errors import SkepError, UserError
 from skep.files import write_whole
 from skep.paths import Paths

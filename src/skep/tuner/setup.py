@@ -20,11 +20,9 @@ from msgspec.structs import replace
 
 from skep import __version__
 from skep.catalog.gpus import HostFacts
-from skep.catalog.models import Geometry, find_geometry
+from skep.catalog.models import Geometry, find_geometry, find_pullable
 from skep.catalog.names import did_you_mean
-from skep.catalog.needs import NO_CARDS
-from skep.catalog.presets import Preset
-from skep.catalog.pullable import find_pullable
+from skep.catalog.presets import NO_CARDS, Preset
 from skep.config.presets import find_preset, presets_folder
 from skep.config.rigs import ResolvedRig, cpu_rig, find_rig, rig_of_host
 from skep.deploy.plan_request import ModelFound, PlanFlags, engines_of, own_basis, read_model

@@ -22,7 +22,8 @@ from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED
 from skep.catalog.gpus import device, devices, find_device
 from skep.catalog.models import find_geometry, geometries, geometry
 from skep.config.rigs import find_rig
-from skep.deploy.plan_request import GOALS, SHAPES, PlanFlags, answer_plan, document, nothing_fits
+from skep.deploy.commands import document
+from skep.deploy.plan_request import GOALS, SHAPES, PlanFlags, answer_plan, nothing_fits
 from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import host_json, read_host
 from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS, ENGINES
