@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,9 +73,13 @@ def place(c: float, levels: Sequence[int]) -> float:
     return math.log(c / low) / math.log(high / low) if is_wide(levels) else (c - low) / (high - low)
 
 
+def along(levels: Sequence[int]) -> Callable[[Spec], float]:
+    return lambda row: place(row["c"], levels)
+
+
 def concurrency(levels: Sequence[int]) -> Spec:
     low, high = min(levels), max(levels)
-    values = sorted(row["c"] for row in apart([{"c": c} for c in sorted(set(levels))], levels, gap=0.09))
+    values = sorted(row["c"] for row in apart([{"c": c} for c in sorted(set(levels))], 0.09, along(levels)))
     scale: Spec = {"domain": [low, high] if low < high else [low - 1, high + 1], "nice": False, "padding": 22}
     axis: Spec = {"values": values, "format": "d", "labelOverlap": False}
     title = f"{AGENTS}, logarithmic" if is_wide(levels) else AGENTS
@@ -103,11 +107,11 @@ def upright(field: str, title: str, domain: list[float]) -> Spec:
     return y
 
 
-def apart(rows: Sequence[Spec], levels: Sequence[int], gap: float = 0.075) -> list[Spec]:
+def apart(rows: Sequence[Spec], gap: float, place: Callable[[Spec], float]) -> list[Spec]:
     """Return the rows whose labels do not run into each other, from the last, which is always among them."""
     kept = list(rows[-1:])
     for row in reversed(rows[:-1]):
-        if place(kept[-1]["c"], levels) - place(row["c"], levels) >= gap:
+        if place(kept[-1]) - place(row) >= gap:
             kept.append(row)
     return kept
 
@@ -177,8 +181,8 @@ def curves_chart(curves: Sequence[ChartCurve], unit: str, *, height: int = 200, 
     x, y = concurrency(axis), upright("value", unit, [0, top])
     layers = [one for curve in curves for one in curve_layers(curve, x, y, per)]
     if labelled:
-        rows = curve_rows(curves[-1], top, per)
-        layers += halo(apart(rows, axis, 0.09), label("center", dy=-15, weight=600), x=x, y={**y, "field": "high"})
+        rows = apart(curve_rows(curves[-1], top, per), 0.09, along(axis))
+        layers += halo(rows, label("center", dy=-15, weight=600), x=x, y={**y, "field": "high"})
     layers += _ends(curves, per, 17 / height * top, top, x, y)
     spare = round(_WIDER_PX * max(len(curve.end) for curve in curves))
     return {"padding": {"left": 14, "top": 5, "bottom": 5, "right": 5 + spare}, "layer": layers}
@@ -318,7 +322,7 @@ def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = No
     early = bool(ideal) and place(ideal[-1]["c"], axis) < 0.6
     aside: Spec = {"align": "left", "dx": 10, "dy": 7} if early else {"align": "right", "dx": -14}
     uprights, names = _turning_layers(turning, axis, top, x, y) if turning else ([], [])
-    named = apart(rows, axis)
+    named = apart(rows, 0.075, along(axis))
     lowest, others = ([row for row in named if (row["value"] < 0.14 * top) is near] for near in (True, False))
     return {
         "layer": [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
 from itertools import pairwise
@@ -22,16 +22,17 @@ from skep.monitor.describe import describe_change
 from skep.monitor.history import Band
 from skep.monitor.records import DAY_S, MonitorEvent, SeriesChange, SeriesPoint
 from skep.report import theme
-from skep.report.charts import MarkSheet, Spec, line
+from skep.report.charts import COLOUR, Spec, apart, label, layer, line, rule
 from skep.report.svg import render
 from skep.units import number, printable, shortened
 
 _FAR = 6.0  # middle halves beyond the middle: drawn at the edge, so that the rest can be seen
 _NEAR_ZERO = 0.35  # a lowest value below this share of the highest: the axis begins at zero
 _ROOM = 0.08  # above and below what is drawn
-_LETTER_PX = 7.2
 _SIZES = {"wide": (1040, 380), "narrow": (344, 300), "only": (344, 190), "trend": (320, 96)}
-_MOST_MARKS = 400  # failed probes that get a mark of their own
+_LEFT, _RIGHT, _BOTTOM = 52, 12, 26  # around the plot
+_SIGN_PX = 30  # between the signs of two events; nearer ones share theirs
+_SIZE_PX = 50  # between the sizes of two changes; of nearer ones the later is told
 
 
 class Track(msgspec.Struct, frozen=True):
@@ -80,10 +81,6 @@ def shift_label(ratio: float) -> str:
     return f"{'+' if size > 0 else ''}{number(size, digits=1)} %"
 
 
-def change_colour(change: SeriesChange) -> str:
-    return theme.ROSE if change.worse else theme.MOSS
-
-
 def series_picture(picture: Picture, name: str, *, size: str = "full") -> Markup:
     """Return the drawings and what the script needs for its crosshair; a small picture is as wide as a phone."""
     picture = _steady(picture)
@@ -98,12 +95,15 @@ def series_picture(picture: Picture, name: str, *, size: str = "full") -> Markup
 
 
 def series_svg(picture: Picture, name: str, kind: str = "wide") -> str:
-    """Return one drawing. `name` is used for its ids."""
-    drawing = _Drawing(picture, kind)
+    """Return one drawing. `name` is used for its ids; where its plot lies is told to the script."""
+    spec = series_spec(picture, kind)
+    top, (low, high) = spec["padding"]["top"], value_range(_axis_values(picture))
+    edges = {"since": wall_s(picture.since), "until": wall_s(picture.until), "low": low, "high": high, "top": top,
+             "left": _LEFT, "right": _LEFT + spec["width"], "bottom": top + spec["height"]}  # fmt: skip
     title, words = (escape(printable(some)) for some in (picture.title, picture.words))
-    where = " ".join(f'data-{key}="{value:.10g}"' for key, value in drawing.edges().items())
+    where = " ".join(f'data-{key}="{value:.10g}"' for key, value in edges.items())
     return render(
-        drawing.spec(),
+        spec,
         lambda box: (
             f'<svg class="series {kind}" viewBox="{box}" role="img" aria-labelledby="{name}-t {name}-d" {where}>'
             f'<title id="{name}-t">{title}</title><desc id="{name}-d">{words}</desc>'
@@ -114,7 +114,7 @@ def series_svg(picture: Picture, name: str, kind: str = "wide") -> str:
 def trend_svg(picture: Picture) -> Markup:
     """Return the band alone, small, with a dot at its end."""
     look = f'role="img" aria-label="{escape(printable(picture.words))}"'
-    spec = _Drawing(_steady(picture), "trend").spec()
+    spec = series_spec(_steady(picture), "trend")
     return Markup(render(spec, lambda box: f'<svg class="trend" viewBox="{box}" {look}>'))  # noqa: S704
 
 
@@ -145,224 +145,212 @@ def value_range(values: Sequence[float]) -> tuple[float, float]:
     return (low if low == 0 else max(low - room, 0.0) if low > 0 else low - room), high + room
 
 
-class _Drawing:
-    """One picture at one size. Moments are milliseconds of the wall's clock."""
+def series_spec(picture: Picture, kind: str = "wide") -> Spec:
+    """Return the drawing in Vega-Lite's terms: of a `wide` or a `narrow` page, of a card (`only`), or a `trend`."""
+    (width, height), is_trend = _SIZES[kind], kind == "trend"
+    lanes = 8 if is_trend else 20 + 20 * bool(picture.changes) + 20 * bool(picture.events)
+    width, height = width - _LEFT - _RIGHT, height - lanes - _BOTTOM
+    low, high = value_range(_axis_values(picture))
+    x = _time_axis(picture, kind)
+    zero = {"condition": {"test": "datum.value == 0", "value": theme.STONE}, "value": theme.GRID}
+    axis: Spec = {"format": ",f", "labelExpr": "replace(datum.label, '-', '−')", "gridColor": zero}
+    axis |= {"labelFontSize": 11 if is_trend else 12, "tickCount": 2 if is_trend else 4 if width < 500 else 6}
+    scale = {"domain": [low, high], "nice": False, "zero": False, "clamp": True}
+    y = {"field": "y", "type": "quantitative", "title": None, "axis": axis, "scale": scale}
+    changes = sorted((one for one in picture.changes if _inside(picture, one.at)), key=lambda one: one.at)
+    layers = [
+        *_missed(picture, x, width),
+        *_shifts(changes, x, 0 if is_trend else lanes, (picture.until - picture.since) / width),
+    ]
+    for track in picture.tracks:
+        layers += [*_curve(track, x, y, width, is_trend=is_trend), *_dots(track, x, y, (low, high))]
+    layers += _failures(picture, x, height)
+    if not is_trend:
+        layers += [*_levels(picture, changes, x, y), *_flags(picture, x, width)]
+        corner = {"x": {"value": 0}, "y": {"value": 0}}
+        told = " · ".join(filter(None, (picture.unit, "the axis does not begin at 0" if low > 0 else "")))
+        layers.append(
+            layer([{}], {**label("left", dy=-11, color=theme.MUTED), "fontSize": 11}, {"value": told}, **corner)
+        )
+    return {
+        "autosize": {"type": "none"},
+        "padding": {"left": _LEFT, "top": lanes, "right": _RIGHT, "bottom": _BOTTOM},
+        "width": width,
+        "height": height,
+        "layer": layers,
+    }
 
-    def __init__(self, picture: Picture, kind: str) -> None:
-        self.picture = picture
-        self.trend, self.narrow = kind == "trend", kind != "wide"
-        self.width, self.height = _SIZES[kind]
-        lanes = 20 * bool(picture.changes) + 20 * bool(picture.events)
-        self.low, self.high = value_range(_axis_values(picture))
-        longest = max(len(f"{self.high:,.0f}"), 3 if self.high - self.low > 6 else 5)
-        self.left, self.right = round(10 + _LETTER_PX * longest), self.width - (8 if self.narrow else 12)
-        self.top, self.bottom = 8 if self.trend else 20 + lanes, self.height - 26
-        self.since, self.until = self.ms(picture.since), max(self.ms(picture.until), self.ms(picture.since) + 1000)
-        self.px = (self.until - self.since) / (self.right - self.left)  # milliseconds in a pixel
-        self.up = (self.high - self.low) / (self.bottom - self.top)  # values in a pixel
-        self.sheet = MarkSheet()
 
-    def ms(self, at: float) -> float:
-        return round(1000 * wall_s(at))
+def _ms(at: float) -> float:
+    return round(1000 * wall_s(at))
 
-    def inside(self, at: float) -> bool:
-        return self.picture.since <= at <= self.picture.until
 
-    def edges(self) -> dict[str, float]:
-        """Return where the plot lies in the drawing, for the script."""
-        found = {name: getattr(self, name) for name in ("left", "right", "top", "bottom", "low", "high")}
-        return {"since": self.since / 1000, "until": self.until / 1000, **found}
+def _inside(picture: Picture, at: float) -> bool:
+    return picture.since <= at <= picture.until
 
-    def spec(self) -> Spec:
-        scale = {"type": "utc", "domain": [self.since, self.until], "nice": False}
-        x = {"field": "x", "type": "temporal", "title": None, "axis": self._time_axis(), "scale": scale}
-        zero = {"condition": {"test": "datum.value == 0", "value": theme.STONE}, "value": theme.GRID}
-        axis: Spec = {"format": ",f", "labelExpr": "replace(datum.label, '-', '−')", "gridColor": zero}
-        axis |= {"labelFontSize": 11 if self.trend else 12, "tickCount": 2 if self.trend else 4 if self.narrow else 6}
-        domain = {"domain": [self.low, self.high], "nice": False, "zero": False}
-        y = {"field": "y", "type": "quantitative", "title": None, "axis": axis, "scale": domain}
-        curves = [self._curve(track, x, y) for track in self.picture.tracks if track.band]
-        for track in self.picture.tracks:
-            self._dots(track)
-            self._outliers(track)
-        self._missed()
-        self._failures()
-        self._shifts()
-        if not self.trend:
-            self._axis_words()
-            self._levels()
-            self._flags()
-        return {
-            "autosize": {"type": "none"},
-            "padding": {"left": self.left, "top": self.top, "right": self.width - self.right, "bottom": 26},
-            "width": self.right - self.left,
-            "height": self.bottom - self.top,
-            "layer": [*self.sheet.ground(x, y), *curves, *self.sheet.marks(x, y)],
-        }
 
-    def _time_axis(self) -> Spec:
-        days = (self.until - self.since) / 1000 / DAY_S
-        if days < 6:
-            strong = "utchours(datum.value) == 0 && utcminutes(datum.value) == 0"
-            form = f"{strong} ? '%a %-d %b' : '%H:%M'"
-        elif days < 120:
-            strong, form = "utcdate(datum.value) == 1", "'%-d %b'"
+def _time_axis(picture: Picture, kind: str) -> Spec:
+    """Days begin at midnight of the wall's clock; where days, months or years begin, the grid and the label say so."""
+    days, is_trend = (picture.until - picture.since) / DAY_S, kind == "trend"
+    if days < 6:
+        strong = "utchours(datum.value) == 0 && utcminutes(datum.value) == 0"
+        form = f"{strong} ? '%a %-d %b' : '%H:%M'"
+    elif days < 120:
+        strong, form = "utcdate(datum.value) == 1", "'%-d %b'"
+    else:
+        strong = "utcmonth(datum.value) == 0"
+        form = f"datum.index == 0 || {strong} ? '%b %Y' : '%b'"
+    weight, opacity = ({"condition": {"test": strong, "value": a}, "value": b} for a, b in ((600, 400), (1, 0)))
+    axis = {
+        "labelExpr": f"utcFormat(datum.value, {form})", "labelFontSize": 11 if is_trend else 12, "labelPadding": 4,
+        "labelFontWeight": weight, "labelFlush": 24, "ticks": not is_trend, "tickColor": theme.STONE,
+        "tickCount": 10 if kind == "wide" else 4, "grid": not is_trend, "gridDash": [2, 3], "gridOpacity": opacity,
+    }  # fmt: skip
+    scale = {"type": "utc", "domain": [_ms(picture.since), max(_ms(picture.until), _ms(picture.since) + 1000)]}
+    return {"field": "x", "type": "temporal", "title": None, "axis": axis, "scale": scale}
+
+
+def _curve(track: Track, x: Spec, y: Spec, width: int, *, is_trend: bool) -> list[Spec]:
+    """Return a shade and a line, a row for every four pixels; where nothing was measured for long, both break."""
+    if not (band := track.band):
+        return []
+    moments = [row[0] for row in band]
+    strides = sorted(b - a for a, b in pairwise(moments))
+    longest = 6 * max(strides[len(strides) // 2], 1.0) if len(strides) > 1 else math.inf
+    anew = {bisect_left(moments, step) for step in track.steps}
+    step, rows = max(1, 4 * len(band) // width), list[Spec]()
+    for place, (at, middle, low, high) in enumerate(band):
+        breaks = place and (place in anew or at - moments[place - 1] > longest)
+        if breaks or place % step == 0 or place == len(band) - 1 or place + 1 in anew:
+            rows += [{"x": rows[-1]["x"], "y": None, "low": None, "high": None}] if breaks else []
+            rows.append({"x": _ms(at), "y": middle, "low": low, "high": high})
+    as_given = {"x": x, "order": {"value": None}}
+    mark = {**line(track.colour, width=2 if is_trend else 2.4), "strokeJoin": "round"}
+    shade = {"type": "area", "color": track.colour, "opacity": 0.16}
+    end = {"type": "point", "filled": True, "color": track.colour, "opacity": 1, "size": 38}
+    layers = [layer(rows, shade, y={**y, "field": "low"}, y2={"field": "high"}, **as_given),
+              layer(rows, mark, y=y, **as_given)]  # fmt: skip
+    return [*layers, layer(rows[-1:], end, x=x, y=y)] if is_trend else layers
+
+
+def _dots(track: Track, x: Spec, y: Spec, edges: tuple[float, float]) -> list[Spec]:
+    """Return dots, hollow where other requests ran; values beyond the axis are triangles at its edge.
+
+    The dots are one line of points that are not joined: a thousand elements would make the page slow.
+    """
+    low, high = edges
+    rows = [{"x": _ms(one.at), "y": one.value, "busy": one.busy} for one in track.points]
+    within = [row for row in rows if low <= row["y"] <= high]
+    free = [row for row in within if not row["busy"]]
+    size = 4.6 if len(free) < 250 else 3.6 if len(free) < 900 else 2.8
+    apart = [part for row in free for part in (row, {"x": row["x"], "y": None})]
+    dots = {**line(track.colour, width=size), "opacity": 0.5 if len(free) < 400 else 0.34}
+    ring = {"type": "point", "color": track.colour, "size": 4 * size, "strokeWidth": 1.1, "opacity": 0.8}
+    layers = [layer(apart, dots, x=x, y=y, order={"value": None})] if apart else []
+    layers += [layer(busy, ring, x=x, y=y)] if (busy := [row for row in within if row["busy"]]) else []
+    beyond = (("above", "up", [row for row in rows if row["y"] > high]),
+              ("below", "down", [row for row in rows if row["y"] < low]))  # fmt: skip
+    for word, way, found in beyond:
+        values = [row["y"] for row in found] or [0.0]
+        tip = f"{len(found)} {word} the axis: {min(values):,.4g} to {max(values):,.4g}"
+        mark = {"type": "point", "shape": f"triangle-{way}", "color": track.colour, "size": 45, "opacity": 1}
+        fill = {"condition": {"test": "datum.busy", "value": theme.PAPER}, "value": track.colour}
+        layers += [layer([{**row, "tip": tip} for row in found[:200]], mark, x=x, y=y, fill=fill)] if found else []
+    return layers
+
+
+def _missed(picture: Picture, x: Spec, width: int) -> list[Spec]:
+    """Return grey where no probe was made; neighbours that touch on the screen are one."""
+    pixel_s = (picture.until - picture.since) / width
+    found: list[list[float]] = []
+    for begin, end in sorted(picture.missed):
+        start, stop = max(begin, picture.since), min(end, picture.until)
+        if found and start - found[-1][1] < pixel_s:
+            found[-1][1] = max(found[-1][1], stop)
+        elif start <= picture.until and stop >= picture.since:
+            found.append([start, max(stop, start + 1.5 * pixel_s)])
+    rows = [{"x": _ms(start), "x2": _ms(stop)} for start, stop in found]
+    mark = {"type": "rect", "color": theme.STONE, "opacity": 0.22}
+    return [layer(rows, mark, x=x, x2={"field": "x2"})] if rows else []
+
+
+def _failures(picture: Picture, x: Spec, height: int) -> list[Spec]:
+    """Return ticks along the bottom, at most 400: what falls on the same pixel is one."""
+    step = (picture.until - picture.since) / 400
+    places = {round(at / step) * step for at in picture.failed if _inside(picture, at)}
+    rows = [{"x": _ms(at), "tip": f"{len(picture.failed)} failed"} for at in sorted(places)]
+    sides = {"y": {"value": height}, "y2": {"value": height - 9}}
+    return [layer(rows, rule(theme.ROSE, width=2), x=x, **sides)] if rows else []
+
+
+def _shifts(changes: Sequence[SeriesChange], x: Spec, lanes: int, pixel_s: float) -> list[Spec]:
+    """Return a dashed line at each change with its size on top, and a shade over when it may have come."""
+    rows: list[Spec] = []
+    for one in changes:
+        start, stop = (_ms(at) for at in one.between)
+        tip = printable(describe_change(one).replace("-", "−"))
+        row = {"x": _ms(one.at), "from": start, "to": stop, "label": shift_label(one.ratio)}
+        rows.append({**row, "tip": tip, "colour": _colour(one)})
+    mark = {"type": "rule", "strokeWidth": 1.6, "strokeDash": [5, 4]}
+    top = {"y": {"value": 18 - lanes if lanes else 0}, "y2": {"value": "height"}}
+    lines = [layer(rows, mark, x=x, color=COLOUR, **top)] if rows else []
+    if not lanes or not rows:
+        return lines
+    shade = {"type": "rect", "opacity": 0.1, "clip": True}
+    shaded = layer(rows, shade, x={**x, "field": "from"}, x2={"field": "to"}, color=COLOUR)
+    named = apart(rows, 1000 * _SIZE_PX * pixel_s, lambda row: row["x"])
+    return [
+        shaded,
+        *lines,
+        layer(named, label("center", weight=650), "label", x=x, y={"value": 10 - lanes}, color=COLOUR),
+    ]
+
+
+def _colour(change: SeriesChange) -> str:
+    return theme.ROSE if change.worse else theme.MOSS
+
+
+def _levels(picture: Picture, changes: Sequence[SeriesChange], x: Spec, y: Spec) -> list[Spec]:
+    """Return the medians on both sides of each change, as far as was measured: a rolling one is late to tell of it."""
+    moments = [one.at for one in picture.points] + [row[0] for track in picture.tracks for row in track.band]
+    if not changes or not moments:
+        return []
+    edges = [min(moments), *(one.at for one in changes), max(moments)]
+    rows = [
+        {"x": _ms(begin), "x2": _ms(end), "y": median, "colour": _colour(one)}
+        for place, one in enumerate(changes)
+        for side, median in enumerate((one.before, one.after))
+        for begin, end in [edges[place + side : place + side + 2]]
+    ]
+    mark = {"type": "rule", "strokeWidth": 1.6, "strokeDash": [2, 3]}
+    return [layer(rows, mark, x=x, x2={"field": "x2"}, y=y, color=COLOUR)]
+
+
+def _flags(picture: Picture, x: Spec, width: int) -> list[Spec]:
+    """Return a line at each event with its number as in the table, and its words where there is room for them."""
+    pixel_s = (picture.until - picture.since) / width
+    groups: list[list[tuple[int, MonitorEvent]]] = []
+    inside = [one for one in picture.events if _inside(picture, one[1].at)]
+    for number_, event in sorted(inside, key=lambda one: one[1].at):
+        if groups and event.at - groups[-1][0][1].at < _SIGN_PX * pixel_s:
+            groups[-1].append((number_, event))
         else:
-            strong = "utcmonth(datum.value) == 0"
-            form = f"datum.index == 0 || {strong} ? '%b %Y' : '%b'"
-        weight, opacity = ({"condition": {"test": strong, "value": a}, "value": b} for a, b in ((600, 400), (1, 0)))
-        words = {"labelExpr": f"utcFormat(datum.value, {form})", "labelFontSize": 11 if self.trend else 12}
-        return {
-            **words, "labelFontWeight": weight, "labelPadding": 4, "labelFlush": 24, "ticks": not self.trend,
-            "tickColor": theme.STONE, "tickCount": 4 if self.narrow else 10, "grid": not self.trend,
-            "gridDash": [2, 3], "gridOpacity": opacity,
-        }  # fmt: skip
-
-    def _axis_words(self) -> None:
-        """The unit. An axis that does not begin at zero is broken and says so."""
-        cut = "the axis does not begin at 0" if self.low > 0 else ""
-        told = " · ".join(filter(None, (self.picture.unit, cut)))
-        self.sheet.text(self.since, self.high + 11 * self.up, told, size=11)
-        if cut:
-            self.sheet.symbol(self.since, self.low, "M0-20l-5 3l10 4l-10 4l10 4l-5 3", theme.STONE, width=1.4)
-
-    def _curve(self, track: Track, x: Spec, y: Spec) -> Spec:
-        """A shade and a line, with a row for every four pixels at most and one without values where they break."""
-        rows: list[Spec] = []
-        for piece in _pieces(track):
-            share = (piece[-1][0] - piece[0][0]) / max(self.picture.until - self.picture.since, 1.0)
-            step = max(1, 4 * len(piece) // max(round(share * (self.right - self.left)), 2))
-            for at, *values in piece if step == 1 else [*piece[:-1:step], piece[-1]]:
-                middle, low, high = (min(max(value, self.low), self.high) for value in values)
-                rows.append({"x": self.ms(at), "y": middle, "low": low, "high": high})
-            rows.append({"x": rows[-1]["x"], "y": None, "low": None, "high": None})
-        if self.trend:
-            self.sheet.symbol(rows[-2]["x"], rows[-2]["y"], "circle", track.colour, fill=track.colour, size=38)
-        shade = {"type": "area", "color": track.colour, "opacity": 0.16}
-        mark = {**line(track.colour, width=2 if self.trend else 2.4), "strokeJoin": "round"}
-        sides = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
-        as_given = {"value": None}
-        drawn = [{"mark": shade, "encoding": {"x": x, **sides, "order": as_given}},
-                 {"mark": mark, "encoding": {"x": x, "y": y, "order": as_given}}]  # fmt: skip
-        return {"data": {"values": rows}, "layer": drawn}
-
-    def _dots(self, track: Track) -> None:
-        """All that are alike are one symbol: a thousand elements would make the page slow."""
-        found = [point for point in track.points if self.low <= point.value <= self.high]
-        size = (4.6 if len(found) < 250 else 3.6 if len(found) < 900 else 2.8) * (0.8 if self.narrow else 1)
-        ink = (0.5 if len(found) < 400 else 0.34) * (1 if len(self.picture.tracks) == 1 else 0.6)
-        form = ".0f" if len(found) > 600 else ".1f"
-        places: dict[bool, set[str]] = {True: set(), False: set()}
-        for point in found:
-            x, y = (self.ms(point.at) - self.since) / self.px, (self.high - point.value) / self.up
-            places[point.busy].add(f"M{x:{form}} {y:{form}}")
-        r = size / 2
-        ring = f"m{-r:.1f} 0a{r:.1f} {r:.1f} 0 1 0 {size:.1f} 0a{r:.1f} {r:.1f} 0 1 0 {-size:.1f} 0"
-        for busy, end, look in ((False, "h0", {"width": round(size, 1), "opacity": round(ink, 2), "cap": "round"}),
-                                (True, ring, {"width": 1.1, "opacity": 0.8})):  # fmt: skip
-            if places[busy]:
-                path = "".join(f"{place}{end}" for place in sorted(places[busy]))
-                self.sheet.symbol(self.since, self.high, path, track.colour, **look)
-
-    def _outliers(self, track: Track) -> None:
-        """Small triangles at the edge for values beyond it, with their number."""
-        above = [point for point in track.points if point.value > self.high]
-        below = [point for point in track.points if point.value < self.low]
-        for found, word, way, edge in ((above, "above", "up", self.high), (below, "below", "down", self.low)):
-            values = [point.value for point in found] or [0.0]
-            tip = f"{len(found)} {word} the axis: {min(values):,.4g} to {max(values):,.4g}"
-            for one in found[:200]:
-                fill = None if one.busy else track.colour
-                self.sheet.symbol(self.ms(one.at), edge, f"triangle-{way}", track.colour, fill=fill, size=45, tip=tip)
-
-    def _missed(self) -> None:
-        """Neighbours that touch on the screen are one."""
-        found: list[list[float]] = []
-        for begin, end in sorted(self.picture.missed):
-            start, stop = max(self.ms(begin), self.since), min(self.ms(end), self.until)
-            if found and start - found[-1][1] < self.px:
-                found[-1][1] = max(found[-1][1], stop)
-            elif start <= self.until and stop >= self.since:
-                found.append([start, max(stop, start + 1.5 * self.px)])
-        for start, stop in found:
-            self.sheet.rect(start, stop, self.low, self.high, theme.STONE, opacity=0.22)
-
-    def _failures(self) -> None:
-        """Ticks along the bottom; what falls on the same pixel is one."""
-        inside = [self.ms(at) - self.since for at in self.picture.failed if self.inside(at)]
-        for place in sorted({round(after / self.px) for after in inside})[:_MOST_MARKS]:
-            x, tip = self.since + place * self.px, f"{len(self.picture.failed)} failed"
-            self.sheet.rule(x, x, self.low, self.low + 9 * self.up, theme.ROSE, width=2, tip=tip)
-
-    def _shifts(self) -> None:
-        """A dashed line with its size on top. One whose label would cover the last one's has only the line."""
-        free_from = -math.inf
-        for one in sorted(self.picture.changes, key=lambda change: change.at):
-            colour, label = change_colour(one), shift_label(one.ratio)
-            tip = printable(describe_change(one).replace("-", "−"))
-            start, stop = (min(max(self.ms(at), self.since), self.until) for at in one.between)
-            if stop - start > 2 * self.px and not self.trend:
-                self.sheet.rect(start, stop, self.low, self.high, colour, opacity=0.1)
-            if not self.inside(one.at):
-                continue
-            x, wide = self.ms(one.at), 12 + _LETTER_PX * len(label)
-            top = self.high + (0 if self.trend else self.top - 18) * self.up
-            self.sheet.rule(x, x, self.low, top, colour, width=1.6, dash=[3, 3] if self.trend else [5, 4], tip=tip)
-            left = min((x - self.since) / self.px - wide / 2, self.right - self.left - wide)
-            if left > free_from and not self.trend:
-                free_from = left + wide + 2
-                self._sign(label, left, wide, colour, 10, tip)
-
-    def _levels(self) -> None:
-        """The medians on both sides of each change, as far as was measured: a rolling one is late to tell of it."""
-        moments = [one.at for track in self.picture.tracks for one in (*track.points[:1], *track.points[-1:])]
-        moments += [row[0] for track in self.picture.tracks for row in (*track.band[:1], *track.band[-1:])]
-        changes = sorted((one for one in self.picture.changes if self.inside(one.at)), key=lambda one: one.at)
-        edges = [min(moments, default=0.0), *(one.at for one in changes), max(moments, default=0.0)]
-        for place, one in enumerate(changes):
-            for side, median in enumerate((one.before, one.after)):
-                begin, end = (self.ms(at) for at in edges[place + side : place + side + 2])
-                level = min(max(median, self.low), self.high)
-                self.sheet.rule(begin, end, level, level, change_colour(one), width=1.6, dash=[2, 3])
-
-    def _flags(self) -> None:
-        """Marks numbered as in the table, with their words where there is room; those too near each other are one."""
-        groups: list[list[tuple[int, MonitorEvent]]] = []
-        starts: list[float] = []
-        inside = [one for one in self.picture.events if self.inside(one[1].at)]
-        for place, event in sorted(inside, key=lambda one: one[1].at):
-            x = (self.ms(event.at) - self.since) / self.px
-            if groups and x - starts[-1] < _sign_text(groups[-1])[1] + 2:
-                groups[-1].append((place, event))
-            else:
-                groups.append([(place, event)])
-                starts.append(x)
-        room, top = self.right - self.left, 29 if self.picture.changes else 10
-        for group, start, end in zip(groups, starts, [*starts[1:], room], strict=False):
-            (numbers, wide), at = _sign_text(group), self.since + start * self.px
-            tip = printable("; ".join(f"{when(event.at)}: {event.text}" for _, event in group[:12]))
-            self.sheet.rule(at, at, self.low, self.high + 6 * self.up, theme.PLUM, opacity=0.45)
-            left = min(start, room - wide)
-            self._sign(numbers, left, wide, theme.PLUM, top, tip)
-            letters = int((end - left - wide - 12) / 6.4)
-            if letters >= 9 and len(group) == 1:
-                words = shortened(printable(group[0][1].text), min(letters, 42))
-                x = self.since + (left + wide + 4) * self.px
-                self.sheet.text(x, self.high + (self.top - top) * self.up, words)
-
-    def _sign(self, words: str, left: float, wide: float, colour: str, top: float, tip: str) -> None:
-        """Words on a rounded ground above the plot."""
-        begin, end = (self.since + (left + side) * self.px for side in (8.5, wide - 8.5))
-        y = self.high + (self.top - top) * self.up
-        self.sheet.rule(begin, max(end, begin + 1), y, y, colour, width=17, cap="round", tip=tip)
-        self.sheet.text((begin + end) / 2, y, words, theme.PAPER, weight=650, align="center")
-
-
-def _sign_text(group: Sequence[tuple[int, MonitorEvent]]) -> tuple[str, int]:
-    """Return the numbers of a group of events, and how wide their sign is."""
-    first, last = group[0][0], group[-1][0]
-    words = str(first) if first == last else f"{first}–{last}"
-    return words, 14 + 7 * len(words)
+            groups.append([(number_, event)])
+    if not groups:
+        return []
+    rows = []
+    for group, after in zip(groups, [*groups[1:], None], strict=True):
+        (first, event), (last, _) = group[0], group[-1]
+        room = ((after[0][1].at if after else picture.until) - event.at) / pixel_s
+        words = shortened(printable(event.text), min(int(room / 7) - 4, 42)) if len(group) == 1 and room > 100 else ""
+        tip = printable("; ".join(f"{when(one.at)}: {one.text}" for _, one in group[:12]))
+        sign = f"{first}" if first == last else f"{first}–{last}"
+        rows.append({"x": _ms(event.at), "sign": sign, "label": words, "tip": tip})
+    flag = {"type": "rule", "color": theme.PLUM, "opacity": 0.45}
+    sign_look, words_look = label("left", weight=700, color=theme.PLUM), label("left", dx=24, color=theme.MUTED)
+    lane = {"x": x, "y": {"value": -31}}
+    return [layer(rows, flag, x=x, y={"value": -22}, y2={"value": "height"}),
+            layer(rows, sign_look, "sign", **lane), layer(rows, words_look, "label", **lane)]  # fmt: skip
 
 
 def _axis_values(picture: Picture) -> list[float]:
@@ -370,18 +358,6 @@ def _axis_values(picture: Picture) -> list[float]:
     free = [point.value for point in picture.points if not point.busy]
     edges = [edge for track in picture.tracks for one in track.band[:: 1 + len(track.band) // 400] for edge in one[2:]]
     return free + edges or [point.value for point in picture.points]
-
-
-def _pieces(track: Track) -> Iterable[Sequence[Band]]:
-    """Return the band in pieces: where nothing was measured for long, no line claims to know."""
-    if not (band := track.band):
-        return []
-    strides = sorted(b[0] - a[0] for a, b in pairwise(band))
-    longest = 6 * max(strides[len(strides) // 2], 1.0) if len(strides) > 1 else float("inf")
-    moments = [row[0] for row in band]
-    anew = {bisect_left(moments, step) for step in track.steps}
-    cuts = [i for i in range(1, len(band)) if i in anew or moments[i] - moments[i - 1] > longest]
-    return [band[a:b] for a, b in zip([0, *cuts], [*cuts, len(band)], strict=True)]
 
 
 def _island(picture: Picture) -> str:
