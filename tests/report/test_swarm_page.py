@@ -75,7 +75,7 @@ def test_pauses_and_downtime_are_in_the_picture():
     picture = gantt(story)
     assert "between session 1 (stopped) and 2, left out" in picture
     assert "connection refused" in picture
-    assert "limit of agents at once" in picture
+    assert "dashed: the limit" in picture
 
 
 def test_sessions_lie_side_by_side_and_the_axis_counts_working_time():

@@ -5,10 +5,8 @@ A chart is None where there is nothing to draw. Levels without a value are left 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -244,60 +242,6 @@ def bars_chart(rows: Sequence[Spec], unit: str, *, room: float = 1.45, least: in
     ]
     padding = {"left": 26, "top": 5, "bottom": 5, "right": 5}  # another font may be wider than the renderer's
     return {"padding": padding, "layer": layers, **({"height": max(90, least * len(rows))} if least else {})}
-
-
-@dataclass(slots=True)
-class MarkSheet:
-    """Rectangles, rules, symbols and texts in terms of a chart's axes, one layer a kind; `tip` is shown at a mark."""
-
-    rects: list[Spec] = field(default_factory=list)
-    rules: list[Spec] = field(default_factory=list)
-    symbols: list[Spec] = field(default_factory=list)
-    texts: list[Spec] = field(default_factory=list)
-
-    def rect(self, x: float, x2: float, y: float, y2: float, colour: str, **more: Any) -> None:
-        """`stroke`, `dash` and `opacity` (of the filling) may be told too."""
-        self.rects.append({"x": x, "x2": x2, "y": y, "y2": y2, "colour": colour, **more})
-
-    def rule(self, x: float, x2: float, y: float, y2: float, colour: str, **more: Any) -> None:
-        self.rules.append({"x": x, "x2": x2, "y": y, "y2": y2, "colour": colour, **more})
-
-    def symbol(self, x: float, y: float, shape: str, colour: str, **more: Any) -> None:
-        """`shape` may be a path in pixels, where `size` is 4."""
-        self.symbols.append({"x": x, "y": y, "shape": shape, "colour": colour, **more})
-
-    def text(self, x: float, y: float, label: str, colour: str = theme.MUTED, **more: Any) -> None:
-        self.texts.append({"x": x, "y": y, "label": printable(label), "colour": colour, **more})
-
-    def ground(self, x: Spec, y: Spec) -> list[Spec]:
-        """Return what lies beneath the curves."""
-        mark = {"type": "rect", "fill": _of("colour"), "fillOpacity": _of("opacity", 1), "stroke": _of("stroke", None),
-                "strokeDash": _of("dash", []), "strokeWidth": 1}  # fmt: skip
-        return [layer(self.rects, mark, x=x, y=y, **_OTHER_ENDS)] if self.rects else []
-
-    def marks(self, x: Spec, y: Spec) -> list[Spec]:
-        """Return what lies on them."""
-        look = {"opacity": _of("opacity", 1), "strokeWidth": _of("width", 1), "strokeCap": _of("cap", "butt"),
-                "strokeDash": _of("dash", [])}  # fmt: skip
-        stroke = {"type": "rule", "stroke": _of("colour"), **look}
-        mark = {"type": "point", "shape": _of("shape"), "stroke": _of("colour"), "fill": _of("fill", None),
-                "size": _of("size", 4), **look}  # fmt: skip
-        words = {**label("left"), "align": _of("align", "left"), "fill": _of("colour"), "fontSize": _of("size", 12),
-                 "fontWeight": _of("weight", 400)}  # fmt: skip
-        drawn = (
-            layer(self.rules, stroke, x=x, y=y, **_OTHER_ENDS),
-            layer(self.symbols, mark, x=x, y=y),
-            layer(self.texts, words, x=x, y=y, text="label"),
-        )
-        return [one for one in drawn if one["data"]["values"]]
-
-
-_OTHER_ENDS: Spec = {"x2": {"field": "x2"}, "y2": {"field": "y2"}}
-
-
-def _of(name: str, otherwise: Any = ...) -> Spec:
-    """Return what a row says of itself."""
-    return {"expr": f"datum.{name}" if otherwise is ... else f"datum.{name} || {json.dumps(otherwise)}"}
 
 
 def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = None) -> Spec | None:

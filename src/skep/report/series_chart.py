@@ -292,7 +292,7 @@ def _shifts(changes: Sequence[SeriesChange], x: Spec, lanes: int, pixel_s: float
         row = {"x": _ms(one.at), "from": start, "to": stop, "label": shift_label(one.ratio)}
         rows.append({**row, "tip": tip, "colour": _colour(one)})
     mark = {"type": "rule", "strokeWidth": 1.6, "strokeDash": [5, 4]}
-    top = {"y": {"value": 18 - lanes if lanes else 0}, "y2": {"value": "height"}}
+    top: Spec = {"y": {"value": 18 - lanes if lanes else 0}, "y2": {"value": "height"}}
     lines = [layer(rows, mark, x=x, color=COLOUR, **top)] if rows else []
     if not lanes or not rows:
         return lines
