@@ -130,21 +130,20 @@ def test_picture_names_the_claims_and_the_line_that_matters(drawing):
 
 def test_claims_differ_in_shape_as_in_colour():
     spec = difference_chart(replace(SUMMARY, levels=(HOLDS, UNSHOWN, LOST)))
-    marks = [layer["mark"] for layer in spec["layer"] if layer["mark"]["type"] == "point"]
-    assert [mark["shape"] for mark in marks] == ["circle", "square", "triangle-down"]
+    (points,) = [layer["data"]["values"] for layer in spec["layer"] if layer["mark"]["type"] == "point"]
+    assert [row["shape"] for row in points] == ["circle", "square", "triangle-down"]
 
 
 def test_the_line_at_delta_is_always_in_the_picture():
     """Even where every difference lies far above it."""
     spec = difference_chart(replace(SUMMARY, delta=0.2))
-    low, high = spec["layer"][0]["encoding"]["y"]["scale"]["domain"]
+    low, high = spec["encoding"]["y"]["scale"]["domain"]
     assert low < -20 < 0 < high
 
 
 def test_a_noise_floor_that_was_not_measured_has_no_band(tested):
     bare = replace(SUMMARY, noise=None, noise_texts_changed=None)
-    band = difference_chart(bare)["layer"][0]
-    assert band["data"]["values"] == []
+    assert len(difference_chart(bare)["layer"]) == len(difference_chart(SUMMARY)["layer"]) - 1
     assert "C = 1 against itself was not measured" in plain(quality_page(tested, bare))
 
 
@@ -160,8 +159,8 @@ def test_every_outcome_is_shown_apart():
 def test_latency_begins_with_one_agent_alone():
     """Quality and latency come from the same requests."""
     (first, _), (total, _) = latency_charts(SUMMARY, 200)
-    lines = [one for one in first["layer"] if one["mark"]["type"] == "line"]
-    assert [(row["c"], row["value"]) for row in lines[-1]["data"]["values"]] == [(1, 64.0), (4, 140.0), (8, 290.0)]
+    (lines,) = [one["data"]["values"] for one in first["layer"] if one["mark"]["type"] == "line"]
+    assert [(row["c"], row["value"]) for row in lines if not row["dash"]] == [(1, 64.0), (4, 140.0), (8, 290.0)]
     assert "p95  7.5 s" in values_of(total, "label")
 
 

@@ -18,7 +18,7 @@ def _rows(level, count, repeat=0):
 
 
 def _bars(timeline):
-    return timeline.chart()["layer"][0]["data"]["values"]
+    return timeline.chart()["data"]["values"]
 
 
 def test_largest_level_that_the_client_did_not_limit_is_drawn(levels):

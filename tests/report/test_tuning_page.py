@@ -72,7 +72,7 @@ def test_the_picture_has_a_bar_as_long_as_its_figure_for_each_step_that_was_kept
     assert [row["value"] for row in rows] == [
         one.figure.estimate for one in sample_stages() if one.decision.value in ("baseline", "accepted")
     ]
-    assert spec["layer"][0]["encoding"]["x"]["scale"]["domain"][0] == 0
+    assert spec["encoding"]["x"]["scale"]["domain"][0] == 0
     assert rows[-1]["label"] == "190, 1.11×, best"
     assert "SIMULATED" in ladder_picture(sample_tuning(), sample_stages())
 

@@ -22,7 +22,7 @@ from skep.monitor.describe import describe_change
 from skep.monitor.history import Band
 from skep.monitor.records import DAY_S, MonitorEvent, SeriesChange, SeriesPoint
 from skep.report import theme
-from skep.report.charts import COLOUR, Spec, apart, label, layer, line, rule
+from skep.report.charts import Spec, apart
 from skep.report.svg import render
 from skep.units import number, printable, shortened
 
@@ -33,6 +33,27 @@ _SIZES = {"wide": (1040, 380), "narrow": (344, 300), "only": (344, 190), "trend"
 _LEFT, _RIGHT, _BOTTOM = 52, 12, 26  # around the plot
 _SIGN_PX = 30  # between the signs of two events; nearer ones share theirs
 _SIZE_PX = 50  # between the sizes of two changes; of nearer ones the later is told
+
+
+COLOUR: Spec = {"field": "colour", "type": "nominal", "scale": None}  # as the row says
+
+
+def layer(rows: Sequence[Spec], mark: Spec, text: str | Spec | None = None, **encoding: Spec) -> Spec:
+    """Return one layer. The `tip` of a row is what a reader sees when the pointer rests on its mark."""
+    if text is not None:
+        encoding["text"] = {"field": text} if isinstance(text, str) else text
+    if any("tip" in row for row in rows):
+        mark, encoding = {**mark, "aria": True}, {**encoding, "description": {"field": "tip"}}
+    return {"data": {"values": list(rows)}, "mark": mark, "encoding": encoding}
+
+
+def line(color: str, *, width: float) -> Spec:
+    return {"type": "line", "color": color, "strokeWidth": width, "strokeCap": "round"}
+
+
+def label(align: str, *, dx: int = 0, dy: int = 0, weight: int = 400, color: str = theme.INK) -> Spec:
+    place = {"type": "text", "align": align, "baseline": "middle", "dx": dx, "dy": dy}
+    return {**place, "fontWeight": weight, "color": color}
 
 
 class Track(msgspec.Struct, frozen=True):
@@ -280,7 +301,7 @@ def _failures(picture: Picture, x: Spec, height: int) -> list[Spec]:
     places = {round(at / step) * step for at in picture.failed if _inside(picture, at)}
     rows = [{"x": _ms(at), "tip": f"{len(picture.failed)} failed"} for at in sorted(places)]
     sides = {"y": {"value": height}, "y2": {"value": height - 9}}
-    return [layer(rows, rule(theme.ROSE, width=2), x=x, **sides)] if rows else []
+    return [layer(rows, {"type": "rule", "color": theme.ROSE, "strokeWidth": 2}, x=x, **sides)] if rows else []
 
 
 def _shifts(changes: Sequence[SeriesChange], x: Spec, lanes: int, pixel_s: float) -> list[Spec]:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 from markupsafe import Markup
 
 from skep.report import theme
-from skep.report.charts import Spec, headed, label, layer, line, quantity, rule
+from skep.report.charts import Spec, drawing, headed
 from skep.report.svg import picture, standalone
 from skep.swarm.records import Attempt, AttemptOutcome, Why
 from skep.swarm.summary import SessionSpan, SwarmStory
 from skep.units import number, printable, seconds, shortened
 
 MOST_BARS = 3000  # attempts that get a bar of their own; of more, neighbours are drawn together
-_WIDE_PX, _PANEL_PX = 1006, 76
+_WIDE_PX = 1006
 _LANE_PX, _LANE_LEAST_PX, _LANES_PX = 20.0, 5.0, 660.0
 _TOGETHER_PX = 10.0
 WHY_WORDS = {
@@ -44,7 +43,6 @@ _PARTS: dict[str, tuple[str, str, list[int]]] = {
     "the other attempt finished first": (theme.PAPER, theme.MUTED, [3, 2]),
     "cancelled": (theme.PAPER, theme.MUTED, [1, 2]),
 }
-_FAINT = ["failed", "answer rejected"]  # whose filling is
 # How a sign looks: its shape, edge and filling. Those of an outcome stand at the end of a bar, the others at its start.
 _SIGNS: dict[str, tuple[str, str, str]] = {
     "failed": ("M-1,-1L1,1M1,-1L-1,1", theme.ROSE, theme.ROSE),
@@ -90,8 +88,8 @@ def gantt(story: SwarmStory) -> str:
     marks = ["SIMULATED"] if account.simulated else []
     marks += [f"{account.left} OF {account.tasks} TASKS LEFT"] if account.left else []
     title = headed(account.name or account.run, marks, *filter(None, (account.model, f"run {account.run}")))
-    nothing = layer([{}], label("center", color=theme.MUTED), text={"value": "no attempt yet"})
-    return standalone({**(gantt_spec(story) or nothing), "title": title, "padding": 18}, picture_words(story))
+    spec = gantt_spec(story) or {"data": {"values": [{}]}, "mark": {"type": "text", "text": "no attempt yet"}}
+    return standalone({**spec, "title": title, "padding": 18}, picture_words(story))
 
 
 def gantt_element(story: SwarmStory) -> Markup | None:
@@ -113,25 +111,44 @@ def gantt_spec(story: SwarmStory) -> Spec | None:
     time = working_time(story.spans)
     if time is None or not story.attempts:
         return None
-    unit, per = ("hours", 3600) if time.seconds > 10_800 else ("minutes", 60) if time.seconds > 600 else ("seconds", 1)
-    x = quantity("x", f"{unit} of work", [0, time.seconds])
-    x["axis"] = {"grid": True, "labelExpr": f"format(datum.value / {per}, ',~r')", "tickCount": 10}
-    if per > 1:  # round numbers of the unit, not of seconds
-        x["axis"]["tickMinStep"] = per
-    above = {**x, "title": None, "axis": {**x["axis"], "labels": False}}
-    lanes, (counted, *rest) = _lanes(story, time, x), _panel(story, time, above)
-    downs, pauses = _downs(story, time), _pauses(time)
-    panel = {"height": _PANEL_PX, "width": _WIDE_PX, "layer": [counted, *_across(downs, pauses, above), *rest]}
-    down = layer(downs, label("left", dx=4, dy=-9, color=theme.ROSE), {"value": "down"}, x=x, y={"value": 0})
-    lanes["layer"] = [*_across(downs, pauses, x), *([down] if downs else ()), *lanes["layer"]]
-    return {"vconcat": [panel, lanes], "spacing": 30, "bounds": "flush", "autosize": {"type": "pad"}}
-
-
-def _across(downs: Sequence[Spec], pauses: Sequence[Spec], x: Spec) -> list[Spec]:
-    """Return what lies across both panels: when the endpoint was down, and where a pause was cut out."""
-    shade = {"type": "rect", "color": theme.ROSE, "opacity": 0.12}
-    layers = [layer(downs, shade, x=x, x2={"field": "x2"})] if downs else []
-    return [*layers, layer(pauses, rule(theme.STONE, dash=[2, 2]), x=x)] if pauses else layers
+    lanes: dict[int, list[Attempt]] = {}
+    for one in story.attempts:
+        lanes.setdefault(one.agent, []).append(one)
+    many = len(story.attempts) > MOST_BARS
+    groups = [group for own in lanes.values() for group in _groups(own, time.seconds / _WIDE_PX, many=many)]
+    bars = [row for group in groups for row in _bars(group, time)]
+    signs = [row for group in groups for row in _signs(group[0], time)]
+    parts = {name: look for name, look in _PARTS.items() if any(row["part"] == name for row in bars)}
+    there = {name: look for name, look in _SIGNS.items() if any(row["sign"] == name for row in signs)}
+    fills, edges, dashes = zip(*parts.values(), strict=True) if parts else ((), (), ())
+    shapes, sign_edges, sign_fills = zip(*there.values(), strict=True) if there else ((), (), ())
+    counted, allowed, pauses = _counted(story, time), _allowed(story, time), _pauses(time)
+    each = min(_LANE_PX, max(_LANE_LEAST_PX, _LANES_PX / len(lanes)))
+    unit, step = ("hours", 3600) if time.seconds > 10_800 else ("minutes", 60) if time.seconds > 600 else ("seconds", 1)
+    data = {"bars": bars, "signs": signs, "counted": counted, "allowed": allowed, "downs": _downs(story, time),
+            "pauses": pauses, "named_pauses": pauses if len(pauses) < 8 else []}  # fmt: skip
+    return drawing(
+        "gantt",
+        data,
+        width=_WIDE_PX,
+        height=each * len(lanes),
+        seconds=time.seconds,
+        step=step,
+        least_step=step if step > 1 else 0,
+        unit=f"{unit} of work",
+        title="agents at once" + ("; dashed: the limit" if allowed else ""),
+        most=max([row["many"] for row in (*counted, *allowed)] + [1]),
+        parts=[*parts],
+        part_fills=fills,
+        part_edges=edges,
+        part_dashes=dashes,
+        signs=[*there],
+        sign_size=each * 4,
+        sign_shapes=shapes,
+        sign_edges=sign_edges,
+        sign_fills=sign_fills,
+        whys=[name for name in there if name in WHY_WORDS.values()],
+    )
 
 
 def _downs(story: SwarmStory, time: WorkingTime) -> list[Spec]:
@@ -155,74 +172,25 @@ def _pauses(time: WorkingTime) -> list[Spec]:
     return rows
 
 
-def _panel(story: SwarmStory, time: WorkingTime, x: Spec) -> list[Spec]:
-    """Return how many were under way, and the line of how many were allowed."""
-    counted, allowed = list[Spec](), list[Spec]()
+def _counted(story: SwarmStory, time: WorkingTime) -> list[Spec]:
+    """Return how many were under way, step by step."""
+    rows = []
     for span in time.spans:
-        end = time.begin(span) + span.seconds
         steps = attempts_in_flight(story.attempts, span.session, time.seconds / _WIDE_PX)
-        ends = [(time.x(span.session, at), many) for at, many in steps] + [(end, 0)]
-        counted += [{"x": at, "many": many, "session": span.session} for at, many in ends]
+        ends = [(time.x(span.session, at), many) for at, many in steps] + [(time.begin(span) + span.seconds, 0)]
+        rows += [{"x": at, "many": many, "session": span.session} for at, many in ends]
+    return rows
+
+
+def _allowed(story: SwarmStory, time: WorkingTime) -> list[Spec]:
+    """Return how many were allowed, step by step, to the end of each session."""
+    rows = []
+    for span in time.spans:
         limits = [(time.x(one.session, one.at), one) for one in story.limits if one.session == span.session]
-        for at, one in [*limits, *((end, one) for _, one in limits[-1:])]:
+        for at, one in [*limits, *((time.begin(span) + span.seconds, one) for _, one in limits[-1:])]:
             tip = printable(f"{one.limit} allowed" + (f": {shortened(one.why, 140)}" if one.why else ""))
-            allowed.append({"x": at, "many": one.limit, "session": span.session, "tip": tip})
-    most = max([row["many"] for row in (*counted, *allowed)] + [1])
-    title = "agents at once" + ("; dashed: the limit" if allowed else "")
-    y = {**quantity("many", title, [0, most]), "axis": {"values": [0, most], "grid": False, **_ABOVE}}
-    sides = {"x": x, "y": y, "detail": {"field": "session"}}
-    area = {"type": "area", "interpolate": "step-after", "color": theme.PALE, "opacity": 1,
-            "line": {"color": theme.SKY, "strokeWidth": 1}}  # fmt: skip
-    bare = [{key: value for key, value in row.items() if key != "tip"} for row in allowed]
-    limit = {**line(theme.HONEY, width=2, dash=[6, 3]), "interpolate": "step-after"}
-    dot = {"type": "point", "filled": True, "color": theme.HONEY, "size": 21, "opacity": 1}
-    pauses = _pauses(time) if len(time.spans) <= 8 else []
-    layers = [layer(counted, area, **sides)]
-    layers += [layer(bare, limit, **sides), layer(allowed, dot, x=x, y=y)] if allowed else []
-    return (
-        [*layers, layer(pauses, label("center", dy=-14, color=theme.MUTED), "label", x=x, y={"value": 0})]
-        if pauses
-        else layers
-    )
-
-
-_ABOVE: Spec = {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleX": 0, "titleY": -14}
-
-
-def _lanes(story: SwarmStory, time: WorkingTime, x: Spec) -> Spec:
-    """Return the lanes, with a legend of the marks that are there."""
-    bars, signs = list[Spec](), list[Spec]()
-    agents = sorted({one.agent for one in story.attempts})
-    for agent in agents:
-        own = [one for one in story.attempts if one.agent == agent]
-        for group in _groups(own, time.seconds / _WIDE_PX, many=len(story.attempts) > MOST_BARS):
-            bars += _bars(group, time)
-            signs += _signs(group, time)
-    each = min(_LANE_PX, max(_LANE_LEAST_PX, _LANES_PX / len(agents)))
-    axis: Spec = {**_ABOVE, "titleX": -34, "titleY": -9, "labelOverlap": "greedy", "labelSeparation": 2}
-    scale = {"paddingInner": 0.28, "paddingOuter": 0.14}
-    y = {"field": "agent", "type": "ordinal", "title": "agent", "axis": axis, "scale": scale}
-    key: Spec = {"orient": "bottom", "direction": "horizontal", "title": None, "columns": 4, "labelLimit": 300,
-                 "symbolStrokeWidth": 1.4}  # fmt: skip
-
-    def channels(field: str, looks: Mapping[str, Sequence[Any]], names: str, **more: Any) -> Spec:
-        """Return the channels of marks that look as their row says, with a legend of those that are there."""
-        told = {row[field] for row in (*bars, *signs) if field in row}
-        there = {name: look for name, look in looks.items() if name in told}
-        of = {"field": field, "type": "nominal", "legend": {**key, **more}}
-        ranges = zip(names.split(), zip(*there.values(), strict=True), strict=True)
-        return {name: {**of, "scale": {"domain": [*there], "range": list(some)}} for name, some in ranges}
-
-    looks = channels("part", _PARTS, "fill stroke strokeDash", symbolType="square")
-    looks["fillOpacity"] = {"condition": {"test": f"indexof({_FAINT}, datum.part) >= 0", "value": 0.25}, "value": 1}
-    layers = [layer(bars, {"type": "bar", "strokeWidth": 1}, x=x, x2={"field": "x2"}, y=y, **looks)]
-    if signs:
-        mark = {"type": "point", "size": each * 4, "opacity": 1, "strokeWidth": 1.6}
-        why = [name for name in WHY_WORDS.values() if any(row["sign"] == name for row in signs)]
-        looks = channels("sign", _SIGNS, "shape stroke fill", values=why, columns=2)
-        layers.append(layer(signs, mark, x=x, y=y, **looks))
-    apart = dict.fromkeys(("fill", "stroke", "strokeDash", "shape"), "independent")
-    return {"width": _WIDE_PX, "height": each * len(agents), "layer": layers, "resolve": {"scale": apart}}
+            rows.append({"x": at, "many": one.limit, "session": span.session, "tip": tip})
+    return rows
 
 
 def _groups(attempts: Sequence[Attempt], px: float, *, many: bool) -> list[list[Attempt]]:
@@ -262,10 +230,8 @@ def _bars(group: Sequence[Attempt], time: WorkingTime) -> Iterator[Spec]:
             yield {"agent": first.agent, "x": x, "x2": x2, "part": part, "tip": tip}
 
 
-def _signs(group: Sequence[Attempt], time: WorkingTime) -> Iterator[Spec]:
-    one = group[0]
-    places = ((WHY_WORDS.get(one.why), one.started_at), (OUTCOME_WORDS[one.outcome], one.ended_at))
-    for sign, at in places:
+def _signs(one: Attempt, time: WorkingTime) -> Iterator[Spec]:
+    for sign, at in ((WHY_WORDS.get(one.why), one.started_at), (OUTCOME_WORDS[one.outcome], one.ended_at)):
         if sign in _SIGNS and (x := time.x(one.session, at)) is not None:
             yield {"agent": one.agent, "x": x, "sign": sign}
 
