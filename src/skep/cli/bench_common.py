@@ -16,8 +16,7 @@ from skep.cli.bench import WorkloadOptions
 from skep.errors import SkepError, UserError, first_of
 from skep.host.power import PowerMeter, open_meter
 from skep.paths import LOOPBACK
-from skep.report.liveview import progress_view
-from skep.report.sweep_text import level_frame, level_lines
+from skep.report.liveview import level_frame, level_lines, progress_view
 from skep.report.terminal import note
 from skep.units import parse_seconds
 from skep.workload.prompts import Size

@@ -16,10 +16,10 @@ from skep.bench.records import Comparison, LevelSummary, SweepSummary
 from skep.report import charts, theme
 from skep.report.charts import Spec
 from skep.report.columns import Column, chosen
-from skep.report.levels import left_out_sentences, level_columns
 from skep.report.page import html_table, render
 from skep.report.svg import standalone
 from skep.report.sweep import marks_of
+from skep.report.sweep_text import left_out_sentences, level_columns
 from skep.report.tables import Entry, effective_table
 from skep.stats.versus import Judgement
 from skep.store.records import StoredRun

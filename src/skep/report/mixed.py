@@ -14,10 +14,10 @@ from skep.quality.records import Axis, MixedLevel, MixedSummary, TaskFigures
 from skep.report.charts import Spec, drawing, headed
 from skep.report.columns import Column
 from skep.report.comparison import Series, comparison_banners, series_of
-from skep.report.levels import counted
 from skep.report.page import html_table, render
 from skep.report.svg import picture, standalone
 from skep.report.sweep import heading, marks_of
+from skep.report.sweep_text import counted
 from skep.report.tables import Table
 from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict

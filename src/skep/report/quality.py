@@ -12,22 +12,19 @@ from markupsafe import Markup
 from msgspec import to_builtins
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.session import SessionProgress
 from skep.paths import user_paths
 from skep.quality.banks import Bank
 from skep.quality.mixed_run import MixedPlan
 from skep.quality.records import ArmFigures, MixedSummary, QualitySummary
 from skep.quality.trial import TrialPlan
-from skep.quality.trial_figures import AGAIN, BASE, LOAD
 from skep.quality.words import claim_words, conclusion, noise_words, outlook, points, remarks
 from skep.report import charts, theme
 from skep.report.charts import Spec
 from skep.report.columns import Column, as_count, as_percent, chosen, print_records
-from skep.report.levels import counted
-from skep.report.liveview import progress_bar
 from skep.report.page import html_table
 from skep.report.svg import picture, standalone
 from skep.report.sweep import marks_of, run_report
+from skep.report.sweep_text import counted
 from skep.report.terminal import note
 from skep.sandbox.runner import Sandbox
 from skep.stats.noninferiority import Claim, PairedDifference
@@ -339,39 +336,6 @@ def print_quality(summary: QualitySummary) -> None:
         note("SIMULATED: no model ran, these figures are a prediction")
     note(*filter(None, (noise_words(summary), *remarks(summary))))
     print(conclusion(summary))  # noqa: T201
-
-
-def stage_lines() -> Callable[[SessionProgress], None]:
-    said: set[str] = set()
-
-    def show(progress: SessionProgress) -> None:
-        key = where(progress)
-        if key not in said and progress.stage != "warming up":
-            said.add(key)
-            what = "answers" if progress.stage == "judging" else "requests"
-            note(f"{key}: {progress.total:,} {what}" if progress.total else f"{key}: until the conversation ends")
-
-    return show
-
-
-def now_line(progress: SessionProgress) -> str:
-    if not progress.total or progress.stage == "warming up":
-        return where(progress)
-    told = f"{where(progress)}  {progress_bar(progress.done, progress.total)}  {progress.done:,}/{progress.total:,}"
-    if progress.stage == "judging":
-        return told
-    speed = f" · {number(progress.tok_s, digits=1)} tok/s now" if progress.tok_s else ""
-    left = f" · about {format_seconds(progress.left_s)} left of this level" if progress.left_s is not None else ""
-    return f"{told}{speed} · {progress.in_flight} in flight · {progress.failed} failed{left}"
-
-
-def where(progress: SessionProgress) -> str:
-    if not progress.level:
-        return progress.stage
-    if progress.stage == "judging":
-        return f"C={progress.level}: judging"
-    turns = " and C=1 in turns" if progress.label in (BASE, AGAIN, LOAD) else f", {progress.label}"
-    return f"C={progress.level}{turns}"
 
 
 def mixed_headline(plan: MixedPlan, endpoints: Sequence[Endpoint], sandbox: Sandbox) -> str:

@@ -13,9 +13,9 @@ from skep.bench.records import LevelSummary, SweepSummary
 from skep.report import charts, theme
 from skep.report.charts import Spec, headed, panels, sized
 from skep.report.columns import Column, present
-from skep.report.levels import best_level, check_sentences, clock_figure, left_out_sentences, level_columns
 from skep.report.page import html_table, render
 from skep.report.svg import standalone
+from skep.report.sweep_text import best_level, check_sentences, clock_figure, left_out_sentences, level_columns
 from skep.store.records import Request, RunState, StoredRun
 from skep.units import UNKNOWN, known, milliseconds, moment, number, percent, seconds, times
 
