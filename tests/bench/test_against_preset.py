@@ -8,7 +8,7 @@ from skep.bench.compare import ComparedRun
 from skep.bench.summary import summarise
 from skep.catalog.presets import Need, Preset, Published
 from skep.errors import UserError
-from skep.report.levels import range_text
+from skep.report.sweep_text import range_text
 from skep.store.records import ClientSample, EngineTimings, Request
 
 SHORT, LONG = {"input_tokens": 100, "output_tokens": 50}, {"input_tokens": 100, "output_tokens": 400}

@@ -9,8 +9,8 @@ from in_process import call, refused
 
 from skep.catalog.presets import Published
 from skep.config.presets import presets_folder, shipped_presets
+from skep.report.catalog import IN_DOCS, LIST, preset_text
 from skep.report.columns import markdown_table, record_lines
-from skep.report.presets import IN_DOCS, LIST, preset_text
 from skep.testing.process import FakeEngine
 
 NAME = "qwen3.6-27b-2x3090-replicas"

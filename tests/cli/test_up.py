@@ -9,7 +9,6 @@ from fake_programs import vllm_program
 from hive_client import ask, rows_of
 from in_process import refused
 
-from conftest import vllm_program
 from skep.catalog.models import checkpoints_of
 from skep.config.presets import preset, serve_of
 from skep.deploy import resolve

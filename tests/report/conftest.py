@@ -59,6 +59,10 @@ def summary(levels):
 
 @pytest.fixture(scope="session")
 def run():
+    asked = {"concurrency": [1, 4, 8, 16], "tasks": TASKS, "runs": 2, "max_tokens": 256, "seed": 7, "temperature": 0.0}
+    gpus = [{"index": i, "name": "NVIDIA GeForce RTX 3090", "memory_bytes": 24 * 1024**3} for i in (0, 1)]
+    host = {"os": "Linux 6.8.0-48-generic", "python": "3.12.7", "cpu_cores": 16, "cpu_features": ["avx2", "fma"],
+            "memory_bytes": 64 * 1024**3, "gpus": gpus, "links": [[0, 1, "PHB"]], "open_files_soft": None}  # fmt: skip
     return StoredRun(
         id="01JCR8Z7",
         kind="sweep",
@@ -68,27 +72,8 @@ def run():
         model="Qwen/Qwen3-30B-A3B-Instruct-AWQ",
         url="http://127.0.0.1:8000/v1",
         fingerprint="9c1d4f7ab2e0",
-        config={
-            "concurrency": [1, 4, 8, 16],
-            "tasks": TASKS,
-            "runs": 2,
-            "max_tokens": 256,
-            "seed": 7,
-            "temperature": 0.0,
-        },
-        host={
-            "os": "Linux 6.8.0-48-generic",
-            "machine": "x86_64",
-            "python": "3.12.7",
-            "cpu_model": "AMD Ryzen 9 7950X 16-Core Processor",
-            "cpu_cores": 16,
-            "cpu_features": ["avx2", "avx512f", "avx512_vnni", "fma"],
-            "memory_bytes": 64 * 1024**3,
-            "driver_version": "565.57.01",
-            "gpus": [{"index": i, "name": "NVIDIA GeForce RTX 3090", "memory_bytes": 24 * 1024**3} for i in (0, 1)],
-            "links": [[0, 1, "PHB"]],
-            "open_files_soft": None,
-        },
+        config=asked,
+        host=host,
         engine={"name": "vllm", "version": "0.11.0", "slots": 16, "replicas": 2},
         simulated=False,
         skep_version="0.1.0",
@@ -98,16 +83,10 @@ def run():
 
 @pytest.fixture(scope="session")
 def rows():
+    late, full = ("timeout", "no byte for 60 s"), ("http_503", "the engine said: queue is full")
     return tuple(
         Request(level=8, repeat=0, index=i, kind="fix", started_s=1.0, ended_s=4.0, error_kind=kind, error=error)
-        for i, (kind, error) in enumerate(
-            [
-                ("timeout", "no byte for 60 s"),
-                ("timeout", "no byte for 60 s"),
-                ("http_503", "the engine said: queue is full"),
-                (None, None),
-            ]
-        )
+        for i, (kind, error) in enumerate([late, late, full, (None, None)])
     )
 
 

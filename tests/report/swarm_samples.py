@@ -10,17 +10,8 @@ BEGAN = 1_700_000_000.0
 
 
 def session(number=1, started=BEGAN, ended=None, *, alive=False, outcome="done", error=None):
-    return SwarmSession(
-        number=number,
-        started_at=started,
-        ended_at=ended,
-        outcome=outcome,
-        error=error,
-        agents=None,
-        endpoint={"model": "m"},
-        simulated=False,
-        alive=alive,
-    )
+    told = {"number": number, "started_at": started, "ended_at": ended, "outcome": outcome, "error": error}
+    return SwarmSession(**told, agents=None, endpoint={"model": "m"}, simulated=False, alive=alive)
 
 
 def attempt(task="a", agent=0, started=0.0, ended=1.0, **other):
@@ -29,32 +20,16 @@ def attempt(task="a", agent=0, started=0.0, ended=1.0, **other):
 
 
 def result(task="a", started=0.0, ended=1.0, **other):
-    known = {
-        "ending": TaskEnding.DONE,
-        "answer": "yes",
-        "value": None,
-        "error_kind": None,
-        "error": None,
-        "tries": 1,
-        "prompt_tokens": 5,
-        "output_tokens": 10,
-    } | other
+    known = {"ending": TaskEnding.DONE, "answer": "yes", "value": None, "error_kind": None, "error": None, "tries": 1,
+             "prompt_tokens": 5, "output_tokens": 10} | other  # fmt: skip
     return TaskResult(task=task, started_at=BEGAN + started, ended_at=BEGAN + ended, **known)
 
 
 def run_of(total, done, failed=0, **other):
-    known = {
-        "kind": "map",
-        "created_at": BEGAN,
-        "name": "tasks.jsonl",
-        "url": "http://127.0.0.1:9999",
-        "model": "m",
-        "config": {"tries": 4, "output": "/home/somebody/out.jsonl"},
-        "skep_version": "0",
-        "simulated": False,
-        "state": SwarmRunState.DONE if done + failed == total else SwarmRunState.STOPPED,
-        "sessions": 1,
-    } | other
+    state = SwarmRunState.DONE if done + failed == total else SwarmRunState.STOPPED
+    known = {"kind": "map", "created_at": BEGAN, "name": "tasks.jsonl", "url": "http://127.0.0.1:9999", "model": "m",
+             "config": {"tries": 4, "output": "/home/somebody/out.jsonl"}, "skep_version": "0", "simulated": False,
+             "state": state, "sessions": 1} | other  # fmt: skip
     return SwarmRun(id="20260101-000000-abcdef", counts=Counts(total, done, failed), **known)
 
 
@@ -63,59 +38,36 @@ def rows_of(run, attempts, results, *, sessions=None, facts=(), model="m"):
     return Rows(run, sessions or [session(ended=end)], attempts, results, list(facts), model)
 
 
+LOST = [AttemptOutcome.FAILED, AttemptOutcome.REJECTED, AttemptOutcome.SUPERSEDED, AttemptOutcome.CANCELLED]
+
+
 def busy_story(tasks=60, lanes=12, seed=3, **other):
     """Queues, retries, rejections, stragglers, two sessions and an endpoint that was down for a while."""
     rng = Random(seed)
     free = [0.0] * lanes
     attempts, results = [], []
     for number in range(tasks):
-        name = f"task-{number:03}"
-        tries = 1
-        while True:
+        name, tries, outcome = f"task-{number:03}", 0, None
+        while outcome is not AttemptOutcome.DONE:
+            tries += 1
             agent = min(range(lanes), key=free.__getitem__)
             begin = free[agent] + rng.random() * 0.2
-            if begin > 20:
-                begin += 0 if begin > 3600 else 3600
+            begin += 3600 if 20 < begin <= 3600 else 0
             lasted = 1.5 + 3 * rng.random()
-            outcome = AttemptOutcome.DONE
-            if rng.random() < 0.12 and tries < 3:
-                outcome = rng.choice(
-                    [
-                        AttemptOutcome.FAILED,
-                        AttemptOutcome.REJECTED,
-                        AttemptOutcome.SUPERSEDED,
-                        AttemptOutcome.CANCELLED,
-                    ]
-                )
-            attempts.append(
-                attempt(
-                    name,
-                    agent,
-                    begin,
-                    begin + lasted,
-                    session=1 if begin < 3000 else 2,
-                    number=tries,
-                    why=Why.FIRST if tries == 1 else rng.choice([Why.RETRY, Why.STRAGGLER, Why.RESUMED]),
-                    outcome=outcome,
-                    queued_ms=1000 * 0.4 * rng.random(),
-                    first_token_at=BEGAN + begin + 0.9,
-                    output_tokens=int(20 * lasted),
-                    prompt_tokens=30,
-                    replica=rng.choice(["r0", "r1"]),
-                    error_kind=None if outcome is AttemptOutcome.DONE else "timeout",
-                    error=None if outcome is AttemptOutcome.DONE else "no answer in <60> s & more",
-                )
-            )
+            outcome = rng.choice(LOST) if rng.random() < 0.12 and tries < 3 else AttemptOutcome.DONE
+            fault = {} if outcome is AttemptOutcome.DONE else {"error_kind": "timeout", "error": "no <answer> & more"}
+            why = Why.FIRST if tries == 1 else rng.choice([Why.RETRY, Why.STRAGGLER, Why.RESUMED])
+            told = {"session": 1 if begin < 3000 else 2, "number": tries, "why": why, "outcome": outcome, **fault}
+            told |= {"queued_ms": 400 * rng.random(), "first_token_at": BEGAN + begin + 0.9, "prompt_tokens": 30}
+            told |= {"output_tokens": int(20 * lasted), "replica": rng.choice(["r0", "r1"])}
+            attempts.append(attempt(name, agent, begin, begin + lasted, **told))
             free[agent] = begin + lasted
-            if outcome is AttemptOutcome.DONE:
-                break
-            tries += 1
         last = attempts[-1]
+        known = {"tries": tries, "output_tokens": last.output_tokens}
         if number % 29 == 7:
-            lost = {"ending": TaskEnding.FAILED, "error_kind": "http_400", "error": "<script>alert(1)</script>"}
-            results.append(result(name, 0, last.ended_at - BEGAN, answer="<b>no</b>", tries=4, **lost))
-        else:
-            results.append(result(name, 0, last.ended_at - BEGAN, tries=tries, output_tokens=last.output_tokens))
+            known = {"ending": TaskEnding.FAILED, "error_kind": "http_400", "error": "<script>alert(1)</script>",
+                     "answer": "<b>no</b>", "tries": 4}  # fmt: skip
+        results.append(result(name, 0, last.ended_at - BEGAN, **known))
     attempts.sort(key=lambda one: one.started_at)
     first = [one.ended_at for one in attempts if one.session == 1]
     sessions = [session(1, BEGAN, max(first), outcome="stopped", error="the endpoint went away")]

@@ -12,28 +12,25 @@ from skep.stats.versus import Judgement
 from skep.store.records import RunState
 from skep.units import Interval
 
-LATER = 1_763_186_400.0
-
 
 @pytest.fixture
 def other(run):
-    return replace(run, id="02", created_at=LATER)
+    return replace(run, id="02", created_at=1_763_186_400.0)
 
 
-def test_runs_are_called_by_model_and_time(run, other, summary):
-    """A given label stands instead."""
-    assert "Qwen/Qwen3-30B-A3B-Instruct-AWQ @ 2025-11-15 06:00:00 UTC" in plain(
-        comparison_page([(run, summary), (other, summary)])
-    )
-    named = plain(comparison_page([(run, summary), (other, summary)], labels=["NVLink", "PCIe"]))
-    assert "A NVLink B PCIe" in named
+def text_of(run, other, summary, *more, **named):
+    return plain(comparison_page([(run, summary), (other, summary)], *more, **named))
+
+
+def test_runs_are_called_by_model_and_time_or_by_their_labels(run, other, summary):
+    assert "Qwen/Qwen3-30B-A3B-Instruct-AWQ @ 2025-11-15 06:00:00 UTC" in text_of(run, other, summary)
+    assert "A NVLink B PCIe" in text_of(run, other, summary, labels=["NVLink", "PCIe"])
 
 
 def test_runs_of_the_same_second_are_told_apart_by_their_id(run, summary):
     """Two names alike in a legend are worse than long ones."""
     names = [one.name for one in series_of([(run, summary), (replace(run, id="02"), summary)])]
-    assert names[0].endswith("(01JCR8Z7)")
-    assert names[1].endswith("(02)")
+    assert [name.rpartition(" ")[2] for name in names] == ["(01JCR8Z7)", "(02)"]
 
 
 def test_every_run_has_its_own_look(run, summary):
@@ -54,7 +51,7 @@ def test_each_curve_ends_in_its_letter(run, other, told):
 def test_runs_that_are_not_plain_measurements_have_banners(run, other, summary):
     """Simulated, broken off or limited by its client: each with its letter, above the pictures."""
     odd = replace(other, simulated=True, state=RunState.FAILED)
-    text = plain(comparison_page([(run, replace(summary, client_limited=False)), (odd, summary)]))
+    text = text_of(run, odd, summary)
     for words in ("Incomplete B:", "Simulated B:", "Client-limited A at C = 16; B at C = 16:"):
         assert text.index(words) < text.index("All runs on the same axes")
     words = " ".join(words_of(comparison_picture([(run, summary), (odd, summary)])))
@@ -62,48 +59,40 @@ def test_runs_that_are_not_plain_measurements_have_banners(run, other, summary):
 
 
 def test_other_work_is_named_key_by_key(run, other, summary):
-    """Nested keys too; what may differ between repeats is no difference."""
-    asked = replace(
-        run, fingerprint="1", config={"tasks": 24, "seed": 1, "workload": {"max_tokens": 256, "shape": "steady"}}
-    )
-    apart = replace(
-        other, fingerprint="2", config={"tasks": 24, "seed": 2, "workload": {"max_tokens": 512, "shape": "steady"}}
-    )
-    text = plain(comparison_page([(asked, summary), (apart, summary)]))
+    """Nested keys too; what may differ between repeats is no difference, and equal fingerprints need no banner."""
+
+    def asked(one, fingerprint, seed, tokens):
+        load = {"max_tokens": tokens, "shape": "steady"}
+        return replace(one, fingerprint=fingerprint, config={"tasks": 24, "seed": seed, "workload": load})
+
+    text = text_of(asked(run, "1", 1, 256), asked(other, "2", 2, 512), summary)
     assert "Workloads differ The runs were asked for different work: workload.max_tokens 256 (A), 512 (B)." in text
+    assert "differ" not in text_of(run, other, summary).partition("The same figures")[0]
 
 
 def test_same_work_on_another_engine_is_no_other_workload(run, other, summary):
     """That is what comparisons are made for; it is said all the same."""
-    newer = replace(other, fingerprint="2", engine={**run.engine, "version": "0.12.0"})
-    text = plain(comparison_page([(run, summary), (newer, summary)]))
+    text = text_of(run, replace(other, fingerprint="2", engine={**run.engine, "version": "0.12.0"}), summary)
     assert "Same workload These settings differ: engine.version 0.11.0 (A), 0.12.0 (B)." in text
     assert "Workloads differ" not in text
 
 
-def test_equal_fingerprints_need_no_banner(run, other, summary):
-    """Seeds may differ between repeats."""
-    text = plain(comparison_page([(run, summary), (other, summary)]))
-    assert "differ" not in text.partition("The same figures")[0]
-
-
 def test_missing_key_differs_from_a_given_one():
-    """None stands where a run has no such key."""
     assert differing([{"a": 1, "b": (1, 2)}, {"b": [1, 2]}]) == {"a": [1, None]}
 
 
-def test_judgements_stand_inwords_of(run, other, summary):
+def test_judgements_stand_in_words(run, other, summary):
     """With the ratio, its interval, and the reason where there is none."""
     comparisons = [
         Comparison(4, "effective tok/s", 127.0, 152.4, Interval(1.16, 1.2, 1.24), Judgement.BETTER),
         Comparison(4, "TTFT p95", 1305.0, 1400.0, Interval(0.99, 1.07, 1.16), Judgement.SAME),
         Comparison(16, "TTFT p50", 498.0, None, None, Judgement.UNKNOWN, "the client was the limit in B"),
     ]
-    text = plain(comparison_page([(run, summary), (other, summary)], comparisons))
+    text = text_of(run, other, summary, comparisons)
     assert "4 effective tok/s 127 152 1.200 1.16..1.24 better" in text
     assert "4 TTFT p95 1,305 ms 1,400 ms 1.070 0.99..1.16 not distinguishable" in text
     assert "16 TTFT p50 498 ms – – – not comparable: the client was the limit in B" in text
-    assert "B against A" not in plain(comparison_page([(run, summary), (other, summary)]))
+    assert "B against A" not in text_of(run, other, summary)
 
 
 def test_run_without_figures_still_stands_beside_the_others(run, other, summary):

@@ -46,12 +46,9 @@ def made(run, told, rows):
             return swarm_page(story), gantt(story)
         tuning, stages = sample_tuning(simulated=simulated), sample_stages()
         if change is spoiled:
-            tuning = replace(tuning, model=HOSTILE, rig=HOSTILE, engine=HOSTILE, id=HOSTILE)
-            failure, changes = (
-                ConfigFailure("no-start", HOSTILE, HOSTILE, HOSTILE),
-                (KnobChange(HOSTILE, None, HOSTILE),),
-            )
-            stages[3] = replace(stages[3], failure=failure, why=HOSTILE, changes=changes)
+            tuning = replace(tuning, **dict.fromkeys(("model", "rig", "engine", "id"), HOSTILE))
+            odd = {"failure": ConfigFailure("no-start", HOSTILE, HOSTILE, HOSTILE), "why": HOSTILE}
+            stages[3] = replace(stages[3], **odd, changes=(KnobChange(HOSTILE, None, HOSTILE),))
         return tuning_page(tuning, stages, sample_curve()), ladder_picture(tuning, stages)
 
     return make

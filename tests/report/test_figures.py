@@ -22,45 +22,25 @@ def test_number_has_three_figures_or_a_dash(value, text):
     assert number(value) == text
 
 
-def test_rounded_zero_has_no_sign():
-    """−0 % would be read as a gain."""
+def test_signs_and_units_say_nothing_that_is_not_so():
+    """−0 % would be read as a gain; "– %" says nothing that "–" does not."""
     assert percent(-0.2) == "0 %"
-
-
-def test_unit_is_not_put_behind_a_dash():
-    """ "– %" says nothing that "–" does not."""
     assert percent(None) == times(None) == moment(None) == "–"
 
 
 def test_facts_of_any_shape_become_text():
     """Nested JSON is written out; sizes are in their units; what is empty is unknown."""
-    facts = {
-        "gpus": [{"name": "a", "memory_bytes": 2**30, "power_limit_w": None}, {"name": "b"}],
-        "features": ["x", "y"],
-        "memory_bytes": 2**31,
-        "ssl": False,
-        "empty": [],
-        "temperature": 0.70,
-        "none": None,
-    }
-    assert fact_list(facts) == [
-        ("gpus", "name a, memory 1.0 GiB; name b"),
-        ("features", "x, y"),
-        ("memory", "2.0 GiB"),
-        ("ssl", "no"),
-        ("empty", "–"),
-        ("temperature", "0.7"),
-        ("none", "–"),
-    ]
+    gpus = [{"name": "a", "memory_bytes": 2**30, "power_limit_w": None}, {"name": "b"}]
+    facts = {"gpus": gpus, "features": ["x", "y"], "memory_bytes": 2**31, "ssl": False, "empty": [], "t": 0.70}
+    assert dict(fact_list({**facts, "none": None})) == {
+        "gpus": "name a, memory 1.0 GiB; name b", "features": "x, y", "memory": "2.0 GiB", "ssl": "no", "empty": "–",
+        "t": "0.7", "none": "–",
+    }  # fmt: skip
 
 
-def test_text_keeps_letters_and_loses_control_characters():
-    """XML forbids them, even escaped."""
+def test_text_from_elsewhere_is_made_safe_and_short():
+    """XML forbids control characters, even escaped; an engine may answer with a whole page of HTML."""
     assert printable("naïve 模型\u00a0🐝\n\x1b\ud800") == "naïve 模型\u00a0🐝\n��"
-
-
-def test_long_text_is_cut_with_an_ellipsis():
-    """An engine may answer with a whole page of HTML."""
     assert shortened("x" * 500, 10) == "x" * 9 + "…"
 
 

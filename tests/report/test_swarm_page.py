@@ -14,9 +14,12 @@ from skep.swarm.records import AttemptOutcome, SwarmRunState, Why
 from skep.swarm.summary import SessionSpan, story_from
 
 
-def one_task(**other):
-    run = run_of(1, 1, **other)
-    return story_from(rows_of(run, [attempt()], [result()]), now=BEGAN + 5)
+def story_of(run, attempts, results):
+    return story_from(rows_of(run, attempts, results), now=BEGAN + 5)
+
+
+def one_attempt(**told):
+    return story_of(run_of(1, 1), [attempt(**told)], [result()])
 
 
 def test_a_path_of_the_machine_is_not_passed_on():
@@ -25,7 +28,7 @@ def test_a_path_of_the_machine_is_not_passed_on():
 
 def test_an_unfinished_run_says_what_is_left_and_why():
     run = run_of(3, 1, state=SwarmRunState.STOPPED, error="the endpoint went away")
-    page = swarm_page(story_from(rows_of(run, [attempt()], [result()]), now=BEGAN + 5))
+    page = swarm_page(story_of(run, [attempt()], [result()]))
     assert "2 of 3 tasks have no result" in page
     assert "the endpoint went away" in page
 
@@ -46,36 +49,29 @@ def test_the_picture_is_a_document_with_a_bar_for_every_attempt(tasks):
 
 
 def test_of_very_many_tasks_neighbours_share_a_bar():
-    story = busy_story(4000, 64)
-    picture = gantt(story)
+    picture = gantt(busy_story(4000, 64))
     assert "tasks done:" in picture
     assert len(picture) < 2_000_000
 
 
 def test_each_ending_has_a_shape_of_its_own_and_not_only_a_colour():
-    shapes = set()
-    for outcome in AttemptOutcome:
-        story = story_from(rows_of(run_of(1, 1), [attempt(outcome=outcome)], [result()]), now=BEGAN + 5)
-        shapes.add(re.sub(r"<(text|title)[^>]*>[^<]*</\1>|#[0-9a-f]{6}", "", gantt_element(story).partition(">")[2]))
+    drawn = [gantt_element(one_attempt(outcome=outcome)).partition(">")[2] for outcome in AttemptOutcome]
+    shapes = {re.sub(r"<(text|title)[^>]*>[^<]*</\1>|#[0-9a-f]{6}", "", one) for one in drawn}
     assert len(shapes) == len(AttemptOutcome)
 
 
-def test_retries_stragglers_and_resumed_ones_are_marked():
-    for why, words in (
-        (Why.RETRY, "tried again"),
-        (Why.STRAGGLER, "beside a slow one"),
-        (Why.RESUMED, "after a pause"),
-    ):
-        story = story_from(rows_of(run_of(1, 1), [attempt(why=why, number=2)], [result()]), now=BEGAN + 5)
-        assert words in gantt(story)
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [(Why.RETRY, "tried again"), (Why.STRAGGLER, "beside a slow one"), (Why.RESUMED, "after a pause")],
+)
+def test_retries_stragglers_and_resumed_ones_are_marked(why, words):
+    assert words in gantt(one_attempt(why=why, number=2))
 
 
-def test_pauses_and_downtime_are_in_the_picture():
-    story = busy_story(200, 12)
-    picture = gantt(story)
-    assert "between session 1 (stopped) and 2, left out" in picture
-    assert "connection refused" in picture
-    assert "limit of agents at once" in picture
+def test_pauses_downtime_and_the_limit_are_in_the_picture():
+    picture = gantt(busy_story(200, 12))
+    for words in ("between session 1 (stopped) and 2, left out", "connection refused", "dashed: the limit"):
+        assert words in picture
 
 
 def test_sessions_lie_side_by_side_and_the_axis_counts_working_time():
@@ -92,14 +88,13 @@ def test_sessions_lie_side_by_side_and_the_axis_counts_working_time():
 
 
 def test_a_run_of_no_length_is_drawn_without_a_division_by_nothing():
-    story = one_task()
-    still = replace(story, spans=[SessionSpan(1, BEGAN, BEGAN, None, "done")])
+    still = replace(one_attempt(), spans=[SessionSpan(1, BEGAN, BEGAN, None, "done")])
     assert gantt_element(still) is None
 
 
 def test_odd_clocks_do_no_harm():
     """A clock that was set back in the middle of a run: ends before beginnings."""
     odd = [attempt(started=5.0, ended=2.0, first_token_at=BEGAN - 50), attempt("b", 1, -10.0, 3.0, queued_ms=1e9)]
-    story = story_from(rows_of(run_of(2, 2), odd, [result(), result("b", 5, 1)]), now=BEGAN)
+    story = story_of(run_of(2, 2), odd, [result(), result("b", 5, 1)])
     ET.fromstring(gantt(story))
     Outline(swarm_page(story))

@@ -7,49 +7,44 @@ from msgspec.structs import replace
 
 from skep.bench.metrics import SweepSummary
 from skep.report.comparison import comparison_page
-from skep.report.levels import cache_sentence, delivered_sentence, drift_sentence, left_out_sentences, turning_sentence
 from skep.report.sweep import check_sentences, sweep_page, timed_page
+from skep.report.sweep_text import (
+    cache_sentence,
+    delivered_sentence,
+    drift_sentence,
+    left_out_sentences,
+    turning_sentence,
+)
 from skep.stats.turning import Turning
 from skep.units import Interval
 
 
 @pytest.mark.parametrize(
-    ("drift", "sentence"),
+    ("drift", "words"),
     [
-        (Interval(0.96, 0.98, 1.01), "C=1 at the end was 0.98 (0.96..1.01) of the beginning: no drift."),
-        (
-            Interval(0.88, 0.9, 0.93),
-            "C=1 at the end was 0.90 (0.88..0.93) of the beginning: the machine became slower during the run.",
-        ),
-        (
-            Interval(1.02, 1.1, 1.2),
-            "C=1 at the end was 1.10 (1.02..1.20) of the beginning: the machine became faster during the run.",
-        ),
+        (Interval(0.96, 0.98, 1.01), "0.98 (0.96..1.01) of the beginning: no drift."),
+        (Interval(0.88, 0.9, 0.93), "0.90 (0.88..0.93) of the beginning: the machine became slower during the run."),
+        (Interval(1.02, 1.1, 1.2), "1.10 (1.02..1.20) of the beginning: the machine became faster during the run."),
     ],
 )
-def test_drift_is_told_with_its_interval(summary, drift, sentence):
+def test_drift_is_told_with_its_interval(summary, drift, words):
     """An interval around one is no drift, wherever its middle is."""
-    assert drift_sentence(replace(summary, drift=drift)) == sentence
+    assert drift_sentence(replace(summary, drift=drift)) == f"C=1 at the end was {words}"
 
 
 @pytest.mark.parametrize(
-    ("share", "words"),
-    [(0.03, "held 3 % of the prompts' tokens: the prompts were cold"), (0.3, "not all prompts"), (0.8, "were cached")],
+    ("shares", "words"),
+    [
+        ([0.03] * 4, "held 3 % of the prompts' tokens: the prompts were cold"),
+        ([0.3] * 4, "not all prompts"),
+        ([0.8] * 4, "were cached"),
+        ([0.03, 0.03, 0.03, 0.5], "(50 % at C = 16)"),
+    ],
 )
-def test_cache_is_told_in_words(told, share, words):
-    """Whether a TTFT is of cold prompts decides what it is worth."""
-    assert words in cache_sentence([replace(level, cached_prompt_share=share) for level in told.levels])
-
-
-def test_cache_names_the_level_where_it_held_most(told):
-    """One warm level must not hide behind the mean."""
-    levels = (*told.levels[:3], replace(told.levels[3], cached_prompt_share=0.5))
-    assert "(50 % at C = 16)" in cache_sentence(levels)
-
-
-def test_silent_engine_makes_no_sentence_about_its_cache(told):
-    """None is unknown: neither cold nor warm."""
-    assert cache_sentence([replace(level, cached_prompt_share=None) for level in told.levels]) is None
+def test_cache_is_told_in_words(told, shares, words):
+    """Whether a TTFT is of cold prompts decides what it is worth; one warm level must not hide behind the mean."""
+    levels = [replace(one, cached_prompt_share=share) for one, share in zip(told.levels, shares, strict=True)]
+    assert words in cache_sentence(levels)
 
 
 def test_clocks_that_differ_are_listed_with_their_cause(run, told, rows):
@@ -73,71 +68,51 @@ def test_missing_requests_in_flight_are_told(told):
     assert delivered_sentence(short) == "Fewer requests were in flight than asked for: 80 % at C = 1 of C."
 
 
+NO_CLIFF = (None, None, None)
+
+
 @pytest.mark.parametrize(
     ("turning", "sentence"),
     [
-        (
-            Turning(None, None, None, None, None, sure=True),
-            "No knee: effective tok/s still grows at the largest level.",
-        ),
-        (
-            Turning(8, (4, 8), 16, (16, 32), 24.0, sure=True),
-            (
-                "No gain above C = 8 (the knee, between 4 and 8); "
-                "above C = 16 throughput falls by 24 % (the cliff, between 16 and 32)."
-            ),
-        ),
-        (Turning(1, (0, 1), None, None, None, sure=True), "No gain above C = 1 (the knee)."),
-        (
-            Turning(None, None, None, None, None, sure=False, unclear=(1, 2, 4)),
-            (
-                "C=1, C=2 and C=4 cannot be told apart: their runs differ too much, so knee and cliff are not known; "
-                "measure more runs of each level (--runs 5)."
-            ),
-        ),
-        (
-            Turning(4, (2, 4), None, None, None, sure=False, unclear=(8, 16)),
-            (
-                "No gain above C = 4 (the knee, between 2 and 4); C=8 and C=16 cannot be told apart: "
-                "their runs differ too much, so the cliff is not known; measure more runs of each level (--runs 5)."
-            ),
-        ),
-        (
-            Turning(None, None, None, None, None, sure=False),
-            ("Knee and cliff are not known: no level was run twice, measure each three times or more (--runs 3)."),
-        ),
+        (Turning(None, None, *NO_CLIFF, sure=True), "No knee: effective tok/s still grows at the largest level."),
+        (Turning(8, (4, 8), 16, (16, 32), 24.0, sure=True),
+         ("No gain above C = 8 (the knee, between 4 and 8); above C = 16 throughput falls by 24 % (the cliff, between "
+         "16 and 32).")),
+        (Turning(1, (0, 1), *NO_CLIFF, sure=True), "No gain above C = 1 (the knee)."),
+        (Turning(None, None, *NO_CLIFF, sure=False, unclear=(1, 2, 4)),
+         ("C=1, C=2 and C=4 cannot be told apart: their runs differ too much, so knee and cliff are not known; measure "
+         "more runs of each level (--runs 5).")),
+        (Turning(4, (2, 4), *NO_CLIFF, sure=False, unclear=(8, 16)),
+         ("No gain above C = 4 (the knee, between 2 and 4); C=8 and C=16 cannot be told apart: their runs differ too "
+         "much, so the cliff is not known; measure more runs of each level (--runs 5).")),
+        (Turning(None, None, *NO_CLIFF, sure=False),
+         "Knee and cliff are not known: no level was run twice, measure each three times or more (--runs 3)."),
     ],
-)
+)  # fmt: skip
 def test_turning_points_are_told_in_words(turning, sentence):
     """With brackets where they are known, and how sure they are."""
     assert turning_sentence(turning) == sentence
 
 
 def test_nothing_known_makes_no_list(levels, summary):
-    """An old run has no empty section."""
+    """An old run has no empty section; a silent engine makes no sentence about its cache."""
     bare = tuple(replace(level, cached_prompt_share=None) for level in levels)
     assert check_sentences(replace(summary, levels=bare)) == []
 
 
-def test_a_run_that_is_left_out_is_told_on_every_page(run, summary, told):
+def test_a_run_that_is_left_out_is_told_on_every_page(run, told):
     """A reader of the table alone saw one run where two had been made, and the slower one was gone."""
-    level = told.levels[1]
-    slow = replace(
-        level.repeats[1], effective_tok_s=98.4, counted=False, client_limited=True, why="event loop lag 51 ms"
-    )
-    levels = (told.levels[0], replace(level, repeats=(level.repeats[0], slow)), *told.levels[2:])
-    line = "left out: C=4 run 2, 98.4 tok/s: the client was the limit (event loop lag 51 ms)"
+    first, level, *rest = told.levels
+    slow = replace(level.repeats[1], effective_tok_s=98.4, counted=False, client_limited=True, why="event loop lag")
+    levels = (first, replace(level, repeats=(level.repeats[0], slow)), *rest)
+    line = "left out: C=4 run 2, 98.4 tok/s: the client was the limit (event loop lag)"
     assert left_out_sentences(levels) == [line]
     page = sweep_page(run, replace(told, levels=levels), [])
     assert line in page
     assert "1 of 2" in page
     both = comparison_page([(run, replace(told, levels=levels)), (run, told)])
     assert "A C=4 run 2, 98.4 tok/s: the client was the limit" in both
-    timed = timed_page(replace(run, kind="open", config={"rates": [1.0, 2.5, 4.0, 8.0]}), open_load(levels), [])
+    places = tuple(replace(level, concurrency=place) for place, level in enumerate(levels, start=1))
+    rates = replace(run, kind="open", config={"rates": [1.0, 2.5, 4.0, 8.0]})
+    timed = timed_page(rates, SweepSummary("r", places, None, None, None, client_limited=False), [])
     assert "left out: 2.5 requests/s run 2, 98.4 tok/s" in timed
-
-
-def open_load(levels):
-    """Levels of an open load are places of rates."""
-    placed = tuple(replace(level, concurrency=place) for place, level in enumerate(levels, start=1))
-    return SweepSummary("r", placed, None, None, None, client_limited=False)

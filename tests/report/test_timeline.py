@@ -18,20 +18,16 @@ def _rows(level, count, repeat=0):
 
 
 def _bars(timeline):
-    return timeline.chart()["layer"][0]["data"]["values"]
+    return timeline.chart()["data"]["values"]
 
 
 def test_largest_level_that_the_client_did_not_limit_is_drawn(levels):
-    """C=16 is client-limited; of C=8 the first run is taken."""
+    """C=16 is client-limited; of C=8 the first run is taken. Where there is no other, the caption says so."""
     timeline = choose_timeline(levels, [*_rows(16, 3), *_rows(8, 4, repeat=1), *_rows(8, 5), *_rows(4, 2)])
     assert (timeline.level, timeline.repeat, len(timeline.rows)) == (8, 0, 5)
-
-
-def test_limited_level_is_drawn_where_there_is_no_other(levels):
-    """And the caption says so."""
-    timeline = choose_timeline(levels, _rows(16, 3))
-    assert timeline.level == 16
-    assert "client limited" in timeline.caption()
+    limited = choose_timeline(levels, _rows(16, 3))
+    assert limited.level == 16
+    assert "client limited" in limited.caption()
 
 
 def test_no_rows_make_no_timeline(levels):
@@ -41,16 +37,12 @@ def test_no_rows_make_no_timeline(levels):
 
 
 def test_waiting_and_streaming_are_told_apart(levels):
-    """Seconds count from the first request of the run."""
+    """Seconds count from the first request of the run, and from when it was due: a late client shortens no wait."""
     waiting, streaming = _bars(choose_timeline(levels, _rows(4, 1)))
     assert (waiting["from"], waiting["to"], waiting["colour"]) == (0.0, 1.0, theme.PALE)
     assert (streaming["from"], streaming["to"], streaming["colour"]) == (1.0, pytest.approx(4.9), theme.SKY)
-
-
-def test_late_client_does_not_shorten_the_wait(levels):
-    """A request is drawn from when it was due."""
-    row = replace(_rows(4, 1)[0], scheduled_s=8.0)
-    assert _bars(choose_timeline(levels, [row]))[0]["to"] == pytest.approx(3.0)
+    late = replace(_rows(4, 1)[0], scheduled_s=8.0)
+    assert _bars(choose_timeline(levels, [late]))[0]["to"] == pytest.approx(3.0)
 
 
 def test_failed_request_is_one_rose_bar(levels):

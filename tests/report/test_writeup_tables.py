@@ -47,8 +47,8 @@ def titles(table):
     return [one.title for one in table.columns]
 
 
-def test_effective_table_has_every_level_of_any(entries):
-    """A level that one did not measure is a dash; a failed configuration tells why."""
+def test_effective_table_has_every_level_of_any(entries, summary):
+    """A level that one did not measure is a dash; a failed configuration tells why, a level without a success how."""
     table = effective_table(entries)
     assert titles(table) == ["Config", "C=1", "C=4", "C=8", "C=16"]
     assert shown(table) == [
@@ -57,10 +57,6 @@ def test_effective_table_has_every_level_of_any(entries):
         ["Dense PCIe", BROKEN, "failed", "failed", "failed"],
     ]
     assert table.notes == ("MoE: the client was the limit at C=16; read it as a lower bound",)
-
-
-def test_level_without_one_success_tells_its_errors(summary):
-    """The kinds stand in the cell instead of a gap."""
     dead = replace(summary.levels[1], effective_tok_s=None, errors=(("http_500", 40), ("timeout", 8)))
     table = effective_table([("x", replace(summary, levels=(summary.levels[0], dead)))])
     assert shown(table)[0][2] == "failed: 40 http_500, 8 timeout"
@@ -100,53 +96,38 @@ def test_change_over_the_baseline_carries_its_sign(entries):
     assert titles(table) == ["Config", "C=4 effective", "vs Dense"]
 
 
-def test_csv_keeps_full_precision_and_names_units(entries, summary):
-    """Nothing is rounded for a program; unknown is empty."""
+def test_csv_keeps_full_precision_and_markdown_is_for_people(entries, summary):
+    """Nothing is rounded for a program, and unknown is empty; numbers are set to the right, notes stand below."""
     header, first, second, failed = _read(effective_table(entries))
     assert header[:2] == ["Config", "C=1 (tok/s)"]
     assert float(first[1]) == summary.levels[0].effective_tok_s
-    assert second[3] == ""
-    assert failed[1] == BROKEN
+    assert (second[3], failed[1]) == ("", BROKEN)
+    lines = effective_table(entries).markdown().splitlines()
+    assert (lines[0], lines[3]) == ("### Effective tok/s", "| --- | ---: | ---: | ---: | ---: |")
+    assert lines[-1].startswith("- MoE: the client was the limit")
 
 
 def test_odd_text_survives_both_forms():
     """Commas, quotes, pipes, line ends and angle brackets stay inside their cell."""
     odd = 'a|b, "c"\n<d>'
-    columns = [
-        Column("Config", "Config", lambda one: one, right=False),
-        Column("why", "why", lambda _: None, right=False),
-    ]
+    columns = [Column("Config", "Config", str, right=False), Column("why", "why", lambda _: None, right=False)]
     table = Table("t", columns, [odd])
     assert _read(table)[1] == [odd, ""]
     assert table.markdown().splitlines()[4] == '| a\\|b, "c" &lt;d> | – |'
 
 
-def test_markdown_aligns_numbers_to_the_right(entries):
-    """As a reader compares them."""
-    lines = effective_table(entries).markdown().splitlines()
-    assert lines[0] == "### Effective tok/s"
-    assert lines[3] == "| --- | ---: | ---: | ---: | ---: |"
-    assert lines[-1].startswith("- MoE: the client was the limit")
-
-
-def test_level_rows_have_every_figure(told):
-    """Levels first, then kinds of traffic; names carry their units."""
+def test_level_rows_have_every_figure(told, summary):
+    """Levels first, then kinds of traffic; names carry their units; what is unknown is empty, never zero."""
     header, *rows = _read(level_rows(told))
+    first, *_, fifth, _ = (dict(zip(header, row, strict=True)) for row in rows)
     assert len(rows) == 6
-    first = dict(zip(header, rows[0], strict=True))
-    assert first["concurrency"] == "1"
-    assert first["client_limited"] == "false"
+    assert (first["concurrency"], first["client_limited"]) == ("1", "false")
     assert float(first["ttft_p99_ms"]) == told.levels[0].ttft_ms.p99
     assert float(first["joules_per_token"]) == 1.52
     assert first["finish_reasons"] == "stop=45;length=3"
-    assert dict(zip(header, rows[4], strict=True))["traffic"] == "interactive"
-
-
-def test_unknown_figures_are_empty_fields(summary):
-    """Never zero."""
-    header, first, *_ = _read(level_rows(summary))
-    row = dict(zip(header, first, strict=True))
-    assert row["joules"] == row["plateau_tok_s"] == row["queued_p50_ms"] == row["effective_ci95_low_tok_s"] == ""
+    assert fifth["traffic"] == "interactive"
+    bare = dict(zip(header, _read(level_rows(summary))[1], strict=True))
+    assert {bare[name] for name in ("joules", "plateau_tok_s", "queued_p50_ms", "effective_ci95_low_tok_s")} == {""}
 
 
 def test_nothing_measured_still_makes_tables():

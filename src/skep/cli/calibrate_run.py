@@ -21,7 +21,7 @@ from skep.deploy.stored_calibration import calibration_json, host_key, is_sweep
 from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
-from skep.report.calibration_text import print_calibration, print_validation
+from skep.report.catalog import print_calibration, print_validation
 from skep.report.terminal import day_and_time, print_list
 from skep.store.database import Store, open_store
 from skep.store.records import CalibrationRecord

@@ -24,8 +24,8 @@ def list_presets(
 ) -> None:
     """List presets: setups that somebody measured, with requirements and published figures."""
     from skep.config.presets import read_presets, shipped_presets
+    from skep.report.catalog import LIST, preset_row
     from skep.report.columns import print_records
-    from skep.report.presets import LIST, preset_row
 
     own = read_presets(_folder())
     known = sorted({**shipped_presets(), **own.presets}.values(), key=lambda found: found.name)
@@ -42,8 +42,8 @@ def list_presets(
 def show(name: NameArgument, as_json: JsonOption = False) -> None:
     """Show everything about a preset: requirements, flags, figures, and what to run next."""
     from skep.config.presets import preset
+    from skep.report.catalog import preset_document, preset_text
     from skep.report.columns import terminal_width
-    from skep.report.presets import preset_document, preset_text
 
     found = preset(name, _folder())
     if as_json:
@@ -56,7 +56,7 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
 def check(file: Annotated[Path, argument("Preset file to check, in any folder.")], as_json: JsonOption = False) -> None:
     """Check that a file is a valid preset; print the first wrong line if it is not."""
     from skep.config.presets import read_preset
-    from skep.report.presets import preset_document
+    from skep.report.catalog import preset_document
 
     found = read_preset(file)
     if as_json:

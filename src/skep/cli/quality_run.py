@@ -24,7 +24,7 @@ from skep.quality.mixed_run import Form, MixedPlan, items_of, run_mixed
 from skep.quality.trial import QualityTrial, TrialPlan
 from skep.quality.trial_figures import LEAST_DELTA, MOST_DELTA, POWER, QualitySummary, outlook
 from skep.report.columns import print_records
-from skep.report.liveview import progress_view
+from skep.report.liveview import level_frame, level_lines, progress_view
 from skep.report.mixed import spot_words, tables_of
 from skep.report.quality import (
     exit_code,
@@ -33,10 +33,8 @@ from skep.report.quality import (
     level_notes,
     mixed_headline,
     mixed_json,
-    now_line,
     print_quality,
     quality_json,
-    stage_lines,
 )
 from skep.report.terminal import byte_progress, note, print_json
 from skep.sandbox.runner import Sandbox, open_sandbox
@@ -129,7 +127,7 @@ async def measure(plan: TrialPlan, bank: Bank, target: EndpointOptions) -> Quali
 
 def trial_view() -> AbstractContextManager[Callable[[SessionProgress], None]]:
     """Return a line that redraws itself on a terminal; a line for each stage of a level elsewhere."""
-    return progress_view(stage_lines(), lambda progress, _page: [[(now_line(progress), "")]])
+    return progress_view(level_lines(), level_frame)
 
 
 MOST_REPEATS = 1000

@@ -12,7 +12,8 @@ from skep.cli.options import existing
 from skep.errors import UserError
 from skep.files import PAGES, OutputFile
 from skep.paths import user_paths
-from skep.report.stored import drawn, levels_text, requests_text
+from skep.report.stored import drawn
+from skep.report.tables import levels_text, requests_text
 from skep.report.terminal import day_and_time, note, picked, print_list
 from skep.store.database import open_store
 from skep.store.records import StoredRun

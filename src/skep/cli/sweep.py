@@ -36,8 +36,8 @@ from skep.files import read_user_text, read_user_toml
 from skep.host.facts import read_host
 from skep.host.power import PowerMeter, open_meter
 from skep.paths import LOOPBACK, user_paths
-from skep.report.liveview import progress_view
-from skep.report.sweep_text import failure_reasons, headline, level_frame, level_lines, print_summary, shortfalls
+from skep.report.liveview import level_frame, level_lines, progress_view
+from skep.report.sweep_text import failure_reasons, headline, print_summary, shortfalls
 from skep.report.terminal import note, print_json
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store

@@ -1,24 +1,34 @@
-"""Cards and models of the catalogue for people: the lists, and one entry with the source of every value."""
+"""What skep knows, for people: cards and models with the source of every value, presets, calibrations, engines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from skep.catalog.gpus import Device, ValueOrigin
 from skep.catalog.models import Checkpoint, Geometry, checkpoints_of, geometry
+from skep.catalog.presets import Preset, Published, best_figure, figure_words, stand_in_words
+from skep.config.presets import SHIPPED
 from skep.engines.install import EngineStatus
 from skep.planner.candidates import as_published
 from skep.planner.memory import weights_bits
 from skep.planner.quants import QUANTS, parts_of
 from skep.report.columns import Column, as_count, print_records
+from skep.report.terminal import note, print_table
 from skep.units import GIB, format_bytes, number
+
+if TYPE_CHECKING:
+    from skep.engines.install import EngineStatus
+    from skep.planner.validation import Spread, ValidationReport
+    from skep.store.records import CalibrationRecord
 
 _SIZED = ("bf16", "fp8", "awq", "nvfp4", "q4_k_m", "q6_k", "q8_0")
 _left = partial(Column, right=False)
@@ -158,3 +168,196 @@ def print_engines(found: Sequence[EngineStatus]) -> None:
         Column("by", "INSTALLED BY", lambda one: "skep" if one.own else "you" if one.path else None, right=False),
     ]
     print_records(columns, found)
+
+
+_KEY = 18  # columns, of a value's name
+
+
+def _hardware(found: Preset) -> str:
+    return f"{found.hardware}, {found.link}" if found.link else found.hardware
+
+
+def _short(source: str) -> str:
+    """Return a title without what stands behind it in brackets, after a colon or as an address."""
+    title = source.partition(", http")[0].partition(" (")[0].partition(": ")[0]
+    return title if len(title) <= 48 else f"{title[:47].rstrip()}…"
+
+
+LIST: tuple[Column[Preset], ...] = (
+    Column("name", "NAME", lambda p: p.name if p.origin == SHIPPED else f"{p.name} (own)", right=False),
+    Column("engine", "ENGINE", lambda found: found.engine, rank=1, right=False),
+    Column("model", "MODEL", lambda found: found.model, rank=3, right=False),
+    Column("hardware", "HARDWARE", _hardware, rank=2, right=False),
+    Column("best", "BEST PUBLISHED", best_figure, figure_words, right=False),
+    Column("source", "SOURCE", lambda found: _short(found.source), rank=4, right=False),
+)
+# Of the table in docs/presets.md, which a test holds against the files
+IN_DOCS: tuple[Column[Preset], ...] = (
+    Column("preset", "preset", lambda found: f"`{found.name}`", right=False),
+    Column("best", "best published", best_figure, figure_words, right=False),
+)
+
+
+def preset_row(found: Preset) -> dict[str, Any]:
+    document = to_builtins(found)
+    return {key: document[key] for key in ("name", "engine", "model", "hardware", "published", "source")}
+
+
+def preset_document(found: Preset) -> dict[str, Any]:
+    document = to_builtins(found)
+    document["env"] = dict(found.env)
+    document["options"] = {**found.options.given, "draft": document["options"]["draft"]}
+    return {**document, "capacity": found.capacity, "own": found.origin != SHIPPED, "next": _next(found)}
+
+
+def preset_text(found: Preset, width: int | None = None) -> str:
+    """Return a preset in words, its lines broken where the terminal ends; None: nowhere."""
+    lines = []
+    for text, deep in _paragraphs(found):
+        if width is None or text.startswith("  "):
+            lines.append(text)
+            continue
+        lines += [""] if text.startswith("\n") else []
+        lines += wrap(text.strip(), width, subsequent_indent=" " * deep, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _paragraphs(found: Preset) -> Iterator[tuple[str, int]]:
+    """Yield each with how far its later lines are indented."""
+    yield f"{found.name}: {found.title}", 0
+    for name, value in (*_wants(found), *_flags(found)):
+        yield f"{name:<{_KEY - 1}} {value}", _KEY
+    if stand_in := stand_in_words(found):
+        yield f"\n{stand_in[:1].upper()}{stand_in[1:]}.", 0
+    if found.needs:
+        yield "\nIts figures rest on", 0
+    for need in found.needs:
+        yield f"- {need.id} ({need.kind}): {need.what}: {need.why}", 2
+    yield "\nPublished" if found.published else "\nNo figures are published.", 0
+    ids = [need.id for need in found.needs]
+    for place, figure in enumerate(found.published, start=1):
+        yield f"{place}. {_figure_line(figure, ids)}", 3
+    if found.notes:
+        yield "\nNotes", 0
+    for line in found.notes:
+        yield f"- {line}", 2
+    yield "\nNext", 0
+    for line in _next(found):
+        yield f"  {line}", 0
+    if found.origin != SHIPPED:
+        yield f"\nYour own, from {found.origin}", 0
+
+
+def _wants(found: Preset) -> list[list[str]]:
+    named = " (chosen by skep: the author names none)" if found.stand_in else ""
+    version = f" {found.engine_version}" if found.engine_version else ", version not published"
+    rows = [
+        ["hardware", _hardware(found)],
+        ["engine", f"{found.engine}{version}"],
+        ["model", found.model if found.served_as == found.model else f"{found.model}, served as {found.served_as}"],
+        ["checkpoint", f"{found.checkpoint}{named}"],
+        ["capacity", f"{found.capacity}: {_count(found.replicas, 'replica')} of {_count(found.slots, 'slot')}"],
+        ["context", f"{found.context_tokens:,} tokens a slot" if found.context_tokens else "not published"],
+    ]
+    if found.container is not None:
+        rows.append(["image", found.container.image])
+        rows += [["mount", f"{mount.host} -> {mount.inside}"] for mount in found.container.mounts]
+        rows += [["before", step] for step in found.container.before]
+    return [*rows, ["source", f"{found.source} ({found.date})" if found.date else found.source]]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _flags(found: Preset) -> list[list[str]]:
+    rows = [[name, _setting(value)] for name, value in found.options.given.items()]
+    told = {"gpus": found.gpus, "reserve": found.reserve, "threads": found.threads, "extra": found.extra}
+    rows += [[name, _setting(value)] for name, value in told.items() if value]
+    return [*rows, *(["env", f"{name}={value}"] for name, value in found.env)]
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return " ".join(str(part) for part in value) if isinstance(value, tuple) else str(value)
+
+
+def _figure_line(figure: Published, needs: Sequence[str]) -> str:
+    """One figure in words, with what it rests on where that is not all of the preset's `needs`."""
+    counts = ((figure.input_tokens, "in"), (figure.output_tokens, "out"))
+    said = [
+        f"{figure.tok_s:,g} tok/s {figure.metric} at C={figure.concurrency}",
+        ", ".join(f"{count:,} tokens {way}" for count, way in counts if count is not None) or "lengths not said",
+        f"TTFT {figure.ttft_ms:,g} ms" if figure.ttft_ms is not None else "",
+        f"TPOT {figure.tpot_ms:,g} ms" if figure.tpot_ms is not None else "",
+        f"{figure.per_task_tok_s:,g} tok/s a task" if figure.per_task_tok_s is not None else "",
+        f"the {figure.clock}'s clock" if figure.clock else "clock not said",
+        f"version {figure.engine_version}" if figure.engine_version else "version not said",
+        figure.runs or "",
+        f"rests on {', '.join(figure.needs) or 'none of them'}" if set(figure.needs) != set(needs) else "",
+        figure.note or "",
+    ]
+    return "; ".join(part for part in said if part)
+
+
+def _next(found: Preset) -> list[str]:
+    commands = [f"skep up {found.name}", f"skep export {found.name} --as docker"]
+    return [*commands, f"skep bench sweep --against-preset {found.name}"] if found.published else commands
+
+
+def print_calibration(row: CalibrationRecord) -> None:
+    from skep.deploy.stored_calibration import fitted_now, levels_json, measured_of
+
+    fitted = fitted_now(row)
+    print(f"{row.model} {row.quant}, {row.layout} on {row.rig}, {row.engine}: {fitted}")  # noqa: T201
+    rows = [
+        [
+            level["concurrency"],
+            level["runs"],
+            number(level["task_tok_s"], digits=1),
+            f"{100 * level['spread']:.1f} %",
+            number(level["predicted_before"], digits=1),
+            number(level["predicted_after"], digits=1),
+            f"{100 * (level['predicted_after'] / level['task_tok_s'] - 1):+.1f} %",
+            number(level["effective_tok_s"], digits=1),
+            number(level["effective_after"], digits=1),
+            "" if level["fitted"] else "not fitted",
+        ]
+        for level in levels_json(row, fitted)
+    ]
+    print_table(">C|>RUNS|>tok/s EACH|>±|>BEFORE|>AFTER|>OFF|>tok/s ALL|>AFTER ALL|", rows)
+    if (prompts := measured_of(row.document).prompts) is None:
+        return
+    spread = 100 * prompts.ttft_s.half_width
+    print(f"first token of {prompts.input_tokens:.0f} tokens: {1000 * prompts.ttft_s.estimate:.0f} ms ± {spread:.0f} %")  # noqa: T201
+
+
+def print_validation(report: ValidationReport, name: str) -> None:
+    note(f"{name}: {len(report.points)} of {report.rows} rows predicted")
+    groups = {**report.spreads(), **{f"source {name}": spread for name, spread in report.by_source().items()}}
+    columns: list[Column[tuple[str, Spread]]] = [
+        Column("group", "ROWS OF", lambda pair: pair[0], right=False),
+        Column("rows", "N", lambda pair: pair[1].rows),
+        Column("median_ape", "MEDIAN |ERROR|", lambda pair: pair[1].median_ape, "{:.1%}".format),
+        Column("p90_ape", "P90 |ERROR|", lambda pair: pair[1].p90_ape, "{:.1%}".format),
+    ]
+    print_records(columns, list(groups.items()))
+    if report.covered is not None:
+        note(f"the 80 % band holds {report.covered:.0%} of the rows")
+    missing = defaultdict[str, list[int]](list)
+    for row, why in report.unpredicted:
+        missing[why.split(":")[0]].append(row)
+    for fact, without in sorted(missing.items(), key=lambda found: -len(found[1])):
+        note(f"not predicted, {fact}: {len(without)} {'row' if len(without) == 1 else 'rows'} ({_ranges(without)})")
+
+
+def _ranges(rows: list[int]) -> str:
+    """[2, 3, 4, 9] → "2-4, 9"."""
+    runs: list[list[int]] = []
+    for row in rows:
+        if runs and row == runs[-1][-1] + 1:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,4 +1,4 @@
-"""Charts in Vega-Lite's terms: the parts that all of them share, and those of a sweep's levels.
+"""Charts in Vega-Lite's terms: `pictures/*.json` says how each is drawn, here and in the pages stands what.
 
 A chart is None where there is nothing to draw. Levels without a value are left out, never drawn as zero.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from string import Template
 from typing import Any
 
 import msgspec
@@ -24,40 +26,43 @@ AGENTS = "agents at once (C)"
 DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3), (9, 3, 2, 3))
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "circle", "square")
 _WIDE = 24  # from this ratio of the largest C to the smallest on, the axis is logarithmic
+_TALLEST = 1.6  # of the largest value: few repeats that differ may give an interval of any width
+_WIDER_PX = 2.0  # a letter: the reader's font may be wider than the renderer's
+_APART = 0.09  # of the axis, between the labels of two levels
 
 
-def layer(rows: Sequence[Spec], mark: Spec, text: str | Spec | None = None, **encoding: Spec) -> Spec:
-    """Return one layer. The `tip` of a row is what a reader sees when the pointer rests on its mark."""
-    if text is not None:
-        encoding["text"] = {"field": text} if isinstance(text, str) else text
-    if any("tip" in row for row in rows):
-        mark, encoding = {**mark, "aria": True}, {**encoding, "description": {"field": "tip"}}
-    return {"data": {"values": list(rows)}, "mark": mark, "encoding": encoding}
+@cache
+def _pattern(name: str) -> Template:
+    return Template((files("skep.report") / "pictures" / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def line(color: str, *, width: float, dash: Sequence[int] | None = None) -> Spec:
-    mark = {"type": "line", "color": color, "strokeWidth": width, "strokeCap": "round"}
-    return mark if not dash else {**mark, "strokeDash": list(dash)}
+def drawing(name: str, rows: Mapping[str, Sequence[Spec]], **values: Any) -> Spec:
+    """Return the chart of `pictures/NAME.json`: `$name` in it is a colour or one of `values`, its data are `rows`.
+
+    A layer without a row is left out. A text with a `halo` is readable where it crosses a line.
+    """
+    told = {key: json.dumps(value) for key, value in values.items()}
+    spec: Spec = json.loads(_pattern(name).substitute(theme.DAY, **told))
+    _fill(spec, rows)
+    return spec
 
 
-def rule(color: str, *, width: float = 1.5, dash: Sequence[int] | None = None) -> Spec:
-    mark = {"type": "rule", "color": color, "strokeWidth": width}
-    return mark if not dash else {**mark, "strokeDash": list(dash)}
+def _fill(part: Spec, rows: Mapping[str, Sequence[Spec]]) -> None:
+    if "data" in part:
+        part["data"] = {"values": list(rows.get(part["data"]["name"], ()))}
+    for inner in (*part.get("layer", ()), *part.get("vconcat", ())):
+        _fill(inner, rows)
+    if "layer" in part:
+        there = [one for one in part["layer"] if one["data"]["values"]]
+        part["layer"] = [one for layer in there for one in (*_halo(layer), layer)]
 
 
-def point(color: str, shape: str = "circle") -> Spec:
-    return {"type": "point", "stroke": color, "strokeWidth": 2, "size": 60, "opacity": 1, "shape": shape}
-
-
-def label(align: str, *, dx: int = 0, dy: int = 0, weight: int = 400, color: str = theme.INK) -> Spec:
-    place = {"type": "text", "align": align, "baseline": "middle", "dx": dx, "dy": dy}
-    return {**place, "fontWeight": weight, "color": color}
-
-
-def halo(rows: Sequence[Spec], mark: Spec, **encoding: Spec) -> list[Spec]:
-    """The labels of `rows`, readable where they cross a line: behind each is its own shape in the paper's colour."""
-    behind = {**mark, "color": theme.PAPER, "stroke": theme.PAPER, "strokeWidth": 4}
-    return [layer(rows, one, text="label", **encoding) for one in (behind, mark)]
+def _halo(layer: Spec) -> list[Spec]:
+    """Return what lies behind a text: its own shape in the paper's colour."""
+    if not layer["mark"].pop("halo", False):
+        return []
+    mark = {**layer["mark"], "color": theme.PAPER, "stroke": theme.PAPER, "strokeWidth": 4}
+    return [{**layer, "mark": mark, "encoding": {**layer["encoding"], "color": {"value": theme.PAPER}}}]
 
 
 def is_wide(levels: Sequence[int]) -> bool:
@@ -65,49 +70,24 @@ def is_wide(levels: Sequence[int]) -> bool:
     return bool(levels) and min(levels) > 0 and max(levels) / min(levels) >= _WIDE
 
 
-def place(c: float, levels: Sequence[int]) -> float:
-    """Return where C lies on its axis: 0 at the left end, 1 at the right; 0.5 where there is one level only."""
+def along(levels: Sequence[int]) -> Callable[[Spec], float]:
+    """Return where a row's C lies on its axis: 0 at the left end, 1 at the right; 0.5 where there is one level only."""
     low, high = min(levels), max(levels)
-    if low == high:
-        return 0.5
-    return math.log(c / low) / math.log(high / low) if is_wide(levels) else (c - low) / (high - low)
+
+    def place(row: Spec) -> float:
+        if low == high:
+            return 0.5
+        c = row["c"]
+        return math.log(c / low) / math.log(high / low) if is_wide(levels) else (c - low) / (high - low)
+
+    return place
 
 
-def concurrency(levels: Sequence[int]) -> Spec:
-    low, high = min(levels), max(levels)
-    values = sorted(row["c"] for row in apart([{"c": c} for c in sorted(set(levels))], levels, gap=0.09))
-    scale: Spec = {"domain": [low, high] if low < high else [low - 1, high + 1], "nice": False, "padding": 22}
-    axis: Spec = {"values": values, "format": "d", "labelOverlap": False}
-    title = f"{AGENTS}, logarithmic" if is_wide(levels) else AGENTS
-    if is_wide(levels):
-        scale |= {"type": "log", "base": 2}
-        axis |= {"labelExpr": "datum.value"}
-    return {"field": "c", "type": "quantitative", "title": title, "scale": scale, "axis": axis}
-
-
-def quantity(field: str, title: str | None, domain: list[float]) -> Spec:
-    return {
-        "field": field,
-        "type": "quantitative",
-        "title": title,
-        "scale": {"domain": domain, "nice": False},
-        "stack": None,  # a stacked bar is clipped, with an id that counts up over the life of the process
-        "axis": {"tickCount": 5, "format": ",~r"},
-    }
-
-
-def upright(field: str, title: str, domain: list[float]) -> Spec:
-    """Return an axis of values with its title above it, where it can be read."""
-    y = quantity(field, title, domain)
-    y["axis"] |= {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleX": 0, "titleY": -12}
-    return y
-
-
-def apart(rows: Sequence[Spec], levels: Sequence[int], gap: float = 0.075) -> list[Spec]:
+def apart(rows: Sequence[Spec], gap: float, place: Callable[[Spec], float]) -> list[Spec]:
     """Return the rows whose labels do not run into each other, from the last, which is always among them."""
     kept = list(rows[-1:])
     for row in reversed(rows[:-1]):
-        if place(kept[-1]["c"], levels) - place(row["c"], levels) >= gap:
+        if place(kept[-1]) - place(row) >= gap:
             kept.append(row)
     return kept
 
@@ -123,9 +103,22 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
     return [place for _, place in sorted(zip(order, placed, strict=True))]
 
 
+def concurrency(levels: Sequence[int]) -> Spec:
+    low, high = min(levels), max(levels)
+    values = sorted(row["c"] for row in apart([{"c": c} for c in sorted(set(levels))], _APART, along(levels)))
+    scale: Spec = {"domain": [low, high] if low < high else [low - 1, high + 1], "nice": False, "padding": 22}
+    axis: Spec = {"values": values, "format": "d", "labelOverlap": False}
+    title = f"{AGENTS}, logarithmic" if is_wide(levels) else AGENTS
+    if is_wide(levels):
+        scale |= {"type": "log", "base": 2}
+        axis |= {"labelExpr": "datum.value"}
+    return {"field": "c", "type": "quantitative", "title": title, "scale": scale, "axis": axis}
+
+
 def sized(spec: Spec | None, title: str, subtitle: str, width: int, height: int) -> Spec:
     """`spec` as one panel of a larger picture; an empty panel says so."""
-    nothing = {"layer": [layer([{}], label("center", color=theme.MUTED), text={"value": "not measured"})]}
+    mark = {"type": "text", "text": "not measured", "color": theme.MUTED}
+    nothing: Spec = {"data": {"values": [{}]}, "mark": mark}
     size = {"title": {"text": title, "subtitle": subtitle, "frame": "group"}, "width": width, "height": height}
     return {key: value for key, value in (spec or nothing).items() if key != "padding"} | size
 
@@ -144,11 +137,6 @@ def headed(name: str, marks: Sequence[str], *facts: str, lines: Sequence[str] = 
     return {"text": shortened(printable(name), 80), "subtitle": subtitle, "fontSize": 18, "offset": 24, **warning}
 
 
-_TALLEST = 1.6  # of the largest value: few repeats that differ may give an interval of any width
-_WIDER_PX = 2.0  # a letter: the reader's font may be wider than the renderer's
-COLOUR: Spec = {"field": "colour", "type": "nominal", "scale": None}  # as the row says
-
-
 class ChartCurve(msgspec.Struct, frozen=True):
     """One line over C: `points` are (C, value) by C; by C, too, what lies around them and is told of them."""
 
@@ -163,144 +151,107 @@ class ChartCurve(msgspec.Struct, frozen=True):
     shaded: bool = False  # from range to range
     joined: bool = True
 
+    def rows(self, name: str, top: float, per: float) -> Iterator[Spec]:
+        """Yield a row a point; `per`: values in one unit of the axis, which ends at `top`."""
+        look = {"curve": name, "colour": self.colour, "dash": list(self.dash), "shape": self.shape}
+        for c, value in self.points:
+            low, high = self.ranges.get(c, (value, value))
+            ends = {"value": value / per, "low": max(0.0, low / per), "high": min(top, high / per)}
+            tip = {"tip": self.tips[c]} if c in self.tips else {}
+            yield {"c": c, **ends, **look, "fill": theme.PAPER if c in self.hollow else self.colour, **tip}
 
-def curves_chart(curves: Sequence[ChartCurve], unit: str, *, height: int = 200, labelled: bool = False) -> Spec | None:
-    """Curves from zero, each named at its end. `labelled`: the last one has its values above its points."""
+
+class ChartText(msgspec.Struct, frozen=True):
+    """Words in a chart over C, `dx` and `dy` pixels from their place."""
+
+    c: float
+    value: float
+    label: str
+    align: str = "center"
+    dx: int = 0
+    dy: int = 0
+    weight: int = 400
+    colour: str = theme.INK
+
+
+def curves_chart(
+    curves: Sequence[ChartCurve],
+    unit: str,
+    *,
+    height: int = 200,
+    labelled: bool = False,
+    room: float = 1.15,
+    heights: Sequence[float] = (),
+    more: Callable[[Sequence[Spec], float], tuple[Mapping[str, Sequence[Spec]], Sequence[ChartText]]] | None = None,
+) -> Spec | None:
+    """Curves from zero, each named at its end. `labelled`: the last one has its values above its points.
+
+    `more` gives what else is drawn, from the rows of the points and the top of the axis, with the `heights` below it.
+    """
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return None
     values = [value for curve in curves for _, value in curve.points]
     highs = [high for curve in curves for _, high in curve.ranges.values() if known(high)]
     unit, per = ("s", 1000.0) if unit == "ms" and max(values) >= 10_000 else (unit, 1.0)
-    top = 1.15 * min(max(values + highs), _TALLEST * max(values)) / per or 1.0
+    top = room * min(max([*values, *highs, *heights]), _TALLEST * max(values)) / per or 1.0
     axis = [c for curve in curves for c, _ in curve.points]
-    x, y = concurrency(axis), upright("value", unit, [0, top])
-    layers = [one for curve in curves for one in curve_layers(curve, x, y, per)]
-    if labelled:
-        rows = curve_rows(curves[-1], top, per)
-        layers += halo(apart(rows, axis, 0.09), label("center", dy=-15, weight=600), x=x, y={**y, "field": "high"})
-    layers += _ends(curves, per, 17 / height * top, top, x, y)
-    spare = round(_WIDER_PX * max(len(curve.end) for curve in curves))
-    return {"padding": {"left": 14, "top": 5, "bottom": 5, "right": 5 + spare}, "layer": layers}
+    rows = [(curve, list(curve.rows(str(n), top, per))) for n, curve in enumerate(curves)]
+    points = [row for _, some in rows for row in some]
+    ranged = [row for curve, some in rows for row in some if row["c"] in curve.ranges]
+    named = apart(rows[-1][1], _APART, along(axis)) if labelled else []
+    texts = [ChartText(row["c"], row["high"], number(row["value"]), dy=-15, weight=600) for row in named]
+    data, words = more(points, top) if more else ({}, [])
+    texts = [*words, *texts, *_ends(curves, per, 17 / height * top, top)]
+    shades = [row for curve, some in rows if curve.shaded for row in some if row["c"] in curve.ranges]
+    lines = [row for curve, some in rows if curve.joined for row in some]
+    data = {**data, "points": points, "ranges": ranged, "shades": shades, "lines": lines,
+            "labels": msgspec.to_builtins(texts)}  # fmt: skip
+    spare = 5 + round(_WIDER_PX * max(len(curve.end) for curve in curves))
+    return drawing("curves", data, x=concurrency(axis), unit=unit, top=top, spare=spare)
 
 
-def curve_rows(curve: ChartCurve, top: float, per: float = 1.0) -> list[Spec]:
-    """`per`: values in one unit of the axis, which ends at `top`."""
-    rows: list[Spec] = []
-    for c, value in curve.points:
-        low, high = curve.ranges.get(c, (value, value))
-        row = {"c": c, "value": value / per, "low": max(0.0, low / per), "high": min(top, high / per)}
-        rows.append({**row, "hollow": c in curve.hollow, "label": number(value / per)})
-        if c in curve.tips:
-            rows[-1]["tip"] = curve.tips[c]
-    return rows
-
-
-def curve_layers(curve: ChartCurve, x: Spec, y: Spec, per: float = 1.0) -> list[Spec]:
-    """Shade, intervals, line and points, those that the curve has."""
-    rows = curve_rows(curve, y["scale"]["domain"][1], per)
-    ranged = [{key: row[key] for key in ("c", "low", "high")} for row in rows if row["c"] in curve.ranges]
-    ends = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
-    fill = {"condition": {"test": "datum.hollow", "value": theme.PAPER}, "value": curve.colour}
-    layers = []
-    if curve.shaded:
-        layers.append(layer(ranged, {"type": "area", "color": curve.colour, "opacity": 0.16}, x=x, **ends))
-    if ranged:
-        layers.append(layer(ranged, rule(curve.colour), x=x, **ends))
-    if curve.joined:
-        places = [{"c": row["c"], "value": row["value"]} for row in rows]
-        layers.append(layer(places, line(curve.colour, width=2.5, dash=curve.dash), x=x, y=y))
-    return [*layers, layer(rows, {**point(curve.colour, curve.shape), "fill": curve.colour}, x=x, y=y, fill=fill)]
-
-
-def _ends(curves: Sequence[ChartCurve], per: float, gap: float, top: float, x: Spec, y: Spec) -> list[Spec]:
+def _ends(curves: Sequence[ChartCurve], per: float, gap: float, top: float) -> Iterator[ChartText]:
     """Beside the last point of each; apart from each other where curves end at the same C."""
-    layers: list[Spec] = []
     for c in sorted({curve.points[-1][0] for curve in curves}):
         ending = [curve for curve in curves if curve.points[-1][0] == c and curve.end]
         heights = spread([curve.points[-1][1] / per for curve in ending], min(gap, top / max(len(ending), 1)), 0.0, top)
         for curve, height in zip(ending, heights, strict=True):
             colour = theme.MUTED if curve.colour == theme.STONE else curve.colour
-            mark = label("left", dx=11, weight=600, color=colour)
-            layers += halo([{"c": c, "at": height, "label": curve.end}], mark, x=x, y={**y, "field": "at"})
-    return layers
+            yield ChartText(c, height, curve.end, "left", dx=11, weight=600, colour=colour)
 
 
 def bars_chart(rows: Sequence[Spec], unit: str, *, room: float = 1.45, least: int = 0) -> Spec:
     """A bar for each `name`, as long as its `value`, with its `label` behind it; from `low` to `high` a whisker."""
     rows = [{"colour": theme.HONEY, "low": row["value"], "high": row["value"], **row} for row in rows]
-    x = quantity("value", unit, [0, room * max(row["high"] for row in rows) or 1.0])
-    axis = {"labelFontSize": 13, "labelColor": theme.INK, "labelLimit": 330, "labelPadding": 10, "domain": False}
-    y = {"field": "name", "type": "nominal", "sort": None, "title": None, "axis": axis, "scale": {"padding": 0.35}}
-    whiskers = [row for row in rows if row["low"] < row["high"]]
-    layers = [
-        layer(rows, {"type": "bar", "cornerRadiusEnd": 4}, x=x, y=y, color=COLOUR),
-        layer(whiskers, rule(theme.INK), x={**x, "field": "low"}, x2={"field": "high"}, y=y),
-        layer(rows, label("left", dx=9, weight=600), x={**x, "field": "high"}, y=y, text="label"),
-    ]
-    padding = {"left": 26, "top": 5, "bottom": 5, "right": 5}  # another font may be wider than the renderer's
-    return {"padding": padding, "layer": layers, **({"height": max(90, least * len(rows))} if least else {})}
-
-
-@dataclass(slots=True)
-class MarkSheet:
-    """Rectangles, rules, symbols and texts in terms of a chart's axes, one layer a kind; `tip` is shown at a mark."""
-
-    rects: list[Spec] = field(default_factory=list)
-    rules: list[Spec] = field(default_factory=list)
-    symbols: list[Spec] = field(default_factory=list)
-    texts: list[Spec] = field(default_factory=list)
-
-    def rect(self, x: float, x2: float, y: float, y2: float, colour: str, **more: Any) -> None:
-        """`stroke`, `dash` and `opacity` (of the filling) may be told too."""
-        self.rects.append({"x": x, "x2": x2, "y": y, "y2": y2, "colour": colour, **more})
-
-    def rule(self, x: float, x2: float, y: float, y2: float, colour: str, **more: Any) -> None:
-        self.rules.append({"x": x, "x2": x2, "y": y, "y2": y2, "colour": colour, **more})
-
-    def symbol(self, x: float, y: float, shape: str, colour: str, **more: Any) -> None:
-        """`shape` may be a path in pixels, where `size` is 4."""
-        self.symbols.append({"x": x, "y": y, "shape": shape, "colour": colour, **more})
-
-    def text(self, x: float, y: float, label: str, colour: str = theme.MUTED, **more: Any) -> None:
-        self.texts.append({"x": x, "y": y, "label": printable(label), "colour": colour, **more})
-
-    def ground(self, x: Spec, y: Spec) -> list[Spec]:
-        """Return what lies beneath the curves."""
-        mark = {"type": "rect", "fill": _of("colour"), "fillOpacity": _of("opacity", 1), "stroke": _of("stroke", None),
-                "strokeDash": _of("dash", []), "strokeWidth": 1}  # fmt: skip
-        return [layer(self.rects, mark, x=x, y=y, **_OTHER_ENDS)] if self.rects else []
-
-    def marks(self, x: Spec, y: Spec) -> list[Spec]:
-        """Return what lies on them."""
-        look = {"opacity": _of("opacity", 1), "strokeWidth": _of("width", 1), "strokeCap": _of("cap", "butt"),
-                "strokeDash": _of("dash", [])}  # fmt: skip
-        stroke = {"type": "rule", "stroke": _of("colour"), **look}
-        mark = {"type": "point", "shape": _of("shape"), "stroke": _of("colour"), "fill": _of("fill", None),
-                "size": _of("size", 4), **look}  # fmt: skip
-        words = {**label("left"), "align": _of("align", "left"), "fill": _of("colour"), "fontSize": _of("size", 12),
-                 "fontWeight": _of("weight", 400)}  # fmt: skip
-        drawn = (
-            layer(self.rules, stroke, x=x, y=y, **_OTHER_ENDS),
-            layer(self.symbols, mark, x=x, y=y),
-            layer(self.texts, words, x=x, y=y, text="label"),
-        )
-        return [one for one in drawn if one["data"]["values"]]
-
-
-_OTHER_ENDS: Spec = {"x2": {"field": "x2"}, "y2": {"field": "y2"}}
-
-
-def _of(name: str, otherwise: Any = ...) -> Spec:
-    """Return what a row says of itself."""
-    return {"expr": f"datum.{name}" if otherwise is ... else f"datum.{name} || {json.dumps(otherwise)}"}
+    data = {"bars": rows, "whiskers": [row for row in rows if row["low"] < row["high"]]}
+    spec = drawing("bars", data, unit=unit, top=room * max(row["high"] for row in rows) or 1.0)
+    return {**spec, "height": max(90, least * len(rows))} if least else spec
 
 
 def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = None) -> Spec | None:
     """Effective tok/s against C with its band, the plateau, the turning points, and C times one agent's speed."""
     drawn = [level for level in _rising(levels) if known(level.effective_tok_s)]
-    if not drawn:
-        return None
+    plateau = [{"c": one.concurrency, "value": one.plateau_tok_s} for one in drawn if known(one.plateau_tok_s)]
+    axis = [level.concurrency for level in drawn]
+
+    def more(rows: Sequence[Spec], top: float) -> tuple[Spec, list[ChartText]]:
+        ideal, place = _ideal_line(rows, top), along(axis)
+        aside: Spec = {"align": "left", "dx": 10, "dy": 7}
+        if ideal and place(ideal[-1]) >= 0.6:
+            aside = {"align": "right", "dx": -14}
+        texts = [ChartText(row["c"], row["value"], "ideal: C × one agent", **aside, colour=theme.MUTED)
+                 for row in ideal[-1:]]  # fmt: skip
+        marked = list(_turning_rows(turning, axis)) if turning else []
+        for height, row in enumerate(marked):
+            side: Spec = {"align": "right", "dx": -6} if place(row) > 0.5 else {"align": "left", "dx": 6}
+            texts.append(ChartText(row["c"], 0, row["label"], **side, dy=-12 - 18 * height))
+        for row in apart(rows, 0.075, place):
+            at, side = (row["value"], {"dx": -8, "dy": -16}) if row["value"] < 0.14 * top else (row["low"], _BELOW)
+            texts.append(ChartText(row["c"], at, number(row["value"]), weight=600, **side))
+        brackets = [row for row in marked if "from" in row]
+        return {"ideal": ideal, "plateau": plateau, "turning": marked, "brackets": brackets}, texts
+
     curve = ChartCurve(
         [(level.concurrency, level.effective_tok_s or 0.0) for level in drawn],
         theme.HONEY,
@@ -308,50 +259,44 @@ def effective_chart(levels: Sequence[LevelSummary], turning: Turning | None = No
         ranges={level.concurrency: _effective_range(level) for level in drawn},
         shaded=True,
     )
-    plateau = [{"c": one.concurrency, "plateau": one.plateau_tok_s} for one in drawn if known(one.plateau_tok_s)]
-    heights = [high for _, high in curve.ranges.values()] + [row["plateau"] or 0.0 for row in plateau]
-    top = 1.3 * min(max(heights), _TALLEST * max(value for _, value in curve.points)) or 1.0
-    rows = curve_rows(curve, top)
-    axis = [row["c"] for row in rows]
-    ideal = _ideal_line(rows, top)
-    x, y = concurrency(axis), upright("value", "tok/s", [0, top])
-    early = bool(ideal) and place(ideal[-1]["c"], axis) < 0.6
-    aside: Spec = {"align": "left", "dx": 10, "dy": 7} if early else {"align": "right", "dx": -14}
-    uprights, names = _turning_layers(turning, axis, top, x, y) if turning else ([], [])
-    named = apart(rows, axis)
-    lowest, others = ([row for row in named if (row["value"] < 0.14 * top) is near] for near in (True, False))
-    return {
-        "layer": [
-            layer(ideal, line(theme.STONE, width=1.5, dash=[5, 4]), x=x, y={**y, "field": "ideal"}),
-            *uprights,
-            *halo(ideal[-1:], label(**aside, color=theme.MUTED), x=x, y={**y, "field": "ideal"}),
-            layer(plateau, line(theme.HONEY, width=1, dash=[2, 3]), x=x, y={**y, "field": "plateau"}),
-            *curve_layers(curve, x, y),
-            *names,
-            *halo(lowest, label("center", dx=-8, dy=-16, weight=600), x=x, y=y),
-            *halo(others, label("center", dx=10, dy=16, weight=600), x=x, y={**y, "field": "low"}),
-        ]
-    }
+    return curves_chart([curve], "tok/s", room=1.3, heights=[row["value"] or 0.0 for row in plateau], more=more)
+
+
+_BELOW = {"dx": 10, "dy": 16}
+
+
+def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
+    """From C=1 to the last level or the edge of the picture; empty without C=1. Bent where the axis is logarithmic."""
+    alone = next((row["value"] for row in rows if row["c"] == 1), None)
+    if not alone or len(rows) == 1:
+        return []
+    levels = [row["c"] for row in rows]
+    end = min(max(levels), top / alone)
+    steps = 24 if is_wide(levels) else 1
+    places = (1 + (end - 1) * (i / steps) ** 2 for i in range(steps + 1))
+    return [{"c": c, "value": c * alone} for c in places]
+
+
+def _turning_rows(turning: Turning, axis: Sequence[int]) -> Iterator[Spec]:
+    """Yield knee and cliff with their names, and with their brackets where they have one."""
+    found = (("knee", turning.knee, turning.knee_bracket), ("cliff", turning.cliff, turning.cliff_bracket))
+    for name, c, bracket in found:
+        if c is not None and min(axis) <= c <= max(axis):
+            ends = {"from": max(bracket[0], min(axis)), "to": min(bracket[1], max(axis))} if bracket else {}
+            yield {"c": c, "label": f"{name}: C = {c}", **ends}
 
 
 def contention_chart(levels: Sequence[LevelSummary]) -> Spec | None:
     """Return how much of its solo speed a task loses, in per cent of it."""
-    rows: list[Spec] = [
-        {"c": level.concurrency, "pct": pct, "above": max(pct, 0.0), "label": percent(pct)}
-        for level in levels
-        if (pct := level.contention_pct) is not None and known(pct)
-    ]
-    if not rows:
+    found = [(level.concurrency, level.contention_pct) for level in levels if known(level.contention_pct)]
+    if not found:
         return None
-    low = 1.15 * min([0.0, *(row["pct"] for row in rows)])
-    x = {"field": "c", "type": "ordinal", "title": AGENTS, "axis": {"labelAngle": 0}, "scale": {"padding": 0.42}}
-    y = quantity("pct", None, [low, 112])
-    above = {**y, "field": "above"}
-    y["axis"]["labelExpr"] = "datum.label + ' %'"
-    if len(rows) > 9:  # narrow bars: the figure without its sign, which the axis has
-        rows = [{**row, "label": number(row["pct"], digits=0)} for row in rows]
-    bars = layer(rows, {"type": "bar", "color": theme.ROSE, "cornerRadiusEnd": 4}, x=x, y=y)
-    return {"layer": [bars, layer(rows, label("center", dy=-9, weight=600), x=x, y=above, text="label")]}
+    # Over narrow bars stands the figure without its sign, which the axis has.
+    words = (lambda pct: number(pct, digits=0)) if len(found) > 9 else percent
+    rows = [{"c": c, "pct": pct, "label": words(pct)} for c, pct in found]
+    return drawing(
+        "contention", {"bars": rows}, agents=AGENTS, low=1.15 * min([0.0, *(pct or 0.0 for _, pct in found)])
+    )
 
 
 def ttft_chart(levels: Sequence[LevelSummary], height: int = 200) -> Spec | None:
@@ -408,8 +353,11 @@ def speedup_chart(speedups: Speedup | None) -> Spec | None:
         ("by wall, uncut", speedups.by_wall_whole, theme.MOSS),
         ("by tokens, uncut", speedups.by_tokens_whole, theme.MOSS),
     )
-    known_forms = [(name, value, colour) for name, value, colour in forms if value is not None and known(value)]
-    rows = [{"name": name, "value": value, "label": times(value), "colour": one} for name, value, one in known_forms]
+    rows = [
+        {"name": name, "value": value, "label": times(value), "colour": colour}
+        for name, value, colour in forms
+        if known(value)
+    ]
     return bars_chart(rows, "times as fast as serial", room=1.25) if rows else None
 
 
@@ -438,38 +386,3 @@ def _effective_range(level: LevelSummary) -> tuple[float, float]:
     interval, value = level.effective_interval if has_interval(level) else None, level.effective_tok_s or 0.0
     low, high = (interval.low, interval.high) if interval else (level.effective_low, level.effective_high)
     return low if low is not None and known(low) else value, high if high is not None and known(high) else value
-
-
-def _ideal_line(rows: Sequence[Spec], top: float) -> list[Spec]:
-    """From C=1 to the last level or the edge of the picture; empty without C=1. Bent where the axis is logarithmic."""
-    alone = next((row["value"] for row in rows if row["c"] == 1), None)
-    if not alone or len(rows) == 1:
-        return []
-    levels = [row["c"] for row in rows]
-    end = min(max(levels), top / alone)
-    steps = 24 if is_wide(levels) else 1
-    places = (1 + (end - 1) * (i / steps) ** 2 for i in range(steps + 1))
-    return [{"c": c, "ideal": c * alone, "label": "ideal: C × one agent"} for c in places]
-
-
-def _turning_layers(
-    turning: Turning, axis: Sequence[int], top: float, x: Spec, y: Spec
-) -> tuple[list[Spec], list[Spec]]:
-    """Return an upright line at the knee and at the cliff with its bracket shaded, and their names, at the foot."""
-    uprights: list[Spec] = []
-    names: list[Spec] = []
-    found = (("knee", turning.knee, turning.knee_bracket), ("cliff", turning.cliff, turning.cliff_bracket))
-    marked = [(name, c, bracket) for name, c, bracket in found if c is not None and min(axis) <= c <= max(axis)]
-    for height, (name, c, bracket) in enumerate(marked):
-        row: Spec = {"c": c, "top": top, "zero": 0, "label": f"{name}: C = {c}"}
-        if bracket is not None:
-            row |= {"from": max(bracket[0], min(axis)), "to": min(bracket[1], max(axis))}
-        shade = {"type": "rect", "color": theme.STONE, "opacity": 0.15}
-        side: Spec = {"align": "right", "dx": -6} if place(c, axis) > 0.5 else {"align": "left", "dx": 6}
-        upright = {"y": {**y, "field": "zero"}, "y2": {"field": "top"}}
-        uprights += [
-            layer([row] if bracket else [], shade, x={**x, "field": "from"}, x2={"field": "to"}, **upright),
-            layer([row], rule(theme.INK, width=1), x=x, **upright),
-        ]
-        names += halo([row], label(**side, dy=-12 - 18 * height), x=x, y={**y, "field": "zero"})
-    return uprights, names

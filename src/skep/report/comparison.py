@@ -16,10 +16,10 @@ from skep.bench.metrics import Comparison, LevelSummary, SweepSummary
 from skep.report import charts, theme
 from skep.report.charts import Spec
 from skep.report.columns import Column, chosen
-from skep.report.levels import left_out_sentences, level_columns
 from skep.report.page import html_table, render
 from skep.report.svg import standalone
 from skep.report.sweep import marks_of
+from skep.report.sweep_text import left_out_sentences, level_columns
 from skep.report.tables import Entry, effective_table
 from skep.stats.versus import Judgement
 from skep.store.records import StoredRun
@@ -70,18 +70,11 @@ _CURVES = (
 
 def legend_chart(runs: Sequence[Series]) -> Spec:
     """For a picture that stands alone: a sample of each line with its letter and name."""
-    x = {"field": "x", "type": "quantitative", "scale": {"domain": [0, 100]}, "axis": None}
-    y = {"field": "y", "type": "quantitative", "scale": {"domain": [len(runs) - 0.5, -0.5]}, "axis": None}
-    layers = []
-    for i, one in enumerate(runs):
-        ends = [{"x": 0, "y": i}, {"x": 5, "y": i}]
-        middle = [{"x": 2.5, "y": i, "label": f"{one.letter}   {one.name}"}]
-        layers += [
-            charts.layer(ends, charts.line(one.colour, width=2.5, dash=one.dash), x=x, y=y),
-            charts.layer(middle, {**charts.point(one.colour, one.shape), "fill": one.colour}, x=x, y=y),
-            charts.layer(middle, charts.label("left", dx=34), x=x, y=y, text="label"),
-        ]
-    return {"width": 760, "height": 22 * len(runs), "layer": layers}
+    looks = [{"name": f"{one.letter}   {one.name}", "colour": one.colour, "dash": one.dash, "shape": one.shape}
+             for one in runs]  # fmt: skip
+    ends = [{**look, "x": x} for look in looks for x in (0, 5)]
+    names = [{**look, "x": 2.5} for look in looks]
+    return charts.drawing("legend", {"ends": ends, "names": names}, height=22 * len(runs))
 
 
 def overlay(runs: Sequence[Series], key: str, unit: str, height: int = _HEIGHT) -> Spec | None:
@@ -136,7 +129,7 @@ def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None)
     rest = charts.sized(overlay(runs, "tpot_p50_ms", "ms", 105), "Time per output token, p50", "", 290, 105)
     marks = sorted(f"{word}: {one.letter}" for one in runs for word in marks_of(one.run))
     drawn = [legend_chart(runs), charts.panels(gain, first, rest, 118)]
-    spec = {"title": charts.headed(_heading(runs), marks), "vconcat": drawn, "spacing": 76, "bounds": "flush"}
+    spec = {"title": charts.headed(_heading(runs), marks), "vconcat": drawn, "spacing": 96, "bounds": "flush"}
     names = ", ".join(f"{one.letter} {one.name}" for one in runs)
     return standalone(spec, f"Comparison of {names}: effective tok/s, TTFT and TPOT against C")
 

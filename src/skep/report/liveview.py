@@ -15,13 +15,22 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from statistics import fmean
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import msgspec
 
+from skep.report.columns import Column, record_lines
+from skep.report.terminal import note
+from skep.stats.percentiles import runs_interval
+from skep.units import format_seconds, number
+
 if TYPE_CHECKING:
     from rich.text import Text
+
+    from skep.bench.session import SessionProgress
 
 P = TypeVar("P")
 REFRESH_PER_S, FEWEST_LINES, BAR = 4, 10, 24
@@ -167,3 +176,66 @@ def sparkline(values: Iterable[float], room: int, digits: int = 0) -> str:
 def progress_bar(done: int, total: int | None) -> str:
     filled = min(BAR, round(BAR * done / total)) if total else 0
     return "━" * filled + "─" * (BAR - filled)
+
+
+def level_lines() -> Callable[[SessionProgress], None]:
+    """Return what prints a line when a part of a run begins, and its figure when it has ended."""
+    said: set[str] = set()
+
+    def show(progress: SessionProgress) -> None:
+        if (key := where(progress)) not in said:
+            said.add(key)
+            note(f"{key}: {_how_many(progress)}{_left(progress)}")
+        elif progress.ended and progress.figures.get(progress.level):
+            failed = f", {progress.failed} failed so far" if progress.failed else ""
+            note(f"{key}: {number(progress.figures[progress.level][-1], digits=1)} tok/s{failed}")
+
+    return show
+
+
+_RUNNING: tuple[Column[tuple[int, Sequence[float]]], ...] = (
+    Column("concurrency", "C", lambda row: row[0]),
+    Column("runs", "runs", lambda row: len(row[1])),
+    Column("effective_tok_s", "eff tok/s", lambda row: fmean(row[1]), partial(number, digits=1)),
+    Column("spread", "95 %", lambda row: runs_interval(row[1]), lambda it: f"± {100 * it.upper_width:.1f} %"),
+)
+
+
+def level_frame(progress: SessionProgress, _page: Page) -> list[Line]:
+    table = record_lines(_RUNNING, sorted(progress.figures.items())) if progress.figures else []
+    return [[(line, "")] for line in (*table, now_line(progress))]
+
+
+def now_line(progress: SessionProgress) -> str:
+    many = f"{progress.done:,}/{progress.total:,}" if progress.total else f"{progress.done:,}"
+    told = f"{where(progress)}  {progress_bar(progress.done, progress.total)}  {many}"
+    if progress.stage == "judging":
+        return f"{told} answers"
+    speed = f" · {number(progress.tok_s, digits=1)} tok/s now" if progress.tok_s else ""
+    return f"{told} requests{speed} · {progress.in_flight} in flight · {progress.failed} failed{_left(progress)}"
+
+
+def where(progress: SessionProgress) -> str:
+    """Return which part of a run is under way; those of a judged run have a stage."""
+    if not progress.level:
+        return progress.stage
+    if progress.stage == "judging":
+        return f"C={progress.level}: judging"
+    if progress.stage == "asking":
+        turns = " and C=1 in turns" if progress.label in ("base", "again", "load") else f", {progress.label}"
+        return f"C={progress.level}{turns}"
+    return f"{progress.label or f'C={progress.level}'} run {progress.repeat + 1}"
+
+
+def _how_many(progress: SessionProgress) -> str:
+    if progress.total:
+        return f"{progress.total:,} {'answers' if progress.stage == 'judging' else 'requests'}"
+    return "until the conversation ends" if progress.stage == "asking" else "for a time"
+
+
+def _left(progress: SessionProgress) -> str:
+    runs = round(progress.runs_left)
+    if progress.left_s is None or not progress.level or not (runs or progress.stage == "asking"):
+        return ""
+    more = f", {runs} more run{'s' if runs > 1 else ''} at most" if runs else " of this level"
+    return f" · about {format_seconds(progress.left_s)} left{more}"

@@ -11,14 +11,13 @@ from msgspec.structs import replace
 
 from skep.bench.metrics import SweepSummary
 from skep.quality.mixed_figures import Axis, MixedLevel, MixedSummary, TaskFigures
-from skep.report import theme
-from skep.report.charts import COLOUR, Spec, headed, label, layer, quantity
+from skep.report.charts import Spec, drawing, headed
 from skep.report.columns import Column
 from skep.report.comparison import Series, comparison_banners, series_of
-from skep.report.levels import counted
 from skep.report.page import html_table, render
 from skep.report.svg import picture, standalone
 from skep.report.sweep import heading, marks_of
+from skep.report.sweep_text import counted
 from skep.report.tables import Table
 from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict
@@ -188,27 +187,15 @@ def axes_chart(entries: Entries) -> Spec:
     rows: list[Spec] = []
     for look, (_, one) in zip(_looks(entries), entries, strict=True):
         for place, axis in enumerate(one.axes):
-            row = {"place": place, "letter": look.letter, "colour": look.colour, "value": None, "zero": 0.0}
-            row |= {"end": 1.15, "shown": shortened(printable(axis.shown), 60), "label": ""}
+            row = {"place": place, "letter": look.letter, "colour": look.colour, "value": None, "label": ""}
             if axis.value is not None and known(axis.value):
                 value = min(max(axis.value, 0.0), 1.0)
                 row |= {"value": value, "label": number(value, digits=2)}
-            rows.append(row)
+            rows.append({**row, "shown": shortened(printable(axis.shown), 60)})
     names = [shortened(printable(axis.name), 24) for axis in entries[0][1].axes]
-    x = {**quantity("value", None, [0, 2.6]), "axis": None}
-    zero = {**x, "field": "zero"}
-    words = {"labelColor": theme.INK, "labelFontWeight": 600, "labelPadding": 34, "labelLimit": 220, "domain": False}
-    y = {"field": "place", "type": "ordinal", "title": None, "scale": {"paddingInner": 0.25, "paddingOuter": 0},
-         "axis": {**words, "labelExpr": f"{json.dumps(names)}[datum.value]"}}  # fmt: skip
-    sides: Spec = {"y": y, "yOffset": {"field": "letter", "scale": {"paddingInner": 0.2}}}
-    layers = [
-        layer(rows, {"type": "bar", "cornerRadius": 3}, x=x, **sides, color=COLOUR),
-        layer(rows, label("left", dx=7, weight=600), x=x, **sides, text="label"),
-        layer(rows, label("left", color=theme.MUTED), x={**x, "field": "end"}, **sides, text="shown"),
-    ]
-    if len(entries) > 1:
-        layers.append(layer(rows, label("right", dx=-8, weight=700), x=zero, **sides, text="letter", color=COLOUR))
-    return {"width": 900, "height": len(names) * (_STEP_PX * len(entries) + _BETWEEN_PX), "layer": layers}
+    height = len(names) * (_STEP_PX * len(entries) + _BETWEEN_PX)
+    data = {"axes": rows, "letters": rows if len(entries) > 1 else []}
+    return drawing("axes", data, height=height, names=f"{json.dumps(names)}[datum.value]")
 
 
 def _looks(entries: Entries) -> tuple[Series, ...]:

@@ -12,16 +12,12 @@ from markupsafe import Markup
 from msgspec import to_builtins
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.session import SessionProgress
 from skep.paths import user_paths
 from skep.quality.banks import Bank
 from skep.quality.mixed_figures import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE, MixedSummary
 from skep.quality.mixed_run import MixedPlan
 from skep.quality.trial import TrialPlan
 from skep.quality.trial_figures import (
-    AGAIN,
-    BASE,
-    LOAD,
     ArmFigures,
     QualitySummary,
     claim_words,
@@ -34,11 +30,10 @@ from skep.quality.trial_figures import (
 from skep.report import charts, theme
 from skep.report.charts import Spec
 from skep.report.columns import Column, as_count, as_percent, chosen, print_records
-from skep.report.levels import counted
-from skep.report.liveview import progress_bar
 from skep.report.page import html_table
 from skep.report.svg import picture, standalone
 from skep.report.sweep import marks_of, run_report
+from skep.report.sweep_text import counted
 from skep.report.terminal import note
 from skep.sandbox.runner import Sandbox
 from skep.stats.noninferiority import Claim, PairedDifference
@@ -71,49 +66,30 @@ _FIGURE_SHARE, _NAMED_SHARE = 0.055, 0.17  # the least share of a part with its 
 
 def difference_chart(summary: QualitySummary) -> Spec | None:
     """In points, by level, with one-sided bounds; the line at -delta, and C = 1 against itself as a grey band."""
-    levels = [level for level in summary.levels if known(level.difference.difference)]
-    if not levels:
-        return None
     rows: list[Spec] = []
+    levels = [level for level in summary.levels if known(level.difference.difference)]
     for level in levels:
-        found = level.difference
+        found, (colour, shape, fill) = level.difference, _LOOKS[level.claim]
         bounds = {"d": 100 * found.difference, "low": 100 * found.low, "high": 100 * found.high}
-        rows.append({"c": str(level.concurrency), **bounds, "label": _signed(found.difference)})
+        claim = level.claim.value if len(levels) <= _MOST_NAMED else ""
+        look = {"colour": colour, "shape": shape, "fill": fill, "claim": claim, "label": _signed(found.difference)}
+        rows.append({"c": str(level.concurrency), **bounds, **look})
+    if not rows:
+        return None
     delta, span = -100 * summary.delta, summary.noise
     noise: list[Spec] = [{"d": 100 * span.low, "high": 100 * span.high}] if span else []
+    edge = {"d": delta, "label": f"−{100 * summary.delta:g} points: the loss that matters"}
     ends = [value for row in (*rows, *noise) for value in (row["d"], row["high"], row.get("low", 0.0))]
     low, high = min([0.0, delta, *ends]), max([0.0, *ends])
     room = high - low or 1.0
-    y = charts.upright("d", "points compared with C = 1", [low - 0.12 * room, high + 0.2 * room])
-    y["axis"]["labelExpr"] = "replace(datum.label, '-', '−')"
-    x = {"field": "c", "type": "ordinal", "title": charts.AGENTS, "sort": None, "axis": {"labelAngle": 0},
-         "scale": {"type": "point", "padding": 0.6}}  # fmt: skip
-    upright = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
-    edge = [{"d": delta, "label": f"−{100 * summary.delta:g} points: the loss that matters"}]
-    layers = [
-        charts.layer(noise, {"type": "rect", "color": theme.STONE, "opacity": 0.22}, y=y, y2={"field": "high"}),
-        charts.layer([{"d": 0.0}], charts.rule(theme.STONE, width=1), y=y),
-        charts.layer(edge, charts.rule(theme.ROSE, dash=[6, 4]), y=y),
-        *charts.halo(edge, charts.label("left", dx=4, dy=11, color=theme.ROSE), x={"value": 0}, y=y),
-        charts.layer(rows, {"type": "area", "color": theme.SKY, "opacity": 0.13}, x=x, **upright),
-        charts.layer(rows, charts.line(theme.SKY, width=1.5), x=x, y=y),
-        charts.layer(rows, charts.rule(theme.SKY, width=2), x=x, **upright),
-    ]
-    for row, level in zip(rows, levels, strict=True):
-        colour, shape, fill = _LOOKS[level.claim]
-        layers.append(charts.layer([row], {**charts.point(colour, shape), "fill": fill, "size": 90}, x=x, y=y))
-        layers += charts.halo([row], charts.label("left", dx=9), x=x, y=y)
-        if len(rows) <= _MOST_NAMED:
-            claim = [{**row, "label": level.claim.value}]
-            mark = charts.label("center", dy=-12, weight=700, color=colour)
-            layers += charts.halo(claim, mark, x=x, y={**y, "field": "high"})
-    return {"layer": layers}
+    domain = [low - 0.12 * room, high + 0.2 * room]
+    data = {"levels": rows, "noise": noise, "edge": [edge], "zero": [{"d": 0.0}]}
+    return charts.drawing("difference", data, agents=charts.AGENTS, domain=domain)
 
 
 def outcome_chart(summary: QualitySummary, width: int = 980) -> Spec | None:
     """One bar an arm, C = 1 above the level that was held against it; each outcome has its share of it."""
-    parts: list[Spec] = []
-    counts, names = list[Spec](), list[str]()
+    parts, counts, names = list[Spec](), list[Spec](), list[str]()
     for level in summary.levels:
         at = f"C = {level.concurrency}"
         for arm, name in ((level.base, f"C = 1 beside {at}"), (level.load, at)):
@@ -123,24 +99,10 @@ def outcome_chart(summary: QualitySummary, width: int = 980) -> Spec | None:
         names.append(" " * len(names))  # room between two levels
     if not parts:
         return None
-    fills = {one.value: look for one, look in _FILLS.items() if any(part["what"] == one.value for part in parts)}
-    x = {"field": "x", "type": "quantitative", "scale": {"domain": [0, 1], "nice": False}, "axis": None}
-    bold = {"condition": {"test": "indexof(datum.value, 'beside') < 0", "value": 600}, "value": 400}
-    axis = {"labelColor": theme.INK, "labelPadding": 12, "labelFontWeight": bold, "labelLimit": 200}
-    y = {"field": "name", "type": "nominal", "title": None, "axis": axis,
-         "scale": {"domain": names[:-1], "padding": 0.16}}  # fmt: skip
-    key = {"orient": "bottom", "title": None, "symbolType": "square", "columns": 8, "offset": 14}
-    colours = {"domain": [*fills], "range": [fill for fill, _ in fills.values()]}
-    bar, words = {"type": "bar", "stroke": theme.PAPER, "strokeWidth": 1}, charts.label("center", weight=600)
-    fill = {"field": "what", "type": "nominal", "scale": colours, "legend": key}
-    ink = {**fill, "scale": {**colours, "range": [ink for _, ink in fills.values()]}, "legend": None}
-    layers = [
-        charts.layer(parts, bar, x=x, x2={"field": "to"}, y=y, fill=fill),
-        charts.layer(parts, words, x={**x, "field": "middle"}, y=y, text="label", color=ink),
-        charts.layer(counts, charts.label("left", dx=8), x=x, y=y, text="label"),
-    ]
-    room = {"left": 20, "right": 16}  # for a wider font than the one that was measured
-    return {"width": width, "height": _BAR_PX * (len(names) - 1) + 40, "padding": room, "layer": layers}
+    fills = {one.value: fill for one, (fill, _) in _FILLS.items() if any(part["what"] == one.value for part in parts)}
+    size = {"width": width, "height": _BAR_PX * (len(names) - 1) + 40}
+    data = {"parts": parts, "counts": counts}
+    return charts.drawing("outcomes", data, **size, names=names[:-1], outcomes=[*fills], fills=[*fills.values()])
 
 
 def _outcome_parts(arm: ArmFigures, name: str) -> list[Spec]:
@@ -148,12 +110,12 @@ def _outcome_parts(arm: ArmFigures, name: str) -> list[Spec]:
     counts = dict(arm.outcomes)
     total, x = sum(counts.values()), 0.0
     parts: list[Spec] = []
-    for outcome in _FILLS:
+    for outcome, (_, ink) in _FILLS.items():
         if share := counts.get(outcome.value, 0) / (total or 1):
             said = percent(100 * share)
             words = f"{outcome.value} {said}" if share >= _NAMED_SHARE else said if share >= _FIGURE_SHARE else ""
             ends = {"x": x, "to": x + share, "middle": x + share / 2}
-            parts.append({"name": name, "what": outcome.value, **ends, "label": words})
+            parts.append({"name": name, "what": outcome.value, **ends, "label": words, "ink": ink})
             x += share
     return parts
 
@@ -382,39 +344,6 @@ def print_quality(summary: QualitySummary) -> None:
         note("SIMULATED: no model ran, these figures are a prediction")
     note(*filter(None, (noise_words(summary), *remarks(summary))))
     print(conclusion(summary))  # noqa: T201
-
-
-def stage_lines() -> Callable[[SessionProgress], None]:
-    said: set[str] = set()
-
-    def show(progress: SessionProgress) -> None:
-        key = where(progress)
-        if key not in said and progress.stage != "warming up":
-            said.add(key)
-            what = "answers" if progress.stage == "judging" else "requests"
-            note(f"{key}: {progress.total:,} {what}" if progress.total else f"{key}: until the conversation ends")
-
-    return show
-
-
-def now_line(progress: SessionProgress) -> str:
-    if not progress.total or progress.stage == "warming up":
-        return where(progress)
-    told = f"{where(progress)}  {progress_bar(progress.done, progress.total)}  {progress.done:,}/{progress.total:,}"
-    if progress.stage == "judging":
-        return told
-    speed = f" · {number(progress.tok_s, digits=1)} tok/s now" if progress.tok_s else ""
-    left = f" · about {format_seconds(progress.left_s)} left of this level" if progress.left_s is not None else ""
-    return f"{told}{speed} · {progress.in_flight} in flight · {progress.failed} failed{left}"
-
-
-def where(progress: SessionProgress) -> str:
-    if not progress.level:
-        return progress.stage
-    if progress.stage == "judging":
-        return f"C={progress.level}: judging"
-    turns = " and C=1 in turns" if progress.label in (BASE, AGAIN, LOAD) else f", {progress.label}"
-    return f"C={progress.level}{turns}"
 
 
 def mixed_headline(plan: MixedPlan, endpoints: Sequence[Endpoint], sandbox: Sandbox) -> str:

@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
 from markupsafe import Markup
 
 from skep.report import theme
-from skep.report.charts import MarkSheet, Spec, headed, label, layer, quantity
+from skep.report.charts import Spec, drawing, headed
 from skep.report.svg import picture, standalone
 from skep.swarm.records import Attempt, AttemptOutcome, Why
 from skep.swarm.summary import SessionSpan, SwarmStory
 from skep.units import number, printable, seconds, shortened
+
+MOST_BARS = 3000  # attempts that get a bar of their own; of more, neighbours are drawn together
+_WIDE_PX = 1006
+_LANE_PX, _LANE_LEAST_PX, _LANES_PX = 20.0, 5.0, 660.0
+_TOGETHER_PX = 10.0
+WHY_WORDS = {
+    Why.RETRY: "tried again",
+    Why.STRAGGLER: "second attempt beside a slow one",
+    Why.RESUMED: "repeated after a pause",
+}
+OUTCOME_WORDS = {
+    AttemptOutcome.DONE: "done",
+    AttemptOutcome.FAILED: "failed",
+    AttemptOutcome.REJECTED: "answer rejected",
+    AttemptOutcome.SUPERSEDED: "the other attempt finished first",
+    AttemptOutcome.CANCELLED: "cancelled",
+}
+_QUEUED, _WAITING, _STREAMING = "in the gateway's queue", "waiting for the first token", "streaming the answer"
+# How a part of a bar looks: its filling, its edge, and the dashes of the edge.
+_PARTS: dict[str, tuple[str, str, list[int]]] = {
+    _QUEUED: (theme.GRID, theme.GRID, []),
+    _WAITING: (theme.PALE, theme.PALE, []),
+    _STREAMING: (theme.SKY, theme.SKY, []),
+    "failed": (theme.ROSE, theme.ROSE, []),
+    "answer rejected": (theme.HONEY, theme.HONEY, []),
+    "the other attempt finished first": (theme.PAPER, theme.MUTED, [3, 2]),
+    "cancelled": (theme.PAPER, theme.MUTED, [1, 2]),
+}
+# How a sign looks: its shape, edge and filling. Those of an outcome stand at the end of a bar, the others at its start.
+_SIGNS: dict[str, tuple[str, str, str]] = {
+    "failed": ("M-1,-1L1,1M1,-1L-1,1", theme.ROSE, theme.ROSE),
+    "answer rejected": ("circle", theme.HONEY, theme.PAPER),
+    WHY_WORDS[Why.RETRY]: ("triangle-right", theme.INK, theme.INK),
+    WHY_WORDS[Why.STRAGGLER]: ("diamond", theme.PLUM, theme.PLUM),
+    WHY_WORDS[Why.RESUMED]: ("M0,-1.3L0,1.3", theme.INK, theme.INK),
+}
 
 
 class WorkingTime(msgspec.Struct, frozen=True):
@@ -47,58 +82,19 @@ def working_time(spans: Sequence[SessionSpan]) -> WorkingTime | None:
     return WorkingTime(lasting) if lasting else None
 
 
-def attempts_in_flight(attempts: Sequence[Attempt], session: int, least_s: float) -> list[tuple[float, int]]:
-    """Return how many were under way: (moment, so many from there on), one for every `least_s` at most."""
-    edges = [(one.started_at, 1) for one in attempts if one.session == session]
-    edges += [(one.ended_at, -1) for one in attempts if one.session == session]
-    steps: list[tuple[float, int]] = []
-    many = 0
-    for at, step in sorted(edges):
-        many += step
-        if steps and at - steps[-1][0] < least_s:
-            steps[-1] = (steps[-1][0], many)
-        else:
-            steps.append((at, many))
-    return steps
-
-
-MOST_BARS = 3000  # attempts that get a bar of their own; of more, neighbours are drawn together
-_LEAST_PX = 1.6
-_TOGETHER_PX = 10.0
-WHY_WORDS = {
-    Why.RETRY: "tried again",
-    Why.STRAGGLER: "second attempt beside a slow one",
-    Why.RESUMED: "repeated after a pause",
-}
-OUTCOME_WORDS = {
-    AttemptOutcome.DONE: "done",
-    AttemptOutcome.FAILED: "failed",
-    AttemptOutcome.REJECTED: "answer rejected",
-    AttemptOutcome.SUPERSEDED: "the other attempt finished first",
-    AttemptOutcome.CANCELLED: "cancelled",
-}
-_WIDE_PX = 1006
-_PANEL_WORDS = 290  # wide
-_BASE = 76  # where the panel ends
-_LANES_TOP = _BASE + 26
-_LANE_PX, _LANE_LEAST_PX, _LANES_PX = 20.0, 5.0, 660.0
-_LETTER_PX = 6.5
-_LABEL_PX = 13.0  # the least distance of two labels of lanes
-
-
 def gantt(story: SwarmStory) -> str:
     """Return an SVG document of its own, with its own background, readable on a page of any colour."""
     account = story.account
     marks = ["SIMULATED"] if account.simulated else []
     marks += [f"{account.left} OF {account.tasks} TASKS LEFT"] if account.left else []
     title = headed(account.name or account.run, marks, *filter(None, (account.model, f"run {account.run}")))
-    nothing = layer([{}], label("center", color=theme.MUTED), text={"value": "no attempt yet"})
-    return standalone({**(_drawing(story) or nothing), "title": title, "padding": 18}, picture_words(story))
+    spec = gantt_spec(story) or {"data": {"values": [{}]}, "mark": {"type": "text", "text": "no attempt yet"}}
+    return standalone({**spec, "title": title, "padding": 18}, picture_words(story))
 
 
 def gantt_element(story: SwarmStory) -> Markup | None:
     """Return an `<svg>` element that takes the width it is given; None where nothing was tried."""
-    drawn = _drawing(story)
+    drawn = gantt_spec(story)
     return picture({**drawn, "padding": 0}, picture_words(story)) if drawn else None
 
 
@@ -110,45 +106,91 @@ def picture_words(story: SwarmStory) -> str:
     return f"{told}; {account.done} done, {account.failed} set aside"
 
 
-def _drawing(story: SwarmStory) -> Spec | None:
-    """Return seconds of work to the right, pixels downward; None where nothing was tried."""
+def gantt_spec(story: SwarmStory) -> Spec | None:
+    """Return two panels over the same seconds of work: how many were at work, and each attempt in its agent's lane."""
     time = working_time(story.spans)
     if time is None or not story.attempts:
         return None
-    sheet, px = MarkSheet(), time.seconds / _WIDE_PX
     lanes: dict[int, list[Attempt]] = {}
     for one in story.attempts:
         lanes.setdefault(one.agent, []).append(one)
+    many = len(story.attempts) > MOST_BARS
+    groups = [group for own in lanes.values() for group in _groups(own, time.seconds / _WIDE_PX, many=many)]
+    bars = [row for group in groups for row in _bars(group, time)]
+    signs = [row for group in groups for row in _signs(group[0], time)]
+    parts = {name: look for name, look in _PARTS.items() if any(row["part"] == name for row in bars)}
+    there = {name: look for name, look in _SIGNS.items() if any(row["sign"] == name for row in signs)}
+    fills, edges, dashes = zip(*parts.values(), strict=True) if parts else ((), (), ())
+    shapes, sign_edges, sign_fills = zip(*there.values(), strict=True) if there else ((), (), ())
+    counted, allowed, pauses = _counted(story, time), _allowed(story, time), _pauses(time)
     each = min(_LANE_PX, max(_LANE_LEAST_PX, _LANES_PX / len(lanes)))
-    bottom = _LANES_TOP + each * len(lanes)
-    _downs(sheet, story, time, bottom, px)
-    # Every lane's number where there is room, else every second, fifth, ...
-    step = next(one for one in (1, 2, 5, 10, 20, 50, 100, 1000) if one * each >= _LABEL_PX or one == 1000)
-    sheet.text(-8 * px, _LANES_TOP - 10, "agent", align="right")
-    for place, agent in list(enumerate(sorted(lanes)))[::step]:
-        sheet.text(-8 * px, _LANES_TOP + (place + 0.5) * each, str(agent), align="right")
-    _panel(sheet, story, time, px)
-    for place, agent in enumerate(sorted(lanes)):
-        top, tall = _LANES_TOP + place * each + 0.14 * each, 0.72 * each
-        for group in _groups(lanes[agent], px, many=len(story.attempts) > MOST_BARS):
-            _bar(sheet, group, time, px, top, tall)
-    _pauses(sheet, time, bottom, px)
-    _legend(sheet, story, bottom + 44, px)
-    unit, per = ("h", 3600) if time.seconds > 10_800 else ("min", 60) if time.seconds > 600 else ("s", 1)
-    words = f"format(datum.value / {per}, ',~r') + ' {unit}'"
-    values = [per * value for value in _ticks(time.seconds / per)]
-    axis = {"grid": True, "values": values, "labelExpr": words, "labelFontSize": 12}
-    x = {**quantity("x", None, [0, time.seconds]), "axis": axis}
-    y = {**quantity("y", None, [bottom, 0]), "axis": None}
-    layers = [*sheet.ground(x, y), *sheet.marks(x, y)]
-    return {"width": _WIDE_PX, "height": bottom, "autosize": {"type": "pad"}, "layer": layers}
+    unit, step = ("hours", 3600) if time.seconds > 10_800 else ("minutes", 60) if time.seconds > 600 else ("seconds", 1)
+    data = {"bars": bars, "signs": signs, "counted": counted, "allowed": allowed, "downs": _downs(story, time),
+            "pauses": pauses, "named_pauses": pauses if len(pauses) < 8 else []}  # fmt: skip
+    return drawing(
+        "gantt",
+        data,
+        width=_WIDE_PX,
+        height=each * len(lanes),
+        seconds=time.seconds,
+        step=step,
+        least_step=step if step > 1 else 0,
+        unit=f"{unit} of work",
+        title="agents at once" + ("; dashed: the limit" if allowed else ""),
+        most=max([row["many"] for row in (*counted, *allowed)] + [1]),
+        parts=[*parts],
+        part_fills=fills,
+        part_edges=edges,
+        part_dashes=dashes,
+        signs=[*there],
+        sign_size=each * 4,
+        sign_shapes=shapes,
+        sign_edges=sign_edges,
+        sign_fills=sign_fills,
+        whys=[name for name in there if name in WHY_WORDS.values()],
+    )
 
 
-def _ticks(total: float) -> list[float]:
-    """About ten round numbers up to `total`."""
-    size = 10.0 ** math.floor(math.log10(total / 10))
-    step = next(size * one for one in (1, 2, 5, 10) if size * one * 10 >= total)
-    return [round(step * i, 6) for i in range(int(total / step + 1e-9) + 1)]
+def _downs(story: SwarmStory, time: WorkingTime) -> list[Spec]:
+    rows = []
+    for one in story.downs:
+        left, right = time.x_of_moment(one.started_at), time.x_of_moment(one.ended_at)
+        tip = f"the endpoint did not answer for {seconds(one.ended_at - one.started_at)}"
+        tip += f": {shortened(one.why, 140)}" if one.why else ""
+        rows.append({"x": left, "x2": max(right, left + 2 * time.seconds / _WIDE_PX), "tip": printable(tip)})
+    return rows
+
+
+def _pauses(time: WorkingTime) -> list[Spec]:
+    """Return where two sessions meet, and for how long nobody worked."""
+    rows = []
+    for earlier, later in pairwise(time.spans):
+        paused = seconds(max(0.0, later.started_at - earlier.ended_at))
+        how = earlier.outcome or "its process disappeared"
+        tip = f"{paused} between session {earlier.session} ({how}) and {later.session}, left out"
+        rows.append({"x": time.begin(later), "tip": printable(tip), "label": f"{paused} pause"})
+    return rows
+
+
+def _counted(story: SwarmStory, time: WorkingTime) -> list[Spec]:
+    """Return how many were under way, step by step."""
+    rows = []
+    for span in time.spans:
+        steps = attempts_in_flight(story.attempts, span.session, time.seconds / _WIDE_PX)
+        ends = [(time.x(span.session, at), many) for at, many in steps] + [(time.begin(span) + span.seconds, 0)]
+        rows += [{"x": at, "many": many, "session": span.session} for at, many in ends]
+    return rows
+
+
+def _allowed(story: SwarmStory, time: WorkingTime) -> list[Spec]:
+    """Return how many were allowed, step by step, to the end of each session."""
+    rows = []
+    for span in time.spans:
+        limits = [(time.x(one.session, one.at), one) for one in story.limits if one.session == span.session]
+        for at, one in [*limits, *((time.begin(span) + span.seconds, one) for _, one in limits[-1:])]:
+            tip = printable(f"{one.limit} allowed" + (f": {shortened(one.why, 140)}" if one.why else ""))
+            rows.append({"x": at, "many": one.limit, "session": span.session, "tip": tip})
+    return rows
 
 
 def _groups(attempts: Sequence[Attempt], px: float, *, many: bool) -> list[list[Attempt]]:
@@ -164,62 +206,49 @@ def _groups(attempts: Sequence[Attempt], px: float, *, many: bool) -> list[list[
     return groups
 
 
-def _bar(sheet: MarkSheet, group: Sequence[Attempt], time: WorkingTime, px: float, top: float, tall: float) -> None:
+def _bars(group: Sequence[Attempt], time: WorkingTime) -> Iterator[Spec]:
+    """Yield the parts of a bar, each long enough to be seen. Of one that is done, its queue and its wait are apart."""
     first, last = group[0], group[-1]
     left, right = time.x(first.session, first.started_at), time.x(last.session, last.ended_at)
     if left is None or right is None:
         return
-    right = max(right, left + _LEAST_PX * px)
+    least = time.seconds / _WIDE_PX
+    right = max(right, left + 1.6 * least)
+    tip = printable(attempt_words(first))
+    ends = [(left, right, _STREAMING)]
     if len(group) > 1:
         tip = printable(f"{len(group)} tasks done: {shortened(first.task, 40)} to {shortened(last.task, 40)}")
-        sheet.rect(left, max(right - 0.6 * px, left + 0.8 * px), top, top + tall, theme.SKY, tip=tip)
-        return
-    queued = time.x(first.session, first.started_at + (first.queued_ms or 0.0) / 1000) or left
-    token = None if first.first_token_at is None else time.x(first.session, first.first_token_at)
-    tip = printable(attempt_words(first))
-    _shape(sheet, first.outcome, (left, right, px), top, tall, tip, min(max(queued, left), right), token)
-    _why(sheet, first.why, (left, px), top, tall)
+    elif first.outcome is AttemptOutcome.DONE:
+        queue = min(max(time.x(first.session, first.started_at + (first.queued_ms or 0.0) / 1000) or left, left), right)
+        token = time.x(first.session, first.first_token_at) if first.first_token_at is not None else None
+        begin = queue if token is None else min(max(token, queue), right)
+        ends = [(left, queue, _QUEUED), (queue, begin, _WAITING), (begin, max(right, begin + least), _STREAMING)]
+    else:
+        ends = [(left, right, OUTCOME_WORDS[first.outcome])]
+    for x, x2, part in ends:
+        if x2 - x > 0.3 * least:
+            yield {"agent": first.agent, "x": x, "x2": x2, "part": part, "tip": tip}
 
 
-def _shape(
-    sheet: MarkSheet, outcome: AttemptOutcome, ends: tuple[float, float, float], top: float, tall: float, tip: str,
-    queue: float = 0.0, first: float | None = None,
-) -> None:  # fmt: skip
-    """Outcomes differ in shape as in colour. `ends`: left, right and a pixel; `queue`: where it ends; `first` token."""
-    left, right, px = ends
-    middle, half, foot = top + tall / 2, max(min(tall / 2 - 0.5, 4.0), 1.5), top + tall
-    match outcome:
-        case AttemptOutcome.DONE:
-            if queue - left > 0.5 * px:
-                sheet.rule(left, queue, middle, middle, theme.STONE, width=1.6)
-            begin = queue if first is None else min(max(first, queue), right)
-            if begin - queue > 0.3 * px:
-                sheet.rect(queue, begin, top, foot, theme.PALE, tip=tip)
-            sheet.rect(begin, max(right, begin + 0.8 * px), top, foot, theme.SKY, tip=tip)
-        case AttemptOutcome.FAILED:
-            sheet.rect(left, right, top, foot, theme.ROSE, opacity=0.25, stroke=theme.ROSE, tip=tip)
-            cross = f"M{-half} {-half}l{2 * half} {2 * half}m0 {-2 * half}l{-2 * half} {2 * half}"
-            sheet.symbol(right, middle, cross, theme.ROSE, width=1.8)
-        case AttemptOutcome.REJECTED:
-            sheet.rect(left, right, top, foot, theme.HONEY, opacity=0.25, stroke=theme.HONEY, tip=tip)
-            sheet.symbol(right, middle, "circle", theme.HONEY, width=1.6, size=4 * half**2, fill=theme.PAPER)
-        case AttemptOutcome.SUPERSEDED:
-            sheet.rect(left, right, top, foot, theme.PAPER, stroke=theme.MUTED, dash=[3, 2], tip=tip)
-        case AttemptOutcome.CANCELLED:
-            path = f"M{(right - left) / px} 0H0v{tall}H{(right - left) / px}"
-            sheet.symbol(left, top, path, theme.MUTED, fill=theme.PAPER, tip=tip)
+def _signs(one: Attempt, time: WorkingTime) -> Iterator[Spec]:
+    for sign, at in ((WHY_WORDS.get(one.why), one.started_at), (OUTCOME_WORDS[one.outcome], one.ended_at)):
+        if sign in _SIGNS and (x := time.x(one.session, at)) is not None:
+            yield {"agent": one.agent, "x": x, "sign": sign}
 
 
-def _why(sheet: MarkSheet, why: Why, at: tuple[float, float], top: float, tall: float) -> None:
-    (left, px), middle, half = at, top + tall / 2, max(min(tall / 2, 4.0), 1.5)
-    match why:
-        case Why.RETRY:
-            path = f"M0 {-half}l{1.4 * half} {half}l{-1.4 * half} {half}z"
-            sheet.symbol(left, middle, path, theme.INK, fill=theme.INK, width=0.5)
-        case Why.STRAGGLER:
-            sheet.symbol(left + half * px, middle, "diamond", theme.PLUM, fill=theme.PLUM, width=0.5, size=4 * half**2)
-        case Why.RESUMED:
-            sheet.rule(left, left, top, top + tall, theme.INK, width=2)
+def attempts_in_flight(attempts: Sequence[Attempt], session: int, least_s: float) -> list[tuple[float, int]]:
+    """Return how many were under way: (moment, so many from there on), one for every `least_s` at most."""
+    edges = [(one.started_at, 1) for one in attempts if one.session == session]
+    edges += [(one.ended_at, -1) for one in attempts if one.session == session]
+    steps: list[tuple[float, int]] = []
+    many = 0
+    for at, step in sorted(edges):
+        many += step
+        if steps and at - steps[-1][0] < least_s:
+            steps[-1] = (steps[-1][0], many)
+        else:
+            steps.append((at, many))
+    return steps
 
 
 def attempt_words(attempt: Attempt) -> str:
@@ -239,83 +268,3 @@ def attempt_words(attempt: Attempt) -> str:
     if attempt.error_kind or attempt.error:
         parts.append(shortened(" ".join(filter(None, (attempt.error_kind, attempt.error))), 160))
     return " · ".join(parts)
-
-
-def _panel(sheet: MarkSheet, story: SwarmStory, time: WorkingTime, px: float) -> None:
-    """How many were under way, and the line of how many were allowed."""
-    counted = {span: attempts_in_flight(story.attempts, span.session, px) for span in time.spans}
-    allowed = [(one, x) for one in story.limits if (x := time.x(one.session, one.at)) is not None]
-    most = max([many for steps in counted.values() for _, many in steps] + [one.limit for one, _ in allowed] + [1])
-    up = (_BASE - 4) / most
-    sheet.text(0, -13, "agents at once" + ("; dashed: the limit" if allowed else ""))
-    sheet.text(-8 * px, _BASE - most * up, str(most), align="right")
-    sheet.text(-8 * px, _BASE - 3, "0", align="right")
-    sheet.rule(0, time.seconds, _BASE, _BASE, theme.STONE)
-    for span, steps in counted.items():
-        begin, end = time.begin(span), time.begin(span) + span.seconds
-        places = ((((time.x(span.session, at) or 0.0) - begin) / px, -many * up) for at, many in steps)
-        path = "".join(f"H{along:.1f}V{high:.1f}" for along, high in places)
-        tip = f"at most {max((many for _, many in steps), default=0)} at once in session {span.session}"
-        sheet.symbol(begin, _BASE, f"M0 0{path}H{span.seconds / px:.1f}V0Z", theme.SKY, fill=theme.PALE, tip=tip)
-        own = [(one, x) for one, x in allowed if one.session == span.session]
-        for (one, x), (then, until) in pairwise([*own, (own[-1][0], end)] if own else []):
-            y = _BASE - one.limit * up
-            path = f"M0 0H{(until - x) / px:.1f}V{(one.limit - then.limit) * up:.1f}"
-            sheet.symbol(x, y, path, theme.HONEY, width=2, dash=[6, 3])
-            told = printable(f"{one.limit} allowed" + (f": {shortened(one.why, 140)}" if one.why else ""))
-            sheet.symbol(x, y, "circle", theme.HONEY, fill=theme.HONEY, size=21, tip=told)
-
-
-def _downs(sheet: MarkSheet, story: SwarmStory, time: WorkingTime, bottom: float, px: float) -> None:
-    for one in story.downs:
-        left, right = time.x_of_moment(one.started_at), time.x_of_moment(one.ended_at)
-        tip = f"the endpoint did not answer for {seconds(one.ended_at - one.started_at)}"
-        tip += f": {shortened(one.why, 140)}" if one.why else ""
-        sheet.rect(left, max(right, left + 2 * px), 0, bottom, theme.ROSE, opacity=0.12, tip=printable(tip))
-        if right - left > 34 * px:
-            sheet.text((left + right) / 2, _LANES_TOP - 10, "down", theme.ROSE, align="center")
-
-
-def _pauses(sheet: MarkSheet, time: WorkingTime, bottom: float, px: float) -> None:
-    """Where two sessions meet: a torn edge, and for how long nobody worked."""
-    for earlier, later in pairwise(time.spans):
-        x, paused = time.begin(later), max(0.0, later.started_at - earlier.ended_at)
-        how = earlier.outcome or "its process disappeared"
-        tip = f"{seconds(paused)} between session {earlier.session} ({how}) and {later.session}, left out"
-        sheet.rect(x - 3 * px, x + 3 * px, -4, bottom + 4, theme.PAPER, tip=printable(tip))
-        sheet.symbol(x, -4, "M0 0" + "l3 6l-6 6l3 6" * int((bottom + 8) / 18), theme.STONE, width=1.2)
-        if len(time.spans) <= 8 and x > _PANEL_WORDS * px:  # else it would run into the panel's own words
-            sheet.text(x, -13, f"{seconds(paused)} pause", align="center")
-
-
-def _legend(sheet: MarkSheet, story: SwarmStory, top: float, px: float) -> None:
-    """Of the marks that are drawn, in as many rows as they need."""
-    outcomes, whys = {one.outcome for one in story.attempts}, {one.why for one in story.attempts}
-    done = AttemptOutcome.DONE in outcomes
-    others = [one for one in OUTCOME_WORDS if one in outcomes and one is not AttemptOutcome.DONE]
-    entries: list[tuple[AttemptOutcome | Why | str, str, bool]] = [
-        (theme.STONE, "in the gateway's queue", any(one.queued_ms for one in story.attempts)),
-        (theme.PALE, "waiting for the first token", done),
-        (theme.SKY, "streaming the answer", done),
-        *((one, OUTCOME_WORDS[one], True) for one in others),
-        *((why, WHY_WORDS[why], why in whys) for why in WHY_WORDS),
-        (theme.HONEY, "limit of agents at once", bool(story.limits)),
-    ]
-    x, y = 0.0, top
-    for what, words, there in entries:
-        if not there:
-            continue
-        wide = 52 + len(words) * _LETTER_PX
-        if x + wide > _WIDE_PX and x:
-            x, y = 0.0, y + 20
-        left, right = x * px, (x + 24) * px
-        if isinstance(what, AttemptOutcome):
-            _shape(sheet, what, (left, right - 3 * px, px), y, 12, words)
-        elif isinstance(what, Why):
-            _why(sheet, what, (left + 8 * px, px), y, 12)
-        elif what in (theme.STONE, theme.HONEY):
-            sheet.rule(left, right, y + 6, y + 6, what, width=2, dash=[6, 3] if what == theme.HONEY else [])
-        else:
-            sheet.rect(left, right, y, y + 12, what)
-        sheet.text((x + 32) * px, y + 6, words)
-        x += wide

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from skep.bench.metrics import LevelSummary, SweepSummary
 from skep.report import charts, theme
-from skep.report.charts import Spec, headed, layer, panels, quantity, sized
+from skep.report.charts import Spec, headed, panels, sized
 from skep.report.columns import Column, present
-from skep.report.levels import best_level, check_sentences, clock_figure, left_out_sentences, level_columns
 from skep.report.page import html_table, render
 from skep.report.svg import standalone
+from skep.report.sweep_text import best_level, check_sentences, clock_figure, left_out_sentences, level_columns
 from skep.store.records import Request, RunState, StoredRun
 from skep.units import UNKNOWN, known, milliseconds, moment, number, percent, seconds, times
 
@@ -259,20 +259,15 @@ class Timeline(msgspec.Struct, frozen=True):
         """Return one bar a request, the earliest on top: waiting faint, streaming strong, failed in rose."""
         origin = min(row.due_s for row in self.rows)
         bars: list[Spec] = [
-            {"from": round(begin - origin, 4), "to": round(end - origin, 4), "y": i + 0.12, "y2": i + 0.88,
-             "colour": colour}
-            for i, row in enumerate(self.rows) for begin, end, colour in _bars(row)
-        ]  # fmt: skip
+            {"place": place, "from": round(begin - origin, 4), "to": round(end - origin, 4), "colour": colour}
+            for place, row in enumerate(self.rows)
+            for begin, end, colour in _bars(row)
+        ]
         least = (max((bar["to"] for bar in bars), default=0.0) or 1.0) / 700  # what is too short to see is still there
         for bar in bars:
             bar["to"] = max(bar["to"], bar["from"] + least)
-        x = quantity("from", "seconds after the first request", [0, max(bar["to"] for bar in bars)])
-        x["axis"] |= {"tickCount": 10, "grid": True}
-        y = quantity("y", "requests in order of start", [len(self.rows), 0])
-        y["axis"] = {"labels": False, "grid": False}
-        sides = {"x": x, "x2": {"field": "to"}, "y": y, "y2": {"field": "y2"}}
         height = min(max(_BAR_PX * len(self.rows), _LOWEST_PX), _TALLEST_PX) + 60
-        return {"width": 980, "height": height, "layer": [layer(bars, {"type": "rect"}, **sides, color=charts.COLOUR)]}
+        return charts.drawing("timeline", {"requests": bars}, height=height, end=max(bar["to"] for bar in bars))
 
 
 def choose_timeline(levels: Sequence[LevelSummary], rows: Sequence[Request]) -> Timeline | None:

@@ -1,29 +1,274 @@
-"""What `skep bench` says of a run: the table of its levels, and what is to be said below it."""
+"""The figures of a sweep's levels, each described once for terminals, pages and files, and what is said of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from statistics import fmean
+from typing import Any
 
 import msgspec
+from markupsafe import Markup, escape
 from msgspec.structs import replace
 
 from skep.bench.against_preset import FigureComparison, PresetComparison
 from skep.bench.compare import loss
 from skep.bench.endpoint import Endpoint
-from skep.bench.metrics import Comparison, LevelSummary, Promise, Speedup, SweepSummary
-from skep.bench.session import SessionProgress
+from skep.bench.metrics import Clock, Comparison, LevelSummary, Promise, Speedup, SweepSummary
 from skep.bench.summary import cost_per_million_tokens
 from skep.bench.sweep import SweepPlan
-from skep.report import levels
-from skep.report.columns import Column, print_records, record_lines
-from skep.report.liveview import Line, Page, progress_bar
+from skep.report.columns import Column, as_count, as_percent, chosen, print_records
 from skep.report.terminal import note
-from skep.stats.percentiles import runs_interval
+from skep.stats.turning import Turning
 from skep.stats.versus import Judgement
 from skep.store.records import Request
-from skep.units import format_seconds, number
+from skep.units import UNKNOWN, Interval, format_seconds, known, milliseconds, number, percent, seconds
+
+COLD, WARM = 0.05, 0.5  # the share of the prompts' tokens that a cache held
+FULL = 0.97  # in flight, as a share of C
+_LevelColumn = Column[LevelSummary]
+
+
+def _part(name: str, part: str) -> Callable[[LevelSummary], Any]:
+    """Return what reads a part of one of its figures, as `p50` of `ttft_ms`; None where that is unknown."""
+    return lambda level: None if (whole := getattr(level, name)) is None else getattr(whole, part)
+
+
+def _figure(name: str, title: str, key: str = "", text: Callable[[Any], str] = number, **more: Any) -> _LevelColumn:
+    return Column(key or name, title, lambda level: getattr(level, name), text, **more)
+
+
+def _percentiles(name: str, title: str, **more: Any) -> Iterator[_LevelColumn]:
+    for part in ("p50", "p95", "p99", "mean"):
+        group = (title[0].upper() + title[1:], part)
+        value, key = _part(f"{name}_ms", part), f"{name}_{part}_ms"
+        yield Column(key, f"{title} {part}", value, number, unit=" ms", group=group, **more)
+
+
+def _bounds(name: str, key: str) -> Iterator[_LevelColumn]:
+    for part in ("low", "high"):
+        yield Column(key.format(part), f"95 % {part}", _part(f"{name}_interval", part))
+
+
+def _energy(part: str, title: str, text: Callable[[Any], str] = number, **more: Any) -> _LevelColumn:
+    return Column(part, title, _part("energy", part), text, group=("GPUs", title), optional=True, **more)
+
+
+def _listed(counts: Sequence[tuple[str, int]]) -> str:
+    return ";".join(f"{name}={count}" for name, count in counts)
+
+
+LEVEL_COLUMNS: tuple[_LevelColumn, ...] = (
+    _figure("concurrency", "C", text=str),
+    _figure("traffic", "class", text=str, right=False),
+    _figure("requests", "requests", text=as_count, group=("Requests", "sent")),
+    _figure("failed", "failed", text=as_count, group=("Requests", "failed"), style="bad"),
+    _figure("truncated", "cut", text=as_count),
+    Column("runs", "runs", lambda level: len(level.counted)),
+    Column("runs_left_out", "runs left out", lambda level: len(level.left_out)),
+    _figure("wall_s", "wall", text=seconds, group=("Wall", "time")),
+    _figure("output_tokens", "tokens", text=as_count),
+    _figure("effective_tok_s", "eff tok/s", group=("Effective tok/s", "all runs"), style="strong"),
+    _figure("effective_low", "slowest run", "effective_low_tok_s"),
+    _figure("effective_high", "fastest run", "effective_high_tok_s"),
+    *_bounds("effective", "effective_ci95_{}_tok_s"),
+    _figure("plateau_tok_s", "plateau", group=("Effective tok/s", "plateau"), optional=True),
+    _figure("task_tok_s", "task tok/s", group=("Per task", "tok/s")),
+    _figure("task_tok_s_whole", "with TTFT", "task_with_ttft_tok_s", group=("Per task", "with TTFT"), optional=True),
+    _figure("contention_pct", "contention", text=percent, group=("Per task", "contention")),
+    _figure("engine_tok_s", "engine tok/s", group=("Engine", "tok/s")),
+    *_percentiles("ttft", "TTFT"),
+    *_bounds("ttft", "ttft_median_ci95_{}_ms"),
+    *_percentiles("tpot", "TPOT"),
+    *_bounds("tpot", "tpot_median_ci95_{}_ms"),
+    *_percentiles("first_byte", "first byte", optional=True),
+    *_percentiles("gap", "gap", optional=True),
+    *_percentiles("total", "total", optional=True),
+    *_percentiles("queued", "queued", optional=True),
+    _figure("prompt_tokens", "tokens in", "prompt_tokens_mean", group=("Tokens, mean", "in"), optional=True),
+    _figure("output_tokens_each", "tokens out", "output_tokens_mean", group=("Tokens, mean", "out"), optional=True),
+    _figure("cached_prompt_share", "cached", text=as_percent, group=("Cached", "of prompt"), optional=True),
+    _figure("delivered", "in flight", "delivered_share", as_percent, group=("In flight", "of C"), optional=True),
+    _figure("client_limited", "client-limited", text=str),
+    Column("finish_reasons", "ended by", lambda level: _listed(level.finish_reasons), right=False),
+    Column("errors", "failed by", lambda level: _listed(level.errors), right=False),
+    _energy("joules", "J"),
+    _energy("joules_per_token", "J/token", partial(number, digits=2)),
+    _energy("mean_w", "mean W"),
+    _energy("max_w", "max W"),
+    Column("throttled", "throttled", lambda level: None if level.energy is None else ";".join(level.energy.throttled)),
+    Column(
+        "disagreements", "clocks", lambda level: "; ".join(f"{one.clock.value}: {one.cause}" for one in level.clocks)
+    ),
+)
+
+
+def range_text(interval: Interval | None, runs: Sequence[float]) -> str:
+    """Return a 95 % interval; of two runs, which have none, the two values, marked so."""
+    if interval is not None:
+        return f"{number(interval.low)}..{number(interval.high)}"
+    return f"{number(min(runs))}..{number(max(runs))} ({len(runs)} runs)" if len(runs) > 1 else UNKNOWN
+
+
+def spread_text(level: LevelSummary) -> str:
+    speeds = [one.effective_tok_s for one in level.counted] if known(level.effective_tok_s) else []
+    return range_text(level.effective_interval, speeds)
+
+
+def interval_text(interval: Interval | None) -> str:
+    if interval is None or not (known(interval.low) and known(interval.high)):
+        return UNKNOWN
+    return f"{number(interval.low)}–{number(interval.high)}"
+
+
+def runs_text(level: LevelSummary) -> str:
+    """Return how many runs its figures are of; "1 of 2" where some were left out."""
+    counted, every = len(level.counted), len(level.repeats)
+    return str(counted) if counted == every else f"{counted} of {every}"
+
+
+def counted(counts: Sequence[tuple[str, int]]) -> str:
+    """ "stop 40, length 8"; a dash where there are none."""
+    return ", ".join(f"{name} {count}" for name, count in counts) or UNKNOWN
+
+
+def _notes(level: LevelSummary) -> Markup:
+    flag = Markup('<span class="flag">client-limited</span>') if level.client_limited else Markup()
+    notes = []
+    if level.left_out:
+        notes.append(f"{len(level.left_out)} run{'s' if len(level.left_out) > 1 else ''} left out: client-limited")
+    if level.truncated:
+        notes.append(f"{level.truncated} cut at the token limit")
+    if level.cached_prompt_share is not None and level.cached_prompt_share >= COLD:
+        notes.append(f"{percent(100 * level.cached_prompt_share)} of prompt cached")
+    return flag + escape(", ".join(notes))
+
+
+_words = partial(Column, right=False, optional=True)
+# Several figures in one cell: only people read them.
+_IN_WORDS: tuple[_LevelColumn, ...] = (
+    Column("spread", "95 %", spread_text, group=("Effective tok/s", "95 %"), style="soft", optional=True),
+    Column("counted", "runs", runs_text, group=("Runs", "counted")),
+    _words("ended", "ended by", lambda level: counted(level.finish_reasons), group=("Ended", "by reason")),
+    _words("failed_by", "failed by", lambda level: counted(level.errors), group=("Failed", "by kind")),
+    _words("slowed", "throttled", lambda level: level.energy and (", ".join(level.energy.throttled) or "no"),
+           group=("GPUs", "throttled")),
+    _words("measured_by", "measured by", _part("energy", "source"), group=("GPUs", "measured by")),
+    Column("notes", "Notes", lambda _: "", style="note", right=False, html=_notes),
+)  # fmt: skip
+
+
+def level_columns(keys: str) -> list[_LevelColumn]:
+    return chosen((*LEVEL_COLUMNS, *_IN_WORDS), keys)
+
+
+def best_level(levels: Sequence[LevelSummary]) -> LevelSummary | None:
+    """Of those that the client did not limit: the others are lower bounds, and are not ranked."""
+    ranked = [level for level in levels if known(level.effective_tok_s) and not level.client_limited]
+    return max(ranked, key=lambda level: level.effective_tok_s or 0.0, default=None)
+
+
+def turning_sentence(turning: Turning) -> str:
+    """Knee and cliff in words, with their brackets; what the runs leave open is said instead."""
+    parts = []
+    if turning.knee is not None:
+        parts.append(f"no gain above C = {turning.knee} (the knee{_bracket(turning.knee_bracket)})")
+    if turning.cliff is not None:
+        fall = f" by {percent(turning.drop_pct)}" if known(turning.drop_pct) else ""
+        parts.append(f"above C = {turning.cliff} throughput falls{fall} (the cliff{_bracket(turning.cliff_bracket)})")
+    if not parts and turning.sure:
+        parts.append("no knee: effective tok/s still grows at the largest level")
+    if not turning.sure:
+        parts.append(_unclear_words(turning))
+    sentence = "; ".join(parts)
+    return f"{sentence[:1].upper()}{sentence[1:]}."
+
+
+def has_curve(levels: Sequence[LevelSummary]) -> bool:
+    """Two levels or more that the client did not limit: of fewer, knee and cliff are no question."""
+    return sum(not level.client_limited for level in levels) > 1
+
+
+def _unclear_words(turning: Turning) -> str:
+    """Return which levels their runs do not tell apart, and what to do about it."""
+    if not turning.unclear:
+        return "knee and cliff are not known: no level was run twice, measure each three times or more (--runs 3)"
+    missing = [name for name, at in (("knee", turning.knee), ("cliff", turning.cliff)) if at is None]
+    names = [f"C={level}" for level in turning.unclear]
+    levels = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    told = f"{levels} cannot be told apart: their runs differ too much"
+    what = f", so {' and '.join(missing)} are not known" if len(missing) > 1 else f", so the {missing[0]} is not known"
+    return f"{told}{what if missing else ''}; measure more runs of each level (--runs 5)"
+
+
+def left_out_sentences(levels: Sequence[LevelSummary], names: Sequence[str] = ()) -> list[str]:
+    """Return the runs that are in no figure, and why; `names` of the levels, where they are no concurrencies."""
+    titles = names or [f"C={level.concurrency}" for level in levels]
+    return [
+        f"left out: {title} run {one.repeat + 1}, {number(one.effective_tok_s)} tok/s: "
+        f"the client was the limit ({one.why})"
+        for title, level in zip(titles, levels, strict=True)
+        for one in level.left_out
+    ]
+
+
+def drift_sentence(summary: SweepSummary) -> str | None:
+    drift = summary.drift
+    if drift is None or not known(drift.estimate):
+        return None
+    figures = f"{drift.estimate:.2f} ({drift.low:.2f}..{drift.high:.2f})"
+    grew = f"the machine became {'slower' if drift.high < 1 else 'faster'} during the run"
+    verdict = "no drift" if drift.contains(1.0) else grew
+    return f"C=1 at the end was {figures} of the beginning: {verdict}."
+
+
+def cache_sentence(levels: Sequence[LevelSummary]) -> str | None:
+    """Return what share of the prompts' tokens the engine had not to read, over all levels, and where it had most."""
+    told = [(level, level.cached_prompt_share) for level in levels if level.cached_prompt_share is not None]
+    if not told:
+        return None
+    weighed = all(level.prompt_tokens is not None for level, _ in told)
+    weights = [level.requests * ((level.prompt_tokens or 0.0) if weighed else 1.0) for level, _ in told]
+    shares = [share for _, share in told]
+    total = sum(weights)
+    share = sum(w * s for w, s in zip(weights, shares, strict=True)) / total if total else max(shares)
+    verdict = "the prompts were cold" if share < COLD else "not all prompts were cold, so TTFT looks better than it is"
+    if share >= WARM:
+        verdict = "most prompts were cached, so TTFT looks better than it is"
+    fullest, most = max(told, key=lambda pair: pair[1])
+    where = f" ({percent(100 * most)} at C = {fullest.concurrency})" if most - share > 0.02 else ""
+    return f"The engine's cache held {percent(100 * share)} of the prompts' tokens{where}: {verdict}."
+
+
+def delivered_sentence(levels: Sequence[LevelSummary]) -> str | None:
+    """Return whether as many requests were in flight as the level says."""
+    told = [(level.concurrency, level.delivered) for level in levels if level.delivered is not None]
+    short = [f"{percent(100 * share)} at C = {c}" for c, share in told if share < FULL]
+    if not told:
+        return None
+    if not short:
+        return "Apart from the end of a level, as many requests were in flight as asked for."
+    return f"Fewer requests were in flight than asked for: {', '.join(short)} of C."
+
+
+def check_sentences(summary: SweepSummary) -> list[str]:
+    sentences = (
+        turning_sentence(summary.turning) if summary.turning and has_curve(summary.levels) else None,
+        drift_sentence(summary),
+        cache_sentence(summary.levels),
+        delivered_sentence(summary.levels),
+    )
+    return [*left_out_sentences(summary.levels), *filter(None, sentences)]
+
+
+def clock_figure(clock: Clock, value: float) -> str:
+    if clock is Clock.FIRST_TOKEN:
+        return milliseconds(value)
+    return f"{number(value)} tok/s" if clock is Clock.DECODE else number(value, digits=0)
+
+
+def _bracket(bracket: tuple[int, int] | None) -> str:
+    return "" if bracket is None or not bracket[0] else f", between {bracket[0]} and {bracket[1]}"
+
 
 # The rank behind a key: in a narrow terminal the highest goes first.
 LEVEL_KEYS = (
@@ -48,11 +293,11 @@ def print_summary(
         joules = level.energy.joules_per_token if level.energy else None
         return None if joules is None or price is None else cost_per_million_tokens(joules, price)
 
-    columns = [replace(one, optional=True) for one in levels.level_columns(LEVEL_KEYS)]
+    columns = [replace(one, optional=True) for one in level_columns(LEVEL_KEYS)]
     columns.append(Column("cost", "cost per M", cost, partial(number, digits=2), rank=3, optional=True))
     print_records([Column[LevelSummary]("concurrency", title, name), *columns], summary.levels)
     if summary.classes:
-        print_records(levels.level_columns(CLASS_KEYS), summary.classes)
+        print_records(level_columns(CLASS_KEYS), summary.classes)
     if summary.simulated:
         note("SIMULATED: no model ran, these figures are a prediction")
     note(*remarks(summary, names))
@@ -61,20 +306,20 @@ def print_summary(
 def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
     """`names` of the levels, where they are no concurrencies."""
     titles = [names[level.concurrency - 1] for level in summary.levels] if names else []
-    found = levels.left_out_sentences(summary.levels, titles)
+    found = left_out_sentences(summary.levels, titles)
     if summary.speedups is not None:
         found.extend(_speedup(summary.speedups))
     if summary.promise is not None:
         found.append(_promise(summary.promise))
-    if summary.turning is not None and len(summary.levels) > 2 and levels.has_curve(summary.levels):
-        found.append(levels.turning_sentence(summary.turning))
+    if summary.turning is not None and len(summary.levels) > 2 and has_curve(summary.levels):
+        found.append(turning_sentence(summary.turning))
     if summary.drift is not None and not summary.drift.contains(1.0):
-        found.append(f"warning: {levels.drift_sentence(summary)}")
+        found.append(f"warning: {drift_sentence(summary)}")
     for level in summary.levels:
         if level.energy is not None and level.energy.throttled:
             found.append(f"C={level.concurrency}: the GPU was slowed down: {', '.join(level.energy.throttled)}")
         for one in level.clocks:
-            client, engine = (levels.clock_figure(one.clock, value) for value in (one.client, one.engine))
+            client, engine = (clock_figure(one.clock, value) for value in (one.client, one.engine))
             told = f"{one.clock.value} is {client} by the client and {engine} by the engine"
             found.append(f"C={level.concurrency}: {told}: {one.cause}")
     if summary.client_limited:
@@ -117,7 +362,7 @@ def shortfalls(plan: SweepPlan, summary: SweepSummary) -> list[str]:
     found = [f"the budget ended before C={missing} was measured; use a longer --budget"] if missing else []
     for concurrency, level in measured.items():
         if (known := level.effective_interval) is None:
-            found.append(f"C={concurrency} has {levels.runs_text(level)} runs that count: an interval needs three")
+            found.append(f"C={concurrency} has {runs_text(level)} runs that count: an interval needs three")
         elif known.upper_width > plan.precision:
             found.append(f"C={concurrency} is known only to ± {100 * known.upper_width:.1f} %")
     return found
@@ -151,58 +396,6 @@ def failure_reasons(rows: Sequence[Request]) -> str:
     for row in rows:
         kinds.setdefault(row.error_kind or "", []).append(row.error or "")
     return ", ".join(f"{len(texts)}x {kind} ({texts[0]})" for kind, texts in kinds.items())
-
-
-def level_lines() -> Callable[[SessionProgress], None]:
-    said: set[tuple[int, int]] = set()
-
-    def show(progress: SessionProgress) -> None:
-        key = (progress.level, progress.repeat)
-        if key not in said:
-            said.add(key)
-            how_many = f"{progress.total} requests" if progress.total else "for a time"
-            note(f"{where(progress)}: {how_many}{left(progress)}")
-        elif progress.ended and progress.figures.get(progress.level):
-            failed = f", {progress.failed} failed so far" if progress.failed else ""
-            note(f"{where(progress)}: {number(progress.figures[progress.level][-1], digits=1)} tok/s{failed}")
-
-    return show
-
-
-_RUNNING: tuple[Column[tuple[int, Sequence[float]]], ...] = (
-    Column("concurrency", "C", lambda row: row[0]),
-    Column("runs", "runs", lambda row: len(row[1])),
-    Column("effective_tok_s", "eff tok/s", lambda row: fmean(row[1]), partial(number, digits=1)),
-    Column("spread", "95 %", lambda row: runs_interval(row[1]), lambda it: f"± {100 * it.upper_width:.1f} %"),
-)
-
-
-def level_frame(progress: SessionProgress, _page: Page) -> list[Line]:
-    table = record_lines(_RUNNING, sorted(progress.figures.items())) if progress.figures else []
-    return [[(line, "")] for line in (*table, now_line(progress))]
-
-
-def now_line(progress: SessionProgress) -> str:
-    total = f"/{progress.total}" if progress.total else ""
-    speed = f" · {number(progress.tok_s, digits=1)} tok/s now" if progress.tok_s else ""
-    return (
-        f"{where(progress)}  {progress_bar(progress.done, progress.total)}  {progress.done}{total} requests{speed}"
-        f" · {progress.in_flight} in flight · {progress.failed} failed{left(progress)}"
-    )
-
-
-def where(progress: SessionProgress) -> str:
-    if progress.level == 0:
-        return "warming up"
-    return f"{progress.label or f'C={progress.level}'} run {progress.repeat + 1}"
-
-
-def left(progress: SessionProgress) -> str:
-    if progress.left_s is None or not progress.level:
-        return ""
-    runs = round(progress.runs_left)
-    plural = "s" if runs > 1 else ""
-    return f" · about {format_seconds(progress.left_s)} left, {runs} more run{plural} at most" if runs else ""
 
 
 SHOWN = {"effective tok/s": "tok/s", "TTFT p50": "TTFT p50", "TTFT p95": "TTFT p95", "TPOT p50": "TPOT p50"}
@@ -305,7 +498,7 @@ PRESET_COLUMNS: tuple[Column[FigureComparison], ...] = (
     Column("metric", "metric", lambda row: row.published.metric, right=False, rank=1),
     Column("clock", "clock", lambda row: row.published.clock or "not said", right=False, rank=2),
     Column("measured", "measured", lambda row: row.measured, partial(number, digits=1)),
-    Column("interval", "95 %", lambda row: levels.range_text(row.interval, row.runs), right=False, rank=1),
+    Column("interval", "95 %", lambda row: range_text(row.interval, row.runs), right=False, rank=1),
     Column("ratio", "of it", _share),
 )
 

@@ -1,4 +1,4 @@
-"""The tables of the write-ups as plain rows, for Markdown and CSV: levels, contention, speedup, configurations.
+"""Runs as plain rows for Markdown, CSV and JSON: the tables of write-ups, the levels of a run, its requests.
 
 A configuration that failed has its diagnosis in the cell where its figure would be. What is unknown is None: a dash in
 Markdown, an empty field in CSV. A level that the client limited is shown with a note, and never ranked.
@@ -6,6 +6,9 @@ Markdown, an empty field in CSV. A level that the client limited is shown with a
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,10 +18,81 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from skep.bench.matrix import MatrixResult
-from skep.bench.metrics import LevelSummary, SweepSummary
+from skep.bench.metrics import LevelSummary, SweepSummary, tpot_ms
+from skep.bench.stored_run import TIMED
 from skep.report.columns import Column, csv_table, markdown_cell, markdown_table
-from skep.report.levels import LEVEL_COLUMNS
+from skep.report.sweep_text import LEVEL_COLUMNS, left_out_sentences, level_columns
+from skep.report.terminal import picked
+from skep.store.records import Request, StoredRun
+from skep.store.verdicts import Verdict
 from skep.units import known, number, percent
+
+
+def levels_text(run: StoredRun, summary: SweepSummary, form: str) -> str:
+    if form == "json":
+        return _json({"run": run.id, "model": run.model, **to_builtins(summary)})
+    if form == "csv":
+        return level_rows(summary).csv()
+    entries: list[tuple[str, SweepSummary | str]] = [(run.model, summary)]
+    tables = [_readable(run, summary)]
+    if run.kind not in TIMED:
+        tables.append(contention_table(entries))
+    if summary.speedups is not None:
+        tables.append(speedup_table(entries))
+    origin = f"{'SIMULATED. ' if run.simulated else ''}{run.model}, run {run.id}, skep {run.skep_version}.\n"
+    return "\n".join([origin, *(table.markdown() for table in tables)])
+
+
+def _readable(run: StoredRun, summary: SweepSummary) -> Any:
+    """Return the level table of a README: what fits beside each other. Classes of traffic follow the whole."""
+    from skep.report.sweep import level_names
+
+    figures = level_columns(
+        "effective_tok_s spread plateau_tok_s task_tok_s contention_pct ttft_p50_ms ttft_p95_ms tpot_p50_ms counted "
+        "requests failed"
+    )
+    if run.kind not in TIMED:
+        left_out = tuple(left_out_sentences(summary.levels))
+        return Table("Levels", [*level_columns("concurrency"), *figures], summary.levels, left_out)
+    titles = level_names(run, summary.levels)
+    levels = [*summary.levels, *summary.classes]
+    names = [*titles, *(level.traffic for level in summary.classes)]
+    load: Column[LevelSummary] = Column("load", "load", lambda level: names[levels.index(level)], right=False)
+    return Table("Levels", [load, *figures], levels, tuple(left_out_sentences(summary.levels, titles)))
+
+
+def requests_text(rows: list[Request], verdicts: list[Verdict], form: str) -> str:
+    known = {(one.level, one.repeat, one.index): one for one in verdicts}
+    records = [_record(row) for row in rows]
+    if known:
+        found = (known.get((row.level, row.repeat, row.index)) for row in rows)
+        records = [{**record, **_verdict(one)} for record, one in zip(records, found, strict=True)]
+    if form == "json":
+        return _json(records)
+    out = io.StringIO()
+    names = [*_record(Request(0, 0, 0, "", 0.0, 0.0)), *(_verdict(None) if known else ())]
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
+
+
+def _record(row: Request) -> dict[str, Any]:
+    """Without the texts and the arrivals, which are long; they are in the store."""
+    left_out = ("arrivals_s", "prompt", "answer", "reasoning", "engine")
+    plain = {key: value for key, value in to_builtins(row).items() if key not in left_out}
+    engine = {f"engine_{key}": value for key, value in to_builtins(row.engine).items()}
+    return {**plain, **engine, "tpot_ms": tpot_ms(row), "events": len(row.arrivals_s)}
+
+
+def _verdict(verdict: Verdict | None) -> dict[str, Any]:
+    names = "item outcome detail keywords checker"
+    return dict.fromkeys(names.split()) if verdict is None else picked(verdict, names)
+
+
+def _json(document: Any) -> str:
+    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+
 
 Cell = str | float | None
 Entry = tuple[str, SweepSummary | str]  # label; what was measured, or why it was not
@@ -84,11 +158,11 @@ def effective_table(entries: Sequence[Entry]) -> Table:
 
 def contention_table(entries: Sequence[Entry]) -> Table:
     """Config | C=1 per-task | C=N per-task | Contention."""
-    n = _shared_level(entries)
+    n = _shared_level_of(entries)
 
     def of(name: str, c: int | None, words: str | None = _FAILED) -> Callable[[Entry], Cell]:
         def value(entry: Entry) -> Cell:
-            figure = getattr(_level(entry[1], c), name, None)
+            figure = getattr(_level_of(entry[1], c), name, None)
             return (words or entry[1]) if isinstance(entry[1], str) else figure if known(figure) else None
 
         return value
@@ -141,7 +215,7 @@ def advantage_table(entries: Sequence[Entry]) -> Table:
 
 def baseline_table(entries: Sequence[Entry], baseline: str) -> Table:
     """Config | eff. at C=N | against the baseline, in per cent of it."""
-    n, base = _shared_level(entries), dict(entries)[baseline]
+    n, base = _shared_level_of(entries), dict(entries)[baseline]
 
     def change(entry: Entry) -> Cell:
         ratio = _ratio(base, entry[1], n)
@@ -152,7 +226,7 @@ def baseline_table(entries: Sequence[Entry], baseline: str) -> Table:
     return Table(f"Against {baseline}", columns, entries, _limited_notes(entries, n))
 
 
-def _level(what: SweepSummary | str, concurrency: int | None) -> LevelSummary | None:
+def _level_of(what: SweepSummary | str, concurrency: int | None) -> LevelSummary | None:
     levels = () if isinstance(what, str) else what.levels
     return next((level for level in levels if level.concurrency == concurrency), None)
 
@@ -161,7 +235,7 @@ def _all_levels(entries: Sequence[Entry]) -> list[int]:
     return sorted({level.concurrency for _, what in entries if not isinstance(what, str) for level in what.levels})
 
 
-def _shared_level(entries: Sequence[Entry]) -> int | None:
+def _shared_level_of(entries: Sequence[Entry]) -> int | None:
     """Return the largest level that all configurations have; the largest of any where they share none above one."""
     measured = [{level.concurrency for level in what.levels} for _, what in entries if not isinstance(what, str)]
     shared = set.intersection(*measured) if measured else set()
@@ -172,7 +246,7 @@ def _effective_at(what: SweepSummary | str, concurrency: int | None) -> Cell:
     """Return a figure, the reason why there is none, or None where that level was not measured."""
     if isinstance(what, str):
         return what
-    if (level := _level(what, concurrency)) is None:
+    if (level := _level_of(what, concurrency)) is None:
         return None
     if known(level.effective_tok_s):
         return level.effective_tok_s
@@ -191,7 +265,7 @@ def _ratio(base: SweepSummary | str, what: SweepSummary | str, concurrency: int 
 
 
 def _is_limited(what: SweepSummary | str, concurrency: int | None) -> bool:
-    level = _level(what, concurrency)
+    level = _level_of(what, concurrency)
     return level is not None and level.client_limited
 
 

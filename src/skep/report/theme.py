@@ -36,6 +36,7 @@ _COLOURS = (
     *((f"series-{n}", day, night) for n, (day, night) in enumerate(zip(SERIES, _SERIES_NIGHT, strict=True), 1)),
 )  # fmt: skip
 NIGHT = {day: night for _, day, night in _COLOURS}
+DAY = {name: day for name, day, _ in _COLOURS}  # by the name that files of pictures have for it
 FONT = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica Neue, Arial, sans-serif"
 
 

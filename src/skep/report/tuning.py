@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from skep.report import theme
 from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart, sized
 from skep.report.columns import Column, chosen, print_records, record_lines
-from skep.report.levels import interval_text
 from skep.report.liveview import Line, Page
 from skep.report.svg import picture, standalone
+from skep.report.sweep_text import interval_text
 from skep.report.terminal import day_and_time, note
 from skep.tuner import summary
 from skep.tuner.records import (

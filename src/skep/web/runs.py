@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from skep.bench.stored_run import OF_A_TUNING, TIMED
 from skep.errors import UserError
 from skep.report.columns import Column, documents
-from skep.report.levels import LEVEL_COLUMNS
+from skep.report.sweep_text import LEVEL_COLUMNS
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.web.compare import MOST_COMPARED, found_runs, levels_of, runs_named
