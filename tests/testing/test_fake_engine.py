@@ -77,16 +77,6 @@ def test_connection_serves_one_request_after_another(engine):
     assert engine.state()["connections_total"] == before + 1
 
 
-def test_loading_engine_answers_503_until_it_is_ready():
-    """Every path but its own control."""
-    with FakeEngine(load_s=0.3) as engine:
-        reply = call(engine.url, "GET", "/health")
-        assert (reply.status, reply.json()["error"]["message"]) == (503, "Loading model")
-        deadline = time.monotonic() + 5
-        while call(engine.url, "GET", "/health").status == 503:
-            assert time.monotonic() < deadline
-
-
 def test_hang_up_frees_the_slot_at_once_and_the_next_one_starts():
     """The one that waited gets its whole answer."""
 
@@ -100,24 +90,6 @@ def test_hang_up_frees_the_slot_at_once_and_the_next_one_starts():
 
     with FakeEngine(slots=1, token_ms=2) as engine:
         asyncio.run(leave(engine))
-
-
-def test_deaf_engine_keeps_the_slot_of_a_client_that_has_gone():
-    """Visible in /slots, for the time named."""
-
-    async def leave(engine):
-        stream = await send(engine.url, chat(stream=False, tokens=5000))
-        await asyncio.to_thread(engine.wait_for, running=1)
-        await stream.hang_up()
-        await asyncio.to_thread(engine.wait_for, hangups=1)
-
-    with FakeEngine(deaf_ms=800, token_ms=2) as engine:
-        asyncio.run(leave(engine))
-        left_s = time.monotonic()
-        assert call(engine.url, "GET", "/slots").json()[0]["is_processing"]
-        engine.wait_for(running=0)
-        assert time.monotonic() - left_s > 0.1
-        assert not call(engine.url, "GET", "/slots").json()[0]["is_processing"]
 
 
 def test_tokens_keep_their_times():

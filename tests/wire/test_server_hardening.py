@@ -15,7 +15,7 @@ import pytest
 import uvloop
 from wire_server import echo, hang_up, is_empty, serving, until
 
-from skep.wire.heads import unsent_bytes
+from skep.wire.client import unsent_bytes
 from skep.wire.server import HttpServer
 from skep.wire.server_request import ClientTimeouts, ConnectionStage, ServerLimits, SweepAction
 

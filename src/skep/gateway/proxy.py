@@ -105,7 +105,7 @@ class Proxy:
             request.respond(*self._refusal(request, refusal))
 
     def check_head(self, request: ServerRequest) -> None:
-        """A body is to come: raise `Refusal` where nobody may send one, before it takes up memory."""
+        """A body is to come: raise `InvalidRequest` where nobody may send one, before it takes up memory."""
         plan: RequestPlan | None = request.memo.note
         if plan is not None and plan.rules is self._rules:
             return
@@ -246,7 +246,7 @@ class Proxy:
         return make_plan(self._rules, request, headers, key, flow)
 
     def admit(self, request: ServerRequest, origin: bytes | None) -> KeySpec | None:
-        """Return whose key it is; `request.extra` lets a web page read the answer. Raises Refused for strangers."""
+        """Return whose key it is; `request.extra` lets a web page read the answer. Raises RequestRefused."""
         hosts, host = self.policy.hosts, request.get(b"host")
         if not self.guarded and hosts and host is not None and host_of(host) not in hosts:
             advice = "call it as localhost or 127.0.0.1, or make a key with `skep key add NAME`"
@@ -401,6 +401,8 @@ class Proxy:
         self._counter += 1
         return f"{self._prefix}-{self._counter}"
 
+
+# The clock
 
 TICK_S = 0.25
 CONFIRM_EVERY_S = 0.1

@@ -7,8 +7,11 @@ Knows nothing of models, slots or tokens.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import ssl
+import sys
+import termios
 import time
 from collections import deque
 from contextlib import suppress
@@ -26,7 +29,6 @@ from skep.wire.heads import (
     ResponseHead,
     chunked_body_size,
     lines_of,
-    unsent_bytes,
 )
 
 
@@ -75,6 +77,23 @@ class Call:
     def resume(self) -> None:
         if self.carrier is not None:
             self.carrier.resume()
+
+
+def unsent_bytes(transport: asyncio.Transport | None) -> int:
+    """Return bytes that we still hold."""
+    try:
+        return transport.get_write_buffer_size() if transport is not None else 0
+    except AttributeError:  # asyncio's TLS transport, between `close` and `connection_lost`
+        return 0
+
+
+def unread_bytes(transport: asyncio.Transport | None) -> int:
+    """Bytes in the kernel that the client has not taken: megabytes leave us at once, and then nothing for minutes."""
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    try:
+        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder) if sock else 0
+    except OSError:
+        return 0
 
 
 def reason_of(error: OSError) -> str:

@@ -1,4 +1,4 @@
-"""Request and response heads as bytes. Knows the syntax of HTTP/1.1 heads; does no I/O.
+"""Request and response heads as bytes, and the chunks of a body. Knows the syntax of HTTP/1.1; does no I/O.
 
 Heads that were read before are kept: peers send the same head again and again, but for the length of the body. A head
 is looked up by its own bytes with the digits of its Content-Length cut out, so it means what it meant when the parser
@@ -7,11 +7,7 @@ read it. Only heads without any other framing than a Content-Length are kept.
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
 import re
-import sys
-import termios
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -208,7 +204,7 @@ def chunked_body_size(data: bytes) -> int:
 
 
 def strip_chunk_headers(data: bytes) -> bytes:
-    """Return what they carry. `data` has passed `carried_by`."""
+    """Return what they carry. `data` has passed `chunked_body_size`."""
     parts, at = [], 0
     while at < len(data):
         line = data.index(b"\r\n", at)
@@ -216,20 +212,3 @@ def strip_chunk_headers(data: bytes) -> bytes:
         parts.append(data[line + 2 : line + 2 + size])
         at = line + size + 4
     return b"".join(parts)
-
-
-def unsent_bytes(transport: asyncio.Transport | None) -> int:
-    """Return bytes that we still hold."""
-    try:
-        return transport.get_write_buffer_size() if transport is not None else 0
-    except AttributeError:  # asyncio's TLS transport, between `close` and `connection_lost`
-        return 0
-
-
-def unread_bytes(transport: asyncio.Transport | None) -> int:
-    """Bytes in the kernel that the client has not taken: megabytes leave us at once, and then nothing for minutes."""
-    sock = transport.get_extra_info("socket") if transport is not None else None
-    try:
-        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder) if sock else 0
-    except OSError:
-        return 0

@@ -1,7 +1,6 @@
 """The HTTP/1.1 server side: whole requests in, answers out in pieces, and word at once when the client leaves.
 
-Knows nothing of models or engines. `limits` says what a request must be and what a client may use up, `server_request`
-is for handlers.
+Knows nothing of models or engines. `server_request` says what a request must be and what a client may use up.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from typing import cast
 import httptools
 from msgspec.structs import replace
 
-from skep.wire.heads import CachedHead, HeadCache, PartialBody, RequestHead, unread_bytes, unsent_bytes
+from skep.wire.client import unread_bytes, unsent_bytes
+from skep.wire.heads import CachedHead, HeadCache, PartialBody, RequestHead
 from skep.wire.server_request import (
     ClientTimeouts,
     ConnectionStage,
@@ -113,7 +113,7 @@ class ServerConnection(asyncio.Protocol):
             case SweepAction.CLOSE:
                 self._close()
 
-    # Incoming's side
+    # The request's side
 
     def send(self, request: ServerRequest, data: bytes) -> None:
         if request is self._active and self._transport is not None:

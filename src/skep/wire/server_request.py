@@ -159,7 +159,7 @@ class InvalidRequest(Exception):
 def check_head(
     method: bytes, target: bytes, version: str, headers: Headers, fields: dict[bytes, bytes], limits: ServerLimits
 ) -> bytes:
-    """Raise Refusal, or return the target in origin form. `fields` is `dict(headers)`."""
+    """Raise InvalidRequest, or return the target in origin form. `fields` is `dict(headers)`."""
     if version not in ("1.1", "1.0"):
         raise InvalidRequest(400, f"this server speaks HTTP/1.1, not HTTP/{version}")
     if method not in METHODS:
