@@ -122,8 +122,12 @@ def test_picture_names_the_claims_and_the_line_that_matters(tested):
 
 def test_claims_differ_in_shape_as_in_colour():
     spec = difference_chart(replace(SUMMARY, levels=(HOLDS, UNSHOWN, LOST)))
-    (points,) = [layer["data"]["values"] for layer in spec["layer"] if layer["mark"]["type"] == "point"]
-    assert [row["shape"] for row in points] == ["circle", "square", "triangle-down"]
+    (points,) = [layer for layer in spec["layer"] if layer["mark"]["type"] == "point"]
+    assert {row["claim"] for row in points["data"]["values"]} == {claim.value for claim in Claim}
+    for channel in ("shape", "stroke"):
+        scale = points["encoding"][channel]["scale"]
+        assert set(scale["domain"]) == {claim.value for claim in Claim}
+        assert len(set(scale["range"])) == 3
 
 
 def test_the_line_at_delta_is_always_in_the_picture():
