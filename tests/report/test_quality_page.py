@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from reading import plain, values_of, words_of
 
 from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
-from skep.quality.words import claim_words, conclusion, points
+from skep.quality.words import claim_words, conclusion
 from skep.report.quality import difference_chart, latency_charts, outcome_chart, quality_page, quality_picture
 from skep.stats.noninferiority import Claim, PairedDifference
 from skep.store.records import RunState
@@ -62,27 +62,6 @@ def tested(run):
 @pytest.fixture(scope="module")
 def page(tested):
     return plain(quality_page(tested, SUMMARY))
-
-
-SMALL_LOSS = replace(HOLDS, difference=replace(HOLDS.difference, high=-0.004))  # less than delta, and it is there
-
-
-@pytest.mark.parametrize(
-    ("level", "words"),
-    [
-        (HOLDS, "no worse than 3 points"),
-        (LOST, "worse: at least 8.2 points lost"),
-        (UNSHOWN, "not shown: a loss of up to 4.2 points cannot be excluded; about 1,210 items would be needed"),
-        (SMALL_LOSS, "no worse than 3 points, though at least 0.4 points are lost"),
-    ],
-)
-def test_claims_are_no_stronger_than_their_bounds(level, words):
-    assert claim_words(level, 0.03) == words
-
-
-@pytest.mark.parametrize(("share", "words"), [(0.03, "3 points"), (0.01, "1 point"), (0.0125, "1.2 points")])
-def test_shares_are_said_in_points(share, words):
-    assert points(share) == words
 
 
 def test_the_conclusion_leads_and_says_what_ended_the_walk(page):
