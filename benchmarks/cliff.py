@@ -36,9 +36,9 @@ from peers.install import DidNotStart
 from peers.start import start_nginx, wait_ready
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.request import BenchTask, Sender
+from skep.bench.tasks import BenchTask, Sender
 from skep.engines.base import REPORT_FD, Launch
-from skep.engines.embedded import Embedded
+from skep.engines.llamacpp import Embedded
 from skep.paths import user_paths
 from skep.testing.process import FakeEngine, GatewayProcess
 from skep.weights.pull import pull

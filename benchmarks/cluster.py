@@ -38,7 +38,7 @@ from cluster_rig.load import Asked, Loader, in_turns
 from cluster_rig.rig import EMBEDDED, PACED, Door, Kind, Nodes, cluster, hive, key_of, local_path
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.load_generator import LoadProcesses
+from skep.bench.load_process import LoadProcesses
 
 RESULTS = Path(__file__).parent / "results" / "cluster.json"
 PARTS = ("simulated", "embedded", "up", "node")

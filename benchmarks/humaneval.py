@@ -18,7 +18,7 @@ from pathlib import Path
 from skep.paths import user_paths
 from skep.quality.banks import fetch_humaneval, humaneval_items
 from skep.quality.judging import AnsweredItem, Judge
-from skep.sandbox.detect import open_sandbox
+from skep.sandbox.runner import open_sandbox
 from skep.store.records import Request
 
 FORMS = {

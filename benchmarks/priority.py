@@ -24,7 +24,7 @@ import uvloop
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.request import BenchTask, Sender
+from skep.bench.tasks import BenchTask, Sender
 from skep.testing.process import FakeEngine, GatewayProcess
 from skep.wire.client import Pool
 

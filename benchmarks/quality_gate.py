@@ -29,8 +29,8 @@ import uvloop
 from skep.bench.endpoint import find_endpoint
 from skep.host.facts import read_host
 from skep.quality.judging import Judge
-from skep.quality.records import QualitySummary
 from skep.quality.trial import QualityTrial, TrialPlan
+from skep.quality.trial_figures import QualitySummary
 from skep.stats.noninferiority import Claim, items_needed
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine

@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from skep.sandbox.detect import open_sandbox
-from skep.sandbox.script import SandboxScript
+from skep.sandbox.bubblewrap import SandboxScript
+from skep.sandbox.runner import open_sandbox
 
 GOAL_S = 0.05
 ROUNDS = 40

@@ -39,7 +39,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from skep.monitor.loop import Loop
-from skep.monitor.records import DAY_S, HOUR_S, Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape, ProbeTarget
+from skep.monitor.records import (
+    DAY_S,
+    HOUR_S,
+    Heat,
+    MonitorEvent,
+    Probe,
+    ProbeOutcome,
+    ProbeSample,
+    ProbeShape,
+    ProbeTarget,
+)
 from skep.monitor.schedule import Due, Era, Moment
 from skep.monitor.store import SeriesStore
 from skep.store.database import open_store
@@ -123,8 +133,10 @@ class Telling(SeriesStore):
         super().__init__(store)
         self._tell = tell
 
-    def append_probe(self, probe: Probe, samples: Sequence[ProbeSample] = ()) -> int | None:
-        row = super().append_probe(probe, samples)
+    def append_probe(
+        self, probe: Probe, samples: Sequence[ProbeSample] = (), events: Sequence[MonitorEvent] = ()
+    ) -> int | None:
+        row = super().append_probe(probe, samples, events)
         if row is not None:
             for sample in samples:
                 self._tell(f"stored {sample.tok_s!r}")

@@ -7,7 +7,9 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import combinations
 from pathlib import Path
+from statistics import median
 
 from skep.planner.constants import Constants, published_constants
 from skep.planner.step import StepTuning
@@ -87,3 +89,19 @@ def pairs(points: Iterable[ValidationPoint], kind: str) -> tuple[int, int]:
                     found += 1
                     right += measured * math.log(one.predicted / other.predicted) > 0
     return found, right
+
+
+def disagreements(points: Iterable[ValidationPoint]) -> list[float]:
+    """How far two sources are apart that name the same model, cards, bits, engine, method and agents: 0.4 is 40 %.
+
+    What they do not tell (prompts, power limits, drivers) differs. No prediction can be nearer to both than half of it.
+    """
+    groups: dict[tuple[object, ...], dict[str, list[float]]] = {}
+    for point in points:
+        setup, case = point.case.setup, point.case
+        method = None if setup.spec is None else setup.spec.method
+        weights = (setup.model.id, setup.quant.family, setup.quant.nominal)
+        told = (*weights, case.card.id, setup.layout, setup.engine, method, case.load.concurrency, case.metric)
+        groups.setdefault(told, {}).setdefault(case.source, []).append(case.published)
+    logs = [[math.log(median(rows)) for rows in sources.values()] for sources in groups.values()]
+    return sorted(math.exp(abs(a - b)) - 1.0 for values in logs for a, b in combinations(values, 2))

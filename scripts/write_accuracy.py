@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import random
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from statistics import fmean, median
 
 from accuracy_picture import accuracy_picture
 from generated import write_or_check
-from published_curves import calibrated, curve_of, honest_constants, pairs
+from published_curves import calibrated, curve_of, disagreements, honest_constants, pairs
 
 from skep.planner.memory import defaults
 from skep.planner.quants import part_bits, parts_of
@@ -50,6 +51,12 @@ def tables(plain: ValidationReport, tuned: Sequence[ValidationPoint]) -> str:
     for kind in ("layout", "speculation"):
         count, right = pairs(plain.points, kind)
         lines.append(f"Pairs that differ in {kind} alone: {right} of {count} come out right.")
+    apart = disagreements(plain.points)
+    middle = fmean(math.sqrt(1 + one) - 1 for one in apart)
+    lines.append(
+        f"{len(apart)} pairs of sources tell of the same setup and differ by {median(apart):.0%} ({apart[0]:.0%} to "
+        f"{apart[-1]:.0%}): between them, a prediction misses each by {middle:.0%} on average."
+    )
     lines += ["", "|rows|n|median error|p90|", "|---|---:|---:|---:|", _line("**all**", plain.spreads()["all"])]
     groups = groups_of(plain.points)
     lines += [_line(title, groups[name]) for name, title in _GROUPS.items() if name in groups]

@@ -8,7 +8,7 @@ from pathlib import Path
 from generated import write_or_check
 
 from skep.catalog.models import find_geometry
-from skep.deploy.evidence import way_of
+from skep.deploy.plan_request import way_of
 from skep.planner.validation import Unpredictable, read_case, read_rows, source_of
 
 ROOT = Path(__file__).parent.parent

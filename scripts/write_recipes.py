@@ -7,8 +7,8 @@ from pathlib import Path
 
 from generated import write_or_check
 
-from skep.deploy.evidence import EVIDENCE
-from skep.deploy.plan_request import PlanFlags, answer_plan, caveats, start_line
+from skep.deploy.commands import caveats, start_line
+from skep.deploy.plan_request import EVIDENCE, PlanFlags, answer_plan
 from skep.units import format_seconds
 
 PAGE = Path(__file__).parent.parent / "docs" / "recipes.md"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 
 from skep.engines.base import REPORT_FD
-from skep.engines.embedded import Embedded
+from skep.engines.llamacpp import Embedded
 from skep.paths import user_paths
 from skep.weights.pull import installed, pull
 

@@ -1,6 +1,5 @@
-"""Presets as files: what is read, which line a complaint names, which of one's own goes first, what is written."""
+"""Presets as files: what is read, which key a complaint names, which of one's own goes first, what is written."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,20 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from skep.catalog.options import Draft, EngineOptions
-from skep.catalog.presets import Container, Mount, Need, Preset, Published
+from skep.catalog.presets import Container, Draft, EngineOptions, Mount, Need, Preset, Published
 from skep.config.load import file_keys
 from skep.config.presets import (
     all_presets,
     find_preset,
-    line_of,
     parse_preset,
     preset,
     preset_toml,
     read_preset,
     serve_of,
     shipped_presets,
-    toml_lines,
 )
 from skep.errors import UserError
 
@@ -107,7 +103,7 @@ def test_a_byte_order_mark_before_the_text_does_no_harm(tmp_path):
     path.write_text(PLAIN, encoding="utf-8-sig")
     assert read_preset(path).title == "Mine"
     path.write_text(PLAIN + "x = 1\n", encoding="utf-8-sig")
-    with pytest.raises(UserError, match=r"mine\.toml:8"):
+    with pytest.raises(UserError, match=r"mine\.toml: `x` is an unknown key"):
         read_preset(path)
 
 
@@ -120,102 +116,75 @@ def test_a_model_that_is_not_in_the_catalogue_is_called_as_its_checkpoint_is():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "words"),
+    ("old", "new", "words"),
     [
-        ("slots =", "slot =", 7, "`slot` is not a key of a preset; did you mean `slots`?"),
-        ("link =", "lnk =", 9, "`lnk` is not a key of a preset; did you mean `link`?"),
-        ("kv =", "kvv =", 18, "`kvv` is not a key of [options]; did you mean `kv`?"),
-        ("memory_share = 0.9", "memory_share = 1.9", 20, "`memory_share` = 1.9: must be at most 1"),
-        ("memory_share = 0.9", 'memory_share = "0.9"', 20, "`memory_share` = '0.9': must be a number"),
-        ('NCCL_P2P_DISABLE = "1"', "NCCL_P2P_DISABLE = 1", 23, "`NCCL_P2P_DISABLE` = 1: must be text in quotes"),
-        ("host =", "hst =", 28, "`hst` is not a key of a mount; did you mean `host`?"),
-        ('inside = "/model"', 'inside = "model"', 28, "`inside` = 'model'"),
-        ('kind = "patch"', 'kind = "magic"', 33, "`kind` = 'magic': must be 'image', 'patch'"),
-        ("tok_s = 210", "tok_s = 0", 38, "`tok_s` = 0: must be more than 0"),
-        ("tok_s = 210", "tok_s = nan", 38, "`tok_s` = nan"),
-        ('metric = "output"', 'metric = "total"', 39, "`metric` = 'total': must be 'output', 'combined' or"),
-        ("concurrency = 4", "concurency = 4", 40, "`concurency` is not a key of a [[published]]; did you mean"),
-        ("concurrency = 4\n", "", 37, "`concurrency` is missing in a [[published]]"),
-        ("gpus = [2, 3]", 'gpus = [2, "3"]', 14, "2 of `gpus` = '3': must be a whole number"),
-        ('speculation = "mtp:3"', 'speculation = "mtp"', 19, "`speculation` = `mtp` is not understood"),
-        ("replicas = 2", "replicas = 0", 10, "`replicas` = 0: must be at least 1"),
-        ("replicas = 2", "replicas = true", 10, "`replicas` = true: must be a whole number"),
+        ("slots =", "slot =", "`slot` is an unknown key"),
+        ("link =", "lnk =", "`lnk` is an unknown key"),
+        ("kv =", "kvv =", "`options.kvv` is an unknown key"),
+        ("memory_share = 0.9", "memory_share = 1.9", "`options.memory_share` = 1.9: must be at most 1"),
+        ("memory_share = 0.9", 'memory_share = "0.9"', "`options.memory_share` = '0.9': must be a number"),
+        ('NCCL_P2P_DISABLE = "1"', "NCCL_P2P_DISABLE = 1", "`env.NCCL_P2P_DISABLE` = 1: must be text in quotes"),
+        ("host =", "hst =", "`container.mounts.0.hst` is an unknown key"),
+        ('inside = "/model"', 'inside = "model"', "`container.mounts.0.inside` = 'model': must match"),
+        ('kind = "patch"', 'kind = "magic"', "`need.0.kind` = 'magic': must be 'image', 'patch'"),
+        ("tok_s = 210", "tok_s = 0", "`published.0.tok_s` = 0: must be more than 0"),
+        ("tok_s = 210", "tok_s = nan", "`published.0.tok_s` = nan: must be more than 0"),
+        ('metric = "output"', 'metric = "total"', "`published.0.metric` = 'total': must be 'output', 'combined' or"),
+        ("concurrency = 4", "concurency = 4", "`published.0.concurency` is an unknown key"),
+        ("concurrency = 4\n", "", "`published.0.concurrency` is missing"),
+        ("gpus = [2, 3]", 'gpus = [2, "3"]', "`gpus.1` = '3': must be a whole number"),
+        ('speculation = "mtp:3"', 'speculation = "mtp"', "`speculation` = `mtp` is not understood"),
+        ("replicas = 2", "replicas = 0", "`replicas` = 0: must be at least 1"),
+        ("replicas = 2", "replicas = true", "`replicas` = true: must be a whole number"),
+        ('extra = ["--seed", "1"]', "extra = 2", "`extra` = 2: must be a list"),
+        ('engine = "vllm"', 'engine = "vlm"', "no engine is called `vlm`"),
+        ("qwen3.6-27b", "qwen3.6-28b", "no model is called `qwen3.6-28b`"),
+        ("2x rtx-3090", "2x rtx-3095", "no GPU is called `rtx-3095`"),
+        ("2x rtx-3090", "0x rtx-3090", "`hardware` = `0x rtx-3090` has no cards"),
+        ("replicas = 2", "replicas = 3", "replicas 3 needs 3 cards, `hardware` = `2x rtx-3090` has 2 cards"),
+        ('kv = "fp8"', 'kv = "fp8"\ntp = 2', "replicas 2 x tp 2 needs 4 cards"),
+        ('kv = "fp8"', 'kv = "fp8"\ntp = 3', "`tp` = 3 does not divide the heads of qwen3.6-27b"),
+        ('kv = "fp8"', 'kv = "fp8"\nep = true', "qwen3.6-27b is dense"),
+        ('kv = "fp8"', 'kv = "fp8"\nquant = "fp8"', "rtx-3090 has no FP8 units, but `quant` = `fp8`"),
+        ("me/Qwen3.6-27B-AWQ", "Qwen/Qwen3.6-27B-FP8", "rtx-3090 has no FP8 units, but `checkpoint` = `Qwen/"),
+        ("reserve = 1", "reserve = 4", "`reserve` = 4 of 4 slots"),
+        ('engine = "vllm"', 'engine = "ollama"', "ollama has no speculative decoding"),
+        ('needs = ["patch"]', 'needs = ["image"]', "`published.0.needs` names `image`, but no [[need]] has that id"),
+        ("gpus = [2, 3]", "gpus = [2, 2]", "`gpus` names a card twice"),
+        ("gpus = [2, 3]", "gpus = [2]", "`gpus` names 1 card, the replicas need 2"),
+        ("2x rtx-3090", "cpu", "`hardware` = `cpu` has no cards for `gpus`"),
+        ("context = 16384", "context = 99999999", "`context` = 99999999 is beyond the 262144 tokens of qwen3.6-27b"),
+        ("concurrency = 4", "input_tokens = 60000\nconcurrency = 4", "`published.0`: 60000 tokens in and out do not"),
     ],
 )
-def test_what_is_wrong_with_a_value_is_said_with_its_line(old, new, line, words):
+def test_what_is_wrong_is_said_with_its_key(old, new, words):
     assert old in WHOLE
-    text = WHOLE.replace(old, new, 1)
-    error = refused(text)
-    assert error.message.startswith(f"presets/mine.toml:{line}: {words}")
+    error = refused(WHOLE.replace(old, new, 1))
+    assert error.message.startswith(f"presets/mine.toml: {words}")
     assert error.hint
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "key", "words"),
-    [
-        ('engine = "vllm"', 'engine = "vlm"', "engine", "no engine is called `vlm`"),
-        ("qwen3.6-27b", "qwen3.6-28b", "model", "no model is called `qwen3.6-28b`"),
-        ("2x rtx-3090", "2x rtx-3095", "hardware", "no GPU is called `rtx-3095`"),
-        ("2x rtx-3090", "0x rtx-3090", "hardware", "`hardware` = `0x rtx-3090` has no cards"),
-        ('link = "pcie"', 'link = "nvlink"\nhardware = "2x rtx-4090"', "link", "rtx-4090 has no NVLink"),
-        (
-            "replicas = 2",
-            "replicas = 3",
-            "replicas",
-            "replicas 3 needs 3 cards, `hardware` = `2x rtx-3090` has 2 cards",
-        ),
-        ('kv = "fp8"', 'kv = "fp8"\ntp = 2', "tp", "replicas 2 x tp 2 needs 4 cards"),
-        ('kv = "fp8"', 'kv = "fp8"\ntp = 3', "tp", "`tp` = 3 does not divide the heads of qwen3.6-27b"),
-        ('kv = "fp8"', 'kv = "fp8"\nep = true', "ep", "qwen3.6-27b is dense"),
-        ('kv = "fp8"', 'kv = "fp8"\nquant = "fp8"', "quant", "rtx-3090 has no FP8 units"),
-        ("me/Qwen3.6-27B-AWQ", "Qwen/Qwen3.6-27B-FP8", "checkpoint", "rtx-3090 has no FP8 units"),
-        ("reserve = 1", "reserve = 4", "reserve", "`reserve` = 4 of 4 slots"),
-        ('engine = "vllm"', 'engine = "ollama"', "speculation", "ollama has no speculative decoding"),
-        ('needs = ["patch"]', 'needs = ["image"]', "needs", "`needs` names `image`, but no [[need]] has that id"),
-        ("gpus = [2, 3]", "gpus = [2, 2]", "gpus", "`gpus` names a card twice"),
-        ("gpus = [2, 3]", "gpus = [2]", "gpus", "`gpus` names 1 card, the replicas need 2"),
-        ("2x rtx-3090", "cpu", "gpus", "has no cards"),
-        ("context = 16384", "context = 99999999", "context", "is beyond the 262144 tokens of qwen3.6-27b"),
-        ("concurrency = 4", "input_tokens = 60000\nconcurrency = 4", "input_tokens", "60000 tokens in and out do not"),
-    ],
-)
-def test_an_impossible_combination_is_refused_where_it_is_said(old, new, key, words):
-    assert old in WHOLE
-    text = WHOLE.replace(old, new, 1)
-    if "\nhardware" in new:
-        text = text.replace('hardware = "2x rtx-3090"\n', "", 1)
-    error = refused(text)
-    assert words in error.message
-    assert "(and " not in error.message or key == "tp"  # three cards are also more than there are
-    number = int(error.message.split(":")[1])
-    assert text.splitlines()[number - 1].startswith(key)
-    assert error.hint
+def test_a_link_that_the_cards_do_not_have_is_refused():
+    assert "rtx-4090 has no NVLink" in refused(PLAIN.replace("3090", "4090") + 'link = "nvlink"\n').message
 
 
 def test_tp_is_held_against_the_heads_even_where_the_cards_are_there():
     text = PLAIN.replace("2x rtx-3090", "5x rtx-3090").replace("qwen3.6-27b", "gemma-4-31b") + "[options]\ntp = 5\n"
-    error = refused(text)
-    assert error.message == "presets/mine.toml:9: `tp` = 5 does not divide the heads of gemma-4-31b (32 of attention)"
-    assert error.hint.startswith("valid: 1, 2, 4")
+    assert refused(text).hint.startswith("valid: 1, 2, 4")
 
 
-def test_several_errors_are_counted_and_the_first_line_is_told():
+def test_several_errors_are_counted_and_a_likely_key_is_named():
     error = refused(PLAIN + "colour = 1\n\n[options]\ntp = 'two'\n\n[[published]]\ntok_s = 1\n")
-    assert error.message.startswith("presets/mine.toml:8: `colour` is not a key of a preset")
-    assert error.message.endswith("(and 3 more)")
-    assert error.hint.startswith("known: title, engine")
+    assert error.message == "presets/mine.toml: `colour` is an unknown key (and 3 more)"
+    assert error.hint.startswith("known here: title, engine")
+    assert refused(PLAIN.replace("slots", "slot")).hint == "did you mean `slots`?"
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ('date = "never ends\n', "8: this is not TOML: "),
-        ("gpus = [1,\n", "9: this is not TOML: "),
-        ("[published]\ntok_s = 1\n", "8: `published` = a table: must be a list"),
-    ],
-)
-def test_broken_toml_and_a_table_where_a_list_belongs_have_their_line(more, said):
-    assert refused(PLAIN + more).message.startswith(f"presets/mine.toml:{said}")
+@pytest.mark.parametrize(("more", "line"), [('date = "never ends\n', "line 8"), ("gpus = [1,\n", "end of document")])
+def test_broken_toml_is_named_with_its_line(more, line):
+    said = refused(PLAIN + more).message
+    assert said.startswith("presets/mine.toml: this is not TOML: ")
+    assert line in said
 
 
 def test_a_preset_without_cards_is_for_the_embedded_engine():
@@ -270,62 +239,8 @@ def test_every_key_stands_in_the_page():
     assert parse_preset(block, "mine", "docs").published[0].tok_s == 210.5
 
 
-TRICKY = '''\
-a.b = 1 # c = 2
-"q.x" = """
-[not.a.table]
-d = 3
-"""
-list = [
-    1, # ]
-    [2, { k = "}", m = 'it''s' }],
-]
-[t] # header
-e = \'\'\'
-[[x]]\'\'\'
-f = "\\"]"
-[[x]]
-g = 1
-[[x]]
-[x.y]
-h = { i = 1, j = [1,
-  2] }
-'''.replace("'it''s'", "'its'")
-
-
-def test_lines_are_found_through_strings_comments_and_nesting():
-    tomllib.loads(TRICKY)
-    lines = toml_lines(TRICKY)
-    assert lines["a", "b"] == 1
-    assert lines["q.x",] == 2
-    assert ("not", "a", "table") not in lines
-    assert lines["list", 1] == lines["list", 1, 1, "m"] == 8
-    assert (lines["t",], lines["t", "e"], lines["t", "f"]) == (10, 11, 13)
-    assert (lines["x", 0, "g"], lines["x", 1], lines["x", 1, "y", "h", "j", 1]) == (15, 16, 19)
-    assert line_of(("x", 1, "y", "missing"), lines) == 17
-    assert line_of(("nowhere",), lines) == 1
-
-
-@given(st.text(alphabet="ab.=\"[]{}#\n' ,1", max_size=60))
-def test_lines_of_any_valid_text_are_found_without_an_end_to_it(text):
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return
-    lines = toml_lines(text)
-    assert {path[0] for path in lines if path} == set(document)
-
-
 SMALL = Preset(
-    "tuned",
-    "smollm2 on the CPU",
-    "embedded",
-    "smollm2-135m",
-    "smollm2-135m",
-    "smollm2-135m",
-    "cpu",
-    "a tuning",
-    slots=4,
+    "tuned", "smollm2 on the CPU", "embedded", "smollm2-135m", "smollm2-135m", "cpu", "a tuning", 4, "smollm2-135m"
 )
 
 

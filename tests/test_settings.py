@@ -11,7 +11,7 @@ from skep.deploy.launches import plan_launches
 from skep.errors import UserError
 from skep.paths import MAX_SOCKET_PATH, make_runtime, user_paths
 from skep.supervisor.main import gateway_setup
-from skep.wire.limits import ServerLimits
+from skep.wire.server_request import ServerLimits
 
 
 def test_folders_follow_xdg_and_ignore_relative_values(tmp_path):

@@ -108,7 +108,7 @@ def without_prose(schema):
 
 def errors(_skep, _folder):
     from skep import errors as own
-    from skep.gateway.error_format import ERRORS
+    from skep.gateway.request_policy import ERRORS
 
     yield from (f"gateway {code}: {' '.join(map(str, answer))}" for code, answer in sorted(ERRORS.items()))
     yield from sorted(

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from cluster_rig.rig import Kind
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import LoadProcesses
-from skep.bench.load_process import LoadJob
-from skep.bench.load_shapes import TrafficStream
+from skep.bench.load_process import LoadJob, LoadProcesses
 from skep.bench.metrics import repeat_of, tpot_values, ttft_values
-from skep.bench.request import BenchTask
+from skep.bench.tasks import BenchTask, TrafficStream
 from skep.store.records import Request
 
 TIMEOUT_S = 120.0

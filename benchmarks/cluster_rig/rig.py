@@ -231,16 +231,16 @@ def key_of(address: str) -> str:
 
 
 def _told_key(address: str) -> str:
-    """As the ledger has it from the posts."""
+    """As a replica actor of the hive reports it."""
     import ray
 
-    from skep.cluster.connect import join
-    from skep.cluster.placement_groups import registry_name
+    from skep.cluster.connect import actor_name, actor_names, find_actor, join
 
     join(address)
-    told = ray.get(ray.get_actor(registry_name(HIVE)).state.remote(), timeout=10.0)
+    actor = find_actor(actor_name(HIVE, actor_names(HIVE)[0]))
+    told = ray.get(actor.describe.remote(), timeout=10.0)
     ray.shutdown()
-    return str(next(iter(told["rows"].values()))["launch"]["api_key"])
+    return str(told["row"]["launch"]["api_key"])
 
 
 def end_in_order() -> None:

@@ -17,13 +17,12 @@ from random import Random
 import httpx
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.request import BenchTask, Sender
+from skep.bench.tasks import BenchTask, Sender
 from skep.paths import Paths
 from skep.store.database import open_store
-from skep.swarm.journal import create_run
 from skep.swarm.records import SwarmRunOptions, Task, TaskEnding
 from skep.swarm.runner import carry_out
-from skep.swarm.store import SwarmStore
+from skep.swarm.store import SwarmStore, create_run
 from skep.wire.client import Pool
 
 FIXED_AGENTS, FIXED_TRIES, FIXED_PAUSE_S = 8, 3, 1.0

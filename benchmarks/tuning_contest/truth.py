@@ -66,7 +66,7 @@ class Survey:
 
 
 class RuggedTruth:
-    """In the place of `skep.tuner.simulated.PlannedTruth`. The same rig and seed are the same hills."""
+    """In the place of what `skep.tuner.predictions.Predictor` foresees. The same rig and seed are the same hills."""
 
     def __init__(self, planned: PlannedRig, seed: int) -> None:
         self.planned = planned

@@ -3,15 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from skep.bench.against_preset import (
-    ObservedServer,
-    PublishedShape,
-    check_model,
-    engine_in,
-    judge,
-    rerun_of,
-    same_model,
-)
+from skep.bench.against_preset import ObservedServer, PublishedShape, check_model, judge, rerun_of, same_model
 from skep.bench.compare import ComparedRun
 from skep.bench.summary import summarise
 from skep.catalog.presets import Need, Preset, Published
@@ -161,20 +153,6 @@ def test_another_model_is_measured_but_not_compared():
 @pytest.mark.parametrize("name", ["mine", "qwen3-8b", "Qwen/Qwen3-8B-AWQ", "Qwen3 8B", "Qwen/Qwen3-8B"])
 def test_a_model_is_known_by_its_names(name):
     assert same_model(preset(), name)
-
-
-@pytest.mark.parametrize(
-    ("told", "engine"),
-    [
-        ("vllm", "vllm"),
-        ("llama.cpp b7000", "llamacpp"),
-        ("xllamacpp 1.2", "llamacpp"),
-        ("library", "ollama"),
-        ("skep", None),
-    ],
-)
-def test_an_engine_is_known_by_its_own_words(told, engine):
-    assert engine_in(told) == engine
 
 
 @pytest.mark.parametrize(

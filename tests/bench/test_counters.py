@@ -6,7 +6,8 @@ import urllib.request
 
 import pytest
 
-from skep.bench.meters import counted, read_counters
+from skep.bench.session import read_counters
+from skep.bench.summary import counted
 from skep.testing.process import FakeEngine, GatewayProcess
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url

@@ -4,7 +4,7 @@ import pytest
 from sample_rows import evenly, request
 
 from skep.bench.sweep import LevelRounds, SweepPlan, figure_of, make_level_schedule
-from skep.stats.precision import PrecisionGoal
+from skep.stats.sequential import PrecisionGoal
 from skep.stats.slo import SloLimits
 
 GOAL = PrecisionGoal(relative=0.03, fewest=4, most=8)
@@ -41,13 +41,10 @@ def walk(schedule, figures, *, most=200, limited=()):
 @pytest.mark.parametrize(
     ("levels", "runs", "order"),
     [
-        ((1, 4), None, [1, 4] * 4 + [1]),
-        ((1,), None, [1] * 4),
-        ((2, 4), None, [2, 4] * 4),
-        ((1, 2, 4), 2, [1, 2, 4] * 2),
-        ((1,), 1, [1]),
+        ((1, 4), None, [1, 4] * 4 + [1]), ((1,), None, [1] * 4), ((2, 4), None, [2, 4] * 4),
+        ((1, 2, 4), 2, [1, 2, 4] * 2), ((1,), 1, [1]),
     ],
-)
+)  # fmt: skip
 def test_levels_take_turns_and_one_agent_comes_once_more_at_the_end(levels, runs, order):
     """Steady figures: the fewest runs of each, in rounds, so that drift befalls all alike; exact runs are exact."""
     assert walk(LevelRounds(levels, GOAL, runs=runs), lambda level, _: 10.0 * level) == order

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import json
 import os
 import re
 import signal
@@ -16,15 +15,13 @@ from msgspec.structs import replace
 from sample_rows import HOST
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_generator import LEAD_S, LoadGenerator, LoadProcess, LoadProcesses
-from skep.bench.load_process import SEND_EVERY_S, Begin, LoadJob, LoadUpdate, carry_out, decode_news, encode, framed
-from skep.bench.load_shapes import TimeWindow, TrafficStream, split_tasks
-from skep.bench.meters import LATE_LIMIT_MS, RARELY, ClientHealth, garbage_kept, watch_client
-from skep.bench.recording import Identity, Recording
-from skep.bench.request import BenchTask
+from skep.bench.load_process import LEAD_S, SEND_EVERY_S, Begin, LoadJob, LoadProcess, LoadProcesses, carry_out, encode
+from skep.bench.load_shapes import RARELY, ClientHealth, TimeWindow, garbage_kept, split_tasks, watch_client
+from skep.bench.session import Identity, LoadGenerator, Recording
+from skep.bench.summary import LATE_LIMIT_MS
+from skep.bench.tasks import BenchTask, TrafficStream
 from skep.errors import SkepError
 from skep.store.database import open_store
-from skep.store.records import Request
 from skep.wire.heads import parse_url
 
 
@@ -47,21 +44,24 @@ def is_running(pid):
         return False
 
 
-async def close_all(load):
-    pids = [process.pid for process in load.processes]
-    await load.close()
-    assert not any(map(is_running, pids))
+@contextlib.asynccontextmanager
+async def served(answer):
+    """An endpoint whose connections are answered by `answer(reader, writer)`."""
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        origin, _ = parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        yield Endpoint(origin, "/v1", "m")
 
 
-# Frames
-
-
-def test_rows_and_jobs_come_through_as_they_were():
-    row = Request(4, 1, 2, "fix", 0.5, 1.5, arrivals_s=(0.7, 0.7, 1.2), answer="日本", scheduled_s=0.25)
-    news = LoadUpdate([row], 1.0, 2.0, 0.5, made=1, last=True)
-    frame = framed(news)
-    assert decode_news(frame[4:]) == news
-    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+@contextlib.asynccontextmanager
+async def processes():
+    """Load processes and the rows they made; none is left behind."""
+    load = LoadProcesses()
+    try:
+        yield load, []
+    finally:
+        pids = [process.pid for process in load.processes]
+        await load.close()
+        assert not any(map(is_running, pids))
 
 
 async def answer_in_halves(reader, writer):
@@ -73,43 +73,28 @@ async def answer_in_halves(reader, writer):
             if b"3 hello" in body:
                 await asyncio.sleep(2 * SEND_EVERY_S)
             data = (half % ("d83d", "null") + half % ("de00", '"stop"')).encode()
-            writer.write(
-                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(data)
-            )
-            writer.write(data)
+            kind = b"content-type: text/event-stream\r\ncontent-length: %d" % len(data)
+            writer.write(b"HTTP/1.1 200 OK\r\n" + kind + b"\r\n\r\n" + data)
     writer.close()
 
 
-def test_rows_with_an_emoji_in_halves_are_not_lost():
+async def test_rows_with_an_emoji_in_halves_are_not_lost():
     """Three of four were, and the level ended well."""
-
-    async def run():
-        async with await asyncio.start_server(answer_in_halves, "127.0.0.1", 0) as server:
-            origin, _ = parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            load, rows = LoadProcesses(), []
-            streams = [TrafficStream(tasks(4), 1)]
-            work = LoadJob(Endpoint(origin, "/v1", "m"), streams, time.monotonic(), 20.0, keep_text=True)
-            with contextlib.suppress(SkepError):
-                await load.run([work], rows.append)
-            await close_all(load)
-            return sorted(row.index for row in rows)
-
-    assert asyncio.run(run()) == [0, 1, 2, 3]
+    async with served(answer_in_halves) as endpoint, processes() as (load, rows):
+        work = LoadJob(endpoint, [TrafficStream(tasks(4), 1)], time.monotonic(), 20.0, keep_text=True)
+        with contextlib.suppress(SkepError):
+            await load.run([work], rows.append)
+    assert sorted(row.index for row in rows) == [0, 1, 2, 3]
 
 
 # Sharing
 
 
-def test_every_task_is_made_once_by_one_of_the_processes(engine):
-    async def run():
-        load, rows = LoadProcesses(), []
+async def test_every_task_is_made_once_by_one_of_the_processes(engine):
+    async with processes() as (load, rows):
         jobs = [await job(engine, some, places) for places, some in split_tasks(4, tasks(11), 2)]
         first = await load.run(jobs, rows.append)
         again = await load.run(jobs[:1], rows.append)
-        await close_all(load)
-        return rows, first, again
-
-    rows, first, again = asyncio.run(run())
     assert sorted(row.index for row in rows) == sorted([*range(11), *range(0, 11, 2)])
     assert all(row.ok and row.answer and row.prompt for row in rows)
     assert first.cpu_share > 0
@@ -117,19 +102,19 @@ def test_every_task_is_made_once_by_one_of_the_processes(engine):
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("number", [1, 4, 13])
-def test_every_place_and_every_task_has_one_process_and_none_goes_without(width, processes, number):
-    parts = split_tasks(width, range(number), processes)
+def test_every_place_and_every_task_has_one_process_and_none_goes_without(width, workers, number):
+    parts = split_tasks(width, range(number), workers)
     assert sorted(task for _, some in parts for task in some) == list(range(number))
     assert all(places > 0 and some for places, some in parts)
     assert sum(places for places, _ in parts) == width
 
 
-@pytest.mark.parametrize(("width", "processes"), [(3, 2), (5, 2), (5, 4), (11, 2)])
-def test_a_process_with_more_places_gets_more_tasks(width, processes):
+@pytest.mark.parametrize(("width", "workers"), [(3, 2), (5, 2), (5, 4), (11, 2)])
+def test_a_process_with_more_places_gets_more_tasks(width, workers):
     """Else the last one works on alone: at C=3 with two processes a third of the level had one in flight."""
-    rounds = [len(some) / places for places, some in split_tasks(width, range(12 * width), processes)]
+    rounds = [len(some) / places for places, some in split_tasks(width, range(12 * width), workers)]
     assert max(rounds) / min(rounds) < 1.1
 
 
@@ -141,122 +126,60 @@ class Forgetful(LoadProcess):
         return replace(news, made=news.made + news.last)
 
 
-def test_a_process_that_tells_of_less_than_it_made_is_an_error(engine):
-    async def run():
-        load = LoadProcesses()
+async def test_a_process_that_tells_of_less_than_it_made_is_an_error(engine):
+    async with processes() as (load, rows):
         load.processes = [await Forgetful.start()]
         await load.processes[0].ready()
         with pytest.raises(SkepError, match="reported 3 of 4 requests"):
-            await load.run([await job(engine, tasks(3), 1)], lambda _: None)
-
-    asyncio.run(run())
+            await load.run([await job(engine, tasks(3), 1)], rows.append)
 
 
-def test_no_more_is_begun_in_another_process_when_the_time_is_over(engine):
-    async def run():
-        load, rows = LoadProcesses(), []
-        work = [await job(engine, tasks(40), 2, until_s=0.0)]
-        await load.run(work, rows.append)
-        await close_all(load)
-        return rows
-
-    assert sorted(row.index for row in asyncio.run(run())) == [0, 1]
+async def test_no_more_is_begun_in_another_process_when_the_time_is_over(engine):
+    async with processes() as (load, rows):
+        await load.run([await job(engine, tasks(40), 2, until_s=0.0)], rows.append)
+    assert sorted(row.index for row in rows) == [0, 1]
 
 
 # Ends
 
 
-def test_a_killed_process_is_one_clear_error_and_takes_the_others_along(engine):
-    async def run():
-        load, rows = LoadProcesses(), []
-        jobs = [await job(engine, tasks(1), 1) for _ in range(2)]
-        await load.run(jobs, rows.append)
-        pids = [process.pid for process in load.processes]
+async def test_a_killed_process_is_one_clear_error_and_takes_the_others_along(engine):
+    async with processes() as (load, rows):
         slow = [await job(engine, tasks(1, tokens=100_000), 1) for _ in range(2)]
         work = asyncio.create_task(load.run(slow, rows.append))
         await asyncio.to_thread(engine.wait_for, running=2)
+        pids = [process.pid for process in load.processes]
         os.kill(pids[0], signal.SIGKILL)
         with pytest.raises(SkepError, match="ended by itself") as caught:
             await work
         assert caught.value.hint
-        return pids
-
-    pids = asyncio.run(run())
-    assert not any(map(is_running, pids))
+        assert not any(map(is_running, pids))
     engine.wait_for(running=0)
 
 
-def test_a_cancelled_run_leaves_no_process_and_no_request_behind(engine):
-    async def run():
-        load = LoadProcesses()
-        work = asyncio.create_task(load.run([await job(engine, tasks(2, tokens=100_000), 2)], lambda _: None))
+async def test_a_cancelled_run_leaves_no_process_and_no_request_behind(engine):
+    async with processes() as (load, rows):
+        work = asyncio.create_task(load.run([await job(engine, tasks(2, tokens=100_000), 2)], rows.append))
         await asyncio.to_thread(engine.wait_for, running=2)
         pids = [process.pid for process in load.processes]
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
-        return pids
-
-    assert not any(map(is_running, asyncio.run(run())))
+        assert not any(map(is_running, pids))
     engine.wait_for(running=0)
 
 
-def test_rows_of_a_killed_process_that_came_before_are_kept(engine):
-    async def run():
-        load, rows = LoadProcesses(), []
-        some = [*tasks(3), BenchTask(4, 0, 3, "fix", [{"role": "user", "content": "long"}], 100_000)]
-        came = asyncio.Event()
-
-        def took(row):
-            rows.append(row)
-            if len(rows) == 3:
-                came.set()
-
-        work = asyncio.create_task(load.run([await job(engine, some, 1)], took))
-        await came.wait()
+async def test_rows_of_a_killed_process_that_came_before_are_kept(engine):
+    some = [*tasks(3), tasks(4, tokens=100_000)[3]]
+    async with processes() as (load, rows):
+        work = asyncio.create_task(load.run([await job(engine, some, 1)], rows.append))
+        while len(rows) < 3:
+            await asyncio.sleep(0.01)
         os.kill(load.processes[0].pid, signal.SIGKILL)
         with pytest.raises(SkepError):
             await work
-        return rows
-
-    assert [row.index for row in asyncio.run(run())] == [0, 1, 2]
+    assert [row.index for row in rows] == [0, 1, 2]
     engine.wait_for(running=0)
-
-
-# Through the driver
-
-
-def driven(engine, path, number, width, *, processes, offsets=None):
-    async def run():
-        endpoint = await find_endpoint(engine.url, None)
-        with open_store(path) as store:
-            async with Recording(store, endpoint, HOST, Identity("sweep", "f", {})) as recording:
-                how = {"timeout_s": 30.0, "keep_text": False, "most_connections": 16}
-                driver = LoadGenerator(endpoint, recording, **how, processes=processes)
-                try:
-                    streams = [TrafficStream(tasks(number), width, offsets)]
-                    rows, _ = await driver.run_streams_at_level(
-                        width, 0, streams, lambda _: None, TimeWindow(), is_closed=offsets is None
-                    )
-                finally:
-                    await driver.close()
-            return rows, store.client_samples(recording.run_id), store.requests(recording.run_id)
-
-    return asyncio.run(run())
-
-
-def test_what_several_processes_made_is_stored_once(engine, tmp_path):
-    rows, (sample,), stored = driven(engine, tmp_path / "s.sqlite3", 12, 4, processes=2)
-    assert sorted(row.index for row in rows) == sorted(row.index for row in stored) == list(range(12))
-    assert sample.processes == 2
-    assert json.dumps(sample.delivered)
-
-
-def test_a_schedule_shared_by_processes_is_not_taken_for_a_concurrency(engine, tmp_path):
-    """Sparse arrivals are no lack of the client's."""
-    offsets = [n / 20 for n in range(6)]
-    _, (sample,), _ = driven(engine, tmp_path / "s.sqlite3", 6, 2, processes=2, offsets=offsets)
-    assert sample.delivered is None
 
 
 # When it begins
@@ -289,14 +212,6 @@ class OftenStopped(LoadProcess):
     def wake(self):
         self.woken_s.append(time.monotonic())
         os.kill(self.pid, signal.SIGCONT)
-
-
-async def load_processes_with(sleeper):
-    load = LoadProcesses()
-    load.processes = [await LoadProcess.start(), sleeper]
-    for process in load.processes:
-        await process.ready()
-    return load
 
 
 class Stopwatch:
@@ -336,22 +251,17 @@ async def timed_runs(endpoint, path, load, offsets, runs=1, meter=None):
     return found
 
 
-def test_all_begin_when_all_are_ready_and_who_is_late_then_marks_the_run(engine, tmp_path):
+async def test_all_begin_when_all_are_ready_and_who_is_late_then_marks_the_run(engine, tmp_path):
     """A trace of 385 MB took longer to its processes than the half second they were given: what stood in the store as
     the server's latency was the way there. What the GPUs drew on that way is no request's either.
     """
-    meter = Stopwatch()
-
-    async def run():
-        sleeper = await OftenStopped.start()
-        load = await load_processes_with(sleeper)
-        endpoint = await find_endpoint(engine.url, None)
-        found = await timed_runs(
-            endpoint, tmp_path / "s.sqlite3", load, [0.01 * n for n in range(8)], runs=2, meter=meter
-        )
-        return found, sleeper.woken_s
-
-    ((slow, slow_s, _, _, in_time), (late, late_s, *marks, late_ms)), (prepared_s, begun_s) = asyncio.run(run())
+    meter, load = Stopwatch(), LoadProcesses()
+    load.processes = [await LoadProcess.start(), sleeper := await OftenStopped.start()]
+    for process in load.processes:
+        await process.ready()
+    endpoint, offsets = await find_endpoint(engine.url, None), [0.01 * n for n in range(8)]
+    found = await timed_runs(endpoint, tmp_path / "s.sqlite3", load, offsets, runs=2, meter=meter)
+    ((slow, slow_s, _, _, in_time), (late, late_s, *marks, late_ms)), (prepared_s, begun_s) = found, sleeper.woken_s
     assert sorted(row.index for row in slow) == sorted(row.index for row in late) == list(range(8))
     assert prepared_s <= slow_s
     assert slow_s < late_s < begun_s
@@ -364,26 +274,19 @@ def test_all_begin_when_all_are_ready_and_who_is_late_then_marks_the_run(engine,
     assert slow_s + took_s <= ended_s
 
 
-def test_what_one_process_draws_before_its_first_request_is_not_counted(engine, tmp_path):
+async def test_what_one_process_draws_before_its_first_request_is_not_counted(engine, store):
     """Connections and the collection of garbage: 0.15 s of a GPU that had nothing to do."""
-    with open_store(tmp_path / "s.sqlite3") as store:
-
-        async def run():
-            endpoint = await find_endpoint(engine.url, None)
-            async with Recording(store, endpoint, HOST, Identity("sweep", "f", {})) as recording:
-                meter = Stopwatch(lambda: (gc.get_threshold(), repr(driver.pool).rpartition(", ")[2]))
-                how = {"timeout_s": 30.0, "keep_text": False, "most_connections": 64, "meter": meter}
-                driver = LoadGenerator(endpoint, recording, **how)
-                tasks = [BenchTask(3, 0, n, "fix", [{"role": "user", "content": f"{n}"}], 2) for n in range(4)]
-                rows, _ = await driver.run_tasks(3, 0, tasks, 3, lambda _: None)
-                await driver.close()
-                return meter, [(recording.origin_s + row.started_s, recording.origin_s + row.ended_s) for row in rows]
-
-        meter, times = asyncio.run(run())
+    endpoint = await find_endpoint(engine.url, None)
+    async with Recording(store, endpoint, HOST, Identity("sweep", "f", {})) as recording:
+        meter = Stopwatch(lambda: (gc.get_threshold(), repr(driver.pool).rpartition(", ")[2]))
+        how = {"timeout_s": 30.0, "keep_text": False, "most_connections": 64, "meter": meter}
+        driver = LoadGenerator(endpoint, recording, **how)
+        rows, _ = await driver.run_tasks(3, 0, tasks(4), 3, lambda _: None)
+        await driver.close()
     assert meter.seen == [(RARELY, "3 idle>")]
     ((began_s, ended_s),) = meter.spans
-    assert began_s <= min(started_s for started_s, _ in times)
-    assert max(last_s for _, last_s in times) <= ended_s
+    assert began_s <= recording.origin_s + min(row.started_s for row in rows)
+    assert recording.origin_s + max(row.ended_s for row in rows) <= ended_s
 
 
 def test_a_late_beginning_is_the_clients_limit_and_a_hair_is_not():
@@ -397,22 +300,19 @@ def test_a_late_beginning_is_the_clients_limit_and_a_hair_is_not():
     assert (health.late_ms, health.limited) == (LATE_LIMIT_MS + 1, True)
 
 
-def test_garbage_is_collected_before_the_beginning_and_not_at_it():
+async def test_garbage_is_collected_before_the_beginning_and_not_at_it():
     """The first requests of every spread schedule were late by a collection."""
     seen = []
 
     def note(phase, info):
         seen.append(info["generation"])
 
-    async def run():
-        async with watch_client():
-            pass
-
     gc.callbacks.append(note)
     try:
         with garbage_kept():
             before = seen.count(2)
-            asyncio.run(run())
+            async with watch_client():
+                pass
             assert (before, seen.count(2)) == (2, 2)  # its start and its stop
     finally:
         gc.callbacks.remove(note)
@@ -446,44 +346,34 @@ class Counted:
         writer.close()
 
 
-def test_who_waits_for_others_keeps_its_connections_fresh_before_it_is_told_to_begin():
-    """It opened them anew when the beginning was fixed: where that took over half a second, every run was late."""
-
-    async def run():
-        opened = asyncio.Queue()
-
-        async def answer(reader, writer):
-            opened.put_nowait(writer)
-            await counted.answer(reader, writer)
-
-        counted, orders, outbox = Counted(), asyncio.Queue(), Told()
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, asyncio.timeout(10):
-            origin, _ = parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            streams = [TrafficStream([BenchTask(1, 0, 0, "fix", [{"role": "user", "content": "hello"}], 2)], 1)]
-            one = LoadJob(Endpoint(origin, "/v1", "m"), streams, time.monotonic(), 20.0, keep_text=False)
-            work = asyncio.create_task(carry_out(one, orders, outbox, fresh_s=0.05))
-            first = await opened.get()
-            await opened.get()
-            await first.wait_closed()
-            waited = (outbox.greetings, counted.used)
-            orders.put_nowait(encode(Begin()))
-            await work
-            return waited, counted.used, outbox.rows
-
-    waited, used, rows = asyncio.run(run())
-    assert (waited, used) == ((1, 0), 1)
-    assert [row.ok for row in rows] == [True]
-
-
 class Told:
     def __init__(self):
         self.greetings, self.rows = 0, []
+        self.took = self.rows.append
 
     def send_ready(self):
         self.greetings += 1
 
-    def took(self, row):
-        self.rows.append(row)
+
+async def test_who_waits_for_others_keeps_its_connections_fresh_before_it_is_told_to_begin():
+    """It opened them anew when the beginning was fixed: where that took over half a second, every run was late."""
+    opened, counted, orders, outbox = asyncio.Queue(), Counted(), asyncio.Queue(), Told()
+
+    async def answer(reader, writer):
+        opened.put_nowait(writer)
+        await counted.answer(reader, writer)
+
+    async with served(answer) as endpoint, asyncio.timeout(10):
+        one = LoadJob(endpoint, [TrafficStream(tasks(1), 1)], time.monotonic(), 20.0, keep_text=False)
+        work = asyncio.create_task(carry_out(one, orders, outbox, fresh_s=0.05))
+        first = await opened.get()
+        await opened.get()
+        await first.wait_closed()
+        assert (outbox.greetings, counted.used) == (1, 0)
+        orders.put_nowait(encode(Begin()))
+        await work
+    assert counted.used == 1
+    assert [row.ok for row in outbox.rows] == [True]
 
 
 def most_in_flight(rows):
@@ -491,17 +381,11 @@ def most_in_flight(rows):
     return max(accumulate(step for _, step in moments))
 
 
-def test_arrivals_dealt_to_processes_use_a_connection_again(tmp_path):
+async def test_arrivals_dealt_to_processes_use_a_connection_again(tmp_path):
     """A worker kept one idle connection of an open class, and opened one for most requests: that was in their TTFT."""
-    counted = Counted()
-
-    async def run():
-        async with await asyncio.start_server(counted.answer, "127.0.0.1", 0) as server:
-            origin, _ = parse_url(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            arrivals = [0.12 * (n // 10) for n in range(40)]
-            return await timed_runs(Endpoint(origin, "/v1", "m"), tmp_path / "s.sqlite3", LoadProcesses(), arrivals)
-
-    ((rows, *_),) = asyncio.run(run())
+    counted, arrivals = Counted(), [0.12 * (n // 10) for n in range(40)]
+    async with served(counted.answer) as endpoint:
+        ((rows, *_),) = await timed_runs(endpoint, tmp_path / "s.sqlite3", LoadProcesses(), arrivals)
     assert all(row.ok for row in rows)
     widths = [most_in_flight([row for row in rows if row.index % 2 == place]) for place in (0, 1)]
     assert counted.used <= sum(widths) + 2

@@ -6,17 +6,13 @@ from itertools import islice
 from random import Random
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import LEAD_S, beginnings
-from skep.bench.load_process import Begin, LoadJob, decode_job, encode
+from skep.bench.load_process import LEAD_S, Begin, LoadJob, beginnings
 from skep.bench.load_shapes import (
-    Repetition,
     TimeWindow,
-    TrafficStream,
     conversations,
     endless_tasks,
     repetition_of,
@@ -24,12 +20,11 @@ from skep.bench.load_shapes import (
     wait_for_begin,
 )
 from skep.bench.open_loop import classes_part, open_part
-from skep.bench.request import BenchTask
-from skep.bench.tasks import TaskMaker, Workload
+from skep.bench.tasks import BenchTask, Repetition, TaskMaker, TrafficStream, Workload
 from skep.errors import UserError
 from skep.wire.heads import parse_url
-from skep.workload.calibration import TokenCalibration
-from skep.workload.mix import TrafficClass
+from skep.workload.prompts import TokenCalibration
+from skep.workload.traffic import TrafficClass
 
 CLASSES = (
     TrafficClass("agents", "steady", agents=5, prompt_tokens=40, max_tokens=2, think_s=0.01, priority="batch"),
@@ -109,14 +104,6 @@ def test_indexes_of_turns_do_not_meet_when_conversations_begin_anew(mix):
     assert all(first.index == 2_000_000 + 3 * first.session for first, _ in talks)
 
 
-def test_conversations_of_a_level_are_had_once_each():
-    maker = TaskMaker(Workload(shape="conversation", turns=3, seed=1))
-    stream = maker.conversation_stream(4, 0, 30)
-    sessions = [[first.session for share in split_between_workers([stream], 3) for first, _ in conversations(share[0])]]
-    assert sorted(sessions[0]) == list(range(10))
-    assert sum(share[0].width for share in split_between_workers([stream], 3)) == 4
-
-
 def test_fewer_arrivals_than_workers_leave_some_out():
     """A class without an arrival in its time is nobody's."""
     found = split_between_workers([TrafficStream(tasks(2), 9, [0.1, 0.2])], 3)
@@ -186,9 +173,3 @@ def test_workers_of_a_schedule_count_from_one_moment_that_is_yet_to_come():
 def test_a_beginning_that_is_past_is_not_waited_for_and_the_delay_is_known(window, delay_s):
     clock = SimpleNamespace(now=lambda: 10.0)
     assert asyncio.run(asyncio.wait_for(wait_for_begin(clock, window), 1.0)) == delay_s
-
-
-def test_a_job_with_every_kind_of_traffic_comes_through_as_it_was(mix):
-    whole = replace(job(mix.streams[0], for_s=2.0), streams=mix.streams)
-    assert decode_job(encode(whole)) == whole
-    assert msgspec.msgpack.decode(encode(whole))["span"]["for_s"] == 2.0

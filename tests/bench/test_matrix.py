@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 from skep.bench.matrix import MatrixConfig, MatrixResult, last_words, parse_matrix, run_matrix, started
-from skep.bench.records import SweepSummary
+from skep.bench.metrics import SweepSummary
 from skep.errors import EngineError, SkepError, UserError
 from skep.testing.process import FakeEngine
 
@@ -67,14 +67,15 @@ def test_a_configuration_is_an_endpoint_a_command_or_a_stored_run():
 @pytest.mark.parametrize(
     ("entry", "told"),
     [
-        ({}, "has no name"),
-        ({"name": ""}, "has no name"),
+        ({}, "`name` is missing"),
+        ({"name": ""}, "`name` must be a text"),
         ("x", "has no name"),
         ({"name": "a"}, "needs a url or a run"),
         ({"name": "a", "url": "u", "run": "r"}, "needs a url or a run"),
         ({"name": "a", "start": "x"}, "needs a url or a run"),
+        ({"name": "a", "url": "u", "start": " "}, "`start` must be a text that is not blank"),
         ({"name": "a", "url": "u", "gpus": 2}, "`gpus` is not known"),
-        ({"name": "a", "url": 5}, "`url` is not a string"),
+        ({"name": "a", "url": 5}, "configuration 1: `url` must be a text .*, not `5`"),
         ({"name": "a", "url": "u", "ready_within": "soon"}, "not a duration"),
         *[({"name": "a", "url": "u", "env": env}, "`env`") for env in ("GPU=1", 5, ["GPU"])],
     ],

@@ -13,19 +13,17 @@ from sample_rows import HOST
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.load_shapes import TimeWindow, run_streams, split_between_workers
 from skep.bench.open_loop import CLASS_STEP, TimedPlan, classes_part, open_part, replay_part, run_timed
-from skep.bench.recording import Identity, Recording
-from skep.bench.request import Sender
+from skep.bench.session import Identity, Recording
 from skep.bench.sweep import SweepPlan, run_sweep
-from skep.bench.tasks import TaskMaker, Workload
+from skep.bench.tasks import Sender, TaskMaker, Workload
 from skep.errors import EndpointError, StoreError
 from skep.store.database import Store, open_store
 from skep.store.records import Request, RunState
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
-from skep.workload.calibration import TokenCalibration
-from skep.workload.mix import TrafficClass
-from skep.workload.traces import read_trace
+from skep.workload.prompts import TokenCalibration
+from skep.workload.traffic import TrafficClass, read_trace
 
 PLAN = TimedPlan("open", {"seed": 1}, "f")
 MAKER = TaskMaker(Workload(max_tokens=3, seed=1))
@@ -39,13 +37,9 @@ def timed(engine, store, *parts, plan=PLAN, maker=MAKER, show=lambda _: None):
     return summary, [row for row in store.requests(summary.run_id) if row.level]
 
 
-def swept(engine, store, **fields):
+async def swept(engine, store, **fields):
     plan = SweepPlan(**{"quick_warm_up": True, "runs": 1, "workload": Workload(max_tokens=4), **fields})
-
-    async def run():
-        return await run_sweep(plan, await find_endpoint(engine.url, None), store, HOST)
-
-    return asyncio.run(run())
+    return await run_sweep(plan, await find_endpoint(engine.url, None), store, HOST)
 
 
 # At a rate
@@ -72,20 +66,16 @@ class Watched(TaskMaker):
         return super()._task(*args)
 
 
-def test_nothing_is_made_up_while_it_is_measured(engine):
+async def test_nothing_is_made_up_while_it_is_measured(engine):
     """A loop that composes a prompt does not see bytes arrive: TTFT p95 of 2000-token prompts was 74 ms, not 54."""
     maker = Watched(Workload(max_tokens=2, seed=1))
     part = open_part(maker, 1, 0, rate=100.0, arrivals="constant", for_s=0.2)
-
-    async def run():
-        endpoint = await find_endpoint(engine.url, None)
-        pool, made = Pool(endpoint.origin), []
-        sender = Sender(endpoint, pool, 0.0, timeout_s=20.0)
-        await run_streams(sender, lambda _: made.append(maker.made), part.streams, TimeWindow())
-        await pool.close()
-        return made
-
-    assert asyncio.run(run()) == [20] * 20
+    endpoint = await find_endpoint(engine.url, None)
+    pool, made = Pool(endpoint.origin), []
+    sender = Sender(endpoint, pool, 0.0, timeout_s=20.0)
+    await run_streams(sender, lambda _: made.append(maker.made), part.streams, TimeWindow())
+    await pool.close()
+    assert made == [20] * 20
 
 
 def test_a_rate_so_low_that_nothing_arrives_is_a_run_without_requests(engine, store):
@@ -107,26 +97,6 @@ def test_the_same_seed_arrives_at_the_same_times_and_a_salt_makes_other_conversa
 
 
 # Classes
-
-
-def test_classes_run_at_once_and_their_rows_do_not_meet(engine, store):
-    classes = [
-        TrafficClass("agents", "steady", agents=2, prompt_tokens=40, max_tokens=2, think_s=0.01),
-        TrafficClass("chat", "conversation", agents=2, prompt_tokens=40, max_tokens=2, turns=3, think_s=0.01),
-        TrafficClass("cron", "open", rate=40.0, prompt_tokens=40, max_tokens=2, arrivals="constant", priority="batch"),
-    ]
-    parts = [classes_part(classes, TokenCalibration(), repeat, seed=1, for_s=0.3) for repeat in range(2)]
-    summary, rows = timed(engine, store, *parts, plan=TimedPlan("classes", {}, "f"))
-    assert all(row.ok for row in rows)
-    assert {row.traffic for row in rows} == {"agents", "chat", "cron"}
-    assert [level.traffic for level in summary.classes] == ["agents", "chat", "cron"]
-    assert len({(row.repeat, row.index) for row in rows}) == len(rows)
-    assert all(row.index // CLASS_STEP == ("agents", "chat", "cron").index(row.traffic) for row in rows)
-    chat = [row for row in rows if row.traffic == "chat"]
-    assert all(row.index % CLASS_STEP == 3 * row.session + row.turn for row in chat)
-    assert all(row.scheduled_s is not None for row in rows if row.traffic == "cron")
-    assert sum(level.requests for level in summary.classes) == len(rows)
-    assert summary.turning is None
 
 
 # A trace
@@ -153,15 +123,6 @@ def test_a_batch_file_is_sent_as_it_was(engine, store):
 
 
 # Conversations of a sweep
-
-
-def test_conversations_have_an_index_for_every_turn(engine, store):
-    load = Workload(shape="conversation", turns=3, think_s=0.001, max_tokens=2)
-    summary = swept(engine, store, concurrency=(1, 3), tasks=7, workload=load)
-    rows = [row for row in store.requests(summary.run_id) if row.level == 3]
-    assert [row.index for row in rows] == list(range(9))
-    assert all((row.session, row.turn) == divmod(row.index, 3) for row in rows)
-    assert all(row.ok for row in rows)
 
 
 # A server that fails
@@ -199,9 +160,10 @@ def test_a_level_is_never_measured_with_fewer_in_flight_than_it_says(how):
     assert SweepPlan(concurrency=(1, 8), tasks=3, **how).tasks_at(8) >= 8
 
 
-def test_a_budget_that_the_warm_up_has_spent_still_gives_a_figure_and_a_search_keeps_to_it(engine, store):
-    assert swept(engine, store, concurrency=(1, 2), runs=None, budget_s=0.001).levels
-    assert len(swept(engine, store, to_saturation=True, max_concurrency=4, runs=2, budget_s=0.001).levels) <= 1
+async def test_a_budget_that_the_warm_up_has_spent_still_gives_a_figure_and_a_search_keeps_to_it(engine, store):
+    assert (await swept(engine, store, concurrency=(1, 2), runs=None, budget_s=0.001)).levels
+    search = await swept(engine, store, to_saturation=True, max_concurrency=4, runs=2, budget_s=0.001)
+    assert len(search.levels) <= 1
 
 
 # A run being written
@@ -221,27 +183,11 @@ def stored(store):
     return run.state, run.error, run.requests
 
 
-def write(store, *rows, then=None):
-    """A run that takes these rows and then raises, if it is told to."""
-
-    async def run():
+async def test_a_run_that_raises_keeps_its_rows_and_the_reason(store):
+    with pytest.raises(ExceptionGroup):  # noqa: PT012 - the run itself raises
         async with recording(store) as writing:
-            for one in rows:
-                writing.took(one)
-            if then is not None:
-                raise then
-
-    asyncio.run(run())
-
-
-def test_a_run_that_ends_well_is_done(store):
-    write(store, row(0))
-    assert stored(store) == (RunState.DONE, None, 1)
-
-
-def test_a_run_that_raises_keeps_its_rows_and_the_reason(store):
-    with pytest.raises(ExceptionGroup):
-        write(store, row(0), then=ExceptionGroup("several", [ValueError("the first"), ValueError("the second")]))
+            writing.took(row(0))
+            raise ExceptionGroup("several", [ValueError("the first"), ValueError("the second")])
     assert stored(store) == (RunState.FAILED, "the first", 1)
 
 
@@ -259,21 +205,16 @@ class SlowStore(Store):
         super().append_requests(run_id, rows)
 
 
-def test_rows_that_are_being_written_when_the_run_ends_are_not_lost(tmp_path):
+async def test_rows_that_are_being_written_when_the_run_ends_are_not_lost(store):
     """After its end a run takes no rows: who ends it waits for the thread that writes."""
-    with open_store(tmp_path / "s.sqlite3") as plain:
-        slow = SlowStore(plain._connection, plain.path)
-        slow.begun, slow.go_on = threading.Event(), threading.Event()
-
-        async def run():
-            async with recording(slow) as writing:
-                writing.took(row(0))
-                await asyncio.to_thread(slow.begun.wait, 10.0)
-                writing.took(row(1))
-                asyncio.get_running_loop().call_later(0.05, slow.go_on.set)
-
-        asyncio.run(run())
-        assert stored(slow) == (RunState.DONE, None, 2)
+    slow = SlowStore(store._connection, store.path)
+    slow.begun, slow.go_on = threading.Event(), threading.Event()
+    async with recording(slow) as writing:
+        writing.took(row(0))
+        await asyncio.to_thread(slow.begun.wait, 10.0)
+        writing.took(row(1))
+        asyncio.get_running_loop().call_later(0.05, slow.go_on.set)
+    assert stored(slow) == (RunState.DONE, None, 2)
 
 
 def locked(path):
@@ -283,25 +224,19 @@ def locked(path):
     return other
 
 
-def test_a_store_that_stays_locked_ends_the_run_with_one_clear_error(store):
+async def test_a_store_that_stays_locked_ends_the_run_with_one_clear_error(store):
     store._connection.execute("PRAGMA busy_timeout = 20")
-
-    async def run():
+    with pytest.raises(StoreError, match="locked"):  # noqa: PT012 - the run itself raises
         async with recording(store) as writing:
             writing.took(row(0))
-            others.append(locked(store.path))
-
-    others = []
-    with pytest.raises(StoreError, match="locked"):
-        asyncio.run(run())
-    others[0].close()
+            other = locked(store.path)
+    other.close()
     assert stored(store)[0] in (RunState.FAILED, RunState.INCOMPLETE, RunState.RUNNING)
 
 
-def test_rows_refused_by_a_lock_are_written_when_it_is_gone(store):
+async def test_rows_refused_by_a_lock_are_written_when_it_is_gone(store):
     store._connection.execute("PRAGMA busy_timeout = 20")
-
-    async def run():
+    with pytest.raises(StoreError, match="locked"):  # noqa: PT012 - the run itself raises
         async with recording(store) as writing:
             other = locked(store.path)
             writing.took(row(0))
@@ -309,9 +244,6 @@ def test_rows_refused_by_a_lock_are_written_when_it_is_gone(store):
                 await asyncio.sleep(0.01)
             other.close()
             writing.took(row(1))
-
-    with pytest.raises(StoreError, match="locked"):
-        asyncio.run(run())
     assert stored(store)[2] == 2
 
 
@@ -329,9 +261,11 @@ def test_a_store_that_takes_nothing_more_is_told_and_the_run_does_not_go_on_unre
         assert again.run("last").state is not RunState.DONE
 
 
-def test_the_same_row_twice_is_refused_and_not_counted_twice(store):
-    with pytest.raises(StoreError, match="does not take this row"):
-        write(store, row(0), row(0))
+async def test_the_same_row_twice_is_refused_and_not_counted_twice(store):
+    with pytest.raises(StoreError, match="does not take this row"):  # noqa: PT012 - the run itself raises
+        async with recording(store) as writing:
+            writing.took(row(0))
+            writing.took(row(0))
     assert stored(store)[0] is RunState.FAILED
 
 
@@ -343,22 +277,23 @@ def test_a_rate_and_a_trace_are_split_between_the_processes(engine, store):
         replay_part(trace, TokenCalibration(), seed=1, default_tokens=2),
     ]
     summary, rows = timed(engine, store, *parts, plan=TimedPlan("open", {}, "f", processes=2))
-    assert {sample.processes for sample in store.client_samples(summary.run_id)} == {2}
+    samples = store.client_samples(summary.run_id)
+    assert {(sample.processes, sample.delivered) for sample in samples} == {(2, None)}  # arrivals are no concurrency
     assert sorted(row.index for row in rows if row.kind != "replay") == list(range(20))
     assert sorted(row.index for row in rows if row.kind == "replay") == list(range(5))
     assert all(row.scheduled_s is not None and row.ok for row in rows)
 
 
-def talked(engine, store, processes):
+async def talked(engine, store, processes):
     load = Workload(shape="conversation", turns=3, think_s=0.02, max_tokens=2, seed=1)
-    summary = swept(engine, store, concurrency=(4,), tasks=21, workload=load, processes=processes)
+    summary = await swept(engine, store, concurrency=(4,), tasks=21, workload=load, processes=processes)
     return summary, {row.index: row for row in store.requests(summary.run_id) if row.level}
 
 
-def test_conversations_stay_whole_and_are_those_of_one_process(engine, store):
+async def test_conversations_stay_whole_and_are_those_of_one_process(engine, store):
     """Turn after turn with the think times between them, the same words; and a summary of the same form."""
-    spread, rows = talked(engine, store, 2)
-    here, alone = talked(engine, store, 1)
+    spread, rows = await talked(engine, store, 2)
+    here, alone = await talked(engine, store, 1)
     assert rows.keys() == alone.keys() == set(range(21))
     assert all((row.session, row.turn) == divmod(index, 3) for index, row in rows.items())
     assert {index: row.prompt for index, row in rows.items()} == {index: row.prompt for index, row in alone.items()}
@@ -385,14 +320,10 @@ MIX = (
 )
 
 
-def mixed(engine, store, part, processes):
-    return timed(engine, store, part, plan=TimedPlan("classes", {}, "f", processes=processes))
-
-
 def test_classes_keep_their_shares_and_arrivals_over_processes(engine, store):
     part = classes_part(MIX, TokenCalibration(), 0, seed=1, for_s=0.4)
-    spread, rows = mixed(engine, store, part, 2)
-    here, alone = mixed(engine, store, part, 1)
+    plans = [TimedPlan("classes", {}, "f", processes=processes) for processes in (2, 1)]
+    (spread, rows), (here, alone) = (timed(engine, store, part, plan=plan) for plan in plans)
     assert all(row.ok for row in rows)
     cron = sorted((row for row in rows if row.traffic == "cron"), key=lambda row: row.index)
     due, cron_stream = [row.scheduled_s for row in cron], part.streams[2]
@@ -400,7 +331,11 @@ def test_classes_keep_their_shares_and_arrivals_over_processes(engine, store):
     assert due == pytest.approx([begin + offset for offset in cron_stream.offsets], abs=1e-6)
     late = [row for row in rows if row.traffic == "agents" and row.started_s > begin + 0.4]
     assert len(late) <= 3  # each agent comes back from its pause once
+    assert all(row.index // CLASS_STEP == [one.name for one in MIX].index(row.traffic) for row in rows)
+    assert len({row.index for row in rows}) == sum(level.requests for level in spread.classes) == len(rows)
+    assert spread.turning is None
     chat = {row.index: row for row in rows if row.traffic == "chat"}
+    assert all(row.index % CLASS_STEP == 3 * row.session + row.turn for row in chat.values())
     assert all(not row.turn or chat[row.index - 1].ended_s <= row.started_s for row in chat.values())
     words = {(row.traffic, row.index): row.prompt for row in alone if not row.turn}
     both = [row for row in rows if (row.traffic, row.index) in words]

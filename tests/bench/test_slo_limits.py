@@ -19,14 +19,11 @@ def row(ttft_s=0.5, total_s=2.0, tokens=11, index=0, **fields):
 @pytest.mark.parametrize(
     ("limits", "rows", "share"),
     [
-        ("ttft=1s,tpot=100ms", [row()], 1.5),
-        ("ttft=1s", [row(scheduled_s=-1.0)], 1.5),
-        ("total=1s", [row(scheduled_s=-1.0)], 3.0),
-        ("ttft=1s", [], inf),
-        ("tpot=1s", [row(tokens=1)], inf),
+        ("ttft=1s,tpot=100ms", [row()], 1.5), ("ttft=1s", [row(scheduled_s=-1.0)], 1.5),
+        ("total=1s", [row(scheduled_s=-1.0)], 3.0), ("ttft=1s", [], inf), ("tpot=1s", [row(tokens=1)], inf),
     ],
     ids=["of the worst limit", "from when it was due", "in total too", "nothing seen", "no time per token"],
-)
+)  # fmt: skip
 def test_the_share_of_a_limit(limits, rows, share):
     """TTFT half of its limit, 150 ms a token of 100; what was not seen was not kept."""
     assert worst_share(SloLimits.parse(limits), rows) == pytest.approx(share)
@@ -87,15 +84,12 @@ def test_five_failures_in_a_hundred_are_tolerated_and_six_are_not(failures, shar
 @pytest.mark.parametrize(
     ("runs", "met", "failed", "safe"),
     [
-        ({1: [0.1], 4: [0.5], 8: [1.5]}, 4, 8, 4),
-        ({1: [0.1], 4: [1.5], 8: [0.9]}, 8, 4, 1),
-        ({1: [1.5]}, None, 1, None),
-        ({1: [0.5]}, 1, None, 1),
-        ({4: [0.9, 1.5, 0.8]}, 4, None, 4),
+        ({1: [0.1], 4: [0.5], 8: [1.5]}, 4, 8, 4), ({1: [0.1], 4: [1.5], 8: [0.9]}, 8, 4, 1),
+        ({1: [1.5]}, None, 1, None), ({1: [0.5]}, 1, None, 1), ({4: [0.9, 1.5, 0.8]}, 4, None, 4),
         ({4: [0.5, 0.6, None]}, 4, None, 4),
     ],
     ids=["kept", "passes above a failure", "none kept", "none failed", "the middle run decides", "one run failed"],
-)
+)  # fmt: skip
 def test_the_highest_level_that_kept_it_and_the_lowest_that_did_not(runs, met, failed, safe):
     """Level → a run for each time to first token in seconds; None: all failed."""
     rows = [

@@ -5,7 +5,7 @@ from operator import attrgetter
 import pytest
 from sample_rows import evenly, request
 
-from skep.bench.metrics import classes_of, complete_rows
+from skep.bench.metrics import classes_of
 from skep.bench.summary import cost_per_million_tokens, repeat_figure, summarise
 from skep.bench.sweep import figure_of
 from skep.report.sweep_text import print_summary, remarks
@@ -278,12 +278,6 @@ def test_a_run_in_which_requests_failed_is_never_left_out():
     samples = [sample(2, 0, limited=False), sample(2, 1, limited=True)]
     (level,) = summarise("r", rows, samples).levels
     assert (level.requests, level.failed) == (3, 1)
-
-
-def test_runs_of_a_level_that_were_broken_off_are_left_out():
-    rows = [row(0), row(1, 0), row(1, 1), row(2, 0)]
-    kept = complete_rows(rows, {(1, 0), (2, 0)})
-    assert [(one.level, one.repeat) for one in kept] == [(0, 0), (1, 0), (2, 0)]
 
 
 # Conversations

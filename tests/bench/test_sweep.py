@@ -7,7 +7,6 @@ import pytest
 from sample_rows import HOST
 
 from skep.bench.endpoint import find_endpoint
-from skep.bench.session import SessionProgress
 from skep.bench.sweep import SweepPlan, run_fingerprint, run_sweep
 from skep.bench.tasks import Workload
 from skep.errors import EndpointError, UserError
@@ -84,18 +83,11 @@ def test_tokens_and_times_are_right_in_every_form_of_stream(store, form):
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        ("500", "http_500"),
-        ("503", "http_503"),
-        ("429", "http_429"),
-        ("garbage", "protocol"),
-        ("html", "garbage"),
-        ("invalid-json", "garbage"),
-        ("close-first", "closed"),
-        ("close-mid", "cut"),
-        ("hang-first", "timeout"),
+        ("500", "http_500"), ("503", "http_503"), ("429", "http_429"), ("garbage", "protocol"), ("html", "garbage"),
+        ("invalid-json", "garbage"), ("close-first", "closed"), ("close-mid", "cut"), ("hang-first", "timeout"),
         ("hang-mid", "timeout"),
     ],
-)
+)  # fmt: skip
 def test_faults_are_counted_by_kind_and_never_as_tokens(engine, store, fault, kind):
     calls = []
 
@@ -118,24 +110,20 @@ def test_an_answer_without_usage_is_a_failure_and_not_a_guess(store):
     assert store.run("last").state is RunState.FAILED
 
 
-def test_a_cancelled_sweep_keeps_its_rows_and_says_interrupted(store):
-    async def run():
-        plan = plan_of(concurrency=(2,), tasks=100, runs=1, max_tokens=4)
+async def test_a_cancelled_sweep_keeps_its_rows_and_says_interrupted(store):
+    plan, enough = plan_of(concurrency=(2,), tasks=100, runs=1, max_tokens=4), asyncio.Event()
+
+    def show(progress):
+        if progress.level and progress.done >= 10:
+            enough.set()
+
+    with FakeEngine(slots=2, token_ms=2) as engine:
         endpoint = await find_endpoint(engine.url, None)
-        enough = asyncio.Event()
-
-        def show(progress: SessionProgress):
-            if progress.level and progress.done >= 10:
-                enough.set()
-
         task = asyncio.create_task(run_sweep(plan, endpoint, store, HOST, show))
         await enough.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-
-    with FakeEngine(slots=2, token_ms=2) as engine:
-        asyncio.run(run())
         engine.wait_for(running=0)
     stored = store.run("last")
     assert (stored.state, stored.error) == (RunState.INTERRUPTED, None)

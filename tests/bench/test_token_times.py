@@ -32,16 +32,11 @@ def test_the_time_per_token_is_over_all_tokens_but_the_first(one):
 @pytest.mark.parametrize(
     "one",
     [
-        row(1.0, tokens=1),
-        row(1.0, 1.0, 1.0, tokens=3),
-        row(1.0, 1.1, tokens=None),
-        row(1.0, 1.1, tokens=0),
-        row(tokens=5),
-        row(1.0, 1.1, 1.2, tokens=3, error_kind="cut"),
-        row(1.0, 2.0, tokens=1),
+        row(1.0, tokens=1), row(1.0, 1.0, 1.0, tokens=3), row(1.0, 1.1, tokens=None), row(1.0, 1.1, tokens=0),
+        row(tokens=5), row(1.0, 1.1, 1.2, tokens=3, error_kind="cut"), row(1.0, 2.0, tokens=1),
     ],
     ids=["one token", "one read", "tokens unknown", "no tokens", "no content", "failed", "less than one token later"],
-)
+)  # fmt: skip
 def test_where_nothing_came_after_the_first_read_there_is_no_speed(one):
     assert tpot_ms(one) is None
 

@@ -8,9 +8,16 @@ import time
 import pytest
 
 from skep.catalog.gpus import devices, find_device
-from skep.catalog.models import find_geometry, geometries, geometry, geometry_from_parameters
+from skep.catalog.models import (
+    find_geometry,
+    find_pullable,
+    geometries,
+    geometry,
+    geometry_from_parameters,
+    pullable,
+    pullable_names,
+)
 from skep.catalog.names import device_spellings, did_you_mean, model_spellings, similar_names, split_memory
-from skep.catalog.pullable import find_pullable, pullable, pullable_names
 from skep.errors import UserError
 from skep.planner.quants import parts_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from skep.catalog.needs import (
+from skep.catalog.presets import (
     RunEnvironment,
     best_figure,
     figure_words,

@@ -20,7 +20,7 @@ from skep.cli.compare import plan_of
 from skep.store.database import open_store
 from skep.store.records import RunState
 from skep.testing.process import FakeEngine
-from skep.workload.mix import parse_classes
+from skep.workload.traffic import parse_classes
 
 ROOT = Path(__file__).parents[2]
 TWICE = ("--runs", "2", "--max-tokens", "4")

@@ -12,13 +12,12 @@ from msgspec.structs import replace
 
 from skep.bench.calibration import CalibrationPlan, SetupFlags, calibration_from_sweep, check, describe
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.metrics import levels_of
-from skep.bench.records import SweepSummary
+from skep.bench.metrics import SweepSummary, levels_of
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import Workload
 from skep.catalog.gpus import Gpu, device
 from skep.catalog.models import geometry
-from skep.deploy.plan_request import rests_on
+from skep.deploy.commands import rests_on
 from skep.deploy.stored_calibration import (
     calibrated_basis,
     calibrated_rig,

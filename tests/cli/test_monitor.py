@@ -15,7 +15,7 @@ import pytest
 from hive_client import answering, eventually, free_port
 from in_process import call, refused
 
-from skep.monitor.main import hold_monitor_lock, wait_while
+from skep.monitor.loop import hold_monitor_lock, wait_while
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,

@@ -6,7 +6,7 @@ import shlex
 import pytest
 from in_process import call
 
-from skep.catalog.checkpoints import checkpoint_of
+from skep.catalog.models import checkpoint_of
 
 pytestmark = pytest.mark.usefixtures("paths")
 TWO = ("--gpu", "2x rtx-3090")

@@ -1,6 +1,5 @@
 """`skep presets`, `skep export` and `skep bench sweep --against-preset` as a user runs them."""
 
-import re
 import shutil
 import stat
 from pathlib import Path
@@ -147,16 +146,16 @@ def test_a_valid_file_is_said_to_be_one(folder, tmp_path):
     assert "put it into" in done.err
 
 
-def test_a_wrong_file_is_told_by_line_and_hides_no_other(folder):
+def test_a_wrong_file_is_told_by_key_and_hides_no_other(folder):
     folder.mkdir(parents=True)
     (folder / "mine.toml").write_text('title = "x"\nengin = "vllm"\n')
     (folder / "Bad Name.toml").write_text(MINE)
     said = refused("presets", "check", folder / "mine.toml")
-    assert re.search(r"mine\.toml:2: `engin` is not a key .* `engine`\? \(and 5 more\)", said)
+    assert "mine.toml: `engin` is an unknown key | did you mean `engine`?" in said
     done = run()
     assert NAME in done.out
     assert done.err.count("left out: ") == 2
-    assert "mine.toml:2" in refused("presets", "show", "mine")
+    assert "mine.toml: `engin`" in refused("presets", "show", "mine")
     assert len(run("list", "--all", "--json").json) == len(shipped_presets())
 
 

@@ -11,7 +11,7 @@ from skep.cli.serve import show_log
 from skep.errors import EngineError, UserError
 from skep.report.columns import print_records
 from skep.report.hive_text import HIVE
-from skep.supervisor.detached import EventLog
+from skep.supervisor.main import EventLog
 
 ROW = {"name": "m-0", "kind": "replica", "state": "ready", "pid": 7, "url": "http://10.0.0.2:9", "slots": 8, "busy": 0}
 
@@ -56,7 +56,7 @@ def test_the_log_of_a_replica_elsewhere_is_asked_for(paths, capfd):
 
 
 def test_a_log_elsewhere_is_followed_through_a_move_to_the_end_of_the_hive(paths, capfd, monkeypatch):
-    monkeypatch.setattr("skep.supervisor.logs.POLL_ELSEWHERE_S", 0.01)
+    monkeypatch.setattr("skep.supervisor.control.POLL_ELSEWHERE_S", 0.01)
     asked = []
 
     def answer(message):
@@ -72,7 +72,7 @@ def test_a_log_elsewhere_is_followed_through_a_move_to_the_end_of_the_hive(paths
 
 
 def test_a_log_elsewhere_comes_in_parts_and_none_is_asked_for_again(paths, capfd, monkeypatch):
-    monkeypatch.setattr("skep.supervisor.logs.POLL_ELSEWHERE_S", 0.01)
+    monkeypatch.setattr("skep.supervisor.control.POLL_ELSEWHERE_S", 0.01)
     asked, text = [], "1\n2\n3\n"
 
     def answer(message):

@@ -19,10 +19,9 @@ from skep.report.liveview import Page, bar_cells
 from skep.report.swarm import frame
 from skep.report.terminal import speak_plainly
 from skep.store.database import open_store
-from skep.swarm.journal import create_run, lock_path
 from skep.swarm.progress import Lane, SwarmProgress, SwarmProgressLines
 from skep.swarm.records import Attempt, AttemptOutcome, SwarmRunOptions, Task, TaskEnding, TaskResult, Why
-from skep.swarm.store import Recorded, SwarmStore
+from skep.swarm.store import Recorded, SwarmStore, create_run, lock_path
 from skep.testing.process import FakeEngine
 
 MODEL = ("--model", "fake-model", "--max-tokens", "4")

@@ -19,13 +19,13 @@ from msgspec.structs import replace
 from skep.config.presets import preset, presets_folder
 from skep.paths import user_paths
 from skep.store.database import open_store
+from skep.tuner.presets import free_name, write_preset, written_before
 from skep.tuner.records import StageDecision, TuneStage
 from skep.tuner.running import TuningJournal, replay_answers
 from skep.tuner.setup import TuningOptions, absolute_paths, prepare, prepare_again
-from skep.tuner.simulated import PlannedTruth, SimulatedBench
+from skep.tuner.simulated import SimulatedBench
 from skep.tuner.store import TuningStore
 from skep.tuner.trial_server import tuner_lock
-from skep.tuner.tuned_preset import free_name, write_preset, written_before
 from skep.units import Interval
 
 RIG = ("--gpu", "rtx-4090", "--simulate")
@@ -125,7 +125,7 @@ def a_tuning_that_was_cut_off_ends_as_it_would_have(whole):
 async def cut_off_after(answers):
     paths = user_paths(os.environ)
     ready = prepare(OPTIONS, paths)
-    search, bench = ready.search(), SimulatedBench(PlannedTruth(ready.space), seed=3)
+    search, bench = ready.search(), SimulatedBench(ready.space, seed=3)
     with open_store(paths.store) as store, TuningJournal.begin(TuningStore(store), ready.tuning, time.time) as journal:
         replay_answers(journal, search)
         for _ in range(answers):

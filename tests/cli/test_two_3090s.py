@@ -8,8 +8,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from fake_programs import SMI, vllm_program
 
-from conftest import SMI, vllm_program
 from fake_hub import FakeHub
 from skep.testing.process import FakeEngine
 

@@ -5,11 +5,11 @@ import os
 
 import openai
 import pytest
+from fake_programs import vllm_program
 from hive_client import ask, rows_of
 from in_process import refused
 
-from conftest import vllm_program
-from skep.catalog.checkpoints import checkpoints_of
+from skep.catalog.models import checkpoints_of
 from skep.config.presets import preset, serve_of
 from skep.deploy import resolve
 from skep.deploy.resolve import ServeRequest, about_preset, parse_gpus, simulated_serve

@@ -6,7 +6,7 @@ import pytest
 from in_process import call, refused
 from msgspec.structs import replace
 
-from skep.cluster import resolve
+from skep.cluster import placement
 from skep.cluster.nodes import ClusterSurvey, Node, NodeCard, NodeFacts
 from skep.config.settings import Cluster, Settings
 from skep.deploy.resolve import ServeRequest
@@ -29,7 +29,7 @@ def node(name, card=None, count=0, engines=("vllm",), free_gpus=None):
 
 
 def serves_for(wanted, survey):
-    return resolve.serves_for(wanted, survey, user_paths(os.environ), note)
+    return placement.serves_for(wanted, survey, user_paths(os.environ), note)
 
 
 def survey(*nodes):
@@ -154,7 +154,7 @@ def test_only_a_cluster_that_was_typed_wins_over_the_file_at_the_next_reload(mon
     """Else a file that names another one is read for ever without a word."""
     (tmp_path / "skep.toml").write_text('[cluster]\naddress = "10.0.0.1:6379"\n')
     begun = []
-    monkeypatch.setattr("skep.cli.serve.start", lambda overrides, *_args, **_options: begun.append(overrides))
+    monkeypatch.setattr("skep.cli.hive.start", lambda overrides, *_args, **_options: begun.append(overrides))
     call("up", *words, check=0)
     (overrides,) = begun
     assert (overrides.cluster.address if overrides.cluster else None) == wished

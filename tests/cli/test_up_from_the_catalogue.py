@@ -5,8 +5,7 @@ import os
 import pytest
 from in_process import call, refused
 
-from skep.catalog.checkpoints import all_checkpoints, checkpoint_of, checkpoints_of
-from skep.catalog.models import geometries
+from skep.catalog.models import all_checkpoints, checkpoint_of, checkpoints_of, geometries
 from skep.planner.quants import QUANTS
 
 pytestmark = pytest.mark.usefixtures("paths")

@@ -10,13 +10,13 @@ import time
 
 import pytest
 from msgspec import to_builtins
-from msgspec.structs import replace
 
 from skep.cluster import ray_processes
 from skep.cluster.connect import STRANGER, ask_ray, checked_connection, explained
 from skep.cluster.discover import rows_of
-from skep.cluster.node_commands import Head, LeftoverNode, _make_way, stop_node, why_over
-from skep.cluster.node_file import (
+from skep.cluster.node_commands import _make_way, stop_node
+from skep.cluster.ray_processes import (
+    MARK,
     NodeRecord,
     RayConnection,
     connection_to,
@@ -28,14 +28,11 @@ from skep.cluster.node_file import (
     token_path,
     write_node,
 )
-from skep.cluster.ray_processes import MARK
 from skep.errors import DoesNotFit, EngineError, UserError
 from skep.host.processes import living
 from skep.paths import user_paths
 from skep.wire.listen import free_port
 
-OURS, OTHERS, TOKEN = "session_1", "session_2", "0123456789abcdef"
-LOST = "whose head is lost, with its replicas"
 NAMED = """
 import sys
 with open("/proc/self/comm", "w") as comm:
@@ -182,8 +179,8 @@ def test_a_roll_has_every_node_its_replicas_and_the_dead_that_did_not_come_back(
         row("3", "c", "10.0.0.3", alive=False),
         row("4", "b", "10.0.0.2", alive=False),
     ]
-    hives = {"skep": {"rows": {"m-0": {"name": "m-0", "node_id": "1", "model": "m", "state": "ready"}}}}
-    told = rows_of(nodes, {"1": {"CPU": 3.0}}, hives)
+    said = {"hive": "skep", "launch": {"model": "m"}, "row": {"name": "m-0", "node_id": "1", "state": "ready"}}
+    told = rows_of(nodes, {"1": {"CPU": 3.0}}, [said])
     assert [(one["name"], one["alive"], one["head"]) for one in told] == [
         ("a", True, True),
         ("b", True, False),
@@ -191,17 +188,10 @@ def test_a_roll_has_every_node_its_replicas_and_the_dead_that_did_not_come_back(
     ]
     assert (told[1]["cpus"], told[1]["free_cpus"]) == (4.0, 3.0)
     (standing,) = told[1]["replicas"]
-    assert (standing["hive"], standing["name"], standing["state"]) == ("skep", "m-0", "ready")
+    assert [standing[key] for key in ("hive", "name", "model", "state")] == ["skep", "m-0", "m", "ready"]
 
 
-# What a machine still has of a cluster is ended for the next one on proof only, and the next head is asked first
-
-
-@pytest.fixture
-def listening():
-    """HOST:PORT where somebody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"127.0.0.1:{server.getsockname()[1]}"
+# What a dead node left on a machine is ended for the next one
 
 
 @contextlib.contextmanager
@@ -228,59 +218,6 @@ def node_processes(paths, *names, head="127.0.0.1:1", is_head=True):
                 child.kill()
 
 
-def node_at(head, *, is_head=False):
-    return LeftoverNode(NodeRecord(head, "127.0.0.1", is_head, "b", "6379-7499", "m"), OURS, {"raylet"}, TOKEN)
-
-
-def says(session):
-    """A head that answers whoever has the cluster's token."""
-
-    def ask(address, token):
-        if token != TOKEN:
-            raise EngineError(f"the cluster at {address} refuses the connection: its token differs")
-        return Head(address, session)
-
-    return ask
-
-
-def nobody(address, _token):
-    raise AssertionError(f"{address} was asked")
-
-
-def test_while_its_own_head_answers_a_node_is_not_ended_wherever_it_is_to_go(listening):
-    """Once the old head was asked with the token of the new one, refused it, and was taken for a lost one."""
-    remains = node_at(listening)
-    for to in (None, Head("10.0.0.9:6379", OTHERS), Head(listening, OURS), Head("its-other-name:6379", OURS)):
-        with pytest.raises(UserError, match=f"already a node of the cluster at {listening}"):
-            why_over(remains, to, says(OURS))
-    assert LOST in why_over(remains, None, says(OTHERS)), "a new cluster has its address"
-    assert LOST in why_over(remains, Head("10.0.0.9:6379", OTHERS), says(OTHERS))
-    assert LOST in why_over(replace(remains, token="of the old cluster"), Head(listening, OTHERS), nobody)
-
-
-def test_a_head_that_refuses_to_say_proves_nothing(listening):
-    for remains, why in (
-        (replace(node_at(listening), token="another-token-for-it"), "its token differs"),
-        (replace(node_at(listening), token=None), "its token is not stored here"),
-        (replace(node_at(listening), session=None), "its session is not recorded"),
-    ):
-        for to in (None, Head("10.0.0.9:6379", OTHERS)):
-            with pytest.raises(UserError, match="already") as told:
-                why_over(remains, to, says(OTHERS))
-            assert why in told.value.hint
-            assert "`skep cluster stop` leaves it" in told.value.hint
-
-
-def test_a_head_that_does_not_answer_is_lost_unless_it_may_only_be_cut_off():
-    """Who joins has been let in by another head. Who starts one has reached nobody."""
-    remains = node_at(f"127.0.0.1:{free_port()}")
-    assert LOST in why_over(remains, Head("10.0.0.9:6379", OTHERS), nobody)
-    with pytest.raises(UserError, match="already") as told:
-        why_over(remains, None, nobody)
-    assert "may only be unreachable: `skep cluster stop` leaves it" in told.value.hint
-    assert LOST in why_over(node_at(remains.node.head, is_head=True), None, nobody), "it would be here"
-
-
 def test_what_a_node_left_behind_is_ended_before_the_next_one(paths):
     """Where nobody buries a dead raylet, its workers do not notice: they and their engines would never be ended."""
     said = []
@@ -296,31 +233,17 @@ def test_what_a_node_left_behind_is_ended_before_the_next_one(paths):
     [
         (("gcs_server", "ray::ReplicaActor"), "head of the cluster at 127.0.0.1:1 still runs here, only its raylet"),
         (("gcs_server", "raylet"), "this machine is already a node of the cluster at 127.0.0.1:1"),
+        (("raylet",), "this machine is already a node of the cluster at 127.0.0.1:1"),
     ],
 )  # fmt: skip
-def test_a_living_head_is_never_ended(paths, names, why):
+def test_what_still_runs_is_ended_by_the_user_only(paths, names, why):
     """Its raylet may be gone, for memory: the other nodes would meet a new head, and end themselves."""
     with node_processes(paths, *names) as children:
-        for joined in (None, lambda: Head("10.0.0.9:6379", OTHERS)):
-            with pytest.raises(UserError, match=why) as told:
-                _make_way(paths, pytest.fail, joined)
-            assert "`skep cluster stop`" in told.value.hint
-        assert [child.poll() for child in children] == [None, None]
+        with pytest.raises(UserError, match=why) as told:
+            _make_way(paths, pytest.fail)
+        assert "`skep cluster stop`" in told.value.hint
+        assert not any(child.poll() for child in children)
     assert read_node(paths) is not None
-
-
-def test_where_the_next_head_refuses_nothing_is_ended(paths):
-    """A mistyped token, or another Ray, once cost a machine what it still served."""
-
-    def refused():
-        raise EngineError("its token differs")
-
-    keep_token(paths, TOKEN)
-    for names in (["raylet"], ["ray::ReplicaActor"]):
-        with node_processes(paths, *names) as (child,):
-            with pytest.raises(EngineError, match="its token differs"):
-                _make_way(paths, pytest.fail, refused)
-            assert child.poll() is None
 
 
 def test_auto_on_a_node_whose_head_is_lost_is_told_at_once(paths, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from skep.catalog.gpus import Gpu
-from skep.catalog.options import EngineOptions
+from skep.catalog.presets import EngineOptions
 from skep.cluster.discover import lendable, links_among
 from skep.cluster.nodes import ClusterSurvey, Node, NodeCard, NodeFacts, busy_cards, choice_of, first_choice
 from skep.cluster.placement import HOST_BYTES_A_CARD, kind_word, place_launches, shared_paths

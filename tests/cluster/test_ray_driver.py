@@ -1,17 +1,13 @@
 """The Ray driver and its client without a cluster: no command is lost or undone, one gateway owns a hive."""
 
 import asyncio
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
-from msgspec import structs
 from msgspec.structs import replace
 
 from skep.cluster import messages
 from skep.cluster.client import ClusterClient
 from skep.cluster.ray_driver import RayDriver, TakenOver
-from skep.cluster.replica_registry import OWNED_S, ReplicaRegistry
 from skep.config.settings import Cluster
 from skep.engines.base import Launch, PlacementRequest
 from skep.supervisor.lifecycle import RestartPolicy
@@ -23,7 +19,7 @@ ONE = Launch("m-0", "fake", "m", None, slots=2, context_tokens=100, threads=1, p
 
 def row(launch, **more):
     told = {"state": "ready", "why": None, "node": "b", "url": "http://b:1", "pid": 7, **more}
-    return to_document(messages.ReplicaReport(launch.name, engine="fake", incarnation="one", launch=launch, **told))
+    return messages.ReplicaReport(launch.name, engine="fake", incarnation="one", launch=launch, **told)
 
 
 class Wire(list):
@@ -41,12 +37,12 @@ class Wire(list):
 
 
 class Actors:
-    """The actors as the driver calls them: ends wait for `may_end`."""
+    """The actors as the driver calls them: ends wait for `may_end`; `answers` are those to questions, by method."""
 
     avoid, policy = (), SETUP.policy
 
     def __init__(self, *names):
-        self.story, self.names, self.may_end = [], list(names), asyncio.Event()
+        self.story, self.names, self.may_end, self.answers = [], list(names), asyncio.Event(), {}
 
     async def ensure(self, launch, _standing, _say):
         self.story.append(("ensure", launch.name))
@@ -56,31 +52,31 @@ class Actors:
         await self.may_end.wait()
         self.story.append(("ended", name))
 
-    async def ask(self, name, method, *_args):
-        self.story.append((method, name))
+    async def ask(self, name, method, *_args, **_how):
+        if method != "report":
+            self.story.append((method, name))
+        await asyncio.sleep(0)
+        answer = self.answers.get(method, ConnectionError("no answer"))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def all_names(self):
         return self.names
 
 
-async def forgotten(_name):
-    pass
-
-
-async def claimed(gateway, _policy):
-    return gateway
-
-
-def wanted(*launches, avoid=(), policy=SETUP.policy):
-    return messages.WantReplicas(launches, avoid, policy)
+def wanted(*launches, avoid=(), policy=SETUP.policy, restarts=None):
+    return messages.WantReplicas(launches, avoid, policy, restarts or {})
 
 
 def driver_of(link, actors=None):
     made = RayDriver(link, SETUP)
-    calls = {"forget": forgotten, "claim": claimed}
     made._actors = actors
-    made._registry = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
     return made
+
+
+def report(launch=ONE, owner=SETUP.gateway, **more):
+    return {"owner": owner, "version": 1, "row": to_document(row(launch, **more))}
 
 
 async def until(what):
@@ -97,7 +93,7 @@ async def test_one_that_is_wanted_again_while_others_are_ended_is_not_ended_with
     actors = Actors("a", "b")
     driver = driver_of(Wire(), actors)
     driver._wanted = {}
-    mending = asyncio.create_task(driver._repair(driver._wanted))
+    mending = asyncio.create_task(driver._end_all_but_wanted(actors.names))
     await until(lambda: actors.story)
     ((_, first),) = actors.story
     other = {"a": "b", "b": "a"}[first]
@@ -134,6 +130,65 @@ async def test_one_that_could_not_be_ended_and_is_wanted_again_is_told_as_it_is(
     assert [told.rows for told in wire] == [(row(ONE),)] * 2
 
 
+@pytest.fixture
+def at_once(monkeypatch):
+    """Nothing is waited for."""
+    for name in ("AWAY_AFTER_S", "LATE_S", "MEND_EVERY_S"):
+        monkeypatch.setattr(f"skep.cluster.ray_driver.{name}", 0.0)
+
+
+async def test_a_silent_replica_is_away_and_asked_again_until_it_is_heard(at_once):
+    wire, actors = Wire(), Actors()
+    driver = driver_of(wire, actors)
+    actors.answers["report"] = report()
+    await driver._carry_out(wanted(ONE))
+    await until(lambda: driver._rows and driver._rows["m-0"].state == "ready")
+    del actors.answers["report"]
+    await until(lambda: driver._rows["m-0"].state == "away")
+    assert driver._rows["m-0"].why == "no report from node b"
+    await until(lambda: actors.story.count(("ensure", "m-0")) > 2)
+    actors.answers["report"] = report(pid=8)
+    await until(lambda: driver._rows["m-0"].state == "ready")
+    assert wire[-1].rows[0].pid == 8
+
+
+async def test_a_restart_is_carried_out_once_and_again_where_it_failed(at_once):
+    actors = Actors()
+    driver = driver_of(Wire(), actors)
+    actors.answers["report"] = report()
+    await driver._carry_out(wanted(ONE, restarts={"m-0": 1}))
+    await until(lambda: actors.story.count(("restart", "m-0")) > 2)
+    actors.answers["restart"] = None
+    await until(lambda: driver._restarted == {"m-0": 1})
+    actors.story.clear()
+    await driver._carry_out(wanted(ONE, restarts={"m-0": 1}))
+    await driver._carry_out(wanted(ONE))
+    assert ("restart", "m-0") not in actors.story
+    await driver._carry_out(wanted(ONE, restarts={"m-0": 2}))
+    assert actors.story.count(("restart", "m-0")) == 1
+
+
+async def test_a_gateway_ends_when_another_one_has_its_replicas(at_once):
+    """It was stopped for a while: the other one's replicas are left alone."""
+    actors = Actors("m-0")
+    driver = driver_of(Wire(), actors)
+    actors.answers["report"] = report(owner="a:1:x")
+    await driver._carry_out(wanted(ONE))
+    with pytest.raises(TakenOver, match="already \\(from a:1\\)"):
+        await asyncio.wait_for(driver._lost_hive, 5.0)
+    assert actors.story == [("ensure", "m-0")]
+
+
+async def test_what_stands_and_is_not_wanted_is_ended():
+    """A gateway that comes back after a crash wants what its settings say now."""
+    actors = Actors("m-0", "m-1")
+    actors.may_end.set()
+    driver = driver_of(Wire(), actors)
+    driver._wanted, driver._rows = {"m-0": ONE}, {"m-0": row(ONE)}
+    await driver._end_all_but_wanted(actors.names)
+    assert actors.story == [("ends", "m-1"), ("ended", "m-1")]
+
+
 # The cluster client
 
 
@@ -161,7 +216,8 @@ def lose_driver(client, wire):
 
 
 def restarts(wire):
-    return [message.name for message in wire if isinstance(message, messages.RestartReplica)]
+    """What the newest message wants restarted."""
+    return list(wire[-1].restarts)
 
 
 async def test_a_restart_that_was_lost_with_a_driver_is_told_to_the_next_one(tmp_path):
@@ -170,16 +226,13 @@ async def test_a_restart_that_was_lost_with_a_driver_is_told_to_the_next_one(tmp
     member = ready(client)
     member.restart()
     client._remind()
-    assert len(restarts(wire)) == 1, "it is being carried out"
+    assert (len(wire), restarts(wire)) == (1, ["m-0"]), "told once"
     lose_driver(client, wire)
     client._remind()
-    assert len(restarts(wire)) == 2
-    client._hear(messages.Restarted("m-0", "TimeoutError: "))
+    assert (len(wire), restarts(wire)) == (2, ["m-0"])
+    client._hear(messages.ReplicaRows((row(ONE, restarts=1),), ("m-0",)))
     client._remind()
-    assert len(restarts(wire)) == 3
-    client._hear(messages.Restarted("m-0"))
-    client._remind()
-    assert len(restarts(wire)) == 3
+    assert restarts(wire) == []
 
 
 @pytest.mark.parametrize(
@@ -198,21 +251,7 @@ async def test_a_restart_is_needless_once_its_engine_is_another_and_not_because_
     for said in meanwhile:
         client._hear(messages.ReplicaRows((row(ONE, **said),), ("m-0",)))
         client._remind()
-    assert len(restarts(wire)) == 1 + again
-
-
-async def test_what_is_not_understood_costs_no_more_than_what_it_said(tmp_path):
-    """Not the other replicas of a table; and no longer than it lasts."""
-    client, _ = client_of(tmp_path)
-    two = replace(ONE, name="m-1")
-    one, other = ready(client), ready(client, two)
-    bad = {"name": "m-0", "state": "failed"}
-    client._hear(messages.ReplicaRows((bad, row(two, pid=9)), ("m-0", "m-1")))
-    assert (one.pid, other.pid) == (7, 9)
-    assert "cannot be read" in client.row()["why"]
-    client.came(client.member(ONE, lambda: None))
-    client._hear(messages.ReplicaRows((row(ONE),), ("m-0", "m-1")))
-    assert client.row()["why"] is None
+    assert restarts(wire) == ["m-0"] * again
 
 
 async def test_a_new_policy_reaches_the_driver_that_is_there_and_the_next_one(tmp_path):
@@ -247,79 +286,3 @@ async def test_a_leave_that_nobody_answers_is_told_as_something_left_behind(tmp_
         wire.answer = lambda said, to=client, what=error: to._hear(messages.Answer(getattr(said, "id", 0), what))
         told = await client.stop()
         assert told is None if left is None else left in told
-
-
-# A hive that another gateway owns, with the real registry
-
-OLD, NEW = "a:1:x", "b:2:y"
-
-
-class Ownership:
-    """The real registry, asked as an actor is; and gateways before it. Time passes where a test says so."""
-
-    def __init__(self):
-        self.now, self.silent = 100.0, False
-        self.registry = ReplicaRegistry("h", now=lambda: self.now)
-        calls = ("announce", "claim", "forget", "table")
-        self.actor = SimpleNamespace(**{call: SimpleNamespace(remote=partial(self._call, call)) for call in calls})
-
-    async def _call(self, name, *args):
-        if self.silent:
-            raise ConnectionError(name)
-        return await getattr(self.registry, name)(*args)
-
-    async def gateway(self, name, *standing):
-        """One that has claimed the hive."""
-        made = RayDriver(Wire(), structs.replace(SETUP, gateway=name))
-        made._actors, made._wanted, made._registry = Actors(*standing), {}, self.actor
-        made._actors.may_end.set()
-        await made._claim()
-        return made
-
-    async def taken_over(self):
-        """By NEW, while OLD was not heard. Two replicas stand."""
-        old = await self.gateway(OLD, "m-0", "m-1")
-        self.now += OWNED_S + 1
-        await self.gateway(NEW, "m-0", "m-1")
-        return old
-
-
-async def test_a_gateway_is_refused_a_hive_that_another_one_has():
-    hive = Ownership()
-    await hive.gateway(OLD)
-    with pytest.raises(TakenOver, match="already \\(from a:1\\)"):
-        await hive.gateway(NEW)
-
-
-async def test_a_gateway_that_lost_its_hive_neither_places_nor_ends_anything_and_goes():
-    """Also before it knows: it was stopped, and goes on with an order, with a look, or with its farewell."""
-    for act in (
-        lambda old: old._repair(old._wanted),
-        lambda old: old._ensure(ONE, {}, lambda *_: None),
-        *(partial(lambda order, old: old._carry_out(order), order) for order in (
-            messages.EndReplica("m-0"), messages.Leave(), wanted(ONE),
-        )),
-    ):  # fmt: skip
-        hive = Ownership()
-        old = await hive.taken_over()
-        await act(old)
-        assert old._actors.story == []
-        assert (await hive.registry.state())["owner"] == NEW
-        with pytest.raises(TakenOver):
-            await old._follow_table()
-
-
-async def test_where_no_registry_answers_a_gateway_ends_what_it_placed():
-    hive = Ownership()
-    gateway = await hive.gateway(OLD, "m-0")
-    hive.silent = True
-    await gateway._carry_out(messages.EndReplica("m-0"))
-    assert gateway._actors.story == [("ends", "m-0"), ("ended", "m-0")]
-
-
-async def test_what_stands_and_is_not_wanted_is_ended():
-    """A gateway that comes back after a crash wants what its settings say now."""
-    gateway = await Ownership().gateway(OLD, "m-0", "m-1")
-    gateway._wanted, gateway._rows = {"m-0": ONE}, {"m-0": row(ONE)}
-    await gateway._repair(gateway._wanted)
-    assert gateway._actors.story == [("ends", "m-1"), ("ended", "m-1")]

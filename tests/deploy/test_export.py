@@ -10,11 +10,9 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from skep.catalog.options import Draft, EngineOptions
-from skep.catalog.presets import Container, Mount, Need, Preset, Published
+from skep.catalog.presets import Container, Draft, EngineOptions, Mount, Need, Preset, Published
 from skep.config.presets import shipped_presets
-from skep.deploy.export import FORMS
-from skep.deploy.export_recipe import RecipePath, comment, recipe_of, shell_word, systemd_word, yaml_word
+from skep.deploy.export import FORMS, RecipePath, comment, recipe_of, shell_word, systemd_word, yaml_word
 from skep.errors import UserError
 
 NASTY = ["a b", "it's", '"quoted"', "$HOME", "`id`", "100%", "%h", "back\\slash", "two\nlines", "tab\there", "ümlaut",

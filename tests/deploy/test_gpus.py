@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from skep.catalog.options import EngineOptions
-from skep.deploy.gpus import (
+from skep.catalog.presets import EngineOptions
+from skep.deploy.launches import (
     GpuCard,
     assign_cards,
     check_free,

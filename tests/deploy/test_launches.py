@@ -6,9 +6,7 @@ import struct
 import pytest
 from msgspec.structs import replace
 
-from skep.catalog.needs import RunEnvironment, missing_needs
-from skep.catalog.options import EngineOptions
-from skep.catalog.presets import Need
+from skep.catalog.presets import EngineOptions, Need, RunEnvironment, missing_needs
 from skep.config.load import parse_settings
 from skep.config.presets import preset, serve_of
 from skep.config.settings import Serve, Settings
@@ -94,9 +92,10 @@ def test_all_parts_of_the_weights_take_room(tmp_path):
         planned(tmp_path, first, gib=24)
 
 
-TWO_CARDS = "echo '0, 24576, 1'; echo '1, 24576, 1'"
-UNKNOWN_CARD = """case "$*" in
-*memory.used*) echo '0, 11441, 1' ;;
+HEAD = "echo 'index, memory.total [MiB], memory.used [MiB]'"
+TWO_CARDS = f"{HEAD}; echo '0, 24576 MiB, 1 MiB'; echo '1, 24576 MiB, 1 MiB'"
+UNKNOWN_CARD = f"""case "$*" in
+*memory.used*) {HEAD}; echo '0, 11441 MiB, 1 MiB' ;;
 *query-gpu*)
   echo 'index, name, memory.total [MiB], compute_cap, driver_version'
   echo '0, Tesla K80, 11441 MiB, 3.7, 470.1' ;;

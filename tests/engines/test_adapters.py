@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from skep.catalog.options import Draft, EngineOptions
+from skep.catalog.presets import Draft, EngineOptions
 from skep.engines.base import Launch, engine_named
 from skep.engines.llamacpp import LlamaCpp
 from skep.engines.ollama import Ollama, manifest_of
-from skep.engines.sglang import Sglang
-from skep.engines.vllm import Vllm
+from skep.engines.vllm import Sglang, Vllm
 from skep.errors import UserError
 from skep.testing.speakers import write_program
 from skep.wire.listen import free_port
@@ -36,16 +35,8 @@ def launch(engine, **fields):
     return Launch("m-0", engine, options=EngineOptions(**options), **fields)
 
 
-def vllm(**fields):
-    return Vllm().arguments(launch("vllm", **fields))
-
-
-def sglang(**fields):
-    return Sglang().arguments(launch("sglang", **fields))
-
-
-def llamacpp(known=None, **fields):
-    return LlamaCpp().arguments(launch("llamacpp", **fields), known)
+def words(engine, known=None, **fields):
+    return engine_named(engine).arguments(launch(engine, **fields), known)
 
 
 def value(words, flag):
@@ -59,8 +50,6 @@ REFUSED = {
         ({"tp": 2, "gpus": (0,)}, "tp=2 takes 2 cards, but gpus names 1"),
         ({"gpus": (0, 1)}, "takes 1 card, but gpus names 2"),
         ({"draft": Draft("eagle", 3)}, "needs a draft model"),
-        ({"draft": Draft("mtp", 0)}, "0 tokens"),
-        ({"p2p": "maybe"}, "p2p `maybe`"),
         ({"memory_share": 1.5}, "1.5"),
         ({"ep": True}, "one card"),
         ({"checkpoint": None}, "no checkpoint for `qwen3-8b`"),
@@ -75,9 +64,9 @@ REFUSED = {
         ({"custom_all_reduce": False}, "custom_all_reduce"), ({"trust_remote_code": True}, "trust_remote_code"),
         ({"chunked_prefill": False}, "chunked_prefill"), ({"tp": 2, "pp": 2}, "tp=2 and pp=2"),
         ({"kv": "q8_0", "flash_attention": False}, "needs flash attention"), ({"batch": 4}, "batch = 4 is too small"),
-        ({"tp": 2, "flash_attention": False}, "a split by tensor"), ({"kv_layout": "paged"}, 'kv_layout = "paged"'),
+        ({"tp": 2, "flash_attention": False}, "a split by tensor"),
         ({"batch": 64, "batched_tokens": 128}, "batched_tokens = 128 is more than batch = 64"),
-        ({"split": "rows"}, 'split = "rows"'), ({"split": "layer", "tp": 2}, "does not fit tp=2"),
+        ({"split": "layer", "tp": 2}, "does not fit tp=2"),
         ({"tp": 4, "gpus": (0, 1)}, "takes 4 cards, but gpus names 2"),
         ({"card_shares": (1.0,), "gpus": (0, 1)}, "1 shares for 2 gpus"),
         ({}, "`/models/m.gguf` does not exist"), ({"weights": None}, "no model file for `gpt-oss-20b`"),
@@ -104,40 +93,101 @@ def test_what_cannot_be_is_refused_in_one_line_with_what_to_do(engine, fields, s
     assert caught.value.hint
 
 
+ON, ABSENT = object(), object()  # a switch without a value; a flag that is not there
+BOUNDED = frozenset({"--kv-unified", "--kv-unified-per-slot", "--no-kv-unified"})
+OLD = frozenset({"--model-draft", "--draft-max", "--no-webui"})
+NEW = frozenset({"--slots", "--no-ui", "--no-webui"})
+HUB_FILE = "ggml-org/gpt-oss-20b-GGUF:Q4_K_M"
+TOLD = [
+    # a recipe of two RTX 3090 in full
+    ("vllm", None,
+     {"quant": "awq_marlin", "dtype": "float16", "kv": "fp8_e5m2", "tp": 2, "ep": True, "memory_share": 0.92,
+      "graphs": True, "batched_tokens": 4096, "prefix_cache": True, "chunked_prefill": False,
+      "custom_all_reduce": False, "reasoning_parser": "qwen3", "tool_parser": "qwen3_coder",
+      "trust_remote_code": True, "gpus": (0, 1), "extra": ("--seed", "1")},
+     {"--quantization": "awq_marlin", "--dtype": "float16", "--kv-cache-dtype": "fp8_e5m2",
+      "--tensor-parallel-size": "2", "--gpu-memory-utilization": "0.92", "--max-num-batched-tokens": "4096",
+      "--reasoning-parser": "qwen3", "--tool-call-parser": "qwen3_coder", "--enable-expert-parallel": ON,
+      "--no-enforce-eager": ON, "--enable-prefix-caching": ON, "--trust-remote-code": ON,
+      "--no-enable-chunked-prefill": ON, "--disable-custom-all-reduce": ON, "--enable-auto-tool-choice": ON,
+      "--seed": "1"}),
+    ("vllm", None, {"context_tokens": 0}, {"--max-model-len": ABSENT}),
+    ("vllm", None, {"slots": 9, "dp": 2}, {"--max-num-seqs": "5"}),  # of one rank
+    ("vllm", None, {"tp": 2, "p2p": "off"}, {"--disable-custom-all-reduce": ON}),  # it would talk directly too
+    ("vllm", None, {"tp": 2, "p2p": "off", "custom_all_reduce": True}, {"--disable-custom-all-reduce": ABSENT}),
+    ("sglang", None,
+     {"tp": 2, "ep": True, "kv": "fp8_e4m3", "memory_share": 0.85, "graphs": False, "prefix_cache": False,
+      "batched_tokens": 2048, "draft": Draft("mtp", 3), "quant": "awq", "dtype": "half", "tool_parser": "qwen25",
+      "reasoning_parser": "qwen3"},
+     {"--model-path": "Qwen/Qwen3-8B", "--served-model-name": "qwen3-8b", "--host": "127.0.0.1", "--port": "9001",
+      "--max-running-requests": "4", "--context-length": "8192", "--tp-size": "2", "--ep-size": "2",
+      "--kv-cache-dtype": "fp8_e4m3", "--mem-fraction-static": "0.85", "--chunked-prefill-size": "2048",
+      "--speculative-algorithm": "NEXTN", "--speculative-num-steps": "3", "--speculative-num-draft-tokens": "4",
+      "--quantization": "awq", "--dtype": "half", "--tool-call-parser": "qwen25", "--reasoning-parser": "qwen3",
+      "--disable-cuda-graph": ON, "--disable-radix-cache": ON, "--enable-metrics": ON}),
+    ("sglang", None, {"tp": 2, "dp": 2, "ep": True, "slots": 8},  # cards and requests of all ranks
+     {"--tp-size": "4", "--dp-size": "2", "--ep-size": "4", "--max-running-requests": "8",
+      "--enable-dp-attention": ON}),
+    ("sglang", None, {"chunked_prefill": False}, {"--chunked-prefill-size": "-1"}),
+    ("sglang", None, {"draft": Draft("ngram", 4)}, {"--speculative-num-steps": ABSENT}),
+    ("sglang", None, {"draft": Draft("draft", 4, "a/b")},
+     {"--speculative-algorithm": "STANDALONE", "--speculative-draft-model-path": "a/b"}),
+    ("llamacpp", None, {},  # the context of all slots together
+     {"--model": "/models/m.gguf", "--alias": "gpt-oss-20b", "--ctx-size": "40960", "--parallel": "5",
+      "--port": "9001", "--host": "127.0.0.1", "--threads": "6", "--n-gpu-layers": "999", "--jinja": ON,
+      "--metrics": ON, "--slots": ON, "--flash-attn": ABSENT, "--batch-size": ABSENT, "--ubatch-size": ABSENT,
+      "--threads-batch": ABSENT}),
+    ("llamacpp", None, {"context_tokens": 0, "threads": 0}, {"--ctx-size": "0", "--threads": ABSENT}),
+    ("llamacpp", None, {"extra": ("-ngl", "20")}, {"--n-gpu-layers": ABSENT, "-ngl": "20"}),
+    ("llamacpp", None, {"pp": 2, "card_shares": (32.0, 24.0)}, {"--split-mode": "layer", "--tensor-split": "32,24"}),
+    ("llamacpp", None, {"tp": 2}, {"--split-mode": "tensor", "--fit": "off", "--flash-attn": "on"}),
+    ("llamacpp", None, {"split": "none"}, {"--split-mode": "none"}),
+    ("llamacpp", None, {"kv": "q8_0", "batched_tokens": 4096, "prefix_cache": False},
+     {"--cache-type-k": "q8_0", "--cache-type-v": "q8_0", "--flash-attn": "on", "--ubatch-size": "4096",
+      "--batch-size": "4096", "--no-cache-prompt": ON}),
+    ("llamacpp", None, {"flash_attention": False}, {"--flash-attn": "off"}),
+    ("llamacpp", None, {"flash_attention": True}, {"--flash-attn": "on"}),
+    ("llamacpp", None, {"batch": 1024, "batched_tokens": 256, "threads_batch": 8},
+     {"--batch-size": "1024", "--ubatch-size": "256", "--threads-batch": "8", "--threads": "6"}),
+    ("llamacpp", BOUNDED, {"kv_layout": "split"}, {"--no-kv-unified": ON, "--kv-unified-per-slot": ABSENT}),
+    ("llamacpp", BOUNDED, {"kv_layout": "unified"}, {"--kv-unified-per-slot": "8192"}),
+    ("llamacpp", None, {"kv_layout": "unified"}, {"--kv-unified": ON}),
+    ("llamacpp", BOUNDED, {}, {"--kv-unified": ABSENT, "--no-kv-unified": ABSENT}),  # its own: one for each slot
+    ("llamacpp", None, {"draft": Draft("mtp", 3)}, {"--spec-type": "draft-mtp", "--spec-draft-n-max": "3"}),
+    ("llamacpp", None, {"draft": Draft("draft", 8, "/d.gguf")},
+     {"--model-draft": "/d.gguf", "--spec-type": "draft-simple", "--spec-draft-n-max": "8"}),
+    ("llamacpp", OLD, {"draft": Draft("draft", 8, "/d.gguf")}, {"--model-draft": "/d.gguf", "--draft-max": "8"}),
+    ("llamacpp", None, {"draft": Draft("ngram", 8)},
+     {"--spec-type": "ngram-map-k", "--spec-ngram-map-k-size-n": "3", "--spec-ngram-map-k-size-m": "8"}),
+    ("llamacpp", OLD, {}, {"--slots": ABSENT, "--no-webui": ON}),
+    ("llamacpp", NEW, {}, {"--no-ui": ON, "--no-webui": ABSENT}),
+    ("llamacpp", None, {"weights": None, "checkpoint": HUB_FILE}, {"--hf-repo": HUB_FILE, "--model": ABSENT}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("engine", "known", "fields", "told"), TOLD)
+def test_a_launch_is_told_in_the_words_of_the_engine_and_its_version(engine, known, fields, told):
+    found = words(engine, known, **fields)
+    for flag, expected in told.items():
+        assert (flag in found) == (expected is not ABSENT), flag
+        if isinstance(expected, str):
+            assert value(found, flag) == expected
+
+
 # vLLM
 
 
 def test_a_plain_launch_says_model_name_place_and_sizes():
-    assert vllm() == [
+    assert words("vllm") == [
         "Qwen/Qwen3-8B", "--served-model-name", "qwen3-8b", "--host", "127.0.0.1", "--port", "9001",
         "--max-num-seqs", "4", "--max-model-len", "8192",
     ]  # fmt: skip
-    assert "--max-model-len" not in vllm(context_tokens=0)
-
-
-def test_a_recipe_of_two_3090s_is_told_in_full():
-    words = vllm(
-        quant="awq_marlin", dtype="float16", kv="fp8_e5m2", tp=2, ep=True, memory_share=0.92, graphs=True,
-        batched_tokens=4096, prefix_cache=True, chunked_prefill=False, draft=Draft("mtp", 3), custom_all_reduce=False,
-        reasoning_parser="qwen3", tool_parser="qwen3_coder", trust_remote_code=True, gpus=(0, 1),
-        extra=("--seed", "1"),
-    )  # fmt: skip
-    expected = {
-        "--quantization": "awq_marlin", "--dtype": "float16", "--kv-cache-dtype": "fp8_e5m2",
-        "--tensor-parallel-size": "2", "--gpu-memory-utilization": "0.92", "--max-num-batched-tokens": "4096",
-        "--reasoning-parser": "qwen3", "--tool-call-parser": "qwen3_coder",
-    }  # fmt: skip
-    assert {flag: value(words, flag) for flag in expected} == expected
-    switches = {"--enable-expert-parallel", "--no-enforce-eager", "--enable-prefix-caching", "--trust-remote-code",
-                "--no-enable-chunked-prefill", "--disable-custom-all-reduce", "--enable-auto-tool-choice"}  # fmt: skip
-    assert switches <= set(words)
-    assert json.loads(value(words, "--speculative-config")) == {"method": "mtp", "num_speculative_tokens": 3}
-    assert words[-2:] == ["--seed", "1"]
 
 
 @pytest.mark.parametrize(
     ("draft", "config"),
     [
+        (Draft("mtp", 3), {"method": "mtp", "num_speculative_tokens": 3}),
         (Draft("ngram", 2), {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}),
         (Draft("eagle", 3, "a/b"), {"method": "eagle3", "num_speculative_tokens": 3, "model": "a/b"}),
         (Draft("draft", 5, "a/b"), {"method": "draft_model", "num_speculative_tokens": 5, "model": "a/b"}),
@@ -145,11 +195,7 @@ def test_a_recipe_of_two_3090s_is_told_in_full():
     ],
 )
 def test_each_way_of_drafting_has_its_configuration(draft, config):
-    assert json.loads(value(vllm(draft=draft), "--speculative-config")) == config
-
-
-def test_sequences_are_counted_for_one_rank_of_data_parallelism():
-    assert value(vllm(slots=9, dp=2), "--max-num-seqs") == "5"
+    assert json.loads(value(words("vllm", draft=draft), "--speculative-config")) == config
 
 
 def test_cards_are_those_that_nvidia_smi_numbers_so():
@@ -159,13 +205,6 @@ def test_cards_are_those_that_nvidia_smi_numbers_so():
         "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     }  # fmt: skip
     assert Vllm(vendor="amd").environment(launch("vllm", gpus=(1,)))["HIP_VISIBLE_DEVICES"] == "1"
-
-
-def test_cards_that_may_not_talk_directly_do_not_do_so_by_the_custom_all_reduce_either():
-    asked = launch("vllm", tp=2, p2p="off")
-    assert Vllm().environment(asked)["NCCL_P2P_DISABLE"] == "1"
-    assert "--disable-custom-all-reduce" in Vllm().arguments(asked)
-    assert "--disable-custom-all-reduce" not in vllm(tp=2, p2p="off", custom_all_reduce=True)
 
 
 def test_the_hub_is_not_asked_for_what_lies_in_a_folder():
@@ -217,52 +256,16 @@ def test_a_flag_that_the_installed_version_does_not_know_is_told_before_the_star
 def test_figures_of_a_request_are_asked_for_where_the_version_has_them(program, tmp_path):
     engine = Vllm(cache_dir=tmp_path / "cache")
     engine.check(launch("vllm", binary=program))
-    words = engine.argv(launch("vllm", binary=program))
-    assert words[:3] == [program, "serve", "Qwen/Qwen3-8B"]
-    assert "--enable-prompt-tokens-details" in words
-    assert "--enable-per-request-metrics" not in words
+    found = engine.argv(launch("vllm", binary=program))
+    assert found[:3] == [program, "serve", "Qwen/Qwen3-8B"]
+    assert "--enable-prompt-tokens-details" in found
+    assert "--enable-per-request-metrics" not in found
     assert "--enable-prompt-tokens-details" not in engine.argv(
         launch("vllm", binary=program, extra=("--disable-log-stats",))
     )
 
 
 # SGLang
-
-
-def test_a_launch_in_sglangs_words():
-    words = sglang(
-        tp=2, ep=True, kv="fp8_e4m3", memory_share=0.85, graphs=False, prefix_cache=False, batched_tokens=2048,
-        draft=Draft("mtp", 3), quant="awq", dtype="half", tool_parser="qwen25", reasoning_parser="qwen3",
-    )  # fmt: skip
-    expected = {
-        "--model-path": "Qwen/Qwen3-8B", "--served-model-name": "qwen3-8b", "--host": "127.0.0.1", "--port": "9001",
-        "--max-running-requests": "4", "--context-length": "8192", "--tp-size": "2", "--ep-size": "2",
-        "--kv-cache-dtype": "fp8_e4m3", "--mem-fraction-static": "0.85", "--chunked-prefill-size": "2048",
-        "--speculative-algorithm": "NEXTN", "--speculative-num-steps": "3", "--speculative-num-draft-tokens": "4",
-        "--quantization": "awq", "--dtype": "half", "--tool-call-parser": "qwen25", "--reasoning-parser": "qwen3",
-    }  # fmt: skip
-    assert {flag: value(words, flag) for flag in expected} == expected
-    assert {"--disable-cuda-graph", "--disable-radix-cache", "--enable-metrics"} <= set(words)
-
-
-def test_data_parallelism_counts_cards_and_requests_of_all_ranks():
-    words = sglang(tp=2, dp=2, ep=True, slots=8)
-    assert [value(words, f) for f in ("--tp-size", "--dp-size", "--ep-size", "--max-running-requests")] == [
-        "4", "2", "4", "8",
-    ]  # fmt: skip
-    assert "--enable-dp-attention" in words
-
-
-def test_prefill_in_one_piece_is_a_chunk_of_minus_one():
-    assert value(sglang(chunked_prefill=False), "--chunked-prefill-size") == "-1"
-
-
-def test_ngrams_need_no_steps_and_a_draft_model_is_named():
-    assert "--speculative-num-steps" not in sglang(draft=Draft("ngram", 4))
-    words = sglang(draft=Draft("draft", 4, "a/b"))
-    assert (value(words, "--speculative-algorithm"), value(words, "--speculative-draft-model-path")) == (
-        "STANDALONE", "a/b",
-    )  # fmt: skip
 
 
 def test_every_flag_a_launch_may_use_is_one_of_sglangs(tmp_path):
@@ -286,83 +289,6 @@ def test_every_flag_a_launch_may_use_is_one_of_sglangs(tmp_path):
 # llama-server
 
 
-def test_the_context_of_all_slots_together_is_what_it_is_told():
-    words = llamacpp()
-    expected = {"--model": "/models/m.gguf", "--alias": "gpt-oss-20b", "--ctx-size": "40960", "--parallel": "5",
-                "--port": "9001", "--host": "127.0.0.1", "--threads": "6", "--n-gpu-layers": "999"}  # fmt: skip
-    assert {flag: value(words, flag) for flag in expected} == expected
-    assert {"--jinja", "--metrics", "--slots"} <= set(words)
-    assert value(llamacpp(context_tokens=0), "--ctx-size") == "0"
-    assert "--threads" not in llamacpp(threads=0)
-
-
-def test_layers_on_the_card_are_left_to_who_names_them():
-    words = llamacpp(extra=("-ngl", "20"))
-    assert "--n-gpu-layers" not in words
-    assert words[-2:] == ["-ngl", "20"]
-
-
-def test_cards_share_a_model_by_layer_or_by_tensor():
-    words = llamacpp(pp=2, card_shares=(32.0, 24.0))
-    assert (value(words, "--split-mode"), value(words, "--tensor-split")) == ("layer", "32,24")
-    words = llamacpp(tp=2)
-    assert [value(words, f) for f in ("--split-mode", "--fit", "--flash-attn")] == ["tensor", "off", "on"]
-    assert value(llamacpp(split="none"), "--split-mode") == "none"
-
-
-def test_a_quantized_cache_wants_flash_attention():
-    words = llamacpp(kv="q8_0", batched_tokens=4096, prefix_cache=False)
-    assert [value(words, f) for f in ("--cache-type-k", "--cache-type-v", "--flash-attn")] == ["q8_0", "q8_0", "on"]
-    assert (value(words, "--ubatch-size"), value(words, "--batch-size")) == ("4096", "4096")
-    assert "--no-cache-prompt" in words
-    assert "--flash-attn" not in llamacpp()
-    assert value(llamacpp(flash_attention=False), "--flash-attn") == "off"
-    assert value(llamacpp(flash_attention=True), "--flash-attn") == "on"
-
-
-def test_batch_micro_batch_and_threads_are_told_where_they_are_given():
-    words = llamacpp(batch=1024, batched_tokens=256, threads_batch=8)
-    told = ("--batch-size", "--ubatch-size", "--threads-batch", "--threads")
-    assert [value(words, flag) for flag in told] == ["1024", "256", "8", "6"]
-    assert not {"--batch-size", "--ubatch-size", "--threads-batch"} & set(llamacpp())
-
-
-def test_the_cache_is_one_or_one_for_each_slot():
-    bounded = frozenset({"--kv-unified", "--kv-unified-per-slot", "--no-kv-unified"})
-    assert "--no-kv-unified" in llamacpp(bounded, kv_layout="split")
-    assert "--kv-unified-per-slot" not in llamacpp(bounded, kv_layout="split")
-    assert value(llamacpp(bounded, kv_layout="unified"), "--kv-unified-per-slot") == "8192"
-    assert "--kv-unified" in llamacpp(kv_layout="unified")
-    assert not {"--kv-unified", "--no-kv-unified"} & set(llamacpp(bounded))  # its own default is one for each slot
-
-
-OLD = frozenset({"--model-draft", "--draft-max", "--no-webui"})
-
-
-@pytest.mark.parametrize(
-    ("draft", "known", "words"),
-    [
-        (Draft("mtp", 3), None, ["--spec-type", "draft-mtp", "--spec-draft-n-max", "3"]),
-        (Draft("draft", 8, "/d.gguf"), None,
-         ["--model-draft", "/d.gguf", "--spec-type", "draft-simple", "--spec-draft-n-max", "8"]),
-        (Draft("draft", 8, "/d.gguf"), OLD, ["--model-draft", "/d.gguf", "--draft-max", "8"]),
-        (Draft("ngram", 8), None,
-         ["--spec-type", "ngram-map-k", "--spec-ngram-map-k-size-n", "3", "--spec-ngram-map-k-size-m", "8"]),
-    ],
-)  # fmt: skip
-def test_speculation_is_named_as_the_installed_version_names_it(draft, known, words):
-    found = llamacpp(known, draft=draft)
-    start = found.index(words[0])
-    assert found[start : start + len(words)] == words
-
-
-def test_what_only_some_versions_have_is_used_only_there():
-    assert "--slots" not in llamacpp(OLD)
-    assert "--no-webui" in llamacpp(OLD)
-    new = llamacpp(frozenset({"--slots", "--no-ui", "--no-webui"}))
-    assert ("--no-ui" in new, "--no-webui" in new) == (True, False)
-
-
 def test_graphs_and_links_are_told_by_variables():
     env = LlamaCpp().environment(launch("llamacpp", graphs=False, p2p="off", gpus=(1,)))
     assert env["GGML_CUDA_DISABLE_GRAPHS"] == "1"
@@ -370,18 +296,12 @@ def test_graphs_and_links_are_told_by_variables():
     assert env["CUDA_VISIBLE_DEVICES"] == "1"
 
 
-def test_a_model_of_the_hub_is_fetched_by_llama_server_itself():
-    words = llamacpp(weights=None, checkpoint="ggml-org/gpt-oss-20b-GGUF:Q4_K_M")
-    assert value(words, "--hf-repo") == "ggml-org/gpt-oss-20b-GGUF:Q4_K_M"
-    assert "--model" not in words
-
-
 def test_a_file_of_the_hub_and_one_at_home_are_named_as_without_a_shell(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    words = LlamaCpp().argv(launch("llamacpp", weights=None, checkpoint="org/name-GGUF:sub-Q4.gguf", binary="/gone"))
-    assert words[1:5] == ["--hf-repo", "org/name-GGUF", "--hf-file", "sub-Q4.gguf"]
-    words = LlamaCpp().argv(launch("llamacpp", weights=None, checkpoint="~/models/m.gguf", binary="/gone"))
-    assert value(words, "--model") == "/home/me/models/m.gguf"
+    found = LlamaCpp().argv(launch("llamacpp", weights=None, checkpoint="org/name-GGUF:sub-Q4.gguf", binary="/gone"))
+    assert found[1:5] == ["--hf-repo", "org/name-GGUF", "--hf-file", "sub-Q4.gguf"]
+    found = LlamaCpp().argv(launch("llamacpp", weights=None, checkpoint="~/models/m.gguf", binary="/gone"))
+    assert value(found, "--model") == "/home/me/models/m.gguf"
 
 
 def test_a_folder_is_no_model_file(tmp_path):

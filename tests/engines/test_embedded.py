@@ -17,12 +17,12 @@ import pytest
 
 import embedded_process
 from embedded_process import MODEL
-from skep.catalog.options import Draft, EngineOptions
+from skep.catalog.presets import Draft, EngineOptions
 from skep.deploy.launches import KV_BYTES
 from skep.engines.base import EXIT_FINAL, REPORT_FD, Launch
 from skep.engines.diagnosis import diagnose
-from skep.engines.embedded import KV_TYPES, Embedded, batch_of
 from skep.engines.embedded_server import http_threads
+from skep.engines.llamacpp import KV_TYPES, Embedded, batch_of
 from skep.errors import UserError
 from skep.paths import user_paths
 from skep.supervisor.control import replica_key
@@ -82,7 +82,6 @@ def test_a_batch_that_nobody_names_holds_every_slot_and_its_drafts():
             "batch = 16 is too small for 2 slots with 8 drafted tokens each",
             "18 or more",
         ),
-        ({"kv_layout": "paged"}, 'kv_layout = "paged"', "unified, split"),
         ({"draft": Draft("mtp", 3)}, "it has no speculation by `mtp`", "use ngram"),
         ({"draft": Draft("draft", 3)}, "it has no speculation by `draft`", "use ngram"),
         ({"tp": 2}, "tp = 2 cannot be", "llamacpp"),

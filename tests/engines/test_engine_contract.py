@@ -11,17 +11,17 @@ import pytest
 from msgspec.structs import replace
 
 import embedded_process
-from skep.catalog.options import Draft, EngineOptions
+from skep.catalog.presets import Draft, EngineOptions
 from skep.engines.base import Launch, engine_named, key_headers
 from skep.engines.diagnosis import diagnose
 from skep.engines.discovery import is_installed
 from skep.errors import SkepError
-from skep.gateway.health_loop import count_busy, count_running
+from skep.gateway.proxy import count_busy, count_running
 from skep.host.processes import descendants
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.replica import Replica
 from skep.testing.speakers import write_program
-from skep.wire.fetch import fetch_once
+from skep.wire.client import fetch_once
 from skep.wire.heads import parse_url
 
 POLICY = RestartPolicy(

@@ -134,7 +134,7 @@ def test_the_model_list_says_what_it_is(engine, client):
 
 
 def test_skeps_own_reader_finds_the_engines_figures(engine, client):
-    from skep.bench.meters import counted
+    from skep.bench.summary import counted
 
     before = engine.figures()
     client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=30, extra_body={"ignore_eos": True})

@@ -15,7 +15,7 @@ import pytest
 from skep.config.gateway_messages import GatewaySetup
 from skep.config.keys import digest_of
 from skep.gateway.batch.calls import MOST_HELD_BYTES, BatchGatewayPort
-from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, MOST_AT_ONCE, MOST_LOST, BatchAnswer
+from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, MOST_LOST, MOST_OF_KIND, BatchAnswer
 from skep.gateway.batch.store import BatchStore, RequestStart
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine, GatewayProcess
@@ -170,17 +170,9 @@ def test_pages_of_files_and_batches_follow_each_other(shared):
             client.api.batches.list(**wrong)
 
 
-WRONG = {
+WRONG = {  # each fault of a line is in tests/swarm/test_batch_files.py
     "broken JSON": ([line("a"), '{"custom_id": '], "invalid_json_line", 2),
-    "no object": ([line("a"), "", "[1]"], "invalid_request", 3),
-    "twice the same id": ([line("a"), line("b"), line("a")], "duplicate_custom_id", 3),
-    "no id": ([line("")], "missing_required_parameter", 1),
-    "another path": ([line("a", url="/v1/embeddings")], "url_mismatch", 1),
-    "another method": ([line("a", method="GET")], "invalid_method", 1),
-    "no body": ([line("a", body=None)], "invalid_request", 1),
-    "a stream": ([line("a", body={"model": "fake-model", "stream": True})], "invalid_request", 1),
     "an unknown model": ([line("a", body={"model": "who"}), line("b", body={"model": "who"})], "model_not_found", 1),
-    "two models": ([line("a"), line("b", body={"model": "other"})], "model_mismatch", 2),
     "nothing": (["", "  "], "empty_file", None),
 }
 
@@ -201,18 +193,10 @@ def test_what_cannot_be_asked_for_is_refused_at_once(shared):
     client = Client(shared, "k-refused")
     file = client.upload([line("a")])
     fine = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    wrong = {
-        "endpoint": "/v1/moderations",
-        "completion_window": "25h",
-        "input_file_id": "file-000000000000000000000000",
-        "metadata": {"a": "x" * 513},
-        "output_expires_after": {"anchor": "created_at", "seconds": 1},
-    }
-    for name, value in wrong.items():
+    for name, value in {"completion_window": "25h", "input_file_id": "file-000000000000000000000000"}.items():
         with pytest.raises(openai.BadRequestError) as refused:
             client.api.batches.create(**{**fine, name: value})
-        assert refused.value.param.startswith(name)
-        assert refused.value.body["message"]
+        assert (refused.value.param, bool(refused.value.body["message"])) == (name, True)
     with pytest.raises(openai.BadRequestError, match="purpose"):
         client.api.files.create(file=("a.jsonl", b"{}"), purpose="art")
     with pytest.raises(openai.BadRequestError, match="multipart"):
@@ -322,7 +306,7 @@ def test_an_answer_without_an_end_is_given_up_and_frees_its_slot(batching):
 
 def test_batches_for_a_model_that_is_not_there_do_not_block_those_for_another(batching, engine):
     client, asleep = Client(batching(engine, models=("fake-model", "asleep"))), {"model": "asleep", "messages": []}
-    waiting = [client.begin([line("a", body=asleep)]) for _ in range(MOST_AT_ONCE + 1)]
+    waiting = [client.begin([line("a", body=asleep)]) for _ in range(MOST_OF_KIND + 1)]
     client.when(waiting[-2], lambda found: found.status == "in_progress")
     batch = client.ended(client.begin([line(f"c{i}") for i in range(3)]))
     assert (batch.status, batch.request_counts.completed) == ("completed", 3)

@@ -181,37 +181,24 @@ def digests(bodies):
     return set(found)
 
 
-@pytest.mark.parametrize("order", [("model", "messages"), ("messages", "model"), ("model", "stream", "messages")])
-@pytest.mark.parametrize("content_first", [False, True])
-@pytest.mark.parametrize("parts", [False, True])
-@pytest.mark.parametrize("written", [compact, spaced])
-def test_a_chat_keeps_its_digest_as_it_grows(order, content_first, parts, written):
-    """Across the size from which bodies are no longer decoded, too."""
-
-    def body(first, count):
-        chat = {"model": "m", "stream": True, "messages": turns(first, count, 900, parts, content_first)}
-        return written({key: chat[key] for key in order} | {"tools": TOOLS})
-
-    bodies = [body('fix "it"\nplease', count) for count in SIZES]
-    assert len(bodies[0]) < DECODE_BYTES < 200_000 < len(bodies[-1])
-    assert len(digests(bodies)) == 1
-    others = [body('fix "it"\nnow', count) for count in SIZES]
-    assert digests(bodies).isdisjoint(digests(others))
-
-
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=80), st.data())
 @settings(max_examples=150, deadline=None)
 def test_the_digest_is_that_of_the_first_user_message_whatever_it_says(first, data):
-    """Also where it says brackets, quotes and JSON: nothing behind it may have a part in it."""
+    """Also where it says brackets, quotes and JSON, and where bodies are too large to be decoded: nothing behind it may
+    have a part in it.
+    """
     parts, content_first = data.draw(st.booleans()), data.draw(st.booleans())
     written = data.draw(st.sampled_from([compact, spaced]))
     order = data.draw(st.permutations(["model", "messages", "stream"]))
 
-    def body(count, size):
+    def body(count, size, first=first):
         chat = {"model": "m", "stream": True, "messages": turns(first, count, size, parts, content_first)}
-        return written({key: chat[key] for key in order})
+        return written({key: chat[key] for key in order} | {"tools": TOOLS})
 
-    assert len(digests([body(1, 10), body(2, 10), body(2, LARGE), body(5, 6000)])) == 1
+    sizes = [(1, 10), (2, 10), (2, LARGE), (5, 6000), (60, 900)]
+    found = digests(body(*size) for size in sizes)
+    assert len(found) == 1
+    assert found.isdisjoint(digests(body(*size, first=first + "!") for size in sizes))
 
 
 def test_first_messages_that_differ_late_are_told_apart_and_those_that_differ_too_late_are_not():

@@ -9,16 +9,10 @@ def opened(now=0.0):
     return breaker
 
 
-def test_one_request_without_an_answer_opens_it():
-    breaker = opened()
-    assert breaker.state(0.0) == "open"
-    assert not breaker.allows(FIRST_OPEN_S - 0.01)
-    assert breaker.state(FIRST_OPEN_S) == "half-open"
-    assert breaker.allows(FIRST_OPEN_S)
-
-
 def test_half_open_lets_one_request_through_and_its_answer_closes_it():
     breaker = opened()
+    assert (breaker.state(0.0), breaker.allows(FIRST_OPEN_S - 0.01)) == ("open", False)
+    assert (breaker.state(FIRST_OPEN_S), breaker.allows(FIRST_OPEN_S)) == ("half-open", True)
     breaker.granted("a")
     assert not breaker.allows(1.0)
     breaker.answered(1.0)
@@ -75,13 +69,6 @@ def test_complaints_open_it_only_if_there_are_several_in_a_row():
     breaker.bad_answer(1.0)
     assert breaker.state(1.0) == "open"
     assert breaker.heard_at == 1.0
-
-
-def test_a_complaint_fails_the_trial_at_once():
-    breaker = opened()
-    breaker.granted("a")
-    breaker.bad_answer(1.0)
-    assert breaker.state(1.0) == "open"
 
 
 def test_a_healthy_check_closes_only_what_is_half_open():

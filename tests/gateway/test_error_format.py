@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 
 from skep.config.keys import RefusalCode
-from skep.gateway.error_format import ERRORS, error_body, error_event, rejection, speaks_anthropic
-from skep.gateway.queue import Reject, RejectCode
+from skep.gateway.replica_table import Reject, RejectCode
+from skep.gateway.request_policy import ERRORS, error_body, error_event, rejection, speaks_anthropic
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
 OPENAI_TYPES = {"rate_limit_error", "server_error", "invalid_request_error"}
@@ -22,86 +22,47 @@ ANTHROPIC_TYPES = {"invalid_request_error", "authentication_error", "permission_
                    "request_too_large", "rate_limit_error", "api_error", "overloaded_error",
                    "timeout_error"}  # fmt: skip
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+ASKED = [{"role": "user", "content": "hi"}]
+BEGUN = {
+    CHAT: b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[]}\n\n',
+    MESSAGES: b'event: ping\ndata: {"type": "ping"}\n\n',
+    RESPONSES: b"",
+}
 
 
-def answering(status, body, kind="application/json"):
-    """A client's transport that always has this answer."""
-    headers = {"content-type": kind}
-    return httpx2.Client(
-        transport=httpx2.MockTransport(lambda _: httpx2.Response(status, headers=headers, content=body))
-    )
-
-
-def openai_client(status, body, kind="application/json"):
-    return openai.OpenAI(
-        api_key="k", base_url="http://gateway/v1", max_retries=0, http_client=answering(status, body, kind)
-    )
-
-
-def anthropic_client(status, body, kind="application/json"):
-    return anthropic.Anthropic(
-        api_key="k", base_url="http://gateway", max_retries=0, http_client=answering(status, body, kind)
-    )
-
-
-def chat(client, *, stream=False):
-    return client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=stream)
-
-
-def message(client, *, stream=False):
-    ask = [{"role": "user", "content": "hi"}]
-    return client.messages.create(model="m", max_tokens=5, messages=ask, stream=stream)
+def ask(path, status, body, *, stream=False):
+    """What the library of a path's dialect makes of this answer."""
+    headers = {"content-type": "text/event-stream" if stream else "application/json"}
+    answer = httpx2.MockTransport(lambda _: httpx2.Response(status, headers=headers, content=body))
+    known = {"api_key": "k", "max_retries": 0, "http_client": httpx2.Client(transport=answer)}
+    if path == MESSAGES:
+        claude = anthropic.Anthropic(base_url="http://gateway", **known)
+        return claude.messages.create(model="m", max_tokens=5, messages=ASKED, stream=stream)
+    gpt = openai.OpenAI(base_url="http://gateway/v1", **known)
+    if path == RESPONSES:
+        return gpt.responses.create(model="m", input="hi", stream=stream)
+    return gpt.chat.completions.create(model="m", messages=ASKED, stream=stream)
 
 
 @pytest.mark.parametrize("code", sorted(ERRORS))
-def test_openais_library_reads_every_error(code):
-    status, kind, _ = ERRORS[code]
-    with pytest.raises(openai.APIStatusError) as caught:
-        chat(openai_client(status, error_body(code, "why it is", CHAT)))
+def test_the_libraries_of_both_dialects_read_every_error(code):
+    status, ours, theirs = ERRORS[code]
+    with pytest.raises(openai.APIStatusError, match="why it is") as caught:
+        ask(CHAT, status, error_body(code, "why it is", CHAT))
     error = caught.value
-    assert (error.status_code, error.code, error.type, error.param) == (status, code, kind, None)
-    assert "why it is" in str(error)
+    assert (error.status_code, error.code, error.type, error.param) == (status, code, ours, None)
+    with pytest.raises(anthropic.APIStatusError, match="why it is") as caught:
+        ask(MESSAGES, status, error_body(code, "why it is", MESSAGES))
+    assert (caught.value.status_code, caught.value.body["type"]) == (status, "error")
+    assert caught.value.body["error"] == {"type": theirs, "message": "why it is", "code": code}
 
 
-@pytest.mark.parametrize("code", sorted(ERRORS))
-def test_anthropics_library_reads_every_error(code):
-    status, _, kind = ERRORS[code]
-    client = anthropic_client(status, error_body(code, "why it is", MESSAGES))
-    with pytest.raises(anthropic.APIStatusError) as caught:
-        message(client)
-    error = caught.value
-    assert error.status_code == status
-    assert error.body["type"] == "error"
-    assert error.body["error"] == {"type": kind, "message": "why it is", "code": code}
-    assert "why it is" in str(error)
-
-
-def test_openais_library_raises_what_a_stream_ends_with():
-    begun = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[]}\n\n'
-    stream = chat(
-        openai_client(200, begun + error_event("stream_cut", "it died", CHAT), "text/event-stream"), stream=True
-    )
-    assert next(stream).id == "c"
-    with pytest.raises(openai.APIError, match="it died") as caught:
-        next(stream)
-    assert caught.value.code == "stream_cut"
-
-
-def test_openais_library_raises_what_a_stream_of_responses_ends_with():
-    body = error_event("stream_cut", "it died", RESPONSES)
-    stream = openai_client(200, body, "text/event-stream").responses.create(model="m", input="hi", stream=True)
-    with pytest.raises(openai.APIError, match="it died") as caught:
-        next(iter(stream))
-    assert caught.value.code == "stream_cut"
-
-
-def test_anthropics_library_raises_what_a_stream_ends_with():
-    begun = b'event: ping\ndata: {"type": "ping"}\n\n'
-    body = begun + error_event("stream_cut", "it died", MESSAGES)
-    client = anthropic_client(200, body, "text/event-stream")
-    with pytest.raises(anthropic.APIStatusError, match="it died") as caught:
-        next(iter(message(client, stream=True)))
-    assert caught.value.body["error"]["type"] == "api_error"
+@pytest.mark.parametrize("path", BEGUN)
+def test_the_libraries_raise_what_a_stream_ends_with(path):
+    stream = ask(path, 200, BEGUN[path] + error_event("stream_cut", "it died", path), stream=True)
+    with pytest.raises((openai.APIError, anthropic.APIStatusError), match="it died") as caught:
+        list(stream)
+    assert caught.value.body.get("error", caught.value.body)["code"] == "stream_cut"
 
 
 @given(st.sampled_from(sorted(ERRORS)), st.text(), st.sampled_from([CHAT, MESSAGES, RESPONSES, "", "/x"]))
@@ -152,16 +113,13 @@ def test_an_unknown_model_is_told_what_there_is():
 
 
 def test_every_code_has_a_status_and_types_that_its_clients_know():
+    assert {code.value for code in RejectCode} | {code.value for code in RefusalCode} <= set(ERRORS)
     for code, (status, ours, theirs) in ERRORS.items():
         assert 400 <= status < 600, code
         assert ours in OPENAI_TYPES, code
         assert theirs in ANTHROPIC_TYPES, code
         assert (status == 429) == (ours == theirs == "rate_limit_error"), code
         assert (status >= 500) == (ours == "server_error"), code
-
-
-def test_every_refusal_has_its_code():
-    assert {code.value for code in RejectCode} | {code.value for code in RefusalCode} <= set(ERRORS)
 
 
 # The page

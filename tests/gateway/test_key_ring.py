@@ -94,19 +94,6 @@ def test_an_unknown_class_is_named_with_the_known_ones(asked):
 # The bucket
 
 
-def test_a_bucket_gives_its_burst_at_once_and_then_its_rate():
-    bucket = RateLimit(2.0, 3)
-    assert [bucket.take(100.0) for _ in range(5)] == [0.0, 0.0, 0.0, 0.5, 0.5]
-    assert bucket.take(100.5) == 0.0
-    assert bucket.take(100.5) == 0.5
-
-
-def test_a_pause_fills_the_bucket_to_its_burst_and_no_further():
-    bucket = RateLimit(1.0, 2)
-    assert [bucket.take(0.0), bucket.take(0.0)] == [0.0, 0.0]
-    assert [bucket.take(1e6) for _ in range(3)] == [0.0, 0.0, 1.0]
-
-
 rates = st.floats(1e-4, 1e4)
 starts = st.floats(0, 1e8)  # a monotonic clock after three years
 
@@ -168,11 +155,6 @@ def test_a_refusal_by_number_takes_no_token_and_one_by_rate_no_place():
     ring.leave("ci")
     assert ring.enter("ci", 0.0) == KeyRefusal(RefusalCode.RATE_LIMITED, 1.0)
     assert ring.in_flight("ci") == 0
-
-
-def test_leaving_without_having_entered_is_a_bug_and_says_so():
-    with pytest.raises(AssertionError, match="ci"):
-        KeyRing([spec()]).leave("ci")
 
 
 def test_a_key_that_is_removed_is_refused_and_its_answers_still_end():

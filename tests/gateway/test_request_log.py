@@ -141,22 +141,6 @@ def test_names_of_a_megabyte_are_cut(writer, path, stream):
     assert len(stream.getvalue()) < 3000
 
 
-def test_a_batch_is_one_write_to_the_log():
-    lines = Lines()
-    RequestLog(None, lines).write([values(id=f"a-{i}") for i in range(130)], 0.0)
-    assert lines.next().count("\n") == 130
-    assert lines.writes.empty()
-
-
-def test_without_a_store_there_are_lines_only(tmp_path):
-    lines = Lines()
-    with RequestLog(None, lines, every_s=0.01) as log:
-        log.add(values())
-        assert lines.next() == request_line(values())
-    assert log.unwritten == 0
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_rows_are_written_without_being_asked(path):
     """The thread looks by itself; what it said in the log is in the store a moment later, at the latest at the end."""
     lines = Lines()
@@ -211,17 +195,6 @@ def test_a_stream_that_blocks_holds_up_neither_the_gateway_nor_its_end(path):
     assert ids(path) == ["a-0", "a-1"]
 
 
-def test_a_log_on_a_full_disk_costs_lines_only(path):
-    full = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115 - closing it fails too
-    writer = RequestLog(path, full)
-    writer.write([values(id="a")], 0.0)
-    writer.write([values(id="b")], 0.0)
-    writer.close()
-    assert ids(path) == ["a", "b"]
-    with pytest.raises(OSError):
-        full.close()
-
-
 def test_a_store_that_cannot_be_opened_is_told_once_and_tried_again(tmp_path, stream):
     """Lines go on; the way out is named; after the pause the store is there."""
     path = tmp_path / "folder" / "skep.sqlite3"
@@ -241,17 +214,6 @@ def test_a_store_that_cannot_be_opened_is_told_once_and_tried_again(tmp_path, st
     assert stream.getvalue().count("request.done") == 6
     writer.close()
     assert ids(path) == ["later"]
-
-
-def test_a_damaged_store_is_left_as_it_is(path, stream):
-    path.parent.mkdir()
-    path.write_bytes(b"\xa5" * 8192)
-    writer = RequestLog(path, stream)
-    writer.write([values()], 0.0)
-    writer.close()
-    assert path.read_bytes() == b"\xa5" * 8192
-    assert (writer.unwritten, len(events(stream))) == (1, 1)
-    assert "damaged or not a database" in events(stream)[0]
 
 
 def test_a_full_disk_is_told_anew_when_it_comes_back(writer, path, stream):

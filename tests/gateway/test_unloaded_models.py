@@ -23,7 +23,9 @@ from gateway_client import (
     sse,
 )
 
-from skep.gateway.unloaded_models import comment, wants_stream
+from skep.gateway.admission import UnloadedModels
+from skep.gateway.body_inspection import wants_stream
+from skep.gateway.request_policy import STREAM_PATHS
 from skep.testing.process import FakeEngine
 
 
@@ -87,28 +89,19 @@ def crowd():
         yield threads
 
 
-def test_a_plain_request_waits_and_the_supervisor_is_told_once(start, crowd, engine):
+def test_a_plain_request_waits_and_the_supervisor_is_told_once_each_time_it_was_unloaded(start, crowd, engine):
     gateway, supervisor = start()
-    answers = [crowd.submit(post, gateway) for _ in range(3)]
-    supervisor.wanted()
-    supervisor.status(queued=3, busy=0)
-    supervisor.table(state="loading")
-    supervisor.status(queued=3)
-    supervisor.table(engine)
-    assert [answer.result()[0] for answer in answers] == [200] * 3
-    assert metrics(gateway)['skep_model_loads_total{model="fake-model",outcome="loaded"}'] == 1
-    assert supervisor.status(queued=0, busy=0)["idle_s"] < 20
-
-
-def test_it_is_told_again_after_the_model_was_unloaded_again(start, crowd, engine):
-    gateway, supervisor = start()
-    for _ in range(2):
-        answer = crowd.submit(post, gateway)
+    for times in (1, 2):
+        answers = [crowd.submit(post, gateway) for _ in range(3)]
         supervisor.wanted()
+        supervisor.status(queued=3, busy=0)
         supervisor.table(state="waiting")
         supervisor.table(state="loading")
+        supervisor.status(queued=3)
         supervisor.table(engine)
-        assert answer.result()[0] == 200
+        assert [answer.result()[0] for answer in answers] == [200] * 3
+        assert metrics(gateway)['skep_model_loads_total{model="fake-model",outcome="loaded"}'] == times
+        assert supervisor.status(queued=0, busy=0)["idle_s"] < 20
         supervisor.table(state="unloaded")
 
 
@@ -342,17 +335,13 @@ def test_a_gateway_that_ends_says_so_in_a_stream_that_waits(start):
 
 
 def test_only_event_streams_get_comments():
-    assert wants_stream("/v1/messages", b'{"stream": true}')
-    assert wants_stream("/v1/responses", b'\xef\xbb\xbf{"x": 1, "stream": true}')
-    for path, said in [
-        ("/v1/chat/completions", b'{"stream": false}'),
-        ("/v1/chat/completions", b'{"messages": "\\"stream\\": true"}'),
-        ("/v1/chat/completions", b"not json"),
-        ("/api/chat", b'{"stream": true}'),
-        ("/v1/embeddings", b'{"stream": true}'),
-    ]:
-        assert not wants_stream(path, said)
+    assert {"/api/chat", "/v1/embeddings"}.isdisjoint(STREAM_PATHS)
+    assert {"/v1/messages", "/v1/responses", "/v1/chat/completions"} <= STREAM_PATHS
+    for said in (b'{"stream": true}', b'\xef\xbb\xbf{"x": 1, "stream": true}'):
+        assert wants_stream(said)
+    for said in (b'{"stream": false}', b'{"messages": "\\"stream\\": true"}', b"not json"):
+        assert not wants_stream(said)
 
 
 def test_a_comment_is_one_line_whatever_the_name():
-    assert comment("loading a\n\ndata: b", 12.4) == b": loading a data: b, 12 s\n\n"
+    assert UnloadedModels().words("a\n\ndata: b") == "waiting for a data: b"

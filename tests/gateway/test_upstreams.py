@@ -7,7 +7,7 @@ from gateway_client import body, call, open_post, post, read_until, recorded
 
 from skep.config.load import make_upstream
 from skep.engines.base import Launch
-from skep.gateway.health_loop import count_running
+from skep.gateway.proxy import count_running
 from skep.supervisor.remote_replica import probe_upstream
 from skep.testing.process import FakeEngine
 

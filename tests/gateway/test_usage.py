@@ -9,9 +9,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
+from skep.gateway.body_inspection import MOST_TOKENS, UNKNOWN, Tokens, tokens_of
 from skep.gateway.proxied_request import TAIL_PIECES, TAIL_PIECES_OF_LONG, Exchange
 from skep.gateway.request_policy import batch_plan
-from skep.gateway.usage import MOST_TOKENS, UNKNOWN, Tokens, tokens_of
 from skep.wire.server_request import ServerRequest
 
 FAKE = 'as in "usage": {"prompt_tokens": 1, "completion_tokens": 99999}\n\ndata: {"usage":{"completion_tokens":7}}\n'

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from skep.host.nvidia import named_cards
 from skep.host.power import (
     COUNTER,
     SAMPLES,
@@ -13,12 +14,8 @@ from skep.host.power import (
     GpuSample,
     NvmlGpu,
     PowerMeter,
-    gpu_memory_used,
-    memory_used,
     open_meter,
-    still_held,
     throttle_reasons,
-    visible_cards,
     wait_until_clear,
 )
 from skep.units import GIB
@@ -32,7 +29,6 @@ class Script:
 
     energy: dict[int, list[float | None]] = field(default_factory=dict)
     samples: dict[int, list[GpuSample]] = field(default_factory=dict)
-    memory: dict[int, int] = field(default_factory=dict)
     asked: int = 0
     closed: bool = False
     enough: threading.Event = field(default_factory=threading.Event)
@@ -49,9 +45,6 @@ class Script:
         if self.asked >= self.wanted:
             self.enough.set()
         return self._next(self.samples.get(index, [GpuSample()]))
-
-    def memory_used_bytes(self, index):
-        return self.memory.get(index)
 
     def close(self):
         self.closed = True
@@ -200,7 +193,6 @@ def test_closing_ends_the_span_and_the_driver():
 @pytest.mark.parametrize(
     ("visible", "indices"),
     [
-        (None, [0, 1]),
         ("", []),
         ("-1", []),
         ("1", [1]),
@@ -214,7 +206,8 @@ def test_closing_ends_the_span_and_the_driver():
     ],
 )
 def test_only_visible_cards_count(visible, indices):
-    assert [card.index for card in visible_cards([A, B], visible)] == indices
+    by_name = {name: card for card in (A, B) for name in (str(card.index), card.uuid)}
+    assert [card.index for card in named_cards(visible, by_name)] == indices
 
 
 class Refused(Exception):
@@ -241,7 +234,7 @@ def binding(**functions):
 
     names = (
         "TotalEnergyConsumption", "PowerUsage", "CurrentClocksEventReasons", "CurrentClocksThrottleReasons",
-        "Temperature", "ClockInfo", "MemoryInfo", "FieldValues", "UUID", "Name",
+        "Temperature", "ClockInfo", "FieldValues", "UUID", "Name",
     )  # fmt: skip
     module = SimpleNamespace(
         NVMLError=Refused, NVMLError_NotSupported=Unsupported, NVMLError_FunctionNotFound=Unsupported,
@@ -273,22 +266,21 @@ def test_older_drivers_tell_their_power_in_the_old_way(answer):
     assert calls.count("FieldValues") == 1  # what is not supported is not asked again
 
 
-def test_units_of_the_driver_become_watts_joules_and_bytes():
+def test_units_of_the_driver_become_watts_and_joules():
     nvml, _ = opened(
         FieldValues=field_value(700_500),  # the power of the moment, before the mean of `PowerUsage`
         PowerUsage=lambda _: 612_000,
         TotalEnergyConsumption=lambda _: 2_357_365,
-        MemoryInfo=lambda _: SimpleNamespace(used=GIB),
         CurrentClocksThrottleReasons=lambda _: 0x4,  # its name in older drivers
     )
     assert (nvml.sample(0).power_w, nvml.sample(0).reasons) == (700.5, 0x4)
-    assert (nvml.energy_j(0), nvml.memory_used_bytes(0)) == (2357.365, GIB)
+    assert nvml.energy_j(0) == 2357.365
 
 
 def test_what_a_card_does_not_tell_is_unknown():
     nvml, _ = opened()
     assert nvml.sample(0) == GpuSample()
-    assert (nvml.energy_j(0), nvml.memory_used_bytes(0)) == (None, None)
+    assert nvml.energy_j(0) is None
 
 
 def test_a_refusal_of_the_moment_is_asked_again():
@@ -311,19 +303,7 @@ def test_a_card_that_cannot_be_opened_is_not_there():
 
 def test_opening_never_raises():
     """With a GPU or without: a meter or None."""
-    meter = open_meter("")
-    assert meter is None
-    assert gpu_memory_used("") is None
-
-
-def test_memory_is_listed_for_the_cards_that_tell():
-    assert memory_used(Script(memory={1: 5 * GIB}), [A, B]) == [(1, 5 * GIB)]
-
-
-def test_memory_is_clear_when_it_is_about_what_it_was():
-    baseline = [(0, GIB), (1, GIB)]
-    assert still_held([(0, GIB + 1000), (1, GIB // 2)], baseline) == []
-    assert still_held([(0, 3 * GIB), (1, GIB), (2, 9 * GIB)], baseline) == [(0, 2 * GIB)]
+    assert open_meter("") is None
 
 
 def waited(answers, timeout_s=10.0):
@@ -335,7 +315,7 @@ def waited(answers, timeout_s=10.0):
 
     left = wait_until_clear(
         lambda: answers.pop(0) if len(answers) > 1 else answers[0],
-        [(0, 0)],
+        {0: 0, 1: GIB},
         timeout_s,
         clock=lambda: now[0],
         sleep=sleep,
@@ -344,7 +324,8 @@ def waited(answers, timeout_s=10.0):
 
 
 def test_waiting_ends_as_soon_as_memory_is_clear_or_time_is_up_or_nobody_can_tell():
-    full = [(0, 8 * GIB)]
-    assert waited([full, full, [(0, 0)]]) == ([], 1.0)
+    full = {0: 8 * GIB}
+    about = {0: 1000, 1: GIB // 2, 2: 9 * GIB}  # the third was not there before
+    assert waited([full, full, about]) == ({}, 1.0)
     assert waited([full], timeout_s=3.0) == (full, 3.0)
     assert waited([None]) == (None, 0)

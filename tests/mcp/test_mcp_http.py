@@ -1,6 +1,5 @@
 """The server over HTTP: a real socket, the official client, and those who may not come in."""
 
-import asyncio
 import http.client
 import json
 import os
@@ -32,7 +31,7 @@ EVERYWHERE = "0.0.0.0"
 def served(env, host="127.0.0.1", **options):
     """In a thread, until the block ends."""
     from skep.mcp_server.context import ServerContext
-    from skep.mcp_server.http import listen
+    from skep.mcp_server.server import listen
 
     ready = queue.Queue()
     with listen(ServerContext(user_paths(env), env), host=host, port=0, on_ready=ready.put, **options) as server:
@@ -71,17 +70,14 @@ def session_of(url, **headers):
         return {"mcp-session-id": answer.headers["mcp-session-id"], "mcp-protocol-version": "2025-06-18"}
 
 
-def test_on_loopback_it_answers_to_its_own_names_and_to_no_page_of_others(env):
+async def test_on_loopback_it_answers_to_its_own_names_and_to_no_page_of_others(env):
     from mcp import Client
-
-    async def spoken(url):
-        async with Client(url) as client:
-            tools = {tool.name for tool in (await client.list_tools()).tools}
-            return tools, await client.call_tool("swarm_list", {})
 
     with served(env) as url:
         assert url.startswith("http://127.0.0.1:")
-        tools, listed = asyncio.run(spoken(url))
+        async with Client(url) as client:
+            tools = {tool.name for tool in (await client.list_tools()).tools}
+            listed = await client.call_tool("swarm_list", {})
         refused = [status_of(url, host="evil.example"), status_of(url, origin="http://evil.example")]
         own = status_of(url, origin=url.removesuffix("/mcp"))
     assert "swarm_dispatch" in tools
@@ -91,23 +87,21 @@ def test_on_loopback_it_answers_to_its_own_names_and_to_no_page_of_others(env):
     assert own not in (401, 403, 421)
 
 
-def test_beyond_loopback_a_key_is_wanted(env):
+async def test_beyond_loopback_a_key_is_wanted(env):
     import httpx
     from mcp.client.streamable_http import streamable_http_client
 
     from mcp import Client
 
-    async def spoken(url):
-        async with (
-            httpx.AsyncClient(headers={"authorization": "Bearer sesame"}) as client,
-            Client(streamable_http_client(url, http_client=client)) as session,
-        ):
-            return len((await session.list_tools()).tools)
-
     with served({**env, "SKEP_API_KEY": "sesame"}, EVERYWHERE) as url:
         assert status_of(url) == 401
         assert status_of(url, authorization="Bearer wrong") == 401
-        assert asyncio.run(spoken(url.replace(EVERYWHERE, "127.0.0.1"))) > 10
+        here, key = url.replace(EVERYWHERE, "127.0.0.1"), {"authorization": "Bearer sesame"}
+        async with (
+            httpx.AsyncClient(headers=key) as client,
+            Client(streamable_http_client(here, http_client=client)) as session,
+        ):
+            assert len((await session.list_tools()).tools) > 10
 
 
 def test_a_key_that_was_removed_opens_nothing_any_more_and_ends_its_streams(env):

@@ -1,6 +1,5 @@
 """The server as a child that the official client starts and speaks with, in front of a gateway with a fake engine."""
 
-import asyncio
 import json
 import signal
 import subprocess
@@ -79,42 +78,34 @@ async def wait_for(client, run, done):
         assert status["state"] in ("starting", "running")
 
 
-def test_a_run_is_dispatched_and_outlives_its_client_and_the_next_one_cancels_it(front, env, tmp_path):
-    async def first():
-        async with speaking(env, tmp_path, front.url) as client:
-            (model,) = (await ask(client, "capacity"))["models"]
-            assert (model["model"], model["slots"]) == ("fake-model", 4)
-            tasks = [{"id": "short", "prompt": "x", "max_tokens": 2}, *LONG]
-            sent = await ask(client, "swarm_dispatch", tasks=tasks, name="three")
-            assert (sent["tasks"], sent["at_once"], sent["model"]) == (3, 3, "fake-model")
-            await wait_for(client, sent["run"], 1)
-        return sent["run"]
-
-    async def second(run):
-        async with client_here(env) as client:
-            (listed,) = (await ask(client, "swarm_list"))["runs"]
-            assert (listed["run"], listed["name"], listed["state"]) == (run, "three", "running")
-            return await ask(client, "swarm_cancel", run=run), await ask(client, "swarm_results", run=run)
-
-    cancelled, kept = asyncio.run(second(asyncio.run(first())))
+async def test_a_run_is_dispatched_and_outlives_its_client_and_the_next_one_cancels_it(front, env, tmp_path):
+    async with speaking(env, tmp_path, front.url) as client:
+        (model,) = (await ask(client, "capacity"))["models"]
+        assert (model["model"], model["slots"]) == ("fake-model", 4)
+        tasks = [{"id": "short", "prompt": "x", "max_tokens": 2}, *LONG]
+        sent = await ask(client, "swarm_dispatch", tasks=tasks, name="three")
+        assert (sent["tasks"], sent["at_once"], sent["model"]) == (3, 3, "fake-model")
+        await wait_for(client, sent["run"], 1)
+    async with client_here(env) as client:
+        (listed,) = (await ask(client, "swarm_list"))["runs"]
+        assert (listed["run"], listed["name"], listed["state"]) == (sent["run"], "three", "running")
+        cancelled = await ask(client, "swarm_cancel", run=sent["run"])
+        kept = await ask(client, "swarm_results", run=sent["run"])
     assert (cancelled["state"], cancelled["done"], cancelled["left"]) == ("cancelled", 1, 2)
     assert [row["id"] for row in kept["results"]] == ["short"]
 
 
-def test_tasks_are_dispatched_waited_for_with_progress_and_fetched_page_by_page(front, env):
+async def test_tasks_are_dispatched_waited_for_with_progress_and_fetched_page_by_page(front, env):
     heard = []
 
     async def listen(progress, total, message):
         heard.append((progress, total, message))
 
-    async def story():
-        async with client_here(env, front.url) as client:
-            sent = await ask(client, "swarm_dispatch", tasks=SHORT, template="Say {text}", max_tokens=10)
-            status = await wait(client, sent["run"], progress_callback=listen)
-            pages = [await ask(client, "swarm_results", run=sent["run"], page=page, page_size=5) for page in (1, 2, 3)]
-            return status, pages, await ask(client, "swarm_result", run=sent["run"], task="file-7")
-
-    status, pages, whole = asyncio.run(story())
+    async with client_here(env, front.url) as client:
+        sent = await ask(client, "swarm_dispatch", tasks=SHORT, template="Say {text}", max_tokens=10)
+        status = await wait(client, sent["run"], progress_callback=listen)
+        pages = [await ask(client, "swarm_results", run=sent["run"], page=page, page_size=5) for page in (1, 2, 3)]
+        whole = await ask(client, "swarm_result", run=sent["run"], task="file-7")
     assert (status["state"], status["done"], status["failed"], status["left"]) == ("done", 12, 0, 0)
     assert status["tok_s"] > 0
     rows = [row for page in pages for row in page["results"]]
@@ -126,31 +117,25 @@ def test_tasks_are_dispatched_waited_for_with_progress_and_fetched_page_by_page(
     assert [progress for progress, _, _ in heard] == sorted({progress for progress, _, _ in heard}) != []
 
 
-def test_a_run_can_be_cancelled_before_its_process_has_begun_and_resumed_after(front, env):
-    async def story():
-        async with client_here(env, front.url) as client:
-            sent = await ask(client, "swarm_dispatch", tasks=LONG)
-            run = sent["run"]
-            states = [(await ask(client, "swarm_cancel", run=run))["state"]]
-            await ask(client, "swarm_resume", run=run)
-            while (status := await ask(client, "swarm_wait", run=run, seconds=0.1))["state"] == "starting":
-                pass
-            return [*states, status["state"], (await ask(client, "swarm_cancel", run=run))["state"]]
-
-    assert asyncio.run(story()) == ["cancelled", "running", "cancelled"]
+async def test_a_run_can_be_cancelled_before_its_process_has_begun_and_resumed_after(front, env):
+    async with client_here(env, front.url) as client:
+        run = (await ask(client, "swarm_dispatch", tasks=LONG))["run"]
+        states = [(await ask(client, "swarm_cancel", run=run))["state"]]
+        await ask(client, "swarm_resume", run=run)
+        while (status := await ask(client, "swarm_wait", run=run, seconds=0.1))["state"] == "starting":
+            pass
+        states += [status["state"], (await ask(client, "swarm_cancel", run=run))["state"]]
+    assert states == ["cancelled", "running", "cancelled"]
 
 
 @pytest.mark.slow
-def test_a_cancelled_run_is_resumed_and_nothing_is_done_twice(front, env):
-    async def story():
-        async with client_here(env, front.url) as client:
-            sent = await ask(client, "swarm_dispatch", tasks=[f"task {n}" for n in range(40)], max_tokens=20)
-            await wait_for(client, sent["run"], 1)
-            cancelled = await ask(client, "swarm_cancel", run=sent["run"])
-            assert (await ask(client, "swarm_resume", run=sent["run"]))["state"] in ("starting", "running", "done")
-            return cancelled, await wait(client, sent["run"])
-
-    cancelled, status = asyncio.run(story())
+async def test_a_cancelled_run_is_resumed_and_nothing_is_done_twice(front, env):
+    async with client_here(env, front.url) as client:
+        sent = await ask(client, "swarm_dispatch", tasks=[f"task {n}" for n in range(40)], max_tokens=20)
+        await wait_for(client, sent["run"], 1)
+        cancelled = await ask(client, "swarm_cancel", run=sent["run"])
+        assert (await ask(client, "swarm_resume", run=sent["run"]))["state"] in ("starting", "running", "done")
+        status = await wait(client, sent["run"])
     assert cancelled["state"] == "cancelled"
     assert 0 < cancelled["done"] < 40
     assert (status["state"], status["done"]) == ("done", 40)

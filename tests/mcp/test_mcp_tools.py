@@ -90,14 +90,10 @@ def put_swarm(paths, tasks, results, *, end="done"):
     return run
 
 
-def test_every_tool_says_what_it_does_and_whether_it_changes_anything():
+async def test_every_tool_says_what_it_does_and_whether_it_changes_anything():
     """A model decides by these words, and reads all of them in every conversation: they are kept short."""
-
-    async def listed(files):
-        async with client(files=files) as session:
-            return (await session.list_tools()).tools, (await session.list_prompts()).prompts
-
-    tools, prompts = asyncio.run(listed(files=True))
+    async with client() as session:
+        tools, prompts = (await session.list_tools()).tools, (await session.list_prompts()).prompts
     reading = {tool.name for tool in tools if tool.annotations.read_only_hint}
     assert {tool.name for tool in tools} - reading == {
         "swarm_dispatch", "swarm_dispatch_file", "swarm_cancel", "swarm_resume", "swarm_retry"
@@ -105,16 +101,14 @@ def test_every_tool_says_what_it_does_and_whether_it_changes_anything():
     assert all(40 < len(tool.description) < 700 for tool in tools)
     assert sum(len(tool.model_dump_json(by_alias=True, exclude_none=True)) for tool in tools) < 10_000
     assert [prompt.name for prompt in prompts] == ["swarm"]
-    elsewhere, _ = asyncio.run(listed(files=False))
+    async with client(files=False) as session:
+        elsewhere = (await session.list_tools()).tools
     assert {tool.name for tool in tools} - {tool.name for tool in elsewhere} == {"swarm_dispatch_file"}
 
 
-def test_the_prompt_tells_an_orchestrator_how_to_go_about_it():
-    async def told():
-        async with client() as session:
-            return (await session.get_prompt("swarm", {"goal": "review {every} file"})).messages[0].content.text
-
-    text = asyncio.run(told())
+async def test_the_prompt_tells_an_orchestrator_how_to_go_about_it():
+    async with client() as session:
+        text = (await session.get_prompt("swarm", {"goal": "review {every} file"})).messages[0].content.text
     assert "Goal: review {every} file" in text
     assert all(word in text for word in ("schema", "swarm_wait", "swarm_retry"))
 

@@ -7,10 +7,9 @@ from datetime import UTC
 import pytest
 from msgspec.structs import replace
 
-from skep.monitor import evaluate
-from skep.monitor.evaluate import Alarms, RuleFinding
+from skep.monitor import alerts as evaluate
+from skep.monitor.alerts import Alarms, RuleFinding
 from skep.monitor.records import (
-    Alert,
     AlertRule,
     Heat,
     Probe,
@@ -249,11 +248,6 @@ def test_of_several_series_the_worst_speaks_and_all_must_be_well():
     assert evaluate.worst([]) is None
 
 
-def test_chances_add_up():
-    assert evaluate.chance_of_at_most(5, 5, 0.9) == pytest.approx(1.0)
-    assert evaluate.chance_of_at_most(0, 3, 0.5) == pytest.approx(0.125)
-
-
 def told_slower(rng, cv, tails, drop):
     """After how many probes of 14 days (from day 8 on, where there is a drop) it is called slower; None: never."""
     draws = [rng.gauss(0, 1) for _ in range(336)]
@@ -300,41 +294,12 @@ def found(wrong, rule=AlertRule.SLOWER, target="box", since=None):
     return RuleFinding(rule, target, wrong=wrong, message="m", value=1.0, limit=2.0, since=since)
 
 
-def test_an_event_opens_one_alert_and_closes_it_once():
-    alarms = Alarms()
-    (opened,) = alarms.feed([found(True)], 10.0)
-    assert opened == Alert(AlertRule.SLOWER, "box", 10.0, "m", 1.0, 2.0)
-    assert alarms.feed([found(True)], 20.0) == []
-    (closed,) = alarms.feed([found(False)], 30.0)
-    assert (closed.opened_at, closed.closed_at, closed.closed_because) == (10.0, 30.0, "m")
-    assert alarms.feed([found(False)], 40.0) == []
-
-
-def test_between_wrong_and_right_nothing_opens_and_nothing_closes():
-    alarms = Alarms()
-    assert alarms.feed([found(None)], 1.0) == []
-    alarms.feed([found(True)], 2.0)
-    assert alarms.feed([found(None)], 3.0) == []
-    assert len(alarms.open) == 1
-
-
 def test_rules_and_targets_have_alerts_of_their_own():
     alarms = Alarms()
     others = [found(True, AlertRule.TTFT), found(True, target="cloud"), found(True, AlertRule.DISK, None)]
     assert len(alarms.feed([found(True), *others], 1.0)) == 4
     (closed,) = alarms.feed([found(False, target="cloud")], 2.0)
     assert (closed.target, closed.closed_at) == ("cloud", 2.0)
-
-
-def test_a_restart_neither_forgets_nor_repeats():
-    alarms = Alarms(
-        [Alert(AlertRule.DOWN, "box", 5.0, "m", id=7), Alert(AlertRule.TTFT, "box", 1.0, "m", closed_at=2.0, id=3)]
-    )
-    assert alarms.feed([found(True, AlertRule.DOWN)], 10.0) == []
-    (closed,) = alarms.feed([found(False, AlertRule.DOWN)], 11.0)
-    assert closed.id == 7
-    (opened,) = alarms.feed([found(True, AlertRule.TTFT)], 12.0)
-    assert opened.closed_at is None
 
 
 def test_a_change_that_was_told_is_not_told_again_when_it_is_found_again():
@@ -353,18 +318,3 @@ def test_a_later_change_is_an_event_of_its_own():
     assert ended.closed_because == "another one followed"
     assert begun.opened_at == 80.0
     assert len(alarms.open) == 1
-
-
-def test_what_is_no_longer_watched_has_no_open_alerts():
-    alarms = Alarms()
-    alarms.feed([found(True), found(True, target="cloud"), found(True, AlertRule.DISK, None)], 1.0)
-    (closed,) = alarms.forget(["cloud"], 2.0)
-    assert (closed.target, closed.closed_because) == ("box", "it is no longer watched")
-
-
-def test_a_stored_alert_keeps_its_number_to_its_end():
-    alarms = Alarms()
-    (opened,) = alarms.feed([found(True)], 1.0)
-    assert alarms.stored(opened, 4).id == 4
-    (closed,) = alarms.feed([found(False)], 2.0)
-    assert closed.id == 4

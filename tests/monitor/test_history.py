@@ -6,11 +6,20 @@ import pytest
 from monitor_samples import KEY, START, noisy
 from monitor_samples import add_probes as add
 
-from skep.config.monitor import Monitor
+from skep.config.settings import Monitor
 from skep.errors import UserError
-from skep.monitor.compare import around_event, compare_targets
-from skep.monitor.evaluate import Alarms, findings_of
-from skep.monitor.history import SETTLED_S, WINDOW_S, find_changes, history_of, primary_keys, read_window, thinned
+from skep.monitor.alerts import Alarms, findings_of
+from skep.monitor.history import (
+    SETTLED_S,
+    WINDOW_S,
+    around_event,
+    compare_targets,
+    find_changes,
+    history_of,
+    primary_keys,
+    read_window,
+    thinned,
+)
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,

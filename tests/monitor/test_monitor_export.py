@@ -7,9 +7,9 @@ import json
 from monitor_samples import KEY
 from monitor_samples import START as NOW
 
-from skep.monitor import export
-from skep.monitor.export import POINT_COLUMNS, SAMPLE_COLUMNS, point_rows, sample_rows, write_csv, write_json
+from skep.monitor import status as export
 from skep.monitor.records import HOUR_S, Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape, ProbeTarget
+from skep.monitor.status import POINT_COLUMNS, SAMPLE_COLUMNS, point_rows, sample_rows, write_csv, write_json
 from skep.monitor.store import SeriesStore
 
 BOX = ProbeTarget("box", "http://127.0.0.1:1")

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from skep.config.load import file_keys, parse_settings
-from skep.config.monitor import COMMAND_WORDS
-from skep.config.settings import Monitor, Settings
+from skep.config.settings import COMMAND_WORDS, Monitor, Settings
 from skep.errors import UserError
 from skep.monitor.notify import Notice, variables_of
 from skep.units import GIB

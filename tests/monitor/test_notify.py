@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.config.monitor import Monitor, check_webhook
+from skep.config.settings import Monitor, check_webhook
 from skep.errors import UserError
 from skep.monitor.notify import (
     MAX_TEXT,

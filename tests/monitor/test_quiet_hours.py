@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from msgspec.structs import replace
 
-from skep.config.monitor import QuietHours, parse_quiet_hours
+from skep.config.settings import QuietHours, parse_quiet_hours
 from skep.errors import UserError
 from skep.monitor.notify import Notice, QuietHoursPolicy
 from skep.monitor.records import Alert, AlertRule

@@ -35,7 +35,7 @@ class Cards:
     def hold(self, used_mib):
         """Somebody else does, card by card."""
         rows = [f"{number}, {self._mib}, {used}" for number, used in enumerate(used_mib)]
-        (self.folder / "memory.csv").write_text("\n".join([*rows, ""]))
+        (self.folder / "memory.csv").write_text("\n".join(["index, memory.total [MiB], memory.used [MiB]", *rows, ""]))
 
     @property
     def env(self):

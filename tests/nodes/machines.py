@@ -19,7 +19,7 @@ import openai
 from asking import MODEL, Agents
 from clusters import PATIENCE_S, Installation
 
-from skep.cluster.node_file import folder_of
+from skep.cluster.ray_processes import folder_of
 from skep.paths import user_paths
 
 CLONE_NEWNET = 0x40000000

@@ -15,8 +15,7 @@ import pytest
 from clusters import until
 
 from skep.cluster import ray_processes
-from skep.cluster.node_file import folder_of, read_node
-from skep.cluster.ray_processes import Ports
+from skep.cluster.ray_processes import Ports, folder_of, read_node
 from skep.paths import user_paths
 
 pytestmark = pytest.mark.ray
@@ -170,53 +169,43 @@ def kill(machine, name):
     assert until(lambda: pid not in processes(machine), 20.0)
 
 
-def test_neither_join_nor_start_ends_a_node_whose_head_lives_or_a_head_that_lost_its_raylet(machine, tmp_path):
+def test_neither_join_nor_start_ends_a_node_or_a_head_that_lost_its_raylet(machine, tmp_path):
     """Once the old head was asked with the new cluster's token: its refusal was taken for the head's end."""
     old, new, node = machine(), machine(), machine()
     heads, tokens = [], []
-    for one, address, cpus in ((old, "127.0.0.2", "0"), (new, "127.0.0.4", "0")):
+    for one, address in ((old, "127.0.0.2"), (new, "127.0.0.4")):
         port = first_port()
-        start = ["cluster", "start", "--address", address, "--port", str(port), "--cpus", cpus]
-        one.run(*start)
+        one.run("cluster", "start", "--address", address, "--port", str(port), "--cpus", "0")
         heads.append(f"{address}:{port}")
         tokens.append(tmp_path / address)
         tokens[-1].write_text(one.run("cluster", "token").stdout)
-    wrong = tmp_path / "wrong"
-    wrong.write_text("f" * 64)
-
-    def join(head, token, **more):
-        own = ["--address", "127.0.0.3", "--port", str(ports), "--cpus", "1", "--token-file", str(token)]
-        return node.run("cluster", "join", head, *own, **more)
-
     ports = first_port()
-    join(heads[0], tokens[0])
+
+    def join(number, **more):
+        own = ["--address", "127.0.0.3", "--port", str(ports), "--cpus", "1", "--token-file", str(tokens[number])]
+        return node.run("cluster", "join", heads[number], *own, **more)
+
+    join(0)
     (tmp_path / "skep.toml").write_text(SERVES)
     node.up("up", "--config", str(tmp_path / "skep.toml"))
     (engine,) = (row["pid"] for row in node.rows().values() if row["kind"] == "replica")
-    for head, token, code, why in (
-        (heads[1], tokens[1], 2, f"already a node of the cluster at {heads[0]}"),
-        (heads[1], wrong, 1, f"the cluster at {heads[1]} refuses the connection: its token differs"),
-        (heads[0], tokens[1], 1, f"the cluster at {heads[0]} refuses the connection: its token differs"),
-        (heads[0], tokens[0], 2, f"already a node of the cluster at {heads[0]}"),
-    ):
-        done = join(head, token, check=False)
-        assert (done.returncode, why in done.stderr, "ended" in done.stderr) == (code, True, False), done.stderr
-        os.kill(engine, 0)
+    for number in (0, 1):
+        done = join(number, check=False)
+        assert (done.returncode, f"already a node of the cluster at {heads[0]}" in done.stderr) == (2, True)
     assert node.run("cluster", "token").stdout == tokens[0].read_text()
     assert [row["state"] for row in node.rows().values() if row["kind"] == "replica"] == ["ready"]
 
     kill(old, "raylet")
-    elsewhere = ["join", heads[1], "--address", "127.0.0.2", "--token-file", str(tokens[1])]
-    for again in (["start"], elsewhere):
-        done = old.run("cluster", *again, check=False)
-        assert (done.returncode, "still runs here, only its raylet has died" in done.stderr) == (2, True), done.stderr
+    done = old.run("cluster", "start", check=False)
+    assert (done.returncode, "still runs here, only its raylet has died" in done.stderr) == (2, True), done.stderr
     kill(old, "gcs_server")
     began = time.monotonic()
     survey = [sys.executable, "-c", "from skep.cluster.discover import survey; survey('auto')"]
     lost = subprocess.run(survey, env=node.env, capture_output=True, text=True, timeout=120)
     assert f"the head node at {heads[0]} is lost; this machine was its node" in lost.stderr
     assert time.monotonic() - began < 60, "Ray itself waits longer"
-    assert join(heads[1], wrong, check=False).returncode == 1
     os.kill(engine, 0)
-    assert f"ended: a node of the cluster at {heads[0]}, whose head is lost" in join(heads[1], tokens[1]).stderr
+    assert f"already a node of the cluster at {heads[0]}" in join(1, check=False).stderr
+    node.run("cluster", "stop")
+    join(1)
     assert until(lambda: not Path(f"/proc/{engine}").exists(), 20.0)

@@ -11,8 +11,7 @@ from asking import MODEL, Agents
 from clusters import UP, chat, engines_left, processes, ready, until
 
 from skep.cluster.ray_driver import MEND_EVERY_S
-from skep.cluster.replica_actor import TAIL_BYTES
-from skep.cluster.replica_registry import OWNED_S
+from skep.cluster.replica_actor import OWNED_S, TAIL_BYTES
 
 pytestmark = pytest.mark.ray
 
@@ -60,7 +59,7 @@ def test_an_abandoned_hive_is_taken_over_with_its_engines_still_loaded(nodes, up
 
 
 def test_a_gateway_that_was_away_and_lost_its_hive_ends_and_leaves_what_the_other_serves_alone(nodes, up_on, install):
-    """It ended the new one's replicas and its registry, and until then both placed and ended against each other."""
+    """It ended the new one's replicas, and until then both placed and ended against each other."""
     first, second = up_on("b", replicas=2), install()
     with stopped(first):
         until(lambda: False, OWNED_S + 1)
@@ -125,13 +124,10 @@ def test_what_is_ended_under_streams_cuts_none_of_them(up_on):
     assert until(lambda: not engines_left(), 20.0)
 
 
-def test_neither_the_registry_nor_a_driver_killed_costs_an_answer(nodes, up_on):
+def test_a_driver_killed_costs_no_answer(up_on):
     one = up_on("b", "c", replicas=2)
     with Agents(one.url, 2) as agents:
         agents.until_answered(2)
-        (registry,) = processes("ray::RegistryActor", nodes.env["XDG_STATE_HOME"])
-        os.kill(registry, signal.SIGKILL)
-        agents.until_answered(3)
         (driver,) = processes("skep.cluster.ray_driver", one.home)
         os.kill(driver, signal.SIGKILL)
         agents.until_answered(3)

@@ -188,7 +188,7 @@ def test_a_gateway_that_is_cut_off_serves_from_its_own_machine_and_has_all_again
 
 
 def test_after_a_lost_head_what_serves_goes_on_and_a_new_head_takes_over_with_a_join_on_each_node(three):
-    """The old head's nodes do not know the new one: `join` ends what they had, and the gateway goes on by itself."""
+    """The old head's nodes do not know the new one: they leave it and join, and the gateway goes on by itself."""
     a, b, c = three
     b.up("up", "--embedded", *SIZES, "--replicas", "2", "--cluster", "auto")
     assert ready(b, 2)
@@ -199,8 +199,6 @@ def test_after_a_lost_head_what_serves_goes_on_and_a_new_head_takes_over_with_a_
         agents.until_answered(4)
         lost = c.run("cluster", "status", check=False)
         assert (lost.returncode, f"the head node at {HEAD} is lost" in lost.stderr) == (1, True)
-        early = c.run("cluster", "join", HEAD, check=False)
-        assert (early.returncode, "there is no cluster" in early.stderr) == (1, True)
         other = c.run("cluster", "start", "--address", c.address, check=False)
         assert (other.returncode, "already" in other.stderr) == (2, True), "it may only be cut off"
         agents.until_answered(2)
@@ -208,11 +206,9 @@ def test_after_a_lost_head_what_serves_goes_on_and_a_new_head_takes_over_with_a_
 
     before = b.engines() | c.engines()
     a.cluster("start", "--address", a.address, "--cpus", "0")
-    old = c.processes("raylet/raylet")
-    said = c.cluster("join", HEAD, "--cpus", "2")
-    assert "whose head is lost, with its replicas" in said or not old, said
-    assert not old.keys() & c.processes("raylet/raylet").keys()
-    b.cluster("join", HEAD, "--cpus", "2")
+    for node in (c, b):
+        node.run("cluster", "stop")
+        node.cluster("join", HEAD, "--cpus", "2")
     again = b.run("cluster", "join", HEAD, check=False)
     assert (again.returncode, "already" in again.stderr) == (2, True)
     assert until(lambda: b.rows()["cluster"]["state"] == "ready" and ready(b, 2)), b.run("ps").stdout
@@ -236,6 +232,7 @@ def test_a_gateway_of_auto_follows_its_machine_to_a_head_at_another_address(thre
     )
     assert there == "backoff", b.run("ps").stdout
     assert b.chat().usage.completion_tokens, "the other one serves"
+    b.run("cluster", "stop")
     b.cluster("join", f"{c.address}:6379", "--cpus", "2")
     assert until(lambda: b.rows()["cluster"]["state"] == "ready" and ready(b, 2)), b.run("ps").stdout
     assert b.rows()["cluster"]["url"] == f"{c.address}:6379"

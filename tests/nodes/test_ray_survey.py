@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from skep import __version__
-from skep.catalog.options import EngineOptions
+from skep.catalog.presets import EngineOptions
 from skep.cluster.discover import survey
 from skep.cluster.placement import place_launches, shared_paths
 from skep.config.settings import Cluster, Serve, Settings

@@ -9,7 +9,7 @@ from answers.sample_tasks import ITEMS, PAGES
 
 from skep.errors import SkepError, UserError
 from skep.quality.judging import AnsweredItem, Judge, finding_of, missing_packages, needs_sandbox
-from skep.sandbox.script import ScriptEnding, ScriptResult
+from skep.sandbox.bubblewrap import ScriptEnding, ScriptResult
 from skep.store.verdicts import VerdictOutcome
 from skep.workload.banks import parse_bank
 from skep.workload.extraction import python_blocks
@@ -141,8 +141,7 @@ class Failing:
     def __init__(self, lost):
         self.lost = lost
 
-    async def run(self, script, limits=None):
-        del script, limits
+    async def run(self, _script, _limits=None):
         self.lost -= 1
         if self.lost >= 0:
             raise SkepError("the sandbox could not be checked: Too many open files")

@@ -6,7 +6,7 @@ from answers.sample_tasks import ITEMS, PAGES
 
 from skep.quality.harness.sources import free_names
 from skep.quality.judging import needs_sandbox
-from skep.sandbox.script import SandboxLimits
+from skep.sandbox.bubblewrap import SandboxLimits
 from skep.store.verdicts import VerdictOutcome
 from skep.workload.items import Checker, Item
 
@@ -118,11 +118,7 @@ def test_a_regular_expression_is_searched_for_in_the_sandbox():
     asked = item("regex", pattern=r"^b\d+$")
     assert needs_sandbox([asked])
     verdicts = texts_judged(asked, ["a\nb12\nc", "ab12", "```python\nb12\n```"])
-    assert [verdict.outcome for verdict in verdicts] == [
-        VerdictOutcome.PASSED,
-        VerdictOutcome.WRONG,
-        VerdictOutcome.PASSED,
-    ]
+    assert [verdict.passed for verdict in verdicts] == [True, False, True]
     assert verdicts[1].detail == "it is not there"
 
 
@@ -136,11 +132,8 @@ LIGHT = [name for name in ALL if name.startswith(("bug/", "docstring/"))]
 
 
 def surprises(verdicts):
-    return {
-        name: (verdict.outcome.value, verdict.detail)
-        for name, verdict in verdicts.items()
-        if verdict.outcome.value != expected(name)
-    }
+    told = {name: (verdict.outcome.value, verdict.detail) for name, verdict in verdicts.items()}
+    return {name: words for name, words in told.items() if words[0] != expected(name)}
 
 
 def test_answers_with_functions_and_docstrings_are_judged_as_they_should_be():

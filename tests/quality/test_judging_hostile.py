@@ -4,7 +4,7 @@ import pytest
 from answers.sample_judge import texts_judged
 from answers.sample_tasks import ITEMS, PAGES
 
-from skep.sandbox.script import SandboxLimits
+from skep.sandbox.bubblewrap import SandboxLimits
 from skep.store.verdicts import VerdictOutcome
 from skep.workload.items import Checker, Item
 

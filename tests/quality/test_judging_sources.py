@@ -68,26 +68,13 @@ def test_an_import_of_the_future_comes_first():
 @pytest.mark.parametrize(
     ("want", "have", "same"),
     [
-        (1, 1, True),
-        (1, 1.0, True),
-        (1, True, False),
-        (0.3, 0.1 + 0.2, True),
-        (1, 2, False),
-        ([1, [2]], (1, (2,)), True),
-        ([1, 2], [2, 1], False),
-        ([1], {1}, False),
-        ({"1": "a"}, {1: "a"}, True),
-        ({"a": [1]}, OrderedDict(a=(1,)), True),
-        ([1, 2], Point(1, 2), True),
-        (None, None, True),
-        (None, 0, False),
-        ("a", "a", True),
-        ("1", 1, False),
-        (2**100, 2**100, True),
-        (float("inf"), float("inf"), True),
+        (1, 1, True), (1, 1.0, True), (1, True, False), (0.3, 0.1 + 0.2, True), (1, 2, False),
+        ([1, [2]], (1, (2,)), True), ([1, 2], [2, 1], False), ([1], {1}, False), ({"1": "a"}, {1: "a"}, True),
+        ({"a": [1]}, OrderedDict(a=(1,)), True), ([1, 2], Point(1, 2), True), (None, None, True), (None, 0, False),
+        ("a", "a", True), ("1", 1, False), (2**100, 2**100, True), (float("inf"), float("inf"), True),
         ("generator", (n for n in [1]), False),
     ],
-)
+)  # fmt: skip
 def test_values_are_alike_as_json_would_have_them(want, have, same):
     assert alike(want, decoded(encoded(have))) is same
 

@@ -2,32 +2,33 @@
 
 import pytest
 
-from skep.quality.mixed_figures import advice_of, fisher_less, loss_words, mixed_summary, side_by_side
-from skep.quality.records import MixedLevel, PassLoss, TaskFigures
+from skep.quality.mixed_figures import (
+    PRIMARY,
+    SIDE,
+    MixedLevel,
+    PassLoss,
+    TaskFigures,
+    advice_of,
+    fisher_less,
+    loss_words,
+    mixed_summary,
+    side_by_side,
+)
 from skep.store.records import Request
 from skep.store.verdicts import Verdict, VerdictOutcome
-from skep.workload.coding_tasks import PRIMARY, SIDE
 
 
 def turn(number, start, end, *, level=1, repeat=0, tokens=100, first=0.1, **fields):
     """One of the three turns; its first token comes `first` seconds after it was sent."""
-    return Request(
-        level, repeat, number, PRIMARY[number].id, start, end,
-        **{
-            "first_token_s": start + first, "last_token_s": end, "output_tokens": tokens, "traffic": "primary",
-            "session": 0, "turn": number, "answer": "code", **fields,
-        },
-    )  # fmt: skip
+    told = {"first_token_s": start + first, "last_token_s": end, "output_tokens": tokens, "traffic": "primary"}
+    told |= {"session": 0, "turn": number, "answer": "code", **fields}
+    return Request(level, repeat, number, PRIMARY[number].id, start, end, **told)
 
 
 def side(place, start, end, *, level=2, repeat=0, number=0, **fields):
-    return Request(
-        level, repeat, 1000 * place + number, SIDE[place - 1].id, start, end,
-        **{
-            "first_token_s": start + 0.2, "last_token_s": end, "output_tokens": 50, "traffic": "side",
-            "answer": "code", **fields,
-        },
-    )  # fmt: skip
+    told = {"first_token_s": start + 0.2, "last_token_s": end, "output_tokens": 50, "traffic": "side"}
+    told |= {"answer": "code", **fields}
+    return Request(level, repeat, 1000 * place + number, SIDE[place - 1].id, start, end, **told)
 
 
 def talk(level=1, repeat=0, at=0.0, each=1.0):
@@ -246,12 +247,8 @@ def test_without_a_finished_conversation_at_c_1_there_is_no_advice():
 def losing(repeats, lost_at_5):
     """Everything passes, but for the first `lost_at_5` answers at C=5."""
     rows = [row for level in (1, 5) for n in range(repeats) for row in talk(level, n, at=100.0 * level + 10 * n)]
-    left = lost_at_5
-    verdicts = []
-    for row in rows:
-        fails = row.level == 5 and left > 0
-        left -= fails
-        verdicts.append(verdict(row, VerdictOutcome.WRONG if fails else VerdictOutcome.PASSED))
+    lost = [row for row in rows if row.level == 5][:lost_at_5]
+    verdicts = [verdict(row, VerdictOutcome.WRONG if row in lost else VerdictOutcome.PASSED) for row in rows]
     return summed(rows, verdicts).levels[-1].loss
 
 

@@ -7,78 +7,25 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+from answers.sample_judge import sample
 
 from skep.bench.endpoint import find_endpoint
 from skep.errors import EndpointError
 from skep.host.facts import read_host
 from skep.host.nvidia import NvidiaReport
+from skep.quality.mixed_figures import PRIMARY, SIDE
 from skep.quality.mixed_run import AGAIN_S, MixedPlan, MixedRound, run_mixed
-from skep.sandbox.detect import open_sandbox
-from skep.sandbox.script import ScriptEnding, ScriptResult
+from skep.sandbox.bubblewrap import ScriptEnding, ScriptResult
+from skep.sandbox.runner import open_sandbox
 from skep.store.records import RunState
 from skep.store.verdicts import VerdictOutcome
 from skep.testing.process import FakeEngine
-from skep.workload.coding_tasks import PRIMARY, SIDE
 
 HOST = read_host(NvidiaReport())
 
-POST_USERS = """```python
-from uuid import uuid4
-from fastapi import FastAPI
-from pydantic import BaseModel
-
-app = FastAPI()
-
-class NewUser(BaseModel):
-    name: str
-    email: str
-    age: int
-
-@app.post("/users", status_code=201)
-def create(user: NewUser):
-    return {"id": str(uuid4()), **user.model_dump()}
-```"""
-
-RULES = """```python
-from uuid import uuid4
-from fastapi import FastAPI
-from pydantic import BaseModel, EmailStr, Field, field_validator
-
-app = FastAPI()
-
-class NewUser(BaseModel):
-    name: str = Field(min_length=1, max_length=100)
-    email: EmailStr
-    age: int = Field(ge=0, le=150)
-
-    @field_validator("name")
-    @classmethod
-    def not_blank(cls, name: str) -> str:
-        if not name.strip():
-            raise ValueError("blank")
-        return name
-
-@app.post("/users", status_code=201)
-def create(user: NewUser):
-    return {"id": str(uuid4()), **user.model_dump()}
-```"""
-
-GET_USERS = RULES.replace("import FastAPI", "import FastAPI, HTTPException").replace(
-    '    return {"id": str(uuid4()), **user.model_dump()}\n',
-    """    made = {"id": str(uuid4()), **user.model_dump()}
-    users[made["id"]] = made
-    return made
-
-users = {}
-
-@app.get("/users/{user_id}")
-def read(user_id: str):
-    if user_id not in users:
-        raise HTTPException(status_code=404, detail="no such user")
-    return users[user_id]
-""",
-)
-
+POST_USERS = sample("fastapi1/passed-plain").strip()
+RULES = sample("fastapi2/passed-whole-validators").strip()
+GET_USERS = sample("fastapi3/passed-whole").strip()
 WORDS = "one two three four five six seven eight nine ten"
 
 
@@ -87,12 +34,8 @@ class Idle:
 
     name = "idle"
 
-    async def run(self, script, limits=None):
-        del script, limits
+    async def run(self, _script, _limits=None):
         return ScriptResult(ScriptEnding.EXITED, 0, None, b"", b"", 0.0)
-
-    async def close(self):
-        pass
 
 
 def asked(item):
@@ -175,15 +118,12 @@ def test_sustained_side_tasks_are_sent_again_until_the_conversation_is_over(engi
     assert level.side[0].runs == len([row for row in rows if row.kind == "S1"])
 
 
-def test_a_side_task_that_is_refused_is_tried_again_after_a_pause():
+async def test_a_side_task_that_is_refused_is_tried_again_after_a_pause():
     """The conversation goes on meanwhile, and no turn of it is lost."""
     turns, refused_at = [], []
     refused_twice = asyncio.Event()
 
     class RefusingSender:
-        def letter(self, task):
-            return task
-
         async def ask(self, task):
             if task.traffic == "side":
                 refused_at.append(time.monotonic())
@@ -194,7 +134,7 @@ def test_a_side_task_that_is_refused_is_tried_again_after_a_pause():
             await refused_twice.wait()
             return SimpleNamespace(ok=True), "done"
 
-    asyncio.run(MixedRound(MixedPlan(form="sustained"), level=2, repeat=0).load(RefusingSender(), lambda _row: None))
+    await MixedRound(MixedPlan(form="sustained"), level=2, repeat=0).load(RefusingSender(), lambda _row: None)
     assert turns == [0, 1, 2]
     assert len(refused_at) == 2
     assert refused_at[1] - refused_at[0] >= AGAIN_S
@@ -292,24 +232,20 @@ def test_a_server_that_answers_nothing_ends_the_run_with_its_words(store):
     assert store.run("last").state is RunState.FAILED
 
 
-def test_a_run_that_is_cut_short_keeps_its_rows_and_what_was_asked(engine, store):
+async def test_a_run_that_is_cut_short_keeps_its_rows_and_what_was_asked(engine, store):
     """So that it can be judged later."""
+    begun = asyncio.Event()
 
-    async def run():
-        begun = asyncio.Event()
+    def show(progress):
+        if progress.level == 2:
+            begun.set()
 
-        def show(progress):
-            if progress.level == 2:
-                begun.set()
-
-        endpoint = await find_endpoint(engine.url, None)
-        work = asyncio.create_task(run_mixed(MixedPlan(levels=(1, 2)), endpoint, store, HOST, Idle(), show))
-        await begun.wait()
-        work.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await work
-
-    asyncio.run(run())
+    endpoint = await find_endpoint(engine.url, None)
+    work = asyncio.create_task(run_mixed(MixedPlan(levels=(1, 2)), endpoint, store, HOST, Idle(), show))
+    await begun.wait()
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
     last = store.run("last")
     assert (last.state, last.error) == (RunState.INTERRUPTED, None)
     assert len([row for row in store.requests(last.id) if row.level]) == 3

@@ -5,10 +5,22 @@ from collections import Counter
 import pytest
 
 from skep.errors import UserError
-from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
 from skep.quality.trial import ItemPass, TrialPlan, blocks_of, order_of, passes_of_round, uncached
-from skep.quality.trial_figures import AGAIN, BASE, LOAD
-from skep.quality.words import claim_words, conclusion, noise_words, outlook, points, remarks, signed
+from skep.quality.trial_figures import (
+    AGAIN,
+    BASE,
+    LOAD,
+    ArmFigures,
+    LevelQuality,
+    QualitySummary,
+    claim_words,
+    conclusion,
+    noise_words,
+    outlook,
+    points,
+    remarks,
+    signed,
+)
 from skep.stats.noninferiority import Claim, claim_of, paired_difference
 
 
@@ -117,21 +129,15 @@ def test_blocks_hold_every_item_once_and_none_is_small(count, level):
         assert min(end - begin for begin, end in blocks) >= max(64, 8 * level)
 
 
-def test_which_arm_goes_first_changes_from_block_to_block_and_from_round_to_round():
+def test_arms_go_first_in_turns_and_a_coin_of_the_seed_says_which_begins():
+    """From block to block and from round to round; the load stands between the two base arms."""
     arms = passes_of_round(Counter(), 4, again=False)
     firsts = [order_of(arms, 1, 4, 0, block)[0].arm for block in range(4)]
     assert firsts in ([BASE, LOAD] * 2, [LOAD, BASE] * 2)
     assert [order_of(arms, 1, 4, 1, block)[0].arm for block in range(4)] == firsts[1:] + firsts[:1]
-
-
-def test_a_coin_of_the_seed_says_which_arm_begins():
-    arms = passes_of_round(Counter(), 4, again=False)
     assert {order_of(arms, seed, 4, 0, 0)[0].arm for seed in range(20)} == {BASE, LOAD}
-
-
-def test_the_load_stands_between_the_two_base_arms():
-    arms = passes_of_round(Counter(), 4, again=True)
-    assert [one.arm for one in order_of(arms, 1, 4, 0, 0)] in ([BASE, LOAD, AGAIN], [AGAIN, LOAD, BASE])
+    three = passes_of_round(Counter(), 4, again=True)
+    assert [one.arm for one in order_of(three, 1, 4, 0, 0)] in ([BASE, LOAD, AGAIN], [AGAIN, LOAD, BASE])
 
 
 def test_passes_of_a_level_are_numbered_as_they_are_begun():
@@ -144,32 +150,21 @@ def test_passes_of_a_level_are_numbered_as_they_are_begun():
     assert passes_of_round(begun, 4, again=False) == {BASE: ItemPass(1, 2, BASE), LOAD: ItemPass(4, 1, LOAD)}
 
 
-def test_one_is_the_base_whether_it_is_named_or_not():
+def test_one_is_the_base_whether_it_is_named_or_not_and_a_level_above_it_is_needed():
     assert TrialPlan((8, 1, 4)).levels == TrialPlan((4, 8)).levels == (4, 8)
-
-
-def test_a_plan_without_a_level_above_one_is_refused():
     with pytest.raises(UserError, match="no level to compare with C=1"):
         TrialPlan((1,))
 
 
 def test_llama_cpp_is_told_to_use_no_cache_and_vllm_gets_a_salt_for_each_request():
     one = ItemPass(4, 0, LOAD)
-    for told in (
-        {"engine": "xllamacpp 2026.1"},
-        {"engine": "llama.cpp b11434-1a2b3c4"},
-        {"engine": "llamacpp"},
-        {"build": "b6000-abc"},
-    ):
+    names = ("xllamacpp 2026.1", "llama.cpp b11434-1a2b3c4", "llamacpp")
+    for told in (*({"engine": name} for name in names), {"build": "b6000-abc"}):
         assert uncached(told, one, 3, "s") == {"cache_prompt": False}
-    salted = {"engine": "vllm 0.19.1"}
-    salts = [
-        uncached(salted, of, index, "5a17")["cache_salt"] for of in (one, ItemPass(1, 0, BASE)) for index in range(3)
-    ]
+    asked = [(of, index) for of in (one, ItemPass(1, 0, BASE)) for index in range(3)]
+    salts = [uncached({"engine": "vllm 0.19.1"}, of, index, "5a17")["cache_salt"] for of, index in asked]
     assert len(set(salts)) == 6
     assert not set("@/\\\0") & set("".join(salts))  # vLLM refuses these
     assert all(not uncached({"engine": name}, one, 3, "s") for name in ("sglang 0.5", "ollama 0.12", ""))
-    assert set(uncached({"engine": "vllm 0.19.1, xllamacpp 2026.1"}, one, 3, "s")) == {
-        "cache_prompt",
-        "cache_salt",
-    }
+    both = uncached({"engine": "vllm 0.19.1, xllamacpp 2026.1"}, one, 3, "s")
+    assert set(both) == {"cache_prompt", "cache_salt"}

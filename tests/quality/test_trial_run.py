@@ -135,26 +135,21 @@ def test_a_budget_ends_it_after_a_block_and_whole_blocks_count(engine, store):
     assert level.claim is Claim.UNSHOWN
 
 
-def test_a_trial_that_is_broken_off_keeps_its_rows_and_claims_nothing(answers, store):
+async def test_a_trial_that_is_broken_off_keeps_its_rows_and_claims_nothing(answers, store):
     """Ctrl-C: what was asked is stored, what was not judged is not counted."""
+    some_answered = asyncio.Event()
 
-    async def run():
-        some_answered = asyncio.Event()
+    def show(progress):
+        if progress.level and progress.done >= 5:
+            some_answered.set()
 
-        def show(progress):
-            if progress.level and progress.done >= 5:
-                some_answered.set()
-
-        endpoint = await find_endpoint(engine.url, None)
-        plan = TrialPlan((2,), seed=1)
+    with FakeEngine(slots=8, token_ms=25, answers=answers) as engine:
+        endpoint, plan = await find_endpoint(engine.url, None), TrialPlan((2,), seed=1)
         task = asyncio.create_task(QualityTrial(plan, numbers(100), endpoint, store, HOST, Judge(None), show).run())
         await some_answered.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-
-    with FakeEngine(slots=8, token_ms=25, answers=answers) as engine:
-        asyncio.run(run())
     (found,) = store.runs()
     assert (found.state, found.error) == (RunState.INTERRUPTED, None)
     rows = store.requests(found.id)

@@ -8,7 +8,7 @@ import openai
 import pytest
 from real_hive import MODEL, RealHive, sweep
 
-from skep.bench.meters import counted
+from skep.bench.summary import counted
 from skep.host.processes import descendants
 from skep.wire.prometheus import parse_metrics
 

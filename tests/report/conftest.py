@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from skep.bench.records import Clock, Disagreement, Energy, LevelSummary, RepeatSummary, Speedup, SweepSummary
+from skep.bench.metrics import Clock, Disagreement, Energy, LevelSummary, RepeatSummary, Speedup, SweepSummary
 from skep.report.sweep import sweep_page
 from skep.stats.percentiles import Percentiles
 from skep.stats.turning import Turning

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from reading import plain, words_of
 
-from skep.bench.records import Comparison, SweepSummary
+from skep.bench.metrics import Comparison, SweepSummary
 from skep.report.comparison import MOST_RUNS, comparison_page, comparison_picture, differing, overlay, series_of
 from skep.stats.versus import Judgement
 from skep.store.records import RunState

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from reading import colours_of, plain, words_of
 
-from skep.quality.records import Advice, Axis, MixedLevel, MixedSummary, TaskFigures
+from skep.quality.mixed_figures import Advice, Axis, MixedLevel, MixedSummary, TaskFigures
 from skep.report import theme
 from skep.report.mixed import mixed_page, mixed_picture, tables_of
 from skep.store.records import RunState

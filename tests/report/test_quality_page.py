@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 from reading import plain, values_of, words_of
 
-from skep.quality.records import ArmFigures, LevelQuality, QualitySummary
-from skep.quality.words import claim_words, conclusion
+from skep.quality.trial_figures import ArmFigures, LevelQuality, QualitySummary, claim_words, conclusion
 from skep.report.quality import difference_chart, latency_charts, outcome_chart, quality_page, quality_picture
 from skep.stats.noninferiority import Claim, PairedDifference
 from skep.store.records import RunState

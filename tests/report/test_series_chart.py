@@ -16,8 +16,8 @@ from skep.report.page import make_environment
 from skep.report.series_chart import (
     Picture,
     Track,
-    series_picture,
-    series_svg,
+    series_chart,
+    series_spec,
     shift_label,
     trend_svg,
     value_range,
@@ -61,8 +61,13 @@ def _note(at, text):
     return MonitorEvent(at, EventKind.NOTE, text)
 
 
-def _svg(picture, **more):
-    return series_svg(picture, "c", **more)
+def _rows(picture, name, **more):
+    return series_spec(picture, **more)["datasets"].get(name, [])
+
+
+def _svg(picture):
+    """The first of the drawings on a page."""
+    return str(series_chart(picture)).partition("</svg>")[0].removeprefix('<div class="chart">') + "</svg>"
 
 
 @pytest.mark.parametrize(
@@ -91,9 +96,9 @@ def test_the_axis_begins_at_zero_only_where_values_are_near_it():
     """Else a change of 4 % could not be seen; that it does not is said."""
     assert value_range([3, 54])[0] == 0
     assert value_range([90, 100])[0] > 80
-    assert "the axis does not begin at 0" in " ".join(words_of(_svg(_picture(_points()))))
-    low = [SeriesPoint(at, value, busy) for at, value, busy in [(SINCE, 1.0, False), (UNTIL - 1, 50.0, False)]]
-    assert "does not begin" not in " ".join(words_of(_svg(_picture(low))))
+    assert series_spec(_picture(_points()))["title"]["text"] == "tok/s · the axis does not begin at 0"
+    low = [SeriesPoint(SINCE, 1.0), SeriesPoint(UNTIL - 1, 50.0)]
+    assert series_spec(_picture(low))["title"]["text"] == "tok/s"
 
 
 @pytest.mark.parametrize("values", [(5.0, 5.0), (0.0, 0.0), (-3.0, 4.0), (float("nan"), 1.0)])
@@ -103,15 +108,11 @@ def test_any_values_have_an_axis(values):
 
 
 def test_a_picture_is_well_formed_and_says_what_it_shows():
-    """For readers who see no picture: title and description, named as its label."""
     svg = ET.fromstring(_svg(_picture(_points())))
-    assert svg.get("role") == "img"
-    assert svg.find("title").text == "box"
-    assert svg.find("desc").text == "the words"
-    assert svg.get("aria-labelledby") == "c-t c-d"
+    assert (svg.get("role"), svg.get("aria-label")) == ("img", "the words")
 
 
-def test_every_colour_has_its_night():
+def test_every_colour_has_its_night_and_nothing_needs_an_inline_style():
     """An attribute with any other value would stay as it is in the dark."""
     picture = _picture(
         _points(busy=(3,)),
@@ -121,47 +122,43 @@ def test_every_colour_has_its_night():
         missed=[(SINCE, UNTIL)],
     )
     assert colours_of(_svg(picture)) <= set(theme.NIGHT)
-
-
-def test_nothing_in_a_picture_needs_an_inline_style():
-    assert "style=" not in str(series_picture(_picture(_points()), "c"))
+    assert "style=" not in str(series_chart(picture))
 
 
 def test_busy_moments_are_hollow_and_have_no_say_in_the_axis():
     points = [*_points(60), SeriesPoint(SINCE + 100, 5.0, busy=True)]
-    picture = _picture(points[:-1])
     with_busy = Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", points, _band(points[:-1]))])
-    assert words_of(_svg(with_busy)) == words_of(_svg(picture))
-    assert "other requests were running" in make_environment("skep.report").get_template("series.html").module.legend(
-        with_busy
-    )
-    assert "1 below the axis" in _svg(with_busy)
+    assert with_busy.axis == _picture(points[:-1]).axis
+    legend = make_environment("skep.report").get_template("series.html").module.legend(with_busy)
+    assert "other requests were running" in legend
+    assert _rows(with_busy, "outliers")[0]["tip"] == "1 below the axis: 5 to 5"
 
 
 def test_one_value_far_off_does_not_press_the_others_flat():
     """It is drawn at the edge, with its value."""
-    points = [*_points(200), SeriesPoint(UNTIL - 9, 5000.0)]
-    svg = _svg(Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", points)]))
-    assert "1 above the axis: 5,000 to 5,000" in svg
-    assert "60" not in words_of(svg)
+    picture = Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", [*_points(200), SeriesPoint(UNTIL - 9, 5000.0)])])
+    assert [row["tip"] for row in _rows(picture, "outliers")] == ["1 above the axis: 5,000 to 5,000"]
+    assert picture.axis[1] < 60
 
 
 def test_missed_probes_are_shaded_and_failed_ones_are_ticks():
-    svg = _svg(_picture(_points(), failed=[SINCE + 3 * DAY_S], missed=[(SINCE + DAY_S, SINCE + 2 * DAY_S)]))
-    assert f'fill="{theme.STONE}"' in svg
-    assert "1 failed" in svg
+    missed = [(SINCE + DAY_S, SINCE + 2 * DAY_S), (SINCE + 2 * DAY_S + 1, SINCE + 3 * DAY_S)]
+    picture = _picture(_points(), failed=[SINCE + 3 * DAY_S], missed=missed)
+    assert len(_rows(picture, "missed")) == 1
+    assert [row["tip"] for row in _rows(picture, "failed")] == ["1 failed"]
 
 
-def test_a_line_is_broken_where_nothing_was_measured():
+def test_a_line_is_broken_where_nothing_was_measured_and_at_a_step():
     points = [point for point in _points(200) if not SINCE + 3 * DAY_S < point.at < SINCE + 6 * DAY_S]
-    lines = re.findall(r'<path d="(M[^"]*)" stroke="[^"]*" stroke-width="2.4"', _svg(_picture(points)))
-    assert [line.count("M") for line in lines] == [2]
+    track = Track("box", points, _band(points), steps=(SINCE + 9 * DAY_S,))
+    picture = Picture("box", "", "tok/s", SINCE, UNTIL, [track])
+    assert len({row["piece"] for row in _rows(picture, "band")}) == 3
 
 
 def test_a_change_has_its_size_above_it_and_its_sentence():
-    svg = _svg(_picture(_points(), changes=[_change(95.9, "<cleaned>")]))
-    assert "−4.1 %" in words_of(svg)
-    assert ", when &lt;cleaned&gt;" in svg
+    picture = _picture(_points(), changes=[_change(95.9, "<cleaned>")])
+    assert "−4.1 %" in words_of(_svg(picture))
+    assert ", when &lt;cleaned&gt;" in _svg(picture)
 
 
 @pytest.mark.parametrize(("ratio", "label"), [(0.959, "−4.1 %"), (1.03, "+3.0 %"), (2.31, "2.3×"), (1.0, "0.0 %")])
@@ -170,30 +167,36 @@ def test_sizes_are_told_as_people_say_them(ratio, label):
 
 
 def test_flags_that_would_cover_each_other_become_one():
-    """A lone one has its words beside it."""
     near = [(i + 1, _note(SINCE + DAY_S + i * 600, "restart")) for i in range(3)]
     lone = (4, _note(SINCE + 7 * DAY_S, "NVLink bridges removed"))
-    labels = words_of(_svg(_picture(_points(), events=[*near, lone])))
-    assert "1–3" in labels
-    assert "NVLink bridges removed" in labels
+    first, second = _rows(_picture(_points(), events=[*near, lone]), "events")
+    assert (first["label"], second["label"]) == ("⚑ 1–3", "⚑ 4")
+    assert second["tip"].endswith(": NVLink bridges removed")
 
 
 def test_names_cannot_end_the_data_of_the_script():
     name = "</script><b>"
-    points = _points(10)
-    html = str(series_picture(Picture(name, name, "tok/s", SINCE, UNTIL, [Track(name, points)]), "c"))
-    island = re.search(r'<script type="application/json" class="chart-data">(.*?)</script>', html)[1]
-    assert json.loads(island)["tracks"][0]["name"] == name
+    html = str(series_chart(Picture(name, name, "tok/s", SINCE, UNTIL, [Track(name, _points(10))])))
+    island = re.search(r'<script type="application/json">(.*?)</script>', html)[1]
+    assert json.loads(island)["description"] == name
     assert "<b>" not in html
 
 
 def test_two_thousand_points_stay_small():
     """Both drawings and the data together, as the page carries them."""
-    assert len(series_picture(_picture(_points(2000)), "c")) < 150_000
+    assert len(series_chart(_picture(_points(2000)))) < 220_000
 
 
-def test_a_small_picture_is_drawn_once():
-    assert str(series_picture(_picture(_points(20)), "c", size="small")).count("<svg") == 1
+def test_what_a_point_says_has_its_time_its_value_and_the_median_then():
+    row = _rows(_picture(_points(20, busy=(0,))), "points")[0]
+    expected = {"t": 1000 * wall_s(SINCE), "y": 50.0, "busy": True, "middle": 50.0, "low": 49.0, "high": 51.0}
+    assert {**row, **expected} == row
+
+
+def test_a_window_too_long_for_points_says_its_medians():
+    rows = _rows(Picture("box", "", "tok/s", SINCE, UNTIL, [Track("box", (), _band(_points(20)))]), "points")
+    assert len(rows) == 20
+    assert all(row["unseen"] for row in rows)
 
 
 def test_a_trend_names_what_it_shows():

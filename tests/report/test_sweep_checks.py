@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from skep.bench.records import SweepSummary
+from skep.bench.metrics import SweepSummary
 from skep.report.comparison import comparison_page
 from skep.report.sweep import check_sentences, sweep_page, timed_page
 from skep.report.sweep_text import (

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from reading import Outline
 
-from skep.bench.records import SweepSummary
+from skep.bench.metrics import SweepSummary
 from skep.report.sweep import sweep_page
 from skep.store.records import Request, RunState
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from reading import values_of, words_of
 
-from skep.bench.records import SweepSummary
+from skep.bench.metrics import SweepSummary
 from skep.report import charts
 from skep.report.sweep import sweep_picture
 from skep.stats.percentiles import Percentiles

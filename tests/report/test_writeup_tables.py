@@ -8,7 +8,7 @@ import io
 import pytest
 from msgspec.structs import replace
 
-from skep.bench.records import SweepSummary
+from skep.bench.metrics import SweepSummary
 from skep.report.columns import Column
 from skep.report.tables import (
     Table,

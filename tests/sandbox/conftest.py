@@ -7,8 +7,8 @@ import pytest
 from sandbox_processes import descendants, wait_until
 
 from skep.errors import UserError
-from skep.sandbox.detect import open_sandbox
-from skep.sandbox.script import SandboxLimits, SandboxScript
+from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript
+from skep.sandbox.runner import open_sandbox
 
 
 @pytest.fixture(scope="module")

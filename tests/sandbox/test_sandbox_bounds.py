@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptEnding
+from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript, ScriptEnding
 
 MIB = 1 << 20
 

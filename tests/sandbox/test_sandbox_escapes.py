@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptEnding
+from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript, ScriptEnding
 
 SECRET = "a word that must not be seen inside"
 CHECKOUT = Path(__file__).parents[2]

@@ -17,8 +17,8 @@ from sandbox_processes import descendants, wait_until
 
 import skep
 from skep.errors import SkepError
-from skep.sandbox.detect import open_sandbox
-from skep.sandbox.script import SandboxLimits, SandboxScript
+from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript
+from skep.sandbox.runner import open_sandbox
 
 FOREVER = SandboxScript(("-c", "import time; time.sleep(600)"), packages=False)
 WELL = SandboxScript(("-c", "print('well')"), packages=False)
@@ -115,8 +115,8 @@ def test_when_skep_is_killed_everything_ends():
     """Not asked, not told: killed. The launcher notices by its socket."""
     text = """
 import asyncio, sys
-from skep.sandbox.detect import open_sandbox
-from skep.sandbox.script import SandboxLimits, SandboxScript
+from skep.sandbox.runner import open_sandbox
+from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript
 sandbox = open_sandbox()
 print(sandbox._launcher.pid, flush=True)
 script = SandboxScript(("-c", "import time; time.sleep(600)"), packages=False)
@@ -184,7 +184,7 @@ def alive(pid):
 def test_skep_may_be_installed_where_temporary_files_are(sandbox, tmp_path):
     """A clone below /tmp could run nothing: root's launcher covered the folder that its own modules came from."""
     shutil.copytree(Path(skep.__file__).parent, tmp_path / "src" / "skep", ignore=shutil.ignore_patterns("__pycache__"))
-    code = "from skep.sandbox.detect import open_sandbox; print(open_sandbox().name)"
+    code = "from skep.sandbox.runner import open_sandbox; print(open_sandbox().name)"
     env = {"PYTHONPATH": str(tmp_path / "src"), "PATH": os.environ["PATH"]}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == sandbox.name, done.stderr

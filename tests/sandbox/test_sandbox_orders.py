@@ -9,10 +9,8 @@ import pytest
 from skep.deploy.doctor import sandbox_finding
 from skep.errors import UserError
 from skep.host.checks import CheckResult
-from skep.sandbox import detect, seccomp
-from skep.sandbox.bubblewrap import view
-from skep.sandbox.runner import check
-from skep.sandbox.script import (
+from skep.sandbox import runner, seccomp
+from skep.sandbox.bubblewrap import (
     SandboxLimits,
     SandboxScript,
     ScriptEnding,
@@ -21,7 +19,9 @@ from skep.sandbox.script import (
     pack_result,
     unpack_order,
     unpack_result,
+    view,
 )
+from skep.sandbox.runner import check
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", ".", "a//b", "./a", "a/", "a\0b", ".."])
@@ -132,7 +132,7 @@ def test_a_bubblewrap_that_does_not_work_is_found_out_and_said(tmp_path, monkeyp
     tmp_path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(UserError, match="code cannot be run safely here: bubblewrap: ") as caught:
-        detect.open_sandbox()
+        runner.open_sandbox()
     assert caught.value.exit_code == 2
     assert caught.value.hint
 
@@ -150,7 +150,7 @@ def test_without_bubblewrap_the_remedy_is_to_install_it(tmp_path, monkeypatch, p
     (tmp_path / program).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="no program `bwrap` on PATH") as caught:
-        detect.open_sandbox()
+        runner.open_sandbox()
     assert caught.value.hint == hint
     finding = sandbox_finding()
     assert (finding.verdict, finding.detail, finding.hint) == (CheckResult.WARNING, caught.value.message, hint)
@@ -159,9 +159,9 @@ def test_without_bubblewrap_the_remedy_is_to_install_it(tmp_path, monkeypatch, p
 def test_ubuntu_s_restriction_is_named_with_both_ways_out(tmp_path, monkeypatch):
     switch = tmp_path / "switch"
     switch.write_text("1\n")
-    monkeypatch.setattr(detect, "APPARMOR", switch)
-    assert "bwrap-userns-restrict" in detect.remedy()
-    assert "kernel.apparmor_restrict_unprivileged_userns=0" in detect.remedy()
+    monkeypatch.setattr(runner, "APPARMOR", switch)
+    assert "bwrap-userns-restrict" in runner.remedy()
+    assert "kernel.apparmor_restrict_unprivileged_userns=0" in runner.remedy()
 
 
 def test_the_doctor_has_a_line_for_the_sandbox():

@@ -17,8 +17,8 @@ TEXT = """
 import asyncio, os, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 from skep.errors import UserError
-from skep.sandbox.script import ScriptEnding, SandboxLimits, SandboxScript
-from skep.sandbox.detect import open_sandbox
+from skep.sandbox.bubblewrap import ScriptEnding, SandboxLimits, SandboxScript
+from skep.sandbox.runner import open_sandbox
 try:
     sandbox = open_sandbox()
 except UserError as error:

@@ -116,54 +116,30 @@ def test_one_item_shows_nothing(pair):
 
 
 def test_an_item_without_a_pair_does_not_count():
-    """Its requests may all be missing; without any item there is no difference."""
+    """Its requests may all be missing; every other one counts the same, however many of its repeats are there."""
     assert paired_difference({"a": [PASSES], "b": []}) == paired_difference({"a": [PASSES]})
+    found = paired_difference({"a": [LOSES], "b": [PASSES, PASSES, PASSES]})
+    assert (found.base_rate, found.rate, found.difference) == (1, 0.5, -0.5)
+    assert (found.items, found.pairs, found.lost) == (2, 4, 1)
     for nothing in ({}, {"a": []}):
         with pytest.raises(ValueError, match="at least one pair"):
             paired_difference(nothing)
 
 
-def test_every_item_counts_the_same():
-    """However many of its repeats are there."""
-    found = paired_difference({"a": [LOSES], "b": [PASSES, PASSES, PASSES]})
-    assert (found.base_rate, found.rate, found.difference) == (1, 0.5, -0.5)
-    assert (found.items, found.pairs, found.lost) == (2, 4, 1)
-
-
-@settings(deadline=None, max_examples=15)
-@given(banks, st.randoms(use_true_random=False))
-def test_order_does_not_matter(pairs, rng):
-    """Of items nor of repeats."""
-    names = list(pairs)
-    rng.shuffle(names)
-    turned = {name: rng.sample(pairs[name], len(pairs[name])) for name in names}
-    one, other = paired_difference(pairs), paired_difference(turned)
-    assert (one.items, one.pairs, one.lost, one.gained) == (other.items, other.pairs, other.lost, other.gained)
-    for name in ("base_rate", "rate", "difference", "low", "high"):
-        assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-9)
-
-
 @settings(deadline=None, max_examples=30)
 @given(banks)
-def test_swapping_the_arms_mirrors_the_bounds(pairs):
-    """What was lost is then gained."""
-    one = paired_difference(pairs)
-    other = paired_difference({name: [(b, a) for a, b in repeats] for name, repeats in pairs.items()})
-    assert (one.lost, one.gained) == (other.gained, other.lost)
-    assert one.low == pytest.approx(-other.high, abs=1e-9)
-    assert one.high == pytest.approx(-other.low, abs=1e-9)
-
-
-@settings(deadline=None, max_examples=30)
-@given(banks)
-def test_bounds_surround_the_difference_and_narrow_with_more_items(pairs):
-    """The same results of three times the items."""
+def test_bounds_surround_the_difference_narrow_with_more_items_and_are_mirrored_by_swapped_arms(pairs):
+    """The same results of three times the items; what was lost is gained where the arms are swapped."""
     one = paired_difference(pairs)
     more = paired_difference({f"{name}{i}": repeats for name, repeats in pairs.items() for i in range(3)})
     assert -1 <= one.low <= one.difference <= one.high <= 1
     assert one.difference == pytest.approx(one.rate - one.base_rate, abs=1e-9)
     assert more.low >= one.low - 1e-9
     assert more.high <= one.high + 1e-9
+    other = paired_difference({name: [(b, a) for a, b in repeats] for name, repeats in pairs.items()})
+    assert (one.lost, one.gained) == (other.gained, other.lost)
+    assert one.low == pytest.approx(-other.high, abs=1e-9)
+    assert one.high == pytest.approx(-other.low, abs=1e-9)
 
 
 @settings(deadline=None, max_examples=30)
@@ -200,15 +176,12 @@ def test_the_correction_is_never_the_more_lenient(pairs):
 
 @pytest.mark.parametrize(("items", "discordance"), [(88, 0.03), (104, 0.03), (104, 0.1), (164, 0.04), (200, 0.03)])
 def test_a_loss_of_delta_is_called_no_worse_in_five_percent_at_most(items, discordance):
-    """Exactly, over all outcomes; 88 and 200 items are where the uncorrected interval does worst."""
+    """Exactly, over all outcomes; 88 and 200 items are where the uncorrected interval does worst: of 88 of which each
+    is lost with a chance of 3 %, none is in 6.9 % of runs, and that was called no worse."""
     lost, gained = (discordance + 0.03) / 2, (discordance - 0.03) / 2
     assert chance_of_no_worse(items, 0.03, lost, gained) <= 0.05
-
-
-def test_the_published_interval_alone_would_err_too_often():
-    """88 items of which each is lost with a chance of 3 %: none is, in 6.9 % of runs, and that was called no worse."""
-    assert chance_of_no_worse(88, 0.03, 0.03, 0.0, corrected=False) == pytest.approx(0.97**88)
-    assert chance_of_no_worse(88, 0.03, 0.03, 0.0) == 0
+    if items == 88:
+        assert chance_of_no_worse(items, 0.03, lost, gained, corrected=False) == pytest.approx(0.97**88)
 
 
 def test_rare_items_lost_for_good_are_not_outvoted_by_repeats():
@@ -233,11 +206,7 @@ def test_claims():
     assert claim_of(paired_difference(bank((80, [PASSES]))), 0.03) is Claim.UNSHOWN
     published = paired_difference(bank((64, [PASSES]), (11, [LOSES]), (25, [FAILS])))  # 74.7 became 63.6
     assert claim_of(published, 0.03) is Claim.LOST
-
-
-def test_a_certain_loss_within_delta_holds():
-    """Half a point of ten thousand items: it is there, and it is smaller than what was asked."""
-    small = paired_difference(bank((9950, [PASSES]), (50, [LOSES])))
+    small = paired_difference(bank((9950, [PASSES]), (50, [LOSES])))  # a certain loss, and smaller than what was asked
     assert small.high < 0
     assert claim_of(small, 0.03) is Claim.HOLDS
 
@@ -269,8 +238,7 @@ def test_as_many_items_as_needed_have_the_power_asked_for(delta, discordance):
 
 def test_items_for_what_is_asked_most():
     """Three points: a hundred items where nothing differs, four hundred at the noise assumed; HumanEval has 164."""
-    assert items_needed(0.03, discordance=0) == 103
-    assert items_needed(0.03) == 413
+    assert (items_needed(0.03, discordance=0), items_needed(0.03)) == (103, 413)
     assert delta_shown(164) == pytest.approx(0.052, abs=1e-3)
 
 

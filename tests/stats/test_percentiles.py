@@ -1,8 +1,9 @@
-"""Percentiles, spread: checked against hand-computed cases and against the standard library."""
+"""Percentiles, spread, intervals: against hand-computed cases, printed tables and the standard library."""
 
 import statistics
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,12 +13,17 @@ from skep.stats.percentiles import (
     coefficient_of_variation,
     line_through,
     mad,
+    mean_t_interval,
     median,
     percentile,
     percentiles,
     rolling_median,
+    runs_interval,
+    t_quantile,
     window_stats,
 )
+from skep.stats.versus import judge
+from skep.units import Interval
 
 numbers = st.floats(min_value=-1e12, max_value=1e12)
 samples = st.lists(numbers, min_size=1, max_size=50)
@@ -49,14 +55,6 @@ def test_percentile_grows_with_its_rank_within_the_sample(values, q, r):
     assert min(values) <= percentile(values, low) <= percentile(values, high) <= max(values)
 
 
-@given(samples, ranks, st.randoms(use_true_random=False))
-def test_percentile_ignores_the_order_of_the_values(values, q, rng):
-    """A sample is a set of measurements, not a series."""
-    shuffled = values.copy()
-    rng.shuffle(shuffled)
-    assert percentile(shuffled, q) == percentile(values, q)
-
-
 @given(st.lists(numbers, min_size=2, max_size=50))
 def test_ranks_agree_with_the_standard_library(values):
     """`statistics.quantiles` with the inclusive method is the same definition, written by others."""
@@ -64,12 +62,6 @@ def test_ranks_agree_with_the_standard_library(values):
     got = [percentile(values, q) for q in range(5, 100, 5)]
     assert got == pytest.approx(expected, rel=1e-9, abs=1e-3)
     assert median(values) == pytest.approx(statistics.median(values), rel=1e-9, abs=1e-3)
-
-
-@given(samples)
-def test_percentiles_are_those_of_each_rank(values):
-    found = percentiles(values)
-    assert (found.p50, found.p95, found.p99) == tuple(percentile(values, q) for q in (50, 95, 99))
 
 
 def test_percentiles_take_any_iterable_once_and_of_nothing_are_unknown():
@@ -100,13 +92,6 @@ def test_coefficient_of_variation_of_a_known_sample(values, cv):
     assert coefficient_of_variation(values) == (None if cv is None else pytest.approx(cv))
 
 
-@given(st.lists(st.floats(min_value=1, max_value=1e6), min_size=2, max_size=30), st.integers(1, 1000))
-def test_coefficient_of_variation_has_no_unit(values, factor):
-    """Seconds and milliseconds give the same figure."""
-    scaled = coefficient_of_variation([value * factor for value in values])
-    assert scaled == pytest.approx(coefficient_of_variation(values), abs=1e-9)
-
-
 values = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False)
 
 
@@ -114,13 +99,16 @@ def test_equal_values_have_no_spread_and_no_values_no_statistics():
     found = window_stats([1.0] * 9)
     assert (found.median, found.mad, found.cv, found.low, found.high) == (1.0, 0.0, 0.0, 1.0, 1.0)
     assert window_stats([]) is None
-
-
-def test_percentiles_of_a_window_lie_in_order():
-    found = window_stats(range(101))
-    assert (found.low, found.p05, found.p25, found.median, found.p75, found.p95, found.high) == (
-        0, 5, 25, 50, 75, 95, 100,
-    )  # fmt: skip
+    ranks = msgspec.to_builtins(window_stats(range(101)))
+    assert [ranks[name] for name in ("low", "p05", "p25", "median", "p75", "p95", "high")] == [
+        0,
+        5,
+        25,
+        50,
+        75,
+        95,
+        100,
+    ]
 
 
 @settings(deadline=None, max_examples=50)
@@ -137,25 +125,85 @@ def test_the_rolling_median_is_that_of_the_window_behind_each_point(points, widt
         assert abs(high - percentile(window, 75)) <= 1e-6
 
 
-def test_a_line_is_found_through_noise_and_outliers():
+@pytest.mark.parametrize("count", [300, 2000])
+def test_a_line_is_found_through_noise_and_outliers(count):
+    """A long series is gathered first: 2000 points have two million slopes, medians of neighbours the same line."""
     rng = Random(1)
-    points = [(float(x), 100 - 0.05 * x + rng.gauss(0, 1)) for x in range(300)]
-    points[::20] = [(x, y / 2) for x, y in points[::20]]
+    points = [(float(x), 100 - 0.05 * x + rng.gauss(0, 1)) for x in range(count)]
+    points[::20] = [(x, y - 50) for x, y in points[::20]]
     line = line_through(points)
     assert line.low < -0.05 < line.high
     assert abs(line.slope + 0.05) < 0.005
     assert abs(line.start - 100) < 1
 
 
-def test_a_long_series_is_gathered_before_a_line_is_laid():
-    """720 points have 258,840 slopes; medians of neighbours have the same line."""
-    rng = Random(2)
-    points = [(float(x), 0.01 * x + rng.gauss(0, 1)) for x in range(2000)]
-    line = line_through(points)
-    assert line.low < 0.01 < line.high
-
-
 def test_too_few_moments_have_no_line():
     assert line_through([]) is None
     assert line_through([(0.0, 1.0), (1.0, 2.0)]) is None
     assert line_through([(0.0, 1.0)] * 5) is None
+
+
+@pytest.mark.parametrize(
+    ("confidence", "freedom", "printed"),
+    [
+        (0.95, 1, 12.7062),
+        (0.95, 2, 4.3027),
+        (0.95, 3, 3.1824),
+        (0.95, 4, 2.7764),
+        (0.95, 9, 2.2622),
+        (0.95, 30, 2.0423),
+        (0.95, 120, 1.9799),
+        (0.95, 200, 1.9719),
+        (0.90, 1, 6.3138),
+        (0.90, 10, 1.8125),
+        (0.99, 5, 4.0321),
+        (0.99, 200, 2.6006),
+        (0.50, 1, 1.0),
+    ],
+)
+def test_t_is_what_the_tables_print(confidence, freedom, printed):
+    """To the four places that tables have."""
+    assert t_quantile(confidence, freedom) == pytest.approx(printed, abs=6e-5)
+
+
+def test_t_shrinks_with_every_degree_of_freedom():
+    """Fractions included, from the widest towards the normal distribution's 1.96."""
+    found = [t_quantile(0.95, 1 + step / 4) for step in range(800)]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] > 1.96
+
+
+def test_mean_interval_of_a_worked_example():
+    """Mean 12, deviation 2, three values: 4.3027 * 2 / sqrt(3) on either side."""
+    found = mean_t_interval([10.0, 12.0, 14.0])
+    assert found.estimate == 12
+    assert found.high - found.estimate == pytest.approx(4.9683, abs=1e-4)
+    assert found.estimate - found.low == pytest.approx(4.9683, abs=1e-4)
+
+
+def test_the_interval_of_a_speed_never_reaches_below_zero():
+    assert mean_t_interval([1.0, 10.0, 100.0]).low < 0
+    assert runs_interval([1.0, 10.0, 100.0]).low == 0
+    assert runs_interval([10.0, 12.0, 14.0]) == mean_t_interval([10.0, 12.0, 14.0])
+
+
+def test_equal_repeats_leave_a_point():
+    """No spread, no width."""
+    assert mean_t_interval([5.0, 5.0]) == Interval(5.0, 5.0, 5.0)
+    ratio, _ = judge([3.0] * 3, [6.0] * 3, higher_is_better=True, paired=True)
+    assert (ratio.low, ratio.high) == (pytest.approx(2), pytest.approx(2))
+
+
+def test_pairs_cancel_what_both_share():
+    """A machine that drifts by 10 % between pairs does not widen the ratio of the two beside each other."""
+    rng = Random(8)
+    drifts = [rng.gauss(1, 0.1) for _ in range(6)]
+    sides = [[speed * drift * rng.gauss(1, 0.005) for drift in drifts] for speed in (100, 105)]
+    paired, apart = (judge(*sides, higher_is_better=True, paired=paired)[0] for paired in (True, False))
+    assert paired.low > 1
+    assert apart.contains(1.0)
+
+
+def test_too_few_repeats_have_no_interval():
+    """Of a level's runs from three on: of 113 and 140 tok/s Student makes -45 to 298, of no use to anybody."""
+    assert (mean_t_interval([]), mean_t_interval([3.0]), runs_interval([113.0, 140.0])) == (None, None, None)

@@ -58,16 +58,6 @@ def test_blank_file_gets_the_whole_schema(path, store):
     assert {"v_runs", "v_requests", "v_gateway_requests"} <= names
 
 
-def test_opening_again_changes_nothing(path, begin):
-    """The second opening finds the schema and the rows of the first."""
-    with open_store(path) as store:
-        run_id = begin(store)
-    before = schema(path)
-    with open_store(path) as store:
-        assert [run.id for run in store.runs()] == [run_id]
-    assert schema(path) == before
-
-
 def test_failed_migration_leaves_the_old_file(path, tmp_path):
     """Steps run in one transaction: the file is upgraded or as it was."""
     connection = sqlite3.connect(tmp_path / "old.sqlite3", isolation_level=None)
@@ -197,14 +187,6 @@ def test_locked_file_is_named(path, store, begin):
     begin(store)
 
 
-def test_size_counts_the_side_files(path, store, begin):
-    """What the user's disk loses, not what SQLite calls pages."""
-    begin(store)
-    files = list(path.parent.iterdir())
-    assert len(files) == 3
-    assert store.size_bytes() == sum(file.stat().st_size for file in files)
-
-
 def test_vacuum_gives_space_back(store, begin, a_request):
     """Deleting frees pages; vacuum frees the disk."""
     run_id = begin(store)
@@ -327,14 +309,6 @@ def test_calibrations_come_newest_first_those_of_one_host_or_all(store):
         store.append_calibration(calibration())
 
 
-def test_deleting_takes_only_those_named(store):
-    for name in ("c-1", "c-2"):
-        store.append_calibration(calibration(name))
-    assert store.delete_calibrations(["c-1", "unknown"]) == 1
-    assert [row.id for row in store.calibrations()] == ["c-2"]
-    assert store.delete_calibrations([]) == 0
-
-
 def test_deleting_a_run_leaves_the_calibration(store, begin):
     """It has the figures of its own; `skep store gc` must not take away what plans rest on."""
     run_id = begin(store)
@@ -342,16 +316,6 @@ def test_deleting_a_run_leaves_the_calibration(store, begin):
     store.append_calibration(calibration(document={"runs": [run_id]}))
     assert store.delete_runs([run_id]) == 1
     assert len(store.calibrations()) == 1
-
-
-def test_people_read_a_view(store, path):
-    store.append_calibration(calibration())
-    reader = sqlite3.connect(path)
-    query = (
-        "SELECT calibration_id, measured_utc, step_factor, further_sequences_factor, prompt_factor FROM v_calibrations"
-    )
-    assert reader.execute(query).fetchall() == [("c-1", "2026-11-15 14:22:33", 1.2, 0.9, 1.5)]
-    reader.close()
 
 
 def test_the_file_of_schema_4_has_its_calibration(old_file):

@@ -48,12 +48,6 @@ def test_batch_with_one_bad_gateway_row_leaves_nothing(store, a_gateway_request)
     assert store.count_gateway_requests() == 0
 
 
-def test_the_same_id_may_come_again(store, a_gateway_request):
-    """Uniqueness is the gateway's to give, not the table's to demand: a refusal would cost a batch."""
-    store.append_gateway_requests([a_gateway_request("a-1")] * 2)
-    assert store.count_gateway_requests() == 2
-
-
 def test_names_with_halves_of_characters_are_stored(store, a_gateway_request):
     """Clients choose model and flow, and JSON lets them write half an emoji."""
     store.append_gateway_requests([a_gateway_request(model="a\ud83d\ude00b", flow="\ud83d é"), a_gateway_request()])
@@ -87,16 +81,6 @@ def test_a_writer_gets_its_turn_while_many_rows_are_deleted(path, store, a_gatew
     assert left > 1
     assert deleted == [rows]
     assert [row.id for row in store.gateway_requests()] == ["late"]
-
-
-@pytest.mark.parametrize("statement", ["DELETE FROM {}", "UPDATE {} SET rowid = rowid + 1"])
-def test_gateway_rows_withstand_a_hand_at_the_database(store, a_gateway_request, statement):
-    """Triggers refuse changes even to those who bypass this package, also after rows were deleted by age."""
-    store.append_gateway_requests([a_gateway_request("old", arrived_at=1.0), a_gateway_request("new", arrived_at=5.0)])
-    store.delete_gateway_requests(2.0)
-    with pytest.raises(Exception, match="rows of gateway_requests are final"):
-        store._connection.execute(statement.format("gateway_requests"))
-    assert store.count_gateway_requests() == 1
 
 
 def test_the_view_speaks_in_words_people_know(store, a_gateway_request):

@@ -87,9 +87,6 @@ def test_reader_sees_a_run_as_of_one_instant(path, store, begin, a_request):
         assert len(reader.requests(run_id)) == 1
 
 
-linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-
-
 def proc_with(folder: Path, *, pid: int, state: str = "S", ticks: int = 500, boot: str = "boot-a") -> Path:
     """A /proc of one process, whose name is chosen to mislead."""
     (folder / str(pid)).mkdir(parents=True)
@@ -98,20 +95,6 @@ def proc_with(folder: Path, *, pid: int, state: str = "S", ticks: int = 500, boo
     (folder / "sys/kernel/random").mkdir(parents=True)
     (folder / "sys/kernel/random/boot_id").write_text(f"{boot}\n")
     return folder
-
-
-def test_this_process_is_alive():
-    """Whoever asks is there."""
-    assert is_alive(this_process())
-
-
-@linux
-def test_this_process_is_known_by_more_than_its_number():
-    """Start time and boot come from the kernel."""
-    writer = this_process()
-    assert writer.pid == os.getpid()
-    assert writer.start_ticks
-    assert writer.boot_id
 
 
 @pytest.mark.parametrize("state", ["S", "R", "D", "T"])

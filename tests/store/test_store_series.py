@@ -57,15 +57,6 @@ FULL_TARGET = ProbeTarget(
     "box", "http://127.0.0.1:8400/v1", "smol", TargetKind.GATEWAY, "BOX_KEY", "ollama", 600.0, 5.0, 128, 32, 256, 4, 10,
     60.0, 12.5, 900.0, added_at=DAY,
 )  # fmt: skip
-FULL_PROBE = probe(
-    7, started_at=DAY + 1, error_kind="http", error="500 “oh”", running=1, waiting=0, idle_s=3.5, model="smol",
-    versions={"driver": "580.1"}, host={"watts": 250.5, "throttle": ["heat"]}, simulated=True,
-    outcome=ProbeOutcome.FAILED,
-)  # fmt: skip
-FULL_SAMPLE = sample(
-    engine_tok_s=51.0, effective_tok_s=48.5, ttft_ms=120.0, quality=0.9, prompt_tokens=256, output_tokens=64,
-    error_kind="timeout", error="after 300 s",
-)  # fmt: skip
 
 
 def test_a_target_reads_back_as_it_was(series):
@@ -99,24 +90,6 @@ def test_an_unknown_target_is_told_with_those_that_resemble_it(series):
     with pytest.raises(UserError) as caught:
         series.remove_target("bxo", DAY)
     assert caught.value.hint == "did you mean `box`?"
-
-
-def test_a_probe_reads_back_with_its_samples(series):
-    """Every field of both."""
-    number = series.append_probe(FULL_PROBE, [FULL_SAMPLE, sample(DAY + 5, None, heat=Heat.COLD)])
-    found, samples = series.latest("box")
-    assert found == replace(FULL_PROBE, id=number)
-    assert samples[0] == replace(FULL_SAMPLE, id=samples[0].id, probe_id=number)
-    assert [one.heat for one in samples] == [Heat.HOT, Heat.COLD]
-    assert series.count_samples() == 2
-
-
-def test_what_is_no_number_is_not_known(series):
-    """An engine that divides by nothing says infinity."""
-    series.append_probe(probe(host={"watts": float("nan")}), [sample(tok_s=float("inf"), ttft_ms=1.0)])
-    found, (one,) = series.latest("box")
-    assert (found.host, one.tok_s, one.ttft_ms) == ({"watts": None}, None, 1.0)
-    assert series.points(KEY, *ALWAYS) == []
 
 
 @pytest.mark.parametrize("slot", [10, 12, 14])
@@ -279,17 +252,6 @@ def test_thinning_never_reaches_past_the_newest_sample(series):
     assert series.thin(DAY + 1000 * DAY_S) == 2
     add(series, [52.0, 54.0], start=DAY + DAY_S, first=24)
     assert [one.median for one in series.spans(KEY, SpanKind.DAY, *ALWAYS)] == [50.5, 53.0]
-
-
-@pytest.mark.parametrize("table", ["probes", "samples"])
-@pytest.mark.parametrize("statement", ["DELETE FROM {}", "UPDATE {} SET target = 'x'"])
-def test_probes_and_samples_withstand_a_hand_at_the_database(series, store, table, statement):
-    """Triggers refuse it even to those who bypass this package, also after a thinning."""
-    add(series, [50.0])
-    add(series, [51.0], start=DAY + DAY_S, first=24)
-    series.thin(DAY + DAY_S)
-    with pytest.raises(StoreError, match=f"rows of {table} are final"), store.transaction() as connection:
-        connection.execute(statement.format(table))
 
 
 def test_a_full_disk_leaves_nothing_half_written(series, store):

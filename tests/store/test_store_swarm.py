@@ -9,7 +9,6 @@ import pytest
 
 from skep.errors import StoreError, UserError
 from skep.store.database import open_store
-from skep.swarm.journal import pending_tasks
 from skep.swarm.records import (
     Attempt,
     AttemptOutcome,
@@ -21,6 +20,7 @@ from skep.swarm.records import (
     Why,
     given_fields,
 )
+from skep.swarm.runner import pending_tasks
 from skep.swarm.store import Recorded, SwarmStore
 
 AT = 1_794_752_553.25  # 2026-11-15 14:22:33 UTC

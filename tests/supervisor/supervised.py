@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from msgspec.structs import replace
 
 from skep.config.gateway_messages import GatewaySetup
-from skep.engines.adapter import Fake
-from skep.engines.base import Launch, PlacementRequest
+from skep.engines.base import Fake, Launch, PlacementRequest
 from skep.supervisor.control_commands import run_with_control
 from skep.supervisor.lifecycle import Life, ReplicaState, RestartPolicy
 from skep.supervisor.replica import Replica, ReplicaMember
@@ -67,7 +66,7 @@ async def replicas_of(folder, *launches, policy=POLICY, elsewhere=None):
     history, changes = [], Changes()
 
     def changed():
-        history.append({member.launch.name: replicas.state(member) for member in replicas.members})
+        history.append({member.launch.name: replicas.view(member).shown for member in replicas.members})
         changes()
 
     async with asyncio.TaskGroup() as tasks:

@@ -8,7 +8,7 @@ from supervised import until
 
 from skep.config.gateway_messages import GatewayStatus, ModelUsage
 from skep.engines.base import Launch
-from skep.gateway.unloaded_models import UnloadedModels
+from skep.gateway.admission import UnloadedModels
 from skep.supervisor.eviction import MemoryBudget
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.model_loader import ModelLoader
@@ -21,32 +21,29 @@ class StubReplicas:
 
     def __init__(self, launches):
         self.all = {launch.model: self._replica(launch) for launch in launches}
-        self.asleep = {launch.model for launch in launches if launch.on_demand}
+        self.members = list(self.all.values())
+        self.dormant = {launch.name for launch in launches if launch.on_demand}
 
     def _replica(self, launch):
-        life = SimpleNamespace(state=ReplicaState.STOPPED, why=None)
-        return SimpleNamespace(launch=launch, life=life, model=launch.model)
+        return SimpleNamespace(launch=launch, life=SimpleNamespace(state=ReplicaState.STOPPED, why=None))
 
-    def of_model(self, model):
-        return [self.all[model]]
-
-    def is_dormant(self, replica):
-        return replica.model in self.asleep
+    def is_asleep(self, model):
+        return self.all[model].launch.name in self.dormant
 
     def serves(self, model):
-        return model not in self.asleep and self.all[model].life.state is READY
+        return not self.is_asleep(model) and self.all[model].life.state is READY
 
     def wake(self, model):
         """As the real ones: one that was given up is told to restart, and does so when its task runs."""
         if self.all[model].life.state is not FAILED:
-            self.asleep.discard(model)
+            self.dormant.discard(self.all[model].launch.name)
             self.all[model].life.state = STARTING
 
     def hold(self, model, *, back=False):
         pass
 
     async def unload_model(self, model):
-        self.asleep.add(model)
+        self.dormant.add(self.all[model].launch.name)
 
 
 class Setup:
@@ -58,8 +55,12 @@ class Setup:
         self._figures = figures
         self.loader = ModelLoader(
             self.replicas, tasks, status=self._status, say=self.said.append,
-            changed=lambda: self.published.append(self.loader.dormant()),
+            changed=self._changed,
         )  # fmt: skip
+
+    def _changed(self):
+        self.loader.look()
+        self.published.append(self.loader.dormant())
 
     async def _status(self):
         self.asked.set()
@@ -146,9 +147,9 @@ async def test_a_pinned_model_can_be_swapped_by_the_user():
     async with loader_of(*models, figures=figures, max_loaded=1, begin=True) as (setup, _):
         setup.become("a", READY)
         assert (await setup.loader.swap("a", "b", wait=False, drain_s=None))["state"] == "waiting"
-        await until(lambda: "a" in setup.replicas.asleep)
+        await until(lambda: setup.replicas.is_asleep("a"))
         setup.loader.look()
-        assert "b" not in setup.replicas.asleep
+        assert not setup.replicas.is_asleep("b")
 
 
 async def test_an_unload_ends_also_if_requests_bring_the_model_back_at_once():
@@ -158,6 +159,6 @@ async def test_an_unload_ends_also_if_requests_bring_the_model_back_at_once():
         unload = tasks.create_task(setup.loader.unload("a", wait=True, drain_s=None))
         await asyncio.sleep(0)
         setup.loader.wanted("a")
-        await until(lambda: "a" in setup.replicas.asleep)
+        await until(lambda: setup.replicas.is_asleep("a"))
         setup.loader.look()
         assert (await unload)["state"] == "loading"

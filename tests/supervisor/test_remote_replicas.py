@@ -16,6 +16,7 @@ from skep.errors import DoesNotFit, EngineError, UserError
 from skep.supervisor.control import NO_ANSWER, ask_down
 from skep.supervisor.control_commands import answer as ask
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
+from skep.supervisor.main import description
 from skep.supervisor.supervisor import Hive, Supervisor, models_of, rescaled
 
 SECOND = replace(FAR, name="m-1")
@@ -61,7 +62,7 @@ async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
         assert [(rows[name]["node"], rows[name]["slots"]) for name in ("m-0", "m-1")] == [("a", 8), ("b", 3)]
         assert rows["gateway"]["slots"] == 11
         assert (rows["cluster"]["state"], rows["cluster"]["pid"]) == ("ready", None)
-        assert [row["name"] for row in supervisor.description()["replicas"]] == ["m-0", "m-1"]
+        assert [row["name"] for row in description(supervisor)["replicas"]] == ["m-0", "m-1"]
         assert (await ask(supervisor, {"op": "drain", "name": "b"}))["replicas"] == ["m-1"]
         with pytest.raises(EngineError, match="is on node `b`, which is drained"):
             await ask(supervisor, {"op": "undrain", "name": "m-1"})
@@ -303,7 +304,7 @@ async def test_a_hive_does_not_stop_when_what_is_left_is_given_up_while_another_
 
         replicas.busy = under_way
         going = asyncio.ensure_future(scale(hive, 1))
-        await until(lambda: replicas.state(replicas.find("m-1")) == "draining")
+        await until(lambda: replicas.view(replicas.find("m-1")).shown == "draining")
         replicas.find("m-0").become(ReplicaState.FAILED)
         answered.set()
         await going
@@ -314,7 +315,7 @@ async def test_who_rests_before_a_restart_is_not_drained(tmp_path):
     async with scaled(tmp_path, 1) as (_, replicas, _):
         one = replicas.find("m-0")
         await replicas.rest("m-0", 1.0)
-        assert (replicas.state(one), replicas.is_drained(one)) == ("draining", False)
+        assert (replicas.view(one).shown, replicas.is_drained(one)) == ("draining", False)
         for name in ("m-0", "a"):
             replicas.drain(name)
             assert replicas.is_drained(one)

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from supervised import LAUNCH, ONCE, POLICY, running, until
 
-from skep.engines.adapter import Fake
+from skep.engines.base import Fake
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.replica import explain_exit
 from skep.supervisor.supervisor import Hive, Supervisor

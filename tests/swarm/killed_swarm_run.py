@@ -13,7 +13,7 @@ import time
 
 import uvloop
 
-import skep.swarm.checking.answers  # noqa: F401 - loaded once for all children
+import skep.swarm.client  # noqa: F401 - loaded once for all children
 from skep.paths import user_paths
 from skep.swarm.runner import carry_out
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.swarm.ask.merging import (
+from skep.swarm.ask_merging import (
     MergeProblem,
     answer_of,
     ask_document,
@@ -15,7 +15,7 @@ from skep.swarm.ask.merging import (
     repeats_itself,
     why_unused,
 )
-from skep.swarm.ask.split import FilePiece, GoalPart, GoalSplit, Sizes
+from skep.swarm.ask_split import FilePiece, GoalPart, GoalSplit, Sizes
 from skep.swarm.records import Counts, SwarmRun, SwarmRunState, Task, TaskEnding, TaskResult
 
 SIZES = Sizes(chunk_chars=600, merge_chars=400, answer_tokens=100, chars_per_token=3.0)

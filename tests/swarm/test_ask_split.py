@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skep.errors import UserError
-from skep.swarm.ask.split import (
+from skep.swarm.ask_split import (
     LARGEST_BYTES,
     Sizes,
     find_sources,

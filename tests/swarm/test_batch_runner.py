@@ -8,8 +8,8 @@ import pytest
 
 from skep.errors import StoreError
 from skep.gateway.batch.files import FileStorage, new_file_id
-from skep.gateway.batch.runner import BatchRunner, BatchSender, Halt
-from skep.gateway.batch.scheduler import MOST_AT_ONCE, BatchAnswer, BatchSchedule
+from skep.gateway.batch.runner import BatchRunner
+from skep.gateway.batch.scheduler import MOST_OF_KIND, BatchAnswer
 from skep.gateway.batch.store import BatchOrder, BatchRequest, BatchResult, BatchStatus, BatchStore, StoredFile
 from skep.store.database import open_store
 
@@ -158,13 +158,13 @@ def test_what_the_gateway_does_not_take_stays_here(bench):
 
 def test_many_batches_of_one_owner_do_not_keep_another_owners_from_beginning(bench):
     """One owner's batches once had all the room there is, until one of them ended."""
-    for number in range(MOST_AT_ONCE + 4):
+    for number in range(MOST_OF_KIND + 4):
         bench.add(f"batch_{number}", 1)
 
     class Late(Scripted):
         def send(self, request, endpoint, number, answered):
             super().send(request, endpoint, number, answered)
-            if len(self.sent) == MOST_AT_ONCE:
+            if len(self.sent) == MOST_OF_KIND:
                 bench.add("batch_bob", 3, owner="bob")
 
     def bobs(gateway):
@@ -173,49 +173,15 @@ def test_many_batches_of_one_owner_do_not_keep_another_owners_from_beginning(ben
     bench.carry_out(lambda: Late(slots=100, silent=True), until=bobs)
 
 
-def test_a_batch_that_gave_way_goes_on_while_its_last_answer_is_still_to_come(bench):
-    """That answer may take hours. What waited for a slot was given up, and is sent again."""
-    bench.add("batch_1", 5)
-    bench.store.validated("batch_1", 1.0, "m", [BatchRequest(n, f"c{n}", 0, 0) for n in range(5)])
-    line = json.dumps({"custom_id": "c", "body": {"model": "m", "n": 1}}).encode()
-
-    class OneLine(FileStorage):
-        def read(self, *_place):
-            return line
-
-    async def until(seen):
-        async with asyncio.timeout(10):
-            while not seen():
-                await asyncio.sleep(0.005)
-
-    async def work():
-        gateway, order = Scripted(slots=1, silent=True), bench.store.batch("batch_1").order
-        course, room = BatchSchedule(bench.store.pending("batch_1")), OneLine(bench.room.folder)
-        sending = BatchSender(order, course, store=bench.store, room=room, gateway=gateway, say=bench.said.append)
-        running = asyncio.create_task(sending.run())
-        await until(lambda: len(gateway.sent) == 3)
-        assert not sending.may_resume
-        sending.halt(Halt.LEAVING)
-        await until(lambda: sum(request.given_up for request in gateway.requests) == 2)
-        sending.resume()
-        await until(lambda: len(gateway.sent) == 5)
-        assert len(course.left()) == 5
-        running.cancel()
-        await asyncio.wait([running])
-        assert not sending.may_resume
-
-    asyncio.run(work())
-
-
 def test_one_that_is_cancelled_ends_though_there_is_no_room_for_another(bench):
-    for number in range(MOST_AT_ONCE + 4):
+    for number in range(MOST_OF_KIND + 4):
         bench.add(f"batch_{number}", 1)
-    last = f"batch_{MOST_AT_ONCE + 3}"
+    last = f"batch_{MOST_OF_KIND + 3}"
 
     class Late(Scripted):
         def send(self, request, endpoint, number, answered):
             super().send(request, endpoint, number, answered)
-            if len(self.sent) == MOST_AT_ONCE:
+            if len(self.sent) == MOST_OF_KIND:
                 bench.store.become(last, BatchStatus.CANCELLING, time.time())
 
     bench.carry_out(

@@ -8,11 +8,9 @@ from skep.gateway.batch.scheduler import (
     ALONE_FROM,
     MOST_COSTLY,
     MOST_LOST,
-    TURN_S,
-    WAITING_TURN_S,
+    MOST_OF_KIND,
     BatchAnswer,
     BatchSchedule,
-    RunningBatch,
     SuspectTurn,
     choose,
     result_of,
@@ -207,66 +205,24 @@ def test_what_kills_the_gateway_is_set_aside_and_nobody_with_it():
     assert lives_of(batches, slots=16, answer_s=60, kills=iter(()), poison=poison) == {"a": {3}, "b": set()}
 
 
-MOST = 4
+def batch(number, owner="ann", model="m", **more):
+    return UnfinishedBatch(f"{owner} {model} {number}", owner, model, 1e9, **more)
 
 
-def batch(name, owner="ann", model="m"):
-    return UnfinishedBatch(name, owner, model, 1e9)
+def test_batches_of_one_owner_for_one_model_begin_in_their_order_while_there_is_room():
+    waiting = [batch(number) for number in range(MOST_OF_KIND + 2)]
+    assert choose(waiting, (), 0.0) == waiting[:MOST_OF_KIND]
+    under_way = [one.id for one in waiting[1 : MOST_OF_KIND + 1]]
+    assert choose(waiting, under_way, 0.0) == []
+    assert choose(waiting, under_way[1:], 0.0) == waiting[:1]
 
 
-def under_way(*batches, waits=False, since=0.0):
-    return [RunningBatch(one, since + place, waits) for place, one in enumerate(batches)]
-
-
-def pick(waiting, running, had_turn=None, now=0.0):
-    return choose(waiting, running, had_turn or {}, now, MOST)
-
-
-def test_the_oldest_begins_while_there_is_room_and_who_has_the_fewest_first():
-    assert pick([batch("a"), batch("b")], under_way(batch("c"))) == (batch("a"), None)
-    assert pick([], []) is None
-    running = under_way(batch("a"), batch("b"), batch("c", "bob"))
-    assert pick([batch("d"), batch("e", "bob"), batch("f", "eve")], running)[0].id == "f"
-    assert pick([batch("d"), batch("e", "ann", "other")], running)[0].id == "e"
-
-
-def test_one_owners_batches_give_way_until_the_shares_are_alike():
-    ann, bob = [batch(f"a{i}") for i in range(9)], [batch(f"b{i}", "bob") for i in range(9)]
-    running = under_way(*ann[:MOST])
-    assert pick([*ann[MOST:], *bob], running) == (bob[0], ann[3])
-    running = under_way(*ann[:3], bob[0])
-    assert pick([*ann[3:], *bob[1:]], running) == (bob[1], ann[2])
-    running = under_way(*ann[:2], *bob[:2])
-    assert pick([*ann[2:], *bob[2:]], running) is None
-
-
-def test_a_model_that_is_not_loaded_does_not_block_another_model_of_its_owner():
-    asleep = [batch(f"a{i}", model="asleep") for i in range(9)]
-    running = under_way(*asleep[:MOST], waits=True)
-    assert pick([*asleep[MOST:], batch("b", model="awake")], running)[0].id == "b"
-    assert pick(asleep[MOST:], running) is None
-
-
-def test_what_waits_gives_way_before_what_is_being_answered_and_a_file_that_is_read_or_written_never():
-    running = [*under_way(batch("a"), waits=True), *under_way(batch("b"), batch("c"), batch("d"), since=5.0)]
-    assert pick([batch("e", "bob")], running)[1].id == "a"
-    assert pick([batch("e", "bob")], under_way(*(batch(f"a{i}") for i in range(MOST)), waits=None)) is None
-
-
-def test_where_all_have_the_same_batches_take_turns():
-    running = under_way(*(batch(f"a{i}", f"owner {i}", "asleep") for i in range(MOST)), waits=True)
-    late = [batch("late", "eve"), batch("later", "zoe")]
-    assert pick(late, running, now=WAITING_TURN_S - 1) is None
-    assert pick(late, running, now=WAITING_TURN_S) == (late[0], running[0].batch)
-    assert pick(late, running, {"late": 1.0}, now=WAITING_TURN_S)[0].id == "later"
-    assert pick(late[:1], running, {"late": 1.0}, now=WAITING_TURN_S) is None  # it had its turn a moment ago
-    assert pick(late[:1], running, {"late": 1.0}, now=WAITING_TURN_S + 1) == (late[0], running[0].batch)
-    running = under_way(*(batch(f"a{i}", f"owner {i}") for i in range(MOST)))
-    assert pick(late, running, now=TURN_S - 1) is None
-    assert pick(late, running, now=TURN_S) == (late[0], running[0].batch)
-
-
-def test_batches_of_one_owner_for_one_model_take_no_turns():
-    """The next one would wait for the same."""
-    running = under_way(*(batch(f"a{i}") for i in range(MOST)), waits=True)
-    assert pick([batch("late")], running, now=TURN_S) is None
+def test_many_batches_keep_neither_another_owner_nor_another_model_nor_what_ends_from_beginning():
+    """One owner's batches once had all the room there is; so had those for a model that was not loaded."""
+    begun = [batch(number) for number in range(MOST_OF_KIND)]
+    others = [batch("c", cancelling=True), batch(1, "bob"), batch(1, model="other"), batch(2, "bob")]
+    under_way = {one.id for one in begun}
+    assert choose([*begun, batch("late"), *others], under_way, 0.0) == others
+    ending = batch(0, cancelling=True)  # it leaves its room
+    assert choose([ending, *begun[1:], batch("late")], under_way, 0.0) == [batch("late")]
+    assert choose([*begun, batch("late")], under_way, 1e9) == [batch("late")]  # all have expired

@@ -49,12 +49,12 @@ def test_a_batch_is_what_its_newest_event_says(store):
     assert (batch.order, batch.status, batch.detail) == (order(), BatchStatus.IN_PROGRESS, {"model": "m", "total": 3})
     assert store.become("batch_1", BatchStatus.CANCELLING, 3.0)
     assert not store.become("batch_1", BatchStatus.CANCELLING, 4.0)
-    assert store.cancelling() == {"batch_1"}
+    assert [one.cancelling for one in store.unfinished()] == [True]
     assert store.become("batch_1", BatchStatus.FINALIZING, 5.0)
     assert store.batch("batch_1").status is BatchStatus.CANCELLING  # whatever the other process was at
-    store.end("batch_1", BatchStatus.CANCELLED, 6.0, ())
+    store.become("batch_1", BatchStatus.CANCELLED, 6.0, ())
     assert store.batch("batch_1").times[BatchStatus.CANCELLING] == 3.0
-    assert (store.batch("batch_1").status, store.cancelling(), store.unfinished()) == (BatchStatus.CANCELLED, set(), [])
+    assert (store.batch("batch_1").status, store.unfinished()) == (BatchStatus.CANCELLED, [])
     assert not store.become("batch_1", BatchStatus.COMPLETED, 7.0)
 
 
@@ -76,8 +76,8 @@ def test_an_ended_batch_takes_nothing_more_and_its_rows_go(store):
     store.record("batch_1", [result(0)])
     output = StoredFile("file-out", "", 3.0, "out.jsonl", "batch_output", 2, 99.0)
     tally = {"completed": 1, "failed": 0}
-    store.end("batch_1", BatchStatus.EXPIRED, 3.0, [output], tally=tally, output_file_id="file-out")
-    assert not store.end("batch_1", BatchStatus.COMPLETED, 4.0, [output])  # by a process that was late
+    store.become("batch_1", BatchStatus.EXPIRED, 3.0, [output], tally=tally, output_file_id="file-out")
+    assert not store.become("batch_1", BatchStatus.COMPLETED, 4.0, [output])  # by a process that was late
     with pytest.raises(StoreError, match="has ended"):
         store.record("batch_1", [result(1)])
     store.forget_ended()
@@ -103,7 +103,7 @@ def test_a_file_is_in_use_until_its_batch_has_ended(store):
     assert store.add_batch(order())
     assert (store.expired_files(4.9), store.expired_files(5.0)) == ([], ["file-in"])
     assert (store.delete_file("file-in"), store.file("file-in") is None) == ("batch_1", False)
-    assert store.end("batch_1", BatchStatus.FAILED, 2.0, ())
+    assert store.become("batch_1", BatchStatus.FAILED, 2.0, ())
     assert (store.delete_file("file-in"), store.file("file-in")) == (None, None)
     assert not store.add_batch(order("batch_2"))  # it was deleted a moment before
 
@@ -162,7 +162,7 @@ def test_what_was_begun_and_never_ended_is_counted(store):
         "batch_1", [result(1)], begun=[RequestStart(0, 3.0), RequestStart(2, 3.0)], over=[RequestStart(0, 2.0)]
     )
     assert store.lost("batch_1") == {0: 1, 2: 2}
-    assert store.end("batch_1", BatchStatus.EXPIRED, 4.0, ())
+    assert store.become("batch_1", BatchStatus.EXPIRED, 4.0, ())
     store.forget_ended()
     assert store.lost("batch_1") == {}
 

@@ -9,12 +9,11 @@ import time
 import pytest
 
 from skep.errors import UserError
-from skep.sandbox.detect import open_sandbox
-from skep.swarm.checking import answers as schema_checks
-from skep.swarm.checking.answers import AnswerChecker
-from skep.swarm.checking.extract_json import values_in
-from skep.swarm.checking.schemas import LONGEST
+from skep.sandbox.runner import open_sandbox
+from skep.swarm import client as schema_checks
+from skep.swarm.client import AnswerChecker
 from skep.swarm.records import Task
+from skep.swarm.schemas import LONGEST, values_in
 
 ORDER = {
     "type": "object",

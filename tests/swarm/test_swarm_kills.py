@@ -10,9 +10,8 @@ import pytest
 
 from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.swarm.journal import create_run
 from skep.swarm.records import AttemptOutcome, SwarmRunOptions, SwarmRunState, Task, TaskEnding
-from skep.swarm.store import SwarmStore
+from skep.swarm.store import SwarmStore, create_run
 from skep.testing.process import FakeEngine
 
 CHILD = Path(__file__).with_name("killed_swarm_run.py")

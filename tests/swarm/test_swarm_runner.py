@@ -14,9 +14,7 @@ from skep.errors import EndpointError, EngineError, StoreError, UserError
 from skep.files import hold_lock
 from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.swarm.checking.answers import AnswerChecker
-from skep.swarm.client import AttemptResult, ChatWorker
-from skep.swarm.journal import create_run, lock_path
+from skep.swarm.client import AnswerChecker, AttemptResult, ChatWorker
 from skep.swarm.records import (
     AttemptOutcome,
     SwarmRunOptions,
@@ -29,9 +27,9 @@ from skep.swarm.records import (
 )
 from skep.swarm.results_file import ResultsFile, complete_output
 from skep.swarm.runner import carry_out
-from skep.swarm.store import Recorded, SwarmStore
+from skep.swarm.store import Recorded, SwarmStore, create_run, lock_path
 from skep.testing.process import FakeEngine
-from skep.wire.fetch import LARGEST_ANSWER_BYTES
+from skep.wire.client import LARGEST_ANSWER_BYTES
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from skep.swarm.client import AttemptResult
 from skep.swarm.records import AttemptOutcome, Recorded, SwarmRunOptions, Task, TaskEnding, Why
 from skep.swarm.schedule import SILENT_S, Cancel, GiveUp, Pending, ProbeEndpoint, Start, TaskSchedule
-from skep.wire.retry import ErrorKind, classify_error, wait_s
+from skep.wire.openai import ErrorKind, classify_error, wait_s
 
 GOOD = AttemptResult(answer="yes", output_tokens=10, status=200)
 BROKEN = AttemptResult(error_kind="closed", error="closed the connection")

@@ -69,30 +69,9 @@ def test_usage_and_done_are_left_out_where_they_are_not_asked_for_or_the_form_ha
     assert b"usage" not in all_bytes("no-usage")
 
 
-def test_usage_in_every_chunk_counts_up():
-    """As vLLM does with continuous usage."""
-    seen = [chunk["usage"]["completion_tokens"] for chunk in events(all_bytes("usage-every"))]
-    assert seen == sorted(seen)
-    assert seen[-1] == len(TOKENS)
-
-
-def test_early_role_goes_out_before_the_first_token():
-    """A first byte that is no first token."""
-    opening, middle, _ = writes("early-role")
-    assert b'"role":"assistant"' in b"".join(opening)
-    assert b"role" not in b"".join(middle[0])
-
-
 def test_a_quarter_of_the_tokens_is_reasoning_and_chunks_are_no_tokens():
     assert deltas(all_bytes("reasoning"), "reasoning_content") == TOKENS[0]
     assert len(events(all_bytes("several-tokens"))) == 1 + 3 + 2
-
-
-def test_coalesced_events_share_a_write():
-    """Most tokens write nothing, each write holds four events."""
-    _, middle, _ = writes("coalesced")
-    sizes = [data.count(b"data: ") for part in middle for data in part]
-    assert sizes == [4, 4]
 
 
 def test_cut_form_cuts_events_and_characters():
@@ -115,14 +94,6 @@ def test_unknown_form_is_the_callers_mistake():
     """The hint lists the forms."""
     with pytest.raises(UserError, match="`odd`"):
         parse_form("cut,odd")
-
-
-def test_whole_answer_has_the_same_words():
-    """A chat answer has a message, a completion has text."""
-    body = json.loads(HEAD.whole_answer(parse_form("reasoning"), TOKENS, "stop", {}))
-    message = body["choices"][0]["message"]
-    assert message["reasoning_content"] + message["content"] == "".join(TOKENS)
-    assert body["usage"]["total_tokens"] == 5 + len(TOKENS)
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,6 @@ def test_lateness_does_not_add_up():
     assert clock.deadline_s == pytest.approx(6.0)
 
 
-def test_token_time_follows_the_load():
-    """The next token takes the time of the load now, not of the load at the start."""
-    clock = DecodeClock(Speed(TokenTimeCurve.parse("1:10,2:20")), 0.0, prompt_tokens=0)
-    clock.advance(0.0, busy=1, waiting=0)
-    assert clock.advance(0.01, busy=2, waiting=0) == pytest.approx(0.03)
-
-
 def test_stopped_process_does_not_pour_out_what_it_missed():
     """After a stop of seconds tokens go on from now."""
     clock = DecodeClock(Speed(TokenTimeCurve.parse("1:10")), 0.0, prompt_tokens=0)

@@ -1,4 +1,4 @@
-"""A effects of a few knobs whose truth is written down, and a bench that measures it with noise. No I/O, no clock."""
+"""Effects of a few knobs whose truth is written down, and a bench that measures it with noise. No I/O, no clock."""
 
 import math
 from dataclasses import dataclass, field

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from small_search import NumberedBench, SmallSearch, a_tuning
+from stored_search import NumberedBench, a_search, a_tuning
 
 from skep.store.database import open_store
 from skep.tuner.running import TuningJournal, replay_answers, run_search
@@ -23,16 +23,11 @@ def main(path: Path, name: str, *, freely: bool) -> None:
             await asyncio.to_thread(sys.stdin.readline)
 
     with open_store(path) as store:
-        tunings, search = TuningStore(store), SmallSearch()
-        new = name == "new"
-        journal = (
-            TuningJournal.begin(tunings, a_tuning(), time.time)
-            if new
-            else TuningJournal.resume(tunings, name, time.time)
-        )
+        begin, what = (TuningJournal.begin, a_tuning()) if name == "new" else (TuningJournal.resume, name)
+        journal, search = begin(TuningStore(store), what, time.time), a_search()
         print(journal.tuning.id, flush=True)
-        replay_answers(journal, search)
-        asyncio.run(run_search(search, NumberedBench(len(journal.past), before), journal))
+        spent_s = replay_answers(journal, search)
+        asyncio.run(run_search(search, NumberedBench(len(journal.past), before, spent_s), journal))
 
 
 if __name__ == "__main__":

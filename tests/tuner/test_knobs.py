@@ -8,20 +8,16 @@ from msgspec.structs import replace
 
 from skep.catalog.gpus import Gpu, HostFacts
 from skep.catalog.models import geometry
-from skep.catalog.options import Draft, EngineOptions
-from skep.config.preset_rules import contradictions
-from skep.config.presets import all_presets, find_preset
+from skep.catalog.presets import Draft, EngineOptions
+from skep.config.presets import all_presets, contradictions, find_preset
 from skep.config.rigs import parse_rig, rig_of_host
 from skep.engines.base import Launch
-from skep.engines.embedded import Embedded
-from skep.engines.llamacpp import LlamaCpp
-from skep.engines.sglang import Sglang
-from skep.engines.vllm import Vllm
+from skep.engines.llamacpp import Embedded, LlamaCpp
+from skep.engines.vllm import Sglang, Vllm
 from skep.errors import DoesNotFit, UserError
 from skep.planner.candidates import offered_quants
 from skep.planner.quants import QUANTS
 from skep.planner.setup import Layout
-from skep.tuner.baselines import baseline_of, prepared
 from skep.tuner.knobs import (
     TuneMachine,
     apply_config,
@@ -36,7 +32,8 @@ from skep.tuner.knobs import (
     with_layout,
 )
 from skep.tuner.predictions import Predictor
-from skep.tuner.records import Knob, KnobConfig, TuneGoal
+from skep.tuner.presets import baseline_of, prepared
+from skep.tuner.records import KnobConfig, TuneGoal
 
 AIM = TuneGoal("effective_tok_s", 4)
 DUAL = TuneMachine(16, parse_rig("2x rtx-3090"))
@@ -62,19 +59,17 @@ def test_vllm_on_two_cards_can_turn_what_the_write_up_turned():
     knobs = space_of(dense(), AIM, DUAL).knobs
     assert {("slots", "memory_share"), ("mtp", "layout")} <= set(pairs_of(knobs))
     assert {name for pair in pairs_of(knobs) for name in pair} <= {knob.name for knob in knobs}
+    experts = baseline_of("qwen3.6-35b-a3b", AIM, DUAL, engine="vllm", simulated=True)
+    assert "TP=2 + EP=2" in values(experts)["layout"]
 
 
 def test_a_model_without_mtp_layers_is_offered_none_and_a_prefix_cache_that_is_on_only_by_name():
     """A load of fresh prompts sees what the cache costs and not what it brings."""
     box = TuneMachine(8, parse_rig("rtx-4090"))
     base = baseline_of("qwen3-8b", AIM, box, engine="vllm", simulated=True)
-    assert not {"mtp", "layout", "prefix_cache"} & set(values(base, box))
-    assert "prefix_cache" in values(base, box, named=("prefix_cache",))
-
-
-def test_experts_can_be_spread_where_there_are_any():
-    base = baseline_of("qwen3.6-35b-a3b", AIM, DUAL, engine="vllm", simulated=True)
-    assert "TP=2 + EP=2" in values(base)["layout"]
+    found = values(base, box, named=("prefix_cache",)).keys() - values(base, box).keys()
+    assert found == {"prefix_cache"}
+    assert not {"mtp", "layout"} & values(base, box).keys()
 
 
 def test_the_cpu_engine_turns_threads_and_batches():
@@ -91,7 +86,7 @@ def test_llama_cpp_on_cards_splits_by_layer_by_tensor_or_not_at_all():
     base = baseline_of("qwen3-8b", AIM, DUAL, engine="llamacpp", checkpoint="qwen3-8b-Q4_K_M.gguf")
     found = values(base)
     assert set(found["layout"]) == {"2x TP=1", "TP=2", "TP=1 + PP=2"}
-    assert config_of(base, space_of(base, AIM, DUAL).knobs)["layout"] == "TP=1 + PP=2"  # by itself it takes all cards
+    assert knob_value(base, "layout") == "TP=1 + PP=2"  # by itself it takes all cards
     assert "threads" not in found
 
 
@@ -128,21 +123,14 @@ def test_no_step_is_offered_beyond_all_prompts_at_once_or_half_an_answer():
 
 
 def test_two_checkpoints_are_a_choice_that_may_answer_differently():
-    base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", checkpoint="a/x-AWQ", quant=QUANTS["awq"])
-    knob = next(
-        k for k in space_of(base, AIM, DUAL, checkpoints=("a/x-AWQ", "a/x-GPTQ")).knobs if k.name == "checkpoint"
-    )
-    assert knob.values == ("a/x-AWQ", "a/x-GPTQ")
-    assert knob.alters_answers
-    assert base.options.quant is None
-
-
-def test_drafts_of_a_model_of_their_own_are_turned_where_the_preset_names_it():
-    base = dense()
-    base = replace(base, options=replace(base.options, draft=Draft("eagle", 3, "some/head")))
-    found = values(base)
-    assert found["eagle"][0] == 0
-    assert 3 in found["eagle"]
+    """Another one does not inherit the format of the first."""
+    names = ("a/x-AWQ", "a/x-GPTQ")
+    base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", checkpoint=names[0], quant=QUANTS["awq"])
+    [knob] = [knob for knob in space_of(base, AIM, DUAL, checkpoints=names).knobs if knob.name == "checkpoint"]
+    assert (knob.values, knob.alters_answers, base.options.quant) == (names, True, None)
+    said = replace(base, options=replace(base.options, quant="awq_marlin"))
+    kept, other = (apply_config(said, KnobConfig.of({"checkpoint": name})) for name in names)
+    assert (kept.options.quant, other.options.quant, other.checkpoint) == ("awq_marlin", None, names[1])
 
 
 @pytest.mark.parametrize(
@@ -174,31 +162,18 @@ def test_every_value_gives_a_sound_preset_or_a_refusal(model, hardware, engine):
             if effects.refusal(config) is None:
                 preset = apply_config(base, config)
                 assert contradictions(preset) == []
-                assert list(ADAPTERS[engine]().refusals(launch_of(preset))) == []
-
-
-def launch_of(preset):
-    """Its format is the checkpoint's own where an engine is really started."""
-    options = replace(preset.options, quant=None)
-    return Launch(preset.name, preset.engine, preset.served_as, Path("weights.gguf"), preset.slots,
-                  preset.context_tokens, preset.threads or 0, checkpoint="weights.gguf", options=options)  # fmt: skip
+                options = replace(preset.options, quant=None)  # where an engine is really started, its checkpoint's own
+                size = (preset.slots, preset.context_tokens, preset.threads or 0)
+                launch = Launch("r", engine, "m", Path("w.gguf"), *size, checkpoint="w.gguf", options=options)
+                assert list(ADAPTERS[engine]().refusals(launch)) == []
 
 
 def test_a_safe_beginning_is_plain():
-    base = dense()
-    assert base.options.graphs is False
-    assert base.options.draft is None
-    assert base.options.kv is None
-    assert base.options.memory_share == 0.85
-    assert (base.replicas, base.options.tp, base.slots) == (1, 1, 4)
+    base, options = dense(), dense().options
+    assert (options.graphs, options.draft, options.kv, options.memory_share) == (False, None, None, 0.85)
+    assert (base.replicas, options.tp, base.slots) == (1, 1, 4)
     plain = baseline_of("smollm2-135m", AIM, TuneMachine(2), engine="embedded")
     assert (plain.slots, plain.threads, plain.replicas, plain.hardware) == (1, 2, 1, "cpu")
-
-
-def test_what_fits_nowhere_is_said_as_a_plan_says_it():
-    with pytest.raises(DoesNotFit, match=r"llama-3\.3-70b does not fit `rtx-3090`") as caught:
-        baseline_of("llama-3.3-70b", AIM, TuneMachine(8, parse_rig("rtx-3090")), engine="vllm", simulated=True)
-    assert "2x rtx-3090" in (caught.value.hint or "")
 
 
 def test_a_model_of_nobodys_catalogue_is_called_as_its_file_is():
@@ -208,7 +183,7 @@ def test_a_model_of_nobodys_catalogue_is_called_as_its_file_is():
     base = baseline_of("/models/Mine.Q4_1.gguf", AIM, box, engine="embedded", checkpoint="/models/Mine.Q4_1.gguf")
     assert base.model == "mine.q4_1"
     assert contradictions(base) == []
-    assert contradictions(replace(base, model="mein"))[0].place == ("model",)
+    assert contradictions(replace(base, model="mein"))[0].message == "no model is called `mein`"
     unknown = baseline_of("some/Model", AIM, TuneMachine(2), engine="vllm", checkpoint="some/Model")
     assert (unknown.model, contradictions(unknown)) == ("model", [])
 
@@ -224,22 +199,27 @@ def test_cards_of_nobodys_catalogue_are_written_as_their_relative_with_a_note():
     assert "for NVIDIA Experimental 9000, which is not in the catalogue" in note
 
 
-def test_a_real_engine_wants_a_checkpoint():
-    with pytest.raises(UserError, match="which checkpoint"):
-        baseline_of("qwen3-8b", AIM, DUAL, engine="vllm")
-    with pytest.raises(UserError, match="is not in the catalogue"):
-        baseline_of("nobody/knows-it", AIM, DUAL, engine="vllm", checkpoint="nobody/knows-it")
+WIDE, LONG = replace(AIM, min_context=16384), replace(AIM, input_tokens=9000)
 
 
 def test_there_is_room_for_a_task_and_for_what_was_asked():
-    wide = replace(AIM, min_context=16384)
-    assert baseline_of("qwen3.6-27b", wide, DUAL, engine="vllm", simulated=True).context_tokens == 16384
-    long = replace(AIM, input_tokens=4000, output_tokens=96)
-    assert prepared(replace(dense(), context_tokens=1024), long, DUAL).context_tokens == 4352
-    with pytest.raises(UserError, match="--min-context 16384 is beyond the 8192 tokens of smollm2-135m"):
-        baseline_of("smollm2-135m", wide, TuneMachine(2), engine="embedded")
-    with pytest.raises(UserError, match="a task of 9128 tokens is beyond the 8192"):
-        baseline_of("smollm2-135m", replace(AIM, input_tokens=9000), TuneMachine(2), engine="embedded")
+    assert baseline_of("qwen3.6-27b", WIDE, DUAL, engine="vllm", simulated=True).context_tokens == 16384
+    assert prepared(replace(dense(), context_tokens=1024), LONG, DUAL).context_tokens == 9216
+
+
+@pytest.mark.parametrize(
+    ("model", "goal", "engine", "checkpoint", "said"),
+    [
+        ("smollm2-135m", WIDE, "embedded", None, "--min-context 16384 is beyond the 8192 tokens of smollm2-135m"),
+        ("smollm2-135m", LONG, "embedded", None, "a task of 9128 tokens is beyond the 8192"),
+        ("qwen3-8b", AIM, "vllm", None, "which checkpoint"),
+        ("nobody/knows-it", AIM, "vllm", "nobody/knows-it", "is not in the catalogue"),
+        ("llama-3.1-405b", AIM, "vllm", "a/x", "does not fit"),
+    ],
+)
+def test_what_cannot_begin_is_refused(model, goal, engine, checkpoint, said):
+    with pytest.raises((UserError, DoesNotFit), match=said):
+        baseline_of(model, goal, DUAL, engine=engine, checkpoint=checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -256,54 +236,30 @@ def test_there_is_room_for_a_task_and_for_what_was_asked():
 )
 def test_formats_are_read_from_names(engine, checkpoint, quant):
     base = replace(dense(), engine=engine, checkpoint=checkpoint, options=replace(dense().options, quant=None))
-    found = quant_of(base)
-    assert found is not None
-    assert found.id == quant
+    assert quant_of(base).id == quant
 
 
 NOWHERE = Path("nowhere")
 EMBEDDED = baseline_of("smollm2-135m", AIM, TuneMachine(4), engine="embedded")
+VLLM = replace(EMBEDDED, engine="vllm")
 
 
-PRESETS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "preset", [*(find_preset(name, NOWHERE) for name in all_presets(NOWHERE)), EMBEDDED], ids=lambda preset: preset.name
 )
-
-
-def box_of(preset):
-    return TuneMachine(4) if preset is EMBEDDED else TuneMachine(8, parse_rig(preset.hardware, preset.link))
-
-
-@PRESETS
-def test_a_preset_turned_to_where_it_stands_is_itself(preset):
-    """Its own words are kept: nothing is said that it left to the engine."""
-    box = box_of(preset)
-    knobs = space_of(preset, AIM, box, named=("prefix_cache",)).knobs
-    assert apply_config(preset, config_of(preset, knobs)) == preset
-    base = prepared(preset, AIM, box)
-    assert apply_config(base, config_of(base, knobs)) == base
-
-
-@PRESETS
 def test_every_value_of_every_knob_is_found_again_in_the_preset(preset):
-    box = box_of(preset)
+    """Turned to where it stands it is itself: nothing is said that it left to the engine."""
+    box = TuneMachine(4) if preset is EMBEDDED else TuneMachine(8, parse_rig(preset.hardware, preset.link))
     base = prepared(preset, AIM, box)
-    knobs = space_of(base, AIM, box, named=("prefix_cache",)).knobs
-    here = config_of(base, knobs)
+    for one in (preset, base):
+        knobs = space_of(one, AIM, box, named=("prefix_cache",)).knobs
+        here = config_of(one, knobs)
+        assert apply_config(one, here) == one
     drafts = {name: 0 for name in ("mtp", "ngram") if name in here.as_dict}
     for knob in knobs:
         for value in knob.values:
             wanted = here.turned({**(drafts if knob.name in drafts else {}), knob.name: value})
             assert config_of(apply_config(base, wanted), knobs) == wanted, knob.name
-
-
-def test_threads_stay_as_configured_when_replicas_come_and_go():
-    """A preset without `threads` divides the cores; a configuration says a number and means it."""
-    bare = replace(EMBEDDED, threads=None, options=replace(EMBEDDED.options, threads_batch=None))
-    base = prepared(bare, AIM, TuneMachine(4))
-    assert (base.threads, base.options.threads_batch) == (4, 4)
-    two = apply_config(base, KnobConfig.of({"replicas": 2, "threads": 4, "threads_batch": 4}))
-    assert (two.replicas, two.threads) == (2, 4)
 
 
 def test_one_method_drafts_at_a_time():
@@ -316,24 +272,16 @@ def test_one_method_drafts_at_a_time():
 
 
 def test_a_draft_that_no_knob_is_about_is_left_alone():
-    """Its model goes with it where the depth is turned."""
-    base = replace(EMBEDDED, engine="vllm", options=EngineOptions(draft=Draft("eagle", 3, "some/head")))
+    """Its model goes with it where the depth is turned, which is offered where the preset names that model."""
+    base = replace(VLLM, options=EngineOptions(draft=Draft("eagle", 3, "some/head")))
+    assert values(base)["eagle"] == (0, 1, 2, 3, 4, 5, 6, 8)
     assert apply_config(base, KnobConfig.of({"mtp": 0, "ngram": 0})) == base
     assert apply_config(base, KnobConfig.of({"eagle": 5})).options.draft == Draft("eagle", 5, "some/head")
-
-
-def test_another_checkpoint_does_not_inherit_the_format_of_the_first():
-    base = replace(EMBEDDED, engine="vllm", checkpoint="a/one-AWQ", options=EngineOptions(quant="awq_marlin"))
-    other = apply_config(base, KnobConfig.of({"checkpoint": "a/one-GPTQ"}))
-    assert (other.checkpoint, other.options.quant) == ("a/one-GPTQ", None)
-    assert apply_config(base, KnobConfig.of({"checkpoint": "a/one-AWQ"})).options.quant == "awq_marlin"
 
 
 def test_an_unknown_knob_and_a_layout_that_is_none_are_refused():
     with pytest.raises(UserError, match="no knob is called `speed`"):
         apply_config(EMBEDDED, KnobConfig.of({"speed": 11}))
-    with pytest.raises(UserError, match="no knob is called `speed`"):
-        config_of(EMBEDDED, [Knob("speed", "speed", (1, 2))])
     with pytest.raises(UserError, match="is not a layout"):
         parse_layout("two cards")
 
@@ -351,16 +299,20 @@ def test_an_unknown_knob_and_a_layout_that_is_none_are_refused():
 def test_layouts_are_said_in_words_and_written_into_presets(words, layout):
     assert layout_words(layout) == words
     assert parse_layout(words) == layout
-    assert layout_of(with_layout(replace(EMBEDDED, engine="vllm"), layout)) == layout
+    assert layout_of(with_layout(VLLM, layout)) == layout
 
 
-def test_named_cards_and_reserved_slots_are_kept_as_far_as_they_are_wanted():
-    base = replace(EMBEDDED, engine="vllm", gpus=(2, 3), options=EngineOptions(tp=2))
+def test_named_cards_reserved_slots_and_threads_are_kept_as_far_as_they_are_wanted():
+    base = replace(VLLM, gpus=(2, 3), options=EngineOptions(tp=2))
     for layout, gpus in ((Layout(), (2,)), (Layout(replicas=2), (2, 3)), (Layout(tp=4), ())):
         assert with_layout(base, layout).gpus == gpus
     both = replace(base, options=EngineOptions())
     for words, gpus in (("TP=1", (2,)), ("TP=2", (2, 3))):
         assert apply_config(both, KnobConfig.of({"layout": words})).gpus == gpus
-    shared = with_layout(replace(EMBEDDED, engine="vllm"), Layout(1, 1, 2, 2))
+    shared = with_layout(VLLM, Layout(1, 1, 2, 2))
     assert (shared.replicas, shared.options.dp, shared.options.ep) == (1, 2, True), "they share experts: one engine"
     assert apply_config(replace(EMBEDDED, slots=8, reserve=4), KnobConfig.of({"slots": 2})).reserve == 1
+    bare = replace(EMBEDDED, threads=None, options=replace(EMBEDDED.options, threads_batch=None))
+    whole = prepared(bare, AIM, TuneMachine(4))  # a preset without `threads` divides the cores
+    assert (whole.threads, whole.options.threads_batch) == (4, 4)
+    assert apply_config(whole, KnobConfig.of({"replicas": 2, "threads": 4, "threads_batch": 4})).threads == 4

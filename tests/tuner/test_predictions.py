@@ -1,4 +1,9 @@
-"""What is known of configurations before anything is measured."""
+"""What is known of configurations before anything is measured, and the bench in virtual time that reads it."""
+
+import asyncio
+import math
+import statistics
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
@@ -7,46 +12,52 @@ from skep.catalog.gpus import HostFacts
 from skep.config.rigs import cpu_rig, parse_rig
 from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.setup import Layout, Speculation
-from skep.tuner.baselines import baseline_of
 from skep.tuner.knobs import TuneMachine, config_of, space_of
 from skep.tuner.predictions import RUN_S, TOO_LONG_S, Predictor, tasks_for
-from skep.tuner.records import TuneGoal
+from skep.tuner.presets import baseline_of
+from skep.tuner.records import (
+    ConfigFailure,
+    CurveRequest,
+    JudgeRequest,
+    KnobConfig,
+    MeasureRequest,
+    TuneGoal,
+    TuneReading,
+)
+from skep.tuner.simulated import SimulatedBench, SimulatedNoise
 
 AIM = TuneGoal("effective_tok_s", 4)
 DUAL = TuneMachine(16, parse_rig("2x rtx-3090"))
 HOST = HostFacts("Linux", "x86_64", "3.11", "a CPU", 4, ("avx2",), 16 << 30, 12 << 30, 1024, 1024)
 
 
+def planned(aim=AIM, box=DUAL, model="qwen3.6-27b", engine="vllm"):
+    """A predictor, and the configuration where its search would begin."""
+    base = baseline_of(model, aim, box, engine=engine, simulated=True)
+    knobs = space_of(base, aim, box, quants=("awq", "gptq")).knobs
+    return Predictor(base, box.rig, aim, knobs), config_of(base, knobs)
+
+
 @pytest.fixture(scope="module")
 def dense():
-    base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", simulated=True)
-    knobs = space_of(base, AIM, DUAL, quants=("awq", "gptq")).knobs
-    return Predictor(base, DUAL.rig, AIM, knobs), config_of(base, knobs)
+    return planned()
 
 
 @pytest.fixture(scope="module")
 def on_cpu():
-    box = TuneMachine(4, cpu_rig(HOST, 30.0, measured=True))
-    base = baseline_of("smollm2-135m", AIM, box, engine="embedded")
-    knobs = space_of(base, AIM, box).knobs
-    return Predictor(base, box.rig, AIM, knobs), config_of(base, knobs)
+    return planned(box=TuneMachine(4, cpu_rig(HOST, 30.0, measured=True)), model="smollm2-135m", engine="embedded")
 
 
 def test_a_configuration_is_the_planners_setup(dense):
     effects, here = dense
     config = here.turned({"layout": "2x TP=1", "mtp": 3, "kv": "fp8_e5m2", "graphs": True, "slots": 2})
     setup = effects.setup(config)
-    assert setup is not None
-    assert setup.layout == Layout(replicas=2)
-    assert setup.spec == Speculation("mtp", 3)
+    assert (setup.layout, setup.spec) == (Layout(replicas=2), Speculation("mtp", 3))
     assert (setup.kv, setup.quant) == (KV_TYPES["fp8_e5m2"], QUANTS["int4"])
     assert (setup.slots, setup.graphs, setup.utilization, setup.context) == (2, True, 0.85, 2048)
-
-
-def test_a_vision_tower_that_is_not_loaded_takes_no_room(dense):
-    effects, here = dense
     blind = replace(effects.base, options=replace(effects.base.options, text_only=True))
-    assert Predictor(blind, DUAL.rig, AIM, effects.knobs).spare_bytes(here) > effects.spare_bytes(here)
+    less = Predictor(blind, DUAL.rig, AIM, effects.knobs)
+    assert less.spare_bytes(here) > effects.spare_bytes(here), "a vision tower that is not loaded takes no room"
 
 
 def test_the_steps_of_the_write_up_are_foreseen(dense):
@@ -74,8 +85,12 @@ def test_fewer_threads_than_cores_are_slower_and_more_are_in_each_others_way(on_
     effects, here = on_cpu
     assert effects.predict(here.turned({"threads": 1})) < effects.predict(here)
     two = effects.cards(here.turned({"replicas": 2, "threads": 2}))
-    assert len(two.cards) == 2
-    assert two.cards[0].bandwidth_gbs == pytest.approx(15.0)
+    assert [card.bandwidth_gbs for card in two.cards] == pytest.approx([15.0, 15.0])
+    halves = Predictor(effects.base, cpu_rig(HOST, 30.0, measured=True, replicas=2), effects.aim, effects.knobs)
+    calibrated, whole = halves.cards(here), effects.cards(here)  # with two replicas it is still one machine
+    assert calibrated.cards[0].bandwidth_gbs == pytest.approx(whole.cards[0].bandwidth_gbs)
+    one, four, eight = (effects.predict(here.turned({"slots": slots})) for slots in (1, 4, 8))
+    assert one < four == pytest.approx(eight), "below is a queue, above nothing"
     apart = effects.predict(here.turned({"replicas": 2, "threads": 2}))
     assert effects.predict(here.turned({"replicas": 2, "threads": 4})) < 0.7 * apart
 
@@ -87,14 +102,6 @@ def test_four_slots_on_cores_that_compute_all_they_can_gain_little(on_cpu):
     told = Predictor(effects.base, rig, TuneGoal("effective_tok_s", 4, 128, 48), effects.knobs)
     one, four = (told.predict(here.turned({"threads": 1, "slots": slots})) for slots in (1, 4))
     assert 0.94 < four / one < 1.06
-
-
-def test_a_slots_ladder_ends_in_a_queue_below_and_in_nothing_above(on_cpu):
-    effects, here = on_cpu
-    one, four, eight = (effects.predict(here.turned({"slots": slots})) for slots in (1, 4, 8))
-    assert one < four
-    assert eight == pytest.approx(four)
-    assert effects.refusal(here.turned({"slots": 1})) is None
 
 
 @pytest.mark.parametrize(
@@ -133,9 +140,7 @@ def test_a_reading_is_as_long_as_the_bench_makes_it_and_a_start_as_its_weights_t
 
 
 def test_where_the_machine_is_not_known_nothing_is_foreseen():
-    base = baseline_of("smollm2-135m", AIM, TuneMachine(2), engine="embedded")
-    knobs = space_of(base, AIM, TuneMachine(2)).knobs
-    effects, here = Predictor(base, None, AIM, knobs), config_of(base, knobs)
+    effects, here = planned(box=TuneMachine(2), model="smollm2-135m", engine="embedded")
     assert effects.predict(here) is None
     assert effects.refusal(here) is None
     assert effects.refusal(here.turned({"batched_tokens": 1024, "batch": 256})) is not None
@@ -143,15 +148,12 @@ def test_where_the_machine_is_not_known_nothing_is_foreseen():
 
 
 def test_joules_and_single_tasks_have_figures_of_their_own():
-    base = baseline_of("qwen3.6-27b", AIM, DUAL, engine="vllm", simulated=True)
-    joules = TuneGoal("tok_per_joule", 4)
-    knobs = space_of(base, joules, DUAL).knobs
-    effects, here = Predictor(base, DUAL.rig, joules, knobs), config_of(base, knobs)
+    effects, here = planned(TuneGoal("tok_per_joule", 4))
+    reading = effects.figure(here)
     assert 0 < effects.predict(here) < 1
-    alone = TuneGoal("task_tok_s", 1)
-    assert Predictor(base, DUAL.rig, alone, knobs).predict(here) == pytest.approx(
-        Predictor(base, DUAL.rig, alone, knobs).outcome(here).task_tok_s
-    )
+    assert reading.figure == pytest.approx(reading.tok_per_joule)
+    alone, here = planned(TuneGoal("task_tok_s", 1))
+    assert alone.predict(here) == pytest.approx(alone.outcome(here).task_tok_s)
 
 
 def test_checkpoints_are_foreseen_by_the_format_in_their_names():
@@ -163,11 +165,109 @@ def test_checkpoints_are_foreseen_by_the_format_in_their_names():
     assert effects.setup(here.turned({"checkpoint": "a/x"})).quant.id == "bf16"
 
 
-def test_a_cpu_calibrated_with_two_replicas_is_one_machine(on_cpu):
-    effects, here = on_cpu
-    rig = cpu_rig(HOST, 30.0, measured=True, replicas=2)
-    halves = Predictor(effects.base, rig, effects.aim, effects.knobs)
-    whole, again = effects.cards(here), halves.cards(here)
-    assert whole is not None
-    assert again is not None
-    assert again.cards[0].bandwidth_gbs == pytest.approx(whole.cards[0].bandwidth_gbs)
+FAST, SLOW = KnobConfig.of({"graphs": True}), KnobConfig.of({"graphs": False})
+READING = TuneReading(100.0, 100.0, 30.0, 200.0, 30.0, wall_s=10.0, requests=12, over_limit=0.5)
+STILL = SimulatedNoise(reading=0.0, start=0.0, drift=0.0, outliers=0.0)
+
+
+class Plain:
+    """FAST is 10 % ahead of everything else, or fails as it is given."""
+
+    def __init__(self, failure=None):
+        self.fast = failure or TuneReading(110.0, 110.0, 33.0, 180.0, 27.0, wall_s=9.0, requests=12)
+
+    def figure(self, config):
+        return self.fast if config == FAST else READING
+
+    def at(self, _config, concurrency):
+        return TuneReading(10.0 * concurrency, 10.0 * concurrency, 10.0, 100.0, 20.0, wall_s=5.0, requests=12)
+
+    def start_s(self, _config):
+        return 60.0
+
+
+def measured(configs, readings, seed=1, on_progress=lambda _: None, bench=None, **noise):
+    bench = bench or SimulatedBench(Plain(), seed=seed, noise=replace(STILL, **noise) if noise else SimulatedNoise())
+    return asyncio.run(bench.measure(MeasureRequest(tuple(configs), readings, "confirm", ""), on_progress))
+
+
+def test_the_same_seed_gives_the_same_readings_and_another_seed_others():
+    rounds = [measured((SLOW, FAST), 5, seed) for seed in (1, 1, 2)]
+    assert rounds[0] == rounds[1] != rounds[2]
+
+
+def test_a_search_that_is_taken_up_again_meets_the_noise_it_would_have_met():
+    whole = SimulatedBench(Plain(), seed=3)
+    measured((SLOW,), 4, bench=whole)
+    again = SimulatedBench(Plain(), seed=3, now_s=whole.now_s)
+    assert measured((FAST, SLOW), 4, bench=again) == measured((FAST, SLOW), 4, bench=whole)
+
+
+def test_noise_is_as_large_as_it_says():
+    """Of readings, of starts (more readings of one do not tell it away), of the whole machine; some are far off."""
+    logs = [math.log(figure / 100.0) for figure in measured((SLOW,), 2000, reading=0.03).starts[0].figures]
+    assert statistics.mean(logs) == pytest.approx(0.0, abs=0.003)
+    assert statistics.stdev(logs) == pytest.approx(0.03, rel=0.1)
+    bench = SimulatedBench(Plain(), seed=5, noise=replace(STILL, start=0.01))
+    starts = [measured((SLOW,), 3, bench=bench).starts[0].figures for _ in range(400)]
+    assert all(max(figures) - min(figures) < 1e-9 for figures in starts)
+    assert statistics.stdev(math.log(figures[0]) for figures in starts) == pytest.approx(0.01, rel=0.15)
+    drifting = measured((SLOW,), 200, drift=0.02, drift_period_s=2000.0).starts[0].figures
+    assert (max(drifting) - min(drifting)) / statistics.mean(drifting) == pytest.approx(0.04, rel=0.1)
+    off = [round(one) for one in measured((SLOW,), 5000, outliers=0.02).starts[0].figures if abs(one - 100) > 1]
+    assert set(off) == {112, 75}
+    assert len(off) == pytest.approx(100, rel=0.35)
+
+
+def test_virtual_seconds_are_those_of_starts_warm_ups_readings_and_stops():
+    found = measured((SLOW, FAST), 4, drift=0.0)
+    assert found.seconds == pytest.approx((60 + 5 + 4 * 10 + 3) + (60 + 4.5 + 4 * 9 + 3))
+
+
+def test_a_faster_reading_is_faster_in_all_it_says():
+    for reading in measured((SLOW,), 50).starts[0].readings:
+        factor = reading.figure / 100.0
+        found = (reading.ttft_ms, reading.wall_s, reading.over_limit)
+        assert found == pytest.approx((200.0 / factor, 10.0 / factor, 0.5 / factor))
+
+
+@pytest.mark.parametrize(("kind", "start_s"), [("out-of-memory", 42.0), ("no-start", 30.0)])
+def test_what_does_not_start_says_why(kind, start_s):
+    failure = ConfigFailure(kind, "cause", "a line of the log", "a remedy")
+    fast = measured((SLOW, FAST), 4, bench=SimulatedBench(Plain(failure), seed=10)).starts[1]
+    assert (fast.failure, fast.readings, fast.start_s) == (failure, (), pytest.approx(start_s))
+
+
+def test_on_cards_each_side_has_all_its_readings_inside_its_own_start():
+    order = []
+    measured((SLOW, FAST), 3, on_progress=lambda said: order.append(said.config))
+    assert sum(a != b for a, b in pairwise(order)) == 1
+
+
+def test_nothing_is_judged_and_it_says_so():
+    judged = asyncio.run(SimulatedBench(Plain(), seed=14).judge(JudgeRequest(SLOW, FAST), lambda _: None))
+    assert (judged.ok, judged.skipped) == (True, True)
+    assert "SIMULATED" in judged.words
+
+
+def test_the_curve_has_an_interval_at_every_level_of_every_configuration():
+    bench = SimulatedBench(Plain(ConfigFailure("no-start", "x")), seed=15)
+    points = asyncio.run(bench.curve(CurveRequest((SLOW, FAST), (1, 2, 4)), lambda _: None)).points
+    assert [(point.config, point.concurrency) for point in points] == [(c, n) for c in (SLOW, FAST) for n in (1, 2, 4)]
+    for point in points[:3]:
+        assert point.figure.low <= point.figure.estimate <= point.figure.high
+        assert point.figure.estimate == pytest.approx(10 * point.concurrency, rel=0.3)
+    assert all(point.figure is None for point in points[3:])
+
+
+def test_what_is_read_is_what_is_foreseen_but_for_the_noise():
+    space, here = planned(replace(AIM, slo="ttft=1s,tpot=10ms"))
+    faster = here.turned({"graphs": True})
+    starts = measured((here, faster), 2, bench=SimulatedBench(space, seed=1, noise=STILL)).starts
+    for start in starts:
+        assert start.figures == pytest.approx([space.predict(start.config)] * 2)
+    assert starts[1].figures > starts[0].figures
+    reading = space.figure(here)
+    assert reading.over_limit == pytest.approx(max(reading.ttft_ms / 1000, reading.tpot_ms / 10))
+    failure = space.figure(here.turned({"layout": "2x TP=1", "quant": "bf16"}))
+    assert (failure.kind, failure.cause[:9]) == ("out-of-memory", "SIMULATED")

@@ -15,17 +15,7 @@ from skep.store.database import open_store
 from skep.store.records import RunState
 from skep.store.verdicts import VerdictOutcome
 from skep.testing.process import FakeEngine
-from skep.tuner.quality_check import (
-    ITEMS,
-    ROOM_TOKENS,
-    GuardPlan,
-    Mark,
-    QualityGuard,
-    Sheet,
-    compared,
-    guard_bank,
-    open_guard,
-)
+from skep.tuner.quality_check import ITEMS, ROOM_TOKENS, GuardPlan, Mark, QualityGuard, Sheet, compared, open_guard
 from skep.tuner.records import KnobConfig
 from skep.workload.drills import drills
 from skep.workload.items import Checker, Item
@@ -109,6 +99,15 @@ def store(tmp_path):
         yield opened
 
 
+def sheets(engine, guard, *configs):
+    """Of these configurations, of both where none is named."""
+
+    async def ask():
+        return [await guard.answers(At(engine.url), config) for config in configs or (PLAIN, NARROW)]
+
+    return asyncio.run(ask())
+
+
 PLAN = GuardPlan(concurrency=4, items=24, delta=0.2, seed=7, tuning="t1")
 
 
@@ -146,12 +145,8 @@ def test_a_configuration_that_answers_worse_is_caught_and_each_is_asked_once(ans
 def test_a_bank_that_is_too_hard_gives_way_to_an_easier_one(answers, store):
     """This model knows nothing of the hard items and all of the easy ones; the challenger is asked those too."""
 
-    async def run(engine):
-        guard = QualityGuard(numbers(24, "drills:5", off=1000), PLAN, Judge(None), store, HOST)
-        return [await guard.answers(At(engine.url), config) for config in (PLAIN, NARROW)]
-
     with FakeEngine(slots=4, token_ms=0.1, answers=answers) as engine:
-        before, after = asyncio.run(run(engine))
+        before, after = sheets(engine, QualityGuard(numbers(24, "drills:5", off=1000), PLAN, Judge(None), store, HOST))
     assert (before.bank, after.bank, before.right) == ("drills:1", "drills:1", 24)
     assert [run.config["bank"] for run in store.runs()] == ["drills:1", "drills:1", "drills:5"]
 
@@ -159,13 +154,10 @@ def test_a_bank_that_is_too_hard_gives_way_to_an_easier_one(answers, store):
 def test_a_model_that_thinks_aloud_gets_room_for_it(answers, store):
     """Most answers were cut at the items' own limit: the same items are asked again with a larger one."""
 
-    async def run(engine):
-        guard = QualityGuard(numbers(6), replace(PLAN, items=6), Judge(None), store, HOST)
-        return await guard.answers(At(engine.url), PLAIN)
-
     thoughts = "let me think about this number for a while before I say it"
     with FakeEngine(slots=4, token_ms=0.01, answers=answers, reasoning=thoughts, truncate_above="0:1") as engine:
-        found = asyncio.run(run(engine))
+        guard = QualityGuard(numbers(6), replace(PLAN, items=6), Judge(None), store, HOST)
+        [found] = sheets(engine, guard, PLAIN)
     asked = {run.config["bank"]: store.items(run.id)[0].max_tokens for run in reversed(store.runs())}
     assert asked["numbers"] == ROOM_TOKENS
     assert found.bank == "drills:1"  # that did not help either
@@ -173,22 +165,12 @@ def test_a_model_that_thinks_aloud_gets_room_for_it(answers, store):
     assert "cut at the token limit" in compared(found, found, 0.05).words
 
 
-def test_the_bank_without_a_word_is_made_here():
-    bank = guard_bank("auto", GuardPlan(concurrency=2), None)
-    assert (bank.name, len(bank.items)) == ("drills", ITEMS)
-
-
 def test_an_endpoint_that_is_gone_is_told_and_not_remembered(store):
-    async def run():
-        guard = QualityGuard(numbers(4), PLAN, Judge(None), store, HOST)
-        found = await guard.answers(At("http://127.0.0.1:1"), PLAIN)
-        return found, guard.known(PLAIN)
-
-    found, known = asyncio.run(run())
+    guard = QualityGuard(numbers(4), PLAN, Judge(None), store, HOST)
+    [found] = sheets(At("http://127.0.0.1:1"), guard, PLAIN)
     assert found.is_silent
     assert "127.0.0.1:1" in found.fault
-    assert known is None
-    assert store.runs() == []
+    assert (guard.known(PLAIN), store.runs()) == (None, [])
 
 
 def test_asking_that_is_broken_off_leaves_no_sheet_and_a_run_that_says_so(answers, store):
@@ -210,12 +192,9 @@ def test_asking_that_is_broken_off_leaves_no_sheet_and_a_run_that_says_so(answer
 
 
 def test_a_slow_engine_is_asked_fewer_and_so_are_those_after_it(answers, store):
-    async def run(engine):
-        guard = QualityGuard(numbers(24), replace(PLAN, most_s=0.0), Judge(None), store, HOST)
-        return [await guard.answers(At(engine.url), config) for config in (PLAIN, NARROW)]
-
     with FakeEngine(slots=4, token_ms=0.1, answers=answers) as engine:
-        first, second = asyncio.run(run(engine))
+        guard = QualityGuard(numbers(24), replace(PLAN, most_s=0.0), Judge(None), store, HOST)
+        first, second = sheets(engine, guard)
     assert first.asked == 4  # one for each agent
     assert second.marks.keys() == first.marks.keys()
     assert [len(store.items(run.id)) for run in store.runs()] == [4, 24]

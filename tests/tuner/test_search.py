@@ -1,10 +1,23 @@
-"""The search on effects whose truth is known: what it accepts, what it does not, and that it ends."""
+"""The search on effects whose truth is known: what it believes, accepts and does not, and that it ends."""
+
+import math
 
 import pytest
 from known_effects import CRASH, DEPTH, GRAPHS, KV, OUT_OF_MEMORY, SLOTS, KnownBench, KnownEffects, searched
 from msgspec.structs import replace
 
-from skep.tuner.records import CurveRequest, JudgeRequest, JudgeResult, KnobConfig, StageDecision, TuneGoal
+from skep.tuner.failures import FailureSuspects
+from skep.tuner.measurements import Measurements, Surrogate
+from skep.tuner.records import (
+    CurveRequest,
+    JudgeRequest,
+    JudgeResult,
+    KnobConfig,
+    MeasurementRound,
+    ServerStart,
+    StageDecision,
+    TuneGoal,
+)
 from skep.tuner.search import KnobSearch
 
 GOAL = TuneGoal("effective_tok_s", 4)
@@ -37,8 +50,11 @@ def stages_of(search, decision):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_it_finds_the_best_though_depths_are_not_one_clean_hill(seed):
+    """Neighbours of a peak are looked at before it is kept."""
     search, bench = run(GRAPHS, SLOTS, DEPTH, KV, seed=seed)
     assert bench.effects.truth(search.incumbent) > 0.98 * 100 * 1.6 * 2.6 * WRITE_UP[4] / 47 * 1.08
+    depth, looked_at = search.incumbent["mtp"], {one["mtp"] for request in bench.measured for one in request.configs}
+    assert {depth - 1, depth, depth + 1} <= looked_at
 
 
 def test_nothing_is_accepted_on_fewer_than_two_starts_of_either_side_nor_on_its_first_readings():
@@ -53,11 +69,10 @@ def test_nothing_is_accepted_on_fewer_than_two_starts_of_either_side_nor_on_its_
 
 
 def test_where_nothing_differs_hardly_anything_is_accepted():
-    effects = KnownEffects((GRAPHS, SLOTS, KV), {})
     accepted = tested = 0
+    none: dict = {"graphs": {}, "slots": {}, "kv": {}}
     for seed in range(8):
-        search = KnobSearch(effects, effects.baseline, GOAL, budget_s=20 * HOURS)
-        searched(search, KnownBench(effects, seed, noise=0.03, start_noise=0.01))
+        search, _ = run(GRAPHS, SLOTS, KV, seed=seed, effects=none, noise=0.03, start_noise=0.01)
         accepted += len(stages_of(search, StageDecision.ACCEPTED))
         tested += len(search.stages) - 1
     assert accepted <= 0.05 * tested
@@ -81,13 +96,6 @@ def test_a_dead_end_is_a_stage_with_its_reason_and_is_not_started_again():
     assert "illegal memory access" in failed[0].why
     assert len({stage.config for stage in failed}) == len(failed), "one of them was started twice"
     assert search.incumbent["graphs"] is False
-
-
-def test_what_asks_for_more_memory_than_ran_out_of_it_is_not_tried():
-    search, bench = run(SLOTS, fails=lambda config: OUT_OF_MEMORY if config["slots"] >= 3 else None)
-    tried = {config["slots"] for request in bench.measured for config in request.configs}
-    assert (search.incumbent["slots"], 3 in tried) == (2, True)
-    assert min(stage.config["slots"] for stage in stages_of(search, StageDecision.FAILED)) == 3
 
 
 def test_a_baseline_that_does_not_start_ends_it_at_once():
@@ -157,17 +165,16 @@ def test_answers_are_judged_only_where_they_may_change_and_worse_ones_are_turned
         assert stages_of(search, StageDecision.ANSWERS_WORSE)
 
 
-def test_it_stops_at_the_target():
-    search, _ = run(GRAPHS, SLOTS, DEPTH, goal=replace(GOAL, target=150.0))
-    assert search.ended == "the target is reached"
-    assert len(stages_of(search, StageDecision.ACCEPTED)) == 1
-
-
 @pytest.mark.parametrize("minutes", [20, 60, 180])
 def test_it_ends_within_its_budget_and_with_a_curve(minutes):
     search, bench = run(GRAPHS, SLOTS, DEPTH, KV, budget_s=60.0 * minutes)
     assert search.time_budget.spent_s <= 60.0 * minutes
     assert isinstance(bench.requests[-1], CurveRequest)
+
+
+def test_it_stops_at_the_target():
+    search, _ = run(GRAPHS, SLOTS, DEPTH, goal=replace(GOAL, target=150.0))
+    assert (search.ended, len(stages_of(search, StageDecision.ACCEPTED))) == ("the target is reached", 1)
 
 
 def test_what_was_accepted_and_dies_twice_is_given_up():
@@ -187,13 +194,6 @@ def test_what_was_accepted_and_dies_twice_is_given_up():
     assert search.incumbent not in given_up
 
 
-def test_neighbours_of_a_peak_are_looked_at_before_it_is_kept():
-    search, bench = run(DEPTH, seed=5)
-    depth = search.incumbent["mtp"]
-    looked_at = {config["mtp"] for request in bench.measured for config in request.configs}
-    assert {depth - 1, depth, depth + 1} <= looked_at
-
-
 def test_values_that_only_work_together_are_found():
     """A layout that is refused unless the slots are fewer."""
     slots = {1: 1.0, 2: 1.2, 3: 1.3, 4: 1.4, 6: 1.5, 8: 1.6}
@@ -203,3 +203,72 @@ def test_values_that_only_work_together_are_found():
     search = KnobSearch(effects, start, GOAL, budget_s=20 * HOURS)
     searched(search, KnownBench(effects))
     assert search.incumbent == KnobConfig.of({"graphs": True, "slots": 2})
+
+
+def config(graphs=False, slots=1, kv="bf16"):
+    return KnobConfig.of({"graphs": graphs, "slots": slots, "kv": kv})
+
+
+BELIEVED = KnownEffects((GRAPHS, SLOTS, KV), {}, foreseen={"graphs": {True: 1.5}}, pairs=(("slots", "kv"),))
+
+
+def surrogate_of(*seen):
+    """`seen`: configurations, the round of each and what it scored."""
+    surrogate = Surrogate(BELIEVED, config())
+    for one, round_, score in seen:
+        surrogate.took(one, round_, score, 0.0001)
+    return surrogate
+
+
+def test_before_anything_is_measured_the_planner_is_believed_but_not_to_the_letter():
+    belief = surrogate_of().gain(config(graphs=True), config())
+    assert belief.mean == pytest.approx(math.log(1.5))
+    assert 0.05 < belief.deviation < 0.4
+
+
+def test_what_was_measured_wins_over_what_was_foreseen():
+    rounds = [
+        (one, number, score) for number in range(3) for one, score in ((config(), 4.0), (config(graphs=True), 3.8))
+    ]
+    belief = surrogate_of(*rounds).gain(config(graphs=True), config())
+    assert belief.mean == pytest.approx(-0.2, abs=0.03)
+    assert belief.deviation < 0.05
+
+
+def test_an_effect_seen_here_is_expected_elsewhere_and_of_neighbours_on_a_ladder():
+    surrogate = surrogate_of((config(), 1, 4.0), (config(slots=4), 1, 4.7))
+    assert surrogate.gain(config(graphs=True, slots=4), config(graphs=True)).mean > 0.3
+    near, far = (surrogate.gain(config(slots=slots), config()).mean for slots in (6, 2))
+    assert near > 0.1
+    assert far > 0
+    other = config(graphs=True, slots=3, kv="fp8")
+    assert surrogate.mean_gain(other, config()) == pytest.approx(surrogate.gain(other, config()).mean)
+
+
+def test_a_round_that_was_slow_for_all_says_nothing_about_any():
+    first = (config(), 1, 4.0), (config(slots=4), 1, 4.0)
+    before, after = surrogate_of(*first), surrogate_of(*first, (config(), 2, 3.97), (config(slots=4), 2, 3.97))
+    expected = pytest.approx(before.gain(config(slots=4), config()).mean, abs=0.01)
+    assert after.gain(config(slots=4), config()).mean == expected
+
+
+def test_what_failures_have_is_trusted_less_the_more_of_them_have_it_until_it_has_run():
+    suspects = FailureSuspects()
+    assert suspects.trust(config(graphs=True)) == 1
+    suspects.ran(config())
+    for failed in (config(graphs=True, slots=4), config(graphs=True, slots=4, kv="fp8"), config(graphs=True, slots=6)):
+        suspects.failed(failed)
+    before = suspects.trust(config(graphs=True, slots=2))
+    assert before < suspects.trust(config(slots=4))
+    suspects.ran(config(graphs=True, slots=3))
+    assert suspects.trust(config(graphs=True, slots=2)) > before
+
+
+def test_of_two_that_the_planner_can_weigh_the_heavier_is_not_tried_after_the_lighter_ran_out_of_memory():
+    effects = KnownEffects((GRAPHS, SLOTS, KV), {})
+    effects.spare_bytes = lambda one: 100.0 - 10 * one["slots"] - 15 * one["graphs"]
+    book = Measurements(effects, config())
+    book.took(MeasurementRound((ServerStart(config(slots=4), 1.0, failure=OUT_OF_MEMORY),), 10.0))
+    assert book.refusal(config(graphs=True, slots=3)) is not None
+    assert book.refusal(config(slots=3)) is None
+    assert book.is_narrow(config(graphs=True, slots=3))

@@ -42,35 +42,26 @@ on_demand = true
 
 
 @pytest.fixture
-def answers(tmp_path):
-    """A file without which the engine does not start."""
-    return tmp_path / "answers.jsonl"
-
-
-@pytest.fixture
-def up(skep, tmp_path, answers):
-    answers.write_text("")
-    (tmp_path / "skep.toml").write_text(TOML.format(answers=answers))
+def answers(skep, tmp_path):
+    """A file without which the engine does not start; skep is up with it."""
+    path = tmp_path / "answers.jsonl"
+    path.write_text("")
+    (tmp_path / "skep.toml").write_text(TOML.format(answers=path))
     skep("up", "-d", "--slots", "3", check=0, SKEP_API_KEY="sesame")
-
-
-def say(env, **message):
-    paths = user_paths(env)
-    return ask(socket_of(paths.lock, paths.socket), message)
+    return path
 
 
 def status(env):
+    paths = user_paths(env)
     try:
-        return say(env, op="status")
+        return ask(socket_of(paths.lock, paths.socket), {"op": "status"})
     except NotRunning:
         return None
 
 
 def held(env):
-    return subprocess.Popen(
-        [sys.executable, "-c", HOLDS], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", HOLDS], env=env, **pipes, text=True, start_new_session=True)
 
 
 def states(told):
@@ -125,14 +116,12 @@ def test_only_the_same_cards_are_in_the_way():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("up")
+@pytest.mark.usefixtures("answers")
 def test_its_engines_end_and_it_serves_again_however_the_holder_ends(skep, env, tmp_path):
     """Once by leaving the block, once by a kill. A configuration that was broken meanwhile is no matter."""
     before = status(env)
-    assert (
-        str(running_service(user_paths(env)))
-        == f"skep serves fake-model, seldom at {before['url']} (pid {before['pid']})"
-    )
+    said = f"skep serves fake-model, seldom at {before['url']} (pid {before['pid']})"
+    assert str(running_service(user_paths(env))) == said
     engines = [row["pid"] for row in before["rows"] if row["kind"] == "replica" and row["pid"] is not None]
     (tmp_path / "skep.toml").write_text("[gateway]\nprot = 0\n")
     with held(env) as holder:
@@ -145,8 +134,8 @@ def test_its_engines_end_and_it_serves_again_however_the_holder_ends(skep, env, 
             assert code == 503
             assert f"`skep tune --in-place` (pid {holder.pid}) uses the machine" in said
         assert states(status(env)) == ["paused", "paused", "unloaded"], "a request starts nothing"
-        assert "skep is paused" in skep("scale", "fake-model=3", check=1).stderr
-        assert "skep is paused" in skep("restart", "fake-model-0", check=1).stderr
+        for command in (("scale", "fake-model=3"), ("restart", "fake-model-0")):
+            assert "skep is paused" in skep(*command, check=1).stderr
         with pytest.raises(EngineError, match="skep is paused"), service_paused(user_paths(env)):
             pass
         holder.stdin.write("\n")
@@ -162,7 +151,6 @@ def test_its_engines_end_and_it_serves_again_however_the_holder_ends(skep, env, 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("up")
 def test_an_engine_that_cannot_start_at_once_is_tried_again_and_an_error_of_the_block_is_told(env, answers):
     """As where a card is given back late; it is no reason for the hive to end."""
     before, away = status(env), answers.with_suffix(".away")
@@ -184,7 +172,7 @@ def test_an_engine_that_cannot_start_at_once_is_tried_again_and_an_error_of_the_
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("up")
+@pytest.mark.usefixtures("answers")
 def test_one_that_is_stopped_while_it_is_paused_stays_stopped(skep, env):
     with held(env) as holder:
         assert holder.stdout.readline()

@@ -11,14 +11,28 @@ import pytest
 from trial_presets import PLAIN, pids_of, preset_of, with_words
 
 from skep.bench.endpoint import find_endpoint
-from skep.errors import EngineError
 from skep.files import lock_holder
 from skep.paths import user_paths
 from skep.tuner.records import ConfigFailed
-from skep.tuner.trial_server import TrialServers, tuner_lock
-from skep.wire.client import WireFailure
-from skep.wire.fetch import fetch_once
+from skep.tuner.trial_server import TrialServers
+from skep.wire.client import WireFailure, fetch_once
 from skep.wire.heads import parse_url
+
+SERVES = """
+import asyncio, os, sys
+from pathlib import Path
+from skep.paths import user_paths
+from skep.tuner.trial_server import TrialServers
+from trial_presets import preset_of, with_words
+
+async def main():
+    servers = TrialServers(user_paths(os.environ), Path(sys.argv[1]))
+    async with servers.open(preset_of(with_words("--grandchild"))) as served:
+        print(served.url, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
 
 
 @pytest.fixture
@@ -73,28 +87,17 @@ def test_what_does_not_start_is_told_with_its_log_and_tried_once(servers, tmp_pa
     assert "out of memory" in str(failure)
     logs = (tmp_path / "work").rglob("fake-model-0.log")
     assert [path.read_text().count("started, pid") for path in logs] == [1]
-
-
-def test_what_cannot_be_started_is_refused_before(servers):
-    failure = asyncio.run(not_started(servers, PLAIN.turned({"slots": 0})))
-    assert failure.kind == "refused"
-    assert failure.remedy
-
-
-def test_two_tuners_do_not_run_at_once(paths):
-    who = rf"a tuner is already running \(pid {os.getpid()}\)"
-    with tuner_lock(paths), pytest.raises(EngineError, match=who), tuner_lock(paths):
-        pass
-    with tuner_lock(paths):
-        pass
+    refused = asyncio.run(not_started(servers, PLAIN.turned({"slots": 0})))
+    assert refused.kind == "refused"
+    assert refused.remedy
 
 
 @pytest.mark.slow
 def test_an_engine_that_dies_later_is_trouble_and_is_not_started_again(servers, tmp_path):
     async def run():
         async with servers.open(preset_of(PLAIN.turned({"replicas": 2}))) as served:
-            engines = [pid for pid in pids_of(str(tmp_path / "work")) if "fake_engine" in words(pid)]
-            engine = next(pid for pid in engines if "process_guard" not in words(pid))
+            running = ((pid, words(pid)) for pid in pids_of(str(tmp_path / "work")))
+            engine = next(pid for pid, said in running if "fake_engine" in said and "process_guard" not in said)
             os.kill(engine, signal.SIGSEGV)
             failure = await until(served.trouble)
             assert failure.kind == "crash-under-load"
@@ -138,23 +141,8 @@ def test_a_cancelled_one_leaves_nothing(servers, tmp_path, ready):
 
 @pytest.mark.slow
 def test_when_the_tuner_is_killed_its_engines_end_by_themselves(env, tmp_path):
-    code = f"""
-import asyncio, os
-from pathlib import Path
-from skep.paths import user_paths
-from skep.tuner.trial_server import TrialServers
-from trial_presets import preset_of, with_words
-
-async def main():
-    servers = TrialServers(user_paths(os.environ), Path({str(tmp_path / "work")!r}))
-    async with servers.open(preset_of(with_words("--grandchild"))) as served:
-        print(served.url, flush=True)
-        await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-    here = {**env, "PYTHONPATH": str(Path(__file__).parent)}
-    with subprocess.Popen([sys.executable, "-c", code], env=here, stdout=subprocess.PIPE, text=True) as child:
+    here, command = {**env, "PYTHONPATH": str(Path(__file__).parent)}, [sys.executable, "-c", SERVES, tmp_path / "work"]
+    with subprocess.Popen(command, env=here, stdout=subprocess.PIPE, text=True) as child:
         url = child.stdout.readline().strip()
         assert url
         child.kill()

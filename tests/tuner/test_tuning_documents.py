@@ -3,27 +3,11 @@
 import json
 
 import pytest
-from small_search import BASELINE, OUT_OF_MEMORY, a_tuning
+from stored_search import BASELINE, OUT_OF_MEMORY, a_tuning
 
 from skep.errors import StoreError
-from skep.tuner.records import (
-    CurvePoint,
-    CurveRequest,
-    CurveResult,
-    JudgeRequest,
-    JudgeResult,
-    Knob,
-    KnobChange,
-    KnobConfig,
-    MeasurementRound,
-    MeasureRequest,
-    ServerStart,
-    StageDecision,
-    TuneGoal,
-    TuneReading,
-    TuneStage,
-    Tuning,
-)
+from skep.tuner import records
+from skep.tuner.records import KnobChange, KnobConfig, MeasurementRound, StageDecision, TuneStage, Tuning
 from skep.tuner.store import (
     SavedAnswer,
     TuningRecord,
@@ -37,104 +21,79 @@ from skep.units import Interval
 
 INF = float("inf")
 MIXED = KnobConfig.of({"a": 1, "b": 1.0, "c": True, "d": None, "e": "1", "f": 0.1 + 0.2, "g": INF, "h": "\ud83d ü"})
-READING = TuneReading(None, 0.1 + 0.2, None, 1e-300, INF, 8.0, 12, failed=1, limited=True, over_limit=INF)
-CURVED = CurveResult((CurvePoint(4, BASELINE, Interval(-INF, 5.0, INF), 90.0), CurvePoint(8, MIXED, None)), 3.0)
+READING = records.TuneReading(None, 0.1 + 0.2, None, 1e-300, INF, 8.0, 12, failed=1, limited=True, over_limit=INF)
+STARTS = (
+    records.ServerStart(BASELINE, 3.5, (READING,), None, "a-run"),
+    records.ServerStart(MIXED, 0.0, failure=OUT_OF_MEMORY),
+)
+OPEN = Interval(-INF, 5.0, INF)
+CURVED = records.CurveResult((records.CurvePoint(4, BASELINE, OPEN, 90.0), records.CurvePoint(8, MIXED, None)), 3.0)
+JUDGE, JUDGED = records.JudgeRequest(BASELINE, MIXED), records.JudgeResult(ok=False, words="38 of 40", seconds=12.0)
 
 
 def through_text(value):
-    return from_document(json.loads(document_text(to_document(value))), type(value))
-
-
-def types(config: KnobConfig) -> list[type]:
-    return [type(value) for _, value in config.values]
+    return json.loads(document_text(to_document(value)))
 
 
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
-        (
-            MeasureRequest((BASELINE, MIXED), 3, "screen", "slots 1 → 2"),
-            MeasurementRound(
-                (ServerStart(BASELINE, 3.5, (READING,), None, "a-run"), ServerStart(MIXED, 0.0, failure=OUT_OF_MEMORY)),
-                9.5,
-            ),
-        ),
-        (JudgeRequest(BASELINE, MIXED), JudgeResult(ok=False, words="38 of 40", seconds=12.0, skipped=False)),
-        (CurveRequest((BASELINE, MIXED), (1, 2, 4)), CURVED),
+        (records.MeasureRequest((BASELINE, MIXED), 3, "screen", "slots 1 → 2"), MeasurementRound(STARTS, 9.5)),
+        (JUDGE, JUDGED),
+        (records.CurveRequest((BASELINE, MIXED), (1, 2, 4)), CURVED),
     ],
 )
 def test_request_and_answer_come_out_as_they_went_in(asked, answer):
     kept = SavedAnswer.of(1, 5.0, asked, answer)
-    again = SavedAnswer(
-        1, 5.0, kept.kind, kept.seconds, *(json.loads(document_text(one)) for one in (kept.request, kept.answer))
-    )
+    again = SavedAnswer(1, 5.0, kept.kind, kept.seconds, through_text(kept.request), through_text(kept.answer))
     assert again.values() == (asked, answer)
 
 
 def test_value_of_a_knob_keeps_its_type():
     """1, 1.0 and true are equal to Python and three settings to an engine."""
-    again = through_text(MIXED)
-    assert (again, types(again), again.key) == (MIXED, types(MIXED), MIXED.key)
+    again = from_document(through_text(MIXED), KnobConfig)
+    assert (again, again.key) == (MIXED, MIXED.key)
+    assert [type(value) for _, value in again.values] == [type(value) for _, value in MIXED.values]
 
 
 def test_tuning_and_stage_come_out_as_they_went_in():
-    aim = TuneGoal("task_tok_s", 2, target=INF, slo="ttft=1s", min_context=16384)
-    knob = Knob("kv", "KV type", ("auto", 8, 1.5, True, None), alters_answers=True, expected=0.1)
+    aim = records.TuneGoal("task_tok_s", 2, target=INF, slo="ttft=1s", min_context=16384)
+    knob = records.Knob("kv", "KV type", ("auto", 8, 1.5, True, None), alters_answers=True, expected=0.1)
     tuning = a_tuning(id="x", aim=aim, baseline=MIXED, knobs=(knob,), seed=2**80, base={"deep": [{"x": [1, None]}]})
-    assert through_text(tuning) == tuning
-    stage = TuneStage(
-        3,
-        (KnobChange("a", None, 0.5), KnobChange("b", False, "x")),
-        MIXED,
-        StageDecision.SAME,
-        "why",
-        Interval(1.0, 2.0, INF),
-        Interval(0.5, 1.0, 2.0),
-        1.25,
-        90.0,
-        None,
-        2,
-        8,
-        31.5,
-        OUT_OF_MEMORY,
-        ("run-1", "run-2"),
-    )
-    assert through_text(stage) == stage
+    assert from_document(through_text(tuning), Tuning) == tuning
+    changes = (KnobChange("a", None, 0.5), KnobChange("b", False, "x"))
+    figures = {"figure": OPEN, "ratio": Interval(0.5, 1.0, 2.0), "predicted": 1.25, "ttft_ms": 90.0, "seconds": 31.5}
+    stage = TuneStage(3, changes, MIXED, StageDecision.SAME, "why", **figures, failure=OUT_OF_MEMORY, runs=("run-1",))
+    assert from_document(through_text(stage), TuneStage) == stage
 
 
 def test_document_of_an_older_skep_has_its_defaults():
     """Fields may be added; what was written without them can still be read."""
     document = to_document(a_tuning())
-    del document["aim"]["min_context"], document["knobs"][0]["expected"]
+    del document["aim"]["min_context"], document["knobs"][0]["ordered"]
     assert from_document(document | {"of_the_future": 1}, Tuning) == a_tuning()
 
 
 def test_answer_that_cannot_be_read_is_named():
-    kept = SavedAnswer.of(7, 5.0, JudgeRequest(BASELINE, MIXED), JudgeResult(ok=True, words="", seconds=1.0))
+    kept = SavedAnswer.of(7, 5.0, JUDGE, JUDGED)
     with pytest.raises(StoreError, match="cannot read answer 7"):
         SavedAnswer(7, 5.0, "judged", 1.0, kept.request, {"ok": "perhaps"}).values()
 
 
 def test_readers_document_is_plain_json():
     """No infinity in it, intervals by name, settings by knob; baseline and best are stages."""
-    faster = BASELINE.turned({"slots": 2})
-    more = faster.turned({"slots": 16})
+    faster, more = BASELINE.turned({"slots": 2}), BASELINE.turned({"slots": 16})
     first, second, ratio = Interval(19.0, 20.0, INF), Interval(29.0, 30.0, 31.0), Interval(1.4, 1.5, 1.6)
-    stages = [
+    stages = (
         TuneStage(0, (), BASELINE, StageDecision.BASELINE, "2 starts", first, starts=2),
         TuneStage(1, faster.changes_from(BASELINE), faster, StageDecision.ACCEPTED, "better", second, ratio),
         TuneStage(2, more.changes_from(faster), more, StageDecision.FAILED, "no room", failure=OUT_OF_MEMORY),
-    ]
-    told = tuning_json(
-        TuningRecord(a_tuning(id="x"), TuningState.ENDED, 1, 3, 60.0, 0.0, stages=tuple(stages), curve=CURVED)
     )
+    told = tuning_json(TuningRecord(a_tuning(id="x"), TuningState.ENDED, 1, 3, 60.0, 0.0, stages=stages, curve=CURVED))
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert list(told) == ["tuning", "baseline", "best", "gain", "stages", "curve"]
-    assert (told["tuning"]["id"], told["tuning"]["goal"], told["tuning"]["state"]) == (
-        "x",
-        "effective_tok_s@4",
-        "ended",
-    )
+    named = [told["tuning"][name] for name in ("id", "goal", "state")]
+    assert named == ["x", "effective_tok_s@4", "ended"]
     assert told["baseline"]["figure"] == {"low": 19.0, "estimate": 20.0, "high": None}
     assert told["best"] == told["stages"][1]
     assert told["best"]["changes"] == [{"knob": "slots", "before": 1, "after": 2}]
@@ -149,16 +108,18 @@ def test_tuning_without_a_stage_has_no_best():
 
 def test_round_that_an_earlier_skep_stored_is_read_and_written_with_the_same_keys():
     """`sittings` is what starts of a server were called: stores have it, and keep it."""
+    reading = '{"figure": 25.0, "effective_tok_s": 25.0, "task_tok_s": 6.5, "ttft_ms": 90.0, "tpot_ms": 20.0, '
+    reading += '"wall_s": 8.0, "requests": 12, "failed": 0, "limited": false, "over_limit": {"no_number": "inf"}, '
+    failure = (
+        '{"kind": "out-of-memory", "cause": "no room", "evidence": null, "remedy": null, "mended": [["slots", 2]]}'
+    )
     stored = json.loads(
-        '{"sittings": [{"config": {"values": [["graphs", false], ["slots", 4]]}, "start_s": 12.5, "readings": '
-        '[{"figure": 25.0, "effective_tok_s": 25.0, "task_tok_s": 6.5, "ttft_ms": 90.0, "tpot_ms": 20.0, "wall_s": 8.0,'
-        ' "requests": 12, "failed": 0, "limited": false, "over_limit": {"no_number": "inf"}, "tok_per_joule": null}], '
-        '"failure": null, "run_id": "a-run"}, {"config": {"values": [["graphs", true], ["slots", 4]]}, "start_s": 1.0, '
-        '"readings": [], "failure": {"kind": "out-of-memory", "cause": "no room", "evidence": null, "remedy": null, '
-        '"mended": [["slots", 2]]}, "run_id": null}], "seconds": 40.0}'
+        f'{{"sittings": [{{"config": {{"values": [["slots", 4]]}}, "start_s": 12.5, "readings": [{reading}'
+        '"tok_per_joule": null}], "failure": null, "run_id": "a-run"}, {"config": {"values": [["slots", 8]]}, '
+        f'"start_s": 1.0, "readings": [], "failure": {failure}, "run_id": null}}], "seconds": 40.0}}'
     )
     found = from_document(stored, MeasurementRound)
-    assert [start.config["graphs"] for start in found.starts] == [False, True]
+    assert [start.config["slots"] for start in found.starts] == [4, 8]
     assert found.starts[0].readings[0].over_limit == INF
     assert found.starts[1].failure.mended == (("slots", 2),)
     assert to_document(found) == stored

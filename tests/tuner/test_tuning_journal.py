@@ -7,30 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from known_effects import KnownEffects
 from msgspec.structs import replace
-from small_search import BASELINE, SLOTS, NumberedBench, SmallSearch, a_tuning
+from stored_search import BASELINE, NumberedBench, a_search, a_tuning
 
 from skep import __version__
 from skep.errors import EngineError, StoreError, UserError
 from skep.store.database import open_store
-from skep.tuner.records import (
-    BenchProgress,
-    BenchRequest,
-    BenchResult,
-    ConfigFailure,
-    Knob,
-    KnobConfig,
-    MeasurementRound,
-    MeasureRequest,
-    StageDecision,
-    TuneReading,
-    TuneStage,
-)
+from skep.tuner.records import BenchProgress, BenchRequest, BenchResult, MeasurementRound, MeasureRequest, TuneStage
 from skep.tuner.running import TuningJournal, replay_answers, run_search
 from skep.tuner.search import KnobSearch
 from skep.tuner.setup import TuningOptions, parse_goal
-from skep.tuner.simulated import SimulatedBench
 from skep.tuner.store import TuningState, TuningStore
 
 PROCESS = Path(__file__).with_name("search_process.py")
@@ -46,34 +32,39 @@ def now():
     return 1_794_752_600.0
 
 
-def unbroken(tunings) -> str:
-    journal = TuningJournal.begin(tunings, a_tuning(), now)
-    asyncio.run(run_search(SmallSearch(), NumberedBench(), journal))
+@pytest.fixture
+def begin(tunings):
+    return lambda **changes: TuningJournal.begin(tunings, a_tuning(**changes), now)
+
+
+def go_on(journal, search=None, before=None, **options):
+    """To its end."""
+    search = search or a_search()
+    with journal:
+        spent_s = replay_answers(journal, search)
+        asyncio.run(run_search(search, NumberedBench(len(journal.past), before, spent_s), journal, **options))
     return journal.tuning.id
 
 
-def go_on(tunings, name, search=None, **changes):
-    """In this process, to its end."""
-    search = search or SmallSearch()
-    with TuningJournal.resume(tunings, name, now) as journal:
-        replay_answers(journal, search)
-        return asyncio.run(run_search(search, NumberedBench(len(journal.past), **changes), journal))
-
-
-def broken_off(tunings, name, after: int) -> None:
-    """By Ctrl-C, in the middle of an request."""
+def broken_off(journal, after=0):
+    """By Ctrl-C, in the middle of a request, `after` so many in all."""
 
     async def before(number, _request):
         if number > after:
             raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        go_on(tunings, name, before=before)
+        go_on(journal, before=before)
+    return journal.tuning.id
 
 
 def what_came(tunings, name):
-    answers = [(one.number, one.kind, one.request, one.answer) for one in tunings.answers(name)]
-    return tunings.stages(name), answers, tunings.record(name).curve
+    """Figures but for their last digits: virtual time is added up in another order."""
+    stages = []
+    for one in tunings.stages(name):
+        figure = None if one.figure is None else round(one.figure.estimate, 6)
+        stages.append((one.title, one.config, one.decision, figure, one.starts, one.readings))
+    return stages, [(one.number, one.kind, one.request) for one in tunings.answers(name)]
 
 
 @contextmanager
@@ -99,15 +90,11 @@ def killed_in(process, requests: int) -> list[int]:
     return begun
 
 
-def test_killed_search_redoes_only_the_request_that_was_under_way(tunings, tmp_path):
-    """Killed three times, twice in the middle of an request and once anywhere, it ends as if nothing had been."""
+def test_killed_search_redoes_only_the_request_that_was_under_way(tunings, tmp_path, begin):
+    """Killed three times, twice in the middle of a request and once anywhere, it ends as if nothing had been."""
     path = tmp_path / "skep.sqlite3"
     with search_process(path, "new") as (process, name):
         assert tunings.find(name).state is TuningState.RUNNING
-        with pytest.raises(UserError, match="a process is working"):
-            TuningJournal.resume(tunings, name, now)
-        with pytest.raises(UserError, match="a process is working"):
-            tunings.delete([name])
         assert killed_in(process, 3) == [1, 2, 3]
     assert tunings.find(name).state is TuningState.INTERRUPTED
     with search_process(path, name) as (process, _):
@@ -115,78 +102,67 @@ def test_killed_search_redoes_only_the_request_that_was_under_way(tunings, tmp_p
     with search_process(path, name, freely=True) as (process, _):
         assert killed_in(process, 1) == [4]
     if tunings.find(name).state is TuningState.INTERRUPTED:  # else it was at its end before the kill
-        go_on(tunings, name)
-    assert what_came(tunings, name) == what_came(tunings, unbroken(tunings))
+        go_on(TuningJournal.resume(tunings, name, now))
+    assert what_came(tunings, name) == what_came(tunings, go_on(begin()))
     kept = tunings.find(name)
-    assert (kept.state, kept.reason) == (TuningState.ENDED, "all was tried")
+    assert (kept.state, kept.reason) == (TuningState.ENDED, "no promising change is left")
     with pytest.raises(UserError, match=f"tuning `{name}` has ended"):
         TuningJournal.resume(tunings, name, now)
 
 
-@pytest.mark.parametrize("after", range(7))
-def test_interrupted_search_goes_on_where_it_was(tunings, after):
-    """Wherever it is broken off, also between a measurement and the look at the answers that belongs to it."""
-    with TuningJournal.begin(tunings, a_tuning(), now) as journal:
-        name = journal.tuning.id
-    broken_off(tunings, name, after)
-    kept = tunings.find(name)
-    assert (kept.state, kept.answers, kept.reason) == (TuningState.INTERRUPTED, after, None)
-    broken_off(tunings, name, after)
-    assert tunings.find(name).answers == after
-    go_on(tunings, name)
-    assert what_came(tunings, name) == what_came(tunings, unbroken(tunings))
+def test_search_broken_off_in_every_request_ends_as_one_that_was_not(tunings, begin):
+    whole = tunings.find(go_on(begin()))
+    name = broken_off(begin())
+    for done in range(1, whole.answers):
+        broken_off(TuningJournal.resume(tunings, name, now), done)
+        kept = tunings.find(name)
+        assert (kept.state, kept.answers, kept.reason) == (TuningState.INTERRUPTED, done, None)
+    go_on(TuningJournal.resume(tunings, name, now))
+    ended = tunings.find(name)
+    assert (ended.state, ended.sessions) == (TuningState.ENDED, whole.answers + 1)
+    assert what_came(tunings, name) == what_came(tunings, whole.id)
+    assert ended.measured_s == pytest.approx(whole.measured_s)
 
 
-def test_other_search_is_not_given_anothers_answers(tunings):
+def test_other_search_is_not_given_anothers_answers(tunings, begin):
     """One line, and what was stored is as it was."""
-    with TuningJournal.begin(tunings, a_tuning(skep_version="0.0.9"), now) as journal:
-        name = journal.tuning.id
-    broken_off(tunings, name, 4)
+    name = broken_off(begin(skep_version="0.0.9"), 4)
     before = what_came(tunings, name)
-    with pytest.raises(
-        UserError, match=r"was started by skep 0\.0\.9, which searches differently \(request 2 was `slots 2`"
-    ):
-        go_on(tunings, name, SmallSearch((1, 32, 2)))
+    said = r"was started by skep 0\.0\.9, which searches differently \(request 1 was `the baseline, start 1`"
+    with pytest.raises(UserError, match=said):
+        go_on(TuningJournal.resume(tunings, name, now), a_search(BASELINE.turned({"slots": 2})))
     assert what_came(tunings, name) == before
     assert "searches differently" in tunings.find(name).reason
-    go_on(tunings, name)
+    go_on(TuningJournal.resume(tunings, name, now))
 
 
-def test_search_that_decides_otherwise_is_found_out(tunings):
+def test_search_that_decides_otherwise_is_found_out(tunings, begin):
     """It asks for the same things and makes other stages of the answers."""
 
-    class Contrary(SmallSearch):
-        def _stage(self, config, decision, why, **more):
-            super()._stage(config, decision, f"{why} otherwise", **more)
+    class Contrary(KnobSearch):
+        def _note(self, trial, decision, why, failure=None):
+            super()._note(trial, decision, f"{why} otherwise", failure)
 
-    with TuningJournal.begin(tunings, a_tuning(skep_version=__version__), now) as journal:
-        name = journal.tuning.id
-    broken_off(tunings, name, 2)
-    with pytest.raises(
-        UserError, match=r"cannot go on: it was started with other settings \(step 0 was `baseline`: baseline\)"
-    ):
-        go_on(tunings, name, Contrary())
+    name = broken_off(begin(skep_version=__version__), 2)
+    said = r"cannot go on: it was started with other settings \(step 0 was `baseline`: baseline\)"
+    with pytest.raises(UserError, match=said):
+        go_on(TuningJournal.resume(tunings, name, now), a_search(kind=Contrary))
 
 
-def test_stage_that_was_decided_before_the_kill_is_not_decided_twice(tunings):
-    """The search decides one before it asks for the next thing; killed there, it makes it again of the same answers."""
-    with TuningJournal.begin(tunings, a_tuning(), now) as journal:
-        name = journal.tuning.id
-    broken_off(tunings, name, 4)  # the refused one is stored, the request after it is not answered
-    assert [stage.why for stage in tunings.stages(name)][-1] == "refused"
-    with TuningJournal.resume(tunings, name, now) as journal:
-        search = SmallSearch()
-        replay_answers(journal, search)
-        assert len(search.stages) == len(journal.stages) - 1
-        search.following()
-        assert journal.decided(search.stages) == ()
-    go_on(tunings, name)
-    assert [stage.number for stage in tunings.stages(name)] == list(range(len(SLOTS)))
+def test_stage_that_was_decided_before_the_kill_is_not_decided_twice(tunings, begin):
+    """A search may decide one before it asks again; killed there, it makes it again of the same answers."""
+    first, second, third, *_ = tunings.stages(go_on(begin()))
+    with begin() as journal:
+        assert journal.decided([first, second]) == (first, second)
+    with TuningJournal.resume(tunings, journal.tuning.id, now) as journal:
+        assert journal.decided([first]) == ()
+        assert journal.decided([first, second, third]) == (third,)
+    assert tunings.stages(journal.tuning.id) == [first, second, third]
 
 
-def test_session_left_by_an_error_says_it(tunings):
+def test_session_left_by_an_error_says_it(tunings, begin):
     """The reason is the first error's own, and Ctrl-C is none."""
-    with pytest.raises(ExceptionGroup), TuningJournal.begin(tunings, a_tuning(), now):
+    with pytest.raises(ExceptionGroup), begin():
         raise ExceptionGroup("of tasks", [StoreError("the disk is full")])
     assert tunings.find("last").reason == "the disk is full"
     with pytest.raises(KeyboardInterrupt), TuningJournal.resume(tunings, "last", now):
@@ -195,52 +171,31 @@ def test_session_left_by_an_error_says_it(tunings):
     assert (kept.reason, kept.sessions, kept.state) == (None, 2, TuningState.INTERRUPTED)
 
 
-def search_now(*parts, **options):
-    return asyncio.run(run_search(*parts, **options))
-
-
-@pytest.fixture
-def journal(tunings):
-    return TuningJournal.begin(tunings, a_tuning(), now)
-
-
-def test_search_goes_on_until_nothing_is_asked(journal, tunings):
-    """What was decided is stored, and the best is the last that was accepted."""
-    search = SmallSearch()
-    search_now(search, NumberedBench(), journal)
-    found = tunings.record("last")
-    assert journal.stages == found.stages
-    assert [stage.decision.value for stage in found.stages] == [
-        "baseline", "accepted", "accepted", "failed", "failed", "worse"
-    ]  # fmt: skip
-    assert search.incumbent == BASELINE.turned({"slots": 4})
-    assert len(found.points) == 4
-    kept = tunings.find("last")
-    assert (kept.state, kept.answers) == (TuningState.ENDED, 7)
-    spent_s = sum(one.seconds for one in tunings.answers(kept.id))
-    assert kept.measured_s == pytest.approx(spent_s)
-
-
-def test_who_watches_is_told_what_is_stored_already(journal, tunings):
+def test_who_watches_is_told_what_is_stored_already(tunings, begin):
     """A stage is told after it is in the file, and once."""
     told = []
 
-    def count(kind):
-        return sum(isinstance(event, kind) for event in told)
+    def of(kind):
+        return [event for event in told if isinstance(event, kind)]
 
     def on_event(event):
         told.append(event)
         if isinstance(event, TuneStage):
-            assert tunings.stages(journal.tuning.id)[-1] == event or event.decision is StageDecision.FAILED
+            assert event in tunings.stages(tunings.find("last").id)
         if isinstance(event, BenchResult):
-            assert tunings.find("last").answers == count(BenchResult)
+            assert tunings.find("last").answers == len(of(BenchResult))
 
-    search_now(SmallSearch(), NumberedBench(), journal, on_event=on_event)
-    assert [type(event) for event in told[:4]] == [MeasureRequest, BenchProgress, MeasurementRound, TuneStage]
-    assert (count(BenchRequest), count(BenchResult), count(TuneStage)) == (7, 7, 6)
+    go_on(begin(), on_event=on_event)
+    found = tunings.record("last")
+    assert [type(told[0]), type(told[1])] == [MeasureRequest, BenchProgress]
+    assert isinstance(of(BenchResult)[0], MeasurementRound)
+    assert (len(of(BenchRequest)), len(of(BenchResult))) == (found.answers, found.answers)
+    assert tuple(of(TuneStage)) == found.stages
+    assert len({point.concurrency for point in found.points}) > 1
+    assert found.measured_s == pytest.approx(sum(one.seconds for one in tunings.answers(found.id)))
 
 
-def test_request_that_never_ends_is_broken_off(journal, tunings, monkeypatch):
+def test_request_that_never_ends_is_broken_off(tunings, begin, monkeypatch):
     """The bench should have seen that it hangs; whoever waits in front of it is told in any case."""
 
     async def before(number, _request):
@@ -248,128 +203,40 @@ def test_request_that_never_ends_is_broken_off(journal, tunings, monkeypatch):
             await asyncio.Event().wait()
 
     monkeypatch.setattr("skep.tuner.running.SHORTEST_LIMIT_S", 0.05)
+    journal = begin()
     journal.tuning = replace(journal.tuning, budget_s=0.05)
-    with pytest.raises(EngineError, match="`slots 2` was stopped after"):
-        search_now(SmallSearch(), NumberedBench(before=before), journal)
+    with pytest.raises(EngineError, match="`the baseline, start 2` was stopped after"):
+        go_on(journal, before=before)
     kept = tunings.find("last")
     assert (kept.state, kept.answers) == (TuningState.INTERRUPTED, 1)
     assert "was stopped after" in kept.reason
 
 
-def test_timeout_of_the_bench_itself_stays_its_own(journal):
+def test_timeout_of_the_bench_itself_stays_its_own(begin):
     async def before(number, _request):
         raise TimeoutError("the engine did not answer")
 
     with pytest.raises(TimeoutError, match="did not answer"):
-        search_now(SmallSearch(), NumberedBench(before=before), journal)
-
-
-THREE_KNOBS = (
-    Knob("graphs", "graphs", (False, True), expected=0.3),
-    Knob("kv", "KV type", ("auto", "fp8"), alters_answers=True, expected=0.1),
-    Knob("slots", "slots", (1, 2, 4, 8, 16), ordered=True, expected=0.2),
-)
-FIRST = KnobConfig.of({"graphs": False, "kv": "auto", "slots": 1})
-SHARES = {1: 0.2, 2: 0.36, 4: 0.6, 8: 0.66, 16: 0.5}
-
-
-class Played(KnownEffects):
-    """What is foreseen is what is there, but that fp8 with 16 slots has no memory for it."""
-
-    def predict(self, config):
-        return self.truth(config)
-
-    def figure(self, config):
-        if (config["kv"], config["slots"]) == ("fp8", 16):
-            return ConfigFailure("out-of-memory", "no room", "CUDA out of memory")
-        speed = self.truth(config)
-        return TuneReading(speed, speed, speed / 4, 90.0, 20.0, 10.0, 12)
-
-    def at(self, config, _concurrency):
-        return self.figure(config)
-
-
-def played():
-    effects = {"slots": SHARES, "graphs": {True: 1.4}, "kv": {"fp8": 1.05}}
-    return Played(THREE_KNOBS, effects, pairs=(("kv", "slots"),))
-
-
-def session(journal, *, requests: int | None = None):
-    """So many requests, the next of which is broken off; None: to the end."""
-    tuning = journal.tuning
-    search = KnobSearch(played(), tuning.baseline, tuning.aim, budget_s=tuning.budget_s)
-    left = iter(range(requests)) if requests is not None else None
-
-    class Breaking(SimulatedBench):
-        async def measure(self, request, on_progress):
-            if left is not None and next(left, None) is None:
-                raise asyncio.CancelledError
-            return await super().measure(request, on_progress)
-
-    with journal:
-        bench = Breaking(played(), seed=tuning.seed, now_s=replay_answers(journal, search))
-        asyncio.run(run_search(search, bench, journal))
-
-
-def told(tunings, name):
-    """Figures but for their last digits: virtual time is added up in another order."""
-    rounded = []
-    for one in tunings.stages(name):
-        figure = None if one.figure is None else round(one.figure.estimate, 6)
-        rounded.append((one.title, one.config, one.decision, figure, one.starts, one.readings))
-    return rounded
-
-
-def test_search_broken_off_in_every_request_ends_as_one_that_was_not(tmp_path):
-    tuning = a_tuning(baseline=FIRST, knobs=THREE_KNOBS, budget_s=3 * 3600.0)
-    with open_store(tmp_path / "skep.sqlite3") as store:
-        tunings = TuningStore(store)
-        whole = TuningJournal.begin(tunings, tuning, lambda: 0.0)
-        session(whole)
-        broken = TuningJournal.begin(tunings, replace(tuning, created_at=tuning.created_at + 1), lambda: 0.0)
-        name = broken.tuning.id
-        while tunings.find(name).state is not TuningState.ENDED:
-            before = tunings.find(name).answers
-            try:
-                session(broken, requests=1)
-            except asyncio.CancelledError:
-                assert tunings.find(name).answers > before
-                broken = TuningJournal.resume(tunings, name, lambda: 0.0)
-        assert tunings.find(name).sessions > 5
-        assert told(tunings, name) == told(tunings, whole.tuning.id)
-        assert tunings.find(name).answers == tunings.find(whole.tuning.id).answers
-        assert tunings.find(name).measured_s == pytest.approx(tunings.find(whole.tuning.id).measured_s)
-
-
-def test_a_goal_names_a_metric_and_a_number_of_agents():
-    aim = parse_goal(TuningOptions("m", slo="ttft=1s", min_context=16384))
-    assert (aim.metric, aim.concurrency, aim.target) == ("effective_tok_s", 4, None)
-    assert (aim.slo, aim.min_context) == ("ttft_p95=1000ms", 16384)
-    assert str(aim) == "effective_tok_s@4"
+        go_on(begin(), before=before)
 
 
 @pytest.mark.parametrize("text", ["task_tok_s@1>=90", " task-tok-s @ 1 >= 90 ", "TASK_TOK_S@1>=90.0"])
-def test_a_target_ends_the_search(text):
-    aim = parse_goal(TuningOptions("m", text))
+def test_a_goal_names_a_metric_a_number_of_agents_and_perhaps_a_target(text):
+    aim = parse_goal(TuningOptions("m", text, slo="ttft=1s", min_context=16384))
     assert (aim.metric, aim.concurrency, aim.target) == ("task_tok_s", 1, 90.0)
-    assert parse_goal(TuningOptions("m", str(aim))) == aim
+    assert (str(aim), aim.slo, aim.min_context) == ("task_tok_s@1>=90", "ttft_p95=1000ms", 16384)
 
 
 @pytest.mark.parametrize(
     ("text", "said", "hint"),
     [
         ("efective_tok_s@4", "no metric is called `efective_tok_s`", "did you mean `effective_tok_s`?"),
-        ("speed@4", "no metric is called `speed`", "known: effective_tok_s, task_tok_s, tok_per_joule"),
-        ("effective_tok_s", "does not say at how many agents", "--goal"),
         ("effective_tok_s@", "does not say at how many agents", "--goal"),
         ("effective_tok_s@four", "`four` is not a number of agents", "--goal"),
         ("effective_tok_s@-1", "`-1` is not a number of agents", "--goal"),
-        ("effective_tok_s@0", "0 agents cannot be measured", "1 to 4096"),
         ("effective_tok_s@4097", "4097 agents cannot be measured", "1 to 4096"),
         ("effective_tok_s@99999999999999999999", "cannot be measured", "1 to 4096"),
         ("effective_tok_s@4>=0", "a target of 0 is not possible", "above 0"),
-        ("effective_tok_s@4>=-3", "a target of -3 is not possible", "above 0"),
-        ("effective_tok_s@4>=nan", "a target of nan is not possible", "above 0"),
         ("effective_tok_s@4>=fast", "`fast` is not a target", "--goal"),
         ("", "is not understood", "--goal"),
         ("@4", "is not understood", "--goal"),
@@ -380,8 +247,7 @@ def test_a_goal_that_cannot_be_meant_is_refused_in_one_line(text, said, hint):
     with pytest.raises(UserError) as caught:
         parse_goal(TuningOptions("m", text))
     assert said in caught.value.message
-    assert "\n" not in caught.value.message
-    assert hint in (caught.value.hint or "")
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -389,7 +255,6 @@ def test_a_goal_that_cannot_be_meant_is_refused_in_one_line(text, said, hint):
     [
         ({"output_tokens": 2}, "--output-tokens 2 is too short an answer"),
         ({"input_tokens": 0}, "--prompt-tokens 0 is too short a prompt"),
-        ({"min_context": 639}, "--min-context 639 is less than a task's 640 tokens"),
         ({"slo": "ttft"}, "--slo `ttft`"),
         ({"slo": "ttft=0s"}, "cannot be met"),
     ],

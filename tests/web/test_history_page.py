@@ -12,7 +12,6 @@ from watched_store import NOW
 from skep.errors import StoreError
 from skep.monitor.history import history_of, stepped
 from skep.monitor.records import DAY_S, Heat, ProbeShape, SeriesKey, SeriesMetric
-from skep.report.series_chart import Picture, Track, series_svg
 from skep.web.context import Site
 from skep.web.history import axis_begin
 from skep.web.history_data import HistoryQuery, read_query
@@ -38,7 +37,7 @@ def test_a_target_has_its_picture_its_words_and_its_figures(ask):
     assert response.status == 200
     words = _words(html)
     assert "when the driver changed from 570 to 580" in words
-    assert html.count('<svg class="series wide"') == 2
+    assert html.count('<svg class="wide"') == 2
     assert "Median" in words
     assert "115 done, 2 failed, 6 missed" in words
     assert "Idle time before" in words
@@ -179,15 +178,6 @@ def test_without_a_step_nothing_is_changed():
     values = [(float(hour), 1.0) for hour in range(20)]
     assert len(stepped(values, (), 5.0)) == 20
     assert [row[0] for row in stepped(values, (10.0,), 5.0)] == [*range(10), *range(14, 20)]
-
-
-def test_no_line_joins_both_sides_of_a_step():
-    band = [(float(at), 5.0 if at < 50 else 3.0, 2.0, 6.0) for at in range(100)]
-    whole, cut = (
-        series_svg(Picture("box", "", "tok/s", 0.0, 100.0, [Track("box", (), band, steps=steps)]), "c")
-        for steps in ((), (50.0,))
-    )
-    assert cut.count("M") == whole.count("M") + 2  # of the line and of the shade
 
 
 def test_a_time_axis_begins_where_the_data_begins():

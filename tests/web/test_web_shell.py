@@ -1,5 +1,6 @@
 """The frame around every page: headers, names it answers to, errors, static files, JSON and CSV, notes."""
 
+import gzip
 import os
 import signal
 import socket
@@ -20,8 +21,7 @@ from skep.report import theme
 from skep.store.database import open_store
 from skep.web.app import serve
 from skep.web.context import make_site
-from skep.web.layout import PAGES, asset, assets, environment
-from skep.web.live import sparkline
+from skep.web.layout import PAGES, asset, assets, environment, vega_address, vega_version
 from skep.web.responses import csv_answer, json_answer, way_back
 
 SECRETS = ("10.9.8.7", "secret-host", "hunter2", "/models/", "no answer from")
@@ -78,8 +78,10 @@ def test_a_page_is_complete_without_scripts_and_has_landmarks(ask):
     assert "hunter2" not in page
 
 
-def test_without_a_hive_the_page_says_how_to_start_one(bare):
+def test_without_a_hive_the_page_says_how_to_start_one_and_offers_no_comparison(bare):
+    """There are not two of anything."""
     page = bare("/")[1]
+    assert 'href="/compare"' not in page
     assert "No deployment is running" in page
     assert "<code>skep up -d</code>" in page
     assert "skep monitor add NAME" in page
@@ -175,6 +177,16 @@ def test_static_files_are_kept_by_browsers_until_they_change(bare):
     assert bare("/static/..%2fsite.py")[0].status == 404
 
 
+def test_the_script_of_the_charts_is_kept_by_browsers(ask, paths):
+    """As it was made once for this version of the library, packed."""
+    made = paths.cache / "web" / f"vega-{vega_version()}.js.gz"
+    made.parent.mkdir(parents=True, exist_ok=True)
+    made.write_bytes(gzip.compress(b"vega"))
+    response, _ = ask(vega_address(), "HEAD")
+    assert (response.headers["content-encoding"], "immutable" in response.headers["cache-control"]) == ("gzip", True)
+    assert ask("/static/vega.js", headers={"if-none-match": response.headers["etag"]})[0].status == 304
+
+
 def test_the_style_sheet_has_every_colour_of_the_theme_by_day_and_by_night():
     css = assets()["skep.css"].body.decode()
     assert theme.style_rules() in css
@@ -226,14 +238,11 @@ def test_the_way_back_keeps_the_query():
 
 
 def test_a_sparkline_breaks_where_nothing_was_measured():
-    drawn = sparkline([1.0, 2.0, None, 3.0, 4.0], "x")
-    assert drawn is not None
-    assert drawn.split('d="')[1].split('"')[0].count("M") == 2
-    apart = sparkline([1.0, 2.0, 3.0], "x", places=[0, 1, 9], gap=2)
-    assert apart is not None
-    assert apart.split('d="')[1].split('"')[0].count("M") == 2
-    assert sparkline([None, 1.0], "x") is None
-    assert "NaN" not in str(sparkline([5.0, 5.0], "flat"))
+    sparkline = environment().get_template("macros.html").module.sparkline
+    for drawn in (sparkline([1.0, 2.0, None, 3.0, 4.0], "x"), sparkline([1.0, 2.0, 3.0], "x", places=[0, 1, 9], gap=2)):
+        assert drawn.split('d="')[1].split('"')[0].count("M") == 2
+    assert sparkline([None, 1.0], "x") == ""
+    assert 'd="M3.0 18.0L157.0 18.0"' in sparkline([5.0, 5.0], "flat")
 
 
 def test_slots_are_dots_until_there_are_too_many():

@@ -22,7 +22,7 @@ from skep.weights.pull import model_path, pull_from_catalogue
 CHILD = """
 import json, sys
 from pathlib import Path
-from skep.catalog.pullable import PullableModel
+from skep.catalog.models import PullableModel
 from skep.errors import SkepError
 from skep.weights.pull import pull_from_catalogue
 say = lambda word: lambda *_: print(word, flush=True)

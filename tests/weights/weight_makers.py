@@ -5,7 +5,7 @@ import random
 import struct
 import zipfile
 
-from skep.catalog.pullable import PullableModel
+from skep.catalog.models import PullableModel
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, TEXT, ARRAY, U64, I64, F64 = range(13)
 _PACK = {

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from skep.wire.heads import HeadCache
-from skep.wire.limits import METHODS
 from skep.wire.server import HttpServer, ServerConnection
+from skep.wire.server_request import METHODS
 
 EXAMPLES = int(os.environ.get("SKEP_FUZZ_EXAMPLES", "150"))
 SEARCH = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))

@@ -15,9 +15,9 @@ import pytest
 import uvloop
 from wire_server import echo, hang_up, is_empty, serving, until
 
-from skep.wire.client import unsent_bytes
-from skep.wire.limits import ClientTimeouts, ConnectionStage, ServerLimits, SweepAction
+from skep.wire.heads import unsent_bytes
 from skep.wire.server import HttpServer
+from skep.wire.server_request import ClientTimeouts, ConnectionStage, ServerLimits, SweepAction
 
 START_LOOP = uvloop.run  # as the gateway runs
 QUICK_S = 0.15
@@ -506,7 +506,7 @@ async def test_a_crowd_beyond_the_limit_holds_no_descriptors():
 
 STARVED = """
 import asyncio, resource, socket, sys, uvloop
-from skep.wire.limits import ServerLimits
+from skep.wire.server_request import ServerLimits
 from skep.wire.server import HttpServer
 async def main():
     sock = socket.socket()

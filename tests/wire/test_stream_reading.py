@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from skep.wire.client import chunked_body_size, strip_chunk_headers
+from skep.wire.heads import chunked_body_size, strip_chunk_headers
 from skep.wire.openai import SseParser
 
 bodies = st.lists(st.binary(min_size=1, max_size=600), min_size=1, max_size=5)

@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 import pytest
 
 from skep.errors import UserError
-from skep.workload.mix import constant, gamma, parse_arrivals, poisson
+from skep.workload.traffic import constant, gamma, parse_arrivals, poisson
 
 N = 20_000
 
@@ -58,13 +58,9 @@ def test_gamma_draws_are_the_same_on_every_python():
     assert drawn == pytest.approx([4.456231949136829, 4.534572342251051, 6.435861168987508])
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [("uniform", "not known"), ("gamma", "not known"), ("gamma:x", "not a number"), ("gamma:-1", "impossible"),
-     ("gamma:nan", "impossible"), ("poisson:2", "not known"), ("", "not known")],
-)  # fmt: skip
-def test_unknown_arrivals_are_refused(text, problem):
+@pytest.mark.parametrize("text", ["uniform", "gamma", "gamma:x", "gamma:-1", "gamma:nan", "poisson:2", ""])
+def test_unknown_arrivals_are_refused(text):
     """With the forms that are known."""
-    with pytest.raises(UserError, match=problem) as caught:
+    with pytest.raises(UserError, match="not known") as caught:
         parse_arrivals(text)
-    assert caught.value.hint
+    assert "gamma:CV" in caught.value.hint

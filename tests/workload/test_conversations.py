@@ -30,15 +30,6 @@ def test_context_grows_by_the_answers():
     assert third[-1]["content"] == script.turns[2]
 
 
-def test_turns_that_cannot_be_are_a_fault_of_the_caller():
-    """Too few answers, or a turn beyond the last."""
-    (script,) = some(conversations, 1, turns=2)
-    with pytest.raises(IndexError):
-        script.messages(2, ["a", "b"])
-    with pytest.raises(ValueError, match="shorter"):
-        script.messages(1, [])
-
-
 def test_conversations_are_distinct_and_come_from_the_seed():
     """No two begin alike; kinds take turns."""
     scripts = some(conversations, 200, turns=3)

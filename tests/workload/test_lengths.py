@@ -10,9 +10,8 @@ from itertools import islice
 import pytest
 
 from skep.errors import UserError
-from skep.workload.calibration import TokenCalibration, calibrate, sample_prompts
 from skep.workload.filling import CHARS_PER_PIECE, cut, pieces
-from skep.workload.prompts import KINDS, coding_prompts
+from skep.workload.prompts import KINDS, calibrate, coding_prompts, sample_prompts
 
 TARGETS = [30, 40, 79, 80, 150, 170, 300, 1000, 8192]
 targets = pytest.mark.parametrize("tokens", TARGETS)
@@ -128,11 +127,6 @@ def test_nothing_counted_is_an_error(counted):
     """Rather than a made-up ratio."""
     with pytest.raises(UserError, match="no text was counted"):
         calibrate(counted)
-
-
-def test_without_a_measurement_no_error_is_claimed():
-    """None means unknown."""
-    assert TokenCalibration().error is None
 
 
 @pytest.mark.parametrize("tokens", [40, 100, 150, 300, 1000, 4000])

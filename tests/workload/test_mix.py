@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skep.errors import UserError
-from skep.workload.mix import TrafficClass, parse_classes, with_agents
+from skep.workload.traffic import TrafficClass, parse_classes, with_agents
 
 STEADY = {"shape": "steady", "agents": 3}
 
@@ -30,36 +30,39 @@ def test_the_documented_example_is_read():
 
 
 @pytest.mark.parametrize(
-    ("values", "problem", "hint"),
+    ("values", "problem"),
     [
-        ({"shape": "stedy", "agents": 1}, "class `a`: `shape` is `stedy`", "did you mean `steady`"),
-        ({"agents": 1}, "`shape` is missing", "`open`"),
-        (STEADY | {"max_token": 5}, "class `a`: `max_token` is not known", "did you mean `max_tokens`"),
-        (STEADY | {"zzz": 5}, "`zzz` is not known", "known: shape"),
-        (STEADY | {"name": "b"}, "`name` is not known", ""),
-        (STEADY | {"agents": 0}, "`agents` is `0`", "from 1"),
-        (STEADY | {"agents": True}, "`agents` is `True`", "whole number"),
-        (STEADY | {"agents": 2.5}, "`agents` is `2.5`", "whole number"),
-        (STEADY | {"priority": "urgent"}, "`priority` is `urgent`", "`interactive`, `normal`, `batch`"),
-        (STEADY | {"prompt_tokens": 5}, "`prompt_tokens` is `5`", "30"),
-        (STEADY | {"max_tokens": "64"}, "`max_tokens` is `64`", "whole number"),
-        (STEADY | {"think_s": float("nan")}, "`think_s` is `nan`", "a number"),
-        (STEADY | {"rate": 2}, "`rate` has no meaning for the shape `steady`", "`open`"),
-        (STEADY | {"turns": 3}, "`turns` has no meaning", "`conversation`"),
-        (STEADY | {"share": 0.5}, "`agents` and `share` that are both given", "one of the two"),
-        ({"shape": "steady"}, "both missing", "one of the two"),
-        ({"shape": "open"}, "`rate` is missing", "per second"),
-        ({"shape": "open", "rate": 1, "agents": 2}, "`agents` has no meaning", "`steady` or `conversation`"),
-        ({"shape": "open", "rate": 1, "arrivals": "gama:2"}, "`arrivals` is `gama:2`", "gamma:CV"),
-        ({"shape": "conversation", "agents": 2}, "`turns` is 1", "two turns or more"),
-        (7, "not a table", "shape"),
+        ({"shape": "stedy", "agents": 1}, "class `a`: `shape` must be one of `steady`, .*, not `stedy`"),
+        ({"agents": 1}, "`shape` is missing: one of .*`open`"),
+        (STEADY | {"max_token": 5}, "class `a`: `max_token` is not known; did you mean `max_tokens`"),
+        (STEADY | {"zzz": 5}, "`zzz` is not known; known: .*`shape`"),
+        (STEADY | {"name": "b"}, "`name` is not known"),
+        (STEADY | {"agents": 0}, "`agents` must be a whole number from 1 .*, not `0`"),
+        (STEADY | {"agents": True}, "`agents` must be a whole number .*, not `true`"),
+        (STEADY | {"agents": 2.5}, "`agents` must be a whole number .*, not `2.5`"),
+        (STEADY | {"priority": "urgent"}, "`priority` must be one of `interactive`, `normal`, `batch`, not `urgent`"),
+        (STEADY | {"prompt_tokens": 5}, "`prompt_tokens` must be a whole number from 30 .*, not `5`"),
+        (STEADY | {"max_tokens": "64"}, "`max_tokens` must be a whole number .*, not `64`"),
+        (STEADY | {"think_s": float("nan")}, "`think_s` must be a number from 0 to 86400, not `NaN`"),
+        (STEADY | {"rate": 2}, "`rate` has no meaning for the shape `steady`: it belongs to open"),
+        (STEADY | {"turns": 3}, "`turns` has no meaning .* belongs to conversation"),
+        (STEADY | {"share": 0.5}, "`agents` and `share` are both given: give one of the two"),
+        ({"shape": "steady"}, "both missing: give one of the two"),
+        ({"shape": "open"}, "`rate` is missing: .* requests per second"),
+        (
+            {"shape": "open", "rate": 1, "agents": 2},
+            "`agents` has no meaning .* steady and conversation",
+        ),
+        ({"shape": "open", "rate": 1, "arrivals": "gama:2"}, "`arrivals` must be .*gamma:CV.*, not `gama:2`"),
+        ({"shape": "conversation", "agents": 2}, "`turns` is 1: a conversation has two turns or more"),
+        (7, "not a table of fields, such as `shape`"),
     ],
 )
-def test_wrong_fields_are_named(values, problem, hint):
-    """The class, the field, what is wrong and what next."""
+def test_wrong_fields_are_named(values, problem):
+    """The class, the field, what is wrong and what is wanted."""
     with pytest.raises(UserError, match=problem) as caught:
         parse_classes({"a": values})
-    assert hint in caught.value.hint
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 41, "ä", "a/b"])

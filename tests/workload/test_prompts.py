@@ -10,23 +10,24 @@ import re
 import subprocess
 import sys
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
 from skep.workload.filling import FIELDS, FULL, THINGS, TINY
-from skep.workload.items import VERSION
-from skep.workload.prompts import KINDS, TARGETS, Prompt, coding_prompts, conversations, prefill_heavy, shared_prefix
-from skep.workload.traces import read_trace, trace_messages
+from skep.workload.prompts import (
+    KINDS,
+    TARGETS,
+    VERSION,
+    Prompt,
+    coding_prompts,
+    conversations,
+    prefill_heavy,
+    shared_prefix,
+)
+from skep.workload.traffic import read_trace, trace_messages
 
 sizes = pytest.mark.parametrize("size", list(TARGETS))
-
-DIGEST = """
-import hashlib, itertools, random
-from skep.workload.prompts import coding_prompts
-texts = (p.text for size in ("short", "medium", "long")
-         for p in itertools.islice(coding_prompts(random.Random(0), size=size), 40))
-print(hashlib.sha256("".join(texts).encode()).hexdigest())
-"""
 
 
 def some(n: int, *, seed: int = 1, **options) -> list[Prompt]:
@@ -87,28 +88,11 @@ def test_order_of_the_kinds_comes_from_the_seed():
     assert len({some(1, seed=seed)[0].kind for seed in range(40)}) == 5
 
 
-@sizes
-def test_same_seed_gives_the_same_prompts(size):
-    """And another seed gives others."""
-    assert some(20, seed=5, size=size) == some(20, seed=5, size=size)
-    assert not {p.text for p in some(20, seed=5, size=size)} & {p.text for p in some(20, seed=6, size=size)}
-
-
-def test_prompts_are_made_one_at_a_time():
-    """The stream takes from its generator only what the prompts taken so far need."""
-    rng = random.Random(4)
-    stream = coding_prompts(rng, size="short")
-    next(stream)
-    after_one = rng.getstate()
-    next(stream)
-    assert rng.getstate() != after_one
-
-
 @pytest.mark.parametrize("hash_seed", ["0", "1", "4242"])
 def test_prompts_do_not_depend_on_the_process(hash_seed):
     """No set or hash order shows through."""
-    environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-    command = [sys.executable, "-c", DIGEST]
+    environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", "import test_prompts; print(test_prompts.digest())"]
     output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert output.strip() == digest()
 
@@ -149,12 +133,3 @@ def test_vocabulary_has_no_repeats():
     """A word listed twice would be drawn twice as often."""
     assert len(set(THINGS)) == len(THINGS)
     assert len(set(FIELDS)) == len(FIELDS)
-
-
-def test_messages_for_the_chat_api():
-    """System first, then user."""
-    assert Prompt("fix", "be", "do").messages == [
-        {"role": "system", "content": "be"},
-        {"role": "user", "content": "do"},
-    ]
-    assert Prompt("fix", "be", "do").text == "be\n\ndo"

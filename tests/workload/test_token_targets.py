@@ -12,12 +12,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from skep.engines.base import REPORT_FD, Launch
-from skep.engines.embedded import Embedded
+from skep.engines.llamacpp import Embedded
 from skep.paths import user_paths
 from skep.weights.pull import installed, pull
-from skep.workload.calibration import calibrate, sample_prompts
-from skep.workload.prompts import coding_prompts, prefill_heavy
-from skep.workload.traces import read_trace, trace_messages
+from skep.workload.prompts import calibrate, coding_prompts, prefill_heavy, sample_prompts
+from skep.workload.traffic import read_trace, trace_messages
 
 pytestmark = pytest.mark.engine
 MODEL = "smollm2-135m"

@@ -8,7 +8,7 @@ import pytest
 
 from skep.errors import UserError
 from skep.workload.filling import CHARS_PER_PIECE, pieces
-from skep.workload.traces import read_trace, trace_messages
+from skep.workload.traffic import read_trace, trace_messages
 
 # In the form of the traces published with the FAST '25 paper.
 MOONCAKE = """\
@@ -120,13 +120,13 @@ def test_newer_name_of_the_limit_and_none_at_all():
     [
         ("{", "line 2 .* not JSON"),
         ("[1]", "line 2 .* not a JSON object"),
-        ('{"prompt": "x"}', "line 2 .* unknown format"),
+        ('{"prompt": "x"}', "line 2 .*`timestamp` is missing"),
         (BATCH[0], "line 2 .* a batch line among mooncake lines"),
         (line(timestamp=None), "line 2 .*`timestamp` is missing"),
-        (line(timestamp="soon"), "line 2 .*`timestamp` is `soon`"),
+        (line(timestamp="soon"), "line 2 .*`timestamp` must be a number .*, not `soon`"),
         (line(timestamp=-1), "line 2 .*`timestamp`"),
         (line(timestamp=True), "line 2 .*`timestamp`"),
-        (line(input_length=0), "line 2 .*`input_length` is `0`"),
+        (line(input_length=0), "line 2 .*`input_length` must be a whole number from 1 up, not `0`"),
         (line(output_length=2.5), "line 2 .*`output_length`"),
         (line(hash_ids=None), "line 2 .*`hash_ids`"),
         (line(hash_ids=["a", "b"]), "line 2 .*`hash_ids`"),
@@ -149,7 +149,7 @@ def test_wrong_lines_are_named(bad, problem):
         ({"body": "text"}, "no `body`"),
         ({"body": {"messages": []}}, "`body.messages`"),
         ({"body": {"messages": ["hello"]}}, "`body.messages`"),
-        ({"body": {"messages": [{"role": "user"}], "max_tokens": 0}}, "`max_tokens` is `0`"),
+        ({"body": {"messages": [{"role": "user"}], "max_tokens": 0}}, "`body.max_tokens` must be .*, not `0`"),
     ],
 )
 def test_wrong_batch_lines_are_named(changes, problem):

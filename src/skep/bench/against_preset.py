@@ -11,12 +11,19 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.compare import ComparedRun
-from skep.bench.metrics import repeat_of, task_tok_s
-from skep.bench.records import LevelSummary
+from skep.bench.metrics import LevelSummary, repeat_of, task_tok_s
 from skep.catalog.models import find_geometry
 from skep.catalog.names import squeeze
-from skep.catalog.needs import RunEnvironment, figures_lost, other_cards, stand_in_words, version_beside
-from skep.catalog.presets import Need, Preset, Published
+from skep.catalog.presets import (
+    Need,
+    Preset,
+    Published,
+    RunEnvironment,
+    figures_lost,
+    other_cards,
+    stand_in_words,
+    version_beside,
+)
 from skep.errors import UserError
 from skep.paths import LOOPBACK
 from skep.stats.percentiles import runs_interval

@@ -14,15 +14,12 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.metrics import by_repeat, repeat_of, tpot_ms, tpot_values, ttft_values
-from skep.bench.records import SweepSummary
-from skep.bench.request import Sender
+from skep.bench.metrics import SweepSummary, by_repeat, repeat_of, tpot_ms, tpot_values, ttft_values
 from skep.bench.session import OnProgress
 from skep.bench.sweep import SweepPlan, run_sweep
-from skep.bench.tasks import TaskMaker, Workload
+from skep.bench.tasks import Sender, TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
-from skep.catalog.models import find_geometry
-from skep.catalog.pullable import find_pullable
+from skep.catalog.models import find_geometry, find_pullable
 from skep.config.rigs import ResolvedRig, cpu_rig, parse_rig, rig_of_host
 from skep.deploy.plan_request import ModelFound, PlanFlags, pins_of, read_model
 from skep.deploy.stored_calibration import calibration_for, host_key

@@ -12,16 +12,23 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.metrics import by_repeat, repeat_of, task_tok_s, tpot_values, ttft_values
-from skep.bench.recording import Identity, Recording
-from skep.bench.records import Comparison, LevelSummary, SweepSummary
-from skep.bench.session import SessionProgress
+from skep.bench.metrics import (
+    Comparison,
+    LevelSummary,
+    SweepSummary,
+    by_repeat,
+    repeat_of,
+    task_tok_s,
+    tpot_values,
+    ttft_values,
+)
+from skep.bench.session import Identity, Recording, SessionProgress
 from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED
 from skep.bench.sweep import Sweep, SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker
 from skep.catalog.gpus import HostFacts
 from skep.errors import UserError
-from skep.stats.percentiles import paired_ratio_interval, percentile
+from skep.stats.percentiles import percentile
 from skep.stats.versus import Judgement, judge
 from skep.store.database import Store
 from skep.store.records import Request, RunState, StoredRun
@@ -198,7 +205,7 @@ async def _take_turns(plan: SweepPlan, a: Sweep, b: Sweep) -> None:
     def is_known(pairs: list[tuple[float, float]]) -> bool:
         if len(pairs) < FEWEST or any(not low for pair in pairs for low in pair):
             return False
-        found = paired_ratio_interval(pairs)
+        found, _ = judge(*zip(*pairs, strict=True), higher_is_better=True, paired=True)
         return found is not None and found.half_width <= plan.precision
 
     began = time.monotonic()

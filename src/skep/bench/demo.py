@@ -10,12 +10,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import LoadGenerator
 from skep.bench.load_shapes import OnRow, steady
-from skep.bench.recording import Identity, Recording, fingerprint_of
-from skep.bench.records import LevelSummary, SweepSummary
-from skep.bench.request import BenchTask, Sender
+from skep.bench.metrics import LevelSummary, SweepSummary
+from skep.bench.session import Identity, LoadGenerator, Recording, fingerprint_of
 from skep.bench.summary import summarise
+from skep.bench.tasks import BenchTask, Sender
 from skep.host.facts import read_host
 from skep.store.database import Store
 from skep.store.records import EngineTimings, Request

@@ -10,8 +10,7 @@ import msgspec
 
 from skep.catalog.names import did_you_mean
 from skep.errors import EndpointError, KeyRefused, UserError
-from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import HttpResponse, fetch, fetch_if_there
+from skep.wire.client import HttpResponse, Pool, WireFailure, fetch, fetch_if_there
 from skep.wire.heads import Origin, parse_url
 
 PROPS = {"total_slots": "slots", "build_info": "build", "model_path": "model_path"}  # llama.cpp's name, and ours
@@ -36,13 +35,18 @@ class Endpoint(msgspec.Struct, frozen=True):
         return bool(self.engine.get("simulated"))
 
 
+def api_of(url: str, key: str | None) -> tuple[Origin, str, dict[str, str]]:
+    """Return where an OpenAI-compatible server is asked: its origin, what stands before each path, and headers."""
+    origin, path = parse_url(url)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return origin, path if path.endswith("/v1") else f"{path}/v1", headers
+
+
 async def find_endpoint(
     url: str, model: str | None, *, key: str | None = None, api: str = "openai", timeout_s: float = 10.0
 ) -> Endpoint:
     """Check that the URL answers and knows the model. `model` None: the only one it serves. `api`: openai or ollama."""
-    origin, path = parse_url(url)
-    base = path if path.endswith("/v1") else f"{path}/v1"
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    origin, base, headers = api_of(url, key)
     pool = Pool(origin, connect_timeout_s=timeout_s)
     try:
         answer = await fetch(pool, "GET", f"{base}/models", headers=headers, timeout_s=timeout_s)

@@ -11,21 +11,36 @@ import asyncio
 import resource
 import struct
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Self
 
 import msgspec
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_shapes import TimeWindow, TrafficStream, run_streams, wait_for_begin
-from skep.bench.meters import ClientHealth, garbage_kept, watch_client
-from skep.bench.request import Sender
+from skep.bench.load_shapes import (
+    ClientHealth,
+    OnRow,
+    TimeWindow,
+    garbage_kept,
+    run_streams,
+    wait_for_begin,
+    watch_client,
+)
+from skep.bench.tasks import Sender, TrafficStream
+from skep.errors import SkepError
+from skep.host.power import PowerMeter
 from skep.store.records import Request
 from skep.wire.client import Pool
 
 LENGTH = struct.Struct(">I")
 SEND_EVERY_S = 0.25
 FRESH_S = 2.0  # a connection is not kept much longer than that while nothing is sent, here or by a server
+
+STREAM_LIMIT = 1 << 26
+LEAD_S = 0.5  # for the word to arrive that they begin
 
 
 class LoadJob(msgspec.Struct, frozen=True):
@@ -137,6 +152,122 @@ class _Outbox:
         while True:
             await asyncio.sleep(SEND_EVERY_S)
             self.flush()
+
+
+class LoadProcess:
+    """One `skep.bench.load_process`. Ends when it is killed, and when this process ends."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls) -> Self:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "skep.bench.load_process",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            limit=STREAM_LIMIT, start_new_session=True,  # Ctrl-C is the parent's to answer
+        )  # fmt: skip
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ready(self) -> None:
+        """Wait until the process takes jobs, so that its start is not measured."""
+        assert self._process.stdout is not None
+        if await read_frame(self._process.stdout) is None:
+            raise SkepError("a load process did not start", hint="try --processes 1")
+
+    async def prepare(self, job: LoadJob) -> None:
+        """Send the job and wait until the process is ready to begin it."""
+        self._tell(job)
+        await self._heard()
+
+    async def work(self, begin: Begin, on_row: OnRow, health: ClientHealth) -> None:
+        """Start the prepared job, hand its rows on as they come, and check that none is missing."""
+        self._tell(begin)
+        got, news = 0, None
+        while news is None or not news.last:
+            news = await self._heard()
+            for row in news.rows:
+                on_row(row)
+            got += len(news.rows)
+        if got != news.made:
+            raise SkepError(f"a load process reported {got} of {news.made} requests", hint="please report it")
+        health.add_worst(news.lag_p99_ms, news.lag_max_ms, news.cpu_share, news.late_ms)
+
+    def _tell(self, message: LoadJob | Begin) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(framed(message))
+
+    async def _heard(self) -> LoadUpdate:
+        assert self._process.stdout is not None
+        frame = await read_frame(self._process.stdout)
+        if frame is None:
+            code = await self._process.wait()
+            raise SkepError(f"a load process ended by itself (exit code {code})", hint="try --processes 1")
+        return decode_news(frame)
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def wait(self) -> None:
+        await self._process.wait()
+
+
+class LoadProcesses:
+    """`run` starts as many as there are jobs. `close` ends them; so does a run that breaks off."""
+
+    def __init__(self) -> None:
+        self.processes: list[LoadProcess] = []
+
+    async def run(self, jobs: Sequence[LoadJob], on_row: OnRow, meter: PowerMeter | None = None) -> ClientHealth:
+        health = ClientHealth()
+
+        async def begin_to_measure() -> None:
+            """When the first process begins: at once, unless all wait for a common moment."""
+            if all(one.at_s is not None for one in begins):
+                await asyncio.sleep(LEAD_S)
+            if meter is not None:
+                meter.begin()
+
+        try:
+            fresh = [await LoadProcess.start() for _ in range(len(jobs) - len(self.processes))]
+            self.processes += fresh
+            for process in fresh:
+                await process.ready()
+            at_work = self.processes[: len(jobs)]
+            async with asyncio.TaskGroup() as group:
+                for process, job in zip(at_work, jobs, strict=True):
+                    group.create_task(process.prepare(job))
+            begins = beginnings(jobs, time.monotonic())
+            async with asyncio.TaskGroup() as group:
+                group.create_task(begin_to_measure())
+                for process, begin in zip(at_work, begins, strict=True):
+                    group.create_task(process.work(begin, on_row, health))
+            health.energy = meter.end() if meter is not None else None
+        except BaseExceptionGroup as group_error:
+            await self.close()
+            raise group_error.exceptions[0] from None
+        except BaseException:
+            await self.close()  # they work on for nobody
+            raise
+        return health
+
+    async def close(self) -> None:
+        processes, self.processes = self.processes, []
+        for process in processes:
+            process.kill()
+        for process in processes:
+            await process.wait()
+
+
+def beginnings(jobs: Sequence[LoadJob], now_s: float) -> list[Begin]:
+    """Return when each job begins: several processes that follow a schedule share one moment, shortly ahead."""
+    together = len(jobs) > 1
+    return [Begin(now_s + LEAD_S - job.origin_s if together and job.follows_clock else None) for job in jobs]
 
 
 async def serve() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+import gc
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from random import Random
@@ -13,11 +16,16 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from skep.bench.request import BenchTask, EncodedRequest, Sender
+from skep.bench.summary import CPU_LIMIT, LAG_LIMIT_MS, LATE_LIMIT_MS
+from skep.bench.tasks import BenchTask, EncodedRequest, Repetition, Sender, TrafficStream
+from skep.stats.percentiles import percentile
 from skep.store.records import Request
 from skep.workload.filling import capped_exponential
 from skep.workload.prompts import ConversationScript
 
+SAMPLE_EVERY_S = 0.02
+FEW_SAMPLES = 200
+RARELY = (200_000, 50, 1000)
 OnRow = Callable[[Request], None]
 Load = Callable[[Sender, OnRow], Awaitable[None]]
 Conversation = tuple[BenchTask, ConversationScript]  # the task of its first turn, without messages
@@ -97,25 +105,6 @@ async def run_conversations(
     async with asyncio.TaskGroup() as agents:
         for _ in range(width):
             agents.create_task(agent())
-
-
-class Repetition(msgspec.Struct, frozen=True):
-    """How tasks repeat when all were sent: each comes again with another first line."""
-
-    tasks: int  # of the whole stream, of which a worker has some
-    message: int  # the one whose first line changes
-
-
-class TrafficStream(msgspec.Struct, frozen=True):
-    """`width` agents that take tasks in turn: `offsets` says when each is due, `scripts` makes each a conversation."""
-
-    tasks: list[BenchTask]
-    width: int
-    offsets: list[float] | None = None
-    scripts: list[ConversationScript] = []
-    again: Repetition | None = None  # None: each task once
-    think_s: float = 0.0  # mean pause of an agent between two tasks
-    seed: str = ""  # of these pauses
 
 
 class TimeWindow(msgspec.Struct, frozen=True):
@@ -221,3 +210,72 @@ def conversations(stream: TrafficStream) -> Iterator[Conversation]:
         for first, script in zip(stream.tasks, stream.scripts, strict=True):
             index, session = first.index + later * len(script.turns), (first.session or 0) + later
             yield replace(first, index=index, session=session), replace(script, system=f"{number}. {script.system}")
+
+
+@dataclass(slots=True)
+class ClientHealth:
+    lags_ms: list[float] = field(default_factory=list)
+    cpu_share: float = 0.0
+    late_ms: float = 0.0  # the latest beginning
+    energy: Mapping[str, Any] | None = None  # drawn by the machine meanwhile; None: nothing measured it
+    _others: list[tuple[float, float]] = field(default_factory=list)  # p99 and largest lag of other processes
+
+    @property
+    def lag_p99_ms(self) -> float:
+        """The p99 of the event loop's lag. A short run is counted without its two worst moments."""
+        counted = sorted(self.lags_ms)[:-2] if len(self.lags_ms) < FEW_SAMPLES else self.lags_ms
+        return max([percentile(counted, 99) if counted else 0.0, *(p99 for p99, _ in self._others)])
+
+    @property
+    def lag_max_ms(self) -> float:
+        return max([0.0, *self.lags_ms, *(largest for _, largest in self._others)])
+
+    def add_worst(self, lag_p99_ms: float, lag_max_ms: float, cpu_share: float, late_ms: float = 0.0) -> None:
+        """Add what another load process measured of itself; the worst process counts."""
+        self._others.append((lag_p99_ms, lag_max_ms))
+        self.cpu_share = max(self.cpu_share, cpu_share)
+        self.late_ms = max(self.late_ms, late_ms)
+
+    @property
+    def late(self) -> bool:
+        return self.late_ms > LATE_LIMIT_MS
+
+    @property
+    def limited(self) -> bool:
+        return self.lag_p99_ms > LAG_LIMIT_MS or self.cpu_share > CPU_LIMIT or self.late
+
+
+@contextmanager
+def garbage_kept() -> Iterator[None]:
+    """Collect once before the block, and hardly ever while it runs. A heap that was frozen before stays frozen."""
+    before, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*RARELY)  # a collection over a million times and texts takes tens of milliseconds
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        if not was_frozen:
+            gc.unfreeze()
+
+
+@asynccontextmanager
+async def watch_client() -> AsyncIterator[ClientHealth]:
+    """Samples while the block runs; `cpu_share` is there after it."""
+    health = ClientHealth()
+    cpu, wall = time.process_time(), time.monotonic()
+
+    async def sample() -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + SAMPLE_EVERY_S
+            await asyncio.sleep(SAMPLE_EVERY_S)
+            health.lags_ms.append(max(0.0, (loop.time() - due) * 1000))
+
+    sampler = asyncio.create_task(sample())
+    try:
+        yield health
+    finally:
+        sampler.cancel()
+        health.cpu_share = (time.process_time() - cpu) / max(1e-9, time.monotonic() - wall)

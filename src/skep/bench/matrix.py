@@ -9,28 +9,33 @@ import secrets
 import shlex
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from skep.bench.records import SweepSummary
+from skep.bench.endpoint import api_of
+from skep.bench.metrics import SweepSummary
 from skep.errors import EngineError, SkepError, UserError
 from skep.files import open_log
 from skep.host.power import gpu_memory_used, wait_until_clear
 from skep.host.processes import MARK, kill_marked
 from skep.units import format_bytes, parse_seconds
-from skep.wire.client import WireFailure
-from skep.wire.fetch import fetch_once
+from skep.wire.client import WireFailure, fetch_once
 from skep.wire.heads import parse_url
+from skep.workload.items import Demand, field_faults, is_text
 
 STOP_WITHIN_S = 20.0
 CLEAR_WITHIN_S = 60.0
 LOOK_EVERY_S = 0.25
 LAST_LINES = 3
-_FIELDS = ("name", "url", "model", "start", "run", "ready_within", "key_env", "env")
+_TEXT: Demand = ("a text that is not blank", is_text)
+_FIELDS: Mapping[str, Demand] = {
+    **dict.fromkeys(("url", "model", "start", "run", "ready_within", "key_env"), _TEXT),
+    "env": ('a table such as { CUDA_VISIBLE_DEVICES = "0" }', lambda value: isinstance(value, Mapping)),
+}
 
 
 class MatrixConfig(msgspec.Struct, frozen=True):
@@ -60,15 +65,29 @@ Measure = Callable[[MatrixConfig], Awaitable[SweepSummary]]
 
 def parse_matrix(document: Mapping[str, Any]) -> list[MatrixConfig]:
     entries = document.get("config")
+    hint = 'write [[config]] with a name and a url, start or run, such as name = "2x GPU, NVLink"'
     if not isinstance(entries, list) or not entries:
-        hint = "write [[config]] with a name and a url, start or run"
         raise UserError("the matrix names no configuration", hint=hint)
-    configs = [_config(place, entry) for place, entry in enumerate(entries, start=1)]
-    names = [config.name for config in configs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"two configurations are called `{twice}`", hint="give each a name of its own")
+    configs: list[MatrixConfig] = []
+    for place, entry in enumerate(entries, start=1):
+        if (fault := next(_faults(entry), None)) is not None:
+            raise UserError(f"configuration {place}: {fault}", hint=hint)
+        within_s = parse_seconds(entry.get("ready_within", "10m"))
+        env = {str(key): str(value) for key, value in entry.get("env", {}).items()}
+        texts = {key: value for key, value in entry.items() if key not in ("env", "ready_within")}
+        if texts["name"] in (config.name for config in configs):
+            raise UserError(f"two configurations are called `{texts['name']}`", hint="give each a name of its own")
+        configs.append(MatrixConfig(**texts, ready_within_s=within_s, env=env))
     return configs
+
+
+def _faults(entry: Any) -> Iterator[str]:
+    if not isinstance(entry, Mapping):
+        yield "it has no name"
+        return
+    yield from field_faults(entry, {"name": _TEXT}, _FIELDS)
+    if ("run" in entry) == ("url" in entry):
+        yield "it needs a url or a run, not both; start goes with a url"
 
 
 async def run_matrix(
@@ -98,7 +117,8 @@ async def run_matrix(
         if config.start is not None and baseline is not None:
             held = await asyncio.to_thread(wait_until_clear, gpu_memory_used, baseline, CLEAR_WITHIN_S)
             if held:
-                holds = f"GPU {held[0][0]} still holds {format_bytes(held[0][1])} after `{config.name}` was stopped"
+                index, excess = next(iter(held.items()))
+                holds = f"GPU {index} still holds {format_bytes(excess)} after `{config.name}` was stopped"
                 blocked = f"not run: {holds}; `nvidia-smi` shows which process"
         cells.append(cell)
     return cells
@@ -134,10 +154,7 @@ async def started(config: MatrixConfig, folder: Path) -> AsyncIterator[float]:
 
 
 async def _until_ready(config: MatrixConfig, process: asyncio.subprocess.Process, log: Path, began: float) -> None:
-    origin, path = parse_url(config.url or "", name="url")
-    base = path if path.endswith("/v1") else f"{path}/v1"
-    key = os.environ.get(config.key_env or "")
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    origin, base, headers = api_of(config.url or "", os.environ.get(config.key_env or ""))
     while time.monotonic() - began < config.ready_within_s:
         if process.returncode is not None:
             raise EngineError(f"it ended with exit code {process.returncode}: {last_words(log)}", hint=f"see {log}")
@@ -166,24 +183,3 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 def last_words(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return " | ".join(lines[-LAST_LINES:]) or "it wrote nothing"
-
-
-def _config(place: int, entry: Any) -> MatrixConfig:
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str) or not entry["name"]:
-        raise UserError(f"configuration {place} has no name", hint='write name = "2x GPU, NVLink"')
-    whose, env = f"configuration `{entry['name']}`", entry.get("env", {})
-    unknown = next((key for key in entry if key not in _FIELDS), None)
-    if unknown is not None:
-        raise UserError(f"{whose}: `{unknown}` is not known", hint=f"known: {', '.join(_FIELDS)}")
-    wrong = next((key for key in _FIELDS if key != "env" and not isinstance(entry.get(key, ""), str)), None)
-    if wrong is not None:
-        raise UserError(f"{whose}: `{wrong}` is not a string", hint="put it in quotes")
-    if not isinstance(env, Mapping):
-        raise UserError(f"{whose}: `env` is not a table", hint='write env = { CUDA_VISIBLE_DEVICES = "0" }')
-    if ("run" in entry) == ("url" in entry):
-        raise UserError(f"{whose} needs a url or a run, not both", hint="start goes with a url")
-    if "start" in entry and not entry["start"].strip():
-        raise UserError(f"{whose}: `start` is empty", hint="give it a command, or leave it out")
-    ready_within_s = parse_seconds(entry.get("ready_within", "10m"))
-    texts = {key: entry[key] for key in entry if key not in ("env", "ready_within")}
-    return MatrixConfig(**texts, ready_within_s=ready_within_s, env={str(key): str(env[key]) for key in env})

@@ -9,14 +9,164 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from itertools import groupby, pairwise
 from statistics import fmean, median
 from typing import Any
 
-from skep.bench.records import Clock, Disagreement, Energy, LevelSummary, RepeatSummary
-from skep.stats.percentiles import percentiles, runs_interval
+import msgspec
+
+from skep.stats.percentiles import Percentiles, percentiles, runs_interval
+from skep.stats.turning import Turning
+from skep.stats.versus import Judgement
 from skep.store.records import Request
 from skep.units import Interval
+
+
+class RepeatSummary(msgspec.Struct, frozen=True):
+    """One run of one level."""
+
+    repeat: int
+    wall_s: float
+    output_tokens: int
+    effective_tok_s: float
+    plateau_tok_s: float | None = None
+    client_limited: bool = False
+    counted: bool = True  # False: left out of the level's figures
+    why: str = ""  # the client was the limit
+
+
+class Energy(msgspec.Struct, frozen=True):
+    """Energy that the GPUs used while a level ran. Absent where nothing measures it."""
+
+    joules: float
+    seconds: float
+    joules_per_token: float | None
+    mean_w: float
+    max_w: float
+    throttled: tuple[str, ...] = ()  # reasons seen: "power cap", "thermal", ...
+    source: str = "NVML"  # "NVML energy counter" | "NVML power samples"
+
+
+class Clock(Enum):
+    """Which of the engine's figures stands against which of the client's."""
+
+    DECODE = "decode speed"
+    FIRST_TOKEN = "time to first token"  # noqa: S105
+    TOKENS = "output tokens"
+
+
+class Disagreement(msgspec.Struct, frozen=True):
+    """Client and engine say different things of the same requests, with the likely cause."""
+
+    clock: Clock
+    client: float
+    engine: float
+    cause: str
+
+
+class LevelSummary(msgspec.Struct, frozen=True):
+    """All runs of one level together. Figures are of the runs that count; `wall_s` is the sum over them."""
+
+    concurrency: int
+    requests: int
+    failed: int
+    output_tokens: int
+    wall_s: float
+    effective_tok_s: float | None  # None: not one request succeeded
+    effective_low: float | None  # slowest and fastest run of the level: the spread
+    effective_high: float | None
+    task_tok_s: float | None  # median over tasks of tokens / (last - first token)
+    contention_pct: float | None  # None without C=1
+    ttft_ms: Percentiles | None
+    tpot_ms: Percentiles | None
+    engine_tok_s: float | None  # the engine's own decode speed per stream, median; None: it does not say
+    cached_prompt_share: float | None
+    truncated: int  # answers that ended at the token limit
+    client_limited: bool
+    repeats: tuple[RepeatSummary, ...] = ()
+    traffic: str = ""  # of which kind of traffic; "": of all together
+    thinking: bool = False  # agents in conversation, who pause between turns: fewer than C are in flight
+    effective_interval: Interval | None = None  # 95 %, of the mean over runs; None with fewer than three
+    ttft_interval: Interval | None = None  # 95 %, of the runs' medians, in ms
+    tpot_interval: Interval | None = None
+    plateau_tok_s: float | None = None  # while at least 95 % of C were in flight; None: that was never so
+    task_tok_s_whole: float | None = None  # median over tasks of tokens / (last token - sending): TTFT included
+    first_byte_ms: Percentiles | None = None
+    gap_ms: Percentiles | None = None  # between two tokens, over all tokens of all requests
+    total_ms: Percentiles | None = None  # from sending (or when it was due) to the end
+    queued_ms: Percentiles | None = None  # in skep's gateway
+    prompt_tokens: float | None = None  # mean of a request
+    output_tokens_each: float | None = None  # mean of a request
+    delivered: float | None = None  # requests really in flight while the level was full, as a share of C
+    finish_reasons: tuple[tuple[str, int], ...] = ()
+    errors: tuple[tuple[str, int], ...] = ()  # by kind
+    energy: Energy | None = None
+    clocks: tuple[Disagreement, ...] = ()
+    late_ms: float | None = None  # load processes began so much too late; None: in time
+
+    @property
+    def counted(self) -> tuple[RepeatSummary, ...]:
+        """The runs that its figures are made of."""
+        return tuple(repeat for repeat in self.repeats if repeat.counted)
+
+    @property
+    def left_out(self) -> tuple[RepeatSummary, ...]:
+        return tuple(repeat for repeat in self.repeats if not repeat.counted)
+
+
+class Speedup(msgspec.Struct, frozen=True):
+    """The same tasks one after the other and all at once. Given in several ways, as answers differ in length."""
+
+    tasks: int  # of one run
+    concurrency: int
+    serial_wall_s: float  # of one run, the mean
+    swarm_wall_s: float
+    by_wall: float
+    by_tokens: float | None  # ratio of effective tok/s
+    by_wall_whole: float | None  # by wall time of the tasks truncated in neither batch
+    by_tokens_whole: float | None
+    truncated_serial: int
+    truncated_swarm: int
+    tokens_serial: int
+    tokens_swarm: int
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """Which levels kept the limits asked for. `safe`: the highest C that did, with none below it that did not."""
+
+    limits: str
+    highest_met: int | None
+    lowest_failed: int | None
+    safe: int | None
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """One figure of one level in two runs. `ratio` is B over A; better and worse know which way is up."""
+
+    concurrency: int
+    metric: str  # "effective tok/s", "TTFT p50", ...
+    a: float | None
+    b: float | None
+    ratio: Interval | None
+    judgement: Judgement
+    why: str = ""  # where it is not comparable
+
+
+class SweepSummary(msgspec.Struct, frozen=True):
+    run_id: str
+    levels: tuple[LevelSummary, ...]
+    serial_wall_s: float | None
+    swarm_wall_s: float | None
+    speedup: float | None
+    client_limited: bool
+    classes: tuple[LevelSummary, ...] = ()  # by kind of traffic, where a load mixes several
+    turning: Turning | None = None
+    speedups: Speedup | None = None
+    promise: Promise | None = None
+    drift: Interval | None = None  # C=1 at the end over C=1 at the beginning: 1 means none
+    simulated: bool = False  # no model ran: the speed is made up or predicted
+
 
 FULL = 0.95  # of C in flight: the plateau
 CHANGING_S = 0.005  # between the end of one request and the start of the next, the level counts as full
@@ -106,27 +256,12 @@ def disagreements(rows: Sequence[Request], counters: Mapping[str, float] | None 
     answered = [row for row in rows if row.ok]
     found = [_decode(answered), _first_token(answered), _tokens(answered)]
     if counters and not any(row.engine.decode_ms for row in answered):
-        seen, told = tpot_values(answered), counters.get("tpot_s")
-        found.append(_decode_verdict(fmean(seen), told * 1000, answered) if seen and told else None)
-        found.append(_first_token_by_counters(answered, counters))
+        if (seen := tpot_values(answered)) and (told := counters.get("tpot_s")):
+            found.append(_decode_verdict(fmean(seen), told * 1000, answered))
+        if (seen := ttft_values(answered)) and (told := counters.get("ttft_s")):  # its own queue included
+            queued = fmean(row.queued_ms or 0.0 for row in answered)
+            found.append(_first_token_verdict(fmean(seen), told * 1000, queued, 0.0))
     return tuple(one for one in found if one is not None)
-
-
-def _first_token_by_counters(rows: Sequence[Request], counters: Mapping[str, float]) -> Disagreement | None:
-    """The engine counts from the arrival of a request on, its own queue included."""
-    seen, told = ttft_values(rows), counters.get("ttft_s")
-    if not seen or not told:
-        return None
-    client, engine = fmean(seen), told * 1000
-    if abs(client - engine) <= max(TOLERATED_MS, TOLERATED * engine):
-        return None
-    queued = fmean(row.queued_ms or 0.0 for row in rows)
-    cause = "time before the engine had the request, or after it sent the token: client, proxy or network"
-    if queued >= 0.5 * (client - engine) > 0:
-        cause = f"on average {queued:,.0f} ms of it in the gateway's queue"
-    if client < engine:
-        cause = "the engine counts other requests too, or its first token was not content"
-    return Disagreement(Clock.FIRST_TOKEN, client, engine, cause)
 
 
 def _decode(rows: Sequence[Request]) -> Disagreement | None:
@@ -157,17 +292,21 @@ def _decode_verdict(client: float, engine: float, rows: Sequence[Request]) -> Di
 def _first_token(rows: Sequence[Request]) -> Disagreement | None:
     """The engine counts from when it began with the prompt; what was before is waiting."""
     known = [row for row in rows if row.engine.prompt_ms is not None and row.first_token_s is not None]
-    pairs = [((row.first_token_s or 0.0) - row.due_s) * 1000 for row in known]
-    if not pairs:
+    if not known:
         return None
-    client, engine = median(pairs), median(row.engine.prompt_ms or 0.0 for row in known)
+    waited = median(row.queued_ms or 0.0 for row in known), median(row.engine.queue_ms or 0.0 for row in known)
+    return _first_token_verdict(
+        median(ttft_values(known)), median(row.engine.prompt_ms or 0.0 for row in known), *waited
+    )
+
+
+def _first_token_verdict(client: float, engine: float, queued: float, inside: float) -> Disagreement | None:
+    """`queued`: in the gateway, `inside`: in the engine's own queue, all in milliseconds."""
     ahead = client - engine
     if abs(ahead) <= max(TOLERATED_MS, TOLERATED * engine):
         return None
-    queued = median(row.queued_ms or 0.0 for row in known)
-    inside = median(row.engine.queue_ms or 0.0 for row in known)
     if ahead < 0:
-        cause = "the engine's clock counts more than the wait for the first token"
+        cause = "the engine's clock counts more than the wait for the first token, or other requests too"
     elif queued >= 0.5 * ahead:
         cause = f"{queued:,.0f} ms of it in the gateway's queue"
     elif inside >= 0.5 * ahead:
@@ -175,7 +314,7 @@ def _first_token(rows: Sequence[Request]) -> Disagreement | None:
     elif queued:
         cause = f"{queued:,.0f} ms of it in the gateway's queue, the rest before the engine started on the prompt"
     else:
-        cause = "requests waited inside the engine or on the way before it started on the prompt"
+        cause = "requests waited inside the engine or on the way: the client, a proxy or the network"
     return Disagreement(Clock.FIRST_TOKEN, client, engine, cause)
 
 
@@ -214,11 +353,6 @@ def classes_of(
         return ()
     by_kind = ([row for row in rows if row.traffic == kind] for kind in kinds)
     return tuple(level for some in by_kind for level in levels_of(some, limited, closed=closed))
-
-
-def complete_rows(rows: Sequence[Request], ended: Collection[Key]) -> list[Request]:
-    """Return the rows without those of runs that were broken off."""
-    return [row for row in rows if not row.level or (row.level, row.repeat) in ended]
 
 
 def task_tok_s(rows: Iterable[Request], *, whole: bool = False) -> float | None:

@@ -11,20 +11,16 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import EnergyMeter
-from skep.bench.load_shapes import Repetition, TimeWindow, TrafficStream, repetition_of
-from skep.bench.recording import Identity, Recording
-from skep.bench.records import SweepSummary
-from skep.bench.request import BenchTask
-from skep.bench.session import OnProgress, RunSession
-from skep.bench.tasks import TaskMaker
+from skep.bench.load_shapes import TimeWindow, repetition_of
+from skep.bench.metrics import SweepSummary
+from skep.bench.session import Identity, OnProgress, Recording, RunSession
+from skep.bench.tasks import BenchTask, Repetition, TaskMaker, TrafficStream
 from skep.catalog.gpus import HostFacts
 from skep.errors import UserError
+from skep.host.power import PowerMeter
 from skep.store.database import Store
-from skep.workload.calibration import TokenCalibration
-from skep.workload.mix import TrafficClass, parse_arrivals
-from skep.workload.prompts import coding_prompts, conversations, shared_prefix
-from skep.workload.traces import TraceItem, trace_messages
+from skep.workload.prompts import TokenCalibration, coding_prompts, conversations, shared_prefix
+from skep.workload.traffic import TraceItem, TrafficClass, parse_arrivals, trace_messages
 
 CLASS_STEP = 1_000_000  # indexes of one class of traffic do not meet those of the next
 CONNECTIONS = 512
@@ -55,7 +51,7 @@ class TimedPlan(msgspec.Struct, frozen=True):
 
 async def run_timed(
     plan: TimedPlan, parts: Sequence[LevelRun], endpoint: Endpoint, store: Store, host: HostFacts, maker: TaskMaker,
-    on_progress: OnProgress = lambda _: None, *, meter: EnergyMeter | None = None,
+    on_progress: OnProgress = lambda _: None, *, meter: PowerMeter | None = None,
 ) -> SweepSummary:  # fmt: skip
     async with Recording(store, endpoint, host, Identity(plan.kind, plan.fingerprint, plan.config)) as recording:
         how: dict[str, Any] = {"timeout_s": plan.timeout_s, "keep_text": plan.keep_text, "processes": plan.processes}

@@ -1,24 +1,334 @@
-"""One run under way: its load, its warm-up and its progress. Sweeps, timed loads and judged runs are made with it."""
+"""One run under way: what is stored of it, its load, its warm-up and its progress."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
 
 import msgspec
 from msgspec.structs import replace
 
+from skep import __version__
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import LoadGenerator, TokenPace, warm_up
-from skep.bench.recording import Recording
-from skep.bench.records import SweepSummary
-from skep.bench.summary import summarise
-from skep.bench.tasks import TaskMaker
+from skep.bench.load_process import LoadJob, LoadProcesses
+from skep.bench.load_shapes import (
+    ClientHealth,
+    Load,
+    OnRow,
+    TimeWindow,
+    garbage_kept,
+    run_streams,
+    split_between_workers,
+    watch_client,
+)
+from skep.bench.metrics import SweepSummary, delivered, repeat_of
+from skep.bench.summary import LEAST_DELIVERED, counted, summarise
+from skep.bench.tasks import BenchTask, Sender, TaskMaker, TrafficStream
+from skep.catalog.gpus import HostFacts
+from skep.errors import EndpointError
+from skep.host.facts import host_json, lasting_json
+from skep.host.power import PowerMeter
+from skep.stats.sequential import WarmUpDetector
 from skep.stats.slo import SloLimits
-from skep.store.records import Request
+from skep.store.database import Store
+from skep.store.records import ClientSample, LevelFact, Request, RunState
+from skep.wire.client import Pool, fetch_if_there
+from skep.wire.prometheus import parse_metrics
+
+FLUSH_EVERY_S = 0.5
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Kind, fingerprint and configuration of a run, known before its first request."""
+
+    kind: str
+    fingerprint: str
+    config: Mapping[str, Any]
+
+
+def fingerprint_of(what: Sequence[Any], endpoint: Endpoint, host: HostFacts) -> str:
+    """Equal for repeats of `what` on the same model, engine and machine; the endpoint's address may differ."""
+    engine = {name: value for name, value in endpoint.engine.items() if name != "model_path"}
+    text = json.dumps([*what, endpoint.model, engine, lasting_json(host)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Recording:
+    """`async with Recording(...) as recording`: leaving it ends the run, as done or as failed with the reason."""
+
+    def __init__(self, store: Store, endpoint: Endpoint, host: HostFacts, identity: Identity) -> None:
+        self.rows: list[Request] = []
+        self.facts: list[LevelFact] = []
+        self.samples: list[ClientSample] = []
+        self.simulated = endpoint.simulated
+        self._store = store
+        self._unsaved: list[Request] = []
+        self._in_hand: list[Request] = []  # being written by a thread
+        self._saver: asyncio.Task[None] | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self.run_id = store.begin_run(
+            kind=identity.kind,
+            created_at=time.time(),
+            model=endpoint.model,
+            url=endpoint.url,
+            fingerprint=identity.fingerprint,
+            config=identity.config,
+            host=host_json(host),
+            engine=endpoint.engine,
+            simulated=endpoint.simulated,
+            skep_version=__version__,
+        )
+        self.origin_s = time.monotonic()
+
+    async def __aenter__(self) -> Self:
+        self._saver = asyncio.create_task(self._save_often())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        failed = await self._stop_saving()
+        fault = error or failed
+        try:
+            self.save()
+        except Exception as unsaved:
+            self._end("failed", str(unsaved))
+            raise
+        if fault is None:
+            self._store.end_run(self.run_id, time.time(), "done")
+            return
+        inner = fault
+        while isinstance(inner, BaseExceptionGroup):
+            inner = inner.exceptions[0]
+        self._end("failed", RunState.INTERRUPTED.value if isinstance(fault, asyncio.CancelledError) else str(inner))
+        if error is None:
+            raise fault
+
+    def took(self, row: Request) -> None:
+        self.rows.append(row)
+        self._unsaved.append(row)
+
+    def sampled(self, sample: ClientSample) -> None:
+        self.samples.append(sample)
+        self._store.append_client_sample(self.run_id, sample)
+
+    def found(self, fact: LevelFact) -> None:
+        self.facts.append(fact)
+        self._store.append_level_facts(self.run_id, [fact])
+
+    def save(self) -> None:
+        rows, self._unsaved = self._unsaved, []
+        self._store.append_requests(self.run_id, rows)
+
+    def check(self) -> None:
+        """Raise what keeps rows from being written: a run must not go on unrecorded."""
+        if self.broken is not None:
+            raise self.broken
+
+    @property
+    def broken(self) -> BaseException | None:
+        """The error that keeps rows from being written, such as a full disk; None if there is none."""
+        saver = self._saver
+        return saver.exception() if saver is not None and saver.done() and not saver.cancelled() else None
+
+    async def _save_often(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_EVERY_S)
+            self._in_hand, self._unsaved = self._unsaved, []
+            work = asyncio.to_thread(self._store.append_requests, self.run_id, self._in_hand)
+            self._writing = asyncio.ensure_future(work)
+            await asyncio.shield(self._writing)
+            self._in_hand = []
+
+    async def _stop_saving(self) -> BaseException | None:
+        """Wait for the thread that writes: after the end of the run its rows would be refused."""
+        tasks = [task for task in (self._saver, self._writing) if task is not None]
+        if self._saver is not None:
+            self._saver.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        faults = [task.exception() for task in tasks if not task.cancelled()]
+        fault = next((fault for fault in faults if fault is not None), None)
+        if fault is not None:  # all of a batch are written or none
+            self._unsaved = self._in_hand + self._unsaved
+        return fault
+
+    def _end(self, outcome: Any, why: str) -> None:
+        """A store that takes no more rows may still take the end; if not, the run stays without one: incomplete."""
+        with suppress(Exception):  # the first fault is the one to be told
+            self._store.end_run(self.run_id, time.time(), outcome, why)
+
+
+GATEWAYS_OWN = "skep_build_info"
+BUSY = 0.7  # of a core
+WINDOW_S = 3.0
+WARM_UP_TOKENS, WARM_UP_BATCHES = 16, 12
+_RunLoad = Callable[[OnRow], Awaitable[ClientHealth]]
+
+
+class LoadGenerator:
+    def __init__(
+        self, endpoint: Endpoint, recording: Recording, *, timeout_s: float, keep_text: bool, most_connections: int,
+        processes: int | None = 1, meter: PowerMeter | None = None, load_processes: LoadProcesses | None = None,
+    ) -> None:  # fmt: skip
+        """`processes` None: one, and more for a level at which one was not enough."""
+        self.endpoint = endpoint
+        self.recording = recording
+        self.pool = Pool(endpoint.origin, max_idle=most_connections)
+        self.sender = Sender(endpoint, self.pool, recording.origin_s, timeout_s=timeout_s, keep_text=keep_text)
+        self._timeout_s, self._keep_text, self._most_connections = timeout_s, keep_text, most_connections
+        self._load_processes = load_processes  # None: started when there is work for them
+        self._processes = processes or 1
+        self._may_grow = processes is None
+        self._meter = meter
+
+    async def close(self) -> None:
+        if self._load_processes is not None:
+            await self._load_processes.close()
+        await self.pool.close()
+
+    async def run_tasks(
+        self, level: int, repeat: int, tasks: Sequence[BenchTask], width: int, on_row: OnRow,
+        until_s: float | None = None,
+    ) -> tuple[list[Request], bool]:  # fmt: skip
+        """`width` at once, none begun after `until_s` on the run's clock. The rows, and if the client was the limit."""
+        streams, span = [TrafficStream([*tasks], width)], TimeWindow(until_s=until_s)
+        return await self.run_streams_at_level(level, repeat, streams, on_row, span, is_closed=True)
+
+    async def run_streams_at_level(
+        self, level: int, repeat: int, streams: Sequence[TrafficStream], on_row: OnRow, span: TimeWindow, *,
+        is_closed: bool = False,
+    ) -> tuple[list[Request], bool]:  # fmt: skip
+        """Run prepared traffic. `is_closed`: its agents have a request in flight all the time."""
+        width = sum(stream.width for stream in streams)
+        if self._processes == 1:
+            load = partial(run_streams, streams=streams, span=span)
+            return await self.run_load(level, repeat, load, width, on_row, is_closed=is_closed)
+        jobs = [
+            LoadJob(self.endpoint, hand, self.recording.origin_s, self._timeout_s, self._keep_text, span=span,
+                    most_connections=self._most_connections)
+            for hand in split_between_workers(streams, self._processes)
+        ]  # fmt: skip
+        self._load_processes = self._load_processes or LoadProcesses()
+        spread = partial(self._load_processes.run, jobs, meter=self._meter)
+        return await self._measured(level, repeat, spread, width, on_row, is_closed=is_closed)
+
+    async def run_load(
+        self, level: int, repeat: int, load: Load, width: int, on_row: OnRow, *, is_closed: bool = True
+    ) -> tuple[list[Request], bool]:
+        """Run a load that only this process can make. `is_closed`: `width` requests are in flight all the time."""
+
+        async def here(took: OnRow) -> ClientHealth:
+            await self.pool.prepare(width)
+            with garbage_kept():
+                if self._meter is not None:
+                    self._meter.begin()
+                async with watch_client() as health:
+                    await load(self.sender, took)
+                health.energy = self._meter.end() if self._meter is not None else None
+            self.pool.trim()
+            return health
+
+        return await self._measured(level, repeat, here, width, on_row, is_closed=is_closed)
+
+    async def _measured(
+        self, level: int, repeat: int, run: _RunLoad, width: int, on_row: OnRow, *, is_closed: bool
+    ) -> tuple[list[Request], bool]:
+        rows: list[Request] = []
+
+        def took(row: Request) -> None:
+            rows.append(row)
+            self.recording.took(row)
+            on_row(row)
+
+        before = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model)
+        health = await run(took)
+        after = await read_counters(self.pool, self.endpoint.headers, self.endpoint.model) if before else {}
+        # One refused at once leaves its place empty for a while.
+        share = delivered(rows, width) if is_closed and rows and all(row.ok for row in rows) else None
+        limited = health.limited or (share is not None and share < LEAST_DELIVERED)
+        if level:
+            self.recording.save()
+            lags = health.lag_p99_ms, health.lag_max_ms
+            sample = ClientSample(level, repeat, *lags, health.cpu_share, limited, share, self._processes)
+            self.recording.sampled(sample)
+            late = {"late_ms": health.late_ms} if health.late else None
+            facts = {"counters": counted(before, after), "energy": health.energy, "late": late}
+            for name, fact in facts.items():
+                if fact:
+                    self.recording.found(LevelFact(level, repeat, name, fact))
+        if limited and self._may_grow and health.cpu_share > BUSY:  # a machine busy with others is not helped by more
+            self._processes = max(self._processes, min(2 * self._processes, os.cpu_count() or 1))
+        return rows, limited
+
+
+async def read_counters(pool: Pool, headers: Mapping[str, str], model: str) -> dict[str, float]:
+    """Return every sample of the engine's `/metrics`, over its labels; of skep's gateway, also those behind it."""
+    found: dict[str, float] = {}
+    for path in ("/metrics", f"/metrics/engines?model={quote(model)}"):
+        answer = await fetch_if_there(pool, "GET", path, headers=dict(headers), timeout_s=10.0)
+        found |= parse_metrics(answer.text if answer else "")
+        if GATEWAYS_OWN not in found:
+            break
+    return found
+
+
+class TokenPace:
+    """Tokens a second over the last seconds, by network reads."""
+
+    def __init__(self) -> None:
+        self._ended = 0
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def ended(self, reads: int) -> None:
+        self._ended += reads
+
+    def seen(self, under_way: int, at: float) -> None:
+        self._seen.append((at, self._ended + under_way))
+        while self._seen and at - self._seen[0][0] > WINDOW_S:
+            self._seen.popleft()
+
+    @property
+    def per_s(self) -> float | None:
+        if len(self._seen) < 2:
+            return None
+        (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
+        return max(0.0, (last - first) / (last_at - first_at)) if last_at > first_at else None
+
+
+async def warm_up(
+    driver: LoadGenerator, maker: TaskMaker, width: int, *, on_row: OnRow,
+    on_batch: Callable[[int], None] = lambda _count: None, limit_s: float | None = None, quick: bool = False,
+) -> None:  # fmt: skip
+    """The first request finds out whether there is an answer at all. `quick`: one batch, however it went."""
+    settling = WarmUpDetector(most=WARM_UP_BATCHES)
+    tokens = min(WARM_UP_TOKENS, maker.workload.max_tokens)
+    began, index, count = time.monotonic(), 0, 1
+    while True:
+        on_batch(count)
+        tasks = maker.warm_up(count, index, tokens)
+        index += count
+        rows, _ = await driver.run_tasks(0, 0, tasks, count, on_row)
+        if not any(row.ok for row in rows):
+            hint = "look at its log; `skep doctor` checks this machine"
+            raise EndpointError(f"{driver.endpoint.url} answered no warm-up request: {rows[0].error}", hint=hint)
+        if index > 1:
+            settling.feed(repeat_of(0, rows, None).effective_tok_s)
+        late = limit_s is not None and time.monotonic() - began > limit_s
+        if settling.done or late or (quick and index > 1):
+            return
+        count = width
+
 
 TICK_S = 0.25
 

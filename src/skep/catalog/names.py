@@ -90,7 +90,7 @@ def _distinct(spellings: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for text in spellings if text))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def table_texts(file_name: str) -> Mapping[str, str]:
     """Return the text of each table by its name, in the order of the file."""
     from importlib.resources import files
@@ -100,13 +100,22 @@ def table_texts(file_name: str) -> Mapping[str, str]:
     return {name.strip('"'): body for name, _, body in (part.partition("]\n") for part in parts)}
 
 
+@lru_cache(maxsize=1)
+def recipe_texts() -> Mapping[str, str]:
+    """Return the text of each shipped preset by its name."""
+    from importlib.resources import files
+
+    found = {entry.name.removesuffix(".toml"): entry for entry in files("skep.catalog").joinpath("recipes").iterdir()}
+    return {name: found[name].read_text(encoding="utf-8") for name in sorted(found) if found[name].name != name}
+
+
 def table(file_name: str, name: str) -> Mapping[str, Any]:
     import tomllib
 
     return tomllib.loads(table_texts(file_name)[name])
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def spellings(file_name: str) -> Mapping[str, str]:
     """Return every squeezed id, title and alias with the id it stands for; where two claim one, the id goes first."""
     import tomllib

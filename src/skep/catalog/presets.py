@@ -1,16 +1,22 @@
-"""Presets as values: a recipe somebody published, what it wants, and the figures its author got."""
+"""Presets as values: a recipe somebody published, how it runs the engine (in words that all engines share; None: as the
+engine itself has it), the figures its author got, what they rest on beyond flags, and which fall away without that.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from skep.catalog.options import AtLeast1, EngineOptions, UpTo64
+from skep.catalog.gpus import find_device
+from skep.errors import UserError
 
-METRICS = ("output", "combined", "decode")  # output tokens over wall time; with the prompt's; between first and last
-CLOCKS = ("client", "engine")
+# output tokens over wall time; with the prompt's; between first and last
+Metric = Literal["output", "combined", "decode"]
 
 Text = Annotated[str, Meta(min_length=1)]
 AbsolutePath = Annotated[str, Meta(pattern="^/")]
@@ -18,17 +24,135 @@ CardNumber = Annotated[int, Meta(ge=0, le=255)]
 Context = Annotated[int, Meta(ge=64)]
 _Figure = Annotated[float, Meta(gt=0)]
 _HIDDEN = Meta(extra={"hidden": True})
+_SERVER = {"--port": "", "--host": ""}
+_OWN_FLAGS: Mapping[str, Mapping[str, str]] = {
+    "vllm": {
+        **_SERVER, "--served-model-name": "model", "--max-num-seqs": "slots", "--max-model-len": "context",
+        "--tensor-parallel-size": "tp", "-tp": "tp", "--pipeline-parallel-size": "pp", "-pp": "pp",
+        "--data-parallel-size": "dp", "-dp": "dp", "--gpu-memory-utilization": "memory_share", "--kv-cache-dtype": "kv",
+    },
+    "sglang": {
+        **_SERVER, "--served-model-name": "model", "--max-running-requests": "slots", "--context-length": "context",
+        "--tp-size": "tp", "--tensor-parallel-size": "tp", "--tp": "tp", "--pp-size": "pp", "--dp-size": "dp",
+        "--mem-fraction-static": "memory_share", "--kv-cache-dtype": "kv", "--model-path": "checkpoint",
+    },
+    "llamacpp": {
+        **_SERVER, "--alias": "model", "-a": "model", "--parallel": "slots", "-np": "slots", "--ctx-size": "context",
+        "-c": "context", "--model": "checkpoint", "-m": "checkpoint", "--cache-type-k": "kv", "--cache-type-v": "kv",
+    },
+}  # fmt: skip
+DRAFT_METHODS = ("mtp", "ngram", "draft", "eagle", "dflash")
+UpTo64 = Annotated[int, Meta(ge=1, le=64)]
+AtLeast1 = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+NO_CARDS = "cpu"  # as `hardware`
+HAVE_VARIABLE = "SKEP_HAVE"  # ids of needs that the user answers for: "genesis,tolist"
+_COMMIT = re.compile(r"\b([0-9a-f]{9,40})\b")
+_NUMBER = re.compile(r"\d+(?:\.\d+)*")
+_AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
+_COUNTED = re.compile(r"(\d{1,3})\s*[x*]\s*(.+)|(.+?)\s+[x*]\s*(\d+)", re.IGNORECASE)  # as a rig is written
+_VERSIONS = re.compile(r"\d+(?:\.\d+)+(?:rc\d+|post\d+)?|\bb\d{3,}\b|\bdev\d+\b")
+_WHOLE_VERSION = re.compile(r"\bv?(\d+(?:\.\d+)+[0-9a-z.+]*)|\b(b\d{3,})\b")
+
+
+def own_flag(engine: str, extra: Sequence[str]) -> tuple[str, str] | None:
+    """Return the first word of `extra` that is skep's own to say, and what to set instead."""
+    for word in extra:
+        flag = word.partition("=")[0]
+        flag = flag.replace("_", "-") if flag.startswith("--") else flag
+        key = _OWN_FLAGS.get(engine, {}).get(flag)
+        if key is not None:
+            return flag, f"set `{key}` instead" if key else "skep chooses it; `engine_port` fixes the port"
+    return None
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """Speculative decoding: `depth` tokens are drafted a step, by `model` where the method wants one."""
+
+    method: str  # mtp, ngram, draft, eagle, dflash
+    depth: int
+    model: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.method}:{self.depth}"
+
+
+def parse_draft(text: str | None, model: str | None, *, key: str) -> Draft:  # noqa: ARG001 - as all that parse
+    """Parse `mtp:3`: a method and how many tokens it drafts a step."""
+    if text is None:
+        raise UserError("`draft_model` needs `speculation`", hint='name the method and depth: "draft:4"')
+    method, _, depth = text.strip().lower().partition(":")
+    if method not in DRAFT_METHODS or not depth.isdecimal() or not 1 <= int(depth) <= 64:
+        hint = f'write it as "mtp:3"; methods: {", ".join(DRAFT_METHODS)}'
+        raise UserError(f"`speculation` = `{text}` is not understood", hint=hint)
+    return Draft(method, int(depth), model)
+
+
+class EngineOptions(msgspec.Struct, frozen=True):
+    """`quant`, `dtype` and `kv` are the engine's own words, passed on as they are: awq_marlin, float16, fp8_e5m2."""
+
+    quant: str | None = None
+    dtype: str | None = None
+    kv: str | None = None
+    tp: UpTo64 = 1
+    pp: UpTo64 = 1
+    dp: UpTo64 = 1  # replicas inside one engine that share their experts
+    ep: bool = False
+    memory_share: Share | None = None  # of each card
+    graphs: bool | None = None
+    chunked_prefill: bool | None = None
+    batched_tokens: AtLeast1 | None = None  # prefill tokens a step; of llama.cpp, the micro-batch
+    batch: AtLeast1 | None = None  # llama.cpp: tokens that one call of the server holds, taken in micro-batches
+    threads_batch: Annotated[int, Meta(ge=1, le=512)] | None = None  # llama.cpp: CPU threads for prompts
+    flash_attention: bool | None = None  # llama.cpp
+    # llama.cpp: "unified", one cache for all slots, or "split", one each
+    kv_layout: Literal["unified", "split"] | None = None
+    prefix_cache: bool | None = None
+    draft: Annotated[
+        Draft | None, Meta(extra={"key": "speculation", "parse": parse_draft, "beside": "draft_model"})
+    ] = None
+    # between cards: "nvlink" only over NVLink, "off" not at all
+    p2p: Literal["nvlink", "off"] | None = None
+    custom_all_reduce: bool | None = None
+    # llama.cpp over several cards
+    split: Literal["layer", "tensor", "row", "none"] | None = None
+    cpu_moe: AtLeast1 | None = None  # llama.cpp: so many layers keep their experts in system memory
+    card_shares: tuple[Annotated[float, Meta(gt=0)], ...] = ()  # of the model, by card, where cards differ
+    text_only: bool = False  # the vision tower of the checkpoint is not loaded
+    trust_remote_code: bool = False
+    reasoning_parser: str | None = None
+    tool_parser: str | None = None
+    chat_template: str | None = None  # a file
+
+    def speed_words(self) -> dict[str, Any]:
+        """Return what changes the speed of an engine and it does not tell by itself, where it is set."""
+        told = {
+            name: value for name, value in self.given.items() if name in ("quant", "kv", "tp", "pp", "ep", "graphs")
+        }
+        return told | ({"spec": str(self.draft)} if self.draft else {})
+
+    @property
+    def cards(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What differs from the engine's own way."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value != getattr(_USUAL, name)}
+
+
+_USUAL = EngineOptions()
 
 
 class Published(msgspec.Struct, frozen=True):
     """One figure as its author gives it. None: the author does not say."""
 
     tok_s: _Figure
-    metric: Annotated[str, Meta(extra={"one_of": METRICS})]
+    metric: Metric
     concurrency: AtLeast1
     input_tokens: AtLeast1 | None = None
     output_tokens: AtLeast1 | None = None
-    clock: Annotated[str | None, Meta(extra={"one_of": CLOCKS})] = None
+    clock: Literal["client", "engine"] | None = None
     engine_version: str | None = None
     ttft_ms: _Figure | None = None
     tpot_ms: _Figure | None = None
@@ -42,7 +166,7 @@ class Need(msgspec.Struct, frozen=True):
     """What figures rest on beyond flags: an image, a patch, a checkpoint, a driver, a step before the start."""
 
     id: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
-    kind: Annotated[str, Meta(extra={"one_of": ("image", "patch", "checkpoint", "driver", "step")})]
+    kind: Literal["image", "patch", "checkpoint", "driver", "step"]
     what: Text  # "vllm/vllm-openai:nightly-0735..."
     why: Text
     source: str | None = None
@@ -69,14 +193,14 @@ class Preset(msgspec.Struct, frozen=True):
     engine: str
     model: str  # of the catalogue; of what is not in there, the checkpoint's own name
     checkpoint: Text  # hub name, Ollama tag or GGUF file, exactly the one that was measured
-    served_as: Annotated[str, Meta(min_length=1, extra={"default": ""})]  # the model id clients use
     hardware: str  # as `skep plan --gpu` takes it: "2x rtx-3090"
     source: Text
     slots: Annotated[int, Meta(ge=1, le=1024)]
+    served_as: Text = ""  # the model id clients use; empty: the model's name
     # per slot; None: the author does not say
     context_tokens: Annotated[Context | None, Meta(extra={"key": "context"})] = None
     replicas: UpTo64 = 1
-    link: Annotated[str | None, Meta(extra={"one_of": ("nvlink", "pcie")})] = None  # where it matters
+    link: Literal["nvlink", "pcie"] | None = None  # where it matters
     date: str | None = None
     engine_version: str | None = None
     options: EngineOptions = msgspec.field(default_factory=EngineOptions)
@@ -101,3 +225,151 @@ class Preset(msgspec.Struct, frozen=True):
 def own_name(checkpoint: str) -> str:
     """Of a file, a folder or a hub's name: the last part, in lower case."""
     return checkpoint.rstrip("/").rpartition("/")[2].casefold().removesuffix(".gguf")
+
+
+class RunEnvironment(msgspec.Struct, frozen=True):
+    """Where a preset is about to run. None: not known, which counts as not there."""
+
+    engine_version: str | None = None
+    driver_version: str | None = None
+    checkpoint: str | None = None  # hub name, folder or file that will be loaded
+    env: Mapping[str, str] = {}
+    in_container: bool = False  # in the preset's own, with its mounts and its steps before the start
+
+
+def missing_needs(preset: Preset, here: RunEnvironment) -> list[Need]:
+    """Return those not known to be met, in the preset's order."""
+    vouched = {word.strip() for word in here.env.get(HAVE_VARIABLE, "").split(",")}
+    return [need for need in preset.needs if need.id not in vouched and not _is_met(need, preset, here)]
+
+
+def figures_lost(preset: Preset, missing: Sequence[Need]) -> list[Published]:
+    """Return the published figures that rest on one of these."""
+    ids = {need.id for need in missing}
+    return [figure for figure in preset.published if ids & set(figure.needs)]
+
+
+def lost_words(preset: Preset, missing: Sequence[Need]) -> str | None:
+    """`without A and B the published 225 tok/s at C=4 does not apply`; None where nothing is lost."""
+    lost = figures_lost(preset, missing)
+    if not lost:
+        return None
+    used = {name for figure in lost for name in figure.needs}
+    named = [_COMMIT.sub(lambda commit: f"{commit[1][:7]}…", need.what) for need in missing if need.id in used]
+    what = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
+    best = figure_words(max(lost, key=lambda figure: figure.tok_s))
+    others = len(lost) - 1
+    more = f" and {others} more {'figure' if others == 1 else 'figures'} do" if others else " does"
+    return f"without {what} the published {best}{more} not apply"
+
+
+def other_cards(preset: Preset, cards: Sequence[str]) -> str | None:
+    """`measured on 2x rtx-3090, this machine has 2x rtx-4090`; None where as many are here. `cards`: driver names."""
+    wanted = _rig(preset.hardware)
+    here = Counter(_kind(name) for name in cards)
+    if all(here[kind] >= count for kind, count in wanted.items()):
+        return None
+    if not here:
+        return f"measured on {preset.hardware}, this machine has no GPU"
+    found = " + ".join(f"{count}x {kind}" for kind, count in here.items())
+    return f"measured on {preset.hardware}, this machine has {found}"
+
+
+def other_version(preset: Preset, engine_version: str | None) -> str | None:
+    """`measured with vllm 0.19.1, this is 0.32.0`; None where it is the same, or one of them is not known."""
+    told = [preset.engine_version, *(figure.engine_version for figure in preset.published)]
+    published = next((version for version in told if version), None)
+    found = version_beside(published, engine_version)
+    return None if found is None else f"measured with {preset.engine} {published}, this is {found}"
+
+
+def version_beside(published: str | None, told: str | None) -> str | None:
+    """Return the version in an engine's own words, where it is another than the published one."""
+    found = _WHOLE_VERSION.search(told or "")
+    wanted = _VERSIONS.findall(published or "")
+    if found is None or not wanted or told is None:
+        return None
+    same = all(_names(part, told.replace(".dev", " dev")) for part in wanted)
+    return None if same else found[1] or found[2]
+
+
+def _names(version: str, told: str) -> bool:
+    """`0.17` is any 0.17.x; `0.19.1` is itself."""
+    end = r"(?!\.?\d)" if version.count(".") > 1 else r"(?!\d)"
+    return re.search(rf"(?<![\d.]){re.escape(version)}{end}", told) is not None
+
+
+def stand_in_words(preset: Preset) -> str | None:
+    """That nobody knows whether this checkpoint is the one that was measured; None where its author names it."""
+    if not preset.stand_in:
+        return None
+    return f"the source does not name its checkpoint: skep uses {preset.checkpoint} in its place"
+
+
+def is_moving_tag(image: str) -> bool:
+    """Return whether its tag names another build from day to day."""
+    name = image.rpartition("/")[2]
+    return "@" not in name and (":" not in name or name.endswith((":latest", ":nightly")))
+
+
+def best_figure(preset: Preset) -> Published | None:
+    return max(preset.published, key=lambda figure: figure.tok_s, default=None)
+
+
+def figure_words(figure: Published) -> str:
+    """`225 tok/s at C=4`; what is not plain output is named."""
+    kind = "" if figure.metric == "output" else f" {figure.metric}"
+    tok_s = f"{figure.tok_s:,.0f}" if figure.tok_s >= 100 else f"{figure.tok_s:g}"
+    return f"{tok_s} tok/s{kind} at C={figure.concurrency}"
+
+
+def _is_met(need: Need, preset: Preset, here: RunEnvironment) -> bool:
+    if need.kind == "driver":  # `driver 575 or newer`: the first number in it is the least
+        least, found = _NUMBER.search(need.what), _NUMBER.search(here.driver_version or "")
+        if least is None or found is None:
+            return False
+        has, wants = ([int(part) for part in version[0].split(".")] for version in (found, least))
+        return has >= wants
+    if need.kind == "checkpoint":
+        return not preset.stand_in and _same_checkpoint(here.checkpoint, preset.checkpoint)
+    if need.kind == "image":
+        pinned = here.in_container and preset.container is not None and not is_moving_tag(preset.container.image)
+        return pinned or _same_build(here.engine_version, need.what, preset.engine_version)
+    return here.in_container
+
+
+def _rig(hardware: str) -> Counter[str]:
+    """Cards by kind; what joins them stands behind a colon, what they cost behind an @."""
+    found: Counter[str] = Counter()
+    for part in _AND.split(hardware.partition(":")[0]) if hardware != NO_CARDS else ():
+        name = part.partition("@")[0].strip()
+        match = _COUNTED.fullmatch(name)
+        kind, count = (match[2] or match[3], int(match[1] or match[4])) if match else (name, 1)
+        found[_kind(kind)] += count
+    return found
+
+
+def _kind(name: str) -> str:
+    card = find_device(name)
+    return name.strip() if card is None else card.id
+
+
+def _same_checkpoint(found: str | None, wanted: str) -> bool:
+    """By hub name, by its folder in the hub's cache, or by a folder or file that bears its name."""
+    if found is None:
+        return False
+    short = wanted.rpartition("/")[2].rpartition(":")[2]
+    parts = found.rstrip("/").split("/")
+    return found == wanted or f"models--{wanted.replace('/', '--')}" in parts or parts[-1] == short
+
+
+def _same_build(found: str | None, image: str, version: str | None) -> bool:
+    """A nightly is its commit: `0.19.2rc1.dev205+g07351e088` is of the image `nightly-07351e0883...`."""
+    if found is None:
+        return False
+    commit = _COMMIT.search(image)
+    if commit is not None:
+        built = re.search(r"\+g([0-9a-f]{7,40})", found)
+        return built is not None and commit[1].startswith(built[1])
+    plain = found.rpartition(" ")[2]  # `vllm 0.19.1`, as the adapter tells it
+    return plain == version or (version is None and image.rpartition(":")[2].removeprefix("v") == plain)

@@ -21,12 +21,10 @@ from skep.bench.against_preset import (
 )
 from skep.bench.compare import ComparedRun
 from skep.bench.stored_run import load_run
-from skep.catalog.needs import missing_needs
-from skep.catalog.presets import Preset
+from skep.catalog.presets import Preset, missing_needs
 from skep.cli.bench import SweepOptions
-from skep.cli.bench_common import run_measuring, workload_of
-from skep.cli.options import EndpointOptions, existing
-from skep.cli.sweep import measure, plan_of, show
+from skep.cli.options import EndpointOptions, existing, run_measuring
+from skep.cli.sweep import measure, plan_of, show, workload_of
 from skep.config.presets import preset, presets_folder
 from skep.errors import UserError
 from skep.host.facts import read_host

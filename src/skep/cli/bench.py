@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 import click
 
-from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, implementation, option
+from skep.cli.options import EndpointOptions, JsonOption, argument, command, group, option
 from skep.files import OutputFile
 
 bench = group("bench", "Measure an endpoint under load.")
@@ -85,13 +85,9 @@ class SweepOptions(WorkloadOptions):
     ] = None
 
 
-@command(bench, "skep bench sweep --url http://127.0.0.1:8400 --concurrency 1,2,4,8")
+@command(bench, "skep bench sweep --url http://127.0.0.1:8400 --concurrency 1,2,4,8", runs="sweep.run_sweep_command")
 def sweep(context: click.Context, options: SweepOptions) -> None:
     """Send coding tasks at each concurrency; report tok/s and TTFT with intervals, and knee and cliff."""
-    if options.against_preset is None and options.shape_of is None:
-        implementation("sweep.run_sweep_command")(options)
-    else:
-        implementation("against_preset.sweep")(context, options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ import random
 
 from skep.bench.calibration import CalibrationPlan, Described, SetupFlags, describe, discard, fitted_record, measure
 from skep.catalog.gpus import HostFacts
-from skep.cli.bench_common import Interrupted, level_view, maker_for, run_measuring
 from skep.cli.calibrate import CalibrateOptions
-from skep.cli.sweep import levels_of
+from skep.cli.options import Interrupted, run_measuring
+from skep.cli.sweep import level_view, levels_of, maker_for
 from skep.deploy.stored_calibration import calibration_json, host_key, is_sweep
 from skep.errors import UserError
 from skep.host.facts import read_host

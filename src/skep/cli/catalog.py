@@ -58,8 +58,7 @@ def _geometry(name: str) -> Geometry:
 
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
-        from skep.weights.gguf import read_header
-        from skep.weights.gguf_geometry import geometry_of
+        from skep.weights.gguf import geometry_of, read_header
 
         return geometry_of(read_header(path))
     if path.suffix == ".json" or name.startswith((".", "/", "~")):

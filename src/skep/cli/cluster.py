@@ -17,8 +17,7 @@ from skep.report.hive_text import print_nodes
 from skep.report.terminal import note, print_json
 
 if TYPE_CHECKING:
-    from skep.cluster.node_file import NodeRecord
-    from skep.cluster.ray_processes import NodeOptions
+    from skep.cluster.ray_processes import NodeOptions, NodeRecord
 
 cluster_app = group("cluster", "Join machines into one Ray cluster for `skep up --cluster` (docs/cluster.md).")
 
@@ -97,7 +96,7 @@ def status(
 @command(cluster_app, "skep cluster token > token")
 def token() -> None:
     """Print the token of this machine's cluster. Anyone who has it can run code on every node."""
-    from skep.cluster.node_file import token_of
+    from skep.cluster.ray_processes import token_of
 
     print(token_of(user_paths(os.environ)))  # noqa: T201
 
@@ -116,7 +115,7 @@ def stop() -> None:
 
 
 def _read_token(path: Path) -> str:
-    from skep.cluster.node_file import checked_token
+    from skep.cluster.ray_processes import checked_token
 
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text()

@@ -23,14 +23,13 @@ from skep.bench.compare import (
     run_ab,
 )
 from skep.bench.matrix import MatrixConfig, MatrixResult, parse_matrix, run_matrix
-from skep.bench.records import Comparison, SweepSummary
+from skep.bench.metrics import Comparison, SweepSummary
 from skep.bench.session import SessionProgress
 from skep.bench.stored_run import load_run
 from skep.bench.sweep import SweepPlan
-from skep.cli.bench import ABOptions, CompareOptions, WorkloadOptions
-from skep.cli.bench_common import MAX_CONCURRENCY, level_view, maker_for, run_measuring, workload_of
-from skep.cli.options import EndpointOptions, existing
-from skep.cli.sweep import levels_of, sweep_endpoint
+from skep.cli.bench import ABOptions, CompareOptions, SweepOptions
+from skep.cli.options import EndpointOptions, existing, run_measuring
+from skep.cli.sweep import MAX_CONCURRENCY, level_view, levels_of, maker_for, sweep_endpoint, sweep_plan
 from skep.errors import EngineError, Regression, UserError
 from skep.files import PAGES, OutputFile, read_user_toml
 from skep.host.facts import read_host
@@ -71,23 +70,18 @@ def run_compare_command(options: CompareOptions) -> int:
 
 def run_ab_command(options: ABOptions) -> int:
     """Return the exit code: 4 where B is worse by more than the threshold."""
-    allowed, workload = parse_share(options.threshold, "--threshold"), workload_of(options)
-    plan = SweepPlan(
-        concurrency=levels_of(options.concurrency, "--concurrency"),
-        tasks=options.tasks,
-        runs=options.runs,
-        precision=parse_share(options.precision, "--precision"),
-        budget_s=parse_positive_seconds(options.budget, "--budget", "15m"),
-        workload=workload,
-        timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
-        processes=options.processes,
-    )
+    allowed = parse_share(options.threshold, "--threshold")
+    precision = parse_share(options.precision, "--precision")
+    budget_s = parse_positive_seconds(options.budget, "--budget", "15m")
+    levels = levels_of(options.concurrency, "--concurrency")
+    plan = sweep_plan(options, levels, precision=precision, budget_s=budget_s)
+    workload = plan.workload
 
     async def run() -> ABResult:
         sides = (options.url_a, options.model), (options.url_b, options.model_b or options.model)
         a, b = [await EndpointOptions(url=url, model=model, key_env=options.key_env).find() for url, model in sides]
-        levels = f"C={options.concurrency} in turns"
-        note(f"A {a.model} at {a.url}, B {b.model} at {b.url}: {levels}; seed {workload.seed}")
+        where = f"A {a.model} at {a.url}, B {b.model} at {b.url}"
+        note(f"{where}: C={options.concurrency} in turns; seed {workload.seed}")
         makers = (await maker_for(workload, a, salt="a"), await maker_for(workload, b, salt="b"))
         with open_store(user_paths(os.environ).store) as store, level_view() as show:
 
@@ -137,10 +131,11 @@ def write_page(
     note(f"written to {output}")
 
 
-_KNOWN = (
-    "config", "concurrency", "tasks", "runs", "precision", "budget", "max_tokens", "prompt_tokens", "size",
-    "fixed_output", "shape", "seed", "baseline", "timeout",
-)  # fmt: skip
+_KNOWN = {
+    "config": "", "baseline": "", "concurrency": "", "seed": "", "fixed_output": "",
+    **dict.fromkeys(("tasks", "runs", "max_tokens", "prompt_tokens"), "whole"),
+    **dict.fromkeys(("precision", "budget", "size", "shape", "timeout"), "text"),
+}  # fmt: skip
 
 
 def run_matrix_command(file: Path, output: OutputFile | None, *, processes: int | None = None, as_json: bool) -> None:
@@ -187,42 +182,31 @@ def _fail_for(cells: Sequence[MatrixResult]) -> None:
 
 
 def plan_of(document: Mapping[str, Any]) -> SweepPlan:
+    """Return the plan of a matrix file. Its keys are the options of `skep bench sweep`, with the same defaults."""
     unknown = next((key for key in document if key not in _KNOWN), None)
     if unknown is not None:
         raise UserError(f"`{unknown}` is not known in a matrix", hint=f"known are {', '.join(_KNOWN)}")
-    levels = document.get("concurrency", [1, 2, 4])
-    if (
-        not isinstance(levels, list)
-        or not levels
-        or not all(isinstance(one, int) and 0 < one <= MAX_CONCURRENCY for one in levels)
-    ):
-        raise UserError(
-            f"concurrency `{levels}` is not a list of numbers from 1 to {MAX_CONCURRENCY}",
-            hint="write concurrency = [1, 2, 4]",
-        )
-    seed, fixed = document.get("seed"), document.get("fixed_output", False)
-    if not isinstance(seed, int | None) or not isinstance(fixed, bool):
-        wrong = "seed" if not isinstance(seed, int | None) else "fixed_output"
+    given = {key: value for key, value in document.items() if key not in ("config", "baseline")}
+    levels = given.setdefault("concurrency", [1, 2, 4])
+    if not isinstance(levels, list) or not levels or not all(_is_whole(one, MAX_CONCURRENCY) for one in levels):
+        hint = "write concurrency = [1, 2, 4]"
+        raise UserError(f"concurrency `{levels}` is not a list of numbers from 1 to {MAX_CONCURRENCY}", hint=hint)
+    for key, kind in _KNOWN.items():
+        if kind == "whole" and key in given and not _is_whole(given[key]):
+            raise UserError(f"{key} `{given[key]}` is not a whole number above zero", hint=f"write {key} = 8")
+    if not isinstance(given.get("seed", 0), int) or not isinstance(given.get("fixed_output", False), bool):
+        wrong = "seed" if not isinstance(given.get("seed", 0), int) else "fixed_output"
         hint = "a seed is a number, fixed_output true or false"
-        raise UserError(f"{wrong} `{document[wrong]}` cannot be used", hint=hint)
-    load = WorkloadOptions(
-        shape=str(document.get("shape", "steady")),
-        size=str(document.get("size", "short")),
-        prompt_tokens=_whole(document, "prompt_tokens"),
-        max_tokens=_whole(document, "max_tokens") or 128,
-        fixed_output=fixed,
-        seed=seed,
-    )
-    return SweepPlan(
-        concurrency=tuple(sorted(set(levels))),
-        tasks=_whole(document, "tasks"),
-        runs=_whole(document, "runs"),
-        precision=parse_share(str(document.get("precision", "3%")), "precision"),
-        budget_s=parse_positive_seconds(str(document.get("budget", "10m")), "budget", "10m"),
-        workload=workload_of(load),
-        timeout_s=parse_positive_seconds(str(document.get("timeout", "15m")), "timeout", "15m"),
-        kind="matrix",
-    )
+        raise UserError(f"{wrong} `{given[wrong]}` cannot be used", hint=hint)
+    given |= {key: str(given[key]) for key, kind in _KNOWN.items() if kind == "text" and key in given}
+    precision = parse_share(given.pop("precision", "3%"), "precision")
+    budget_s = parse_positive_seconds(given.pop("budget", "10m"), "budget", "10m")
+    levels = sorted(set(given.pop("concurrency")))
+    return sweep_plan(SweepOptions(**given), levels, precision=precision, budget_s=budget_s, kind="matrix")
+
+
+def _is_whole(value: object, most: int | None = None) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= (most or value)
 
 
 def _write(cells: Sequence[MatrixResult], tables: Sequence[Table], output: OutputFile) -> None:
@@ -236,12 +220,3 @@ def _write(cells: Sequence[MatrixResult], tables: Sequence[Table], output: Outpu
     with existing() as store:
         entries = [(replace(store.run(summary.run_id), model=name), summary) for name, summary in measured]
     write_page(entries, output)
-
-
-def _whole(document: Mapping[str, Any], key: str) -> int | None:
-    value = document.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{key} `{value}` is not a whole number above zero", hint=f"write {key} = 8")
-    return value

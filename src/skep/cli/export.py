@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from msgspec.structs import replace
-
 from skep.cli.options import argument, command, group, option
 from skep.errors import UserError
 from skep.files import OutputFile
@@ -42,14 +40,14 @@ def export(
     output: Annotated[OutputFile | None, option("File to write (default: stdout).", "-o", "--output")] = None,
 ) -> None:
     """Print a script, containers or systemd units that start a preset without skep."""
-    from skep.deploy.export import FORMS, find_recipe, own_command
+    from skep.deploy.export import FORMS, find_recipe
 
     if form not in FORMS:
         raise UserError(f"--as `{form}` is unknown: choose {FORM_NAMES}")
     if output is not None:
         output.checked()
     recipe = find_recipe(name, gpu, user_paths(os.environ), port=port, engine_port=engine_port)
-    text = FORMS[form](replace(recipe, skep=own_command()) if form == "systemd" else recipe)
+    text = FORMS[form](recipe)
     if output is None:
         print(text, end="")  # noqa: T201
         return

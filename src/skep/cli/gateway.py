@@ -15,7 +15,6 @@ from skep.cli.options import (
     given,
     option,
 )
-from skep.cli.serve import start
 from skep.errors import UserError
 from skep.report.terminal import note
 
@@ -51,6 +50,7 @@ def gateway(
     as_json: JsonOption = False,
 ) -> None:
     """Put the gateway in front of servers that already run: vLLM, SGLang, llama-server or another skep."""
+    from skep.cli.hive import start
     from skep.config.load import make_upstream
     from skep.config.settings import CliOverrides
 

@@ -1,4 +1,4 @@
-"""Running a hive from the command line: here, in the background, or announcing to the process that started us."""
+"""`skep up`: what the options and skep.toml ask for, served here, in the background or on a cluster; what is said."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skep.config.settings import Settings
-from skep.deploy.preview import has_keys
-from skep.errors import SkepError
-from skep.paths import Paths
+import msgspec
+from msgspec.structs import replace
+
+from skep.cli.options import given
+from skep.cli.serve import ServeOptions
+from skep.config.keys import has_keys
+from skep.config.load import find_config, load_settings, make_cluster
+from skep.config.settings import EMBEDDED_MODEL, CliOverrides, Cluster, Serve, Settings
+from skep.errors import SkepError, UserError
+from skep.paths import Paths, user_paths
 from skep.report.hive_text import HIVE, endpoint_lines
 from skep.report.liveview import Line, Page, can_draw, live_view
 from skep.report.terminal import byte_progress, note, print_json
@@ -21,9 +28,120 @@ from skep.units import format_seconds
 
 if TYPE_CHECKING:
     from skep.cluster.client import RayNodes
+    from skep.deploy.resolve import ServeRequest
     from skep.supervisor.supervisor import Supervisor
 
 REFRESH_S = 0.5
+
+
+def up(options: ServeOptions) -> None:
+    paths = user_paths(os.environ)
+    where = cluster_of(options.cluster, options.hive, options.config)
+    if where is not None:
+        refuse_together("--cluster", gpus=options.gpus is not None, **{"engine-port": bool(options.engine_port)})
+    serve = {**options.named("replicas", "slots", "threads"), "context_tokens": options.context}
+    real = options.named("checkpoint", "gpus", "memory_share", "binary")
+    plan = options.named("link", "engine", "quant", "kv", "spec", "tp", "pp", "concurrency")
+    model = options.model
+    served: tuple[Serve, ...] = ()
+    if options.simulate:
+        from skep.deploy.resolve import simulated_serve
+
+        only_real = {name.replace("_", "-"): True for name in real}
+        refuse_together("--simulate", embedded=options.embedded, threads=options.threads is not None, **only_real)
+        if model is None:
+            raise UserError("--simulate needs a model", hint="`skep catalog models` lists the known models")
+        model, serve = simulated_serve(_request(options), paths, note)
+    elif options.gpu:
+        raise UserError("--gpu needs --simulate", hint="add --simulate; --gpus 0,1 selects GPUs of this machine")
+    elif model is not None:
+        refuse_together("a model", embedded=options.embedded)
+        served = _served(_request(options), where, paths)
+        serve = serve if where is None else {"threads": options.threads}
+    elif plan or real:
+        name = next(iter({**plan, **real})).replace("_", "-")
+        raise UserError(f"--{name} is for a model named on the command line", hint="skep up MODEL --engine vllm")
+    elif not options.embedded and where is None and find_config(options.config, paths) is None:
+        from skep.deploy.resolve import refuse_toy
+
+        refuse_toy(paths)
+    overrides = CliOverrides(
+        model=model or (EMBEDDED_MODEL if options.embedded else None),
+        served=served,
+        fallback=options.fallback,
+        serve=given(**serve, engine_port=options.engine_port),
+        gateway=given(host=options.host or None, port=options.port),
+        cluster=where if options.cluster is not None or options.hive is not None else None,
+    )
+    start(overrides, options.config, detach=options.detach, as_json=options.as_json, dry_run=options.dry_run)
+
+
+def _request(options: ServeOptions) -> ServeRequest:
+    from skep.deploy.resolve import ServeRequest
+
+    return msgspec.convert(options, ServeRequest, from_attributes=True)
+
+
+def _served(wanted: ServeRequest, where: Cluster | None, paths: Paths) -> tuple[Serve, ...]:
+    """What the model's name stands for, here or on the nodes of a cluster; none: the embedded engine serves it."""
+    from skep.deploy.resolve import parse_gpus, serve_for
+
+    parse_gpus(wanted.gpus)
+    if where is None:
+        chosen = serve_for(wanted, paths, note)
+        return (chosen,) if chosen is not None else ()
+    from skep.cluster.discover import survey
+    from skep.cluster.placement import serves_for
+
+    address = where.address
+    nodes = survey(address, slow=lambda: note(f"asking the nodes of the cluster at {address} ..."))
+    return serves_for(wanted, nodes, paths, note)
+
+
+def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cluster | None:
+    """As typed; what is not typed, as skep.toml has it."""
+    paths = user_paths(os.environ)
+    found = load_settings(find_config(config, paths), paths, os.environ).cluster
+    address = address or (found.address if found is not None else None)
+    if address is None:
+        if hive is not None:
+            raise UserError("--hive names a deployment of a cluster", hint="add --cluster auto, or its HOST:PORT")
+        return None
+    return make_cluster(address, hive or (found.hive if found is not None else "skep"))
+
+
+def refuse_together(option: str, **others: bool) -> None:
+    wrong = next((name for name, is_given in others.items() if is_given), None)
+    if wrong is not None:
+        raise UserError(f"{option} and --{wrong} contradict each other", hint="leave one of them out")
+
+
+def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json: bool, dry_run: bool = False) -> None:
+    """Serve what the file says and the command line asks for. `dry_run`: say what that would be."""
+    paths = user_paths(os.environ)
+    found = find_config(config, paths)
+    settings = load_settings(found, paths, os.environ)
+    overrides = replace(overrides, folder=str(Path.cwd()), config=str(found.absolute()) if found else None)
+    settings = overrides.apply(settings)
+    if not settings.serve and not settings.upstream:
+        hint = "`skep gateway --upstream http://127.0.0.1:8000 --slots 8`, or an [[upstream]] table in skep.toml"
+        raise UserError("no upstream is given", hint=hint)
+    if dry_run:
+        from skep.deploy.commands import preview
+        from skep.report.hive_text import print_preview
+
+        shown = preview(settings, paths)
+        if as_json:
+            print_json(shown)
+        else:
+            print_preview(shown)
+        return
+    if settings.cluster is None:
+        learn_flags(settings)
+    if detach:
+        serve_detached(settings, paths, as_json=as_json)
+    else:
+        serve_here(settings, paths, as_json=as_json)
 
 
 def serve_here(settings: Settings, paths: Paths, *, as_json: bool) -> None:
@@ -88,7 +206,7 @@ def learn_flags(settings: Settings) -> None:
 
 def start_detached(settings: Settings, paths: Paths, env: dict[str, str]) -> dict[str, Any]:
     """Start a hive in the background, saying what it announces until it is ready."""
-    from skep.supervisor import detached
+    from skep.supervisor import control
 
     said: dict[str, str] = {}
     with byte_progress("downloading the weights") as progress:
@@ -101,7 +219,7 @@ def start_detached(settings: Settings, paths: Paths, env: dict[str, str]) -> dic
             if "done" in message:
                 progress(message["done"], message["total"])
 
-        return detached.start_detached(settings, paths, env, hear)
+        return control.start_detached(settings, paths, env, hear)
 
 
 def _warn(paths: Paths) -> None:
@@ -161,9 +279,11 @@ class _ConsoleReporter:
             self._view.join()
 
     def _announce(self, supervisor: Supervisor) -> None:
+        from skep.supervisor.main import description
+
         _say_absent(supervisor.last_rows)
         if self._as_json:
-            print_json(supervisor.description())
+            print_json(description(supervisor))
             sys.stdout.flush()
             return
         models = ", ".join(supervisor.replica_set.models) or "no model yet"

@@ -3,7 +3,7 @@
 import sys
 
 from skep.cli.hive import remote_nodes
-from skep.supervisor.detached import run_detached
+from skep.supervisor.main import run_detached
 
 if __name__ == "__main__":
     sys.exit(run_detached(remote_nodes))

@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
-from skep.catalog.models import find_geometry
-from skep.catalog.pullable import find_pullable
-from skep.cli.options import existing
+from skep.catalog.models import find_geometry, find_pullable
+from skep.cli.options import existing, run_measuring
 from skep.config.settings import EMBEDDED_MODEL, GatewaySettings, Serve, Settings
 from skep.files import PAGES, OutputFile
 from skep.host.checks import CheckResult
@@ -24,9 +23,8 @@ from skep.report.terminal import byte_progress, note, print_json
 from skep.store.database import Store, open_store
 from skep.store.records import RunState
 from skep.supervisor.control import NotRunning, ask_down, replica_key
-from skep.swarm.journal import as_it_stands, lock_path
 from skep.swarm.records import SwarmRunState
-from skep.swarm.store import SwarmStore
+from skep.swarm.store import SwarmStore, as_it_stands, lock_path
 from skep.tuner.store import TuningState, TuningStore
 from skep.units import format_bytes, format_seconds, parse_seconds
 
@@ -63,9 +61,8 @@ def pull_model(source: str, *, as_json: bool) -> None:
 def run_demo(output: OutputFile) -> None:
     """Serve in folders of its own, so that a running skep is not disturbed; runs go to the user's store."""
     from skep.bench.demo import DEMO_SCALE
-    from skep.cli.bench_common import run_measuring
     from skep.report.demo import DEMO_MODEL, demonstrate
-    from skep.supervisor.detached import start_detached
+    from skep.supervisor.control import start_detached
 
     output = output.checked(suffixes=PAGES)
     began = time.monotonic()

@@ -50,7 +50,7 @@ def mcp(
         files=not http,
     )
     if http:
-        from skep.mcp_server.http import listen
+        from skep.mcp_server.server import listen
 
         def ready(address: str) -> None:
             print(address, flush=True)  # noqa: T201

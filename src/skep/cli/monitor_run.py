@@ -21,19 +21,16 @@ from skep.config.settings import Monitor
 from skep.errors import Regression, SkepError, UserError
 from skep.files import OutputFile
 from skep.monitor.alerts import check_document
-from skep.monitor.compare import compare_targets
-from skep.monitor.compare import write_note as store_note
 from skep.monitor.describe import describe_probe
-from skep.monitor.export import export_rows, write_csv, write_json
-from skep.monitor.history import history_of, model_changes
-from skep.monitor.loop import POLL_S, probe_by_hand
-from skep.monitor.main import begin_with, log_on_stderr, monitor_pid, probe_turns, run_monitor
+from skep.monitor.history import chosen_keys, compare_targets, history_of, model_changes
+from skep.monitor.history import write_note as store_note
+from skep.monitor.loop import POLL_S, begin_with, log_on_stderr, monitor_pid, probe_by_hand, probe_turns, run_monitor
 from skep.monitor.probe import probe_error
 from skep.monitor.records import DAY_S, ProbeOutcome, ProbeTarget
-from skep.monitor.status import MonitorStatus, monitor_status
+from skep.monitor.status import MonitorStatus, export_rows, monitor_status, write_csv, write_json
 from skep.monitor.store import SeriesStore
 from skep.monitor.targets import add_target as store_target
-from skep.monitor.targets import chosen_keys, moment_of, parse_percent, target_document
+from skep.monitor.targets import moment_of, parse_percent, target_document
 from skep.paths import user_paths
 from skep.report.columns import print_records
 from skep.report.hive_text import SAMPLES, TARGETS, WINDOWS, comparison_columns, status_columns

@@ -7,7 +7,7 @@ Also the options that many commands share, and the hive that they mean.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from skep.store.database import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 HELP = ("-h", "--help")
 ROOT = click.Group("skep", context_settings={"help_option_names": [*HELP], "max_content_width": 100})
 
@@ -330,3 +331,39 @@ def existing(
     if not path.exists():
         raise UserError(none_yet, hint=hint)
     return open_store(path, read_only=read_only)
+
+
+# Work that takes long
+
+
+class Interrupted(SkepError):
+    exit_code = 130
+
+    def __init__(self, where: str = "", hint: str = "what was measured is kept: `skep runs` lists it") -> None:
+        super().__init__(f"interrupted{where}", hint=hint)
+
+
+def run_measuring(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Ctrl-C, TERM and a closed terminal end it alike: what was measured is kept, and said."""
+
+    import asyncio
+    import signal
+
+    import uvloop
+
+    from skep.errors import first_of
+
+    async def run() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(sign) is not signal.SIG_IGN:  # as `nohup` sets it: the work is to go on
+                asyncio.get_running_loop().add_signal_handler(sign, task.cancel)
+        return await work()
+
+    try:
+        return uvloop.run(run())
+    except asyncio.CancelledError:
+        raise Interrupted from None
+    except BaseExceptionGroup as group:
+        raise first_of(group) from None

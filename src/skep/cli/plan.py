@@ -85,7 +85,8 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Show which layout of a model fits, how fast it runs with N agents, and why."""
-    from skep.deploy.plan_request import PlanFlags, answer_plan, document, nothing_fits
+    from skep.deploy.commands import document
+    from skep.deploy.plan_request import PlanFlags, answer_plan, nothing_fits
 
     if html is not None:
         html.checked()

@@ -12,20 +12,17 @@ from msgspec.structs import replace
 from skep.bench.endpoint import Endpoint
 from skep.bench.session import SessionProgress
 from skep.cli.bench import MixedOptions, QualityOptions
-from skep.cli.bench_common import meter_for, run_measuring, seed_of
-from skep.cli.options import EndpointOptions
-from skep.cli.sweep import levels_of
+from skep.cli.options import EndpointOptions, run_measuring
+from skep.cli.sweep import levels_of, meter_for, seed_of
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.quality.banks import Bank, choose_bank, makes_its_items
 from skep.quality.judging import Judge, missing_packages, needs_sandbox
-from skep.quality.mixed_figures import side_by_side
+from skep.quality.mixed_figures import LEVEL_NAMES, MixedSummary, side_by_side
 from skep.quality.mixed_run import Form, MixedPlan, items_of, run_mixed
-from skep.quality.records import MixedSummary, QualitySummary
 from skep.quality.trial import QualityTrial, TrialPlan
-from skep.quality.trial_figures import POWER
-from skep.quality.words import LEAST_DELTA, MOST_DELTA, outlook
+from skep.quality.trial_figures import LEAST_DELTA, MOST_DELTA, POWER, QualitySummary, outlook
 from skep.report.columns import print_records
 from skep.report.liveview import level_frame, level_lines, progress_view
 from skep.report.mixed import spot_words, tables_of
@@ -40,12 +37,10 @@ from skep.report.quality import (
     quality_json,
 )
 from skep.report.terminal import byte_progress, note, print_json
-from skep.sandbox.detect import open_sandbox
-from skep.sandbox.runner import Sandbox
+from skep.sandbox.runner import Sandbox, open_sandbox
 from skep.stats.noninferiority import items_needed
 from skep.store.database import Store, open_store
 from skep.units import parse_int_list, parse_positive_seconds
-from skep.workload.coding_tasks import LEVEL_NAMES
 
 MOST_DRILLS = 2000  # made without being asked for so many
 MOST_ITEMS = 100_000

@@ -1,14 +1,11 @@
-"""Commands that serve: up, down, ps, logs."""
+"""The options of `skep up`, and the commands down, ps and logs."""
 
 from __future__ import annotations
 
 import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
-
-from msgspec.structs import replace
+from typing import Annotated, Any, ClassVar
 
 from skep.cli.options import (
     ROOT,
@@ -25,14 +22,9 @@ from skep.cli.options import (
     given,
     option,
 )
-from skep.errors import UserError
 from skep.paths import Paths, user_paths
 from skep.report.terminal import note, print_json
 from skep.units import parse_seconds
-
-if TYPE_CHECKING:
-    from skep.config.settings import CliOverrides, Cluster, Serve
-    from skep.deploy.resolve import ServeRequest
 
 
 @dataclass(frozen=True)
@@ -105,125 +97,9 @@ class ServeOptions:
         return given(**{name: getattr(self, name) for name in names})
 
 
-@command(ROOT, "skep up --replicas 2 --slots 4 -d")
+@command(ROOT, "skep up --replicas 2 --slots 4 -d", runs="hive.up")
 def up(options: ServeOptions) -> None:
     """Serve a model behind one endpoint. Options left out come from skep.toml, the preset or the planner."""
-    from skep.config.settings import EMBEDDED_MODEL, CliOverrides
-
-    paths = user_paths(os.environ)
-    where = cluster_of(options.cluster, options.hive, options.config)
-    if where is not None:
-        refuse_together("--cluster", gpus=options.gpus is not None, **{"engine-port": bool(options.engine_port)})
-    serve = {**options.named("replicas", "slots", "threads"), "context_tokens": options.context}
-    real = options.named("checkpoint", "gpus", "memory_share", "binary")
-    plan = options.named("link", "engine", "quant", "kv", "spec", "tp", "pp", "concurrency")
-    model = options.model
-    served: tuple[Serve, ...] = ()
-    if options.simulate:
-        from skep.deploy.resolve import simulated_serve
-
-        only_real = {name.replace("_", "-"): True for name in real}
-        refuse_together("--simulate", embedded=options.embedded, threads=options.threads is not None, **only_real)
-        if model is None:
-            raise UserError("--simulate needs a model", hint="`skep catalog models` lists the known models")
-        model, serve = simulated_serve(_request(options), paths, note)
-    elif options.gpu:
-        raise UserError("--gpu needs --simulate", hint="add --simulate; --gpus 0,1 selects GPUs of this machine")
-    elif model is not None:
-        refuse_together("a model", embedded=options.embedded)
-        served = _served(_request(options), where, paths)
-        serve = serve if where is None else {"threads": options.threads}
-    elif plan or real:
-        name = next(iter({**plan, **real})).replace("_", "-")
-        raise UserError(f"--{name} is for a model named on the command line", hint="skep up MODEL --engine vllm")
-    elif not options.embedded and where is None:
-        from skep.deploy.resolve import refuse_toy
-
-        refuse_toy(options.config, paths)
-    overrides = CliOverrides(
-        model=model or (EMBEDDED_MODEL if options.embedded else None),
-        served=served,
-        fallback=options.fallback,
-        serve=given(**serve, engine_port=options.engine_port),
-        gateway=given(host=options.host or None, port=options.port),
-        cluster=where if options.cluster is not None or options.hive is not None else None,
-    )
-    start(overrides, options.config, detach=options.detach, as_json=options.as_json, dry_run=options.dry_run)
-
-
-def _request(options: ServeOptions) -> ServeRequest:
-    import msgspec
-
-    from skep.deploy.resolve import ServeRequest
-
-    return msgspec.convert(options, ServeRequest, from_attributes=True)
-
-
-def _served(wanted: ServeRequest, where: Cluster | None, paths: Paths) -> tuple[Serve, ...]:
-    """What the model's name stands for, here or on the nodes of a cluster; none: the embedded engine serves it."""
-    from skep.deploy.resolve import parse_gpus, serve_for
-
-    parse_gpus(wanted.gpus)
-    if where is None:
-        chosen = serve_for(wanted, paths, note)
-        return (chosen,) if chosen is not None else ()
-    from skep.cluster.discover import survey
-    from skep.cluster.resolve import serves_for
-
-    address = where.address
-    nodes = survey(address, slow=lambda: note(f"asking the nodes of the cluster at {address} ..."))
-    return serves_for(wanted, nodes, paths, note)
-
-
-def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cluster | None:
-    """As typed; what is not typed, as skep.toml has it."""
-    from skep.config.load import find_config, load_settings, make_cluster
-
-    paths = user_paths(os.environ)
-    found = load_settings(find_config(config, paths), paths, os.environ).cluster
-    address = address or (found.address if found is not None else None)
-    if address is None:
-        if hive is not None:
-            raise UserError("--hive names a deployment of a cluster", hint="add --cluster auto, or its HOST:PORT")
-        return None
-    return make_cluster(address, hive or (found.hive if found is not None else "skep"))
-
-
-def refuse_together(option: str, **others: bool) -> None:
-    wrong = next((name for name, is_given in others.items() if is_given), None)
-    if wrong is not None:
-        raise UserError(f"{option} and --{wrong} contradict each other", hint="leave one of them out")
-
-
-def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json: bool, dry_run: bool = False) -> None:
-    """Serve what the file says and the command line asks for. `dry_run`: say what that would be."""
-    from skep.cli import hive
-    from skep.config.load import find_config, load_settings
-
-    paths = user_paths(os.environ)
-    found = find_config(config, paths)
-    settings = load_settings(found, paths, os.environ)
-    overrides = replace(overrides, folder=str(Path.cwd()), config=str(found.absolute()) if found else None)
-    settings = overrides.apply(settings)
-    if not settings.serve and not settings.upstream:
-        hint = "`skep gateway --upstream http://127.0.0.1:8000 --slots 8`, or an [[upstream]] table in skep.toml"
-        raise UserError("no upstream is given", hint=hint)
-    if dry_run:
-        from skep.deploy.preview import preview
-        from skep.report.hive_text import print_preview
-
-        shown = preview(settings, paths)
-        if as_json:
-            print_json(shown)
-        else:
-            print_preview(shown)
-        return
-    if settings.cluster is None:
-        hive.learn_flags(settings)
-    if detach:
-        hive.serve_detached(settings, paths, as_json=as_json)
-    else:
-        hive.serve_here(settings, paths, as_json=as_json)
 
 
 @command(ROOT, "skep down")
@@ -274,7 +150,7 @@ def logs(
 
 def show_log(paths: Paths, name: str | None, lines: int, *, follow: bool) -> None:
     """Print a log, or all; where it is followed, until Ctrl-C or the end of the hive."""
-    from skep.supervisor.logs import read_all_logs, read_log
+    from skep.supervisor.control import read_all_logs, read_log
 
     every = read_all_logs(paths, lines, follow=follow) if name is None else read_log(paths, name, lines, follow=follow)
     try:

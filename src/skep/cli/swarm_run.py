@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
-from skep.cli.bench_common import Interrupted, run_measuring
-from skep.cli.options import EndpointOptions
+from skep.cli.options import EndpointOptions, Interrupted, run_measuring
 from skep.cli.swarm import AskOptions, SwarmOptions, TaskRunOptions
 from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of, journal, one_line
 from skep.errors import EndpointError, UserError
@@ -22,11 +21,11 @@ from skep.paths import user_paths
 from skep.report.swarm import split_lines
 from skep.report.terminal import day_and_time, note, print_json
 from skep.store.database import open_store
-from skep.swarm.ask.merging import answer_of, ask_document, plan_document
-from skep.swarm.ask.split import PreparedAsk, check_goal, find_sources, split_goal
-from skep.swarm.journal import check_output_free, create_run, failed_tasks, run_to_resume
+from skep.swarm.ask_merging import answer_of, ask_document, plan_document
+from skep.swarm.ask_split import PreparedAsk, check_goal, find_sources, split_goal
 from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, given_fields
 from skep.swarm.results_file import ResultsFile, complete_output
+from skep.swarm.store import check_output_free, create_run, failed_tasks, run_to_resume
 from skep.swarm.task_file import read_schema, read_tasks
 from skep.units import parse_positive_seconds
 

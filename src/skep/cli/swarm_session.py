@@ -14,8 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from skep.cli.bench_common import Interrupted, run_measuring
-from skep.cli.options import EndpointOptions, existing
+from skep.cli.options import EndpointOptions, Interrupted, existing, run_measuring
 from skep.errors import SkepError, UserError
 from skep.files import PAGES, OutputFile
 from skep.paths import user_paths
@@ -40,12 +39,11 @@ from skep.report.swarm import (
     task_lines,
 )
 from skep.report.terminal import note, print_json
-from skep.swarm.journal import MAKES_ONE, NONE_YET, as_it_stands, cancel, stored_runs
 from skep.swarm.progress import SwarmProgress, SwarmProgressLines
 from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding, given_fields
 from skep.swarm.results_file import ResultsPrinter, result_line
 from skep.swarm.runner import carry_out
-from skep.swarm.store import SwarmStore
+from skep.swarm.store import MAKES_ONE, NONE_YET, SwarmStore, as_it_stands, cancel, stored_runs
 from skep.swarm.summary import account_json, run_json, story_of
 from skep.units import parse_seconds
 

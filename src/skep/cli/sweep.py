@@ -3,48 +3,51 @@
 from __future__ import annotations
 
 import os
+import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import click
 from msgspec import to_builtins
 
-from skep.bench.calibration import calibration_from_sweep
 from skep.bench.endpoint import Endpoint
+from skep.bench.metrics import SweepSummary
 from skep.bench.open_loop import LevelRun, TimedPlan, classes_part, open_part, replay_part, run_timed
-from skep.bench.records import SweepSummary
 from skep.bench.session import OnProgress, SessionProgress
 from skep.bench.stored_run import load_run
 from skep.bench.sweep import SweepPlan, run_sweep
-from skep.bench.tasks import TaskMaker, Workload, calibrate_on
-from skep.cli.bench import ClassesOptions, OpenOptions, ReplayOptions, SerialVsSwarmOptions, SweepOptions, TimedOptions
-from skep.cli.bench_common import (
-    MAX_CONCURRENCY,
-    Interrupted,
-    level_view,
-    maker_for,
-    meter_for,
-    run_measuring,
-    seed_of,
-    workload_of,
+from skep.bench.tasks import Shape, TaskMaker, Workload, calibrate_on
+from skep.cli.bench import (
+    ABOptions,
+    ClassesOptions,
+    OpenOptions,
+    ReplayOptions,
+    SerialVsSwarmOptions,
+    SweepOptions,
+    TimedOptions,
+    WorkloadOptions,
 )
-from skep.cli.options import EndpointOptions, existing
+from skep.cli.options import EndpointOptions, Interrupted, existing, implementation, run_measuring
 from skep.errors import EndpointError, UserError
 from skep.files import read_user_text, read_user_toml
 from skep.host.facts import read_host
-from skep.paths import user_paths
+from skep.host.power import PowerMeter, open_meter
+from skep.paths import LOOPBACK, user_paths
+from skep.report.liveview import level_frame, level_lines, progress_view
 from skep.report.sweep_text import failure_reasons, headline, print_summary, shortfalls
 from skep.report.terminal import note, print_json
 from skep.stats.slo import SloLimits
 from skep.store.database import open_store
-from skep.units import parse_int_list, parse_positive_seconds, parse_share
-from skep.workload.calibration import TokenCalibration
-from skep.workload.items import workload_fingerprint
-from skep.workload.mix import TrafficClass, parse_arrivals, parse_classes, parse_rates, with_agents
-from skep.workload.traces import read_trace
+from skep.units import parse_int_list, parse_positive_seconds, parse_seconds, parse_share
+from skep.workload.prompts import Size, TokenCalibration, workload_fingerprint
+from skep.workload.traffic import TrafficClass, parse_arrivals, parse_classes, parse_rates, read_trace, with_agents
 
 MOST_TASKS = 100_000
+MAX_CONCURRENCY = 4096
+NEEDS_LENGTHS = ("conversation", "shared-prefix", "prefill")
 
 
 def plan_of(options: SweepOptions) -> SweepPlan:
@@ -58,20 +61,31 @@ def plan_of(options: SweepOptions) -> SweepPlan:
     if options.tasks is not None and options.tasks < levels[-1] and not (options.to_saturation or options.slo):
         hint = f"use --tasks {levels[-1]} or more, or a smaller --concurrency"
         raise UserError(f"--tasks {options.tasks} cannot keep {levels[-1]} agents busy", hint=hint)
-    return SweepPlan(
-        concurrency=levels,
-        tasks=options.tasks,
-        runs=options.runs,
+    return sweep_plan(
+        options,
+        levels,
         precision=parse_share(options.precision, "--precision"),
         budget_s=parse_positive_seconds(options.budget, "--budget", "10m"),
-        workload=workload_of(options),
         quick_warm_up=options.warm_up == "quick",
         to_saturation=options.to_saturation,
         slo=SloLimits.parse(options.slo) if options.slo else None,
         max_concurrency=min(options.max_concurrency, MAX_CONCURRENCY),
-        timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
         keep_text=options.store_prompts,
+    )
+
+
+def sweep_plan(
+    options: SweepOptions | SerialVsSwarmOptions | ABOptions, levels: Sequence[int], **more: Any
+) -> SweepPlan:
+    """Return the plan of these levels with the options that all of these commands have."""
+    return SweepPlan(
+        concurrency=tuple(levels),
+        tasks=options.tasks,
+        runs=options.runs,
+        workload=workload_of(options),
+        timeout_s=parse_positive_seconds(options.timeout, "--timeout", "15m"),
         processes=options.processes,
+        **more,
     )
 
 
@@ -82,8 +96,11 @@ def levels_of(text: str, option: str) -> tuple[int, ...]:
     return levels
 
 
-def run_sweep_command(options: SweepOptions) -> None:
+def run_sweep_command(context: click.Context, options: SweepOptions) -> None:
     """Raise EndpointError where requests failed: the exit code is 1."""
+    if options.against_preset is not None or options.shape_of is not None:
+        implementation("against_preset.sweep")(context, options)
+        return
     plan = plan_of(options)
     summary = measure(plan, options, as_json=options.as_json)
     note(*shortfalls(plan, summary))
@@ -99,18 +116,8 @@ def run_swarm_command(options: SerialVsSwarmOptions) -> None:
         raise UserError(f"--tasks {tasks} is too large", hint=f"at most {MOST_TASKS:,}")
     if tasks < levels[-1]:
         raise UserError(f"--tasks {tasks} cannot keep {levels[-1]} agents busy", hint=f"use --tasks {levels[-1]}")
-    plan = SweepPlan(
-        concurrency=levels,
-        tasks=tasks,
-        runs=options.runs,
-        budget_s=None,
-        workload=workload_of(options),
-        same_tasks=True,
-        timeout_s=parse_positive_seconds(options.timeout, "--timeout", "1h"),
-        keep_text=options.store_prompts,
-        processes=options.processes,
-        kind="serial-vs-swarm",
-    )
+    more = {"budget_s": None, "same_tasks": True, "keep_text": options.store_prompts, "kind": "serial-vs-swarm"}
+    plan = sweep_plan(options, levels, **more)
     show(measure(plan, options, as_json=options.as_json), as_json=options.as_json)
 
 
@@ -176,9 +183,12 @@ async def sweep_endpoint(
 
         host = read_host()
         summary = await run_sweep(plan, endpoint, store, host, told, maker=maker, meter=meter)
-        rows = [row for row in store.requests(summary.run_id) if row.level]
-        if (found := calibration_from_sweep(plan, endpoint, summary, rows, host)) is not None:
-            store.append_calibration(found)  # plans for this machine rest on it, unless it is calibrated
+        if endpoint.engine.get("setup"):  # a deployment of skep tells what it is: plans can rest on its figures
+            from skep.bench.calibration import calibration_from_sweep
+
+            rows = [row for row in store.requests(summary.run_id) if row.level]
+            if (found := calibration_from_sweep(plan, endpoint, summary, rows, host)) is not None:
+                store.append_calibration(found)
         return summary
 
 
@@ -273,3 +283,48 @@ async def _measure_timed(
     with open_store(user_paths(os.environ).store) as store, level_view() as progress:
         meter = meter_for(endpoint)
         return await run_timed(plan, parts, endpoint, store, read_host(), maker, progress, meter=meter)
+
+
+# Shared by the commands that measure
+
+
+async def maker_for(workload: Workload, endpoint: Endpoint, *, salt: str = "") -> TaskMaker:
+    """Lengths are measured on the engine where the workload is given in its tokens."""
+    if workload.prompt_tokens is None and workload.shape not in NEEDS_LENGTHS:
+        return TaskMaker(workload, salt=salt)
+    found = await calibrate_on(endpoint, workload.prompt_tokens, workload.seed)
+    miss = f", within {100 * found.worst:.1f} % on {found.samples} samples" if found.worst is not None else ""
+    template = f", {found.overhead_tokens:.0f} of the chat template" if found.overhead_tokens >= 1 else ""
+    note(f"{found.chars_per_token:.2f} characters per token{template}{miss}")
+    return TaskMaker(workload, found, salt=salt)
+
+
+def meter_for(endpoint: Endpoint) -> PowerMeter | None:
+    """This machine's GPUs, if they are the ones that serve."""
+    return open_meter() if endpoint.origin.host in LOOPBACK else None
+
+
+def workload_of(options: WorkloadOptions) -> Workload:
+    if options.shape not in get_args(Shape):
+        raise UserError(f"--shape `{options.shape}` is unknown", hint=f"choose one of {', '.join(get_args(Shape))}")
+    if options.size not in get_args(Size):
+        raise UserError(f"--size `{options.size}` is unknown", hint=f"choose one of {', '.join(get_args(Size))}")
+    return Workload(
+        shape=options.shape,  # type: ignore[arg-type]
+        size=options.size,  # type: ignore[arg-type]
+        prompt_tokens=options.prompt_tokens,
+        max_tokens=options.max_tokens,
+        fixed_output=options.fixed_output,
+        seed=seed_of(options.seed),
+        turns=options.turns,
+        think_s=parse_seconds(options.think),
+    )
+
+
+def seed_of(seed: int | None) -> int:
+    return random.SystemRandom().randrange(2**31) if seed is None else seed
+
+
+def level_view() -> AbstractContextManager[Callable[[SessionProgress], None]]:
+    """Return the levels so far and what happens now; a line for each run of a level where there is no terminal."""
+    return progress_view(level_lines(), level_frame)

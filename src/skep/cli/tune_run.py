@@ -14,8 +14,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from skep.cli.bench_common import Interrupted, run_measuring
-from skep.cli.options import existing
+from skep.cli.options import Interrupted, existing, run_measuring
 from skep.cli.tune import TuneOptions
 from skep.errors import EngineError, SkepError
 from skep.files import OutputFile
@@ -37,12 +36,12 @@ from skep.report.tuning import (
     tuning_page,
 )
 from skep.store.database import open_store
+from skep.tuner.presets import save_best, stage_for, write_preset
 from skep.tuner.records import BenchRequest, ConfigFailure, TuneEvent, TuneStage, changes_words
 from skep.tuner.running import OnEvent, TuningJournal, carry_out, check_machine, logs_folder, machine_for
-from skep.tuner.setup import PreparedTuning, TuningOptions, base_of, prepare, prepare_again
-from skep.tuner.store import TuningRecord, TuningState, TuningStore
+from skep.tuner.setup import PreparedTuning, TuningOptions, prepare, prepare_again
+from skep.tuner.store import TuningRecord, TuningState, TuningStore, base_of
 from skep.tuner.summary import KEPT, accepted, best_of, given_up, one_line, stage_words, unit_of, unmet_goal
-from skep.tuner.tuned_preset import save_best, stage_for, write_preset
 from skep.units import format_seconds
 
 

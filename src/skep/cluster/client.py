@@ -28,7 +28,7 @@ from skep.cluster.discover import SPARED_S, SURVEY_S, survey
 from skep.cluster.nodes import ClusterSurvey
 from skep.cluster.placement import kept_launches, place_launches, shared_paths
 from skep.cluster.ray_processes import PATIENT
-from skep.cluster.replica_registry import ABANDONED_AFTER_S
+from skep.cluster.replica_actor import ABANDONED_AFTER_S
 from skep.config.settings import Cluster, Settings
 from skep.engines.base import Launch, engine_named, new_key
 from skep.errors import EngineError, SkepError
@@ -36,14 +36,13 @@ from skep.files import open_log
 from skep.paths import Paths
 from skep.supervisor.lifecycle import Life, ReplicaState, RestartPolicy
 from skep.supervisor.replica import ReplicaMember, UpstreamInfo
-from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
+from skep.wire.json_pipe import JsonPipe, Message, to_document
 
-REMIND_EVERY_S = 2.0  # what has changed meanwhile is told, and restarts that were lost are repeated
+REMIND_EVERY_S = 2.0  # what has changed meanwhile is told
 END_S = 30.0
 HEADLESS_END_S = 12.0
 AGAIN_S = (0.5, 2.0, 5.0)  # waits before the next driver is started
 KEPT_S = 5.0  # all attempts at one change see the same survey
-LOST = "the head of the cluster is lost; the replica goes on serving"
 # A silent node ("away") gets no requests: Ray moves its replicas. Others, such as "fetching", are not ready yet.
 _STATES = {"away": ReplicaState.BACKOFF, **{state.value: state for state in ReplicaState}}
 
@@ -58,12 +57,10 @@ class RemoteReplica(ReplicaMember):
         told = ("confirms", "release_bound_s", "health_path", "simulated")
         self.engine: UpstreamInfo = UpstreamInfo(name="", **{field: getattr(adapter, field) for field in told})
         self._client = client
-        self._changed = changed
+        self.changed = changed
         self._as_started = launch
         self._incarnation: str | None = None
         self._moves = 0  # restarts by Ray, on the same or another node
-        self._note: str | None = None  # a remark while it serves
-        self._said: str | None = None
         self._stopping = asyncio.Event()
 
     @property
@@ -101,30 +98,20 @@ class RemoteReplica(ReplicaMember):
         if report.incarnation is not None and report.incarnation != self._incarnation:
             self._moves += self._incarnation is not None
             self._incarnation = report.incarnation
-        self.life.state, self._said = _STATES.get(report.state, ReplicaState.STARTING), report.why
+        self.life.state, self.life.why = _STATES.get(report.state, ReplicaState.STARTING), report.why
         self.life.url, self.pid, self.node = report.url, report.pid, report.node
         self.life.restarts = report.restarts + self._moves
         self.engine = replace(self.engine, name=report.engine or "")  # the version on its node
         self._as_started = report.launch or self._as_started
-        self._explain()
         if self._shown() != before:
-            self._changed()
-
-    def remark(self, note: str | None) -> None:
-        if self._note != note:
-            self._note = note
-            self._explain()
-            self._changed()
-
-    def _explain(self) -> None:
-        self.life.why = (self._note if self.life.serving else None) or self._said
+            self.changed()
 
     def _shown(self) -> tuple[object, ...]:
         return (self.life.state, self.life.url, self.life.why, self.pid, self.node, self._as_started, self._moves)
 
     def _become(self, state: ReplicaState, why: str | None) -> None:
         self.life.state, self.life.why = state, why
-        self._changed()
+        self.changed()
 
 
 class ClusterClient:
@@ -138,7 +125,7 @@ class ClusterClient:
         self._log = log
         self._avoided: Callable[[], frozenset[str]] = frozenset  # names of drained nodes
         self._members: dict[str, RemoteReplica] = {}
-        self._rows: dict[str, Message] = {}
+        self._rows: dict[str, messages.ReplicaReport] = {}
         self._link: JsonPipe[messages.FromDriver] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._joined = False
@@ -146,11 +133,9 @@ class ClusterClient:
         self._told: messages.WantReplicas | None = None  # what this driver knows
         self._trouble: str | None = None  # why there is no driver
         self._taken_over = False  # another gateway owns the hive
-        self._misread: dict[str, str] = {}  # by replica, whose newest report cannot be read
         self._ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[messages.Answer]] = {}
-        self._restarting: dict[str, tuple[int | None, int]] = {}  # not confirmed yet: the process and restarts before
-        self._restarts_told: set[str] = set()  # of these, those that this driver knows
+        self._restarting: dict[str, tuple[int, int | None, int]] = {}  # a number; process and restarts before it
         self._closing = False
 
     def member(self, launch: Launch, changed: Callable[[], None]) -> RemoteReplica:
@@ -164,8 +149,7 @@ class ClusterClient:
         away = "away" if self._was_joined else "starting"
         state = "lost" if self.head_lost else "ready" if self._joined else away
         why = "the head does not answer; running replicas go on serving" if self.head_lost else None
-        why = why or self._trouble or next(reversed(self._misread.values()), None)
-        told = {"name": "cluster", "kind": "cluster", "state": state, "url": self.address, "why": why}
+        told = {"name": "cluster", "kind": "cluster", "state": state, "url": self.address, "why": why or self._trouble}
         return {**told, "hive": self._setup.hive}
 
     # Called by the supervisor
@@ -193,7 +177,7 @@ class ClusterClient:
         self._remind()
 
     async def stop(self) -> str | None:
-        """Leave the cluster and end its registry, after the replicas. Return what is left behind, if anything."""
+        """Leave the cluster, after the replicas. Return what is left behind, if anything."""
         self._closing = True
         answer = await self._ask(messages.Leave(), HEADLESS_END_S if self.head_lost else END_S)
         done = self.head_lost or (answer is not None and answer.error is None)
@@ -213,7 +197,8 @@ class ClusterClient:
 
     def came(self, member: RemoteReplica) -> None:
         self._members[member.launch.name] = member
-        self._inform(member)
+        if (report := self._rows.get(member.launch.name)) is not None:
+            member.hear(report)
         asyncio.get_running_loop().call_soon(self._remind)  # once for all that come together
 
     async def went(self, member: RemoteReplica) -> None:
@@ -223,16 +208,13 @@ class ClusterClient:
             del self._members[name]
         await self._ask(messages.EndReplica(name), HEADLESS_END_S if self.head_lost else END_S)
         if name not in self._members:
-            self._misread.pop(name, None)
             self._rows.pop(name, None)
 
     def restart(self, member: RemoteReplica) -> bool:
         """Return False if there is no driver. One that is lost with its driver is told to the next."""
         if self._link is None:
             return False
-        name = member.launch.name
-        self._restarting[name] = member.pid, member.life.restarts
-        self._restarts_told.discard(name)
+        self._restarting[member.launch.name] = next(self._ids), member.pid, member.life.restarts
         self._remind()
         return True
 
@@ -276,49 +258,31 @@ class ClusterClient:
 
     def _lose_driver(self) -> None:
         self._link, self._joined, self._told = None, False, None
-        self._restarts_told.clear()
         for asked in self._asked.values():
             if not asked.done():
                 asked.set_result(messages.Answer(0, "the Ray driver process has ended"))
-
-    def _inform(self, member: RemoteReplica) -> None:
-        name = member.launch.name
-        self._misread.pop(name, None)
-        try:
-            if name in self._rows:
-                member.hear(from_document(self._rows[name], messages.ReplicaReport))
-        except ValueError as error:  # its node may run another version of skep
-            self._misread[name] = f"a message from the cluster cannot be read ({error})"
 
     def _hear(self, message: messages.FromDriver) -> None:
         match message:
             case messages.Joined(address):
                 self.address, self._trouble, self._told = address, None, None
                 self._joined = self._was_joined = True
-                self._set_head(lost=False)
+                self.head_lost = False
                 self._remind()
             case messages.ReplicaRows(rows, names):
-                told = {row.get("name", ""): row for row in rows}
-                known = self._rows | told
+                known = self._rows | {row.name: row for row in rows}
                 self._rows = {name: known[name] for name in names if name in known}
-                for name in told.keys() & self._members.keys():
-                    self._inform(self._members[name])
+                for row in rows:
+                    if row.name in self._members:
+                        self._members[row.name].hear(row)
             case messages.HeadState(lost):
-                self._set_head(lost=lost)
-            case messages.Restarted(name, error):
-                if name in self._restarts_told:
-                    self._restarts_told.discard(name)
-                    if error is None:
-                        del self._restarting[name]
+                self.head_lost = lost
+                for member in itertools.islice(self._members.values(), 1):
+                    member.changed()  # the supervisor looks at the row of the cluster too
             case messages.Answer(number):
                 asked = self._asked.get(number)
                 if asked is not None and not asked.done():
                     asked.set_result(message)
-
-    def _set_head(self, *, lost: bool) -> None:
-        self.head_lost = lost
-        for member in self._members.values():
-            member.remark(LOST if lost else None)
 
     async def _ask(self, question: messages.Question, timeout_s: float) -> messages.Answer | None:
         """Return the driver's answer, or None if it does not come in time."""
@@ -341,22 +305,20 @@ class ClusterClient:
             await asyncio.sleep(REMIND_EVERY_S)
 
     def _remind(self) -> None:
-        """Tell the driver what it does not know: all that is wanted, and restarts that none has confirmed."""
+        """Tell the driver all that is wanted, if it does not know it: replicas, drained nodes, policy, restarts."""
         if self._link is None or not self._joined:
             return
-        launches = tuple(member.launch for member in self._members.values())
-        wanted = messages.WantReplicas(launches, tuple(sorted(self._avoided())), self._setup.policy)
-        if wanted != self._told:
-            self._told = wanted
-            self._link.send(wanted)
-        for name, (pid, restarts) in list(self._restarting.items()):
+        for name, (_, pid, restarts) in list(self._restarting.items()):
             member = self._members.get(name)
             if member is None or member.life.restarts != restarts or member.pid not in (pid, None):
                 del self._restarting[name]  # its engine is another one since
-                self._restarts_told.discard(name)
-            elif name not in self._restarts_told:
-                self._restarts_told.add(name)
-                self._link.send(messages.RestartReplica(name))
+        launches = tuple(member.launch for member in self._members.values())
+        restarts_wanted = {name: number for name, (number, _, _) in self._restarting.items()}
+        avoided = tuple(sorted(self._avoided()))
+        wanted = messages.WantReplicas(launches, avoided, self._setup.policy, restarts_wanted)
+        if wanted != self._told:
+            self._told = wanted
+            self._link.send(wanted)
 
 
 class RayNodes:

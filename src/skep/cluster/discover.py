@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from skep import __version__
 from skep.catalog.gpus import Gpu
-from skep.cluster.connect import ask_ray, checked_connection, join, require_ray
+from skep.cluster import connect
+from skep.cluster.connect import actor_name, ask_ray, checked_connection, free_by_node, join, living_nodes, require_ray
 from skep.cluster.nodes import ClusterSurvey, Node, NodeCard, NodeFacts, named_apart, nodes_of
-from skep.cluster.placement_groups import actor_name, free_by_node, living_nodes, placed_names, registry_name
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import find_program, version_of
 from skep.errors import UserError
@@ -30,7 +30,6 @@ SPARED_S = 15.0  # for a survey that is not essential
 STATUS_S = 60.0
 SLOW_S = 2.0
 STANDING_S = 3.0
-REGISTRY_S = 5.0
 LOOK_S = 20.0  # for all nodes together: they are asked in parallel
 PROGRAMS = ("vllm", "sglang", "llamacpp", "ollama")
 WITHIN = ("fake", "simulated")  # part of skep
@@ -77,7 +76,7 @@ def survey_here(address: str, paths: Sequence[str], hive: str | None) -> Message
 
     context = ray.get_runtime_context()
     nodes = _looked_at(named_apart(living_nodes()), paths)
-    standing, housed = ((), None) if hive is None else (_standing(hive), tuple(placed_names(hive)))
+    standing, housed = ((), None) if hive is None else (_standing(hive), tuple(connect.placed_names(hive)))
     found = ClusterSurvey(context.gcs_address, ray.__version__, nodes, context.get_node_id(), standing, housed)
     ray.shutdown()
     return to_document(found)
@@ -126,20 +125,29 @@ def _why(error: Exception) -> str:
 
 
 def _standing(hive: str) -> tuple[Launch, ...]:
-    """Return the running replicas; an actor that does not answer has not started yet."""
+    """Return the running replicas of a hive."""
+    found = []
+    for told in _described(actor_name(hive, "")):
+        with contextlib.suppress(LookupError, msgspec.ValidationError):  # of another version
+            found.append(from_document(told["launch"], Launch))
+    return tuple(found)
+
+
+def _described(part: str) -> list[Message]:
+    """Return what the replica actors say of themselves whose name has this part; without those that do not answer."""
     import ray
 
     asked = []
     for name in ray.util.list_named_actors():
-        if name.startswith(actor_name(hive, "")):
+        if part in name:
             with contextlib.suppress(ValueError):  # gone meanwhile
                 asked.append(ray.get_actor(name).describe.remote())
     done, _ = ray.wait(asked, num_returns=len(asked), timeout=STANDING_S) if asked else ((), ())
     found = []
     for answer in done:
-        with contextlib.suppress(Exception):  # it died meanwhile, or is of another version
-            found.append(from_document(ray.get(answer), Launch))
-    return tuple(found)
+        with contextlib.suppress(Exception):  # it died meanwhile
+            found.append(ray.get(answer))
+    return found
 
 
 def status_here(address: str) -> Message:
@@ -147,19 +155,13 @@ def status_here(address: str) -> Message:
     import ray
 
     context = ray.get_runtime_context()
-    ending, hives = registry_name(""), {}
-    for name in ray.util.list_named_actors():
-        if name.endswith(ending):
-            with contextlib.suppress(Exception):  # it may have ended
-                hives[name.removesuffix(ending)] = ray.get(ray.get_actor(name).state.remote(), timeout=REGISTRY_S)
-    rows, here = rows_of(ray.nodes(), free_by_node(), hives), context.get_node_id()
+    replicas = _described(actor_name("", ""))
+    rows, here = rows_of(ray.nodes(), free_by_node(), replicas), context.get_node_id()
+    owners = {told["hive"]: told["owner"] and told["owner"].rpartition(":")[0] for told in replicas}  # machine, process
     told = {
         "address": context.gcs_address,
         "ray": ray.__version__,
-        "hives": [
-            {"name": name, "gateway": said["owner"] and said["owner"].rpartition(":")[0]}  # its machine and process
-            for name, said in sorted(hives.items())
-        ],
+        "hives": [{"name": name, "gateway": owner} for name, owner in sorted(owners.items())],
         "nodes": [{**row, "here": row["id"] == here} for row in rows],
     }
     ray.shutdown()
@@ -167,9 +169,9 @@ def status_here(address: str) -> Message:
 
 
 def rows_of(
-    nodes: Sequence[Message], free: Mapping[str, Mapping[str, float]], hives: Mapping[str, Message]
+    nodes: Sequence[Message], free: Mapping[str, Mapping[str, float]], replicas: Sequence[Message]
 ) -> list[Message]:
-    """Return one row for each node, dead ones last unless they came back. `hives`: the state of each registry."""
+    """Return one row for each node, dead ones last unless they came back. `replicas`: as their actors describe them."""
     alive = nodes_of(nodes, free)
     here = {(node.name, node.address) for node in alive}
     lost = nodes_of([{**node, "Alive": True} for node in nodes if not node["Alive"]], {})
@@ -177,10 +179,9 @@ def rows_of(
     rows = []
     for node in (*named_apart(alive), *gone.values()):
         standing = [
-            {"hive": hive, **{key: row.get(key) for key in _SHOWN}}
-            for hive, said in sorted(hives.items())
-            for row in said["rows"].values()
-            if row.get("node_id") == node.id
+            {"hive": one["hive"], **{key: {**one["launch"], **one["row"]}.get(key) for key in _SHOWN}}
+            for one in sorted(replicas, key=lambda one: (one["hive"], one["row"]["name"]))
+            if one["row"].get("node_id") == node.id
         ]
         told = {**msgspec.to_builtins(node), "alive": node not in gone.values(), "replicas": standing}
         del told["facts"], told["why"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct
 
 from skep.engines.base import Launch
@@ -21,13 +19,9 @@ class ReplicaReport(Struct, frozen=True):
     pid: int | None = None
     restarts: int = 0
     engine: str | None = None  # its version
-    model: str = ""
-    slots: int = 0
     node_id: str | None = None
     launch: Launch | None = None  # as started
     incarnation: str | None = None  # of its actor; None: there is no actor
-    actor: str | None = None  # its id; None: Ray does not say
-    life: int = 0  # how often Ray has restarted the actor
 
 
 class LogPart(Struct, frozen=True):
@@ -57,12 +51,7 @@ class WantReplicas(Struct, frozen=True, tag_field="op", tag="wanted"):
     launches: tuple[Launch, ...]
     avoid: tuple[str, ...]  # nodes that get no new replica
     policy: RestartPolicy
-
-
-class RestartReplica(Struct, frozen=True, tag_field="op", tag="restart"):
-    """Answered by `Restarted`."""
-
-    name: str
+    restarts: dict[str, int] = {}  # by replica: the number of its newest restart that has not been seen to happen
 
 
 class EndReplica(Struct, frozen=True, tag_field="op", tag="end"):
@@ -80,13 +69,13 @@ class ReadLog(Struct, frozen=True, tag_field="op", tag="log"):
 
 
 class Leave(Struct, frozen=True, tag_field="op", tag="leave"):
-    """End all replicas and the registry."""
+    """End all replicas."""
 
     id: int = 0
 
 
 Question = EndReplica | ReadLog | Leave
-Order = WantReplicas | RestartReplica | Question
+Order = WantReplicas | Question
 ToDriver = DriverSetup | Order
 
 
@@ -98,19 +87,14 @@ class Joined(Struct, frozen=True, tag_field="event", tag="joined"):
 
 
 class ReplicaRows(Struct, frozen=True, tag_field="event", tag="replicas"):
-    """The reports that changed, as documents of a `ReplicaReport`, and the names of all replicas."""
+    """The reports that changed, and the names of all replicas."""
 
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[ReplicaReport, ...]
     names: tuple[str, ...]
 
 
 class HeadState(Struct, frozen=True, tag_field="event", tag="head"):
     lost: bool
-
-
-class Restarted(Struct, frozen=True, tag_field="event", tag="restarted"):
-    name: str
-    error: str | None = None
 
 
 class Answer(Struct, frozen=True, tag_field="event", tag="answer"):
@@ -126,4 +110,4 @@ class DriverFailed(Struct, frozen=True, tag_field="event", tag="failed"):
     taken_over: bool = False
 
 
-FromDriver = Joined | ReplicaRows | HeadState | Restarted | Answer | DriverFailed
+FromDriver = Joined | ReplicaRows | HeadState | Answer | DriverFailed

@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
-from skep.cluster import connect, node_file, ray_processes
-from skep.cluster.node_file import NodeRecord, read_node, token_path
-from skep.cluster.ray_processes import LOOPBACK, Listener, NodeOptions, NodeStart, checked_address, checked_ports
-from skep.errors import EngineError, SkepError, UserError
+from skep.cluster import connect
+from skep.cluster import ray_processes as local
+from skep.cluster.ray_processes import LOOPBACK, NodeOptions, NodeRecord, NodeStart, checked_address, checked_ports
+from skep.errors import EngineError, UserError
 from skep.paths import Paths, make_runtime
 from skep.wire.listen import is_final, refusal_of
 
-ASK_S = 20.0  # Ray itself gives up after 40 s
 START_S = 90.0
 FREED_S = 5.0  # a killed process holds its ports for a moment
 _LEAVES = "`skep cluster stop` leaves it and ends its replicas on this machine"
-
-
-class Head(msgspec.Struct, frozen=True):
-    address: str  # HOST:PORT
-    session: str  # of the cluster; it changes when the head is restarted
-
-
-class LeftoverNode(msgspec.Struct, frozen=True):
-    node: NodeRecord
-    session: str | None  # of its cluster; None: unknown
-    names: Collection[str]  # of its processes that still run
-    token: str | None  # of its cluster; None: not stored here
 
 
 def start_head(
@@ -49,7 +33,7 @@ def start_head(
     address, ports = checked_address(address), checked_ports(port)
     _check_machine(address)
     _make_way(paths, say)
-    node_file.ensure_token(paths)
+    local.ensure_token(paths)
     return _start(paths, env, f"{address}:{ports.first}", address, port, options, is_head=True)
 
 
@@ -80,120 +64,57 @@ def join_head(
     port = port or head_port
     checked_ports(port)
     _check_machine(address)
-    kept = node_file.stored_token(paths)
+    kept = local.stored_token(paths)
     token = token or kept
     if token is None:
         raise UserError(f"the token of the cluster at {head} is not stored here", hint=_bring(head))
-    _make_way(paths, say, lambda: ask_head(head, token, must_match=True))
-    node_file.keep_token(paths, token)
+    _make_way(paths, say)
+    local.keep_token(paths, token)
     try:
         return _start(paths, env, head, address, port, options, is_head=False)
     except BaseException:
         if kept is None:
-            token_path(paths).unlink()
+            local.token_path(paths).unlink()
         else:
-            node_file.keep_token(paths, kept)
+            local.keep_token(paths, kept)
         raise
 
 
 def stop_node(paths: Paths) -> tuple[NodeRecord | None, list[int]]:
     """Stop the node. Return it (None if there is none) and the processes that had to be killed."""
-    node, killed = read_node(paths), []
-    if node is not None and not ray_processes.marked(node.mark):
+    node, killed = local.read_node(paths), []
+    if node is not None and not local.marked(node.mark):
         node = None
     if node is not None:
-        killed = ray_processes.end(node.mark)
-    node_file.record_path(paths).unlink(missing_ok=True)
+        killed = local.end(node.mark)
+    local.record_path(paths).unlink(missing_ok=True)
     return node, killed
 
 
-def open_ports(node: NodeRecord) -> list[Listener]:
-    return ray_processes.listeners(ray_processes.marked(node.mark))
-
-
-# The head
-
-
-def ask_head(address: str, token: str, *, must_match: bool = False) -> Head:
-    """Return the head. Raise its refusal; with `must_match` also if its Ray or Python differs from this machine's."""
-    connect.require_ray()
-    connect.check_address(address)
-    asked = f"the server at {address}"
-    return Head(address, connect.ask_ray(session_behind, address, token, must_match, asked=asked, wait_s=ASK_S))
-
-
-def session_behind(address: str, token: str, must_match: bool) -> str:
-    """Ask the head by private calls of Ray; an error if they have changed."""
-    for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH"):
-        os.environ.pop(name, None)
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}  # not in the environment that others can read
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    from ray._private.utils import check_version_info
-
-    try:
-        session = connect.session_at(address)
-        head = connect.gcs_client(address)
-        versions = head.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=connect.KNOCK_S)
-        if must_match and versions:
-            check_version_info(json.loads(versions), "here")
-    except Exception as error:
-        raise connect.explained(address, error) from None
-    if not session:
-        raise EngineError(f"the head at {address} does not report its session")
-    return session
+def open_ports(node: NodeRecord) -> list[local.Listener]:
+    return local.listeners(local.marked(node.mark))
 
 
 # What is left of a cluster
 
 
-def _make_way(paths: Paths, say: Callable[[str], None], joined: Callable[[], Head] | None = None) -> None:
-    """End the leftovers of a cluster that has ended, after `joined` has asked the head to join, which may refuse."""
-    node = read_node(paths)
-    if node is None or not (left := ray_processes.marked(node.mark)):
+def _make_way(paths: Paths, say: Callable[[str], None]) -> None:
+    """End what a dead node left here. Raise UserError where a node still runs: only the user knows whether it may end.
+
+    Where nobody buries a dead raylet, its workers and their engines do not notice.
+    """
+    node = local.read_node(paths)
+    if node is None or not (left := set(local.marked(node.mark).values())):
         return
-    to = joined() if joined is not None else None
-    what = why_over(LeftoverNode(node, node_file.session_of(paths), left.values(), node_file.stored_token(paths)), to)
+    if "raylet" in left:
+        hint = f"`skep cluster status` shows it; {_LEAVES}"
+        raise UserError(f"this machine is already a node of the cluster at {node.head}", hint=hint)
+    if "gcs_server" in left:
+        hint = "`skep cluster stop` ends it; the other nodes go on serving until a new head starts at this address"
+        what = f"the head of the cluster at {node.head} still runs here, only its raylet has died"
+        raise UserError(what, hint=hint)
     stop_node(paths)
-    say(f"ended: {what}")
-
-
-def why_over(remains: LeftoverNode, to: Head | None, ask: Callable[[str, str], Head] = ask_head) -> str:
-    """Describe the leftovers that may be ended, or raise UserError. `to`: the head to join; None: a head starts."""
-    node = remains.node
-    if "raylet" not in remains.names:
-        if "gcs_server" in remains.names:
-            hint = "`skep cluster stop` ends it; the other nodes go on serving until a new head starts at this address"
-            what = f"the head of the cluster at {node.head} still runs here, only its raylet has died"
-            raise UserError(what, hint=hint)
-        return f"processes left over from a node of the cluster at {node.head}"
-    if "gcs_server" in remains.names or (to is not None and to.session == remains.session):
-        raise _already(node)
-    lost = f"a node of the cluster at {node.head}, whose head is lost, with its replicas"
-    unknown = f"it is unknown whether that cluster has ended ({{}}): {_LEAVES}"
-    if remains.session is None:
-        raise _already(node, unknown.format("its session is not recorded"))
-    try:
-        connect.check_address(node.head)
-    except EngineError:
-        if to is None and not node.is_head:  # a head on another machine may only be unreachable
-            raise _already(node, f"its head does not answer but may only be unreachable: {_LEAVES}") from None
-        return lost
-    try:
-        if to is not None and to.address == node.head:
-            found = to
-        elif remains.token is None:
-            raise UserError("its token is not stored here")
-        else:
-            found = ask(node.head, remains.token)
-    except SkepError as error:
-        raise _already(node, unknown.format(error.message)) from None
-    if found.session == remains.session:
-        raise _already(node)
-    return lost
-
-
-def _already(node: NodeRecord, hint: str = f"`skep cluster status` shows it; {_LEAVES}") -> UserError:
-    return UserError(f"this machine is already a node of the cluster at {node.head}", hint=hint)
+    say(f"ended: processes left over from a node of the cluster at {node.head}")
 
 
 def _bring(head: str) -> str:
@@ -205,7 +126,7 @@ def _bring(head: str) -> str:
 
 def _check_machine(address: str) -> None:
     connect.require_ray()
-    if not (ray_processes.PROC / "self/environ").exists():
+    if not (local.PROC / "self/environ").exists():
         raise UserError("a node of a cluster needs Linux", hint="`skep up` serves on this machine without a cluster")
     refused = refusal_of(address, 0)
     if refused is not None and is_final(refused):
@@ -216,7 +137,7 @@ def _start(
     paths: Paths, env: Mapping[str, str], head: str, address: str, port: int, options: NodeOptions, *, is_head: bool
 ) -> NodeRecord:
     own = options if options.name else replace(options, name=socket.gethostname())
-    folder, token, has_client = node_file.folder_of(paths), token_path(paths), find_spec("grpc") is not None
+    folder, token, has_client = local.folder_of(paths), local.token_path(paths), find_spec("grpc") is not None
     start = NodeStart(head, address, is_head, own, checked_ports(port), folder, token, has_client)
     host = address if address == LOOPBACK else ""  # as Ray binds them
     deadline = time.monotonic() + FREED_S
@@ -231,18 +152,18 @@ def _start(
     start.folder.mkdir()
     mark = secrets.token_hex(8)
     node = NodeRecord(head, address, is_head, own.name or "", str(start.ports), mark)
-    node_file.write_node(paths, node)
+    local.write_node(paths, node)
     try:
-        _ray_start(start, ray_processes.environment(start, mark, env))
+        _ray_start(start, local.environment(start, mark, env))
     except BaseException:
-        ray_processes.end(mark, patience_s=2.0)
-        node_file.record_path(paths).unlink(missing_ok=True)
+        local.end(mark, patience_s=2.0)
+        local.record_path(paths).unlink(missing_ok=True)
         raise
     return node
 
 
 def _ray_start(start: NodeStart, env: Mapping[str, str]) -> None:
-    argv = [sys.executable, "-m", "ray.scripts.scripts", *ray_processes.arguments(start)]
+    argv = [sys.executable, "-m", "ray.scripts.scripts", *local.arguments(start)]
     log = start.folder.parent / "ray-start.log"
     with log.open("w+") as output:
         try:

@@ -1,7 +1,8 @@
 """The Ray driver process of a hive: `python -m skep.cluster.ray_driver FD`.
 
 Ray ends a driver that loses its cluster, so neither the supervisor nor the gateway is one. It carries out the
-supervisor's commands and forwards what the registry reports. It keeps no state: a new one receives everything again.
+supervisor's commands, makes the replica actors, and forwards what they report. Ray restarts or moves what died; the
+driver recreates what Ray has given up. It keeps no state: a new one receives everything again.
 """
 
 from __future__ import annotations
@@ -12,28 +13,213 @@ import os
 import socket
 import sys
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
-from skep.cluster import messages
-from skep.cluster.actor_manager import ActorManager, Say
-from skep.cluster.connect import gcs_client, join
-from skep.cluster.node_file import connection_to
-from skep.cluster.placement_groups import find_actor, registry_name
-from skep.cluster.replica_registry import OWNED_S, make_registry
-from skep.engines.base import Launch
+import msgspec
+from msgspec.structs import replace
+
+from skep.cluster import connect, messages
+from skep.cluster import nodes as cluster_nodes
+from skep.cluster.connect import NAMESPACE, actor_name, find_actor, gcs_client, join, living_nodes
+from skep.cluster.messages import ReplicaReport
+from skep.cluster.nodes import Node, describe_request, has_words, named_apart
+from skep.cluster.ray_processes import connection_to
+from skep.cluster.replica_actor import OWNED_S, ReplicaActor
+from skep.engines.base import Launch, PlacementRequest
 from skep.errors import EngineError, SkepError
-from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
+from skep.supervisor.lifecycle import RestartPolicy
+from skep.wire.json_pipe import JsonPipe, from_document, to_document
 
 HEAD_EVERY_S = 1.0
 HEAD_S = 2.0
-MISSES = 2  # in a row: the head is lost
-TABLE_S = 2.0
+MISSES = 2  # in a row: the head is lost, a replica is away
+REPORT_S = 2.0  # an unchanged replica reports so often
 ASK_S = 1.8
-CLAIM_S = 60.0
+AWAY_AFTER_S = 7.0  # a replica that is silent for so long is away
+DESCRIBE_S = 10.0
+END_S = 20.0
+CALL_S = 10.0
+PLACED_S = 5.0  # for Ray, to place what has room
+LOOK_EVERY_S = 2.0
 MEND_EVERY_S = 5.0
 LATE_S = 1.0
+
+Say = Callable[[str, str | None], None]  # a state and its reason
+
+
+class ActorManager:
+    """The actors of one hive. `key`: the API key of its engines. `avoid`: names of nodes that get no new replica."""
+
+    def __init__(self, hive: str, key: str, policy: RestartPolicy) -> None:
+        self.avoid: tuple[str, ...] = ()
+        self._hive = hive
+        self._key = key
+        self.policy = policy  # of actors created from now on
+        self._aimed: dict[str, str] = {}  # by replica: the node it was aimed at
+        self._handles: dict[str, Any] = {}  # they work without a head
+        self._stuck: set[str] = set()  # waited for a node at the last check while another one had room
+        self._one_at_a_time = asyncio.Lock()  # each placement sees the targets of those before it
+
+    async def ensure(self, launch: Launch, standing: Mapping[str, str], say: Say) -> None:
+        """Create the actor unless it runs already. `standing`: nodes of running actors. Ends it if cancelled."""
+        actor = await asyncio.to_thread(find_actor, actor_name(self._hive, launch.name))
+        if actor is not None:
+            if await self._stays(actor, launch):
+                self._handles[launch.name] = actor
+                return
+            await self.end(launch.name)
+        say("waiting", None)
+        try:
+            group = await self._placed(launch, standing, say)
+            say("starting", None)
+            actor = await _to_its_end(asyncio.to_thread(self._start, launch, group))
+            self._handles[launch.name] = actor
+            await _until_it_lives(actor, say)
+        except asyncio.CancelledError:
+            await self.end(launch.name)
+            raise
+
+    async def end(self, name: str, *, headless: bool = False) -> None:
+        """Stop the engine, remove its actor and placement group.
+
+        With the head lost (`headless`) only its engine ends: the idle actor and its group stay.
+        """
+        import ray
+
+        self._aimed.pop(name, None)
+        actor, full = self._handles.pop(name, None), actor_name(self._hive, name)
+        if not headless:
+            with contextlib.suppress(Exception):  # the head does not answer: what is left is ended at the next look
+                actor = await _with_deadline(find_actor, full)
+        if actor is not None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(actor.stop.remote(END_S), END_S + 2)
+        if not headless:
+            with contextlib.suppress(Exception):
+                if actor is not None:
+                    await _with_deadline(ray.kill, actor)
+            with contextlib.suppress(Exception):
+                await _with_deadline(connect.remove_group, full)
+
+    async def ask(self, name: str, method: str, *args: Any, timeout_s: float = DESCRIBE_S) -> Any:
+        """Call a method of its actor and return the answer; None if there is no actor."""
+        actor = self._handles.get(name)
+        if actor is None:
+            actor = await asyncio.to_thread(find_actor, actor_name(self._hive, name))
+        if actor is None:
+            return None
+        return await asyncio.wait_for(getattr(actor, method).remote(*args), timeout_s)
+
+    def all_names(self) -> list[str]:
+        """Return the replicas that have an actor or a placement group. Waits for the head."""
+        return connect.actor_names(self._hive)
+
+    async def _stays(self, actor: Any, launch: Launch) -> bool:
+        """Return whether an existing actor can serve this launch. Ray mends a silent one, unless it is stuck."""
+        try:
+            told = await asyncio.wait_for(actor.describe.remote(), DESCRIBE_S)
+        except Exception:
+            return not await self._is_stuck(launch)
+        self._stuck.discard(launch.name)
+        try:
+            from_document(told["row"], ReplicaReport)
+            return not told["over"] and cluster_nodes.can_keep_actor(from_document(told["launch"], Launch), launch)
+        except (KeyError, msgspec.ValidationError):  # of another version of skep
+            return False
+
+    async def _is_stuck(self, launch: Launch) -> bool:
+        """Return whether its group has waited, at two checks in a row, for gone or full nodes while another had room.
+
+        A group names nodes by id: a restarted node has a new id, and one that is no longer avoided has room.
+        """
+        place = launch.place or PlacementRequest()
+        state = (await asyncio.to_thread(connect.groups_by_name)).get(actor_name(self._hive, launch.name))
+        if state is not None:
+            nodes = await asyncio.to_thread(living_nodes)
+            has_room = cluster_nodes.fitting(place, cluster_nodes.choice_of(place, self.avoid, nodes), nodes)
+            if state not in connect.WAITS or not has_room:
+                self._stuck.discard(launch.name)
+                return False
+        twice = launch.name in self._stuck
+        (self._stuck.discard if twice else self._stuck.add)(launch.name)
+        return twice
+
+    async def _placed(self, launch: Launch, standing: Mapping[str, str], say: Say) -> Any:
+        """Return a placement group on an allowed node; wait until one has room."""
+        place, full = launch.place or PlacementRequest(), actor_name(self._hive, launch.name)
+        while True:
+            async with self._one_at_a_time:
+                nodes = await asyncio.to_thread(living_nodes)
+                choice = cluster_nodes.first_choice(place, self.avoid, nodes)
+                # The node with room that has the fewest replicas of this hive, then the most room.
+                held: Counter[str] = Counter({**self._aimed, **standing}.values())
+                rooms = cluster_nodes.fitting(place, choice, nodes)
+                room = [(held[one.id], -(one.free_gpus if place.cards else one.free_cpus), one.id) for one in rooms]
+                if room:
+                    self._aimed[launch.name] = target = min(room)[2]
+                    group = await _to_its_end(asyncio.to_thread(connect.make_group, full, place, choice, target))
+                    if await asyncio.to_thread(group.wait, PLACED_S):
+                        return group
+                    await asyncio.to_thread(connect.remove_group, full)  # others were faster
+            say("waiting", self._lacks(place, nodes))
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _lacks(self, place: PlacementRequest, nodes: list[Node]) -> str:
+        """Return what a replica waits for."""
+        choice = cluster_nodes.choice_of(place, self.avoid, nodes)
+        if choice.is_empty:
+            drained = ", ".join(name for name in place.nodes if name in self.avoid)
+            return f"waits for one of its nodes: {', '.join(place.nodes)}" + (
+                f"; drained: {drained}" if drained else ""
+            )
+        there = has_words([node for node in named_apart(nodes) if choice.takes(node)]) or "no node may be used"
+        return f"waits for room: needs {describe_request(place)} on one node; {there}"
+
+    def _start(self, launch: Launch, group: Any) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        place = launch.place or PlacementRequest()
+        made = ray.remote(ReplicaActor).options(
+            name=actor_name(self._hive, launch.name), namespace=NAMESPACE, lifetime="detached",
+            max_restarts=-1, max_concurrency=8, num_cpus=place.cpus, num_gpus=place.cards,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+        )  # fmt: skip
+        return made.remote(self._hive, to_document(launch), to_document(self.policy), self._key)
+
+
+async def _until_it_lives(actor: Any, say: Say) -> None:
+    """Wait for the first answer. Raise EngineError if Ray has given the actor up; if its node dies, Ray restarts it."""
+    from ray.exceptions import ActorUnavailableError, RayActorError
+
+    try:
+        await actor.ping.remote()
+    except ActorUnavailableError:
+        return
+    except RayActorError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        why = lines[-1][:200] if lines else type(error).__name__
+        if not error.actor_init_failed:
+            raise EngineError(f"Ray gave up on the replica: {why}") from None
+        say("failed", f"Ray cannot start the replica: {why}")
+
+
+async def _to_its_end(work: Coroutine[Any, Any, Any]) -> Any:
+    """Delay a cancellation until the thread has created its object, so that the caller can end it."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=CALL_S)
+        raise
+
+
+async def _with_deadline(call: Callable[..., Any], *args: Any) -> Any:
+    """Call in a thread with a deadline: Ray's own calls wait for a lost head without limit."""
+    return await asyncio.wait_for(asyncio.to_thread(call, *args), CALL_S)
 
 
 class NewHead(Exception):
@@ -48,43 +234,42 @@ class RayDriver:
     def __init__(self, link: JsonPipe[messages.ToDriver], setup: messages.DriverSetup) -> None:
         self._link = link
         self._setup = setup
-        self._registry: Any = None
         self._actors = ActorManager(setup.hive, setup.key, setup.policy)
         self._wanted: dict[str, Launch] | None = None  # None: not received yet
-        self._rows: dict[str, Message] = {}  # documents of a `ReplicaReport`
-        self._said: dict[str, Message] = {}  # of replicas that have no actor yet
-        self._told: dict[str, Message] = {}  # what the supervisor knows of each
+        self._rows: dict[str, ReplicaReport] = {}
+        self._told: dict[str, ReplicaReport] = {}  # what the supervisor knows of each
         self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)  # a replica is never placed while it is being ended
-        self._placing: dict[str, asyncio.Task[None]] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._restarts: dict[str, int] = {}  # by replica: the number of the newest restart that the supervisor wants
+        self._restarted: dict[str, int] = {}  # and of the newest one that was carried out
         self._ending: set[str] = set()
         self._orders: set[asyncio.Task[None]] = set()
         self._head_lost = False
-        self._lookup = ThreadPoolExecutor(1, "lookup")  # without a head a lookup takes a minute: never two at once
+        self._lost_hive: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Join, find or create the registry, and claim the hive: only its owner places replicas."""
+        """Join, and claim the replicas that stand: only their owner may place and end any."""
         await asyncio.to_thread(join, self._setup.address)
         import ray
 
-        self._registry = await asyncio.to_thread(make_registry, self._setup.hive)
-        await self._claim(CLAIM_S)
+        names = await asyncio.to_thread(self._actors.all_names)
+        claims = (self._actors.ask(name, "claim", self._setup.gateway, timeout_s=ASK_S) for name in names)
+        for owner in await asyncio.gather(*claims, return_exceptions=True):
+            if isinstance(owner, str):  # not of one that does not answer
+                self._check(owner)
         self._link.send(messages.Joined(ray.get_runtime_context().gcs_address))
-        works = (self._follow_link(), self._follow_table(), self._watch_head(), self._repair_loop())
-        tasks = [asyncio.create_task(work) for work in works]
+        works = (self._follow_link(), self._watch_head(), self._end_unwanted())
+        tasks: list[asyncio.Future[None]] = [self._lost_hive, *map(asyncio.create_task, works)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (*tasks, *self._orders):
+            for task in (*tasks, *self._orders, *self._keepers.values()):
                 task.cancel()
 
-    async def _claim(self, timeout_s: float = ASK_S) -> None:
-        """Claim the hive and publish the restart policy. Raise TakenOver if another gateway owns it."""
-        claim = self._registry.claim.remote(self._setup.gateway, to_document(self._actors.policy))
-        self._check(await asyncio.wait_for(claim, timeout_s))
-
     def _check(self, owner: str) -> None:
+        """Raise TakenOver where another gateway owns a replica of this hive."""
         if owner != self._setup.gateway:
             where = owner.rpartition(":")[0]  # its machine and process
             hint = f"`--hive NAME` starts another deployment; if the other skep was killed, try again in {OWNED_S:g} s"
@@ -108,101 +293,130 @@ class RayDriver:
             failed = f"{type(error).__name__}: {error}"[:300]
         if isinstance(order, messages.Question):
             self._link.send(messages.Answer(order.id, failed, log))
-        elif isinstance(order, messages.RestartReplica):
-            self._link.send(messages.Restarted(order.name, failed))
 
     async def _carry_out(self, order: messages.Order) -> messages.LogPart | None:
         match order:
-            case messages.WantReplicas(launches, avoid, policy):
-                before, self._wanted = self._wanted or {}, {launch.name: launch for launch in launches}
-                self._actors.avoid = avoid
-                for launch in launches:
-                    if before.get(launch.name) != launch:
-                        self._place(launch)
-                        self._told.pop(launch.name, None)  # the supervisor may know nothing of it yet
-                self._tell()
-                if policy != self._actors.policy:
-                    self._actors.policy = policy
-                    await self._claim()
+            case messages.WantReplicas():
+                await self._want(order)
             case messages.EndReplica(name):
                 (self._wanted or {}).pop(name, None)
-                if await self._is_ours():
-                    await self._end(name)
-            case messages.RestartReplica(name):
-                await self._actors.ask(name, "restart")
+                await self._end(name)
             case messages.ReadLog(name, offset, lines):
                 told = await self._actors.ask(name, "log_since", offset, lines)
                 return None if told is None else from_document(told, messages.LogPart)
             case messages.Leave():
-                await self._leave()
+                self._wanted = {}
+                names = {*self._rows, *self._keepers}
+                if not self._head_lost:
+                    names |= set(await asyncio.to_thread(self._actors.all_names))
+                await asyncio.gather(*(self._end(name) for name in names), return_exceptions=True)
         return None
 
-    async def _is_ours(self) -> bool:
-        """Return whether this gateway still owns the hive: a registry that does not answer gave it to nobody else."""
-        try:
-            if not self._head_lost:
-                await self._claim()
-        except TakenOver:
-            return False
-        except Exception:  # noqa: S110
-            pass
-        return True
+    async def _want(self, order: messages.WantReplicas) -> None:
+        before, self._wanted = self._wanted or {}, {launch.name: launch for launch in order.launches}
+        self._actors.avoid, self._actors.policy = order.avoid, order.policy
+        for name, launch in self._wanted.items():
+            if before.get(name) != launch:
+                self._told.pop(name, None)  # the supervisor may know nothing of it yet
+            if (keeper := self._keepers.get(name)) is None or keeper.done():
+                self._keepers[name] = asyncio.create_task(self._keep(name))
+        self._restarts = order.restarts
+        self._tell()
+        await asyncio.gather(*map(self._restart, order.restarts))
 
-    def _place(self, launch: Launch) -> None:
-        if launch.name in self._placing:
+    async def _restart(self, name: str) -> None:
+        """Carry out the newest restart, once. One that fails is tried again after the next report."""
+        number, done = self._restarts.get(name), self._restarted.get(name)
+        if number is None or number == done:
             return
-
-        def say(state: str, why: str | None) -> None:
-            self._said[launch.name] = to_document(messages.ReplicaReport(launch.name, state, why))
-            self._tell()
-
-        standing = {name: row["node_id"] for name, row in self._rows.items() if row.get("node_id")}
-        task = asyncio.create_task(self._ensure(launch, standing, say))
-        self._placing[launch.name] = task
-
-        def done(finished: asyncio.Task[None]) -> None:
-            self._placing.pop(launch.name, None)
-            if not finished.cancelled() and (error := finished.exception()) is not None:
-                say("waiting", f"cannot be placed: {str(error)[:200]}")
-
-        task.add_done_callback(done)
-
-    async def _ensure(self, launch: Launch, standing: dict[str, str], say: Say) -> None:
-        async with self._turns[launch.name]:
-            if await self._is_ours():
-                await self._actors.ensure(launch, standing, say)
+        self._restarted[name] = number
+        try:
+            await self._actors.ask(name, "restart")
+        except Exception:
+            self._restarted.pop(name)
 
     async def _end(self, name: str) -> None:
-        """End a replica. Without a head only its engine ends; `_repair` ends the rest when the head is back."""
+        """End a replica. Without a head only its engine ends; `_end_unwanted` ends the rest when the head is back."""
         self._ending.add(name)
         try:
-            if (placing := self._placing.get(name)) is not None:
-                placing.cancel()
-                await asyncio.wait({placing})
+            if (keeper := self._keepers.pop(name, None)) is not None:
+                keeper.cancel()
+                await asyncio.wait({keeper})
             async with self._turns[name]:
                 await self._actors.end(name, headless=self._head_lost)
-                with contextlib.suppress(Exception):  # the registry is away: `_repair` tells it again
-                    await asyncio.wait_for(self._registry.forget.remote(name), ASK_S)
                 self._rows.pop(name, None)
-                self._said.pop(name, None)
         finally:
             self._ending.discard(name)
+            self._tell()
 
-    async def _leave(self) -> None:
-        """End all replicas and the registry, if this gateway owns the hive; nobody else can claim it before."""
-        self._wanted = {}
-        if not await self._is_ours():
-            return
-        names = {*self._rows, *self._placing}
-        if not self._head_lost:
-            names |= set(await asyncio.to_thread(self._actors.all_names))
-        await asyncio.gather(*(self._end(name) for name in names), return_exceptions=True)
-        if not self._head_lost:
-            import ray
+    async def _end_unwanted(self) -> None:
+        """End, again and again, what stands in the cluster and is not wanted."""
+        while True:
+            await asyncio.sleep(MEND_EVERY_S)
+            if self._wanted is None or self._head_lost:
+                continue
+            try:
+                await self._end_all_but_wanted(await asyncio.to_thread(self._actors.all_names))
+            except Exception:  # the head or an actor went meanwhile: the next pass looks again
+                traceback.print_exc()
 
-            await asyncio.to_thread(ray.kill, self._registry, no_restart=True)
+    async def _end_all_but_wanted(self, names: list[str]) -> None:
+        for name in {*names, *self._rows}:
+            if name not in (self._wanted or ()) and name not in self._ending:  # ends take seconds: orders may come
+                await self._end(name)
 
-    # Reports of the cluster
+    # One replica
+
+    async def _keep(self, name: str) -> None:
+        """Keep one replica while it is wanted: make its actor, follow it, and make it again if Ray lost it."""
+        try:
+            while (launch := (self._wanted or {}).get(name)) is not None:
+                try:
+                    async with self._turns[name]:
+                        standing = {other: row.node_id for other, row in self._rows.items() if row.node_id}
+                        await self._actors.ensure(launch, standing, lambda *words: self._say(name, *words))
+                    await self._follow(launch)
+                except TakenOver:
+                    raise
+                except Exception as error:  # Ray or a node failed: tried again
+                    self._say(name, "waiting", f"cannot be placed: {str(error)[:200]}")
+                    await asyncio.sleep(MEND_EVERY_S)
+        except TakenOver as error:
+            if not self._lost_hive.done():
+                self._lost_hive.set_exception(error)
+
+    def _say(self, name: str, state: str, why: str | None) -> None:
+        self._rows[name] = ReplicaReport(name, state, why)
+        self._tell()
+
+    async def _follow(self, launch: Launch) -> None:
+        """Forward the reports of an actor. Return when another launch is wanted, or when it is away."""
+        name, loop = launch.name, asyncio.get_running_loop()
+        version, misses, heard_at = 0, 0, loop.time()
+        while (self._wanted or {}).get(name) == launch:
+            asked = (self._setup.gateway, to_document(self._actors.policy), version, REPORT_S)
+            try:
+                told = await self._actors.ask(name, "report", *asked, timeout_s=REPORT_S + ASK_S)
+            except Exception:  # Ray restarts or moves it
+                misses += 1
+                if misses >= MISSES and loop.time() - heard_at > AWAY_AFTER_S:
+                    row = self._rows.get(name)
+                    if row is not None and row.node is not None:
+                        self._rows[name] = replace(row, state="away", why=f"no report from node {row.node}")
+                        self._tell()
+                    if not self._head_lost:  # without a head nothing can be placed
+                        return
+                await asyncio.sleep(LATE_S)
+                continue
+            if told is None:
+                return
+            self._check(told["owner"])
+            version, misses, heard_at = told["version"], 0, loop.time()
+            self._rows[name] = from_document(told["row"], ReplicaReport)
+            self._tell()
+            await self._restart(name)
+
+    # Reports to the supervisor
 
     async def _watch_head(self) -> None:
         import ray
@@ -221,63 +435,13 @@ class RayDriver:
                 self._head_lost = misses >= MISSES
                 self._link.send(messages.HeadState(self._head_lost))
 
-    async def _follow_table(self) -> None:
-        version = 0
-        while True:
-            try:
-                asked = self._registry.table.remote(self._setup.gateway, version, TABLE_S)
-                told = await asyncio.wait_for(asked, TABLE_S + ASK_S)
-                if told["owner"] is None:  # a restarted registry
-                    await self._claim()
-                else:
-                    self._check(told["owner"])
-            except TakenOver:
-                raise
-            except Exception:  # it is restarting, or its node is gone: the last table is kept
-                await asyncio.sleep(LATE_S)
-                with contextlib.suppress(Exception):  # there is no head
-                    loop, hive = asyncio.get_running_loop(), self._setup.hive
-                    found: Any = await loop.run_in_executor(self._lookup, find_actor, registry_name(hive))
-                    self._registry = found or await loop.run_in_executor(self._lookup, make_registry, hive)
-                continue
-            if told["version"] != version:
-                version = told["version"]
-                known = self._rows if told["settling"] else {}  # some have not reported to the new registry yet
-                self._rows = {**known, **told["rows"]}
-                self._said = {name: said for name, said in self._said.items() if name not in told["rows"]}
-                self._tell()
-
     def _tell(self) -> None:
         """Send the rows that changed and the names of all replicas."""
-        rows = {**self._said, **self._rows}
-        news = [row for name, row in rows.items() if self._told.get(name) != row]
-        if not news and rows.keys() == self._told.keys():
+        news = [row for name, row in self._rows.items() if self._told.get(name) != row]
+        if not news and self._rows.keys() == self._told.keys():
             return
-        self._told = rows
-        self._link.send(messages.ReplicaRows(tuple(news), tuple(rows)))
-
-    async def _repair_loop(self) -> None:
-        """Recreate actors that Ray gave up and end unwanted ones. Ray itself moves those whose node is away."""
-        while True:
-            await asyncio.sleep(MEND_EVERY_S)
-            if self._wanted is None or self._head_lost or not await self._is_ours():
-                continue
-            try:
-                await self._repair(self._wanted)
-            except Exception:  # the head or an actor went meanwhile: the next pass looks again
-                traceback.print_exc()
-
-    async def _repair(self, wanted: dict[str, Launch]) -> None:
-        for name, launch in list(wanted.items()):
-            row = self._rows.get(name)
-            if (row is None or row["state"] == "away") and name not in self._placing:
-                self._place(launch)
-        stands = await asyncio.to_thread(self._actors.all_names)
-        for name in {*stands, *self._rows} - (self._wanted or {}).keys() - self._ending:
-            if not await self._is_ours():
-                return
-            if name not in (self._wanted or ()) and name not in self._ending:  # checked again: ends take seconds
-                await self._end(name)
+        self._told = dict(self._rows)
+        self._link.send(messages.ReplicaRows(tuple(news), tuple(self._rows)))
 
 
 def _answers(client: Any) -> bool:

@@ -1,7 +1,8 @@
 """The Ray actor that runs one replica on its node, with the same adapter and guard process as on one machine.
 
-It works in a thread and an event loop of its own; Ray's calls only pass messages. Failures are reported to the registry
-as the replica's state and never raised: Ray would give up an actor that fails while it is created.
+It works in a thread and an event loop of its own; Ray's calls only pass messages. Failures are part of its reports and
+never raised: Ray would give up an actor that fails while it is created. The gateway asks for the reports all the time;
+when none asks any more, the replica ends.
 """
 
 from __future__ import annotations
@@ -13,20 +14,18 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from msgspec.structs import replace
 
+from skep.cluster.connect import actor_name, remove_group
 from skep.cluster.messages import LogPart, ReplicaReport
 from skep.cluster.nodes import named_apart, nodes_of
-from skep.cluster.placement_groups import find_actor, registry_name
 from skep.cluster.ray_processes import engine_ports
-from skep.cluster.replica_registry import ANNOUNCE_EVERY_S, Row
-from skep.deploy.gpus import DEFAULT_SHARES, check_free, room_of
+from skep.deploy.launches import check_free, room_of
 from skep.engines.adapter import VISIBLE
-from skep.engines.base import Launch, engine_named
+from skep.engines.base import DEFAULT_SHARES, Launch, engine_named
 from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError
 from skep.host.nvidia import read_gpu_memory
 from skep.host.processes import kill_marked
@@ -36,13 +35,17 @@ from skep.supervisor.replica import Replica, StartOrder
 from skep.weights.pull import pull
 from skep.wire.json_pipe import from_document, to_document
 
-TELL_TIMEOUT_S = 2.5  # a lost report leaves time for the next before the replica counts as away
 TAIL_BYTES = 4 << 20  # at most so much of the end is searched for the last lines
 PART_BYTES = 512 << 10  # JSON makes at most six bytes of one, and a message may have 4 MiB
 CARDS_AGAIN_S = 1.0
 AGAIN_S = 5.0  # after a failed pull or an occupied GPU; doubles each time
 AGAIN_MOST_S = 300.0
-INSTRUCTED_S = 5.0  # without an answer of the registry for so long, the creation arguments count
+INSTRUCTED_S = 5.0  # without a question of the gateway for so long, the policy of its creation counts
+OWNED_S = 8.0  # a gateway that has not asked for so long can lose the replica to another one
+ABANDONED_AFTER_S = 120.0  # asked by no gateway for so long, the replica ends
+LOOK_EVERY_S = 0.5
+
+Row = dict[str, Any]
 
 
 async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> None:
@@ -51,55 +54,27 @@ async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> None:
             await event.wait()
 
 
-@dataclass
-class HeartbeatSender:
-    """Reports a replica to the registry. `find` returns the registry or raises; without a head it takes a minute.
+class Ownership:
+    """The gateway that a replica belongs to: the one that asks for its reports. Counts time by `pass_time`.
 
-    `me`: the actor's own handle. `heard` receives each answer, in the loop of `run`. Only one lookup runs at a time.
+    A process that is held up does not count on, so that the questions that wait meanwhile are read first.
     """
 
-    name: str
-    row: Callable[[], Row]
-    me: Any
-    find: Callable[[], Any]
-    heard: Callable[[Row], None] = lambda _answer: None
-    every_s: float = ANNOUNCE_EVERY_S
-    _registry: Any = None
-    _held: bool = False  # the registry has `me`; a report with it costs a fifth more
-    _looking: asyncio.Task[None] | None = None
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self) -> None:
+        self.gateway: str | None = None
+        self._silent_s = 0.0
 
-    def wake(self) -> None:
-        """Report a change at once. Call it in the loop of `run`."""
-        self._wake.set()
+    def claim(self, gateway: str) -> str:
+        """Return who owns the replica: this gateway, unless another one asked recently."""
+        if self.gateway in (None, gateway) or self._silent_s > OWNED_S:
+            self.gateway, self._silent_s = gateway, 0.0
+        assert self.gateway is not None
+        return self.gateway
 
-    async def run(self) -> None:
-        """Report until the registry says that this actor must end."""
-        while not await self._is_over():
-            await wait_for_event(self._wake, self.every_s)
-
-    async def _is_over(self) -> bool:
-        self._wake.clear()
-        try:
-            if self._registry is not None:
-                me, self._held = None if self._held else self.me, False
-                telling = self._registry.announce.remote(self.name, self.row(), me)
-                answer = await asyncio.wait_for(telling, TELL_TIMEOUT_S)
-                self._held = bool(answer.get("held"))
-                self.heard(answer)
-                return bool(answer["end"])
-        except Exception:  # noqa: S110 - the registry is away: the replica goes on serving
-            pass
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.ensure_future(self._look_for_registry())
-        return False
-
-    async def _look_for_registry(self) -> None:
-        with contextlib.suppress(Exception):
-            found = await asyncio.to_thread(self.find)
-            if found is not None and found != self._registry:
-                self._registry = found
-                self._wake.set()
+    def pass_time(self, seconds: float) -> bool:
+        """Return whether nobody has asked for so long that the replica must end."""
+        self._silent_s += seconds
+        return self._silent_s > ABANDONED_AFTER_S
 
 
 def log_part(file: BinaryIO, offset: int | None, lines: int) -> LogPart:
@@ -137,14 +112,12 @@ class ReplicaActor:
     """One replica. Its arguments are plain documents, which outlive the process that created it."""
 
     def __init__(self, hive: str, launch: Row, policy: Row, key: str) -> None:
-        import ray
-
         self._hive = hive
         self._wanted = launch
         self._policy: RestartPolicy = from_document(policy, RestartPolicy)
         self._key = key
         self._incarnation = secrets.token_hex(8)
-        self._life = _own_life()
+        self._owner = Ownership()
         self._state: Row = {"state": "starting", "why": None}
         self._asked: Launch = from_document(launch, Launch)
         self._launch = self._asked  # with the address, GPUs and weights of this node
@@ -153,22 +126,38 @@ class ReplicaActor:
         self._node: Row = {}
         self._over = False
         self._ended = threading.Event()
+        self._changed = threading.Condition()  # guards `_version`
+        self._version = 0
         self._loop = asyncio.new_event_loop()
         self._again = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
         self._instructed = asyncio.Event()
-        me, find = ray.get_runtime_context().current_actor, lambda: find_actor(registry_name(hive))
-        self._announcer = HeartbeatSender(launch["name"], self.row, me, find, heard=self._heed)
         threading.Thread(target=self._run, name="replica", daemon=True).start()
 
-    # Called by the driver and the registry
+    # Called by the driver
 
     def ping(self) -> bool:
         return True
 
     def describe(self) -> Row:
-        """Return the launch that it was created with."""
-        return {"over": True} if self._over else self._wanted
+        """Return the launch that it was created with, whether it is over, whose it is, and its report."""
+        whose = {"hive": self._hive, "owner": self._owner.gateway}
+        return {"launch": self._wanted, "over": self._over, **whose, "row": self._row()}
+
+    def claim(self, gateway: str) -> str:
+        """Return the gateway that it belongs to: this one, unless another one asked recently."""
+        return self._owner.claim(gateway)
+
+    def report(self, gateway: str, policy: Row, since: int, wait_s: float) -> Row:
+        """Return the report of the replica when it differs from version `since`, at the latest after `wait_s`."""
+        owner = self._owner.claim(gateway)
+        if owner != gateway:
+            return {"owner": owner}
+        self._loop.call_soon_threadsafe(self._heed, policy)
+        with self._changed:
+            self._changed.wait_for(lambda: self._version != since, wait_s)
+            version = self._version
+        return {"owner": owner, "version": version, "row": self._row()}
 
     def restart(self) -> None:
         """Restart the engine, or retry what failed before there was one."""
@@ -191,15 +180,18 @@ class ReplicaActor:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._live())
+            abandoned = self._loop.run_until_complete(self._live())
         finally:
             self._over = True  # whatever ended it: another actor replaces this one
             self._ended.set()
+        while abandoned:
+            with contextlib.suppress(Exception):  # the head is away: tried again
+                remove_group(actor_name(self._hive, self._asked.name))  # and with it this process
+            time.sleep(AGAIN_S)
 
-    async def _live(self) -> None:
-        """Serve until stopped. After a failure, report it and wait for a retry."""
-        announcing = asyncio.ensure_future(self._announcer.run())
-        announcing.add_done_callback(lambda _over: self._stop_now())
+    async def _live(self) -> bool:
+        """Serve until stopped, and return whether no gateway was left. After a failure, report it and wait."""
+        watching = asyncio.ensure_future(self._watch_owner())
         failures = 0
         while not self._over:
             self._again.clear()
@@ -209,7 +201,14 @@ class ReplicaActor:
                 break
             failures += 1
             await wait_for_event(self._again, self._explain(self._working.exception(), failures))
-        announcing.cancel()
+        abandoned = watching.done()
+        watching.cancel()
+        return abandoned
+
+    async def _watch_owner(self) -> None:
+        while not self._owner.pass_time(LOOK_EVERY_S):
+            await asyncio.sleep(LOOK_EVERY_S)
+        self._stop_now()
 
     def _explain(self, error: BaseException | None, failures: int) -> float | None:
         """Report why nothing is served; return the seconds until the next attempt, None if only on request."""
@@ -239,7 +238,7 @@ class ReplicaActor:
         folder = user_paths(os.environ).logs / "posts" / f"{self._hive}@{self._node['head']}"
         self._log = folder / f"{launch.name}.log"
         with contextlib.closing(StartOrder(engine_ports(os.environ))) as company:
-            replica = Replica(launch, engine, self._log, self._announcer.wake, self._policy, company)
+            replica = Replica(launch, engine, self._log, self._tell, self._policy, company)
             await asyncio.to_thread(kill_marked, replica.mark)
             await asyncio.to_thread(check_cards, launch)
             self._replica = replica
@@ -256,12 +255,11 @@ class ReplicaActor:
 
         return with_local_weights(launch, progress)
 
-    def _heed(self, answer: Row) -> None:
-        """Apply the registry's restart policy. A start in progress keeps its deadline."""
+    def _heed(self, policy: Row) -> None:
+        """Apply the gateway's restart policy. A start in progress keeps its deadline."""
+        with contextlib.suppress(ValueError):  # of another version of skep
+            self._policy = from_document(policy, RestartPolicy)
         self._instructed.set()
-        if answer.get("policy"):
-            with contextlib.suppress(ValueError):  # of another version of skep
-                self._policy = from_document(answer["policy"], RestartPolicy)
         if self._replica is not None:
             self._replica.life.policy = self._policy
 
@@ -281,16 +279,21 @@ class ReplicaActor:
         """Set the state. A new state is reported at once, mere progress with the next report."""
         before, self._state = self._state, {"state": state, "why": why}
         if state != before["state"]:
-            self._loop.call_soon_threadsafe(self._announcer.wake)
+            self._tell()
 
-    def row(self) -> Row:
-        replica, launch, node = self._replica, self._launch, self._node
-        told: Row = {**self._state, "slots": launch.slots, "launch": launch}
+    def _tell(self) -> None:
+        with self._changed:
+            self._version += 1
+            self._changed.notify_all()
+
+    def _row(self) -> Row:
+        replica, node = self._replica, self._node
+        told: Row = {**self._state, "launch": self._launch}
         if replica is not None and replica.life.state is not ReplicaState.STOPPED:
-            life, started = replica.life, replica.started
+            life = replica.life
             told = {"state": life.state.value, "why": life.why, "url": life.url, "restarts": life.restarts}
-            told |= {"pid": replica.pid, "slots": started.slots, "launch": started, "engine": replica.engine.version()}
-        told |= {"name": launch.name, "model": launch.model, "incarnation": self._incarnation, **self._life}
+            told |= {"pid": replica.pid, "launch": replica.started, "engine": replica.engine.version()}
+        told |= {"name": self._launch.name, "incarnation": self._incarnation}
         return to_document(ReplicaReport(**told, node=node.get("name"), node_id=node.get("id")))
 
 
@@ -312,17 +315,6 @@ def check_cards(launch: Launch, again_s: float = CARDS_AGAIN_S) -> None:
             if is_last:
                 raise DoesNotFit(error.message, hint="`nvidia-smi` on that node shows which process uses it") from None
         time.sleep(again_s)
-
-
-def _own_life() -> Row:
-    """Return this actor's id and how often Ray restarted it; empty if Ray does not say. Read while it is created."""
-    with contextlib.suppress(Exception):
-        import ray
-        from ray._private import state
-
-        actor = ray.get_runtime_context().get_actor_id()
-        return {"actor": actor, "life": int(state.actors(actor)["NumRestarts"])}
-    return {}
 
 
 def _own_node() -> Row:

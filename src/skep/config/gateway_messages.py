@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from skep.config.keys import KeySpec
 from skep.units import GIB
-from skep.wire.limits import ServerLimits
+from skep.wire.server_request import ServerLimits
 
 
 class ReplicaSpec(msgspec.Struct, frozen=True):

@@ -16,7 +16,6 @@ import json
 import os
 import re
 import secrets
-import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,8 +28,10 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from skep.config.load import FileProblem, TableReader, file_keys, rules_of
+from skep.config.load import file_keys, read_table, rules_of
+from skep.config.settings import Settings
 from skep.errors import UserError
+from skep.files import write_whole
 from skep.paths import Paths
 
 
@@ -270,6 +271,11 @@ def read_keys(path: Path) -> tuple[KeySpec, ...]:
     return tuple(entry.spec for entry in read_entries(path))
 
 
+def has_keys(settings: Settings, paths: Paths) -> bool:
+    """Whether clients need a key."""
+    return settings.gateway.api_key is not None or bool(read_keys(keys_path(paths)))
+
+
 def read_entries(path: Path) -> tuple[KeyEntry, ...]:
     return _parse(_read(path), path)
 
@@ -290,7 +296,9 @@ def add_entry(path: Path, entry: KeyEntry) -> None:
         if any(known.name == entry.name for known in entries):
             hint = f"`skep key remove {entry.name}` first, or choose another name"
             raise UserError(f"there is already a key named `{entry.name}`", hint=hint)
-        _write(real, _edited(f"{text.rstrip() or _HEADER.rstrip()}\n\n{_block(entry)}", (*entries, entry), path))
+        write_whole(
+            real, _edited(f"{text.rstrip() or _HEADER.rstrip()}\n\n{_block(entry)}", (*entries, entry), path), 0o600
+        )
 
 
 def remove_entry(path: Path, name: str) -> tuple[KeyEntry, ...]:
@@ -303,7 +311,7 @@ def remove_entry(path: Path, name: str) -> tuple[KeyEntry, ...]:
             known = ", ".join(entry.name for entry in entries) or "none"
             raise UserError(f"there is no key named {name!r}", hint=f"known: {known}")
         place = next(i for i, entry in enumerate(entries) if entry.name == name)
-        _write(real, _edited(_without_block(text, place), stay, path))
+        write_whole(real, _edited(_without_block(text, place), stay, path), 0o600)
         return stay
 
 
@@ -315,10 +323,8 @@ def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} cannot be read: {error}", hint="fix it by hand, or move it away") from None
-    reader = TableReader()
-    found = reader.table(document, KeysFile)
-    if reader.problems:
-        raise _complaint(reader.problems[0], path)
+    hint = f"each key is a [[key]] table of its own, with {', '.join(file_keys(KeyEntry))}"
+    found = read_table(document, KeysFile, str(path), hint, secret=True)  # a value may be a key in the wrong place
     entries: list[KeyEntry] = []
     for number, table in enumerate(found.key, 1):
         try:
@@ -333,18 +339,6 @@ def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
                 raise UserError(f"{path}: {names} have the same sha256", hint="delete one of them")
         entries.append(entry)
     return tuple(entries)
-
-
-def _complaint(found: FileProblem, path: Path) -> UserError:
-    """Return the error without the value, which may be a key."""
-    place = found.place
-    known = ", ".join(file_keys(KeyEntry))
-    where = f"key {int(place[1]) + 1}: `{place[2]}`" if len(place) > 2 else f"`{place[0]}`"
-    if found.kind == "unknown":
-        hint = f"known in a [[key]]: {known}" if len(place) > 1 else "each key is a [[key]] table of its own"
-        return UserError(f"{path}: {where} is an unknown key", hint=hint)
-    words = "is missing" if found.kind == "missing" else found.words
-    return UserError(f"{path}: {where} {words}", hint=f"a [[key]] has {known}")
 
 
 def _edited(text: str, wanted: tuple[KeyEntry, ...], path: Path) -> str:
@@ -407,21 +401,3 @@ def _locked(path: Path) -> Iterator[Path]:
         yield real
     finally:
         os.close(lock)
-
-
-def _write(path: Path, text: str) -> None:
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # of mode 0600
-    draft = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

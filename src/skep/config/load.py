@@ -1,8 +1,4 @@
-"""`skep.toml` and the environment, checked and turned into settings.
-
-`TableReader` fills any frozen values from a file, by the names and types of their fields: msgspec checks each value. It
-gathers everything that is wrong.
-"""
+"""`skep.toml` and the environment, checked and turned into settings. `read_table` also reads presets and keys.toml."""
 
 from __future__ import annotations
 
@@ -16,34 +12,32 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
 
-from skep.config.monitor import Monitor, check_command, check_webhook, parse_quiet_hours
-from skep.config.settings import CliOverrides, Cluster, GatewaySettings, Serve, Settings, Upstream, default_context
+from skep.catalog.names import did_you_mean
+from skep.config.settings import (
+    CliOverrides,
+    Cluster,
+    GatewaySettings,
+    Monitor,
+    Serve,
+    Settings,
+    Upstream,
+    check_command,
+    check_webhook,
+    default_context,
+    parse_quiet_hours,
+)
 from skep.errors import UserError
 from skep.paths import Paths
 from skep.units import parse_bytes
 from skep.wire.heads import parse_url
 
 TAKEN_NAMES = ("gateway", "skep", "requests")  # of logs and rows of skep itself
-
-KeyPath = tuple[str | int, ...]
-
-
-class FileProblem(msgspec.Struct, frozen=True):
-    """Something that is wrong in a file. `known`: the keys there are, where one is unknown."""
-
-    place: KeyPath
-    kind: Literal["unknown", "missing", "wrong", "refused"]
-    words: str = ""
-    value: Any = None
-    hint: str | None = None
-    known: tuple[str, ...] = ()
-
 
 _KINDS = {
     "int": "a whole number",
@@ -54,6 +48,13 @@ _KINDS = {
 }
 _BOUNDS = {">=": "at least", "<=": "at most", ">": "more than"}
 _REFUSAL = re.compile(r"Expected `(\w+)[^`]*`(?: (>=|<=|>|matching regex) (.+))?")
+SLOTS_MATTER = "how many sequences the server decodes at a time: vLLM --max-num-seqs, llama-server -np"
+_MISSING = {  # what a key that must be there is for
+    "slots": SLOTS_MATTER,
+    "url": "where the server listens, such as http://127.0.0.1:8000",
+    "hardware": 'as `skep plan --gpu` takes it: "2x rtx-3090"; "cpu" for none',
+    "source": "who published it and where; any text for a preset of your own",
+}
 
 
 @cache
@@ -66,7 +67,7 @@ def rules_of(kind: type) -> dict[str, dict[str, Any]]:
     """Return what `msgspec.Meta(extra=...)` says of each field: how it stands in a file.
 
     `key`: its name there. `kind`: its type there. `parse`: makes the value of a text, and of the text at the key
-    `beside`. `default`: where the field has none. `one_of`: the values it may have. `hidden`: no file has it.
+    `beside`. `hidden`: no file has it.
     """
     metas = {name: getattr(hint, "__metadata__", ()) for name, hint in hints_of(kind).items()}
     return {name: found[0].extra or {} if found else {} for name, found in metas.items()}
@@ -83,46 +84,67 @@ def file_keys(kind: type) -> dict[str, Any]:
     return found
 
 
-class TableReader:
-    """Reads a document as frozen values. What comes back is whole if there are no `problems`."""
+def read_table(
+    document: Mapping[str, Any], kind: Any, origin: str, docs: str, /, *, secret: bool = False, **given: Any
+) -> Any:
+    """Return the document as a frozen value. Raise the first problem, with the number of others.
 
-    def __init__(self) -> None:
-        self.problems: list[FileProblem] = []
+    `docs`: what describes every key. `secret`: values are not shown. `given`: fields that the file does not have.
+    """
+    reader = _TableReader(docs, secret=secret)
+    found = reader.table(document, kind, "", **given)
+    if reader.problems:
+        raise first_of(reader.problems, origin)
+    return found
 
-    def table(self, value: Any, kind: Any, place: KeyPath = (), **given: Any) -> Any:
-        """`given`: fields that the file does not have."""
+
+def first_of(problems: Sequence[UserError], origin: str) -> UserError:
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return UserError(f"{origin}: {problems[0].message}{more}", hint=problems[0].hint)
+
+
+class _TableReader:
+    """Fills any frozen values by the names and types of their fields; msgspec checks each value. Gathers `problems`."""
+
+    def __init__(self, docs: str, *, secret: bool) -> None:
+        self.problems: list[UserError] = []
+        self._docs, self._secret = docs, secret
+
+    def table(self, value: Any, kind: Any, place: str, **given: Any) -> Any:
+        """Return None where there are problems."""
         if not isinstance(value, dict):
             return self._wrong(place, value, "must be a table")
         before, values, known = len(self.problems), given, tuple(file_keys(kind))
-        self.problems += [FileProblem((*place, key), "unknown", known=known) for key in value if key not in known]
+        inside = f"{place}." if place else ""
+        unknown = [key for key in value if key not in known]
+        for key in unknown:
+            hint = did_you_mean(difflib.get_close_matches(key, known, n=1), f"known here: {', '.join(known)}")
+            self.problems.append(UserError(f"`{inside}{key}` is an unknown key", hint=hint))
         for field in msgspec.structs.fields(kind):
             rule = rules_of(kind)[field.name]
             key = rule.get("key", field.name)
             if "hidden" in rule or field.name in given:
                 continue
             if "parse" in rule and (key in value or rule.get("beside") in value):
-                values[field.name] = self._parsed(value, key, rule, place)
+                values[field.name] = self._parsed(value, key, rule, inside)
             elif key in value:
                 hint = rule.get("kind", hints_of(kind)[field.name])
-                values[field.name] = self._value(value[key], hint, rule.get("one_of", ()), (*place, key))
-            elif "default" in rule:
-                values[field.name] = rule["default"]
-            elif field.required:
-                self.problems.append(FileProblem((*place, key), "missing"))
+                values[field.name] = self._value(value[key], hint, f"{inside}{key}")
+            elif field.required and not unknown:  # a misspelt key is one mistake, not also the one that is missing
+                self.problems.append(UserError(f"`{inside}{key}` is missing", hint=_MISSING.get(key, self._docs)))
         return kind(**values) if len(self.problems) == before else None
 
-    def _parsed(self, table: Mapping[str, Any], key: str, rule: Mapping[str, Any], place: KeyPath) -> Any:
+    def _parsed(self, table: Mapping[str, Any], key: str, rule: Mapping[str, Any], inside: str) -> Any:
         texts = [table.get(name) for name in (key, rule.get("beside")) if name is not None]
         wrong = next((text for text in texts if text is not None and not isinstance(text, str)), None)
         if wrong is not None:
-            return self._wrong((*place, key), wrong, f"must be {_KINDS['str']}")
+            return self._wrong(f"{inside}{key}", wrong, f"must be {_KINDS['str']}")
         try:
-            return rule["parse"](*texts, key=".".join(part for part in (*place, key) if isinstance(part, str)))
+            return rule["parse"](*texts, key=re.sub(r"\.\d+\.", ".", f"{inside}{key}"))
         except UserError as error:
-            where = key if key in table else rule["beside"]
-            self.problems.append(FileProblem((*place, where), "refused", error.message, hint=error.hint))
+            self.problems.append(error)
 
-    def _value(self, value: Any, hint: Any, one_of: tuple[str, ...], place: KeyPath) -> Any:
+    def _value(self, value: Any, hint: Any, place: str) -> Any:
         plain = hint.__origin__ if get_origin(hint) is Annotated else hint
         kind = next(one for one in get_args(plain) if one is not NoneType) if NoneType in get_args(plain) else plain
         origin = get_origin(kind)
@@ -131,32 +153,30 @@ class TableReader:
         if origin is Mapping or kind == tuple[tuple[str, str], ...]:
             if not isinstance(value, dict):
                 return self._wrong(place, value, "must be a table")
-            read = {key: self._value(one, str, (), (*place, key)) for key, one in value.items()}
+            read = {key: self._value(one, str, f"{place}.{key}") for key, one in value.items()}
             return read if origin is Mapping else tuple(read.items())
         if origin is tuple:
             if not isinstance(value, list):
                 return self._wrong(place, value, "must be a list")
-            inner = get_args(kind)[0]
-            return tuple(self._value(one, inner, one_of, (*place, number)) for number, one in enumerate(value))
+            return tuple(self._value(one, get_args(kind)[0], f"{place}.{number}") for number, one in enumerate(value))
         try:
             read = msgspec.convert(value, hint, builtin_types=(datetime,))
         except msgspec.ValidationError as error:
             return self._wrong(place, value, "must not be empty" if value == "" else _words(error, get_args(kind)))
-        if one_of and read not in one_of:
-            return self._wrong(place, value, f"must be {_either(one_of)}")
         if isinstance(read, float) and not math.isfinite(read):
             return self._wrong(place, value, "must be a number that is not infinite")
         return read
 
-    def _wrong(self, place: KeyPath, value: Any, words: str) -> None:
-        self.problems.append(FileProblem(place, "wrong", words, value))
+    def _wrong(self, place: str, value: Any, words: str) -> None:
+        shown = "" if self._secret else f" = {_written(value)}:"
+        self.problems.append(UserError(f"`{place}`{shown} {words}", hint=self._docs))
 
 
 def _words(error: msgspec.ValidationError, options: tuple[str, ...]) -> str:
     """Return what the value must be, as a sentence goes on after it."""
     found = _REFUSAL.match(str(error))
-    if found is None:
-        return f"must be {_either(options)}"
+    if found is None or isinstance(next(iter(options), None), str):
+        return f"must be {', '.join(map(repr, options[:-1]))} or {options[-1]!r}"
     kind, bound, limit = found.groups()
     if bound is None:
         return f"must be {_KINDS[kind]}"
@@ -165,11 +185,7 @@ def _words(error: msgspec.ValidationError, options: tuple[str, ...]) -> str:
     return f"must match {literal_eval(limit)}"
 
 
-def _either(options: Sequence[str]) -> str:
-    return f"{', '.join(map(repr, options[:-1]))} or {options[-1]!r}"
-
-
-def written(value: object) -> str:
+def _written(value: object) -> str:
     """Return a value as it stands in a file: `true`, not Python's `True`; of a table or a list, that it is one."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -244,29 +260,11 @@ def settings_with_overrides(overrides: CliOverrides, paths: Paths, env: Mapping[
 
 
 def parse_settings(document: dict[str, Any], origin: str, env: Mapping[str, str], folder: Path = Path()) -> Settings:
-    reader = TableReader()
-    found = reader.table(document, Settings)
+    found = read_table(document, Settings, origin, "docs/configuration.md has an example of every key")
     try:
-        if reader.problems:
-            raise _complaint(reader.problems[0])
         return _finished(found, document, env.get("SKEP_API_KEY") or None, folder)
     except UserError as error:
-        raise UserError(f"{origin}: {error.message}", hint=error.hint) from None
-
-
-def _complaint(found: FileProblem) -> UserError:
-    where = ".".join(map(str, found.place))
-    match found.kind:
-        case "unknown":
-            near = difflib.get_close_matches(str(found.place[-1]), found.known, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(found.known)}"
-            return UserError(f"`{where}` is an unknown key", hint=hint)
-        case "missing":
-            return UserError(f"`{where}` is missing", hint=MISSING_KEYS.get(str(found.place[-1])))
-        case "refused":
-            return UserError(found.words, hint=found.hint)
-    hint = "docs/configuration.md has an example of every key"
-    return UserError(f"`{where}` = {written(found.value)}: {found.words}", hint=hint)
+        raise first_of([error], origin) from None
 
 
 def _finished(found: Settings, document: Mapping[str, Any], api_key: str | None, folder: Path) -> Settings:
@@ -319,10 +317,6 @@ def _checked_monitor(monitor: Monitor) -> Monitor:
     if monitor.webhook is not None:
         check_webhook(monitor.webhook, monitor.webhook_shape, name="`monitor.webhook`")
     return monitor
-
-
-SLOTS_MATTER = "how many sequences the server decodes at a time: vLLM --max-num-seqs, llama-server -np"
-MISSING_KEYS = {"slots": SLOTS_MATTER, "url": "where the server listens, such as http://127.0.0.1:8000"}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,75 +1,43 @@
-"""Presets as TOML files named like the preset, shipped ones and one's own, which win. Says the line of a mistake."""
+"""Presets as TOML files named like the preset, shipped ones and one's own, which win."""
 
 from __future__ import annotations
 
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import date as Day  # noqa: N812 - `date` is a key here
+from difflib import get_close_matches
 from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog.models import find_geometry
-from skep.catalog.names import did_you_mean, similar_names, squeeze
-from skep.catalog.options import Draft
-from skep.catalog.presets import Preset
-from skep.config.load import FileProblem, KeyPath, TableReader, check_words, rules_of, written
-from skep.config.preset_rules import Contradiction, contradictions
+from skep.catalog.models import Geometry, find_geometry, geometry
+from skep.catalog.names import did_you_mean, recipe_texts, similar_names, squeeze
+from skep.catalog.presets import NO_CARDS, Draft, Preset, own_flag, own_name
+from skep.config.load import check_words, first_of, read_table, rules_of
+from skep.config.rigs import parse_rig
 from skep.config.settings import OWN_ENGINES, Serve, default_context
 from skep.errors import UserError
 from skep.paths import Paths
-
-
-def toml_lines(text: str) -> dict[KeyPath, int]:
-    """Return the line of every key, table and array element by its path: `("published", 0, "tok_s")`.
-
-    Each beginning of the text is parsed, with the brackets closed that may be open there: what is new in it began at
-    the first line after the last beginning that could be parsed.
-    """
-    found: dict[KeyPath, int] = {}
-    lines, parsed = text.split("\n"), 0
-    for number in range(1, len(lines) + 1):
-        for end in ("", "]", "]]", "]}", "}]"):
-            try:
-                document = tomllib.loads("\n".join((*lines[:number], end)))
-            except tomllib.TOMLDecodeError:
-                continue
-            found = dict.fromkeys(_paths(document), parsed + 1) | found
-            parsed = number
-            break
-    return found
-
-
-def _paths(value: object, place: KeyPath = ()) -> Iterator[KeyPath]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        yield (*place, key)
-        yield from _paths(inner, (*place, key))
-
-
-def line_of(place: Sequence[str | int], lines: Mapping[KeyPath, int]) -> int:
-    """Of the value itself, or of the nearest thing around it: a missing key has no line of its own."""
-    path = tuple(place)
-    while path and path not in lines:
-        path = path[:-1]
-    return lines.get(path, 1)
-
+from skep.planner.quants import known_quant
+from skep.planner.rules import valid_rungs
+from skep.planner.setup import Rig
 
 SHIPPED = "shipped"
 USUAL_CONTEXT = 8192  # where the author does not say and no figure wants more: what a whole card's default refuses
-_FOLDER = "recipes"
 _ENCODING = "utf-8-sig"  # some editors begin a file with a byte order mark
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 _HINT = "docs/presets.md has every key"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _WIDE_LINE = 100  # characters; a longer list gets a line for each
-_TOML_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
+ENGINES = ("vllm", "sglang", "llamacpp", "ollama", "embedded")
+_GGUF = ("llamacpp", "ollama", "embedded")
+# of flags and variables that give a model a longer context than it was made with
+_STRETCHED = ("rope", "yarn", "hf-overrides", "long-max-model-len")
 
 
 class PresetFolder(msgspec.Struct, frozen=True):
@@ -85,13 +53,7 @@ def presets_folder(paths: Paths) -> Path:
 
 @lru_cache(maxsize=1)
 def shipped_presets() -> dict[str, Preset]:
-    return {name: _shipped(name) for name in _shipped_names()}
-
-
-def preset_tables(model: str) -> dict[str, dict[str, Any]]:
-    """Return the files of the shipped ones of a model as they are written: quicker than all that a preset can be."""
-    line, texts = f'model = "{model}"\n', {name: _shipped_text(name) for name in _shipped_names()}
-    return {name: tomllib.loads(text) for name, text in texts.items() if line in text}
+    return {name: _shipped(name) for name in recipe_texts()}
 
 
 def read_presets(folder: Path) -> PresetFolder:
@@ -118,14 +80,14 @@ def find_preset(name: str, folder: Path) -> Preset | None:
     own = folder / f"{name}.toml"
     if own.is_file():
         return read_preset(own)
-    return _shipped(name) if name in _shipped_names() else None
+    return _shipped(name) if name in recipe_texts() else None
 
 
 def preset(name: str, folder: Path) -> Preset:
     found = find_preset(name, folder)
     if found is None:
         own = (path.stem for path in folder.glob("*.toml")) if folder.is_dir() else ()
-        names = {squeeze(known): known for known in (*_shipped_names(), *own)}
+        names = {squeeze(known): known for known in (*recipe_texts(), *own)}
         hint = did_you_mean(similar_names(name, names), "`skep presets` lists them")
         raise UserError(f"no preset is called `{name}`", hint=hint)
     return found
@@ -134,7 +96,7 @@ def preset(name: str, folder: Path) -> Preset:
 def preset_text(name: str, folder: Path) -> str:
     """Return the file as it is written, one's own or shipped."""
     found = preset(name, folder)
-    return _shipped_text(name) if found.origin == SHIPPED else Path(found.origin).read_text(encoding=_ENCODING)
+    return recipe_texts()[name] if found.origin == SHIPPED else Path(found.origin).read_text(encoding=_ENCODING)
 
 
 def read_preset(path: Path) -> Preset:
@@ -157,33 +119,20 @@ def check_name(name: str) -> str:
 
 
 def parse_preset(text: str, name: str, origin: str) -> Preset:
-    """The first complaint, by line, and how many more there are."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        at = _TOML_LINE.search(str(error))
-        line = int(at[1]) if at and at[1] else text.count("\n") + 1
-        message = f"{origin}:{line}: this is not TOML: {_TOML_LINE.sub('', str(error)).lower()}"
-        raise UserError(message, hint=_HINT) from None
+        raise UserError(f"{origin}: this is not TOML: {error}", hint=_HINT) from None
     if isinstance(document.get("date"), Day):  # TOML has dates, and people leave the quotes out
         document["date"] = str(document["date"])
-    reader = TableReader()
-    found: Preset = reader.table(document, Preset, name=name, origin=origin)
-    wrong = _complaints(reader.problems) or _unusable_words(found) or contradictions(found)
-    if wrong:  # a key that is missing has no line of its own: what stands there goes first
-        lines, rest = toml_lines(text), f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        first = min(wrong, key=lambda one: (one.place not in lines, line_of(one.place, lines)))
-        message = f"{origin}:{line_of(first.place, lines)}: {first.message}{rest}"
-        raise UserError(message, hint=first.hint or _HINT)
-    return replace(found, served_as=found.served_as or found.model)
-
-
-def _unusable_words(found: Preset) -> list[Contradiction]:
+    found: Preset = read_table(document, Preset, origin, _HINT, name=name, origin=origin)
     try:
         check_words(dict(found.env), *found.extra, found.checkpoint)
     except UserError as error:
-        return [Contradiction(("env" if "env" in error.message else "extra",), error.message, error.hint)]
-    return []
+        raise first_of([error], origin) from None
+    if wrong := contradictions(found):
+        raise first_of(wrong, origin)
+    return replace(found, served_as=found.served_as or found.model)
 
 
 def serve_of(wanted: Preset) -> Serve:
@@ -204,56 +153,111 @@ def _usual_context(wanted: Preset) -> int:
     return min(most, max(USUAL_CONTEXT, *lengths, 0))
 
 
-def _shipped_names() -> tuple[str, ...]:
-    found = files("skep.catalog").joinpath(_FOLDER).iterdir()
-    return tuple(sorted(entry.name.removesuffix(".toml") for entry in found if entry.name.endswith(".toml")))
-
-
-def _shipped_text(name: str) -> str:
-    return files("skep.catalog").joinpath(_FOLDER, f"{name}.toml").read_text(encoding="utf-8")
-
-
 @lru_cache(maxsize=128)
 def _shipped(name: str) -> Preset:
-    return parse_preset(_shipped_text(name), name, SHIPPED)
+    return parse_preset(recipe_texts()[name], name, SHIPPED)
 
 
-# Complaints
+# What a preset may not say, held against the catalogue's cards and models
 
 
-def _complaints(problems: Sequence[FileProblem]) -> list[Contradiction]:
-    """A misspelt key is one mistake, not also the one that is missing."""
-    meant = {(*one.place[:-1], guess) for one in problems for guess in _meant(one)}
-    return [_complaint(one) for one in problems if one.kind != "missing" or one.place not in meant]
+def contradictions(preset: Preset) -> list[UserError]:
+    """Return all of them, those of names first: what rests on an unknown model or card is not looked at."""
+    return [UserError(what, hint=instead) for what, instead in _contradictions(preset)]
 
 
-def _meant(problem: FileProblem) -> tuple[str, ...]:
-    return similar_names(str(problem.place[-1]), {squeeze(name): name for name in problem.known}, count=1)
+def _contradictions(preset: Preset) -> Iterator[tuple[str, str | None]]:
+    if preset.reserve >= preset.slots:
+        what = f"`reserve` = {preset.reserve} of {preset.slots} slots leaves none for the others"
+        yield what, f"at most {preset.slots - 1}"
+    yield from _figures(preset)
+    if preset.engine not in ENGINES:
+        near = get_close_matches(preset.engine.casefold(), ENGINES, n=1)
+        yield f"no engine is called `{preset.engine}`", did_you_mean(near, f"known: {', '.join(ENGINES)}")
+    if preset.options.draft is not None and preset.engine == "ollama":
+        what = f"ollama has no speculative decoding, `speculation` = `{preset.options.draft}` was asked for"
+        yield what, "leave it out, or use llamacpp or vllm"
+    if own := own_flag(preset.engine, preset.extra):
+        yield f"`extra` has {own[0]}, which skep sets itself", own[1]
+    try:
+        model = geometry(preset.model)
+    except UserError as error:  # what the catalogue has not is called as its checkpoint is
+        own_id = own_name(preset.checkpoint)
+        if preset.model.casefold() != own_id:
+            yield error.message, f"{error.hint}; for a model that is not in the catalogue, `{own_id}`"
+    else:
+        yield from _of_model(preset, model)
+    try:
+        rig = Rig(()) if preset.hardware == NO_CARDS else parse_rig(preset.hardware)
+    except UserError as error:
+        yield error.message.replace("--gpu ", "`hardware` = "), error.hint
+        return
+    try:
+        rig = rig if preset.link is None or not rig.cards else parse_rig(preset.hardware, preset.link)
+    except UserError as error:
+        yield error.message.replace("--link ", "`link` = "), "leave `link` out where it is not known"
+    yield from _of_cards(preset, rig)
 
 
-def _complaint(problem: FileProblem) -> Contradiction:
-    place, words, hint = problem.place, problem.words, problem.hint
-    key, table = place[-1], next((part for part in reversed(place[:-1]) if isinstance(part, str)), None)
-    inside = "a preset" if table is None else _TABLES.get(table, f"`{table}`")
-    if problem.kind == "unknown":
-        close = _meant(problem)
-        guess = f"; {did_you_mean(close, '')}" if close else ""
-        words, hint = f"`{key}` is not a key of {inside}{guess}", f"known: {', '.join(problem.known)}"
-    elif problem.kind != "refused":
-        named = f"{key + 1} of `{place[-2]}`" if isinstance(key, int) and len(place) > 1 else f"`{key}`"
-        missing = f"`{key}` is missing in {inside}"
-        words = missing if problem.kind == "missing" else f"{named} = {written(problem.value)}: {words}"
-        hint = _MISSING.get(str(key))
-    return Contradiction(place, words, hint)
+def _figures(preset: Preset) -> Iterator[tuple[str, str]]:
+    ids, most = [need.id for need in preset.needs], preset.context_tokens
+    for number, name in enumerate(ids):
+        if name in ids[:number]:
+            yield f"two needs are called `{name}`", "rename one"
+    for number, figure in enumerate(preset.published):
+        for name in figure.needs:
+            if name not in ids:
+                there = f"known: {', '.join(ids)}" if ids else "there is no [[need]]"
+                yield f"`published.{number}.needs` names `{name}`, but no [[need]] has that id", there
+        total = (figure.input_tokens or 0) + (figure.output_tokens or 0)
+        if most is not None and total > most:
+            what = f"`published.{number}`: {total} tokens in and out do not fit `context` = {most}"
+            yield what, f"`context` is per slot: at least {total}"
 
 
-_MISSING = {
-    "slots": "how many sequences a replica decodes at a time: vLLM --max-num-seqs, llama-server -np",
-    "hardware": 'as `skep plan --gpu` takes it: "2x rtx-3090"; "cpu" for none',
-    "source": "who published it and where; any text for a preset of your own",
-}
-_TABLES = {"options": "[options]", "container": "[container]", "mounts": "a mount", "need": "a [[need]]",
-           "published": "a [[published]]"}  # fmt: skip
+def _of_model(preset: Preset, model: Geometry) -> Iterator[tuple[str, str]]:
+    options = preset.options
+    if options.ep and not model.is_moe:
+        yield f"{model.id} is dense: `ep` has no experts to spread", "leave `ep` out"
+    elif options.ep and preset.engine in _GGUF:
+        yield f"{preset.engine} has no expert parallel", "leave `ep` out"
+    if options.tp > 1 and preset.engine in ("ollama", "embedded"):
+        what = f"{preset.engine} does not cut layers over cards, `tp` = {options.tp} was asked for"
+        yield what, "leave `tp` out, or use llamacpp or vllm"
+    elif options.tp > 1 and preset.engine not in _GGUF and options.tp not in (rungs := valid_rungs(model)):
+        what = f"`tp` = {options.tp} does not divide the heads of {model.id} ({model.heads} of attention)"
+        yield what, f"valid: {', '.join(map(str, rungs))}"
+    asked, most = preset.context_tokens, model.max_context
+    told = " ".join((*preset.extra, *(name for name, _ in preset.env))).casefold().replace("_", "-")
+    if asked is not None and most and asked > most and not any(word in told for word in _STRETCHED):
+        hint = "lower it, or put the engine's flags that stretch it (rope, yarn) into `extra`"
+        yield f"`context` = {asked} is beyond the {most} tokens of {model.id}", hint
+
+
+def _of_cards(preset: Preset, rig: Rig) -> Iterator[tuple[str, str]]:
+    options, there, count = preset.options, len(rig.cards), len(preset.gpus)
+    wanted = preset.replicas * options.cards
+    if not there:
+        if options.cards > 1 or preset.gpus:
+            key = "gpus" if preset.gpus else "options"
+            yield f"`hardware` = `cpu` has no cards for `{key}`", "name them, or leave it out"
+        return
+    if wanted > there:
+        factors = {"replicas": preset.replicas, "tp": options.tp, "pp": options.pp, "dp": options.dp}
+        product = " x ".join(f"{name} {count}" for name, count in factors.items() if count > 1)
+        has = f"`hardware` = `{preset.hardware}` has {there} {'card' if there == 1 else 'cards'}"
+        yield f"{product} needs {wanted} cards, {has}", "name all cards in `hardware`, or ask for fewer"
+    elif len(set(preset.gpus)) < count:
+        yield "`gpus` names a card twice", "each replica has cards of its own"
+    elif count and (count != wanted if preset.engine not in _GGUF else count % preset.replicas or count > there):
+        what = f"`gpus` names {count} {'card' if count == 1 else 'cards'}, the replicas need {wanted}"
+        yield what, "leave it out, and skep chooses them"
+    known = known_quant(options.quant) if options.quant is not None else None
+    is_fp8 = (known is not None and known.family == "fp8") or preset.checkpoint.casefold().endswith("fp8")
+    lacking = next((card for card in rig.cards if "fp8" not in card.formats), None)
+    if is_fp8 and lacking is not None and preset.engine not in _GGUF:
+        where = f"`quant` = `{options.quant}`" if options.quant is not None else f"`checkpoint` = `{preset.checkpoint}`"
+        yield f"{lacking.id} has no FP8 units, but {where} is FP8", "an AWQ or GPTQ checkpoint"
 
 
 # Written

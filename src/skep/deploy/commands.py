@@ -1,18 +1,37 @@
-"""A planned setup as launches, and launches as the lines that somebody types: the adapters' own words, nothing else."""
+"""A plan as launches, as the lines that somebody types (the adapters' own words, nothing else), and as JSON."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 from collections.abc import Sequence
+from typing import Any
 
-from skep.catalog.options import Draft, EngineOptions
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from skep.catalog.models import checkpoint_of, find_pullable
+from skep.catalog.presets import Draft, EngineOptions
+from skep.config.keys import has_keys
+from skep.config.settings import OWN_ENGINES, Serve, Settings
+from skep.deploy.launches import NO_WEIGHTS, launch_of, stem_of, weights_named
+from skep.deploy.plan_request import EVIDENCE, PlanAnswer
 from skep.engines.adapter import DRAFTED_BY_MODEL, Adapter
 from skep.engines.base import Launch, engine_named
-from skep.engines.discovery import bare_words
-from skep.paths import HOST
+from skep.engines.discovery import bare_words, engine_kinds, is_installed
+from skep.errors import UserError
+from skep.paths import HOST, Paths
+from skep.planner.candidates import USUAL_RAM_GIB
+from skep.planner.choose import Plan, PlanChoice, account
+from skep.planner.memory import KV_POOL, memory, weights_bytes
+from skep.planner.ranking import Predicted
 from skep.planner.rigs import of_machines
 from skep.planner.rules import capability, used_cards
 from skep.planner.setup import Rig, Setup
+from skep.units import format_bytes
+from skep.weights.hub import cached, hub_cache, parse_hub_source
+from skep.weights.pull import installed
 
 FIRST_PORT = 8001
 _RPC_PORT = 50052  # of llama.cpp's rpc-server
@@ -170,3 +189,222 @@ def gateway_line(setup: Setup, rig: Rig | None = None) -> str | None:
         where = [f"machine-{n * each + 1}:{FIRST_PORT}" for n in replicas]
     urls = " ".join(f"--upstream http://{one}" for one in where)
     return f"skep gateway {urls} --slots {setup.slots}"
+
+
+def document(found: PlanAnswer, *, explain: bool = False) -> dict[str, Any]:
+    """Return the JSON of docs/plan.md."""
+    return {
+        "model": found.model.geometry.id,
+        "goal": {**to_builtins(found.goal), "limits": dict(found.goal.limits)},
+        "rigs": [_rig_document(choice) for choice in found.choices],
+        "plans": [plan_document(found, choice, plan, explain=explain) for choice, plan in found.ranked],
+        "rejected": [
+            {"rig": choice.rig.title, **_renamed(rejected)} for choice in found.choices for rejected in choice.rejected
+        ],
+        "runner_up": [
+            {"rig": choice.rig.title, "topology": to_builtins(r.plan.setup.layout), "quant": r.plan.setup.quant.id,
+             "behind": round(r.behind, 4), "why": r.why, "wins_if": r.wins_if, "tried": r.tried}
+            for choice in found.choices if (r := choice.runner_up) is not None
+        ],
+        "further_cards": [
+            {"rig": choice.rig.title, **_renamed(further)} for choice in found.choices for further in choice.further
+        ],
+        "notes": found.notes,
+    }  # fmt: skip
+
+
+def _rig_document(choice: PlanChoice) -> dict[str, Any]:
+    rig, link = choice.rig, to_builtins(choice.rig.default_link) if choice.rig.default_link else None
+    pairs = [{"cards": [choice.order[a], choice.order[b]], **to_builtins(one)} for a, b, one in rig.pairs]
+    cards = {"cards": [card.id for card in rig.cards], "numbers": choice.order}
+    return {"rig": rig.title, **cards, "link": link, "pairs": pairs, "price": rig.price}
+
+
+def _renamed(record: Any) -> dict[str, Any]:
+    """Return a record of the planner with the keys of the document."""
+    names = {"layout": "topology", "name": "term"}
+    return {names.get(key, key): value for key, value in to_builtins(record).items()}
+
+
+def _rounded(point: Predicted) -> dict[str, float]:
+    return {key: round(n, 2 if key == "ttft_ms" else 4) for key, n in to_builtins(point).items() if key != "band_why"}
+
+
+def rests_on(plan: Plan) -> str:
+    """Return what its figures rest on, in one word: a calibration, a sweep in the store, or published measurements."""
+    return plan.rated.prospect.step.tuning.rests_on
+
+
+def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain: bool = False) -> dict[str, Any]:
+    setup, held = plan.setup, plan.memory
+    at = plan.rated.outcome.effective_tok_s
+    watts = watts_of(plan)
+    made: dict[str, Any] = {
+        "rig": choice.rig.title, "engine": setup.engine, "topology": to_builtins(setup.layout), "quant": setup.quant.id,
+        "kv_dtype": setup.kv.id, "slots": setup.slots,
+        "spec": f"{setup.spec.method}:{setup.spec.depth}" if setup.spec else None,
+        "context": setup.context, "utilization": setup.utilization, "graphs": setup.graphs,
+        "memory": [_renamed(term) for term in held.terms],
+        "card_bytes": held.usable_bytes,
+        "largest_context": plan.largest_context,
+        "largest_slots": plan.largest_slots,
+        "predicted": [_rounded(point) for point in plan.predicted],
+        "rests_on": rests_on(plan),
+        "meets_slo": plan.rated.over_limit <= 1.0 if found.goal.limits else None,
+        "checkpoint": plan.checkpoint,
+        "published": plan.rated.published,
+        "keeps_promise": keeps_promise(plan),
+        "caveats": caveats(found, plan),
+        "up": start_line(found, plan),
+        "launch": commands_of(plan),
+        "gateway": gateway_line(setup, plan.rated.rig),
+        "why": plan.why,
+        "rules": [to_builtins(finding) for finding in plan.rated.findings],
+        "price": choice.rig.price,
+        "tok_s_per_price": round(at / choice.rig.price, 4) if choice.rig.price else None,
+        "tok_s_per_watt": round(at / watts, 4) if watts else None,
+    }  # fmt: skip
+    if explain:
+        levels = dict.fromkeys((1, found.goal.agents))
+        made["explain"] = [to_builtins(account(plan.rated.prospect, found.goal, level)) for level in levels]
+    return made
+
+
+def start_line(found: PlanAnswer, plan: Plan) -> str | None:
+    """Return the `skep up` of a plan; None where its cards are in several machines."""
+    if of_machines(plan.rated.rig):
+        return None
+    return up_line(found.flags.model, plan.setup, plan.checkpoint, found.goal.agents)
+
+
+def download_bytes(plan: Plan) -> int:
+    """As the catalogue knows it, else counted from the model's geometry."""
+    known = checkpoint_of(plan.checkpoint) if plan.checkpoint else None
+    if known is not None and known.disk_gb is not None:
+        return int(known.disk_gb * 1e9)
+    return weights_bytes(plan.setup.model, plan.setup.quant)
+
+
+def keeps_promise(plan: Plan) -> bool:
+    """Within --slo, with room for the whole task of every agent, and not on paper only."""
+    return plan.rated.over_limit <= 1.0 and plan.rated.holds_all and not plan.rated.on_paper
+
+
+def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
+    """Return what a user must know before the start, what matters most first."""
+    rated, setup, goal = plan.rated, plan.setup, found.goal
+    said: list[str] = []
+    known = checkpoint_of(plan.checkpoint) if plan.checkpoint else None
+    if not rated.published:
+        said.append(f"{setup.quant.title} of {setup.model.id} would be best, but no such checkpoint is known")
+    elif plan.checkpoint is None:
+        said.append(f"skep knows no checkpoint of {setup.model.id}: name yours with --checkpoint")
+    if not rated.holds_all:
+        at_once = (setup.slots or 1) * setup.layout.replicas
+        said.append(f"memory is enough for {at_once} of {goal.agents} agents at once, the others wait")
+    if rated.on_paper:
+        said.append("it fits on paper only: less than the larger of 1 GiB and 5 % of a card is left")
+    if setup.cpu_moe:
+        ram = "" if rated.rig.ram_gib else f" ({USUAL_RAM_GIB} GiB are assumed)"
+        layers = f"{setup.cpu_moe} of {setup.model.expert_layers} layers"
+        said.append(f"experts of {layers} stay in system memory{ram}: how fast they are is least certain")
+    if not found.flags.gpu and not found.flags.gpu_spec and not is_installed(setup.engine):
+        said.append(f"{setup.engine} is not installed here: {engine_kinds()[setup.engine].install}")
+    if known is not None and known.gated:
+        said.append(f"{known.hub} is gated: accept its licence on its page, and set HF_TOKEN")
+    if known is not None and known.origin.confidence == "C":
+        said.append(f"the checkpoint {known.hub} is not confirmed")
+    said += [line for line in found.notes if line.startswith(f"{EVIDENCE}{rated.rig.title}:")]
+    spared = vision_bytes(plan)
+    if spared:
+        said.append(f"image input is off, which saves {format_bytes(spared)} a card; --vision turns it on")
+    said += [f.sentence for f in rated.findings if f.verdict == "costs"]
+    said += [f.sentence for f in rated.findings if f.verdict == "depends"]
+    return said
+
+
+def vision_bytes(plan: Plan) -> int:
+    """Return what the vision tower would take of a card, where it is left out."""
+    setup, card = plan.setup, plan.rated.card
+    if setup.vision or not setup.model.vision_params:
+        return 0
+    sizes = (memory(replace(setup, vision=on), card, context=setup.context or 0) for on in (True, False))
+    with_tower, without = (sum(t.bytes for t in one.terms if t.name != KV_POOL) for one in sizes)
+    return with_tower - without
+
+
+def commands_of(plan: Plan) -> tuple[str, ...]:
+    """Return one command a replica, or a machine."""
+    return command_lines(plan.setup, plan.rated.rig, checkpoint=plan.checkpoint, order=plan.order)
+
+
+def watts_of(plan: Plan) -> float | None:
+    """Of the cards in use, by their data sheets."""
+    cards = plan.rated.rig.cards[: plan.setup.layout.cards]
+    known = [card.tdp_w for card in cards if card.tdp_w is not None]
+    return sum(known) if len(known) == len(cards) else None
+
+
+SHOWN_PORT = "PORT"  # engines get free ones
+
+
+def preview(settings: Settings, paths: Paths) -> dict[str, Any]:
+    """Return the document of `skep up --dry-run --json`."""
+    gateway = settings.gateway
+    scheme = "https" if gateway.tls_certificate else "http"
+    return {
+        "openai_base_url": f"{scheme}://{gateway.host}:{gateway.port}/v1",
+        "serve": [_served(serve, paths) for serve in settings.serve],
+        "upstream": [one.url for one in settings.upstream],
+        "keyed": has_keys(settings, paths),
+    }
+
+
+def _served(serve: Serve, paths: Paths) -> dict[str, Any]:
+    own = serve.engine in OWN_ENGINES
+    here = own or is_installed(serve.engine, serve.binary)
+    return {
+        "model": serve.model, "engine": serve.engine,
+        "version": engine_named(serve.engine, serve.binary).version() if here else None,
+        "install": None if here else engine_kinds()[serve.engine].install,
+        "replicas": serve.replicas, "slots": serve.slots, "context": serve.context_tokens, "gpus": serve.gpus,
+        "weights": _weights(serve, paths),
+        "commands": [] if own else _commands(serve),
+    }  # fmt: skip
+
+
+def _weights(serve: Serve, paths: Paths) -> dict[str, Any]:
+    """`there`: nothing has to be fetched; None: not known. `bytes` None: how large it is, is not known here."""
+    named = serve.checkpoint or serve.model
+    if serve.engine == "ollama":
+        return {"source": f"`{named}` of Ollama's own store", "there": None, "bytes": None, "free_bytes": None}
+    if serve.engine in NO_WEIGHTS or os.path.exists(os.path.expanduser(named)):  # noqa: PTH110, PTH111
+        return {"source": named, "there": True, "bytes": None, "free_bytes": None}
+    source = parse_hub_source(named)
+    if source is None:
+        there = find_pullable(named) is not None and installed(named, paths.cache) is not None
+        return {"source": named, "there": there, "bytes": None, "free_bytes": None}
+    found, known = cached(source), checkpoint_of(named)
+    size = found.bytes if found is not None else int(known.disk_gb * 1e9) if known and known.disk_gb else None
+    folder = next(one for one in (hub_cache(), *hub_cache().parents) if one.exists())
+    free = shutil.disk_usage(folder).free
+    return {"source": str(source), "there": found is not None, "bytes": size, "free_bytes": free}
+
+
+def _commands(serve: Serve) -> list[str]:
+    """Return one line a replica, as somebody would type it."""
+    adapter, lines = adapter_of(serve.engine), []
+    each = serve.options.cards
+    for number in range(serve.replicas):
+        launch = launch_of(serve, f"{stem_of(serve.model)}-{number}", None, weights_named(serve), threads=0)
+        launch = replace(launch, port=serve.engine_port + number if serve.engine_port else 0)
+        if serve.gpus:
+            launch = replace(launch, gpus=serve.gpus[number * each : (number + 1) * each] or serve.gpus)  # or shared
+        for what, instead in adapter.refusals(launch):
+            raise UserError(f"{adapter.name}: {what}", hint=instead)
+        variables = [f"{name}={shlex.quote(value)}" for name, value in adapter.environment(launch).items()]
+        words = [*bare_words(serve.engine, serve.binary), *adapter.arguments(launch)]
+        if not launch.port and "--port" in words:
+            words[words.index("--port") + 1] = SHOWN_PORT
+        lines.append(" ".join([*variables, shlex.join(words)]))
+    return lines

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from skep.catalog.gpus import HostFacts
-from skep.catalog.pullable import pullable
+from skep.catalog.models import pullable
 from skep.config.settings import EMBEDDED_MODEL
 from skep.engines.base import engine_named
 from skep.engines.install import INSTALLABLE, engine_status
@@ -16,7 +16,7 @@ from skep.host.checks import CheckResult, HostFinding, disk_finding, examine
 from skep.host.facts import read_host
 from skep.host.nvidia import read_nvidia
 from skep.paths import Paths
-from skep.sandbox.detect import open_sandbox
+from skep.sandbox.runner import open_sandbox
 from skep.store.database import open_store
 from skep.units import format_bytes
 from skep.weights.hub import hub_cache, hub_token

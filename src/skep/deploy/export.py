@@ -3,55 +3,232 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from textwrap import wrap
+from typing import Any
 
+import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from msgspec.structs import replace
 
 from skep.catalog.models import find_geometry
-from skep.config.presets import find_preset, preset, presets_folder
-from skep.deploy import export_container, export_recipe
-from skep.deploy.commands import launches_of
-from skep.deploy.export_recipe import HERE, OLLAMA, Recipe, Word, environment, file_name, native_words
+from skep.catalog.presets import NO_CARDS, Container, Need, Preset, Published, is_moving_tag, stand_in_words
+from skep.config.presets import find_preset, preset, presets_folder, serve_of
+from skep.config.rigs import parse_rig
+from skep.deploy.commands import adapter_of, launches_of
+from skep.deploy.launches import assign_cards, launch_of
 from skep.deploy.resolve import ServeRequest, best_plan, simulated_flags
-from skep.engines.base import Launch
+from skep.engines.adapter import Adapter, on_hub
+from skep.engines.base import Launch, engine_named
+from skep.engines.discovery import bare_words
 from skep.errors import UserError
-from skep.paths import Paths
+from skep.host.nvidia import GpuCard
+from skep.paths import HOST, Paths
 from skep.planner.rigs import of_machines
 
+WIDTH = 110
 START_S = 1800
 FOLDER = "~/.config/systemd/user"
+LOCAL = ("/", "./", "../", "~", "$")
+PLACEHOLDER = "path/to/"
+OLLAMA = "OLLAMA_HOST"  # the one variable that says where an engine listens
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; it is published on loopback only
+PORTS = {"vllm": 8000, "sglang": 30000, "llamacpp": 8080, "ollama": 11434}  # as their images have it
+IMAGES = {
+    "vllm": "vllm/vllm-openai",
+    "sglang": "lmsysorg/sglang",
+    "llamacpp": "ghcr.io/ggml-org/llama.cpp",
+    "ollama": "ollama/ollama",
+}
+CHECKPOINT, MODELS = "CHECKPOINT", "MODELS"  # variables for what lies where only the user knows
+DEVICES: dict[str, tuple[str, ...]] = {"intel": ("/dev/dri",), "amd": ("/dev/kfd", "/dev/dri"), "": ()}
+LLAMA_CACHE = ("~/.cache/llama.cpp", "/models")
+HUB_CACHE = ("~/.cache/huggingface", "/root/.cache/huggingface")
+CHECKPOINT_INSIDE, MODELS_INSIDE = "/model", "/models"
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 
 
-@cache
-def _templates() -> Environment:
-    found = Environment(  # noqa: S701 - no HTML: each form has a quoting of its own
-        loader=PackageLoader("skep.deploy"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-        undefined=StrictUndefined,
-    )  # fmt: skip
-    found.filters |= {
-        "command": lambda words: export_recipe.folded(
-            ["/usr/bin/env", *map(export_recipe.systemd_word, words)]
-        ),  # a unit has no search path
-        "commented": lambda text: export_recipe.comment(text.strip("\n")) + "\n",
-        "health_url": lambda launch: f"http://{HERE}:{launch.port}{export_recipe.health_path(launch)}",
-        "plain": lambda text: re.sub(r"\s+", " ", text).replace("%", "%%").rstrip("\\"),
-        "service": lambda launch: re.sub(r"[^a-z0-9_-]+", "-", file_name(launch.name).lower()),
-        "shell": export_recipe.shell_word,
-        "shell_lines": export_recipe.shell_lines,
-        "systemd": export_recipe.systemd_word,
-        "unit": lambda launch: f"skep-{file_name(launch.name)}.service",
-        "yaml": export_recipe.yaml_word,
-    }
-    functions = (
-        export_container.container_of, export_container.docker_words, export_container.variables_of, environment,
-        export_recipe.before, export_recipe.gateway_words, file_name, native_command, native_words,
-    )  # fmt: skip
-    found.globals |= {function.__name__: function for function in functions}
-    found.globals |= {"here": HERE, "start_s": START_S, "folder": FOLDER}
-    return found
+class RecipePath(msgspec.Struct, frozen=True):
+    """A path of the machine it will run on: `~` at its beginning and `$NAME` stand for what they are there."""
+
+    text: str
+    after: str = ""  # literal, of the same word
+
+
+Word = str | RecipePath
+
+
+# Quoting
+
+
+def comment(text: str) -> str:
+    """Return every line of it behind a `#`: no value ends a comment."""
+    return "\n".join(f"# {line}".rstrip() for line in re.split(r"[\r\n\x0b\x0c\x85\u2028\u2029]+", text))
+
+
+def shell_word(word: Word) -> str:
+    return _word(word, lambda text: shlex.quote(text) if text else "", '"$HOME"', lambda found: f'"{found[0]}"') or "''"
+
+
+def systemd_word(word: Word, *, dollars: bool = True) -> str:
+    """`dollars`: of a command line, where `$` would begin a variable; not so in Environment=."""
+    quote = partial(_escape, doubled="%$" if dollars else "%")
+    text = _word(word, quote, "%h", lambda found: f"${{{found[1] or found[2]}}}")
+    # a lone `;` would end the command
+    return text if _PLAIN.fullmatch(re.sub(r"[${}]", "", text)) else f'"{text}"'
+
+
+def yaml_word(word: Word) -> str:
+    """Return a double-quoted scalar. Compose puts variables in: a dollar that means itself is doubled."""
+
+    def variable(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        return "${HOME}" if name == "HOME" else f"${{{name}:?set its path in .env}}"
+
+    return f'"{_word(word, partial(_escape, doubled="$"), "${HOME}", variable)}"'
+
+
+def _word(word: Word, literal: Callable[[str], str], home: str, variable: Callable[[re.Match[str]], str]) -> str:
+    """Return the word with what is literal in it quoted, and of a path the home folder and variables as they are."""
+    if isinstance(word, str):
+        return literal(word)
+    parts, text, last = [], word.text, 0
+    if text == "~" or text.startswith("~/"):
+        parts, last = [home], 1
+    for found in _VARIABLE.finditer(text):
+        parts += [literal(text[last : found.start()]), variable(found)]
+        last = found.end()
+    return "".join((*parts, literal(text[last:]), literal(word.after)))
+
+
+def _escape(text: str, doubled: str) -> str:
+    """Escape what YAML or a unit does not take as it is, in a way that both know, and double signs that they read."""
+    text = text.replace("\\", "\\\\").replace('"', '\\"')
+    for sign in doubled:
+        text = text.replace(sign, 2 * sign)
+    known = {"\n": "\\n", "\t": "\\t"}
+    return _UNPRINTABLE.sub(lambda found: known.get(found[0], f"\\u{ord(found[0]):04x}"), text)
+
+
+def shell_lines(words: Sequence[Word]) -> str:
+    """One command, over several lines where it is long."""
+    return _folded([shell_word(word) for word in words])
+
+
+def _folded(quoted: Sequence[str]) -> str:
+    """Broken where a line grows long, but not between an option and its value."""
+    pieces: list[str] = []
+    for word in quoted:
+        alone = pieces and pieces[-1].startswith("-") and " " not in pieces[-1]
+        if alone and not word.startswith("-"):
+            pieces[-1] += f" {word}"
+        else:
+            pieces.append(word)
+    lines: list[str] = []
+    for piece in pieces:
+        if lines and len(lines[-1]) + len(piece) < WIDTH:
+            lines[-1] += f" {piece}"
+        else:
+            lines.append(f"  {piece}" if lines else piece)
+    return " \\\n".join(lines)
+
+
+# Recipes
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """Replicas alike, in the order they start. `container` None: the engine's public image, where one is asked for."""
+
+    name: str
+    title: str
+    launches: tuple[Launch, ...]
+    port: int  # of the endpoint in front of them
+    source: str | None = None
+    container: Container | None = None
+    needs: tuple[Need, ...] = ()
+    published: tuple[Published, ...] = ()
+    engine_version: str | None = None
+    vendor: str = "nvidia"  # of the cards
+    cards: str | None = None  # `--gpu`, of a plan
+    stand_in: str | None = None  # said of a checkpoint that its author does not name
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Launch:
+        return self.launches[0]
+
+
+def find_recipe(name: str, gpu: str | None, paths: Paths, *, port: int, engine_port: int) -> Recipe:
+    """Return a preset's recipe; with `gpu` that of the best plan for a model on these cards."""
+    if gpu is not None:
+        return _planned(name, gpu, paths, port=port, engine_port=engine_port)
+    folder = presets_folder(paths)
+    if find_preset(name, folder) is None and find_geometry(name) is not None:
+        raise UserError(f"`{name}` is a model, not a preset", hint='name the cards: --gpu "2x rtx-3090"')
+    return recipe_of(preset(name, folder), port=port, engine_port=engine_port)
+
+
+def recipe_of(preset: Preset, *, port: int, engine_port: int) -> Recipe:
+    """A preset's replicas, on the cards it names or on the first ones."""
+    _check_engine(preset.engine, preset.name)
+    each, cards = preset.options.cards, () if preset.hardware == NO_CARDS else parse_rig(preset.hardware).cards
+    wanted = max((*preset.gpus, each * preset.replicas - 1)) + 1
+    placed = assign_cards(preset.replicas, each, preset.gpus, [GpuCard(number) for number in range(wanted)])
+    if (not preset.gpus and preset.replicas == 1 and each < len(cards)) or not cards:
+        placed = [()] * preset.replicas  # an engine that divides itself over what it sees
+    serve, name = serve_of(preset), file_name(preset.name)
+    model = preset.checkpoint if preset.engine == "ollama" else preset.served_as  # it knows a model by its tag
+    one = replace(launch_of(serve, name, None, preset.checkpoint, threads=preset.threads or 0), model=model)
+    launches = [replace(one, name=f"{name}-{number}", gpus=gpus) for number, gpus in enumerate(placed)]
+    names = ("name", "title", "source", "container", "needs", "published", "engine_version", "notes")
+    alike: dict[str, Any] = {name: getattr(preset, name) for name in names}
+    vendor, stand_in = cards[0].vendor if cards else "", stand_in_words(preset)
+    return Recipe(launches=_on_ports(launches, port, engine_port), port=port, vendor=vendor, stand_in=stand_in, **alike)
+
+
+def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int) -> Recipe:
+    """As `skep plan MODEL --gpu ...` has it, with the checkpoint that it names."""
+    plan = best_plan(simulated_flags(ServeRequest(model, gpu=(gpu,)), paths), paths.store)
+    setup, rig = plan.setup, plan.rated.rig
+    if of_machines(rig):
+        raise UserError(f"`{gpu}` is several machines", hint=f"`skep plan {model}` prints a command for each")
+    _check_engine(setup.engine, model)
+    title = f"{setup.model.title}, {setup.quant.title}, {setup.layout} on {rig.title}: the best that skep plans"
+    launches = _on_ports(launches_of(setup, rig, checkpoint=plan.checkpoint), port, engine_port)
+    return Recipe(file_name(launches[0].model), title, launches, port, vendor=rig.cards[0].vendor, cards=gpu)
+
+
+def _check_engine(engine: str, name: str) -> None:
+    if not isinstance(engine_named(engine), Adapter):
+        raise UserError(f"`{name}` runs in skep's own {engine} engine", hint=f"`skep up {name}` starts it")
+
+
+def _on_ports(launches: Sequence[Launch], port: int, engine_port: int) -> tuple[Launch, ...]:
+    """Give them ports one after the other, none of them the endpoint's."""
+    last = engine_port + len(launches) - 1
+    if last > 65535 or engine_port <= port <= last:
+        hint = f"they would use ports {engine_port} to {last}, the endpoint uses {port}"
+        raise UserError(f"--engine-port {engine_port} does not fit {len(launches)} replicas", hint=hint)
+    return tuple(replace(launch, port=engine_port + number) for number, launch in enumerate(launches))
+
+
+def file_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or "model"
+
+
+# What starts a replica
+
+
+def native_words(launch: Launch) -> list[Word]:
+    """Return the command line as somebody types it: nothing is looked for on this machine."""
+    words = [*bare_words(launch.engine, launch.binary), *adapter_of(launch.engine).arguments(launch)]
+    return [RecipePath(word) if word == launch.checkpoint and word.startswith(("~", "$")) else word for word in words]
 
 
 def native_command(recipe: Recipe, launch: Launch, pulled: str | None = None) -> list[Word]:
@@ -62,11 +239,208 @@ def native_command(recipe: Recipe, launch: Launch, pulled: str | None = None) ->
     return ["env", *words, *(own if pulled is None else [own[0], "pull", pulled])]
 
 
+def environment(launch: Launch, vendor: str = "nvidia") -> dict[str, str]:
+    return adapter_of(launch.engine, vendor).environment(launch)
+
+
+def gateway_words(recipe: Recipe, skep: Sequence[str] = ("skep",)) -> list[Word]:
+    """`skep`: how skep itself is started."""
+    words: list[Word] = [*skep, "gateway"]
+    for launch in recipe.launches:
+        words += ["--upstream", f"http://{HOST}:{launch.port}"]
+    words += ["--slots", str(recipe.first.slots), "--model", recipe.first.model]
+    words += ["--reserve", str(recipe.first.reserve)] if recipe.first.reserve else []
+    return [*words, "--port", str(recipe.port)]
+
+
+def own_command() -> tuple[str, ...]:
+    """Return the skep that runs now: a unit does not search where a shell does."""
+    beside = Path(sys.executable).with_name("skep")
+    return (str(beside),) if beside.exists() else (sys.executable, "-m", "skep")
+
+
+def health_path(launch: Launch) -> str:
+    return launch.health_path or adapter_of(launch.engine).health_path
+
+
+def before(launches: Sequence[Launch], place: int) -> Launch | None:
+    """Return the one that must be ready first: both look how much of a card is free while they start."""
+    mine = set(launches[place].gpus)
+    sharing = (other for other in reversed(launches[:place]) if not mine or not other.gpus or mine & set(other.gpus))
+    return next(sharing, None)
+
+
+# Containers
+
+
+class ContainerSpec(msgspec.Struct, frozen=True):
+    """One replica in its container. `program` None: the image's own entry point gets the arguments."""
+
+    name: str
+    image: str
+    gpus: tuple[int, ...]
+    devices: tuple[str, ...] | None  # handed in as files; None: NVIDIA's toolkit does it
+    port: int
+    inside_port: int
+    mounts: tuple[tuple[RecipePath, str, bool], ...]  # host, inside, read only
+    env: Mapping[str, str]
+    passed: tuple[str, ...]  # variables handed on as they are, where they are set
+    shm: str | None
+    ipc_host: bool
+    program: str | None
+    arguments: tuple[str, ...]
+    health: tuple[str, ...]
+
+
+def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
+    public, _ = image_of(launch.engine, recipe.engine_version)
+    # processes of one engine on several cards talk through shared memory, of which a container has 64 MiB
+    own = recipe.container or Container(public, ipc_host=launch.engine in ("vllm", "sglang"))
+    host, inside, read_only, checkpoint = _weights(launch, own)
+    port = PORTS.get(launch.engine, 8000)
+    inner = replace(launch, port=port, gpus=(), checkpoint=checkpoint, binary=None)
+    program, arguments = _started(inner, own.before)
+    mounts = [(RecipePath(mount.host), mount.inside, mount.read_only) for mount in own.mounts]
+    if inside and inside not in (mount.inside for mount in own.mounts):
+        mounts.insert(0, (RecipePath(host), inside, read_only))
+    seen = inner if recipe.vendor == "nvidia" else replace(inner, gpus=launch.gpus)  # others see all that is handed in
+    told = environment(seen, recipe.vendor).items()
+    given = {name: value.replace(f"{HOST}:", f"{EVERYWHERE}:") if name == OLLAMA else value for name, value in told}
+    hub = launch.engine != "ollama" and on_hub(checkpoint or "")
+    given |= {"LLAMA_CACHE": LLAMA_CACHE[1]} if hub and launch.engine == "llamacpp" else {}
+    url = f"http://{HOST}:{port}{health_path(launch)}"
+    by_python = ("CMD", "python3", "-c", f"import urllib.request as u; u.urlopen({url!r}, timeout=5)")
+    by_other = {"ollama": ("CMD", "ollama", "list"), "llamacpp": ("CMD", "curl", "-f", url)}  # what the image has
+    return ContainerSpec(
+        launch.name, own.image, launch.gpus, DEVICES.get(recipe.vendor), launch.port, port, tuple(mounts), given,
+        ("HF_TOKEN",) if hub else (), own.shm, own.ipc_host, program, arguments,
+        by_other.get(launch.engine, by_python),
+    )  # fmt: skip
+
+
+def docker_words(one: ContainerSpec) -> list[Word]:
+    """Behind `docker run`: options, image, command."""
+    words: list[Word] = ["--name", one.name]
+    if one.devices is None:
+        words += ["--gpus", f'"device={",".join(map(str, one.gpus))}"' if one.gpus else "all"]
+    for device in one.devices or ():
+        words += ["--device", device]
+    words += ["-p", f"{HOST}:{one.port}:{one.inside_port}"]
+    words += ["--ipc=host"] if one.ipc_host else []
+    words += [f"--shm-size={one.shm}"] if one.shm else []
+    for host, inside, read_only in one.mounts:
+        words += ["-v", RecipePath(host.text, f":{inside}{':ro' if read_only else ''}")]
+    for variable in (*(f"{name}={value}" for name, value in one.env.items()), *one.passed):
+        words += ["-e", variable]
+    words += ["--entrypoint", one.program] if one.program else []
+    return [*words, one.image, *one.arguments]
+
+
+def image_of(engine: str, version: str | None) -> tuple[str, bool]:
+    """The engine's public image, and whether its tag is the version that was measured."""
+    if engine == "llamacpp":
+        build = re.fullmatch(r"b([0-9]+)", version or "")
+        return f"{IMAGES[engine]}:server-cuda" + (f"-b{build[1]}" if build else ""), build is not None
+    release = re.fullmatch(r"v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)", version or "")
+    name, mark = IMAGES.get(engine, engine), "" if engine == "ollama" else "v"
+    return (f"{name}:{mark}{release[1]}", True) if release else (f"{name}:latest", False)
+
+
+def variables_of(recipe: Recipe) -> dict[str, str | None]:
+    """Return names in the mounts, with a place to begin with; None: only the user knows."""
+    texts = [host.text for host, _, _ in container_of(recipe, recipe.first).mounts]
+    names = [found[1] or found[2] for text in texts for found in _VARIABLE.finditer(text)]
+    own, name = weights_variable(recipe), (recipe.first.checkpoint or "").rpartition("/")[2]
+    place = "~/models" if name.endswith(".gguf") else f"~/models/{file_name(name)}"
+    return {one: place if one == own else None for one in dict.fromkeys(names) if one != "HOME"}
+
+
+def weights_variable(recipe: Recipe) -> str | None:
+    """Return the name that stands for where the weights lie, if one does."""
+    inside = {CHECKPOINT_INSIDE, MODELS_INSIDE, recipe.container.checkpoint if recipe.container else None}
+    mounts = container_of(recipe, recipe.first).mounts
+    whole = (_VARIABLE.fullmatch(host.text) for host, target, _ in mounts if target in inside)
+    return next((found[1] or found[2] for found in whole if found), None)
+
+
+def _weights(launch: Launch, own: Container) -> tuple[str, str, bool, str | None]:
+    """Return what is mounted for them, where inside, whether only to be read, and what the engine inside is told."""
+    checkpoint = launch.checkpoint
+    if launch.engine == "ollama":
+        return "~/.ollama", "/root/.ollama", False, checkpoint
+    if checkpoint is None:
+        return "", "", False, None
+    folder, _, name = checkpoint.rpartition("/")
+    here = checkpoint.startswith(LOCAL)
+    if own.checkpoint is None and on_hub(checkpoint):
+        return *(LLAMA_CACHE if launch.engine == "llamacpp" else HUB_CACHE), False, checkpoint
+    if own.checkpoint is None and checkpoint.endswith(".gguf"):
+        return folder if here else f"${MODELS}", MODELS_INSIDE, True, f"{MODELS_INSIDE}/{name}"
+    inside = own.checkpoint or CHECKPOINT_INSIDE
+    return checkpoint if here else f"${CHECKPOINT}", inside, True, inside
+
+
+def _started(launch: Launch, steps: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
+    """Return the engine's command line as its image knows it, behind the steps that come before."""
+    words = [word.text if isinstance(word, RecipePath) else word for word in native_words(launch)]
+    words[0] = words[0].rpartition("/")[2]
+    if words[0].startswith("python"):
+        words[0] = "python3"
+    # listening on all of the container's own addresses: only one port of it is published
+    if "--host" in words:
+        words[words.index("--host") + 1] = EVERYWHERE
+    elif launch.engine != "ollama":
+        words += ["--host", EVERYWHERE]
+    if steps:
+        start = "/app/llama-server" if launch.engine == "llamacpp" else words[0]
+        script = "\n".join(("set -e", *steps, f"exec {shell_lines([start, *words[1:]])}"))
+        return "/bin/bash", ("-c", script)
+    return None if launch.engine in ("llamacpp", "ollama") else words[0], tuple(words[1:])
+
+
+# Texts
+
+
+@cache
+def _templates() -> Environment:
+    found = Environment(  # noqa: S701 - no HTML: each form has a quoting of its own
+        loader=PackageLoader("skep.deploy"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )  # fmt: skip
+    found.filters |= {
+        # a unit has no search path
+        "command": lambda words: _folded(["/usr/bin/env", *map(systemd_word, words)]),
+        "commented": lambda text: comment(text.strip("\n")) + "\n",
+        "health_url": lambda launch: f"http://{HOST}:{launch.port}{health_path(launch)}",
+        "plain": lambda text: re.sub(r"\s+", " ", text).replace("%", "%%").rstrip("\\"),
+        "service": lambda launch: re.sub(r"[^a-z0-9_-]+", "-", file_name(launch.name).lower()),
+        "shell": shell_word,
+        "shell_lines": shell_lines,
+        "systemd": systemd_word,
+        "unit": lambda launch: f"skep-{file_name(launch.name)}.service",
+        "yaml": yaml_word,
+    }
+    functions = (
+        container_of, docker_words, variables_of, environment, before, gateway_words, file_name, native_command,
+        native_words, own_command, image_of, weights_variable, on_hub,
+    )  # fmt: skip
+    found.globals |= {function.__name__: function for function in functions}
+    found.globals |= {"here": HOST, "start_s": START_S, "folder": FOLDER, "placeholder": PLACEHOLDER}
+    return found
+
+
 def _export(form: str, recipe: Recipe) -> str:
     contained = form in ("docker", "compose") or (form == "systemd" and recipe.container is not None)
-    lines = [*export_recipe.head(recipe, form), *export_recipe.wants(recipe, contained=contained)]
-    lines += export_container.tag_notes(recipe) if contained and form != "systemd" else []
-    lines += export_container.fetching(recipe) if contained else []
+    moved = recipe.container is not None and is_moving_tag(recipe.container.image)  # its tag is not what was measured
+    given = () if not contained else ("step",) if moved else ("image", "step")  # needs that the container meets
+    lacking = ("image", "patch", "step") if not contained else ("image",) if moved else ()  # and that nothing here does
+    unmet = [need for need in recipe.needs if need.kind in lacking]
+    lost = [row for row in recipe.published if {need.id for need in unmet} & set(row.needs)]
+    left = [need for need in recipe.needs if need.kind not in (*given, *lacking)]
+    told = {"unmet": unmet, "lost": lost, "left": left, "moved": moved, "contained": contained, "form": form}
+    about = _templates().get_template("about.j2").render(recipe=recipe, **told)
+    style: dict[str, Any] = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
+    lines = [part for line in about.splitlines() for part in wrap(line, WIDTH, **style)]
     pulled = recipe.first.checkpoint if recipe.first.engine == "ollama" else None  # before Ollama answers for it
     return _templates().get_template(f"{form}.j2").render(recipe=recipe, about="\n".join(lines), pulled=pulled)
 
@@ -76,37 +450,7 @@ FORMS: Mapping[str, Callable[[Recipe], str]] = {
 }
 
 
-def find_recipe(name: str, gpu: str | None, paths: Paths, *, port: int, engine_port: int) -> Recipe:
-    """Return a preset's recipe; with `gpu` that of the best plan for a model on these cards."""
-    if gpu is not None:
-        return _planned(name, gpu, paths, port=port, engine_port=engine_port)
-    folder = presets_folder(paths)
-    if find_preset(name, folder) is None and find_geometry(name) is not None:
-        raise UserError(f"`{name}` is a model, not a preset", hint='name the cards: --gpu "2x rtx-3090"')
-    return export_recipe.recipe_of(preset(name, folder), port=port, engine_port=engine_port)
-
-
-def _planned(model: str, gpu: str, paths: Paths, *, port: int, engine_port: int) -> Recipe:
-    """As `skep plan MODEL --gpu ...` has it, with the checkpoint that it names."""
-    plan = best_plan(simulated_flags(ServeRequest(model, gpu=(gpu,)), paths), paths.store)
-    setup, rig = plan.setup, plan.rated.rig
-    if of_machines(rig):
-        raise UserError(f"`{gpu}` is several machines", hint=f"`skep plan {model}` prints a command for each")
-    export_recipe.check_engine(setup.engine, model)
-    title = f"{setup.model.title}, {setup.quant.title}, {setup.layout} on {rig.title}: the best that skep plans"
-    launches = launches_of(setup, rig, checkpoint=plan.checkpoint)
-    return export_recipe.recipe_with(
-        launches, rig.cards[0].vendor, title=title, cards=gpu, port=port, engine_port=engine_port
-    )
-
-
 def service_unit(folder: Path) -> str:
     """Return a unit for the skep that runs now, started in this folder, so that a skep.toml there is found."""
-    command = " ".join(map(export_recipe.systemd_word, own_command()))
+    command = " ".join(map(systemd_word, own_command()))
     return _templates().get_template("service.j2").render(command=command, folder=str(folder).replace("%", "%%"))
-
-
-def own_command() -> tuple[str, ...]:
-    """Return the skep that runs now: a unit does not search where a shell does."""
-    beside = Path(sys.executable).with_name("skep")
-    return (str(beside),) if beside.exists() else (sys.executable, "-m", "skep")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,23 +13,27 @@ from msgspec.structs import replace
 from skep.catalog.gpus import Device, HostFacts
 from skep.catalog.names import model_id
 from skep.config.settings import OWN_ENGINES, Serve, Settings
-from skep.deploy import gpus
-from skep.engines.base import Launch, engine_named
+from skep.engines.base import DEFAULT_SHARES, Launch, engine_named
 from skep.engines.discovery import find_program
-from skep.errors import SkepError, UserError
+from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import count_busy_cores, read_host
 from skep.host.nvidia import GpuCard, NvidiaReport, read_gpu_memory, visible_gpus
 from skep.paths import LOOPBACK, Paths
-from skep.units import parse_bytes
+from skep.units import format_bytes, parse_bytes
 from skep.weights.config_json import read_config
-from skep.weights.gguf import check_file
-from skep.weights.gguf_geometry import geometry_of
-from skep.weights.hub import parse_hub_source, pull_hub
+from skep.weights.gguf import check_file, geometry_of
+from skep.weights.hub import gguf_parts, parse_hub_source, pull_hub
 from skep.weights.pull import pull
 from skep.wire.heads import parse_url
 
 PullProgress = Callable[[int, int | None], None]
 
+RAM = "ram"
+MOST_LISTED = 8  # replicas, in an error
+SHARE_STEP = 0.01
+LEAST_SHARE = 0.5  # of a card that is left: below it the weights hardly fit, and it is not offered
+NOT_ON_CARDS = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-nkvo",
+                "--no-kv-offload", "-ot", "--override-tensor"}  # fmt: skip  # llama.cpp then keeps part in memory
 REMOTE = "remote"  # the engine of a launch that skep does not start
 READ_GGUF = ("embedded", "llamacpp")  # their weights are one file, fetched and checked here
 FROM_HUB = ("vllm", "sglang")  # they read folders of the hub's form
@@ -54,7 +58,7 @@ def read_machine() -> LocalMachine:
     """Read cores, memory and the cards that CUDA_VISIBLE_DEVICES leaves visible."""
     cards = visible_gpus(read_gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     host = read_host() if cards else read_host(NvidiaReport())
-    room, busy = gpus.machine_resources(cards, host.memory_bytes), count_busy_cores(host.cpu_cores)
+    room, busy = machine_resources(cards, host.memory_bytes), count_busy_cores(host.cpu_cores)
     return LocalMachine(host.cpu_cores, cards, room, _devices(host, cards), busy)
 
 
@@ -91,7 +95,7 @@ def plan_launches(
         alone = serve.replicas == 1 and serve.options.cards == 1 and not serve.gpus and serve.options.split is None
         divides_itself = serve.engine in ("ollama", "llamacpp") and alone and len(machine.cards) > 1
         if on_cards(serve) and not divides_itself:
-            placed = gpus.assign_cards(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken)
+            placed = assign_cards(serve.replicas, serve.options.cards, serve.gpus, machine.cards, taken)
         made = _launches(serve, settings, paths, progress, running, machine, placed)
         served += [replace(launch, api_key=engine_key) for launch in made]
     launches = (*served, *remote_launches(settings))
@@ -107,10 +111,10 @@ def plan_launches(
             numbers = [card.index for card in machine.cards]
             known = launch.gpus if machine.devices else ()
             check_known_failures(launch, [machine.devices[numbers.index(gpu)] for gpu in known])
-    gpus.check_together(launches, dict(machine.room))
-    gpus.check_on_demand(launches, dict(machine.room), settings.max_loaded)
+    check_together(launches, dict(machine.room))
+    check_on_demand(launches, dict(machine.room), settings.max_loaded)
     if starting:
-        gpus.check_free(launches, machine.cards)
+        check_free(launches, machine.cards)
     check_aliases(settings.aliases, launches)
     return tuple(_with_weights(launch, progress) for launch in launches)
 
@@ -156,7 +160,7 @@ def remote_launches(settings: Settings) -> tuple[Launch, ...]:
 def check_known_failures(launch: Launch, cards: Sequence[Device]) -> None:
     """Raise where the launch is certain to fail on these cards. Empty: the cards are not known."""
     _check_heads(launch)
-    from skep.engines.preflight import predict_failure  # loads the planner
+    from skep.engines.remedies import predict_failure  # loads the planner
 
     found = predict_failure(launch, cards) if cards else None
     if found is not None and found.final:
@@ -190,7 +194,7 @@ def _launches(
     machine: LocalMachine, placed: Sequence[tuple[int, ...]],
 ) -> list[Launch]:  # fmt: skip
     weights, cache = _weights(serve, paths, progress)
-    checkpoint = str(weights) if weights is not None else checkpoint_of(serve)
+    checkpoint = str(weights) if weights is not None else weights_named(serve)
     last_port = serve.engine_port + serve.replicas - 1
     if serve.engine_port and (last_port > 65535 or serve.engine_port <= settings.gateway.port <= last_port):
         hint = f"they would use ports {serve.engine_port} to {last_port}, the gateway uses {settings.gateway.port}"
@@ -207,9 +211,9 @@ def _launches(
         port = serve.engine_port + number if serve.engine_port else 0
         launch = replace(launch, port=port, gpus=placed[number] if placed else ())
         if serve.room is not None:
-            room = gpus.spread(parse_bytes(serve.room), launch)
+            room = spread(parse_bytes(serve.room), launch)
         else:
-            room = gpus.room_of(launch, machine.cards, weights=size, cache=cache)
+            room = room_of(launch, machine.cards, weights=size, cache=cache)
         launches.append(replace(launch, room=room))
     return launches
 
@@ -228,7 +232,7 @@ def launch_of(serve: Serve, name: str, weights: Path | None, checkpoint: str | N
     )
 
 
-def checkpoint_of(serve: Serve) -> str | None:
+def weights_named(serve: Serve) -> str | None:
     """Where the engine finds its weights itself. A path that is not there is found here, not by a dying engine."""
     if serve.engine in NO_WEIGHTS:
         return None
@@ -279,8 +283,135 @@ def check_gguf(serve: Serve, path: Path) -> int | None:
 
 def size_of(weights: Path) -> int:
     """Return the size of the weights, with all parts where the file is the first of several."""
-    part = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", weights.name)
-    if part is None:
-        return weights.stat().st_size
-    parts = (weights.with_name(f"{part[1]}-{n:05}-of-{part[2]}.gguf") for n in range(1, int(part[2]) + 1))
+    parts = (weights.with_name(name) for name in gguf_parts(weights.name))
     return sum(path.stat().st_size for path in parts if path.exists())
+
+
+def assign_cards(
+    replicas: int, each: int, gpus: Sequence[int], cards: Sequence[GpuCard], taken: Iterable[int] = ()
+) -> list[tuple[int, ...]]:
+    """Return the cards of each replica: those named, in order; else those free of earlier models first."""
+    present, wanted = [card.index for card in cards], replicas * each
+    if gpus:
+        missing = next((gpu for gpu in gpus if gpu not in present), None)
+        if missing is not None:
+            here = f"this machine has {', '.join(map(str, present))}" if present else "this machine has none"
+            raise UserError(f"there is no GPU {missing}: {here}", hint="`skep doctor` lists them with their numbers")
+        if len(set(gpus)) < len(gpus):
+            raise UserError(f"`gpus` (--gpus) = {list(gpus)} names a card twice", hint="name each card once")
+        if len(gpus) not in (each, wanted):
+            each_words = f"{replicas} replicas of {each}" if replicas > 1 else str(each)
+            raise UserError(f"`gpus` (--gpus) = {list(gpus)} names {len(gpus)} cards for {each_words}",
+                            hint=f"name {wanted}, or {each} for all replicas to share")  # fmt: skip
+        return [tuple(gpus[n * each : (n + 1) * each]) if len(gpus) == wanted else tuple(gpus) for n in range(replicas)]
+    if not present:
+        if each > 1:
+            raise DoesNotFit(f"a replica needs {each} GPUs, this machine has none",
+                             hint="leave tp, pp and dp out, or run it on the machine with the cards")  # fmt: skip
+        return [()] * replicas
+    if wanted > len(present):
+        what = f"{replicas} replicas of {each}" if each > 1 else f"{replicas} replicas"
+        raise DoesNotFit(f"{what} need {wanted} GPUs, this machine has {len(present)}",
+                         hint="lower --replicas or --tp, or name cards to share with `gpus` (--gpus)")  # fmt: skip
+    free = [index for index in present if index not in set(taken)]
+    pool = free if len(free) >= wanted else present
+    return [tuple(pool[n * each : (n + 1) * each]) for n in range(replicas)]
+
+
+def room_of(
+    launch: Launch, cards: Sequence[GpuCard], *, weights: int | None, cache: int | None
+) -> tuple[tuple[str, int], ...]:
+    """What a launch takes, by resource; empty where it cannot be told. `weights` and `cache` are of the whole model."""
+    totals = {card.index: card.total_bytes for card in cards}
+    if launch.engine in DEFAULT_SHARES and launch.gpus:
+        share = launch.options.memory_share or DEFAULT_SHARES[launch.engine]
+        known = [(gpu, totals.get(gpu)) for gpu in launch.gpus]
+        return tuple((f"gpu{gpu}", int(total * share)) for gpu, total in known if total is not None)
+    if weights is None or (cards and not launch.gpus and launch.engine != "embedded"):
+        return ()  # it divides itself over all cards
+    if NOT_ON_CARDS & {word.partition("=")[0] for word in launch.extra}:
+        return ()  # part of it stays in memory, and how much is the engine's to know
+    return spread(weights + (cache or 0), launch)
+
+
+def spread(room: int, launch: Launch) -> tuple[tuple[str, int], ...]:
+    """Return a number the user gave, over the cards of the launch."""
+    if not launch.gpus:
+        return ((RAM, room),)
+    return tuple((f"gpu{gpu}", room // len(launch.gpus)) for gpu in launch.gpus)
+
+
+def machine_resources(cards: Sequence[GpuCard], ram: int | None) -> tuple[tuple[str, int], ...]:
+    """Return what the machine has of each resource, as far as it is known."""
+    own = [(card.name, card.total_bytes) for card in cards] + [(RAM, ram)]
+    return tuple((name, total) for name, total in own if total is not None)
+
+
+def _resource_words(resource: str) -> str:
+    return "memory" if resource == RAM else f"GPU {resource.removeprefix('gpu')}"
+
+
+def check_together(launches: Sequence[Launch], has: Mapping[str, int]) -> None:
+    """Those that run at the same time must fit together: two engines that profile one card for themselves do not."""
+    always = [launch for launch in launches if not launch.on_demand]
+    for resource, total in has.items():
+        takers = [(launch, dict(launch.room)[resource]) for launch in always if resource in dict(launch.room)]
+        if sum(room for _, room in takers) <= total:
+            continue
+        what = _resource_words(resource)
+        if len(takers) == 1:
+            launch, room = takers[0]
+            raise DoesNotFit(f"`{launch.name}` needs {format_bytes(room)} of {what}, which has {format_bytes(total)}",
+                             hint="use fewer slots, a shorter context or a smaller quantization")  # fmt: skip
+        listed = ", ".join(f"{launch.name} {format_bytes(room)}" for launch, room in takers[:MOST_LISTED])
+        listed += f" and {len(takers) - MOST_LISTED} more" if len(takers) > MOST_LISTED else ""
+        raise DoesNotFit(f"{len(takers)} replicas do not fit together on {what} of {format_bytes(total)}: {listed}",
+                         hint=_apart(takers, resource))  # fmt: skip
+
+
+def check_on_demand(launches: Sequence[Launch], has: Mapping[str, int], max_loaded: int | None) -> None:
+    """Whether each model that is loaded on demand could ever be, beside those that never make room."""
+    pinned = [launch for launch in launches if launch.pinned]
+    kept = sorted({launch.model for launch in pinned})
+    wanted = sorted({launch.model for launch in launches if launch.on_demand})
+    if max_loaded is not None and len(kept) + bool(wanted) > max_loaded:
+        besides = f" and {wanted[0]} on demand" if wanted else ""
+        raise UserError(f"max_loaded = {max_loaded} is too low for {', '.join(kept)} (pinned){besides}",
+                        hint=f"set max_loaded = {len(kept) + bool(wanted)}, or pin fewer")  # fmt: skip
+    for model in wanted:
+        for resource, total in has.items():
+            own = sum(dict(launch.room).get(resource, 0) for launch in launches if launch.model == model)
+            others = sum(dict(launch.room).get(resource, 0) for launch in pinned)
+            if own and own + others > total:
+                beside = f", {format_bytes(others)} of it for pinned models" if others else ""
+                wants = f"it needs {format_bytes(own)} of {_resource_words(resource)}, which has {format_bytes(total)}"
+                hint = "use fewer slots, a shorter context or a smaller quantization, or pin less"
+                raise DoesNotFit(f"`{model}` can never be loaded: {wants}{beside}", hint=hint)
+
+
+def check_free(launches: Sequence[Launch], cards: Sequence[GpuCard]) -> None:
+    """Whether the cards have free now what the first of their engines wants. For a start, not for a reload."""
+    for card in cards:
+        takers = [launch for launch in launches if not launch.on_demand and card.name in dict(launch.room)]
+        if card.total_bytes is None or card.used_bytes is None or not takers:
+            continue
+        free = card.total_bytes - card.used_bytes
+        wanted = sum(dict(launch.room)[card.name] for launch in takers)
+        if wanted <= free:
+            continue
+        first = takers[0]
+        hint = "`nvidia-smi` shows which process uses it; end it, or choose other cards with `gpus` (--gpus)"
+        if first.engine in DEFAULT_SHARES and len(takers) == 1 and free / card.total_bytes >= LEAST_SHARE:
+            share = int((free / card.total_bytes - SHARE_STEP) / SHARE_STEP) * SHARE_STEP
+            hint += f"; or set memory_share (--memory-share) to {share:.2f}"
+        left = f"{format_bytes(free)} of {format_bytes(card.total_bytes)} are free"
+        raise DoesNotFit(f"GPU {card.index} is busy: {left}, `{first.name}` needs {format_bytes(wanted)}", hint=hint)
+
+
+def _apart(takers: Sequence[tuple[Launch, int]], resource: str) -> str:
+    if resource == RAM:
+        return "serve fewer at once: `on_demand = true` loads a model when a request asks for it"
+    if all(launch.engine in DEFAULT_SHARES for launch, _ in takers):
+        share = int(0.95 / len(takers) / SHARE_STEP) * SHARE_STEP
+        return f"give each its own card with `gpus`; memory_share = {share:.2f} for each, if the weights fit in it"
+    return "give each its own card with `gpus`, or load them `on_demand`"

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
-from skep.catalog.checkpoints import checkpoint_of
-from skep.catalog.options import DRAFT_METHODS
-from skep.config.preset_rules import check_flags
+from skep.catalog.names import recipe_texts
+from skep.catalog.presets import DRAFT_METHODS
 from skep.config.rigs import ResolvedRig, find_rig, parse_spec, rig_of_host
-from skep.deploy.commands import command_lines, gateway_line, up_line
-from skep.deploy.evidence import EVIDENCE, evidence
-from skep.engines.discovery import engine_kinds, is_installed
 from skep.errors import SkepError, UserError, WeightsError
 from skep.planner.candidates import (
     AGENT_INPUT_TOKENS,
     AGENT_OUTPUT_TOKENS,
     ENGINES,
-    USUAL_RAM_GIB,
     PinnedSizes,
     Pins,
     PlanGoal,
 )
-from skep.planner.choose import Plan, PlanChoice, account, choose, fits_nowhere
-from skep.planner.memory import KV_POOL, memory, weights_bytes
+from skep.planner.choose import Plan, PlanChoice, choose, fits_nowhere
+from skep.planner.constants import published_constants
 from skep.planner.quants import QUANTS, Quant, find_kv, find_quant, known_quant
-from skep.planner.ranking import BasisOf, Predicted, ranked
-from skep.planner.rigs import of_machines
+from skep.planner.ranking import Basis, BasisOf, band, ranked
 from skep.planner.rules import runs_cuda_kernels
-from skep.planner.setup import Rig, Speculation
+from skep.planner.setup import Layout, PlannedLoad, Rig, Speculation
 from skep.planner.step import TEXTS
-from skep.units import format_bytes
 
 if TYPE_CHECKING:
     from skep.catalog.models import Geometry
@@ -44,6 +42,7 @@ _QUANT_ENDINGS = ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "
 _METHODS = {"modelopt": "fp8", "fbgemm_fp8": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "gptq_marlin": "gptq"}
 MOST_PRICE = 1e9
 _NO_LIMIT = 1 << 40
+EVIDENCE = "measured on "  # begins a note about such a figure
 
 
 class PlanFlags(PinnedSizes, frozen=True):
@@ -145,6 +144,26 @@ def goal_of(flags: PlanFlags, model: ModelFound) -> PlanGoal:
     output = flags.output_tokens or min(AGENT_OUTPUT_TOKENS, max(1, most // 8))
     prompt = flags.input_tokens or min(AGENT_INPUT_TOKENS, max(1, most - output))
     return PlanGoal(flags.goal, flags.agents, prompt, output, flags.shape, limits)
+
+
+def check_flags(rig: Rig, goal: PlanGoal, pins: Pins, model: Geometry | None = None) -> None:
+    """Refuse flags that cannot all be meant, or not of this model."""
+    if model is not None and model.max_context is not None:
+        most, made_for = model.max_context, f"that {model.id} was made for"
+        if (pins.context or 0) > most:
+            hint = f"use --context {most} at most, or a config.json with rope scaling"
+            raise UserError(f"--context {pins.context} is beyond the {most} tokens {made_for}", hint=hint)
+        if goal.need_tokens > most:
+            hint = "lower --prompt-tokens or --output-tokens, or name a config.json with rope scaling"
+            raise UserError(f"a task of {goal.need_tokens} tokens is beyond the {most} {made_for}", hint=hint)
+    needed = (pins.tp or 1) * (pins.pp or 1) * (pins.replicas or 1)
+    if needed > len(rig.cards):
+        there = f"{len(rig.cards)} card{'s' if len(rig.cards) > 1 else ''}"
+        hint = "the cards are TP x PP x replicas; leave one out and skep chooses it"
+        raise UserError(f"{pins.layout_words} needs {needed} cards, `{rig.title}` has {there}", hint=hint)
+    if pins.context is not None and pins.context < goal.need_tokens:
+        hint = "raise --context, or lower --prompt-tokens and --output-tokens"
+        raise UserError(f"--context {pins.context} is less than a task's {goal.need_tokens} tokens", hint=hint)
 
 
 def pins_of(flags: PlanFlags, model: ModelFound) -> Pins:
@@ -253,8 +272,7 @@ def model_by_name(name: str) -> ModelFound:
 
 
 def _read_gguf(path: Path, name: str) -> ModelFound:
-    from skep.weights.gguf import read_header
-    from skep.weights.gguf_geometry import geometry_of
+    from skep.weights.gguf import geometry_of, read_header
 
     try:
         header = read_header(path)
@@ -315,164 +333,100 @@ def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
         raise UserError(f"{flag} `{value}` is not known", hint="known: " + ", ".join(known))
 
 
-def document(found: PlanAnswer, *, explain: bool = False) -> dict[str, Any]:
-    """Return the JSON of docs/plan.md."""
-    return {
-        "model": found.model.geometry.id,
-        "goal": {**to_builtins(found.goal), "limits": dict(found.goal.limits)},
-        "rigs": [_rig_document(choice) for choice in found.choices],
-        "plans": [plan_document(found, choice, plan, explain=explain) for choice, plan in found.ranked],
-        "rejected": [
-            {"rig": choice.rig.title, **_renamed(rejected)} for choice in found.choices for rejected in choice.rejected
-        ],
-        "runner_up": [
-            {"rig": choice.rig.title, "topology": to_builtins(r.plan.setup.layout), "quant": r.plan.setup.quant.id,
-             "behind": round(r.behind, 4), "why": r.why, "wins_if": r.wins_if, "tried": r.tried}
-            for choice in found.choices if (r := choice.runner_up) is not None
-        ],
-        "further_cards": [
-            {"rig": choice.rig.title, **_renamed(further)} for choice in found.choices for further in choice.further
-        ],
-        "notes": found.notes,
-    }  # fmt: skip
-
-
-def _rig_document(choice: PlanChoice) -> dict[str, Any]:
-    rig, link = choice.rig, to_builtins(choice.rig.default_link) if choice.rig.default_link else None
-    pairs = [{"cards": [choice.order[a], choice.order[b]], **to_builtins(one)} for a, b, one in rig.pairs]
-    cards = {"cards": [card.id for card in rig.cards], "numbers": choice.order}
-    return {"rig": rig.title, **cards, "link": link, "pairs": pairs, "price": rig.price}
-
-
-def _renamed(record: Any) -> dict[str, Any]:
-    """Return a record of the planner with the keys of the document."""
-    names = {"layout": "topology", "name": "term"}
-    return {names.get(key, key): value for key, value in to_builtins(record).items()}
-
-
-def _rounded(point: Predicted) -> dict[str, float]:
-    return {key: round(n, 2 if key == "ttft_ms" else 4) for key, n in to_builtins(point).items() if key != "band_why"}
-
-
-def rests_on(plan: Plan) -> str:
-    """Return what its figures rest on, in one word: a calibration, a sweep in the store, or published measurements."""
-    return plan.rated.prospect.step.tuning.rests_on
-
-
-def plan_document(found: PlanAnswer, choice: PlanChoice, plan: Plan, *, explain: bool = False) -> dict[str, Any]:
-    setup, held = plan.setup, plan.memory
-    at = plan.rated.outcome.effective_tok_s
-    watts = watts_of(plan)
-    made: dict[str, Any] = {
-        "rig": choice.rig.title, "engine": setup.engine, "topology": to_builtins(setup.layout), "quant": setup.quant.id,
-        "kv_dtype": setup.kv.id, "slots": setup.slots,
-        "spec": f"{setup.spec.method}:{setup.spec.depth}" if setup.spec else None,
-        "context": setup.context, "utilization": setup.utilization, "graphs": setup.graphs,
-        "memory": [_renamed(term) for term in held.terms],
-        "card_bytes": held.usable_bytes,
-        "largest_context": plan.largest_context,
-        "largest_slots": plan.largest_slots,
-        "predicted": [_rounded(point) for point in plan.predicted],
-        "rests_on": rests_on(plan),
-        "meets_slo": plan.rated.over_limit <= 1.0 if found.goal.limits else None,
-        "checkpoint": plan.checkpoint,
-        "published": plan.rated.published,
-        "keeps_promise": keeps_promise(plan),
-        "caveats": caveats(found, plan),
-        "up": start_line(found, plan),
-        "launch": commands_of(plan),
-        "gateway": gateway_line(setup, plan.rated.rig),
-        "why": plan.why,
-        "rules": [to_builtins(finding) for finding in plan.rated.findings],
-        "price": choice.rig.price,
-        "tok_s_per_price": round(at / choice.rig.price, 4) if choice.rig.price else None,
-        "tok_s_per_watt": round(at / watts, 4) if watts else None,
-    }  # fmt: skip
-    if explain:
-        levels = dict.fromkeys((1, found.goal.agents))
-        made["explain"] = [to_builtins(account(plan.rated.prospect, found.goal, level)) for level in levels]
-    return made
-
-
-def start_line(found: PlanAnswer, plan: Plan) -> str | None:
-    """Return the `skep up` of a plan; None where its cards are in several machines."""
-    if of_machines(plan.rated.rig):
-        return None
-    return up_line(found.flags.model, plan.setup, plan.checkpoint, found.goal.agents)
-
-
-def download_bytes(plan: Plan) -> int:
-    """As the catalogue knows it, else counted from the model's geometry."""
-    known = checkpoint_of(plan.checkpoint) if plan.checkpoint else None
-    if known is not None and known.disk_gb is not None:
-        return int(known.disk_gb * 1e9)
-    return weights_bytes(plan.setup.model, plan.setup.quant)
-
-
-def keeps_promise(plan: Plan) -> bool:
-    """Within --slo, with room for the whole task of every agent, and not on paper only."""
-    return plan.rated.over_limit <= 1.0 and plan.rated.holds_all and not plan.rated.on_paper
-
-
-def caveats(found: PlanAnswer, plan: Plan) -> list[str]:
-    """Return what a user must know before the start, what matters most first."""
-    rated, setup, goal = plan.rated, plan.setup, found.goal
-    said: list[str] = []
-    known = checkpoint_of(plan.checkpoint) if plan.checkpoint else None
-    if not rated.published:
-        said.append(f"{setup.quant.title} of {setup.model.id} would be best, but no such checkpoint is known")
-    elif plan.checkpoint is None:
-        said.append(f"skep knows no checkpoint of {setup.model.id}: name yours with --checkpoint")
-    if not rated.holds_all:
-        at_once = (setup.slots or 1) * setup.layout.replicas
-        said.append(f"memory is enough for {at_once} of {goal.agents} agents at once, the others wait")
-    if rated.on_paper:
-        said.append("it fits on paper only: less than the larger of 1 GiB and 5 % of a card is left")
-    if setup.cpu_moe:
-        ram = "" if rated.rig.ram_gib else f" ({USUAL_RAM_GIB} GiB are assumed)"
-        layers = f"{setup.cpu_moe} of {setup.model.expert_layers} layers"
-        said.append(f"experts of {layers} stay in system memory{ram}: how fast they are is least certain")
-    if not found.flags.gpu and not found.flags.gpu_spec and not is_installed(setup.engine):
-        said.append(f"{setup.engine} is not installed here: {engine_kinds()[setup.engine].install}")
-    if known is not None and known.gated:
-        said.append(f"{known.hub} is gated: accept its licence on its page, and set HF_TOKEN")
-    if known is not None and known.origin.confidence == "C":
-        said.append(f"the checkpoint {known.hub} is not confirmed")
-    said += [line for line in found.notes if line.startswith(f"{EVIDENCE}{rated.rig.title}:")]
-    spared = vision_bytes(plan)
-    if spared:
-        said.append(f"image input is off, which saves {format_bytes(spared)} a card; --vision turns it on")
-    said += [f.sentence for f in rated.findings if f.verdict == "costs"]
-    said += [f.sentence for f in rated.findings if f.verdict == "depends"]
-    return said
-
-
-def vision_bytes(plan: Plan) -> int:
-    """Return what the vision tower would take of a card, where it is left out."""
-    setup, card = plan.setup, plan.rated.card
-    if setup.vision or not setup.model.vision_params:
-        return 0
-    sizes = (memory(replace(setup, vision=on), card, context=setup.context or 0) for on in (True, False))
-    with_tower, without = (sum(t.bytes for t in one.terms if t.name != KV_POOL) for one in sizes)
-    return with_tower - without
-
-
-def commands_of(plan: Plan) -> tuple[str, ...]:
-    """Return one command a replica, or a machine."""
-    return command_lines(plan.setup, plan.rated.rig, checkpoint=plan.checkpoint, order=plan.order)
-
-
-def watts_of(plan: Plan) -> float | None:
-    """Of the cards in use, by their data sheets."""
-    cards = plan.rated.rig.cards[: plan.setup.layout.cards]
-    known = [card.tdp_w for card in cards if card.tdp_w is not None]
-    return sum(known) if len(known) == len(cards) else None
-
-
 def own_basis(store: Path, model_id: str, quant_id: str | None, rig: Rig | None = None) -> BasisOf:
     """Return the nearest calibration on this machine, or with a rig on such cards, if any; its sentence goes with
     every plan."""
+    if not store.exists():
+        return lambda _engine: Basis(published_constants())
     from skep.deploy.stored_calibration import calibrated_basis
     from skep.host.facts import read_host
 
     return calibrated_basis(store, rig or read_host(), model_id, quant_id)
+
+
+# What others measured with the same model on the same cards, beside what a plan expects there
+
+
+class Measured(Struct, frozen=True):
+    tok_s: float
+    load: PlannedLoad
+    metric: str  # effective: over wall time; decode: agents x the speed of a stream once it runs
+    way: str  # layout, drafts and engine, as plans write them
+    quant: str | None
+    where: str
+
+
+def evidence(choices: Sequence[PlanChoice], agents: int) -> list[str]:
+    """Return a sentence a rig: of all that was measured on it the fastest at about as many agents."""
+    said = []
+    for rig, plans in ((choice.rig.title, choice.plans) for choice in choices if choice.plans):
+        found = list(measurements(plans[0]))
+        if found:
+            nearest = min(abs(math.log2(one.load.concurrency / agents)) for one in found)
+            near = [one for one in found if abs(math.log2(one.load.concurrency / agents)) <= nearest + 0.5]
+            said.append(_sentence(rig, plans, max(near, key=lambda one: one.tok_s)))
+    return said
+
+
+def measurements(plan: Plan) -> Iterator[Measured]:
+    """Yield what presets and published tables have of its model on its cards."""
+    model = plan.setup.model.id
+    counted = Counter(card.id for card in plan.rated.rig.cards)
+    cards = " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counted.items())
+    for name, text in recipe_texts().items():
+        preset = tomllib.loads(text) if f'model = "{model}"\n' in text else {}  # quicker than all a preset can be
+        if preset.get("hardware") != cards or preset.get("history"):
+            continue
+        at_once = preset.get("slots", 1) * preset.get("replicas", 1)  # with more, somebody waited
+        for row in preset.get("published", ()):
+            metric = "effective" if row["metric"] == "output" else row["metric"]
+            stated = "input_tokens" in row and "output_tokens" in row  # a stream's own rate hardly depends on them
+            if row["concurrency"] <= at_once and (metric == "decode" or (metric == "effective" and stated)):
+                load = PlannedLoad(row["concurrency"], row.get("input_tokens", 128), row.get("output_tokens", 512))
+                yield Measured(row["tok_s"], load, metric, _preset_way(preset), None, f"preset {name}")
+    for line in files("skep.planner").joinpath("published.tsv").read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{model}\t{cards}\t"):
+            _, _, way, quant, concurrency, prompt, answer, shape, spread, metric, tok_s, source = line.split("\t")
+            load = PlannedLoad(int(concurrency), int(prompt), int(answer), shape=shape, spread=float(spread))
+            yield Measured(float(tok_s), load, metric, way, quant, source)
+
+
+def _sentence(rig: str, plans: Sequence[Plan], measured: Measured) -> str:
+    best, load = plans[0], measured.load
+    here = best.rated.prospect.figure(load, measured.metric)
+    differs = measured.way != _plan_way(best)
+    alike = not differs and measured.quant in (None, best.setup.quant.id)
+    how = [f"with {measured.way}"] if differs else []
+    how += [QUANTS[measured.quant].title] if measured.quant not in (None, best.setup.quant.id) else []
+    same = next((one for one in plans[1:] if differs and _plan_way(one) == measured.way), None)  # as they did it
+    why = f", and {same.rated.prospect.figure(load, measured.metric):,.0f} with that layout" if same else ""
+    around = band(best.setup, best.rated.card, load.concurrency)
+    slots = (best.setup.slots or load.concurrency) * best.setup.layout.replicas
+    if slots < load.concurrency:
+        why = f" with its {slots} slot{'s' if slots > 1 else ''} for longer tasks"
+    elif alike and not here * around.low <= measured.tok_s <= here * around.high:
+        why = "; trust the measurement, not the plan"
+    alone = measured.metric == "decode" and load.concurrency == 1  # the speed of one stream, whatever its length
+    task = "" if alone else f"{load.input_tokens:g} tokens in, {load.output_tokens:g} out, "
+    pure = " while they decode" if measured.metric == "decode" and not alone else ""
+    found = " ".join([f"{measured.tok_s:,.0f} tok/s{pure}", *filter(None, [", ".join(how)])])
+    return (
+        f"{EVIDENCE}{rig}: {found} at {task}C={load.concurrency} ({measured.where}); this plan "
+        f"expects {here:,.0f} there, {(here / measured.tok_s - 1) * 100:+.0f} %{why}"
+    )
+
+
+def _preset_way(preset: dict[str, Any]) -> str:
+    options = preset.get("options", {})
+    tp, replicas = options.get("tp", 1), preset.get("replicas", 1) * options.get("dp", 1)
+    method, _, depth = options.get("speculation", "").partition(":")
+    layout = Layout(tp, options.get("pp", 1), tp if options.get("ep") else 1, replicas)
+    return way_of(layout, Speculation(method, int(depth)) if method else None, preset["engine"])
+
+
+def _plan_way(plan: Plan) -> str:
+    return way_of(plan.setup.layout, plan.setup.spec, plan.setup.engine)
+
+
+def way_of(layout: Layout, spec: Speculation | None, engine: str) -> str:
+    return f"{layout}{f', {spec}' if spec else ''} ({engine})"

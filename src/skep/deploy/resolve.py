@@ -11,18 +11,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog import needs
-from skep.catalog.checkpoints import checkpoint_of, checkpoints_of
-from skep.catalog.models import find_geometry, geometry
-from skep.catalog.options import EngineOptions
-from skep.catalog.pullable import find_pullable, pullable_names
-from skep.config.load import find_config, load_settings
-from skep.config.preset_rules import check_flags
+from skep.catalog import presets as needs
+from skep.catalog.models import checkpoint_of, checkpoints_of, find_geometry, find_pullable, geometry, pullable_names
+from skep.catalog.presets import EngineOptions
 from skep.config.presets import all_presets, find_preset, presets_folder, serve_of
 from skep.config.rigs import ResolvedRig, parse_rig, rig_of_host
 from skep.config.settings import EMBEDDED_MODEL, Serve, default_context
 from skep.deploy.commands import launches_of
-from skep.deploy.plan_request import PlanFlags, engines_of, goal_of, pins_of, read_model, read_rigs
+from skep.deploy.plan_request import PlanFlags, check_flags, engines_of, goal_of, pins_of, read_model, read_rigs
 from skep.engines.base import engine_named
 from skep.engines.discovery import engine_kinds, is_installed
 from skep.engines.simulated import plan_of
@@ -368,10 +364,8 @@ def simulated_serve(wanted: ServeRequest, paths: Paths, say: Say = _silent) -> t
 # A machine with cards, and no word about what to serve
 
 
-def refuse_toy(config: Path | None, paths: Paths) -> None:
+def refuse_toy(paths: Paths) -> None:
     """Raise UserError where cards are here and nobody said what to serve: the small model would run on the CPU."""
-    if find_config(config, paths) is not None or load_settings(None, paths, os.environ).upstream:
-        return
     host = read_host()
     if not host.gpus:
         return

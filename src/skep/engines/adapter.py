@@ -4,59 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
-from skep.catalog.options import Draft, EngineOptions, own_flag
+from skep.catalog.presets import Draft, EngineOptions, own_flag
 from skep.engines import discovery
-from skep.engines.base import ENGINE_KEY, REPORT_FD, Engine, Launch, key_variables
+from skep.engines.base import ENGINE_KEY, Engine, Launch, key_variables
 from skep.errors import UserError
-from skep.paths import HOST
 
 VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
 P2P = {"off": ("NCCL_P2P_DISABLE", "1"), "nvlink": ("NCCL_P2P_LEVEL", "NVL")}
 DRAFTED_BY_MODEL = ("draft", "eagle", "dflash")
 Refusal = tuple[str, str]  # what cannot be, and what to do instead
 Known = frozenset[str] | None  # flags of the installed version; None: not known
-
-
-class OwnEngine(Engine):
-    """An engine that skep starts from its own package: `python -m MODULE --model ... --report-fd N`."""
-
-    module = ""
-    reports_address = True
-    confirms = "slots"
-
-    def environment(self, launch: Launch) -> dict[str, str]:
-        return {**dict(launch.env), **key_variables(launch, ENGINE_KEY)}
-
-    def words(self, *options: object, launch: Launch) -> list[str]:
-        """Return the command line of names and values, with what the launch says itself at its end."""
-        return [sys.executable, "-m", self.module, *map(str, options), *launch.extra]
-
-
-def other_host(launch: Launch) -> list[str]:
-    """Return the address to bind where it is not the usual one."""
-    return flag("--host", launch.host if launch.host != HOST else None)
-
-
-class Fake(OwnEngine):
-    """The fake engine of `skep.testing`: for tests and for trying the gateway without a model."""
-
-    module = "skep.testing.fake_engine"
-    simulated = True
-
-    def check(self, launch: Launch) -> None:
-        pass
-
-    def argv(self, launch: Launch) -> list[str]:
-        own = ["--model", launch.model, "--slots", launch.slots, "--port", launch.port, *other_host(launch)]
-        return self.words(*own, "--report-fd", REPORT_FD, launch=launch)
-
-    def version(self) -> str | None:
-        return "fake"
 
 
 class Adapter(Engine):
@@ -137,44 +98,6 @@ class Adapter(Engine):
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **shown} if self.vendor == "nvidia" else shown
 
 
-class CheckpointEngine(Adapter):
-    """vLLM and SGLang: they read a checkpoint of the hub's form and give every card the same share."""
-
-    confirms = "metrics"
-
-    def refusals(self, launch: Launch) -> Iterable[Refusal]:
-        yield from common_refusals(launch)
-        options, count = launch.options, len(launch.gpus)
-        if count and options.cards != count:  # the layout says how many cards they take
-            sizes = {"tp": options.tp, "pp": options.pp, "dp": options.dp}
-            layout = " x ".join(f"{name}={value}" for name, value in sizes.items() if value > 1) or "tp=1"
-            what = f"{layout} takes {options.cards} card{'s' if options.cards > 1 else ''}, but gpus names {count}"
-            yield what, f"set tp = {count}, name as many gpus as it takes, or start several replicas"
-        yield from unsupported_options(options, self.name)
-
-    def check_weights(self, launch: Launch) -> None:
-        source = source_of(launch)
-        if source is None:
-            hint = "name a folder, or a model of the hub as `organisation/name`"
-            raise UserError(f"{self.name}: there is no checkpoint for `{launch.model}`", hint=hint)
-        for what, name in (("checkpoint", source), ("draft model", draft_model(launch.options))):
-            path = Path(os.path.expanduser(name or ""))  # noqa: PTH111
-            if name is None or not (is_path(name) or path.exists()):
-                continue
-            if not path.exists():
-                raise UserError(f"{self.name}: the {what} `{name}` does not exist", hint="check the path")
-            if path.is_dir() and not any((path / one).exists() for one in ("config.json", "params.json")):
-                hint = "name the folder that config.json is in"
-                raise UserError(f"{self.name}: the {what} `{name}` has no config.json", hint=hint)
-
-    def variables(self, launch: Launch) -> dict[str, str]:
-        """Where all it reads lies in folders, the hub need not be asked."""
-        named = any(word.startswith("--tokenizer") for word in launch.extra)
-        read = [source for source in (source_of(launch), draft_model(launch.options)) if source is not None]
-        local = source_of(launch) is not None and all(map(is_path, read)) and not named
-        return p2p_variables(launch) | ({"HF_HUB_OFFLINE": "1"} if local else {})
-
-
 def p2p_variables(launch: Launch) -> dict[str, str]:
     return dict([P2P[launch.options.p2p]]) if launch.options.p2p in P2P else {}
 
@@ -184,9 +107,10 @@ def source_of(launch: Launch) -> str | None:
     return launch.checkpoint or (str(launch.weights) if launch.weights is not None else None)
 
 
-def is_path(source: str) -> bool:
-    """By its looks: hub names are `organisation/name` and nothing else."""
-    return source.startswith(("/", "./", "../", "~", "path/to/")) or source.endswith(".gguf") or source.count("/") > 1
+def on_hub(source: str) -> bool:
+    """`organisation/name`; for llama.cpp with a file or a quantization behind a colon."""
+    named = not source.startswith(("/", ".", "~", "$")) and not source.partition(":")[0].endswith(".gguf")
+    return named and source.count("/") == 1
 
 
 def draft_model(options: EngineOptions) -> str | None:
@@ -194,26 +118,18 @@ def draft_model(options: EngineOptions) -> str | None:
 
 
 def common_refusals(launch: Launch) -> Iterable[Refusal]:
-    """Yield what no engine can do."""
+    """Yield what no engine can do, and each option that is given and that `engines.toml` refuses for this one."""
     options, draft = launch.options, launch.options.draft
     own = own_flag(launch.engine, launch.extra)
     if own is not None:
         yield f"`extra` has {own[0]}, which skep sets itself", own[1]
     if launch.api_key and any(word.partition("=")[0].replace("_", "-") == "--api-key" for word in launch.extra):
         yield "`extra` has --api-key, but the deployment has its own key for its engines", "leave it out"
-    if options.p2p not in (None, "off", "nvlink"):
-        yield f"p2p `{options.p2p}` is unknown", 'write "nvlink" for NVLink only, "off" for not at all, or leave it out'
     if draft is not None and draft.method in DRAFTED_BY_MODEL and not draft.model:
         yield f"speculation by `{draft.method}` needs a draft model", "name one, or use mtp or ngram"
-    if draft is not None and draft.depth < 1:
-        yield f"speculation of {draft.depth} tokens drafts nothing", "draft 1 token or more, or leave it out"
     if options.memory_share is not None and not 0 < options.memory_share <= 1:
         yield f"memory_share {options.memory_share:g} is not a share of a card", "a number between 0 and 1, as 0.9"
-
-
-def unsupported_options(options: EngineOptions, engine: str) -> Iterable[Refusal]:
-    """For each option that is given and that `engines.toml` refuses: `name = value`, why, what to do instead."""
-    reasons = discovery.engine_kinds()[engine].refused
+    reasons = discovery.engine_kinds()[launch.engine].refused
     for name, value in options.given.items():
         if name in reasons:
             why, instead = reasons[name]

@@ -20,12 +20,14 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog.options import EngineOptions
+from skep.catalog.presets import EngineOptions
 from skep.errors import UserError
 from skep.files import write_whole
-from skep.paths import make_private
+from skep.paths import HOST, make_private
 
 REPORT_FD = "{report_fd}"  # in an argv: the number of the pipe on which the engine tells its address
+# of a card, where none is given: the engines' own. vLLM says 0.92 since 2026, and the lower one is safe
+DEFAULT_SHARES = {"vllm": 0.9, "sglang": 0.88}
 EXIT_FINAL = 78  # an engine of ours that ends so would end so again: no restart helps
 
 
@@ -74,7 +76,7 @@ class Launch(msgspec.Struct, frozen=True):
     on_demand: bool = False  # loaded when somebody asks for its model
     pinned: bool = False  # stays loaded, whoever needs the room
     idle_unload_s: float | None = None  # on demand: unloaded after so long without a request; None: stays
-    host: str = "127.0.0.1"  # the address that the engine binds
+    host: str = HOST  # the address that the engine binds
     api_key: str = ""  # that the engine wants to see, where others can reach it
     place: PlacementRequest | None = None  # it stands on some node of a cluster; None: here
 
@@ -137,9 +139,46 @@ class Engine(ABC):
         """Variables to be set besides those that are there: cards, links, what the launch itself names."""
 
 
+class OwnEngine(Engine):
+    """An engine that skep starts from its own package: `python -m MODULE --model ... --report-fd N`."""
+
+    module = ""
+    reports_address = True
+    confirms = "slots"
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        return {**dict(launch.env), **key_variables(launch, ENGINE_KEY)}
+
+    def words(self, *options: object, launch: Launch) -> list[str]:
+        """Return the command line of names and values, with what the launch says itself at its end."""
+        return [sys.executable, "-m", self.module, *map(str, options), *launch.extra]
+
+
+def other_host(launch: Launch) -> list[str]:
+    """Return the address to bind where it is not the usual one."""
+    return ["--host", launch.host] if launch.host != HOST else []
+
+
+class Fake(OwnEngine):
+    """The fake engine of `skep.testing`: for tests and for trying the gateway without a model."""
+
+    module = "skep.testing.fake_engine"
+    simulated = True
+
+    def check(self, launch: Launch) -> None:
+        pass
+
+    def argv(self, launch: Launch) -> list[str]:
+        own = ["--model", launch.model, "--slots", launch.slots, "--port", launch.port, *other_host(launch)]
+        return self.words(*own, "--report-fd", REPORT_FD, launch=launch)
+
+    def version(self) -> str | None:
+        return "fake"
+
+
 _CLASSES = {
-    "embedded": "Embedded", "fake": "Fake", "llamacpp": "LlamaCpp", "ollama": "Ollama", "sglang": "Sglang",
-    "simulated": "Simulated", "vllm": "Vllm",
+    "embedded": "llamacpp.Embedded", "fake": "base.Fake", "llamacpp": "llamacpp.LlamaCpp", "ollama": "ollama.Ollama",
+    "sglang": "vllm.Sglang", "simulated": "simulated.Simulated", "vllm": "vllm.Vllm",
 }  # fmt: skip
 
 
@@ -149,8 +188,8 @@ def engine_named(name: str, binary: str | None = None) -> Engine:
         known = f"known: {', '.join(_CLASSES)}"
         hint = f"a server that runs already is an [[upstream]]; {known}" if name == "remote" else known
         raise UserError(f"there is no engine `{name}`", hint=hint)
-    module = import_module(f"skep.engines.{'adapter' if name == 'fake' else name}")
-    made = getattr(module, _CLASSES[name])()
+    module, _, kind = _CLASSES[name].partition(".")
+    made = getattr(import_module(f"skep.engines.{module}"), kind)()
     if binary is not None and hasattr(made, "binary"):
         made.binary = binary
     return cast("Engine", made)

@@ -1,12 +1,18 @@
-"""llama.cpp's llama-server behind the engine port. Flags as in its tools/server/README.md of autumn 2026 (b11434)."""
+"""llama.cpp behind the engine port: llama-server, and the embedded engine, which is the same server with continuous
+batching from the PyPI package xllamacpp. Flags as in its tools/server/README.md of autumn 2026 (b11434).
+
+It cuts a micro-batch down to the batch without a word, and ends itself when slots and drafts overflow the batch, which
+happens under load. Both are refused before the start.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
-from skep.catalog.options import Draft, EngineOptions
+from skep.catalog.presets import Draft, EngineOptions
 from skep.engines.adapter import (
     Adapter,
     Known,
@@ -15,17 +21,15 @@ from skep.engines.adapter import (
     draft_model,
     either,
     flag,
+    on_hub,
     p2p_variables,
     source_of,
-    unsupported_options,
 )
-from skep.engines.base import ENGINE_KEY, NO_ORIGIN, Launch
-from skep.engines.embedded import BATCH, batch_of, flash_of, llama_refusals
+from skep.engines.base import ENGINE_KEY, NO_ORIGIN, REPORT_FD, Launch, OwnEngine
 from skep.engines.embedded_server import NGRAM, http_threads
-from skep.errors import UserError
+from skep.errors import EngineError, UserError
 
 ALL_LAYERS = 999
-SPLITS = ("layer", "tensor", "row", "none")
 _TYPES = {"mtp": "draft-mtp", "draft": "draft-simple", "eagle": "draft-eagle3", "dflash": "draft-dflash",
           "ngram": "ngram-map-k"}  # fmt: skip
 _GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
@@ -39,12 +43,9 @@ class LlamaCpp(Adapter):
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         options = launch.options
         yield from common_refusals(launch)
-        yield from unsupported_options(options, self.name)
         yield from llama_refusals(launch)
         if options.tp > 1 and options.pp > 1:
             yield f"tp={options.tp} and pp={options.pp} cannot be combined", "split by tensor (tp) or by layer (pp)"
-        if options.split is not None and options.split not in SPLITS:
-            yield f'split = "{options.split}" is unknown', f"one of {', '.join(SPLITS)}"
         wanted = _split(EngineOptions(tp=options.tp, pp=options.pp))
         if options.split is not None and wanted is not None and options.split != wanted:
             yield f'split = "{options.split}" does not fit {_layout(options)}', f'write split = "{wanted}", or omit it'
@@ -67,7 +68,7 @@ class LlamaCpp(Adapter):
             if path.is_dir():
                 hint = "name the GGUF file in it; if it has several parts, the first"
                 raise UserError(f"{self.name}: the {what} `{source}` is a folder", hint=hint)
-            if not _on_hub(source) and not path.exists():
+            if not on_hub(source) and not path.exists():
                 raise UserError(f"{self.name}: the {what} `{source}` does not exist", hint="check the path")
 
     def arguments(self, launch: Launch, known: Known = None) -> list[str]:
@@ -107,7 +108,7 @@ class LlamaCpp(Adapter):
 
 def _source_words(source: str) -> list[str]:
     """`organisation/name:file.gguf` is two flags to it: behind its colon it knows only a quantization."""
-    if not _on_hub(source):
+    if not on_hub(source):
         return ["--model", source]
     repository, _, file = source.partition(":")
     return ["--hf-repo", repository, "--hf-file", file] if file.endswith(".gguf") else ["--hf-repo", source]
@@ -134,12 +135,6 @@ def _layout(options: EngineOptions) -> str:
     return f"tp={options.tp}" if options.tp > 1 else f"pp={options.pp}"
 
 
-def _on_hub(source: str) -> bool:
-    """`organisation/name`, `organisation/name:Q4_K_M` or `organisation/name:file.gguf`."""
-    plain = not source.startswith(("/", ".", "~")) and not source.partition(":")[0].endswith(".gguf")
-    return plain and source.count("/") == 1
-
-
 def _speculation(draft: Draft, known: Known) -> list[str]:
     """Named anew in 2026; a version that has only the old names gets those."""
 
@@ -154,3 +149,88 @@ def _speculation(draft: Draft, known: Known) -> list[str]:
         size = "--spec-ngram-map-k-size" if has("--spec-ngram-map-k-size-m") else "--spec-ngram-size"
         return [*words, f"{size}-n", str(NGRAM), f"{size}-m", str(draft.depth)]
     return [*words, "--spec-draft-n-max" if has("--spec-draft-n-max") else "--draft-max", str(draft.depth)]
+
+
+BATCH = 2048  # its own default for what one batch holds; a micro-batch cannot be larger
+LEAST_BATCH = 2  # what its own first run takes
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+_PLAIN = ("f32", "f16", "bf16")  # a cache of these needs no flash attention
+
+
+def batch_of(launch: Launch) -> int:
+    """Tokens that one batch holds: as told, else its default, or more where that is too little."""
+    options = launch.options
+    return options.batch or max(BATCH, options.batched_tokens or 0, least_batch(launch))
+
+
+def least_batch(launch: Launch) -> int:
+    """A token of every slot and all that is drafted for it go into one batch."""
+    draft = launch.options.draft
+    return max(LEAST_BATCH, launch.slots * (1 + (draft.depth if draft is not None else 0)))
+
+
+def flash_of(options: EngineOptions) -> bool | None:
+    """None: llama.cpp finds out. A quantized cache wants it."""
+    wanted = options.kv is not None and options.kv not in _PLAIN
+    return True if options.flash_attention is None and wanted else options.flash_attention
+
+
+def llama_refusals(launch: Launch) -> Iterable[tuple[str, str]]:
+    options, least = launch.options, least_batch(launch)
+    if options.flash_attention is False and flash_of(EngineOptions(kv=options.kv)):
+        what = f'kv = "{options.kv}" needs flash attention, which is off'
+        yield what, 'leave flash_attention out, or write kv = "f16"'
+    if options.batch is not None and options.batch < least:
+        drafts = f" with {options.draft.depth} drafted tokens each" if options.draft is not None else ""
+        slots = f"{launch.slots} slot{'s' if launch.slots > 1 else ''}"
+        yield f"batch = {options.batch} is too small for {slots}{drafts}", f"{least} or more"
+    if options.batch is not None and options.batched_tokens is not None and options.batched_tokens > options.batch:
+        what = f"batched_tokens = {options.batched_tokens} is more than batch = {options.batch}"
+        yield what, "a micro-batch is a part of the batch: raise `batch`, or lower `batched_tokens`"
+    if options.chunked_prefill is False:
+        yield "chunked_prefill = false is not possible: prompts are always read in chunks", "leave it out"
+
+
+class Embedded(OwnEngine):
+    module = "skep.engines.embedded_server"
+
+    def check(self, launch: Launch) -> None:
+        if find_spec("xllamacpp") is None:
+            raise EngineError("the embedded engine is not installed", hint="install skep again: xllamacpp is missing")
+        if launch.weights is None:
+            hint = f"run `skep pull {launch.model}`"
+            raise UserError(f"the embedded engine has no weights for `{launch.model}`", hint=hint)
+        for what, instead in self.refusals(launch):
+            raise UserError(f"embedded: {what}", hint=instead)
+
+    def refusals(self, launch: Launch) -> Iterable[Refusal]:
+        """Free of I/O."""
+        kv, draft = launch.options.kv, launch.options.draft
+        if draft is not None and draft.method != "ngram":
+            yield f"it has no speculation by `{draft.method}`, only from the text itself", "use ngram, or llamacpp"
+        if kv is not None and kv not in KV_TYPES:
+            yield f'kv = "{kv}" is not known to the embedded engine', f"one of {', '.join(KV_TYPES)}"
+        yield from common_refusals(launch)
+        yield from llama_refusals(launch)
+
+    def argv(self, launch: Launch) -> list[str]:
+        own = ["--model", launch.weights, "--alias", launch.model, "--slots", launch.slots]
+        own += ["--context", launch.context_tokens, "--threads", launch.threads]
+        own += ["--host", launch.host, "--port", launch.port, "--report-fd", REPORT_FD]
+        # what differs from the server's own way; a launch without options has the same words as ever
+        options, batch, flash = launch.options, batch_of(launch), flash_of(launch.options)
+        own += flag("--threads-batch", options.threads_batch) + flag("--micro-batch", options.batched_tokens)
+        own += flag("--batch", batch if batch != BATCH else None) + flag("--kv", options.kv)
+        own += flag("--flash-attention", None if flash is None else "on" if flash else "off")
+        own += ["--split"] if options.kv_layout == "split" else []
+        own += ["--no-prefix-cache"] if options.prefix_cache is False else []
+        own += flag("--ngram", None if options.draft is None else options.draft.depth)
+        return self.words(*own, launch=launch)
+
+    def version(self) -> str | None:
+        from importlib import metadata
+
+        try:
+            return f"xllamacpp {metadata.version('xllamacpp')}"
+        except metadata.PackageNotFoundError:
+            return None

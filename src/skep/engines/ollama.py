@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from skep.engines.adapter import Adapter, Known, Refusal, common_refusals, unsupported_options
+from skep.engines.adapter import Adapter, Known, Refusal, common_refusals
 from skep.engines.base import Launch
 from skep.errors import UserError
 from skep.wire.heads import Origin
@@ -29,7 +29,6 @@ class Ollama(Adapter):
     def refusals(self, launch: Launch) -> Iterable[Refusal]:
         options = launch.options
         yield from common_refusals(launch)
-        yield from unsupported_options(options, self.name)
         if options.kv is not None and options.kv not in KV_TYPES:
             yield f'kv = "{options.kv}" is not known to Ollama', f"one of {', '.join(KV_TYPES)}"
         if launch.extra:

@@ -1,4 +1,5 @@
 """What may be tried when an engine died: one thing of its launch changed, by what its log says or by a stated step.
+And what is certain to fail, said before the start.
 
 Every step goes one way: shares, slots, context and prefill chunks only fall, and never below a floor; what was switched
 off stays off, what went back to the engine's own stays there. So however often changes are taken, they end. A share of
@@ -8,17 +9,20 @@ memory is never raised: it may have been chosen to leave room for somebody else.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog.models import find_geometry
-from skep.catalog.options import EngineOptions
-from skep.engines.base import Launch
+from skep.catalog.gpus import Device
+from skep.catalog.models import Geometry, find_geometry
+from skep.catalog.presets import EngineOptions
+from skep.engines.base import DEFAULT_SHARES, Diagnosis, Launch
 from skep.errors import UserError
-from skep.planner.rules import valid_rungs
+from skep.planner.quants import KV_TYPES, QUANTS, known_kv, known_quant
+from skep.planner.rules import capability, find_first, valid_rungs
+from skep.planner.setup import Layout, Rig, Setup
 from skep.units import MIB, parse_bytes
 
 SHARE_STEP = 0.05
@@ -27,7 +31,6 @@ CONTEXT_FLOOR = 2048
 BATCHED_FLOOR = 512
 CONTEXT_GRAIN = 256
 
-OWN_SHARE = {"vllm": 0.9, "sglang": 0.88}  # where none is given; vLLM says 0.92 since 2026, and the lower one is safe
 OWN_BATCHED = 2048  # tokens a step of vLLM and SGLang on cards below 70 GiB
 _SPARE = 256 * MIB  # beside what the log says was missing: allocations come in more than one piece
 _OPTION_NAMES = frozenset(EngineOptions.__struct_fields__)
@@ -106,7 +109,7 @@ def _lower(
 
 def share_of(launch: Launch) -> float | None:
     """Return what the engine was told to fill, or fills by itself; None: it has no such thing."""
-    return (launch.options.memory_share or OWN_SHARE[launch.engine]) if launch.engine in OWN_SHARE else None
+    return (launch.options.memory_share or DEFAULT_SHARES[launch.engine]) if launch.engine in DEFAULT_SHARES else None
 
 
 def _share_to(case: FailureCase, share: float, why: str = "") -> LaunchChange | None:
@@ -194,7 +197,7 @@ def context_of_model(case: FailureCase) -> LaunchChange | None:
 
 def smaller_chunks(case: FailureCase) -> LaunchChange | None:
     launch = case.launch
-    if launch.engine not in OWN_SHARE or launch.options.chunked_prefill is False:
+    if launch.engine not in DEFAULT_SHARES or launch.options.chunked_prefill is False:
         return None
     was = launch.options.batched_tokens or OWN_BATCHED
     return _lower(case, "batched_tokens", was // 2, max(BATCHED_FLOOR, launch.slots), was=was)
@@ -272,3 +275,55 @@ quant_own = _leave_out("quant", "leave out quant {}: the checkpoint says what it
 _TURNED_ON = "leave flash_attention out: llama.cpp then turns it on"
 flash_own = _leave_out("flash_attention", _TURNED_ON, only_off=True)
 chunks_on = _leave_out("chunked_prefill", "leave chunked_prefill out", only_off=True)
+
+
+_HALF_SINCE = 8.0  # bfloat16
+_CRASHED_ON = 8.6
+_STEPS: Mapping[str, Remedy | None] = {
+    "heads": tp_of_heads, "kv-fp8": kv_own, "fp8-weights": None, "nvfp4": None, "mxfp4": None,
+}  # fmt: skip  # rules of the planner that refuse
+
+
+def predict_failure(launch: Launch, cards: Sequence[Device]) -> Diagnosis | None:
+    """`cards` are those the launch gets, in its order. None: nothing is known against it. Pure."""
+    if launch.url is not None or launch.engine not in ("vllm", "sglang") or not cards:
+        return None
+    options, case = launch.options, FailureCase(launch)
+    if options.cards > len(cards):
+        layout = f"tp {options.tp} x pp {options.pp} x dp {options.dp}"
+        cause = f"{layout} needs {options.cards} cards, {len(cards)} are given"
+        change = tp_of_cards(FailureCase(launch, facts={"cards_there": len(cards)}))
+        return _told(cause, "lower tp, pp or dp, or name more gpus", change)
+    plain = next((card for card in cards if (cc := capability(card)) is not None and cc < _HALF_SINCE), None)
+    if plain is not None and options.dtype == "bfloat16":
+        cause = f"{plain.title} (SM {plain.compute_capability:g}) has no bfloat16, which begins at SM 8.0"
+        return _told(cause, "", dtype_half(case))
+    known = find_geometry(launch.checkpoint or "") or find_geometry(launch.model)
+    if known is not None and not known.estimated and (found := _refused(launch, known, cards)) is not None:
+        return found
+    crashed = any(capability(card) == _CRASHED_ON for card in cards[: options.cards])
+    reduces = launch.engine == "vllm" and options.tp > 1 and options.custom_all_reduce
+    if reduces and crashed and options.graphs is not False:
+        cause = "custom_all_reduce crashed vLLM 0.17 on SM 8.6 (RTX 3090) while graphs were captured"
+        return _told(cause, "", all_reduce_off(case), final=False)
+    return None
+
+
+def _refused(launch: Launch, model: Geometry, cards: Sequence[Device]) -> Diagnosis | None:
+    options = launch.options
+    quant = (known_quant(options.quant) if options.quant else None) or QUANTS["bf16"]
+    kv = (known_kv(options.kv) if options.kv else None) or KV_TYPES["bf16"]
+    setup = Setup(model, quant, kv, launch.engine, Layout(options.tp, options.pp, 1, options.dp))
+    finding = find_first("refused", setup, Rig(tuple(cards)), _STEPS)
+    if finding is None:
+        return None
+    case = FailureCase(launch, facts={"heads": model.heads})
+    remedy = _STEPS[finding.rule]
+    return _told(finding.sentence, finding.remedy or "", None if remedy is None else remedy(case))
+
+
+def _told(cause: str, remedy: str, change: LaunchChange | None, *, final: bool = True) -> Diagnosis:
+    if change is None:
+        return Diagnosis(cause, None, remedy or None, final)
+    said = change.advice if not remedy or remedy.startswith("--") else f"{change.advice}, or {remedy}"
+    return Diagnosis(cause, None, said, final, change.launch, change.what)

@@ -6,8 +6,7 @@ import json
 
 import msgspec
 
-from skep.engines.adapter import OwnEngine, other_host
-from skep.engines.base import REPORT_FD, Launch
+from skep.engines.base import REPORT_FD, Launch, OwnEngine, other_host
 from skep.errors import UserError
 from skep.planner.predict import SpeedModel
 from skep.planner.step import StepModel

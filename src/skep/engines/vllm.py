@@ -1,18 +1,78 @@
-"""vLLM behind the engine port. Flags as in vllm/engine/arg_utils.py and the front end's cli_args of 0.19 to 0.32."""
+"""vLLM and SGLang behind the engine port.
+
+Flags of vLLM as in vllm/engine/arg_utils.py and the front end's cli_args of 0.19 to 0.32, of SGLang as in
+python/sglang/srt/server_args.py of August 2026.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
-from skep.catalog.options import Draft
-from skep.engines.adapter import CheckpointEngine, Known, Refusal, either, flag, source_of
-from skep.engines.base import ENGINE_KEY, Launch
+from skep.catalog.presets import Draft
+from skep.engines.adapter import (
+    Adapter,
+    Known,
+    Refusal,
+    common_refusals,
+    draft_model,
+    either,
+    flag,
+    p2p_variables,
+    source_of,
+)
+from skep.engines.base import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, Launch
+from skep.errors import UserError
 
 _METHODS = {"draft": "draft_model", "eagle": "eagle3"}
+_ALGORITHMS = {"mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STANDALONE", "ngram": "NGRAM", "dflash": "DFLASH"}
 _ORIGINS = "--allowed-origins"
 _TEXT_ONLY = "--language-model-only"
 _WHERE_KNOWN = ("--enable-prompt-tokens-details", "--enable-per-request-metrics")  # figures of a request in its answer
+
+
+class CheckpointEngine(Adapter):
+    """vLLM and SGLang: they read a checkpoint of the hub's form and give every card the same share."""
+
+    confirms = "metrics"
+
+    def refusals(self, launch: Launch) -> Iterable[Refusal]:
+        yield from common_refusals(launch)
+        options, count = launch.options, len(launch.gpus)
+        if count and options.cards != count:  # the layout says how many cards they take
+            sizes = {"tp": options.tp, "pp": options.pp, "dp": options.dp}
+            layout = " x ".join(f"{name}={value}" for name, value in sizes.items() if value > 1) or "tp=1"
+            what = f"{layout} takes {options.cards} card{'s' if options.cards > 1 else ''}, but gpus names {count}"
+            yield what, f"set tp = {count}, name as many gpus as it takes, or start several replicas"
+
+    def check_weights(self, launch: Launch) -> None:
+        source = source_of(launch)
+        if source is None:
+            hint = "name a folder, or a model of the hub as `organisation/name`"
+            raise UserError(f"{self.name}: there is no checkpoint for `{launch.model}`", hint=hint)
+        for what, name in (("checkpoint", source), ("draft model", draft_model(launch.options))):
+            path = Path(os.path.expanduser(name or ""))  # noqa: PTH111
+            if name is None or not (is_path(name) or path.exists()):
+                continue
+            if not path.exists():
+                raise UserError(f"{self.name}: the {what} `{name}` does not exist", hint="check the path")
+            if path.is_dir() and not any((path / one).exists() for one in ("config.json", "params.json")):
+                hint = "name the folder that config.json is in"
+                raise UserError(f"{self.name}: the {what} `{name}` has no config.json", hint=hint)
+
+    def variables(self, launch: Launch) -> dict[str, str]:
+        """Where all it reads lies in folders, the hub need not be asked."""
+        named = any(word.startswith("--tokenizer") for word in launch.extra)
+        read = [source for source in (source_of(launch), draft_model(launch.options)) if source is not None]
+        local = source_of(launch) is not None and all(map(is_path, read)) and not named
+        return p2p_variables(launch) | ({"HF_HUB_OFFLINE": "1"} if local else {})
+
+
+def is_path(source: str) -> bool:
+    """By its looks: hub names are `organisation/name` and nothing else."""
+    return source.startswith(("/", "./", "../", "~", "path/to/")) or source.endswith(".gguf") or source.count("/") > 1
 
 
 class Vllm(CheckpointEngine):
@@ -76,3 +136,54 @@ def speculative_config(draft: Draft) -> str:
     if draft.method == "ngram":
         config["prompt_lookup_max"] = max(3, draft.depth)
     return json.dumps(config)
+
+
+class Sglang(CheckpointEngine):
+    """`--max-running-requests` is of all data-parallel ranks together, and TP counts the cards of all of them."""
+
+    name = "sglang"
+
+    def refusals(self, launch: Launch) -> Iterable[Refusal]:
+        yield from super().refusals(launch)
+        if launch.options.chunked_prefill is False and launch.options.batched_tokens is not None:
+            yield "batched_tokens is the size of a chunk, and chunked_prefill is false", "leave one of the two out"
+
+    def arguments(self, launch: Launch, known: Known = None) -> list[str]:
+        options = launch.options
+        words = ["--model-path", source_of(launch) or launch.model, "--served-model-name", launch.model]
+        words += ["--host", launch.host, "--port", str(launch.port), "--max-running-requests", str(launch.slots)]
+        words += _key_words(launch, known) if launch.api_key else []
+        words += flag("--context-length", launch.context_tokens or None)
+        words += flag("--quantization", options.quant) + flag("--dtype", options.dtype)
+        words += flag("--kv-cache-dtype", options.kv)
+        world = options.tp * options.dp
+        words += flag("--tp-size", world if world > 1 else None)
+        words += ["--dp-size", str(options.dp), "--enable-dp-attention"] if options.dp > 1 else []
+        words += flag("--pp-size", options.pp if options.pp > 1 else None)
+        words += flag("--ep-size", world if options.ep else None)
+        words += flag("--mem-fraction-static", options.memory_share)
+        words += either(options.graphs, None, "--disable-cuda-graph")
+        chunk = -1 if options.chunked_prefill is False else options.batched_tokens
+        words += flag("--chunked-prefill-size", chunk)
+        words += either(options.prefix_cache, None, "--disable-radix-cache")
+        words += _speculation(options.draft) if options.draft is not None else []
+        apart = options.p2p == "off" and options.custom_all_reduce is None  # it reads the other cards' memory itself
+        words += either(False if apart else options.custom_all_reduce, None, "--disable-custom-all-reduce")
+        words += either(options.trust_remote_code or None, "--trust-remote-code", None)
+        words += flag("--reasoning-parser", options.reasoning_parser)
+        words += flag("--tool-call-parser", options.tool_parser) + flag("--chat-template", options.chat_template)
+        return [*words, "--enable-metrics", "--enable-cache-report", *launch.extra]
+
+
+def _key_words(launch: Launch, known: Known) -> list[str]:
+    """It has no variable. A version without `--config`, of which it takes one only, shows the key to `ps`."""
+    by_file = known is not None and "--config" in known and "--config" not in launch.extra
+    return ["--config", KEY_FILE_HERE] if by_file else ["--api-key", KEY_HERE]
+
+
+def _speculation(draft: Draft) -> list[str]:
+    words = ["--speculative-algorithm", _ALGORITHMS.get(draft.method, draft.method.upper())]
+    words += flag("--speculative-draft-model-path", draft.model)
+    if draft.method != "ngram":
+        words += ["--speculative-num-steps", str(draft.depth), "--speculative-eagle-topk", "1"]
+    return [*words, "--speculative-num-draft-tokens", str(draft.depth + 1)]

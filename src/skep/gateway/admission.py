@@ -8,11 +8,23 @@ Invariant: active + releasing leases of a replica never exceed its slots (unless
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from itertools import count
 
-from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec
-from skep.gateway.queue import Action, Arrival, Forward, Reject, RejectCode, Withdraw
-from skep.gateway.replica_table import ConversationAffinity, GatewayReplica, ModelPool, SlotLease, process_of
+from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec, UnloadedModel
+from skep.gateway.replica_table import (
+    Action,
+    Arrival,
+    ConversationAffinity,
+    Forward,
+    GatewayReplica,
+    ModelPool,
+    Reject,
+    RejectCode,
+    SlotLease,
+    Withdraw,
+    process_of,
+)
 
 COME_BACK_S = 5.0  # after a shutdown
 AVOID_S = 1.0  # a failed request waits for another replica, before it is tried on the same one again
@@ -24,10 +36,9 @@ class Admission:
         self._models: dict[str, ModelPool] = {}
         self._replicas: dict[str, GatewayReplica] = {}
         self._leaving: dict[tuple[str, str, str], GatewayReplica] = {}  # with answers under way, out of the table
-        self._leases: dict[str, SlotLease] = {}  # all, by id
-        self._releasing: dict[str, SlotLease] = {}  # those of them that are in release
+        self._leases: dict[str, SlotLease] = {}  # all, by id, those in release too
         self._affinity = ConversationAffinity()
-        self._numbers = count(1)  # of replicas and placeholders, in the order in which they came
+        self._numbers = count(1)  # of placeholders
         self.closed = False
 
     # What stands
@@ -43,7 +54,7 @@ class Admission:
     @property
     def in_flight(self) -> int:
         """Count the requests whose answer is under way; slots in release are not among them."""
-        return len(self._leases) - len(self._releasing)
+        return sum(lease.releasing_until is None for lease in self._leases.values())
 
     def knows(self, model: str) -> bool:
         return model in self._models
@@ -62,8 +73,7 @@ class Admission:
 
     def to_confirm(self) -> tuple[ReplicaSpec, ...]:
         """Return the replicas that should be asked how many slots are busy."""
-        replicas = sorted({lease.home for lease in self._releasing.values()}, key=lambda replica: replica.order)
-        return tuple(replica.spec for replica in replicas if replica.spec.confirms)
+        return tuple(one.spec for one in self.replicas() if one.spec.confirms and one.busy > one.active)
 
     def anywhere(self, model: str, now: float) -> ReplicaSpec | None:
         """Return a replica for a request that takes no slot, such as a count of tokens."""
@@ -108,7 +118,6 @@ class Admission:
             actions.extend(Reject(entry.request_id, RejectCode.UNKNOWN_MODEL) for entry in waiting)
         for name, replicas in by_model.items():
             self._models.setdefault(name, ModelPool(self.limits.aging_s)).become(replicas)
-        self._affinity.make_room(sum(spec.slots for spec in specs))
         return actions + self._serve_all(now)
 
     def arrive(self, arrival: Arrival, now: float, *, may_wait: int = 0) -> list[Action]:
@@ -168,7 +177,6 @@ class Admission:
             self._end(lease)
             return []
         home.release(lease, now + home.spec.release_bound_s)
-        self._releasing[lease.id] = lease
         pool = self._models[home.spec.model]
         pool.queue.under_way(lease.entry.flow, -1)
         return self._serve(pool, now)  # a soft limit counts only what is still wanted
@@ -240,8 +248,9 @@ class Admission:
 
     def tick(self, now: float) -> list[Action]:
         """Time passed: deadlines of the queue, bounds of releases, replicas that may be tried again."""
-        for lease in [one for one in self._releasing.values() if (one.releasing_until or 0.0) <= now]:
-            self._end(lease)
+        for lease in list(self._leases.values()):
+            if lease.releasing_until is not None and lease.releasing_until <= now:
+                self._end(lease)
         actions: list[Action] = []
         for pool in self._models.values():
             for entry in [entry for entry in pool.queue if entry.deadline <= now]:
@@ -252,18 +261,15 @@ class Admission:
     def load_failed(self, model: str, why: str, retry_after_s: float) -> list[Action]:
         """Reject all that wait for a model that cannot be loaded."""
         pool = self._models.get(model)
-        waiting = list(pool.queue) if pool is not None and not pool.replicas else []
-        for entry in waiting:
-            self._models[model].queue.remove(entry.request_id)
-        return [Reject(entry.request_id, RejectCode.LOAD_FAILED, retry_after_s, why) for entry in waiting]
+        if pool is None or pool.replicas:
+            return []
+        return [Reject(name, RejectCode.LOAD_FAILED, retry_after_s, why) for name in pool.queue.clear()]
 
     def close(self) -> list[Action]:
         """Admit nothing new and empty the queues; what is under way goes on."""
         self.closed = True
-        waiting = [entry for pool in self._models.values() for entry in pool.queue]
-        for entry in waiting:
-            self._models[entry.model].queue.remove(entry.request_id)
-        return [Reject(entry.request_id, RejectCode.SHUTTING_DOWN, COME_BACK_S) for entry in waiting]
+        waiting = [name for pool in self._models.values() for name in pool.queue.clear()]
+        return [Reject(name, RejectCode.SHUTTING_DOWN, COME_BACK_S) for name in waiting]
 
     def _active(self, request_id: str) -> SlotLease | None:
         """Return the lease of a request, or None if it has ended or is in release: a repeated event has no effect."""
@@ -310,9 +316,8 @@ class Admission:
     def _end(self, lease: SlotLease) -> None:
         home = lease.home
         del self._leases[lease.id]
-        in_release = self._releasing.pop(lease.id, None) is not None
         home.give_back(lease)
-        if home.listed and not in_release:
+        if home.listed and lease.releasing_until is None:
             self._models[home.spec.model].queue.under_way(lease.entry.flow, -1)
         elif not home.listed and not home.leases:
             self._leaving.pop(process_of(home.spec), None)
@@ -324,7 +329,6 @@ class Admission:
             replica = GatewayReplica(spec, now)
         else:
             replica.become(spec)
-        replica.order = next(self._numbers)
         for _ in range(spec.slots - replica.busy if spec.confirms else 0):
             self._placeholder_lease(replica, now)
         return replica
@@ -334,5 +338,60 @@ class Admission:
         entry = Arrival(f"phantom-{next(self._numbers)}", replica.spec.model)
         until = now + replica.spec.release_bound_s
         lease = self._leases[entry.request_id] = SlotLease(entry.request_id, replica, entry, now, releasing_until=until)
-        self._releasing[lease.id] = lease
         replica.take(lease)
+
+
+NOT_COMING = ("unloaded", "unloading")  # unless somebody says that it is wanted
+GIVEN_UP = "failed"  # it is not tried again before the user says so
+
+
+class UnloadedModels:
+    """Models that have to be loaded before anybody answers: in what state, and who was told that they are wanted."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}  # by model; empty while all are loaded: all that a request then pays for
+        self._told: set[str] = set()  # the supervisor was told, and has not said what it makes of it
+        self._failures: dict[str, tuple[str, float]] = {}  # why, and until when it is not tried again
+
+    def become(
+        self, table: Mapping[str, UnloadedModel], serving: Iterable[str], models: Iterable[str] = ()
+    ) -> list[str]:
+        """What the supervisor says; the models that have just been loaded. Those on their way have not failed.
+
+        One of the `models` that failed, and of which nothing else is said, has been given up.
+        """
+        before, served = self.states, set(serving)
+        self.states = {model: said.state for model, said in table.items()}
+        self._told = {model for model in self._told if self.states.get(model) in NOT_COMING}
+        moving = {model for model, state in self.states.items() if state not in (*NOT_COMING, GIVEN_UP)} | served
+        self._failures = {model: found for model, found in self._failures.items() if model not in moving}
+        for model, state in self.states.items():
+            if state == GIVEN_UP and model not in self._failures:
+                self._failures[model] = (table[model].why or "it did not start", float("-inf"))
+        self.states |= dict.fromkeys(self._failures.keys() & set(models) - self.states.keys(), GIVEN_UP)
+        return [model for model, state in before.items() if state == "loading" and model in served - self.states.keys()]
+
+    def should_request_load(self, model: str) -> bool:
+        """Return whether the supervisor has to hear that it is wanted; once, until it moves."""
+        if self.states.get(model) not in NOT_COMING or model in self._told:
+            return False
+        self._told.add(model)
+        return True
+
+    def failed(self, model: str, why: str, until: float) -> None:
+        self._failures[model] = (why, until)
+        self._told.discard(model)
+
+    def failure(self, model: str, now: float) -> tuple[str, float | None] | None:
+        """Return why it could not be loaded, and after how long to come back; None: nobody tries by himself."""
+        if model not in self._failures:
+            return None
+        why, until = self._failures[model]
+        if now < until:
+            return why, until - now
+        return (why, None) if self.states.get(model) == GIVEN_UP else None
+
+    def words(self, model: str) -> str:
+        """For those who wait, in one line: a model may be called anything."""
+        does = {"loading": "loading", "waiting": "waiting for room to load"}
+        return f"{does.get(self.states.get(model, ''), 'waiting for')} {' '.join(model.split())}"

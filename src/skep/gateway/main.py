@@ -30,11 +30,10 @@ from skep.config import gateway_messages as messages
 from skep.gateway.admission import Admission
 from skep.gateway.batch.api import BatchApi
 from skep.gateway.batch.calls import BatchGatewayPort
-from skep.gateway.error_format import JSON, RequestRefused
-from skep.gateway.health_loop import HealthLoop
-from skep.gateway.proxy import Proxy
+from skep.gateway.proxy import HealthLoop, Proxy
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.request_log import Metrics, RequestAccounting, RequestLog
+from skep.gateway.request_policy import JSON, RequestRefused
 from skep.wire.json_pipe import JsonPipe
 from skep.wire.prometheus import CONTENT_TYPE, Labels, label_samples
 from skep.wire.server import HttpServer

@@ -10,14 +10,12 @@ from collections import deque
 from typing import Protocol
 
 from skep.config.gateway_messages import ReplicaSpec, Timeouts
-from skep.gateway.admission import Admission
-from skep.gateway.error_format import ERRORS, error_body, error_event, event_of, rejection, retry_headers
-from skep.gateway.queue import Action, Forward, Reject
-from skep.gateway.request_policy import RequestPlan
-from skep.gateway.unloaded_models import STREAM_LINES, UnloadedModels, comment
-from skep.gateway.usage import UNKNOWN, Tokens, tokens_of
-from skep.wire.client import Call, Pool, WireFailure, strip_chunk_headers
-from skep.wire.heads import HOP_BY_HOP, ResponseHead, lines_of
+from skep.gateway.admission import Admission, UnloadedModels
+from skep.gateway.body_inspection import UNKNOWN, Tokens, tokens_of
+from skep.gateway.replica_table import Action, Forward, Reject
+from skep.gateway.request_policy import ERRORS, RequestPlan, error_body, error_event, event_of, rejection, retry_headers
+from skep.wire.client import Call, Pool, WireFailure
+from skep.wire.heads import HOP_BY_HOP, ResponseHead, lines_of, strip_chunk_headers
 from skep.wire.openai import json_object, message_of
 from skep.wire.server_request import ServerRequest
 
@@ -32,6 +30,9 @@ Piece = bytes | tuple[bytes]  # of an answer: whole chunks with their framing, o
 
 _LEAVE = b"access-control-"  # for web pages: given by the gateway, not by engines, which give it to anybody
 _NOT_HANDED_ON = HOP_BY_HOP | {b"content-length"}
+# Streams that wait for a model to be loaded get a head and comments at once: proxies and clients give up on a
+# connection on which nothing happens; a comment is something, and no event.
+STREAM_LINES = lines_of([(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")])
 _OWN_LINES = b"x-skep-replica: %b\r\nx-skep-queue-ms: %.1f\r\nx-skep-request-id: %b\r\n"
 
 
@@ -129,7 +130,8 @@ class Exchange:
         elif not self.aloud or self.paused or now - self._said_at < self._proxy.timeouts.comment_every_s:
             return
         self._said_at = now
-        self.request.write(comment(self._proxy.unloaded.words(self.model), now - self.arrived_at))
+        waited_s, words = now - self.arrived_at, self._proxy.unloaded.words(self.model)
+        self.request.write(f": {words}, {waited_s:.0f} s\n\n".encode())
 
     def abandon_replica(self) -> None:
         """The replica shows no sign of life."""

@@ -1,34 +1,59 @@
 """The proxy: finds out what a request wants, asks admission, and carries out what it decides.
 
-Knows paths, keys and models. The way of one request is in `proxied_request`, time and health checks in `health_loop`.
+Knows paths, keys and models. The way of one request is in `proxied_request`. `HealthLoop` is its clock: deadlines,
+health checks, and asking engines about slots in release.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import secrets
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
+from typing import Any
 
 import msgspec
 
-from skep.config.gateway_messages import GatewaySetup, ReplicaSpec, UnloadedModel
+from skep.config.gateway_messages import GatewaySetup, HealthTimes, ReplicaSpec, UnloadedModel
 from skep.config.keys import KeyRing, KeySpec, digest_of, given_keys
-from skep.gateway.admission import Admission
-from skep.gateway.body_inspection import LONG_BYTES, BodySummary, NotAnObject, inspect_body, model_of_form, with_model
-from skep.gateway.error_format import ERRORS, RequestRefused, error_body, limit_reached, owners_path, retry_headers
+from skep.gateway.admission import Admission, UnloadedModels
+from skep.gateway.body_inspection import (
+    LONG_BYTES,
+    BodySummary,
+    NotAnObject,
+    inspect_body,
+    model_of_form,
+    wants_stream,
+    with_model,
+)
 from skep.gateway.proxied_request import Exchange
-from skep.gateway.queue import Action, Arrival, Forward, Reject, RejectCode
+from skep.gateway.replica_table import Action, Arrival, Forward, GatewayReplica, Reject, RejectCode
 from skep.gateway.request_log import RequestAccounting
-from skep.gateway.request_policy import RequestPlan, batch_plan, host_of, is_preflight, make_plan, sort_headers
-from skep.gateway.unloaded_models import UnloadedModels, wants_stream
-from skep.wire.client import Pool
+from skep.gateway.request_policy import (
+    ERRORS,
+    STREAM_PATHS,
+    RequestPlan,
+    RequestRefused,
+    batch_plan,
+    error_body,
+    host_of,
+    is_preflight,
+    limit_reached,
+    make_plan,
+    owners_path,
+    retry_headers,
+    sort_headers,
+)
+from skep.wire.client import HttpResponse, Pool, WireFailure, fetch
 from skep.wire.heads import Headers, parse_url
-from skep.wire.limits import InvalidRequest
-from skep.wire.server_request import ServerRequest
+from skep.wire.prometheus import parse_metrics
+from skep.wire.server_request import InvalidRequest, ServerRequest
 
 LIGHT_PER_SLOT, LIGHT_AT_LEAST = 2, 8  # requests without a slot that a replica gets at once: engines have few threads
 PREFLIGHT = [(b"access-control-allow-methods", b"GET, POST, DELETE"), (b"access-control-max-age", b"600")]
@@ -306,7 +331,8 @@ class Proxy:
     def _await_load(self, exchange: Exchange, now: float) -> None:
         if self.unloaded.should_request_load(exchange.model):
             self.on_wanted(exchange.model)
-        if exchange.outcome is None and (exchange.aloud or wants_stream(exchange.plan.path, exchange.request.body)):
+        streams = exchange.plan.path in STREAM_PATHS and wants_stream(exchange.request.body)
+        if exchange.outcome is None and (exchange.aloud or streams):
             exchange.send_keepalive(now)
 
     def _submit_without_slot(self, exchange: Exchange, now: float) -> None:
@@ -374,3 +400,122 @@ class Proxy:
     def _new_id(self) -> str:
         self._counter += 1
         return f"{self._prefix}-{self._counter}"
+
+
+TICK_S = 0.25
+CONFIRM_EVERY_S = 0.1
+CONFIRM_TIMEOUT_S = 5.0
+
+_RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
+
+Ask = Callable[[ReplicaSpec], Coroutine[Any, Any, None]]
+
+
+class HealthLoop:
+    """`run` goes on until cancelled."""
+
+    def __init__(self, proxy: Proxy, times: HealthTimes | None = None) -> None:
+        self._proxy = proxy
+        self._times = times or HealthTimes()
+        self._checked_at: dict[str, float] = {}  # by URL: a new process behind an old name is checked at once
+        self._asking: set[tuple[str, str]] = set()
+
+    async def run(self) -> None:
+        proxy, admission = self._proxy, self._proxy.admission
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                now = time.monotonic()
+                self._tick(now)
+                to_confirm = admission.to_confirm()
+                for spec in to_confirm:
+                    self._once(tasks, self._ask_busy, spec)
+                for replica in admission.replicas():
+                    if self._check_is_due(replica, now):
+                        self._once(tasks, self._check, replica.spec)
+                proxy.something_left.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CONFIRM_EVERY_S if to_confirm else TICK_S):
+                        await proxy.something_left.wait()
+
+    def _tick(self, now: float) -> None:
+        """What one request does to one of these must not stop the clock for all."""
+        proxy = self._proxy
+        try:
+            for exchange in list(proxy.exchanges.values()):
+                if exchange.aloud:
+                    exchange.send_keepalive(now)
+                if exchange.granted is not None:
+                    if exchange.heard_at > exchange.granted_at:
+                        proxy.admission.heard(exchange.granted.replica, exchange.heard_at)
+                    exchange.check_time(now)
+            proxy.retire_unused_pools()
+            proxy.accounts.settle()
+        except Exception as error:
+            print(f"watch.failed why={error!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
+        proxy.carry_out(proxy.admission.tick(now))
+
+    def _check_is_due(self, replica: GatewayReplica, now: float) -> bool:
+        closed = replica.breaker.state(now) == "closed"
+        every_s = self._times.health_every_s if closed else self._times.health_soon_s
+        if now - self._checked_at.get(replica.spec.url, float("-inf")) < every_s:
+            return False
+        if len(self._checked_at) > 4 * len(self._proxy.admission.replicas()):
+            self._checked_at.clear()
+        self._checked_at[replica.spec.url] = now
+        return True
+
+    def _once(self, tasks: asyncio.TaskGroup, ask: Ask, spec: ReplicaSpec) -> None:
+        """Not again while the last one is under way."""
+        what = (ask.__name__, spec.url)
+
+        async def ask_safely() -> None:
+            try:
+                await ask(spec)
+            except Exception as error:  # whatever one replica says, the clock goes on for the others
+                print(f"watch.failed replica={spec.name!r} why={error!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
+            finally:
+                self._asking.discard(what)
+
+        if what not in self._asking:
+            self._asking.add(what)
+            tasks.create_task(ask_safely())
+
+    async def _get(self, spec: ReplicaSpec, path: str, timeout_s: float = CONFIRM_TIMEOUT_S) -> HttpResponse | None:
+        """None: it does not answer."""
+        headers = {"authorization": spec.authorization} if spec.authorization else {}
+        try:
+            return await fetch(self._proxy.pool(spec), "GET", path, headers=headers, timeout_s=timeout_s)
+        except WireFailure:
+            return None
+
+    async def _ask_busy(self, spec: ReplicaSpec) -> None:
+        asked_at = time.monotonic()
+        if (answer := await self._get(spec, "/slots" if spec.confirms == "slots" else "/metrics")) is None:
+            return
+        busy = count_busy(answer.json()) if spec.confirms == "slots" else count_running(answer.body)
+        if busy is not None:
+            self._proxy.carry_out(self._proxy.admission.engine_busy(spec, busy, asked_at, time.monotonic()))
+
+    async def engine_metrics(self, spec: ReplicaSpec) -> str:
+        """Empty where it tells none."""
+        answer = await self._get(spec, "/metrics")
+        return answer.body.decode("utf-8", "replace") if answer is not None and answer.status == 200 else ""
+
+    async def _check(self, spec: ReplicaSpec) -> None:
+        answer = await self._get(spec, spec.health_path, self._times.health_timeout_s)
+        ok = answer is not None and answer.status < 500
+        self._proxy.carry_out(self._proxy.admission.checked(spec, ok, time.monotonic()))
+
+
+def count_busy(slots: Any) -> int | None:
+    """llama.cpp's `/slots`: how many are processing. None where the answer is something else."""
+    if not isinstance(slots, list):
+        return None
+    return sum(1 for slot in slots if isinstance(slot, dict) and slot.get("is_processing"))
+
+
+def count_running(metrics: bytes) -> int | None:
+    """vLLM's and SGLang's count of running requests, over all their processes."""
+    told = parse_metrics(metrics.decode("utf-8", "replace"))
+    found = [told[name] for name in _RUNNING if name in told]
+    return round(sum(found)) if found and math.isfinite(sum(found)) else None

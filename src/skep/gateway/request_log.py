@@ -19,8 +19,8 @@ from typing import Any, Self, TextIO
 from skep.config.keys import Priority
 from skep.errors import SkepError
 from skep.files import RotatingLog
+from skep.gateway.body_inspection import Tokens
 from skep.gateway.proxied_request import Exchange
-from skep.gateway.usage import Tokens
 from skep.store.connection import is_about_a_row, is_busy
 from skep.store.database import GATEWAY_COLUMNS, Store, open_store
 from skep.units import MIB
@@ -228,9 +228,8 @@ class RequestLog:
         """To the log and the store. Called by the log's own thread."""
         try:
             lines, rows = self._formatted(batch)
-            if lines:
-                self._write_lines("".join(lines), now)
-            if self._store_path is not None and (rows or self._held):
+            self._write_lines("".join(lines), now)
+            if self._store_path is not None:
                 self._write_rows(self._store_path, rows, now)
         except Exception as error:  # ours, and no reason to harm the gateway
             self.unwritten += len(batch)
@@ -243,6 +242,7 @@ class RequestLog:
         return len(self._pending) > self._max_pending // 2
 
     def _run(self) -> None:
+        self.write([], time.monotonic())  # log and store are open before the first request ends
         while not self._stopping.wait(self._every_s):
             self._drain()
         self._drain()
@@ -298,10 +298,9 @@ class RequestLog:
 
     def _write_lines(self, text: str, now: float) -> None:
         path = self._log_path
-        if path is None:
+        if path is None and text:
             self._write_stream(text)
-            return
-        if self._log is None and now >= self._log_retry_at:
+        if path is not None and self._log is None and now >= self._log_retry_at:
             try:
                 self._log = RotatingLog(path, max_bytes=self._log_bytes, tail_lines=0)
             except OSError as error:

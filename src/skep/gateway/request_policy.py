@@ -1,44 +1,106 @@
-"""What a request's head says, worked out once: clients send the same head again and again."""
+"""What a request's head says, worked out once, as clients send the same head again and again; and the gateway's own
+answers, in the dialect its clients know: OpenAI's or Anthropic's, told by the path.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import re
+import tomllib
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import unquote
 
 from skep.config.keys import PRIORITIES, KeySpec, Priority, class_for
-from skep.gateway.error_format import RequestRefused, owners_path
+from skep.gateway.replica_table import Reject, RejectCode
 from skep.wire.heads import HOP_BY_HOP, Headers
 from skep.wire.server_request import ServerRequest
 
-# What takes no slot of an engine.
-LIGHT = frozenset(("/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens", "/v1/tokenize"))
-# What clients may ask an engine that skep started.
-FOR_CLIENTS = frozenset((
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages", "/v1/rerank",
-    "/v1/reranking", "/v1/score", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens", "/v1/complete",
-    "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech", "/v1/images/generations",
-    "/v1/chat/completions/render", "/v1/completions/render", "/v2/rerank", "/v2/embed",
-    "/chat/completions", "/completions", "/completion", "/responses", "/embeddings", "/embedding", "/infill",
-    "/rerank", "/reranking", "/score", "/pooling", "/classify", "/encode", "/generate", "/tokenize", "/detokenize",
-    "/apply-template", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/tags", "/api/show",
-    "/api/version", "/version", "/props", "/model_info", "/get_model_info",
-))  # fmt: skip
+JSON = (b"content-type", b"application/json")
+LONGEST_NAME_TOLD = 256  # characters of a model's name that are repeated to a client
+
+_POLICY = tomllib.loads(Path(__file__).with_name("policy.toml").read_text(encoding="utf-8"))
+ERRORS: dict[str, tuple[int, str, str]] = {code: tuple(told) for code, told in _POLICY["errors"].items()}
+LIGHT, FOR_CLIENTS, STREAM_PATHS = (frozenset(_POLICY["paths"][name]) for name in ("light", "for_clients", "streams"))
+ADMIN = tuple(_POLICY["paths"]["admin"])
+
+
+class RequestRefused(Exception):
+    """A request that comes no further than the border. `code` is one of `ERRORS`."""
+
+    def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+def limit_reached(key: str, code: str, retry_after_s: float | None) -> RequestRefused:
+    return RequestRefused(code, f"the key `{key}` has reached its limit ({code})", retry_after_s)
+
+
+def owners_path(path: str) -> RequestRefused:
+    advice = "use `skep` on the machine itself, or call the engine there"
+    return RequestRefused("admin_path", f"clients may not request {path} from the engine; {advice}")
+
+
+def speaks_anthropic(path: str) -> bool:
+    return path in ("/v1/messages", "/v1/complete") or path.startswith("/v1/messages/")
+
+
+def error_body(code: str, message: str, path: str = "") -> bytes:
+    _, openai, anthropic = ERRORS[code]
+    if speaks_anthropic(path):
+        said = {"type": "error", "error": {"type": anthropic, "message": message, "code": code}}
+        return json.dumps({**said, "source": "gateway"}).encode()
+    error = {"message": message, "type": openai, "param": None, "code": code}
+    return json.dumps({"error": error, "source": "gateway"}).encode()
+
+
+def error_event(code: str, message: str, path: str = "") -> bytes:
+    """The last event of a stream that could not be finished. A blank line first: the event before may be cut short."""
+    return event_of(error_body(code, message, path), path)
+
+
+def event_of(body: bytes, path: str) -> bytes:
+    """Return the same for an error body that is there already."""
+    if speaks_anthropic(path):
+        return b"\n\nevent: error\ndata: " + body + b"\n\n"
+    if path.startswith("/v1/responses"):
+        document = json.loads(body)
+        error = document["error"]
+        said = {"type": "error", "code": error["code"], "message": error["message"], "param": None}
+        return b"\n\nevent: error\ndata: " + json.dumps({**said, "sequence_number": 0, **document}).encode() + b"\n\n"
+    return b"\n\ndata: " + body + b"\n\n"
+
+
+def rejection(
+    reject: Reject, path: str, *, model: str, models: tuple[str, ...], loading: bool = False
+) -> tuple[int, Headers, bytes]:
+    """`loading`: it has no replica yet."""
+    code, name = reject.code.value, model[:LONGEST_NAME_TOLD]
+    wait = math.ceil(reject.retry_after_s) if reject.retry_after_s is not None else None
+    again = f"; try again in {wait} s" if wait is not None else ""
+    messages = {
+        RejectCode.QUEUE_FULL: f"the queue of `{name}` is full{again}",
+        RejectCode.QUEUE_TIMEOUT: f"`{name}` is still being loaded{again}"
+        if loading
+        else f"no slot of `{name}` became free in time{again}",
+        RejectCode.UNKNOWN_MODEL: f"the model `{name}` is not served here; known: {', '.join(models) or 'none'}",
+        RejectCode.SHUTTING_DOWN: f"the endpoint is shutting down{again}",
+        RejectCode.REPLICA_LOST: f"no replica of `{name}` could be reached{again}",
+        RejectCode.LOAD_FAILED: f"the model `{name}` cannot be loaded: {reject.why or 'it did not start'}{again}",
+    }
+    return ERRORS[code][0], retry_headers(wait), error_body(code, messages[reject.code], path)
+
+
+def retry_headers(wait_s: float | None) -> Headers:
+    return [JSON] if wait_s is None else [JSON, (b"retry-after", b"%d" % math.ceil(wait_s))]
+
+
 RESPONSES = "/v1/responses/"  # what is stored of one, and its end
-# What the owner of any other engine may do and its clients may not: unload, reset, profile, or read what others asked.
-ADMIN = (
-    "/slots", "/sleep", "/wake_up", "/is_sleeping", "/reset_", "/collective_rpc", "/start_profile", "/stop_profile",
-    "/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_adapter", "/unload_lora_adapter",
-    "/flush_cache", "/update_weight", "/init_weight", "/start_weight", "/finish_weight", "/get_world_size",
-    "/is_paused", "/server_info", "/get_server_info", "/abort_request",
-    "/pause", "/resume", "/continue_generation", "/release_memory", "/resume_memory", "/scale_elastic_ep",
-    "/models/load", "/models/unload", "/api/pull", "/api/push", "/api/delete", "/api/create", "/api/copy",
-    "/api/blobs", "/configure_logging", "/set_internal_state", "/open_session", "/close_session", "/slow_down",
-    "/freeze_gc", "/start_expert", "/stop_expert", "/dump_expert", "/get_weights", "/destroy_weights", "/send_weights",
-    "/clear_hicache", "/hicache", "/health_generate", "/set_trace", "/add_worker", "/remove_worker", "/list_workers",
-)  # fmt: skip
 # Engines differ in what they make of these.
 AMBIGUOUS = re.compile(r"\.\.|/\.(?:/|$)|//|\\|%2f|%5c|%2e|%25|;", re.IGNORECASE)
 BATCH_FLOW = "batch"  # of batches without a key

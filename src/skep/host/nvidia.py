@@ -103,9 +103,10 @@ def _query(nvidia_smi: str, timeout_s: float) -> tuple[int, str]:
 
 def _ask_or_nothing(nvidia_smi: str, timeout_s: float, *args: str) -> str:
     try:
-        return ask_smi(nvidia_smi, timeout_s, *args)[1]
+        status, text = ask_smi(nvidia_smi, timeout_s, *args)
     except (OSError, subprocess.TimeoutExpired):
         return ""
+    return text if status == 0 else ""
 
 
 def ask_smi(nvidia_smi: str, timeout_s: float, *args: str) -> tuple[int, str]:
@@ -126,18 +127,17 @@ def ask_smi(nvidia_smi: str, timeout_s: float, *args: str) -> tuple[int, str]:
 
 def _rows(csv_text: str) -> list[dict[str, str]]:
     lines = [[cell.strip() for cell in row] for row in csv.reader(csv_text.splitlines())]
-    start = next((at for at, cells in enumerate(lines) if "index" in cells and "name" in cells), len(lines))
+    start = next((at for at, cells in enumerate(lines) if "index" in cells and len(cells) > 1), len(lines))
     names = [cell.partition(" [")[0] for cell in lines[start]] if start < len(lines) else []
     rows = [dict(zip(names, cells, strict=False)) for cells in lines[start + 1 :]]
     return [row for row in rows if row.get("index", "").isdecimal()]
 
 
 def _gpu(row: dict[str, str]) -> Gpu:
-    memory_mib = _number(row.get("memory.total"))
     return Gpu(
         index=int(row["index"]),
         name=_known(row.get("name")) or "NVIDIA GPU",
-        memory_bytes=None if memory_mib is None else round(memory_mib * MIB),
+        memory_bytes=_mib(row.get("memory.total")),
         compute_capability=_known(row.get("compute_cap")),
         pcie_generation=_count(row.get("pcie.link.gen.current")),
         pcie_generation_max=_count(row.get("pcie.link.gen.max")),
@@ -154,6 +154,11 @@ def _known(cell: str | None) -> str | None:
 def _number(cell: str | None) -> float | None:
     match = re.match(r"\d+(?:\.\d+)?", cell or "")
     return float(match[0]) if match else None
+
+
+def _mib(cell: str | None) -> int | None:
+    number = _number(cell)
+    return None if number is None else round(number * MIB)
 
 
 def _count(cell: str | None) -> int | None:
@@ -178,20 +183,22 @@ class GpuCard(msgspec.Struct, frozen=True):
         return f"gpu{self.index}"
 
 
-def read_gpu_memory(nvidia_smi: str = "nvidia-smi", *, timeout_s: float = 10.0) -> tuple[GpuCard, ...]:
+def read_gpu_memory() -> tuple[GpuCard, ...]:
     """Empty without nvidia-smi, or where it fails; never raises. Unified memory is told by neither number."""
-    rows = _cells(nvidia_smi, timeout_s, "index,memory.total,memory.used", "--format=csv,noheader,nounits")
-    return tuple(GpuCard(int(row[0]), _mib(row[1]), _mib(row[2])) for row in rows)
+    rows = _rows(_ask_or_nothing("nvidia-smi", 10.0, "--query-gpu=index,memory.total,memory.used", "--format=csv"))
+    return tuple(
+        GpuCard(int(row["index"]), _mib(row.get("memory.total")), _mib(row.get("memory.used"))) for row in rows
+    )
 
 
-def visible_gpus(gpus: Sequence[GpuCard], visible: str | None, nvidia_smi: str = "nvidia-smi") -> tuple[GpuCard, ...]:
+def visible_gpus(gpus: Sequence[GpuCard], visible: str | None) -> tuple[GpuCard, ...]:
     """Return those that CUDA_VISIBLE_DEVICES names, by number or UUID, in its order; None: all."""
     if visible is None or not gpus:
         return tuple(gpus)
     by_name = {str(gpu.index): gpu for gpu in gpus}
     if any(not word.strip().isdecimal() for word in visible.split(",")):
-        rows = _cells(nvidia_smi, 10.0, "index,uuid", "--format=csv,noheader")
-        by_name |= {row[1]: by_name[row[0]] for row in rows if row[0] in by_name}
+        rows = _rows(_ask_or_nothing("nvidia-smi", 10.0, "--query-gpu=index,uuid", "--format=csv"))
+        by_name |= {row["uuid"]: by_name[row["index"]] for row in rows if row["index"] in by_name}
     return named_cards(visible, by_name)
 
 
@@ -208,17 +215,3 @@ def named_cards(visible: str, by_name: Mapping[str, T]) -> tuple[T, ...]:
             break
         chosen += found
     return tuple(chosen)
-
-
-def _cells(nvidia_smi: str, timeout_s: float, fields: str, form: str) -> list[list[str]]:
-    """Return a row for each card that tells all fields, of which the first is its number; none where it fails."""
-    try:
-        status, text = ask_smi(nvidia_smi, timeout_s, f"--query-gpu={fields}", form)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines() if status == 0 else ())]
-    return [row for row in rows if len(row) == fields.count(",") + 1 and row[0].isdecimal()]
-
-
-def _mib(cell: str) -> int | None:
-    return int(cell) * MIB if cell.isdecimal() else None

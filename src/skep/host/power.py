@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from skep.host.nvidia import named_cards
+from skep.host.nvidia import named_cards, read_gpu_memory, visible_gpus
 
 SAMPLE_EVERY_S = 0.1
 CLEAR_WITHIN_BYTES = 64 << 20  # a driver's own use moves by a few MiB
@@ -86,10 +86,6 @@ class DriverNvml:
             temperature_c=self._ask(index, "nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
             sm_clock_mhz=self._ask(index, "nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
         )
-
-    def memory_used_bytes(self, index: int) -> int | None:
-        memory = self._ask(index, "nvmlDeviceGetMemoryInfo")
-        return None if memory is None else int(memory.used)
 
     def close(self) -> None:
         with suppress(self._nvml.NVMLError):
@@ -265,82 +261,52 @@ def throttle_reasons(bits: int) -> list[str]:
     return [name for bit, name in _THROTTLING.items() if bits & bit]
 
 
-def visible_cards(cards: Sequence[NvmlGpu], visible: str | None) -> tuple[NvmlGpu, ...]:
-    """Return the cards in CUDA_VISIBLE_DEVICES (None: not set), up to the first unknown one, as CUDA does.
-
-    A number counts in the order of the PCI bus, which is CUDA's own where all cards are alike or CUDA_DEVICE_ORDER says
-    so. A slice of a card (MIG) is not known here: its energy cannot be told from that of the other slices.
-    """
-    if visible is None:
-        return tuple(cards)
-    return named_cards(visible, {name: card for card in cards for name in (str(card.index), card.uuid)})
-
-
 def open_meter(visible: str | None = None) -> PowerMeter | None:
-    """Return a meter of the visible GPUs, or None. `visible` overrides CUDA_VISIBLE_DEVICES."""
-    opened = _open(visible)
-    return None if opened is None else PowerMeter(*opened)
+    """Return a meter of the visible GPUs; None where there is nothing to measure.
 
-
-def gpu_memory_used(visible: str | None = None) -> list[tuple[int, int]] | None:
-    """Return (index, bytes used) of each visible GPU that reports it; None: none does."""
-    opened = _open(visible)
-    if opened is None:
-        return None
-    nvml, cards = opened
-    try:
-        return memory_used(nvml, cards) or None
-    finally:
-        nvml.close()
-
-
-def memory_used(nvml: DriverNvml, cards: Sequence[NvmlGpu]) -> list[tuple[int, int]]:
-    used = [(card.index, nvml.memory_used_bytes(card.index)) for card in cards]
-    return [(index, size) for index, size in used if size is not None]
-
-
-def still_held(
-    used: Sequence[tuple[int, int]], baseline: Sequence[tuple[int, int]], within_bytes: int = CLEAR_WITHIN_BYTES
-) -> list[tuple[int, int]]:
-    """Return (index, excess bytes) of each GPU that uses more than at the baseline. Empty: clear."""
-    before = dict(baseline)
-    excess = [(index, size - before[index]) for index, size in used if index in before]
-    return [(index, size) for index, size in excess if size > within_bytes]
-
-
-def wait_until_clear(
-    used: Callable[[], Sequence[tuple[int, int]] | None], baseline: Sequence[tuple[int, int]], timeout_s: float, *,
-    clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-) -> list[tuple[int, int]] | None:  # fmt: skip
-    """Wait until memory use is back at the baseline. Return what is still held at the timeout; None: not known."""
-    until_s = clock() + timeout_s
-    while True:
-        now = used()
-        if now is None:
-            return None
-        held = still_held(now, baseline)
-        if not held or clock() >= until_s:
-            return held
-        sleep(LOOK_EVERY_S)
-
-
-def _open(visible: str | None) -> tuple[DriverNvml, tuple[NvmlGpu, ...]] | None:
-    """Open the driver's NVML and return it with the visible cards; None where there is nothing to measure."""
+    `visible` overrides CUDA_VISIBLE_DEVICES. A number in it counts in the order of the PCI bus, which is CUDA's own
+    where all cards are alike or CUDA_DEVICE_ORDER says so. A slice of a card (MIG) is not known here: its energy cannot
+    be told from that of the other slices.
+    """
     try:
         module = importlib.import_module("pynvml")
         module.nvmlInit()
     except Exception:  # no library, no driver, no device, no leave: all the same to who asks
         return None
     nvml = DriverNvml(module)
-    try:
-        limit = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
-        cards = visible_cards(nvml.cards(), limit)
-    except Exception:  # as above: the driver may refuse at any step
-        cards = ()
-    if not cards:
-        nvml.close()
-        return None
-    return nvml, cards
+    limit = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+    with suppress(Exception):  # as above: the driver may refuse at any step
+        cards = nvml.cards()
+        if limit is not None:
+            cards = named_cards(limit, {name: card for card in cards for name in (str(card.index), card.uuid)})
+        if cards:
+            return PowerMeter(nvml, cards)
+    nvml.close()
+    return None
+
+
+GpuMemory = dict[int, int]  # bytes by the number of a card
+
+
+def gpu_memory_used() -> GpuMemory | None:
+    """Return the bytes used of each visible GPU that reports them; None: none does."""
+    cards = visible_gpus(read_gpu_memory(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return {card.index: card.used_bytes for card in cards if card.used_bytes is not None} or None
+
+
+def wait_until_clear(
+    used: Callable[[], GpuMemory | None], baseline: GpuMemory, timeout_s: float, *,
+    clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+) -> GpuMemory | None:  # fmt: skip
+    """Wait until memory use is back at the baseline. Return the excess at the timeout; None: not known."""
+    until_s = clock() + timeout_s
+    while (now := used()) is not None:
+        excess = {index: size - baseline[index] for index, size in now.items() if index in baseline}
+        held = {index: size for index, size in excess.items() if size > CLEAR_WITHIN_BYTES}
+        if not held or clock() >= until_s:
+            return held
+        sleep(LOOK_EVERY_S)
+    return None
 
 
 def _text(value: str | bytes) -> str:

@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from skep.bench.endpoint import models_of
-from skep.bench.records import SweepSummary
+from skep.bench.endpoint import api_of, models_of
+from skep.bench.metrics import SweepSummary
 from skep.errors import EndpointError, SkepError, UserError
 from skep.mcp_server.context import Answer, ServerContext
 from skep.mcp_server.run_tools import short_progress
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.supervisor.control import NotRunning
-from skep.swarm.journal import as_it_stands
 from skep.swarm.records import SwarmRunState
-from skep.wire.client import WireFailure
-from skep.wire.fetch import fetch_once
-from skep.wire.heads import parse_url
+from skep.swarm.store import as_it_stands
+from skep.wire.client import WireFailure, fetch_once
 
 if TYPE_CHECKING:
     from skep.deploy.plan_request import PlanAnswer
@@ -39,11 +37,9 @@ KEPT = ("name", "kind", "state", "slots", "busy", "queued", "model", "restarts",
 
 async def ask_models(url: str, key: str | None) -> dict[str, dict[str, Any]]:
     """Return what is told of each model. Raises EndpointError where no OpenAI-compatible server answers."""
-    origin, path = parse_url(url)
-    target = f"{path if path.endswith('/v1') else f'{path}/v1'}/models"
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    origin, base, headers = api_of(url, key)
     try:
-        answer = await fetch_once(origin, "GET", target, headers=headers, timeout_s=ANSWER_S)
+        answer = await fetch_once(origin, "GET", f"{base}/models", headers=headers, timeout_s=ANSWER_S)
     except WireFailure as failure:
         hint = f"is a server running at {url}? `skep up -d` on the shell starts one"
         raise EndpointError(str(failure), hint=hint) from None
@@ -197,7 +193,7 @@ def _levels(summary: SweepSummary) -> list[Answer]:
 
 def _layout(found: PlanAnswer, place: int) -> Answer:
     """The best one has its command and reasons; speeds are predictions, of all agents together."""
-    from skep.deploy.plan_request import plan_document
+    from skep.deploy.commands import plan_document
 
     choice, plan = found.ranked[place]
     told = plan_document(found, choice, plan)

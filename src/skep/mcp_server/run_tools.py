@@ -26,9 +26,8 @@ from skep.files import lock_holder, open_log
 from skep.mcp_server.context import Answer, ServerContext
 from skep.paths import Paths
 from skep.store.database import Store, open_store
-from skep.swarm.journal import as_it_stands, create_run, lock_path
 from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult
-from skep.swarm.store import SwarmStore
+from skep.swarm.store import SwarmStore, as_it_stands, create_run, lock_path
 from skep.swarm.task_file import read_tasks, tasks_of
 from skep.units import shortened
 

@@ -1,29 +1,326 @@
-"""Alerts: evaluate the rules after each probe, store the alerts, and send a notice when one opens or closes. Nothing
-here raises: a full disk, a broken store or a receiver that hangs costs a line of the log, never the loop."""
+"""Alert rules: each takes plain values and returns a finding that is wrong, right again, or undecided.
+
+A rule returns nothing where there are too few values. An undecided finding leaves an open alert open, so that a figure
+at its limit does not open and close one with every probe. `AlertWatcher` evaluates the rules after each probe, stores
+the alerts, and sends a notice when one opens or closes. It never raises: a full disk, a broken store or a receiver that
+hangs costs a line of the log, not the loop."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import tzinfo
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 from msgspec.structs import replace
 
-from skep.config.monitor import Monitor, parse_quiet_hours
+from skep.config.settings import Monitor, parse_quiet_hours
 from skep.errors import SkepError, UserError
-from skep.monitor import evaluate
-from skep.monitor.evaluate import Alarms, findings_of
-from skep.monitor.history import series_began
+from skep.monitor.describe import clock, percent
+from skep.monitor.history import primary_keys, series_began
 from skep.monitor.notify import Notice, NotificationQueues, Notifier, QuietHoursPolicy, Secrets, log_line, notifiers_of
-from skep.monitor.records import DAY_S, Alert, Probe, ProbeOutcome
+from skep.monitor.records import (
+    BUSY,
+    DAY_S,
+    HOUR_S,
+    Alert,
+    AlertRule,
+    Heat,
+    Probe,
+    ProbeOutcome,
+    ProbeShape,
+    ProbeTarget,
+    SeriesChange,
+    SeriesKey,
+    SeriesMetric,
+    SeriesPoint,
+)
 from skep.monitor.status import TargetState, alert_document, target_statuses
 from skep.monitor.store import SeriesStore
-from skep.units import format_seconds
+from skep.stats.percentiles import mad, median
+from skep.units import format_bytes, format_seconds
+
+Place = tuple[AlertRule, str | None]
+
+
+class RuleFinding(msgspec.Struct, frozen=True):
+    """What a rule found for a target. Where it is right again, `message` says why the alert is over."""
+
+    rule: AlertRule
+    target: str | None
+    wrong: bool | None  # None: between the two, so that what is open stays open
+    message: str
+    value: float | None = None
+    limit: float | None = None
+    since: float | None = None  # when the event itself was, where the rule knows; later ones are events of their own
+
+
+class Alarms:
+    """The open alerts. Invariant: at most one for a rule and target."""
+
+    def __init__(self, known: Iterable[Alert] = ()) -> None:
+        """`known`: open and recent alerts of the last process, so that a restart repeats no notice."""
+        self._open: dict[Place, Alert] = {}
+        self._last_opened: dict[Place, float] = {}
+        for alert in sorted(known, key=lambda alert: alert.opened_at):
+            self._last_opened[alert.rule, alert.target] = alert.opened_at
+            if alert.closed_at is None:
+                self._open[alert.rule, alert.target] = alert
+
+    @property
+    def open(self) -> list[Alert]:
+        return list(self._open.values())
+
+    def stored(self, alert: Alert, alert_id: int) -> Alert:
+        """Set the id that the store gave to an alert."""
+        kept = replace(alert, id=alert_id)
+        place = (alert.rule, alert.target)
+        if place in self._open:
+            self._open[place] = kept
+        return kept
+
+    def feed(self, findings: Sequence[RuleFinding], now: float) -> list[Alert]:
+        """Return the alerts that these findings open, and those that they close, which have their end."""
+        actions: list[Alert] = []
+        for finding in findings:
+            place = (finding.rule, finding.target)
+            standing = self._open.get(place)
+            last = self._last_opened.get(place)
+            is_news = finding.since is None or last is None or finding.since > last
+            if standing is None and finding.wrong and is_news:
+                actions.append(self._begin(finding, now))
+            elif standing is not None and finding.wrong is False:
+                actions.append(self._end(standing, finding.message, now))
+            elif standing and finding.wrong and finding.since is not None and finding.since > standing.opened_at:
+                actions += [self._end(standing, "another one followed", now), self._begin(finding, now)]
+        return actions
+
+    def forget(self, targets: Iterable[str], now: float) -> list[Alert]:
+        """Close what is open for targets other than these: they are watched no more."""
+        watched = set(targets)
+        gone = [alert for alert in self.open if alert.target is not None and alert.target not in watched]
+        return [self._end(alert, "it is no longer watched", now) for alert in gone]
+
+    def forget_model(self, target: str, began: float, now: float) -> list[Alert]:
+        """Close what was opened before another model answered, but for an outage: it was about the old one."""
+        old = [one for one in self.open if one.target == target and one.opened_at < began]
+        return [self._end(one, "another model answers", now) for one in old if one.rule is not AlertRule.DOWN]
+
+    def _begin(self, finding: RuleFinding, now: float) -> Alert:
+        alert = Alert(finding.rule, finding.target, now, finding.message, finding.value, finding.limit)
+        self._open[finding.rule, finding.target] = alert
+        self._last_opened[finding.rule, finding.target] = now
+        return alert
+
+    def _end(self, alert: Alert, because: str, now: float) -> Alert:
+        del self._open[alert.rule, alert.target]
+        return replace(alert, closed_at=now, closed_because=because)
+
+
+LATE = 3  # a single run says little, the median of three a good deal more
+BASELINE_S = 7 * DAY_S
+MIN_BASELINE = 24
+NOISE_SIGMAS = 3.0  # of the baseline's runs; see docs/watch.md for what it does to false alarms
+SIGMA_OF_MAD = 1.4826
+TTFT_CLEARS = 0.9
+QUALITY_RISK = 0.01  # of a false alarm, in a week
+MIN_SHIFT = 0.02
+SHIFT_HOLDS_S = 7 * DAY_S
+DISK_FULL_WITHIN_S = 3 * DAY_S
+DISK_CLEARS = 1.1
+MIN_TREND_HOURS = 6
+MAX_ERROR = 200
+SPEEDS = (SeriesMetric.TOK_S, SeriesMetric.ENGINE_TOK_S, SeriesMetric.EFFECTIVE_TOK_S)
+LOOK_BACK_S = 2 * BASELINE_S  # the three last ones may lie some days back
+MISSED_BETWEEN = 50
+REFUSED_MOST = 24  # a target that has no room for so many probes in a row serves nobody
+
+
+def down(target: str, probes: Sequence[Probe], after: int) -> RuleFinding | None:
+    """`probes`: newest first. Missed ones tell nothing; busy is neither down nor up, unless for very long."""
+    tried = [probe for probe in probes if probe.outcome is not ProbeOutcome.MISSED]
+    refused = next((place for place, probe in enumerate(tried) if probe.error_kind != BUSY), len(tried))
+    made = tried if refused >= REFUSED_MOST else [probe for probe in tried if probe.error_kind != BUSY]
+    failed = next((place for place, probe in enumerate(made) if probe.outcome is ProbeOutcome.DONE), len(made))
+    if made and not failed:
+        return RuleFinding(AlertRule.DOWN, target, wrong=False, message="it answers again")
+    if failed < after:
+        return None
+    why = (made[0].error or made[0].error_kind or "no answer")[:MAX_ERROR]
+    text = f"{target} is down: {'the last probe' if failed == 1 else f'{failed} probes in a row'} failed: {why}"
+    return RuleFinding(AlertRule.DOWN, target, wrong=True, message=text, value=float(failed), limit=float(after))
+
+
+def slower(key: SeriesKey, points: Sequence[SeriesPoint], pct: float) -> RuleFinding | None:
+    """The median of the last three against that of the 7 days before them, on the scale of ratios.
+    It must lie further below than the limit and than three times the deviation from run to run, and none of the three
+    may be back within half of the limit: two odd runs of three are no rarity where runs differ much."""
+    quiet = [point for point in points if not point.busy]
+    lately = [point.value for point in quiet[-LATE:]]
+    before = _baseline(quiet, quiet[-LATE].at) if len(quiet) > LATE else []
+    if len(before) < MIN_BASELINE or min(*lately, *before) <= 0:
+        return None
+    late, usual = median(lately), median(before)
+    noise = NOISE_SIGMAS * SIGMA_OF_MAD * mad([math.log(value) for value in before])
+    limit = min(usual * (1 - pct / 100), usual * math.exp(-noise))
+    drop = 100 * (1 - late / usual)
+    found = partial(RuleFinding, AlertRule.SLOWER, key.target, value=late, limit=limit)
+    figure = f"{late:.4g} {key.metric.unit}"
+    if late < limit and max(lately) < usual * (1 - pct / 200):
+        text = f"{describe(key)} {figure}, {drop:.1f} % below its 7-day median, {usual:.4g}"
+        return found(wrong=True, message=text)
+    return found(wrong=False if drop <= pct / 2 else None, message=f"{figure}, its 7-day median is {usual:.4g}")
+
+
+def first_token(key: SeriesKey, points: Sequence[SeriesPoint], limit_ms: float) -> RuleFinding | None:
+    quiet = [point.value for point in points if not point.busy][-LATE:]
+    if len(quiet) < LATE:
+        return None
+    late = median(quiet)
+    took = format_seconds(late / 1000)
+    found = partial(RuleFinding, AlertRule.TTFT, key.target, value=late, limit=limit_ms)
+    if late > limit_ms:
+        limit = format_seconds(limit_ms / 1000)
+        return found(wrong=True, message=f"{describe(key)}: first token after {took}, the limit is {limit}")
+    return found(wrong=False, message=f"first token after {took}") if late <= TTFT_CLEARS * limit_ms else None
+
+
+def quality(
+    key: SeriesKey, points: Sequence[SeriesPoint], items: int, every_s: float, minimum: float | None
+) -> RuleFinding | None:
+    """The last probe alone and the last three together, against the median of the 7 days before them.
+    `items` right or wrong answers a probe are counted; that so few or fewer are right by chance must be less likely
+    than one in a hundred a week, however often the target is probed."""
+    values = [point.value for point in points]
+    if not values or items < 1:
+        return None
+    late = values[-LATE:]
+    share = sum(late) / len(late)
+    before = _baseline(points, points[-len(late)].at)  # others may be there: an answer is right or wrong all the same
+    right = f"{share:.0%} of the small tasks right in the last {len(late)} probes"
+    found = partial(RuleFinding, AlertRule.QUALITY, key.target, value=share)
+    if minimum is not None and share < minimum:
+        return found(wrong=True, message=f"{key.target}: {right}, the limit is {minimum:.0%}", limit=minimum)
+    if len(before) >= MIN_BASELINE:
+        counted = items * len(before)
+        usual = min(median(before), (counted + 1) / (counted + 2))  # not even a year of right answers is certainty
+        risk = QUALITY_RISK / (2 * max(1.0, BASELINE_S / every_s))
+        for window in (late[-1:], late):
+            asked = items * len(window)
+            if chance_of_at_most(round(items * sum(window)), asked, usual) < risk:
+                told = f"{sum(window) / len(window):.0%} of {asked} small tasks right, usually {usual:.0%}"
+                return found(wrong=True, message=f"{key.target}: {told}", limit=usual)
+    elif minimum is None:
+        return None
+    return found(wrong=False, message=right, limit=minimum)
+
+
+def shift(target: str, changes: Sequence[SeriesChange], now: float, zone: tzinfo | None = None) -> RuleFinding:
+    """A change for the worse that its series has not made good, in the last 7 days; after them it is the level."""
+    last = {change.key: change for change in sorted(changes, key=lambda change: change.at)}
+    recent = [change for change in last.values() if now - change.at <= SHIFT_HOLDS_S]
+    worse = [change for change in recent if change.worse and abs(change.ratio - 1) >= MIN_SHIFT]
+    found = partial(RuleFinding, AlertRule.SHIFT, target)
+    if not worse:
+        text = "it is as it was before" if recent else "no change for the worse in the last 7 days"
+        return found(wrong=False, message=text)
+    change = max(worse, key=lambda change: (change.at, abs(math.log(change.ratio)) if change.ratio > 0 else math.inf))
+    low, high = (100 * (ratio - 1) for ratio in (change.ratio_low, change.ratio_high))
+    size = f"{_FIGURES.get(change.key.metric, change.key.metric)} {percent(change.ratio)} ({low:+.1f} to {high:+.1f} %)"
+    because = f", when {change.because}" if change.because else ""
+    text = f"{describe(change.key)}: {size} since {clock(change.at, zone)}{because}"
+    return found(wrong=True, message=text, value=change.after, limit=change.before, since=change.at)
+
+
+def disk(free: int, history: Sequence[tuple[float, int]], limit: int) -> RuleFinding | None:
+    """`history`: (time, free bytes) of the last day, oldest first. Of the steps from hour to hour, the middle one
+    counts: a large file that came once is no trend."""
+    hours = {int(at // HOUR_S): (at, then) for at, then in history}
+    steps = [(b - a) / (y - x) * HOUR_S for (x, a), (y, b) in pairwise(hours.values()) if y > x]
+    loss = -median(steps) if len(steps) >= MIN_TREND_HOURS else 0.0
+    left_s = free / loss * HOUR_S if loss > 0 else math.inf
+    room = format_bytes(free)
+    left = f"the disk of the store has {room} left"
+    found = partial(RuleFinding, AlertRule.DISK, None, value=float(free), limit=float(limit))
+    if free < limit:
+        return found(wrong=True, message=f"{left}, the limit is {format_bytes(limit)}")
+    if left_s < DISK_FULL_WITHIN_S:
+        return found(wrong=True, message=f"{left} and is full in {format_seconds(left_s)} at the pace of the last day")
+    if free > DISK_CLEARS * limit and left_s > DISK_CLEARS * DISK_FULL_WITHIN_S:
+        return found(wrong=False, message=f"{room} are free")
+    return None
+
+
+def worst(findings: Iterable[RuleFinding | None]) -> RuleFinding | None:
+    """Return the finding of one rule over several series: wrong where one is, right again where all are."""
+    found = [finding for finding in findings if finding is not None]
+    if wrong := [finding for finding in found if finding.wrong]:
+        return min(wrong, key=lambda finding: (finding.value or 0) / (finding.limit or 1))
+    return next((finding for finding in found if finding.wrong is None), found[0] if found else None)
+
+
+_FIGURES = {
+    SeriesMetric.TOK_S: "tok/s",
+    SeriesMetric.ENGINE_TOK_S: "tok/s",
+    SeriesMetric.EFFECTIVE_TOK_S: "tok/s of all",
+    SeriesMetric.TTFT_MS: "time to first token",
+    SeriesMetric.QUALITY: "share of right answers",
+}
+
+
+def describe(key: SeriesKey) -> str:
+    """Return a series in words: `box, long answers, 4 at once`."""
+    shape = {ProbeShape.SHORT: ", short answers", ProbeShape.LONG: ", long answers"}.get(key.shape, "")
+    told = " (engine)" if key.metric is SeriesMetric.ENGINE_TOK_S else ""
+    return f"{key.target}{shape}{f', {key.concurrency} at once' if key.concurrency > 1 else ''}{told}"
+
+
+def chance_of_at_most(right: int, asked: int, share: float) -> float:
+    """Return the probability that at most `right` of `asked` answers are right, each with probability `share`."""
+    return sum(math.comb(asked, k) * share**k * (1 - share) ** (asked - k) for k in range(right + 1))
+
+
+def _baseline(points: Sequence[SeriesPoint], until: float) -> list[float]:
+    return [point.value for point in points if until - BASELINE_S <= point.at < until]
+
+
+def findings_of(
+    series: SeriesStore, target: ProbeTarget, wanted: Monitor, now: float, zone: tzinfo | None = None
+) -> list[RuleFinding]:
+    """Of one target. Its own limits go before the configured ones."""
+    name = target.name
+
+    began = series_began(series, name, now + 1)  # what was before it is of another model
+
+    def fresh(key: SeriesKey) -> list[SeriesPoint]:
+        """Nothing where the series has ended: a run that is made no more keeps no alert open."""
+        points = series.points(key, max(began, now - LOOK_BACK_S), now + 1)
+        return points if points and now - points[-1].at <= max(DAY_S, 3 * target.every_s) else []
+
+    probes = series.probes(name, 0.0, now + 1, limit=wanted.down_after + MISSED_BETWEEN)
+    pct = wanted.slower_pct if target.slower_pct is None else target.slower_pct
+    speeds = [key for key in primary_keys(series, name) if key.heat is Heat.HOT and key.metric in SPEEDS]
+    limit_ms = wanted.ttft_ms if target.ttft_ms is None else target.ttft_ms
+    ttft = SeriesKey(name, Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TTFT_MS)
+    tasks = [key for key in series.keys(name) if key.metric is SeriesMetric.QUALITY and key.heat is not Heat.SEEN][:1]
+    changes = [one for one in series.changes(name, max(began, now - SHIFT_HOLDS_S)) if one.key.heat is Heat.HOT]
+    found = [
+        down(name, probes, wanted.down_after),
+        None if pct is None else worst([slower(key, fresh(key), pct) for key in speeds]),
+        None if limit_ms is None else first_token(ttft, fresh(ttft), limit_ms),
+        *(quality(key, fresh(key), target.quality_items, target.every_s, wanted.quality_min) for key in tasks),
+        shift(name, changes, now, zone),
+    ]
+    return [finding for finding in found if finding is not None]
+
 
 KNOWN_FOR_S = 30 * DAY_S
 UNTOLD_FOR_S = 2 * DAY_S
@@ -133,7 +430,7 @@ class AlertWatcher:
                 self._trend = [(at, then) for at, then in self._trend if now - DAY_S <= at <= now]
                 if not self._trend or now - self._trend[-1][0] >= DISK_EVERY_S:
                     self._trend.append((now, free))
-                finding = evaluate.disk(free, self._trend, limit)
+                finding = disk(free, self._trend, limit)
                 self._carry_out(self._alarms.feed([finding], now) if finding is not None else [])
         self._notices += self._quiet.release(self._now)
 
@@ -222,7 +519,7 @@ def check_document(
     known = series.alerts(open_only=True)
     found = [finding for target in series.targets() for finding in findings_of(series, target, wanted, now)]
     free = None if store is None or not wanted.disk_free_bytes else free_bytes_of(store)
-    if free is not None and (finding := evaluate.disk(free, (), wanted.disk_free_bytes)):
+    if free is not None and (finding := disk(free, (), wanted.disk_free_bytes)):
         found.append(finding)
     places = {(alert.rule, alert.target) for alert in known}
     new = [one for one in found if one.wrong and (one.rule, one.target) not in places]

@@ -1,4 +1,4 @@
-"""The monitor loop: runs the probes that the schedule decides on, stores them, and has alerts evaluated.
+"""The monitor loop and its process: runs the probes that are due, stores them, and has alerts evaluated.
 
 Targets that share a machine are probed one after the other, others at the same time. Killed at any moment, it loses
 the probe under way and nothing else; told to stop, it breaks that one off, and its slot is due again."""
@@ -7,27 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import math
 import os
+import select
+import signal
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skep.errors import StoreError
-from skep.monitor.alerts import AlertWatcher
+from skep.config.settings import Monitor
+from skep.errors import EngineError, StoreError
+from skep.files import hold_lock, lock_holder
+from skep.monitor.alerts import AlertWatcher, free_bytes_of
 from skep.monitor.history import ANOTHER_MODEL, begins_anew, find_changes
 from skep.monitor.probe import BEGAN_AT, TOKENS_TOTAL, ProbeLengths, machine_of, probe_target
 from skep.monitor.records import BUSY, HOUR_S, EventKind, MonitorEvent, Probe, ProbeOutcome, ProbeSample, ProbeTarget
 from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, Agenda, Due, Era, Moment, ProbeSchedule
 from skep.monitor.store import SeriesStore
-from skep.paths import user_paths
+from skep.paths import Paths, user_paths
 from skep.store.connection import is_about_a_row
+from skep.store.database import open_store
 from skep.supervisor.control import replica_key
 from skep.units import format_seconds
 
@@ -39,39 +46,25 @@ LOOK_S = 0.1  # between two looks whether it is one's turn; a wait inside the ke
 async def probe_turn(
     folder: Path | None, machine: str, waits: Callable[[], None], longest_s: float = LONGEST_S
 ) -> AsyncIterator[None]:
-    """One probe of a machine at a time, by an empty file of the folder; without a place for it nobody waits.
+    """One probe of a machine at a time, by a lock in the folder; without a place for it nobody waits.
     `waits` hears of it once, where somebody else is there."""
-    descriptor = None if folder is None else _open_lock(folder, machine)
-    if descriptor is None:
-        yield
-        return
-    try:
-        if not _taken(descriptor):
-            waits()
-            deadline = time.monotonic() + longest_s
-            while not _taken(descriptor) and time.monotonic() < deadline:
+    name = hashlib.sha256(machine.encode("utf-8", "replace")).hexdigest()[:16]
+    with contextlib.ExitStack() as held:
+        deadline = None
+        while folder is not None:
+            try:
+                held.enter_context(hold_lock(folder / f"{name}.lock", "a probe", ""))
+                break
+            except OSError:  # no place for it
+                break
+            except EngineError:
+                if deadline is None:
+                    deadline = time.monotonic() + longest_s
+                    waits()
+                if time.monotonic() >= deadline:
+                    break
                 await asyncio.sleep(LOOK_S)
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _open_lock(folder: Path, machine: str) -> int | None:
-    name = hashlib.sha256(machine.encode("utf-8", "replace")).hexdigest()[:16]
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        return os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    return None
-
-
-def _taken(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        pass
-    return True
 
 
 MOST = 1000  # entries that wait
@@ -118,10 +111,10 @@ class WriteBuffer:
 
     def _write_one(self, probe: Probe | None, samples: Sequence[ProbeSample], events: Sequence[MonitorEvent]) -> None:
         """Store an entry; a probe whose values the store refuses as a failed one, so that it does not block others."""
-        for event in events:
-            if not self._is_known(event):
+        if probe is None:
+            for event in events:
                 self._tried("dropped", self._series.append_event, event)
-        if probe is not None and not self._tried("dropped", self._series.append_probe, probe, samples):
+        elif not self._tried("dropped", self._series.append_probe, probe, samples, events):
             outcome = ProbeOutcome.FAILED if probe.outcome is ProbeOutcome.DONE else probe.outcome
             occasion = (probe.target, probe.era, probe.slot, probe.due_at, probe.ended_at, outcome, probe.started_at)
             bare = Probe(*occasion, probe.slots, error_kind="store", error="its figures could not be stored")
@@ -137,13 +130,6 @@ class WriteBuffer:
             self._say(f"monitor.{fate} why={str(error)!r}")
             return False
         return True
-
-    def _is_known(self, event: MonitorEvent) -> bool:
-        """Return whether the event was stored before the process was killed."""
-        if (since := event.detail.get("since")) is None:
-            return False
-        told = self._series.events(min(since, event.at), math.inf, event.target)
-        return any((one.kind, one.detail) == (event.kind, dict(event.detail)) for one in told)
 
 
 SAME_BEGIN_S = 2.0
@@ -431,9 +417,7 @@ async def probe_by_hand(
         now, seen = clock(), last_seen(series, target.name)
         due = Due(target, BY_HAND, int(now), now)  # seconds: two by hand in one second are one
         probe, samples = await prober_with(env)(due, idle_before(series, target.name, now))
-    for event in events_since(seen, probe):
-        series.append_event(event)
-    series.append_probe(probe, samples)
+    series.append_probe(probe, samples, events_since(seen, probe))
     find_changes(series, target.name, clock())
     return probe, samples
 
@@ -443,3 +427,88 @@ def _log_line(probe: Probe, samples: Sequence[ProbeSample]) -> str:
     hot = [sample.tok_s for sample in samples if sample.heat == "hot" and sample.tok_s is not None]
     speed, busy = f" tok_s={hot[0]:.1f}" if hot else "", " busy=true" if probe.busy else ""
     return f"monitor.probed target={probe.target!r} outcome={probe.outcome}{failed}{speed}{busy}"
+
+
+ANOTHER_RUNS_S = 30.0  # between two looks whether the other loop is gone
+READY_LOOK_S = 0.5
+END_S = 5.0
+
+
+def monitor_lock(paths: Paths) -> Path:
+    return paths.state / "monitor.lock"
+
+
+def hold_monitor_lock(paths: Paths) -> contextlib.AbstractContextManager[None]:
+    """One loop for a store."""
+    hint = "`skep monitor status` shows what it found; targets that are added now are probed by it"
+    return hold_lock(monitor_lock(paths), "the monitor", hint)
+
+
+def monitor_pid(paths: Paths) -> int | None:
+    """Return the pid of the running loop, None where none runs."""
+    return lock_holder(monitor_lock(paths))
+
+
+def begin_with(parent_fd: int, paths: Paths, phase: Callable[[], str | None]) -> bool:
+    """Wait while another process runs the loop or the hive loads its models. Return False where the parent ended."""
+    alone = wait_while(lambda: monitor_pid(paths) is not None, parent_fd, ANOTHER_RUNS_S)
+    if not alone or not wait_while(lambda: phase() == "starting", parent_fd, READY_LOOK_S):
+        return False
+
+    def end_with_parent() -> None:
+        os.read(parent_fd, 1)  # the pipe closes however the parent ends
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(END_S)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    return True
+
+
+def wait_while(waits: Callable[[], bool], parent_fd: int, look_s: float) -> bool:
+    """Return False where the parent process has ended meanwhile."""
+    while waits():
+        if select.select([parent_fd], [], [], look_s)[0]:
+            return False
+    return True
+
+
+def log_on_stderr(*, quiet: bool) -> Callable[[str], None]:
+    """Return a function that writes a dated line to stderr. A closed stderr is ignored."""
+
+    def say(line: str) -> None:
+        if quiet and line.startswith("monitor.probed") and " outcome=done" in line:
+            return
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        with contextlib.suppress(OSError):
+            print(now, line, file=sys.stderr, flush=True)  # noqa: T201
+
+    return say
+
+
+def probe_turns(paths: Paths) -> Path:
+    """Return the folder that the loop and probes by hand share."""
+    return paths.state / "probing"
+
+
+def run_monitor(
+    wanted: Monitor, paths: Paths, say: Callable[[str], None], *, env: Mapping[str, str], once: bool = False
+) -> None:
+    """Probe what is due until SIGTERM or Ctrl-C. Raises EngineError where another one does already."""
+    with hold_monitor_lock(paths), open_store(paths.store) as store:
+        series = SeriesStore(store)
+
+        async def watch_over() -> None:
+            """What waits to be told when it ends gets a moment."""
+            free = partial(free_bytes_of, store.path)
+            async with AlertWatcher(series, wanted, env=env, log=say, free_bytes=free) as watch:
+                watcher = Loop(series, prober_with(env), say=say, watch=watch, turns=probe_turns(paths))
+                watching = asyncio.ensure_future(watcher.run(once=once))
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    asyncio.get_running_loop().add_signal_handler(number, watching.cancel)
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watching
+
+        say(f"monitor.begins targets={len(series.targets())} pid={os.getpid()}")
+        asyncio.run(watch_over())
+    say("monitor.ends")

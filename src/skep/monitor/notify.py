@@ -17,15 +17,14 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from skep.config.monitor import COMMAND_WORDS, Hook, Monitor, QuietHours, Shape, check_webhook
+from skep.config.settings import COMMAND_WORDS, Hook, Monitor, QuietHours, Shape, check_webhook
 from skep.errors import UserError
 from skep.monitor.describe import one_line
 from skep.monitor.records import Alert, AlertRule
 from skep.monitor.status import alert_document
 from skep.units import format_seconds, shortened
-from skep.wire.client import WireFailure
-from skep.wire.fetch import fetch_once
-from skep.wire.retry import KINDS
+from skep.wire.client import WireFailure, fetch_once
+from skep.wire.openai import KINDS
 
 PREFIX = "SKEP_ALERT_"  # of a command's variables
 MAX_TEXT = 1000
@@ -154,10 +153,7 @@ def body_of(notice: Notice, shape: Shape, hook: Hook) -> dict[str, Any]:
             "tags": [mark],
         }
     if shape == "slack":
-        text, host = (
-            escape(words, quote=False) for words in (notice.text, notice.host)
-        )  # `<!channel>` calls everybody
-        return {"text": f":{mark}: {text} ({host})"}
+        return {"text": f":{mark}: {escape(f'{notice.text} ({notice.host})', quote=False)}"}  # `<!channel>` calls all
     documents = [alert_document(alert) for alert in notice.alerts]
     return {
         **(documents[0] if len(documents) == 1 else {}),
@@ -335,56 +331,47 @@ def notifiers_of(wanted: Monitor, env: Mapping[str, str], secrets: Secrets, log:
 
 
 class NotificationQueues:
-    """A queue and a task for each notifier. What is not sent when they end is sent by the next process."""
+    """Sends notices by each notifier, in order. What is not sent when they end is sent by the next process."""
 
     def __init__(
         self, notifiers: list[Notifier], done: Callable[[Notice, str, str | None], Awaitable[None]], log: Log
     ) -> None:
         """`done` hears of each notice that was sent or given up, through what, and what went wrong."""
-        self._queues: dict[str, asyncio.Queue[Notice]] = {one.via: asyncio.Queue(MAX_WAITING) for one in notifiers}
         self._notifiers, self._done, self._log = notifiers, done, log
-        self._tasks: list[asyncio.Task[None]] = []  # begun with the first notice
+        self._turns = {one.via: asyncio.Lock() for one in notifiers}  # first come, first served
+        self._waiting: dict[str, set[asyncio.Task[None]]] = {one.via: set() for one in notifiers}
 
     def hand_over(self, notice: Notice, told: Collection[str] = ()) -> None:
         """Queue a notice. Call from the loop's own thread. `told`: notifiers that have sent it already."""
-        if not self._tasks:
-            self._tasks = [asyncio.ensure_future(self._send_all(notifier)) for notifier in self._notifiers]
-        for via, queue in self._queues.items():
-            if via in told:
-                continue
-            try:
-                queue.put_nowait(notice)
-            except asyncio.QueueFull:  # told by the next process, or in `skep monitor status`
-                self._log(f"alert.dropped via={via} waiting={queue.qsize()}")
+        for notifier in self._notifiers:
+            waiting = self._waiting[notifier.via]
+            if len(waiting) >= MAX_WAITING:  # told by the next process, or in `skep monitor status`
+                self._log(f"alert.dropped via={notifier.via} waiting={len(waiting)}")
+            elif notifier.via not in told:
+                task = asyncio.ensure_future(self._send(notifier, notice))
+                waiting.add(task)
+                task.add_done_callback(waiting.discard)
 
     async def delivered(self, limit_s: float) -> bool:
         """Wait until every queued notice is sent or given up. Return False where that takes too long."""
-        try:
-            async with asyncio.timeout(limit_s):
-                for queue in self._queues.values():
-                    await queue.join()
-        except TimeoutError:
-            return False
-        return True
+        waiting = [task for tasks in self._waiting.values() for task in tasks]
+        return not waiting or not (await asyncio.wait(waiting, timeout=limit_s))[1]
 
     async def end(self, *, hurry: bool = False) -> None:
-        """Stop the tasks; notices under way get a few seconds."""
+        """Stop sending; notices under way get a few seconds."""
         try:
             if not hurry:
                 await self.delivered(GRACE_S)
         finally:
-            tasks, self._tasks = self._tasks, []
-            for task in tasks:
+            left = [task for tasks in self._waiting.values() for task in tasks]
+            for task in left:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
 
-    async def _send_all(self, notifier: Notifier) -> None:
-        queue = self._queues[notifier.via]
-        while True:
-            notice = await queue.get()
+    async def _send(self, notifier: Notifier, notice: Notice) -> None:
+        async with self._turns[notifier.via]:
             try:
                 error = await notifier.send(notice)
             except Exception as failure:
                 error = type(failure).__name__
             await self._done(notice, notifier.via, error)
-            queue.task_done()

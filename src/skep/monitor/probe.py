@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from skep import __version__
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.metrics import tpot_ms
-from skep.bench.request import BenchTask, Sender
+from skep.bench.tasks import BenchTask, Sender
 from skep.errors import EndpointError, SkepError, UserError
 from skep.host.nvidia import NvidiaReport, read_nvidia
 from skep.host.power import PowerMeter, open_meter
@@ -33,14 +33,12 @@ from skep.monitor.describe import one_line
 from skep.monitor.records import BUSY, PROBES_FLOW, Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape, ProbeTarget
 from skep.monitor.schedule import Due
 from skep.store.records import Request
-from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import fetch, fetch_if_there
+from skep.wire.client import Pool, WireFailure, fetch, fetch_if_there
 from skep.wire.heads import parse_url
 from skep.wire.prometheus import parse_metrics
-from skep.workload.calibration import TokenCalibration, calibrate
 from skep.workload.drills import drills
 from skep.workload.filling import CHARS_PER_PIECE
-from skep.workload.prompts import FEWEST_PIECES, Prompt, coding_prompts
+from skep.workload.prompts import FEWEST_PIECES, Prompt, TokenCalibration, calibrate, coding_prompts
 from skep.workload.reading_checks import read_check
 
 ASK_S = 5.0

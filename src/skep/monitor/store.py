@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import itemgetter
 from sqlite3 import Connection, Row
 from statistics import fmean
@@ -163,18 +163,16 @@ class SeriesStore:
 
     def target(self, name: str, *, removed: bool = False) -> ProbeTarget:
         known = {target.name: target for target in self.targets(removed=True)}
-        found = known.get(name)
-        if found is not None and (removed or found.removed_at is None):
-            return found
-        if found is not None:
+        if not removed and name in known and known[name].removed_at is not None:
             hint = "its history is kept; `skep monitor add` brings it back"
             raise UserError(f"target `{name}` was removed", hint=hint)
-        live = {squeeze(target.name): target.name for target in known.values() if removed or target.removed_at is None}
-        hint = "`skep monitor list` shows them" if live else "`skep monitor add` makes one"
-        raise UserError(f"there is no target `{name}`", hint=did_you_mean(similar_names(name, live), hint))
+        return known[known_target(name, known)]
 
-    def append_probe(self, probe: Probe, samples: Sequence[ProbeSample] = ()) -> int | None:
-        """The probe, its samples, their hours and days, or nothing. None: a slot of it was covered already."""
+    def append_probe(
+        self, probe: Probe, samples: Sequence[ProbeSample] = (), events: Sequence[MonitorEvent] = ()
+    ) -> int | None:
+        """The probe, its samples, their hours and days, and what it shows to have happened; or nothing.
+        None: a slot of it was covered already."""
         with self.store.transaction() as connection:
             end = connection.execute(_ROW_BEFORE, (probe.target, probe.era, probe.slot + probe.slots)).fetchone()
             if end is not None and end[0] > probe.slot:
@@ -182,6 +180,7 @@ class SeriesStore:
             probe_id = insert(connection, "probes", probe, id=None).lastrowid
             of_probe = {"id": None, "probe_id": probe_id, "target": probe.target, "busy": probe.busy}
             insert_all(connection, "samples", samples, **of_probe)
+            insert_all(connection, "events", events, id=None)
             mark = connection.execute("SELECT at FROM watermarks WHERE name = ?", (_THINNED,)).fetchone()
             update_spans(connection, probe.target, samples, -math.inf if mark is None else mark[0])
         return probe_id
@@ -425,3 +424,32 @@ def _write_requests(connection: Connection, kind: SpanKind, start: float, hours:
             if values:
                 key = SeriesKey(target, Heat.SEEN, ProbeShape.ANY, 0, metric)
                 put_span(connection, series_id(connection, key), kind, start, values)
+
+
+def all_targets(series: SeriesStore) -> list[str]:
+    """Return the targets that are probed, those that were, and what the gateway saw."""
+    known = sorted(series.targets(removed=True), key=lambda target: target.removed_at is not None)
+    return list(dict.fromkeys([target.name for target in known] + sorted({key.target for key in series.keys(None)})))
+
+
+def known_target(name: str, known: Collection[str]) -> str:
+    """Return the name. Raise UserError, with names like it, for one that is not known."""
+    if name not in known:
+        hint = "`skep monitor list --all` shows them" if known else "`skep monitor add` makes one"
+        near = similar_names(name, {squeeze(one): one for one in known})
+        raise UserError(f"there is no target `{name}`", hint=did_you_mean(near, hint))
+    return name
+
+
+def known_key(series: SeriesStore, text: str) -> SeriesKey:
+    """Return the series of that name. Raise UserError where there is none."""
+    try:
+        key = SeriesKey.parse(text)
+    except ValueError:
+        hint = "write it as box/hot/short/c1/tok_s; `skep monitor series --all` lists them"
+        raise UserError(f"`{text}` is not the name of a series", hint=hint) from None
+    known = series.keys(key.target)
+    if key not in known:
+        listed = ", ".join(map(str, known[:6])) or "none of that target"
+        raise UserError(f"there is no series `{text}`", hint=f"there are: {listed}")
+    return key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -14,10 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.endpoint import find_endpoint
-from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import SkepError, UserError
-from skep.monitor.history import primary_keys
-from skep.monitor.records import DAY_S, ProbeTarget, SeriesKey, TargetKind
+from skep.monitor.records import DAY_S, ProbeTarget, TargetKind
 from skep.monitor.schedule import format_interval
 from skep.monitor.store import SeriesStore
 from skep.paths import LOOPBACK, user_paths
@@ -136,47 +134,6 @@ def runs_of(target: ProbeTarget) -> str:
     runs += [f"c{target.concurrency}"] if target.concurrency else []
     runs += [f"{target.quality_items} tasks"] if target.quality_items else []
     return ", ".join(runs)
-
-
-def all_targets(series: SeriesStore) -> list[str]:
-    """Return the targets that are probed, those that were, and what the gateway saw."""
-    known = sorted(series.targets(removed=True), key=lambda target: target.removed_at is not None)
-    return list(dict.fromkeys([target.name for target in known] + sorted({key.target for key in series.keys(None)})))
-
-
-def known_target(name: str, known: Collection[str]) -> str:
-    """Return the name. Raise UserError, with names like it, for one that is not known."""
-    if name not in known:
-        hint = "`skep monitor list --all` shows them" if known else "`skep monitor add` makes one"
-        near = similar_names(name, {squeeze(one): one for one in known})
-        raise UserError(f"there is no target `{name}`", hint=did_you_mean(near, hint))
-    return name
-
-
-def known_key(series: SeriesStore, text: str) -> SeriesKey:
-    """Return the series of that name. Raise UserError where there is none."""
-    try:
-        key = SeriesKey.parse(text)
-    except ValueError:
-        hint = "write it as box/hot/short/c1/tok_s; `skep monitor series --all` lists them"
-        raise UserError(f"`{text}` is not the name of a series", hint=hint) from None
-    known = series.keys(key.target)
-    if key not in known:
-        listed = ", ".join(map(str, known[:6])) or "none of that target"
-        raise UserError(f"there is no series `{text}`", hint=f"there are: {listed}")
-    return key
-
-
-def chosen_keys(series: SeriesStore, wanted: str | None, *, everything: bool) -> list[SeriesKey]:
-    """Return the series of that name, or those that stand for a target or for all; with `everything` all of them."""
-    if wanted is not None and "/" in wanted and not series.keys(wanted):  # `gateway:org/model` is a target too
-        return [known_key(series, wanted)]
-    if wanted is not None:
-        known_target(wanted, all_targets(series))
-    if everything:
-        return series.keys(wanted)
-    names = [target.name for target in series.targets()] if wanted is None else [wanted]
-    return [key for name in names for key in primary_keys(series, name)]
 
 
 def moment_of(text: str, now: float, *, option: str) -> float:

@@ -10,9 +10,8 @@ from math import ceil
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog.checkpoints import checkpoints_of, find_checkpoint
 from skep.catalog.gpus import Device
-from skep.catalog.models import Geometry
+from skep.catalog.models import Geometry, checkpoints_of, find_checkpoint
 from skep.planner.fit import FitResult, fits, smallest
 from skep.planner.memory import defaults, has_pool, memory, weights_bits
 from skep.planner.quants import KV_TYPES, QUANTS, KvType, Quant, part_bits, parts_of

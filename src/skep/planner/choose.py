@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog.checkpoints import find_checkpoint, is_published
-from skep.catalog.models import Geometry
+from skep.catalog.models import Geometry, find_checkpoint, is_published
 from skep.errors import DoesNotFit, UserError
 from skep.planner import candidates, ranking
 from skep.planner.candidates import Pins, PlanGoal, place, sizing_card

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from skep.catalog.pullable import PullableModel
+from skep.catalog.models import PullableModel
 from skep.errors import UserError, WeightsError
 from skep.weights.cache import file_sha256, is_verified, write_errors
 from skep.weights.pull import Progress, PulledModel, model_path, pull_from_catalogue, space_bytes

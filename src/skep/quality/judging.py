@@ -22,8 +22,8 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.errors import SkepError, UserError, first_of
+from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript, ScriptEnding, ScriptResult
 from skep.sandbox.runner import Sandbox
-from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptEnding, ScriptResult
 from skep.store.records import Request
 from skep.store.verdicts import Check, Verdict, VerdictOutcome
 from skep.units import shortened
@@ -177,7 +177,7 @@ class Judge:
             "blocks": blocks,
             "said": text[-LONGEST_READ:],
         }
-        argv, stdin = ("-m", "harness.driver", checker.kind), json.dumps(job).encode()
+        argv, stdin = ("-m", "harness.checks", checker.kind), json.dumps(job).encode()
         script = SandboxScript(argv=argv, files=harness_files(), stdin=stdin, packages=checker.kind == "python")
         assert self._sandbox is not None
         result = await _run(self._sandbox, script, limits)

@@ -11,19 +11,23 @@ sees only a collapse, and each reason says how far a fall would have to go.
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 from math import comb
 from statistics import median
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from skep.bench.metrics import by_repeat, task_tok_s, ttft_values
-from skep.quality.records import Advice, Axis, MixedLevel, MixedSummary, PassLoss, TaskFigures
 from skep.store.records import Request
 from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.units import format_seconds
-from skep.workload.coding_tasks import AXES, LEVEL_NAMES, PRIMARY, SIDE, TITLES, AxisRule
+from skep.workload.items import Checker, Item
 
 PRIMARY_TRAFFIC = "primary"
 SIDE_TRAFFIC = "side"
@@ -33,6 +37,149 @@ CHANCE = 0.05
 
 Key = tuple[int, int, int]  # level, repeat, index
 Span = tuple[float, float]
+
+
+class AxisRule(msgspec.Struct, frozen=True):
+    """How one axis is computed: a figure of a level, and what it is divided by."""
+
+    name: str
+    figure: str  # "tok_s" and "ttft_ms" are of turn 1; "side" and "turns" count answers; others are of the level
+    unit: str
+    rule: str  # "over the fastest" | "alone over loaded" | "loaded over C times alone" | "share passed"
+    definition: str
+
+
+def _item(task: Mapping[str, Any], texts: Mapping[str, str]) -> Item:
+    said = [("system", task["system"])] if "system" in task else []
+    messages = [{"role": role, "content": _filled(text, texts)} for role, text in (*said, ("user", task["prompt"]))]
+    values = {name: _filled(one, texts) if isinstance(one, str) else one for name, one in task["checker"].items()}
+    kind = values.pop("kind")
+    return Item(task["id"], tuple(messages), Checker(kind, values), task["max_tokens"], family=task["family"])
+
+
+def _filled(text: str, texts: Mapping[str, str]) -> str:
+    """With each `<<name>>` replaced by that text, and each `<<repr name>>` by its Python literal."""
+
+    def filling(found: re.Match[str]) -> str:
+        part = _filled(texts[found[2]].strip(), texts)
+        return repr(part) if found[1] else part
+
+    return re.sub(r"<<(repr )?(\w+)>>", filling, text)
+
+
+_DATA = tomllib.loads(files(__package__).joinpath("coding.toml").read_text("utf-8"))
+_ITEMS = [_item(task, _DATA["texts"]) for task in _DATA["task"]]
+
+TEMPERATURE: float = _DATA["temperature"]
+LEVEL_NAMES: Mapping[int, str] = {1 + beside: name for beside, name in _DATA["levels"]}  # by C
+TITLES: Mapping[str, str] = {task["id"]: task["title"] for task in _DATA["task"]}
+PRIMARY = tuple(item for item in _ITEMS if item.family == "primary")
+SIDE = tuple(item for item in _ITEMS if item.family == "side")
+AXES = tuple(AxisRule(**axis) for axis in _DATA["axis"])
+
+
+class TaskFigures(msgspec.Struct, frozen=True):
+    """One turn or side task at one level: medians over repeats (and over rounds, if the side load is sustained)."""
+
+    item: str  # "P1.1" | "S1"
+    title: str
+    runs: int
+    ttft_ms: float | None
+    seconds: float | None
+    output_tokens: float | None
+    tok_s: float | None  # tokens / (last - first token)
+    passed: int
+    judged: int
+
+
+class PassLoss(msgspec.Struct, frozen=True):
+    """How many answers passed at a level, and how many to the same tasks at the lowest level that had each of them."""
+
+    passed: int
+    judged: int
+    base_passed: int
+    base_judged: int
+    chance: float  # of so few or fewer if load changed nothing: Fisher's exact test, one-sided
+    shows_at: int | None  # the most passes that would count as a loss; None: with so few answers none would
+
+    @property
+    def is_shown(self) -> bool:
+        return self.shows_at is not None and self.passed <= self.shows_at
+
+
+class MixedLevel(msgspec.Struct, frozen=True):
+    """`name` as published: P1, P1+S1, P1+S1-S2, P1+S1-S4."""
+
+    name: str
+    concurrency: int
+    repeats: int
+    turns: tuple[TaskFigures, ...]
+    side: tuple[TaskFigures, ...]
+    primary_s: float | None  # the whole conversation, median over repeats
+    primary_low_s: float | None  # fastest and slowest repeat
+    primary_high_s: float | None
+    wall_s: float  # all repeats together
+    aggregate_tok_s: float | None  # output tokens of all requests over wall time
+    seconds_per_task: float | None  # wall time over answers that passed; None: none did
+    held_share: float | None  # of the primary's time with all side tasks in flight
+    outcomes: tuple[tuple[str, int], ...] = ()
+    loss: PassLoss | None = None  # None: of the lowest level, or nothing was judged
+
+    @property
+    def tasks(self) -> tuple[TaskFigures, ...]:
+        return (*self.turns, *self.side)
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Of turn 1."""
+        return self.turns[0].ttft_ms
+
+    @property
+    def tok_s(self) -> float | None:
+        """Of turn 1."""
+        return self.turns[0].tok_s
+
+    @property
+    def passed_per_minute(self) -> float | None:
+        """None: no answer passed."""
+        return 60 / self.seconds_per_task if self.seconds_per_task else None
+
+    def slowdown(self, alone: MixedLevel | None) -> float | None:
+        """Time of the conversation over that at C=1."""
+        base = None if alone is None else alone.primary_s
+        return self.primary_s / base if self.primary_s is not None and base else None
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """One axis of the picture. `value` from 0 to 1, the more the better; None: not measured."""
+
+    name: str
+    definition: str
+    value: float | None
+    shown: str  # "191 ms, 1.4x of C=1"
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """The sweet spot: `concurrency` is None where no level would do; `reasons` has one line a level, with figures."""
+
+    concurrency: int | None
+    level: str | None
+    reasons: tuple[str, ...]
+
+
+class MixedSummary(msgspec.Struct, frozen=True):
+    run_id: str
+    model: str
+    form: str  # "published" | "sustained"
+    levels: tuple[MixedLevel, ...]
+    axes: tuple[Axis, ...]
+    advice: Advice
+    simulated: bool = False
+    incomplete: str = ""
+
+    @property
+    def alone(self) -> MixedLevel | None:
+        return next((level for level in self.levels if level.concurrency == 1), None)
 
 
 def mixed_summary(

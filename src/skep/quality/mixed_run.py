@@ -20,20 +20,25 @@ from typing import Any, Literal
 import msgspec
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import EnergyMeter
 from skep.bench.load_shapes import OnRow
-from skep.bench.recording import Identity, Recording, fingerprint_of
-from skep.bench.request import BenchTask, Sender
-from skep.bench.session import OnProgress, RunSession
-from skep.bench.tasks import TaskMaker, Workload
+from skep.bench.session import Identity, OnProgress, Recording, RunSession, fingerprint_of
+from skep.bench.tasks import BenchTask, Sender, TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
+from skep.host.power import PowerMeter
 from skep.quality.judging import AnsweredItem, Judge
-from skep.quality.mixed_figures import PRIMARY_TRAFFIC, SIDE_TRAFFIC, mixed_summary
-from skep.quality.records import MixedSummary
+from skep.quality.mixed_figures import (
+    LEVEL_NAMES,
+    PRIMARY,
+    PRIMARY_TRAFFIC,
+    SIDE,
+    SIDE_TRAFFIC,
+    TEMPERATURE,
+    MixedSummary,
+    mixed_summary,
+)
 from skep.sandbox.runner import Sandbox
 from skep.store.database import Store
 from skep.store.records import Request
-from skep.workload.coding_tasks import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE
 from skep.workload.extraction import split_answer
 from skep.workload.items import Item, item_json
 
@@ -67,7 +72,7 @@ async def run_mixed(
     sandbox: Sandbox,
     on_progress: OnProgress = lambda _: None,
     *,
-    meter: EnergyMeter | None = None,
+    meter: PowerMeter | None = None,
 ) -> MixedSummary:
     """Faults of single requests become rows. Items are stored first: a run cut short can be judged later."""
     items = items_of(plan.levels)

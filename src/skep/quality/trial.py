@@ -24,17 +24,23 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.load_generator import EnergyMeter
-from skep.bench.recording import Identity, Recording, fingerprint_of
-from skep.bench.request import BenchTask
-from skep.bench.session import OnProgress, RunSession
-from skep.bench.tasks import TaskMaker, Workload
+from skep.bench.session import Identity, OnProgress, Recording, RunSession, fingerprint_of
+from skep.bench.tasks import BenchTask, TaskMaker, Workload
 from skep.catalog.gpus import HostFacts
 from skep.errors import EndpointError, UserError
+from skep.host.power import PowerMeter
 from skep.quality.banks import Bank
 from skep.quality.judging import AnsweredItem, Judge
-from skep.quality.records import QualitySummary
-from skep.quality.trial_figures import AGAIN, BASE, CUT_SHORT, LOAD, PAIRED_WITH, WHOLE_BLOCK, quality_summary
+from skep.quality.trial_figures import (
+    AGAIN,
+    BASE,
+    CUT_SHORT,
+    LOAD,
+    PAIRED_WITH,
+    WHOLE_BLOCK,
+    QualitySummary,
+    quality_summary,
+)
 from skep.stats.noninferiority import Claim
 from skep.store.database import Store
 from skep.store.records import LevelFact
@@ -154,7 +160,7 @@ class QualityTrial:
     _judge: Judge
     on_progress: OnProgress = lambda _: None
     on_level: OnLevel = lambda _: None
-    meter: EnergyMeter | None = None
+    meter: PowerMeter | None = None
 
     def __post_init__(self) -> None:
         self._items = [*self._bank.items]

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
-from skep.catalog.checkpoints import Checkpoint, checkpoints_of
 from skep.catalog.gpus import Device, ValueOrigin
-from skep.catalog.models import Geometry, geometry
-from skep.catalog.needs import best_figure, figure_words, stand_in_words
-from skep.catalog.presets import Preset, Published
+from skep.catalog.models import Checkpoint, Geometry, checkpoints_of, geometry
+from skep.catalog.presets import Preset, Published, best_figure, figure_words, stand_in_words
 from skep.config.presets import SHIPPED
+from skep.engines.install import EngineStatus
 from skep.planner.candidates import as_published
 from skep.planner.memory import weights_bits
 from skep.planner.quants import QUANTS, parts_of

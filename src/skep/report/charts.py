@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from skep.bench.records import LevelSummary, Speedup, SweepSummary
+from skep.bench.metrics import LevelSummary, Speedup, SweepSummary
 from skep.report import theme
 from skep.stats.turning import Turning
 from skep.units import known, milliseconds, number, percent, printable, seconds, shortened, times

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from skep.bench.records import Comparison, LevelSummary, SweepSummary
+from skep.bench.metrics import Comparison, LevelSummary, SweepSummary
 from skep.report import charts, theme
 from skep.report.charts import Spec
 from skep.report.columns import Column, chosen

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 
 from skep.bench.demo import DEMO_LEVELS, DEMO_SCALE, DEMO_TASKS, DEMO_TOKENS, fault_of, simulated_run
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.metrics import tpot_ms
-from skep.bench.records import LevelSummary, SweepSummary
-from skep.bench.request import BenchTask, Sender
+from skep.bench.metrics import LevelSummary, SweepSummary, tpot_ms
+from skep.bench.tasks import BenchTask, Sender
 from skep.config.presets import shipped_presets
 from skep.config.settings import EMBEDDED_MODEL
 from skep.errors import EndpointError

@@ -9,8 +9,8 @@ from textwrap import wrap
 from typing import Any
 
 from skep.host.checks import CheckResult, HostFinding
-from skep.monitor.compare import TargetComparisonRow
 from skep.monitor.describe import ago, ahead, percent
+from skep.monitor.history import TargetComparisonRow
 from skep.monitor.records import ProbeSample, ProbeTarget, SeriesKey
 from skep.monitor.schedule import format_interval
 from skep.monitor.status import SeriesStatus, TargetStatus

@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from skep.bench.records import SweepSummary
-from skep.quality.records import Axis, MixedLevel, MixedSummary, TaskFigures
+from skep.bench.metrics import SweepSummary
+from skep.quality.mixed_figures import Axis, MixedLevel, MixedSummary, TaskFigures
 from skep.report.charts import Spec, drawing, headed
 from skep.report.columns import Column
 from skep.report.comparison import Series, comparison_banners, series_of

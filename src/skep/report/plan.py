@@ -7,18 +7,18 @@ from functools import partial
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
-from skep.catalog.checkpoints import checkpoint_of
-from skep.deploy.commands import gateway_line
-from skep.deploy.plan_request import (
-    PlanAnswer,
+from skep.catalog.models import checkpoint_of
+from skep.deploy.commands import (
     caveats,
     commands_of,
     download_bytes,
+    gateway_line,
     keeps_promise,
     rests_on,
     start_line,
     watts_of,
 )
+from skep.deploy.plan_request import PlanAnswer
 from skep.planner.candidates import PlanGoal
 from skep.planner.choose import Plan, PlanChoice, RunnerUp, StepAccount, StepShare, account
 from skep.planner.memory import KV_POOL, STATE, WINDOW, Term

@@ -14,10 +14,19 @@ from msgspec import to_builtins
 from skep.bench.endpoint import Endpoint
 from skep.paths import user_paths
 from skep.quality.banks import Bank
+from skep.quality.mixed_figures import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE, MixedSummary
 from skep.quality.mixed_run import MixedPlan
-from skep.quality.records import ArmFigures, MixedSummary, QualitySummary
 from skep.quality.trial import TrialPlan
-from skep.quality.words import claim_words, conclusion, noise_words, outlook, points, remarks
+from skep.quality.trial_figures import (
+    ArmFigures,
+    QualitySummary,
+    claim_words,
+    conclusion,
+    noise_words,
+    outlook,
+    points,
+    remarks,
+)
 from skep.report import charts, theme
 from skep.report.charts import Spec
 from skep.report.columns import Column, as_count, as_percent, chosen, print_records
@@ -32,7 +41,6 @@ from skep.store.database import open_store
 from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.units import format_seconds, known, moment, number, percent, seconds
-from skep.workload.coding_tasks import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE
 
 _MOST_NAMED = 5  # levels whose claims fit beside their points
 _BAR_PX = 26

@@ -1,7 +1,7 @@
-"""Series over time as a picture: points, rolling median with its band, changes, events, what failed and was missed.
+"""Series over time as a chart: points, rolling median with its band, changes, events, what failed and was missed.
 
-Times are told on the machine's clock, so that days begin at midnight. A picture of a page is drawn twice, for a desk
-and for a phone; the style sheet shows the one that fits.
+`series_chart.json` says how each of them is drawn; here stands what. One specification becomes the picture that a page
+carries and the chart that a browser makes of it. Times are told on the machine's clock, so that days begin at midnight.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from html import escape
 from itertools import pairwise
 
 import msgspec
@@ -20,40 +19,21 @@ from msgspec.structs import replace
 
 from skep.monitor.describe import describe_change
 from skep.monitor.history import Band
-from skep.monitor.records import DAY_S, MonitorEvent, SeriesChange, SeriesPoint
+from skep.monitor.records import MonitorEvent, SeriesChange, SeriesPoint
 from skep.report import theme
-from skep.report.charts import Spec, apart
-from skep.report.svg import render
-from skep.units import number, printable, shortened
+from skep.report.charts import Spec
+from skep.report.svg import chart, picture_of
+from skep.units import number, printable
 
 _FAR = 6.0  # middle halves beyond the middle: drawn at the edge, so that the rest can be seen
 _NEAR_ZERO = 0.35  # a lowest value below this share of the highest: the axis begins at zero
 _ROOM = 0.08  # above and below what is drawn
-_SIZES = {"wide": (1040, 380), "narrow": (344, 300), "only": (344, 190), "trend": (320, 96)}
-_LEFT, _RIGHT, _BOTTOM = 52, 12, 26  # around the plot
-_SIGN_PX = 30  # between the signs of two events; nearer ones share theirs
-_SIZE_PX = 50  # between the sizes of two changes; of nearer ones the later is told
-
-
-COLOUR: Spec = {"field": "colour", "type": "nominal", "scale": None}  # as the row says
-
-
-def layer(rows: Sequence[Spec], mark: Spec, text: str | Spec | None = None, **encoding: Spec) -> Spec:
-    """Return one layer. The `tip` of a row is what a reader sees when the pointer rests on its mark."""
-    if text is not None:
-        encoding["text"] = {"field": text} if isinstance(text, str) else text
-    if any("tip" in row for row in rows):
-        mark, encoding = {**mark, "aria": True}, {**encoding, "description": {"field": "tip"}}
-    return {"data": {"values": list(rows)}, "mark": mark, "encoding": encoding}
-
-
-def line(color: str, *, width: float) -> Spec:
-    return {"type": "line", "color": color, "strokeWidth": width, "strokeCap": "round"}
-
-
-def label(align: str, *, dx: int = 0, dy: int = 0, weight: int = 400, color: str = theme.INK) -> Spec:
-    place = {"type": "text", "align": align, "baseline": "middle", "dx": dx, "dy": dy}
-    return {**place, "fontWeight": weight, "color": color}
+_LANE_PX = 20  # of the signs above the curves
+_SIZES = {"wide": (1040, 380), "narrow": (344, 300), "small": (344, 190), "trend": (320, 96)}
+_MOST_MARKS = 400  # failed probes that get a mark of their own
+_MOST_DRAWN = 150  # points, and rows of a band, of a picture that does not move; its chart has more
+_NEAR = 0.03  # of the window: events so near each other share a sign
+_LABEL = 0.08  # of the window: a change nearer than that to the last one has its line alone
 
 
 class Track(msgspec.Struct, frozen=True):
@@ -88,9 +68,17 @@ class Picture(msgspec.Struct, frozen=True):
         return [point for track in self.tracks for point in track.points]
 
     @property
+    def axis(self) -> tuple[float, float]:
+        """The ends of the axis of values: without busy ones, unless there are no others."""
+        free = [point.value for point in self.points if not point.busy]
+        bands = [track.band[:: 1 + len(track.band) // 400] for track in self.tracks]
+        edges = [edge for band in bands for row in band for edge in row[2:]]
+        return value_range(free + edges or [point.value for point in self.points])
+
+    @property
     def goes_beyond(self) -> bool:
         """Whether a value lies outside the axis."""
-        low, high = value_range(_axis_values(self))
+        low, high = self.axis
         return any(not low <= point.value <= high for point in self.points)
 
 
@@ -100,50 +88,6 @@ def shift_label(ratio: float) -> str:
         return f"{number(ratio, digits=1)}×"
     size = 100 * (ratio - 1)
     return f"{'+' if size > 0 else ''}{number(size, digits=1)} %"
-
-
-def series_picture(picture: Picture, name: str, *, size: str = "full") -> Markup:
-    """Return the drawings and what the script needs for its crosshair; a small picture is as wide as a phone."""
-    picture = _steady(picture)
-    kinds = ("wide", "narrow") if size == "full" else ("only",)
-    drawn = "".join(series_svg(picture, f"{name}-{kind}", kind) for kind in kinds)
-    hint = "Left and right arrow move from point to point"
-    return Markup(  # noqa: S704
-        f'<div class="chart" id="{name}" tabindex="0" role="group" aria-label="{hint}">{drawn}'
-        f'<script type="application/json" class="chart-data">{_island(picture)}</script>'
-        '<output class="chart-tip" aria-live="polite" hidden=""></output></div>'
-    )
-
-
-def series_svg(picture: Picture, name: str, kind: str = "wide") -> str:
-    """Return one drawing. `name` is used for its ids; where its plot lies is told to the script."""
-    spec = series_spec(picture, kind)
-    top, (low, high) = spec["padding"]["top"], value_range(_axis_values(picture))
-    edges = {"since": wall_s(picture.since), "until": wall_s(picture.until), "low": low, "high": high, "top": top,
-             "left": _LEFT, "right": _LEFT + spec["width"], "bottom": top + spec["height"]}  # fmt: skip
-    title, words = (escape(printable(some)) for some in (picture.title, picture.words))
-    where = " ".join(f'data-{key}="{value:.10g}"' for key, value in edges.items())
-    return render(
-        spec,
-        lambda box: (
-            f'<svg class="series {kind}" viewBox="{box}" role="img" aria-labelledby="{name}-t {name}-d" {where}>'
-            f'<title id="{name}-t">{title}</title><desc id="{name}-d">{words}</desc>'
-        ),
-    ).replace("</svg>", '<g class="cross"></g></svg>')
-
-
-def trend_svg(picture: Picture) -> Markup:
-    """Return the band alone, small, with a dot at its end."""
-    look = f'role="img" aria-label="{escape(printable(picture.words))}"'
-    spec = series_spec(_steady(picture), "trend")
-    return Markup(render(spec, lambda box: f'<svg class="trend" viewBox="{box}" {look}>'))  # noqa: S704
-
-
-def _steady(picture: Picture) -> Picture:
-    """Return the picture with the ends of its window at whole pixels, so that a page loaded again finds it drawn."""
-    pixel_s = max(picture.until - picture.since, 1.0) / _SIZES["wide"][0]
-    since, until = math.floor(picture.since / pixel_s) * pixel_s, math.ceil(picture.until / pixel_s) * pixel_s
-    return replace(picture, since=since, until=until)
 
 
 def value_range(values: Sequence[float]) -> tuple[float, float]:
@@ -166,241 +110,212 @@ def value_range(values: Sequence[float]) -> tuple[float, float]:
     return (low if low == 0 else max(low - room, 0.0) if low > 0 else low - room), high + room
 
 
-def series_spec(picture: Picture, kind: str = "wide") -> Spec:
-    """Return the drawing in Vega-Lite's terms: of a `wide` or a `narrow` page, of a card (`only`), or a `trend`."""
-    (width, height), is_trend = _SIZES[kind], kind == "trend"
-    lanes = 8 if is_trend else 20 + 20 * bool(picture.changes) + 20 * bool(picture.events)
-    width, height = width - _LEFT - _RIGHT, height - lanes - _BOTTOM
-    low, high = value_range(_axis_values(picture))
-    x = _time_axis(picture, kind)
-    zero = {"condition": {"test": "datum.value == 0", "value": theme.STONE}, "value": theme.GRID}
-    axis: Spec = {"format": ",f", "labelExpr": "replace(datum.label, '-', '−')", "gridColor": zero}
-    axis |= {"labelFontSize": 11 if is_trend else 12, "tickCount": 2 if is_trend else 4 if width < 500 else 6}
-    scale = {"domain": [low, high], "nice": False, "zero": False, "clamp": True}
-    y = {"field": "y", "type": "quantitative", "title": None, "axis": axis, "scale": scale}
-    changes = sorted((one for one in picture.changes if _inside(picture, one.at)), key=lambda one: one.at)
-    layers = [
-        *_missed(picture, x, width),
-        *_shifts(changes, x, 0 if is_trend else lanes, (picture.until - picture.since) / width),
-    ]
-    for track in picture.tracks:
-        layers += [*_curve(track, x, y, width, is_trend=is_trend), *_dots(track, x, y, (low, high))]
-    layers += _failures(picture, x, height)
-    if not is_trend:
-        layers += [*_levels(picture, changes, x, y), *_flags(picture, x, width)]
-        corner = {"x": {"value": 0}, "y": {"value": 0}}
-        told = " · ".join(filter(None, (picture.unit, "the axis does not begin at 0" if low > 0 else "")))
-        layers.append(
-            layer([{}], {**label("left", dy=-11, color=theme.MUTED), "fontSize": 11}, {"value": told}, **corner)
-        )
+def series_chart(picture: Picture, *, small: bool = False) -> Markup:
+    """Return the pictures, for a desk and for a phone, and the specification that a browser makes a chart of."""
+    sizes = ("small",) if small else ("wide", "narrow")
+    drawn = [picture_of(series_spec(picture, size, still=True), picture.words, size) for size in sizes]
+    return chart(drawn, series_spec(picture, sizes[0]), picture.words)
+
+
+def trend_svg(picture: Picture) -> Markup:
+    """Return the band and the changes alone, small."""
+    return picture_of(series_spec(picture, "trend", still=True), picture.words, "trend")
+
+
+def series_spec(picture: Picture, size: str = "wide", *, still: bool = False) -> Spec:
+    """`still`: for a picture that does not move, where fewer points are enough and none is pointed at."""
+    spec: Spec = json.loads(theme.coloured("series_chart.json"))
+    width, height = _SIZES[size]
+    trend, narrow = size == "trend", size != "wide"
+    picture = _steady(picture)
+    low, high = picture.axis
+    # Signs stand inside the plot, above the curves, so that they are cut off with the rest where a reader zooms in.
+    lanes = 0 if trend else _LANE_PX * (bool(picture.changes) + bool(picture.events))
+    rows = _rows(picture, low, high, _MOST_DRAWN if still else 400)
+    if still:
+        rows["points"] = rows["points"][:: 1 + len(rows["points"]) // _MOST_DRAWN]
+    since, x, y = _ms(picture.since), spec["encoding"]["x"], spec["encoding"]["y"]
+    x["scale"]["domain"] = {"expr": f"[{since}, {max(_ms(picture.until), since + 1000)}]"}
+    y["scale"]["domain"] = {"expr": f"[{low!r}, {high + (high - low) * lanes / (height - lanes - 50)!r}]"}
+    x["axis"]["tickCount"], y["axis"]["tickCount"] = 4 if narrow else 10, 2 if trend else 4 if narrow else 6
+    unwanted = ("points", "busy", "outliers", "sizes", "picked") if trend else ("picked",) if still else ()
+    layers = [one for one in spec["layer"] if rows[one["data"]["name"]] and one.get("name") not in unwanted]
+    for one in layers if still else ():
+        one.pop("params", None)
+    spec["params"][0]["value"] = picture.unit
+    cut = "the axis does not begin at 0" if low > 0 else ""
+    if words := "" if trend else " · ".join(filter(None, (picture.unit, cut))):
+        spec["title"] = {"text": words, "fontSize": 11, "fontWeight": 400, "color": theme.MUTED, "offset": 6}
+    used = {name: rows[name] for name in dict.fromkeys(one["data"]["name"] for one in layers)}
+    return {**spec, "width": width, "height": height, "layer": layers, "datasets": used}
+
+
+def _steady(picture: Picture) -> Picture:
+    """Return the picture with the ends of its window at whole pixels, so that a page loaded again finds it drawn."""
+    pixel_s = max(picture.until - picture.since, 1.0) / 1000
+    since, until = math.floor(picture.since / pixel_s) * pixel_s, math.ceil(picture.until / pixel_s) * pixel_s
+    return replace(picture, since=since, until=until)
+
+
+def _rows(picture: Picture, low: float, high: float, most: int) -> dict[str, list[Spec]]:
+    """Return the rows of each kind of mark, by the names of `series_chart.json`; of a band at most about `most`."""
+    bands, points = [], []
+    for place, track in enumerate(picture.tracks):
+        band = _band_rows(track, place, low, high, most)
+        points += _point_rows(track, f"{track.name}: " if len(picture.tracks) > 1 else "", band)
+        bands += band
+    failed = sorted(at for at in picture.failed if picture.since <= at <= picture.until)
+    told = f"{len(picture.failed)} failed"
     return {
-        "autosize": {"type": "none"},
-        "padding": {"left": _LEFT, "top": lanes, "right": _RIGHT, "bottom": _BOTTOM},
-        "width": width,
-        "height": height,
-        "layer": layers,
+        "missed": [_stretch(*one, theme.STONE) for one in _joined(picture)],
+        "between": [_stretch(*one.between, _colour(one)) for one in picture.changes],
+        "band": bands,
+        "levels": _levels(picture, low, high),
+        "points": [row for row in points if low <= row["y"] <= high],
+        "outliers": [*_outliers(points, "above", high), *_outliers(points, "below", low)],
+        "failed": [{"t": _ms(at), "colour": theme.ROSE, "tip": told} for at in failed[:_MOST_MARKS]],
+        "changes": _changes(picture),
+        "events": _events(picture),
     }
 
 
-def _ms(at: float) -> float:
-    return round(1000 * wall_s(at))
+def _brief(value: float) -> float:
+    """Return what can be seen of a value: a page carries thousands."""
+    return float(f"{value:.4g}") if abs(value) < 10_000 else round(value)
 
 
-def _inside(picture: Picture, at: float) -> bool:
-    return picture.since <= at <= picture.until
+def _stretch(begin: float, end: float, colour: str) -> Spec:
+    return {"t": _ms(begin), "end": _ms(end), "colour": colour}
 
 
-def _time_axis(picture: Picture, kind: str) -> Spec:
-    """Days begin at midnight of the wall's clock; where days, months or years begin, the grid and the label say so."""
-    days, is_trend = (picture.until - picture.since) / DAY_S, kind == "trend"
-    if days < 6:
-        strong = "utchours(datum.value) == 0 && utcminutes(datum.value) == 0"
-        form = f"{strong} ? '%a %-d %b' : '%H:%M'"
-    elif days < 120:
-        strong, form = "utcdate(datum.value) == 1", "'%-d %b'"
-    else:
-        strong = "utcmonth(datum.value) == 0"
-        form = f"datum.index == 0 || {strong} ? '%b %Y' : '%b'"
-    weight, opacity = ({"condition": {"test": strong, "value": a}, "value": b} for a, b in ((600, 400), (1, 0)))
-    axis = {
-        "labelExpr": f"utcFormat(datum.value, {form})", "labelFontSize": 11 if is_trend else 12, "labelPadding": 4,
-        "labelFontWeight": weight, "labelFlush": 24, "ticks": not is_trend, "tickColor": theme.STONE,
-        "tickCount": 10 if kind == "wide" else 4, "grid": not is_trend, "gridDash": [2, 3], "gridOpacity": opacity,
-    }  # fmt: skip
-    scale = {"type": "utc", "domain": [_ms(picture.since), max(_ms(picture.until), _ms(picture.since) + 1000)]}
-    return {"field": "x", "type": "temporal", "title": None, "axis": axis, "scale": scale}
+def _band_rows(track: Track, place: int, low: float, high: float, most: int) -> list[Spec]:
+    """Pieces between which nothing was measured are told apart."""
+    rows, step = [], 1 + len(track.band) // most
+    for number_of_piece, piece in enumerate(_pieces(track)):
+        for at, *values in [*piece[:-1:step], piece[-1]]:
+            middle, lower, upper = (_brief(min(max(value, low), high)) for value in values)
+            edges = {"y": middle, "low": lower, "high": upper}
+            rows.append({"t": _ms(at), **edges, "piece": f"{place}-{number_of_piece}", "colour": track.colour})
+    return rows
 
 
-def _curve(track: Track, x: Spec, y: Spec, width: int, *, is_trend: bool) -> list[Spec]:
-    """Return a shade and a line, a row for every four pixels; where nothing was measured for long, both break."""
-    if not (band := track.band):
-        return []
-    moments = [row[0] for row in band]
-    strides = sorted(b - a for a, b in pairwise(moments))
-    longest = 6 * max(strides[len(strides) // 2], 1.0) if len(strides) > 1 else math.inf
-    anew = {bisect_left(moments, step) for step in track.steps}
-    step, rows = max(1, 4 * len(band) // width), list[Spec]()
-    for place, (at, middle, low, high) in enumerate(band):
-        breaks = place and (place in anew or at - moments[place - 1] > longest)
-        if breaks or place % step == 0 or place == len(band) - 1 or place + 1 in anew:
-            rows += [{"x": rows[-1]["x"], "y": None, "low": None, "high": None}] if breaks else []
-            rows.append({"x": _ms(at), "y": middle, "low": low, "high": high})
-    as_given = {"x": x, "order": {"value": None}}
-    mark = {**line(track.colour, width=2 if is_trend else 2.4), "strokeJoin": "round"}
-    shade = {"type": "area", "color": track.colour, "opacity": 0.16}
-    end = {"type": "point", "filled": True, "color": track.colour, "opacity": 1, "size": 38}
-    layers = [layer(rows, shade, y={**y, "field": "low"}, y2={"field": "high"}, **as_given),
-              layer(rows, mark, y=y, **as_given)]  # fmt: skip
-    return [*layers, layer(rows[-1:], end, x=x, y=y)] if is_trend else layers
-
-
-def _dots(track: Track, x: Spec, y: Spec, edges: tuple[float, float]) -> list[Spec]:
-    """Return dots, hollow where other requests ran; values beyond the axis are triangles at its edge.
-
-    The dots are one line of points that are not joined: a thousand elements would make the page slow.
-    """
-    low, high = edges
-    rows = [{"x": _ms(one.at), "y": one.value, "busy": one.busy} for one in track.points]
-    within = [row for row in rows if low <= row["y"] <= high]
-    free = [row for row in within if not row["busy"]]
-    size = 4.6 if len(free) < 250 else 3.6 if len(free) < 900 else 2.8
-    apart = [part for row in free for part in (row, {"x": row["x"], "y": None})]
-    dots = {**line(track.colour, width=size), "opacity": 0.5 if len(free) < 400 else 0.34}
-    ring = {"type": "point", "color": track.colour, "size": 4 * size, "strokeWidth": 1.1, "opacity": 0.8}
-    layers = [layer(apart, dots, x=x, y=y, order={"value": None})] if apart else []
-    layers += [layer(busy, ring, x=x, y=y)] if (busy := [row for row in within if row["busy"]]) else []
-    beyond = (("above", "up", [row for row in rows if row["y"] > high]),
-              ("below", "down", [row for row in rows if row["y"] < low]))  # fmt: skip
-    for word, way, found in beyond:
-        values = [row["y"] for row in found] or [0.0]
-        tip = f"{len(found)} {word} the axis: {min(values):,.4g} to {max(values):,.4g}"
-        mark = {"type": "point", "shape": f"triangle-{way}", "color": track.colour, "size": 45, "opacity": 1}
-        fill = {"condition": {"test": "datum.busy", "value": theme.PAPER}, "value": track.colour}
-        layers += [layer([{**row, "tip": tip} for row in found[:200]], mark, x=x, y=y, fill=fill)] if found else []
-    return layers
-
-
-def _missed(picture: Picture, x: Spec, width: int) -> list[Spec]:
-    """Return grey where no probe was made; neighbours that touch on the screen are one."""
-    pixel_s = (picture.until - picture.since) / width
-    found: list[list[float]] = []
-    for begin, end in sorted(picture.missed):
-        start, stop = max(begin, picture.since), min(end, picture.until)
-        if found and start - found[-1][1] < pixel_s:
-            found[-1][1] = max(found[-1][1], stop)
-        elif start <= picture.until and stop >= picture.since:
-            found.append([start, max(stop, start + 1.5 * pixel_s)])
-    rows = [{"x": _ms(start), "x2": _ms(stop)} for start, stop in found]
-    mark = {"type": "rect", "color": theme.STONE, "opacity": 0.22}
-    return [layer(rows, mark, x=x, x2={"field": "x2"})] if rows else []
-
-
-def _failures(picture: Picture, x: Spec, height: int) -> list[Spec]:
-    """Return ticks along the bottom, at most 400: what falls on the same pixel is one."""
-    step = (picture.until - picture.since) / 400
-    places = {round(at / step) * step for at in picture.failed if _inside(picture, at)}
-    rows = [{"x": _ms(at), "tip": f"{len(picture.failed)} failed"} for at in sorted(places)]
-    sides = {"y": {"value": height}, "y2": {"value": height - 9}}
-    return [layer(rows, {"type": "rule", "color": theme.ROSE, "strokeWidth": 2}, x=x, **sides)] if rows else []
-
-
-def _shifts(changes: Sequence[SeriesChange], x: Spec, lanes: int, pixel_s: float) -> list[Spec]:
-    """Return a dashed line at each change with its size on top, and a shade over when it may have come."""
+def _point_rows(track: Track, name: str, band: Sequence[Spec]) -> list[Spec]:
+    """With the rolling median at that time. Where a window is too long for points, its medians are pointed at."""
+    look = {"colour": track.colour, **({"name": name} if name else {})}
+    if not track.points:
+        return [{"t": row["t"], "y": row["y"], "unseen": True, **look} for row in band]
+    moments = [row["t"] for row in band]
     rows: list[Spec] = []
-    for one in changes:
-        start, stop = (_ms(at) for at in one.between)
+    for point in track.points:
+        row: Spec = {"t": _ms(point.at), "y": _brief(point.value), **look}
+        if point.busy:
+            row["busy"] = True
+        if band:
+            beside = band[min(bisect_left(moments, row["t"]), len(band) - 1)]
+            row |= {"middle": beside["y"], "low": beside["low"], "high": beside["high"]}
+        rows.append(row)
+    return rows
+
+
+def _outliers(points: Sequence[Spec], word: str, edge: float) -> list[Spec]:
+    """Small triangles at the edge of the axis for values beyond it, with their number."""
+    beyond = [row for row in points if (row["y"] > edge if word == "above" else row["y"] < edge)]
+    values = [row["y"] for row in beyond] or [0.0]
+    tip = f"{len(beyond)} {word} the axis: {min(values):,.4g} to {max(values):,.4g}"
+    shape = "triangle-up" if word == "above" else "triangle-down"
+    return [{"t": row["t"], "y": edge, "colour": row["colour"], "shape": shape, "tip": tip} for row in beyond]
+
+
+def _joined(picture: Picture) -> list[tuple[float, float]]:
+    """Return when probes were missed; neighbours that touch on the screen are one."""
+    pixel_s, found = (picture.until - picture.since) / 1000, list[tuple[float, float]]()
+    for begin, end in sorted(picture.missed):
+        start, stop = max(begin, picture.since), min(max(end, begin + 1.5 * pixel_s), picture.until)
+        if found and start - found[-1][1] < pixel_s:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
+        elif start < stop:
+            found.append((start, stop))
+    return found
+
+
+def _changes(picture: Picture) -> list[Spec]:
+    """A dashed line with its size on top. One whose label would cover the last one's has only the line."""
+    rows, labelled = [], -math.inf
+    for one in _within(picture, picture.changes):
+        share = _share(picture, one.at)
+        label = shift_label(one.ratio) if share - labelled > _LABEL else ""
+        labelled = share if label else labelled
         tip = printable(describe_change(one).replace("-", "−"))
-        row = {"x": _ms(one.at), "from": start, "to": stop, "label": shift_label(one.ratio)}
-        rows.append({**row, "tip": tip, "colour": _colour(one)})
-    mark = {"type": "rule", "strokeWidth": 1.6, "strokeDash": [5, 4]}
-    top: Spec = {"y": {"value": 18 - lanes if lanes else 0}, "y2": {"value": "height"}}
-    lines = [layer(rows, mark, x=x, color=COLOUR, **top)] if rows else []
-    if not lanes or not rows:
-        return lines
-    shade = {"type": "rect", "opacity": 0.1, "clip": True}
-    shaded = layer(rows, shade, x={**x, "field": "from"}, x2={"field": "to"}, color=COLOUR)
-    named = apart(rows, 1000 * _SIZE_PX * pixel_s, lambda row: row["x"])
+        place = {"t": _ms(one.at), "align": _align(share)}
+        rows.append({**place, "colour": _colour(one), "label": label, "tip": tip})
+    return rows
+
+
+def _levels(picture: Picture, low: float, high: float) -> list[Spec]:
+    """The medians on both sides of each change, as far as was measured: a rolling one is late to tell of it."""
+    changes = _within(picture, picture.changes)
+    moments = [one.at for track in picture.tracks for one in (*track.points[:1], *track.points[-1:])]
+    moments += [row[0] for track in picture.tracks for row in (*track.band[:1], *track.band[-1:])]
+    edges = [min(moments, default=0.0), *(one.at for one in changes), max(moments, default=0.0)]
     return [
-        shaded,
-        *lines,
-        layer(named, label("center", weight=650), "label", x=x, y={"value": 10 - lanes}, color=COLOUR),
+        {
+            **_stretch(edges[place + side], edges[place + side + 1], _colour(one)),
+            "y": min(max(median, low), high),
+        }
+        for place, one in enumerate(changes)
+        for side, median in enumerate((one.before, one.after))
     ]
+
+
+def _events(picture: Picture) -> list[Spec]:
+    """Signs numbered as in the table beneath; those too near each other are one."""
+    groups: list[list[tuple[int, MonitorEvent]]] = []
+    for number_of_event, event in picture.events:
+        if picture.since <= event.at <= picture.until:
+            if groups and _share(picture, event.at) - _share(picture, groups[-1][0][1].at) < _NEAR:
+                groups[-1].append((number_of_event, event))
+            else:
+                groups.append([(number_of_event, event)])
+    lane = _LANE_PX if picture.changes else 0
+    rows = []
+    for group in groups:
+        (first, event), (last, _) = group[0], group[-1]
+        tip = printable("\n".join(f"{when(one.at)}: {one.text}" for _, one in group[:12]))
+        sign = {"label": f"⚑ {first}" if first == last else f"⚑ {first}–{last}", "tip": tip, "colour": theme.PLUM}
+        side = "right" if _share(picture, event.at) > 1 - _NEAR else "left"
+        at = {"t": _ms(event.at), "align": side, "lane": lane + 9, "top": lane + 1}
+        rows.append({**at, **sign})
+    return rows
+
+
+def _within(picture: Picture, changes: Iterable[SeriesChange]) -> list[SeriesChange]:
+    return sorted((one for one in changes if picture.since <= one.at <= picture.until), key=lambda one: one.at)
+
+
+def _share(picture: Picture, at: float) -> float:
+    """Return where a moment lies on the axis of time: 0 at its begin, 1 at its end."""
+    return (at - picture.since) / max(picture.until - picture.since, 1.0)
+
+
+def _align(share: float) -> str:
+    """Return how words stand beside their line, so that they are not cut off at the ends of the axis."""
+    return "left" if share < 0.05 else "right" if share > 0.95 else "center"
 
 
 def _colour(change: SeriesChange) -> str:
     return theme.ROSE if change.worse else theme.MOSS
 
 
-def _levels(picture: Picture, changes: Sequence[SeriesChange], x: Spec, y: Spec) -> list[Spec]:
-    """Return the medians on both sides of each change, as far as was measured: a rolling one is late to tell of it."""
-    moments = [one.at for one in picture.points] + [row[0] for track in picture.tracks for row in track.band]
-    if not changes or not moments:
+def _pieces(track: Track) -> Iterable[Sequence[Band]]:
+    """Return the band in pieces: where nothing was measured for long, no line claims to know."""
+    if not (band := track.band):
         return []
-    edges = [min(moments), *(one.at for one in changes), max(moments)]
-    rows = [
-        {"x": _ms(begin), "x2": _ms(end), "y": median, "colour": _colour(one)}
-        for place, one in enumerate(changes)
-        for side, median in enumerate((one.before, one.after))
-        for begin, end in [edges[place + side : place + side + 2]]
-    ]
-    mark = {"type": "rule", "strokeWidth": 1.6, "strokeDash": [2, 3]}
-    return [layer(rows, mark, x=x, x2={"field": "x2"}, y=y, color=COLOUR)]
-
-
-def _flags(picture: Picture, x: Spec, width: int) -> list[Spec]:
-    """Return a line at each event with its number as in the table, and its words where there is room for them."""
-    pixel_s = (picture.until - picture.since) / width
-    groups: list[list[tuple[int, MonitorEvent]]] = []
-    inside = [one for one in picture.events if _inside(picture, one[1].at)]
-    for number_, event in sorted(inside, key=lambda one: one[1].at):
-        if groups and event.at - groups[-1][0][1].at < _SIGN_PX * pixel_s:
-            groups[-1].append((number_, event))
-        else:
-            groups.append([(number_, event)])
-    if not groups:
-        return []
-    rows = []
-    for group, after in zip(groups, [*groups[1:], None], strict=True):
-        (first, event), (last, _) = group[0], group[-1]
-        room = ((after[0][1].at if after else picture.until) - event.at) / pixel_s
-        words = shortened(printable(event.text), min(int(room / 7) - 4, 42)) if len(group) == 1 and room > 100 else ""
-        tip = printable("; ".join(f"{when(one.at)}: {one.text}" for _, one in group[:12]))
-        sign = f"{first}" if first == last else f"{first}–{last}"
-        rows.append({"x": _ms(event.at), "sign": sign, "label": words, "tip": tip})
-    flag = {"type": "rule", "color": theme.PLUM, "opacity": 0.45}
-    sign_look, words_look = label("left", weight=700, color=theme.PLUM), label("left", dx=24, color=theme.MUTED)
-    lane = {"x": x, "y": {"value": -31}}
-    return [layer(rows, flag, x=x, y={"value": -22}, y2={"value": "height"}),
-            layer(rows, sign_look, "sign", **lane), layer(rows, words_look, "label", **lane)]  # fmt: skip
-
-
-def _axis_values(picture: Picture) -> list[float]:
-    """Return the values that set the axis: without busy ones, unless there are no others."""
-    free = [point.value for point in picture.points if not point.busy]
-    edges = [edge for track in picture.tracks for one in track.band[:: 1 + len(track.band) // 400] for edge in one[2:]]
-    return free + edges or [point.value for point in picture.points]
-
-
-def _island(picture: Picture) -> str:
-    """Seconds of the wall's clock after the first, so that they stay short; never a `<` that could end the element."""
-    values = [abs(value) for value in _axis_values(picture)]
-    digits = max(0, 4 - len(str(int(max(values, default=0.0)))))
-    since = wall_s(picture.since)
-
-    def after(at: float) -> int:
-        return int(wall_s(at) - since)
-
-    def edges(band: Sequence[Band]) -> list[list[float]]:
-        return [[after(at), *(round(edge, digits) for edge in some)] for at, *some in band[:: 1 + len(band) // 400]]
-
-    tracks = [
-        {"name": track.name, "band": edges(track.band),
-         "points": [[after(p.at), round(p.value, digits), int(p.busy)] for p in track.points]}
-        for track in picture.tracks
-    ]  # fmt: skip
-    flags = [[after(event.at), event.text] for _, event in picture.events]
-    document = {"since": since, "unit": picture.unit, "tracks": tracks, "flags": flags}
-    return json.dumps(document, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    strides = sorted(b[0] - a[0] for a, b in pairwise(band))
+    longest = 6 * max(strides[len(strides) // 2], 1.0) if len(strides) > 1 else float("inf")
+    moments = [row[0] for row in band]
+    anew = {bisect_left(moments, step) for step in track.steps}
+    cuts = [i for i in range(1, len(band)) if i in anew or moments[i] - moments[i - 1] > longest]
+    return [band[a:b] for a, b in zip([0, *cuts], [*cuts, len(band)], strict=True)]
 
 
 def local(at: float) -> datetime:
@@ -411,6 +326,10 @@ def local(at: float) -> datetime:
 def wall_s(at: float) -> float:
     """Return what the wall's clock showed at `at`, in seconds as if it were in UTC: an axis of whole days."""
     return local(at).replace(tzinfo=UTC).timestamp()
+
+
+def _ms(at: float) -> int:
+    return round(1000 * wall_s(at))
 
 
 def when(at: float, *, now: float | None = None) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from skep.bench.stored_run import MIXED, QUALITY, TIMED, check_drawn_together, load_run, nothing_measured
 from skep.errors import UserError
-from skep.quality.records import MixedSummary, QualitySummary
+from skep.quality.mixed_figures import MixedSummary
+from skep.quality.trial_figures import QualitySummary
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.store.verdicts import Verdict

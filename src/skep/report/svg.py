@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from html import escape
 
@@ -28,10 +30,47 @@ _TIP = re.compile(
 )
 
 
+_alive = ContextVar("_alive", default=False)
+
+
+@contextmanager
+def alive() -> Iterator[None]:
+    """Within it pictures carry their specifications, so that the dashboard's script can make charts of them."""
+    before = _alive.set(True)
+    try:
+        yield
+    finally:
+        _alive.reset(before)
+
+
 def picture(spec: Spec, label: str) -> Markup:
     """Return an `<svg>` element that takes the width it is given."""
     sized = {"width": 470, "height": 270, "autosize": {"type": "fit", "contains": "padding"}, **spec}
-    return Markup(render(sized, lambda box: f'<svg viewBox="{box}" {_role(label)}>'))  # noqa: S704
+    drawn = picture_of(sized, label)
+    return chart([drawn], sized, label) if _alive.get() else drawn
+
+
+def picture_of(spec: Spec, label: str, style: str = "") -> Markup:
+    opening = f'<svg class="{style}" ' if style else "<svg "
+    return Markup(render(spec, lambda box: f'{opening}viewBox="{box}" {_role(label)}>'))  # noqa: S704
+
+
+def chart(drawn: Sequence[Markup], spec: Spec, label: str) -> Markup:
+    """Return what is drawn of a specification, and itself: the dashboard's script puts a chart in their place."""
+    whole = {**spec, "description": printable(label), "config": theme.chart_config()}
+    if "datasets" in spec:  # of thousands of rows
+        whole["datasets"] = {name: _packed(rows) for name, rows in spec["datasets"].items()}
+    island = json.dumps(whole, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    script = f'<script type="application/json">{island}</script>'
+    return Markup(f'<div class="chart">{"".join(drawn)}{script}</div>')  # noqa: S704
+
+
+def _packed(rows: Sequence[Spec]) -> Spec:
+    """Return rows as lists, and once what is the same in all of them; the script puts them together again."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    same = {name: rows[0][name] for name in names if all(row.get(name) == rows[0].get(name) for row in rows)}
+    columns = [name for name in names if name not in same]
+    return {"same": same, "columns": columns, "rows": [[row.get(name) for name in columns] for row in rows]}
 
 
 def standalone(spec: Spec, label: str) -> str:

@@ -13,7 +13,7 @@ from skep.report.liveview import BETWEEN, Line, Page, bar_cells, cleaned
 from skep.report.swarm_gantt import MOST_BARS, gantt, gantt_element
 from skep.report.terminal import day_and_time, note
 from skep.stats.percentiles import Percentiles
-from skep.swarm.ask.split import PreparedAsk
+from skep.swarm.ask_split import PreparedAsk
 from skep.swarm.progress import Lane, SwarmProgress, down_words
 from skep.swarm.records import (
     Attempt,

@@ -9,7 +9,7 @@ import msgspec
 from markupsafe import Markup
 from msgspec.structs import replace
 
-from skep.bench.records import LevelSummary, SweepSummary
+from skep.bench.metrics import LevelSummary, SweepSummary
 from skep.report import charts, theme
 from skep.report.charts import Spec, headed, panels, sized
 from skep.report.columns import Column, present

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from skep.bench.against_preset import FigureComparison, PresetComparison
 from skep.bench.compare import loss
 from skep.bench.endpoint import Endpoint
-from skep.bench.records import Clock, Comparison, LevelSummary, Promise, Speedup, SweepSummary
+from skep.bench.metrics import Clock, Comparison, LevelSummary, Promise, Speedup, SweepSummary
 from skep.bench.summary import cost_per_million_tokens
 from skep.bench.sweep import SweepPlan
 from skep.report.columns import Column, as_count, as_percent, chosen, print_records

@@ -18,8 +18,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from skep.bench.matrix import MatrixResult
-from skep.bench.metrics import tpot_ms
-from skep.bench.records import LevelSummary, SweepSummary
+from skep.bench.metrics import LevelSummary, SweepSummary, tpot_ms
 from skep.bench.stored_run import TIMED
 from skep.report.columns import Column, csv_table, markdown_cell, markdown_table
 from skep.report.sweep_text import LEVEL_COLUMNS, left_out_sentences, level_columns

@@ -56,8 +56,14 @@ def night_rules() -> str:
 
 
 @cache
+def coloured(name: str) -> str:
+    """Return a JSON file of this package, where colours and the font are named."""
+    text = Template((files("skep.report") / name).read_text(encoding="utf-8"))
+    return text.substitute({name: day for name, day, _ in _COLOURS}, font=FONT)
+
+
+@cache
 def chart_config() -> dict[str, Any]:
-    """Return Vega-Lite's configuration, from `chart_config.json`, where colours are named."""
-    text = Template((files("skep.report") / "chart_config.json").read_text(encoding="utf-8"))
-    config: dict[str, Any] = json.loads(text.substitute({name: day for name, day, _ in _COLOURS}, font=FONT))
+    """Return Vega-Lite's configuration."""
+    config: dict[str, Any] = json.loads(coloured("chart_config.json"))
     return config

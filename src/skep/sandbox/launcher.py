@@ -22,8 +22,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from skep.sandbox.bubblewrap import BOX, Bubblewrap, ScriptView, checked, libc, prctl
-from skep.sandbox.script import SandboxLimits, SandboxScript, ScriptEnding, ScriptResult, pack_result, unpack_order
+from skep.sandbox.bubblewrap import (
+    BOX,
+    Bubblewrap,
+    SandboxLimits,
+    SandboxScript,
+    ScriptEnding,
+    ScriptResult,
+    ScriptView,
+    checked,
+    libc,
+    pack_result,
+    prctl,
+    unpack_order,
+)
 
 CHEAP = (b"RssAnon:", b"RssShmem:", b"VmSwap:", b"VmPTE:")
 EXACT = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")

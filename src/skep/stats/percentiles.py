@@ -1,9 +1,7 @@
 """Location and spread of a sample or of moving windows, and intervals: how far a repeated run would move a figure.
 
-For many values, such as the requests of a level, the percentile bootstrap: draw samples of the same size with
-replacement, by `rng`, and cut the tails. It assumes independent values; with fewer than ten or so it is too narrow.
-For few, such as the repeats of a level, Student's t. Ratios are taken on logarithms, where a share is a difference: the
-result is the ratio of geometric means, which for a spread of a few per cent is that of the means."""
+For few values, such as the repeats of a level, Student's t. Ratios are taken on logarithms, where a share is a
+difference: the result is the ratio of geometric means, which for a spread of a few per cent is that of the means."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from random import Random
 from statistics import NormalDist, fmean, stdev, variance
 
 import msgspec
@@ -194,23 +191,8 @@ def _fraction(x: float, a: float, b: float) -> float:
     return value
 
 
-RESAMPLES = 2000
 FEWEST_RUNS = 3  # of a level, for an interval over them
 WIDEST = 700.0  # of a logarithm: its exponential is still a float
-
-
-def ratio_of_medians_interval(
-    numerators: Iterable[float], denominators: Iterable[float], *, rng: Random, resamples: int = RESAMPLES
-) -> Interval | None:
-    """Of median(numerators) / median(denominators), drawn independently, 95 %; None below two values of either."""
-    above, below = sorted(numerators), sorted(denominators)  # sorted: the order of the values must not matter
-    if below and below[0] <= 0:
-        raise ValueError(f"denominator {below[0]} is not positive")
-    if min(len(above), len(below)) < 2:
-        return None
-    samples = ((rng.choices(above, k=len(above)), rng.choices(below, k=len(below))) for _ in range(resamples))
-    drawn = [median(one) / median(other) for one, other in samples]
-    return Interval(percentile(drawn, 2.5), median(above) / median(below), percentile(drawn, 97.5))
 
 
 def mean_t_interval(values: Iterable[float]) -> Interval | None:
@@ -228,12 +210,6 @@ def runs_interval(values: Iterable[float]) -> Interval | None:
     sample = list(values)
     found = mean_t_interval(sample) if len(sample) >= FEWEST_RUNS else None
     return None if found is None else replace(found, low=max(0.0, found.low))
-
-
-def paired_ratio_interval(pairs: Iterable[tuple[float, float]]) -> Interval | None:
-    """Return the 95 % interval of b / a over pairs (a, b) measured side by side; None below two pairs."""
-    rates = paired_logs(pairs)
-    return MeanEstimate.of(rates).as_ratio(0.95) if len(rates) >= 2 else None
 
 
 class MeanEstimate(msgspec.Struct, frozen=True):
@@ -269,15 +245,3 @@ class MeanEstimate(msgspec.Struct, frozen=True):
         """Return the interval of the ratio, if this is a mean of logarithms."""
         reach = self.reach(confidence, most_freedom)
         return Interval(*(math.exp(min(self.estimate + step, WIDEST)) for step in (-reach, 0.0, reach)))
-
-
-def logs(values: Iterable[float]) -> list[float]:
-    """Sorted; a value that is not above zero has no place in a ratio."""
-    ordered = sorted(values)
-    if ordered and ordered[0] <= 0:
-        raise ValueError(f"a ratio needs positive values, not {ordered[0]}")
-    return [math.log(value) for value in ordered]
-
-
-def paired_logs(pairs: Iterable[tuple[float, float]]) -> list[float]:
-    return sorted(logs([b])[0] - logs([a])[0] for a, b in pairs)

@@ -1,20 +1,27 @@
-"""The client of the control socket (one request, one answer, no event loop), status now and over time, local keys."""
+"""The client side of a hive: starts one, asks it over the control socket, reads its status over time and its logs."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, cast
 
 import msgspec
 
+from skep.config.settings import Settings
 from skep.errors import EngineError, SkepError, UserError
+from skep.files import open_log
 from skep.paths import LOOPBACK, Paths
 
 
@@ -62,7 +69,7 @@ def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float | None =
         return say(message)
 
 
-@contextlib.contextmanager
+@contextmanager
 def connected(socket_path: Path, timeout_s: float | None) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
     """Yield a function that sends requests over one connection; it raises as `ask` does."""
 
@@ -74,13 +81,13 @@ def connected(socket_path: Path, timeout_s: float | None) -> Iterator[Callable[[
             raise error
         return answer
 
-    with contextlib.closing(_connect(socket_path, timeout_s)) as sock:
+    with closing(_connect(socket_path, timeout_s)) as sock:
         yield say
 
 
 def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
     """Ask the hive to drain for `drain_s` (None: as configured) and stop. Return, then, what could not be ended."""
-    with contextlib.closing(_connect(socket_path, 10.0)) as sock:
+    with closing(_connect(socket_path, 10.0)) as sock:
         told, said = _exchange(sock, {"op": "down", "drain_s": drain_s})
         left_s = told["drain_s"] + told.get("stop_s", STOP_S)
         sock.settimeout(left_s)
@@ -93,7 +100,7 @@ def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
         except OSError:
             pass
     deadline = time.monotonic() + EXIT_S  # its socket is closed a moment before the process ends
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         while time.monotonic() < deadline and _stat(told["pid"])[0] != "Z":
             time.sleep(EXIT_POLL_S)
     try:
@@ -303,3 +310,152 @@ class HiveReadings:
             return {"total": sum(one.slots for one in self.replicas), "active": None, "releasing": None}
         active, releasing = sum(one.active or 0 for one in known), sum(one.releasing for one in known)
         return {"total": sum(one.slots for one in known), "active": active, "releasing": releasing}
+
+
+# The logs of replicas and of skep's own processes: files of this machine, or told by the hive where they lie on a node
+
+POLL_S = 0.2
+POLL_ELSEWHERE_S = 1.0
+OTHER_ANSWER_S = 20.0  # of another machine
+OF_SKEP = ("skep", "gateway", "monitor", "requests")  # always here, also while nobody answers
+TAIL_BYTES = 4 << 20
+
+
+def read_log(paths: Paths, name: str, lines: int, *, follow: bool) -> Iterator[bytes]:
+    """Yield the last lines; where it is followed, also what is written later, without end."""
+    try:  # whoever runs is asked first: a file of that name may be what another hive left here
+        told = None if name in OF_SKEP else _elsewhere(paths, name, lines)
+    except EngineError:
+        if not (paths.logs / f"{name}.log").is_file():
+            raise
+        told = None
+    yield from _here(paths, name, lines, follow) if told is None else _on_node(paths, name, told, follow)
+
+
+def read_all_logs(paths: Paths, lines: int, *, follow: bool) -> Iterator[bytes]:
+    """Yield the last lines of every log, each line behind its name; where they are followed, as they are written."""
+    names = _names(paths)
+    if not names:
+        raise UserError("there are no logs yet", hint="`skep up -d` starts a deployment")
+    width = max(map(len, names))
+    chunks = SimpleQueue[bytes]()
+
+    def read(name: str) -> None:
+        prefix = f"{name:{width}} | ".encode()
+        for chunk in read_log(paths, name, lines, follow=follow):
+            chunks.put(b"".join(prefix + line for line in chunk.splitlines(keepends=True)))
+
+    for name in names:
+        if follow:
+            Thread(target=read, args=(name,), daemon=True).start()
+        else:
+            read(name)
+    while follow or not chunks.empty():
+        yield chunks.get()
+
+
+def _on_node(paths: Paths, name: str, told: dict[str, Any], follow: bool) -> Iterator[bytes]:
+    """In parts, as far as it went when the first was told; then to the end of the hive, also while it moves."""
+    offset, size = told["offset"], told.get("size", 0)
+    yield told["text"].encode()
+    while offset < size and (more := _elsewhere(paths, name, 0, offset)) is not None and more["offset"] > offset:
+        offset = more["offset"]
+        yield more["text"].encode()
+    is_behind = False
+    while follow:
+        time.sleep(0 if is_behind else POLL_ELSEWHERE_S)
+        is_behind, text = False, ""
+        with suppress(EngineError):
+            if (more := _elsewhere(paths, name, 0, offset)) is None:
+                return
+            offset, is_behind, text = more["offset"], more["offset"] < more.get("size", 0), more["text"]
+        yield text.encode()
+
+
+def _elsewhere(paths: Paths, name: str, lines: int, offset: int | None = None) -> dict[str, Any] | None:
+    """Return a piece of a log that lies on another node; None if the log is here or skep is not running."""
+    message = {"op": "log", "name": name, "lines": lines, "offset": offset}
+    try:
+        told = ask(socket_of(paths.lock, paths.socket), message, timeout_s=OTHER_ANSWER_S)
+    except NotRunning:
+        return None
+    return told if "text" in told else None
+
+
+def _names(paths: Paths) -> list[str]:
+    """Return whose logs lie here, and the replicas whose logs lie on the nodes of a cluster."""
+    found = {path.stem for path in paths.logs.glob("*.log")}
+    with suppress(NotRunning, EngineError):
+        rows = ask(socket_of(paths.lock, paths.socket), {"op": "status"})["rows"]
+        found |= {row["name"] for row in rows if row.get("node")}
+    return sorted(found)
+
+
+def _here(paths: Paths, name: str, lines: int, follow: bool) -> Iterator[bytes]:
+    path = paths.logs / f"{name}.log"
+    if "/" in name or not path.is_file():
+        raise UserError(f"there is no log of `{name}`", hint=f"known: {', '.join(_names(paths)) or 'none yet'}")
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        seen = file.read().splitlines(keepends=True)
+        yield b"".join(seen[-lines:] if lines else ())
+        position = file.tell()
+    inode = path.stat().st_ino
+    while follow:  # across rotations
+        with suppress(FileNotFoundError):  # between two steps of a rotation
+            found = path.stat()
+            if found.st_ino != inode or found.st_size < position:
+                inode, position = found.st_ino, 0
+            if found.st_size > position:
+                with path.open("rb") as file:
+                    file.seek(position)
+                    data = file.read()
+                position += len(data)
+                yield data
+        time.sleep(POLL_S)
+
+
+# A hive in a process of its own: settings go in by stdin, announcements come back as JSON lines until it is ready
+
+PROGRAM = "skep.cli.hive_process"  # runs `skep.supervisor.main.run_detached`
+HearAnnouncement = Callable[[Mapping[str, Any]], None]
+
+
+def start_detached(
+    settings: Settings, paths: Paths, env: Mapping[str, str], hear: HearAnnouncement, *, parent_fd: int | None = None
+) -> dict[str, Any]:
+    """Return the description of the hive once it is ready. A Ctrl-C meanwhile stops what was started.
+
+    With `parent_fd`, the reading end of a pipe, the hive ends when all writing ends are closed.
+    """
+    read_fd, write_fd = os.pipe()
+    words, fds = [sys.executable, "-m", PROGRAM, "--announce-fd", str(write_fd)], [write_fd]
+    if parent_fd is not None:
+        words, fds = [*words, "--parent-fd", str(parent_fd)], [write_fd, parent_fd]
+    with open_log(paths.logs / "skep.log") as log:
+        child = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=fds, start_new_session=True, env=env
+        )
+    os.close(write_fd)
+    assert child.stdin is not None
+    with child.stdin:
+        child.stdin.write(msgspec.json.encode(settings))
+    try:
+        with os.fdopen(read_fd) as pipe:
+            for line in pipe:
+                message = json.loads(line)
+                hear(message)
+                if "ready" in message:
+                    return cast("dict[str, Any]", message["ready"])
+                if "error" in message:
+                    child.wait()
+                    error = EngineError(message["error"], hint=message["hint"])
+                    error.exit_code = message["exit_code"]
+                    raise error
+    except BaseException:
+        child.send_signal(signal.SIGTERM)
+        child.wait()
+        raise
+    child.wait()
+    hint = f"the end of {paths.logs / 'skep.log'} says more"
+    raise EngineError(f"skep ended with code {child.returncode} before it was ready", hint=hint)

@@ -92,9 +92,10 @@ class GatewayChild:
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
 
     def publish(self, table: messages.ReplicaTable) -> None:
-        """Send the replica table to all processes, including those that only finish their answers."""
-        self._table = table
-        self.say(table)
+        """Send a new replica table to all processes, including those that only finish their answers."""
+        if table != self._table:
+            self._table = table
+            self.say(table)
 
     def say(self, message: messages.ToGateway) -> None:
         """Send a message to all processes; there is no answer."""

@@ -1,17 +1,22 @@
-"""The construction of a hive: settings in, a running supervisor out."""
+"""The process of a hive: settings in, a running supervisor out."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
+import json
+import os
 import signal
 import socket
 import ssl
 import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from skep.config.gateway_messages import AdmissionLimits, BatchPlaces, GatewaySetup, Timeouts, TlsFiles
@@ -19,15 +24,15 @@ from skep.config.keys import keys_path, loose_mode, read_keys
 from skep.config.settings import OWN_ENGINES, GatewaySettings, Settings
 from skep.deploy.launches import PullProgress, plan_launches, read_machine
 from skep.engines.base import Launch, kept_key, new_key
-from skep.errors import StoreError, UserError
+from skep.errors import SkepError, StoreError, UserError
 from skep.files import hold_lock
 from skep.host.processes import kill_marked
-from skep.paths import LOOPBACK, Paths, make_private, make_runtime
+from skep.paths import LOOPBACK, Paths, make_private, make_runtime, user_paths
 from skep.supervisor.control_commands import run_with_control
 from skep.supervisor.lifecycle import RestartPolicy
 from skep.supervisor.supervisor import BackgroundService, Hive, Supervisor
-from skep.wire.limits import ServerLimits
 from skep.wire.listen import bind
+from skep.wire.server_request import ServerLimits
 
 Tell = Callable[[str], None]  # hears a line for the user
 
@@ -235,3 +240,98 @@ def run_hive(
     finally:
         with contextlib.suppress(OSError):  # not empty: the socket of another one, which is running
             paths.runtime.rmdir()
+
+
+# The process behind `skep up -d`: it tells the process that started it how the start goes, as JSON lines
+
+LOGGED = ("name", "node", "pid", "url", "why", "what")  # keys of a row
+
+
+def description(supervisor: Supervisor) -> dict[str, Any]:
+    """Return what `skep up --json` prints."""
+    url, rows = supervisor.hive.url, supervisor.last_rows
+    replicas = [row for row in rows if row["kind"] in ("replica", "upstream")]
+    models = sorted({row["model"] for row in replicas if row["model"]})
+    return {"url": url, "openai_base_url": f"{url}/v1", "models": models, "pid": os.getpid(), "replicas": replicas}
+
+
+class EventLog:
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._said: dict[str, tuple[object, ...]] = {}
+
+    def changed(self, supervisor: Supervisor) -> None:
+        """Called on every change; writes only what is new."""
+        left = [{"kind": "hive", "state": "left_behind", "what": what} for what in supervisor.left_behind]
+        for row in (*supervisor.last_rows, *left):
+            who, state = row.get("name") or row["what"], (row["state"], row["pid"] if row["state"] == "ready" else None)
+            if self._said.get(who) == state:
+                continue
+            self._said[who] = state
+            texts = {key: str(row[key]) for key in LOGGED if row.get(key) is not None}
+            words = " ".join(f'{key}="{text}"' if " " in text else f"{key}={text}" for key, text in texts.items())
+            self._write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {row['kind']}.{row['state']} {words}")
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+class StartReporter:
+    """Writes to the process that started us, as long as it listens."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_inheritable(fd, False)
+        self._fd: int | None = fd
+        self._events = EventLog(_log)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def tell(self, **message: Any) -> None:
+        try:
+            if self._fd is not None:
+                os.write(self._fd, json.dumps(message).encode() + b"\n")
+        except OSError:
+            self.close()
+
+    def warn(self, line: str) -> None:
+        _log(f"warning: {line}")
+        self.tell(warning=line)
+
+    def changed(self, supervisor: Supervisor) -> None:
+        self._events.changed(supervisor)
+        if supervisor.phase == "ready":
+            self.tell(ready=description(supervisor))
+            self.close()
+        else:
+            self.tell(rows=supervisor.last_rows)
+
+
+def run_detached(nodes_of: Callable[[Settings], RemoteNodes | None]) -> int:
+    """Be that process. `nodes_of` returns the nodes of the cluster that the settings name, if any."""
+    parser = argparse.ArgumentParser(prog="skep-detached")
+    parser.add_argument("--announce-fd", type=int, required=True)
+    parser.add_argument("--parent-fd", type=int)
+    args = parser.parse_args()
+    announcer = StartReporter(args.announce_fd)
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
+    try:
+        run_hive(
+            settings,
+            user_paths(os.environ),
+            announcer.changed,
+            progress=lambda done, total: announcer.tell(done=done, total=total),
+            tell=announcer.warn,
+            parent_fd=args.parent_fd,
+            nodes=nodes_of(settings),
+        )
+    except SkepError as error:
+        announcer.tell(error=error.message, hint=error.hint, exit_code=error.exit_code)
+        return error.exit_code
+    except Exception as error:
+        announcer.tell(error=f"unexpected {type(error).__name__}: {error}", hint="see `skep logs skep`", exit_code=1)
+        raise
+    return 0

@@ -13,6 +13,7 @@ from skep.engines.base import Launch
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
 from skep.supervisor.eviction import Act, Action, Eviction, MemoryBudget, Residency, model_specs
 from skep.supervisor.lifecycle import ReplicaState
+from skep.supervisor.replica import ReplicaMember
 from skep.supervisor.replica_set import ReplicaSet
 from skep.wire.json_pipe import Message
 
@@ -51,16 +52,15 @@ class ModelLoader:
         if begin:
             self._eviction.begin(_now())  # the replica set starts them by itself
         for spec in () if begin else specs:
-            if not all(self.replica_set.is_dormant(member) for member in self.replica_set.of_model(spec.model)):
+            if not all(one.launch.name in self.replica_set.dormant for one in self._members(spec.model)):
                 self._eviction.running(spec.model, _now())
-                self._do([])
             elif not spec.on_demand and spec.model in self._on_demand:
                 self._do(self._eviction.wanted(spec.model, _now(), asked=True))
         self._on_demand = {spec.model for spec in specs if spec.on_demand}
         for futures in (self._waiting, self._leaving):
             for model in futures.keys() - self._eviction.states.keys():
                 self._resolve(futures, model, EngineError(f"`{model}` is not served any more", hint="see `skep ps`"))
-        self.look()
+        self.changed()
 
     def stop(self) -> None:
         """Load and unload nothing any more."""
@@ -72,7 +72,7 @@ class ModelLoader:
         """Load and unload nothing until it is `over`."""
         self._stopped = not over
         if over:
-            self.look()
+            self.changed()
 
     @property
     def is_moving(self) -> bool:
@@ -113,14 +113,13 @@ class ModelLoader:
             self._do(self._eviction.wanted(model, _now()))
 
     def look(self) -> None:
-        """Derive the state of each model from its replicas, and publish it; called after every change of a replica."""
+        """Derive the state of each model from its replicas, and act on it; called after every change of a replica."""
         actions: list[Action] = []
         residencies = {model: state.residency for model, state in self._eviction.states.items()}
         for model, residency in () if self._stopped else residencies.items():
-            members = self.replica_set.of_model(model)
-            awake = [member for member in members if not self.replica_set.is_dormant(member)]
-            up = {member.launch.name for member in awake if member.life.state is not ReplicaState.FAILED}
-            self._restart_pending -= up
+            members = self._members(model)
+            awake = [member for member in members if member.launch.name not in self.replica_set.dormant]
+            self._restart_pending -= {one.launch.name for one in awake if one.life.state is not ReplicaState.FAILED}
             states = {  # one about to start again counts as starting, though its task has not run yet
                 ReplicaState.STARTING if one.launch.name in self._restart_pending else one.life.state for one in awake
             }
@@ -140,7 +139,13 @@ class ModelLoader:
                 self.replica_set.hold(model, back=True)
                 self._eviction.running(model, _now())
         self._carry_out(actions)
-        self._publish()
+        for model, state in self._eviction.states.items():
+            if state.residency is Residency.IN:
+                self._resolve(self._waiting, model)
+            elif not state.residency.uses_memory:
+                self._resolve(self._leaving, model)
+        self.unloaded = self.dormant()
+        self._wakeup.set()
 
     # Commands
 
@@ -209,11 +214,15 @@ class ModelLoader:
             elif not future.done():
                 future.set_result(None)
 
+    def _members(self, model: str) -> list[ReplicaMember]:
+        """Return the replicas of a model that skep starts."""
+        return [one for one in self.replica_set.members if one.launch.model == model and one.launch.url is None]
+
     def _do(self, actions: list[Action]) -> None:
         """Carry the actions out, and publish what they change."""
         self._carry_out(actions)
         if actions or self.dormant() != self.unloaded:
-            self._publish()
+            self.changed()
         self._wakeup.set()
 
     def _carry_out(self, actions: list[Action]) -> None:
@@ -221,7 +230,7 @@ class ModelLoader:
             model = action.model
             match action.act:
                 case Act.LOAD:
-                    failed = [one for one in self.replica_set.of_model(model) if one.life.state is ReplicaState.FAILED]
+                    failed = [one for one in self._members(model) if one.life.state is ReplicaState.FAILED]
                     self._restart_pending |= {one.launch.name for one in failed}
                     self.replica_set.wake(model)
                 case Act.DRAIN:
@@ -232,18 +241,6 @@ class ModelLoader:
                     self.tasks.create_task(self.replica_set.unload_model(model))
                 case Act.REFUSE:
                     self.say(LoadFailed(model, action.why, action.retry_after_s))
-                    what, hint = (
-                        f"`{model}` cannot be loaded: {action.why}",
-                        "`skep logs NAME` shows what its replicas said",
-                    )
-                    self._resolve(self._waiting, model, EngineError(what, hint=hint))
-
-    def _publish(self) -> None:
-        for model, state in self._eviction.states.items():
-            if state.residency is Residency.IN:
-                self._resolve(self._waiting, model)
-            elif not state.residency.uses_memory:
-                self._resolve(self._leaving, model)
-        self.unloaded = self.dormant()
-        self._wakeup.set()
-        self.changed()
+                    hint = "`skep logs NAME` shows what its replicas said"
+                    error = EngineError(f"`{model}` cannot be loaded: {action.why}", hint=hint)
+                    self._resolve(self._waiting, model, error)

@@ -13,8 +13,7 @@ from skep.engines.base import Launch, key_headers
 from skep.errors import UserError
 from skep.supervisor.lifecycle import Life, ReplicaState
 from skep.supervisor.replica import ReplicaMember, UpstreamInfo
-from skep.wire.client import Pool, WireFailure
-from skep.wire.fetch import HttpResponse, fetch
+from skep.wire.client import HttpResponse, Pool, WireFailure, fetch
 from skep.wire.heads import parse_url
 
 PROBE_EVERY_S = 1.0

@@ -25,8 +25,7 @@ from skep.host.facts import read_oom_kills
 from skep.host.processes import kill_marked
 from skep.supervisor.lifecycle import Life, Lifecycle, LifecycleAction, ReplicaState, RestartPolicy, ToDo
 from skep.supervisor.process_guard import EngineAddress, Exited, FromGuard, Spawned, Terminate
-from skep.wire.client import WireFailure
-from skep.wire.fetch import HttpResponse, fetch_once
+from skep.wire.client import HttpResponse, WireFailure, fetch_once
 from skep.wire.heads import Origin, parse_url
 from skep.wire.json_pipe import JsonPipe
 from skep.wire.listen import cannot_listen, claim_port, free_port, is_final, refusal_of
@@ -53,6 +52,28 @@ class UpstreamInfo(msgspec.Struct, frozen=True):
 
     def version(self) -> str:
         return self.name
+
+
+class ReplicaView(msgspec.Struct, frozen=True):
+    """A replica at one moment, for `skep ps` and the gateway. The last three: what the set of replicas knows of it."""
+
+    launch: Launch
+    started: Launch
+    kind: str
+    model: str
+    about: str
+    engine: Any
+    state: ReplicaState
+    serving: bool
+    settled: bool
+    url: str | None
+    why: str | None
+    restarts: int
+    pid: int | None
+    node: str | None
+    shown: str = ""  # its state as `skep ps` shows it
+    draining: bool = False  # it gets nothing new
+    dormant: bool = False
 
 
 class ReplicaMember:
@@ -83,6 +104,13 @@ class ReplicaMember:
     def settled(self) -> bool:
         """Whether the start need not wait for it: it is ready, or skep does not start it."""
         return self.life.state is ReplicaState.READY
+
+    def view(self) -> ReplicaView:
+        life = self.life
+        return ReplicaView(
+            self.launch, self.started, self.kind, self.model, self.about, self.engine, life.state, life.serving,
+            self.settled, life.url, life.why, life.restarts, self.pid, self.node,
+        )  # fmt: skip
 
     async def run(self) -> None:
         raise NotImplementedError

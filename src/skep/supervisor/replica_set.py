@@ -16,7 +16,7 @@ from skep.engines.base import Launch, engine_named
 from skep.errors import EngineError, SkepError
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.remote_replica import UpstreamReplica
-from skep.supervisor.replica import Replica, ReplicaMember, StartOrder
+from skep.supervisor.replica import Replica, ReplicaMember, ReplicaView, StartOrder
 
 RemoteReplicaFactory = Callable[[Launch, Callable[[], None]], ReplicaMember]  # for launches that have a `place`
 
@@ -66,6 +66,7 @@ class ReplicaSet:
 
     def __post_init__(self) -> None:
         self.members: list[ReplicaMember] = []
+        self.views: list[ReplicaView] = []  # as of the last `look`
         self._moved = asyncio.Event()  # some member changed
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._drained: set[str] = set()  # by the user, until `undrain`
@@ -73,7 +74,7 @@ class ReplicaSet:
         self._resting: set[str] = set()  # they get nothing new before a restart or an end
         self._restarting: dict[str, int] = {}  # its count of restarts when it was told to restart
         self._promised: set[str] = set()  # models without a replica for a moment: their requests wait
-        self._dormant: set[str] = set()  # without a process until `wake`
+        self.dormant: set[str] = set()  # without a process until `wake`
         self._held: set[str] = set()  # models that are being unloaded
         self._paused: set[str] = set()  # dormant ones that `resume` starts again
         self._start_order = StartOrder()
@@ -94,19 +95,21 @@ class ReplicaSet:
     def find(self, name: str) -> ReplicaMember | None:
         return next((member for member in self.members if member.launch.name == name), None)
 
-    def state(self, member: ReplicaMember) -> str:
-        """Return the state as `skep ps` shows it."""
-        name = member.launch.name
-        if name in self._dormant:
-            return "paused" if name in self._paused else "unloaded"
-        if member.life.state is ReplicaState.STOPPED and name in self._start_order.line:
-            return "starting" if self._start_order.may_start(member.launch) else "waiting"
-        if self._gets_nothing(member) and member.life.serving:
-            return "draining"
-        return member.life.state.value
+    def view(self, member: ReplicaMember) -> ReplicaView:
+        """Return the replica as it is now, with the state that `skep ps` shows."""
+        view, name = member.view(), member.launch.name
+        dormant, draining = name in self.dormant, self._gets_nothing(member)
+        shown = view.state.value
+        if dormant:
+            shown = "paused" if name in self._paused else "unloaded"
+        elif view.state is ReplicaState.STOPPED and name in self._start_order.line:
+            shown = "starting" if self._start_order.may_start(member.launch) else "waiting"
+        elif draining and view.serving:
+            shown = "draining"
+        return replace(view, shown=shown, draining=draining, dormant=dormant)
 
     def is_dormant(self, member: ReplicaMember) -> bool:
-        return member.launch.name in self._dormant
+        return member.launch.name in self.dormant
 
     def of_model(self, model: str) -> list[Replica]:
         """Return the replicas of a model that skep starts."""
@@ -115,25 +118,14 @@ class ReplicaSet:
     def serves(self, model: str) -> bool:
         return any(one.model == model and one.life.serving and not self._gets_nothing(one) for one in self.members)
 
-    def table(self, dormant: Mapping[str, UnloadedModel]) -> ReplicaTable:
-        specs = (self._spec(member) for member in self.members if member.life.serving)
-        return ReplicaTable(tuple(specs), self.models, dormant)
+    def look(self) -> None:
+        self.views = [self.view(member) for member in self.members]
 
-    def _spec(self, member: ReplicaMember) -> ReplicaSpec:
-        """Return the row of the gateway's replica table. A fallback to fewer slots lowers reserve and soft slots."""
-        launch, engine, started = member.launch, member.engine, member.started
-        soft_slots = None if started.soft_slots is None else min(started.soft_slots, started.slots)
-        # What decides about its speed, for benchmarks. Empty: not all is known, as with arguments in `extra`.
-        known = not (started.engine == "remote" or engine.simulated or started.extra)
-        speed = {"checkpoint": started.checkpoint or started.model, **started.options.speed_words()} if known else {}
-        return ReplicaSpec(
-            name=launch.name, model=member.model, url=member.life.url or "",
-            slots=started.slots, reserve=min(started.reserve, started.slots - 1), soft_slots=soft_slots,
-            confirms=engine.confirms, engine=member.about, simulated=engine.simulated,
-            own_engine=launch.engine != "remote", release_bound_s=engine.release_bound_s,
-            health_path=launch.health_path or engine.health_path, draining=self._gets_nothing(member),
-            context=started.context_tokens or None, authorization=started.authorization, setup=speed,
-        )  # fmt: skip
+    def table(self, unloaded: Mapping[str, UnloadedModel]) -> ReplicaTable:
+        """Look at all replicas, and return what the gateway is told of them."""
+        self.look()
+        models = sorted({view.model for view in self.views if view.model} | self._promised)
+        return ReplicaTable(tuple(_spec(view) for view in self.views if view.serving), tuple(models), unloaded)
 
     # Adding and removing
 
@@ -153,7 +145,7 @@ class ReplicaSet:
             member = self._make(launch)
             self.members.append(member)
             if isinstance(member, Replica) and (launch.model not in eager if asleep is None else asleep):
-                self._dormant.add(launch.name)
+                self.dormant.add(launch.name)
             else:
                 self._begin(member)
 
@@ -172,7 +164,7 @@ class ReplicaSet:
         members = self.of_model(model)
         await asyncio.gather(*(self._end(member.launch.name) for member in members))
         self._held.discard(model)
-        self._dormant |= {member.launch.name for member in members if member in self.members}
+        self.dormant |= {member.launch.name for member in members if member in self.members}
         self._member_changed()
 
     def hold(self, model: str, *, back: bool = False) -> None:
@@ -188,7 +180,7 @@ class ReplicaSet:
         await asyncio.gather(*(self.rest(name, drain_s) for name in names))
         await asyncio.gather(*(self._end(name) for name in names))
         self._paused = set(names)
-        self._dormant |= self._paused
+        self.dormant |= self._paused
         self._member_changed()
 
     async def resume(self) -> SkepError | None:
@@ -221,7 +213,7 @@ class ReplicaSet:
         await self._end(name)
         asleep = self.is_dormant(member) or member.model in self._held
         self.members = [other for other in self.members if other is not member]
-        for names in (self._drained, self._resting, self._dormant):
+        for names in (self._drained, self._resting, self.dormant):
             names.discard(name)
         self.changed()
         return asleep
@@ -244,9 +236,9 @@ class ReplicaSet:
             return 0, "is drained", f"`skep replica undrain {self.drained_node(name) or name}` sends it requests again"
         if member.life.state is ReplicaState.FAILED:
             return 0, "has failed", f"`skep replica restart {name}` starts it again"
-        state = self.state(member)
-        worth = 2 if member.life.serving and state != "draining" else 1
-        return worth, "is in backoff" if state == "backoff" else f"is {state}", "try again when it is ready"
+        view = self.view(member)
+        worth = 2 if view.serving and not view.draining else 1
+        return worth, "is in backoff" if view.shown == "backoff" else f"is {view.shown}", "try again when it is ready"
 
     async def end_all(self) -> None:
         await asyncio.gather(*(self._end(name) for name in self.names))
@@ -359,7 +351,7 @@ class ReplicaSet:
         if isinstance(fresh, Replica) and isinstance(member, Replica):
             fresh.follow(member)
         self.members[self.members.index(member)] = fresh
-        self._dormant.discard(member.launch.name)
+        self.dormant.discard(member.launch.name)
         self._begin(fresh)
 
     async def _end(self, name: str) -> None:
@@ -378,9 +370,9 @@ class ReplicaSet:
         return member.launch.name in self._resting or self.is_drained(member)
 
     def _member_changed(self) -> None:
-        serving = {member.launch.name: member.life.restarts for member in self.members if member.life.serving}
-        anew = {name for name, before in self._restarting.items() if serving.get(name) != before}
-        self._resting = (self._resting & serving.keys()) - anew  # it may have restarted without a report of it
+        ready = {one.launch.name: one.life.restarts for one in self.members if one.life.state is ReplicaState.READY}
+        anew = {name for name, before in self._restarting.items() if ready.get(name) != before}
+        self._resting = (self._resting & ready.keys()) - anew  # it may have restarted without a report of it
         self._restarting = {name: before for name, before in self._restarting.items() if name not in anew}
         still = (ReplicaState.READY, ReplicaState.BACKOFF, ReplicaState.FAILED)
         self._start_order.done([member.launch.name for member in self.members if member.life.state in still])
@@ -400,3 +392,20 @@ class ReplicaSet:
                 raise EngineError(f"replica `{name}` did not start: {member.life.why}", hint=hint)
             self._moved.clear()
             await self._moved.wait()
+
+
+def _spec(view: ReplicaView) -> ReplicaSpec:
+    """Return the row of the gateway's replica table. A fallback to fewer slots lowers reserve and soft slots."""
+    launch, engine, started = view.launch, view.engine, view.started
+    soft_slots = None if started.soft_slots is None else min(started.soft_slots, started.slots)
+    # What decides about its speed, for benchmarks. Empty: not all is known, as with arguments in `extra`.
+    known = not (started.engine == "remote" or engine.simulated or started.extra)
+    speed = {"checkpoint": started.checkpoint or started.model, **started.options.speed_words()} if known else {}
+    return ReplicaSpec(
+        name=launch.name, model=view.model, url=view.url or "",
+        slots=started.slots, reserve=min(started.reserve, started.slots - 1), soft_slots=soft_slots,
+        confirms=engine.confirms, engine=view.about, simulated=engine.simulated,
+        own_engine=launch.engine != "remote", release_bound_s=engine.release_bound_s,
+        health_path=launch.health_path or engine.health_path, draining=view.draining,
+        context=started.context_tokens or None, authorization=started.authorization, setup=speed,
+    )  # fmt: skip

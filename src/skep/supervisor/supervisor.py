@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from skep.supervisor.eviction import MemoryBudget
 from skep.supervisor.gateway_child import GatewayChild, MonitorChild
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.model_loader import ModelLoader
-from skep.supervisor.replica import ReplicaMember
+from skep.supervisor.replica import ReplicaView
 from skep.supervisor.replica_set import RemoteReplicaFactory, ReplicaChanges, ReplicaSet, changes
 from skep.wire.json_pipe import Message
 
@@ -122,19 +121,18 @@ class Supervisor:
         self.last_rows: list[Message] = []  # of `skep ps`, as of the last change, without the figures of the gateway
         hive, tasks = self.hive, self._tasks
         elsewhere = None if self.remote is None else self.remote.member
-        self.replica_set = ReplicaSet(tasks, hive.log_dir, hive.policy, self._published, self.busy, elsewhere)
+        self.replica_set = ReplicaSet(tasks, hive.log_dir, hive.policy, self._changed, self.busy, elsewhere)
         argv, log = list(hive.gateway_argv), hive.log_dir / "gateway.log"
         self.gateway = GatewayChild(argv, self.listener, hive.gateway_setup, log, self._changed)
         status, say = self.gateway.status, self.gateway.say
-        self.loader = ModelLoader(self.replica_set, tasks, status=status, say=say, changed=self._published)
-        self.gateway.wanted, self.replica_set.changed = self.loader.wanted, self.loader.look
+        self.loader = ModelLoader(self.replica_set, tasks, status=status, say=say, changed=self._changed)
+        self.gateway.wanted = self.loader.wanted
         self.monitor = MonitorChild(hive.monitor_argv, hive.log_dir / "monitor.log", begin=hive.monitor_due)
 
     @property
-    def _expected(self) -> list[ReplicaMember]:
+    def _expected(self) -> list[ReplicaView]:
         """The replicas that should serve: not those on demand or dormant."""
-        replicas = self.replica_set
-        return [one for one in replicas.members if not one.launch.on_demand and not replicas.is_dormant(one)]
+        return [one for one in self.replica_set.views if not one.launch.on_demand and not one.dormant]
 
     def stop(self, drain_s: float | None = None) -> None:
         """Drain for `drain_s` (default: as configured), then end everything. A second call ends it at once."""
@@ -156,7 +154,7 @@ class Supervisor:
             await self._stop_asked.wait()
             failure, drain_s = self._failure(), self.hive.drain_s
             self.phase = "stopping"
-            self._tell()
+            self._changed()
             if self._carrying is not None:
                 self._carrying.cancel()
             self.paused_for = None
@@ -178,7 +176,7 @@ class Supervisor:
             await self.gateway.stop()
             gateway.cancel()
         if self.left_behind:
-            self._tell()
+            self._changed()
         if failure is not None:
             raise failure
 
@@ -192,31 +190,8 @@ class Supervisor:
 
     def rows(self, status: GatewayStatus | None) -> list[Message]:
         """Return the rows of `skep ps`: one a replica, and one for the gateway. `status` is the gateway's answer."""
-        status = status or GatewayStatus()
-        silent = {row.name for row in status.replicas if row.state in ("open", "half-open")}  # the circuit breaker
-        rows: list[Message] = []
-        for member in self.replica_set.members:
-            name, node, why = member.launch.name, member.node, member.life.why
-            state = self.replica_set.state(member)
-            if node is not None and state == "ready" and name in silent:  # ready on its node, but cannot be reached
-                state, why = "backoff", NO_ANSWER
-            rows.append({
-                "name": name, "kind": member.kind, "pid": member.pid, "url": member.life.url,
-                "slots": member.started.slots, "busy": status.busy.get(name, 0),
-                "model": member.model or None, "engine": member.about, "simulated": member.engine.simulated,
-                "restarts": member.life.restarts, "room": dict(member.launch.room) or None,
-                "node": node, "state": state, "why": why,
-            })  # fmt: skip
-        slots = sum(row["slots"] for row in rows if row["state"] == "ready")
-        figures = {"url": self.hive.url, "slots": slots, "busy": status.in_flight, "queued": status.queued}
-        rows.append({**self.gateway.row(stopping=self.phase == "stopping"), **figures})
-        return rows if self.remote is None else [*rows, {**NO_FIGURES, **self.remote.row()}]
-
-    def description(self) -> Message:
-        """Return what `skep up --json` prints."""
-        url, replicas = self.hive.url, [row for row in self.last_rows if row["kind"] in ("replica", "upstream")]
-        served = {"url": url, "openai_base_url": f"{url}/v1", "models": list(self.replica_set.models)}
-        return {**served, "pid": os.getpid(), "replicas": replicas}
+        self.replica_set.look()
+        return self._rows(status or GatewayStatus(), self.gateway.row(stopping=self.phase == "stopping"))
 
     async def busy(self, name: str) -> int:
         """Return the busy slots of a replica. A gateway that does not answer may have streams: it counts as one."""
@@ -225,24 +200,37 @@ class Supervisor:
 
     # Inside
 
-    def _published(self) -> None:
-        """Tell the gateway which replicas there are, then everybody what changed."""
-        self.gateway.publish(self.replica_set.table(self._dormant()))
-        self._changed()
-
     def _changed(self) -> None:
-        joined = self.remote is None or self.remote.settled
-        if self.phase == "starting" and self.gateway.listening and joined:
-            self.phase = "ready" if all(member.settled for member in self._expected) else "starting"
+        """Handle every change of a replica, a model or the gateway: find the status once, and publish it."""
+        self.loader.look()
+        self.gateway.publish(self.replica_set.table(self._dormant()))
+        gateway = self.gateway.row(stopping=self.phase == "stopping")
+        joined = gateway["state"] == "ready" and (self.remote is None or self.remote.settled)
+        if self.phase == "starting" and joined and all(one.settled for one in self._expected):
+            self.phase = "ready"
         if self.paused_for is None and self._failure() is not None:  # the end of a pause tries again
             self._stop_asked.set()
-        self._tell()
-
-    def _tell(self) -> None:
-        """Notify. A closed terminal or pipe is no reason to stop serving."""
-        self.last_rows = self.rows(None)
-        with contextlib.suppress(OSError):
+        self.last_rows = self._rows(GatewayStatus(), gateway)
+        with contextlib.suppress(OSError):  # a closed terminal or pipe is no reason to stop serving
             self.notify(self)
+
+    def _rows(self, status: GatewayStatus, gateway: Message) -> list[Message]:
+        silent = {row.name for row in status.replicas if row.state in ("open", "half-open")}  # the circuit breaker
+        rows: list[Message] = []
+        for one in self.replica_set.views:
+            name, state, why = one.launch.name, one.shown, one.why
+            if one.node is not None and state == "ready" and name in silent:  # ready there, but cannot be reached
+                state, why = "backoff", NO_ANSWER
+            rows.append({
+                "name": name, "kind": one.kind, "pid": one.pid, "url": one.url, "slots": one.started.slots,
+                "busy": status.busy.get(name, 0), "model": one.model or None, "engine": one.about,
+                "simulated": one.engine.simulated, "restarts": one.restarts, "room": dict(one.launch.room) or None,
+                "node": one.node, "state": state, "why": why,
+            })  # fmt: skip
+        slots = sum(row["slots"] for row in rows if row["state"] == "ready")
+        figures = {"url": self.hive.url, "slots": slots, "busy": status.in_flight, "queued": status.queued}
+        rows.append({**gateway, **figures})
+        return rows if self.remote is None else [*rows, {**NO_FIGURES, **self.remote.row()}]
 
     def _failure(self) -> SkepError | None:
         """Return why this hive cannot serve. One failed replica beside others that serve is shown in `ps` only."""
@@ -251,12 +239,12 @@ class Supervisor:
             return GatewayError(what, hint="the end of its log says why")
         if self._remote_failed is not None:
             return self._remote_failed
-        failed = [member for member in self._expected if member.life.state is ReplicaState.FAILED]
+        failed = [one for one in self._expected if one.state is ReplicaState.FAILED]
         starting = self.phase == "starting"
-        some_left = len(failed) < len(self.replica_set.members) or self._waits_for_change
+        some_left = len(failed) < len(self.replica_set.views) or self._waits_for_change
         if not failed or (some_left and not starting):
             return None
-        name, why, node = failed[0].launch.name, failed[0].life.why, failed[0].node
+        name, why, node = failed[0].launch.name, failed[0].why, failed[0].node
         verb = "did not start" if starting else "was given up"
         where = f"its log is {self.hive.log_dir / name}.log" if node is None else f"its log is on node `{node}`"
         return EngineError(f"replica `{name}` {verb}: {why}", hint=where)

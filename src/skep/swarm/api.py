@@ -24,13 +24,12 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from skep.errors import SkepError, UserError
 from skep.paths import Paths, user_paths
 from skep.store.database import open_store
-from skep.swarm.checking.schemas import check_schema, one_line
 from skep.swarm.client import key_here, url_here
-from skep.swarm.journal import create_run
 from skep.swarm.progress import SwarmProgress
 from skep.swarm.records import SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult, given_fields
 from skep.swarm.runner import carry_out
-from skep.swarm.store import SwarmStore
+from skep.swarm.schemas import check_schema, one_line
+from skep.swarm.store import SwarmStore, create_run
 from skep.swarm.summary import Account, story_of
 from skep.swarm.task_file import FIELDS, TaskDefaults, Template, parse_template, tasks_of
 

@@ -21,16 +21,14 @@ from skep.files import check_place, hold_lock
 from skep.host.power import PowerMeter, open_meter
 from skep.paths import LOOPBACK, Paths
 from skep.store.database import open_store
-from skep.swarm.checking.answers import AnswerChecker, Demand
-from skep.swarm.client import REJECTED, AttemptResult, ChatWorker, SwarmClient
+from skep.swarm.client import REJECTED, AnswerChecker, AttemptResult, ChatWorker, Demand, SwarmClient
 from skep.swarm.concurrency import ConcurrencyLimit, ConcurrencySample, EndpointSlots
-from skep.swarm.journal import lock_path, pending_tasks
 from skep.swarm.progress import ProgressTracker, SwarmProgress
-from skep.swarm.records import Recorded, SwarmRun, SwarmRunState, Task, TaskResult, Why
+from skep.swarm.records import AttemptOutcome, Recorded, SwarmRun, SwarmRunState, Task, TaskResult, Why
 from skep.swarm.results_file import ResultsFile, ResultsWriter
 from skep.swarm.schedule import FIRST_LOOK_S, Action, Cancel, GiveUp, Pending, Start, TaskSchedule, next_pause_s
-from skep.swarm.store import SessionOutcome, SwarmStore
-from skep.wire.retry import ErrorKind, classify_error
+from skep.swarm.store import SessionOutcome, SwarmStore, lock_path
+from skep.wire.openai import ErrorKind, classify_error
 
 TICK_S = 0.1
 ASK_EVERY_S = 3.0  # how many slots there are now
@@ -238,6 +236,21 @@ class SwarmRunner:
                 self._wake.set()
 
 
+def pending_tasks(swarm: SwarmStore, run_id: str) -> list[Pending]:
+    """Tasks without a result, in the input's order, with earlier attempts. A break costs no try; suspects stay so."""
+    found = {task.id: Pending(task) for task in swarm.pending(run_id)}
+    for attempt in swarm.attempts(run_id) if found else ():
+        if (one := found.get(attempt.task)) is None:
+            continue
+        one.attempts = max(one.attempts, attempt.number)
+        one.first_at = attempt.started_at if one.first_at is None else min(one.first_at, attempt.started_at)
+        if attempt.outcome in (AttemptOutcome.FAILED, AttemptOutcome.REJECTED):
+            mishap = classify_error(attempt.error_kind, attempt.status)
+            one.tries += mishap is ErrorKind.TRY
+            one.breaks += mishap is ErrorKind.BROKEN
+    return [*found.values()]
+
+
 async def carry_out(
     paths: Paths,
     run_id: str,
@@ -330,7 +343,7 @@ class _Session:
         """Add and return the merges that follow from the journal alone; none if the run is done. In a thread."""
         if self._run.kind != "ask":
             return []
-        from skep.swarm.ask.merging import next_tasks  # not loaded for a plain map
+        from skep.swarm.ask_merging import next_tasks  # not loaded for a plain map
 
         new = next_tasks(self._run, [*self._tasks.values()], self._swarm.results(self._run.id))
         if not new:

@@ -20,7 +20,7 @@ import msgspec
 
 from skep.swarm.client import REJECTED, AttemptResult
 from skep.swarm.records import Attempt, AttemptOutcome, Recorded, SwarmRunOptions, Task, TaskEnding, TaskResult, Why
-from skep.wire.retry import ErrorKind, classify_error, wait_s
+from skep.wire.openai import ErrorKind, classify_error, wait_s
 
 FIRST_LOOK_S = 0.25
 USUAL_LOOK_S = 1.0

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from skep.bench.records import Energy
+from skep.bench.metrics import Energy
 from skep.bench.summary import JOULES_PER_KWH
 from skep.errors import UserError
 from skep.paths import LOOPBACK

@@ -15,11 +15,11 @@ import msgspec
 from msgspec import Meta
 
 from skep.errors import UserError
-from skep.swarm.checking.extract_json import NotJson, parse
-from skep.swarm.checking.schemas import check_schema, schema_fault
 from skep.swarm.records import Task
+from skep.swarm.schemas import NotJson, check_schema, parse, schema_fault
 from skep.units import shortened
-from skep.workload.banks import checker_faults, like
+from skep.workload.banks import checker_faults
+from skep.workload.items import like
 
 MOST_NAMED = 12  # columns in a message
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -19,11 +20,9 @@ import msgspec
 
 from skep.errors import UserError
 
-# Some words hold characters of two and three bytes, so that a stream can be cut inside one.
-WORDS = (
-    "the", "bees", "carry", "nectar", "home", "naïve", "drones", "wait", "—", "a", "queen", "lays",
-    "eggs", "日本", "and", "wax", "is", "built", "in", "hexagons", "while", "café", "smoke", "drifts",
-)  # fmt: skip
+DATA: dict[str, Any] = tomllib.loads(Path(__file__).with_name("fake_options.toml").read_text(encoding="utf-8"))
+WORDS: list[str] = DATA["words"]
+FORMS: dict[str, str] = DATA["forms"]
 DO_NOT_KNOW = "I do not know."
 
 
@@ -196,23 +195,6 @@ class QualityPolicy:
 
     def _draw(self, share: float) -> bool:
         return share > 0 and self._chance.random() < share
-
-
-FORMS = {
-    "normal": "",
-    "early-role": "head and role chunk go out before prefill",
-    "reasoning": "the first quarter of the tokens is `reasoning_content`",
-    "several-tokens": "three a chunk",
-    "coalesced": "four events a write",
-    "cut": "the end of each write is held back until the next: an event spans two writes",
-    "crlf": "line ends",
-    "comments": "before each chunk",
-    "multi-line": "one JSON object over several `data:` lines",
-    "no-done": "the stream just ends",
-    "no-usage": "even if asked",
-    "usage-every": "in each chunk",
-    "empty-choices": 'a chunk with `"choices": []` first and before the end',
-}
 
 
 def parse_form(text: str) -> frozenset[str]:

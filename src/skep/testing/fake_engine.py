@@ -229,7 +229,7 @@ class FakeServer:
             return
         self.connections.add(connection)
         self.connections_total += 1
-        if (fault := self.faults.for_connection()) is not None:
+        if (fault := self.faults.take(lambda one: one.kind is FaultKind.SLOW_ACCEPT)) is not None:
             connection.pause(fault.delay_ms / 1000)
         self._changed()
 
@@ -246,7 +246,7 @@ class FakeServer:
         if request.path.startswith("/fake/"):
             self._steer(request, connection)
             return
-        fault = self.faults.for_request(request.method, request.path)
+        fault = self.faults.take(lambda one: one.strikes(request.method, request.path))
         if fault is not None and self._strike(fault, request, connection):
             return
         if time.monotonic() < self._ready_at_s:

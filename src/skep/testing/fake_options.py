@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import tomllib
 from collections.abc import Callable, Sequence
 from enum import Enum
-from importlib.resources import files
 from typing import Any
 
 import msgspec
 
 from skep.errors import UserError
-from skep.testing.fake_answers import LoadShare, Quality, parse_form, parse_share, read_answers
+from skep.testing.fake_answers import DATA, LoadShare, Quality, parse_form, parse_share, read_answers
 
 LATE_S = 0.25  # a process that was stopped for longer than this continues from now and does not catch up
 
@@ -133,13 +131,7 @@ class FaultPlan:
     def __init__(self) -> None:
         self.faults: list[InjectedFault] = []
 
-    def for_request(self, method: str, path: str) -> InjectedFault | None:
-        return self._take(lambda fault: fault.strikes(method, path))
-
-    def for_connection(self) -> InjectedFault | None:
-        return self._take(lambda fault: fault.kind is FaultKind.SLOW_ACCEPT)
-
-    def _take(self, wanted: Callable[[InjectedFault], bool]) -> InjectedFault | None:
+    def take(self, wanted: Callable[[InjectedFault], bool]) -> InjectedFault | None:
         for place, fault in enumerate(self.faults):
             if wanted(fault):
                 if fault.times is not None and fault.times > 1:
@@ -151,10 +143,6 @@ class FaultPlan:
 
 
 KEY_VARIABLE = "SKEP_ENGINE_KEY"
-PRESETS: dict[str, dict[str, Any]] = {
-    # 1024 tokens are prefilled in 0.92 s, the mean of the two published TTFT with one busy slot
-    "dual-3090": {"slots": 2, "prefill_tok_s": 1113.0, "token_ms_curve": "1:11.55,2:16.87", "overfill_slowdown": 1.4}
-}
 
 
 def parse_options(argv: Sequence[str]) -> argparse.Namespace:
@@ -164,16 +152,14 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
         "answers": read_answers, "share": parse_share, "above": LoadShare.parse,
     }  # fmt: skip
     parser = argparse.ArgumentParser(prog="fake_engine", allow_abbrev=False, description="A fake engine for tests.")
-    parser.add_argument("--preset", choices=list(PRESETS))
-    text = files("skep.testing").joinpath("fake_options.toml").read_text(encoding="utf-8")
-    for name, told in tomllib.loads(text).items():
-        if "type" in told:
-            told["type"] = kinds[told["type"]]
-        parser.add_argument(f"--{name}", **told)
+    parser.add_argument("--preset", choices=list(DATA["presets"]))
+    for name, told in DATA["options"].items():
+        typed = {"type": kinds[told["type"]]} if "type" in told else {}
+        parser.add_argument(f"--{name}", **{**told, **typed})
     try:
         args = parser.parse_args(argv)
         if args.preset is not None:
-            parser.set_defaults(**PRESETS[args.preset])
+            parser.set_defaults(**DATA["presets"][args.preset])
             args = parser.parse_args(argv)
     except (UserError, OSError, KeyError, msgspec.ValidationError) as error:
         parser.error(str(error))

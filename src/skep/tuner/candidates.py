@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from random import Random
 
 import msgspec
@@ -89,12 +90,28 @@ def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value
     return best
 
 
+SIDE_BY_SIDE = 3  # challengers that share one start of the incumbent
+SURE, SURE_GAIN = 0.95, 0.05  # foreseen so clearly that it is decided about at once
+BOLD = 0.02  # expected gain of a single change, below which several at once are looked at too
+READY = 0.75  # chance of being better, from which on it is decided about
 _FEW = 3  # values of each knob that are combined in pairs
 _SLIGHT = 0.002  # a gain that is worth carrying into a combination
 _TOGETHER = 0.012  # what a combination should promise
 _LEAPS = 6  # times that one value is leapt for from one place
 _DETOURS = 6  # dead ends of one value, after which no way around them is looked for
 _DEAD_ENDS = 3  # of one change, before it is let be for good
+
+
+class Grain(msgspec.Struct, frozen=True):
+    """How finely one looks. Coarse first; finer when nothing more is found and time is left."""
+
+    floor: float  # expected gain below which nothing is tried
+    worth: float  # a gain that is worth a decision of its own
+    screens: int  # starts spent on sorting one configuration, at most
+    rounds: int  # starts of either side, at most, for one decision
+
+
+GRAINS = (Grain(0.004, 0.02, 2, 4), Grain(0.0015, 0.008, 4, 10), Grain(0.0008, 0.005, 7, 16))
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -120,9 +137,9 @@ class DecidedChange(msgspec.Struct, frozen=True):
     grain: int = 0  # how finely it was looked at
 
 
-class Moves:
-    def __init__(self, book: Measurements) -> None:
-        self._book = book
+class Chooser:
+    def __init__(self, book: Measurements, time_budget: TimeBudget) -> None:
+        self._book, self._time_budget = book, time_budget
         self._knobs = {knob.name: knob for knob in book.space.knobs}
         self._partners: dict[str, set[str]] = {name: set() for name in self._knobs}
         for first, second in book.space.pairs:
@@ -133,13 +150,18 @@ class Moves:
         self._dead_ends: dict[tuple[tuple[str, Value], ...], int] = {}
         self._remedies: list[KnobConfig] = []
         self._leapt: dict[tuple[KnobConfig, str, Value], list[KnobConfig | None]] = {}
-        self.grain = 0
+        self._owed: list[KnobConfig] = []  # neighbours of a peak that were looked at less often
+        self._grain = 0
+
+    @property
+    def grain(self) -> Grain:
+        return GRAINS[self._grain]
 
     def close(
         self, changes: Iterable[KnobChange], incumbent: KnobConfig, *, same: bool = False, failed: bool = False
     ) -> None:
         key = _key(changes)
-        self._closed[key] = DecidedChange(incumbent, same, failed, self.grain)
+        self._closed[key] = DecidedChange(incumbent, same, failed, self._grain)
         self._dead_ends[key] = self._dead_ends.get(key, 0) + failed
 
     def remedy(self, config: KnobConfig) -> None:
@@ -147,163 +169,24 @@ class Moves:
         if config not in self._remedies:
             self._remedies.append(config)
 
-    def singles(self, incumbent: KnobConfig) -> list[Move]:
-        """Open ones."""
-        return [move for move in self._all_singles(incumbent) if not self.is_closed(move.changes, incumbent)]
-
-    def neighbours(self, config: KnobConfig, names: Iterable[str]) -> list[KnobConfig]:
-        """One rung up and down each of these ladders, where that may be tried."""
-        found = []
-        for knob in (self._knobs[name] for name in names if self._knobs[name].ordered):
-            place = knob.values.index(config[knob.name])
-            rungs = (*knob.values[max(0, place - 1) : place], *knob.values[place + 1 : place + 2])
-            found += [config.turned({knob.name: rung}) for rung in rungs]
-        return [beside for beside in found if self._book.refusal(beside) is None]
-
-    def further(self, incumbent: KnobConfig) -> list[Move]:
-        """Return what is looked at when no single change promises anything: remedies, pairs, several at once."""
-        singles = self._all_singles(incumbent)
-        found = [*self._pairs(incumbent, singles), *self._combined(incumbent, singles), *self._leaps(incumbent)]
-        remedies = (self._move(config, incumbent, "remedy") for config in self._remedies)
-        found += [move for move in remedies if move is not None]
-        return [move for move in found if not self.is_closed(move.changes, incumbent)]
-
-    def is_closed(self, changes: tuple[KnobChange, ...], incumbent: KnobConfig) -> bool:
-        """Until a knob that it interacts with has been turned since, or one looks more finely."""
-        closed = self._closed.get(_key(changes))
-        if closed is None or (closed.same and closed.grain < self.grain):
-            return False
-        if closed.failed:  # elsewhere it is another configuration: tried again from another place, but not often
-            return closed.incumbent == incumbent or self._dead_ends[_key(changes)] >= _DEAD_ENDS
-        own = {change.knob for change in changes}
-        partners = {partner for name in own for partner in self._partners[name]} - own
-        return all(closed.incumbent[name] == incumbent[name] for name in partners | own)
-
-    def _all_singles(self, incumbent: KnobConfig) -> list[Move]:
-        pairs = ((knob.name, value) for knob in self._knobs.values() for value in self._values(knob, incumbent))
-        moves = (self._move(incumbent.turned({name: value}), incumbent, "single") for name, value in pairs)
-        return [move for move in moves if move is not None]
-
-    def _values(self, knob: Knob, incumbent: KnobConfig) -> list[Value]:
-        """All of an unordered knob; of a ladder the bracket around where one stands and around its best rungs."""
-        now = incumbent[knob.name]
-        others = [value for value in knob.values if value != now]
-        if not knob.ordered or now not in knob.values:
-            return others
-        here = knob.values.index(now)
-        worth = {
-            place: self._book.surrogate.mean_gain(incumbent.turned({knob.name: value}), incumbent)
-            for place, value in enumerate(knob.values)
-            if place != here
-        }
-        peaks = [here, *sorted(worth, key=lambda place: -worth[place])[:2]]
-        rungs = {peak + step for peak in peaks for step in (-2, -1, 0, 1, 2)}  # two: a dip is no end
-        return [knob.values[place] for place in sorted(rungs) if place in worth]
-
-    def _pairs(self, incumbent: KnobConfig, singles: list[Move]) -> Iterator[Move]:
-        best: dict[str, list[Move]] = {}
-        for move in sorted(singles, key=lambda move: -move.belief.mean):
-            best.setdefault(move.changes[0].knob, []).append(move)
-        for first, second in self._book.space.pairs:
-            for one in best.get(first, ())[:_FEW]:
-                for other in best.get(second, ())[:_FEW]:
-                    if self._is_dead_end(one.changes, incumbent) or self._is_dead_end(other.changes, incumbent):
-                        continue
-                    both = {change.knob: change.after for change in (*one.changes, *other.changes)}
-                    if (found := self._move(incumbent.turned(both), incumbent, "pair")) is not None:
-                        yield found
-
-    def _is_dead_end(self, changes: tuple[KnobChange, ...], incumbent: KnobConfig) -> bool:
-        """From here: turning something else besides would be trying it again blindly."""
-        closed = self._closed.get(_key(changes))
-        return closed is not None and closed.failed and self.is_closed(changes, incumbent)
-
-    def _leaps(self, incumbent: KnobConfig) -> Iterator[Move]:
-        """For values that are refused from here, and for those that died here, away from what is suspected of it."""
-        for knob in self._knobs.values():
-            for value in knob.values:
-                alone = incumbent.turned({knob.name: value})
-                if not self._book.is_narrow(alone) and not 1 <= self._book.deaths(knob.name, value) < _DETOURS:
-                    continue
-                if self._book.refusal(alone) is None:
-                    continue
-                # Looked for once, and again where what was found has failed since.
-                found = self._leapt.setdefault((incumbent, knob.name, value), [])
-                last = found[-1] if found else None
-                if not found or (last is not None and self._book.refusal(last) is not None and len(found) < _LEAPS):
-                    found.append(best_config_with(self._book, incumbent, knob.name, value))
-                if found[-1] is not None and (move := self._move(found[-1], incumbent, "leap")) is not None:
-                    yield move
-
-    def _combined(self, incumbent: KnobConfig, singles: list[Move]) -> Iterator[Move]:
-        """Yield those that could not be told from nothing one by one, all together: what they bring adds up."""
-        best: dict[str, Move] = {}
-        for move in sorted(singles, key=lambda move: -move.belief.mean):
-            closed = self._closed.get(_key(move.changes))
-            if closed is not None and closed.same and move.belief.mean > _SLIGHT:
-                best.setdefault(move.changes[0].knob, move)
-        if len(best) < 2 or sum(move.belief.mean for move in best.values()) < _TOGETHER:
-            return
-        turned = {name: move.changes[0].after for name, move in best.items()}
-        if (together := self._move(incumbent.turned(turned), incumbent, "together")) is not None:
-            yield together
-
-    def _move(self, config: KnobConfig, incumbent: KnobConfig, kind: str) -> Move | None:
-        changes = config.changes_from(incumbent)
-        if not changes or self._book.refusal(config) is not None:
-            return None
-        belief, trust = self._book.surrogate.gain(config, incumbent), self._book.suspects.trust(config)
-        return Move(config, changes, kind, belief, trust)
-
-
-def _key(changes: Iterable[KnobChange]) -> tuple[tuple[str, Value], ...]:
-    return tuple(sorted((change.knob, change.after) for change in changes))
-
-
-SIDE_BY_SIDE = 3  # challengers that share one start of the incumbent
-SURE, SURE_GAIN = 0.95, 0.05  # foreseen so clearly that it is decided about at once
-BOLD = 0.02  # expected gain of a single change, below which several at once are looked at too
-READY = 0.75  # chance of being better, from which on it is decided about
-
-
-class Grain(msgspec.Struct, frozen=True):
-    """How finely one looks. Coarse first; finer when nothing more is found and time is left."""
-
-    floor: float  # expected gain below which nothing is tried
-    worth: float  # a gain that is worth a decision of its own
-    screens: int  # starts spent on sorting one configuration, at most
-    rounds: int  # starts of either side, at most, for one decision
-
-
-GRAINS = (Grain(0.004, 0.02, 2, 4), Grain(0.0015, 0.008, 4, 10), Grain(0.0008, 0.005, 7, 16))
-
-
-class Chooser:
-    def __init__(self, book: Measurements, moves: Moves, time_budget: TimeBudget) -> None:
-        self._book, self._moves, self._time_budget = book, moves, time_budget
-        self._owed: list[KnobConfig] = []  # neighbours of a peak that were looked at less often
-
-    @property
-    def grain(self) -> Grain:
-        return GRAINS[self._moves.grain]
-
     def choose(self, incumbent: KnobConfig) -> Move | tuple[KnobConfig, ...] | None:
         """Return one to decide about, or a few to sort; None: nothing promises anything."""
         while True:
-            moves = self._ranked(self._moves.singles(incumbent), incumbent, self.grain.floor)
+            singles = list(self._singles(incumbent))
+            moves = self._ranked(singles, incumbent, self.grain.floor)
             if not self._owed and max((move.hope for move in moves), default=0.0) < BOLD:
-                moves = self._ranked([*moves, *self._moves.further(incumbent)], incumbent, self.grain.floor)
+                moves = self._ranked([*moves, *self._further(incumbent, singles)], incumbent, self.grain.floor)
             if moves or self._owed:
                 if chosen := self._chosen(moves):
                     return chosen
-            elif self._moves.grain + 1 == len(GRAINS):
+            elif self._grain + 1 == len(GRAINS):
                 return None
             else:
-                self._moves.grain += 1
+                self._grain += 1
 
     def ranked(self, incumbent: KnobConfig) -> list[Move]:
         """Return all single changes that are open, best first."""
-        return self._ranked(self._moves.singles(incumbent), incumbent, floor=-math.inf)
+        return self._ranked(self._singles(incumbent), incumbent, floor=-math.inf)
 
     def minutes(self, move: Move, incumbent: KnobConfig) -> float:
         """That deciding about it is expected to take."""
@@ -311,8 +194,13 @@ class Chooser:
 
     def owe(self, config: KnobConfig, names: Sequence[str], *, looks: int) -> bool:
         """On a ladder a peak is believed only beside neighbours that were looked at as often as it was."""
-        beside = self._moves.neighbours(config, names)
-        self._owed += [one for one in beside if one not in self._owed and len(self._book.starts(one)) < looks]
+        for knob in (self._knobs[name] for name in names if self._knobs[name].ordered):
+            place = knob.values.index(config[knob.name])
+            for rung in (*knob.values[max(0, place - 1) : place], *knob.values[place + 1 : place + 2]):
+                beside = config.turned({knob.name: rung})
+                seldom = len(self._book.starts(beside)) < looks and self._book.refusal(beside) is None
+                if seldom and beside not in self._owed:
+                    self._owed.append(beside)
         return bool(self._owed)
 
     def is_promising(self, belief: Belief) -> bool:
@@ -331,8 +219,8 @@ class Chooser:
         return tuple(chosen) or (moves[0] if moves else ())  # nothing: all that was owed is refused by now
 
     def _ranked(self, moves: Iterable[Move], incumbent: KnobConfig, floor: float) -> list[Move]:
-        """By the expected gain a minute."""
-        hopeful = (move for move in moves if move.hope >= floor)
+        """Return those that are open, by the expected gain a minute."""
+        hopeful = (move for move in moves if move.hope >= floor and not self._is_closed(move.changes, incumbent))
         return sorted(hopeful, key=lambda move: move.hope / max(1e-6, self.minutes(move, incumbent)), reverse=True)
 
     def _is_decidable(self, move: Move) -> bool:
@@ -342,3 +230,94 @@ class Chooser:
         if self._book.counted_starts(move.config) == 0:
             return move.belief.chance >= SURE and move.belief.mean >= SURE_GAIN
         return self.is_promising(move.belief)
+
+    def _is_closed(self, changes: tuple[KnobChange, ...], incumbent: KnobConfig) -> bool:
+        """Until a knob that it interacts with has been turned since, or one looks more finely."""
+        closed = self._closed.get(_key(changes))
+        if closed is None or (closed.same and closed.grain < self._grain):
+            return False
+        if closed.failed:  # elsewhere it is another configuration: tried again from another place, but not often
+            return closed.incumbent == incumbent or self._dead_ends[_key(changes)] >= _DEAD_ENDS
+        own = {change.knob for change in changes}
+        partners = {partner for name in own for partner in self._partners[name]} - own
+        return all(closed.incumbent[name] == incumbent[name] for name in partners | own)
+
+    def _moves(self, configs: Iterable[KnobConfig], incumbent: KnobConfig, kind: str) -> Iterator[Move]:
+        for config in configs:
+            changes = config.changes_from(incumbent)
+            if changes and self._book.refusal(config) is None:
+                belief, trust = self._book.surrogate.gain(config, incumbent), self._book.suspects.trust(config)
+                yield Move(config, changes, kind, belief, trust)
+
+    def _singles(self, incumbent: KnobConfig) -> Iterator[Move]:
+        for knob in self._knobs.values():
+            turned = (incumbent.turned({knob.name: value}) for value in self._values(knob, incumbent))
+            yield from self._moves(turned, incumbent, "single")
+
+    def _further(self, incumbent: KnobConfig, singles: Sequence[Move]) -> Iterator[Move]:
+        """Yield what is looked at when no single change promises anything: pairs, several at once, remedies."""
+        best = sorted(singles, key=lambda move: -move.belief.mean)
+        yield from self._moves(self._pairs(incumbent, best), incumbent, "pair")
+        yield from self._moves(self._combined(incumbent, best), incumbent, "together")
+        yield from self._moves(self._leaps(incumbent), incumbent, "leap")
+        yield from self._moves(self._remedies, incumbent, "remedy")
+
+    def _values(self, knob: Knob, incumbent: KnobConfig) -> list[Value]:
+        """All of an unordered knob; of a ladder the bracket around where one stands and around its best rungs."""
+        now = incumbent[knob.name]
+        others = [value for value in knob.values if value != now]
+        if not knob.ordered or now not in knob.values:
+            return others
+        here = knob.values.index(now)
+        worth = {
+            place: self._book.surrogate.mean_gain(incumbent.turned({knob.name: value}), incumbent)
+            for place, value in enumerate(knob.values)
+            if place != here
+        }
+        peaks = [here, *sorted(worth, key=lambda place: -worth[place])[:2]]
+        rungs = {peak + step for peak in peaks for step in (-2, -1, 0, 1, 2)}  # two: a dip is no end
+        return [knob.values[place] for place in sorted(rungs) if place in worth]
+
+    def _pairs(self, incumbent: KnobConfig, singles: Sequence[Move]) -> Iterator[KnobConfig]:
+        """Of the best values of two knobs that interact. One that died here would be tried again blindly."""
+        best: dict[str, list[Move]] = {}
+        for move in singles:
+            best.setdefault(move.changes[0].knob, []).append(move)
+        for first, second in self._book.space.pairs:
+            for one, other in product(best.get(first, ())[:_FEW], best.get(second, ())[:_FEW]):
+                if not (self._is_dead_end(one.changes, incumbent) or self._is_dead_end(other.changes, incumbent)):
+                    yield incumbent.turned({change.knob: change.after for change in (*one.changes, *other.changes)})
+
+    def _is_dead_end(self, changes: tuple[KnobChange, ...], incumbent: KnobConfig) -> bool:
+        closed = self._closed.get(_key(changes))
+        return closed is not None and closed.failed and self._is_closed(changes, incumbent)
+
+    def _leaps(self, incumbent: KnobConfig) -> Iterator[KnobConfig]:
+        """For values that are refused from here, and for those that died here, away from what is suspected of it."""
+        for name, value in ((knob.name, value) for knob in self._knobs.values() for value in knob.values):
+            alone = incumbent.turned({name: value})
+            wanted = self._book.is_narrow(alone) or 1 <= self._book.deaths(name, value) < _DETOURS
+            if not wanted or self._book.refusal(alone) is None:
+                continue
+            # Looked for once, and again where what was found has failed since.
+            found = self._leapt.setdefault((incumbent, name, value), [])
+            last = found[-1] if found else None
+            if not found or (last is not None and self._book.refusal(last) is not None and len(found) < _LEAPS):
+                last = best_config_with(self._book, incumbent, name, value)
+                found.append(last)
+            if last is not None:
+                yield last
+
+    def _combined(self, incumbent: KnobConfig, singles: Sequence[Move]) -> Iterator[KnobConfig]:
+        """Yield those that could not be told from nothing one by one, all together: what they bring adds up."""
+        best: dict[str, Move] = {}
+        for move in singles:
+            closed = self._closed.get(_key(move.changes))
+            if closed is not None and closed.same and move.belief.mean > _SLIGHT:
+                best.setdefault(move.changes[0].knob, move)
+        if len(best) > 1 and sum(move.belief.mean for move in best.values()) >= _TOGETHER:
+            yield incumbent.turned({name: move.changes[0].after for name, move in best.items()})
+
+
+def _key(changes: Iterable[KnobChange]) -> tuple[tuple[str, Value], ...]:
+    return tuple(sorted((change.knob, change.after) for change in changes))

@@ -15,15 +15,13 @@ from functools import cache, lru_cache
 from itertools import combinations
 from typing import TypeGuard
 
-from skep.catalog.options import EngineOptions
+from skep.catalog.presets import EngineOptions
 from skep.engines.base import Diagnosis, Launch
+from skep.planner.quants import known_kv
 from skep.tuner.knobs import draft_depth, packaged_facts
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig, Value, value_words
 
 INDIFFERENT = frozenset({"threads", "threads_batch"})  # memory does not depend on them
-_MORE_IS_MORE = frozenset({"slots", "batched_tokens", "batch", "context", "mtp", "ngram", "replicas"})
-_ON_IS_MORE = frozenset({"graphs"})
-_OFF_IS_MORE = frozenset({"flash_attention"})  # the whole matrix of scores is laid out
 
 
 @cache
@@ -36,31 +34,27 @@ def asks_as_much(knob: str, value: Value, other: Value, *, share: str | None) ->
     if value == other or knob in INDIFFERENT:
         return True
     if knob == "kv":
-        bits, others = kv_bits(value), kv_bits(other)
-        return bits is not None and others is not None and bits[0] >= others[1]
-    if isinstance(value, bool) and isinstance(other, bool):
-        return knob in (_ON_IS_MORE if value else _OFF_IS_MORE)
-    if not (is_number(value) and is_number(other)):
+        size, others = kv_bytes(value), kv_bytes(other)
+        return size is not None and others is not None and size[0] >= others[1]
+    way = share if knob == "memory_share" else packaged_facts("failures.toml")["more_memory"].get(knob)
+    if way is None or not (isinstance(value, int | float) and isinstance(other, int | float)):
         return False
-    if knob == "memory_share":
-        return share is not None and (value > other) is (share == "up")
-    return knob in _MORE_IS_MORE and value > other
+    return (value > other) is (way == "up")
 
 
-def kv_bits(value: Value) -> Sequence[float] | None:
-    """At least, and at most; None: not known. A pair of types, `q8_0/q5_1`, is not."""
-    bits: dict[str, Sequence[float]] = packaged_facts("failures.toml")["kv_bits"]
-    return bits.get("auto" if value is None else str(value).lower())
+def kv_bytes(value: Value) -> tuple[float, float] | None:
+    """Of one value of the cache, at least and at most: `auto` follows the checkpoint. None: not known."""
+    if value in (None, "auto"):
+        return 1.0, 2.0
+    known = known_kv(str(value))
+    return None if known is None else (known.bytes, known.bytes)
 
 
 def narrower(value: Value, values: Iterable[Value]) -> Value:
     """Return the widest of the values that is surely narrower; None: there is none."""
-    have = kv_bits(value)
-    if have is None:
-        return None
-    known = [(bits[1], str(one)) for one in values if one is not None and (bits := kv_bits(one)) is not None]
-    fitting = [(bits, one) for bits, one in known if bits < have[1] and bits <= have[0]]
-    return max(fitting)[1] if fitting else None
+    least, most = kv_bytes(value) or (0.0, 0.0)
+    known = [(size[1], str(one)) for one in values if one is not None and (size := kv_bytes(one)) is not None]
+    return max(((size, one) for size, one in known if size < most and size <= least), default=(0.0, None))[1]
 
 
 def is_number(value: Value) -> TypeGuard[int | float]:

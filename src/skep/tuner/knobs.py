@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, find_geometry
-from skep.catalog.options import Draft, EngineOptions
-from skep.catalog.presets import Preset
+from skep.catalog.presets import Draft, EngineOptions, Preset
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, base_setups, layouts, offered_kv, place, sizing_card
 from skep.planner.quants import QUANTS, Quant, known_kv, known_quant
@@ -292,12 +291,8 @@ def quant_of(preset: Preset, model: Geometry | None = None) -> Quant | None:
     return QUANTS["bf16" if bits is None else "mxfp4" if bits < 5 else "fp8"]
 
 
-def own_refusal(config: KnobConfig, base: Preset) -> str | None:
-    """Return why these values cannot go together; None: nothing is known against them."""
-    try:
-        preset = apply_config(base, config)
-    except UserError as error:
-        return error.message
+def own_refusal(preset: Preset) -> str | None:
+    """Return why its values cannot go together; None: nothing is known against them."""
     return next(_llama(preset) if preset.engine in LLAMA else _pooled(preset), None)
 
 

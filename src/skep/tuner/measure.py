@@ -8,12 +8,12 @@ with errors or falls silent fails at once, with what its log says. Decides nothi
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from random import Random
 from statistics import median
 from typing import Any, TypeVar
 
@@ -21,27 +21,25 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_generator import EnergyMeter, LoadGenerator, TokenPace, warm_up
 from skep.bench.metrics import repeat_of, task_tok_s, tpot_values, ttft_values
-from skep.bench.recording import Identity, Recording
+from skep.bench.session import Identity, LoadGenerator, Recording, TokenPace, warm_up
 from skep.bench.summary import TOLERATED_FAILURES, worst_share
 from skep.bench.sweep import SweepPlan, run_fingerprint
 from skep.bench.tasks import TaskMaker, Workload, calibrate_on
 from skep.catalog.gpus import HostFacts
 from skep.catalog.presets import Preset
 from skep.errors import EndpointError, UserError, first_of
-from skep.stats.percentiles import mean_t_interval
+from skep.host.power import PowerMeter
 from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import Request
-from skep.tuner.measurements import median_known
-from skep.tuner.predictions import CURVE_RUNS, RUN_S, tasks_for
+from skep.tuner.measurements import median_known, point_of
+from skep.tuner.predictions import CURVE_RUNS, tasks_for
 from skep.tuner.quality_check import QualityGuard, Sheet
 from skep.tuner.records import (
     BenchProgress,
     ConfigFailed,
     ConfigFailure,
-    CurvePoint,
     CurveRequest,
     CurveResult,
     JudgeRequest,
@@ -55,10 +53,9 @@ from skep.tuner.records import (
     TuneReading,
 )
 from skep.tuner.trial_server import TrialServer, TrialServers
-from skep.workload.calibration import TokenCalibration
+from skep.workload.prompts import TokenCalibration
 
-LONGEST_RUN_S = 60.0  # of a curve: a level that would take longer is left without a figure
-MOST_WAVES = 192  # of a run; a wave is one task of every agent: the least that shows a level at work
+LONGEST_RUN_S = 60.0  # of a curve: a level where one task of every agent would take longer is left without a figure
 
 
 def reading_of(
@@ -101,45 +98,6 @@ def foreseen_per_s(batch: Sequence[Request], output_tokens: int) -> float | None
     return len(answered) / (wall_s * max(1.0, whole / max(first + short * each, 1e-9)))
 
 
-def point_of(level: int, config: KnobConfig, found: Sequence[TuneReading]) -> CurvePoint:
-    """Of the runs of one level. A speed is never below nothing, however wide two runs lie apart."""
-    speeds = [one.effective_tok_s for one in found if one.effective_tok_s is not None and not one.limited]
-    interval = mean_t_interval(speeds)
-    figure = None if interval is None else replace(interval, low=max(0.0, interval.low))
-    ttft_ms, tpot_ms = median_known(one.ttft_ms for one in found), median_known(one.tpot_ms for one in found)
-    return CurvePoint(level, config, figure, ttft_ms, tpot_ms)
-
-
-def wave_seconds(known: Mapping[int, float], level: int) -> float | None:
-    """How long a wave takes by those of other levels, between what is certain from either side; None: none is known.
-
-    More agents make it no shorter, and longer by at most their number.
-    """
-    if not known:
-        return None
-    shares = [(wave_s, wave_s * level / other) for other, wave_s in known.items()]
-    low, high = max(min(pair) for pair in shares), min(max(pair) for pair in shares)
-    return math.sqrt(low * high)
-
-
-def run_tasks(level: int, wave_s: float | None, least_s: float = RUN_S) -> int | None:
-    """Of one run of a level of the curve, in whole waves; None: even one would take too long."""
-    if wave_s is None:
-        return level
-    return None if wave_s > LONGEST_RUN_S else level * min(MOST_WAVES, max(1, math.ceil(least_s / wave_s)))
-
-
-def drop_unusable_remedies(failure: ConfigFailure, config: KnobConfig) -> ConfigFailure:
-    """Without remedies that are no knob of this configuration, or that it has already."""
-    has = config.as_dict
-    return replace(failure, mended=tuple((name, wish) for name, wish in failure.mended if has.get(name, wish) != wish))
-
-
-def seed_of(*parts: object) -> int:
-    """Other prompts for other parts, whatever process asks."""
-    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:6])
-
-
 _T = TypeVar("_T")
 
 LOOK_EVERY_S = 0.25
@@ -175,7 +133,6 @@ class _ServerRun:
     run_id: str | None = None
     failure: ConfigFailure | None = None
     taken: dict[int, list[TuneReading]] = field(default_factory=dict)  # by level
-    waves: dict[int, float] = field(default_factory=dict)  # seconds, by level
     served: TrialServer = field(init=False)  # this and the next three: once it is up
     maker: TaskMaker = field(init=False)
     recording: Recording = field(init=False)
@@ -194,7 +151,7 @@ class _ServerRun:
         try:
             await work
         except ConfigFailed as error:
-            self.failure = drop_unusable_remedies(error.failure, self.config)
+            self.failure = error.failure
             await self.stack.__aexit__(type(error), error, error.__traceback__)
 
     async def warm_up(self, width: int, limit_s: float) -> list[Request]:
@@ -290,11 +247,11 @@ class EngineBench:
     preset_of: Callable[[KnobConfig], Preset]
     first_round: int = 0  # rounds that were measured before it was taken up again: their prompts are not fresh
     guard: QualityGuard | None = None
-    meter: EnergyMeter | None = None
+    meter: PowerMeter | None = None
     patience: MeasureTimeouts = field(default_factory=MeasureTimeouts)
     _calibration: TokenCalibration | None = None
-    _per_s: dict[str, float] = field(default_factory=dict)  # tasks a second of each configuration, by its key
-    _sides: list[str] = field(default_factory=list)  # of this round, by their keys
+    _rates: dict[KnobConfig, tuple[int, float]] = field(default_factory=dict)  # a level, and tasks a second there
+    _sides: Sequence[KnobConfig] = ()  # of this round
     _count: int | None = None  # tasks of each reading of this round
     _reading_s: float | None = None  # that the last one took
     _first_s: float = 0.0  # the longest that somebody waited for a first token
@@ -365,9 +322,7 @@ class EngineBench:
             limit_s = min(limit_s, max(WARM_S, self._reading_s))
         batch = await run.warm_up(min(run.width, goal), limit_s)
         if (per_s := foreseen_per_s(batch, self.aim.output_tokens)) is not None:
-            self._per_s.setdefault(run.config.key, per_s)
-        if (known := self._per_s.get(run.config.key)) is not None:
-            run.waves[goal] = goal / known
+            self._rates.setdefault(run.config, (goal, per_s))
 
     async def _up(self, run: _ServerRun) -> None:
         """Started and known; its requests are stored from here on."""
@@ -396,7 +351,7 @@ class EngineBench:
 
     async def _maker(self, endpoint: Endpoint, run: _ServerRun) -> TaskMaker:
         """Lengths are measured once: all configurations get the same prompts."""
-        aim, seed = self.aim, seed_of(self.tuning, self.seed, run.round)
+        aim, seed = self.aim, Random(f"{self.tuning}/{self.seed}/{run.round}").getrandbits(48)
         if self._calibration is None:
             limit_s = max(LENGTHS_S, self._hang_s(run))
             self._calibration = await calibrate_on(endpoint, aim.input_tokens, seed, timeout_s=limit_s)
@@ -422,33 +377,35 @@ class EngineBench:
             self.store, endpoint, self.host, Identity("tune", run_fingerprint(plan, endpoint, self.host), config)
         )
 
-    def _tasks(self) -> int:
-        """Of each reading of this round, the same for all sides, also for one that is not up yet."""
-        if self._count is None:
-            known = [self._per_s[key] for key in self._sides if key in self._per_s]
-            self._count = tasks_for(self.aim.concurrency, known, self.patience.reading_s)
-        return self._count
-
     async def _reading(self, run: _ServerRun, level: int, repeat: int) -> None:
-        """All of a level are as long; of a curve one that would take too long is left out."""
-        on_curve, wave_s = run.purpose == "curve", wave_seconds(run.waves, level)
-        count = run_tasks(level, wave_s, self.patience.reading_s) if on_curve else self._tasks()
-        if count is None:
+        """All of a level are as long, in a round those of all sides; of a curve one that takes too long is left out."""
+        on_curve = run.purpose == "curve"
+        rates = self._rates_at(level, [run.config] if on_curve else self._sides)
+        if on_curve and rates and level > LONGEST_RUN_S * rates[0]:
             return
         if level in run.taken:
             count = run.taken[level][0].requests
+        else:
+            count = self._count or tasks_for(level, rates, self.patience.reading_s)
+            self._count = None if on_curve else count
         place = sum(map(len, run.taken.values())) + 1
         rows, limited = await run.take(level, repeat, count, (place, run.readings))
         facts = (one.fact for one in run.recording.facts if (one.level, one.repeat) == (level, repeat))
         joules = next((float(fact["joules"]) for fact in facts if "joules" in fact), None)
         found = reading_of(rows, self.aim, limited=limited, slo=self._slo, joules=joules)
         run.taken.setdefault(level, []).append(found)
-        if found.requests and found.wall_s > 0:
-            run.waves[level] = found.wall_s * level / found.requests
+        self._rates[run.config] = level, found.requests / max(found.wall_s, 1e-9)
         if not on_curve:
-            self._per_s[run.config.key] = found.requests / max(found.wall_s, 1e-9)
             self._reading_s = found.wall_s
             self._first_s = max(self._first_s, (found.ttft_ms or 0.0) / 1000)
+
+    def _rates_at(self, level: int, configs: Sequence[KnobConfig]) -> list[float]:
+        """Return the tasks a second of those that are known, by the level at which each was seen last.
+
+        With more agents they are no fewer, and more by at most the agents' share: the middle of both.
+        """
+        seen = [self._rates[config] for config in configs if config in self._rates]
+        return [per_s * math.sqrt(level / known) for known, per_s in seen]
 
     def _hang_s(self, run: _ServerRun) -> float:
         """Long prompts on a slow engine are read for minutes before the first token comes."""
@@ -459,7 +416,7 @@ class EngineBench:
         self, configs: Sequence[KnobConfig], purpose: str, width: int, on_progress: OnProgress, *, readings: int
     ) -> list[_ServerRun]:
         self._round, self._count = self._round + 1, None
-        self._sides = [config.key for config in configs]
+        self._sides = configs
         return [_ServerRun(config, purpose, self._round, width, readings, on_progress) for config in configs]
 
     def _together(self, configs: Sequence[KnobConfig]) -> bool:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import Preset
-from skep.config.preset_rules import contradictions
+from skep.config.presets import contradictions
 from skep.errors import UserError
 from skep.planner.candidates import sizing_card
 from skep.planner.constants import published_constants
@@ -26,8 +26,9 @@ from skep.planner.quants import KV_TYPES, QUANTS, Quant, known_kv
 from skep.planner.ranking import Basis
 from skep.planner.rules import refusal
 from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
+from skep.stats.slo import SloLimits
 from skep.tuner.knobs import DRAFTS, apply_config, layout_of, own_refusal, pairs_of, quant_of, quants_of
-from skep.tuner.records import Knob, KnobConfig, TuneGoal, sum_known
+from skep.tuner.records import ConfigFailure, Knob, KnobConfig, TuneGoal, TuneReading, sum_known
 from skep.units import GIB
 
 PREDICTED_KNOBS = (
@@ -75,7 +76,7 @@ class Predictor:
 
     def refusal(self, config: KnobConfig) -> str | None:
         if config not in self._refusals:
-            self._refusals[config] = own_refusal(config, self.base) or self._refused(config)
+            self._refusals[config] = self._refused(config)
         return self._refusals[config]
 
     def predict(self, config: KnobConfig) -> float | None:
@@ -101,6 +102,30 @@ class Predictor:
             return READING_S
         per_s = found.effective_tok_s / self.aim.output_tokens
         return tasks_for(self.aim.concurrency, [per_s]) / per_s
+
+    def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
+        """Return one reading of the goal's load, `wall_s` long; or why it does not start."""
+        found = self.at(config, self.aim.concurrency)
+        if isinstance(found, ConfigFailure):
+            return found
+        figure, watts = self.predict(config), self.watts(config)
+        return replace(found, figure=figure, tok_per_joule=(found.effective_tok_s or 0.0) / watts if watts else None)
+
+    def at(self, config: KnobConfig, concurrency: int) -> TuneReading | ConfigFailure:
+        """Return the same load at another number of agents; `figure` is effective tok/s."""
+        fit = self.fit(config)
+        if fit is not None and fit.over_bytes > 0:
+            remedy = "fewer slots, a smaller KV type, or another share of the card"
+            return ConfigFailure("out-of-memory", f"SIMULATED: {fit.sentence}", remedy=remedy)
+        if (outcome := self.outcome(config, concurrency)) is None:
+            return ConfigFailure("no-start", "the planner has no figure for it")
+        speed = outcome.effective_tok_s
+        per_s, ttft_ms, tpot_ms = speed / self.aim.output_tokens, 1000 * outcome.ttft_s, 1000 * outcome.tpot_s
+        tasks = tasks_for(concurrency, [per_s])
+        seen = {"ttft": ttft_ms, "tpot": tpot_ms, "total": ttft_ms + tpot_ms * self.aim.output_tokens}
+        limits = SloLimits.parse(self.aim.slo).limits if self.aim.slo else ()
+        over = max((seen[limit.name] / limit.ms for limit in limits), default=0.0)
+        return TuneReading(speed, speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over)
 
     def spare_bytes(self, config: KnobConfig) -> float | None:
         if (placed := self._placed(config)) is None:
@@ -179,12 +204,15 @@ class Predictor:
         return fits(setup, sizing_card(rig, setup.layout), context=self._context(setup), slots=setup.slots)
 
     def _refused(self, config: KnobConfig) -> str | None:
-        """Return what the planner says of one that the engine's own rules let pass: a contradiction has no setup."""
-        wrong = contradictions(apply_config(self.base, config))
-        odd = next((one.message for one in wrong if one.message not in self._odd), None)
-        setup, rig = self.setup(config), self.cards(config)
-        if odd is not None or setup is None or rig is None:
-            return odd
+        """Return which rule it breaks, of its engine, of presets or of the planner; or that it does not fit."""
+        try:
+            preset = apply_config(self.base, config)
+        except UserError as error:
+            return error.message
+        odd = (one.message for one in contradictions(preset) if one.message not in self._odd)
+        told, setup, rig = own_refusal(preset) or next(odd, None), self.setup(config), self.cards(config)
+        if told is not None or setup is None or rig is None:
+            return told
         if (found := refusal(setup, rig)) is not None:
             return found.sentence
         fit, card = self.fit(config), sizing_card(rig, setup.layout)

@@ -9,9 +9,7 @@ easier one takes its place. Knows nothing of how configurations are started.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import secrets
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -24,17 +22,15 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.load_generator import LoadGenerator
-from skep.bench.recording import Identity, Recording
+from skep.bench.session import Identity, LoadGenerator, Recording, fingerprint_of
 from skep.bench.stored_run import TUNE_QUALITY
 from skep.catalog.gpus import HostFacts
 from skep.errors import SkepError
-from skep.host.facts import lasting_json
 from skep.quality.banks import DRILLS, Bank, choose_bank
 from skep.quality.judging import AnsweredItem, Judge, needs_sandbox
 from skep.quality.trial import ItemPass, uncached
-from skep.quality.words import points
-from skep.sandbox.detect import open_sandbox
+from skep.quality.trial_figures import points
+from skep.sandbox.runner import open_sandbox
 from skep.stats.noninferiority import Claim, claim_of, paired_difference
 from skep.store.database import Store
 from skep.store.records import Request
@@ -258,18 +254,13 @@ class QualityGuard:
         same: dict[str, Any] = {
             "bank": bank.name,
             "items": len(bank.items),
-            "items_digest": _digest([item.id for item in bank.items]),
             "concurrency": [plan.concurrency],
             "temperature": 0.0,
             "configuration": config.as_dict,
         }
-        fingerprint = _digest([same, endpoint.model, lasting_json(self.host)])
+        fingerprint = fingerprint_of([same, [item.id for item in bank.items]], endpoint, self.host)
         document = {**same, "seed": plan.seed, "delta": plan.delta, "tuning": plan.tuning, "config_key": config.key}
         return Identity(TUNE_QUALITY, fingerprint, document)
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _roomier(item: Item) -> Item:

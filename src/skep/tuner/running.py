@@ -41,7 +41,7 @@ from skep.tuner.records import (
 )
 from skep.tuner.search import KnobSearch
 from skep.tuner.setup import PreparedTuning, TuningOptions
-from skep.tuner.simulated import PlannedTruth, SimulatedBench
+from skep.tuner.simulated import SimulatedBench
 from skep.tuner.store import SavedAnswer, TuningOutcome, TuningStore
 from skep.tuner.trial_server import TrialServers, tuner_lock
 from skep.units import format_seconds
@@ -316,7 +316,7 @@ async def _bench(
 ) -> AsyncIterator[Bench]:  # fmt: skip
     tuning = journal.tuning
     if tuning.simulated:
-        yield SimulatedBench(PlannedTruth(ready.space), seed=tuning.seed, now_s=spent_s)
+        yield SimulatedBench(ready.space, seed=tuning.seed, now_s=spent_s)
         return
     host, base = read_host(), ready.space.base
     async with AsyncExitStack() as stack:

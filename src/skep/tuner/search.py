@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from skep.stats.sequential import MeasurementNoise, SequentialTest, SequentialVerdict
-from skep.tuner.candidates import CURVE_SHARE, Chooser, Grain, Move, Moves, TimeBudget, curve_levels
+from skep.tuner.candidates import CURVE_SHARE, Chooser, Grain, Move, TimeBudget, curve_levels
 from skep.tuner.failures import apply_remedy
 from skep.tuner.measurements import Measurements, nearness, over_limit, paired, speed, typical
 from skep.tuner.predictions import Predictor
@@ -105,8 +105,7 @@ class KnobSearch:
         self._space = space
         self.time_budget = TimeBudget(space, aim, budget_s)
         self._book = Measurements(space, baseline)
-        self._moves = Moves(self._book)
-        self.chooser = Chooser(self._book, self._moves, self.time_budget)
+        self.chooser = Chooser(self._book, self.time_budget)
         self._asked: BenchRequest | None = None
         self._trial: ConfigTrial | None = None
         self._judging = False
@@ -231,7 +230,7 @@ class KnobSearch:
             if not start.figures:  # up, but without a reading that counts: twice is enough
                 if len(self._book.starts(start.config)) >= STARTS:
                     self._note(trial, StageDecision.SAME, speed_words(trial.starts, SequentialVerdict.SAME, None))
-                    self._moves.close(trial.changes, self.incumbent)
+                    self.chooser.close(trial.changes, self.incumbent)
                 continue
             belief = self._book.surrogate.gain(start.config, self.incumbent)
             seen_often = self._book.counted_starts(start.config) >= grain.screens
@@ -292,7 +291,7 @@ class KnobSearch:
     def _reject(self, trial: ConfigTrial, decision: StageDecision, words: str = "") -> None:
         self._trial = None
         self._note(trial, decision, "; ".join(filter(None, (words, self._said(trial)))))
-        self._moves.close(trial.changes, self.incumbent, same=decision is StageDecision.SAME)
+        self.chooser.close(trial.changes, self.incumbent, same=decision is StageDecision.SAME)
 
     def _said(self, trial: ConfigTrial) -> str:
         if trial.late:
@@ -301,14 +300,14 @@ class KnobSearch:
 
     def _fail(self, trial: ConfigTrial, failure: ConfigFailure) -> None:
         self._note(trial, StageDecision.FAILED, f"{failure.title}: {failure}", failure)
-        self._moves.close(trial.changes, self.incumbent, failed=True)
+        self.chooser.close(trial.changes, self.incumbent, failed=True)
 
     def _dead_end(self, trial: ConfigTrial, failure: ConfigFailure) -> None:
         """Recorded, not tried again; where the remedy is a knob, that becomes a move of its own."""
         self._fail(trial, failure)
         way = apply_remedy(trial.config, failure, self._space.knobs)
         if way is not None and self._book.refusal(way) is None:
-            self._moves.remedy(way)
+            self.chooser.remedy(way)
 
     def _alarm(self, start: ServerStart) -> None:
         """The best so far died. Once may be chance; after that it is a failure of that configuration."""

@@ -20,11 +20,9 @@ from msgspec.structs import replace
 
 from skep import __version__
 from skep.catalog.gpus import HostFacts
-from skep.catalog.models import Geometry, find_geometry
+from skep.catalog.models import Geometry, find_geometry, find_pullable
 from skep.catalog.names import did_you_mean
-from skep.catalog.needs import NO_CARDS
-from skep.catalog.presets import Preset
-from skep.catalog.pullable import find_pullable
+from skep.catalog.presets import NO_CARDS, Preset
 from skep.config.presets import find_preset, presets_folder
 from skep.config.rigs import ResolvedRig, cpu_rig, find_rig, rig_of_host
 from skep.deploy.plan_request import ModelFound, PlanFlags, engines_of, own_basis, read_model
@@ -48,14 +46,14 @@ from skep.planner.ranking import Basis, published_basis
 from skep.planner.setup import Rig
 from skep.planner.step import StepTuning as Fitted
 from skep.stats.slo import SloLimits
-from skep.tuner.baselines import baseline_of, prepared
 from skep.tuner.candidates import CURVE_SHARE
 from skep.tuner.failures import is_number
 from skep.tuner.knobs import NO_LONGER_TURNED, TuneMachine, apply_config, config_of, quant_of, space_of
 from skep.tuner.predictions import PREDICTED_KNOBS, Predictor
+from skep.tuner.presets import baseline_of, prepared
 from skep.tuner.records import METRICS, Knob, KnobChange, KnobConfig, TuneGoal, Tuning, Value, value_words
 from skep.tuner.search import STARTS, KnobSearch
-from skep.tuner.store import from_document, to_document
+from skep.tuner.store import base_of, to_document
 from skep.units import format_seconds, parse_seconds, shortened
 from skep.weights.pull import installed
 
@@ -229,11 +227,6 @@ def prepare_again(tuning: Tuning) -> PreparedTuning:
     quant = QUANTS[stored["quant"]] if stored["quant"] is not None else None
     space = Predictor(base_of(tuning), rig, tuning.aim, tuning.knobs, basis, model, quant, options.checkpoints)
     return PreparedTuning(tuning, options, space)
-
-
-def base_of(tuning: Tuning) -> Preset:
-    """Return the preset that its configurations are turned from."""
-    return from_document({key: value for key, value in tuning.base.items() if key not in ("wishes", "terrain")}, Preset)
 
 
 def _check(space: Predictor, tuning: Tuning) -> None:

@@ -1,7 +1,7 @@
 """A bench in virtual time: no engine runs and nobody waits, a known truth is read through noise.
 
 What befalls real readings befalls these: each has noise of its own, each start an effect of its own, the whole machine
-drifts slowly, and now and then a reading is far off. `PlannedTruth` says what is read.
+drifts slowly, and now and then a reading is far off. What is read is what the planner foresees.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
-from skep.stats.slo import SloLimits
-from skep.tuner.predictions import CURVE_RUNS, Predictor, tasks_for
+from skep.tuner.measurements import point_of
+from skep.tuner.predictions import CURVE_RUNS, Predictor
 from skep.tuner.records import (
     BenchProgress,
     ConfigFailure,
-    CurvePoint,
     CurveRequest,
     CurveResult,
     JudgeRequest,
@@ -30,12 +29,10 @@ from skep.tuner.records import (
     ServerStart,
     TuneReading,
 )
-from skep.units import Interval
 
 STOP_S = 3.0
 _WARM_UP = 0.5  # of a reading
 _OUTLIER_FACTORS = (1.12, 0.75)
-_T_95_TWO_RUNS = 12.706
 _SPEEDS = ("figure", "effective_tok_s", "task_tok_s", "tok_per_joule")
 _TIMES = ("ttft_ms", "tpot_ms", "wall_s", "over_limit")
 _START_SHARE = {"no-start": 0.5, "out-of-memory": 0.7}  # of a start, until it has failed
@@ -51,47 +48,11 @@ class SimulatedNoise(msgspec.Struct, frozen=True):
     outliers: float = 0.02
 
 
-class PlannedTruth:
-    """What each configuration really does, by what is foreseen. Pure: the same for every question."""
-
-    def __init__(self, space: Predictor) -> None:
-        self._space, self._aim = space, space.aim
-        self._limits = SloLimits.parse(self._aim.slo).limits if self._aim.slo else ()
-
-    def figure(self, config: KnobConfig) -> TuneReading | ConfigFailure:
-        """Return one reading of the goal's load without noise, `wall_s` long; or why it does not start."""
-        found = self.at(config, self._aim.concurrency)
-        if isinstance(found, ConfigFailure):
-            return found
-        figure, watts = self._space.predict(config), self._space.watts(config)
-        return replace(found, figure=figure, tok_per_joule=(found.effective_tok_s or 0.0) / watts if watts else None)
-
-    def at(self, config: KnobConfig, concurrency: int) -> TuneReading | ConfigFailure:
-        """Return the same load at another number of agents; `figure` is effective tok/s."""
-        fit = self._space.fit(config)
-        if fit is not None and fit.over_bytes > 0:
-            remedy = "fewer slots, a smaller KV type, or another share of the card"
-            return ConfigFailure("out-of-memory", f"SIMULATED: {fit.sentence}", remedy=remedy)
-        outcome = self._space.outcome(config, concurrency)
-        if outcome is None:
-            return ConfigFailure("no-start", "the planner has no figure for it")
-        per_s = outcome.effective_tok_s / self._aim.output_tokens
-        tasks = tasks_for(concurrency, [per_s])
-        ttft_ms, tpot_ms = 1000 * outcome.ttft_s, 1000 * outcome.tpot_s
-        seen = {"ttft": ttft_ms, "tpot": tpot_ms, "total": ttft_ms + tpot_ms * self._aim.output_tokens}
-        over = max((seen[limit.name] / limit.ms for limit in self._limits), default=0.0)
-        speed = outcome.effective_tok_s
-        return TuneReading(speed, speed, outcome.task_tok_s, ttft_ms, tpot_ms, tasks / per_s, tasks, over_limit=over)
-
-    def start_s(self, config: KnobConfig) -> float:
-        return self._space.start_s(config)
-
-
 @dataclass(eq=False)
 class SimulatedBench:
     """Each configuration has the cards alone, one after the other."""
 
-    truth: PlannedTruth
+    truth: Predictor
     seed: int
     noise: SimulatedNoise = field(default_factory=SimulatedNoise)
     now_s: float = 0.0  # a search that is taken up again begins later, and meets the noise it would have met
@@ -119,7 +80,7 @@ class SimulatedBench:
             for level in request.levels:
                 truth = found if isinstance(found, ConfigFailure) else self.truth.at(config, level)
                 seen = self._readings(config, truth, effect, CURVE_RUNS, on_progress)
-                points.append(_point(config, level, seen))
+                points.append(point_of(level, config, seen))
             self.now_s += STOP_S
         return CurveResult(tuple(points), self.now_s - began_s)
 
@@ -162,12 +123,3 @@ class SimulatedBench:
             self.now_s += taken[-1].wall_s
             on_progress(BenchProgress(config, "measuring", number, count, taken[-1].effective_tok_s))
         return tuple(taken)
-
-
-def _point(config: KnobConfig, level: int, seen: tuple[TuneReading, ...]) -> CurvePoint:
-    if not seen:
-        return CurvePoint(level, config, None)
-    first, second = (one.effective_tok_s or 0.0 for one in seen)
-    mean, half = (first + second) / 2, _T_95_TWO_RUNS * abs(first - second) / 2
-    figure = Interval(max(0.0, mean - half), mean, mean + half)
-    return CurvePoint(level, config, figure, seen[0].ttft_ms, seen[0].tpot_ms)

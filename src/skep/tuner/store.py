@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from skep.catalog.presets import Preset
 from skep.errors import StoreError, UserError
 from skep.store.database import Store
 from skep.store.named_rows import NamedRows, free_id, new_suffix, this_process, writes_on
@@ -123,6 +124,11 @@ def to_document(value: Any) -> Any:
 def from_document(document: Any, kind: type[T]) -> T:
     """Return what `to_document` was given. Fields that an older skep did not know have their defaults."""
     return msgspec.convert(_numbers(document), kind)
+
+
+def base_of(tuning: Tuning) -> Preset:
+    """Return the preset that its configurations are turned from."""
+    return from_document({key: value for key, value in tuning.base.items() if key not in ("wishes", "terrain")}, Preset)
 
 
 def state_of(row: Row) -> TuningState:

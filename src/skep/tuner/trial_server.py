@@ -22,8 +22,7 @@ from msgspec.structs import replace
 from skep.catalog.presets import Preset
 from skep.config.presets import serve_of
 from skep.config.settings import OWN_ENGINES, GatewaySettings, Monitor, Settings
-from skep.deploy.gpus import RAM
-from skep.deploy.launches import PullProgress, plan_launches, read_machine
+from skep.deploy.launches import RAM, PullProgress, plan_launches, read_machine
 from skep.errors import SkepError, first_of
 from skep.files import hold_lock
 from skep.host.facts import read_host

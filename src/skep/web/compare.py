@@ -12,14 +12,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from skep.bench.compare import ComparedRun, check_kinds, compare
-from skep.bench.records import Comparison, LevelSummary
+from skep.bench.metrics import Comparison, LevelSummary
 from skep.bench.stored_run import JUDGED, check_drawn_together, load_run
 from skep.errors import UserError
-from skep.monitor.compare import TargetComparison, compare_targets
-from skep.monitor.history import SeriesHistory, history_of
+from skep.monitor.history import SeriesHistory, TargetComparison, compare_targets, history_of
 from skep.monitor.records import DAY_S, ProbeShape, SeriesKey
-from skep.monitor.store import SeriesStore
-from skep.monitor.targets import all_targets
+from skep.monitor.store import SeriesStore, all_targets
 from skep.report import theme
 from skep.report.comparison import COMPARISON_COLUMNS, comparison_table
 from skep.report.series_chart import Picture, when, zone_name
@@ -27,11 +25,11 @@ from skep.store.database import Store
 from skep.store.records import StoredRun
 from skep.web import history_data
 from skep.web.context import Site
-from skep.web.history import shown_values, simulated_words, track_of
+from skep.web.history import shown_values, track_of
 from skep.web.history_data import HistoryQuery, chosen_key, cold_beside, in_words, read_query
 from skep.web.layout import page, render_macro, streamed
 from skep.web.responses import csv_answer, csv_records, json_answer
-from skep.web.run_cache import Pictures, body_of
+from skep.web.run_cache import Pictures
 
 MOST_COMPARED = 8
 
@@ -73,7 +71,7 @@ def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[
     yield _part("run_names", site=site, runs=runs)
     if found := comparisons_of(store, runs):
         yield _part("judgement", comparison=comparison_table(found))
-    yield body_of(Pictures(site).drawn(store, runs))
+    yield Pictures(site).body(store, runs)
 
 
 def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[str, Any]:
@@ -102,13 +100,12 @@ def parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[str]
     """Yield the pictures first; the figures of each pair as they are worked out."""
     since, histories = _histories(series, asked, _chosen(series, asked))
     shares = {name: history_data.simulated_share(series, name, since, asked.until) for name in asked.targets}
-    if (words := simulated_words(shares)) is not None:
-        yield _part("told_simulated", words=words)
+    yield _part("told_simulated", shares=shares)
     cold = [key for one in histories if (key := cold_beside(one.key, series.keys(one.key.target))) is not None]
     caption = f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
-    for name, some in (("hot", histories), ("cold", _histories(series, asked, cold)[1] if cold else [])):
+    for some in (histories, _histories(series, asked, cold)[1] if cold else []):
         if some:
-            yield _part("figure", name=name, picture=_picture(asked, since, some), caption=caption)
+            yield _part("figure", picture=_picture(asked, since, some), caption=caption)
     for place, pair in enumerate(pairs(site, series, asked, since)):
         said = zip((row.key for row in pair.rows if row.sentence is not None), pair.sentences, strict=True)
         usual = [words for key, words in said if key.concurrency <= 1 and key.shape is not ProbeShape.LONG]

@@ -4,7 +4,7 @@ A note, written by whoever changed something, is all that the dashboard writes."
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,14 +15,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.monitor.compare import write_note
 from skep.monitor.describe import span_of_time
-from skep.monitor.history import SeriesHistory
+from skep.monitor.history import SeriesHistory, write_note
 from skep.monitor.store import SeriesStore
 from skep.report import theme
-from skep.report.series_chart import Picture, Track, series_picture, shift_label, trend_svg
+from skep.report.series_chart import Picture, Track, series_chart, shift_label, trend_svg
 from skep.store.database import open_store
-from skep.units import number, percent
 from skep.web import history_data
 from skep.web.context import Site
 from skep.web.history_data import HistoryQuery, HostLine, TargetHistory, begin, chosen_key, in_words, read_query
@@ -73,34 +71,11 @@ def track_of(history: SeriesHistory, colour: str, name: str | None = None) -> Tr
     return Track(name or history.key.target, history.points, band, colour, history.steps)
 
 
-def coverage_words(coverage: Mapping[str, int]) -> str:
-    if not (total := sum(coverage.values())):
-        return "No probe was due in this window."
-    parts = ", ".join(f"{count:,} {name}" for name, count in coverage.items() if count)
-    return f"Of {total:,} probes due in this window: {parts}."
-
-
-def host_words(line: HostLine) -> str:
-    values = [point.value for point in line.points]
-    return f"{number(min(values), digits=0)} to {number(max(values), digits=0)} {line.unit} during the probes"
-
-
-def host_picture(view: TargetHistory, line: HostLine, words: str) -> str:
+def host_picture(view: TargetHistory, line: HostLine, words: str) -> Markup:
     tracks = [Track(line.name, line.points, (), theme.HONEY)]
     since = axis_begin(view.since, view.until, *(point.at for point in line.points[:1]))
     drawn = Picture(f"{line.name} of the machine", words, line.unit, since, view.until, tracks)
-    return series_picture(drawn, f"host-{line.unit.strip('°').lower()}", size="small")
-
-
-def simulated_words(shares: Mapping[str, float]) -> str | None:
-    """By target: the share of its probes that no model answered. None: a model answered them all."""
-    some = {name: share for name, share in shares.items() if share > 0}
-    if not some:
-        return None
-    if min(shares.values()) >= 1:
-        return "No model answered these probes. The figures are a prediction."
-    of_whom = [f"{'all' if share >= 1 else percent(100 * share)} of {name}" for name, share in some.items()]
-    return f"No model answered some of these probes. These figures are a prediction: {', '.join(of_whom)}."
+    return series_chart(drawn, small=True)
 
 
 CSV_COLUMNS = (
@@ -235,7 +210,4 @@ def _part(macro: str, **values: Any) -> str:
     return render_macro("history_parts.html", macro, MOST_ROWS=_MOST_ROWS, **values, **_FUNCTIONS)
 
 
-_FUNCTIONS: dict[str, Any] = {
-    one.__name__: one
-    for one in (coverage_words, host_picture, host_words, picture_of, shift_label, simulated_words, trend_picture)
-}
+_FUNCTIONS: dict[str, Any] = {one.__name__: one for one in (host_picture, picture_of, shift_label, trend_picture)}

@@ -12,11 +12,9 @@ from starlette.datastructures import QueryParams
 
 from skep.errors import UserError
 from skep.monitor import records
-from skep.monitor.compare import around_event
-from skep.monitor.history import SeriesHistory, history_of, primary_keys
+from skep.monitor.history import SeriesHistory, around_event, history_of, primary_keys
 from skep.monitor.records import DAY_S, Heat, Probe, ProbeShape, SeriesKey, SeriesMetric, SeriesPoint
-from skep.monitor.store import SeriesStore
-from skep.monitor.targets import all_targets, known_target
+from skep.monitor.store import SeriesStore, all_targets, known_target
 from skep.report.series_chart import local
 from skep.stats.percentiles import WindowStats, window_stats
 from skep.units import milliseconds, number, percent

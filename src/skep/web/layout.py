@@ -4,10 +4,14 @@ ever; one without is asked for again. The style sheet begins with the theme's co
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
+import sys
+from asyncio.subprocess import DEVNULL
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +22,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
 from skep import __version__, units
-from skep.errors import SkepError
-from skep.monitor.compare import LONGEST_NOTE
+from skep.errors import EngineError, SkepError
+from skep.monitor.history import LONGEST_NOTE
 from skep.monitor.records import DAY_S
 from skep.report import theme
 from skep.report.page import make_environment
-from skep.report.series_chart import series_picture, when, zone_name
+from skep.report.series_chart import series_chart, when, zone_name
 from skep.store.database import Store
 from skep.web.context import Site
 from skep.web.history_data import in_words, value_text
@@ -50,19 +54,25 @@ _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=ut
 def environment() -> Environment:
     made = make_environment("skep.web", "skep.report")
     made.globals |= {
-        "PAGES": PAGES,
-        "PRIVATE": PRIVATE,
         "LONGEST_NOTE": LONGEST_NOTE,
         "PLACE": PLACE,
         "asset": asset,
         "in_words": in_words,
-        "series_picture": series_picture,
+        "pages_of": pages_of,
+        "series_chart": series_chart,
         "value_text": value_text,
+        "vega_address": vega_address,
         "version": __version__,
         "zone_name": zone_name,
     }
     made.filters |= {"ago": ago, "minute": minute, "span": span, "when": when}
     return made
+
+
+def pages_of(site: Site) -> list[tuple[str, str, str, str]]:
+    """Return the pages that this dashboard leads to."""
+    hidden = (*(PRIVATE if site.public else ()), *(() if site.can_compare() else ("compare",)))
+    return [one for one in PAGES if one[0] not in hidden]
 
 
 def render(template: str, **values: Any) -> str:
@@ -153,8 +163,60 @@ def asset(name: str) -> str:
 def answer_static(request: Request) -> Response:
     if (found := assets().get(request.path_params["name"])) is None:
         return PlainTextResponse("there is no such file\n", status_code=404)
+    return _answer(request, found)
+
+
+def _answer(request: Request, found: Asset, **more: str) -> Response:
     kept = "public, max-age=31536000, immutable" if request.query_params.get("v") == found.digest else "no-cache"
-    headers = {"etag": f'"{found.digest}"', "cache-control": kept}
+    headers = {"etag": f'"{found.digest}"', "cache-control": kept, **more}
     if f'"{found.digest}"' in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(found.body, media_type=found.type, headers=headers)
+
+
+_MAKE_VEGA = """
+import gzip, pathlib, sys, vl_convert
+file = pathlib.Path(sys.argv[1])
+part = file.with_suffix(".part")
+part.write_bytes(gzip.compress(vl_convert.javascript_bundle().encode(), mtime=0))
+part.replace(file)
+"""
+
+
+@cache
+def vega_version() -> str:
+    return version("vl-convert-python")
+
+
+def vega_address() -> str:
+    return f"/static/vega.js?v={vega_version()}"
+
+
+class VegaFile:
+    """Vega, Vega-Lite and Vega-Embed as `vl_convert` carries them, as one script for browsers.
+
+    Making it takes seconds, in which `vl_convert` draws nothing: a process of its own does it, once for each version.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / f"vega-{vega_version()}.js.gz"
+        self._making = asyncio.Lock()
+
+    async def read(self) -> bytes:
+        async with self._making:
+            if not self._file.exists():
+                self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                argv = (sys.executable, "-c", _MAKE_VEGA, str(self._file))
+                child = await asyncio.create_subprocess_exec(*argv, stderr=DEVNULL)
+                try:
+                    await child.wait()
+                finally:
+                    if child.returncode is None:
+                        child.kill()
+                if child.returncode:
+                    raise EngineError("the script of the charts could not be made", hint="pages show pictures instead")
+        return self._file.read_bytes()
+
+    async def answer(self, request: Request) -> Response:
+        found = Asset(await self.read(), vega_version(), _TYPES[".js"])
+        return _answer(request, found, **{"content-encoding": "gzip"})

@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
@@ -314,54 +313,13 @@ class Stream:
             yield f"data: {json_text({**document, 'parts': changed})}\n\n"
 
 
-WIDTH, HEIGHT = 160.0, 36.0
-_EDGE = 3.0  # room for the line's own width
-
-
-def sparkline(
-    values: Sequence[float | None], label: str, *, places: Sequence[float] | None = None, gap: float = float("inf"),
-    median: float | None = None, from_zero: bool = False,
-) -> Markup | None:  # fmt: skip
-    """None is a gap, and so is more than `gap` between two `places` along the axis; `median` is a dashed line."""
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return None
-    shown = [*known, *([] if median is None else [median])]
-    low, high, flat = 0.0 if from_zero else min(shown), max(shown), min(known) == max(known)
-    along = list(range(len(values))) if places is None else list(places)
-    start, width = along[0], (along[-1] - along[0]) or 1.0
-
-    def x(place: float) -> float:
-        return _EDGE + (WIDTH - 2 * _EDGE) * (place - start) / width
-
-    def y(value: float) -> float:
-        share = (value - low) / (high - low) if high > low else 0.0 if from_zero else 0.5
-        share = 0.5 if from_zero and flat and value else share  # along the upper edge it would look like a frame
-        return HEIGHT - _EDGE - (HEIGHT - 2 * _EDGE) * share
-
-    line: list[str] = []
-    drawn: float | None = None  # where the pen is
-    for place, value in zip(along, values, strict=True):
-        if value is not None:
-            pen = "L" if drawn is not None and place - drawn <= gap else "M"
-            line.append(f"{pen}{x(place):.1f} {y(value):.1f}")
-        drawn = None if value is None else place
-    last = max(i for i, value in enumerate(values) if value is not None)
-    end = f"M{x(along[last]):.1f} {y(values[last] or 0.0):.1f}h0"
-    level = "" if median is None else f'<path d="M0 {y(median):.1f}H{WIDTH:g}" class="level"/>'
-    paths = f'{level}<path d="{"".join(line)}" class="line"/><path d="{end}" class="end"/>'
-    svg = '<svg class="spark" viewBox="0 0 {:g} {:g}" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
-    return Markup(svg).format(WIDTH, HEIGHT, label, Markup(paths))  # noqa: S704
-
-
 PARTS = ("state", "alerts", "cards", "replicas", "queues", "watched", "lately", "begin")
 
 
 def parts(site: Site, document: dict[str, Any], watched: MonitorSnapshot) -> dict[str, str]:
     """By the name that the page has for each."""
     values = {"site": site, "document": document, "monitor": watched, "now": site.clock()}
-    drawn = {"sparkline": sparkline, "against": against}
-    made = environment().get_template("now_parts.html").make_module(values | drawn)
+    made = environment().get_template("now_parts.html").make_module({**values, "against": against})
     return {name: str(getattr(made, name)()) for name in PARTS}
 
 

@@ -17,12 +17,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.bench.records import LevelSummary
+from skep.bench.metrics import LevelSummary
 from skep.bench.stored_run import JUDGED, OF_A_TUNING, TIMED
 from skep.catalog.gpus import device, devices, find_device
 from skep.catalog.models import find_geometry, geometries, geometry
 from skep.config.rigs import find_rig
-from skep.deploy.plan_request import GOALS, SHAPES, PlanFlags, answer_plan, document, nothing_fits
+from skep.deploy.commands import document
+from skep.deploy.plan_request import GOALS, SHAPES, PlanFlags, answer_plan, nothing_fits
 from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import host_json, read_host
 from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS, ENGINES
@@ -30,7 +31,7 @@ from skep.planner.quants import QUANTS
 from skep.report import theme
 from skep.report.charts import ChartCurve
 from skep.report.plan import Document, layout_name, level_of, predicted_chart
-from skep.report.svg import picture
+from skep.report.svg import alive, picture
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.units import number
@@ -215,7 +216,8 @@ def plan_picture(plans: Sequence[Document], measured: Sequence[MeasuredRun], fie
         curves.append(ChartCurve(points, *look, hollow, ranges, tips, joined=False))
     spec = predicted_chart(plans, field, unit, curves)
     words = f"{label}, and measured" if measured else label
-    return Markup("not predicted") if spec is None else picture({**spec, "width": 500, "height": 290}, words)
+    with alive():
+        return Markup("not predicted") if spec is None else picture({**spec, "width": 500, "height": 290}, words)
 
 
 def term_colours(plans: Sequence[Document]) -> dict[str, str]:

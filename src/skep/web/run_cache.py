@@ -4,27 +4,27 @@ Runs are kept in memory, figures there and in files, pages and pictures in files
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 from markupsafe import Markup
 
 from skep import __version__
-from skep.bench.records import LevelSummary
+from skep.bench.metrics import LevelSummary
 from skep.bench.stored_run import JUDGED, QUALITY, TIMED, TUNE_QUALITY, load_run
 from skep.errors import SkepError
 from skep.files import write_whole
-from skep.quality.words import conclusion
+from skep.quality.trial_figures import conclusion
 from skep.report.stored import drawn, mixed_of, quality_of
+from skep.report.svg import alive
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
 from skep.web.context import Site, is_near
@@ -86,12 +86,10 @@ def _simulated(run: StoredRun) -> re.Match[str] | None:
     return _SIMULATED.match(told[:_LONGEST]) if run.simulated and isinstance(told, str) else None
 
 
-Value = TypeVar("Value")
 _MOST = 20_000
-_MOST_LEVELS = 300
 _A_REQUEST_S = 0.0004  # what the figures of a run take for each of its requests, about
 _FEW = 20  # runs that are read one by one
-_KEPT = (RunState.DONE, RunState.FAILED, RunState.INTERRUPTED)
+_ENDED = (RunState.DONE, RunState.FAILED, RunState.INTERRUPTED)  # what is worked out of them stays true
 PATIENCE_S = 0.05  # for figures that are not known yet, before a list is shown without them
 
 
@@ -106,31 +104,15 @@ class RunFigures(msgspec.Struct, frozen=True):
     conclusion: str = ""  # of judged runs
 
 
-class KeptOfRuns(OrderedDict[str, Value]):
-    """What was worked out of ended runs, the last `most` of them, by id. Safe to be used by several threads."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most, self._lock = most, threading.Lock()
-
-    def keep(self, run: StoredRun, value: Value) -> Value:
-        if run.state in _KEPT:
-            with self._lock:
-                self[run.id] = value
-                while len(self) > self._most:
-                    self.popitem(last=False)
-        return value
-
-
 class RunCache:
-    """One for a dashboard. Safe to be asked by several threads."""
+    """One for a dashboard. Safe to be asked by several threads. Keeps what is of ended runs, by their ids."""
 
     def __init__(self, site: Site, clock: Callable[[], float] = time.monotonic) -> None:
-        self._file_cache = FileCache(site.paths.cache / "web" / "figures", most=_MOST)
+        self._files = FileCache(site.paths.cache / "web" / "figures", most=_MOST)
         self._clock = clock
-        self._runs: KeptOfRuns[StoredRun] = KeptOfRuns(_MOST)
-        self._figures: KeptOfRuns[RunFigures] = KeptOfRuns(_MOST)
-        self._levels: KeptOfRuns[tuple[LevelSummary, ...]] = KeptOfRuns(_MOST_LEVELS)
+        self._runs: dict[str, StoredRun] = {}
+        self._figures: dict[str, RunFigures] = {}
+        self._levels: dict[str, tuple[LevelSummary, ...]] = {}
         self._making = threading.Lock()  # figures: two that ask at once share what is worked out
 
     def runs(self, store: Store) -> list[StoredRun]:
@@ -138,13 +120,12 @@ class RunCache:
         known = {name: run for name in ids if (run := self._runs.get(name)) is not None}
         missing = [name for name in ids if name not in known]
         if len(missing) > _FEW:
-            read = [run for run in store.runs() if run.id not in known]
+            known |= {run.id: run for run in store.runs() if run.id not in known}
         else:
-            read = []
             for name in missing:
                 with contextlib.suppress(SkepError):  # deleted between two reads
-                    read.append(store.run(name))
-        known |= {run.id: self._runs.keep(run, run) for run in read}
+                    known[name] = store.run(name)
+        self._runs = {name: run for name, run in known.items() if run.state in _ENDED}
         return [known[name] for name in ids if name in known]
 
     def figures(
@@ -157,10 +138,10 @@ class RunCache:
             known, wait = self._known(run), _A_REQUEST_S * run.requests
             if known is None and (patience_s is None or self._clock() - began + wait < patience_s):
                 with self._making:
-                    if (known := self._known(run)) is None:
-                        known = self._figures.keep(run, figures_of(store, run))
-                        if run.state in _KEPT:
-                            self._file_cache.put(f"{run.id}.json", json.dumps(msgspec.to_builtins(known)))
+                    known = self._known(run) or figures_of(store, run)
+                    if run.state in _ENDED and run.id not in self._figures:
+                        self._figures[run.id] = known
+                        self._files.put(f"{run.id}.json", msgspec.json.encode(known).decode())
             if known is not None:
                 found[run.id] = known
         return found
@@ -170,20 +151,20 @@ class RunCache:
         if (known := self._levels.get(run.id)) is not None:
             return known
         try:
-            return self._levels.keep(run, load_run(store, run.id)[1].levels)
+            found = tuple(load_run(store, run.id)[1].levels)
         except SkepError:
-            return self._levels.keep(run, ())
+            found = ()
+        if run.state in _ENDED:
+            self._levels[run.id] = found
+        return found
 
     def _known(self, run: StoredRun) -> RunFigures | None:
-        if run.state not in _KEPT:
+        if run.state not in _ENDED:
             return None
-        if (known := self._figures.get(run.id)) is not None:
-            return known
-        stored = self._file_cache.get(f"{run.id}.json")
-        try:
-            return self._figures.keep(run, RunFigures(**json.loads(stored))) if stored else None
-        except (ValueError, TypeError):
-            return None
+        if run.id not in self._figures and (stored := self._files.get(f"{run.id}.json")):
+            with contextlib.suppress(msgspec.MsgspecError):
+                self._figures[run.id] = msgspec.json.decode(stored, type=RunFigures)
+        return self._figures.get(run.id)
 
 
 def figures_of(store: Store, run: StoredRun) -> RunFigures:
@@ -254,33 +235,39 @@ class Pictures:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._file_cache = FileCache(site.paths.cache / "web" / "pages")
+        self._files = FileCache(site.paths.cache / "web" / "pages")
 
-    def drawn(self, store: Store, runs: Sequence[StoredRun], *, as_picture: bool = False) -> str:
-        """Return the HTML or SVG document that `skep runs report` writes. Only what is of ended runs is kept."""
-        name, final = self._name(runs, ".svg" if as_picture else ".html"), all(run.state in _KEPT for run in runs)
-        if final and (found := self._file_cache.get(name)) is not None:
+    def document(self, store: Store, runs: Sequence[StoredRun], kind: str) -> str:
+        """Return the HTML (`html`) or SVG (`svg`) document that `skep runs report` writes."""
+        return self._kept(runs, kind, lambda: drawn(store, runs, as_picture=kind == "svg"))
+
+    def body(self, store: Store, runs: Sequence[StoredRun]) -> Markup:
+        """Return what a page of the dashboard shows of a report: the sentence above its first figure, its main part."""
+
+        def make() -> str:
+            with alive():
+                report = drawn(store, runs, as_picture=False)
+            lead = _LEAD.search(report.partition("<main>")[0])
+            main = report.partition("<main>")[2].rpartition("</main>")[0]
+            plain = _STYLED.sub("", main.replace(_STACKED, ' class="stack"'))  # the headers forbid inline styles
+            return f'{lead[0] if lead else ""}<div class="report">{plain}</div>'
+
+        return Markup(self._kept(runs, "body", make))  # noqa: S704
+
+    def ready(self, run: StoredRun) -> Markup | None:
+        """Return the body, where it was drawn before and cannot change any more."""
+        found = self._files.get(self._name([run], "body")) if run.state in _ENDED else None
+        return Markup(found) if found else None  # noqa: S704
+
+    def _kept(self, runs: Sequence[StoredRun], kind: str, make: Callable[[], str]) -> str:
+        """Only what is of ended runs is kept."""
+        name, final = self._name(runs, kind), all(run.state in _ENDED for run in runs)
+        if final and (found := self._files.get(name)) is not None:
             return found
-        made = drawn(store, runs, as_picture=as_picture)
+        made = make()
         if final:
-            self._file_cache.put(name, made)
+            self._files.put(name, made)
         return made
 
-    def ready(self, run: StoredRun) -> str | None:
-        """Return the report, where it was drawn before and cannot change any more."""
-        return self._file_cache.get(self._name([run], ".html")) if run.state in _KEPT else None
-
-    def _name(self, runs: Sequence[StoredRun], suffix: str) -> str:
-        return "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + suffix
-
-
-def body_of(report: str) -> Markup:
-    """The main part of a report, for a page that has its own frame: its pictures are drawn without inline styles."""
-    main = report.partition("<main>")[2].rpartition("</main>")[0]
-    return Markup(_STYLED.sub("", main.replace(_STACKED, ' class="stack"')))  # noqa: S704
-
-
-def shown_parts(report: str) -> Markup:
-    """Return what a page of the dashboard shows of a report: the sentence above its first figure and its main part."""
-    lead = _LEAD.search(report.partition("<main>")[0])
-    return Markup(f'{lead[0] if lead else ""}<div class="report">{body_of(report)}</div>')  # noqa: S704
+    def _name(self, runs: Sequence[StoredRun], kind: str) -> str:
+        return "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + f".{kind}"

@@ -24,7 +24,7 @@ from skep.web.compare import MOST_COMPARED, found_runs, levels_of, runs_named
 from skep.web.context import Site
 from skep.web.layout import page, render
 from skep.web.responses import NotFound, csv_records, json_answer, report_answer, svg_answer
-from skep.web.run_cache import PATIENCE_S, Pictures, RunCache, RunFigures, engine_of, layout_of, machine_of, shown_parts
+from skep.web.run_cache import PATIENCE_S, Pictures, RunCache, RunFigures, engine_of, layout_of, machine_of
 
 PAGE = 50
 _CHOICES = {"yes": "simulated only", "no": "measured only"}
@@ -204,27 +204,26 @@ class RunsPages:
             report = self.pictures.ready(run)
             if request.query_params.get("whole") == "1":
                 with suppress(UserError):
-                    report = self.pictures.drawn(store, [run])
+                    report = self.pictures.body(store, [run])
             figures = None if report else self.book.figures(store, [run], PATIENCE_S).get(run.id)
         where: dict[str, Any] = {"where": where_of(run), "tuning": tuning_of(run), "has_picture": run.kind not in TIMED}
-        return page(self.site, "run.html", run=run, **where, figures=figures, report=report and shown_parts(report))
+        return page(self.site, "run.html", run=run, **where, figures=figures, report=report)
 
     def body(self, request: Request) -> Response:
         """Return the drawn part of a run's page, for the script."""
         with self._stored(request.path_params["id"]) as (store, run):
             try:
-                report = self.pictures.drawn(store, [run])
+                return HTMLResponse(self.pictures.body(store, [run]))
             except UserError as error:
                 return HTMLResponse(render("run_nothing.html", error=error))
-        return HTMLResponse(shown_parts(report))
 
     def report(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
-            return report_answer(self.pictures.drawn(store, [run]))
+            return report_answer(self.pictures.document(store, [run], "html"))
 
     def picture(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
-            return svg_answer(self.pictures.drawn(store, [run], as_picture=True), final=run.state.is_final)
+            return svg_answer(self.pictures.document(store, [run], "svg"), final=run.state.is_final)
 
     def requests(self, request: Request) -> Response:
         with self._stored(request.path_params["id"]) as (store, run):
@@ -279,7 +278,7 @@ class RunsPages:
         with self.site.store() as store:
             runs = found_runs(store, ids)
             assert store is not None
-            drawn = self.pictures.drawn(store, runs, as_picture=True)
+            drawn = self.pictures.document(store, runs, "svg")
         return svg_answer(drawn, final=all(run.state.is_final for run in runs))
 
     def leaderboard(self, request: Request) -> Response:

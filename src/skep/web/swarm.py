@@ -15,10 +15,10 @@ from starlette.routing import BaseRoute, Route
 
 from skep.errors import UserError
 from skep.report.columns import documents
+from skep.report.svg import alive
 from skep.report.swarm import RUNS, gantt, run_title, swarm_main, swarm_page
-from skep.swarm.journal import MAKES_ONE, NONE_YET, cancel, resume_in_background
 from skep.swarm.records import SwarmRunState
-from skep.swarm.store import SwarmStore
+from skep.swarm.store import MAKES_ONE, NONE_YET, SwarmStore, cancel, resume_in_background
 from skep.swarm.summary import SwarmStory, account_json, story_of
 from skep.web.context import Site
 from skep.web.layout import page, render
@@ -94,7 +94,9 @@ class SwarmPages:
 
 
 def _body(story: SwarmStory) -> str:
-    return render("swarm_body.html", running=story.run.state is SwarmRunState.RUNNING, main=swarm_main(story))
+    with alive():
+        main = swarm_main(story)
+    return render("swarm_body.html", running=story.run.state is SwarmRunState.RUNNING, main=main)
 
 
 def routes(site: Site) -> list[BaseRoute]:

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from skep.errors import UserError
 from skep.report.columns import documents
+from skep.report.svg import alive
 from skep.report.tuning import DASHBOARD, ladder_picture, tuning_banners, tuning_main, tuning_page
 from skep.tuner import summary
 from skep.tuner.records import TuneStage
@@ -39,13 +40,15 @@ STAGE_COLUMNS = (
 
 
 def body_of(found: TuningRecord) -> str:
+    with alive():
+        main = tuning_main(found.tuning, found.stages, found.points)
     return render(
         "tuning_body.html",
         kept=found,
         running=found.state is TuningState.RUNNING,
         told=tuning_banners(found.tuning, found.stages, found.unfinished),
         headline=summary.headline(found.tuning, found.stages),
-        main=tuning_main(found.tuning, found.stages, found.points),
+        main=main,
     )
 
 

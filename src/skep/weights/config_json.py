@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ _LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
 _LINEAR = ("linear", "mamba", "recurrent", "kda", "gdn", "lightning")
 _SLIDING = ("sliding", "chunked", "local")
 _NOTHING = ("conv", "none", "mlp", "moe", "no_op", "noop")
-_MAX_EXPERTS = 1 << 16
 _COUNT = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_k")
 _SHARED = (
@@ -99,7 +98,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
                     return settings[key]
         return None
 
-    def whole(self, *keys: str, low: int = 1, high: int, default: int | None = None) -> int:
+    def whole(self, *keys: str, low: int = 1, high: int = _MAX_WIDTH, default: int | None = None) -> int:
         """Return a whole number within bounds. With no default, the first key must be there."""
         found = next((key for key in keys if self.get(key) is not None), None)
         if found is None:
@@ -229,41 +228,37 @@ def _windows(settings: ModelConfig, layers: int, window: int) -> tuple[int, int]
         return full, layers - full
     default = _PATTERN.get(model_type, 0)
     pattern = settings.whole("sliding_window_pattern", "_sliding_window_pattern", low=0, high=layers, default=default)
-    above = settings.whole("max_window_layers", low=0, high=1 << 16, default=0)  # Qwen 2: layers from here on slide
+    above = settings.whole("max_window_layers", low=0, default=0)  # Qwen 2: layers from here on slide
     full = layers // pattern if pattern else min(above, layers)
     return full, layers - full
 
 
-def _linear_widths(settings: ModelConfig) -> tuple[int, int, int, int, int]:
+def _linear_widths(settings: ModelConfig) -> tuple[int, ...]:
     """Key heads, value heads, key width, value width, convolution. Mamba-2: groups and state stand for the keys."""
     if settings.get("linear_num_value_heads") is not None:
-        return (
-            settings.whole("linear_num_key_heads", high=1 << 16),
-            settings.whole("linear_num_value_heads", high=1 << 16),
-            settings.whole("linear_key_head_dim", high=_MAX_WIDTH),
-            settings.whole("linear_value_head_dim", high=_MAX_WIDTH),
-            settings.whole("linear_conv_kernel_dim", low=0, high=1024, default=4),
-        )
+        names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+        widths = tuple(settings.whole(f"linear_{name}") for name in names)
+        return *widths, settings.whole("linear_conv_kernel_dim", low=0, high=1024, default=4)
     if (kda := settings.table("linear_attn_config")) is not None:
         inner = ModelConfig(f"{settings.name[:-1]}, linear_attn_config`", kda, kda)
-        heads, width = inner.whole("num_heads", high=1 << 16), inner.whole("head_dim", high=_MAX_WIDTH)
+        heads, width = inner.whole("num_heads"), inner.whole("head_dim")
         return heads, heads, width, width, inner.whole("short_conv_kernel_size", low=0, high=1024, default=4)
     if settings.get("attn_type_list") is not None:  # lightning attention: a state as wide as a head
-        heads = settings.whole("num_attention_heads", high=1 << 16)
-        width = settings.whole("head_dim", high=_MAX_WIDTH)
+        heads = settings.whole("num_attention_heads")
+        width = settings.whole("head_dim")
         return heads, heads, width, width, 0
     return (
-        settings.whole("n_groups", "mamba_n_groups", high=1 << 16, default=1),
-        settings.whole("mamba_num_heads", "mamba_n_heads", high=1 << 16),
-        settings.whole("ssm_state_size", "mamba_d_state", high=_MAX_WIDTH),
-        settings.whole("mamba_head_dim", "mamba_d_head", high=_MAX_WIDTH),
+        settings.whole("n_groups", "mamba_n_groups", default=1),
+        settings.whole("mamba_num_heads", "mamba_n_heads"),
+        settings.whole("ssm_state_size", "mamba_d_state"),
+        settings.whole("mamba_head_dim", "mamba_d_head"),
         settings.whole("conv_kernel", "mamba_d_conv", low=0, high=1024, default=4),
     )
 
 
 def experts_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
     """Return the widths of the MLPs, by the names of `Geometry`."""
-    count = settings.whole(*_COUNT, low=0, high=_MAX_EXPERTS, default=0)
+    count = settings.whole(*_COUNT, low=0, default=0)
     pattern = block_pattern(settings)
     gated = 1.0 if settings.text("mlp_hidden_act") != "relu2" else 2 / 3
     if count < 2 or (pattern and "E" not in pattern):
@@ -272,11 +267,11 @@ def experts_of(settings: ModelConfig, layers: int) -> dict[str, Any]:
     with_experts = pattern.count("E") if pattern else _expert_layers(settings, layers)
     if not with_experts:
         return {"intermediate": _dense_width(settings)}
-    width = settings.whole("moe_intermediate_size", "moe_ffn_hidden_size", high=_MAX_WIDTH, default=0)
+    width = settings.whole("moe_intermediate_size", "moe_ffn_hidden_size", default=0)
     width = width or _width(settings)
     per_token = settings.whole(*_PER_TOKEN, high=count)
-    latent = settings.whole("moe_latent_size", "routed_expert_hidden_size", low=0, high=_MAX_WIDTH, default=0)
-    narrow = latent / settings.whole("hidden_size", high=_MAX_WIDTH) if latent else 1.0
+    latent = settings.whole("moe_latent_size", "routed_expert_hidden_size", low=0, default=0)
+    narrow = latent / settings.whole("hidden_size") if latent else 1.0
     return {
         "shared_intermediate": round(_shared(settings, width) * gated),
         "intermediate": 0 if with_experts >= layers or pattern else _dense_width(settings),
@@ -294,12 +289,12 @@ def _width(settings: ModelConfig) -> int:
         return round(sum(said) / len(said))
     if said is None and (blocks := settings.list_of("block_configs")):
         return _mean_of_blocks(settings, blocks)
-    return settings.whole("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", high=_MAX_WIDTH)
+    return settings.whole("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 
 
 def _mean_of_blocks(settings: ModelConfig, blocks: Sequence[Any]) -> int:
     """nemotron-nas: a multiple of the hidden size for each layer, two thirds of it rounded up to 256."""
-    hidden = settings.whole("hidden_size", high=_MAX_WIDTH)
+    hidden = settings.whole("hidden_size")
     widths = []
     for block in blocks:
         ffn = block.get("ffn") if isinstance(block, Mapping) else None
@@ -314,7 +309,7 @@ def _mean_of_blocks(settings: ModelConfig, blocks: Sequence[Any]) -> int:
 def _dense_width(settings: ModelConfig) -> int:
     """Of the layers without experts, where those have a width of their own."""
     keys = ("intermediate_size_mlp", "dense_intermediate_size")
-    return settings.whole(*keys, high=_MAX_WIDTH, default=0) or _width(settings)
+    return settings.whole(*keys, default=0) or _width(settings)
 
 
 def _shared(settings: ModelConfig, width: int) -> int:
@@ -322,7 +317,7 @@ def _shared(settings: ModelConfig, width: int) -> int:
         return _width(settings)
     if settings.text("model_type").casefold().startswith("llama4"):
         return width
-    said = settings.whole(*_SHARED, low=0, high=_MAX_WIDTH, default=0)
+    said = settings.whole(*_SHARED, low=0, default=0)
     return said or width * settings.whole("n_shared_experts", "num_shared_experts", low=0, high=1024, default=0)
 
 
@@ -337,13 +332,12 @@ def _expert_layers(settings: ModelConfig, layers: int) -> int:
     return max(0, (layers - dense) // step)
 
 
-@dataclass(frozen=True, slots=True)
-class Quantization:
+class Quantization(msgspec.Struct, frozen=True):
     """What `quantization_config` says; None where it does not."""
 
     method: str
     bits: float | None  # of one value without its scales
-    floats: bool | None = field(default=None, compare=False)  # whether values are floating-point numbers
+    floats: bool | None = None  # whether values are floating-point numbers
 
 
 def geometry_from_config(
@@ -356,7 +350,7 @@ def geometry_from_config(
     title = title or name
     listed = len(block_pattern(settings)) or None
     layers = settings.whole("num_hidden_layers", "n_layer", "num_layers", "n_layers", high=_MAX_LAYERS, default=listed)
-    hidden = settings.whole("hidden_size", "n_embd", "d_model", "dim", high=_MAX_WIDTH)
+    hidden = settings.whole("hidden_size", "n_embd", "d_model", "dim")
     tied = settings.text("model_type").casefold().startswith(_TIED_BY_DEFAULT)
     drawn = Geometry(
         id="-".join(title.casefold().split()) or "unnamed",
@@ -404,24 +398,21 @@ def read_config(path: Path) -> Geometry:
     """Of a config.json, or of the folder it lies in, by which it is called: that is the model's name."""
     folder = path.parent if path.name == "config.json" and not path.is_dir() else path
     title = folder.name or folder.resolve().name or path.name
-    return geometry_from_config(_text(path), str(_file(path)), title=title)
+    return geometry_from_config(*_read(path), title=title)
 
 
 def read_quantization(path: Path) -> Quantization | None:
-    return quantization_from_config(_text(path), str(_file(path)))
+    return quantization_from_config(*_read(path))
 
 
-def _file(path: Path) -> Path:
-    return path / "config.json" if path.is_dir() else path
-
-
-def _text(path: Path) -> bytes:
-    file = _file(path)
+def _read(path: Path) -> tuple[bytes, str]:
+    """Return the text, and what the file is called."""
+    file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"there is no file `{file}`", hint="name a config.json or the folder it lies in")
     try:
         with file.open("rb") as opened:
-            return opened.read(8 << 20)
+            return opened.read(8 << 20), str(file)
     except OSError as error:
         raise UserError(f"cannot read `{file}`: {error.strerror or error}") from error
 
@@ -439,16 +430,16 @@ def _writes(settings: ModelConfig) -> None:
 
 
 def _attention(settings: ModelConfig, hidden: int) -> dict[str, Any]:
-    heads = settings.whole("num_attention_heads", "n_head", "num_heads", "n_heads", high=1 << 16)
-    rank = settings.whole("kv_lora_rank", low=0, high=_MAX_WIDTH, default=0)
+    heads = settings.whole("num_attention_heads", "n_head", "num_heads", "n_heads")
+    rank = settings.whole("kv_lora_rank", low=0, default=0)
     if rank:
-        head_dim = settings.whole("v_head_dim", "qk_nope_head_dim", "head_dim", high=_MAX_WIDTH)
-        rope = settings.whole("qk_rope_head_dim", low=0, high=_MAX_WIDTH, default=0)
+        head_dim = settings.whole("v_head_dim", "qk_nope_head_dim", "head_dim")
+        rope = settings.whole("qk_rope_head_dim", low=0, default=0)
         return {"heads": heads, "kv_heads": heads, "head_dim": head_dim, "mla_rank": rank, "mla_rope_dim": rope}
     sliding_kv = settings.get("swa_num_key_value_heads")
     keys = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
-    kv_heads = settings.whole(*keys, high=1 << 16, default=_grouped(settings, heads))
-    head_dim = settings.whole("head_dim", "kv_channels", high=_MAX_WIDTH, default=0)
+    kv_heads = settings.whole(*keys, default=_grouped(settings, heads))
+    head_dim = settings.whole("head_dim", "kv_channels", default=0)
     if not head_dim:
         if hidden % heads:
             raise settings.wrong("num_attention_heads", heads, f"a divisor of the hidden size {hidden}")
@@ -460,12 +451,12 @@ def _attention(settings: ModelConfig, hidden: int) -> dict[str, Any]:
         found |= {
             "full_kv_heads": kv_heads,
             "full_head_dim": head_dim,
-            "kv_heads": settings.whole("swa_num_key_value_heads", high=1 << 16),
-            "head_dim": settings.whole("swa_head_dim", high=_MAX_WIDTH, default=head_dim),
+            "kv_heads": settings.whole("swa_num_key_value_heads"),
+            "head_dim": settings.whole("swa_head_dim", default=head_dim),
         }
     elif settings.get("global_head_dim") is not None:
-        found["full_head_dim"] = settings.whole("global_head_dim", high=_MAX_WIDTH)
-        found["full_kv_heads"] = settings.whole("num_global_key_value_heads", high=1 << 16, default=kv_heads)
+        found["full_head_dim"] = settings.whole("global_head_dim")
+        found["full_kv_heads"] = settings.whole("num_global_key_value_heads", default=kv_heads)
     return found
 
 
@@ -486,6 +477,6 @@ def _vision(settings: ModelConfig) -> float:
         return 0.0
     inner = ModelConfig(f"{settings.name[:-1]}, vision_config`", tower, tower)
     depth = inner.whole("depth", "num_hidden_layers", "layers", low=0, high=_MAX_LAYERS, default=0)
-    width = inner.whole("hidden_size", "width", "embed_dim", low=0, high=_MAX_WIDTH, default=0)
-    mlp = inner.whole("intermediate_size", low=0, high=_MAX_WIDTH, default=4 * width)
+    width = inner.whole("hidden_size", "width", "embed_dim", low=0, default=0)
+    mlp = inner.whole("intermediate_size", low=0, default=4 * width)
     return float(depth * (4 * width * width + 2 * width * mlp))

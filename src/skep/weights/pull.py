@@ -22,7 +22,7 @@ from typing import NoReturn
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog.pullable import PullableModel, find_pullable, pullable
+from skep.catalog.models import PullableModel, find_pullable, pullable
 from skep.errors import SkepError, UserError, WeightsError
 from skep.weights import cache
 from skep.weights.gguf import check_file

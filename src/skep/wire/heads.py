@@ -7,7 +7,11 @@ read it. Only heads without any other framing than a Content-Length are kept.
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import re
+import sys
+import termios
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -179,3 +183,53 @@ class PartialBody:
         if self.missing < 0:
             self._parts[-1] = self._parts[-1][: self.missing]
         return b"".join(self._parts)
+
+
+SIZE_DIGITS = 8
+
+
+def chunked_body_size(data: bytes) -> int:
+    """How many bytes of body the chunks carry, if `data` is one or more whole ones and none is the last; else 0."""
+    carried, at, total = 0, 0, len(data)
+    while at < total:
+        line = data.find(b"\r\n", at, at + SIZE_DIGITS + 2)
+        digits = data[at:line]
+        if line <= at or not digits.isalnum():
+            return 0
+        try:
+            size = int(digits, 16)
+        except ValueError:
+            return 0
+        at = line + size + 4
+        if not size or at > total or data[at - 2 : at] != b"\r\n" or digits[1:2] in (b"x", b"X"):
+            return 0
+        carried += size
+    return carried
+
+
+def strip_chunk_headers(data: bytes) -> bytes:
+    """Return what they carry. `data` has passed `carried_by`."""
+    parts, at = [], 0
+    while at < len(data):
+        line = data.index(b"\r\n", at)
+        size = int(data[at:line], 16)
+        parts.append(data[line + 2 : line + 2 + size])
+        at = line + size + 4
+    return b"".join(parts)
+
+
+def unsent_bytes(transport: asyncio.Transport | None) -> int:
+    """Return bytes that we still hold."""
+    try:
+        return transport.get_write_buffer_size() if transport is not None else 0
+    except AttributeError:  # asyncio's TLS transport, between `close` and `connection_lost`
+        return 0
+
+
+def unread_bytes(transport: asyncio.Transport | None) -> int:
+    """Bytes in the kernel that the client has not taken: megabytes leave us at once, and then nothing for minutes."""
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    try:
+        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder) if sock else 0
+    except OSError:
+        return 0

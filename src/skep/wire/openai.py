@@ -13,12 +13,14 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator, Mapping
+from enum import Enum
+from random import Random
 from typing import Any
 
 import msgspec
 
-from skep.wire.client import Pool, WireFailure, strip_chunk_headers
-from skep.wire.heads import ResponseHead
+from skep.wire.client import Pool, WireFailure
+from skep.wire.heads import ResponseHead, strip_chunk_headers
 
 CHAT = "/chat/completions"
 
@@ -57,7 +59,6 @@ LARGEST = 2**53  # of a count or a time; what is beyond is nonsense
 LONGEST_WAIT_S = 3600.0  # that a Retry-After is believed
 NANOSECONDS_IN_MS = 1e6
 MAX_WHOLE_BYTES = 16 << 20  # of an answer that is no stream
-CHUNK_HEAD = 10  # bytes of a chunk's size and its line end, at most
 READ_BEFORE_THE_END_BYTES = 4 << 20  # an endless stream must not fill the memory
 
 
@@ -85,7 +86,6 @@ class _StreamEvent(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_StreamEvent).decode
-_CONTENT = b'"delta":{"content":"'
 
 
 def _body(read: bytes | tuple[bytes]) -> bytes:
@@ -95,21 +95,6 @@ def _body(read: bytes | tuple[bytes]) -> bytes:
     if read.count(b"\r\n") == 2:  # a chunk has one behind its size and one at its end
         return read[read.find(b"\r\n") + 2 : -2]
     return strip_chunk_headers(read)
-
-
-def _ends(body: bytes, text: str) -> tuple[bytes, bytes]:
-    """What stands before and after the text of one whole event in a chunk, with nothing but text in it; else empty.
-
-    Only events that say so in so many words: a finish, `usage`, `timings`, a second choice or an event of another
-    form never end the same way.
-    """
-    middle = _CONTENT + text.encode("utf-8", "replace") + b'"}'
-    if body.count(b"\n") != 2 or not body.endswith(b"\n\n") or body.count(middle) != 1 or body.count(b"delta") != 1:
-        return b"", b""
-    if b'"usage":{' in body or b'"timings":{' in body or b'"metrics":{' in body:
-        return b"", b""
-    before, _, after = body.partition(middle)
-    return before + _CONTENT, b'"}' + after + b"\r\n"
 
 
 class StreamReader:
@@ -286,25 +271,16 @@ class StreamReader:
                 for line in filter(None, lines):
                     self._line(line, at)
             return
-        parser, before, after, limit = self._parser, b"", b"", 0
+        parser = self._parser
         for at, read in zip(times, reads, strict=True):
-            if before and read.__class__ is bytes and read.endswith(after) and parser.is_empty:
-                begin = read.find(before, 0, limit)
-                text = read[begin + len(before) : -len(after)]
-                plain = text.isascii() and b'"' not in text and b"\\" not in text and b"\r" not in text
-                if begin > 0 and text and plain:
-                    self.arrivals.append(at)  # like the one before it, but for its text: told without parsing
-                    self.text.append(text.decode())
-                    continue
-            body, known = _body(read), len(self.text)
-            for payload in parser.feed(body):
+            body = _body(read)
+            # Nearly every read is one whole event on one line: the parser need not see it.
+            alone = body[:6] == b"data: " and body[-2:] == b"\n\n" and body.count(b"\n") == 2 and parser.is_empty
+            for payload in (body[6:-2],) if alone else parser.feed(body):
                 if payload == b"[DONE]":
                     self.finished = True
                 else:
                     self._event(payload, at)
-            if len(self.text) == known + 1:
-                before, after = _ends(body, self.text[-1])
-                limit = len(before) + CHUNK_HEAD
 
     def _event(self, payload: bytes, at: float) -> None:
         try:
@@ -501,3 +477,62 @@ class OpenAIClient:
 def _visible(text: str) -> str:
     """Return the text as a header may hold it."""
     return "".join(one if one.isascii() and one.isprintable() else "_" for one in text)
+
+
+# What can happen to a request, and what is done about it: tried again after which wait, or given up.
+
+REFUSALS = (429, 503)
+FULL_OR_AWAY = frozenset((*REFUSALS, 502, 504))  # a server or what stands before it, not the request
+TASKS_OWN = range(400, 500)  # what else a server says about the request itself
+NOT_TASKS_OWN = (404, 408, 409, 425)  # a model that is being exchanged, a proxy's patience
+
+
+class ErrorKind(Enum):
+    """What an error says of the request and of the server."""
+
+    FINAL = "final"  # the request itself is at fault: asked again, it would be refused again
+    KEY = "key"  # the endpoint refuses the key: so it will for every task
+    REFUSED = "refused"  # too much at once; says nothing about the task
+    AWAY = "away"  # nobody answers at the address; says nothing about the task
+    BROKEN = "broken"  # the answer was broken off: the endpoint's fault, unless it happens to one task again and again
+    TRY = "try"  # the task has had its chance: too slow, nonsense, rejected
+
+
+# The name of an error as it is stored: what it says, in words and for whoever may try again. All others are a TRY, but
+# for `http_NNN`, whose status says it.
+KINDS: Mapping[str, tuple[ErrorKind, str]] = {
+    "connect": (ErrorKind.AWAY, "it cannot be reached"),
+    "closed": (ErrorKind.BROKEN, "the connection was closed"),
+    "cut": (ErrorKind.BROKEN, "the answer was interrupted"),
+    "engine_error": (ErrorKind.BROKEN, "the engine reported an error"),
+    "protocol": (ErrorKind.BROKEN, "it does not speak HTTP"),
+    "timeout": (ErrorKind.TRY, "no answer in time"),
+}
+
+
+def classify_error(error_kind: str | None, status: int | None) -> ErrorKind | None:
+    """Return the kind of an error; None if there was none."""
+    if error_kind is None:
+        return None
+    if not error_kind.startswith("http_") or status is None:
+        return KINDS[error_kind][0] if error_kind in KINDS else ErrorKind.TRY
+    if status == 401:
+        return ErrorKind.KEY
+    if status in REFUSALS:
+        return ErrorKind.REFUSED
+    return ErrorKind.FINAL if status in TASKS_OWN and status not in NOT_TASKS_OWN else ErrorKind.BROKEN
+
+
+def wait_s(mishap: ErrorKind, times: int, rng: Random, retry_after_s: float | None = None) -> float:
+    """Before the same task is tried again, when this has happened to it so often in a row.
+
+    With chance in it, so that those who failed together do not come back together. A wait that was asked for is kept,
+    and some comes on top.
+    """
+    if mishap is ErrorKind.TRY:
+        return 0.0 if times <= 1 else 0.5 * rng.random()
+    first, longest = (0.5, 30.0) if mishap is ErrorKind.REFUSED else (0.1, 10.0)
+    backoff = min(longest, first * 2.0 ** min(times - 1, 16)) * (0.5 + rng.random())
+    if retry_after_s is None:
+        return backoff
+    return retry_after_s + min(backoff, first + 0.1 * retry_after_s)

@@ -18,8 +18,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from skep.wire.limits import ClientTimeouts, ConnectionStage, ServerLimits, SweepAction
 from skep.wire.listen import bind
+from skep.wire.server_request import ClientTimeouts, ConnectionStage, ServerLimits, SweepAction
 
 LIMITS = ServerLimits(max_connections=512)  # far more than browsers and MCP clients need, fewer than a process may open
 

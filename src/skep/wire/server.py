@@ -19,10 +19,19 @@ from typing import cast
 import httptools
 from msgspec.structs import replace
 
-from skep.wire.client import unread_bytes, unsent_bytes
-from skep.wire.heads import CachedHead, HeadCache, PartialBody, RequestHead
-from skep.wire.limits import ClientTimeouts, ConnectionStage, InvalidRequest, ServerLimits, SweepAction, check_head
-from skep.wire.server_request import HeldBodies, ServerRequest, head_without_offer, size_of
+from skep.wire.heads import CachedHead, HeadCache, PartialBody, RequestHead, unread_bytes, unsent_bytes
+from skep.wire.server_request import (
+    ClientTimeouts,
+    ConnectionStage,
+    HeldBodies,
+    InvalidRequest,
+    ServerLimits,
+    ServerRequest,
+    SweepAction,
+    check_head,
+    head_without_offer,
+    size_of,
+)
 
 SPARE_CONNECTIONS = 64  # beyond the limit, these many are told so; the rest are cut
 OVERHEAD_PER_BYTE = 8  # of a chunked body: a chunk of one byte has five around it

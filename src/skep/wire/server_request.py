@@ -1,13 +1,212 @@
-"""One request and the means to answer it, as handlers see it. Knows framing; does not know sockets."""
+"""One request and the means to answer it, as handlers see it; what it must be, what a client may use up, and when the
+patience with it ends. Knows framing; does no I/O, reads no clock.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
 from typing import Protocol
 
+import msgspec
+
+from skep.units import KIB, MIB
 from skep.wire.heads import Headers, HeadMemo, lines_of, status_line
-from skep.wire.limits import InvalidRequest
+
+
+class ServerLimits(msgspec.Struct, frozen=True):
+    """Times are kept by a sweep over all connections every `sweep_s`: each may be exceeded by two such steps."""
+
+    head_bytes: int = 64 * KIB  # target and headers; also for what stands between the chunks of a body
+    headers: int = 256
+    body_bytes: int = 64 * MIB
+    held_bytes: int = 512 * MIB  # of all bodies being read or waiting for an answer; at least two of the largest
+    pipelined: int = 16  # requests waiting behind the one being answered
+    pipelined_bytes: int = MIB  # their heads and bodies, together with the one being read
+    max_connections: int = 10_000  # fewer where the process may not open so many files
+    head_timeout_s: float = 30.0  # from a request's first byte to the end of its head; also for a new connection
+    body_idle_s: float = 30.0  # without a byte of the body
+    request_timeout_s: float = 300.0  # from a request's first byte to its last
+    idle_timeout_s: float = 300.0  # of a keep-alive connection between requests
+    write_idle_s: float = 120.0  # an answer is waiting all the while and the client takes less of it than
+    write_bytes: int = 32 * KIB  # these: nobody reads a token a second, and a slot waits behind it
+    linger_s: float = 2.0  # after a refusal, for what the client still sends
+    sweep_s: float = 0.5
+
+    def check_head_size(self, target: bytes, headers: Headers) -> None:
+        if len(headers) > self.headers:
+            raise InvalidRequest(431, f"the request has more than {self.headers} headers")
+        if len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > self.head_bytes:
+            raise self.head_too_large()
+
+    def head_too_large(self) -> InvalidRequest:
+        return InvalidRequest(431, f"the request's head is larger than {self.head_bytes} bytes")
+
+    def body_too_large(self) -> InvalidRequest:
+        message = f"the body is larger than {self.body_bytes} bytes; `body_limit` in skep.toml raises it"
+        return InvalidRequest(413, message)
+
+
+class ConnectionStage(Enum):
+    """Where a connection stands, as the sweep finds it."""
+
+    NEW = "new"  # not a byte yet
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    ANSWERING = "answering"
+    ENDED = "ended"  # nothing more is read: refused, or closing
+
+
+class SweepAction(Enum):
+    CLOSE = "close"
+    TIMED_OUT = "timed out"  # say so (408), then close
+    ABORT = "abort"
+
+
+class ClientTimeouts:
+    """One connection's clocks, asked by the sweep only: the way of a request sets no timer and reads no clock."""
+
+    __slots__ = ("_arrived", "_left", "_left_at", "_limits", "_message", "_message_at", "_since", "_stage")
+
+    def __init__(self, limits: ServerLimits, now: float) -> None:
+        self._limits = limits
+        self._stage = ConnectionStage.NEW
+        self._message = 0
+        self._message_at = now  # when the message was first seen
+        self._since = now  # when the stage was entered, or last got on
+        self._arrived = 0
+        self._left = 0  # bytes the client had taken when it was last found waiting for nothing, or quick enough
+        self._left_at = now
+
+    def look(
+        self, now: float, stage: ConnectionStage, *, message: int, arrived: int, unsent: int, left: int
+    ) -> SweepAction | None:
+        """`message` counts whole requests, `arrived` bytes of the body being read, `left` bytes the client took."""
+        limits = self._limits
+        if unsent == 0:
+            self._left, self._left_at = left, now
+        elif now - self._left_at > limits.write_idle_s:
+            if left - self._left < limits.write_bytes:
+                return SweepAction.ABORT
+            self._left, self._left_at = left, now
+        if message != self._message or self._stage not in (ConnectionStage.HEAD, ConnectionStage.BODY):
+            self._message_at = now
+        if stage is not self._stage or message != self._message or arrived != self._arrived or unsent:
+            self._since = now
+        self._stage, self._message, self._arrived = stage, message, arrived
+        waited_s, message_s = now - self._since, now - self._message_at
+        match stage:
+            case ConnectionStage.NEW if waited_s > limits.head_timeout_s:
+                return SweepAction.CLOSE
+            case ConnectionStage.IDLE if waited_s > limits.idle_timeout_s:
+                return SweepAction.CLOSE
+            case ConnectionStage.HEAD if message_s > min(limits.head_timeout_s, limits.request_timeout_s):
+                return SweepAction.TIMED_OUT
+            case ConnectionStage.BODY if waited_s > limits.body_idle_s or message_s > limits.request_timeout_s:
+                return SweepAction.TIMED_OUT
+            case ConnectionStage.ENDED if waited_s > limits.linger_s:
+                return SweepAction.ABORT
+        return None
+
+
+# What a request must be, beyond what the parser insists on. Each refusal names its status.
+#
+# llhttp refuses by itself: bare CR or LF at line ends, folded lines, control bytes, spaces around names, doubled,
+# signed, hexadecimal or overflowing lengths, a length beside a transfer coding, anything after `chunked`. It lets pass:
+# missing or doubled Host, HTTP/0.9 and 2.0, codings before `chunked`, chunks on HTTP/1.0, fragments, methods of other
+# protocols, heads and chunk extensions without end. tests/wire/test_server_hardening.py holds both lists against the
+# real server. Tolerated, as they hide nothing: blank lines before a request, several spaces in its first line,
+# `RTSP/1.0` for `HTTP/1.0`.
+
+METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
+
+# Twice the same of these could be read differently by whoever stands before or behind us.
+_SINGLE = frozenset((b"host", b"content-length", b"transfer-encoding", b"expect", b"authorization"))
+_HOST = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+_ABSOLUTE = re.compile(rb"https?://([^/?]+)(.*)", re.IGNORECASE | re.DOTALL)
+_MAX_LENGTH_DIGITS = 19
+
+
+class InvalidRequest(Exception):
+    """Answered with this status, and the connection closed. `answer`: headers and body, where a handler made them."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str = "bad_request", answer: tuple[Headers, bytes] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.answer = answer
+
+    def to_bytes(self) -> bytes:
+        if self.answer is not None:
+            headers, body = self.answer
+        else:
+            ours = self.status >= 500 and self.status != 501
+            kind = "server_error" if ours else "invalid_request_error"
+            error = {"message": str(self), "type": kind, "param": None, "code": self.code}
+            headers = [(b"content-type", b"application/json"), *([(b"retry-after", b"1")] if ours else [])]
+            body = json.dumps({"error": error, "source": "gateway"}).encode()
+        lines = lines_of([*headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")])
+        return b"%b\r\n%b\r\n%b" % (status_line(self.status), lines, body)
+
+
+def check_head(
+    method: bytes, target: bytes, version: str, headers: Headers, fields: dict[bytes, bytes], limits: ServerLimits
+) -> bytes:
+    """Raise Refusal, or return the target in origin form. `fields` is `dict(headers)`."""
+    if version not in ("1.1", "1.0"):
+        raise InvalidRequest(400, f"this server speaks HTTP/1.1, not HTTP/{version}")
+    if method not in METHODS:
+        raise InvalidRequest(501, f"the method {method.decode('latin-1')} is not supported")
+    if len(fields) != len(headers):
+        names = [name for name, _ in headers]
+        if twice := [name for name in names if name in _SINGLE and names.count(name) > 1]:
+            raise InvalidRequest(400, f"the header {twice[0].decode('latin-1')} came twice")
+    host = fields.get(b"host")
+    if host is None:
+        if version == "1.1":
+            raise InvalidRequest(400, "a Host header is required")
+    elif not _is_host(host):
+        raise InvalidRequest(400, "the Host header names no host")
+    if target[:1] != b"/" or b"#" in target:
+        target = _origin_form(target, host)
+    length = fields.get(b"content-length")
+    if length is not None:
+        if not length.isdigit() or len(length) > _MAX_LENGTH_DIGITS:
+            raise InvalidRequest(400, "the Content-Length is not a plain number")
+        if int(length) > limits.body_bytes:
+            raise limits.body_too_large()
+    elif b"transfer-encoding" in fields:
+        if version == "1.0":
+            raise InvalidRequest(400, "HTTP/1.0 has no Transfer-Encoding")
+        if fields[b"transfer-encoding"].lower() != b"chunked":
+            raise InvalidRequest(501, "the only supported Transfer-Encoding is `chunked`")
+    if b"expect" in fields and version == "1.1" and fields[b"expect"].lower() != b"100-continue":
+        raise InvalidRequest(417, "the only supported expectation is 100-continue")
+    return target
+
+
+@lru_cache(maxsize=256)  # clients name the same few hosts again and again
+def _is_host(host: bytes) -> bool:
+    return _HOST.fullmatch(host) is not None
+
+
+def _origin_form(target: bytes, host: bytes | None) -> bytes:
+    """`http://host/path` for our own host is `/path`; every other form is refused."""
+    absolute = _ABSOLUTE.fullmatch(target)
+    if absolute is None or b"#" in target:
+        raise InvalidRequest(400, "the request's target is not a path")
+    authority, path = absolute.groups()
+    if host is None or authority.lower() != host.lower():
+        raise InvalidRequest(400, "the request's target names another host than its Host header")
+    return path if path.startswith(b"/") else b"/" + path
+
 
 _OFFER = frozenset((b"connection", b"upgrade", b"http2-settings"))
 _BODILESS = frozenset((204, 304))

@@ -10,44 +10,39 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from skep.catalog.names import did_you_mean, similar_names, squeeze
 from skep.errors import UserError
-from skep.workload.items import EXECUTED, READ, Checker, Item
+from skep.workload.items import (
+    EXECUTED,
+    READ,
+    Checker,
+    Demand,
+    Item,
+    field_faults,
+    is_text,
+    like,
+    one_of,
+    short,
+    whole_number,
+)
 from skep.workload.reading_checks import value_of
 
 KINDS = (*READ, *EXECUTED)
 LONGEST_PATTERN = 2_000
-Demand = tuple[str, Callable[[Any], bool]]  # what is wanted, in words, and whether a value is it
+LONGEST_LINE = 1_000_000  # characters
+ROLES = ("system", "developer", "user", "assistant")
+_LOOKS = '{"prompt": "What is 7 * 8?", "checker": {"kind": "number", "answer": 56}}'
+_MESSAGE_LOOKS = '{"role": "user", "content": "..."}'
 
 
-def like(name: str, known: Sequence[str]) -> str:
-    """Return which known name may be meant, or all of them."""
-    otherwise = f"known: {', '.join(f'`{one}`' for one in known)}"
-    return did_you_mean(get_close_matches(name, known, n=1, cutoff=0.6), otherwise)
-
-
-def is_text(value: Any) -> bool:
-    """Return whether it is text that is not blank and has no half of a character in it."""
-    return isinstance(value, str) and bool(value.strip()) and not re.search("[\\ud800-\\udfff]", value)
-
-
-def short(value: Any) -> str:
-    """Return a value in a few printable characters."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = "".join(one if one.isprintable() else " " for one in text[:61])
-    return f"{text[:60]}…" if len(text) > 60 else text
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_text, value))
 
 
 def _is_options(value: Any) -> bool:
     return _is_texts(value) and len({one.casefold() for one in value}) == len(value) > 1
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(is_text, value))
 
 
 def _is_calls(value: Any) -> bool:
@@ -76,16 +71,29 @@ def _is_pattern(value: Any) -> bool:
     return is_text(value) and len(value) <= LONGEST_PATTERN
 
 
-_TEXT: Demand = ("a text", is_text)
+def _is_id(value: Any) -> bool:
+    return type(value) is int or (is_text(value) and len(value) <= 200 and value.isprintable())
+
+
+_TEXT: Demand = ("a text that is not blank", is_text)
 _NAME: Demand = ("the name of a function", lambda value: isinstance(value, str) and value.isidentifier())
 _YES_NO: Demand = ("true or false", lambda value: isinstance(value, bool))
 _CASES = "a list such as [[[1, 2], 3]]: arguments, then the result"
 
+_ITEM: Mapping[str, Demand] = {
+    "id": ("a text of at most 200 characters, on one line", _is_id),
+    "prompt": _TEXT,
+    "messages": (f"a list such as [{_MESSAGE_LOOKS}]", lambda value: isinstance(value, list) and bool(value)),
+    "max_tokens": whole_number(1, 1_000_000),
+    "keywords": ("a list of texts", _is_texts),
+    "family": ("a text of at most 100 characters", lambda value: is_text(value) and len(value) <= 100),
+}
+_MESSAGE: Mapping[str, Demand] = {"role": one_of(ROLES), "content": _TEXT}
 _NEEDED: Mapping[str, Mapping[str, Demand]] = {
     "exact": {"answer": ("a text or a number", _is_answer)},
     "choice": {"answer": ("a text", _is_answer), "options": ("a list of two or more different texts", _is_options)},
     "number": {"answer": ("a number, or a text that is one, such as 1/3", _is_number)},
-    "contains": {"all": ("a list of texts", _is_texts)},
+    "contains": {"all": ("a list of texts", lambda value: _is_texts(value) and bool(value))},
     "regex": {"pattern": (f"a regular expression of at most {LONGEST_PATTERN} characters", _is_pattern)},
     "python": {"tests": _TEXT},
     "completion": {"prompt": _TEXT, "entry_point": _NAME, "tests": _TEXT},
@@ -110,16 +118,8 @@ def checker_faults(checker: Any) -> Iterator[str]:
         said = "has no `kind`" if kind is None else f"has the unknown kind `{short(kind)}`"
         yield f"`checker` {said}; {like(str(kind or ''), KINDS)}"
         return
-    needed, allowed = _NEEDED[kind], _ALLOWED.get(kind, {})
-    for name, (wanted, is_it) in {**needed, **allowed}.items():
-        if name in checker and not is_it(checker[name]):
-            yield f"`checker.{name}` must be {wanted}, not `{short(checker[name])}`"
-        elif name in needed and name not in checker:
-            yield f"`checker` of kind `{kind}` lacks `{name}`: {wanted}"
-    known = {"kind", *needed, *allowed}
-    for name in checker:
-        if name not in known:
-            yield f"`checker` of kind `{kind}` has no `{short(name)}`; {like(name, sorted(known))}"
+    values = {name: value for name, value in checker.items() if name != "kind"}
+    yield from field_faults(values, _NEEDED[kind], _ALLOWED.get(kind, {}), place="checker.")
     options, answer = checker.get("options"), checker.get("answer")
     if kind == "choice" and _is_options(options) and answer is not None:
         if str(answer).casefold() not in {one.casefold() for one in options or ()}:
@@ -128,118 +128,77 @@ def checker_faults(checker: Any) -> Iterator[str]:
         yield "`checker` of kind `cases` has neither `cases` nor `raises`"
 
 
-LONGEST_LINE = 1_000_000  # characters
-USUAL_TOKENS = 512  # where an item does not say
-MOST_TOKENS = 1_000_000
-FIELDS = ("id", "prompt", "messages", "checker", "max_tokens", "keywords", "family")
-ROLES = ("system", "developer", "user", "assistant")
-_LOOKS = '{"prompt": "What is 7 * 8?", "checker": {"kind": "number", "answer": 56}}'
-
-
 def parse_bank(lines: Iterable[str], name: str) -> list[Item]:
     """Parse a bank, in the order of the file. An item without an id gets the number of its line."""
     items: list[Item] = []
     numbers: dict[str, int] = {}
+    hint = f"one JSON object a line, such as {_LOOKS}; docs/quality.md describes each kind of checker"
     for number, line in enumerate(lines, start=1):
         text = line.removeprefix("\ufeff") if number == 1 else line
         if not text.strip():
             continue
         try:
-            item = _item(_object(text), number)
-        except UserError as error:
-            raise UserError(f"line {number} of `{name}`{error.message}", hint=error.hint) from None
+            given = _object(text)
+            if (fault := next(_item_faults(given), None)) is not None:
+                raise ValueError(fault)
+        except ValueError as error:
+            raise UserError(f"line {number} of `{name}`: {error}", hint=hint) from None
+        item = _item(given, number)
         if (earlier := numbers.setdefault(item.id, number)) != number:
             raise UserError(f"line {number} of `{name}` has the id `{short(item.id)}` of line {earlier}")
         items.append(item)
     if not items:
-        raise UserError(f"the bank `{name}` holds no items", hint=f"one JSON object a line, such as {_LOOKS}")
+        raise UserError(f"the bank `{name}` holds no items", hint=hint)
     return items
 
 
 def _object(text: str) -> dict[str, Any]:
+    """Return the object of a line; ValueError with what is wrong."""
     if len(text) > LONGEST_LINE:
-        raise UserError(f" has {len(text)} characters", hint=f"at most {LONGEST_LINE}; is this a file of JSON lines?")
+        raise ValueError(
+            f"it has {len(text)} characters, at most {LONGEST_LINE} are read; is this a file of JSON lines?"
+        )
     if "\0" in text:
-        raise UserError(" holds a NUL", hint="a bank is text: is this the right file?")
+        raise ValueError("it holds a NUL; a bank is text: is this the right file?")
     try:
         given = json.loads(text, parse_constant=_no_constant)
     except RecursionError:
-        raise UserError(" is nested too deep", hint=f"such as {_LOOKS}") from None
+        raise ValueError("it is nested too deep") from None
     except ValueError as error:
-        raise UserError(f" is not JSON: {str(error)[:100]}", hint=f"one JSON object a line, such as {_LOOKS}") from None
+        raise ValueError(f"it is not JSON: {str(error)[:100]}") from None
     if not isinstance(given, dict):
-        raise UserError(f" is not a JSON object: `{short(given)}`", hint=f"such as {_LOOKS}")
-    return given
+        raise ValueError(f"it is not a JSON object: `{short(given)}`")  # noqa: TRY004 - about what a user wrote
+    return {field: value for field, value in given.items() if value is not None}
 
 
 def _no_constant(word: str) -> Any:
     raise ValueError(f"{word} is not a number in JSON")
 
 
+def _item_faults(given: Mapping[str, Any]) -> Iterator[str]:
+    if ("prompt" in given) == ("messages" in given):
+        yield "it has both `prompt` and `messages`" if "prompt" in given else "it has neither `prompt` nor `messages`"
+    yield from field_faults({name: value for name, value in given.items() if name != "checker"}, {}, _ITEM)
+    for place, message in enumerate(given.get("messages", ())):
+        if isinstance(message, dict):
+            yield from field_faults(message, _MESSAGE, {}, place=f"messages[{place}].")
+        else:
+            yield f"`messages[{place}]` must be an object such as {_MESSAGE_LOOKS}, not `{short(message)}`"
+    if "messages" in given and given["messages"][-1]["role"] != "user":
+        yield "the last of `messages` is the question: its `role` must be `user`"
+    yield from checker_faults(given.get("checker"))
+
+
 def _item(given: Mapping[str, Any], number: int) -> Item:
-    _check_known(given, FIELDS, "")
-    name = number if given.get("id") is None else given["id"]
-    name = str(name) if type(name) is int else name
-    tokens = USUAL_TOKENS if given.get("max_tokens") is None else given["max_tokens"]
-    if not isinstance(name, str) or not name.strip() or len(name) > 200 or not name.isprintable():
-        raise _wrong("id", name, "a text of at most 200 characters, on one line")
-    if type(tokens) is not int or not 1 <= tokens <= MOST_TOKENS:
-        raise _wrong("max_tokens", tokens, f"a whole number from 1 to {MOST_TOKENS}")
-    keywords = given.get("keywords", [])
-    if not isinstance(keywords, list):
-        raise _wrong("keywords", keywords, "a list of texts")
-    messages, checker = _messages(given), _checker(given.get("checker"))
-    words = tuple(_text(f"keywords[{place}]", one) for place, one in enumerate(keywords))
-    family = _text("family", given["family"], longest=100) if "family" in given else ""
-    return Item(name, messages, checker, tokens, words, family)
-
-
-def _messages(given: Mapping[str, Any]) -> tuple[dict[str, str], ...]:
-    prompt, messages = given.get("prompt"), given.get("messages")
-    if (prompt is None) == (messages is None):
-        both = "has both `prompt` and `messages`" if prompt is not None else "has neither `prompt` nor `messages`"
-        raise UserError(f" {both}", hint=f"give one of them, such as {_LOOKS}")
-    if messages is None:
-        return ({"role": "user", "content": _text("prompt", prompt)},)
-    if not isinstance(messages, list) or not messages:
-        raise _wrong("messages", messages, 'a list such as [{"role": "user", "content": "..."}]')
-    for place, one in enumerate(messages):
-        where = f"messages[{place}]"
-        if not isinstance(one, dict):
-            raise _wrong(where, one, 'an object such as {"role": "user", "content": "..."}')
-        _check_known(one, ("role", "content"), f"{where}.")
-        if one.get("role") not in ROLES:
-            raise _wrong(f"{where}.role", one.get("role"), f"one of {', '.join(ROLES)}")
-        _text(f"{where}.content", one.get("content"))
-    if messages[-1]["role"] != "user":
-        raise _wrong(f"{where}.role", messages[-1]["role"], "`user`: the last message is the question")
-    return tuple(messages)
-
-
-def _checker(given: Any) -> Checker:
-    if (fault := next(checker_faults(given), None)) is not None:
-        raise UserError(f": {fault}", hint="docs/quality.md describes each kind of checker")
-    values = {name: value for name, value in given.items() if name != "kind"}
-    if given["kind"] in ("exact", "choice"):
+    """Return the item of a line that is sound."""
+    kind, values = given["checker"]["kind"], {key: one for key, one in given["checker"].items() if key != "kind"}
+    if kind in ("exact", "choice"):
         values["answer"] = str(values["answer"])  # a number stands for its digits
-    return Checker(given["kind"], values)
-
-
-def _text(field: str, value: Any, *, longest: int = LONGEST_LINE) -> str:
-    if not is_text(value) or len(value) > longest:
-        shown = ascii(value) if isinstance(value, str) and value.strip() else value
-        raise _wrong(field, shown, f"a text of at most {longest} characters that is not blank")
-    return str(value)
-
-
-def _check_known(given: Iterable[str], known: Sequence[str], what: str) -> None:
-    for one in given:
-        if one not in known:
-            close = similar_names(one[:100], {squeeze(field): field for field in known}, count=1)
-            hint = did_you_mean(close, f"known: {', '.join(known)}")
-            raise UserError(f": {what}`{short(one)}` is not known", hint=hint)
-
-
-def _wrong(field: str, value: Any, wanted: str) -> UserError:
-    shown = "missing" if value is None else f"`{short(value)}`"
-    return UserError(f": `{field}` is {shown}", hint=f"it must be {wanted}")
+    return Item(
+        str(given.get("id", number)),
+        tuple(given.get("messages") or [{"role": "user", "content": given["prompt"]}]),
+        Checker(kind, values),
+        given.get("max_tokens", 512),  # where the item does not say
+        tuple(given.get("keywords", ())),
+        given.get("family", ""),
+    )

@@ -6,7 +6,7 @@ a text of the code and what it becomes in the broken version.
 A length is counted without the engine's tokenizer. Characters are a poor measure: prose has more of them to a token
 than code. *Pieces* are a better one: a word, a digit, an underscore, a run of signs, or a line break with its indent is
 one piece, and about one token in today's vocabularies. How many tokens there are to a piece is measured once for each
-engine (`skep.workload.calibration`).
+engine (`calibrate` in `prompts.py`).
 
 Draws use only `random()` and `getrandbits()` of a generator: they are the same on every Python.
 """

@@ -1,13 +1,20 @@
-"""An item: what is asked, and how its answer is judged. Both are data, stored with the run that asked it."""
+"""An item: what is asked, and how its answer is judged. Both are data, stored with the run that asked it.
+
+Objects that users write, such as items and classes of traffic, are checked field by field against tables of `Demand`s.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from math import inf
 from typing import Any, cast
 
 import msgspec
+
+from skep.catalog.names import did_you_mean
 
 # Judged by looking at the text: nothing is run.
 READ = ("exact", "choice", "number", "contains")
@@ -55,13 +62,50 @@ def item_from_json(document: Mapping[str, Any]) -> Item:
     return msgspec.convert(document, Item)
 
 
-VERSION = "coding-2"  # raised whenever the same seed gives other prompts than before
-
-Option = str | int | float | bool | None
+Demand = tuple[str, Callable[[Any], bool]]  # what is wanted, in words, and whether a value is it
 
 
-def workload_fingerprint(options: Mapping[str, Option], *, version: str = VERSION) -> str:
-    """64 hex digits, the same for equal options in any order. An option that is None counts as left out."""
-    given = {name: value for name, value in options.items() if value is not None}
-    text = json.dumps({"version": version, "options": given}, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
+def is_text(value: Any) -> bool:
+    """Return whether it is text that is not blank and has no half of a character in it."""
+    return isinstance(value, str) and bool(value.strip()) and not re.search("[\\ud800-\\udfff]", value)
+
+
+def whole_number(least: int, most: float = inf) -> Demand:
+    up = "up" if most == inf else f"to {most}"
+    return f"a whole number from {least} {up}", lambda value: type(value) is int and least <= value <= most
+
+
+def real_number(least: float, most: float) -> Demand:
+    return f"a number from {least:g} to {most:g}", lambda value: type(value) in (int, float) and least <= value <= most
+
+
+def one_of(known: Sequence[str]) -> Demand:
+    return f"one of {', '.join(f'`{one}`' for one in known)}", lambda value: isinstance(value, str) and value in known
+
+
+def field_faults(
+    given: Mapping[str, Any], needed: Mapping[str, Demand], allowed: Mapping[str, Demand], *, place: str = ""
+) -> Iterator[str]:
+    """Yield what is wrong with the fields of an object, each in a line. `place`: before their names, `checker.`."""
+    known = {**needed, **allowed}
+    for name in given:
+        if name not in known:
+            yield f"`{place}{short(name)}` is not known; {like(str(name), sorted(known))}"
+    for name, (wanted, is_it) in known.items():
+        if name in given and not is_it(given[name]):
+            yield f"`{place}{name}` must be {wanted}, not `{short(given[name])}`"
+        elif name in needed and name not in given:
+            yield f"`{place}{name}` is missing: {wanted}"
+
+
+def like(name: str, known: Sequence[str]) -> str:
+    """Return which known name may be meant, or all of them."""
+    otherwise = f"known: {', '.join(f'`{one}`' for one in known)}"
+    return did_you_mean(get_close_matches(name[:100], known, n=1, cutoff=0.6), otherwise)
+
+
+def short(value: Any) -> str:
+    """Return a value in a few printable characters."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = "".join(one if one.isprintable() else " " for one in text[:61])
+    return f"{text[:60]}…" if len(text) > 60 else text

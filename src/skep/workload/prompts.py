@@ -3,21 +3,40 @@
 Each prompt begins with a tag of its own, so that no prefix cache helps: every request pays for its prompt. Prompts of
 one size differ little in length, so that the levels of a sweep are comparable. A conversation begins with a coding
 prompt and goes on with written follow-ups; its context grows by whatever the model answers.
+
+From a few texts that an engine has counted, `calibrate` finds how long prompts are in its tokens.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, combinations, count
 from random import Random
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import msgspec
 
 from skep.errors import UserError
 from skep.workload import filling
-from skep.workload.filling import FULL, TINY, Budget, Idea, Lengths, Names, pick, pieces, read_data, room_for, shuffled
+from skep.workload.filling import (
+    CHARS_PER_PIECE,
+    FULL,
+    TINY,
+    TYPICAL_CHARS_PER_TOKEN,
+    Budget,
+    Idea,
+    Lengths,
+    Names,
+    pick,
+    pieces,
+    read_data,
+    room_for,
+    shuffled,
+)
 
 Kind = Literal["implement", "test", "fix", "refactor", "document"]
 Size = Literal["short", "medium", "long"]
@@ -218,3 +237,84 @@ def _further(rng: Random, names: Names, number: int, room: int) -> Iterator[str]
         glue = "\n\n" if "\n" in text else " "
         said = filling.draw_requirements(rng, own, pieces, room - pieces(text) - pieces(glue), exact=True)
         yield f"{text}{glue}{said}" if said else text
+
+
+_SPREAD = (40, 60, 90, 140, 240, 400, 700, 1200)  # pieces
+_AROUND = (0.6, 0.8, 1.0, 1.25)  # of the target
+_LONGEST_SAMPLE = 1600
+_TELLS_OVERHEAD = 1.5  # longest sample over shortest, at least
+
+
+class TokenCalibration(msgspec.Struct, frozen=True):
+    """tokens = overhead_tokens + characters / chars_per_token, for prompts of this package; both are rounded.
+
+    Short prompts are made of other words than long ones: the overhead may lie a little below zero.
+    """
+
+    chars_per_token: float = TYPICAL_CHARS_PER_TOKEN
+    overhead_tokens: float = 0.0
+    error: float | None = None  # median miss of the samples, as a share of their tokens; None: nothing was measured
+    worst: float | None = None  # largest miss
+    samples: int = 0
+
+    @property
+    def lengths(self) -> dict[str, Any]:
+        """As whatever makes prompts takes them."""
+        return {"chars_per_token": self.chars_per_token, "overhead_tokens": self.overhead_tokens}
+
+    def tokens(self, text: str) -> float:
+        """Return how many an engine would count, as far as this can tell."""
+        return self.overhead_tokens + pieces(text) * CHARS_PER_PIECE / self.chars_per_token
+
+
+def sample_prompts(rng: Random, *, tokens: int | None = None, count: int = 12) -> tuple[Prompt, ...]:
+    """To be counted by the engine: around a target if one is given, else of many lengths; none beyond 2000 tokens."""
+    lengths: Sequence[int] = _SPREAD
+    if tokens is not None:
+        target = min(tokens, _LONGEST_SAMPLE / _AROUND[-1])
+        lengths = [max(FEWEST_PIECES, round(target * share)) for share in _AROUND]
+    streams = [coding_prompts(rng, tokens=length, chars_per_token=CHARS_PER_PIECE) for length in lengths]
+    return tuple(next(streams[place % len(streams)]) for place in range(count))
+
+
+def calibrate(counted: Iterable[tuple[str, int]]) -> TokenCalibration:
+    """By medians: a few wrong counts do no harm. Samples of one length do not tell the overhead: it is zero then."""
+    pairs = [(pieces(text), tokens) for text, tokens in counted if text and tokens > 0]
+    if not pairs:
+        raise UserError("no text was counted, so token lengths cannot be calibrated", hint="ask for a `size` instead")
+    slope, overhead = _line(pairs)
+    chars_per_token = round(CHARS_PER_PIECE / slope, 3)
+    overhead = round(overhead, 1)
+    misses = sorted(abs(overhead + x * CHARS_PER_PIECE / chars_per_token - y) / y for x, y in pairs)
+    return TokenCalibration(chars_per_token, overhead, misses[len(misses) // 2], misses[-1], len(pairs))
+
+
+def _line(pairs: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Slope and offset by Theil and Sen's method; pairs far apart say more of the slope, short texts of the offset."""
+    lengths = [x for x, _ in pairs]
+    if max(lengths) >= _TELLS_OVERHEAD * min(lengths):
+        slopes = [((b - a) / (x2 - x1), abs(x2 - x1)) for (x1, a), (x2, b) in combinations(pairs, 2) if x1 != x2]
+        slope = _weighted_median(slopes)
+        if slope > 0:
+            return slope, _weighted_median([(y - slope * x, 1.0 / x) for x, y in pairs])
+    return _weighted_median([(y / x, 1.0) for x, y in pairs]), 0.0
+
+
+def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
+    """Half the weight lies at or below it."""
+    ordered = sorted(values)
+    below = list(accumulate(weight for _, weight in ordered))
+    return ordered[bisect_left(below, below[-1] / 2)][0]
+
+
+VERSION = "coding-2"  # raised whenever the same seed gives other prompts than before
+
+
+Option = str | int | float | bool | None
+
+
+def workload_fingerprint(options: Mapping[str, Option]) -> str:
+    """64 hex digits, the same for equal options in any order. An option that is None counts as left out."""
+    given = {name: value for name, value in options.items() if value is not None}
+    text = json.dumps({"version": VERSION, "options": given}, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()

@@ -6,7 +6,7 @@ from pathlib import Path
 from answers.sample_tasks import ITEMS
 
 from skep.quality.judging import AnsweredItem, Judge
-from skep.sandbox.detect import open_sandbox
+from skep.sandbox.runner import open_sandbox
 from skep.store.records import Request
 
 FOLDER = Path(__file__).parent

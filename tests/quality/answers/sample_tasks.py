@@ -1,6 +1,6 @@
 """The items that the sample answers beside this file were written for."""
 
-from skep.workload.coding_tasks import PRIMARY, SIDE
+from skep.quality.mixed_figures import PRIMARY, SIDE
 from skep.workload.items import Checker, Item
 
 PAGES = Item(

@@ -26,7 +26,7 @@ from skep.gateway.batch.calls import BatchGatewayPort
 from skep.gateway.batch.files import FileStorage, FormPart, boundary_of, new_file_id, parts_of
 from skep.gateway.batch.runner import BatchRunner
 from skep.gateway.batch.store import BATCH_FILE_S, BatchOrder, BatchStatus, BatchStore, StoredBatch, StoredFile
-from skep.gateway.error_format import JSON
+from skep.gateway.request_policy import JSON
 from skep.store.database import Store, open_store
 from skep.store.rows import storable
 from skep.units import format_bytes

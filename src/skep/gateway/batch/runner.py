@@ -17,17 +17,14 @@ from enum import Enum
 from itertools import chain
 
 from msgspec import to_builtins
-from msgspec.structs import replace
 
 from skep.errors import EngineError, SkepError, StoreError
 from skep.files import hold_lock
 from skep.gateway.batch.calls import BatchGatewayPort, InternalRequest
 from skep.gateway.batch.files import CheckedInput, FileStorage, LineError, body_of, check_lines, new_file_id
 from skep.gateway.batch.scheduler import (
-    MOST_AT_ONCE,
     BatchAnswer,
     BatchSchedule,
-    RunningBatch,
     SuspectTurn,
     choose,
     result_of,
@@ -43,7 +40,6 @@ from skep.gateway.batch.store import (
     RequestStart,
     StoredBatch,
     StoredFile,
-    UnfinishedBatch,
 )
 from skep.units import MIB
 
@@ -88,7 +84,6 @@ class BatchSender:
 
     def __post_init__(self) -> None:
         self._halt: Halt | None = None
-        self._ends = False  # nothing more is sent, whatever is said
         self._out: dict[int, _SentRequest] = {}
         self._unrecorded: list[BatchResult] = []
         self._begun: list[RequestStart] = []  # that the store does not know of yet, as the next
@@ -97,26 +92,10 @@ class BatchSender:
         self._wake = asyncio.Event()
         self._to_record = asyncio.Event()
 
-    @property
-    def waits(self) -> bool:
-        """No replica has a request of it."""
-        return all(sent.call.waiting for sent in self._out.values())
-
     def halt(self, why: Halt) -> None:
-        """The first reason stays, but leaving gives way: it only means later, or elsewhere."""
+        """The first reason stays, but leaving does not: it only means later, or elsewhere."""
         if self._halt in (None, Halt.LEAVING):
             self._halt = why
-        self._wake.set()
-
-    @property
-    def may_resume(self) -> bool:
-        """It is leaving, and something is still out."""
-        return self._halt is Halt.LEAVING and not self._ends
-
-    def resume(self) -> None:
-        """Go on instead of leaving. Only where it `may_resume`."""
-        assert self.may_resume
-        self._halt = None
         self._wake.set()
 
     async def run(self) -> Halt | None:
@@ -126,16 +105,13 @@ class BatchSender:
         try:
             async with asyncio.TaskGroup() as tasks:
                 recording = tasks.create_task(self._record())
-                while not self._ends:
-                    await self._send_all(tasks)
-                    await self._quiet()
-                    self._ends = self.schedule.done or self._halt is not None
+                await self._send_all(tasks)
+                await self._quiet()
                 while self._has_news:
                     self._to_record.set()
                     await asyncio.sleep(SENDING_LOOK_S / 10)
                 recording.cancel()
         finally:
-            self._ends = True
             self.schedule.leave()
             for sent in self._out.values():
                 sent.call.give_up()
@@ -200,7 +176,7 @@ class BatchSender:
         return any(sent.start is None for sent in self._out.values())
 
     async def _one(self, request: BatchRequest, call: InternalRequest) -> None:
-        index, answer = request.index, None
+        index = request.index
         try:
             line = await asyncio.to_thread(self.room.read, self.order.input_file_id, request.start, request.length)
             got = call.go(self.order.endpoint, body_of(line))
@@ -210,15 +186,14 @@ class BatchSender:
             self.schedule.take_back(index)
             raise
         except (FileNotFoundError, ValueError):
-            self.schedule.answered(index, BatchAnswer(0), time.monotonic())
-            self._keep(without_answer(request, "input_file_missing", _name(), time.time()))
+            answer = BatchAnswer(None, fault="input_file_missing")
         finally:
             call.give_up()
             self._wake.set()
             sent = self._out.pop(index)
             if sent.start is not None:
                 self._over.append(sent.start)
-        if answer is not None and self.schedule.answered(index, answer, time.monotonic()):
+        if self.schedule.answered(index, answer, time.monotonic()):
             self._keep(result_of(request, answer, _name(), time.time()))
 
     def _keep(self, result: BatchResult) -> None:
@@ -258,33 +233,17 @@ TIDY_S = 3600.0
 _BY_HALT = {Halt.CANCELLED: BatchStatus.CANCELLED, Halt.EXPIRED: BatchStatus.EXPIRED, None: BatchStatus.COMPLETED}
 
 
-@dataclass(slots=True)
-class _ActiveBatch(RunningBatch):
-    """`ends`: it was cancelled or has expired, and nothing of it is sent any more."""
-
-    ends: bool = False
-    gives_way: bool = False
-    sending: BatchSender | None = None  # None: it is being checked or its files are being written
-
-    def halt(self, why: Halt) -> None:
-        if self.sending is not None:
-            self.sending.halt(why)
-
-
 class BatchRunner:
     def __init__(
         self, store: BatchStore, room: FileStorage, gateway: BatchGatewayPort, say: Callable[[str], None]
     ) -> None:
         self._store, self._room, self._gateway, self._say = store, room, gateway, say
         self._wake = asyncio.Event()
-        self._under_way: dict[str, _ActiveBatch] = {}
+        self._under_way: set[str] = set()
+        self._sending: dict[str, BatchSender] = {}  # not while they are checked or their files are written
         self._resting: dict[str, float] = {}
-        self._had_turn: dict[str, float] = {}  # when a batch that goes on later gave way
-        self._tried: dict[str, dict[int, tuple[int, int]]] = {}  # of batches that gave way, or are under way
-        self._cancelled: set[str] = set()
         self._turn = SuspectTurn()
-        self._leaving = False
-        self._abandoned = False
+        self._leaving = self._abandoned = False
 
     @property
     def busy(self) -> bool:
@@ -303,8 +262,8 @@ class BatchRunner:
     def leave(self) -> None:
         """Another process takes over: finish what is out, begin nothing."""
         self._leaving = True
-        for carried in self._under_way.values():
-            carried.halt(Halt.LEAVING)
+        for sender in self._sending.values():
+            sender.halt(Halt.LEAVING)
         self._wake.set()
 
     async def run(self) -> None:
@@ -329,86 +288,53 @@ class BatchRunner:
                 if now >= tidy_at:
                     await asyncio.to_thread(self._tidy)
                     tidy_at = now + TIDY_S
-                self._cancelled = await asyncio.to_thread(self._store.cancelling)
-                for batch_id in self._cancelled & self._under_way.keys():
-                    self._under_way[batch_id].halt(Halt.CANCELLED)
                 unfinished = await asyncio.to_thread(self._store.unfinished)
-                while not self._leaving and (carried := self._next(unfinished, now)) is not None:
-                    if carried.batch.id not in self._under_way:
-                        self._under_way[carried.batch.id] = carried
-                        carrying.add(task := tasks.create_task(self._carry(carried)))
-                        task.add_done_callback(carrying.discard)
+                for one in unfinished:
+                    if one.cancelling and one.id in self._sending:
+                        self._sending[one.id].halt(Halt.CANCELLED)
+                rested = [one for one in unfinished if self._resting.get(one.id, 0.0) <= now]
+                for batch in choose(rested, self._under_way, time.time()) if not self._leaving else ():
+                    self._under_way.add(batch.id)
+                    carrying.add(task := tasks.create_task(self._carry(batch.id)))
+                    task.add_done_callback(carrying.discard)
             except (SkepError, OSError) as error:
                 self._say(f"batches cannot be looked up: {error}")
             await self._pause(LOOK_S)
 
-    def _next(self, unfinished: list[UnfinishedBatch], now: float) -> _ActiveBatch | None:
-        """What ends takes no room from what is sent, and does not wait for it. What is giving way may go on again."""
-        active = self._under_way
-        idle = [one for one in unfinished if one.id not in active and self._resting.get(one.id, 0.0) <= now]
-        ending = [one for one in idle if one.id in self._cancelled or one.expires_at <= time.time()]
-        if ending and sum(one.ends for one in active.values()) < MOST_AT_ONCE:
-            return _ActiveBatch(ending[0], now, ends=True)
-        under_way = [one for one in active.values() if not one.ends and not one.gives_way]
-        for one in under_way:
-            one.waits = one.sending.waits if one.sending is not None else None
-        leaving = [one.batch for one in active.values() if one.gives_way and one.sending and one.sending.may_resume]
-        choice = choose([*leaving, *(one for one in idle if one not in ending)], under_way, self._had_turn, now)
-        if choice is None:
-            return None
-        begins, gives_way = choice
-        if gives_way is not None:
-            active[gives_way.id].gives_way = True
-            active[gives_way.id].halt(Halt.LEAVING)
-            self._had_turn[gives_way.id] = now
-        carried = active.get(begins.id)
-        if carried is None or carried.sending is None:
-            return _ActiveBatch(begins, now)
-        carried.sending.resume()
-        carried.gives_way, carried.since = False, now
-        return carried
-
-    async def _carry(self, carried: _ActiveBatch) -> None:
+    async def _carry(self, batch_id: str) -> None:
         """To its end, or as far as it comes: what is in its way may be gone later."""
-        batch_id = carried.batch.id
         try:
-            if await self._carry_on(carried):
-                self._had_turn.pop(batch_id, None)
-                self._tried.pop(batch_id, None)
+            await self._carry_on(batch_id)
         except Exception as error:  # whatever it is, the other batches go on
             self._say(f"{batch_id} has to wait: {error!r}")
             self._resting[batch_id] = time.monotonic() + REST_S
         finally:
-            del self._under_way[batch_id]
+            self._sending.pop(batch_id, None)
+            self._under_way.discard(batch_id)
             self._wake.set()
 
-    async def _carry_on(self, carried: _ActiveBatch) -> bool:
-        """Return whether it has ended."""
-        batch_id = carried.batch.id
+    async def _carry_on(self, batch_id: str) -> None:
         batch = await asyncio.to_thread(self._store.batch, batch_id)
-        if batch is not None and batch.status is BatchStatus.VALIDATING:
-            await self._check(batch)
-            batch = await asyncio.to_thread(self._store.batch, batch_id)
         if batch is None or batch.status.is_final:
-            return True
-        carried.batch = replace(carried.batch, model=batch.detail.get("model"))
+            return
+        if batch.status is BatchStatus.VALIDATING:  # its model is known then: it begins when there is room for it
+            await self._check(batch)
+            return
         pending = await asyncio.to_thread(self._store.pending, batch_id)
         lost = await asyncio.to_thread(self._store.lost, batch_id)
-        course = BatchSchedule(pending, lost, self._turn, self._tried.setdefault(batch_id, {}))
-        sending = BatchSender(batch.order, course, self._store, self._room, self._gateway, self._say)
-        carried.sending = sending
+        schedule = BatchSchedule(pending, lost, self._turn)
+        sender = BatchSender(batch.order, schedule, self._store, self._room, self._gateway, self._say)
         if BatchStatus.CANCELLING in batch.times:
-            sending.halt(Halt.CANCELLED)
+            sender.halt(Halt.CANCELLED)
         if self._leaving:
-            sending.halt(Halt.LEAVING)
-        why = await sending.run()
+            sender.halt(Halt.LEAVING)
+        self._sending[batch_id] = sender
+        why = await sender.run()
+        del self._sending[batch_id]
         if why is None and BatchStatus.IN_PROGRESS not in batch.times:  # it was cancelled before it had any requests
             why = Halt.CANCELLED
-        carried.sending = None
-        if why is Halt.LEAVING:
-            return False
-        await asyncio.to_thread(self._finish, batch, course.left(), why)
-        return True
+        if why is not Halt.LEAVING:
+            await asyncio.to_thread(self._finish, batch, schedule.left(), why)
 
     async def _check(self, batch: StoredBatch) -> None:
         checked = await asyncio.to_thread(self._read, batch.order)
@@ -417,8 +343,8 @@ class BatchRunner:
         if complaint is not None:
             faults = (LineError("model_not_found", complaint, "body.model", checked.first), *faults)
         if faults:
-            told = {"errors": [asdict(fault) for fault in faults]}
-            await asyncio.to_thread(self._store.end, batch.id, BatchStatus.FAILED, time.time(), (), **told)
+            told = [asdict(fault) for fault in faults]
+            await asyncio.to_thread(self._store.become, batch.id, BatchStatus.FAILED, time.time(), errors=told)
         else:
             await asyncio.to_thread(self._store.validated, batch.id, time.time(), checked.model, checked.requests)
 
@@ -459,7 +385,7 @@ class BatchRunner:
                 "tally": to_builtins(self._store.tally(batch.id)),
                 **{name: file.id for name, file in files.items()},
             }
-            ended = self._store.end(batch.id, _BY_HALT[why], time.time(), [*files.values()], **detail)
+            ended = self._store.become(batch.id, _BY_HALT[why], time.time(), [*files.values()], **detail)
         finally:
             for file in files.values() if not ended else ():  # a full disk is not filled further, try by try
                 self._room.delete(file.id)

@@ -12,17 +12,16 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import msgspec
 
 from skep.gateway.batch.store import BatchRequest, BatchResult, UnfinishedBatch
-from skep.gateway.usage import tokens_of
+from skep.gateway.body_inspection import tokens_of
 from skep.units import MIB
-from skep.wire.retry import FULL_OR_AWAY, REFUSALS
+from skep.wire.openai import FULL_OR_AWAY, REFUSALS
 
 COSTLY = frozenset(("replica_lost", "replica_timeout"))  # of the gateway: a replica had it, and gave no answer
 MOST_COSTLY = 5  # such answers, or broken ones, of one request
@@ -68,7 +67,7 @@ class BatchSchedule:
     """The requests of one batch that have no result: each is waiting, out, or paused until it may come again.
 
     `lost`: how often the gateway died while a request was under way, by index. `set_aside`: those that are not tried
-    again because of it. `tried`: the tries of an earlier course of the same batch, counted on (all, costly).
+    again because of it.
     """
 
     def __init__(
@@ -76,7 +75,6 @@ class BatchSchedule:
         pending: Sequence[BatchRequest],
         lost: Mapping[int, int] | None = None,
         turn: SuspectTurn | None = None,
-        tried: dict[int, tuple[int, int]] | None = None,
     ) -> None:
         lost = lost or {}
         self.set_aside = [request for request in pending if lost.get(request.index, 0) >= MOST_LOST]
@@ -86,7 +84,7 @@ class BatchSchedule:
         self._turn = turn or SuspectTurn()
         self._out: dict[int, BatchRequest] = {}
         self._paused: list[tuple[float, int, BatchRequest]] = []
-        self._tried = {} if tried is None else tried
+        self._tried: dict[int, tuple[int, int]] = {}  # how often, and how often at the cost of a replica
         self.held_until = 0.0  # the endpoint said when to come back: nothing new goes out before
 
     @property
@@ -198,45 +196,19 @@ def _one_line(body: bytes) -> tuple[bytes, dict[str, Any]]:
     return line, document if isinstance(document, dict) else {}
 
 
-MOST_AT_ONCE = 16
-WAITING_TURN_S, TURN_S = 30.0, 600.0  # how long it stays under way while others take turns with it
+MOST_OF_KIND = 16  # batches of one owner for one model that are under way at once
 
 
-@dataclass(slots=True)
-class RunningBatch:
-    """`waits`: no replica has a request of it. None: it cannot give way, its file is being read or written."""
+def choose(unfinished: Sequence[UnfinishedBatch], under_way: Container[str], now: float) -> list[UnfinishedBatch]:
+    """Return the batches that begin now. `under_way`: the ids of those that have begun.
 
-    batch: UnfinishedBatch
-    since: float
-    waits: bool | None = None
-
-
-def choose(
-    waiting: Iterable[UnfinishedBatch],
-    under_way: Sequence[RunningBatch],
-    had_turn: Mapping[str, float],
-    now: float,
-    most: int = MOST_AT_ONCE,
-) -> tuple[UnfinishedBatch, UnfinishedBatch | None] | None:
-    """Return the batch that begins, and the one that gives way for want of room. `had_turn`: when it last gave way."""
-    owners = Counter(one.batch.owner for one in under_way)
-    kinds = Counter(one.batch.kind for one in under_way)
-    able = [one for one in under_way if one.waits is not None]
-    first: dict[tuple[str, str | None], UnfinishedBatch] = {}  # of each kind: the others come no sooner
-    for batch in sorted(waiting, key=lambda one: (owners[one.owner], kinds[one.kind], had_turn.get(one.id, 0.0))):
-        first.setdefault(batch.kind, batch)
-    for batch in first.values():
-        if len(under_way) < most:
-            return batch, None
-        of_others = [one for one in able if owners[one.batch.owner] >= owners[batch.owner] + 2]
-        of_owner = [one for one in able if one.batch.owner == batch.owner]
-        more = of_others or [one for one in of_owner if kinds[one.batch.kind] >= kinds[batch.kind] + 2]
-        if more:  # than their share: one that waits, if there is one, else the one that began last
-            most_of = max(more, key=lambda one: (owners[one.batch.owner], kinds[one.batch.kind], one.waits, one.since))
-            return batch, most_of.batch
-        if now - had_turn.get(batch.id, -inf) >= WAITING_TURN_S:
-            over = [one for one in able if now - one.since >= (WAITING_TURN_S if one.waits else TURN_S)]
-            over = [one for one in over if one.batch.kind != batch.kind]  # that would wait for the same
-            if over:
-                return batch, min(over, key=lambda one: one.since).batch
-    return None
+    Batches of one kind wait for the same slots, so more of them at once would be none the sooner. Those of other kinds
+    wait for others, and among owners the gateway's queue is fair: neither keeps the other from beginning.
+    """
+    kinds = Counter(one.kind for one in unfinished if one.id in under_way and not one.is_ending(now))
+    begin = []
+    for batch in unfinished:
+        if batch.id not in under_way and (batch.is_ending(now) or kinds[batch.kind] < MOST_OF_KIND):
+            kinds[batch.kind] += not batch.is_ending(now)
+            begin.append(batch)
+    return begin

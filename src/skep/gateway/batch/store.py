@@ -43,8 +43,9 @@ FINAL = frozenset((BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRE
 _ENDED = f"SELECT batch_id FROM batch_events WHERE status IN ({', '.join(repr(one.value) for one in sorted(FINAL))})"  # noqa: S608
 _USER = f"SELECT id FROM batches WHERE input_file_id = ? AND id NOT IN ({_ENDED})"  # noqa: S608
 _UNFINISHED = f"""
-SELECT batches.id, owner, expires_at, detail FROM batches
-LEFT JOIN batch_events ON batch_id = batches.id AND status = 'in_progress'
+SELECT batches.id, owner, expires_at, detail,
+    EXISTS (SELECT 1 FROM batch_events WHERE batch_id = batches.id AND status = 'cancelling') AS cancelling
+FROM batches LEFT JOIN batch_events ON batch_id = batches.id AND status = 'in_progress'
 WHERE batches.id NOT IN ({_ENDED}) ORDER BY batches.number"""  # noqa: S608
 _HELD = """
 SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?)"""
@@ -114,6 +115,11 @@ class UnfinishedBatch(msgspec.Struct, frozen=True):
     owner: str
     model: str | None  # None: its file was not read yet, or names none
     expires_at: float
+    cancelling: bool = False
+
+    def is_ending(self, now: float) -> bool:
+        """It needs no room: nothing of it is sent any more."""
+        return self.cancelling or self.expires_at <= now
 
     @property
     def kind(self) -> tuple[str, str | None]:
@@ -137,7 +143,7 @@ class RequestStart(msgspec.Struct, frozen=True):
     at: Annotated[float, StoredAs("begun_at")]
 
 
-Starts = Iterable[RequestStart]
+Starts = Sequence[RequestStart]
 
 
 class BatchResult(msgspec.Struct, frozen=True):
@@ -234,19 +240,18 @@ class BatchStore:
 
     def unfinished(self) -> list[UnfinishedBatch]:
         """Oldest first."""
-        return [
-            UnfinishedBatch(row["id"], row["owner"], json.loads(row["detail"] or "{}").get("model"), row["expires_at"])
-            for row in self._store.read(_UNFINISHED)
-        ]
+        model = {"model": lambda row: json.loads(row["detail"] or "{}").get("model")}
+        return read(self._store.read(_UNFINISHED), UnfinishedBatch, **model)
 
-    def cancelling(self) -> set[str]:
-        sql = f"SELECT batch_id FROM batch_events WHERE status = 'cancelling' AND batch_id NOT IN ({_ENDED})"  # noqa: S608
-        return {row["batch_id"] for row in self._store.read(sql)}
-
-    def become(self, batch_id: str, status: BatchStatus, at: float, **detail: Any) -> bool:
-        """False: it had been that before, or has ended."""
+    def become(
+        self, batch_id: str, status: BatchStatus, at: float, files: Sequence[StoredFile] = (), **detail: Any
+    ) -> bool:
+        """With its output files, where it ends: all or none. False: it had been that before, or has ended."""
         with self._store.transaction() as connection:
-            return _event(connection, batch_id, status, at, detail)
+            became = _event(connection, batch_id, status, at, detail)
+            if became:
+                insert_all(connection, "files", files)
+        return became
 
     def validated(self, batch_id: str, at: float, model: str | None, requests: Iterable[BatchRequest]) -> None:
         """The list of its requests, and with it the beginning of the work. All of it or none."""
@@ -288,14 +293,6 @@ class BatchStore:
     def tally(self, batch_id: str) -> BatchCounts:
         (counts,) = read(self._store.read(_TALLY, batch_id), BatchCounts)
         return counts
-
-    def end(self, batch_id: str, status: BatchStatus, at: float, files: Sequence[StoredFile], **detail: Any) -> bool:
-        """Its output files and its last event, all or none. False: another process has ended it before."""
-        with self._store.transaction() as connection:
-            ended = _event(connection, batch_id, status, at, detail)
-            if ended:
-                insert_all(connection, "files", files)
-        return ended
 
     def forget_ended(self) -> None:
         """Delete what the output files of ended batches have. In short transactions: a gateway is serving."""

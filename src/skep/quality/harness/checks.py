@@ -9,16 +9,18 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import os
 import re
+import sys
 import textwrap
 import types
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .link import CheckReport, WorkerLink
+from .link import Broken, CheckReport, Say, WorkerLink, described, function, load, work
 from .sources import above, as_one_file, chosen, completed, free_names, giving, joined
-from .worker import Broken, Say, described, function, load
 
 _DEEPEST = 40
 _TOLERANCE = 1e-9
@@ -235,3 +237,42 @@ KINDS: dict[str, tuple[Look, TryOut]] = {
     "cases": (look_at_calls, try_calls),
     "regex": (look_at_match, try_match),
 }
+
+
+def main() -> None:
+    kind = sys.argv[1]
+    os.closerange(3, 256)  # whatever was handed down is not for the answer's code
+    os.environ["TMPDIR"] = os.environ["HOME"] = str(os.getcwd())  # noqa: PTH109 - quick to start
+    job_out, job_in = os.pipe()
+    told_out, told_in = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(job_in)
+            os.close(told_out)
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for number in (0, 1, 2):  # what the answer prints goes nowhere, and there is nothing for it to read
+                os.dup2(nowhere, number)
+            work(KINDS[kind][1], job_out, told_in)
+        finally:
+            os._exit(1)
+    os.close(job_out)
+    os.close(told_in)
+    import ctypes
+
+    with suppress(OSError, AttributeError):  # the other process has the same user, and could read this one's memory
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+    job: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    mark, link, report = job.pop("mark"), WorkerLink(pid, job_in, told_out, job.pop("seconds")), CheckReport()
+    try:
+        KINDS[kind][0]({**job, "kind": kind}, link, report)
+    except Broken as ended:
+        report.ended = ended
+    link.kill()
+    sys.stdout.write(f"\n{mark}{json.dumps(report.document())}\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

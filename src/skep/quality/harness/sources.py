@@ -23,7 +23,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
-from .worker import described
+from .link import described
 
 Wanted = Callable[[str], bool]
 # With one block, by the number of those that hung; an example that waits for somebody is left out, a program is not.

@@ -1,4 +1,5 @@
-// Keys: g and a letter, or a number, go to a page; / goes to the first field; ? shows help. Nothing else needs a script.
+// Keys: g and a letter, or a number, go to a page; / goes to the first field; ? shows help. What is chosen in a form
+// that only picks what a page shows takes effect at once; without this script its button does it.
 "use strict";
 (() => {
   const links = [...document.querySelectorAll("nav a[data-key]")];
@@ -33,5 +34,11 @@
       event.preventDefault();
       link.click();
     }
+  });
+
+  const form = document.querySelector("form.pick");
+  form?.addEventListener("change", (event) => {
+    if (event.target.name === "target" && form.elements.series) form.elements.series.disabled = true;
+    if (event.target.tagName === "SELECT") form.requestSubmit();
   });
 })();

@@ -29,11 +29,10 @@ from msgspec.structs import replace
 from skep.bench.endpoint import Endpoint
 from skep.bench.tasks import count_tokens
 from skep.errors import UserError
-from skep.swarm.checking.answers import AnswerChecker
-from skep.swarm.client import REJECTED, AttemptResult, ChatWorker, SwarmClient
+from skep.swarm.client import REJECTED, AnswerChecker, AttemptResult, ChatWorker, SwarmClient
 from skep.swarm.records import SwarmRunOptions, Task
 from skep.units import format_bytes, format_seconds
-from skep.wire.fetch import fetch_if_there
+from skep.wire.client import fetch_if_there
 
 Item = TypeVar("Item")
 Say = Callable[[str], None]
@@ -328,14 +327,14 @@ class PreparedAsk(msgspec.Struct, frozen=True):
 @cache
 def _packaged(name: str) -> Any:
     """Return a TOML or JSON file of this package."""
-    text = resources.files("skep.swarm.ask").joinpath(name).read_text(encoding="utf-8")
+    text = resources.files("skep.swarm").joinpath(name).read_text(encoding="utf-8")
     return json.loads(text) if name.endswith(".json") else tomllib.loads(text)
 
 
 def messages_of(prompt: str, **values: object) -> tuple[dict[str, str], ...]:
-    """Return what `prompts.toml` has under that name, filled in."""
+    """Return what `ask_prompts.toml` has under that name, filled in."""
     return tuple(
-        {"role": role, "content": text.format(**values)} for role, text in _packaged("prompts.toml")[prompt].items()
+        {"role": role, "content": text.format(**values)} for role, text in _packaged("ask_prompts.toml")[prompt].items()
     )
 
 
@@ -421,7 +420,7 @@ async def split_by_model(
             return error.message
         return None
 
-    task = Task("plan", messages, most, 0.0, _packaged("plan_schema.json"))
+    task = Task("plan", messages, most, 0.0, _packaged("ask_plan_schema.json"))
     try:
         async with asyncio.timeout(timeout_s), AnswerChecker(fault) as checking:
             work = ChatWorker(line, checking, SwarmRunOptions())

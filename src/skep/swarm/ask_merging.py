@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from skep.swarm.ask.split import TEMPERATURE, GoalSplit, Sizes, free_name, material, messages_of, packed
+from skep.swarm.ask_split import TEMPERATURE, GoalSplit, Sizes, free_name, material, messages_of, packed
 from skep.swarm.records import SwarmRun, Task, TaskEnding, TaskResult
 from skep.units import shortened
 

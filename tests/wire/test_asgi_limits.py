@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from skep.units import KIB
-from skep.wire.limits import ServerLimits
 from skep.wire.serve_asgi import LIMITS, AsgiServer
+from skep.wire.server_request import ServerLimits
 
 QUICK = ServerLimits(head_timeout_s=0.2, body_idle_s=0.2, idle_timeout_s=0.2, write_idle_s=0.2, sweep_s=0.02)
 WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -1,1 +1,0 @@
-"""A goal split over files, each part worked on at once, the answers merged into one."""

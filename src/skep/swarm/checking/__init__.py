@@ -1,1 +1,0 @@
-"""Answers held against their schema and their checker, before they count."""
