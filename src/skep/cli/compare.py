@@ -35,8 +35,7 @@ from skep.files import PAGES, OutputFile, read_user_toml
 from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.report.columns import print_records
-from skep.report.sweep_text import CompareResult, comparison_columns, group_by_level
-from skep.report.tables import Table, cell_json, matrix_tables
+from skep.report.tables import CompareResult, Table, cell_json, comparison_columns, group_by_level, matrix_tables
 from skep.report.terminal import note, print_json
 from skep.store.database import open_store
 from skep.store.records import StoredRun

@@ -33,7 +33,7 @@ from skep.monitor.targets import add_target as store_target
 from skep.monitor.targets import moment_of, parse_percent, target_document
 from skep.paths import user_paths
 from skep.report.columns import print_records
-from skep.report.monitor import SAMPLES, TARGETS, WINDOWS, comparison_columns, status_columns
+from skep.report.hive_text import SAMPLES, TARGETS, WINDOWS, comparison_columns, status_columns
 from skep.report.terminal import day_and_time, note, print_json
 from skep.store.database import open_store
 from skep.units import parse_seconds

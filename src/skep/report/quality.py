@@ -42,23 +42,6 @@ from skep.store.records import StoredRun
 from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.units import format_seconds, known, moment, number, percent, seconds
 
-# Shape beside colour: a filled circle holds, a hollow square is not shown, a filled triangle points down at a loss.
-_LOOKS = {
-    Claim.HOLDS: (theme.MOSS, "circle", theme.MOSS),
-    Claim.UNSHOWN: (theme.HONEY, "square", theme.PAPER),
-    Claim.LOST: (theme.ROSE, "triangle-down", theme.ROSE),
-}
-# Fill, and the colour of a figure on it.
-_FILLS = {
-    VerdictOutcome.PASSED: (theme.MOSS, theme.PAPER),
-    VerdictOutcome.WRONG: (theme.ROSE, theme.PAPER),
-    VerdictOutcome.BROKEN: (theme.PLUM, theme.PAPER),
-    VerdictOutcome.NO_ANSWER: (theme.STONE, theme.INK),
-    VerdictOutcome.EXCEEDED: (theme.HONEY, theme.PAPER),
-    VerdictOutcome.TRUNCATED: (theme.PALE, theme.INK),
-    VerdictOutcome.TIMED_OUT: (theme.SKY, theme.PAPER),
-    VerdictOutcome.FAILED: (theme.INK, theme.PAPER),
-}
 _MOST_NAMED = 5  # levels whose claims fit beside their points
 _BAR_PX = 26
 _FIGURE_SHARE, _NAMED_SHARE = 0.055, 0.17  # the least share of a part with its figure, and with its name too
@@ -69,11 +52,10 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
     rows: list[Spec] = []
     levels = [level for level in summary.levels if known(level.difference.difference)]
     for level in levels:
-        found, (colour, shape, fill) = level.difference, _LOOKS[level.claim]
+        found = level.difference
         bounds = {"d": 100 * found.difference, "low": 100 * found.low, "high": 100 * found.high}
-        claim = level.claim.value if len(levels) <= _MOST_NAMED else ""
-        look = {"colour": colour, "shape": shape, "fill": fill, "claim": claim, "label": _signed(found.difference)}
-        rows.append({"c": str(level.concurrency), **bounds, **look})
+        words = {"claim": level.claim.value, "label": _signed(found.difference)}
+        rows.append({"c": str(level.concurrency), **bounds, **words})
     if not rows:
         return None
     delta, span = -100 * summary.delta, summary.noise
@@ -83,7 +65,8 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
     low, high = min([0.0, delta, *ends]), max([0.0, *ends])
     room = high - low or 1.0
     domain = [low - 0.12 * room, high + 0.2 * room]
-    data = {"levels": rows, "noise": noise, "edge": [edge], "zero": [{"d": 0.0}]}
+    named = rows if len(rows) <= _MOST_NAMED else []
+    data = {"levels": rows, "named": named, "noise": noise, "edge": [edge], "zero": [{"d": 0.0}]}
     return charts.drawing("difference", data, agents=charts.AGENTS, domain=domain)
 
 
@@ -99,10 +82,10 @@ def outcome_chart(summary: QualitySummary, width: int = 980) -> Spec | None:
         names.append(" " * len(names))  # room between two levels
     if not parts:
         return None
-    fills = {one.value: fill for one, (fill, _) in _FILLS.items() if any(part["what"] == one.value for part in parts)}
+    there = [one.value for one in VerdictOutcome if any(part["what"] == one.value for part in parts)]
     size = {"width": width, "height": _BAR_PX * (len(names) - 1) + 40}
     data = {"parts": parts, "counts": counts}
-    return charts.drawing("outcomes", data, **size, names=names[:-1], outcomes=[*fills], fills=[*fills.values()])
+    return charts.drawing("outcomes", data, **size, names=names[:-1], outcomes=there)
 
 
 def _outcome_parts(arm: ArmFigures, name: str) -> list[Spec]:
@@ -110,12 +93,12 @@ def _outcome_parts(arm: ArmFigures, name: str) -> list[Spec]:
     counts = dict(arm.outcomes)
     total, x = sum(counts.values()), 0.0
     parts: list[Spec] = []
-    for outcome, (_, ink) in _FILLS.items():
+    for outcome in VerdictOutcome:
         if share := counts.get(outcome.value, 0) / (total or 1):
             said = percent(100 * share)
             words = f"{outcome.value} {said}" if share >= _NAMED_SHARE else said if share >= _FIGURE_SHARE else ""
             ends = {"x": x, "to": x + share, "middle": x + share / 2}
-            parts.append({"name": name, "what": outcome.value, **ends, "label": words, "ink": ink})
+            parts.append({"name": name, "what": outcome.value, **ends, "label": words})
             x += share
     return parts
 
@@ -286,7 +269,9 @@ def quality_picture(run: StoredRun, summary: QualitySummary) -> str:
     below = charts.sized(bars, "Outcomes of the answers", "", 640, 80 if bars is None else int(bars["height"]))
     facts = (f"bank {summary.bank}", f"{summary.items:,} items", moment(run.created_at), f"skep {run.skep_version}")
     title = charts.headed(run.model, marks_of(run, summary.incomplete), *facts, lines=wrap(conclusion(summary), 125))
-    spec = {"title": title, "vconcat": [charts.panels(gain, first, whole, 130), below], "spacing": 34}
+    apart = {"scale": dict.fromkeys(("fill", "stroke", "shape", "color"), "independent")}
+    drawn = [charts.panels(gain, first, whole, 130), below]
+    spec = {"title": title, "vconcat": drawn, "spacing": 34, "resolve": apart}
     return standalone(spec, f"Quality under load of {run.model} on {summary.bank}: {conclusion(summary)}")
 
 

@@ -9,7 +9,6 @@ from itertools import pairwise
 import msgspec
 from markupsafe import Markup
 
-from skep.report import theme
 from skep.report.charts import Spec, drawing, headed
 from skep.report.svg import picture, standalone
 from skep.swarm.records import Attempt, AttemptOutcome, Why
@@ -33,24 +32,8 @@ OUTCOME_WORDS = {
     AttemptOutcome.CANCELLED: "cancelled",
 }
 _QUEUED, _WAITING, _STREAMING = "in the gateway's queue", "waiting for the first token", "streaming the answer"
-# How a part of a bar looks: its filling, its edge, and the dashes of the edge.
-_PARTS: dict[str, tuple[str, str, list[int]]] = {
-    _QUEUED: (theme.GRID, theme.GRID, []),
-    _WAITING: (theme.PALE, theme.PALE, []),
-    _STREAMING: (theme.SKY, theme.SKY, []),
-    "failed": (theme.ROSE, theme.ROSE, []),
-    "answer rejected": (theme.HONEY, theme.HONEY, []),
-    "the other attempt finished first": (theme.PAPER, theme.MUTED, [3, 2]),
-    "cancelled": (theme.PAPER, theme.MUTED, [1, 2]),
-}
-# How a sign looks: its shape, edge and filling. Those of an outcome stand at the end of a bar, the others at its start.
-_SIGNS: dict[str, tuple[str, str, str]] = {
-    "failed": ("M-1,-1L1,1M1,-1L-1,1", theme.ROSE, theme.ROSE),
-    "answer rejected": ("circle", theme.HONEY, theme.PAPER),
-    WHY_WORDS[Why.RETRY]: ("triangle-right", theme.INK, theme.INK),
-    WHY_WORDS[Why.STRAGGLER]: ("diamond", theme.PLUM, theme.PLUM),
-    WHY_WORDS[Why.RESUMED]: ("M0,-1.3L0,1.3", theme.INK, theme.INK),
-}
+_PARTS = (_QUEUED, _WAITING, _STREAMING, *(words for words in OUTCOME_WORDS.values() if words != "done"))
+_SIGNS = ("failed", "answer rejected", *WHY_WORDS.values())  # an outcome at the end of a bar, a reason at its start
 
 
 class WorkingTime(msgspec.Struct, frozen=True):
@@ -118,10 +101,6 @@ def gantt_spec(story: SwarmStory) -> Spec | None:
     groups = [group for own in lanes.values() for group in _groups(own, time.seconds / _WIDE_PX, many=many)]
     bars = [row for group in groups for row in _bars(group, time)]
     signs = [row for group in groups for row in _signs(group[0], time)]
-    parts = {name: look for name, look in _PARTS.items() if any(row["part"] == name for row in bars)}
-    there = {name: look for name, look in _SIGNS.items() if any(row["sign"] == name for row in signs)}
-    fills, edges, dashes = zip(*parts.values(), strict=True) if parts else ((), (), ())
-    shapes, sign_edges, sign_fills = zip(*there.values(), strict=True) if there else ((), (), ())
     counted, allowed, pauses = _counted(story, time), _allowed(story, time), _pauses(time)
     each = min(_LANE_PX, max(_LANE_LEAST_PX, _LANES_PX / len(lanes)))
     unit, step = ("hours", 3600) if time.seconds > 10_800 else ("minutes", 60) if time.seconds > 600 else ("seconds", 1)
@@ -138,16 +117,9 @@ def gantt_spec(story: SwarmStory) -> Spec | None:
         unit=f"{unit} of work",
         title="agents at once" + ("; dashed: the limit" if allowed else ""),
         most=max([row["many"] for row in (*counted, *allowed)] + [1]),
-        parts=[*parts],
-        part_fills=fills,
-        part_edges=edges,
-        part_dashes=dashes,
-        signs=[*there],
+        parts=[name for name in _PARTS if any(row["part"] == name for row in bars)],
         sign_size=each * 4,
-        sign_shapes=shapes,
-        sign_edges=sign_edges,
-        sign_fills=sign_fills,
-        whys=[name for name in there if name in WHY_WORDS.values()],
+        whys=[name for name in WHY_WORDS.values() if any(row["sign"] == name for row in signs)],
     )
 
 

@@ -6,20 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 from markupsafe import Markup, escape
 from msgspec.structs import replace
 
 from skep.bench.against_preset import FigureComparison, PresetComparison
-from skep.bench.compare import loss
 from skep.bench.endpoint import Endpoint
-from skep.bench.metrics import Clock, Comparison, LevelSummary, Promise, Speedup, SweepSummary
+from skep.bench.metrics import Clock, LevelSummary, Promise, Speedup, SweepSummary
 from skep.bench.summary import cost_per_million_tokens
 from skep.bench.sweep import SweepPlan
 from skep.report.columns import Column, as_count, as_percent, chosen, print_records
 from skep.report.terminal import note
 from skep.stats.turning import Turning
-from skep.stats.versus import Judgement
 from skep.store.records import Request
 from skep.units import UNKNOWN, Interval, format_seconds, known, milliseconds, number, percent, seconds
 
@@ -396,94 +393,6 @@ def failure_reasons(rows: Sequence[Request]) -> str:
     for row in rows:
         kinds.setdefault(row.error_kind or "", []).append(row.error or "")
     return ", ".join(f"{len(texts)}x {kind} ({texts[0]})" for kind, texts in kinds.items())
-
-
-SHOWN = {"effective tok/s": "tok/s", "TTFT p50": "TTFT p50", "TTFT p95": "TTFT p95", "TPOT p50": "TPOT p50"}
-_RANKS = {"TTFT p50": 1, "TPOT p50": 2, "TTFT p95": 3}  # in a narrow terminal the last goes first
-MARKS = {Judgement.BETTER: "better", Judgement.WORSE: "worse", Judgement.SAME: "=", Judgement.UNKNOWN: "?"}
-
-
-class CompareResult(msgspec.Struct, frozen=True):
-    """A comparison with its verdict. `worse`: the regressions, beyond `allowed`."""
-
-    found: Sequence[Comparison]
-    worse: Sequence[Comparison]
-    allowed: float
-
-    @property
-    def verdict(self) -> str:
-        if self.worse:
-            return "regression"
-        judged = any(one.judgement is not Judgement.UNKNOWN for one in self.found)
-        return "no regression" if judged else "not comparable"
-
-    @property
-    def words(self) -> str:
-        beyond = f"{100 * self.allowed:g} %"
-        match self.verdict:
-            case "regression":
-                told = [f"{_name(one)} ({100 * loss(one):.1f} % worse)" for one in self.worse[:3]]
-                more = [f"and {len(self.worse) - 3} more"] if len(self.worse) > 3 else []
-                return f"REGRESSION: B is worse than A by more than {beyond}: {', '.join([*told, *more])}"
-            case "no regression":
-                return f"no regression beyond {beyond} is shown"
-            case _:
-                return "no verdict: no figure of the two runs can be compared"
-
-    def remarks(self) -> list[str]:
-        """Return why a single `worse` is no regression, what the table has no room for, and what was not compared."""
-        counted = {(one.concurrency, one.metric) for one in self.worse}
-        found = []
-        for one in self.found:
-            if one.judgement in (Judgement.BETTER, Judgement.WORSE) and one.metric not in SHOWN:
-                found.append(f"{_name(one)}, B / A: {_ratio_cell(one)}")
-            if one.judgement is Judgement.WORSE and (one.concurrency, one.metric) not in counted:
-                found.append(self._no_regression(one))
-        for why in dict.fromkeys(one.why for one in self.found if one.judgement is Judgement.UNKNOWN and one.why):
-            levels = dict.fromkeys(f"C={one.concurrency}" for one in self.found if one.why == why)
-            found.append(f"{' and '.join(levels)} not compared: {why}")
-        return found
-
-    def _no_regression(self, one: Comparison) -> str:
-        size, beyond = f"{100 * loss(one):.1f} %", f"{100 * self.allowed:g} %"
-        if loss(one) <= self.allowed:
-            return f"{_name(one)} is {size} worse, within the threshold of {beyond}"
-        return (
-            f"{_name(one)} alone is {size} worse, which is no regression: of unchanged figures, one in "
-            f"twenty looks better or worse by chance, so it must hold at 95 % over all {len(self.found)} figures; "
-            "more runs decide"
-        )
-
-
-def group_by_level(found: Sequence[Comparison]) -> list[dict[str, Comparison]]:
-    levels: dict[int, dict[str, Comparison]] = {}
-    for one in found:
-        levels.setdefault(one.concurrency, {})[one.metric] = one
-    return list(levels.values())
-
-
-def comparison_columns() -> list[Column[dict[str, Comparison]]]:
-    def ratio(metric: str, title: str) -> Column[dict[str, Comparison]]:
-        rank = _RANKS.get(metric, 0)
-        return Column(metric, f"{title} B/A", lambda of: _ratio_cell(of[metric]), rank=rank, right=False)
-
-    speed = "effective tok/s"
-    return [
-        Column("concurrency", "C", lambda of: of[speed].concurrency),
-        Column("a", "A tok/s", lambda of: of[speed].a),
-        Column("b", "B tok/s", lambda of: of[speed].b),
-        *(ratio(metric, title) for metric, title in SHOWN.items()),
-    ]
-
-
-def _ratio_cell(one: Comparison) -> str:
-    if one.ratio is None:
-        return MARKS[one.judgement]
-    return f"{one.ratio.estimate:.2f} ({one.ratio.low:.2f}..{one.ratio.high:.2f}) {MARKS[one.judgement]}"
-
-
-def _name(one: Comparison) -> str:
-    return f"{one.metric} at C={one.concurrency}"
 
 
 def _share(row: FigureComparison) -> str | None:
