@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from sample_swarm import put_swarm_run
 from sample_tuning import sample_curve, sample_stages, sample_tuning
 from skep.monitor.history import find_changes
 from skep.monitor.records import (
@@ -33,7 +34,6 @@ DAYS = 30
 SLOWER_AFTER_DAY = 21
 BOX = ProbeTarget("box", "http://127.0.0.1:1/v1", "gemma-4-31b", TargetKind.GATEWAY, concurrency=4, quality_items=10)
 CLOUD = ProbeTarget("cloud", "https://inference.example/v1", "gemma-4-31b", key_env="CLOUD_KEY")
-SECRET_URL = CLOUD.url
 
 
 def fill(path: Path, now: float, *, days: int = DAYS, seed: int = 8) -> None:
@@ -47,18 +47,9 @@ def fill(path: Path, now: float, *, days: int = DAYS, seed: int = 8) -> None:
             series.put_target(replace(target, added_at=first * HOUR_S))
         away = range(first + 6 * 24, first + 6 * 24 + 9)  # hours
         for target in (BOX, CLOUD):
-            series.append_probe(
-                Probe(
-                    target.name,
-                    0,
-                    away[0],
-                    away[0] * HOUR_S,
-                    (away[-1] + 1) * HOUR_S,
-                    ProbeOutcome.MISSED,
-                    slots=len(away),
-                    error="skep was not running",
-                )
-            )
+            from_to = away[0] * HOUR_S, (away[-1] + 1) * HOUR_S
+            told = {"slots": len(away), "error": "skep was not running"}
+            series.append_probe(Probe(target.name, 0, away[0], *from_to, ProbeOutcome.MISSED, **told))
         for slot in range(first, last + 1):
             if slot not in away:
                 day = (slot - first) / 24
@@ -73,6 +64,7 @@ def fill(path: Path, now: float, *, days: int = DAYS, seed: int = 8) -> None:
         for target in (BOX, CLOUD):
             find_changes(series, target.name, now)
         _tune(TuningStore(store), now)
+        put_swarm_run(store, "reviews.jsonl", done=20, left=4, outcome="stopped")
 
 
 def _tune(tunings: TuningStore, now: float) -> None:
@@ -103,24 +95,13 @@ def _of_the_box(slot: int, day: float, chance: random.Random) -> tuple[Probe, li
     host = {"mean_w": chance.gauss(612, 9), "temperature_max_c": chance.gauss(64, 2), "sm_clock_min_mhz": 1695}
     probe = _probe(BOX, slot, chance, running=3 if busy else 0, waiting=0, idle_s=3400.0,
                    versions={"driver": driver, "engine": "vllm 0.11.0"}, host=host)  # fmt: skip
+    at, cold, hot, short, long = probe.due_at, Heat.COLD, Heat.HOT, ProbeShape.SHORT, ProbeShape.LONG
     return probe, [
-        _sample(probe.due_at, Heat.COLD, ProbeShape.SHORT, chance.gauss(speed * 0.97, 1.2), chance.gauss(310, 25)),
-        _sample(
-            probe.due_at + 4, Heat.HOT, ProbeShape.SHORT, chance.gauss(speed, 0.8), chance.gauss(182, 8), engine=True
-        ),
-        _sample(
-            probe.due_at + 8, Heat.HOT, ProbeShape.LONG, chance.gauss(speed * 0.99, 0.7), chance.gauss(180, 8), True
-        ),
-        _sample(
-            probe.due_at + 20,
-            Heat.HOT,
-            ProbeShape.SHORT,
-            chance.gauss(speed * 0.83, 1.5),
-            chance.gauss(240, 15),
-            True,
-            many=4,
-        ),
-        ProbeSample(probe.due_at + 30, Heat.HOT, ProbeShape.QUALITY, 1, quality=1.0 if chance.random() < 0.9 else 0.9),
+        _sample(at, cold, short, chance.gauss(speed * 0.97, 1.2), chance.gauss(310, 25)),
+        _sample(at + 4, hot, short, chance.gauss(speed, 0.8), chance.gauss(182, 8), engine=True),
+        _sample(at + 8, hot, long, chance.gauss(speed * 0.99, 0.7), chance.gauss(180, 8), engine=True),
+        _sample(at + 20, hot, short, chance.gauss(speed * 0.83, 1.5), chance.gauss(240, 15), engine=True, many=4),
+        ProbeSample(at + 30, hot, ProbeShape.QUALITY, 1, quality=1.0 if chance.random() < 0.9 else 0.9),
     ]
 
 
@@ -143,15 +124,7 @@ def _sample(
 ) -> ProbeSample:
     tokens = 64 if shape is ProbeShape.SHORT else 512
     speed = max(1.0, speed)
-    return ProbeSample(
-        at,
-        heat,
-        shape,
-        many,
-        tok_s=speed,
-        engine_tok_s=speed * 1.004 if engine else None,
-        ttft_ms=ttft_ms,
-        effective_tok_s=many * tokens / (tokens / speed + ttft_ms / 1000),
-        prompt_tokens=256 * many,
-        output_tokens=tokens * many,
-    )
+    speeds = {"tok_s": speed, "engine_tok_s": speed * 1.004 if engine else None, "ttft_ms": ttft_ms}
+    effective = many * tokens / (tokens / speed + ttft_ms / 1000)
+    counts = {"prompt_tokens": 256 * many, "output_tokens": tokens * many}
+    return ProbeSample(at, heat, shape, many, effective_tok_s=effective, **speeds, **counts)

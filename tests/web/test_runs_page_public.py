@@ -4,13 +4,15 @@ import json
 
 import pytest
 from msgspec.structs import replace
-from stored_runs import ANSWER, ENGINE, PROMPT, RTX, WORKLOAD, put_run, requests
+from stored_runs import ANSWER, ENGINE, PROMPT, RTX, WORKLOAD, installation, put_run, requests
 
+from skep.monitor.records import EventKind, MonitorEvent
+from skep.monitor.store import SeriesStore
 from skep.quality.trial_figures import PAIRED_WITH, WHOLE_BLOCK
 from skep.store.records import LevelFact, Request
 from skep.store.verdicts import Verdict, VerdictOutcome
 from skep.units import public_name
-from skep.web.context import Site, public_facts
+from skep.web.context import Site, public_document, public_facts
 from skep.workload.items import Checker, Item
 
 MADE = {}
@@ -97,6 +99,15 @@ def test_words_are_told_only_under_names_that_hold_no_others():
         assert json.loads(public_facts(json.dumps({"engine": said}))) == {"engine": said}
 
 
+def test_free_documents_keep_the_names_of_files_and_lose_addresses_and_what_stands_under_a_telling_key():
+    told = {"against": "http://10.9.8.7:8000/v1", "file": "/srv/x/levels.json", "seed": 1, "shape": "50/50 mix",
+            "results": [{"headers": {"x": "secret"}, "tool": "guidellm"}], "argv": ["secret"]}  # fmt: skip
+    assert json.loads(public_document(json.dumps(told))) == {
+        "against": "", "file": "levels.json", "seed": 1, "shape": "50/50 mix",
+        "results": [{"headers": {"x": ""}, "tool": "guidellm"}], "argv": [""],
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("model", "shown"),
     [("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"), ("/srv/m/a.gguf", "a.gguf"), ("~/a.gguf", "a.gguf"), ("/", "a model"),
@@ -105,6 +116,18 @@ def test_words_are_told_only_under_names_that_hold_no_others():
 )  # fmt: skip
 def test_a_model_that_is_a_file_or_an_address_is_told_by_its_last_part(model, shown):
     assert public_name(model) == shown
+
+
+@pytest.mark.parametrize(
+    ("note", "shown"),
+    [("moved to /srv/models", "note"), ("now '/srv/models'", "note"), ("model=~/models", "note"), ('in "/srv"', "note"),
+     ("new fan, 50/50 split", "new fan, 50/50 split")],
+)  # fmt: skip
+def test_a_note_that_names_a_path_is_told_without_its_words(tmp_path, note, shown):
+    event = MonitorEvent(12.0, EventKind.NOTE, note)
+    paths = installation(tmp_path, lambda store: SeriesStore(store).append_event(event))
+    with Site(paths, public=True).series() as series:
+        assert [one.text for one in series.events(0, 99)] == [shown]
 
 
 def test_the_public_connection_has_no_words_of_servers_and_people(paths):

@@ -9,42 +9,19 @@ import time
 import pytest
 from running_site import running
 
+from sample_swarm import put_swarm_run
 from skep.paths import user_paths
 from skep.store.database import open_store
-from skep.swarm.records import Attempt, AttemptOutcome, Recorded, Task, TaskEnding, TaskResult, Why
 from skep.swarm.store import SwarmStore
 from skep.testing.process import FakeEngine
 from skep.web.context import Site
 
-BEGAN = 1_794_000_000.0
 MADE = {}
-ERROR = "<b>the engine</b> is out of memory"
-
-
-def put_run(store, name, *, done=2, failed=1, left=0, outcome="done"):
-    """One agent, a second a task, one after the other."""
-    swarm, total = SwarmStore(store), done + failed + left
-    tasks = [Task(id=f"task-{n}", messages=({"role": "user", "content": "hi"},)) for n in range(total)]
-    told = {"name": name, "url": "http://10.1.2.3:8000", "model": "qwen3-8b", "skep_version": "0.1"}
-    run = swarm.begin(created_at=BEGAN, config={}, tasks=tasks, **told)
-    session = swarm.open_session(run, at=BEGAN, agents=1, endpoint={}, simulated=False)
-    rows = []
-    for n in range(done + failed):
-        good, at = n < done, {"started_at": BEGAN + n, "ended_at": BEGAN + n + 1}
-        error = {"error_kind": None, "error": None} if good else {"error_kind": "http", "error": ERROR}
-        ended = AttemptOutcome.DONE if good else AttemptOutcome.FAILED
-        tried = Attempt(f"task-{n}", session, 1, 0, Why.FIRST, ended, **at, **error)
-        ending, none = TaskEnding.DONE if good else TaskEnding.FAILED, {"prompt_tokens": 5, "output_tokens": 9}
-        result = TaskResult(f"task-{n}", ending, "fine" if good else None, None, tries=1, **at, **error, **none)
-        rows.append(Recorded(tried, result))
-    swarm.record(run, rows)
-    swarm.close_session(run, session, at=BEGAN + done + failed, outcome=outcome)
-    return run
 
 
 def fill(store):
-    MADE["whole"] = put_run(store, "reviews.jsonl")
-    MADE["stopped"] = put_run(store, "<i>odd</i>.jsonl", left=3, outcome="stopped")
+    MADE["whole"] = put_swarm_run(store, "reviews.jsonl")
+    MADE["stopped"] = put_swarm_run(store, "<i>odd</i>.jsonl", left=3, outcome="stopped")
 
 
 def test_the_list_has_every_run_with_its_state_and_counts(ask):

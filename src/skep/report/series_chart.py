@@ -172,7 +172,7 @@ def _rows(picture: Picture, low: float, high: float, most: int) -> dict[str, lis
         "band": bands,
         "levels": _levels(picture, low, high),
         "points": [row for row in points if low <= row["y"] <= high],
-        "outliers": _outliers([row for row in points if not low <= row["y"] <= high], low, high),
+        "outliers": [*_outliers(points, "above", high), *_outliers(points, "below", low)],
         "failed": [{"t": _ms(at), "colour": theme.ROSE, "tip": told} for at in failed[:_MOST_MARKS]],
         "changes": _changes(picture),
         "events": _events(picture),
@@ -217,16 +217,13 @@ def _point_rows(track: Track, name: str, band: Sequence[Spec]) -> list[Spec]:
     return rows
 
 
-def _outliers(rows: Sequence[Spec], low: float, high: float) -> list[Spec]:
-    """Small triangles at the edge for values beyond it, with their number."""
-    found = []
-    for word, edge in (("above", high), ("below", low)):
-        beyond = [row for row in rows if (row["y"] > high) is (word == "above")]
-        values = [row["y"] for row in beyond] or [0.0]
-        tip = f"{len(beyond)} {word} the axis: {min(values):,.4g} to {max(values):,.4g}"
-        shape = "triangle-up" if word == "above" else "triangle-down"
-        found += [{"t": row["t"], "y": edge, "colour": row["colour"], "shape": shape, "tip": tip} for row in beyond]
-    return found
+def _outliers(points: Sequence[Spec], word: str, edge: float) -> list[Spec]:
+    """Small triangles at the edge of the axis for values beyond it, with their number."""
+    beyond = [row for row in points if (row["y"] > edge if word == "above" else row["y"] < edge)]
+    values = [row["y"] for row in beyond] or [0.0]
+    tip = f"{len(beyond)} {word} the axis: {min(values):,.4g} to {max(values):,.4g}"
+    shape = "triangle-up" if word == "above" else "triangle-down"
+    return [{"t": row["t"], "y": edge, "colour": row["colour"], "shape": shape, "tip": tip} for row in beyond]
 
 
 def _joined(picture: Picture) -> list[tuple[float, float]]:

@@ -16,8 +16,8 @@ from skep.errors import EndpointError, SkepError, UserError
 from skep.swarm.client import key_here, url_here
 from skep.web.context import Site
 from skep.web.layout import page
-from skep.web.responses import json_answer
-from skep.wire.client import Pool, WireFailure, strip_chunk_headers
+from skep.web.responses import body_of, json_answer
+from skep.wire.client import Pool, WireFailure
 from skep.wire.fetch import fetch
 from skep.wire.heads import ResponseHead, lines_of, parse_url
 
@@ -47,7 +47,7 @@ class _Pieces:
         self.body.put_nowait(data)
 
     def on_chunks(self, raw: bytes, carried: int, at: float) -> None:  # noqa: ARG002
-        self.on_body(strip_chunk_headers(raw), at)
+        raise AssertionError("chunks were not asked for")
 
     def on_end(self, at: float) -> None:  # noqa: ARG002
         self.body.put_nowait(None)
@@ -76,7 +76,12 @@ class ChatPage:
 
     async def answer(self, request: Request) -> Response:
         """Pass a question on, and what the gateway answers back as it comes. Who leaves ends the request."""
-        asked = await _question(request)
+        received = await body_of(request, LONGEST_BODY, "the conversation", "begin a new one")
+        try:
+            asked = msgspec.json.decode(received, type=ChatQuestion)
+        except msgspec.MsgspecError as error:
+            hint = "send `model` and `messages` as JSON"
+            raise UserError(f"the question cannot be read: {error}", hint=hint) from None
         pool, headers = await self._gateway()
         more = {"stream": True, "stream_options": {"include_usage": True}}
         body = json.dumps({"model": asked.model, "messages": asked.messages, **more}).encode()
@@ -112,18 +117,6 @@ class ChatPage:
         origin, prefix = parse_url(url)
         pool = Pool(origin, prefix=prefix.removesuffix("/v1").encode())
         return pool, {"authorization": f"Bearer {key}"} if key else {}
-
-
-async def _question(request: Request) -> ChatQuestion:
-    received = b""
-    async for part in request.stream():
-        received += part
-        if len(received) > LONGEST_BODY:
-            raise UserError(f"the conversation is longer than {LONGEST_BODY} bytes", hint="begin a new one")
-    try:
-        return msgspec.json.decode(received, type=ChatQuestion)
-    except msgspec.MsgspecError as error:
-        raise UserError(f"the question cannot be read: {error}", hint="send `model` and `messages` as JSON") from None
 
 
 def _told(body: bytes) -> str:

@@ -24,13 +24,12 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from skep import __version__, units
 from skep.errors import EngineError, SkepError
 from skep.monitor.compare import LONGEST_NOTE
-from skep.monitor.records import DAY_S
+from skep.monitor.records import DAY_S, Heat, ProbeShape, SeriesKey, SeriesMetric
 from skep.report import theme
 from skep.report.page import make_environment
 from skep.report.series_chart import series_chart, when, zone_name
 from skep.store.database import Store
 from skep.web.context import Site
-from skep.web.history_data import in_words, value_text
 
 log = logging.getLogger("skep.web")
 # Name, address, title, the key that goes there after `g`.
@@ -107,6 +106,39 @@ def streamed(site: Site, whole: HTMLResponse, parts: Callable[[Store], Iterator[
         yield after
 
     return StreamingResponse(pieces(), status_code=whole.status_code, media_type="text/html; charset=utf-8")
+
+
+_SHAPES = {
+    ProbeShape.SHORT: "short answer",
+    ProbeShape.LONG: "long answer",
+    ProbeShape.QUALITY: "small tasks",
+    ProbeShape.ANY: "any request",
+}
+_METRICS = {
+    SeriesMetric.TOK_S: "tok/s",
+    SeriesMetric.ENGINE_TOK_S: "tok/s by the engine",
+    SeriesMetric.EFFECTIVE_TOK_S: "effective tok/s",
+    SeriesMetric.TTFT_MS: "time to first token",
+    SeriesMetric.QUALITY: "share answered correctly",
+    SeriesMetric.REQUESTS: "requests an hour",
+    SeriesMetric.FAILED: "failed requests an hour",
+}
+
+
+def in_words(key: SeriesKey) -> str:
+    """ "hot, short answer, 4 streams: tok/s"; nothing is said of one stream."""
+    if key.heat is Heat.SEEN:
+        return f"as the gateway saw it: {_METRICS[key.metric]}"
+    streams = f", {key.concurrency} streams" if key.concurrency > 1 else ""
+    return f"{key.heat}, {_SHAPES[key.shape]}{streams}: {_METRICS[key.metric]}"
+
+
+def value_text(metric: SeriesMetric, value: float | None) -> str:
+    if metric is SeriesMetric.TTFT_MS:
+        return units.milliseconds(value)
+    if metric is SeriesMetric.QUALITY:
+        return units.percent(None if value is None else 100 * value)
+    return units.number(value)
 
 
 def minute(unix_time: float) -> str:

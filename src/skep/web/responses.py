@@ -73,15 +73,20 @@ async def form_of(request: Request) -> dict[str, str]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise UserError(f"expected a form, not {kind[:60] or 'nothing'!r}", hint="send it as x-www-form-urlencoded")
-    received = b""
-    async for part in request.stream():
-        received += part
-        if len(received) > LONGEST_BODY:
-            raise UserError(f"the form is longer than {LONGEST_BODY} bytes", hint="shorten it")
+    received = await body_of(request, LONGEST_BODY, "the form", "shorten it")
     try:
         return dict(parse_qsl(received.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS))
     except ValueError:
         raise UserError("the form cannot be read", hint="send it as UTF-8, with at most 20 fields") from None
+
+
+async def body_of(request: Request, most: int, what: str, hint: str) -> bytes:
+    received = b""
+    async for part in request.stream():
+        received += part
+        if len(received) > most:
+            raise UserError(f"{what} is longer than {most} bytes", hint=hint)
+    return received
 
 
 def way_back(wanted: str | None) -> str:
