@@ -24,7 +24,7 @@ from skep.web.plan import (
     read_query,
     term_colours,
 )
-from skep.web.runs import RunCache
+from skep.web.run_cache import RunCache
 
 MADE = {}
 TWO = "model=qwen3-8b&card=rtx-3090&count=2"

@@ -8,9 +8,10 @@ from stored_runs import ANSWER, HOST, PROMPT, SIMULATED, installation, put_run
 
 from skep.store.database import open_store
 from skep.store.records import RunState
-from skep.web import runs as runs_module
+from skep.web import run_cache
 from skep.web.context import Site
-from skep.web.runs import FileCache, RunCache, RunsQuery, engine_of, figures_of, layout_of, listed, machine_of
+from skep.web.run_cache import FileCache, RunCache, engine_of, figures_of, layout_of, machine_of
+from skep.web.runs import RunsQuery, listed
 
 MADE = {}
 
@@ -182,7 +183,7 @@ def test_figures_of_an_ended_run_are_worked_out_once(monkeypatch, tmp_path):
         asked.append(run.id)
         return figures_of(store, run)
 
-    monkeypatch.setattr(runs_module, "figures_of", counted)
+    monkeypatch.setattr(run_cache, "figures_of", counted)
     site = Site(installation(tmp_path, lambda store: [put_run(store, 0), put_run(store, 1, end=None)]))
     with site.store() as store:
         book = RunCache(site)

@@ -37,7 +37,7 @@ from skep.units import number
 from skep.web.context import Site, is_near
 from skep.web.layout import page, render
 from skep.web.responses import csv_answer, json_answer
-from skep.web.runs import RunCache, engine_of, layout_of, machine_of
+from skep.web.run_cache import RunCache, engine_of, layout_of, machine_of
 
 OWN = "this"  # machine
 MOST_DRAWN, MOST_TOLD = 3, 12  # measured runs

@@ -1,320 +1,30 @@
-"""The page of runs: every stored benchmark with its key figures, each with its report, two of them side by side.
-
-An ended run is final, so all is worked out once: runs are kept in memory, figures there and in files, pages and
-pictures in files, since drawing one takes up to a second.
-"""
+"""The page of runs: every stored benchmark with its key figures, each with its report, two of them side by side."""
 
 from __future__ import annotations
 
-import os
-import re
-import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import msgspec
-from markupsafe import Markup
 from msgspec.structs import replace
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep import __version__
-from skep.bench.records import LevelSummary
-from skep.bench.stored_run import (
-    JUDGED,
-    OF_A_TUNING,
-    QUALITY,
-    TIMED,
-    TUNE_QUALITY,
-    check_drawn_together,
-    load_run,
-)
-from skep.errors import SkepError, UserError
-from skep.files import write_whole
-from skep.quality.words import conclusion
+from skep.bench.stored_run import OF_A_TUNING, TIMED
+from skep.errors import UserError
 from skep.report.columns import Column, documents
 from skep.report.levels import LEVEL_COLUMNS
-from skep.report.stored import drawn, mixed_of, quality_of
-from skep.report.svg import alive
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
-from skep.web.context import Site, is_near
+from skep.web import run_cache
+from skep.web.context import Site
 from skep.web.layout import page, render
 from skep.web.responses import NotFound, csv_records, json_answer, report_answer, svg_answer
-
-# What a hive with `--simulate` says of itself.
-_SIMULATED = re.compile(
-    r"simulated: .+?, (?:KV [^,]+, )?(?:[^,]+, )?"
-    r"(?P<layout>(?:\d+ x )?TP=.+?) on (?P<rig>.+), as (?P<engine>\w+)"
-)
-_LONGEST = 400  # letters of such a sentence
-_MAKERS = re.compile(r"^(NVIDIA |AMD |Intel\(R\) )(GeForce |Radeon )?")
-
-
-def machine_of(run: StoredRun) -> str:
-    """Return the cards, or the CPU where there is none. Of a far endpoint only its address is known."""
-    if found := _simulated(run):
-        return found["rig"]
-    if run.simulated:
-        return "no machine: simulated"
-    if is_near(run.url):
-        return host_words(run.host)
-    try:
-        return urlsplit(run.url).hostname or run.url
-    except ValueError:
-        return "unknown machine"
-
-
-def host_words(host: Mapping[str, Any]) -> str:
-    cards = host.get("gpus")
-    if isinstance(cards, list) and cards:
-        names = Counter(str(card.get("name", "?")) for card in cards if isinstance(card, dict))
-        return " + ".join(f"{many}x {_MAKERS.sub('', name)}" for name, many in names.items())
-    cpu, cores = host.get("cpu_model") or host.get("machine"), host.get("cpu_cores")
-    return f"{cpu}, {cores} cores" if cpu and cores else str(cpu or "unknown machine")
-
-
-def engine_of(run: StoredRun) -> str:
-    """Return its name and version, as the endpoint told."""
-    if found := _simulated(run):
-        return f"{found['engine']} (simulated)"
-    names = (run.engine.get(key) for key in ("engine", "server", "measured_by"))
-    told = str(next(filter(None, names), "unknown engine"))
-    version = run.engine.get("version") or run.engine.get("build")
-    return told if not version or str(version) in told or "unknown" in str(version) else f"{told} {version}"
-
-
-def layout_of(run: StoredRun) -> str:
-    """Replicas and slots, where the endpoint told; of a simulated rig how its cards are divided."""
-    if found := _simulated(run):
-        return found["layout"]
-    replicas, slots = run.engine.get("replicas"), run.engine.get("slots")
-    if not isinstance(slots, int):
-        return ""
-    return f"{replicas} replicas, {slots} slots" if isinstance(replicas, int) and replicas > 1 else f"{slots} slots"
-
-
-def _simulated(run: StoredRun) -> re.Match[str] | None:
-    told = run.engine.get("engine")
-    return _SIMULATED.match(told[:_LONGEST]) if run.simulated and isinstance(told, str) else None
-
-
-_MOST = 20_000
-_A_REQUEST_S = 0.0004  # what the figures of a run take for each of its requests, about
-_FEW = 20  # runs that are read one by one
-_ENDED = (RunState.DONE, RunState.FAILED, RunState.INTERRUPTED)  # what is worked out of them stays true
-PATIENCE_S = 0.05  # for figures that are not known yet, before a list is shown without them
-
-
-class RunFigures(msgspec.Struct, frozen=True):
-    """What a list tells of a run. None: not measured, or not of that kind."""
-
-    best_tok_s: float | None = None  # effective
-    best_at: int | None = None  # the C it was reached at; None: its levels are no concurrencies
-    ttft_ms: float | None = None  # p50 at C=1
-    failed: int = 0
-    client_limited: bool = False  # at the best level: a lower bound
-    conclusion: str = ""  # of judged runs
-
-
-class RunCache:
-    """One for a dashboard. Safe to be asked by several threads. Keeps what is of ended runs, by their ids."""
-
-    def __init__(self, site: Site, clock: Callable[[], float] = time.monotonic) -> None:
-        self._files = FileCache(site.paths.cache / "web" / "figures", most=_MOST)
-        self._clock = clock
-        self._runs: dict[str, StoredRun] = {}
-        self._figures: dict[str, RunFigures] = {}
-        self._levels: dict[str, tuple[LevelSummary, ...]] = {}
-        self._making = threading.Lock()  # figures: two that ask at once share what is worked out
-
-    def runs(self, store: Store) -> list[StoredRun]:
-        ids = [row[0] for row in store.read("SELECT id FROM runs ORDER BY created_at DESC, rowid DESC")]
-        known = {name: run for name in ids if (run := self._runs.get(name)) is not None}
-        missing = [name for name in ids if name not in known]
-        if len(missing) > _FEW:
-            known |= {run.id: run for run in store.runs() if run.id not in known}
-        else:
-            for name in missing:
-                with suppress(SkepError):  # deleted between two reads
-                    known[name] = store.run(name)
-        self._runs = {name: run for name, run in known.items() if run.state in _ENDED}
-        return [known[name] for name in ids if name in known]
-
-    def figures(
-        self, store: Store, runs: Sequence[StoredRun], patience_s: float | None = None
-    ) -> dict[str, RunFigures]:
-        """By run. With a patience, those that would take longer are left out, and found the next time."""
-        found: dict[str, RunFigures] = {}
-        began = self._clock()
-        for run in runs:
-            known, wait = self._known(run), _A_REQUEST_S * run.requests
-            if known is None and (patience_s is None or self._clock() - began + wait < patience_s):
-                with self._making:
-                    known = self._known(run) or figures_of(store, run)
-                    if run.state in _ENDED and run.id not in self._figures:
-                        self._figures[run.id] = known
-                        self._files.put(f"{run.id}.json", msgspec.json.encode(known).decode())
-            if known is not None:
-                found[run.id] = known
-        return found
-
-    def levels(self, store: Store, run: StoredRun) -> tuple[LevelSummary, ...]:
-        """Of one run, as measured; empty where nothing was."""
-        if (known := self._levels.get(run.id)) is not None:
-            return known
-        try:
-            found = tuple(load_run(store, run.id)[1].levels)
-        except SkepError:
-            found = ()
-        if run.state in _ENDED:
-            self._levels[run.id] = found
-        return found
-
-    def _known(self, run: StoredRun) -> RunFigures | None:
-        if run.state not in _ENDED:
-            return None
-        if run.id not in self._figures and (stored := self._files.get(f"{run.id}.json")):
-            with suppress(msgspec.MsgspecError):
-                self._figures[run.id] = msgspec.json.decode(stored, type=RunFigures)
-        return self._figures.get(run.id)
-
-
-def figures_of(store: Store, run: StoredRun) -> RunFigures:
-    try:
-        if run.kind in JUDGED:
-            found = store.read("SELECT count(*) FROM requests WHERE run_id = ? AND error_kind IS NOT NULL", run.id)
-            if run.kind == QUALITY:
-                words = conclusion(quality_of(store, run))
-            else:
-                spot = mixed_of(store, run).advice.concurrency
-                words = "no sweet spot" if spot is None else f"sweet spot at C = {spot}"
-            return RunFigures(failed=int(found[0][0]), conclusion=words)
-        _, summary, rows = load_run(store, run.id)
-    except SkepError:
-        return RunFigures()  # nothing was measured
-    failed = sum(not row.ok for row in rows)
-    if run.kind == TUNE_QUALITY:
-        return RunFigures(failed=failed, conclusion="answers judged for a tuning")
-    measured = [level for level in summary.levels if level.effective_tok_s is not None]
-    if not measured:
-        return RunFigures(failed=failed)
-    best = max(measured, key=lambda level: level.effective_tok_s or 0.0)
-    closed = run.kind not in TIMED
-    alone = next((level for level in summary.levels if closed and level.concurrency == 1), None)
-    at, ttft_ms = best.concurrency if closed else None, alone.ttft_ms.p50 if alone and alone.ttft_ms else None
-    return RunFigures(best.effective_tok_s, at, ttft_ms, failed, best.client_limited)
-
-
-_PRUNED_EVERY = 50  # looking through the folder takes longer than writing one file
-_FILE = re.compile(r"[\w+-][\w+.-]{0,250}", re.ASCII)
-_STACKED = ' style="display:grid;gap:16px"'
-_STYLED = re.compile(r' style="[^"]*"')  # headings that begin a little lower
-_LEAD = re.compile(r'<p class="lead">.*?</p>', re.DOTALL)
-
-
-class FileCache:
-    """Texts in files of one folder, by name. What cannot be written is only not kept; now and then the oldest go."""
-
-    def __init__(self, folder: Path, most: int = 400) -> None:
-        self.folder = folder / __version__
-        self._most = most
-        self._put = 0
-
-    def get(self, name: str) -> str | None:
-        if not _FILE.fullmatch(name):
-            return None
-        try:
-            return (self.folder / name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            return None
-
-    def put(self, name: str, body: str) -> None:
-        if not _FILE.fullmatch(name):
-            return  # of a run whose id is none of skep's own
-        with suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(self.folder / name, body, 0o600)
-            self._put += 1
-            if self._put % min(_PRUNED_EVERY, self._most) == 1:
-                files = [entry for entry in os.scandir(self.folder) if entry.is_file()]
-                files.sort(key=lambda entry: entry.stat().st_mtime)
-                for entry in files[: len(files) - self._most * 3 // 4] if len(files) > self._most else ():
-                    Path(entry.path).unlink(missing_ok=True)
-
-
-class Pictures:
-    """What is drawn of stored runs for one dashboard. A public one has reports without texts and addresses."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._files = FileCache(site.paths.cache / "web" / "pages")
-
-    def document(self, store: Store, runs: Sequence[StoredRun], kind: str) -> str:
-        """Return the HTML (`html`) or SVG (`svg`) document that `skep runs report` writes."""
-        return self._kept(runs, kind, lambda: drawn(store, runs, as_picture=kind == "svg"))
-
-    def body(self, store: Store, runs: Sequence[StoredRun]) -> Markup:
-        """Return what a page of the dashboard shows of a report: the sentence above its first figure, its main part."""
-
-        def make() -> str:
-            with alive():
-                report = drawn(store, runs, as_picture=False)
-            lead = _LEAD.search(report.partition("<main>")[0])
-            main = report.partition("<main>")[2].rpartition("</main>")[0]
-            plain = _STYLED.sub("", main.replace(_STACKED, ' class="stack"'))  # the headers forbid inline styles
-            return f'{lead[0] if lead else ""}<div class="report">{plain}</div>'
-
-        return Markup(self._kept(runs, "body", make))  # noqa: S704
-
-    def ready(self, run: StoredRun) -> Markup | None:
-        """Return the body, where it was drawn before and cannot change any more."""
-        found = self._files.get(self._name([run], "body")) if run.state in _ENDED else None
-        return Markup(found) if found else None  # noqa: S704
-
-    def _kept(self, runs: Sequence[StoredRun], kind: str, make: Callable[[], str]) -> str:
-        """Only what is of ended runs is kept."""
-        name, final = self._name(runs, kind), all(run.state in _ENDED for run in runs)
-        if final and (found := self._files.get(name)) is not None:
-            return found
-        made = make()
-        if final:
-            self._files.put(name, made)
-        return made
-
-    def _name(self, runs: Sequence[StoredRun], kind: str) -> str:
-        return "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + f".{kind}"
-
-
-MOST_COMPARED = 8
-
-
-def runs_named(names: str) -> list[str]:
-    """Of `runs=A,B`. Raises UserError where there are too few or too many to stand beside each other."""
-    ids = list(dict.fromkeys(one.strip() for one in names.split(",") if one.strip()))
-    if not 2 <= len(ids) <= MOST_COMPARED:
-        raise UserError(f"`runs={names}` names {len(ids)} runs", hint=f"name two to {MOST_COMPARED}, as in runs=A,B")
-    return ids
-
-
-def found_runs(store: Store | None, ids: Sequence[str]) -> list[StoredRun]:
-    if store is None:
-        raise UserError(f"there is no run `{ids[0]}`", hint="no run is stored yet; `skep bench sweep` makes one")
-    runs = [store.run(name) for name in ids]
-    check_drawn_together(runs)
-    return runs
-
-
-def levels_of(store: Store, run: StoredRun) -> Sequence[LevelSummary]:
-    return () if run.kind in JUDGED else load_run(store, run.id)[1].levels
-
+from skep.web.run_cache import MOST_COMPARED, PATIENCE_S, Pictures, RunCache, RunFigures
 
 PAGE = 50
 _CHOICES = {"yes": "simulated only", "no": "measured only"}
@@ -412,7 +122,7 @@ def listed(runs: Sequence[StoredRun], asked: RunsQuery, figures: Mapping[str, Ru
 
 
 def where_of(run: StoredRun) -> str:
-    return " · ".join(filter(None, (machine_of(run), engine_of(run), layout_of(run))))
+    return " · ".join(filter(None, (run_cache.machine_of(run), run_cache.engine_of(run), run_cache.layout_of(run))))
 
 
 def tuning_of(run: StoredRun) -> str | None:
@@ -431,9 +141,9 @@ def run_columns(site: Site) -> list[Column[Listed]]:
         *map(of_run, ("id", "created_at", "ended_at", "kind")),
         of_run("state", lambda run: run.state.value),
         of_run("model", lambda run: site.label(run.model)),
-        of_run("machine", machine_of),
-        of_run("engine", engine_of),
-        of_run("layout", layout_of),
+        of_run("machine", run_cache.machine_of),
+        of_run("engine", run_cache.engine_of),
+        of_run("layout", run_cache.layout_of),
         *map(of_run, ("simulated", "requests")),
         *map(figure, ("failed", "best_tok_s", "best_at", "ttft_ms", "client_limited")),
         Column("conclusion", "conclusion", lambda pair: (pair[1] and pair[1].conclusion) or None),
@@ -544,7 +254,7 @@ class RunsPages:
         """Return the run as the list tells it, its configuration and every level's figures."""
         with self._stored(request.query_params.get("id", "")) as (store, run):
             figures = self.book.figures(store, [run]).get(run.id)
-            levels = levels_of(store, run)
+            levels = run_cache.levels_of(store, run)
         (told,) = documents(self.columns, [(run, figures)])
         facts = {"config": run.config, "host": run.host, "engine_facts": run.engine}
         return json_answer({**told, **facts, "levels": levels})
@@ -552,7 +262,7 @@ class RunsPages:
     def run_csv(self, request: Request) -> Response:
         """Return a row a level, as `skep export` writes it."""
         with self._stored(request.query_params.get("id", "")) as (store, run):
-            return csv_records(f"run-{run.id}", LEVEL_COLUMNS, levels_of(store, run))
+            return csv_records(f"run-{run.id}", LEVEL_COLUMNS, run_cache.levels_of(store, run))
 
     def compare(self, request: Request) -> Response:
         """From the ticked boxes to the page that compares: its address holds the two runs."""
@@ -564,9 +274,9 @@ class RunsPages:
 
     def comparison(self, request: Request) -> Response:
         """Return one picture of several runs, for a page that shows them side by side."""
-        ids = runs_named(request.query_params.get("runs", ""))
+        ids = run_cache.runs_named(request.query_params.get("runs", ""))
         with self.site.store() as store:
-            runs = found_runs(store, ids)
+            runs = run_cache.found_runs(store, ids)
             assert store is not None
             drawn = self.pictures.document(store, runs, "svg")
         return svg_answer(drawn, final=all(run.state.is_final for run in runs))
