@@ -192,24 +192,10 @@ def asset(name: str) -> str:
     return f"/static/{name}?v={assets()[name].digest}"
 
 
-def answer_static(request: Request) -> Response:
-    if (found := assets().get(request.path_params["name"])) is None:
-        return PlainTextResponse("there is no such file\n", status_code=404)
-    return _answer(request, found)
-
-
-def _answer(request: Request, found: Asset, **more: str) -> Response:
-    kept = "public, max-age=31536000, immutable" if request.query_params.get("v") == found.digest else "no-cache"
-    headers = {"etag": f'"{found.digest}"', "cache-control": kept, **more}
-    if f'"{found.digest}"' in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    return Response(found.body, media_type=found.type, headers=headers)
-
-
 _MAKE_VEGA = """
-import gzip, pathlib, sys, vl_convert
+import gzip, os, pathlib, sys, vl_convert
 file = pathlib.Path(sys.argv[1])
-part = file.with_suffix(".part")
+part = file.with_suffix(f".{os.getpid()}")
 part.write_bytes(gzip.compress(vl_convert.javascript_bundle().encode(), mtime=0))
 part.replace(file)
 """
@@ -224,21 +210,35 @@ def vega_address() -> str:
     return f"/static/vega.js?v={vega_version()}"
 
 
-class VegaFile:
-    """Vega, Vega-Lite and Vega-Embed as `vl_convert` carries them, as one script for browsers.
+class StaticFiles:
+    """The files of `static/`; and `vega.js`: Vega, Vega-Lite and Vega-Embed as `vl_convert` carries them.
 
-    Making it takes seconds, in which `vl_convert` draws nothing: a process of its own does it, once for each version.
+    Making one script of them takes seconds, in which `vl_convert` draws nothing: a process of its own does it, once for
+    each version.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / f"vega-{vega_version()}.js.gz"
+        self._vega = folder / f"vega-{vega_version()}.js.gz"
         self._making = asyncio.Lock()
 
-    async def read(self) -> bytes:
+    async def answer(self, request: Request) -> Response:
+        name, packed = request.path_params["name"], {}
+        found = assets().get(name)
+        if name == "vega.js":
+            found, packed = Asset(await self.vega(), vega_version(), _TYPES[".js"]), {"content-encoding": "gzip"}
+        if found is None:
+            return PlainTextResponse("there is no such file\n", status_code=404)
+        kept = "public, max-age=31536000, immutable" if request.query_params.get("v") == found.digest else "no-cache"
+        headers = {"etag": f'"{found.digest}"', "cache-control": kept, **packed}
+        if f'"{found.digest}"' in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(found.body, media_type=found.type, headers=headers)
+
+    async def vega(self) -> bytes:
         async with self._making:
-            if not self._file.exists():
-                self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                argv = (sys.executable, "-c", _MAKE_VEGA, str(self._file))
+            if not self._vega.exists():
+                self._vega.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                argv = (sys.executable, "-c", _MAKE_VEGA, str(self._vega))
                 child = await asyncio.create_subprocess_exec(*argv, stderr=DEVNULL)
                 try:
                     await child.wait()
@@ -247,8 +247,4 @@ class VegaFile:
                         child.kill()
                 if child.returncode:
                     raise EngineError("the script of the charts could not be made", hint="pages show pictures instead")
-        return self._file.read_bytes()
-
-    async def answer(self, request: Request) -> Response:
-        found = Asset(await self.read(), vega_version(), _TYPES[".js"])
-        return _answer(request, found, **{"content-encoding": "gzip"})
+        return self._vega.read_bytes()
