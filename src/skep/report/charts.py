@@ -278,7 +278,7 @@ class MarkSheet:
         stroke = {"type": "rule", "stroke": _of("colour"), **look}
         mark = {"type": "point", "shape": _of("shape"), "stroke": _of("colour"), "fill": _of("fill", None),
                 "size": _of("size", 4), **look}  # fmt: skip
-        words = {**label("left"), "align": _of("align", "left"), "fill": _of("colour"), "fontSize": _of("size", 12),
+        words = {**label("left"), "align": _of("align", "left"), "color": _of("colour"), "fontSize": _of("size", 12),
                  "fontWeight": _of("weight", 400)}  # fmt: skip
         drawn = (
             layer(self.rules, stroke, x=x, y=y, **_OTHER_ENDS),

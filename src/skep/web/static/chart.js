@@ -9,7 +9,7 @@
   };
   // Nothing is evaluated as a script and no style is put into the page: the headers forbid both.
   const OPTIONS = {
-    ast: true, actions: false, defaultStyle: false, renderer: "svg", logLevel: 1, tooltip: { disableDefaultStyle: true }, patch,
+    ast: true, actions: false, defaultStyle: false, renderer: "svg", tooltip: { disableDefaultStyle: true }, patch,
   };
   const tip = document.createElement("output");
   tip.id = "vg-tooltip-element";
