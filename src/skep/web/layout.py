@@ -222,7 +222,7 @@ class StaticFiles:
         self._making = asyncio.Lock()
 
     async def answer(self, request: Request) -> Response:
-        name, packed = request.path_params["name"], {}
+        name, packed = request.path_params["name"], dict[str, str]()
         found = assets().get(name)
         if name == "vega.js":
             found, packed = Asset(await self.vega(), vega_version(), _TYPES[".js"]), {"content-encoding": "gzip"}
