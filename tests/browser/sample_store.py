@@ -34,7 +34,6 @@ DAYS = 30
 SLOWER_AFTER_DAY = 21
 BOX = ProbeTarget("box", "http://127.0.0.1:1/v1", "gemma-4-31b", TargetKind.GATEWAY, concurrency=4, quality_items=10)
 CLOUD = ProbeTarget("cloud", "https://inference.example/v1", "gemma-4-31b", key_env="CLOUD_KEY")
-SECRET_URL = CLOUD.url
 
 
 def fill(path: Path, now: float, *, days: int = DAYS, seed: int = 8) -> None:

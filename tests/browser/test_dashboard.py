@@ -7,7 +7,6 @@ import urllib.request
 
 import pytest
 from playwright.sync_api import expect
-from sample_store import SECRET_URL
 from visits import CUT_OFF, PHONE, WIDER, served
 
 from skep.paths import user_paths
@@ -102,22 +101,6 @@ def luminance(colour):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_the_change_is_marked_and_explained(visit, site):
-    page = visit(site).go("/history?target=box&window=30d")
-    said = page.inner_text("main")
-    assert re.search(r"-4\.\d %.*when the driver changed from 570\.86 to 580\.95", said)
-    assert "NVLink bridges removed" in said
-    assert "inside run-to-run noise" in said
-    assert "9 missed" in said
-    assert "simulated" in said.lower()
-    assert page.locator("main svg[role=img]").first.is_visible()
-
-
-def test_the_cloud_is_held_against_the_box(visit, site):
-    said = visit(site).go("/compare?target=box&target=cloud&window=30d").inner_text("main")
-    assert re.search(r"[Bb]ox is 2\.\dx \(2\.\d\.\.2\.\d\) as fast as cloud on the same model", said)
-
-
 def test_keys_go_to_pages_and_tab_reaches_the_content(visit, site):
     page = visit(site).go("/")
     page.keyboard.press("3")
@@ -139,6 +122,7 @@ def test_keys_go_to_pages_and_tab_reaches_the_content(visit, site):
 @pytest.mark.parametrize("path", ["/history?target=box&window=7d", "/runs", "/plan?model=qwen3.6-27b"])
 def test_tab_reaches_every_control_and_shows_where_it_is(visit, site, path):
     page = visit(site).go(path)
+    expect(page.locator(".chart:not([data-drawn]), [data-fetch]")).to_have_count(0, timeout=60_000)
     page.evaluate(NUMBERED)
     wanted = {str(index) for index in range(page.evaluate(f"({REACHABLE})().length"))}
     reached = set()
@@ -157,7 +141,7 @@ def test_a_stored_run_has_its_page_and_its_place_among_the_best(visit, site, hom
     page = one.go("/runs")
     page.locator(f"a[href='/runs/{run}']").first.click()
     page.wait_for_url(f"**/runs/{run}")
-    expect(page.locator("main svg[role=img]").first).to_be_visible(timeout=15_000)
+    expect(page.locator(".chart svg.marks").first).to_be_visible(timeout=60_000)
     assert "simulated" in page.inner_text("main").lower()
     expect(one.go("/runs?sort=best").locator("main")).to_contain_text("made-up-model")
 
@@ -188,16 +172,6 @@ def test_a_page_is_its_address(visit, site):
     assert again.inner_text("main table") == page.inner_text("main table")
 
 
-def test_everything_on_screen_is_there_as_json_and_csv(visit, site):
-    page = visit(site).go("/history?target=box&window=7d")
-    links = [link.get_attribute("href") for link in page.locator(".downloads a").all()]
-    found = {link.split("?")[0].rsplit(".")[-1]: link for link in links}
-    with urllib.request.urlopen(site + found["json"]) as answer:
-        assert json.load(answer)
-    with urllib.request.urlopen(site + found["csv"]) as answer:
-        assert len(answer.read().decode().splitlines()) > 100
-
-
 def test_a_note_that_is_written_down_stands_on_the_axis(visit, site):
     page = visit(site).go("/history?target=box&window=7d")
     page.get_by_label(re.compile("note", re.IGNORECASE)).first.fill("fans cleaned")
@@ -205,18 +179,6 @@ def test_a_note_that_is_written_down_stands_on_the_axis(visit, site):
     page.wait_for_load_state()
     page.goto(f"{site}/history?target=box&window=7d")
     assert "fans cleaned" in page.inner_text("main")
-
-
-def test_in_public_no_address_is_shown_and_nothing_can_be_written(visit, home):
-    with served(home, "--public") as url:
-        one = visit(url)
-        for path in PAGES:
-            html = one.go(path).content()
-            assert SECRET_URL not in html
-            assert "127.0.0.1:1/" not in html
-            assert "Write a note" not in html
-        with urllib.request.urlopen(f"{url}/api/history.json?target=cloud") as answer:
-            assert SECRET_URL.encode() not in answer.read()
 
 
 def test_who_comes_from_elsewhere_needs_a_key(visit, home):

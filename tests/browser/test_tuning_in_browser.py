@@ -16,7 +16,7 @@ ROLLS = """() => { const one = document.querySelector(".roll"); return one.scrol
 
 def test_the_tuning_is_drawn_with_all_its_words_inside(visit, site):
     page = visit(site).go("/tuning/last")
-    assert page.locator("main svg[role=img]").first.is_visible()
+    expect(page.locator(".chart svg.marks").first).to_be_visible(timeout=60_000)
     assert page.evaluate(CUT_OFF) == []
     said = page.inner_text("main")
     for part in ("From 25.1 to 190 tok/s", "SIMULATED", "Failed attempts", "nothing is left to try"):

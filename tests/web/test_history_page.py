@@ -13,8 +13,7 @@ from skep.errors import StoreError
 from skep.monitor.history import history_of, stepped
 from skep.monitor.records import DAY_S, Heat, ProbeShape, SeriesKey, SeriesMetric
 from skep.web.context import Site
-from skep.web.history import axis_begin
-from skep.web.history_data import HistoryQuery, read_query
+from skep.web.history import HistoryQuery, axis_begin, read_query
 from skep.web.layout import PLACE, streamed
 
 fill = watched_store.fill

@@ -18,7 +18,7 @@ from skep.errors import SkepError, UserError
 from skep.web import auth, chat, compare, history, plan, runs, swarm, tuning
 from skep.web.auth import AccessMiddleware
 from skep.web.context import Site
-from skep.web.layout import VegaFile, answer_static, environment
+from skep.web.layout import StaticFiles, environment
 from skep.web.live import Live, routes_of_now
 from skep.web.responses import problem
 from skep.wire.serve_asgi import AsgiServer
@@ -31,14 +31,14 @@ WARM_AFTER_S = 2.0  # the first page comes before the pictures' engine
 def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Starlette:
     """`app.state.live` is its reader of the hive: closing it ends every stream."""
     authenticator = auth.Authenticator(site)
-    reader, vega = live or Live(site), VegaFile(site.paths.cache / "web")
+    reader, static = live or Live(site), StaticFiles(site.paths.cache / "web")
 
     @contextlib.asynccontextmanager
     async def running(_app: Starlette) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as tasks:
             services = [tasks.create_task(reader.run())]
             if warm:
-                services.append(tasks.create_task(_warm(vega)))
+                services.append(tasks.create_task(_warm(static)))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(reader.read_once(), WARM_S)
             yield
@@ -66,8 +66,7 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
     def healthy(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
-    plain = [Route("/metrics", metrics), Route("/healthz", healthy), Route("/static/vega.js", vega.answer),
-             Route("/static/{name}", answer_static)]  # fmt: skip
+    plain = [Route("/metrics", metrics), Route("/healthz", healthy), Route("/static/{name}", static.answer)]
     pages = [route for module in (chat, history, compare, runs, swarm, plan, tuning) for route in module.routes(site)]
     app = Starlette(
         routes=[*routes_of_now(site, reader), *pages, *auth.routes(site, authenticator), *plain],
@@ -79,7 +78,7 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
     return app
 
 
-async def _warm(vega: VegaFile) -> None:
+async def _warm(static: StaticFiles) -> None:
     """Templates are compiled before the first page is asked for; the engine of charts takes a second, and waits."""
     await asyncio.to_thread(lambda: [environment().get_template(name) for name in environment().list_templates()])
     await asyncio.sleep(WARM_AFTER_S)
@@ -87,7 +86,7 @@ async def _warm(vega: VegaFile) -> None:
 
     with contextlib.suppress(Exception):  # it is only slower then
         await asyncio.to_thread(picture, {"data": {"values": [{}]}, "mark": "point"}, "warm-up")
-        await vega.read()
+        await static.vega()
 
 
 DEFAULT_PORT = 8401

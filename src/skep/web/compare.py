@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from skep.bench.compare import ComparedRun, check_kinds, compare
-from skep.bench.metrics import Comparison, LevelSummary
-from skep.bench.stored_run import JUDGED, check_drawn_together, load_run
+from skep.bench.metrics import Comparison
+from skep.bench.stored_run import load_run
 from skep.errors import UserError
 from skep.monitor.history import SeriesHistory, TargetComparison, compare_targets, history_of
 from skep.monitor.records import DAY_S, ProbeShape, SeriesKey
@@ -23,31 +23,13 @@ from skep.report.comparison import COMPARISON_COLUMNS, comparison_table
 from skep.report.series_chart import Picture, when, zone_name
 from skep.store.database import Store
 from skep.store.records import StoredRun
-from skep.web import history_data
+from skep.web import history
 from skep.web.context import Site
-from skep.web.history import shown_values, track_of
-from skep.web.history_data import HistoryQuery, chosen_key, cold_beside, in_words, read_query
-from skep.web.layout import page, render_macro, streamed
+from skep.web.history import HistoryQuery, chosen_key, cold_beside, read_query, shown_values, track_of
+from skep.web.history_data import read_query
+from skep.web.layout import in_words, page, render_macro, streamed
 from skep.web.responses import csv_answer, csv_records, json_answer
-from skep.web.run_cache import Pictures
-
-MOST_COMPARED = 8
-
-
-def runs_named(names: str) -> list[str]:
-    """Of `runs=A,B`. Raises UserError where there are too few or too many to stand beside each other."""
-    ids = list(dict.fromkeys(one.strip() for one in names.split(",") if one.strip()))
-    if not 2 <= len(ids) <= MOST_COMPARED:
-        raise UserError(f"`runs={names}` names {len(ids)} runs", hint=f"name two to {MOST_COMPARED}, as in runs=A,B")
-    return ids
-
-
-def found_runs(store: Store | None, ids: Sequence[str]) -> list[StoredRun]:
-    if store is None:
-        raise UserError(f"there is no run `{ids[0]}`", hint="no run is stored yet; `skep bench sweep` makes one")
-    runs = [store.run(name) for name in ids]
-    check_drawn_together(runs)
-    return runs
+from skep.web.run_cache import Pictures, found_runs, levels_of, runs_named
 
 
 def comparisons_of(store: Store, runs: Sequence[StoredRun]) -> list[Comparison]:
@@ -60,10 +42,6 @@ def comparisons_of(store: Store, runs: Sequence[StoredRun]) -> list[Comparison]:
         return []
     sides = [ComparedRun(summary, rows) for _, summary, rows in (load_run(store, run.id) for run in runs)]
     return compare(*sides)
-
-
-def levels_of(store: Store, run: StoredRun) -> Sequence[LevelSummary]:
-    return () if run.kind in JUDGED else load_run(store, run.id)[1].levels
 
 
 def runs_parts(site: Site, store: Store, runs: Sequence[StoredRun]) -> Iterator[str]:
@@ -91,7 +69,7 @@ TARGET_CSV_COLUMNS = (
 def kinds(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
     """Series that every picked target has, as those of the first; where they share none, all of the first."""
     first, *more = asked.targets
-    own = history_data.in_order(series.keys(first), [])
+    own = history.in_order(series.keys(first), [])
     others = [kinds_of for name in more if (kinds_of := {key.kind for key in series.keys(name)})]
     return [key for key in own if all(key.kind in other for other in others)] or own
 
@@ -99,7 +77,7 @@ def kinds(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
 def parts(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[str]:
     """Yield the pictures first; the figures of each pair as they are worked out."""
     since, histories = _histories(series, asked, _chosen(series, asked))
-    shares = {name: history_data.simulated_share(series, name, since, asked.until) for name in asked.targets}
+    shares = {name: history.simulated_share(series, name, since, asked.until) for name in asked.targets}
     yield _part("told_simulated", shares=shares)
     cold = [key for one in histories if (key := cold_beside(one.key, series.keys(one.key.target))) is not None]
     caption = f"{when(since, now=asked.until)} to {when(asked.until)}, {zone_name(asked.until)}"
@@ -165,7 +143,7 @@ def _chosen(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
 def _since(series: SeriesStore, asked: HistoryQuery, keys: Sequence[SeriesKey]) -> float:
     if asked.since is not None:
         return asked.since
-    return min((history_data.first_moment(series, key, asked.until) for key in keys), default=asked.until - DAY_S)
+    return min((history.first_moment(series, key, asked.until) for key in keys), default=asked.until - DAY_S)
 
 
 def _histories(
@@ -220,7 +198,7 @@ def routes(site: Site) -> list[BaseRoute]:
 
 def _asked(series: SeriesStore | None, asked: HistoryQuery) -> HistoryQuery:
     """With targets: those that were named, else the first few that are probed."""
-    known = history_data.known_targets(series, asked)
+    known = history.known_targets(series, asked)
     if asked.targets or series is None:
         return asked
     measured = {key.target for key in series.keys(None)}

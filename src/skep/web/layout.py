@@ -24,13 +24,12 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from skep import __version__, units
 from skep.errors import EngineError, SkepError
 from skep.monitor.history import LONGEST_NOTE
-from skep.monitor.records import DAY_S
+from skep.monitor.records import DAY_S, Heat, ProbeShape, SeriesKey, SeriesMetric
 from skep.report import theme
 from skep.report.page import make_environment
 from skep.report.series_chart import series_chart, when, zone_name
 from skep.store.database import Store
 from skep.web.context import Site
-from skep.web.history_data import in_words, value_text
 
 log = logging.getLogger("skep.web")
 # Name, address, title, the key that goes there after `g`.
@@ -109,6 +108,39 @@ def streamed(site: Site, whole: HTMLResponse, parts: Callable[[Store], Iterator[
     return StreamingResponse(pieces(), status_code=whole.status_code, media_type="text/html; charset=utf-8")
 
 
+_SHAPES = {
+    ProbeShape.SHORT: "short answer",
+    ProbeShape.LONG: "long answer",
+    ProbeShape.QUALITY: "small tasks",
+    ProbeShape.ANY: "any request",
+}
+_METRICS = {
+    SeriesMetric.TOK_S: "tok/s",
+    SeriesMetric.ENGINE_TOK_S: "tok/s by the engine",
+    SeriesMetric.EFFECTIVE_TOK_S: "effective tok/s",
+    SeriesMetric.TTFT_MS: "time to first token",
+    SeriesMetric.QUALITY: "share answered correctly",
+    SeriesMetric.REQUESTS: "requests an hour",
+    SeriesMetric.FAILED: "failed requests an hour",
+}
+
+
+def in_words(key: SeriesKey) -> str:
+    """ "hot, short answer, 4 streams: tok/s"; nothing is said of one stream."""
+    if key.heat is Heat.SEEN:
+        return f"as the gateway saw it: {_METRICS[key.metric]}"
+    streams = f", {key.concurrency} streams" if key.concurrency > 1 else ""
+    return f"{key.heat}, {_SHAPES[key.shape]}{streams}: {_METRICS[key.metric]}"
+
+
+def value_text(metric: SeriesMetric, value: float | None) -> str:
+    if metric is SeriesMetric.TTFT_MS:
+        return units.milliseconds(value)
+    if metric is SeriesMetric.QUALITY:
+        return units.percent(None if value is None else 100 * value)
+    return units.number(value)
+
+
 def minute(unix_time: float) -> str:
     """As `moment`, without the seconds: a list of runs needs none."""
     return units.moment(unix_time)[: len("2026-11-15 20:52")]
@@ -160,24 +192,10 @@ def asset(name: str) -> str:
     return f"/static/{name}?v={assets()[name].digest}"
 
 
-def answer_static(request: Request) -> Response:
-    if (found := assets().get(request.path_params["name"])) is None:
-        return PlainTextResponse("there is no such file\n", status_code=404)
-    return _answer(request, found)
-
-
-def _answer(request: Request, found: Asset, **more: str) -> Response:
-    kept = "public, max-age=31536000, immutable" if request.query_params.get("v") == found.digest else "no-cache"
-    headers = {"etag": f'"{found.digest}"', "cache-control": kept, **more}
-    if f'"{found.digest}"' in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    return Response(found.body, media_type=found.type, headers=headers)
-
-
 _MAKE_VEGA = """
-import gzip, pathlib, sys, vl_convert
+import gzip, os, pathlib, sys, vl_convert
 file = pathlib.Path(sys.argv[1])
-part = file.with_suffix(".part")
+part = file.with_suffix(f".{os.getpid()}")
 part.write_bytes(gzip.compress(vl_convert.javascript_bundle().encode(), mtime=0))
 part.replace(file)
 """
@@ -192,21 +210,35 @@ def vega_address() -> str:
     return f"/static/vega.js?v={vega_version()}"
 
 
-class VegaFile:
-    """Vega, Vega-Lite and Vega-Embed as `vl_convert` carries them, as one script for browsers.
+class StaticFiles:
+    """The files of `static/`; and `vega.js`: Vega, Vega-Lite and Vega-Embed as `vl_convert` carries them.
 
-    Making it takes seconds, in which `vl_convert` draws nothing: a process of its own does it, once for each version.
+    Making one script of them takes seconds, in which `vl_convert` draws nothing: a process of its own does it, once for
+    each version.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / f"vega-{vega_version()}.js.gz"
+        self._vega = folder / f"vega-{vega_version()}.js.gz"
         self._making = asyncio.Lock()
 
-    async def read(self) -> bytes:
+    async def answer(self, request: Request) -> Response:
+        name, packed = request.path_params["name"], dict[str, str]()
+        found = assets().get(name)
+        if name == "vega.js":
+            found, packed = Asset(await self.vega(), vega_version(), _TYPES[".js"]), {"content-encoding": "gzip"}
+        if found is None:
+            return PlainTextResponse("there is no such file\n", status_code=404)
+        kept = "public, max-age=31536000, immutable" if request.query_params.get("v") == found.digest else "no-cache"
+        headers = {"etag": f'"{found.digest}"', "cache-control": kept, **packed}
+        if f'"{found.digest}"' in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(found.body, media_type=found.type, headers=headers)
+
+    async def vega(self) -> bytes:
         async with self._making:
-            if not self._file.exists():
-                self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                argv = (sys.executable, "-c", _MAKE_VEGA, str(self._file))
+            if not self._vega.exists():
+                self._vega.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                argv = (sys.executable, "-c", _MAKE_VEGA, str(self._vega))
                 child = await asyncio.create_subprocess_exec(*argv, stderr=DEVNULL)
                 try:
                     await child.wait()
@@ -215,8 +247,4 @@ class VegaFile:
                         child.kill()
                 if child.returncode:
                     raise EngineError("the script of the charts could not be made", hint="pages show pictures instead")
-        return self._file.read_bytes()
-
-    async def answer(self, request: Request) -> Response:
-        found = Asset(await self.read(), vega_version(), _TYPES[".js"])
-        return _answer(request, found, **{"content-encoding": "gzip"})
+        return self._vega.read_bytes()

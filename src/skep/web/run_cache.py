@@ -1,15 +1,15 @@
-"""The stored runs, their key figures, pages and pictures. An ended run is final, so all are worked out once.
+"""The stored runs, their key figures, pages and pictures. An ended run is final, so all is worked out once.
 Runs are kept in memory, figures there and in files, pages and pictures in files: drawing one takes up to a second."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,8 +19,8 @@ from markupsafe import Markup
 
 from skep import __version__
 from skep.bench.metrics import LevelSummary
-from skep.bench.stored_run import JUDGED, QUALITY, TIMED, TUNE_QUALITY, load_run
-from skep.errors import SkepError
+from skep.bench.stored_run import JUDGED, QUALITY, TIMED, TUNE_QUALITY, check_drawn_together, load_run
+from skep.errors import SkepError, UserError
 from skep.files import write_whole
 from skep.quality.trial_figures import conclusion
 from skep.report.stored import drawn, mixed_of, quality_of
@@ -123,7 +123,7 @@ class RunCache:
             known |= {run.id: run for run in store.runs() if run.id not in known}
         else:
             for name in missing:
-                with contextlib.suppress(SkepError):  # deleted between two reads
+                with suppress(SkepError):  # deleted between two reads
                     known[name] = store.run(name)
         self._runs = {name: run for name, run in known.items() if run.state in _ENDED}
         return [known[name] for name in ids if name in known]
@@ -162,7 +162,7 @@ class RunCache:
         if run.state not in _ENDED:
             return None
         if run.id not in self._figures and (stored := self._files.get(f"{run.id}.json")):
-            with contextlib.suppress(msgspec.MsgspecError):
+            with suppress(msgspec.MsgspecError):
                 self._figures[run.id] = msgspec.json.decode(stored, type=RunFigures)
         return self._figures.get(run.id)
 
@@ -219,7 +219,7 @@ class FileCache:
     def put(self, name: str, body: str) -> None:
         if not _FILE.fullmatch(name):
             return  # of a run whose id is none of skep's own
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_whole(self.folder / name, body, 0o600)
             self._put += 1
@@ -271,3 +271,26 @@ class Pictures:
 
     def _name(self, runs: Sequence[StoredRun], kind: str) -> str:
         return "+".join(run.id for run in runs) + ("-public" if self._site.public else "") + f".{kind}"
+
+
+MOST_COMPARED = 8
+
+
+def runs_named(names: str) -> list[str]:
+    """Of `runs=A,B`. Raises UserError where there are too few or too many to stand beside each other."""
+    ids = list(dict.fromkeys(one.strip() for one in names.split(",") if one.strip()))
+    if not 2 <= len(ids) <= MOST_COMPARED:
+        raise UserError(f"`runs={names}` names {len(ids)} runs", hint=f"name two to {MOST_COMPARED}, as in runs=A,B")
+    return ids
+
+
+def found_runs(store: Store | None, ids: Sequence[str]) -> list[StoredRun]:
+    if store is None:
+        raise UserError(f"there is no run `{ids[0]}`", hint="no run is stored yet; `skep bench sweep` makes one")
+    runs = [store.run(name) for name in ids]
+    check_drawn_together(runs)
+    return runs
+
+
+def levels_of(store: Store, run: StoredRun) -> Sequence[LevelSummary]:
+    return () if run.kind in JUDGED else load_run(store, run.id)[1].levels

@@ -20,11 +20,11 @@ from skep.report.columns import Column, documents
 from skep.report.sweep_text import LEVEL_COLUMNS
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
-from skep.web.compare import MOST_COMPARED, found_runs, levels_of, runs_named
+from skep.web import run_cache
 from skep.web.context import Site
 from skep.web.layout import page, render
 from skep.web.responses import NotFound, csv_records, json_answer, report_answer, svg_answer
-from skep.web.run_cache import PATIENCE_S, Pictures, RunCache, RunFigures, engine_of, layout_of, machine_of
+from skep.web.run_cache import MOST_COMPARED, PATIENCE_S, Pictures, RunCache, RunFigures
 
 PAGE = 50
 _CHOICES = {"yes": "simulated only", "no": "measured only"}
@@ -122,7 +122,7 @@ def listed(runs: Sequence[StoredRun], asked: RunsQuery, figures: Mapping[str, Ru
 
 
 def where_of(run: StoredRun) -> str:
-    return " · ".join(filter(None, (machine_of(run), engine_of(run), layout_of(run))))
+    return " · ".join(filter(None, (run_cache.machine_of(run), run_cache.engine_of(run), run_cache.layout_of(run))))
 
 
 def tuning_of(run: StoredRun) -> str | None:
@@ -141,9 +141,9 @@ def run_columns(site: Site) -> list[Column[Listed]]:
         *map(of_run, ("id", "created_at", "ended_at", "kind")),
         of_run("state", lambda run: run.state.value),
         of_run("model", lambda run: site.label(run.model)),
-        of_run("machine", machine_of),
-        of_run("engine", engine_of),
-        of_run("layout", layout_of),
+        of_run("machine", run_cache.machine_of),
+        of_run("engine", run_cache.engine_of),
+        of_run("layout", run_cache.layout_of),
         *map(of_run, ("simulated", "requests")),
         *map(figure, ("failed", "best_tok_s", "best_at", "ttft_ms", "client_limited")),
         Column("conclusion", "conclusion", lambda pair: (pair[1] and pair[1].conclusion) or None),
@@ -254,7 +254,7 @@ class RunsPages:
         """Return the run as the list tells it, its configuration and every level's figures."""
         with self._stored(request.query_params.get("id", "")) as (store, run):
             figures = self.book.figures(store, [run]).get(run.id)
-            levels = levels_of(store, run)
+            levels = run_cache.levels_of(store, run)
         (told,) = documents(self.columns, [(run, figures)])
         facts = {"config": run.config, "host": run.host, "engine_facts": run.engine}
         return json_answer({**told, **facts, "levels": levels})
@@ -262,7 +262,7 @@ class RunsPages:
     def run_csv(self, request: Request) -> Response:
         """Return a row a level, as `skep export` writes it."""
         with self._stored(request.query_params.get("id", "")) as (store, run):
-            return csv_records(f"run-{run.id}", LEVEL_COLUMNS, levels_of(store, run))
+            return csv_records(f"run-{run.id}", LEVEL_COLUMNS, run_cache.levels_of(store, run))
 
     def compare(self, request: Request) -> Response:
         """From the ticked boxes to the page that compares: its address holds the two runs."""
@@ -274,9 +274,9 @@ class RunsPages:
 
     def comparison(self, request: Request) -> Response:
         """Return one picture of several runs, for a page that shows them side by side."""
-        ids = runs_named(request.query_params.get("runs", ""))
+        ids = run_cache.runs_named(request.query_params.get("runs", ""))
         with self.site.store() as store:
-            runs = found_runs(store, ids)
+            runs = run_cache.found_runs(store, ids)
             assert store is not None
             drawn = self.pictures.document(store, runs, "svg")
         return svg_answer(drawn, final=all(run.state.is_final for run in runs))

@@ -8,8 +8,9 @@
     return vega;
   };
   // Nothing is evaluated as a script and no style is put into the page: the headers forbid both.
-  const OPTIONS = { ast: true, actions: false, defaultStyle: false, renderer: "svg", tooltip: { disableDefaultStyle: true }, patch };
-  const HINT = "drag to move, Ctrl and wheel to zoom, double click to see all, arrow keys go from point to point";
+  const OPTIONS = {
+    ast: true, actions: false, defaultStyle: false, renderer: "svg", tooltip: { disableDefaultStyle: true }, patch,
+  };
   const tip = document.createElement("output");
   tip.id = "vg-tooltip-element";
   tip.className = "vg-tooltip";
@@ -74,7 +75,8 @@
     chart.addEventListener("click", (event) => event.pointerType === "touch" && point_at(event.clientX, event.clientY));
     if (!over_time) return;
     chart.tabIndex = 0;
-    chart.title = HINT;
+    chart.role = "group";
+    chart.ariaLabel = "Left and right arrow go from point to point";
     follow_keys(chart, view, spec);
     new ResizeObserver(() => view.width(chart.clientWidth).runAsync()).observe(chart);
   };
