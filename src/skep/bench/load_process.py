@@ -209,11 +209,9 @@ class LoadProcess:
             raise SkepError(f"a load process ended by itself (exit code {code})", hint="try --processes 1")
         return decode_news(frame)
 
-    def kill(self) -> None:
+    async def end(self) -> None:
         if self._process.returncode is None:
             self._process.kill()
-
-    async def wait(self) -> None:
         await self._process.wait()
 
 
@@ -258,10 +256,7 @@ class LoadProcesses:
 
     async def close(self) -> None:
         processes, self.processes = self.processes, []
-        for process in processes:
-            process.kill()
-        for process in processes:
-            await process.wait()
+        await asyncio.gather(*(process.end() for process in processes))
 
 
 def beginnings(jobs: Sequence[LoadJob], now_s: float) -> list[Begin]:

@@ -231,14 +231,9 @@ class AccessCheck:
 
 
 def listen(
-    place: ServerContext,
-    *,
-    host: str,
-    port: int,
-    session_idle_s: float = SESSION_IDLE_S,
-    most_sessions: int = MOST_SESSIONS,
-    on_ready: Callable[[str], None] = lambda _url: None,
-) -> AsgiServer:
+    place: ServerContext, *, host: str, port: int, session_idle_s: float = SESSION_IDLE_S,
+    most_sessions: int = MOST_SESSIONS, on_ready: Callable[[str], None] = lambda _url: None,
+) -> AsgiServer:  # fmt: skip
     """Bind the port and return the server; its `run` serves. `on_ready` is called with the URL."""
     hosts, keys = (frozenset(LOOPBACK), None) if host in LOOPBACK else (None, _keys(place, host))
     app = make_server(place).streamable_http_app(

@@ -83,18 +83,10 @@ class QualitySummary(msgspec.Struct, frozen=True):
 
 
 def quality_summary(
-    run_id: str,
-    rows: Iterable[Request],
-    verdicts: Iterable[Verdict],
-    facts: Iterable[LevelFact],
-    items: Sequence[Item],
-    *,
-    bank: str,
-    delta: float,
-    levels: Sequence[int] = (),
-    simulated: bool = False,
+    run_id: str, rows: Iterable[Request], verdicts: Iterable[Verdict], facts: Iterable[LevelFact],
+    items: Sequence[Item], *, bank: str, delta: float, levels: Sequence[int] = (), simulated: bool = False,
     incomplete: str = "",
-) -> QualitySummary:
+) -> QualitySummary:  # fmt: skip
     """`levels`: those that were asked for, so that the ones not walked can be named."""
     tables = Tables(rows, verdicts, facts, items)
     measured = sorted({level for level, _ in tables.partners if level > 1})
