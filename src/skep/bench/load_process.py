@@ -1,8 +1,9 @@
-"""A process of its own that makes load: reads jobs on its input, writes rows to its output, ends when the input ends.
+"""Processes of their own that make load, and the side that starts them (`LoadProcesses`).
 
     python -m skep.bench.load_process
 
-Frames are a length in four bytes and MessagePack. A job is prepared when it comes, and begun when that is told.
+Such a process reads jobs on its input, writes rows to its output, and ends when the input ends. Frames are a length in
+four bytes and MessagePack. A job is prepared when it comes, and begun when that is told.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ from skep.wire.client import Pool
 LENGTH = struct.Struct(">I")
 SEND_EVERY_S = 0.25
 FRESH_S = 2.0  # a connection is not kept much longer than that while nothing is sent, here or by a server
-
 STREAM_LIMIT = 1 << 26
 LEAD_S = 0.5  # for the word to arrive that they begin
 
