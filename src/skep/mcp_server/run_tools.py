@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, Popen
@@ -210,8 +210,18 @@ class RunTools:
             found = runs.run(run)
             results = runs.results(found.id, offset=(page - 1) * size, limit=size, ending=ending)
         counts = {"done": found.counts.done, "failed": found.counts.failed}
-        matching = sum(counts.values()) if only == "all" else counts[only]
-        return page_of(found, results, page=page, size=size, matching=matching, most=most)
+        matching = sum(counts.values()) if only == "all" else counts[only]  # on all pages
+        pages = -(-matching // size)
+        return {
+            "run": found.id,
+            "state": found.state.value,
+            "results": [_result_row(one, most) for one in results],
+            "page": page,
+            "pages": pages,
+            "matching": matching,
+            "left": found.counts.left,
+            "next_page": page + 1 if page < pages else None,
+        }
 
     def swarm_result(
         self,
@@ -226,7 +236,21 @@ class RunTools:
             result = runs.result(found.id, known.id)
         if result is None:
             raise UserError(f"task `{known.id}` of run `{found.id}` has no result yet", hint="swarm_wait waits for it")
-        return full_result(found.id, result, from_char)
+        answer, end, ok = result.answer, from_char + WHOLE_CHARS, result.ending is TaskEnding.DONE
+        rest = answer is not None and len(answer) > end
+        told = ("tries", "prompt_tokens", "output_tokens", "finish_reason", "replica")
+        return {
+            "run": found.id,
+            "id": result.task,
+            "ok": ok,
+            **{name: getattr(result, name) for name in told},
+            "seconds": round(result.ended_at - result.started_at, 2),
+            "answer": None if answer is None else answer[from_char:end],
+            "characters": None if answer is None else len(answer),
+            "value": result.value if not rest and not from_char else None,
+            "error": None if ok else result.error or result.error_kind,
+            "next_from": end if rest else None,  # where the rest of a very long answer begins
+        }
 
     async def swarm_cancel(self, run: Run) -> Answer:
         """Stop a run. Finished results are kept and can be fetched; swarm_resume continues with the rest."""
@@ -384,21 +408,6 @@ def short_progress(run: SwarmRun) -> Answer:
     }
 
 
-def page_of(run: SwarmRun, results: Sequence[TaskResult], *, page: int, size: int, matching: int, most: int) -> Answer:
-    """`matching`: results of the kind that was asked for, on all pages."""
-    pages = -(-matching // size)
-    return {
-        "run": run.id,
-        "state": run.state.value,
-        "results": [_result_row(one, most) for one in results],
-        "page": page,
-        "pages": pages,
-        "matching": matching,
-        "left": run.counts.left,
-        "next_page": page + 1 if page < pages else None,
-    }
-
-
 def _result_row(result: TaskResult, most: int) -> Answer:
     """A value that is too long is shown as the beginning of its JSON. `cut`: the characters of the whole answer."""
     ok = result.ending is TaskEnding.DONE
@@ -409,26 +418,6 @@ def _result_row(result: TaskResult, most: int) -> Answer:
     elif text is not None:
         row |= {"answer": shortened(text, most), "cut": len(text) if len(text) > most else None}
     return {**row, "error": None if ok else shortened(result.error or result.error_kind or "", ERROR_CHARS)}
-
-
-def full_result(run_id: str, result: TaskResult, from_char: int) -> Answer:
-    """`next_from`: where the rest of a very long answer begins."""
-    answer, end = result.answer, from_char + WHOLE_CHARS
-    rest = answer is not None and len(answer) > end
-    ok = result.ending is TaskEnding.DONE
-    told = ("tries", "prompt_tokens", "output_tokens", "finish_reason", "replica")
-    return {
-        "run": run_id,
-        "id": result.task,
-        "ok": ok,
-        **{name: getattr(result, name) for name in told},
-        "seconds": round(result.ended_at - result.started_at, 2),
-        "answer": None if answer is None else answer[from_char:end],
-        "characters": None if answer is None else len(answer),
-        "value": result.value if not rest and not from_char else None,
-        "error": None if ok else result.error or result.error_kind,
-        "next_from": end if rest else None,
-    }
 
 
 def _speed(store: Store, run: SwarmRun, until: float | None, state: str) -> dict[str, float | None]:
