@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.compare import ComparedRun
+from skep.bench.endpoint import engine_in
 from skep.bench.metrics import LevelSummary, repeat_of, task_tok_s
 from skep.catalog.models import find_geometry
 from skep.catalog.names import squeeze
@@ -25,7 +26,6 @@ from skep.wire.heads import parse_url
 
 LENGTHS_WITHIN = 0.1  # of the published lengths: prompts are made to length, and miss it by a little
 LENGTHS_WITHIN_TOKENS = 8.0
-_ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "ollama": "ollama", "library": "ollama"}
 _FAMILY = {"embedded": "llamacpp"}
 
 
@@ -226,12 +226,6 @@ def same_model(preset: Preset, model: str) -> bool:
         return True
     known, own = find_geometry(model), find_geometry(preset.model)
     return known is not None and own is not None and known.id == own.id
-
-
-def engine_in(told: str | None) -> str | None:
-    """Return which engine a server's own words name; None: they do not."""
-    text = squeeze(told or "")
-    return next((engine for word, engine in _ENGINES.items() if word in text), None)
 
 
 def _other_engine(preset: Preset, seen: ObservedServer) -> bool:
