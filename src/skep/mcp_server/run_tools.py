@@ -23,7 +23,7 @@ from pydantic import Field
 from skep.bench.endpoint import find_endpoint
 from skep.errors import EndpointError, EngineError, UserError
 from skep.files import lock_holder, open_log
-from skep.mcp_server.context import Answer, ServerContext
+from skep.mcp_server.read_tools import Answer, ServerContext, short_progress
 from skep.paths import Paths
 from skep.store.database import Store, open_store
 from skep.swarm.journal import as_it_stands, create_run, lock_path
@@ -392,20 +392,6 @@ def _absolute(name: str, given: str) -> str:
     if not path.is_absolute():
         raise UserError(f"`{name}` `{given}` is not absolute", hint="give the full path: it starts with `/`")
     return str(path)
-
-
-def short_progress(run: SwarmRun) -> Answer:
-    """What the run's row tells, without what to do next: it is one of many."""
-    output = run.config.get("output")
-    return {
-        "run": run.id,
-        "state": run.state.value,  # or "starting"
-        **{name: getattr(run.counts, name) for name in ("total", "done", "failed", "left")},
-        "name": run.name or None,
-        "simulated": run.simulated,
-        "error": run.error,
-        "output": output if isinstance(output, str) else None,
-    }
 
 
 def _result_row(result: TaskResult, most: int) -> Answer:

@@ -33,8 +33,7 @@ from skep import __version__
 from skep.config.access import AcceptedKeys, answer_while, host_of, is_same_origin
 from skep.config.keys import given_keys, keys_path
 from skep.errors import SkepError, UserError
-from skep.mcp_server.context import ServerContext
-from skep.mcp_server.read_tools import ReadTools
+from skep.mcp_server.read_tools import ReadTools, ServerContext
 from skep.mcp_server.run_tools import LONGEST_WAIT_S, RunTools
 from skep.paths import LOOPBACK
 from skep.wire.serve_asgi import AsgiServer

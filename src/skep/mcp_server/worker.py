@@ -7,16 +7,18 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Mapping
 
-import uvloop
-
-from skep.errors import SkepError, first_of
-from skep.mcp_server.context import ServerContext
-from skep.paths import user_paths
-from skep.swarm.runner import carry_out
+from skep.errors import SkepError, UserError, first_of
+from skep.paths import Paths, user_paths
+from skep.store.database import open_store
+from skep.supervisor.control import local_key
+from skep.swarm.store import SwarmStore
 
 
 def main() -> int:
+    import uvloop
+
     try:
         uvloop.run(_work(sys.argv[1], int(sys.argv[2])))
     except asyncio.CancelledError:
@@ -34,15 +36,27 @@ def main() -> int:
 
 async def _work(run_id: str, after_cancel: int) -> None:
     """TERM and Ctrl-C end it in order. A run that was cancelled while this process was starting is not begun."""
+    from skep.swarm.runner import carry_out  # not where a server only asks for the key of an endpoint
+
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
     paths = user_paths(os.environ)
-    with ServerContext(paths, os.environ).runs() as runs:
-        run = runs.run(run_id)
-    place = ServerContext(paths, os.environ, key_env=run.options.key_env)
-    await carry_out(paths, run.id, key=place.key(run.url), after_cancel=after_cancel)
+    with open_store(paths.store, read_only=True) as store:
+        run = SwarmStore(store).run(run_id)
+    key = key_of(run.url, run.options.key_env, os.environ, paths)
+    await carry_out(paths, run.id, key=key, after_cancel=after_cancel)
+
+
+def key_of(url: str, key_env: str | None, env: Mapping[str, str], paths: Paths) -> str | None:
+    """The key in the variable that was named; else the one that skep itself has for a server on this machine."""
+    if key_env is None:
+        return local_key(url, env, paths)
+    value = env.get(key_env)
+    if not value:
+        raise UserError(f"--key-env `{key_env}` is not set", hint="set it where `skep mcp` is started")
+    return value
 
 
 if __name__ == "__main__":
