@@ -7,13 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import sys
-import threading
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from subprocess import DEVNULL, Popen
 from typing import Annotated, Any, Literal
 
 from mcp.server.mcpserver import Context
@@ -21,12 +16,11 @@ from msgspec.structs import replace
 from pydantic import Field
 
 from skep.bench.endpoint import find_endpoint
-from skep.errors import EndpointError, EngineError, UserError
-from skep.files import lock_holder, open_log
+from skep.errors import EndpointError, UserError
 from skep.mcp_server.read_tools import Answer, ServerContext, short_progress
-from skep.paths import Paths
+from skep.mcp_server.worker import RunLauncher
 from skep.store.database import Store, open_store
-from skep.swarm.journal import as_it_stands, create_run, lock_path
+from skep.swarm.journal import as_it_stands, create_run
 from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult
 from skep.swarm.store import SwarmStore
 from skep.swarm.task_file import read_tasks, tasks_of
@@ -38,7 +32,6 @@ FIND_S = 5.0
 CANCEL_S = 5.0
 MOST_ROWS, MOST_CHARS = 20, 2000
 MOST_WRITERS = 50  # newest runs, any of which may be writing the file that another one wants
-TAIL_BYTES = 4096
 
 Run = Annotated[str, Field(description="Id of the run, a prefix of it, or `last`.")]
 Model = Annotated[str | None, Field(description="Model name; needed only if several models are served (see capacity).")]
@@ -64,56 +57,6 @@ SELECT swarm_tasks.id, error, error_kind
 FROM swarm_results JOIN swarm_tasks ON swarm_tasks.key = swarm_results.task
 WHERE swarm_results.run_id = ? AND ending = 'failed' ORDER BY ended_at DESC LIMIT ?
 """
-
-
-class RunLauncher:
-    """Starts processes that work on runs: in sessions of their own, so that they outlive this server and its client."""
-
-    def __init__(self, paths: Paths, env: Mapping[str, str]) -> None:
-        self._paths, self._env = paths, dict(env)
-        self._started: dict[str, Popen[bytes]] = {}
-
-    def start(self, run_id: str, after_cancel: int) -> None:
-        """Nothing where it is at work already. `after_cancel`: the newest there is; after another, it is not begun."""
-        if self.is_alive(run_id):
-            return
-        # -P: the client's folder, which may hold anything, is no place to import from.
-        argv = [sys.executable, "-P", "-m", "skep.mcp_server.worker", run_id, str(after_cancel)]
-        try:
-            with open_log(self._log_of(run_id), empty=True) as output:
-                process = Popen(
-                    argv, stdin=DEVNULL, stdout=output, stderr=output, cwd="/", env=self._env, start_new_session=True
-                )
-            self._started[run_id] = process
-            threading.Thread(target=process.wait, daemon=True).start()  # so that it does not stay behind as a zombie
-        except OSError as error:
-            what = f"the process for run `{run_id}` could not be started: {error.strerror or error}"
-            raise EngineError(what, hint="the run is stored; swarm_resume tries again") from None
-
-    def is_alive(self, run_id: str) -> bool:
-        """Whether a process works on it: one that this server started, or another that holds the run's lock."""
-        started = self._started.get(run_id)
-        if started is not None and started.poll() is None:
-            return True
-        self._started.pop(run_id, None)
-        return lock_holder(lock_path(self._paths, run_id)) is not None
-
-    def _log_of(self, run_id: str) -> Path:
-        return self._paths.logs / f"swarm-{run_id}.log"
-
-    def last_words(self, run_id: str) -> str | None:
-        """The error that the process ended with, where it told one."""
-        try:
-            with self._log_of(run_id).open("rb") as file:
-                file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-                text = file.read().decode(errors="replace")
-        except OSError:
-            return None
-        told = re.findall(r"^error: (.*)(?:\nhint: (.*))?", text, re.MULTILINE)
-        if not told:
-            return None
-        error, hint = told[-1]
-        return f"{error} ({hint})" if hint else f"{error}"
 
 
 class RunTools:

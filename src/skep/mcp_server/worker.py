@@ -1,19 +1,77 @@
-"""The process that works on one run, started by `RunLauncher`: `python -m skep.mcp_server.worker RUN CANCEL`.
+"""The process that works on one run, `python -m skep.mcp_server.worker RUN CANCEL`, and what starts it.
 It prints nothing but why it could not go on: how the run stands is in the journal."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
+import threading
 from collections.abc import Mapping
+from pathlib import Path
+from subprocess import DEVNULL, Popen
 
-from skep.errors import SkepError, UserError, first_of
+from skep.errors import EngineError, SkepError, UserError, first_of
+from skep.files import lock_holder, open_log
 from skep.paths import Paths, user_paths
 from skep.store.database import open_store
 from skep.supervisor.control import local_key
+from skep.swarm.journal import lock_path
 from skep.swarm.store import SwarmStore
+
+TAIL_BYTES = 4096
+
+
+class RunLauncher:
+    """Starts processes that work on runs: in sessions of their own, so that they outlive this server and its client."""
+
+    def __init__(self, paths: Paths, env: Mapping[str, str]) -> None:
+        self._paths, self._env = paths, dict(env)
+        self._started: dict[str, Popen[bytes]] = {}
+
+    def start(self, run_id: str, after_cancel: int) -> None:
+        """Nothing where it is at work already. `after_cancel`: the newest there is; after another, it is not begun."""
+        if self.is_alive(run_id):
+            return
+        # -P: the client's folder, which may hold anything, is no place to import from.
+        argv = [sys.executable, "-P", "-m", "skep.mcp_server.worker", run_id, str(after_cancel)]
+        try:
+            with open_log(self._log_of(run_id), empty=True) as output:
+                process = Popen(
+                    argv, stdin=DEVNULL, stdout=output, stderr=output, cwd="/", env=self._env, start_new_session=True
+                )
+            self._started[run_id] = process
+            threading.Thread(target=process.wait, daemon=True).start()  # so that it does not stay behind as a zombie
+        except OSError as error:
+            what = f"the process for run `{run_id}` could not be started: {error.strerror or error}"
+            raise EngineError(what, hint="the run is stored; swarm_resume tries again") from None
+
+    def is_alive(self, run_id: str) -> bool:
+        """Whether a process works on it: one that this server started, or another that holds the run's lock."""
+        started = self._started.get(run_id)
+        if started is not None and started.poll() is None:
+            return True
+        self._started.pop(run_id, None)
+        return lock_holder(lock_path(self._paths, run_id)) is not None
+
+    def _log_of(self, run_id: str) -> Path:
+        return self._paths.logs / f"swarm-{run_id}.log"
+
+    def last_words(self, run_id: str) -> str | None:
+        """The error that the process ended with, where it told one."""
+        try:
+            with self._log_of(run_id).open("rb") as file:
+                file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return None
+        told = re.findall(r"^error: (.*)(?:\nhint: (.*))?", text, re.MULTILINE)
+        if not told:
+            return None
+        error, hint = told[-1]
+        return f"{error} ({hint})" if hint else f"{error}"
 
 
 def main() -> int:
