@@ -18,19 +18,7 @@ from skep.quality.banks import Bank
 from skep.quality.mixed_figures import LEVEL_NAMES, PRIMARY, SIDE, TEMPERATURE, MixedSummary
 from skep.quality.mixed_run import MixedPlan
 from skep.quality.trial import TrialPlan
-from skep.quality.trial_figures import (
-    AGAIN,
-    BASE,
-    LOAD,
-    ArmFigures,
-    QualitySummary,
-    claim_words,
-    conclusion,
-    noise_words,
-    outlook,
-    points,
-    remarks,
-)
+from skep.quality.trial_figures import ARMS, ArmFigures, QualitySummary, claim_words, conclusion, notes, outlook, points
 from skep.report import charts, theme
 from skep.report.charts import Spec
 from skep.report.columns import Column, as_count, as_percent, chosen, print_records
@@ -380,7 +368,7 @@ def print_quality(summary: QualitySummary) -> None:
         print_quality_tables(summary)
     if summary.simulated:
         note("SIMULATED: no model ran, these figures are a prediction")
-    note(*filter(None, (noise_words(summary), *remarks(summary))))
+    note(*notes(summary))
     print(conclusion(summary))  # noqa: T201
 
 
@@ -413,7 +401,7 @@ def where(progress: SessionProgress) -> str:
         return progress.stage
     if progress.stage == "judging":
         return f"C={progress.level}: judging"
-    turns = " and C=1 in turns" if progress.label in (BASE, AGAIN, LOAD) else f", {progress.label}"
+    turns = " and C=1 in turns" if progress.label in ARMS else f", {progress.label}"
     return f"C={progress.level}{turns}"
 
 
