@@ -86,7 +86,7 @@ def routes(_skep, folder):
 
 def mcp_tools(_skep, folder):
     from mcp import Client
-    from skep.mcp_server.context import ServerContext
+    from skep.mcp_server.read_tools import ServerContext
     from skep.mcp_server.server import make_server
     from skep.paths import user_paths
 

@@ -57,9 +57,6 @@ def test_levels_where_all_fails_end_too():
     assert len(search) <= 60
 
 
-# Fixed levels
-
-
 def test_a_level_that_varies_is_repeated_until_it_is_known_or_the_runs_are_spent():
     order = walk(LevelRounds((1, 4), GOAL), lambda level, run: 10.0 if level == 1 else 40.0 + 20 * (run % 2))
     assert (order.count(1), order.count(4)) == (4 + 1, 8)
@@ -92,24 +89,7 @@ def test_a_runs_figure_is_that_of_its_plateau():
     assert figure_of([long, short], 2) == pytest.approx(20.0, rel=0.03)
 
 
-# To saturation
-
-
-def growing(level, run):
-    return 10.0 * level * (1 + 0.002 * (run % 2))
-
-
-def test_a_curve_that_levels_off_has_its_knee_bracketed():
-    """10 tok/s an agent up to eight of them."""
-    order = walk(saturation(256), lambda level, run: growing(min(level, 8), run))
-    assert order[:5] == [1, 2, 4, 8, 16]
-    assert max(order) <= 64
-    assert any(4 < level < 8 for level in order)
-
-
-def test_a_curve_that_still_grows_ends_at_the_largest_level_or_where_the_client_was_the_limit():
-    assert max(walk(saturation(16), growing)) == 16
-    assert max(walk(saturation(256), growing, limited={8})) == 8
+# Within limits
 
 
 @pytest.mark.parametrize(

@@ -216,27 +216,6 @@ def test_grandchildren_that_left_the_group_go_too(tmp_path):
         assert ended
 
 
-def test_cancelling_stops_what_was_started(tmp_path):
-    config = fake()
-
-    async def run():
-        measuring = asyncio.Event()
-
-        async def measure(_):
-            measuring.set()
-            await asyncio.Event().wait()
-
-        work = asyncio.create_task(run_matrix([config], measure, lambda _: SUMMARY, tmp_path, lambda _: None))
-        await measuring.wait()
-        work.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await work
-
-    asyncio.run(run())
-    with pytest.raises(OSError):
-        state(config.url)
-
-
 def test_an_address_that_is_none_stops_what_was_started(tmp_path):
     config = MatrixConfig("odd", url="http://[", start=f'{sys.executable} -c "import time; time.sleep(600)"')
     with pytest.raises((UserError, EngineError)):

@@ -16,10 +16,9 @@ from skep.bench.open_loop import CLASS_STEP, TimedPlan, classes_part, open_part,
 from skep.bench.session import Identity, Recording
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import Sender, TaskMaker, Workload
-from skep.errors import EndpointError, StoreError
+from skep.errors import StoreError
 from skep.store.database import Store, open_store
 from skep.store.records import Request, RunState
-from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
 from skep.wire.heads import parse_url
 from skep.workload.prompts import TokenCalibration
@@ -96,9 +95,6 @@ def test_the_same_seed_arrives_at_the_same_times_and_a_salt_makes_other_conversa
     assert (stream.width, len(stream.scripts)) == (8, 8), "there is a conversation for every agent"
 
 
-# Classes
-
-
 # A trace
 
 
@@ -120,35 +116,6 @@ def test_a_batch_file_is_sent_as_it_was(engine, store):
     _, rows = timed(engine, store, replay_part(read_trace(lines), TokenCalibration(), seed=1, default_tokens=9))
     assert [row.output_tokens for row in rows] == list(range(1, 21))
     assert all(row.ok and row.scheduled_s is None for row in rows)
-
-
-# Conversations of a sweep
-
-
-# A server that fails
-
-
-def test_a_server_that_does_not_answer_ends_the_run_with_its_words(store):
-    with FakeEngine() as broken:
-        broken.fault(kind="500", times=None)
-        with pytest.raises(EndpointError, match="as asked"):
-            timed(broken, store, open_part(MAKER, 1, 0, rate=10.0, arrivals="constant", for_s=0.2))
-    assert store.run("last").state is RunState.FAILED
-
-
-def test_a_server_that_dies_in_the_middle_leaves_rows_by_kind(store):
-    with FakeEngine(slots=8) as dying:
-
-        def show(progress):
-            if progress.level and progress.done >= 3 and not killed:
-                killed.append(dying.kill())
-
-        killed = []
-        part = open_part(MAKER, 1, 0, rate=50.0, arrivals="constant", for_s=1.0)
-        summary, rows = timed(dying, store, part, show=show)
-    assert len(rows) == 50
-    assert {row.error_kind for row in rows} >= {None, "connect"}
-    assert summary.levels[0].failed == sum(not row.ok for row in rows) > 0
 
 
 # More agents than tasks; no time at all

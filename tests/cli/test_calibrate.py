@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from skep.bench.calibration import CalibrationPlan, SetupFlags, calibration_from_sweep, check, describe
 from skep.bench.endpoint import Endpoint, find_endpoint
-from skep.bench.metrics import SweepSummary, levels_of
+from skep.bench.metrics import RunMarks, SweepSummary, levels_of
 from skep.bench.sweep import SweepPlan, run_sweep
 from skep.bench.tasks import Workload
 from skep.catalog.gpus import Gpu, device
@@ -149,7 +149,9 @@ def rows(concurrency, runs=2, **changes):
 )
 def test_a_measurement_that_would_spoil_the_fit_is_refused(found, limited, said):
     plan = CalibrationPlan(None).decoding()
-    summary = SweepSummary("r", levels_of(found, limited), None, None, None, client_limited=bool(limited))
+    summary = SweepSummary(
+        "r", levels_of(found, RunMarks(dict.fromkeys(limited, "slow"))), None, None, None, client_limited=bool(limited)
+    )
     with pytest.raises((UserError, EndpointError), match=said):
         check(plan, summary, found)
 

@@ -30,7 +30,7 @@ EVERYWHERE = "0.0.0.0"
 @contextmanager
 def served(env, host="127.0.0.1", **options):
     """In a thread, until the block ends."""
-    from skep.mcp_server.context import ServerContext
+    from skep.mcp_server.read_tools import ServerContext
     from skep.mcp_server.server import listen
 
     ready = queue.Queue()

@@ -35,7 +35,7 @@ async def speaking(env, folder, url):
 def client_here(env, url=None):
     """A client with a server in this process."""
     from mcp import Client
-    from skep.mcp_server.context import ServerContext
+    from skep.mcp_server.read_tools import ServerContext
     from skep.mcp_server.server import make_server
 
     return Client(make_server(ServerContext(user_paths(env), env, url=url)))

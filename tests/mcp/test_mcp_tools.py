@@ -31,7 +31,7 @@ class CurrentPaths:
 
 @cache
 def server(url, longest_wait_s, files):
-    from skep.mcp_server.context import ServerContext
+    from skep.mcp_server.read_tools import ServerContext
     from skep.mcp_server.server import make_server
 
     return make_server(ServerContext(CurrentPaths(), {}, url=url, files=files), longest_wait_s=longest_wait_s)

@@ -98,24 +98,6 @@ def test_the_load_is_held_and_the_base_is_one_at_a_time(engine, store):
         assert most == level
 
 
-@pytest.mark.slow  # the command does the same with its words
-def test_worse_answers_under_load_are_caught_and_end_the_walk(answers, store):
-    with FakeEngine(slots=8, token_ms=1, answers=answers, worse_above="1:0.5", seed=1) as engine:
-        summary = trial(engine, store, TrialPlan((1, 4, 8), seed=1), numbers(50))
-    (level,) = summary.levels
-    assert level.claim is Claim.LOST
-    assert level.difference.lost > 5
-    assert (summary.holds_up_to, summary.skipped) == (None, (8,))
-    assert not any(row.level == 8 for row in store.requests(summary.run_id))
-
-
-def test_too_few_items_end_the_walk_without_a_claim(engine, store):
-    summary = trial(engine, store, TrialPlan((2, 4), seed=1), numbers(10))
-    assert [level.claim for level in summary.levels] == [Claim.UNSHOWN]
-    assert summary.levels[0].needed_items > 10
-    assert (summary.holds_up_to, summary.skipped) == (None, (4,))
-
-
 def test_errors_under_load_are_failures_with_a_name(answers, store):
     with FakeEngine(slots=8, token_ms=1, answers=answers, error_above="1:0.5", seed=1) as engine:
         summary = trial(engine, store, TrialPlan((4,), seed=1), numbers(50))

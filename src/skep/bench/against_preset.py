@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.bench.compare import ComparedRun
+from skep.bench.endpoint import engine_in
 from skep.bench.metrics import LevelSummary, repeat_of, task_tok_s
 from skep.catalog.models import find_geometry
 from skep.catalog.names import squeeze
@@ -33,7 +34,6 @@ from skep.wire.heads import parse_url
 
 LENGTHS_WITHIN = 0.1  # of the published lengths: prompts are made to length, and miss it by a little
 LENGTHS_WITHIN_TOKENS = 8.0
-_ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "ollama": "ollama", "library": "ollama"}
 _FAMILY = {"embedded": "llamacpp"}
 
 
@@ -152,22 +152,19 @@ def shape_of(figure: Published) -> PublishedShape | None:
 def rerun_of(preset: Preset, row: int | None = None) -> Rerun:
     """Return the shape of that row; else the one with most rows, and of equals the first."""
     shapes = [shape_of(figure) for figure in preset.published]
+    known = [place for place, shape in enumerate(shapes, start=1) if shape is not None]
     if row is not None and not 1 <= row <= len(shapes):
         hint = f"`{preset.name}` has {len(shapes)} published figures, numbered from 1"
         raise UserError(f"--shape-of {row} is not the number of a published figure", hint=hint)
-    if row is not None:
-        chosen = shapes[row - 1]
-        if chosen is None:
-            known = ", ".join(str(place) for place, one in enumerate(shapes, start=1) if one is not None)
-            hint = f"figures with published lengths: {known}" if known else "none of its figures has published lengths"
-            raise UserError(f"figure {row} of `{preset.name}` was published without its token lengths", hint=hint)
-    else:
-        counts = Counter(shape for shape in shapes if shape is not None)
-        if not counts:
-            what = "publishes no figures" if not shapes else "publishes no figure with the lengths it was measured with"
-            hint = f"`skep presets show {preset.name}` prints what is known of it"
-            raise UserError(f"the preset `{preset.name}` {what}", hint=hint)
-        chosen = counts.most_common(1)[0][0]
+    if row is not None and row not in known:
+        told = f"figures with published lengths: {', '.join(map(str, known))}"
+        hint = told if known else "none of its figures has published lengths"
+        raise UserError(f"figure {row} of `{preset.name}` was published without its token lengths", hint=hint)
+    if not known:
+        what = "publishes no figures" if not shapes else "publishes no figure with the lengths it was measured with"
+        raise UserError(f"the preset `{preset.name}` {what}", hint=f"`skep presets show {preset.name}` prints it")
+    most_common = Counter(shape for shape in shapes if shape is not None).most_common(1)[0][0]
+    chosen = shapes[row - 1] or most_common if row is not None else most_common
     pairs = zip(preset.published, shapes, strict=True)
     return Rerun(chosen, tuple(sorted({figure.concurrency for figure, shape in pairs if shape == chosen})))
 
@@ -237,12 +234,6 @@ def same_model(preset: Preset, model: str) -> bool:
         return True
     known, own = find_geometry(model), find_geometry(preset.model)
     return known is not None and own is not None and known.id == own.id
-
-
-def engine_in(told: str | None) -> str | None:
-    """Return which engine a server's own words name; None: they do not."""
-    text = squeeze(told or "")
-    return next((engine for word, engine in _ENGINES.items() if word in text), None)
 
 
 def _other_engine(preset: Preset, seen: ObservedServer) -> bool:

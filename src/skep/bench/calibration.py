@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from skep.bench.endpoint import Endpoint
+from skep.bench.endpoint import Endpoint, engine_in
 from skep.bench.metrics import SweepSummary, by_repeat, repeat_of, tpot_ms, tpot_values, ttft_values
 from skep.bench.session import OnProgress
 from skep.bench.sweep import SweepPlan, run_sweep
@@ -296,8 +296,7 @@ def _as_started(flags: SetupFlags, endpoint: Endpoint) -> SetupFlags:
     quant, kv = known_quant(str(told.get("quant"))), known_kv(str(told.get("kv")))
     said = {"quant": quant and quant.id, "kv": kv and kv.id, "spec": told.get("spec")}
     said |= {name: told.get(name, 1) for name in ("tp", "pp")}
-    wanted = {name: value for name, value in said.items() if getattr(flags, name) is None}
-    return replace(flags, **wanted, no_graphs=flags.no_graphs or told.get("graphs") is False)
+    return replace(_filled(flags, said), no_graphs=flags.no_graphs or told.get("graphs") is False)
 
 
 def _as_simulated(flags: SetupFlags, endpoint: Endpoint) -> tuple[SetupFlags, int]:
@@ -315,8 +314,11 @@ def _as_simulated(flags: SetupFlags, endpoint: Endpoint) -> tuple[SetupFlags, in
         "tp": int(match["tp"]),
         "pp": int(match["pp"] or 1),
     }
-    wanted = {name: value for name, value in said.items() if getattr(flags, name) is None}
-    return replace(flags, **wanted), int(match["ep"] or 1)
+    return _filled(flags, said), int(match["ep"] or 1)
+
+
+def _filled(flags: SetupFlags, said: Mapping[str, Any]) -> SetupFlags:
+    return replace(flags, **{name: value for name, value in said.items() if getattr(flags, name) is None})
 
 
 def _engine(flags: SetupFlags, told: Mapping[str, Any]) -> str:
@@ -325,8 +327,7 @@ def _engine(flags: SetupFlags, told: Mapping[str, Any]) -> str:
         if name not in ENGINES:
             raise UserError(f"--engine `{flags.engine}` is not known", hint=f"known: {', '.join(ENGINES)}")
         return name
-    words = f"{told.get('engine', '')} {told.get('server', '')} {told.get('build', '')}".lower().replace(".", "")
-    found = next((name for name in ("ollama", "llamacpp", "vllm", "sglang") if name in words), None)
+    found = engine_in(f"{told.get('engine', '')} {told.get('server', '')} {told.get('build', '')}")
     if found is None:
         hint = f"name it with --engine; known: {', '.join(ENGINES)}"
         raise UserError("the endpoint does not say which engine it is", hint=hint)

@@ -8,12 +8,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from skep.catalog.names import did_you_mean
+from skep.catalog.names import did_you_mean, squeeze
 from skep.errors import EndpointError, KeyRefused, UserError
 from skep.wire.client import HttpResponse, Pool, WireFailure, fetch, fetch_if_there
 from skep.wire.heads import Origin, parse_url
 
 PROPS = {"total_slots": "slots", "build_info": "build", "model_path": "model_path"}  # llama.cpp's name, and ours
+
+
+# What servers call themselves, and which engine that is.
+_ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "ollama": "ollama", "library": "ollama"}
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -98,3 +102,9 @@ def _engine_of(entry: Mapping[str, Any], answer: HttpResponse) -> dict[str, Any]
     if server := answer.head.get(b"server"):
         told["server"] = server.decode("latin-1")
     return told
+
+
+def engine_in(told: str | None) -> str | None:
+    """Return which engine a server's own words name; None: they do not."""
+    text = squeeze(told or "")
+    return next((engine for word, engine in _ENGINES.items() if word in text), None)

@@ -1,8 +1,9 @@
-"""A process of its own that makes load: reads jobs on its input, writes rows to its output, ends when the input ends.
+"""Processes of their own that make load, and the side that starts them (`LoadProcesses`).
 
     python -m skep.bench.load_process
 
-Frames are a length in four bytes and MessagePack. A job is prepared when it comes, and begun when that is told.
+Such a process reads jobs on its input, writes rows to its output, and ends when the input ends. Frames are a length in
+four bytes and MessagePack. A job is prepared when it comes, and begun when that is told.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ from skep.wire.client import Pool
 LENGTH = struct.Struct(">I")
 SEND_EVERY_S = 0.25
 FRESH_S = 2.0  # a connection is not kept much longer than that while nothing is sent, here or by a server
-
 STREAM_LIMIT = 1 << 26
 LEAD_S = 0.5  # for the word to arrive that they begin
 
@@ -209,11 +209,9 @@ class LoadProcess:
             raise SkepError(f"a load process ended by itself (exit code {code})", hint="try --processes 1")
         return decode_news(frame)
 
-    def kill(self) -> None:
+    async def end(self) -> None:
         if self._process.returncode is None:
             self._process.kill()
-
-    async def wait(self) -> None:
         await self._process.wait()
 
 
@@ -258,10 +256,7 @@ class LoadProcesses:
 
     async def close(self) -> None:
         processes, self.processes = self.processes, []
-        for process in processes:
-            process.kill()
-        for process in processes:
-            await process.wait()
+        await asyncio.gather(*(process.end() for process in processes))
 
 
 def beginnings(jobs: Sequence[LoadJob], now_s: float) -> list[Begin]:

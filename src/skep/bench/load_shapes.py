@@ -1,4 +1,7 @@
-"""Shapes of load: who sends when. Each runs one level once and hands every row on as it ends."""
+"""Shapes of load: who sends when, and whether this client keeps up with it.
+
+Each shape runs one level once and hands every row on as it ends.
+"""
 
 from __future__ import annotations
 

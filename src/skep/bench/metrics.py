@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import groupby, pairwise
 from statistics import fmean, median
-from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from skep.stats.percentiles import Percentiles, percentiles, runs_interval
 from skep.stats.turning import Turning
@@ -327,32 +327,41 @@ def _tokens(rows: Sequence[Request]) -> Disagreement | None:
     return Disagreement(Clock.TOKENS, client, engine, "`usage` and the engine's own count differ")
 
 
+class RunMarks(msgspec.Struct, frozen=True):
+    """What is known of the runs of each level beside their rows."""
+
+    limited: Mapping[Key, str] = {}  # the client was the limit, and why
+    left_out: frozenset[Key] = frozenset()  # of the figures; they are named among the runs
+    late_ms: Mapping[Key, float] = {}
+    energy: Mapping[int, Energy] = {}
+    counters: Mapping[int, Mapping[str, float]] = {}
+
+
 def levels_of(
-    rows: Sequence[Request], limited: Collection[Key] = (), energy: Mapping[int, Energy] | None = None,
-    counters: Mapping[int, Mapping[str, float]] | None = None, *, closed: bool = True,
-) -> tuple[LevelSummary, ...]:  # fmt: skip
-    """In order of C, without the warm-up. `limited`: where the client was the limit. `closed`: levels count agents."""
+    rows: Sequence[Request], marks: RunMarks | None = None, *, closed: bool = True
+) -> tuple[LevelSummary, ...]:
+    """In order of C, without the warm-up. `closed`: levels count agents."""
+    marks = marks or RunMarks()
     by_level: dict[int, list[Request]] = {}
     for row in rows:
         if row.level > 0:
             by_level.setdefault(row.level, []).append(row)
-    serial_speed = task_tok_s(by_level.get(1, ())) if closed else None
-    found = []
-    for level in sorted(by_level):
-        beside = {"energy": (energy or {}).get(level), "counters": (counters or {}).get(level, {})}
-        found.append(_level(level, by_level[level], serial_speed, limited, **beside, closed=closed))
-    return tuple(found)
+    alone = (row for row in by_level.get(1, ()) if (1, row.repeat) not in marks.left_out)
+    serial_speed = task_tok_s(alone) if closed else None
+    found = (_level(level, by_level[level], serial_speed, marks, closed=closed) for level in sorted(by_level))
+    return tuple(level for level in found if level is not None)
 
 
 def classes_of(
-    rows: Sequence[Request], limited: Collection[Key] = (), *, closed: bool = True
+    rows: Sequence[Request], marks: RunMarks | None = None, *, closed: bool = True
 ) -> tuple[LevelSummary, ...]:
     """Return the figures by kind of traffic and level; empty if there is only one kind."""
     kinds = sorted({row.traffic for row in rows if row.level > 0})
     if kinds in ([], [""]):
         return ()
+    own = RunMarks(marks.limited, marks.left_out) if marks else None  # the rest is of all kinds together
     by_kind = ([row for row in rows if row.traffic == kind] for kind in kinds)
-    return tuple(level for some in by_kind for level in levels_of(some, limited, closed=closed))
+    return tuple(level for some in by_kind for level in levels_of(some, own, closed=closed))
 
 
 def task_tok_s(rows: Iterable[Request], *, whole: bool = False) -> float | None:
@@ -383,21 +392,30 @@ def by_repeat(rows: Iterable[Request]) -> dict[int, list[Request]]:
 
 
 def _level(
-    concurrency: int, rows: Sequence[Request], serial_speed: float | None, limited: Collection[Key], *,
-    energy: Any, counters: Any, closed: bool,
-) -> LevelSummary:  # fmt: skip
-    repeats = tuple(
-        repeat_of(number, some, concurrency if closed else None, limited=(concurrency, number) in limited)
-        for number, some in by_repeat(rows).items()
-    )
+    concurrency: int, every: Sequence[Request], serial_speed: float | None, marks: RunMarks, *, closed: bool
+) -> LevelSummary | None:
+    """Return the figures of the runs that count, beside all runs; None: none of them counts."""
+    rows = [row for row in every if (concurrency, row.repeat) not in marks.left_out]
+    if not rows:
+        return None
+    runs = []
+    for number, some in by_repeat(every).items():
+        one, why = (
+            repeat_of(number, some, concurrency if closed else None),
+            marks.limited.get((concurrency, number), ""),
+        )
+        is_counted = (concurrency, number) not in marks.left_out
+        runs.append(replace(one, counted=is_counted, client_limited=bool(why), why=why))
+    repeats, counters = [one for one in runs if one.counted], marks.counters.get(concurrency, {})
+    late = [marks.late_ms[key] for one in repeats if (key := (concurrency, one.repeat)) in marks.late_ms]
     tokens = sum(repeat.output_tokens for repeat in repeats)
     wall_s = sum(repeat.wall_s for repeat in repeats)
     speed = task_tok_s(rows)
     speeds = [repeat.effective_tok_s for repeat in repeats]
     plateaus = [repeat.plateau_tok_s for repeat in repeats if repeat.plateau_tok_s is not None]
     thinking = any(row.session is not None for row in rows)
-    runs = by_repeat(rows).values() if closed and not thinking else ()
-    shares = [share for some in runs if (share := delivered(some, concurrency)) is not None]
+    steady = by_repeat(rows).values() if closed and not thinking else ()
+    shares = [share for some in steady if (share := delivered(some, concurrency)) is not None]
     engine = [row.engine.decode_tok_s for row in rows if row.ok and row.engine.decode_tok_s]
     if not engine and counters.get("tpot_s"):
         engine = [1 / counters["tpot_s"]]
@@ -420,7 +438,7 @@ def _level(
         cached_prompt_share=cached_share(rows, counters),
         truncated=sum(row.finish_reason == "length" for row in rows),
         client_limited=any(repeat.client_limited for repeat in repeats),
-        repeats=repeats,
+        repeats=tuple(runs),
         traffic=kinds.pop() if len(kinds) == 1 else "",
         thinking=thinking,
         effective_interval=runs_interval(speeds) if tokens else None,
@@ -437,8 +455,9 @@ def _level(
         delivered=median(shares) if shares else None,
         finish_reasons=tuple(Counter(row.finish_reason or "none" for row in answered).most_common()),
         errors=tuple(Counter(row.error_kind for row in rows if row.error_kind).most_common()),
-        energy=energy,
+        energy=marks.energy.get(concurrency),
         clocks=disagreements(rows, counters),
+        late_ms=max(late, default=None),
     )
 
 

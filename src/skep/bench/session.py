@@ -45,7 +45,12 @@ from skep.store.records import ClientSample, LevelFact, Request, RunState
 from skep.wire.client import Pool, fetch_if_there
 from skep.wire.prometheus import parse_metrics
 
-FLUSH_EVERY_S = 0.5
+FLUSH_EVERY_S = 0.5  # of rows to the store
+TICK_S = 0.25  # of the progress
+GATEWAYS_OWN = "skep_build_info"
+BUSY = 0.7  # of a core
+WINDOW_S = 3.0  # over which the present speed is told
+WARM_UP_TOKENS, WARM_UP_BATCHES = 16, 12
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -169,10 +174,6 @@ class Recording:
             self._store.end_run(self.run_id, time.time(), outcome, why)
 
 
-GATEWAYS_OWN = "skep_build_info"
-BUSY = 0.7  # of a core
-WINDOW_S = 3.0
-WARM_UP_TOKENS, WARM_UP_BATCHES = 16, 12
 _RunLoad = Callable[[OnRow], Awaitable[ClientHealth]]
 
 
@@ -328,9 +329,6 @@ async def warm_up(
         if settling.done or late or (quick and index > 1):
             return
         count = width
-
-
-TICK_S = 0.25
 
 
 class SessionProgress(msgspec.Struct, frozen=True):

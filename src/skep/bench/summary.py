@@ -10,13 +10,12 @@ from math import inf
 from statistics import fmean
 from typing import Any
 
-from msgspec.structs import replace
-
 from skep.bench.metrics import (
     Energy,
     Key,
     LevelSummary,
     Promise,
+    RunMarks,
     Speedup,
     SweepSummary,
     by_repeat,
@@ -78,12 +77,10 @@ def summarise(
         for sample in samples
         if sample.client_limited and (key := (sample.level, sample.repeat))
     }
-    counted = _without_limited(rows, limited)
-    figures = []
-    for level in levels_of(counted, limited, _energy(facts, counted), _counters(facts, counted), closed=closed):
-        keys = [(level.concurrency, one.repeat) for one in level.repeats]
-        figures.append(replace(level, late_ms=max((late[key] for key in keys if key in late), default=None)))
-    levels = _with_every_run(figures, rows, limited, closed=closed)
+    left_out = _left_out(rows, limited)
+    counted = [row for row in rows if (row.level, row.repeat) not in left_out]
+    marks = RunMarks(limited, left_out, late, _energy(facts, counted), _counters(facts, counted))
+    levels = levels_of(rows, marks, closed=closed)
     one, many = _same_tasks(counted, levels[-1].concurrency) if closed and levels else ([], [])
     speedups = _speedup(one, many)
     points = [LevelPoint(one.concurrency, repeat_figure(one), limited=one.client_limited) for one in levels]
@@ -94,7 +91,7 @@ def summarise(
         swarm_wall_s=_wall_s(many),
         speedup=speedups.by_wall if speedups else None,
         client_limited=any(level.client_limited for level in levels),
-        classes=_with_every_run(classes_of(counted, limited, closed=closed), rows, limited, closed=closed),
+        classes=classes_of(rows, marks, closed=closed),
         turning=find_turning(points) if closed and len(levels) > 1 else None,
         speedups=speedups,
         promise=promise_of(slo, counted) if slo is not None else None,
@@ -111,31 +108,12 @@ def repeat_figure(level: LevelSummary) -> tuple[float, ...]:
     return tuple(repeat.effective_tok_s for repeat in level.counted) if whole else plateaus
 
 
-def _with_every_run(
-    levels: Sequence[LevelSummary], rows: Sequence[Request], limited: Mapping[Key, str], *, closed: bool
-) -> tuple[LevelSummary, ...]:
-    """Each level with the runs that were left out of its figures too, and why the client was the limit in a run."""
-    found = []
-    for level in levels:
-        counted = {one.repeat: one for one in level.repeats}
-        concurrency = level.concurrency if closed else None
-        own = by_repeat(r for r in rows if r.level == level.concurrency and level.traffic in ("", r.traffic))
-        every = [
-            counted.get(number) or replace(repeat_of(number, some, concurrency), counted=False)
-            for number, some in own.items()
-        ]
-        reasons = [limited.get((level.concurrency, one.repeat), "") for one in every]
-        repeats = (replace(one, client_limited=bool(why), why=why) for one, why in zip(every, reasons, strict=True))
-        found.append(replace(level, repeats=tuple(repeats)))
-    return tuple(found)
-
-
-def _without_limited(rows: Sequence[Request], limited: Collection[Key]) -> list[Request]:
+def _left_out(rows: Sequence[Request], limited: Collection[Key]) -> frozenset[Key]:
     """A run whose client was the limit counts only where its level has no other. All of them stay stored."""
     failed = {(row.level, row.repeat) for row in rows if not row.ok}  # a failure is the server's, whoever was the limit
-    left_out = {key for key in limited if key not in failed}
-    free = {row.level for row in rows if (row.level, row.repeat) not in left_out}
-    return [row for row in rows if row.level not in free or (row.level, row.repeat) not in left_out]
+    spoiled = {key for key in limited if key not in failed}
+    free = {row.level for row in rows if (row.level, row.repeat) not in spoiled}
+    return frozenset(key for key in spoiled if key[0] in free)
 
 
 def _same_tasks(rows: Sequence[Request], widest: int) -> tuple[list[Request], list[Request]]:

@@ -24,6 +24,14 @@ from skep.workload import prompts
 from skep.workload.prompts import ConversationScript, TokenCalibration, calibrate, sample_prompts
 
 OLLAMA_CHAT = "/api/chat"
+SHARED_TOKENS = 2048
+PREFILL_TOKENS = 8192
+FIRST_TURN_TOKENS = 120
+TASK_TOKENS = 60  # behind a shared prefix, without the chat template's own
+SAMPLES = 12
+ASKED_OF_USAGE = 6
+
+Shape = Literal["steady", "burst", "conversation", "shared-prefix", "prefill"]
 
 
 class BenchTask(msgspec.Struct, frozen=True):
@@ -192,16 +200,6 @@ class Sender:
             session=task.session,
             turn=task.turn,
         )
-
-
-Shape = Literal["steady", "burst", "conversation", "shared-prefix", "prefill"]
-
-SHARED_TOKENS = 2048
-PREFILL_TOKENS = 8192
-FIRST_TURN_TOKENS = 120
-TASK_TOKENS = 60  # behind a shared prefix, without the chat template's own
-SAMPLES = 12
-ASKED_OF_USAGE = 6
 
 
 class Workload(msgspec.Struct, frozen=True):

@@ -39,7 +39,7 @@ def mcp(
             raise
         hint = "in skep's folder: pip install '.[mcp]'"
         raise UserError("`skep mcp` needs the MCP SDK, which is not installed", hint=hint) from None
-    from skep.mcp_server.context import ServerContext
+    from skep.mcp_server.read_tools import ServerContext
 
     place = ServerContext(
         user_paths(os.environ),

@@ -1,28 +1,80 @@
-"""Tools that look: capacity, status, plans, benchmarks. Nothing is changed by them.
-Planner and benchmarks are loaded when they are asked for: clients wait for a server to start."""
+"""What this server stands on, and the tools that look: capacity, status, plans, benchmarks. Nothing is changed by them.
+
+Planner and benchmarks are loaded when they are asked for: clients wait for a server to start.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from pydantic import Field
 
 from skep.bench.endpoint import api_of, models_of
 from skep.bench.metrics import SweepSummary
 from skep.errors import EndpointError, SkepError, UserError
-from skep.mcp_server.context import Answer, ServerContext
-from skep.mcp_server.run_tools import short_progress
-from skep.store.database import Store
+from skep.mcp_server.worker import key_of
+from skep.paths import Paths
+from skep.store.database import Store, open_store
 from skep.store.records import RunState, StoredRun
-from skep.supervisor.control import NotRunning
-from skep.swarm.records import SwarmRunState
-from skep.swarm.store import as_it_stands
+from skep.supervisor.control import NotRunning, ask, socket_of
+from skep.swarm.client import URL_VARIABLE
+from skep.swarm.records import SwarmRun, SwarmRunState
+from skep.swarm.store import SwarmStore, as_it_stands
 from skep.wire.client import WireFailure, fetch_once
+
+Answer = dict[str, Any]  # of a tool: what is unknown is None in it, and left out on the wire
+
+
+class ServerContext(msgspec.Struct, frozen=True):
+    paths: Paths
+    env: Mapping[str, str]
+    url: str | None = None  # None: what SKEP_URL says, or the hive that runs here
+    model: str | None = None  # None: the only one that is served
+    key_env: str | None = None
+    files: bool = False  # the client is this machine's user, who may name files
+    clock: Callable[[], float] = time.time
+
+    def named_url(self) -> str | None:
+        return self.url or self.env.get(URL_VARIABLE) or None
+
+    def endpoint_url(self) -> str:
+        """Raises NotRunning where no URL was given and no hive runs."""
+        return self.named_url() or str(self.hive_status()["url"])
+
+    def key(self, url: str) -> str | None:
+        return key_of(url, self.key_env, self.env, self.paths)
+
+    def hive_status(self) -> dict[str, object]:
+        """What the running supervisor tells. Raises NotRunning."""
+        return ask(socket_of(self.paths.lock, self.paths.socket), {"op": "status"})
+
+    def reading(self) -> Store:
+        """The store, for reading. Raises UserError where nothing has been stored yet."""
+        if not self.paths.store.exists():
+            raise UserError("no run is stored here yet", hint="swarm_dispatch makes the first run")
+        return open_store(self.paths.store, read_only=True)
+
+    @contextmanager
+    def runs(self) -> Iterator[SwarmStore]:
+        """The runs of swarms, for reading."""
+        with self.reading() as store:
+            yield SwarmStore(store)
+
+    def newest_runs(self, limit: int) -> list[SwarmRun]:
+        """Of swarms; none where nothing has been stored yet."""
+        if not self.paths.store.exists():
+            return []
+        with self.runs() as runs:
+            return runs.runs(limit)
+
 
 if TYPE_CHECKING:
     from skep.deploy.plan_request import PlanAnswer
@@ -237,3 +289,17 @@ def _benchmark(store: Store, run: StoredRun, *, best: bool) -> Answer:
     if run.kind in TIMED:
         answer["conclusion"] = f"the levels of a run of kind {run.kind} are not numbers of agents"
     return answer
+
+
+def short_progress(run: SwarmRun) -> Answer:
+    """What the run's row tells, without what to do next: it is one of many."""
+    output = run.config.get("output")
+    return {
+        "run": run.id,
+        "state": run.state.value,  # or "starting"
+        **{name: getattr(run.counts, name) for name in ("total", "done", "failed", "left")},
+        "name": run.name or None,
+        "simulated": run.simulated,
+        "error": run.error,
+        "output": output if isinstance(output, str) else None,
+    }

@@ -7,13 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import sys
-import threading
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from subprocess import DEVNULL, Popen
 from typing import Annotated, Any, Literal
 
 from mcp.server.mcpserver import Context
@@ -21,13 +16,12 @@ from msgspec.structs import replace
 from pydantic import Field
 
 from skep.bench.endpoint import find_endpoint
-from skep.errors import EndpointError, EngineError, UserError
-from skep.files import lock_holder, open_log
-from skep.mcp_server.context import Answer, ServerContext
-from skep.paths import Paths
+from skep.errors import EndpointError, UserError
+from skep.mcp_server.read_tools import Answer, ServerContext, short_progress
+from skep.mcp_server.worker import RunLauncher
 from skep.store.database import Store, open_store
 from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult
-from skep.swarm.store import SwarmStore, as_it_stands, create_run, lock_path
+from skep.swarm.store import SwarmStore, as_it_stands, create_run
 from skep.swarm.task_file import read_tasks, tasks_of
 from skep.units import shortened
 
@@ -37,7 +31,6 @@ FIND_S = 5.0
 CANCEL_S = 5.0
 MOST_ROWS, MOST_CHARS = 20, 2000
 MOST_WRITERS = 50  # newest runs, any of which may be writing the file that another one wants
-TAIL_BYTES = 4096
 
 Run = Annotated[str, Field(description="Id of the run, a prefix of it, or `last`.")]
 Model = Annotated[str | None, Field(description="Model name; needed only if several models are served (see capacity).")]
@@ -63,56 +56,6 @@ SELECT swarm_tasks.id, error, error_kind
 FROM swarm_results JOIN swarm_tasks ON swarm_tasks.key = swarm_results.task
 WHERE swarm_results.run_id = ? AND ending = 'failed' ORDER BY ended_at DESC LIMIT ?
 """
-
-
-class RunLauncher:
-    """Starts processes that work on runs: in sessions of their own, so that they outlive this server and its client."""
-
-    def __init__(self, paths: Paths, env: Mapping[str, str]) -> None:
-        self._paths, self._env = paths, dict(env)
-        self._started: dict[str, Popen[bytes]] = {}
-
-    def start(self, run_id: str, after_cancel: int) -> None:
-        """Nothing where it is at work already. `after_cancel`: the newest there is; after another, it is not begun."""
-        if self.is_alive(run_id):
-            return
-        # -P: the client's folder, which may hold anything, is no place to import from.
-        argv = [sys.executable, "-P", "-m", "skep.mcp_server.worker", run_id, str(after_cancel)]
-        try:
-            with open_log(self._log_of(run_id), empty=True) as output:
-                process = Popen(
-                    argv, stdin=DEVNULL, stdout=output, stderr=output, cwd="/", env=self._env, start_new_session=True
-                )
-            self._started[run_id] = process
-            threading.Thread(target=process.wait, daemon=True).start()  # so that it does not stay behind as a zombie
-        except OSError as error:
-            what = f"the process for run `{run_id}` could not be started: {error.strerror or error}"
-            raise EngineError(what, hint="the run is stored; swarm_resume tries again") from None
-
-    def is_alive(self, run_id: str) -> bool:
-        """Whether a process works on it: one that this server started, or another that holds the run's lock."""
-        started = self._started.get(run_id)
-        if started is not None and started.poll() is None:
-            return True
-        self._started.pop(run_id, None)
-        return lock_holder(lock_path(self._paths, run_id)) is not None
-
-    def _log_of(self, run_id: str) -> Path:
-        return self._paths.logs / f"swarm-{run_id}.log"
-
-    def last_words(self, run_id: str) -> str | None:
-        """The error that the process ended with, where it told one."""
-        try:
-            with self._log_of(run_id).open("rb") as file:
-                file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-                text = file.read().decode(errors="replace")
-        except OSError:
-            return None
-        told = re.findall(r"^error: (.*)(?:\nhint: (.*))?", text, re.MULTILINE)
-        if not told:
-            return None
-        error, hint = told[-1]
-        return f"{error} ({hint})" if hint else f"{error}"
 
 
 class RunTools:
@@ -209,8 +152,18 @@ class RunTools:
             found = runs.run(run)
             results = runs.results(found.id, offset=(page - 1) * size, limit=size, ending=ending)
         counts = {"done": found.counts.done, "failed": found.counts.failed}
-        matching = sum(counts.values()) if only == "all" else counts[only]
-        return page_of(found, results, page=page, size=size, matching=matching, most=most)
+        matching = sum(counts.values()) if only == "all" else counts[only]  # on all pages
+        pages = -(-matching // size)
+        return {
+            "run": found.id,
+            "state": found.state.value,
+            "results": [_result_row(one, most) for one in results],
+            "page": page,
+            "pages": pages,
+            "matching": matching,
+            "left": found.counts.left,
+            "next_page": page + 1 if page < pages else None,
+        }
 
     def swarm_result(
         self,
@@ -225,7 +178,21 @@ class RunTools:
             result = runs.result(found.id, known.id)
         if result is None:
             raise UserError(f"task `{known.id}` of run `{found.id}` has no result yet", hint="swarm_wait waits for it")
-        return full_result(found.id, result, from_char)
+        answer, end, ok = result.answer, from_char + WHOLE_CHARS, result.ending is TaskEnding.DONE
+        rest = answer is not None and len(answer) > end
+        told = ("tries", "prompt_tokens", "output_tokens", "finish_reason", "replica")
+        return {
+            "run": found.id,
+            "id": result.task,
+            "ok": ok,
+            **{name: getattr(result, name) for name in told},
+            "seconds": round(result.ended_at - result.started_at, 2),
+            "answer": None if answer is None else answer[from_char:end],
+            "characters": None if answer is None else len(answer),
+            "value": result.value if not rest and not from_char else None,
+            "error": None if ok else result.error or result.error_kind,
+            "next_from": end if rest else None,  # where the rest of a very long answer begins
+        }
 
     async def swarm_cancel(self, run: Run) -> Answer:
         """Stop a run. Finished results are kept and can be fetched; swarm_resume continues with the rest."""
@@ -369,35 +336,6 @@ def _absolute(name: str, given: str) -> str:
     return str(path)
 
 
-def short_progress(run: SwarmRun) -> Answer:
-    """What the run's row tells, without what to do next: it is one of many."""
-    output = run.config.get("output")
-    return {
-        "run": run.id,
-        "state": run.state.value,  # or "starting"
-        **{name: getattr(run.counts, name) for name in ("total", "done", "failed", "left")},
-        "name": run.name or None,
-        "simulated": run.simulated,
-        "error": run.error,
-        "output": output if isinstance(output, str) else None,
-    }
-
-
-def page_of(run: SwarmRun, results: Sequence[TaskResult], *, page: int, size: int, matching: int, most: int) -> Answer:
-    """`matching`: results of the kind that was asked for, on all pages."""
-    pages = -(-matching // size)
-    return {
-        "run": run.id,
-        "state": run.state.value,
-        "results": [_result_row(one, most) for one in results],
-        "page": page,
-        "pages": pages,
-        "matching": matching,
-        "left": run.counts.left,
-        "next_page": page + 1 if page < pages else None,
-    }
-
-
 def _result_row(result: TaskResult, most: int) -> Answer:
     """A value that is too long is shown as the beginning of its JSON. `cut`: the characters of the whole answer."""
     ok = result.ending is TaskEnding.DONE
@@ -408,26 +346,6 @@ def _result_row(result: TaskResult, most: int) -> Answer:
     elif text is not None:
         row |= {"answer": shortened(text, most), "cut": len(text) if len(text) > most else None}
     return {**row, "error": None if ok else shortened(result.error or result.error_kind or "", ERROR_CHARS)}
-
-
-def full_result(run_id: str, result: TaskResult, from_char: int) -> Answer:
-    """`next_from`: where the rest of a very long answer begins."""
-    answer, end = result.answer, from_char + WHOLE_CHARS
-    rest = answer is not None and len(answer) > end
-    ok = result.ending is TaskEnding.DONE
-    told = ("tries", "prompt_tokens", "output_tokens", "finish_reason", "replica")
-    return {
-        "run": run_id,
-        "id": result.task,
-        "ok": ok,
-        **{name: getattr(result, name) for name in told},
-        "seconds": round(result.ended_at - result.started_at, 2),
-        "answer": None if answer is None else answer[from_char:end],
-        "characters": None if answer is None else len(answer),
-        "value": result.value if not rest and not from_char else None,
-        "error": None if ok else result.error or result.error_kind,
-        "next_from": end if rest else None,
-    }
 
 
 def _speed(store: Store, run: SwarmRun, until: float | None, state: str) -> dict[str, float | None]:

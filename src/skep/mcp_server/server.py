@@ -33,8 +33,7 @@ from skep import __version__
 from skep.config.access import AcceptedKeys, answer_while, host_of, is_same_origin
 from skep.config.keys import given_keys, keys_path
 from skep.errors import SkepError, UserError
-from skep.mcp_server.context import ServerContext
-from skep.mcp_server.read_tools import ReadTools
+from skep.mcp_server.read_tools import ReadTools, ServerContext
 from skep.mcp_server.run_tools import LONGEST_WAIT_S, RunTools
 from skep.paths import LOOPBACK
 from skep.wire.serve_asgi import AsgiServer
@@ -231,14 +230,9 @@ class AccessCheck:
 
 
 def listen(
-    place: ServerContext,
-    *,
-    host: str,
-    port: int,
-    session_idle_s: float = SESSION_IDLE_S,
-    most_sessions: int = MOST_SESSIONS,
-    on_ready: Callable[[str], None] = lambda _url: None,
-) -> AsgiServer:
+    place: ServerContext, *, host: str, port: int, session_idle_s: float = SESSION_IDLE_S,
+    most_sessions: int = MOST_SESSIONS, on_ready: Callable[[str], None] = lambda _url: None,
+) -> AsgiServer:  # fmt: skip
     """Bind the port and return the server; its `run` serves. `on_ready` is called with the URL."""
     hosts, keys = (frozenset(LOOPBACK), None) if host in LOOPBACK else (None, _keys(place, host))
     app = make_server(place).streamable_http_app(

@@ -183,15 +183,9 @@ class MixedSummary(msgspec.Struct, frozen=True):
 
 
 def mixed_summary(
-    run_id: str,
-    model: str,
-    form: str,
-    rows: Sequence[Request],
-    verdicts: Sequence[Verdict],
-    *,
-    simulated: bool,
-    incomplete: str = "",
-) -> MixedSummary:
+    run_id: str, model: str, form: str, rows: Sequence[Request], verdicts: Sequence[Verdict], *,
+    simulated: bool, incomplete: str = "",
+) -> MixedSummary:  # fmt: skip
     """`incomplete`: why the run was cut short. Without verdicts, nothing is said about what passed."""
     known = {(one.level, one.repeat, one.index): one for one in verdicts}
     levels: list[MixedLevel] = []

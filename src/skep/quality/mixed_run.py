@@ -65,15 +65,9 @@ class MixedPlan(msgspec.Struct, frozen=True):
 
 
 async def run_mixed(
-    plan: MixedPlan,
-    endpoint: Endpoint,
-    store: Store,
-    host: HostFacts,
-    sandbox: Sandbox,
-    on_progress: OnProgress = lambda _: None,
-    *,
-    meter: PowerMeter | None = None,
-) -> MixedSummary:
+    plan: MixedPlan, endpoint: Endpoint, store: Store, host: HostFacts, sandbox: Sandbox,
+    on_progress: OnProgress = lambda _: None, *, meter: PowerMeter | None = None,
+) -> MixedSummary:  # fmt: skip
     """Faults of single requests become rows. Items are stored first: a run cut short can be judged later."""
     items = items_of(plan.levels)
     async with Recording(store, endpoint, host, _identity(plan, items, sandbox, endpoint, host)) as recording:
@@ -149,18 +143,9 @@ class MixedRound:
     async def _ask(
         self, item: Item, index: int, traffic: str, messages: list[dict[str, str]], **turn: Any
     ) -> tuple[Request, str]:
-        task = BenchTask(
-            level=self._level,
-            repeat=self._repeat,
-            index=index,
-            kind=item.id,
-            messages=messages,
-            max_tokens=item.max_tokens,
-            temperature=TEMPERATURE,
-            traffic=traffic,
-            **turn,
-        )
-        row, answer = await self._sender.ask(task)
+        place = (self._level, self._repeat, index, item.id)
+        how: dict[str, Any] = {"temperature": TEMPERATURE, "traffic": traffic, **turn}
+        row, answer = await self._sender.ask(BenchTask(*place, messages, item.max_tokens, **how))
         self._on_row(row)
         return row, answer
 

@@ -85,17 +85,9 @@ class ItemPass(msgspec.Struct, frozen=True):
 
     def task(self, item: Item, index: int, temperature: float, fields: Mapping[str, Any]) -> BenchTask:
         """`fields`: of the request beside its own."""
-        return BenchTask(
-            level=self.level,
-            repeat=self.repeat,
-            index=index,
-            kind=item.id,
-            messages=[dict(message) for message in item.messages],
-            max_tokens=item.max_tokens,
-            temperature=temperature,
-            traffic=self.arm,
-            body=fields,
-        )
+        place, said = (self.level, self.repeat, index, item.id), [dict(message) for message in item.messages]
+        how: dict[str, Any] = {"temperature": temperature, "traffic": self.arm, "body": fields}
+        return BenchTask(*place, said, item.max_tokens, **how)
 
 
 def passes_of_round(begun: Counter[int], level: int, *, again: bool) -> dict[str, ItemPass]:

@@ -33,7 +33,7 @@ UNANSWERED = frozenset({VerdictOutcome.FAILED, VerdictOutcome.TIMED_OUT})
 LEAST_DELTA, MOST_DELTA = 0.1, 50.0  # points
 MOST_REPEATS = 10  # that anybody is told to make
 MUCH_CACHED = 0.05
-BASE, AGAIN, LOAD = "base", "again", "load"
+ARMS = BASE, AGAIN, LOAD = "base", "again", "load"
 PAIRED_WITH, WHOLE_BLOCK, CUT_SHORT = "paired_with", "whole_block", "cut_short"
 Key = tuple[int, int]  # level and repeat: a pass
 Block = tuple[int, int]  # from one index to before another
@@ -83,18 +83,10 @@ class QualitySummary(msgspec.Struct, frozen=True):
 
 
 def quality_summary(
-    run_id: str,
-    rows: Iterable[Request],
-    verdicts: Iterable[Verdict],
-    facts: Iterable[LevelFact],
-    items: Sequence[Item],
-    *,
-    bank: str,
-    delta: float,
-    levels: Sequence[int] = (),
-    simulated: bool = False,
+    run_id: str, rows: Iterable[Request], verdicts: Iterable[Verdict], facts: Iterable[LevelFact],
+    items: Sequence[Item], *, bank: str, delta: float, levels: Sequence[int] = (), simulated: bool = False,
     incomplete: str = "",
-) -> QualitySummary:
+) -> QualitySummary:  # fmt: skip
     """`levels`: those that were asked for, so that the ones not walked can be named."""
     tables = Tables(rows, verdicts, facts, items)
     measured = sorted({level for level, _ in tables.partners if level > 1})
@@ -414,3 +406,8 @@ def remarks(summary: QualitySummary) -> list[str]:
                 "TTFT is better than with fresh prompts"
             )
     return found
+
+
+def notes(summary: QualitySummary) -> list[str]:
+    """Return what stands below the table: the noise, then warnings and gaps."""
+    return [*filter(None, [noise_words(summary)]), *remarks(summary)]

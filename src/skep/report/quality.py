@@ -22,10 +22,9 @@ from skep.quality.trial_figures import (
     QualitySummary,
     claim_words,
     conclusion,
-    noise_words,
+    notes,
     outlook,
     points,
-    remarks,
 )
 from skep.report import charts, theme
 from skep.report.charts import Spec
@@ -327,7 +326,7 @@ def print_quality(summary: QualitySummary) -> None:
         print_quality_tables(summary)
     if summary.simulated:
         note("SIMULATED: no model ran, these figures are a prediction")
-    note(*filter(None, (noise_words(summary), *remarks(summary))))
+    note(*notes(summary))
     print(conclusion(summary))  # noqa: T201
 
 

@@ -169,14 +169,8 @@ def view(*, packages: bool) -> ScriptView:
             binds[str(path)] = str(path)
     if real.is_relative_to("/nix/store"):
         binds["/nix/store"] = "/nix/store"
-    for path in (
-        base / "lib",
-        base / "lib64",
-        base.resolve() / "lib",
-        real,
-        *map(Path, EXTRA),
-        base / "bin" / real.name,
-    ):
+    own = (base / "lib", base / "lib64", base.resolve() / "lib", real)
+    for path in (*own, *map(Path, EXTRA), base / "bin" / real.name):
         _add(binds, links, path)
     program, emptied = str(real), list[str]()
     if packages:

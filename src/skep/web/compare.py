@@ -26,7 +26,6 @@ from skep.store.records import StoredRun
 from skep.web import history
 from skep.web.context import Site
 from skep.web.history import HistoryQuery, chosen_key, cold_beside, read_query, shown_values, track_of
-from skep.web.history_data import read_query
 from skep.web.layout import in_words, page, render_macro, streamed
 from skep.web.responses import csv_answer, csv_records, json_answer
 from skep.web.run_cache import Pictures, found_runs, levels_of, runs_named

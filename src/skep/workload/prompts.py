@@ -195,14 +195,9 @@ class ConversationScript(msgspec.Struct, frozen=True):
 
 
 def conversations(
-    rng: Random,
-    *,
-    turns: int = 4,
-    tokens_first: int = 250,
-    tokens_turn: int = 40,
-    think_s: float = 5.0,
+    rng: Random, *, turns: int = 4, tokens_first: int = 250, tokens_turn: int = 40, think_s: float = 5.0,
     **lengths: Unpack[Lengths],
-) -> Iterator[ConversationScript]:
+) -> Iterator[ConversationScript]:  # fmt: skip
     """Endless. Think times: exponential with that mean, at most about 5 times it. `tokens_turn`: without template."""
     if not 1 <= turns <= MOST_TURNS:
         raise UserError(f"a conversation of `{turns}` turns is not possible", hint=f"from 1 to {MOST_TURNS}")

@@ -113,7 +113,7 @@ def parse_classes(table: Mapping[str, Any]) -> tuple[TrafficClass, ...]:
     if not table:
         raise UserError("the mix names no class of traffic", hint="write at least one, such as `[class.chat]`")
     for name, values in table.items():
-        if not re.fullmatch(r"[\w-]{1,40}", name, re.ASCII):
+        if not re.fullmatch(r"(?=.*[A-Za-z0-9])[\w-]{1,40}", name, re.ASCII):
             hint = "letters, digits, `-` and `_`, at most 40"
             raise UserError(f"`{name}` is not a name for a class of traffic", hint=hint)
         if (fault := next(_class_faults(values), None)) is not None:

@@ -263,7 +263,7 @@ def main() -> None:
     with suppress(OSError, AttributeError):  # the other process has the same user, and could read this one's memory
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
     job: dict[str, Any] = json.loads(sys.stdin.buffer.read())
-    mark, link, report = job.pop("mark"), WorkerLink(pid, job_in, told_out, job.pop("seconds")), CheckReport()
+    mark, link, report = job.pop("mark"), WorkerLink(pid, told_out, job.pop("seconds"), job=job_in), CheckReport()
     try:
         KINDS[kind][0]({**job, "kind": kind}, link, report)
     except Broken as ended:

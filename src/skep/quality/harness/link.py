@@ -32,18 +32,24 @@ class Broken(Exception):
 def work(try_out: Callable[[dict[str, Any], Say], None], job_fd: int, told_fd: int) -> None:
     with os.fdopen(job_fd, "rb") as pipe:
         job = json.loads(pipe.read())
-    token, write, encoded = job.pop("token").encode(), os.write, json.dumps  # held: the code may change the modules
+    say = teller(job.pop("token").encode(), told_fd)
+    try:
+        try_out(job, say)
+    except BaseException as error:
+        last = _broken(error, "could not be tried")
+        say(outcome=last.outcome, detail=last.detail)
+
+
+def teller(token: bytes, told_fd: int) -> Say:
+    """Return what sends messages to a `WorkerLink` that has the same token."""
+    write, encoded = os.write, json.dumps  # held: the code may change the modules
 
     def say(**message: Any) -> None:
         line = token + encoded(message).encode() + b"\n"
         while line:
             line = line[write(told_fd, line) :]
 
-    try:
-        try_out(job, say)
-    except BaseException as error:
-        last = _broken(error, "could not be tried")
-        say(outcome=last.outcome, detail=last.detail)
+    return say
 
 
 def load(code: str, *before: str) -> types.ModuleType:
@@ -125,16 +131,17 @@ class CheckReport:
 class WorkerLink:
     """Messages count only with the token that went with the job; what the answer's code writes is passed over."""
 
-    def __init__(self, pid: int, job: int, told: int, seconds: float) -> None:
-        self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
-        self._pid = pid
-        self._job = job
-        self._told = told
-        self._token = os.urandom(16).hex().encode()
+    def __init__(self, pid: int, told: int, seconds: float, token: bytes | None = None, *, job: int = -1) -> None:
+        self._pid, self._told, self._job = pid, told, job
+        self._token = token or os.urandom(16).hex().encode()
+        self.renew(seconds)
         self._held = b""
         self._read_bytes = 0
         self._waited: int | None = None
+
+    def renew(self, seconds: float) -> None:
+        """Give the other process so many seconds from now on."""
+        self._seconds, self._deadline = seconds, time.monotonic() + seconds
 
     def send(self, job: Mapping[str, Any]) -> None:
         """All that the other process is told, once."""
@@ -171,10 +178,11 @@ class WorkerLink:
             if gone:
                 raise Broken(gone)
 
-    def kill(self) -> None:
+    def kill(self, *, wait: bool = False) -> None:
         if self._waited is None:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
+            self._waited = os.waitpid(self._pid, 0)[1] if wait else None
 
     def _gone(self, patience_s: float = 0.0) -> str:
         """Return how it ended; empty if it still runs after so long."""

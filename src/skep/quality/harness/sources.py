@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import ast
 import builtins
-import json
 import os
 import re
-import select
-import signal
 import sys
 import textwrap
-import time
 import types
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
-from .link import described
+from .link import Broken, Say, WorkerLink, described, teller
 
 Wanted = Callable[[str], bool]
 # With one block, by the number of those that hung; an example that waits for somebody is left out, a program is not.
@@ -194,54 +190,41 @@ def _tried(
 ) -> tuple[list[tuple[int, str]], tuple[int, str] | None]:
     """Return what each block did, in the order in which they ran; and the one where it came to an end, and how."""
     reading, writing = os.pipe()
+    token = os.urandom(16).hex().encode()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(reading)
-            _BlockRunner(todo, writing).run(before)
+            _BlockRunner(todo, teller(token, writing)).run(before)
         finally:
             os._exit(0)
     os.close(writing)
+    told: list[tuple[int, str]] = []
+    begun: list[int] = []
+    how, link = "", WorkerLink(pid, reading, patience_s, token)
     try:
-        messages, how = _heard(pid, reading, len(todo), patience_s)
+        while len(told) < len(todo):
+            message = link.receive()
+            if "error" in message:
+                told.append((message["number"], message["error"]))
+            else:
+                begun.append(message["number"])
+            link.renew(patience_s)
+    except Broken as ended:
+        how = "did not come to an end" if ended.outcome == "exceeded" else "ended its process"
     finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        link.kill(wait=True)
         os.close(reading)
-    told = [(int(n), str(error)) for kind, n, error in messages if kind == "done"]
-    begun = [int(n) for kind, n, _error in messages if kind == "begun"]
-    done = {n for n, _error in told}
-    stuck = next((n for n in reversed(begun) if n not in done), None)
-    return told, None if stuck is None or len(done) == len(todo) else (stuck, how)
-
-
-def _heard(pid: int, reading: int, expected: int, patience_s: float) -> tuple[list[tuple[str, int, str]], str]:
-    held = b""
-    lines: list[tuple[str, int, str]] = []
-    until = time.monotonic() + patience_s
-    ended = False
-    while sum(line[0] == "done" for line in lines) < expected:
-        if select.select([reading], [], [], 0 if ended else 0.02)[0] and (read := os.read(reading, 1 << 16)):
-            held += read
-            *whole, held = held.split(b"\n")
-            with suppress(ValueError, TypeError):
-                lines += [(str(kind), int(n), str(error)) for kind, n, error in map(json.loads, whole)]
-            until = time.monotonic() + patience_s
-        elif ended:
-            return lines, "ended its process"
-        elif time.monotonic() > until:
-            return lines, "did not come to an end"
-        ended = ended or os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-    return lines, ""
+    done = {number for number, _error in told}
+    stuck = next((number for number in reversed(begun) if number not in done), None)
+    return told, None if stuck is None or not how else (stuck, how)
 
 
 class _BlockRunner:
     """Runs in the process apart. A block that failed leaves no names behind."""
 
-    def __init__(self, todo: list[tuple[int, str, bool]], writing: int) -> None:
-        self._todo = todo
-        self._writing = writing
+    def __init__(self, todo: list[tuple[int, str, bool]], say: Say) -> None:
+        self._todo, self._say = todo, say
         self._late: set[int] = set()
         self._solid: set[str] = set()  # names of blocks with functions or classes
         self._module = types.ModuleType("answer")
@@ -256,11 +239,11 @@ class _BlockRunner:
         self._solid |= set(held) if before else set()
         while self._todo:
             number, code, asked = self._todo.pop(0)
-            self._say("begun", number)
+            self._say(number=number)
             names = dict(held)
             error = self._failed(code, asked, names)
             if error is None:
-                self._say("done", number)
+                self._say(number=number, error="")
                 continue
             held.clear()
             held.update(names)
@@ -271,7 +254,7 @@ class _BlockRunner:
                 self._late.add(number)
                 self._todo.append((number, code, asked))
             else:
-                self._say("done", number, error if isinstance(error, str) else f"raised {described(error)}")
+                self._say(number=number, error=error if isinstance(error, str) else f"raised {described(error)}")
 
     def _failed(self, code: str, asked: bool, names: dict[str, Any]) -> BaseException | str | None:
         held = self._module.__dict__
@@ -285,6 +268,3 @@ class _BlockRunner:
         elif any(held.get(name) is not names.get(name) for name in self._solid & set(names)):
             return "overwrites names of the program"
         return None
-
-    def _say(self, kind: str, number: int, error: str = "") -> None:
-        os.write(self._writing, json.dumps([kind, number, error]).encode() + b"\n")
