@@ -151,17 +151,18 @@ async def run_search(
     """
     limit_s = max(SHORTEST_LIMIT_S, journal.tuning.budget_s)
     with journal:
-        while (request := search.following()) is not None:
+        while True:
+            request = search.following()
             for stage in journal.decided(search.stages):
                 on_event(stage)
+            if request is None:
+                break
             on_event(request)
             await asyncio.sleep(0)  # a bench in virtual time never waits: Ctrl-C is heard here
             answer = await _carried_out(request, bench, on_event, limit_s)
             search.took(answer)
             for event in (answer, *journal.took(request, answer, search.stages)):
                 on_event(event)
-        for stage in journal.decided(search.stages):
-            on_event(stage)
         journal.end("done", search.ended)
 
 
