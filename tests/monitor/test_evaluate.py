@@ -299,7 +299,7 @@ def test_rules_and_targets_have_alerts_of_their_own():
     others = [found(True, AlertRule.TTFT), found(True, target="cloud"), found(True, AlertRule.DISK, None)]
     assert len(alarms.feed([found(True), *others], 1.0)) == 4
     (closed,) = alarms.feed([found(False, target="cloud")], 2.0)
-    assert (closed.target, closed.closed_at) == ("cloud", 2.0)
+    assert (closed.alert.target, closed.alert.closed_at) == ("cloud", 2.0)
 
 
 def test_a_change_that_was_told_is_not_told_again_when_it_is_found_again():
@@ -315,6 +315,6 @@ def test_a_later_change_is_an_event_of_its_own():
     alarms = Alarms()
     alarms.feed([found(True, AlertRule.SHIFT, since=50.0)], 60.0)
     ended, begun = alarms.feed([found(True, AlertRule.SHIFT, since=65.0)], 80.0)
-    assert ended.closed_because == "another one followed"
-    assert begun.opened_at == 80.0
+    assert ended.alert.closed_because == "another one followed"
+    assert begun.alert.opened_at == 80.0
     assert len(alarms.open) == 1
