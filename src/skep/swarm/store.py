@@ -62,11 +62,6 @@ class SwarmSession(msgspec.Struct, frozen=True):
     alive: bool
 
 
-def _task_of(row: Row) -> Task:
-    """Its id is the column's: results and attempts are found by it. `tools` of an earlier version are left aside."""
-    return msgspec.convert(json.loads(row["document"]) | {"id": row["id"]}, Task)
-
-
 def _swarm_runs(rows: Sequence[Row]) -> list[SwarmRun]:
     return read(rows, SwarmRun, "swarm run", state=_state, counts=_counts_of)
 
@@ -116,24 +111,13 @@ LEFT JOIN swarm_session_ends AS ends ON ends.run_id = last.run_id AND ends.numbe
     ),
     newest_first="{0}.rowid DESC",  # in the order they were made: clocks are set back
 )  # fmt: skip
-_TASKS = "SELECT id, document FROM swarm_tasks WHERE run_id = ? ORDER BY key"
-_TASK = "SELECT id, document FROM swarm_tasks WHERE run_id = ? AND id = ?"
-_RESULT = """
-SELECT swarm_results.*, swarm_tasks.id AS task
-FROM swarm_tasks JOIN swarm_results ON swarm_results.task = swarm_tasks.key
-WHERE swarm_tasks.run_id = ? AND swarm_tasks.id = ?
-"""
-_PENDING = """
-SELECT id, document FROM swarm_tasks
-WHERE run_id = ? AND NOT EXISTS (SELECT 1 FROM swarm_results WHERE task = key)
-ORDER BY key
-"""
+_TASKS = "SELECT id, document FROM swarm_tasks WHERE run_id = ? {of} ORDER BY key"
+_OPEN = "AND NOT EXISTS (SELECT 1 FROM swarm_results WHERE task = key)"
 # Two columns are named `task`; the second, which is the task's id, is the one that is read.
 _RESULTS = """
 SELECT swarm_results.*, swarm_tasks.id AS task
 FROM swarm_results JOIN swarm_tasks ON swarm_tasks.key = swarm_results.task
-WHERE swarm_results.run_id = ?1 AND (?2 IS NULL OR ending = ?2)
-ORDER BY swarm_results.task LIMIT ?3 OFFSET ?4
+WHERE swarm_results.run_id = ? {of} ORDER BY swarm_results.task LIMIT ? OFFSET ?
 """
 _ATTEMPTS = """
 SELECT swarm_attempts.*, swarm_tasks.id AS task
@@ -234,29 +218,35 @@ class SwarmStore:
 
     def tasks(self, run_id: str) -> list[Task]:
         """In the order of the input."""
-        return [_task_of(row) for row in self._store.read(_TASKS, run_id)]
+        return self._tasks(run_id)
 
     def task(self, run_id: str, task_id: str) -> Task:
-        rows = self._store.read(_TASK, run_id, storable(task_id))
-        if rows:
-            return _task_of(rows[0])
-        known = {squeeze(row["id"]): row["id"] for row in self._store.read(_TASKS, run_id)}
+        if found := self._tasks(run_id, "AND id = ?", storable(task_id)):
+            return found[0]
+        known = {squeeze(task.id): task.id for task in self._tasks(run_id)}
         hint = did_you_mean(similar_names(task_id, known), f"`skep swarm show {run_id}` lists them")
         raise UserError(f"run `{run_id}` has no task `{task_id}`", hint=hint)
 
     def pending(self, run_id: str) -> list[Task]:
         """Return those without a result, in the order of the input."""
-        return [_task_of(row) for row in self._store.read(_PENDING, run_id)]
+        return self._tasks(run_id, _OPEN)
+
+    def _tasks(self, run_id: str, of: str = "", *values: object) -> list[Task]:
+        """Their ids are the column's: results and attempts are found by it. `tools` of an earlier version are left
+        aside."""
+        rows = self._store.read(_TASKS.format(of=of), run_id, *values)
+        return [msgspec.convert(json.loads(row["document"]) | {"id": row["id"]}, Task) for row in rows]
 
     def results(
         self, run_id: str, *, offset: int = 0, limit: int | None = None, ending: str | None = None
     ) -> list[TaskResult]:
         """In the order of the input."""
-        rows = self._store.read(_RESULTS, run_id, ending, -1 if limit is None else limit, offset)
-        return read(rows, TaskResult, "task")
+        of, values = ("AND ending = ?", (ending,)) if ending is not None else ("", ())
+        sql, most = _RESULTS.format(of=of), -1 if limit is None else limit
+        return read(self._store.read(sql, run_id, *values, most, offset), TaskResult, "task")
 
     def result(self, run_id: str, task_id: str) -> TaskResult | None:
-        rows = self._store.read(_RESULT, run_id, storable(task_id))
+        rows = self._store.read(_RESULTS.format(of="AND swarm_tasks.id = ?"), run_id, storable(task_id), 1, 0)
         return read(rows, TaskResult, "task")[0] if rows else None
 
     def attempts(self, run_id: str, task_id: str | None = None) -> list[Attempt]:
