@@ -217,18 +217,21 @@ def test_other_lengths_are_no_comparison(series):
     assert "not the same load, prompts of 256 against 16 tokens" in found.sentences[0]
 
 
+def around_note(series, at, text):
+    note = MonitorEvent(START + at, EventKind.NOTE, text, "box")
+    series.append_event(note)
+    return around_event(series, note, KEY, zone=UTC)
+
+
 def test_a_note_inside_an_hour_of_many_probes_divides_that_hour(series):
     add(series, noisy((70, 20), (63, 20)), every_s=60)
-    note = MonitorEvent(START + 20 * 60 - 10, EventKind.NOTE, "clock locked", "box")
-    series.append_event(note)
-    found = around_event(series, note, KEY, zone=UTC)
+    found = around_note(series, 20 * 60 - 10, "clock locked")
+    assert "when it was noted: clock locked: -9.9 % (" in found.sentence
     assert (found.versus.a.count, found.versus.b.count) == (20, 20)
 
 
 def test_the_windows_end_where_something_else_happened(series):
     add(series, noisy((70, 96)))
-    note = MonitorEvent(START + 2 * DAY_S, EventKind.NOTE, "new fans", "box")
-    series.append_event(note)
     for days, kind, text, target in (
         (1, EventKind.VERSION, "driver", "box"),
         (2.001, EventKind.VERSION, "of the same moment", "box"),
@@ -237,17 +240,15 @@ def test_the_windows_end_where_something_else_happened(series):
         (2.2, EventKind.NOTE, "of another box", "other"),
     ):
         series.append_event(MonitorEvent(START + days * DAY_S, kind, text, target))
-    found = around_event(series, note, KEY, zone=UTC)
+    found = around_note(series, 2 * DAY_S, "new fans")
     assert (found.before, found.after) == ((START + DAY_S, START + 2 * DAY_S), (START + 2 * DAY_S, START + 3 * DAY_S))
     assert "inside run-to-run noise (CV 0.9 %)" in found.sentence
 
 
 def test_a_note_with_nothing_after_it_is_not_comparable_yet(series):
     add(series, noisy((70, 10)))
-    note = MonitorEvent(START + DAY_S, EventKind.NOTE, "just now", "box")
-    assert around_event(series, note, KEY, zone=UTC).sentence.endswith(
-        "not comparable, with 10 values before and 0 after"
-    )
+    found = around_note(series, DAY_S, "just now")
+    assert found.sentence.endswith("not comparable, with 10 values before and 0 after")
 
 
 def swap(series, at, what="model", before="qwen3-8b.gguf", after="qwen3-14b.gguf"):
