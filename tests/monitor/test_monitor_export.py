@@ -5,7 +5,7 @@ import io
 
 from monitor_samples import START as NOW
 
-from skep.monitor import status as export
+from skep.monitor import status
 from skep.monitor.records import HOUR_S, Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape, ProbeTarget
 from skep.monitor.status import SAMPLE_COLUMNS, sample_rows, write_csv
 from skep.monitor.store import SeriesStore
@@ -44,7 +44,7 @@ def test_a_missed_occasion_is_a_row_of_its_own(store):
 
 def test_pages_neither_lose_nor_double_a_row(store, monkeypatch):
     fill(store, 7)
-    monkeypatch.setattr(export, "PROBES_AT_ONCE", 2)
+    monkeypatch.setattr(status, "PROBES_AT_ONCE", 2)
     assert len(list(sample_rows(store))) == 14
     assert len(list(sample_rows(store, since=NOW + 5 * HOUR_S))) == 4
     assert list(sample_rows(store, target="other")) == []

@@ -300,10 +300,7 @@ def test_a_command_gets_words_and_variables():
     assert variables["SKEP_ALERT_CLOSED_AT"] == ""
     argv = argv_of(["notify-send", "{title}", "{message}", "{other} {}", "$(id)"], variables)
     assert argv == ["notify-send", "box: down", DOWN.message, "{other} {}", "$(id)"]
-
-
-def test_what_a_message_brings_in_is_not_filled_in_again():
-    evil = Alert(AlertRule.DOWN, "box", 1.0, "{host} {message}")
+    evil = Alert(AlertRule.DOWN, "box", 1.0, "{host} {message}")  # what it brings in is not filled in again
     assert argv_of(["{message}"], variables_of(notice("opened", evil))) == ["{host} {message}"]
 
 
