@@ -15,14 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from soak_month import VirtualLoop
 
 from skep.errors import EngineError, StoreError
-from skep.monitor.loop import (
-    LastSeen,
-    Loop,
-    WriteBuffer,
-    events_since,
-    hold_monitor_lock,
-    last_seen,
-)
+from skep.monitor.loop import LastSeen, Loop, WriteBuffer, events_since, hold_monitor_lock, last_seen
 from skep.monitor.probe import machine_of
 from skep.monitor.records import (
     EventKind,

@@ -13,15 +13,7 @@ from skep.errors import EndpointError, StoreError, UserError
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.client import AnswerChecker, AttemptResult, ChatWorker
-from skep.swarm.records import (
-    AttemptOutcome,
-    SwarmRunOptions,
-    SwarmRunState,
-    Task,
-    TaskEnding,
-    TaskResult,
-    Why,
-)
+from skep.swarm.records import AttemptOutcome, SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult, Why
 from skep.swarm.results_file import ResultsFile, complete_output
 from skep.swarm.runner import carry_out
 from skep.swarm.store import Recorded, SwarmStore, create_run, lock_path
