@@ -31,7 +31,7 @@ from skep.files import check_place, lock_holder
 from skep.paths import Paths
 from skep.store.database import Store, open_store
 from skep.store.named_rows import NamedRows, free_id, this_process, writes_on
-from skep.store.rows import as_stored, document_text, insert, read, storable
+from skep.store.rows import as_stored, document_text, insert, queries, read, storable
 from skep.swarm.records import (
     Attempt,
     Counts,
@@ -84,24 +84,13 @@ def _is_alive(row: Row) -> bool:
     return row["ended_at"] is None and writes_on(row)
 
 
-# A run's last session is the one that counts; one that was ever simulated stays so.
+def _query(name: str) -> str:
+    return queries("skep.swarm")[name]
+
+
 _RUNS = NamedRows(
     "swarm_runs",
-    """
-SELECT swarm_runs.*,
-    (SELECT count(*) FROM swarm_tasks WHERE run_id = swarm_runs.id) AS total,
-    (SELECT count(*) FROM swarm_results WHERE run_id = swarm_runs.id AND ending = 'done') AS done,
-    (SELECT count(*) FROM swarm_results WHERE run_id = swarm_runs.id AND ending = 'failed') AS failed,
-    (SELECT max(simulated) FROM swarm_sessions WHERE run_id = swarm_runs.id) AS simulated,
-    (SELECT max(id) FROM swarm_cancels WHERE run_id = swarm_runs.id) AS newest_cancel,
-    (SELECT fact FROM swarm_facts WHERE run_id = swarm_runs.id AND name = 'opened' AND session = last.number) AS opened,
-    coalesce(last.number, 0) AS sessions, last.started_at, last.writer_pid, last.writer_start_ticks, last.boot_id,
-    ends.ended_at, ends.outcome, ends.error
-FROM swarm_runs
-LEFT JOIN swarm_sessions AS last ON last.run_id = swarm_runs.id
-    AND last.number = (SELECT max(number) FROM swarm_sessions WHERE run_id = swarm_runs.id)
-LEFT JOIN swarm_session_ends AS ends ON ends.run_id = last.run_id AND ends.number = last.number
-""",
+    _query("runs"),
     "swarm run",
     lists="`skep swarm list` lists them all",
     makes="`skep swarm run TASKS.jsonl` makes one",
@@ -113,24 +102,7 @@ LEFT JOIN swarm_session_ends AS ends ON ends.run_id = last.run_id AND ends.numbe
 )  # fmt: skip
 _TASKS = "SELECT id, document FROM swarm_tasks WHERE run_id = ? {of} ORDER BY key"
 _OPEN = "AND NOT EXISTS (SELECT 1 FROM swarm_results WHERE task = key)"
-# Two columns are named `task`; the second, which is the task's id, is the one that is read.
-_RESULTS = """
-SELECT swarm_results.*, swarm_tasks.id AS task
-FROM swarm_results JOIN swarm_tasks ON swarm_tasks.key = swarm_results.task
-WHERE swarm_results.run_id = ? {of} ORDER BY swarm_results.task LIMIT ? OFFSET ?
-"""
-_ATTEMPTS = """
-SELECT swarm_attempts.*, swarm_tasks.id AS task
-FROM swarm_attempts JOIN swarm_tasks ON swarm_tasks.key = swarm_attempts.task
-WHERE swarm_attempts.run_id = ?1 AND (?2 IS NULL OR swarm_tasks.id = ?2) ORDER BY started_at, swarm_attempts.id
-"""
 _FACTS = "SELECT session, name, at, fact FROM swarm_facts WHERE run_id = ?1 AND (?2 IS NULL OR name = ?2) ORDER BY id"
-_SESSIONS = """
-SELECT swarm_sessions.*, ends.ended_at, ends.outcome, ends.error
-FROM swarm_sessions LEFT JOIN swarm_session_ends AS ends
-    ON ends.run_id = swarm_sessions.run_id AND ends.number = swarm_sessions.number
-WHERE swarm_sessions.run_id = ? ORDER BY swarm_sessions.number
-"""
 _NEWEST_CANCEL = "SELECT coalesce(max(id), 0) FROM swarm_cancels WHERE run_id = ?"
 
 
@@ -242,16 +214,16 @@ class SwarmStore:
     ) -> list[TaskResult]:
         """In the order of the input."""
         of, values = ("AND ending = ?", (ending,)) if ending is not None else ("", ())
-        sql, most = _RESULTS.format(of=of), -1 if limit is None else limit
+        sql, most = _query("results").format(of=of), -1 if limit is None else limit
         return read(self._store.read(sql, run_id, *values, most, offset), TaskResult, "task")
 
     def result(self, run_id: str, task_id: str) -> TaskResult | None:
-        rows = self._store.read(_RESULTS.format(of="AND swarm_tasks.id = ?"), run_id, storable(task_id), 1, 0)
+        rows = self._store.read(_query("results").format(of="AND swarm_tasks.id = ?"), run_id, storable(task_id), 1, 0)
         return read(rows, TaskResult, "task")[0] if rows else None
 
     def attempts(self, run_id: str, task_id: str | None = None) -> list[Attempt]:
         """By the time they began."""
-        return read(self._store.read(_ATTEMPTS, run_id, storable(task_id)), Attempt)
+        return read(self._store.read(_query("attempts"), run_id, storable(task_id)), Attempt)
 
     def append_fact(self, run_id: str, session: int, name: str, at: float, fact: Mapping[str, Any]) -> None:
         with self._store.transaction(run_id) as connection:
@@ -264,7 +236,7 @@ class SwarmStore:
         return [(row["session"], row["name"], row["at"], json.loads(row["fact"])) for row in rows]
 
     def session_rows(self, run_id: str) -> list[SwarmSession]:
-        return read(self._store.read(_SESSIONS, run_id), SwarmSession, "swarm run", alive=_is_alive)
+        return read(self._store.read(_query("sessions"), run_id), SwarmSession, "swarm run", alive=_is_alive)
 
     def set_cancelled(self, run_id: str, at: float) -> None:
         """Asked for from outside; who works on the run sees it in `newest_cancel`."""
