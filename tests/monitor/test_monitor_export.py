@@ -2,14 +2,12 @@
 
 import csv
 import io
-import json
 
-from monitor_samples import KEY
 from monitor_samples import START as NOW
 
-from skep.monitor import status as export
+from skep.monitor import status
 from skep.monitor.records import HOUR_S, Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape, ProbeTarget
-from skep.monitor.status import POINT_COLUMNS, SAMPLE_COLUMNS, point_rows, sample_rows, write_csv, write_json
+from skep.monitor.status import SAMPLE_COLUMNS, sample_rows, write_csv
 from skep.monitor.store import SeriesStore
 
 BOX = ProbeTarget("box", "http://127.0.0.1:1")
@@ -46,7 +44,7 @@ def test_a_missed_occasion_is_a_row_of_its_own(store):
 
 def test_pages_neither_lose_nor_double_a_row(store, monkeypatch):
     fill(store, 7)
-    monkeypatch.setattr(export, "PROBES_AT_ONCE", 2)
+    monkeypatch.setattr(status, "PROBES_AT_ONCE", 2)
     assert len(list(sample_rows(store))) == 14
     assert len(list(sample_rows(store, since=NOW + 5 * HOUR_S))) == 4
     assert list(sample_rows(store, target="other")) == []
@@ -61,15 +59,3 @@ def test_csv_has_empty_cells_for_what_is_unknown_and_no_formulas(store):
     assert first["simulated"] == "0"
     assert first["error"] == "'=HYPERLINK(1)"
     assert first["model"] == "'-m"
-
-
-def test_json_is_one_list(store):
-    series = fill(store, 2)
-    file = io.StringIO()
-    assert write_json(POINT_COLUMNS, point_rows(series, KEY), file) == 2
-    rows = json.loads(file.getvalue())
-    assert [row["value"] for row in rows] == [80, 81]
-    assert rows[0]["series"] == "box/hot/short/c1/tok_s"
-    empty = io.StringIO()
-    assert write_json(POINT_COLUMNS, point_rows(series, KEY, NOW + 9 * HOUR_S), empty) == 0
-    assert json.loads(empty.getvalue()) == []

@@ -15,16 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from soak_month import VirtualLoop
 
 from skep.errors import EngineError, StoreError
-from skep.monitor.loop import (
-    LastSeen,
-    Loop,
-    WriteBuffer,
-    events_since,
-    hold_monitor_lock,
-    last_seen,
-    probe_by_hand,
-    prober_with,
-)
+from skep.monitor.loop import LastSeen, Loop, WriteBuffer, events_since, hold_monitor_lock, last_seen
 from skep.monitor.probe import machine_of
 from skep.monitor.records import (
     EventKind,
@@ -429,20 +420,6 @@ def test_what_has_no_place_in_the_store_does_not_hold_up_the_rest(series):
     assert backlog.write()
     assert outcomes(series) == ["failed", "done"]
     assert said[0].startswith("monitor.dropped")
-
-
-def test_once_probes_what_is_due_and_ends(series):
-    said = []
-    with FakeEngine(token_ms=1) as engine:
-        for name in ("box", "same-box"):
-            series.put_target(ProbeTarget(name, engine.url, short_tokens=8, long_tokens=0, added_at=NOON))
-        asyncio.run(Loop(series, prober_with({}), say=said.append).run(once=True))
-        assert outcomes(series) == outcomes(series, "same-box") == ["done"]
-        made, samples = asyncio.run(probe_by_hand(series, series.target("box"), {}))
-        assert (made.era, made.outcome, len(samples)) == (-1, ProbeOutcome.DONE, 2)
-    asyncio.run(Loop(series, prober_with({}), say=said.append).run(once=True))
-    assert len(series.probes("box", *ALL)) == 2
-    assert sum(text.startswith("monitor.probed") for text in said) == 2
 
 
 def test_a_second_one_is_told_who_holds_the_store(env):

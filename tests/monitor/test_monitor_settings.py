@@ -1,6 +1,5 @@
 """`[monitor]` of skep.toml: what it says, what it refuses, and that its page has every key."""
 
-import re
 from pathlib import Path
 
 import msgspec
@@ -82,10 +81,9 @@ def test_what_is_wrong_is_named_with_its_place(table, said):
     assert "unknown key" not in said or "slower" in caught.value.hint
 
 
-@pytest.mark.parametrize("key", sorted(file_keys(Monitor)))
-def test_every_key_is_in_the_pages(key):
-    assert re.search(rf"^{key} = ", (DOCS / "configuration.md").read_text(), re.MULTILINE)
-    assert f"`{key}`" in (DOCS / "watch.md").read_text()
+def test_every_key_is_in_the_page_of_the_monitor():
+    page = (DOCS / "watch.md").read_text()
+    assert [key for key in file_keys(Monitor) if f"`{key}`" not in page] == []
 
 
 def test_the_words_of_a_command_are_those_it_is_given():

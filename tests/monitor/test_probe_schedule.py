@@ -36,6 +36,13 @@ def probed(schedule, agenda):
         schedule.finished(due)
 
 
+def begun():
+    """A schedule whose target was probed at noon."""
+    schedule = ProbeSchedule()
+    probed(schedule, schedule.look([BOX], moment(NOON)))
+    return schedule
+
+
 def test_a_new_target_is_probed_at_once_and_then_in_every_slot():
     schedule = ProbeSchedule()
     agenda = schedule.look([BOX], moment(NOON + 1800))
@@ -94,8 +101,7 @@ def test_a_probe_that_was_broken_off_is_due_again():
     ids=["asleep", "clock set forward", "late", "the caller knows better"],
 )
 def test_a_gap_says_why(later, known, cause):
-    schedule = ProbeSchedule()
-    probed(schedule, schedule.look([BOX], Moment(NOON, 0, 0)))
+    schedule = begun()
     (gap,) = schedule.look([BOX], later, *([known] if known else [])).missed
     assert (gap.error_kind, gap.error) == cause
 
@@ -116,8 +122,7 @@ def test_a_system_without_a_clock_for_sleep_leaves_it_open():
 
 
 def test_a_clock_that_is_set_back_begins_a_new_era_and_a_little_is_waited_for():
-    schedule = ProbeSchedule()
-    probed(schedule, schedule.look([BOX], moment(NOON)))
+    schedule = begun()
     little = schedule.look([BOX], moment(NOON - 0.9 * HOUR))
     assert (little.eras, little.missed, little.due) == ((), (), ())
     assert little.wake_at == due_at(BOX, int(NOON // HOUR) + 1)
@@ -129,8 +134,7 @@ def test_a_clock_that_is_set_back_begins_a_new_era_and_a_little_is_waited_for():
 
 
 def test_another_pace_begins_a_new_era_and_misses_nothing():
-    schedule = ProbeSchedule()
-    probed(schedule, schedule.look([BOX], moment(NOON)))
+    schedule = begun()
     quick = replace(BOX, every_s=600.0)
     agenda = schedule.look([quick], moment(NOON + 900))
     assert [(era.number, era.slot, era.every_s) for era in agenda.eras] == [(1, (NOON + 900) // 600, 600.0)]
@@ -139,8 +143,7 @@ def test_another_pace_begins_a_new_era_and_misses_nothing():
 
 
 def test_a_target_that_is_taken_up_again_was_not_missed_meanwhile():
-    schedule = ProbeSchedule()
-    probed(schedule, schedule.look([BOX], moment(NOON)))
+    schedule = begun()
     assert schedule.look([], moment(NOON + 9 * HOUR)).wake_at is None
     back = replace(BOX, added_at=NOON + 9 * HOUR)
     agenda = schedule.look([back], moment(NOON + 9 * HOUR))

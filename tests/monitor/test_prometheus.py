@@ -5,6 +5,8 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
+import pytest
+
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
@@ -46,21 +48,24 @@ def parsed(text):
     return found
 
 
-def probed(series, target, at, *, running=0, concurrency=1, **figures):
-    slot = int(at // target.every_s)
-    probe = Probe(target.name, 0, slot, at, at + 5, ProbeOutcome.DONE, started_at=at, running=running)
-    series.append_probe(probe, [ProbeSample(at, Heat.HOT, ProbeShape.SHORT, concurrency, **figures)])
+@pytest.fixture
+def box(series):
+    series.put_target(ProbeTarget("box", "http://127.0.0.1:1", added_at=NOW - 9 * DAY_S))
 
 
-def of_box(metric, concurrency=1):
-    return f'{metric}{{target="box",heat="hot",shape="short",concurrency="{concurrency}"}}'
+def probed(series, hours_ago, *, target="box", running=0, **figures):
+    at = NOW - hours_ago * HOUR_S
+    probe = Probe(target, 0, int(at // HOUR_S), at, at + 5, ProbeOutcome.DONE, started_at=at, running=running)
+    series.append_probe(probe, [ProbeSample(at, Heat.HOT, ProbeShape.SHORT, 1, **figures)])
 
 
-def test_the_last_value_and_the_median_of_seven_days_are_told(series):
-    box = ProbeTarget("box", "http://127.0.0.1:1", added_at=NOW - 9 * DAY_S)
-    series.put_target(box)
+def of_box(metric):
+    return f'{metric}{{target="box",heat="hot",shape="short",concurrency="1"}}'
+
+
+def test_the_last_value_and_the_median_of_seven_days_are_told(series, box):
     for hours, speed in ((200, 1.0), (30, 80.0), (20, 90.0), (10, 100.0), (1, 70.0)):  # the first one is too old
-        probed(series, box, NOW - hours * HOUR_S, tok_s=speed, ttft_ms=250.0)
+        probed(series, hours, tok_s=speed, ttft_ms=250.0)
     found = parsed(metrics_page(series, NOW))
     assert found[of_box("skep_monitor_tokens_per_second")] == 70
     assert found[of_box("skep_monitor_tokens_per_second_median_7d")] == 85
@@ -72,11 +77,9 @@ def test_the_last_value_and_the_median_of_seven_days_are_told(series):
     assert found["skep_monitor_series_left_out{}"] == 0
 
 
-def test_what_is_old_or_unknown_has_no_line(series):
+def test_what_is_old_or_unknown_has_no_line(series, box):
     """A value of yesterday is not the latest one, and a zero would be a lie."""
-    box = ProbeTarget("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
-    series.put_target(box)
-    probed(series, box, NOW - 20 * HOUR_S, tok_s=70.0)
+    probed(series, 20, tok_s=70.0)
     found = parsed(metrics_page(series, NOW))
     assert of_box("skep_monitor_tokens_per_second") not in found
     assert found[of_box("skep_monitor_tokens_per_second_median_7d")] == 70
@@ -84,22 +87,18 @@ def test_what_is_old_or_unknown_has_no_line(series):
     assert found['skep_monitor_target_state{target="box",state="silent"}'] == 1
 
 
-def test_busy_samples_are_not_in_the_median(series):
-    box = ProbeTarget("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
-    series.put_target(box)
-    probed(series, box, NOW - 3 * HOUR_S, tok_s=80.0)
-    probed(series, box, NOW - 1 * HOUR_S, running=3, tok_s=20.0)
+def test_busy_samples_are_not_in_the_median(series, box):
+    probed(series, 3, tok_s=80.0)
+    probed(series, 1, running=3, tok_s=20.0)
     found = parsed(metrics_page(series, NOW))
     assert found[of_box("skep_monitor_tokens_per_second_median_7d")] == 80
     assert found['skep_monitor_target_state{target="box",state="busy"}'] == 1
 
 
-def test_a_removed_target_is_not_told_and_alerts_are_counted(series):
-    gone = ProbeTarget("gone", "http://127.0.0.1:1", added_at=NOW - DAY_S)
-    series.put_target(gone)
-    probed(series, gone, NOW - HOUR_S, tok_s=80.0)
+def test_a_removed_target_is_not_told_and_alerts_are_counted(series, box):
+    series.put_target(ProbeTarget("gone", "http://127.0.0.1:1", added_at=NOW - DAY_S))
+    probed(series, 1, target="gone", tok_s=80.0)
     series.remove_target("gone", NOW)
-    series.put_target(ProbeTarget("box", "http://127.0.0.1:1", added_at=NOW))
     series.open_alert(Alert(AlertRule.DISK, None, NOW, 'the disk "fills"'))
     series.open_alert(Alert(AlertRule.DOWN, "box", NOW, "it is down"))
     found = parsed(metrics_page(series, NOW))
@@ -112,9 +111,7 @@ def test_an_empty_store_is_no_error(series):
     assert parsed(metrics_page(series, NOW)) == {"skep_monitor_series_left_out{}": 0}
 
 
-def test_more_series_than_anybody_wants_are_left_out_and_counted(series):
-    box = ProbeTarget("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
-    series.put_target(box)
+def test_more_series_than_anybody_wants_are_left_out_and_counted(series, box):
     samples = [ProbeSample(NOW - HOUR_S, Heat.HOT, ProbeShape.SHORT, c, tok_s=50.0) for c in range(1, MOST_SERIES + 11)]
     probe = Probe("box", 0, 1, NOW - HOUR_S, NOW - HOUR_S + 5, ProbeOutcome.DONE)
     series.append_probe(probe, samples)
@@ -123,10 +120,8 @@ def test_more_series_than_anybody_wants_are_left_out_and_counted(series):
     assert len([key for key in found if key.startswith("skep_monitor_tokens_per_second{")]) == MOST_SERIES
 
 
-def test_the_page_names_every_metric_and_no_other(series):
-    box = ProbeTarget("box", "http://127.0.0.1:1", added_at=NOW - DAY_S)
-    series.put_target(box)
-    probed(series, box, NOW - HOUR_S, tok_s=50.0)
+def test_the_page_names_every_metric_and_no_other(series, box):
+    probed(series, 1, tok_s=50.0)
     series.open_alert(Alert(AlertRule.DOWN, "box", NOW, "it is down"))
     own = {key.partition("{")[0] for key in parsed(metrics_page(series, NOW))}
     own = {re.sub(r"_(median|mad)_7d$", "", name) for name in own} | {name for name, _ in METRIC_NAMES.values()}

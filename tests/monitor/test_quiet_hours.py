@@ -4,12 +4,9 @@ from datetime import datetime
 from zoneinfo import ZoneInfo
 
 import pytest
-from msgspec.structs import replace
 
 from skep.config.settings import QuietHours, parse_quiet_hours
 from skep.errors import UserError
-from skep.monitor.notify import Notice, QuietHoursPolicy
-from skep.monitor.records import Alert, AlertRule
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NIGHT = parse_quiet_hours("22:00-07:00")
@@ -48,60 +45,3 @@ def test_what_is_no_time_of_day_is_refused(text):
     with pytest.raises(UserError) as caught:
         parse_quiet_hours(text)
     assert caught.value.hint
-
-
-def alert(rule=AlertRule.SLOWER, opened_at=None, target="box", **more):
-    return Alert(rule, target, at("2026-05-04T23:00") if opened_at is None else opened_at, "m", **more)
-
-
-LATE, MORNING = at("2026-05-04T23:00"), at("2026-05-05T07:00")
-
-
-def test_what_is_still_wrong_in_the_morning_is_told_then_and_once():
-    policy = QuietHoursPolicy(NIGHT, zone=BERLIN)
-    assert policy.tell(alert(), LATE) == []
-    assert policy.release(LATE + 3600) == []
-    assert policy.release(MORNING) == [Notice("opened", (alert(),))]
-    assert policy.release(MORNING + 60) == []
-
-
-def test_what_came_and_went_at_night_is_told_together():
-    policy = QuietHoursPolicy(NIGHT, zone=BERLIN)
-    gone = [alert(closed_at=LATE + 60), alert(AlertRule.TTFT, closed_at=LATE + 90)]
-    for one in gone:
-        policy.tell(replace(one, closed_at=None), LATE)
-        assert policy.tell(one, LATE + 99) == []
-    assert policy.release(MORNING) == [Notice("passed", tuple(gone))]
-
-
-def test_what_began_by_day_and_ended_at_night_is_ended_in_the_morning():
-    policy = QuietHoursPolicy(NIGHT, zone=BERLIN)
-    noon = at("2026-05-04T12:00")
-    by_day = alert(opened_at=noon)
-    assert policy.tell(by_day, noon) == [Notice("opened", (by_day,))]
-    over = replace(by_day, closed_at=LATE)
-    assert policy.tell(over, LATE) == []
-    assert policy.release(MORNING) == [Notice("closed", (over,))]
-
-
-def test_exceptions_are_told_at_any_hour():
-    policy = QuietHoursPolicy(NIGHT, ["down"], BERLIN)
-    down = alert(AlertRule.DOWN)
-    over = replace(down, closed_at=LATE)
-    assert policy.tell(down, LATE) == [Notice("opened", (down,))]
-    assert policy.tell(over, LATE) == [Notice("closed", (over,))]
-
-
-def test_without_quiet_hours_nothing_waits():
-    policy = QuietHoursPolicy()
-    for what, one in (("opened", alert()), ("closed", alert(closed_at=LATE))):
-        assert policy.tell(one, LATE) == [Notice(what, (one,))]
-    assert policy.release(LATE) == []
-
-
-def test_an_alert_held_back_takes_its_number_when_it_has_one():
-    policy = QuietHoursPolicy(NIGHT, zone=BERLIN)
-    assert not policy.stored(alert(id=4))
-    policy.tell(alert(), LATE)
-    assert policy.stored(alert(id=4))
-    assert policy.release(MORNING)[0].alerts[0].id == 4

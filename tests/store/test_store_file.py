@@ -45,17 +45,10 @@ def test_file_is_made_for_its_owner_alone(path, store, begin):
 
 
 def test_settings_of_the_connection(store):
-    """Readers do not block the writer, references hold, and a locked file is waited for."""
-    names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout", "application_id")
-    assert [pragma(store, name) for name in names] == ["wal", 1, 1, 10_000, migrations.APPLICATION_ID]
-
-
-def test_blank_file_gets_the_whole_schema(path, store):
-    """From nothing to the newest version in one opening."""
-    assert pragma(store, "user_version") == len(migrations.MIGRATIONS)
-    names = {name for kind, name in schema(path) if kind in ("table", "view")}
-    assert {"runs", "run_ends", "requests", "client_samples", "gateway_requests"} <= names
-    assert {"v_runs", "v_requests", "v_gateway_requests"} <= names
+    """Readers do not block the writer, references hold, a locked file is waited for, the schema is the newest."""
+    told = {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "busy_timeout": 10_000}
+    told |= {"application_id": migrations.APPLICATION_ID, "user_version": len(migrations.MIGRATIONS)}
+    assert {name: pragma(store, name) for name in told} == told
 
 
 def test_failed_migration_leaves_the_old_file(path, tmp_path):
@@ -113,11 +106,14 @@ def test_damaged_file_is_reported(path, begin, a_request):
         store.requests(run_id)
 
 
-def test_reading_where_nothing_is(path):
-    """A reader makes no empty database."""
+def test_reading_where_nothing_is(path, tmp_path):
+    """A reader makes no empty database; a blank file may be anybody's, and is left to somebody who means to write."""
     with pytest.raises(StoreError, match="there is no database at"):
         open_store(path, read_only=True)
     assert not path.exists()
+    (tmp_path / "blank.sqlite3").touch()
+    with pytest.raises(StoreError, match="must be upgraded"):
+        open_store(tmp_path / "blank.sqlite3", read_only=True)
 
 
 def test_reader_cannot_write(path, store, begin):
@@ -128,13 +124,6 @@ def test_reader_cannot_write(path, store, begin):
         with pytest.raises(StoreError, match="readonly"):
             reader.end_run(run_id, 1.0, "done")
         assert repr(reader) == f"<Store {path}, read-only>"
-
-
-def test_reader_cannot_upgrade(tmp_path):
-    """A blank file may be anybody's: it is left to somebody who means to write."""
-    (tmp_path / "blank.sqlite3").touch()
-    with pytest.raises(StoreError, match="must be upgraded"):
-        open_store(tmp_path / "blank.sqlite3", read_only=True)
 
 
 def test_path_where_no_file_can_be_made(tmp_path):
@@ -198,7 +187,7 @@ def test_vacuum_gives_space_back(store, begin, a_request):
     assert store.size_bytes() < before / 4
 
 
-def test_backup_is_one_file_that_opens(tmp_path, store, begin, a_request):
+def test_backup_is_one_file_that_opens_and_overwrites_nothing_unasked(tmp_path, store, begin, a_request):
     """A copy taken while the run goes on holds all rows so far and needs no side files."""
     run_id = begin(store)
     store.append_requests(run_id, [a_request()])
@@ -208,16 +197,10 @@ def test_backup_is_one_file_that_opens(tmp_path, store, begin, a_request):
     assert mode(copy) == 0o600
     with open_store(copy) as opened:
         assert opened.requests(run_id) == [a_request()]
-
-
-def test_backup_does_not_overwrite_unasked(tmp_path, store, begin):
-    """An existing file is only replaced on request, and then at once."""
-    copy = tmp_path / "copy.sqlite3"
     copy.write_text("precious")
     with pytest.raises(UserError, match="exists"):
         store.backup(copy)
     assert copy.read_text() == "precious"
-    run_id = begin(store)
     store.backup(copy, overwrite=True)
     with open_store(copy) as opened:
         assert opened.run("last").id == run_id
@@ -309,13 +292,15 @@ def test_calibrations_come_newest_first_those_of_one_host_or_all(store):
         store.append_calibration(calibration())
 
 
-def test_deleting_a_run_leaves_the_calibration(store, begin):
+def test_a_calibration_outlives_its_runs_is_read_by_people_and_goes_by_its_name(store, begin):
     """It has the figures of its own; `skep store gc` must not take away what plans rest on."""
     run_id = begin(store)
     store.end_run(run_id, NOW, "done")
     store.append_calibration(calibration(document={"runs": [run_id]}))
     assert store.delete_runs([run_id]) == 1
-    assert len(store.calibrations()) == 1
+    query = "SELECT calibration_id, measured_utc, step_factor, further_sequences_factor FROM v_calibrations"
+    assert [tuple(row) for row in store.read(query)] == [("c-1", "2026-11-15 14:22:33", 1.2, 0.9)]
+    assert (store.delete_calibrations(["c-1", "unknown"]), store.calibrations()) == (1, [])
 
 
 def test_the_file_of_schema_4_has_its_calibration(old_file):
@@ -349,20 +334,12 @@ VERDICT = Verdict(
 )
 
 
-def test_verdict_and_item_read_back_as_they_were(store, begin):
-    """What was asked and what became of it need no other file."""
+def test_a_request_has_one_verdict_an_ended_run_takes_none_a_deleted_one_takes_them_along(store, begin):
+    """A second opinion is a replay, not a row; what a finished run says is final."""
     run_id = begin(store, kind="quality")
     store.append_items(run_id, [ITEM])
     store.append_verdicts(run_id, [VERDICT])
-    assert store.items(run_id) == [ITEM]
-    assert store.verdicts(run_id) == [VERDICT]
-
-
-def test_a_request_has_one_verdict_an_ended_run_takes_none_a_deleted_one_takes_them_along(store, begin):
-    """A second opinion is a replay, not a row; what a finished run says is final."""
-    run_id = begin(store)
-    store.append_items(run_id, [ITEM])
-    store.append_verdicts(run_id, [VERDICT])
+    assert (store.items(run_id), store.verdicts(run_id)) == ([ITEM], [VERDICT])
     with pytest.raises(StoreError, match="does not take this row"):
         store.append_verdicts(run_id, [VERDICT])
     store.end_run(run_id, 1_794_752_600.0, "done")

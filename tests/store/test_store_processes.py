@@ -97,23 +97,17 @@ def proc_with(folder: Path, *, pid: int, state: str = "S", ticks: int = 500, boo
     return folder
 
 
-@pytest.mark.parametrize("state", ["S", "R", "D", "T"])
-def test_process_with_the_same_start_is_alive(tmp_path, state):
-    """Asleep, at work, waiting for a disk or stopped: all may go on."""
-    assert is_alive(WriterProcess(7, 500, "boot-a"), proc_with(tmp_path, pid=7, state=state))
-
-
-@pytest.mark.parametrize("changes", [{"state": "Z"}, {"state": "X"}, {"ticks": 501}, {"boot": "boot-b"}, {"pid": 8}])
-def test_look_alike_is_not_the_writer(tmp_path, changes):
-    """Dead, a later process with the same number, after a reboot, or no such number."""
-    assert not is_alive(WriterProcess(7, 500, "boot-a"), proc_with(tmp_path, **({"pid": 7} | changes)))
-
-
-def test_spoiled_stat_is_no_proof_of_life(tmp_path):
-    """A line that cannot be read does not match."""
-    proc = proc_with(tmp_path, pid=7)
-    (proc / "7/stat").write_text("7 (x) S 1")
-    assert not is_alive(WriterProcess(7, 500, "boot-a"), proc)
+@pytest.mark.parametrize(
+    ("changes", "alive"),
+    [
+        *(({"state": state}, True) for state in "SRDT"),  # asleep, at work, waiting for a disk or stopped
+        *((changes, False) for changes in ({"state": "Z"}, {"state": "X"}, {"ticks": 501}, {"boot": "b"}, {"pid": 8})),
+        ({"ticks": "spoiled"}, False),
+    ],
+)
+def test_the_writer_is_known_by_its_start_and_a_look_alike_is_not_it(tmp_path, changes, alive):
+    """Dead, a later process with the same number, after a reboot, no such number, or nothing that can be read."""
+    assert is_alive(WriterProcess(7, 500, "boot-a"), proc_with(tmp_path, **({"pid": 7} | changes))) is alive
 
 
 def test_without_proc_the_number_decides(tmp_path):

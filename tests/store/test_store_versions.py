@@ -34,33 +34,21 @@ def test_every_version_has_a_dump():
 
 
 @pytest.mark.parametrize("dump", DUMPS)
-def test_old_file_opens_with_its_run(dump, old_file):
-    """Whatever skep wrote it, the run and its rows are there."""
-    with open_store(old_file(dump)) as store:
+def test_old_file_opens_with_its_run_takes_new_rows_and_is_as_a_fresh_one(dump, old_file, tmp_path, a_gateway_request):
+    """Whatever skep wrote it. Schema 1 had no place for gateway requests; what 2 wrote is there."""
+    old = old_file(dump)
+    with open_store(old) as store:
         run = store.run("last")
         assert (run.id, run.state, run.requests) == ("20261115-142233-a1b2c3", RunState.DONE, 1)
         (request,) = store.requests(run.id)
         assert (request.output_tokens, request.arrivals_s, request.engine.decode_tok_s) == (50, (1.0, 2.0), 50.0)
         assert len(store.client_samples(run.id)) == 1
-
-
-@pytest.mark.parametrize("dump", DUMPS)
-def test_upgraded_schema_is_the_fresh_one(dump, old_file, tmp_path):
-    """Old files and new ones end up alike."""
-    old = old_file(dump)
-    open_store(old).close()
-    open_store(tmp_path / "fresh.sqlite3").close()
-    assert schema(old) == schema(tmp_path / "fresh.sqlite3")
-
-
-@pytest.mark.parametrize("dump", DUMPS)
-def test_old_file_takes_gateway_requests(dump, old_file, a_gateway_request):
-    """Schema 1 had no place for them; what 2 wrote is there."""
-    with open_store(old_file(dump)) as store:
         before = [row.id for row in store.gateway_requests()]
         assert before == ([] if dump == "1" else ["k3xq9a-1"])
         store.append_gateway_requests([a_gateway_request("new-1", arrived_at=2_000_000_000.0)])
         assert [row.id for row in store.gateway_requests()] == ["new-1", *before]
+    open_store(tmp_path / "fresh.sqlite3").close()
+    assert schema(old) == schema(tmp_path / "fresh.sqlite3")
 
 
 OLD_BATCH = (
@@ -98,14 +86,12 @@ def test_what_a_file_notes_as_begun_is_there(old_file):
 
 
 @pytest.mark.parametrize("dump", DUMPS[:-1])
-def test_reader_of_an_old_file_brings_it_along(dump, old_file, tmp_path):
+def test_reader_of_an_old_file_brings_it_along(dump, old_file):
     """`skep runs` only reads, and is what people try first after an upgrade; it once refused its own users' files."""
     path = old_file(dump)
     with open_store(path, read_only=True) as reader:
         assert reader.run("last").state is RunState.DONE
         assert reader.count_gateway_requests() == (int(dump) >= 2)
-    open_store(tmp_path / "fresh.sqlite3").close()
-    assert schema(path) == schema(tmp_path / "fresh.sqlite3")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")

@@ -34,10 +34,10 @@ os.read(descriptor, 1)
 
 
 @asynccontextmanager
-async def running(tmp_path, *words, begin=True):
+async def running(tmp_path, *words, begin=True, code=CHILD, pause_s=0.01):
     """A child whose parent runs, and its log; stopped at the end."""
     log = tmp_path / "monitor.log"
-    child = MonitorChild([sys.executable, "-c", CHILD, *words], log, begin=begin, delays_s=(0.01,))
+    child = MonitorChild([sys.executable, "-c", code, *words], log, begin=begin, delays_s=(pause_s,))
     task = asyncio.create_task(child.run())
     yield child, log, task
     await child.stop()
@@ -87,6 +87,29 @@ async def test_without_a_command_line_it_never_starts(tmp_path):
     child = MonitorChild([], tmp_path / "monitor.log", begin=True)
     assert not child.wake()
     await child.stop()
+
+
+async def test_other_settings_end_what_runs_and_begin_it_anew_at_once(tmp_path):
+    """The pause after one that died is not waited for. Without a command line it stays away."""
+    words = [sys.executable, "-c", CHILD]
+    async with running(tmp_path, pause_s=600.0) as (child, log, _):
+        await begun(log, 1)
+        first = child.pid
+        await child.become([*words, "other"], begin=False)
+        await begun(log, 2)
+        second = child.pid
+        await child.become([], begin=True)
+        assert (alive(first), alive(second), child.wake()) == (False, False, False)
+        await child.become(words, begin=True)
+        await begun(log, 3)
+    assert (child.starts, child.wake()) == (3, False)
+
+
+async def test_its_log_is_rotated(tmp_path):
+    chatter = "import sys; sys.stdout.write(('x' * 1023 + chr(10)) * 9000); sys.stdout.flush(); sys.stdin.read()"
+    async with running(tmp_path, code=chatter, pause_s=600.0):
+        await until(lambda: sum(one.stat().st_size for one in tmp_path.iterdir()) >= 9000 * 1024)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["monitor.log", "monitor.log.1"]
 
 
 async def test_the_child_ends_when_its_parent_is_gone_without_a_word(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from skep.errors import UserError
 from skep.sandbox.runner import open_sandbox
-from skep.swarm import client as schema_checks
+from skep.swarm import client
 from skep.swarm.client import AnswerChecker
 from skep.swarm.records import Task
 from skep.swarm.schemas import LONGEST, values_in
@@ -113,13 +113,13 @@ def test_a_pattern_that_never_ends_does_not_stop_the_runner():
                     ticks += 1
 
             ticking = asyncio.create_task(tick())
-            checks._schemas = schema_checks.SchemaChecks(compute_s=0.2)
+            checks._schemas = client.SchemaChecks(compute_s=0.2)
             hung = await checks.check(task(schema=ENDLESS), json.dumps("a" * 40 + "!"))
             ticking.cancel()
             return hung, ticks, await checks.check(task(schema=ENDLESS), '"aaa"')
 
     hung, ticks, right = asyncio.run(checking())
-    assert hung.complaint == schema_checks.TOO_LONG
+    assert hung.complaint == client.TOO_LONG
     assert ticks > 0.2 / 0.02 / 4
     assert right.ok
 

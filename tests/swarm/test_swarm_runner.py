@@ -7,24 +7,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from skep.errors import EndpointError, EngineError, StoreError, UserError
-from skep.files import hold_lock
+from skep.errors import EndpointError, StoreError, UserError
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.client import AnswerChecker, AttemptResult, ChatWorker
-from skep.swarm.records import (
-    AttemptOutcome,
-    SwarmRunOptions,
-    SwarmRunState,
-    Task,
-    TaskEnding,
-    TaskResult,
-    Why,
-    given_fields,
-)
+from skep.swarm.records import AttemptOutcome, SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult, Why
 from skep.swarm.results_file import ResultsFile, complete_output
 from skep.swarm.runner import carry_out
 from skep.swarm.store import Recorded, SwarmStore, create_run, lock_path
@@ -147,17 +136,6 @@ def test_an_engine_that_dies_and_comes_back_is_waited_for(runs):
     assert [fact["up"] for _, _, _, fact in runs.read("facts", run_id, "endpoint")] == [False, True]
 
 
-def test_an_endpoint_that_is_down_is_given_up_with_the_journal_intact(runs, quick):
-    seen = []
-    run_id = runs.create("http://127.0.0.1:9", some(3), deadline_s=0.3)
-    with pytest.raises(EndpointError, match="did not answer for") as caught:
-        runs.carry_out(run_id, watch=seen.append)
-    assert run_id in caught.value.hint
-    assert seen[-1].down_s is not None
-    assert "cannot be reached" in seen[-1].down_why
-    assert runs.read("run", run_id).counts.left == 3
-
-
 def test_a_refused_key_is_not_waited_for(runs):
     async def refuse(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
@@ -237,12 +215,6 @@ def test_stopping_keeps_what_is_done_and_the_rest_is_done_later(runs, quick):
     assert quick.state()["requests"] - asked <= 20 + len(cancelled)
     all_done(runs, run_id, 20)
     assert {one.why for one in runs.read("attempts", run_id) if one.session == 2} >= {Why.RESUMED, Why.FIRST}
-
-
-def test_two_processes_do_not_work_at_one_run(runs, quick):
-    run_id = runs.create(quick.url, some(1))
-    with hold_lock(lock_path(runs.paths, run_id), "x", "y"), pytest.raises(EngineError, match="already running"):
-        runs.carry_out(run_id)
 
 
 def test_a_run_that_is_cancelled_before_it_has_begun_sends_nothing(runs, quick):
@@ -409,13 +381,6 @@ def test_a_full_disk_under_the_results_file_stops_it_and_loses_nothing(runs, qui
         assert SwarmStore(store).run(run_id).state is SwarmRunState.STOPPED
         done = SwarmStore(store).results(run_id)
         assert complete_output(SwarmStore(store), run_id, runs.output) == len(done) > 0
-
-
-def test_an_order_is_kept_as_it_was():
-    order = SwarmRunOptions(agents=3, output="/x", ask={"goal": "g"}, priority="batch")
-    assert msgspec.convert(json.loads(json.dumps(given_fields(order))), SwarmRunOptions) == order
-    assert given_fields(SwarmRunOptions()) == {}
-    assert msgspec.convert({"agents": 2, "of_a_later_version": 1}, SwarmRunOptions) == SwarmRunOptions(agents=2)
 
 
 def test_a_line_holds_what_a_reader_needs(tmp_path):

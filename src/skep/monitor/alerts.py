@@ -13,6 +13,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import tzinfo
 from functools import partial
 from itertools import pairwise
@@ -26,7 +27,7 @@ from skep.config.settings import Monitor, parse_quiet_hours
 from skep.errors import SkepError, UserError
 from skep.monitor.describe import clock, percent
 from skep.monitor.history import primary_keys, series_began
-from skep.monitor.notify import Notice, NotificationQueues, Notifier, QuietHoursPolicy, Secrets, log_line, notifiers_of
+from skep.monitor.notify import Notice, NotificationQueues, Notifier, Secrets, log_line, notifiers_of
 from skep.monitor.records import (
     BUSY,
     DAY_S,
@@ -63,66 +64,100 @@ class RuleFinding(msgspec.Struct, frozen=True):
     since: float | None = None  # when the event itself was, where the rule knows; later ones are events of their own
 
 
-class Alarms:
-    """The open alerts. Invariant: at most one for a rule and target."""
+@dataclass(slots=True, eq=False)
+class TrackedAlert:
+    """An alert from when it opens until its end is stored and told."""
 
-    def __init__(self, known: Iterable[Alert] = ()) -> None:
-        """`known`: open and recent alerts of the last process, so that a restart repeats no notice."""
-        self._open: dict[Place, Alert] = {}
-        self._last_opened: dict[Place, float] = {}
-        for alert in sorted(known, key=lambda alert: alert.opened_at):
-            self._last_opened[alert.rule, alert.target] = alert.opened_at
-            if alert.closed_at is None:
-                self._open[alert.rule, alert.target] = alert
+    alert: Alert
+    told: set[tuple[str, str]] = field(default_factory=set)  # what (opened, closed) and through what, or on its way
+    end_is_stored: bool = False
 
     @property
-    def open(self) -> list[Alert]:
-        return list(self._open.values())
+    def place(self) -> Place:
+        return self.alert.rule, self.alert.target
 
-    def stored(self, alert: Alert, alert_id: int) -> Alert:
-        """Set the id that the store gave to an alert."""
-        kept = replace(alert, id=alert_id)
-        place = (alert.rule, alert.target)
-        if place in self._open:
-            self._open[place] = kept
-        return kept
+    @property
+    def is_open(self) -> bool:
+        return self.alert.closed_at is None
 
-    def feed(self, findings: Sequence[RuleFinding], now: float) -> list[Alert]:
+    def told_through(self, what: str) -> set[str]:
+        return {via for kind, via in self.told if kind == what and via != "log"}
+
+
+class Alarms:
+    """The alerts that are open, and others until their end is stored and told.
+    Invariant: one at most is open for a rule and target."""
+
+    def __init__(self, known: Iterable[tuple[Alert, Iterable[tuple[str, str]]]] = (), told_until: float = 0.0) -> None:
+        """`known`: alerts of the last process, oldest first, with what was told of each, so that a restart repeats
+        no notice. Nothing more is told of those that ended before `told_until`."""
+        self.tracked: list[TrackedAlert] = []
+        self._last_opened: dict[Place, float] = {}
+        for alert, told in known:
+            self._last_opened[alert.rule, alert.target] = alert.opened_at
+            one = TrackedAlert(alert, set(told), end_is_stored=alert.closed_at is not None)
+            if alert.closed_at is None or alert.closed_at >= told_until:
+                self.tracked.append(one)
+
+    @property
+    def open(self) -> list[TrackedAlert]:
+        return [one for one in self.tracked if one.is_open]
+
+    def feed(self, findings: Sequence[RuleFinding], now: float) -> list[TrackedAlert]:
         """Return the alerts that these findings open, and those that they close, which have their end."""
-        actions: list[Alert] = []
+        changed: list[TrackedAlert] = []
         for finding in findings:
             place = (finding.rule, finding.target)
-            standing = self._open.get(place)
+            standing = next((one for one in self.open if one.place == place), None)
             last = self._last_opened.get(place)
             is_news = finding.since is None or last is None or finding.since > last
-            if standing is None and finding.wrong and is_news:
-                actions.append(self._begin(finding, now))
-            elif standing is not None and finding.wrong is False:
-                actions.append(self._end(standing, finding.message, now))
-            elif standing and finding.wrong and finding.since is not None and finding.since > standing.opened_at:
-                actions += [self._end(standing, "another one followed", now), self._begin(finding, now)]
-        return actions
+            if standing is not None and finding.wrong is False:
+                changed.append(self._end(standing, finding.message, now))
+            elif finding.wrong and is_news and (standing is None or finding.since is not None):
+                if standing is not None:
+                    changed.append(self._end(standing, "another one followed", now))
+                alert = Alert(*place, now, finding.message, finding.value, finding.limit)
+                changed.append(TrackedAlert(alert))
+                self.tracked.append(changed[-1])
+                self._last_opened[place] = now
+        return changed
 
-    def forget(self, targets: Iterable[str], now: float) -> list[Alert]:
+    def forget(self, targets: Iterable[str], now: float) -> list[TrackedAlert]:
         """Close what is open for targets other than these: they are watched no more."""
-        watched = set(targets)
-        gone = [alert for alert in self.open if alert.target is not None and alert.target not in watched]
-        return [self._end(alert, "it is no longer watched", now) for alert in gone]
+        watched = {None, *targets}
+        return [self._end(one, "it is no longer watched", now) for one in self.open if one.alert.target not in watched]
 
-    def forget_model(self, target: str, began: float, now: float) -> list[Alert]:
+    def forget_model(self, target: str, began: float, now: float) -> list[TrackedAlert]:
         """Close what was opened before another model answered, but for an outage: it was about the old one."""
-        old = [one for one in self.open if one.target == target and one.opened_at < began]
-        return [self._end(one, "another model answers", now) for one in old if one.rule is not AlertRule.DOWN]
+        old = [one for one in self.open if one.alert.target == target and one.alert.opened_at < began]
+        return [self._end(one, "another model answers", now) for one in old if one.alert.rule is not AlertRule.DOWN]
 
-    def _begin(self, finding: RuleFinding, now: float) -> Alert:
-        alert = Alert(finding.rule, finding.target, now, finding.message, finding.value, finding.limit)
-        self._open[finding.rule, finding.target] = alert
-        self._last_opened[finding.rule, finding.target] = now
-        return alert
+    def notices(
+        self, through: Sequence[str], is_quiet: Callable[[Alert], bool] = lambda _: False
+    ) -> list[tuple[Notice, set[str]]]:
+        """Return what is to be told now, with those through whom it was told already. It counts as told from now on.
+        What opened and closed untold is told together."""
+        opened, closed, passed = list[tuple[Notice, set[str]]](), list[tuple[Notice, set[str]]](), list[Alert]()
+        for one in self.tracked:
+            known = one.told_through("opened")
+            if is_quiet(one.alert):
+                continue
+            if one.is_open and not known.issuperset(through):
+                opened.append((Notice("opened", (one.alert,)), known))
+                one.told |= {("opened", via) for via in through}
+            elif not one.is_open and not one.told_through("closed"):
+                if known:
+                    closed.append((Notice("closed", (one.alert,)), set()))
+                else:
+                    passed.append(one.alert)
+                one.told |= {("closed", via) for via in through}
+        untold = [one for one in self.tracked if through and not one.told_through("closed")]
+        self.tracked = [one for one in self.tracked if one.is_open or not one.end_is_stored or one in untold]
+        return [*([(Notice("passed", tuple(passed)), set[str]())] if passed else []), *closed, *opened]
 
-    def _end(self, alert: Alert, because: str, now: float) -> Alert:
-        del self._open[alert.rule, alert.target]
-        return replace(alert, closed_at=now, closed_because=because)
+    def _end(self, one: TrackedAlert, because: str, now: float) -> TrackedAlert:
+        one.alert = replace(one.alert, closed_at=now, closed_because=because)
+        return one
 
 
 LATE = 3  # a single run says little, the median of three a good deal more
@@ -360,13 +395,8 @@ class AlertWatcher:
         self._notifiers = notifiers_of(wanted, env, self._secrets, log) if notifiers is None else notifiers
         self._queues = NotificationQueues(self._notifiers, self._told, log)
         self._alarms = Alarms()
-        hours = parse_quiet_hours(wanted.quiet_hours) if wanted.quiet_hours else None
-        self._quiet = QuietHoursPolicy(hours, wanted.quiet_except, zone)
+        self._hours = parse_quiet_hours(wanted.quiet_hours) if wanted.quiet_hours else None
         self._trend: list[tuple[float, int]] = []  # free bytes of the last day, of this process
-        self._unsaved: list[Alert] = []  # opened while nothing could be stored
-        self._unended: list[Alert] = []  # closed, and not stored as such yet
-        self._notices: list[Notice] = []  # to be handed over when the thread is done
-        self._told_before: dict[int | None, set[str]] = {}  # by the last process, of alerts that are open
         self._now = 0.0
         self._begun = False
         self._lock = asyncio.Lock()  # one event at a time changes the alarms, with all that is stored for it
@@ -393,10 +423,14 @@ class AlertWatcher:
         async with self._lock:
             self._now = now
             await asyncio.to_thread(look, *about)
-            notices, self._notices = self._notices, []
-            for notice in notices:
-                told = self._told_before.pop(notice.alerts[0].id, ()) if notice.what == "opened" else ()
+            through = [notifier.via for notifier in self._notifiers]
+            for notice, told in self._alarms.notices(through, self._is_quiet):
                 self._queues.hand_over(self._dated(notice), told)
+
+    def _is_quiet(self, alert: Alert) -> bool:
+        if self._hours is None or alert.rule in self._wanted.quiet_except:
+            return False
+        return self._hours.hold(self._now, self._zone)
 
     def _dated(self, notice: Notice) -> Notice:
         return replace(notice, at=self._now, host=self._host, zone=self._zone)
@@ -416,13 +450,8 @@ class AlertWatcher:
     def _look_around(self) -> None:
         with self._never_raising("tick"):
             self._begin()
-            self._write_ends()
-            while self._unsaved:
-                alert = self._alarms.stored(self._unsaved[0], self._series.open_alert(self._unsaved[0]))
-                self._unsaved.pop(0)
-                if alert.id is not None and not self._quiet.stored(alert):
-                    for via in ("log", *(notifier.via for notifier in self._notifiers)):
-                        self._series.append_notice(alert.id, "opened", self._now, via, None)
+            for one in self._alarms.tracked:
+                self._store(one)
             self._carry_out(self._alarms.forget((target.name for target in self._series.targets()), self._now))
         with self._never_raising("disk"):
             now, free, limit = self._now, self._free_bytes(), self._wanted.disk_free_bytes
@@ -432,57 +461,36 @@ class AlertWatcher:
                     self._trend.append((now, free))
                 finding = disk(free, self._trend, limit)
                 self._carry_out(self._alarms.feed([finding], now) if finding is not None else [])
-        self._notices += self._quiet.release(self._now)
 
     def _begin(self) -> None:
         """Read the alerts of the last process from the store, once."""
         if self._begun:
             return
-        known = self._series.alerts(since=self._now - KNOWN_FOR_S)
-        told = [self._series.notices(alert.id) for alert in known]
-        self._alarms = Alarms(known)
+        known = self._series.alerts(since=self._now - KNOWN_FOR_S)[::-1]
+        told = [[(what, via) for what, _, via, _ in self._series.notices(alert.id)] for alert in known]
+        self._alarms = Alarms(zip(known, told, strict=True), self._now - UNTOLD_FOR_S)
         self._begun = True
-        for alert, entries in reversed([*zip(known, told, strict=True)]):
-            sent = [(what, via) for what, _, via, _ in entries if via != "log"]
-            opened, closed = ({via for what, via in sent if what == kind} for kind in ("opened", "closed"))
-            if alert.closed_at is None:
-                if not opened.issuperset(notifier.via for notifier in self._notifiers):
-                    self._told_before[alert.id] = opened
-                    self._notices += self._quiet.tell(alert, self._now)
-            elif not closed and self._now - alert.closed_at <= UNTOLD_FOR_S:
-                if opened:
-                    self._notices += self._quiet.tell(alert, self._now)
-                else:
-                    self._quiet.hold("passed", alert)
 
-    def _carry_out(self, changed: Sequence[Alert]) -> None:
+    def _carry_out(self, changed: Sequence[TrackedAlert]) -> None:
         for one in changed:
-            alert = self._secrets.scrubbed(one)
+            one.alert = self._secrets.scrubbed(one.alert)
             with self._never_raising("store"):
-                alert = self._stored(alert)
-            notice = self._dated(Notice("opened" if alert.closed_at is None else "closed", (alert,)))
+                self._store(one)
+            notice = self._dated(Notice("opened" if one.is_open else "closed", (one.alert,)))
             self._log(log_line(notice))  # at once, quiet hours or not
+            one.told.add((notice.what, "log"))
             self._write_down(notice, "log", None)
-            self._notices += self._quiet.tell(alert, self._now)
 
-    def _stored(self, alert: Alert) -> Alert:
-        if alert.closed_at is None:
-            try:
-                return self._alarms.stored(alert, self._series.open_alert(alert))
-            except SkepError:
-                self._unsaved.append(alert)  # told all the same, stored when the store is well again
-                raise
-        self._unsaved = [one for one in self._unsaved if (one.rule, one.target) != (alert.rule, alert.target)]
-        self._unended.append(alert)  # until it is written: else it would stand there as open for ever
-        self._write_ends()
-        return alert
-
-    def _write_ends(self) -> None:
-        while self._unended:
-            alert = self._unended[0]
-            if alert.id is not None and alert.closed_at is not None:
-                self._series.close_alert(alert.id, alert.closed_at, alert.closed_because or "")
-            self._unended.pop(0)
+    def _store(self, one: TrackedAlert) -> None:
+        """Store its beginning and its end, as far as they are not. What could not be stored is told all the same, and
+        stored later with what was told: else it would stand there as open for ever, or be told anew."""
+        if one.alert.id is None:
+            one.alert = replace(one.alert, id=self._series.open_alert(one.alert))
+            for what, via in sorted(one.told):
+                self._series.append_notice(one.alert.id or 0, what, self._now, via, None)
+        if one.alert.closed_at is not None and not one.end_is_stored:
+            self._series.close_alert(one.alert.id or 0, one.alert.closed_at, one.alert.closed_because or "")
+            one.end_is_stored = True
 
     async def _told(self, notice: Notice, via: str, error: str | None) -> None:
         error = None if error is None else self._secrets.scrub(error)

@@ -124,10 +124,6 @@ def describe_recent(found: SeriesComparison, late_s: float, before_s: float) -> 
     return f"{start} {interval} {before}: more than run-to-run noise (CV {noise}) explains"
 
 
-def describe_stats(stats: WindowStats, metric: SeriesMetric, span_s: float) -> str:
-    return f"the last {span_of_time(span_s)}: {describe_level(stats, metric)}"
-
-
 def describe_level(stats: WindowStats, metric: SeriesMetric) -> str:
     steady = "" if stats.cv is None else f", CV {100 * stats.cv:.1f} %"
     unit = f" {metric.unit}" if metric.unit else ""

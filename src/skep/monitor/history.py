@@ -212,7 +212,8 @@ def _with_words(
         told.append(describe.describe_recent(late[0], LATE_S, late[1]) or "")
     widest = next((name for name in ("7 d", "30 d") if found.stats.get(name)), None)
     if widest is not None and (stats := found.stats[widest]) is not None:
-        told.append(describe.describe_stats(stats, found.key.metric, WINDOWS[widest]))
+        span = describe.span_of_time(WINDOWS[widest])
+        told.append(f"the last {span}: {describe.describe_level(stats, found.key.metric)}")
     told.append(describe.describe_coverage(found.coverage) or "")
     if found.busy:
         values = "value was" if found.busy == 1 else "values were"

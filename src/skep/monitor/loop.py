@@ -118,7 +118,7 @@ class WriteBuffer:
             outcome = ProbeOutcome.FAILED if probe.outcome is ProbeOutcome.DONE else probe.outcome
             occasion = (probe.target, probe.era, probe.slot, probe.due_at, probe.ended_at, outcome, probe.started_at)
             bare = Probe(*occasion, probe.slots, error_kind="store", error="its figures could not be stored")
-            self._tried("lost", self._series.append_probe, bare)
+            self._tried("lost", self._series.append_probe, bare, (), events)
 
     def _tried(self, fate: str, append: Callable[..., object], *values: object) -> bool:
         """Return whether the store took it. Raise StoreError where nothing can be stored."""

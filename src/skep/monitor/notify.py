@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from html import escape
@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from skep.config.settings import COMMAND_WORDS, Hook, Monitor, QuietHours, Shape, check_webhook
+from skep.config.settings import COMMAND_WORDS, Hook, Monitor, Shape, check_webhook
 from skep.errors import UserError
 from skep.monitor.describe import one_line
 from skep.monitor.records import Alert, AlertRule
@@ -73,54 +73,6 @@ class Notice(msgspec.Struct, frozen=True):
     def _stretch(self, alert: Alert) -> str:
         moments = [f"{datetime.fromtimestamp(at, self.zone):%H:%M}" for at in (alert.opened_at, alert.closed_at) if at]
         return f"{alert.target or 'the machine'} {_NAMES[alert.rule]} {' to '.join(moments)}"
-
-
-class QuietHoursPolicy:
-    """Decides whether an alert is told now or at the end of the quiet hours. Each is told as open once at most."""
-
-    def __init__(self, hours: QuietHours | None = None, exempt: Sequence[str] = (), zone: tzinfo | None = None) -> None:
-        self._hours, self._exempt, self._zone = hours, frozenset(exempt), zone
-        self._held: dict[tuple[AlertRule, str | None, float], tuple[What, Alert]] = {}
-
-    def tell(self, alert: Alert, now: float) -> list[Notice]:
-        """Return the notice of an alert that has opened or closed; none where it waits."""
-        what: What = "opened" if alert.closed_at is None else "closed"
-        if what == "closed" and self._is_held_open(alert):
-            self.hold("passed", alert)
-        elif self._is_quiet(now) and alert.rule not in self._exempt:
-            self.hold(what, alert)
-        else:
-            return [Notice(what, (alert,))]
-        return []
-
-    def hold(self, what: What, alert: Alert) -> None:
-        self._held[_identity(alert)] = (what, alert)
-
-    def stored(self, alert: Alert) -> bool:
-        """Replace a held alert by the stored one, which has an id. Return False where it is not held."""
-        if held := self._is_held_open(alert):
-            self.hold("opened", alert)
-        return held
-
-    def release(self, now: float) -> list[Notice]:
-        """Return the held notices, once the quiet hours are over."""
-        if self._is_quiet(now):
-            return []
-        held, self._held = [*self._held.values()], {}
-        passed = tuple(alert for what, alert in held if what == "passed")
-        closed, opened = ([Notice(what, (one,)) for what, one in held if what == kind] for kind in ("closed", "opened"))
-        return [*([Notice("passed", passed)] if passed else []), *closed, *opened]
-
-    def _is_quiet(self, now: float) -> bool:
-        return self._hours is not None and self._hours.hold(now, self._zone)
-
-    def _is_held_open(self, alert: Alert) -> bool:
-        held = self._held.get(_identity(alert))
-        return held is not None and held[0] == "opened"
-
-
-def _identity(alert: Alert) -> tuple[AlertRule, str | None, float]:
-    return alert.rule, alert.target, alert.opened_at
 
 
 class Secrets:

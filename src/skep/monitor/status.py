@@ -30,7 +30,7 @@ from skep.monitor.records import (
     SpanKind,
 )
 from skep.monitor.schedule import due_at
-from skep.monitor.store import SeriesStore, all_targets, known_key, known_target
+from skep.monitor.store import SeriesStore, all_targets, known_key, known_target, query
 from skep.stats.percentiles import WindowStats, mad, median, window_stats
 from skep.store.database import Store
 from skep.wire.prometheus import Gauge, metrics_text
@@ -290,20 +290,6 @@ SAMPLE_COLUMNS = (
 )  # fmt: skip
 POINT_COLUMNS = ("at", "at_utc", "series", "value", "unit", "busy", "probe_id")
 
-_PAGE = """
-SELECT
-    coalesce(samples.at, chosen.started_at, chosen.due_at) AS at, chosen.target, chosen.outcome, chosen.slots,
-    samples.heat, samples.shape, samples.concurrency, samples.tok_s, samples.engine_tok_s, samples.effective_tok_s,
-    samples.ttft_ms, samples.quality, samples.prompt_tokens, samples.output_tokens, chosen.running, chosen.waiting,
-    chosen.idle_s, chosen.model, coalesce(samples.error_kind, chosen.error_kind) AS error_kind,
-    coalesce(samples.error, chosen.error) AS error, chosen.simulated, chosen.versions, chosen.host,
-    chosen.id AS probe_id, chosen.era, chosen.slot
-FROM (
-    SELECT * FROM probes WHERE id > ?1 AND ended_at >= ?2 AND (?3 IS NULL OR target = ?3) ORDER BY id LIMIT ?4
-) AS chosen LEFT JOIN samples ON samples.probe_id = chosen.id
-ORDER BY chosen.id, samples.id
-"""
-
 Row = dict[str, Any]
 
 
@@ -322,7 +308,7 @@ def sample_rows(store: Store, *, target: str | None = None, since: float | None 
     """In the order in which they were stored. A probe without samples (missed, failed, thinned) is one row."""
     after = 0
     earliest = float("-inf") if since is None else since
-    while page := store.read(_PAGE, after, earliest, target, PROBES_AT_ONCE):
+    while page := store.read(query("export"), after, earliest, target, PROBES_AT_ONCE):
         for row in page:
             told = {name: json.loads(row[name]) for name in ("versions", "host")}
             told |= {"at_utc": utc(row["at"]), "busy": bool(row["running"] or row["waiting"])}

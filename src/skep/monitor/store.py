@@ -27,7 +27,6 @@ from skep.monitor.records import (
     Heat,
     MonitorEvent,
     Probe,
-    ProbeOutcome,
     ProbeSample,
     ProbeShape,
     ProbeTarget,
@@ -40,90 +39,26 @@ from skep.monitor.records import (
 )
 from skep.stats.percentiles import mad, percentile
 from skep.store.database import Store
-from skep.store.rows import insert, insert_all, json_text, read
+from skep.store.rows import insert, insert_all, json_text, queries, read
 
 RAW_METRICS = tuple(metric for metric in SeriesMetric if metric not in ("requests", "failed"))
-KEY_MATCHES = "target = ? AND heat = ? AND shape = ? AND concurrency = ?"
-SERIES_OF = f"SELECT id FROM series WHERE {KEY_MATCHES} AND metric = ?"  # noqa: S608
+SERIES_OF = "SELECT id FROM series WHERE target = ? AND heat = ? AND shape = ? AND concurrency = ? AND metric = ?"
 PUT_SPAN = "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_SAMPLES_OF_A_DAY = f"""
-SELECT at, busy, {", ".join(RAW_METRICS)} FROM samples
-WHERE {KEY_MATCHES} AND at >= ? AND at < ? AND error_kind IS NULL
-"""  # noqa: S608
-
 _THINNED = "thinned"
 _PUT_MARK = "INSERT INTO watermarks VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET at = max(at, ?2)"
-# Rows of an era never overlap, so the last one that begins before the end of a new one is the only one to look at.
-_ROW_BEFORE = "SELECT slot + slots FROM probes WHERE target = ? AND era = ? AND slot < ? ORDER BY slot DESC LIMIT 1"
-_TARGETS_WITH_PROBES = """
-WITH RECURSIVE probed (target) AS (
-    SELECT min(target) FROM probes
-    UNION ALL SELECT (SELECT min(target) FROM probes WHERE target > probed.target) FROM probed WHERE target IS NOT NULL
-)
-SELECT target FROM probed WHERE target IS NOT NULL
-"""
-_LAST_SLOT = "SELECT era, slot + slots - 1 FROM probes WHERE target = ? ORDER BY era DESC, slot DESC LIMIT 1"
-_LAST_MADE = "SELECT * FROM probes WHERE target = ? AND outcome <> 'missed' ORDER BY id DESC LIMIT 1"
-_LAST_DONE = "SELECT * FROM probes WHERE target = ? AND outcome = 'done' ORDER BY id DESC LIMIT 1"
-# A gap that began before the window may reach into it.
-_PROBES = """
-SELECT * FROM probes WHERE target = ?1 AND due_at >= ?2 AND due_at < ?3
-UNION ALL
-SELECT * FROM probes WHERE target = ?1 AND slots > 1 AND ended_at >= ?2 AND due_at < ?2
-ORDER BY due_at DESC, id DESC LIMIT ?4
-"""
-# Sums in one pass over the index: a GROUP BY would sort all of them first.
-_OCCASIONS = f"""
-SELECT {", ".join(f"coalesce(sum(outcome = '{outcome}'), 0) AS {outcome}" for outcome in ProbeOutcome)}
-FROM probes WHERE target = ? AND due_at >= ? AND due_at < ? AND slots = 1
-"""  # noqa: S608
+_LAST = "SELECT * FROM probes WHERE target = ? AND outcome {which} ORDER BY id DESC LIMIT 1"
 _GAPS = "SELECT * FROM probes WHERE target = ? AND slots > 1 AND ended_at >= ? AND due_at < ?"
-_POINTS = f"""
-SELECT at, {{metric}} AS value, busy, probe_id FROM samples
-WHERE {KEY_MATCHES} AND at >= ? AND at < ? AND {{metric}} IS NOT NULL AND error_kind IS NULL
-ORDER BY at DESC, id DESC LIMIT ?
-"""  # noqa: S608
-_SPANS = f"""
-SELECT * FROM spans WHERE series = ({SERIES_OF})
-AND kind = ? AND start >= ? AND start < ? AND count > 0 ORDER BY start
-"""  # noqa: S608
 _KEYS = "SELECT target, heat, shape, concurrency, metric FROM series WHERE ?1 IS NULL OR target = ?1"
 _EVENTS = "SELECT * FROM events WHERE at >= ?1 AND at < ?2 {of} ORDER BY at, id"
-_ALERTS = """
-SELECT alerts.*, alert_ends.closed_at, alert_ends.because
-FROM alerts LEFT JOIN alert_ends ON alert_ends.alert_id = alerts.id
-WHERE closed_at IS NULL OR (NOT ?1 AND closed_at >= ?2)
-ORDER BY opened_at DESC, id DESC
-"""
-_CHANGES = """
-SELECT changes.*, series.target, series.heat, series.shape, series.concurrency, series.metric
-FROM changes JOIN series ON series.id = changes.series
-WHERE (?1 IS NULL OR series.target = ?1) AND changes.at >= ?2
-ORDER BY changes.at, series.id
-"""
-_THIN_SOME = f"""
-DELETE FROM samples
-WHERE id IN (SELECT id FROM samples WHERE {KEY_MATCHES} AND at < ? ORDER BY at LIMIT ?)
-"""  # noqa: S608
 LONGEST_S = DAY_S  # from arrival to end
 WRITTEN_WITHIN_S = 120.0
 FEWEST_TOKENS = 8  # a speed of less is the speed of one chunk
 NO_MODEL = "(none)"  # asked for none, or for one that never was here: names that clients make up open no series
 _MARK = "gateway"
-# Of each request: whether a replica had it, whether it failed, its first byte and its speed where they can be told.
-_REQUESTS = f"""
-SELECT model, replica IS NOT NULL AS served,
-    outcome IN ('broken', 'refused') OR coalesce(status, 0) >= 500 AS failed,
-    CASE WHEN told THEN first_byte_s * 1000 END AS ttft_ms,
-    CASE WHEN told AND output_tokens >= {FEWEST_TOKENS} AND ended_s > first_byte_s
-        THEN output_tokens / (ended_s - first_byte_s) END AS tok_s,
-    arrived_at + ended_s AS ended_at
-FROM (
-    SELECT *, outcome = 'answered' AND streamed AND coalesce(status, 0) < 400 AS told
-    FROM gateway_requests WHERE arrived_at >= ? AND arrived_at < ? AND coalesce(flow, '') <> '{PROBES_FLOW}'
-)
-WHERE arrived_at + ended_s >= ? AND ended_s <= {LONGEST_S}
-"""  # noqa: S608
+
+
+def query(name: str) -> str:
+    return queries("skep.monitor")[name]
 
 
 class SeriesStore:
@@ -174,7 +109,9 @@ class SeriesStore:
         """The probe, its samples, their hours and days, and what it shows to have happened; or nothing.
         None: a slot of it was covered already."""
         with self.store.transaction() as connection:
-            end = connection.execute(_ROW_BEFORE, (probe.target, probe.era, probe.slot + probe.slots)).fetchone()
+            end = connection.execute(
+                query("row_before"), (probe.target, probe.era, probe.slot + probe.slots)
+            ).fetchone()
             if end is not None and end[0] > probe.slot:
                 return None
             probe_id = insert(connection, "probes", probe, id=None).lastrowid
@@ -187,23 +124,23 @@ class SeriesStore:
 
     def last_slots(self) -> dict[str, tuple[int, int]]:
         """By target: its highest era, and the last slot covered in it, be it by a gap."""
-        names = [row["target"] for row in self.store.read(_TARGETS_WITH_PROBES)]
-        return {name: tuple(self.store.read(_LAST_SLOT, name)[0]) for name in names}
+        names = [row["target"] for row in self.store.read(query("targets_with_probes"))]
+        return {name: tuple(self.store.read(query("last_slot"), name)[0]) for name in names}
 
     def latest(self, target: str) -> tuple[Probe | None, list[ProbeSample]]:
         """Return the last probe that was really made; None where none was."""
-        if not (rows := self.store.read(_LAST_MADE, target)):
+        if not (rows := self.store.read(_LAST.format(which="<> 'missed'"), target)):
             return None, []
         samples = self.store.read("SELECT * FROM samples WHERE probe_id = ? ORDER BY id", rows[0]["id"])
         return read(rows, Probe)[0], read(samples, ProbeSample)
 
     def last_done(self, target: str) -> list[Probe]:
         """Return the last probe that succeeded, however long ago; none where none did."""
-        return read(self.store.read(_LAST_DONE, target), Probe)
+        return read(self.store.read(_LAST.format(which="= 'done'"), target), Probe)
 
     def probes(self, target: str, since: float, until: float, limit: int | None = None) -> list[Probe]:
         """Newest first, by the time they were due; gaps that reach into the window included."""
-        return read(self.store.read(_PROBES, target, since, until, -1 if limit is None else limit), Probe)
+        return read(self.store.read(query("probes"), target, since, until, -1 if limit is None else limit), Probe)
 
     def keys(self, target: str | None = None) -> list[SeriesKey]:
         """In order, passive ones included."""
@@ -217,17 +154,17 @@ class SeriesStore:
         if key.metric not in RAW_METRICS:
             return []
         values = (*key_values(key), since, until, -1 if limit is None else limit)
-        rows = self.store.read(_POINTS.format(metric=key.metric.value), *values)
+        rows = self.store.read(query("points").format(metric=key.metric.value), *values)
         return [SeriesPoint(at, value, bool(busy), probe_id) for at, value, busy, probe_id in reversed(rows)]
 
     def spans(self, key: SeriesKey, kind: SpanKind, since: float, until: float) -> list[SeriesSpan]:
         """Oldest first, those that begin in the window and have figures."""
         values = (*key_values(key), key.metric.value, kind.value, since, until)
-        return read(self.store.read(_SPANS, *values), SeriesSpan)
+        return read(self.store.read(query("spans"), *values), SeriesSpan)
 
     def coverage(self, target: str, since: float, until: float) -> dict[str, int]:
         """Return how many occasions of the window were probed, failed or missed: each slot of a gap is one."""
-        (occasions,) = self.store.read(_OCCASIONS, target, since, until)
+        (occasions,) = self.store.read(query("occasions"), target, since, until)
         found = dict(occasions)
         for row in self.store.read(_GAPS, target, since, until):
             found[row["outcome"]] += _slots_inside(row, since, until)
@@ -255,7 +192,7 @@ class SeriesStore:
 
     def alerts(self, *, open_only: bool = False, since: float | None = None) -> list[Alert]:
         """Newest first; with `since` those that were open at some time from then on."""
-        rows = self.store.read(_ALERTS, open_only, -math.inf if since is None else since)
+        rows = self.store.read(query("alerts"), open_only, -math.inf if since is None else since)
         return read(rows, Alert)
 
     def append_notice(self, alert_id: int, what: str, at: float, via: str, error: str | None) -> None:
@@ -279,7 +216,7 @@ class SeriesStore:
 
     def changes(self, target: str | None = None, since: float | None = None) -> list[SeriesChange]:
         """Oldest first."""
-        rows = self.store.read(_CHANGES, target, -math.inf if since is None else since)
+        rows = self.store.read(query("changes"), target, -math.inf if since is None else since)
         times = itemgetter("earliest_at", "latest_at")
         return read(rows, SeriesChange, key=lambda row: read([row], SeriesKey)[0], between=times)
 
@@ -293,7 +230,8 @@ class SeriesStore:
             at, day = start_of(at, HOUR_S), start_of(at, DAY_S)
             tomorrow = day + DAY_S
             hours: dict[float, list[Row]] = defaultdict(list)
-            for row in self.store.read(_REQUESTS, day - LONGEST_S, min(tomorrow, end), day):
+            asked = (day - LONGEST_S, min(tomorrow, end), day, PROBES_FLOW, LONGEST_S, FEWEST_TOKENS)
+            for row in self.store.read(query("requests"), *asked):
                 hours[start_of(row["ended_at"], HOUR_S)].append(row)
             known = sorted(hour for hour in hours if hour < min(tomorrow, end))
             if new := [hour for hour in known if hour >= at]:
@@ -318,7 +256,7 @@ class SeriesStore:
         with self.store.transaction() as connection:  # first of all: from now on those days are not computed anew
             connection.execute(_PUT_MARK, (_THINNED, mark))
         kinds = self.store.read("SELECT DISTINCT target, heat, shape, concurrency FROM samples")
-        return sum(self.store.delete_in_parts("thinning_before", mark, _THIN_SOME, *kind) for kind in kinds)
+        return sum(self.store.delete_in_parts("thinning_before", mark, query("thin_some"), *kind) for kind in kinds)
 
     def count_samples(self) -> int:
         return int(self.store.read("SELECT count(*) FROM samples")[0][0])
@@ -386,7 +324,7 @@ def update_spans(connection: Connection, target: str, samples: Iterable[ProbeSam
     for news in days.values():
         one, day = news[0], start_of(news[0].at, DAY_S)
         values = (target, one.heat.value, one.shape.value, one.concurrency, day, day + DAY_S)
-        rows = connection.execute(_SAMPLES_OF_A_DAY, values).fetchall() if day >= thinned_before else []
+        rows = connection.execute(query("samples_of_a_day"), values).fetchall() if day >= thinned_before else []
         for metric in RAW_METRICS:
             if not (told := [sample.at for sample in news if sample.value(metric) is not None]):
                 continue

@@ -24,17 +24,14 @@ from skep.errors import StoreError, UserError
 from skep.store.connection import connect, copy_database, translated
 from skep.store.named_rows import NamedRows, free_id, new_suffix, this_process, writes_on
 from skep.store.records import CalibrationRecord, ClientSample, GatewayRequest, LevelFact, Request, RunState, StoredRun
-from skep.store.rows import columns, insert, insert_all, read, storable
+from skep.store.rows import columns, insert, insert_all, queries, read, storable
 from skep.store.verdicts import Verdict
 from skep.workload.items import Item, item_from_json, item_json
 
+_SQL = queries("skep.store")
 _RUNS = NamedRows(
     "runs",
-    """
-    SELECT runs.*, run_ends.ended_at, run_ends.outcome, run_ends.error,
-        (SELECT count(*) FROM requests WHERE run_id = runs.id) AS requests
-    FROM runs LEFT JOIN run_ends ON run_ends.run_id = runs.id
-    """,
+    _SQL["runs"],
     "run",
     lists="`skep runs` lists them all",
     makes="`skep bench` makes one",
@@ -44,11 +41,6 @@ _CALIBRATIONS = NamedRows("calibrations", "SELECT calibrations.* FROM calibratio
 GATEWAY_COLUMNS = columns(GatewayRequest)
 GATEWAY_ROWS_AT_ONCE = 50  # 1,000 values: far below SQLite's limit of 32,766 in one statement
 gateway_values = attrgetter(*GATEWAY_COLUMNS)
-_GATEWAY_REQUESTS = "SELECT * FROM gateway_requests WHERE arrived_at >= ? ORDER BY arrived_at DESC, rowid DESC LIMIT ?"
-_DELETE_SOME_GATEWAY_REQUESTS = """
-DELETE FROM gateway_requests
-WHERE rowid IN (SELECT rowid FROM gateway_requests WHERE arrived_at < ? ORDER BY arrived_at LIMIT ?)
-"""
 _DELETED_AT_ONCE = 5000
 _LET_OTHERS_WRITE_S = 0.01
 T = TypeVar("T")
@@ -165,7 +157,7 @@ class Store:
     def gateway_requests(self, since: float | None = None, limit: int | None = None) -> list[GatewayRequest]:
         """Newest first. `since` is the unix time of the earliest arrival wanted."""
         values = (float("-inf") if since is None else since, -1 if limit is None else limit)
-        return read(self.read(_GATEWAY_REQUESTS, *values), GatewayRequest)
+        return read(self.read(_SQL["gateway_requests"], *values), GatewayRequest)
 
     def calibrations(self, host: str | None = None) -> list[CalibrationRecord]:
         """Newest first; of one host, or all."""
@@ -178,7 +170,7 @@ class Store:
 
     def delete_gateway_requests(self, before: float) -> int:
         """Return how many went."""
-        return self.delete_in_parts("deleting_before", before, _DELETE_SOME_GATEWAY_REQUESTS)
+        return self.delete_in_parts("deleting_before", before, _SQL["delete_some_gateway_requests"])
 
     def delete_in_parts(self, mark: str, before: float, sql: str, *values: object) -> int:
         """Delete rows older than `before`, which stands in the table `mark` meanwhile; return how many went. In short

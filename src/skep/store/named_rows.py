@@ -19,7 +19,7 @@ from typing import Annotated, Protocol
 import msgspec
 
 from skep.errors import StoreError, UserError
-from skep.store.rows import StoredAs, read, storable
+from skep.store.rows import StoredAs, queries, read, storable
 
 
 class OpenStore(Protocol):
@@ -133,11 +133,6 @@ def _boot_id(proc: Path) -> str | None:
 
 ID_ATTEMPTS = 20
 
-_TAKEN = """
-SELECT 1 FROM runs WHERE id = ?1 UNION ALL SELECT 1 FROM swarm_runs WHERE id = ?1
-UNION ALL SELECT 1 FROM tunings WHERE id = ?1
-"""
-
 
 def new_suffix() -> str:
     return secrets.token_hex(3)
@@ -148,6 +143,6 @@ def free_id(connection: Connection, created_at: float, suffix: Callable[[], str]
     stamp = datetime.fromtimestamp(created_at, UTC).strftime("%Y%m%d-%H%M%S")
     for _ in range(ID_ATTEMPTS):
         name = f"{stamp}-{suffix()}"
-        if connection.execute(_TAKEN, (name,)).fetchone() is None:
+        if connection.execute(queries("skep.store")["taken"], (name,)).fetchone() is None:
             return name
     raise StoreError(f"no free id for `{stamp}` in {ID_ATTEMPTS} attempts")

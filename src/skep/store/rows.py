@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache, partial
+from importlib.resources import files
 from operator import attrgetter
 from sqlite3 import Connection, Cursor, Row
 from types import NoneType
@@ -39,6 +41,14 @@ class StoredAs(msgspec.Struct, frozen=True):
 
 class _UnreadableJsonError(Exception):
     pass
+
+
+@cache
+def queries(package: str) -> dict[str, str]:
+    """Return the statements of a package's `queries.sql`, by the names before them: `-- probes: ...`."""
+    text = files(package).joinpath("queries.sql").read_text("utf-8")
+    _, *parts = re.split(r"^-- (\w+): .*\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def insert(connection: Connection, table: str, record: object = None, clash: str = "", /, **more: object) -> Cursor:

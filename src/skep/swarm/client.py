@@ -96,19 +96,14 @@ class SwarmClient:
             self.on_whole(lease)
             await asyncio.sleep(0)  # when many end at once, those that follow are sent before these are read
         reading.digest()
+        names = ("error_kind", "status", "prompt_tokens", "output_tokens", "queued_ms", "replica", "retry_after_s")
         return AttemptResult(
+            **{name: getattr(reading, name) for name in names},
             answer=storable("".join(reading.text)) or None,
-            error_kind=reading.error_kind,
             error=storable(reading.error),
-            status=reading.status,
-            prompt_tokens=reading.prompt_tokens,
-            output_tokens=reading.output_tokens,
             first_token_at=reading.arrivals[0] + epoch if reading.arrivals else None,
-            queued_ms=reading.queued_ms,
             decode_ms=reading.engine_figures()["decode_ms"],
             finish_reason=storable(reading.finish_reason),
-            replica=reading.replica,
-            retry_after_s=reading.retry_after_s,
         )
 
     def took(self, lease: int, events: int) -> None:

@@ -60,7 +60,7 @@ class SwarmRunner:
     def __post_init__(self) -> None:
         self._fault: BaseException | None = None
         self._attempts: dict[int, asyncio.Task[None]] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[object]] = set()
         self._wake = asyncio.Event()
         self._took: deque[float] = deque(maxlen=REMEMBERED)
         self._first: deque[float] = deque(maxlen=REMEMBERED)
@@ -108,7 +108,7 @@ class SwarmRunner:
             self._run_in_background(self._check_cancelled())
         if now >= self._ask_at and self.line.is_gateway and not self.schedule.outage.is_away:
             self._ask_at = now + ASK_EVERY_S
-            self._run_in_background(self._ask_for_slots())
+            self._run_in_background(self._ask_for_slots())  # whether it answers at all, the attempts will tell
         self.session.tally.show(self.schedule, self.pace, self.line.heard, now)
 
     def _step(self) -> None:
@@ -210,24 +210,22 @@ class SwarmRunner:
 
     # Background work
 
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, object]) -> None:
         task = self._group.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     async def _probe(self) -> None:
-        why: str | None = None
+        self._carry_out(self.schedule.probed(await self._ask_for_slots(), time.monotonic()))
+        self._wake.set()
+
+    async def _ask_for_slots(self) -> str | None:
+        """Return why it cannot be asked; None: it answers."""
         try:
             self.pace.told(endpoint_slots_of(await self.session.find()))
         except SkepError as error:
-            why = error.message
-        self._carry_out(self.schedule.probed(why, time.monotonic()))
-        self._wake.set()
-
-    async def _ask_for_slots(self) -> None:
-        with suppress(SkepError):  # the attempts will tell
-            self.pace.told(endpoint_slots_of(await self.session.find()))
-        self._step()
+            return error.message
+        return None
 
     async def _check_cancelled(self) -> None:
         with suppress(SkepError):  # the writer says what is wrong with the store

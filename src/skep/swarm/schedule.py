@@ -389,21 +389,11 @@ class TaskSchedule:
             self._together = None
 
     def _result(self, job: Pending, ending: TaskEnding, came: AttemptResult, now: float) -> TaskResult:
-        return TaskResult(
-            task=job.task.id,
-            ending=ending,
-            answer=came.answer,
-            value=came.value,
-            error_kind=came.error_kind,
-            error=came.error,
-            tries=job.tries,
-            started_at=now + self._epoch if job.first_at is None else job.first_at,
-            ended_at=now + self._epoch,
-            prompt_tokens=came.prompt_tokens,
-            output_tokens=came.output_tokens,
-            finish_reason=came.finish_reason,
-            replica=came.replica,
-        )
+        ended_at = now + self._epoch
+        names = ("answer", "value", "error_kind", "error", "prompt_tokens", "output_tokens", "finish_reason", "replica")
+        told = {name: getattr(came, name) for name in names}
+        started_at = ended_at if job.first_at is None else job.first_at
+        return TaskResult(job.task.id, ending, tries=job.tries, started_at=started_at, ended_at=ended_at, **told)
 
     def _attempt(self, start: Start, outcome: AttemptOutcome, came: AttemptResult, now: float) -> Attempt:
         figures = came.figures()

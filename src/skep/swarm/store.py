@@ -31,7 +31,7 @@ from skep.files import check_place, lock_holder
 from skep.paths import Paths
 from skep.store.database import Store, open_store
 from skep.store.named_rows import NamedRows, free_id, this_process, writes_on
-from skep.store.rows import as_stored, document_text, insert, read, storable
+from skep.store.rows import as_stored, document_text, insert, queries, read, storable
 from skep.swarm.records import (
     Attempt,
     Counts,
@@ -62,11 +62,6 @@ class SwarmSession(msgspec.Struct, frozen=True):
     alive: bool
 
 
-def _task_of(row: Row) -> Task:
-    """Its id is the column's: results and attempts are found by it. `tools` of an earlier version are left aside."""
-    return msgspec.convert(json.loads(row["document"]) | {"id": row["id"]}, Task)
-
-
 def _swarm_runs(rows: Sequence[Row]) -> list[SwarmRun]:
     return read(rows, SwarmRun, "swarm run", state=_state, counts=_counts_of)
 
@@ -89,24 +84,13 @@ def _is_alive(row: Row) -> bool:
     return row["ended_at"] is None and writes_on(row)
 
 
-# A run's last session is the one that counts; one that was ever simulated stays so.
+def _query(name: str) -> str:
+    return queries("skep.swarm")[name]
+
+
 _RUNS = NamedRows(
     "swarm_runs",
-    """
-SELECT swarm_runs.*,
-    (SELECT count(*) FROM swarm_tasks WHERE run_id = swarm_runs.id) AS total,
-    (SELECT count(*) FROM swarm_results WHERE run_id = swarm_runs.id AND ending = 'done') AS done,
-    (SELECT count(*) FROM swarm_results WHERE run_id = swarm_runs.id AND ending = 'failed') AS failed,
-    (SELECT max(simulated) FROM swarm_sessions WHERE run_id = swarm_runs.id) AS simulated,
-    (SELECT max(id) FROM swarm_cancels WHERE run_id = swarm_runs.id) AS newest_cancel,
-    (SELECT fact FROM swarm_facts WHERE run_id = swarm_runs.id AND name = 'opened' AND session = last.number) AS opened,
-    coalesce(last.number, 0) AS sessions, last.started_at, last.writer_pid, last.writer_start_ticks, last.boot_id,
-    ends.ended_at, ends.outcome, ends.error
-FROM swarm_runs
-LEFT JOIN swarm_sessions AS last ON last.run_id = swarm_runs.id
-    AND last.number = (SELECT max(number) FROM swarm_sessions WHERE run_id = swarm_runs.id)
-LEFT JOIN swarm_session_ends AS ends ON ends.run_id = last.run_id AND ends.number = last.number
-""",
+    _query("runs"),
     "swarm run",
     lists="`skep swarm list` lists them all",
     makes="`skep swarm run TASKS.jsonl` makes one",
@@ -116,37 +100,9 @@ LEFT JOIN swarm_session_ends AS ends ON ends.run_id = last.run_id AND ends.numbe
     ),
     newest_first="{0}.rowid DESC",  # in the order they were made: clocks are set back
 )  # fmt: skip
-_TASKS = "SELECT id, document FROM swarm_tasks WHERE run_id = ? ORDER BY key"
-_TASK = "SELECT id, document FROM swarm_tasks WHERE run_id = ? AND id = ?"
-_RESULT = """
-SELECT swarm_results.*, swarm_tasks.id AS task
-FROM swarm_tasks JOIN swarm_results ON swarm_results.task = swarm_tasks.key
-WHERE swarm_tasks.run_id = ? AND swarm_tasks.id = ?
-"""
-_PENDING = """
-SELECT id, document FROM swarm_tasks
-WHERE run_id = ? AND NOT EXISTS (SELECT 1 FROM swarm_results WHERE task = key)
-ORDER BY key
-"""
-# Two columns are named `task`; the second, which is the task's id, is the one that is read.
-_RESULTS = """
-SELECT swarm_results.*, swarm_tasks.id AS task
-FROM swarm_results JOIN swarm_tasks ON swarm_tasks.key = swarm_results.task
-WHERE swarm_results.run_id = ?1 AND (?2 IS NULL OR ending = ?2)
-ORDER BY swarm_results.task LIMIT ?3 OFFSET ?4
-"""
-_ATTEMPTS = """
-SELECT swarm_attempts.*, swarm_tasks.id AS task
-FROM swarm_attempts JOIN swarm_tasks ON swarm_tasks.key = swarm_attempts.task
-WHERE swarm_attempts.run_id = ?1 AND (?2 IS NULL OR swarm_tasks.id = ?2) ORDER BY started_at, swarm_attempts.id
-"""
+_TASKS = "SELECT id, document FROM swarm_tasks WHERE run_id = ? {of} ORDER BY key"
+_OPEN = "AND NOT EXISTS (SELECT 1 FROM swarm_results WHERE task = key)"
 _FACTS = "SELECT session, name, at, fact FROM swarm_facts WHERE run_id = ?1 AND (?2 IS NULL OR name = ?2) ORDER BY id"
-_SESSIONS = """
-SELECT swarm_sessions.*, ends.ended_at, ends.outcome, ends.error
-FROM swarm_sessions LEFT JOIN swarm_session_ends AS ends
-    ON ends.run_id = swarm_sessions.run_id AND ends.number = swarm_sessions.number
-WHERE swarm_sessions.run_id = ? ORDER BY swarm_sessions.number
-"""
 _NEWEST_CANCEL = "SELECT coalesce(max(id), 0) FROM swarm_cancels WHERE run_id = ?"
 
 
@@ -234,34 +190,40 @@ class SwarmStore:
 
     def tasks(self, run_id: str) -> list[Task]:
         """In the order of the input."""
-        return [_task_of(row) for row in self._store.read(_TASKS, run_id)]
+        return self._tasks(run_id)
 
     def task(self, run_id: str, task_id: str) -> Task:
-        rows = self._store.read(_TASK, run_id, storable(task_id))
-        if rows:
-            return _task_of(rows[0])
-        known = {squeeze(row["id"]): row["id"] for row in self._store.read(_TASKS, run_id)}
+        if found := self._tasks(run_id, "AND id = ?", storable(task_id)):
+            return found[0]
+        known = {squeeze(task.id): task.id for task in self._tasks(run_id)}
         hint = did_you_mean(similar_names(task_id, known), f"`skep swarm show {run_id}` lists them")
         raise UserError(f"run `{run_id}` has no task `{task_id}`", hint=hint)
 
     def pending(self, run_id: str) -> list[Task]:
         """Return those without a result, in the order of the input."""
-        return [_task_of(row) for row in self._store.read(_PENDING, run_id)]
+        return self._tasks(run_id, _OPEN)
+
+    def _tasks(self, run_id: str, of: str = "", *values: object) -> list[Task]:
+        """Their ids are the column's: results and attempts are found by it. `tools` of an earlier version are left
+        aside."""
+        rows = self._store.read(_TASKS.format(of=of), run_id, *values)
+        return [msgspec.convert(json.loads(row["document"]) | {"id": row["id"]}, Task) for row in rows]
 
     def results(
         self, run_id: str, *, offset: int = 0, limit: int | None = None, ending: str | None = None
     ) -> list[TaskResult]:
         """In the order of the input."""
-        rows = self._store.read(_RESULTS, run_id, ending, -1 if limit is None else limit, offset)
-        return read(rows, TaskResult, "task")
+        of, values = ("AND ending = ?", (ending,)) if ending is not None else ("", ())
+        sql, most = _query("results").format(of=of), -1 if limit is None else limit
+        return read(self._store.read(sql, run_id, *values, most, offset), TaskResult, "task")
 
     def result(self, run_id: str, task_id: str) -> TaskResult | None:
-        rows = self._store.read(_RESULT, run_id, storable(task_id))
+        rows = self._store.read(_query("results").format(of="AND swarm_tasks.id = ?"), run_id, storable(task_id), 1, 0)
         return read(rows, TaskResult, "task")[0] if rows else None
 
     def attempts(self, run_id: str, task_id: str | None = None) -> list[Attempt]:
         """By the time they began."""
-        return read(self._store.read(_ATTEMPTS, run_id, storable(task_id)), Attempt)
+        return read(self._store.read(_query("attempts"), run_id, storable(task_id)), Attempt)
 
     def append_fact(self, run_id: str, session: int, name: str, at: float, fact: Mapping[str, Any]) -> None:
         with self._store.transaction(run_id) as connection:
@@ -274,7 +236,7 @@ class SwarmStore:
         return [(row["session"], row["name"], row["at"], json.loads(row["fact"])) for row in rows]
 
     def session_rows(self, run_id: str) -> list[SwarmSession]:
-        return read(self._store.read(_SESSIONS, run_id), SwarmSession, "swarm run", alive=_is_alive)
+        return read(self._store.read(_query("sessions"), run_id), SwarmSession, "swarm run", alive=_is_alive)
 
     def set_cancelled(self, run_id: str, at: float) -> None:
         """Asked for from outside; who works on the run sees it in `newest_cancel`."""

@@ -282,16 +282,10 @@ def _account(rows: Rows, spans: Sequence[SessionSpan], downs: Sequence[Down], pr
     queued_s, told_s = sum(one.queued_ms or 0.0 for one in told) / 1000, busy_s(told)
     return Account(
         run=run.id,
-        kind=run.kind,
-        name=run.name,
-        state=run.state,
+        **{name: getattr(run, name) for name in ("kind", "name", "state", "url", "simulated")},
+        **{name: getattr(counts, name) for name in ("done", "failed", "left")},
         model=rows.model,
-        url=run.url,
-        simulated=run.simulated,
         tasks=counts.total,
-        done=counts.done,
-        failed=counts.failed,
-        left=counts.left,
         retried=sum(many > 1 for many in Counter(one.task for one in attempts).values()),
         attempts=len(attempts),
         wasted=len(wasted),

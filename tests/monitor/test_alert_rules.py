@@ -7,7 +7,7 @@ from datetime import UTC
 import pytest
 from msgspec.structs import replace
 
-from skep.monitor import alerts as evaluate
+from skep.monitor import alerts
 from skep.monitor.alerts import Alarms, RuleFinding
 from skep.monitor.records import (
     AlertRule,
@@ -53,7 +53,7 @@ def probes(*outcomes, error="refused"):
     ],
 )
 def test_a_target_is_down_after_two_failures_in_a_row_and_up_with_one_answer(outcomes, wrong):
-    finding = evaluate.down("box", probes(*outcomes), 2)
+    finding = alerts.down("box", probes(*outcomes), 2)
     assert (finding.wrong if finding else None) is wrong
 
 
@@ -67,15 +67,15 @@ def test_a_target_without_room_is_busy_and_down_only_if_that_lasts(outcomes, wro
         replace(probe, error_kind="busy") if letter == "b" else probe
         for letter, probe in zip(outcomes, probes(*outcomes.replace("b", "f")), strict=True)
     ]
-    finding = evaluate.down("box", found, 2)
+    finding = alerts.down("box", found, 2)
     assert (finding.wrong if finding else None) is wrong
 
 
 def test_what_failed_is_told():
-    finding = evaluate.down("box", probes("f", error="x" * 999), 1)
+    finding = alerts.down("box", probes("f", error="x" * 999), 1)
     assert finding.message.startswith("box is down: the last probe failed: xxx")
     assert len(finding.message) < 300
-    assert evaluate.down("box", probes("f", "f", "f", error=None), 2).message.endswith(
+    assert alerts.down("box", probes("f", "f", "f", error=None), 2).message.endswith(
         "3 probes in a row failed: no answer"
     )
 
@@ -111,7 +111,7 @@ def verdict(finding):
     ],
 )
 def test_slower_is_wrong_beyond_the_limit_right_at_half_of_it_and_neither_between(values, busy, wrong):
-    finding = evaluate.slower(KEY, points(values, busy), 10)
+    finding = alerts.slower(KEY, points(values, busy), 10)
     assert verdict(finding) is wrong
     assert (
         not wrong
@@ -131,16 +131,16 @@ def test_slower_is_wrong_beyond_the_limit_right_at_half_of_it_and_neither_betwee
     ],
 )
 def test_first_token_over_its_limit(values, busy, wrong):
-    assert verdict(evaluate.first_token(TTFT, points(values, busy), 800)) is wrong
+    assert verdict(alerts.first_token(TTFT, points(values, busy), 800)) is wrong
 
 
 def test_what_lies_inside_the_noise_is_no_alert():
     """With 20 % from run to run, three runs 15 % down are nothing; a half is something."""
     rng = random.Random(4)
     noisy = [50 * 2.718281828 ** rng.gauss(0, 0.2) for _ in range(168)]
-    middle = evaluate.median(noisy)
-    assert not evaluate.slower(KEY, points([*noisy, *[0.85 * middle] * 3]), 10).wrong
-    assert evaluate.slower(KEY, points([*noisy, *[0.45 * middle] * 3]), 10).wrong is True
+    middle = alerts.median(noisy)
+    assert not alerts.slower(KEY, points([*noisy, *[0.85 * middle] * 3]), 10).wrong
+    assert alerts.slower(KEY, points([*noisy, *[0.45 * middle] * 3]), 10).wrong is True
 
 
 USUAL = [0.8, 1.0] * 20
@@ -165,7 +165,7 @@ USUAL = [0.8, 1.0] * 20
     ],
 )
 def test_quality_that_falls_is_seen_and_bad_luck_is_not(values, minimum, wrong):
-    finding = evaluate.quality(QUALITY, points(values), 5, HOUR, minimum)
+    finding = alerts.quality(QUALITY, points(values), 5, HOUR, minimum)
     assert verdict(finding) is wrong
     assert values != [*USUAL, 0.0] or "0% of 5 small tasks right, usually 90%" in finding.message
 
@@ -175,7 +175,7 @@ def change(ratio, at, key=KEY, because=None):
 
 
 def test_a_change_for_the_worse_names_its_size_moment_and_cause():
-    finding = evaluate.shift(
+    finding = alerts.shift(
         "box", [change(0.959, 6.1 * 86400, because="the driver changed from 570 to 580")], 7 * 86400, UTC
     )
     assert finding.wrong
@@ -189,14 +189,14 @@ def test_a_change_for_the_worse_names_its_size_moment_and_cause():
 def test_a_fall_to_nothing_is_told_like_any_other():
     """None of the small tasks right any more: a ratio of zero has no logarithm."""
     gone = replace(change(0.5, NOW - 3600, QUALITY), before=0.9, after=0.0, ratio_low=0.0, ratio_high=0.0)
-    finding = evaluate.shift("box", [gone, change(0.8, NOW - 3600)], NOW, UTC)
+    finding = alerts.shift("box", [gone, change(0.8, NOW - 3600)], NOW, UTC)
     assert finding.wrong
     assert "share of right answers -100.0 %" in finding.message
 
 
 def test_of_several_changes_the_latest_is_told():
     other = SeriesKey("box", Heat.HOT, ProbeShape.LONG, 1, SeriesMetric.TOK_S)
-    finding = evaluate.shift("box", [change(0.8, NOW - 9000), change(0.95, NOW - 3600, other)], NOW)
+    finding = alerts.shift("box", [change(0.8, NOW - 9000), change(0.95, NOW - 3600, other)], NOW)
     assert finding.since == NOW - 3600
 
 
@@ -213,7 +213,7 @@ def test_of_several_changes_the_latest_is_told():
     ids=["made good", "a week old", "for the better", "too small", "none", "a longer wait is worse"],
 )
 def test_a_change_is_wrong_while_it_is_new_and_not_made_good(changes, wrong):
-    assert evaluate.shift("box", changes, NOW).wrong is wrong
+    assert alerts.shift("box", changes, NOW).wrong is wrong
 
 
 FILLING = [(100 - 2 * n) * GIB for n in range(24)]
@@ -232,20 +232,20 @@ FILLING = [(100 - 2 * n) * GIB for n in range(24)]
     ids=["below its limit", "steady", "about to be full", "just above", "one large file", "a few hours"],
 )
 def test_a_disk_below_its_limit_or_about_to_be_full_is_wrong(free_by_hour, wrong):
-    finding = evaluate.disk(free_by_hour[-1], [(n * HOUR, free) for n, free in enumerate(free_by_hour)], 2 * GIB)
+    finding = alerts.disk(free_by_hour[-1], [(n * HOUR, free) for n, free in enumerate(free_by_hour)], 2 * GIB)
     assert verdict(finding) is wrong
     assert free_by_hour is not FILLING or "is full in 27 h 00 min at the pace of the last day" in finding.message
 
 
 def test_of_several_series_the_worst_speaks_and_all_must_be_well():
     wrong, worse, well, between = (
-        evaluate.RuleFinding(AlertRule.SLOWER, "box", wrong=state, message="", value=value, limit=50.0)
+        alerts.RuleFinding(AlertRule.SLOWER, "box", wrong=state, message="", value=value, limit=50.0)
         for state, value in ((True, 44.0), (True, 40.0), (False, 60.0), (None, 51.0))
     )
-    assert evaluate.worst([wrong, worse, well]) is worse
-    assert evaluate.worst([well, between]) is between
-    assert evaluate.worst([well]) is well
-    assert evaluate.worst([]) is None
+    assert alerts.worst([wrong, worse, well]) is worse
+    assert alerts.worst([well, between]) is between
+    assert alerts.worst([well]) is well
+    assert alerts.worst([]) is None
 
 
 def told_slower(rng, cv, tails, drop):
@@ -258,7 +258,7 @@ def told_slower(rng, cv, tails, drop):
     first = 168 if drop else 15
     for last in range(first, 336):
         if sorted(values[last - 2 : last + 1])[1] < 46.5:  # 7 % down at least: else it need not be asked
-            said = evaluate.slower(KEY, run[max(0, last - 171) : last + 1], 10)
+            said = alerts.slower(KEY, run[max(0, last - 171) : last + 1], 10)
             if said is not None and said.wrong:
                 return last - first + 1
     return None
@@ -287,7 +287,7 @@ def test_how_often_300_targets_are_called_slower_that_are_not_and_that_are(cv, t
     waits = [wait for _ in range(300) if (wait := told_slower(rng, cv, tails, drop)) is not None]
     assert least <= len(waits) <= most, len(waits)
     if drop:
-        assert evaluate.median(waits) <= 3
+        assert alerts.median(waits) <= 3
 
 
 def found(wrong, rule=AlertRule.SLOWER, target="box", since=None):
@@ -299,7 +299,7 @@ def test_rules_and_targets_have_alerts_of_their_own():
     others = [found(True, AlertRule.TTFT), found(True, target="cloud"), found(True, AlertRule.DISK, None)]
     assert len(alarms.feed([found(True), *others], 1.0)) == 4
     (closed,) = alarms.feed([found(False, target="cloud")], 2.0)
-    assert (closed.target, closed.closed_at) == ("cloud", 2.0)
+    assert (closed.alert.target, closed.alert.closed_at) == ("cloud", 2.0)
 
 
 def test_a_change_that_was_told_is_not_told_again_when_it_is_found_again():
@@ -315,6 +315,6 @@ def test_a_later_change_is_an_event_of_its_own():
     alarms = Alarms()
     alarms.feed([found(True, AlertRule.SHIFT, since=50.0)], 60.0)
     ended, begun = alarms.feed([found(True, AlertRule.SHIFT, since=65.0)], 80.0)
-    assert ended.closed_because == "another one followed"
-    assert begun.opened_at == 80.0
+    assert ended.alert.closed_because == "another one followed"
+    assert begun.alert.opened_at == 80.0
     assert len(alarms.open) == 1
