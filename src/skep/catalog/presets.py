@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from skep.catalog.gpus import find_device, rig_parts
+from skep.catalog.names import table, table_texts
 from skep.errors import UserError
 
 # output tokens over wall time; with the prompt's; between first and last
@@ -24,23 +25,6 @@ CardNumber = Annotated[int, Meta(ge=0, le=255)]
 Context = Annotated[int, Meta(ge=64)]
 _Figure = Annotated[float, Meta(gt=0)]
 _HIDDEN = Meta(extra={"hidden": True})
-_SERVER = {"--port": "", "--host": ""}
-_OWN_FLAGS: Mapping[str, Mapping[str, str]] = {
-    "vllm": {
-        **_SERVER, "--served-model-name": "model", "--max-num-seqs": "slots", "--max-model-len": "context",
-        "--tensor-parallel-size": "tp", "-tp": "tp", "--pipeline-parallel-size": "pp", "-pp": "pp",
-        "--data-parallel-size": "dp", "-dp": "dp", "--gpu-memory-utilization": "memory_share", "--kv-cache-dtype": "kv",
-    },
-    "sglang": {
-        **_SERVER, "--served-model-name": "model", "--max-running-requests": "slots", "--context-length": "context",
-        "--tp-size": "tp", "--tensor-parallel-size": "tp", "--tp": "tp", "--pp-size": "pp", "--dp-size": "dp",
-        "--mem-fraction-static": "memory_share", "--kv-cache-dtype": "kv", "--model-path": "checkpoint",
-    },
-    "llamacpp": {
-        **_SERVER, "--alias": "model", "-a": "model", "--parallel": "slots", "-np": "slots", "--ctx-size": "context",
-        "-c": "context", "--model": "checkpoint", "-m": "checkpoint", "--cache-type-k": "kv", "--cache-type-v": "kv",
-    },
-}  # fmt: skip
 DRAFT_METHODS = ("mtp", "ngram", "draft", "eagle", "dflash")
 UpTo64 = Annotated[int, Meta(ge=1, le=64)]
 AtLeast1 = Annotated[int, Meta(ge=1)]
@@ -55,10 +39,11 @@ _WHOLE_VERSION = re.compile(r"\bv?(\d+(?:\.\d+)+[0-9a-z.+]*)|\b(b\d{3,})\b")
 
 def own_flag(engine: str, extra: Sequence[str]) -> tuple[str, str] | None:
     """Return the first word of `extra` that is skep's own to say, and what to set instead."""
+    own = table("own_flags.toml", engine) if extra and engine in table_texts("own_flags.toml") else {}
     for word in extra:
         flag = word.partition("=")[0]
         flag = flag.replace("_", "-") if flag.startswith("--") else flag
-        key = _OWN_FLAGS.get(engine, {}).get(flag)
+        key = own.get(flag)
         if key is not None:
             return flag, f"set `{key}` instead" if key else "skep chooses it; `engine_port` fixes the port"
     return None
