@@ -19,10 +19,10 @@ from skep.catalog.models import find_geometry
 from skep.catalog.presets import NO_CARDS, Container, Need, Preset, Published, is_moving_tag, stand_in_words
 from skep.config.presets import find_preset, preset, presets_folder, serve_of
 from skep.config.rigs import parse_rig
-from skep.deploy.commands import adapter_of, launches_of
+from skep.deploy.commands import launches_of
 from skep.deploy.launches import assign_cards, launch_of
 from skep.deploy.resolve import ServeRequest, best_plan, simulated_flags
-from skep.engines.adapter import Adapter, on_hub
+from skep.engines.adapter import Adapter, adapter_of, on_hub
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import bare_words, engine_kinds
 from skep.errors import UserError
