@@ -16,11 +16,11 @@ def list_engines(as_json: JsonOption = False) -> None:
     """List engines with version and path, and the command that installs each missing one."""
     import msgspec
 
-    from skep.engines.discovery import engine_kinds
+    from skep.engines.discovery import VARIABLES
     from skep.engines.install import engine_status
     from skep.report.catalog import print_engines
 
-    found = [engine_status(name) for name, kind in engine_kinds().items() if kind.variable]
+    found = [engine_status(name) for name in VARIABLES]
     if as_json:
         print_json(msgspec.to_builtins(found, enc_hook=str))
     else:

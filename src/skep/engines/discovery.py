@@ -25,6 +25,9 @@ from skep.files import write_whole
 from skep.paths import user_paths
 
 VERSION_TIMEOUT_S = 20.0
+VARIABLES = {  # that name the program where it is not on PATH
+    "vllm": "SKEP_VLLM", "sglang": "SKEP_SGLANG_PYTHON", "llamacpp": "SKEP_LLAMA_SERVER", "ollama": "SKEP_OLLAMA",
+}  # fmt: skip
 _METADATA = """
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -42,7 +45,6 @@ class EngineKind(msgspec.Struct, frozen=True):
 
     title: str = ""
     program: str = ""
-    variable: str = ""
     image: str = ""
     image_port: int = 0
     install: str = ""
@@ -89,8 +91,8 @@ def is_installed(engine: str, binary: str | None = None) -> bool:
 
 def find_program(engine: str, binary: str | None = None, environ: Mapping[str, str] = os.environ) -> Program:
     """The launch's own, the variable's, the one on PATH, beside this interpreter, or that skep installed."""
-    kind = engine_kinds()[engine]
-    for given, origin in ((binary, "binary"), (environ.get(kind.variable), f"${kind.variable}")):
+    kind, variable = engine_kinds()[engine], VARIABLES[engine]
+    for given, origin in ((binary, "binary"), (environ.get(variable), f"${variable}")):
         if given:
             found = _runnable(given, environ)
             if found is None:
