@@ -97,7 +97,7 @@ def test_a_record_that_never_changes_is_a_struct():
     """But options of commands, what runs in the sandbox, a field out of comparisons, and a key out of texts."""
     frozen = re.compile(r"^@dataclass\([^)]*frozen=True[^)]*\)\nclass (\w+)", re.MULTILINE)
     found = (frozen.findall(path.read_text()) for path, module in modules() if piece(module) not in ("cli", "sandbox"))
-    assert {name for names in found for name in names} == {"Device", "Geometry", "Quantization", "Command", "Webhook"}
+    assert {name for names in found for name in names} == {"Device", "Geometry", "Command", "Webhook"}
 
 
 def test_every_package_has_its_sentence_in_the_drawing():

@@ -303,10 +303,10 @@ def test_a_link_stays_a_link(written, tmp_path):
 def test_a_change_that_fails_leaves_the_file_and_no_draft(path, monkeypatch):
     add_entry(path, full())
 
-    def full_disk(_):
+    def full_disk(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full_disk)
+    monkeypatch.setattr(Path, "replace", full_disk)
     with pytest.raises(OSError, match="No space"):
         remove_entry(path, "ci")
     assert names(path) == ["ci"]

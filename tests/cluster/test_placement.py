@@ -208,7 +208,8 @@ def test_cards_are_in_the_order_in_which_ray_lends_them():
 def test_a_post_looks_at_its_cards_again_before_it_calls_them_busy(tmp_path, monkeypatch, second, found):
     """What a killed engine held is given back a moment later."""
     program, seen = tmp_path / "nvidia-smi", tmp_path / "seen"
-    program.write_text(f"#!/bin/sh\nif [ -e {seen} ]; then echo 0, 24576, {second}; else echo 0, 24576, 20000; fi\n"
+    program.write_text(f"#!/bin/sh\necho index, memory.total, memory.used\n"
+                       f"if [ -e {seen} ]; then echo 0, 24576, {second}; else echo 0, 24576, 20000; fi\n"
                        f": > {seen}\n")  # fmt: skip
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

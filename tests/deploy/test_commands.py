@@ -1,12 +1,12 @@
 """The commands that start a plan, as the engines' adapters have them."""
 
-import json
 import shlex
 
 import pytest
 from msgspec.structs import replace
 
 from skep.catalog.models import geometry
+from skep.catalog.presets import Draft
 from skep.config.rigs import parse_rig
 from skep.deploy.commands import command_lines, gateway_line, launches_of
 from skep.engines.base import engine_named
@@ -56,17 +56,33 @@ def test_cards_that_were_rearranged_keep_their_numbers():
     assert words(line)[0] == "CUDA_VISIBLE_DEVICES=3,1"
 
 
-def test_vllm_is_told_everything_the_plan_counted_on():
-    spec = Speculation("mtp", 3)
-    chosen = setup(layout=Layout(tp=2, ep=2), spec=spec, kv=find_kv("fp8_e5m2"), graphs=False, batched_tokens=4096)
-    (line,) = command_lines(chosen, RIG)
-    assert words(line)[1:3] == ["vllm", "serve"]
-    expected = {"--tensor-parallel-size": "2", "--max-model-len": "8192", "--max-num-seqs": "4",
-                "--gpu-memory-utilization": "0.92", "--kv-cache-dtype": "fp8_e5m2",
-                "--max-num-batched-tokens": "4096"}  # fmt: skip
-    assert values(line, expected) == expected
-    assert {"--enable-expert-parallel", "--enforce-eager", "--disable-custom-all-reduce"} <= set(words(line))
-    assert json.loads(value(line, "--speculative-config")) == {"method": "mtp", "num_speculative_tokens": 3}
+DRAFTED = {"spec": Speculation("mtp", 3), "layout": Layout(tp=2, ep=2)}
+SHARED = {"tp": 2, "ep": True, "memory_share": 0.92, "draft": Draft("mtp", 3), "custom_all_reduce": False}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rig", "begins", "options"),
+    [
+        (setup(**DRAFTED, kv=find_kv("fp8_e5m2"), graphs=False, batched_tokens=4096), RIG, "vllm serve",
+         {**SHARED, "kv": "fp8_e5m2", "graphs": False, "batched_tokens": 4096}),
+        (setup("sglang", **DRAFTED, kv=find_kv("fp8")), RIG, "python -m sglang.launch_server",
+         {**SHARED, "kv": "fp8_e4m3"}),
+        (setup("llamacpp", Layout(pp=2), kv=find_kv("q8_0"), utilization=None), parse_rig("rtx-5090 + rtx-3090"),
+         "llama-server --model path/to/qwen3.6-35b-a3b-q4_k_m.gguf",
+         {"kv": "q8_0", "pp": 2, "card_shares": (32, 24)}),
+        # linked cards keep their own all-reduce
+        (setup(layout=Layout(tp=2)), parse_rig("2x h100-sxm"), "vllm serve", {"tp": 2, "memory_share": 0.92}),
+    ],
+)  # fmt: skip
+def test_an_engine_is_told_everything_the_plan_counted_on(chosen, rig, begins, options):
+    """And what is printed is what would be started: the launch passes its adapter's own checks."""
+    (launch,), (line,) = launches_of(chosen, rig), command_lines(chosen, rig)
+    assert (launch.options.given, launch.slots, launch.context_tokens) == (options, 4, 8192)
+    assert (launch.gpus, launch.port) == ((0, 1), 8001)
+    assert line.partition(" ")[2].startswith(begins)
+    adapter = engine_named(launch.engine)
+    assert list(adapter.refusals(launch)) == []
+    assert words(line)[-len(adapter.arguments(launch)) :] == adapter.arguments(launch)
 
 
 def test_replicas_that_share_their_experts_are_one_engine():
@@ -78,25 +94,6 @@ def test_replicas_that_share_their_experts_are_one_engine():
     shared = {"--tp-size": "4", "--dp-size": "2", "--max-running-requests": "8"}
     assert values(line, shared) == shared, "slots are of all its parts"
     assert gateway_line(setup(layout=layout)) is None
-
-
-def test_sglang_has_its_own_words():
-    chosen = setup("sglang", Layout(tp=2, ep=2), spec=Speculation("mtp", 3), kv=find_kv("fp8"))
-    (line,) = command_lines(chosen, RIG)
-    assert words(line)[1:4] == ["python", "-m", "sglang.launch_server"]
-    expected = {"--tp-size": "2", "--ep-size": "2", "--context-length": "8192", "--max-running-requests": "4",
-                "--mem-fraction-static": "0.92", "--kv-cache-dtype": "fp8_e4m3", "--speculative-algorithm": "NEXTN",
-                "--speculative-num-steps": "3", "--speculative-num-draft-tokens": "4"}  # fmt: skip
-    assert values(line, expected) == expected
-
-
-def test_llama_server_gets_the_context_of_all_slots_together():
-    chosen = setup("llamacpp", Layout(pp=2), kv=find_kv("q8_0"), utilization=None)
-    (line,) = command_lines(chosen, parse_rig("rtx-5090 + rtx-3090"))
-    expected = {"--ctx-size": "32768", "--parallel": "4", "--split-mode": "layer", "--cache-type-k": "q8_0",
-                "--tensor-split": "32,24"}  # fmt: skip
-    assert values(line, expected) == expected
-    assert value(line, "--model").endswith(".gguf")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp"])
@@ -121,20 +118,6 @@ def test_machines_in_a_network_get_a_line_each_and_are_reached_by_their_names(en
         assert (value(first, "--node-rank"), value(second, "--node-rank")) == ("0", "1")
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp"])
-def test_what_is_printed_is_what_would_be_started(engine):
-    """A plan's launches pass their adapter's own checks of options, and a line has the adapter's arguments."""
-    chosen = setup(engine, Layout(pp=2) if engine == "llamacpp" else Layout(tp=2), spec=Speculation("eagle", 3))
-    (launch,) = launches_of(chosen, RIG)
-    adapter = engine_named(engine)
-    assert list(adapter.refusals(launch)) == []
-    (line,) = command_lines(chosen, RIG)
-    assert words(line)[-len(adapter.arguments(launch)) :] == adapter.arguments(launch)
-    assert (launch.gpus, launch.slots, launch.port) == ((0, 1), 4, 8001)
-
-
-def test_cards_of_other_makers_have_their_own_variable_and_linked_ones_their_own_all_reduce():
-    (line,) = command_lines(setup(layout=Layout(tp=2)), parse_rig("2x h100-sxm"))
-    assert "--disable-custom-all-reduce" not in words(line)
+def test_cards_of_other_makers_have_their_own_variable():
     (line,) = command_lines(setup("llamacpp", Layout(pp=2), utilization=None), parse_rig("2x rx-7900-xtx"))
     assert words(line)[0] == "HIP_VISIBLE_DEVICES=0,1"

@@ -46,7 +46,6 @@ def value(words, flag):
 REFUSED = {
     "vllm": [
         ({"split": "layer"}, 'split = "layer"'),
-        ({"card_shares": (1.0, 2.0)}, "card_shares"),
         ({"tp": 2, "gpus": (0,)}, "tp=2 takes 2 cards, but gpus names 1"),
         ({"gpus": (0, 1)}, "takes 1 card, but gpus names 2"),
         ({"draft": Draft("eagle", 3)}, "needs a draft model"),
@@ -58,10 +57,6 @@ REFUSED = {
         ({"draft": Draft("draft", 3, "/gone/draft")}, "draft model `/gone/draft` does not exist"),
     ],
     "llamacpp": [
-        ({"quant": "q4_k_m"}, "quant"), ({"dtype": "bf16"}, "dtype"), ({"dp": 2}, "dp = 2"),
-        ({"ep": True}, "ep = true"),
-        ({"memory_share": 0.9}, "memory_share = 0.9"), ({"tool_parser": "hermes"}, "tool_parser"),
-        ({"custom_all_reduce": False}, "custom_all_reduce"), ({"trust_remote_code": True}, "trust_remote_code"),
         ({"chunked_prefill": False}, "chunked_prefill"), ({"tp": 2, "pp": 2}, "tp=2 and pp=2"),
         ({"kv": "q8_0", "flash_attention": False}, "needs flash attention"), ({"batch": 4}, "batch = 4 is too small"),
         ({"tp": 2, "flash_attention": False}, "a split by tensor"),

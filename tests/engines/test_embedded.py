@@ -83,13 +83,8 @@ def test_a_batch_that_nobody_names_holds_every_slot_and_its_drafts():
             "18 or more",
         ),
         ({"draft": Draft("mtp", 3)}, "it has no speculation by `mtp`", "use ngram"),
-        ({"draft": Draft("draft", 3)}, "it has no speculation by `draft`", "use ngram"),
         ({"tp": 2}, "tp = 2 cannot be", "llamacpp"),
-        ({"quant": "awq"}, 'quant = "awq" is the file\'s own', "another GGUF"),
-        ({"memory_share": 0.9}, "memory_share = 0.9", "leave it out"),
-        ({"graphs": False}, "graphs = false", "leave it out"),
         ({"chunked_prefill": False}, "chunked_prefill = false", "leave it out"),
-        ({"reasoning_parser": "qwen3"}, "reasoning_parser", "llamacpp"),
     ],
 )
 def test_what_it_does_not_take_is_one_line_before_the_start(options, said, instead):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -17,6 +17,10 @@ from skep.errors import UserError
 
 _FILE = "gpus.toml"
 _PLAIN = ("title", "vendor", "arch", "unified_memory")
+MOST_CARDS = 64  # of a rig; a higher number in front of an `x` is part of a name
+_AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
+_COUNT_FIRST = re.compile(r"(\d{1,3}|\d{4,}(?=\s*[x*]\s*[a-z]))\s*[x*]\s*(.+)", re.IGNORECASE)
+_COUNT_LAST = re.compile(r"(.+?)\s+[x*]\s*(\d+)", re.IGNORECASE)
 
 
 class ValueOrigin(msgspec.Struct, frozen=True):
@@ -89,6 +93,20 @@ def other_matches(name: str) -> tuple[str, ...]:
     words = {squeeze(word) for word in re.split(r"[\s_-]+", name) if word}
     alike = (slug for slug in table_texts(_FILE) if words <= set(map(squeeze, slug.split("-"))))
     return tuple(slug for slug in alike if slug != found.id)
+
+
+def rig_parts(text: str) -> Iterator[tuple[str, int, str | None]]:
+    """Yield name, count and price of each kind of card in `2x rtx-3090@700 + rtx-5090`, as they are written."""
+    for part in _AND.split(text):
+        named, at, price = part.partition("@")
+        named = named.strip()
+        match = _COUNT_FIRST.fullmatch(named)
+        if match and int(match[1]) > MOST_CARDS and find_device(named) is not None:
+            match = None  # `7900xtx` is a card
+        name, count = (match[2], int(match[1])) if match else (named, 1)
+        if match is None and (match := _COUNT_LAST.fullmatch(named)):
+            name, count = match[1], int(match[2])
+        yield name.strip(), count, price if at else None
 
 
 def _literally(name: str) -> Device | None:

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from skep.catalog.gpus import find_device
+from skep.catalog.gpus import find_device, rig_parts
+from skep.catalog.names import table, table_texts
 from skep.errors import UserError
 
 # output tokens over wall time; with the prompt's; between first and last
@@ -24,23 +25,6 @@ CardNumber = Annotated[int, Meta(ge=0, le=255)]
 Context = Annotated[int, Meta(ge=64)]
 _Figure = Annotated[float, Meta(gt=0)]
 _HIDDEN = Meta(extra={"hidden": True})
-_SERVER = {"--port": "", "--host": ""}
-_OWN_FLAGS: Mapping[str, Mapping[str, str]] = {
-    "vllm": {
-        **_SERVER, "--served-model-name": "model", "--max-num-seqs": "slots", "--max-model-len": "context",
-        "--tensor-parallel-size": "tp", "-tp": "tp", "--pipeline-parallel-size": "pp", "-pp": "pp",
-        "--data-parallel-size": "dp", "-dp": "dp", "--gpu-memory-utilization": "memory_share", "--kv-cache-dtype": "kv",
-    },
-    "sglang": {
-        **_SERVER, "--served-model-name": "model", "--max-running-requests": "slots", "--context-length": "context",
-        "--tp-size": "tp", "--tensor-parallel-size": "tp", "--tp": "tp", "--pp-size": "pp", "--dp-size": "dp",
-        "--mem-fraction-static": "memory_share", "--kv-cache-dtype": "kv", "--model-path": "checkpoint",
-    },
-    "llamacpp": {
-        **_SERVER, "--alias": "model", "-a": "model", "--parallel": "slots", "-np": "slots", "--ctx-size": "context",
-        "-c": "context", "--model": "checkpoint", "-m": "checkpoint", "--cache-type-k": "kv", "--cache-type-v": "kv",
-    },
-}  # fmt: skip
 DRAFT_METHODS = ("mtp", "ngram", "draft", "eagle", "dflash")
 UpTo64 = Annotated[int, Meta(ge=1, le=64)]
 AtLeast1 = Annotated[int, Meta(ge=1)]
@@ -49,18 +33,17 @@ NO_CARDS = "cpu"  # as `hardware`
 HAVE_VARIABLE = "SKEP_HAVE"  # ids of needs that the user answers for: "genesis,tolist"
 _COMMIT = re.compile(r"\b([0-9a-f]{9,40})\b")
 _NUMBER = re.compile(r"\d+(?:\.\d+)*")
-_AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
-_COUNTED = re.compile(r"(\d{1,3})\s*[x*]\s*(.+)|(.+?)\s+[x*]\s*(\d+)", re.IGNORECASE)  # as a rig is written
 _VERSIONS = re.compile(r"\d+(?:\.\d+)+(?:rc\d+|post\d+)?|\bb\d{3,}\b|\bdev\d+\b")
 _WHOLE_VERSION = re.compile(r"\bv?(\d+(?:\.\d+)+[0-9a-z.+]*)|\b(b\d{3,})\b")
 
 
 def own_flag(engine: str, extra: Sequence[str]) -> tuple[str, str] | None:
     """Return the first word of `extra` that is skep's own to say, and what to set instead."""
+    own = table("own_flags.toml", engine) if extra and engine in table_texts("own_flags.toml") else {}
     for word in extra:
         flag = word.partition("=")[0]
         flag = flag.replace("_", "-") if flag.startswith("--") else flag
-        key = _OWN_FLAGS.get(engine, {}).get(flag)
+        key = own.get(flag)
         if key is not None:
             return flag, f"set `{key}` instead" if key else "skep chooses it; `engine_port` fixes the port"
     return None
@@ -265,7 +248,9 @@ def lost_words(preset: Preset, missing: Sequence[Need]) -> str | None:
 
 def other_cards(preset: Preset, cards: Sequence[str]) -> str | None:
     """`measured on 2x rtx-3090, this machine has 2x rtx-4090`; None where as many are here. `cards`: driver names."""
-    wanted = _rig(preset.hardware)
+    wanted: Counter[str] = Counter()
+    for name, count, _ in rig_parts(preset.hardware.partition(":")[0]) if preset.hardware != NO_CARDS else ():
+        wanted[_kind(name)] += count
     here = Counter(_kind(name) for name in cards)
     if all(here[kind] >= count for kind, count in wanted.items()):
         return None
@@ -336,17 +321,6 @@ def _is_met(need: Need, preset: Preset, here: RunEnvironment) -> bool:
         pinned = here.in_container and preset.container is not None and not is_moving_tag(preset.container.image)
         return pinned or _same_build(here.engine_version, need.what, preset.engine_version)
     return here.in_container
-
-
-def _rig(hardware: str) -> Counter[str]:
-    """Cards by kind; what joins them stands behind a colon, what they cost behind an @."""
-    found: Counter[str] = Counter()
-    for part in _AND.split(hardware.partition(":")[0]) if hardware != NO_CARDS else ():
-        name = part.partition("@")[0].strip()
-        match = _COUNTED.fullmatch(name)
-        kind, count = (match[2] or match[3], int(match[1] or match[4])) if match else (name, 1)
-        found[_kind(kind)] += count
-    return found
 
 
 def _kind(name: str) -> str:

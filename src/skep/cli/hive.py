@@ -127,7 +127,7 @@ def start(overrides: CliOverrides, config: Path | None, *, detach: bool, as_json
         hint = "`skep gateway --upstream http://127.0.0.1:8000 --slots 8`, or an [[upstream]] table in skep.toml"
         raise UserError("no upstream is given", hint=hint)
     if dry_run:
-        from skep.deploy.commands import preview
+        from skep.deploy.launches import preview
         from skep.report.hive_text import print_preview
 
         shown = preview(settings, paths)

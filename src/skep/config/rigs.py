@@ -11,15 +11,23 @@ from itertools import combinations
 import msgspec
 from msgspec.structs import replace
 
-from skep.catalog.gpus import Device, Gpu, HostFacts, ValueOrigin, device, devices, find_device, other_matches
+from skep.catalog.gpus import (
+    MOST_CARDS,
+    Device,
+    Gpu,
+    HostFacts,
+    ValueOrigin,
+    device,
+    devices,
+    find_device,
+    other_matches,
+    rig_parts,
+)
 from skep.errors import UserError
 from skep.planner.rigs import PCIE_GBS, default_link, is_geforce, of_machines, pcie_gbs, usual_link
 from skep.planner.setup import CardLink, Rig
 from skep.units import GIB, parse_bytes
 
-MOST_CARDS = 64
-_COUNT_FIRST = r"(?i)(\d{1,3}|\d{4,}(?=\s*[x*]\s*[a-z]))\s*[x*]\s*(.+)"
-_COUNT_LAST = r"(?i)(.+?)\s+[x*]\s*(\d+)"
 _LINK = r"(?i)\s*([a-z0-9.]+)\s*(?:\(([^)]*)\))?\s*(?:,|$)"
 _PCIE = r"(?i)pcie\s*(\d(?:\.\d)?)?(?:x(\d+))?"
 _HINT = 'write it as "2x rtx-3090", "rtx-5090 + rtx-3090-ti" or "4x rtx-3090: nvlink(0-1,2-3), pcie4x8(2,3)"'
@@ -27,8 +35,6 @@ _SPEC_HINT = 'write it as --gpu-spec "name=my-card,memory=24GiB,bandwidth=936,fp
 _SPEC_NUMBERS = ("bandwidth", "fp16", "fp8", "fp4", "int8", "cc", "tdp", "nvlink")  # GB/s, TFLOPS, W, GB/s one way
 _SPEC_KEYS = ("name", "memory", "formats", "pcie", "vendor", *_SPEC_NUMBERS)
 _ARCHS = {12: "Blackwell", 10: "Blackwell DC", 9: "Hopper", 8.9: "Ada", 8: "Ampere", 7.5: "Turing", 7: "Volta"}
-_MOST_CARDS = 64  # in front of an `x`; what is more is part of a name
-_AND = re.compile(r",|\+(?!-)")  # `ryzen-ai-max+-395` is one card
 _LANES = (1, 2, 4, 8, 12, 16, 32)
 _LINK_WORDS = "known: nvlink, pcie, pcie4x8 and p2p"
 _CLOCK_GHZ = 3.0  # a guess: the clock under load is not known
@@ -57,8 +63,10 @@ def find_rig(
     cards: list[Device] = []
     prices: list[float | None] = []
     notes: list[str] = []
-    for part in _AND.split(names):
-        name, count, each = _part(part.strip(), text)
+    for name, count, at in rig_parts(names):
+        if not name or count < 1:
+            raise UserError(f"--gpu `{text}` {'has no cards' if name else 'names no card'}", hint=_HINT)
+        each = None if at is None else _number(at, text)
         described = (known or {}).get("-".join(name.casefold().split()))
         found = described or device(name)
         if described is None and (others := other_matches(name)):
@@ -78,21 +86,6 @@ def find_rig(
     if of_machines(rig) and link is None and not links.strip() and rig.default_link is not None:
         notes.append(f"{rig.title} is {len(cards)} machines, taken as joined by a {rig.default_link.title}")
     return ResolvedRig(rig, tuple(dict.fromkeys(notes)))
-
-
-def _part(part: str, text: str) -> tuple[str, int, float | None]:
-    part, at, price = part.partition("@")
-    each = _number(price, text) if at else None
-    match = re.fullmatch(_COUNT_FIRST, part.strip())
-    if match and int(match[1]) > _MOST_CARDS and find_device(part.strip()) is not None:
-        match = None  # `7900xtx` is a card
-    name, count = (match[2], int(match[1])) if match else (part, 1)
-    if match is None and (match := re.fullmatch(_COUNT_LAST, part.strip())):
-        name, count = match[1], int(match[2])
-    if not name.strip() or count < 1:
-        lacks = "has no cards" if name.strip() else "names no card"
-        raise UserError(f"--gpu `{text}` {lacks}", hint=_HINT)
-    return name.strip(), count, each
 
 
 def _title(cards: Sequence[Device]) -> str:

@@ -23,6 +23,12 @@ EMBEDDED_MODEL = "smollm2-135m"
 OWN_ENGINES = ("embedded", "fake", "simulated")  # that skep starts within its own package
 DEFAULT_CONTEXT = 2048
 MIN_BODY_BYTES = 1024
+Shape = Literal["json", "ntfy", "slack"]
+Alert = Literal["down", "slower", "ttft", "quality", "disk", "shift"]
+# What `{...}` of a command stands for; the same in capitals, behind SKEP_ALERT_, are its variables.
+COMMAND_WORDS = ("event", "message", "title", "host", "rule", "target", "value", "limit", "opened_at", "closed_at")
+DAY_MINUTES = 24 * 60
+QUIET_HINT = 'write them as "22:00-07:00"; the end may lie on the next day'
 
 
 def _body_limit(text: str, *, key: str) -> int:
@@ -57,10 +63,6 @@ class QuietHours(msgspec.Struct, frozen=True):
         return minute >= self.start or minute < self.end
 
 
-DAY_MINUTES = 24 * 60
-QUIET_HINT = 'write them as "22:00-07:00"; the end may lie on the next day'
-
-
 def parse_quiet_hours(text: str) -> QuietHours:
     found = re.fullmatch(r"\s*(\d{1,2}):(\d\d)\s*-\s*(\d{1,2}):(\d\d)\s*", text)
     numbers = [int(part) for part in found.groups()] if found else []
@@ -71,12 +73,6 @@ def parse_quiet_hours(text: str) -> QuietHours:
     if start == end:
         raise UserError(f"quiet hours `{text}` begin and end at the same time", hint=QUIET_HINT)
     return QuietHours(start, end)
-
-
-Shape = Literal["json", "ntfy", "slack"]
-Alert = Literal["down", "slower", "ttft", "quality", "disk", "shift"]
-# What `{...}` of a command stands for; the same in capitals, behind SKEP_ALERT_, are its variables.
-COMMAND_WORDS = ("event", "message", "title", "host", "rule", "target", "value", "limit", "opened_at", "closed_at")
 
 
 def _milliseconds(text: str, *, key: str) -> float:

@@ -19,12 +19,12 @@ from skep.catalog.models import find_geometry
 from skep.catalog.presets import NO_CARDS, Container, Need, Preset, Published, is_moving_tag, stand_in_words
 from skep.config.presets import find_preset, preset, presets_folder, serve_of
 from skep.config.rigs import parse_rig
-from skep.deploy.commands import adapter_of, launches_of
+from skep.deploy.commands import launches_of
 from skep.deploy.launches import assign_cards, launch_of
 from skep.deploy.resolve import ServeRequest, best_plan, simulated_flags
-from skep.engines.adapter import Adapter, on_hub
+from skep.engines.adapter import Adapter, adapter_of, on_hub
 from skep.engines.base import Launch, engine_named
-from skep.engines.discovery import bare_words
+from skep.engines.discovery import bare_words, engine_kinds
 from skep.errors import UserError
 from skep.host.nvidia import GpuCard
 from skep.paths import HOST, Paths
@@ -37,13 +37,6 @@ LOCAL = ("/", "./", "../", "~", "$")
 PLACEHOLDER = "path/to/"
 OLLAMA = "OLLAMA_HOST"  # the one variable that says where an engine listens
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - inside the container; it is published on loopback only
-PORTS = {"vllm": 8000, "sglang": 30000, "llamacpp": 8080, "ollama": 11434}  # as their images have it
-IMAGES = {
-    "vllm": "vllm/vllm-openai",
-    "sglang": "lmsysorg/sglang",
-    "llamacpp": "ghcr.io/ggml-org/llama.cpp",
-    "ollama": "ollama/ollama",
-}
 CHECKPOINT, MODELS = "CHECKPOINT", "MODELS"  # variables for what lies where only the user knows
 DEVICES: dict[str, tuple[str, ...]] = {"intel": ("/dev/dri",), "amd": ("/dev/kfd", "/dev/dri"), "": ()}
 LLAMA_CACHE = ("~/.cache/llama.cpp", "/models")
@@ -297,7 +290,7 @@ def container_of(recipe: Recipe, launch: Launch) -> ContainerSpec:
     # processes of one engine on several cards talk through shared memory, of which a container has 64 MiB
     own = recipe.container or Container(public, ipc_host=launch.engine in ("vllm", "sglang"))
     host, inside, read_only, checkpoint = _weights(launch, own)
-    port = PORTS.get(launch.engine, 8000)
+    port = engine_kinds()[launch.engine].image_port
     inner = replace(launch, port=port, gpus=(), checkpoint=checkpoint, binary=None)
     program, arguments = _started(inner, own.before)
     mounts = [(RecipePath(mount.host), mount.inside, mount.read_only) for mount in own.mounts]
@@ -338,11 +331,12 @@ def docker_words(one: ContainerSpec) -> list[Word]:
 
 def image_of(engine: str, version: str | None) -> tuple[str, bool]:
     """The engine's public image, and whether its tag is the version that was measured."""
+    name = engine_kinds()[engine].image
     if engine == "llamacpp":
         build = re.fullmatch(r"b([0-9]+)", version or "")
-        return f"{IMAGES[engine]}:server-cuda" + (f"-b{build[1]}" if build else ""), build is not None
+        return f"{name}:server-cuda" + (f"-b{build[1]}" if build else ""), build is not None
     release = re.fullmatch(r"v?([0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc)[0-9]+)?)", version or "")
-    name, mark = IMAGES.get(engine, engine), "" if engine == "ollama" else "v"
+    mark = "" if engine == "ollama" else "v"
     return (f"{name}:{mark}{release[1]}", True) if release else (f"{name}:latest", False)
 
 

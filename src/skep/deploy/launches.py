@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from skep.catalog.gpus import Device, HostFacts
+from skep.catalog.models import checkpoint_of, find_pullable
 from skep.catalog.names import model_id
+from skep.config.keys import has_keys
 from skep.config.settings import OWN_ENGINES, Serve, Settings
+from skep.engines.adapter import adapter_of
 from skep.engines.base import DEFAULT_SHARES, Launch, engine_named
-from skep.engines.discovery import find_program
+from skep.engines.discovery import bare_words, engine_kinds, find_program, is_installed
 from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import count_busy_cores, read_host
 from skep.host.nvidia import GpuCard, NvidiaReport, read_gpu_memory, visible_gpus
@@ -22,8 +28,8 @@ from skep.paths import LOOPBACK, Paths
 from skep.units import format_bytes, parse_bytes
 from skep.weights.config_json import read_config
 from skep.weights.gguf import check_file, geometry_of
-from skep.weights.hub import gguf_parts, parse_hub_source, pull_hub
-from skep.weights.pull import pull
+from skep.weights.hub import cached, gguf_parts, hub_cache, parse_hub_source, pull_hub
+from skep.weights.pull import installed, pull
 from skep.wire.heads import parse_url
 
 PullProgress = Callable[[int, int | None], None]
@@ -34,6 +40,7 @@ SHARE_STEP = 0.01
 LEAST_SHARE = 0.5  # of a card that is left: below it the weights hardly fit, and it is not offered
 NOT_ON_CARDS = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-nkvo",
                 "--no-kv-offload", "-ot", "--override-tensor"}  # fmt: skip  # llama.cpp then keeps part in memory
+SHOWN_PORT = "PORT"  # in a preview: engines get free ones
 REMOTE = "remote"  # the engine of a launch that skep does not start
 READ_GGUF = ("embedded", "llamacpp")  # their weights are one file, fetched and checked here
 FROM_HUB = ("vllm", "sglang")  # they read folders of the hub's form
@@ -415,3 +422,68 @@ def _apart(takers: Sequence[tuple[Launch, int]], resource: str) -> str:
         share = int(0.95 / len(takers) / SHARE_STEP) * SHARE_STEP
         return f"give each its own card with `gpus`; memory_share = {share:.2f} for each, if the weights fit in it"
     return "give each its own card with `gpus`, or load them `on_demand`"
+
+
+# What `skep up` would fetch and start, found out without doing either: `skep up --dry-run`
+
+
+def preview(settings: Settings, paths: Paths) -> dict[str, Any]:
+    """Return the document of `skep up --dry-run --json`."""
+    gateway = settings.gateway
+    scheme = "https" if gateway.tls_certificate else "http"
+    return {
+        "openai_base_url": f"{scheme}://{gateway.host}:{gateway.port}/v1",
+        "serve": [_served(serve, paths) for serve in settings.serve],
+        "upstream": [one.url for one in settings.upstream],
+        "keyed": has_keys(settings, paths),
+    }
+
+
+def _served(serve: Serve, paths: Paths) -> dict[str, Any]:
+    own = serve.engine in OWN_ENGINES
+    here = own or is_installed(serve.engine, serve.binary)
+    return {
+        "model": serve.model, "engine": serve.engine,
+        "version": engine_named(serve.engine, serve.binary).version() if here else None,
+        "install": None if here else engine_kinds()[serve.engine].install,
+        "replicas": serve.replicas, "slots": serve.slots, "context": serve.context_tokens, "gpus": serve.gpus,
+        "weights": _weights_shown(serve, paths),
+        "commands": [] if own else _commands(serve),
+    }  # fmt: skip
+
+
+def _weights_shown(serve: Serve, paths: Paths) -> dict[str, Any]:
+    """`there`: nothing has to be fetched; None: not known. `bytes` None: how large it is, is not known here."""
+    named = serve.checkpoint or serve.model
+    if serve.engine == "ollama":
+        return {"source": f"`{named}` of Ollama's own store", "there": None, "bytes": None, "free_bytes": None}
+    if serve.engine in NO_WEIGHTS or os.path.exists(os.path.expanduser(named)):  # noqa: PTH110, PTH111
+        return {"source": named, "there": True, "bytes": None, "free_bytes": None}
+    source = parse_hub_source(named)
+    if source is None:
+        there = find_pullable(named) is not None and installed(named, paths.cache) is not None
+        return {"source": named, "there": there, "bytes": None, "free_bytes": None}
+    found, known = cached(source), checkpoint_of(named)
+    size = found.bytes if found is not None else int(known.disk_gb * 1e9) if known and known.disk_gb else None
+    folder = next(one for one in (hub_cache(), *hub_cache().parents) if one.exists())
+    free = shutil.disk_usage(folder).free
+    return {"source": str(source), "there": found is not None, "bytes": size, "free_bytes": free}
+
+
+def _commands(serve: Serve) -> list[str]:
+    """Return one line a replica, as somebody would type it."""
+    adapter, lines = adapter_of(serve.engine), []
+    each = serve.options.cards
+    for number in range(serve.replicas):
+        launch = launch_of(serve, f"{stem_of(serve.model)}-{number}", None, weights_named(serve), threads=0)
+        launch = replace(launch, port=serve.engine_port + number if serve.engine_port else 0)
+        if serve.gpus:
+            launch = replace(launch, gpus=serve.gpus[number * each : (number + 1) * each] or serve.gpus)  # or shared
+        for what, instead in adapter.refusals(launch):
+            raise UserError(f"{adapter.name}: {what}", hint=instead)
+        variables = [f"{name}={shlex.quote(value)}" for name, value in adapter.environment(launch).items()]
+        words = [*bare_words(serve.engine, serve.binary), *adapter.arguments(launch)]
+        if not launch.port and "--port" in words:
+            words[words.index("--port") + 1] = SHOWN_PORT
+        lines.append(" ".join([*variables, shlex.join(words)]))
+    return lines

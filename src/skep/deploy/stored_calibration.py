@@ -17,7 +17,7 @@ from skep import __version__
 from skep.catalog.gpus import HostFacts
 from skep.host.facts import host_json, lasting_json
 from skep.planner.calibration import CalibrationData, Fitted, before_and_after, fit, speed_model_maker
-from skep.planner.constants import Constants, published_constants
+from skep.planner.constants import published_constants
 from skep.planner.ranking import Basis, BasisOf
 from skep.planner.setup import Rig, Setup
 from skep.planner.step import StepTuning
@@ -132,9 +132,9 @@ def fitted_now(row: CalibrationRecord) -> Fitted:
     return fit(speed_model_maker(setup, rig, published_constants(), measured), measured)
 
 
-def basis(constants: Constants | None = None) -> str:
+def basis() -> str:
     """Return what predictions were made with."""
-    parts = [__version__, msgspec.to_builtins(constants or published_constants())]
+    parts = [__version__, msgspec.to_builtins(published_constants())]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from skep.catalog.presets import Draft, EngineOptions, own_flag
 from skep.engines import discovery
-from skep.engines.base import ENGINE_KEY, Engine, Launch, key_variables
+from skep.engines.base import ENGINE_KEY, Engine, Launch, engine_named, key_variables
 from skep.errors import UserError
 
 VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
@@ -96,6 +96,13 @@ class Adapter(Engine):
             return {}
         shown = {VISIBLE.get(self.vendor, VISIBLE["nvidia"]): ",".join(map(str, launch.gpus))}
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **shown} if self.vendor == "nvidia" else shown
+
+
+def adapter_of(engine: str, vendor: str = "nvidia") -> Adapter:
+    """Return the adapter of an engine of others, for cards of that vendor."""
+    found = engine_named(engine)
+    assert isinstance(found, Adapter)
+    return type(found)(vendor=vendor)
 
 
 def p2p_variables(launch: Launch) -> dict[str, str]:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from skep.engines import remedies
 from skep.engines.base import EXIT_FINAL, Diagnosis, Launch
+from skep.engines.discovery import engine_kinds
 from skep.engines.remedies import FailureCase
 
 SHOWN = 200  # characters of a line that are shown as evidence
@@ -28,10 +29,6 @@ MOST_LINES = 400
 SIGNALS = {number.value: number.name for number in signal.Signals}
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f]")
-_LEVELS = {
-    "D": "DEBUG", "TRACE": "DEBUG", "I": "INFO", "W": "WARNING", "WARN": "WARNING",
-    "E": "ERROR", "F": "ERROR", "C": "ERROR", "CRITICAL": "ERROR", "FATAL": "ERROR",
-}  # fmt: skip
 _FILE = tomllib.loads(files("skep.engines").joinpath("diagnosis.toml").read_text(encoding="utf-8"))
 _PREFIXES = tuple(map(re.compile, _FILE["prefixes"]))
 _PYTHON_WARNING = re.compile(r"\b\w*Warning: ")
@@ -63,7 +60,7 @@ def plain(raw: str) -> LogLine:
     while found := next((one for prefix in _PREFIXES if (one := prefix.match(text))), None):
         text, said = text[found.end() :], found.groupdict()
         if word := (said.get("word") or said.get("letter") or "").upper():
-            level = _LEVELS.get(word, word)
+            level = _FILE["levels"].get(word, word)
     text = text.strip()
     if not level and _PYTHON_WARNING.search(text):
         level = "WARNING"
@@ -73,7 +70,6 @@ def plain(raw: str) -> LogLine:
 ABOVE = 250  # lines of a traceback that belong to the error at its end: two workers write theirs interleaved
 BELOW = 3  # lines into which a long message may run on
 SHARE_TOP = 0.95  # more is not advised: graphs and late buffers are outside
-_TITLES = {"llamacpp": "llama.cpp", "embedded": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang", "ollama": "Ollama"}
 
 _FIELD = re.compile(r"\{(\w+)\}")
 _OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
@@ -168,12 +164,12 @@ def make_diagnosis(rule: DiagnosisRule, case: FailureCase) -> Diagnosis:
 
 
 def launch_facts(launch: Launch) -> dict[str, Any]:
-    options = launch.options
+    options, kind = launch.options, engine_kinds().get(launch.engine)
     filled = remedies.share_of(launch)
     higher = None if filled is None or filled > SHARE_TOP - 0.01 else f"{min(SHARE_TOP, filled + 0.05):g}"
     checkpoint = launch.checkpoint or (launch.weights.name if launch.weights is not None else launch.model)
     return {
-        "engine": _TITLES.get(launch.engine, launch.engine), "model": launch.model, "checkpoint": checkpoint,
+        "engine": kind.title if kind is not None else launch.engine, "model": launch.model, "checkpoint": checkpoint,
         "slots": launch.slots, "p2p": options.p2p,
         "context": launch.context_tokens, "port": launch.port or None, "tp": options.tp, "cards": options.cards,
         "kv": options.kv, "quant": options.quant, "dtype": options.dtype, "share": options.memory_share,

@@ -43,7 +43,10 @@ for name in sys.argv[1:]:
 class EngineKind(msgspec.Struct, frozen=True):
     """One engine of `engines.toml`, where the fields are explained."""
 
+    title: str = ""
     program: str = ""
+    image: str = ""
+    image_port: int = 0
     install: str = ""
     distributions: tuple[str, ...] = ()
     module: str | None = None
@@ -88,8 +91,7 @@ def is_installed(engine: str, binary: str | None = None) -> bool:
 
 def find_program(engine: str, binary: str | None = None, environ: Mapping[str, str] = os.environ) -> Program:
     """The launch's own, the variable's, the one on PATH, beside this interpreter, or that skep installed."""
-    kind = engine_kinds()[engine]
-    variable = VARIABLES[engine]
+    kind, variable = engine_kinds()[engine], VARIABLES[engine]
     for given, origin in ((binary, "binary"), (environ.get(variable), f"${variable}")):
         if given:
             found = _runnable(given, environ)

@@ -29,6 +29,10 @@ from skep.engines.base import ENGINE_KEY, NO_ORIGIN, REPORT_FD, Launch, OwnEngin
 from skep.engines.embedded_server import NGRAM, http_threads
 from skep.errors import EngineError, UserError
 
+BATCH = 2048  # its own default for what one batch holds; a micro-batch cannot be larger
+LEAST_BATCH = 2  # what its own first run takes
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+_PLAIN = ("f32", "f16", "bf16")  # a cache of these needs no flash attention
 ALL_LAYERS = 999
 _TYPES = {"mtp": "draft-mtp", "draft": "draft-simple", "eagle": "draft-eagle3", "dflash": "draft-dflash",
           "ngram": "ngram-map-k"}  # fmt: skip
@@ -149,12 +153,6 @@ def _speculation(draft: Draft, known: Known) -> list[str]:
         size = "--spec-ngram-map-k-size" if has("--spec-ngram-map-k-size-m") else "--spec-ngram-size"
         return [*words, f"{size}-n", str(NGRAM), f"{size}-m", str(draft.depth)]
     return [*words, "--spec-draft-n-max" if has("--spec-draft-n-max") else "--draft-max", str(draft.depth)]
-
-
-BATCH = 2048  # its own default for what one batch holds; a micro-batch cannot be larger
-LEAST_BATCH = 2  # what its own first run takes
-KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-_PLAIN = ("f32", "f16", "bf16")  # a cache of these needs no flash attention
 
 
 def batch_of(launch: Launch) -> int:

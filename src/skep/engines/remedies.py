@@ -33,6 +33,8 @@ CONTEXT_GRAIN = 256
 
 OWN_BATCHED = 2048  # tokens a step of vLLM and SGLang on cards below 70 GiB
 _SPARE = 256 * MIB  # beside what the log says was missing: allocations come in more than one piece
+_HALF_SINCE = 8.0  # bfloat16
+_CRASHED_ON = 8.6
 _OPTION_NAMES = frozenset(EngineOptions.__struct_fields__)
 
 
@@ -277,8 +279,6 @@ flash_own = _leave_out("flash_attention", _TURNED_ON, only_off=True)
 chunks_on = _leave_out("chunked_prefill", "leave chunked_prefill out", only_off=True)
 
 
-_HALF_SINCE = 8.0  # bfloat16
-_CRASHED_ON = 8.6
 _STEPS: Mapping[str, Remedy | None] = {
     "heads": tp_of_heads, "kv-fp8": kv_own, "fp8-weights": None, "nvfp4": None, "mxfp4": None,
 }  # fmt: skip  # rules of the planner that refuse

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
+from functools import cache
+from importlib.resources import files
 
 import msgspec
 
@@ -33,31 +36,18 @@ DRIVER_FOR_CUDA_13_0 = 580
 DRIVER_FOR_RTX_5090 = 590
 FEW_LANES = 4
 
-LINK_MEANS = {
-    "PIX": "PCIe, one switch between them",
-    "PXB": "PCIe, several switches, not through the CPU",
-    "PHB": "PCIe through the CPU's host bridge",
-    "NODE": "PCIe across host bridges of one NUMA node",
-    "SYS": "PCIe across NUMA nodes or CPU sockets",
-}
-
-# What nvidia-smi says when it fails, in lower case, and what helps.
-_REMEDIES = (
-    ("couldn't communicate", "run `sudo modprobe nvidia`; if that fails, reinstall the driver and reboot"),
-    ("version mismatch", "the driver was upgraded under running programs: reboot"),
-    ("no devices were found", "look for the card in `lspci | grep -i nvidia`; start a container with `--gpus all`"),
-    ("is lost", "reboot, then check the card's power cables and riser, and `dmesg | grep -i xid`"),
-    ("device handle", "reboot, then check the card's power cables and riser, and `dmesg | grep -i xid`"),
-    ("did not answer", "look for a hung card in `dmesg | grep -i xid`, then reboot"),
-    ("unknown error", "in a container: start it again; on the host: reload the driver or reboot"),
-    ("insufficient permissions", "give this user access to /dev/nvidia*, or start the container with `--gpus all`"),
-)  # fmt: skip
 _ANY_REMEDY = "run `nvidia-smi` by hand; reinstall the driver and reboot if it keeps failing"
+
+
+@cache
+def _said(table: str) -> dict[str, str]:
+    text = files("skep.host").joinpath("checks.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text)[table], dict[str, str])
 
 
 def gpu_finding(gpus: Sequence[Gpu], error: str | None) -> HostFinding:
     if error is not None:
-        hint = next((remedy for words, remedy in _REMEDIES if words in error.lower()), _ANY_REMEDY)
+        hint = next((remedy for words, remedy in _said("remedies").items() if words in error.lower()), _ANY_REMEDY)
         listed = f"; it lists {_describe_all(gpus)}" if gpus else ""
         return HostFinding("gpu", CheckResult.PROBLEM, f"nvidia-smi fails: {error}{listed}", hint)
     if not gpus:
@@ -124,7 +114,8 @@ def link_means(kind: str) -> str:
     match = re.fullmatch(r"NV(\d+)", kind)
     if match:
         return f"{kind} (NVLink, {match[1]} bonded links)"
-    return f"{kind} ({LINK_MEANS[kind]})" if kind in LINK_MEANS else kind
+    means = _said("links").get(kind)
+    return f"{kind} ({means})" if means else kind
 
 
 def _too_old(detail: str, wanted: int, cuda: str | None = None) -> HostFinding:

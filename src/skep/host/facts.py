@@ -234,11 +234,11 @@ MEASURE_S = 0.4
 TRIES = 3
 
 
-def memory_bandwidth_gbs(cores: int, *, seconds: float = MEASURE_S, buffer_bytes: int = BUFFER_BYTES) -> float:
+def memory_bandwidth_gbs(cores: int) -> float:
     """10^9 bytes a second, read and written; the best of a few tries. The kernel copies, so other threads go on."""
-    source = _file_in_memory(buffer_bytes)
+    source = _file_in_memory(BUFFER_BYTES)
     try:
-        return max(_once(source, cores, seconds / TRIES, buffer_bytes) for _ in range(TRIES))
+        return max(_once(source, cores, MEASURE_S / TRIES, BUFFER_BYTES) for _ in range(TRIES))
     finally:
         os.close(source)
 

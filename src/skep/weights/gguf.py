@@ -62,6 +62,11 @@ _TEXT = (
     (b"version https://git-lfs", "it is a git-lfs pointer, not the file it points to", "run `git lfs pull`"),
     (b"{", "it is JSON text", _OTHER),
 )
+_HINT = "take a GGUF file of a language model that llama.cpp has converted"
+_MAX_WIDTH = 1 << 20
+_PATTERN = {"gemma2": 2, "gemma3": 6, "gemma4": 6, "gpt-oss": 2, "cohere2": 4, "llama4": 4}
+_BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
+_NOT_ATTENTION = ("attn_norm", "attn_post_norm", "attn_sub_norm")
 MAGIC = b"GGUF"
 _MAX_KEYS = 1 << 16
 _MAX_TENSORS = 1 << 18
@@ -345,13 +350,6 @@ def _expected_bytes(tensors: tuple[TensorInfo, ...], header_end: int, data_offse
     if end > _MAX_FILE_BYTES:
         raise DamagedFile("its header is damaged: its tensors claim more than 1024 TiB")
     return end
-
-
-_HINT = "take a GGUF file of a language model that llama.cpp has converted"
-_MAX_WIDTH = 1 << 20
-_PATTERN = {"gemma2": 2, "gemma3": 6, "gemma4": 6, "gpt-oss": 2, "cohere2": 4, "llama4": 4}
-_BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
-_NOT_ATTENTION = ("attn_norm", "attn_post_norm", "attn_sub_norm")
 
 
 def geometry_of(header: GgufHeader) -> Geometry:
