@@ -1,4 +1,4 @@
-"""The Ray driver process of a hive: `python -m skep.cluster.ray_driver FD`.
+"""The Ray driver process of a hive: `python -m skep.cluster.ray_driver --link-fd FD`.
 
 Ray ends a driver that loses its cluster, so neither the supervisor nor the gateway is one. It carries out the
 supervisor's commands, makes the replica actors, and forwards what they report. Ray restarts or moves what died; the
@@ -481,4 +481,4 @@ async def serve(link_fd: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1])))
+    asyncio.run(serve(int(sys.argv[2])))

@@ -28,7 +28,7 @@ from skep.supervisor.process_guard import EngineAddress, Exited, FromGuard, Spaw
 from skep.wire.client import WireFailure
 from skep.wire.fetch import HttpResponse, fetch_once
 from skep.wire.heads import Origin, parse_url
-from skep.wire.json_pipe import JsonPipe
+from skep.wire.json_pipe import JsonPipe, start_linked
 from skep.wire.listen import cannot_listen, claim_port, free_port, is_final, refusal_of
 
 ENDED_BY_US = (0, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)  # exit codes of a process that skep ended
@@ -354,24 +354,15 @@ class Replica(ReplicaMember):
             self._exited(1, [f"error: {error.message}; {error.hint}"])
             return
         launch = replace(launch, port=port)
-        ours, theirs = socket.socketpair()
-        fd, nothing = theirs.fileno(), asyncio.subprocess.DEVNULL
-        argv = [sys.executable, "-m", "skep.supervisor.process_guard", "--link-fd", str(fd)]
-        argv += ["--log", str(self.log), "--mark", self.mark, "--"]
+        program = [sys.executable, "-m", "skep.supervisor.process_guard"]
         try:
-            argv += self.engine.argv(launch)
+            args = ["--log", str(self.log), "--mark", self.mark, "--", *self.engine.argv(launch)]
             env = {**self.start_order.environment(), **self.engine.environment(launch)}
-            guard = await asyncio.create_subprocess_exec(
-                *argv, pass_fds=[fd], env=env, stdin=nothing, start_new_session=True
-            )
+            guard, self._link = await start_linked(program, FromGuard, *args, env=env)
         except (OSError, ValueError) as error:  # no process could be started, or an argument cannot be passed
-            ours.close()
             why = getattr(error, "strerror", None) or str(error)
             self._exited(1, [f"error: the guard process cannot be started: {why}"])
             return
-        finally:
-            theirs.close()
-        self._link = await JsonPipe.over(ours, FromGuard)
         tasks.create_task(self._follow(guard, self._link))
         if not self.engine.reports_address:
             self._addressed(str(Origin(launch.host, launch.port)))
