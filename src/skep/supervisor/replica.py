@@ -293,11 +293,12 @@ class Replica(ReplicaMember):
         self.life.vanished()
         self.changed()
         before, self._killed_before = self._killed_before, (after := read_oom_kills())
+        by_itself = code not in ENDED_BY_US
+        if self.life.being_ended and not by_itself:  # nothing has to be explained
+            return self.life.exited("ended by skep", self._loop.time())
         oom_kills = None if before is None or after is None else after - before
-        found = await self._explain(code, tail, oom_kills=oom_kills)
-        now, by_itself = self._loop.time(), code not in ENDED_BY_US
-        if by_itself or not self.life.being_ended:
-            self.diagnosis = found
+        self.diagnosis = found = await self._explain(code, tail, oom_kills=oom_kills)
+        now = self._loop.time()
         if not self.life.being_ended and self._fall_back(found):
             return self.life.restart_changed(f"{found.cause}; again with {found.changed}", now)
         return self.life.exited(str(found), now, final=found.final, by_itself=by_itself)
