@@ -218,15 +218,24 @@ def test_a_post_looks_at_its_cards_again_before_it_calls_them_busy(tmp_path, mon
         check_cards(launch, again_s=0.0)
 
 
-def test_a_replica_wider_than_every_node_is_refused(place):
-    with pytest.raises(DoesNotFit, match="needs 4 GPUs on one node, the largest has 2"):
-        place(survey(rtx_node("a"), rtx_node("b")), replace(VLLM, options=EngineOptions(tp=4)))
+LACKING = survey(node("a"), node("b", why="has no skep in its Ray environment"))
 
 
-def test_an_engine_that_no_node_has_names_the_nodes(place):
-    cluster = survey(node("a"), node("b", why="has no skep in its Ray environment"))
-    with pytest.raises(EngineError, match="a has no vllm installed; b has no skep in its Ray environment"):
-        place(cluster, VLLM)
+@pytest.mark.parametrize(
+    ("cluster", "serve", "error", "words"),
+    [
+        (survey(rtx_node("a")), replace(VLLM, options=EngineOptions(tp=4)), DoesNotFit, "4 GPUs on one node, the .* 2"),
+        (LACKING, VLLM, EngineError, "a has no vllm installed; b has no skep in its Ray environment"),
+        (survey(node("a")), replace(FAKE, gpus=(0,)), UserError, "takes no `gpus`"),
+        (survey(node("a")), replace(FAKE, engine_port=9000), UserError, "takes no `engine_port`"),
+        (survey(rtx_node("a")), replace(VLLM, extra=("--port", "1")), UserError, "--port, which skep sets itself"),
+        (survey(rtx_node("a")), replace(VLLM, kind="8x B200"), DoesNotFit, "no node of the kind 8x B200"),
+    ],
+    ids=["wider than every node", "no engine", "cards", "a port", "contradicting options", "no such kind"],
+)
+def test_what_no_node_can_serve_is_refused_before_anything_starts(place, cluster, serve, error, words):
+    with pytest.raises(error, match=words):
+        place(cluster, serve)
 
 
 def test_an_engine_that_some_nodes_have_is_placed_on_these_and_missed_where_they_are_not_enough(place):
@@ -262,33 +271,14 @@ def test_a_program_of_ones_own_is_believed_in_where_the_node_has_it(place):
     assert place(cluster, replace(VLLM, binary="/opt/vllm"))[0].place.nodes == ("a",)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"), [({"gpus": (0,)}, "takes no `gpus`"), ({"engine_port": 9000}, "takes no `engine_port`")]
-)
-def test_what_means_something_on_one_machine_only_is_refused(place, change, words):
-    with pytest.raises(UserError, match=words):
-        place(survey(node("a")), replace(FAKE, **change))
-
-
-def test_options_that_contradict_each_other_are_refused_before_anything_starts(place):
-    with pytest.raises(UserError, match="--port, which skep sets itself"):
-        place(survey(rtx_node("a")), replace(VLLM, extra=("--port", "1")))
-
-
 def test_one_model_on_two_kinds_of_nodes_has_names_that_do_not_move_and_comes_in_turn(place):
-    other = replace(RTX, name="NVIDIA H200", memory_bytes=140 * GIB)
-    big = node("big", gpus=1, cards=[other], engines={**WITHIN, "vllm": None})
-    cluster = survey(rtx_node("a"), rtx_node("b"), big)
-    serves = (
-        replace(VLLM, kind=cluster.nodes[0].kind, replicas=2),
-        replace(VLLM, kind=big.kind, options=EngineOptions()),
-    )
+    cluster = survey(rtx_node("a"), rtx_node("b"), BIG)
+    pair, single = KINDS
+    serves = (replace(pair, replicas=2), single)
     placed = place(cluster, *serves)
     assert [one.name for one in placed] == ["org-model-2x-rtx-3090-0", "org-model-1x-h200-0", "org-model-2x-rtx-3090-1"]
     assert placed[1].place.nodes == ("big",)
-    assert (placed[1].place.kind, kind_word(big.kind)) == ("1x NVIDIA H200", "1x-h200")
-    with pytest.raises(DoesNotFit, match="no node of the kind 8x B200"):
-        place(cluster, replace(VLLM, kind="8x B200"))
+    assert (placed[1].place.kind, kind_word(BIG.kind)) == ("1x NVIDIA H200", "1x-h200")
 
 
 def test_what_computes_nothing_asks_for_next_to_nothing(place):

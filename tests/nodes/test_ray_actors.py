@@ -237,4 +237,4 @@ def test_an_actor_that_no_gateway_asks_any_more_ends_and_leaves_its_place(actors
     """Ray would restart one that merely exits."""
     ensure(actors, ONE)
     row_when(actors, "ready")
-    assert until(lambda: actors.all_names() == [], ABANDONED_AFTER_S + 30.0, every_s=2.0)
+    assert until(lambda: actors.all_names() == [], ABANDONED_AFTER_S + 60.0, every_s=2.0)

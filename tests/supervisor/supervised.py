@@ -147,7 +147,7 @@ ANY_SERVICE = Service()
 
 IDLE_GATEWAY = """
 import json, socket, sys
-link = socket.socket(fileno=int(sys.argv[-1]))
+link = socket.socket(fileno=int(sys.argv[2]))
 told, answers = link.makefile("r"), link.makefile("w")
 print('{"event": "listening"}', file=answers, flush=True)
 for message in map(json.loads, told):

@@ -12,14 +12,12 @@ import itertools
 import os
 import secrets
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
 from msgspec.structs import replace
 
 from skep.cluster import messages
@@ -36,7 +34,7 @@ from skep.files import open_log
 from skep.paths import Paths
 from skep.supervisor.lifecycle import Life, ReplicaState, RestartPolicy
 from skep.supervisor.replica import ReplicaMember, UpstreamInfo
-from skep.wire.json_pipe import JsonPipe, Message, to_document
+from skep.wire.json_pipe import JsonPipe, Message, start_linked, to_document
 
 REMIND_EVERY_S = 2.0  # what has changed meanwhile is told
 END_S = 30.0
@@ -94,7 +92,7 @@ class RemoteReplica(ReplicaMember):
         """Take the report of its actor, or of the driver while there is no actor."""
         if self._stopping.is_set():
             return
-        before = self._shown()
+        before = self.view()
         if report.incarnation is not None and report.incarnation != self._incarnation:
             self._moves += self._incarnation is not None
             self._incarnation = report.incarnation
@@ -103,11 +101,8 @@ class RemoteReplica(ReplicaMember):
         self.life.restarts = report.restarts + self._moves
         self.engine = replace(self.engine, name=report.engine or "")  # the version on its node
         self._as_started = report.launch or self._as_started
-        if self._shown() != before:
+        if self.view() != before:
             self.changed()
-
-    def _shown(self) -> tuple[object, ...]:
-        return (self.life.state, self.life.url, self.life.why, self.pid, self.node, self._as_started, self._moves)
 
     def _become(self, state: ReplicaState, why: str | None) -> None:
         self.life.state, self.life.why = state, why
@@ -134,7 +129,6 @@ class ClusterClient:
         self._trouble: str | None = None  # why there is no driver
         self._taken_over = False  # another gateway owns the hive
         self._ids = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[messages.Answer]] = {}
         self._restarting: dict[str, tuple[int, int | None, int]] = {}  # a number; process and restarts before it
         self._closing = False
 
@@ -173,7 +167,7 @@ class ClusterClient:
 
     def set_policy(self, policy: RestartPolicy) -> None:
         """Change the restart policy of all replicas, running ones included. The next driver receives it too."""
-        self._setup = structs.replace(self._setup, policy=policy)
+        self._setup = replace(self._setup, policy=policy)
         self._remind()
 
     async def stop(self) -> str | None:
@@ -229,19 +223,14 @@ class ClusterClient:
 
     async def _run_driver(self) -> SkepError | None:
         """Run one driver until it ends. Return why it could not join, if so."""
-        ours, theirs = socket.socketpair()
+        program, env = [sys.executable, "-m", "skep.cluster.ray_driver"], {**PATIENT, **os.environ}
         try:
-            with open_log(self._log) as output, theirs:
-                fd, env = theirs.fileno(), {**PATIENT, **os.environ}
-                words = [sys.executable, "-m", "skep.cluster.ray_driver", str(fd)]
-                streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-                self._process = await asyncio.create_subprocess_exec(
-                    *words, pass_fds=[fd], start_new_session=True, env=env, **streams
-                )
+            with open_log(self._log) as output:
+                started = await start_linked(program, messages.FromDriver, output=output, env=env)
         except OSError as error:
-            ours.close()
             return EngineError(f"the Ray driver process cannot be started: {error.strerror}")
-        link = self._link = await JsonPipe.over(ours, messages.FromDriver)
+        self._process, link = started
+        self._link = link
         link.send(self._setup)
         failed: SkepError | None = None
         while (message := await link.receive()) is not None:
@@ -258,9 +247,6 @@ class ClusterClient:
 
     def _lose_driver(self) -> None:
         self._link, self._joined, self._told = None, False, None
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_result(messages.Answer(0, "the Ray driver process has ended"))
 
     def _hear(self, message: messages.FromDriver) -> None:
         match message:
@@ -279,25 +265,13 @@ class ClusterClient:
                 self.head_lost = lost
                 for member in itertools.islice(self._members.values(), 1):
                     member.changed()  # the supervisor looks at the row of the cluster too
-            case messages.Answer(number):
-                asked = self._asked.get(number)
-                if asked is not None and not asked.done():
-                    asked.set_result(message)
 
     async def _ask(self, question: messages.Question, timeout_s: float) -> messages.Answer | None:
         """Return the driver's answer, or None if it does not come in time."""
         if self._link is None or not self._joined:
             return None
-        number = next(self._ids)
-        answer: asyncio.Future[messages.Answer] = asyncio.get_running_loop().create_future()
-        self._asked[number] = answer
-        self._link.send(structs.replace(question, id=number))
-        try:
-            return await asyncio.wait_for(answer, timeout_s)
-        except TimeoutError:
-            return None
-        finally:
-            del self._asked[number]
+        answer = await self._link.ask(question, timeout_s)
+        return answer if isinstance(answer, messages.Answer) else None
 
     async def _remind_on(self) -> None:
         while True:

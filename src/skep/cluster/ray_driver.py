@@ -1,4 +1,4 @@
-"""The Ray driver process of a hive: `python -m skep.cluster.ray_driver FD`.
+"""The Ray driver process of a hive: `python -m skep.cluster.ray_driver --link-fd FD`.
 
 Ray ends a driver that loses its cluster, so neither the supervisor nor the gateway is one. It carries out the
 supervisor's commands, makes the replica actors, and forwards what they report. Ray restarts or moves what died; the
@@ -340,9 +340,10 @@ class RayDriver:
         self._ending.add(name)
         try:
             if (keeper := self._keepers.pop(name, None)) is not None:
+                self._orders.add(keeper)
+                keeper.add_done_callback(self._orders.discard)
                 keeper.cancel()
-                await asyncio.wait({keeper})
-            async with self._turns[name]:
+            async with self._turns[name]:  # its next keeper, which an order may bring meanwhile, comes after this
                 await self._actors.end(name, headless=self._head_lost)
                 self._rows.pop(name, None)
         finally:
@@ -396,8 +397,8 @@ class RayDriver:
         while (self._wanted or {}).get(name) == launch:
             asked = (self._setup.gateway, to_document(self._actors.policy), version, REPORT_S)
             try:
-                told = await self._actors.ask(name, "report", *asked, timeout_s=REPORT_S + ASK_S)
-            except Exception:  # Ray restarts or moves it
+                told = await self._actors.ask(name, "report", *asked, timeout_s=AWAY_AFTER_S)
+            except Exception:  # Ray restarts or moves it; or this process was held up, and the next answer comes
                 misses += 1
                 if misses >= MISSES and loop.time() - heard_at > AWAY_AFTER_S:
                     row = self._rows.get(name)
@@ -481,4 +482,4 @@ async def serve(link_fd: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1])))
+    asyncio.run(serve(int(sys.argv[2])))

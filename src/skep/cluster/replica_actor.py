@@ -44,6 +44,7 @@ INSTRUCTED_S = 5.0  # without a question of the gateway for so long, the policy 
 OWNED_S = 8.0  # a gateway that has not asked for so long can lose the replica to another one
 ABANDONED_AFTER_S = 120.0  # asked by no gateway for so long, the replica ends
 LOOK_EVERY_S = 0.5
+LONGEST_LOOK_S = 2.0  # later than this, the process was held up, and so were the questions of the gateway
 
 Row = dict[str, Any]
 
@@ -55,10 +56,7 @@ async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> None:
 
 
 class Ownership:
-    """The gateway that a replica belongs to: the one that asks for its reports. Counts time by `pass_time`.
-
-    A process that is held up does not count on, so that the questions that wait meanwhile are read first.
-    """
+    """The gateway that a replica belongs to: the one that asks for its reports. Counts time by `pass_time`."""
 
     def __init__(self) -> None:
         self.gateway: str | None = None
@@ -186,8 +184,16 @@ class ReplicaActor:
             self._ended.set()
         while abandoned:
             with contextlib.suppress(Exception):  # the head is away: tried again
-                remove_group(actor_name(self._hive, self._asked.name))  # and with it this process
+                self._end_self()
             time.sleep(AGAIN_S)
+
+    def _end_self(self) -> None:
+        """End this actor and its placement group. Ray would restart an actor whose group alone is removed."""
+        import ray
+
+        me = ray.get_runtime_context().current_actor
+        remove_group(actor_name(self._hive, self._asked.name))
+        ray.kill(me, no_restart=True)
 
     async def _live(self) -> bool:
         """Serve until stopped, and return whether no gateway was left. After a failure, report it and wait."""
@@ -206,8 +212,11 @@ class ReplicaActor:
         return abandoned
 
     async def _watch_owner(self) -> None:
-        while not self._owner.pass_time(LOOK_EVERY_S):
+        passed_s = 0.0
+        while not self._owner.pass_time(passed_s):
+            looked_at = time.monotonic()
             await asyncio.sleep(LOOK_EVERY_S)
+            passed_s = min(time.monotonic() - looked_at, LONGEST_LOOK_S)
         self._stop_now()
 
     def _explain(self, error: BaseException | None, failures: int) -> float | None:

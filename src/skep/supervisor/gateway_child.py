@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from msgspec.structs import replace
 from skep.config import gateway_messages as messages
 from skep.errors import GatewayError
 from skep.files import RotatingLog, open_log
-from skep.wire.json_pipe import JsonPipe, Message
+from skep.wire.json_pipe import JsonPipe, Message, start_linked
 
 RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
 STABLE_S = 30.0
@@ -110,7 +109,7 @@ class GatewayChild:
 
     async def status(self, timeout_s: float = 1.0) -> messages.GatewayStatus | None:
         """Return the merged status of all processes; None while none answers."""
-        answers = await asyncio.gather(*(child.ask(messages.AskStatus(), timeout_s) for child in self._children()))
+        answers = await asyncio.gather(*(one.link.ask(messages.AskStatus(), timeout_s) for one in self._children()))
         told = [answer.status for answer in answers if isinstance(answer, messages.StatusAnswer)]
         return merge_status(told, complete=len(told) == len(answers)) if told else None
 
@@ -134,7 +133,7 @@ class GatewayChild:
     async def drain(self, timeout_s: float) -> None:
         """Admit nothing new and wait for what is under way, at most until the timeout."""
         ask = messages.AskDrain(timeout_s)
-        await asyncio.gather(*(child.ask(ask, timeout_s + 5) for child in self._children()))
+        await asyncio.gather(*(child.link.ask(ask, timeout_s + 5) for child in self._children()))
 
     async def stop(self) -> None:
         self._stopping.set()
@@ -148,7 +147,12 @@ class GatewayChild:
         return [child for child in (self._current, *self._retired) if child is not None]
 
     async def _start(self) -> _Child:
-        child = await _Child.spawn(self.argv, self.listener, self.log, self._came_to_listen, self.wanted)
+        fd = self.listener.fileno()
+        with open_log(self.log) as output:
+            started = await start_linked(
+                self.argv, messages.FromGateway, "--listen-fd", str(fd), output=output, fds=[fd]
+            )
+        child = _Child(*started, self._came_to_listen, self.wanted)
         self.restarts += 1
         child.link.send(self.setup)
         child.link.send(self._table)
@@ -171,7 +175,7 @@ class GatewayChild:
     def _retire(self, child: _Child, drain_s: float) -> None:
         async def finish() -> None:
             try:
-                await child.ask(messages.AskDrain(drain_s, hand_over=True), drain_s + 5)
+                await child.link.ask(messages.AskDrain(drain_s, hand_over=True), drain_s + 5)
             finally:
                 await child.end()
                 del self._retired[child]
@@ -224,24 +228,7 @@ class _Child:
 
     def __post_init__(self) -> None:
         self.listening = asyncio.Event()
-        self._ids = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[messages.StatusAnswer | messages.Drained]] = {}
         self.ended: asyncio.Task[int] = asyncio.get_running_loop().create_task(self._follow())
-
-    @classmethod
-    async def spawn(cls, argv: list[str], listener: socket.socket, log: Path, *hears: Any) -> _Child:
-        ours, theirs = socket.socketpair()
-        try:
-            with open_log(log) as output, theirs:
-                fds = [listener.fileno(), theirs.fileno()]
-                words = [*argv, "--listen-fd", str(fds[0]), "--link-fd", str(fds[1])]
-                streams: dict[str, Any] = {"stdin": DEVNULL, "stdout": output, "stderr": output}
-                process = await asyncio.create_subprocess_exec(*words, pass_fds=fds, **streams, start_new_session=True)
-        except OSError:
-            ours.close()
-            theirs.close()
-            raise
-        return cls(process, await JsonPipe.over(ours, messages.FromGateway), *hears)
 
     async def end(self) -> None:
         self.link.send(messages.Exit())
@@ -251,20 +238,6 @@ class _Child:
                 self.process.kill()
             await asyncio.wait({self.ended})
 
-    async def ask(
-        self, message: messages.AskStatus | messages.AskDrain, timeout_s: float
-    ) -> messages.StatusAnswer | messages.Drained | None:
-        """Return its answer; None if it ends or does not answer in time."""
-        number = next(self._ids)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self.link.send(replace(message, id=number))
-        try:
-            ends: set[asyncio.Future[Any]] = {answer, self.ended}
-            await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            return answer.result() if answer.done() else None
-        finally:
-            self._asked.pop(number, None)
-
     async def _follow(self) -> int:
         while (message := await self.link.receive()) is not None:
             match message:
@@ -273,10 +246,6 @@ class _Child:
                     self.on_listening()
                 case messages.ModelWanted(model):
                     self.on_wanted(model)
-                case messages.StatusAnswer() | messages.Drained():
-                    asked = self._asked.get(message.id)
-                    if asked is not None and not asked.done():
-                        asked.set_result(message)
         self.listening.clear()
         await self.link.close()
         return await self.process.wait()

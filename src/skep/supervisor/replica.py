@@ -27,7 +27,7 @@ from skep.supervisor.lifecycle import Life, Lifecycle, LifecycleAction, ReplicaS
 from skep.supervisor.process_guard import EngineAddress, Exited, FromGuard, Spawned, Terminate
 from skep.wire.client import HttpResponse, WireFailure, fetch_once
 from skep.wire.heads import Origin, parse_url
-from skep.wire.json_pipe import JsonPipe
+from skep.wire.json_pipe import JsonPipe, start_linked
 from skep.wire.listen import cannot_listen, claim_port, free_port, is_final, refusal_of
 
 ENDED_BY_US = (0, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM)  # exit codes of a process that skep ended
@@ -292,11 +292,12 @@ class Replica(ReplicaMember):
         self.life.vanished()
         self.changed()
         before, self._killed_before = self._killed_before, (after := read_oom_kills())
+        by_itself = code not in ENDED_BY_US
+        if self.life.being_ended and not by_itself:  # nothing has to be explained
+            return self.life.exited("ended by skep", self._loop.time())
         oom_kills = None if before is None or after is None else after - before
-        found = await self._explain(code, tail, oom_kills=oom_kills)
-        now, by_itself = self._loop.time(), code not in ENDED_BY_US
-        if by_itself or not self.life.being_ended:
-            self.diagnosis = found
+        self.diagnosis = found = await self._explain(code, tail, oom_kills=oom_kills)
+        now = self._loop.time()
         if not self.life.being_ended and self._fall_back(found):
             return self.life.restart_changed(f"{found.cause}; again with {found.changed}", now)
         return self.life.exited(str(found), now, final=found.final, by_itself=by_itself)
@@ -353,24 +354,15 @@ class Replica(ReplicaMember):
             self._exited(1, [f"error: {error.message}; {error.hint}"])
             return
         launch = replace(launch, port=port)
-        ours, theirs = socket.socketpair()
-        fd, nothing = theirs.fileno(), asyncio.subprocess.DEVNULL
-        argv = [sys.executable, "-m", "skep.supervisor.process_guard", "--link-fd", str(fd)]
-        argv += ["--log", str(self.log), "--mark", self.mark, "--"]
+        program = [sys.executable, "-m", "skep.supervisor.process_guard"]
         try:
-            argv += self.engine.argv(launch)
+            args = ["--log", str(self.log), "--mark", self.mark, "--", *self.engine.argv(launch)]
             env = {**self.start_order.environment(), **self.engine.environment(launch)}
-            guard = await asyncio.create_subprocess_exec(
-                *argv, pass_fds=[fd], env=env, stdin=nothing, start_new_session=True
-            )
+            guard, self._link = await start_linked(program, FromGuard, *args, env=env)
         except (OSError, ValueError) as error:  # no process could be started, or an argument cannot be passed
-            ours.close()
             why = getattr(error, "strerror", None) or str(error)
             self._exited(1, [f"error: the guard process cannot be started: {why}"])
             return
-        finally:
-            theirs.close()
-        self._link = await JsonPipe.over(ours, FromGuard)
         tasks.create_task(self._follow(guard, self._link))
         if not self.engine.reports_address:
             self._addressed(str(Origin(launch.host, launch.port)))

@@ -1,15 +1,18 @@
 """JSON lines both ways over a stream socket: how skep's own processes talk to each other.
 
-The end of the stream is a message too: the process at the other end is gone. Also how a value becomes a document and
-is read from one: paths are texts there.
+The end of the stream is a message too: the process at the other end is gone. A question has a number, `id`, which its
+answer repeats. Also how a value becomes a document and is read from one: paths are texts there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from subprocess import DEVNULL
+from typing import IO, Any, Generic, TypeVar
 
 import msgspec
 
@@ -43,13 +46,27 @@ class JsonPipe(Generic[T]):
         self._reader = reader
         self._writer = writer
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind, dec_hook=_made)
+        self._ids = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[T | None]] = {}
 
     @classmethod
     async def over(cls, sock: socket.socket, kind: Any) -> JsonPipe[T]:
         return cls(*await asyncio.open_unix_connection(sock=sock, limit=4 * MIB), kind)
 
     async def receive(self) -> T | None:
-        """Return the next message; None when the other side is gone or no longer makes sense."""
+        """Return the next message that answers no question; None when the other side is gone or makes no sense."""
+        while (message := await self._next()) is not None:
+            asked = self._asked.get(getattr(message, "id", 0))
+            if asked is None:
+                return message
+            if not asked.done():
+                asked.set_result(message)
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_result(None)
+        return None
+
+    async def _next(self) -> T | None:
         while True:
             try:
                 line = await self._reader.readline()
@@ -58,6 +75,18 @@ class JsonPipe(Generic[T]):
                 continue  # of another version of skep
             except (OSError, ValueError, RecursionError):
                 return None
+
+    async def ask(self, question: msgspec.Struct, timeout_s: float) -> T | None:
+        """Return the answer, while somebody calls `receive`; None if it does not come in time or never will."""
+        number = next(self._ids)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        self.send(msgspec.structs.replace(question, id=number))
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        except TimeoutError:
+            return None
+        finally:
+            del self._asked[number]
 
     def send(self, message: object) -> None:
         """Never blocks; a message to a process that is gone is dropped."""
@@ -68,3 +97,26 @@ class JsonPipe(Generic[T]):
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
+
+
+async def start_linked(
+    program: Sequence[str],
+    kind: Any,
+    *args: str,
+    output: IO[bytes] | int | None = None,
+    fds: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
+) -> tuple[asyncio.subprocess.Process, JsonPipe[Any]]:
+    """Start `program --link-fd N args`, and return it with the pipe to it. Raise OSError where that cannot be."""
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            fd = theirs.fileno()
+            how: dict[str, Any] = {"stdin": DEVNULL, "stdout": output, "stderr": output, "env": env}
+            process = await asyncio.create_subprocess_exec(
+                *program, "--link-fd", str(fd), *args, pass_fds=[fd, *fds], start_new_session=True, **how
+            )
+    except BaseException:
+        ours.close()
+        raise
+    return process, await JsonPipe.over(ours, kind)
