@@ -29,8 +29,8 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from published_curves import calibrated, curve_of, honest_constants  # noqa: E402
 
-from skep.planner.constants import Constants  # noqa: E402
 from skep.planner.ranking import FEATURES, features  # noqa: E402
+from skep.planner.step import Constants  # noqa: E402
 from skep.planner.validation import PublishedCase, Unpredictable, predict, read_case  # noqa: E402
 
 NAMES = Constants.names()

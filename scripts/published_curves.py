@@ -11,8 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from statistics import median
 
-from skep.planner.constants import Constants, published_constants
-from skep.planner.step import StepTuning
+from skep.planner.step import Constants, StepTuning, published_constants
 from skep.planner.validation import PublishedCase, ValidationPoint, predict
 
 _SAME = ("source_url", "gpu", "n_gpu", "interconnect", "model", "quant_bits", "kv_dtype", "engine", "tp", "ep",

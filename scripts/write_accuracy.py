@@ -15,7 +15,7 @@ from generated import write_or_check
 from published_curves import calibrated, curve_of, disagreements, honest_constants, pairs
 
 from skep.planner.memory import defaults
-from skep.planner.quants import part_bits, parts_of
+from skep.planner.setup import part_bits, parts_of
 from skep.planner.validation import (
     PublishedCase,
     Spread,

@@ -10,10 +10,8 @@ from random import Random
 
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
-from skep.planner.constants import published_constants
-from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.setup import Setup
-from skep.planner.step import step_model
+from skep.planner.setup import KV_TYPES, QUANTS, Setup
+from skep.planner.step import published_constants, step_model
 
 MODEL, CARD, QUANT, KV, ENGINE = "qwen3-8b", "h100-sxm", "fp8", "bf16", "vllm"
 SLOTS = (8, 16, 32)

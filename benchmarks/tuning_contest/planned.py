@@ -16,12 +16,11 @@ import skep.planner
 from skep.catalog.gpus import HostFacts
 from skep.catalog.models import geometry
 from skep.config.rigs import cpu_rig, parse_rig
-from skep.planner.constants import published_constants
 from skep.planner.memory import memory, weights_bytes
 from skep.planner.predict import SpeedModel, prospect
-from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.rules import refusal
-from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
+from skep.planner.setup import KV_TYPES, QUANTS, Layout, PlannedLoad, Rig, Setup, Speculation
+from skep.planner.step import published_constants
 from skep.tuner.knobs import pairs_of
 from skep.tuner.records import KnobConfig, TuneGoal
 

@@ -19,7 +19,7 @@ from skep.catalog.models import (
 )
 from skep.catalog.names import device_spellings, did_you_mean, model_spellings, similar_names, split_memory
 from skep.errors import UserError
-from skep.planner.quants import parts_of
+from skep.planner.setup import parts_of
 
 
 def retyped(rng, name):

@@ -6,7 +6,7 @@ import pytest
 
 from skep.catalog.models import find_geometry, geometries, geometry
 from skep.errors import UserError
-from skep.planner.quants import parts_of
+from skep.planner.setup import parts_of
 
 KNOWN = geometries()
 

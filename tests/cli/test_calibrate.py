@@ -35,8 +35,7 @@ from skep.host.nvidia import NvidiaReport
 from skep.planner.calibration import CalibrationData, Fitted, MeasuredLevel
 from skep.planner.candidates import PlanGoal
 from skep.planner.choose import choose
-from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.setup import CardLink, Layout, Rig, Setup, Speculation
+from skep.planner.setup import KV_TYPES, QUANTS, CardLink, Layout, Rig, Setup, Speculation
 from skep.planner.step import UNTUNED
 from skep.store.database import open_store
 from skep.store.records import Request

@@ -6,7 +6,7 @@ import pytest
 from in_process import call, refused
 
 from skep.catalog.models import all_checkpoints, checkpoint_of, checkpoints_of, geometries
-from skep.planner.quants import QUANTS
+from skep.planner.setup import QUANTS
 
 pytestmark = pytest.mark.usefixtures("paths")
 SMALL = [name for name, one in geometries().items() if checkpoints_of(name) and one.params_total < 36e9]

@@ -10,8 +10,7 @@ from skep.catalog.presets import Draft
 from skep.config.rigs import parse_rig
 from skep.deploy.commands import command_lines, gateway_line, launches_of
 from skep.engines.base import engine_named
-from skep.planner.quants import find_kv, find_quant
-from skep.planner.setup import Layout, Setup, Speculation
+from skep.planner.setup import Layout, Setup, Speculation, find_kv, find_quant
 
 RIG = parse_rig("4x rtx-3090")
 

@@ -11,10 +11,9 @@ from msgspec.structs import replace
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
 from skep.engines.simulated import plan_of
-from skep.planner.constants import published_constants
 from skep.planner.predict import prospect
-from skep.planner.quants import find_kv, find_quant
-from skep.planner.setup import Layout, Rig, Setup, Speculation
+from skep.planner.setup import Layout, Rig, Setup, Speculation, find_kv, find_quant
+from skep.planner.step import published_constants
 
 MODEL = "qwen3-8b"
 

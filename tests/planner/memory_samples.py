@@ -2,8 +2,7 @@
 
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
-from skep.planner.quants import find_kv, find_quant
-from skep.planner.setup import CardLink, Layout, Rig, Setup, Speculation
+from skep.planner.setup import CardLink, Layout, Rig, Setup, Speculation, find_kv, find_quant
 
 RTX_3090, RTX_4090, RTX_5090 = device("rtx-3090"), device("rtx-4090"), device("rtx-5090")
 RTX_5060_TI, RTX_5070_TI, RTX_2080_TI = device("rtx-5060-ti-16gb"), device("rtx-5070-ti"), device("rtx-2080-ti")

@@ -6,11 +6,9 @@ import pytest
 
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
-from skep.planner.constants import published_constants
 from skep.planner.predict import Sequence, SimulatedReplica, lengths, simulate_load
-from skep.planner.quants import find_kv, find_quant
-from skep.planner.setup import PlannedLoad, Setup, Speculation
-from skep.planner.step import step_model
+from skep.planner.setup import PlannedLoad, Setup, Speculation, find_kv, find_quant
+from skep.planner.step import published_constants, step_model
 
 
 def step(spec=None):

@@ -7,10 +7,8 @@ import pytest
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
 from skep.planner.calibration import CalibrationData, MeasuredLevel, before_and_after, fit, speed_model_maker
-from skep.planner.constants import Constants
-from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.setup import Layout, Rig, Setup, Speculation
-from skep.planner.step import UNTUNED, StepTuning
+from skep.planner.setup import KV_TYPES, QUANTS, Layout, Rig, Setup, Speculation
+from skep.planner.step import UNTUNED, Constants, StepTuning
 from skep.units import Interval
 
 CARD = device("rtx-3090")

@@ -7,10 +7,9 @@ from skep.config.rigs import parse_rig
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, arranged, offered_quants
 from skep.planner.choose import choose, fits_nowhere
-from skep.planner.fit import fits
-from skep.planner.quants import find_kv, find_quant
+from skep.planner.memory import fits
 from skep.planner.ranking import levels
-from skep.planner.setup import Layout, Speculation
+from skep.planner.setup import Layout, Speculation, find_kv, find_quant
 
 TWO = parse_rig("2x rtx-3090")
 

@@ -10,10 +10,9 @@ from skep.catalog.models import geometry
 from skep.config.rigs import parse_rig
 from skep.planner.candidates import Pins, PlanGoal
 from skep.planner.choose import choose
-from skep.planner.constants import published_constants
 from skep.planner.predict import prospect
-from skep.planner.quants import find_kv, find_quant
-from skep.planner.setup import Layout, PlannedLoad, Setup, Speculation
+from skep.planner.setup import Layout, PlannedLoad, Setup, Speculation, find_kv, find_quant
+from skep.planner.step import published_constants
 
 DUAL_3090_DENSE = Pins(
     quant=find_quant("autoround"),

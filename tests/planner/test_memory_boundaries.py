@@ -15,8 +15,7 @@ from memory_samples import (
     setup,
 )  # fmt: skip
 
-from skep.planner.fit import fits, kv_capacity_tokens, largest
-from skep.planner.memory import memory, weights_bytes
+from skep.planner.memory import fits, kv_capacity_tokens, largest, memory, weights_bytes
 from skep.units import GIB
 
 
@@ -37,7 +36,7 @@ def starts(made, card, context, slots=None, **more):
     ],
 )
 def test_checkpoints_weigh_what_their_authors_say(model, quant, draft, vision, published_gb):
-    from skep.planner.quants import find_quant
+    from skep.planner.setup import find_quant
 
     assert weights_bytes(model, find_quant(quant), draft, vision) / 1e9 == pytest.approx(published_gb, rel=0.08)
 

@@ -23,23 +23,24 @@ from memory_samples import (
 )  # fmt: skip
 from msgspec.structs import replace
 
-from skep.planner.fit import fits, largest, smallest
 from skep.planner.memory import (
     capture_sizes,
     defaults,
+    fits,
     full_sizes,
     graph_bytes,
     graphs_inside,
     kv_bytes_per_token,
+    largest,
     memory,
     scratch_bytes,
+    smallest,
     state_bytes,
     usable_bytes,
     version_of,
     workspace_bytes,
 )
-from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.setup import Layout, Setup, Speculation
+from skep.planner.setup import KV_TYPES, QUANTS, Layout, Setup, Speculation
 from skep.units import GIB, KIB, MIB
 
 

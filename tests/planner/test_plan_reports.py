@@ -14,13 +14,10 @@ from skep.catalog.models import geometry
 from skep.config.rigs import parse_rig
 from skep.planner.candidates import PlanGoal
 from skep.planner.choose import account
-from skep.planner.constants import Constants, published_constants
-from skep.planner.fit import kv_capacity_tokens
-from skep.planner.memory import kv_bytes_per_token, memory
+from skep.planner.memory import kv_bytes_per_token, kv_capacity_tokens, memory
 from skep.planner.predict import prospect
-from skep.planner.quants import find_kv, find_quant
-from skep.planner.setup import Layout, Setup, Speculation
-from skep.planner.step import StepTuning
+from skep.planner.setup import Layout, Setup, Speculation, find_kv, find_quant
+from skep.planner.step import Constants, StepTuning, published_constants
 from skep.planner.validation import read_rows, spread, validate
 
 DATA = Path(__file__).parent.parent / "data"

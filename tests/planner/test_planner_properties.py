@@ -15,16 +15,23 @@ from skep.config.rigs import parse_rig
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal
 from skep.planner.choose import choose
-from skep.planner.constants import published_constants
-from skep.planner.fit import largest
-from skep.planner.memory import defaults, kv_bytes_per_token, memory, usable_bytes, weights_bytes
+from skep.planner.memory import defaults, kv_bytes_per_token, largest, memory, usable_bytes, weights_bytes
 from skep.planner.predict import lengths, prospect, simulate_load
-from skep.planner.quants import KV_TYPES, QUANTS, parts_of
 from skep.planner.ranking import band
-from skep.planner.rigs import all_reduce, default_link, group_link
 from skep.planner.rules import valid_rungs
-from skep.planner.setup import CardLink, Layout, PlannedLoad, Setup, Speculation
-from skep.planner.step import is_datacenter, step_model
+from skep.planner.setup import (
+    KV_TYPES,
+    QUANTS,
+    CardLink,
+    Layout,
+    PlannedLoad,
+    Setup,
+    Speculation,
+    default_link,
+    group_link,
+    parts_of,
+)
+from skep.planner.step import all_reduce, is_datacenter, published_constants, step_model
 from skep.units import GIB
 
 K = published_constants()

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from skep.catalog.gpus import Gpu, HostFacts
 from skep.config.rigs import cpu_rig, find_rig, parse_rig, parse_spec, rig_of_host
 from skep.errors import UserError
-from skep.planner.rigs import is_geforce
+from skep.planner.setup import is_geforce
 
 
 @pytest.mark.parametrize(

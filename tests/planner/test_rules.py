@@ -22,9 +22,8 @@ from msgspec.structs import replace
 
 from skep.catalog.models import geometry
 from skep.config.rigs import parse_rig
-from skep.planner.quants import KV_TYPES, QUANTS
 from skep.planner.rules import Facts, check, find_first, refusal, rules, valid_rungs
-from skep.planner.setup import Layout, Rig, Setup, Speculation
+from skep.planner.setup import KV_TYPES, QUANTS, Layout, Rig, Setup, Speculation
 
 CASES = [case for rule in rules().values() for case in rule.cases]
 SETTINGS = {"slots": int, "context": int, "batched_tokens": int, "utilization": float, "version": str, "graphs": bool}

@@ -5,11 +5,8 @@ from msgspec.structs import replace
 
 from skep.catalog.gpus import device
 from skep.catalog.models import geometry
-from skep.planner.constants import published_constants
-from skep.planner.quants import find_kv, find_quant
-from skep.planner.rigs import all_reduce, pcie_gbs
-from skep.planner.setup import CardLink, Layout, Setup, Speculation
-from skep.planner.step import UNTUNED, StepTuning, step_model
+from skep.planner.setup import CardLink, Layout, Setup, Speculation, find_kv, find_quant, pcie_gbs
+from skep.planner.step import UNTUNED, StepTuning, all_reduce, published_constants, step_model
 
 K = published_constants()
 NVLINK, PCIE = CardLink("nvlink", 56.2), CardLink("pcie", 31.5, p2p=False)

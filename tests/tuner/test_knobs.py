@@ -16,8 +16,7 @@ from skep.engines.llamacpp import Embedded, LlamaCpp
 from skep.engines.vllm import Sglang, Vllm
 from skep.errors import DoesNotFit, UserError
 from skep.planner.candidates import offered_quants
-from skep.planner.quants import QUANTS
-from skep.planner.setup import Layout
+from skep.planner.setup import QUANTS, Layout
 from skep.tuner.knobs import (
     TuneMachine,
     apply_config,

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from skep.catalog.gpus import HostFacts
 from skep.config.rigs import cpu_rig, parse_rig
-from skep.planner.quants import KV_TYPES, QUANTS
-from skep.planner.setup import Layout, Speculation
+from skep.planner.setup import KV_TYPES, QUANTS, Layout, Speculation
 from skep.tuner.knobs import TuneMachine, config_of, space_of
 from skep.tuner.predictions import RUN_S, TOO_LONG_S, Predictor, tasks_for
 from skep.tuner.presets import baseline_of

@@ -27,10 +27,9 @@ from skep.errors import EndpointError, UserError
 from skep.host.facts import memory_bandwidth_gbs
 from skep.paths import LOOPBACK, user_paths
 from skep.planner.calibration import CalibrationData, MeasuredLevel, fit, speed_model_maker
-from skep.planner.constants import published_constants
 from skep.planner.memory import has_pool
-from skep.planner.quants import KV_TYPES, QUANTS, known_kv, known_quant
-from skep.planner.setup import Layout, Rig, Setup
+from skep.planner.setup import KV_TYPES, QUANTS, Layout, Rig, Setup, known_kv, known_quant
+from skep.planner.step import published_constants
 from skep.stats.percentiles import mean_t_interval
 from skep.store.database import Store
 from skep.store.named_rows import new_suffix

@@ -23,9 +23,8 @@ from skep.config.rigs import parse_rig
 from skep.config.settings import OWN_ENGINES, Serve, default_context
 from skep.errors import UserError
 from skep.paths import Paths
-from skep.planner.quants import known_quant
 from skep.planner.rules import valid_rungs
-from skep.planner.setup import Rig
+from skep.planner.setup import Rig, known_quant
 
 SHIPPED = "shipped"
 USUAL_CONTEXT = 8192  # where the author does not say and no figure wants more: what a whole card's default refuses

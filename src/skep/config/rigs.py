@@ -24,8 +24,7 @@ from skep.catalog.gpus import (
     rig_parts,
 )
 from skep.errors import UserError
-from skep.planner.rigs import PCIE_GBS, default_link, is_geforce, of_machines, pcie_gbs, usual_link
-from skep.planner.setup import CardLink, Rig
+from skep.planner.setup import PCIE_GBS, CardLink, Rig, default_link, is_geforce, of_machines, pcie_gbs, usual_link
 from skep.units import GIB, parse_bytes
 
 _LINK = r"(?i)\s*([a-z0-9.]+)\s*(?:\(([^)]*)\))?\s*(?:,|$)"

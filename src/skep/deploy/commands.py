@@ -20,9 +20,8 @@ from skep.planner.candidates import USUAL_RAM_GIB
 from skep.planner.choose import Plan, PlanChoice, account
 from skep.planner.memory import KV_POOL, memory, weights_bytes
 from skep.planner.ranking import Predicted
-from skep.planner.rigs import of_machines
 from skep.planner.rules import capability, used_cards
-from skep.planner.setup import Rig, Setup
+from skep.planner.setup import Rig, Setup, of_machines
 from skep.units import format_bytes
 
 FIRST_PORT = 8001

@@ -28,7 +28,7 @@ from skep.engines.discovery import bare_words, engine_kinds
 from skep.errors import UserError
 from skep.host.nvidia import GpuCard
 from skep.paths import HOST, Paths
-from skep.planner.rigs import of_machines
+from skep.planner.setup import of_machines
 
 WIDTH = 110
 START_S = 1800

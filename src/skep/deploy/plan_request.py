@@ -27,12 +27,10 @@ from skep.planner.candidates import (
     PlanGoal,
 )
 from skep.planner.choose import Plan, PlanChoice, choose, fits_nowhere
-from skep.planner.constants import published_constants
-from skep.planner.quants import QUANTS, Quant, find_kv, find_quant, known_quant
 from skep.planner.ranking import Basis, BasisOf, band, ranked
 from skep.planner.rules import runs_cuda_kernels
-from skep.planner.setup import Layout, PlannedLoad, Rig, Speculation
-from skep.planner.step import TEXTS
+from skep.planner.setup import QUANTS, Layout, PlannedLoad, Quant, Rig, Speculation, find_kv, find_quant, known_quant
+from skep.planner.step import TEXTS, published_constants
 
 if TYPE_CHECKING:
     from skep.catalog.models import Geometry

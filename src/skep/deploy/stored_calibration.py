@@ -17,10 +17,9 @@ from skep import __version__
 from skep.catalog.gpus import HostFacts
 from skep.host.facts import host_json, lasting_json
 from skep.planner.calibration import CalibrationData, Fitted, before_and_after, fit, speed_model_maker
-from skep.planner.constants import published_constants
 from skep.planner.ranking import Basis, BasisOf
 from skep.planner.setup import Rig, Setup
-from skep.planner.step import StepTuning
+from skep.planner.step import StepTuning, published_constants
 from skep.store.database import Store, open_store
 from skep.store.records import CalibrationRecord
 from skep.units import GIB, format_seconds

@@ -20,9 +20,8 @@ from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import EngineOptions
 from skep.engines.base import DEFAULT_SHARES, Diagnosis, Launch
 from skep.errors import UserError
-from skep.planner.quants import KV_TYPES, QUANTS, known_kv, known_quant
 from skep.planner.rules import capability, find_first, valid_rungs
-from skep.planner.setup import Layout, Rig, Setup
+from skep.planner.setup import KV_TYPES, QUANTS, Layout, Rig, Setup, known_kv, known_quant
 from skep.units import MIB, parse_bytes
 
 SHARE_STEP = 0.05

@@ -8,10 +8,9 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from skep.planner.constants import Constants
 from skep.planner.predict import PredictedOutcome, SpeedModel, prospect
 from skep.planner.setup import PlannedLoad, Rig, Setup
-from skep.planner.step import UNTUNED, StepTuning
+from skep.planner.step import UNTUNED, Constants, StepTuning
 from skep.units import Interval
 
 _LEAST, _MOST = 0.1, 10.0

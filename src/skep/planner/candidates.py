@@ -12,11 +12,21 @@ from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry, checkpoints_of, find_checkpoint
-from skep.planner.fit import FitResult, fits, smallest
-from skep.planner.memory import defaults, has_pool, memory, weights_bits
-from skep.planner.quants import KV_TYPES, QUANTS, KvType, Quant, part_bits, parts_of
-from skep.planner.rigs import of_machines
-from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
+from skep.planner.memory import FitResult, defaults, fits, has_pool, memory, smallest, weights_bits
+from skep.planner.setup import (
+    KV_TYPES,
+    QUANTS,
+    KvType,
+    Layout,
+    PlannedLoad,
+    Quant,
+    Rig,
+    Setup,
+    Speculation,
+    of_machines,
+    part_bits,
+    parts_of,
+)
 from skep.units import GIB
 
 ENGINES = ("vllm", "sglang", "llamacpp")

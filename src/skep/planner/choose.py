@@ -13,14 +13,22 @@ from skep.catalog.models import Geometry, find_checkpoint, is_published
 from skep.errors import DoesNotFit, UserError
 from skep.planner import candidates, ranking
 from skep.planner.candidates import Pins, PlanGoal, place, sizing_card
-from skep.planner.fit import largest, longest_context
-from skep.planner.memory import MemoryPlan
+from skep.planner.memory import MemoryPlan, largest, longest_context
 from skep.planner.predict import SpeedModel
-from skep.planner.quants import QUANTS, part_bits, parts_of
 from skep.planner.ranking import Basis, BasisOf, Predicted, Rated, published_basis, speed_model_of
-from skep.planner.rigs import default_link, of_machines, slot_link
 from skep.planner.rules import check, refusal
-from skep.planner.setup import CardLink, Layout, Rig, Setup
+from skep.planner.setup import (
+    QUANTS,
+    CardLink,
+    Layout,
+    Rig,
+    Setup,
+    default_link,
+    of_machines,
+    part_bits,
+    parts_of,
+    slot_link,
+)
 from skep.planner.step import EXPERTS_REUSE
 from skep.units import format_bytes
 

@@ -17,12 +17,9 @@ import msgspec
 from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
-from skep.planner.constants import Constants
-from skep.planner.fit import kv_capacity_tokens
-from skep.planner.memory import defaults
-from skep.planner.rigs import group_link, groups, pace_setter
-from skep.planner.setup import CardLink, PlannedLoad, Rig, Setup
-from skep.planner.step import UNTUNED, StepModel, StepTuning, step_model
+from skep.planner.memory import defaults, kv_capacity_tokens
+from skep.planner.setup import CardLink, PlannedLoad, Rig, Setup, group_link, groups, pace_setter
+from skep.planner.step import UNTUNED, Constants, StepModel, StepTuning, step_model
 
 _GOLDEN = 0.6180339887498949
 _RUN_TAIL = 0.98  # what runs keep beside steps: stragglers, uneven ends, clients

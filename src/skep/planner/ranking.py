@@ -10,13 +10,11 @@ from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
 from skep.planner.candidates import PlanGoal, sizing_card
-from skep.planner.constants import Constants, fitted_bands, published_constants
-from skep.planner.fit import largest
-from skep.planner.memory import MemoryPlan, memory
+from skep.planner.memory import MemoryPlan, largest, memory
 from skep.planner.predict import PredictedOutcome, SpeedModel, prospect
 from skep.planner.rules import Finding
 from skep.planner.setup import Rig, Setup
-from skep.planner.step import UNTUNED, StepTuning
+from skep.planner.step import UNTUNED, Constants, StepTuning, fitted_bands, published_constants
 
 FEATURES = ("everybody", "agents", "crowd", "spec", "tp", "moe", "elsewhere", "engine")
 _WORDS = {

@@ -1,12 +1,158 @@
-"""The values the planner works on: a rig of cards, a layout on it, how an engine is set up, and the load it gets."""
+"""The values the planner works on: number formats, cards and their links, layouts, engines as started, loads.
+
+Formats of weights and of the KV cache are in `quants.toml`: how many bytes, and which kernel reads them. A model's
+parameters are counted by what reads them and then scaled to the published total, so that what the formulas leave out
+(biases, norms, gates) is spread over the layers rather than lost.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import tomllib
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.resources import files
+from itertools import combinations
+
 import msgspec
+from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
-from skep.planner.quants import KvType, Quant
+from skep.errors import UserError
+
+
+class Quant(msgspec.Struct, frozen=True):
+    """`bits` is what one parameter takes with its scales."""
+
+    id: str
+    title: str
+    bits: float
+    nominal: int
+    family: str  # int4, int8, fp8, fp4, half, gguf
+    keeps_small: bool = False  # linear attention, shared experts and attention of a MoE stay in more bits
+    end_bits: float = 16.0  # of embeddings and head
+    small_bits: float = 16.0  # of what `keeps_small` keeps
+
+
+class KvType(msgspec.Struct, frozen=True):
+    id: str
+    title: str
+    bytes: float  # of one value, with its scales
+    family: str  # half, fp8, int8, turboquant, gguf, fp4
+
+
+_DATA = tomllib.loads(files("skep.planner").joinpath("quants.toml").read_text(encoding="utf-8"))
+QUANTS: dict[str, Quant] = {name: Quant(name, **entry) for name, entry in _DATA["weights"].items()}
+KV_TYPES: dict[str, KvType] = {name: KvType(name, **entry) for name, entry in _DATA["kv"].items()}
+
+
+def known_quant(name: str) -> Quant | None:
+    """By id or a name people use, whatever the case: `AWQ`, `Q4_K_M`, `w4a16`."""
+    wanted = name.strip().lower().replace(" ", "-")
+    wanted = _DATA["weights_names"].get(wanted, wanted)
+    return QUANTS.get(wanted) or QUANTS.get(wanted.replace("-", "_"))
+
+
+def find_quant(name: str) -> Quant:
+    found = known_quant(name)
+    if found is None:
+        raise UserError(f"no quantization is called `{name}`", hint="known: " + ", ".join(QUANTS))
+    return found
+
+
+def known_kv(name: str) -> KvType | None:
+    wanted = name.strip().lower().replace(" ", "_").replace("-", "_")
+    return KV_TYPES.get(_DATA["kv_names"].get(wanted, wanted))
+
+
+def find_kv(name: str) -> KvType:
+    found = known_kv(name)
+    if found is None:
+        raise UserError(f"no KV cache type is called `{name}`", hint="known: " + ", ".join(KV_TYPES))
+    return found
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """Parameter counts. `head` is read for every token even where it is tied; `embedding` is looked up, not read."""
+
+    embedding: float
+    head: float  # 0 in memory where tied: the embedding's memory is the head's
+    attention: float
+    linear: float
+    mlp: float
+    shared: float
+    experts: float
+    draft: float  # one MTP layer, its experts included
+    draft_experts: float
+    vision: float
+
+    @property
+    def small(self) -> float:
+        """What quantizers of mixture models leave alone: attention, linear attention, shared experts."""
+        return self.attention + self.linear + self.shared
+
+
+@lru_cache(maxsize=512)
+def parts_of(model: Geometry) -> Parts:
+    ends = float(model.vocab * model.hidden)
+    attention = float(_attention(model))
+    keys, values = model.linear_k_heads * model.linear_k_dim, model.linear_v_heads * model.linear_v_dim
+    linear = float(model.linear_layers * (model.hidden * (2 * keys + 2 * values) + values * model.hidden))
+    dense_layers = model.layers - model.expert_layers if model.is_moe else model.layers if model.intermediate else 0
+    mlp = 3.0 * model.hidden * model.intermediate * max(0, dense_layers)
+    shared = 3.0 * model.hidden * model.shared_intermediate * model.expert_layers
+    experts = 3.0 * model.hidden * model.expert_intermediate * model.experts * model.expert_layers
+    counted = attention + linear + mlp + shared + experts
+    wanted = model.params_total - ends * (1 if model.tied_embeddings else 2)
+    scale = wanted / counted if counted > 0 and wanted > 0 else 1.0
+    if model.is_moe and 0.5 < scale < 2:  # the experts' count is exact; the rest takes the difference
+        rest = counted - experts
+        scale_rest = (wanted - experts) / rest if rest > 0 and wanted > experts else scale
+        scale_experts = 1.0 if wanted > experts else scale
+        scale_rest = min(max(scale_rest, 0.25), 4.0)
+    else:
+        scale_rest = scale_experts = scale
+    one_layer = (attention + linear) / max(1, model.full_layers + model.sliding_layers + model.linear_layers)
+    draft_experts = experts / model.expert_layers if model.is_moe and model.mtp_layers else 0.0
+    draft_mlp = 0.0 if model.is_moe else 3.0 * model.hidden * model.intermediate
+    draft = (one_layer + draft_mlp + draft_experts + 2.0 * model.hidden**2) if model.mtp_layers else 0.0
+    return Parts(
+        embedding=ends,
+        head=0.0 if model.tied_embeddings else ends,
+        attention=attention * scale_rest,
+        linear=linear * scale_rest,
+        mlp=mlp * scale_rest,
+        shared=shared * scale_rest,
+        experts=experts * scale_experts,
+        draft=draft,
+        draft_experts=draft_experts,
+        vision=model.vision_params,
+    )
+
+
+def part_bits(quant: Quant, model: Geometry) -> dict[str, float]:
+    """Bits of one parameter in each part, as checkpoints of this format are published."""
+    small, draft = quant.small_bits if quant.keeps_small else quant.bits, quant.bits if quant.family == "gguf" else 16.0
+    awq_hybrid = quant.id == "awq" and model.is_moe and model.is_hybrid  # 24 GB for 35B-A3B: only experts are 4 bit
+    if awq_hybrid or quant.id in model.kept_small:
+        small = 16.0
+    whole = {"ends": quant.end_bits, "small": small, "draft": draft, "vision": 16.0}
+    return {**whole, "mlp": quant.bits, "experts": quant.bits}
+
+
+def _attention(model: Geometry) -> float:
+    h = model.hidden
+    if model.mla_rank:
+        q = h * model.heads * (model.head_dim + model.mla_rope_dim) / 3  # queries are compressed too
+        kv = h * (model.mla_rank + model.mla_rope_dim) + 2 * model.mla_rank * model.heads * model.head_dim
+        return model.full_layers * (q + kv + model.heads * model.head_dim * h)
+    gate = 2 if model.is_hybrid and model.linear_k_heads else 1  # gated attention has a second query projection
+    full_dim, full_kv = model.full_head_dim or model.head_dim, model.full_kv_heads or model.kv_heads
+    full = h * (model.heads * full_dim * (1 + gate) + 2 * full_kv * full_dim)
+    sliding = h * (2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim)
+    return model.full_layers * full + model.sliding_layers * sliding
 
 
 class CardLink(msgspec.Struct, frozen=True):
@@ -105,3 +251,98 @@ class PlannedLoad(msgspec.Struct, frozen=True):
     rate_per_s: float | None = None  # open loop: tasks arrive at this rate whatever is still running
     cached_share: float = 0.0  # of the prompt that the prefix cache already holds
     spread: float = 0.0  # of output lengths: 0 all alike, 1 as uneven as chat answers are
+
+
+# Which cards work together, and over which link
+
+# Of one lane, one direction.
+PCIE_GBS = {"1.0": 0.25, "1.1": 0.25, "2.0": 0.5, "3.0": 0.985, "4.0": 1.969, "5.0": 3.938, "6.0": 7.56}
+_SLOT = r"(?i)^(?:pcie)? ?(\d(?:\.\d)?)?(?:\s*x\s*(\d{1,2}))?$"
+_NETWORK = CardLink("pcie", 22.0, p2p=False, title="200 Gbit/s network")
+BRIDGE_GBS = 120.0  # below it NVLink is a bridge between two cards: NCCL's latency, as on A100 without the own kernel
+_GEFORCE = re.compile(r"(?:rtx|gtx)-\d{4}(?!-ada)\b")
+_CABLE = CardLink("pcie", 5.0, p2p=False, title="40 Gbit/s network")  # USB4 or Thunderbolt between machines
+
+
+def is_built_in(link: CardLink) -> bool:
+    """NVLink or xGMI of a board, not a bridge between two cards."""
+    return link.kind == "nvlink" and link.gbs >= BRIDGE_GBS
+
+
+def default_link(card: Device) -> CardLink:
+    """Without a word from the user: NVLink where the board has it built in, PCIe of the card's slot otherwise."""
+    bridged = "pcie" in card.id or "nvl" in card.id.split("-") or "bridge" in (card.nvlink or "").lower()
+    if card.nvlink_gbs is not None and card.nvlink_gbs >= BRIDGE_GBS and not bridged:
+        return CardLink("nvlink", card.nvlink_gbs, title="xGMI" if card.vendor == "amd" else "NVLink")
+    if card.pcie is not None and re.match(_SLOT, card.pcie.strip()) is None:
+        return _NETWORK  # machines of their own, joined by a cable
+    return CardLink("pcie", pcie_gbs(card.pcie or "4.0 x16"), title=f"PCIe {card.pcie or '4.0 x16'}")
+
+
+def pcie_gbs(text: str) -> float:
+    """ "4.0 x16" → 31.5; lanes are 16 and the generation 4.0 where not said."""
+    found = re.match(_SLOT, text.strip())
+    if found is None:
+        return PCIE_GBS["4.0"] * 16
+    generation = f"{float(found[1]):.1f}" if found[1] else "4.0"
+    return PCIE_GBS.get(generation, PCIE_GBS["4.0"]) * max(1, int(found[2] or 16))
+
+
+def groups(layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """Return the cards of each replica, in the order the user named them."""
+    each = layout.cards_each
+    return tuple(tuple(range(first * each, (first + 1) * each)) for first in range(layout.replicas))
+
+
+def pace_setter(cards: Sequence[Device], *, in_turn: bool = False) -> Device:
+    """Of cards that work on every layer together the slowest sets the pace; where layers are split they take turns."""
+    if len({card.id for card in cards}) == 1:
+        return cards[0]
+    memory = min(card.memory_gib for card in cards)
+    if in_turn:
+        rate = len(cards) / sum(1 / card.bandwidth_gbs for card in cards)
+        return dataclasses.replace(cards[0], bandwidth_gbs=rate, memory_gib=memory)
+    slowest = min(cards, key=lambda card: card.bandwidth_gbs)
+    known = [card.fp16_tflops for card in cards if card.fp16_tflops is not None]
+    return dataclasses.replace(slowest, fp16_tflops=min(known) if known else None, memory_gib=memory)
+
+
+def group_link(rig: Rig, cards: Sequence[int]) -> CardLink | None:
+    """The slowest link inside a group: an all-reduce waits for it. A bridge helps only where every pair has one."""
+    links = []
+    for a, b in combinations(cards, 2):
+        slower = min((rig.cards[a], rig.cards[b]), key=lambda card: card.bandwidth_gbs)
+        links.append(rig.link(a, b) or default_link(slower))
+    return min(links, key=lambda link: (link.kind == "nvlink", link.p2p, link.gbs), default=None)
+
+
+def of_machines(rig: Rig) -> bool:
+    """Chips whose memory is the machine's: several of them are several machines."""
+    return len(rig.cards) > 1 and any(card.unified_memory for card in rig.cards)
+
+
+def is_geforce(card: Device) -> bool:
+    """Their driver lets no card read another's memory over PCIe."""
+    return card.vendor == "nvidia" and _GEFORCE.match(card.id) is not None
+
+
+def usual_link(cards: Sequence[Device]) -> CardLink:
+    """Of all pairs, without a word from the user: the board's NVLink where it is built in, else the slowest slot."""
+    slow = min((_own_link(card) for card in cards), key=lambda link: (link.kind == "nvlink", link.gbs))
+    return slow if slow.kind == "nvlink" else _over_pcie(slow, cards)
+
+
+def slot_link(cards: Sequence[Device]) -> CardLink:
+    """Without any NVLink: the slowest slot."""
+    return _over_pcie(
+        min((_own_link(dataclasses.replace(c, nvlink_gbs=None)) for c in cards), key=lambda link: link.gbs), cards
+    )
+
+
+def _over_pcie(link: CardLink, cards: Sequence[Device]) -> CardLink:
+    return replace(link, p2p=link.p2p and not any(is_geforce(card) for card in cards))
+
+
+def _own_link(card: Device) -> CardLink:
+    own = default_link(card)
+    return _CABLE if card.unified_memory and own.kind != "nvlink" and own.title.startswith("PCIe") else own

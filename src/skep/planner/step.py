@@ -4,16 +4,99 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import Geometry
-from skep.planner.constants import Constants
+from skep.catalog.names import table
 from skep.planner.memory import version_of
-from skep.planner.quants import KvType, Quant, part_bits, parts_of
-from skep.planner.rigs import NO_LINK, all_reduce, is_built_in
-from skep.planner.setup import CardLink, Setup, Speculation
+from skep.planner.setup import BRIDGE_GBS, CardLink, KvType, Quant, Setup, Speculation, is_built_in, part_bits, parts_of
+
+# Microseconds of a small all-reduce on 2 cards, and how it grows with more: the engine's own kernel inside CUDA graphs
+# on A100, H100 and H200 (NVLink of a board); NCCL over a bridge or PCIe (L40S, RTX PRO 6000: 6; on Ampere 10).
+_SMALL_US = {"nvlink": (4.8, 0.12), "bridge": (6.3, 0.5), "pcie": (6.5, 0.95)}
+_OLDER = {"ampere", "turing", "volta", "pascal"}
+_OLDER_US = 3.8  # more for each call of NCCL
+# Share of the link that a large one reaches on 2 cards, and how it falls with more.
+_LARGE_SHARE = {"nvlink": (0.65, 0.35), "bridge": (0.65, 0.35), "pcie": (0.62, 1.2)}
+_LARGE_LOSS = 1.3  # a large one in an engine, beside one in a loop of its own
+_NO_P2P = 1.45  # of the latency, where every transfer goes through the CPU's memory
+_EAGER_US = 35.0  # launched from Python rather than replayed
+
+_FILE = "fitted.toml"  # the numbers that no data sheet tells: fitted to published and own measurements
+
+
+@lru_cache(maxsize=1)
+def fitted_bands() -> Mapping[str, Any]:
+    return table(_FILE, "bands")
+
+
+class Constants(msgspec.Struct, frozen=True):
+    """Where the fit starts from and is drawn back to. `bw_` and `mfu_`: shares of the data sheet's rate."""
+
+    # memory bandwidth that a decode step reaches
+    bw: float = 0.85  # weights of 8 and 16 bits
+    bw_int4: float = 0.85
+    bw_gguf: float = 0.78
+    bw_experts: float = 0.85  # of that, when weights are read in pieces of single experts
+    bw_kv: float = 0.70
+    bw_amd: float = 0.75  # of that, on AMD's cards
+    unpack: float = 7.8  # bytes of 4-bit weights a cycle and multiprocessor: H200, AWQ (Marlin), shapes of 8B and 32B
+    # tensor cores, in prompts and large batches
+    mfu: float = 0.70
+    mfu_low: float = 0.45  # of the rate of 8 and 4 bits
+    mfu_gguf: float = 0.65
+    # microseconds that no byte or FLOP explains
+    layer_us: float = 45.0
+    layer_us_more: float = 15.0  # more for a layer with experts, and for one of linear attention
+    layer_us_eager: float = 350.0  # without CUDA graphs
+    layer_us_llamacpp: float = 30.0
+    sequence_us: float = 15.0  # scheduler, sampling and detokenizing of one sequence
+    before_2026: float = 2.0  # times these in vLLM and SGLang of 2025 and before
+    batch_gguf: float = 0.028  # cycles of a multiprocessor a weight, for each further token of a small batch
+    link_latency: float = 1.0  # times the measured all-reduce of a like link
+    draft_us: float = 1000.0  # a draft, beside its bytes
+    draft_us_tp: float = 2000.0  # more where cards draft together: outside of graphs, gathered each time
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return cls.__struct_fields__
+
+
+@lru_cache(maxsize=1)
+def published_constants() -> Constants:
+    return Constants(**table(_FILE, "constants"))
+
+
+class AllReduce(msgspec.Struct, frozen=True):
+    """Seconds = `fixed_s` + `s_per_byte` x bytes."""
+
+    fixed_s: float
+    s_per_byte: float
+
+
+NO_LINK = AllReduce(0.0, 0.0)
+
+
+def all_reduce(cards: int, link: CardLink, constants: Constants, *, graphs: bool = True, family: str = "") -> AllReduce:
+    if cards < 2:
+        return NO_LINK
+    kind = "pcie" if link.kind != "nvlink" else "bridge" if link.gbs < BRIDGE_GBS else "nvlink"
+    base_us, growth = _SMALL_US[kind]
+    if kind != "nvlink" and family in _OLDER:
+        base_us += _OLDER_US
+    share, fall = _LARGE_SHARE[kind]
+    times = constants.link_latency * (1.0 if link.p2p else _NO_P2P)
+    fixed_us = base_us * (cards / 2) ** growth * (times if kind == "pcie" else 1.0 + (times - 1.0) * 0.3)
+    if not graphs:
+        fixed_us += _EAGER_US
+    rate = link.gbs * share / (cards / 2) ** fall * (1.0 if link.p2p else 0.4)
+    return AllReduce(fixed_us * 1e-6, _LARGE_LOSS / (rate * 1e9))
+
 
 LLAMACPP = ("llamacpp", "ollama", "ik_llamacpp")
 _DATACENTER = {"volta", "hopper", "blackwell-dc", "cdna4", "cdna3", "cdna2", "cdna"}

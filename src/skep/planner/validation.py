@@ -19,14 +19,26 @@ from msgspec.structs import replace
 from skep.catalog.gpus import Device, find_device
 from skep.catalog.models import Geometry, find_geometry, geometry_from_parameters
 from skep.errors import UserError
-from skep.planner.constants import Constants, published_constants
 from skep.planner.memory import has_pool, kv_bytes_per_token, state_bytes, weights_bytes, window_bytes
 from skep.planner.predict import SpeedModel, prospect
-from skep.planner.quants import Quant, find_kv, find_quant, known_kv, known_quant
 from skep.planner.ranking import band
-from skep.planner.rigs import default_link, pace_setter, pcie_gbs
-from skep.planner.setup import CardLink, Layout, PlannedLoad, Rig, Setup, Speculation
-from skep.planner.step import LLAMACPP, TEXTS, UNTUNED, StepTuning
+from skep.planner.setup import (
+    CardLink,
+    Layout,
+    PlannedLoad,
+    Quant,
+    Rig,
+    Setup,
+    Speculation,
+    default_link,
+    find_kv,
+    find_quant,
+    known_kv,
+    known_quant,
+    pace_setter,
+    pcie_gbs,
+)
+from skep.planner.step import LLAMACPP, TEXTS, UNTUNED, Constants, StepTuning, published_constants
 from skep.units import GIB
 
 _PROMPT, _ANSWER = 128.0, 512.0  # tokens, where a row does not state them

@@ -20,7 +20,7 @@ from skep.config.presets import SHIPPED
 from skep.engines.install import EngineStatus
 from skep.planner.candidates import as_published
 from skep.planner.memory import weights_bits
-from skep.planner.quants import QUANTS, parts_of
+from skep.planner.setup import QUANTS, parts_of
 from skep.report.columns import Column, as_count, print_records
 from skep.report.terminal import note, print_table
 from skep.units import GIB, format_bytes, number

@@ -17,7 +17,7 @@ from typing import TypeGuard
 
 from skep.catalog.presets import EngineOptions
 from skep.engines.base import Diagnosis, Launch
-from skep.planner.quants import known_kv
+from skep.planner.setup import known_kv
 from skep.tuner.knobs import draft_depth, packaged_facts
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig, Value, value_words
 

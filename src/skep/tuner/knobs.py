@@ -22,10 +22,9 @@ from skep.catalog.models import Geometry, find_geometry
 from skep.catalog.presets import Draft, EngineOptions, Preset
 from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal, base_setups, layouts, offered_kv, place, sizing_card
-from skep.planner.quants import QUANTS, Quant, known_kv, known_quant
 from skep.planner.ranking import coarse, published_basis, speed_model_of
 from skep.planner.rules import refusal
-from skep.planner.setup import Layout, Rig
+from skep.planner.setup import QUANTS, Layout, Quant, Rig, known_kv, known_quant
 from skep.tuner.records import Knob, KnobConfig, TuneGoal, Value
 
 MOST_SLOTS = 1024

@@ -18,14 +18,12 @@ from skep.catalog.presets import Preset
 from skep.config.presets import contradictions
 from skep.errors import UserError
 from skep.planner.candidates import sizing_card
-from skep.planner.constants import published_constants
-from skep.planner.fit import FitResult, fits
-from skep.planner.memory import memory, usable_bytes, weights_bytes
+from skep.planner.memory import FitResult, fits, memory, usable_bytes, weights_bytes
 from skep.planner.predict import PredictedOutcome, prospect
-from skep.planner.quants import KV_TYPES, QUANTS, Quant, known_kv
 from skep.planner.ranking import Basis
 from skep.planner.rules import refusal
-from skep.planner.setup import Layout, PlannedLoad, Rig, Setup, Speculation
+from skep.planner.setup import KV_TYPES, QUANTS, Layout, PlannedLoad, Quant, Rig, Setup, Speculation, known_kv
+from skep.planner.step import published_constants
 from skep.stats.slo import SloLimits
 from skep.tuner.knobs import DRAFTS, apply_config, layout_of, own_refusal, pairs_of, quant_of, quants_of
 from skep.tuner.records import ConfigFailure, Knob, KnobConfig, TuneGoal, TuneReading, sum_known

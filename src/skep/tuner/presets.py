@@ -29,11 +29,9 @@ from skep.files import write_whole
 from skep.paths import Paths
 from skep.planner.candidates import Pins, PlanGoal, arranged
 from skep.planner.choose import Plan, bases, choose, fits_nowhere
-from skep.planner.fit import smallest
-from skep.planner.memory import defaults
-from skep.planner.quants import QUANTS, Quant
+from skep.planner.memory import defaults, smallest
 from skep.planner.rules import capability
-from skep.planner.setup import Rig, Setup
+from skep.planner.setup import QUANTS, Quant, Rig, Setup
 from skep.tuner.knobs import LLAMA, TuneMachine, apply_config, tokens_of
 from skep.tuner.records import TuneGoal, TuneStage, Tuning, changes_words
 from skep.tuner.store import TuningRecord, TuningStore, base_of

@@ -40,11 +40,10 @@ from skep.errors import DoesNotFit, UserError
 from skep.host.facts import host_json, memory_bandwidth_gbs, read_host
 from skep.paths import Paths
 from skep.planner.candidates import offered_quants
-from skep.planner.constants import published_constants
-from skep.planner.quants import QUANTS, Quant
 from skep.planner.ranking import Basis, published_basis
-from skep.planner.setup import Rig
+from skep.planner.setup import QUANTS, Quant, Rig
 from skep.planner.step import StepTuning as Fitted
+from skep.planner.step import published_constants
 from skep.stats.slo import SloLimits
 from skep.tuner.candidates import CURVE_SHARE
 from skep.tuner.failures import is_number

@@ -27,7 +27,7 @@ from skep.deploy.plan_request import GOALS, SHAPES, PlanFlags, answer_plan, noth
 from skep.errors import DoesNotFit, SkepError, UserError
 from skep.host.facts import host_json, read_host
 from skep.planner.candidates import AGENT_INPUT_TOKENS, AGENT_OUTPUT_TOKENS, ENGINES
-from skep.planner.quants import QUANTS
+from skep.planner.setup import QUANTS
 from skep.report import theme
 from skep.report.charts import ChartCurve
 from skep.report.plan import Document, layout_name, level_of, predicted_chart

@@ -13,7 +13,7 @@ import msgspec
 from skep.catalog.gpus import ValueOrigin
 from skep.catalog.models import Geometry
 from skep.errors import UserError
-from skep.planner.quants import parts_of
+from skep.planner.setup import parts_of
 
 _HINT = "take the config.json that lies beside the model's weights"
 _MAX_CHARACTERS = 4 << 20
