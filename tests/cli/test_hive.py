@@ -161,7 +161,7 @@ def test_an_engine_that_dies_at_start_is_one_clear_line_and_nothing_is_left(skep
     assert "hint: its log is" in done.stderr
     skep("ps", check=1)
     assert last_words in skep("logs", "fake-model-0", "-n", "5", check=0).stdout
-    assert "known: fake-model-0, gateway, skep" in skep("logs", "nobody", check=2).stderr
+    assert "known: fake-model-0, gateway, requests, skep" in skep("logs", "nobody", check=2).stderr
 
 
 def test_an_engine_that_is_never_healthy_is_given_up_with_that_reason(skep, configure):
