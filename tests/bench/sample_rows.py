@@ -1,7 +1,6 @@
 """Requests made by hand, so that every figure of them can be checked in one's head."""
 
-from skep.host.facts import read_host
-from skep.host.nvidia import NvidiaReport
+from skep.host.facts import NvidiaReport, read_host
 from skep.store.records import Request
 
 HOST = read_host(NvidiaReport())

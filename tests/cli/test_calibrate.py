@@ -30,8 +30,7 @@ from skep.deploy.stored_calibration import (
     setup_of,
 )
 from skep.errors import EndpointError, UserError
-from skep.host.facts import read_host
-from skep.host.nvidia import NvidiaReport
+from skep.host.facts import NvidiaReport, read_host
 from skep.planner.calibration import CalibrationData, Fitted, MeasuredLevel
 from skep.planner.candidates import PlanGoal
 from skep.planner.choose import choose

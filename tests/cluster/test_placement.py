@@ -16,7 +16,7 @@ from skep.cluster.replica_actor import check_cards
 from skep.config.settings import Cluster, Serve, Settings
 from skep.engines.base import Launch
 from skep.errors import DoesNotFit, EngineError, UserError
-from skep.host.nvidia import GpuCard
+from skep.host.facts import GpuCard
 from skep.paths import user_paths
 from skep.supervisor.replica_set import changes
 from skep.units import GIB

@@ -12,7 +12,7 @@ from skep.config.presets import preset, serve_of
 from skep.config.settings import Serve, Settings
 from skep.deploy.launches import LocalMachine, plan_launches, read_machine
 from skep.errors import DoesNotFit, UserError
-from skep.host.nvidia import GpuCard
+from skep.host.facts import GpuCard
 from skep.paths import user_paths
 from skep.units import GIB
 

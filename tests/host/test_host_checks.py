@@ -19,8 +19,14 @@ from skep.host.checks import (
     open_files_finding,
     python_finding,
 )
-from skep.host.facts import parse_cpu_features, parse_cpu_model
-from skep.host.nvidia import parse_driver_version, parse_gpus, parse_links, read_nvidia
+from skep.host.facts import (
+    parse_cpu_features,
+    parse_cpu_model,
+    parse_driver_version,
+    parse_gpus,
+    parse_links,
+    read_nvidia,
+)
 from skep.units import GIB
 
 HOST = HostFacts(

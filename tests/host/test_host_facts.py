@@ -11,16 +11,20 @@ from msgspec.structs import replace
 from skep.catalog.gpus import Gpu
 from skep.host.facts import (
     CgroupLimits,
+    NvidiaReport,
     count_busy_cores,
     host_json,
     lasting_json,
     parse_cpu_features,
     parse_cpu_max,
     parse_cpu_model,
+    parse_cuda_version,
+    parse_gpus,
+    parse_links,
     read_host,
     read_limits,
+    read_nvidia,
 )
-from skep.host.nvidia import NvidiaReport, parse_cuda_version, parse_gpus, parse_links, read_nvidia
 from skep.units import GIB, MIB
 
 CAPTURED = Path(__file__).parent / "captured"

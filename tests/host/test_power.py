@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from skep.host.nvidia import named_cards
+from skep.host.facts import named_cards
 from skep.host.power import (
     COUNTER,
     SAMPLES,

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from skep.host.nvidia import NvidiaReport
+from skep.host.facts import NvidiaReport
 from skep.monitor.probe import (
     ProbeFault,
     ProbeLengths,

@@ -10,8 +10,7 @@ import pytest
 from answers.sample_judge import sample
 
 from skep.bench.endpoint import find_endpoint
-from skep.host.facts import read_host
-from skep.host.nvidia import NvidiaReport
+from skep.host.facts import NvidiaReport, read_host
 from skep.quality.mixed_figures import PRIMARY, SIDE
 from skep.quality.mixed_run import AGAIN_S, MixedPlan, MixedRound, run_mixed
 from skep.sandbox.bubblewrap import ScriptEnding, ScriptResult

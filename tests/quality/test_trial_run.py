@@ -8,8 +8,7 @@ import pytest
 
 from skep.bench.endpoint import find_endpoint
 from skep.errors import EndpointError
-from skep.host.facts import read_host
-from skep.host.nvidia import NvidiaReport
+from skep.host.facts import NvidiaReport, read_host
 from skep.quality.judging import Judge
 from skep.quality.trial import QualityTrial, TrialPlan
 from skep.quality.trial_figures import summary_of_run

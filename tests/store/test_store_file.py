@@ -14,9 +14,7 @@ import pytest
 from skep.errors import StoreError, UserError
 from skep.monitor.records import Heat, ProbeShape, SeriesKey, SeriesMetric, SpanKind
 from skep.monitor.store import SeriesStore
-from skep.store import connection as migrations
-from skep.store.connection import is_about_a_row, is_busy
-from skep.store.database import Store, open_store
+from skep.store.database import APPLICATION_ID, MIGRATIONS, Store, is_about_a_row, is_busy, open_store
 from skep.store.records import CalibrationRecord
 from skep.store.verdicts import Check, Verdict, VerdictOutcome
 from skep.workload.items import Checker, Item
@@ -47,7 +45,7 @@ def test_file_is_made_for_its_owner_alone(path, store, begin):
 def test_settings_of_the_connection(store):
     """Readers do not block the writer, references hold, a locked file is waited for, the schema is the newest."""
     told = {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "busy_timeout": 10_000}
-    told |= {"application_id": migrations.APPLICATION_ID, "user_version": len(migrations.MIGRATIONS)}
+    told |= {"application_id": APPLICATION_ID, "user_version": len(MIGRATIONS)}
     assert {name: pragma(store, name) for name in told} == told
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from skep.errors import StoreError
 from skep.store import database
-from skep.store.connection import is_about_a_row
-from skep.store.database import GATEWAY_ROWS_AT_ONCE, open_store
+from skep.store.database import GATEWAY_ROWS_AT_ONCE, is_about_a_row, open_store
 
 
 def test_rows_come_newest_first_from_a_time_on_and_so_many(store, a_gateway_request):

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from skep.store.database import open_store
-from skep.store.named_rows import WriterProcess, is_alive, this_process
 from skep.store.records import RunState
+from skep.store.rows import WriterProcess, is_alive, this_process
 
 WRITER = "writer_process.py"
 

@@ -14,8 +14,7 @@ import pytest
 
 from skep.errors import StoreError
 from skep.gateway.batch.store import BatchStore, RequestStart
-from skep.store.connection import MIGRATIONS
-from skep.store.database import open_store
+from skep.store.database import MIGRATIONS, open_store
 from skep.store.records import RunState
 
 DUMPS = sorted((file.stem for file in Path(__file__).with_name("versions").glob("*.sql")), key=int)

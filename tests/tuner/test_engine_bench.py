@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 from trial_presets import PLAIN, pids_of, preset_of, with_words
 
-from skep.host.facts import read_host
-from skep.host.nvidia import NvidiaReport
+from skep.host.facts import NvidiaReport, read_host
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.store.records import Request, RunState

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
-from skep.host.facts import read_host
-from skep.host.nvidia import NvidiaReport
+from skep.host.facts import NvidiaReport, read_host
 from skep.quality.banks import Bank
 from skep.quality.judging import Judge
 from skep.store.database import open_store

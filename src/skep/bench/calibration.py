@@ -32,8 +32,8 @@ from skep.planner.setup import KV_TYPES, QUANTS, Layout, Rig, Setup, known_kv, k
 from skep.planner.step import published_constants
 from skep.stats.percentiles import mean_t_interval
 from skep.store.database import Store
-from skep.store.named_rows import new_suffix
 from skep.store.records import CalibrationRecord, Request
+from skep.store.rows import new_suffix
 from skep.units import Interval
 from skep.weights.pull import installed
 from skep.wire.client import Pool

@@ -21,8 +21,7 @@ from skep.cluster.nodes import ClusterSurvey, Node, NodeCard, NodeFacts, named_a
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import find_program, version_of
 from skep.errors import UserError
-from skep.host.facts import read_host
-from skep.host.nvidia import GpuCard, read_gpu_memory, read_nvidia, visible_gpus
+from skep.host.facts import GpuCard, read_gpu_memory, read_host, read_nvidia, visible_gpus
 from skep.wire.json_pipe import Message, from_document, to_document
 
 SURVEY_S = 90.0

@@ -27,7 +27,7 @@ from skep.deploy.launches import check_free, room_of
 from skep.engines.adapter import VISIBLE
 from skep.engines.base import DEFAULT_SHARES, Launch, engine_named
 from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError
-from skep.host.nvidia import read_gpu_memory
+from skep.host.facts import read_gpu_memory
 from skep.host.processes import kill_marked
 from skep.paths import user_paths
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy

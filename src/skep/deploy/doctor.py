@@ -13,8 +13,7 @@ from skep.engines.base import engine_named
 from skep.engines.install import INSTALLABLE, engine_status
 from skep.errors import SkepError, UserError
 from skep.host.checks import CheckResult, HostFinding, disk_finding, examine
-from skep.host.facts import read_host
-from skep.host.nvidia import read_nvidia
+from skep.host.facts import read_host, read_nvidia
 from skep.paths import Paths
 from skep.sandbox.runner import open_sandbox
 from skep.store.database import open_store

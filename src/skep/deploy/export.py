@@ -26,7 +26,7 @@ from skep.engines.adapter import Adapter, adapter_of, on_hub
 from skep.engines.base import Launch, engine_named
 from skep.engines.discovery import bare_words, engine_kinds
 from skep.errors import UserError
-from skep.host.nvidia import GpuCard
+from skep.host.facts import GpuCard
 from skep.paths import HOST, Paths
 from skep.planner.setup import of_machines
 

@@ -22,8 +22,7 @@ from skep.engines.adapter import adapter_of
 from skep.engines.base import DEFAULT_SHARES, Launch, engine_named
 from skep.engines.discovery import bare_words, engine_kinds, find_program, is_installed
 from skep.errors import DoesNotFit, SkepError, UserError
-from skep.host.facts import count_busy_cores, read_host
-from skep.host.nvidia import GpuCard, NvidiaReport, read_gpu_memory, visible_gpus
+from skep.host.facts import GpuCard, NvidiaReport, count_busy_cores, read_gpu_memory, read_host, visible_gpus
 from skep.paths import LOOPBACK, Paths
 from skep.units import format_bytes, parse_bytes
 from skep.weights.config_json import read_config

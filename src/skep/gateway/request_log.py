@@ -21,8 +21,7 @@ from skep.errors import SkepError
 from skep.files import RotatingLog
 from skep.gateway.body_inspection import Tokens
 from skep.gateway.proxied_request import Exchange
-from skep.store.connection import is_about_a_row, is_busy
-from skep.store.database import GATEWAY_COLUMNS, Store, open_store
+from skep.store.database import GATEWAY_COLUMNS, Store, is_about_a_row, is_busy, open_store
 from skep.units import MIB
 from skep.wire.prometheus import Counter, Gauge, Histogram, Labels, Metric, metrics_text
 from skep.wire.server_request import ServerRequest

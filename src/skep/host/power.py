@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from skep.host.nvidia import named_cards, read_gpu_memory, visible_gpus
+from skep.host.facts import named_cards, read_gpu_memory, visible_gpus
 
 SAMPLE_EVERY_S = 0.1
 CLEAR_WITHIN_BYTES = 64 << 20  # a driver's own use moves by a few MiB

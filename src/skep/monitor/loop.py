@@ -33,8 +33,7 @@ from skep.monitor.records import BUSY, HOUR_S, EventKind, MonitorEvent, Probe, P
 from skep.monitor.schedule import ASLEEP, CLOCK_FORWARD, NO_ROOM, NOT_RUNNING, Agenda, Due, Era, Moment, ProbeSchedule
 from skep.monitor.store import SeriesStore
 from skep.paths import Paths, user_paths
-from skep.store.connection import is_about_a_row
-from skep.store.database import open_store
+from skep.store.database import is_about_a_row, open_store
 from skep.supervisor.control import replica_key
 from skep.units import format_seconds
 

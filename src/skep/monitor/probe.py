@@ -27,7 +27,7 @@ from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.metrics import tpot_ms
 from skep.bench.tasks import BenchTask, Sender
 from skep.errors import EndpointError, SkepError, UserError
-from skep.host.nvidia import NvidiaReport, read_nvidia
+from skep.host.facts import NvidiaReport, read_nvidia
 from skep.host.power import PowerMeter, open_meter
 from skep.monitor.describe import one_line
 from skep.monitor.records import BUSY, PROBES_FLOW, Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape, ProbeTarget

@@ -106,7 +106,8 @@ def gantt_spec(story: SwarmStory) -> Spec | None:
     unit, step = ("hours", 3600) if time.seconds > 10_800 else ("minutes", 60) if time.seconds > 600 else ("seconds", 1)
     data = {"bars": bars, "signs": signs, "counted": counted, "allowed": allowed, "downs": _downs(story, time),
             "pauses": pauses, "named_pauses": pauses if len(pauses) < 8 else []}  # fmt: skip
-    return drawing(
+    whys = [name for name in WHY_WORDS.values() if any(row["sign"] == name for row in signs)]
+    spec = drawing(
         "gantt",
         data,
         width=_WIDE_PX,
@@ -119,8 +120,11 @@ def gantt_spec(story: SwarmStory) -> Spec | None:
         most=max([row["many"] for row in (*counted, *allowed)] + [1]),
         parts=[name for name in _PARTS if any(row["part"] == name for row in bars)],
         sign_size=each * 4,
-        whys=[name for name in WHY_WORDS.values() if any(row["sign"] == name for row in signs)],
+        whys=whys,
     )
+    if signs and not whys:  # in a browser, a legend without an entry has no bounds
+        spec["vconcat"][1]["layer"][-1]["encoding"]["shape"]["legend"] = None
+    return spec
 
 
 def _downs(story: SwarmStory, time: WorkingTime) -> list[Spec]:

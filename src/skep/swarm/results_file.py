@@ -26,7 +26,7 @@ from typing import Any, Self, TypeVar
 from msgspec.structs import replace
 
 from skep.errors import StoreError, UserError
-from skep.store.connection import is_about_a_row, is_busy
+from skep.store.database import is_about_a_row, is_busy
 from skep.swarm.records import Recorded, Task, TaskEnding, TaskResult
 from skep.swarm.store import SwarmStore
 

@@ -30,8 +30,18 @@ from skep.errors import EngineError, StoreError, UserError
 from skep.files import check_place, lock_holder
 from skep.paths import Paths
 from skep.store.database import Store, open_store
-from skep.store.named_rows import NamedRows, free_id, this_process, writes_on
-from skep.store.rows import as_stored, document_text, insert, queries, read, storable
+from skep.store.rows import (
+    NamedRows,
+    as_stored,
+    document_text,
+    free_id,
+    insert,
+    queries,
+    read,
+    storable,
+    this_process,
+    writes_on,
+)
 from skep.swarm.records import (
     Attempt,
     Counts,

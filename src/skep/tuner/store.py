@@ -20,8 +20,19 @@ from msgspec.structs import replace
 from skep.catalog.presets import Preset
 from skep.errors import StoreError, UserError
 from skep.store.database import Store
-from skep.store.named_rows import NamedRows, free_id, new_suffix, this_process, writes_on
-from skep.store.rows import OwnOrder, StoredAs, document_text, finite, insert, read
+from skep.store.rows import (
+    NamedRows,
+    OwnOrder,
+    StoredAs,
+    document_text,
+    finite,
+    free_id,
+    insert,
+    new_suffix,
+    read,
+    this_process,
+    writes_on,
+)
 from skep.tuner.records import (
     BenchRequest,
     BenchResult,

@@ -25,8 +25,7 @@ from skep.config.settings import OWN_ENGINES, GatewaySettings, Monitor, Settings
 from skep.deploy.launches import RAM, PullProgress, plan_launches, read_machine
 from skep.errors import SkepError, first_of
 from skep.files import hold_lock
-from skep.host.facts import read_host
-from skep.host.nvidia import NvidiaReport
+from skep.host.facts import NvidiaReport, read_host
 from skep.host.power import gpu_memory_used, wait_until_clear
 from skep.host.processes import kill_marked
 from skep.paths import Paths, make_private
