@@ -100,7 +100,7 @@ def test_a_lost_head_is_said_and_what_serves_goes_on_serving(nodes, up_on):
         nodes.kill_gcs()
         assert until(lambda: one.rows()["cluster"]["state"] == "lost", 30.0), one.run("ps").stdout
         agents.until_answered(4)
-        assert "goes on serving" in one.run("ps").stdout
+        assert "running replicas go on serving" in one.run("ps").stdout
     assert agents.account.answered == agents.account.begun, agents.account
     assert one.down().returncode == 0
     assert not engines_left(), "without a head the engines are ended all the same"
