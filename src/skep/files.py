@@ -63,6 +63,8 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
+            file.flush()
+            os.fsync(descriptor)  # whole also after a power failure
         Path(draft).chmod(mode)
         Path(draft).replace(path)
     except BaseException:

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from skep.bench.endpoint import Endpoint
 from skep.cli.options import EndpointOptions, Interrupted, run_measuring
 from skep.cli.swarm import AskOptions, SwarmOptions, TaskRunOptions
-from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of, journal, one_line
+from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of, journal
 from skep.errors import EndpointError, UserError
 from skep.files import PAGES, OutputFile, check_place, write_whole
 from skep.paths import user_paths
-from skep.report.swarm import split_lines
+from skep.report.swarm import one_line, split_lines
 from skep.report.terminal import day_and_time, note, print_json
 from skep.store.database import open_store
 from skep.swarm.ask_merging import answer_of, ask_document, plan_document

@@ -30,7 +30,6 @@ from skep.report.swarm import (
     frame,
     gantt,
     named_replicas,
-    one_line,
     print_agents,
     print_capitals,
     result_lines,
@@ -46,8 +45,6 @@ from skep.swarm.runner import carry_out
 from skep.swarm.store import MAKES_ONE, NONE_YET, SwarmStore, as_it_stands, cancel, stored_runs
 from skep.swarm.summary import account_json, run_json, story_of
 from skep.units import parse_seconds
-
-__all__ = ["cancel_run", "journal", "one_line", "print_runs", "show_run", "show_trace"]
 
 
 @contextmanager
