@@ -40,6 +40,7 @@ from skep.report.terminal import note, print_json
 from skep.store.database import open_store
 from skep.store.records import StoredRun
 from skep.units import parse_positive_seconds, parse_share
+from skep.workload.items import Demand, field_faults, whole_number
 
 
 def run_compare_command(options: CompareOptions) -> int:
@@ -130,11 +131,18 @@ def write_page(
     note(f"written to {output}")
 
 
-_KNOWN = {
-    "config": "", "baseline": "", "concurrency": "", "seed": "", "fixed_output": "",
-    **dict.fromkeys(("tasks", "runs", "max_tokens", "prompt_tokens"), "whole"),
-    **dict.fromkeys(("precision", "budget", "size", "shape", "timeout"), "text"),
-}  # fmt: skip
+_LEVEL = whole_number(1, MAX_CONCURRENCY)[1]
+_TEXTS = ("precision", "budget", "size", "shape", "timeout")
+_LOAD: Mapping[str, Demand] = {
+    **dict.fromkeys(_TEXTS, ("text", lambda value: isinstance(value, str | int | float))),
+    **dict.fromkeys(("tasks", "runs", "max_tokens", "prompt_tokens"), whole_number(1)),
+    "seed": whole_number(0),
+    "fixed_output": ("true or false", lambda value: isinstance(value, bool)),
+    "concurrency": (
+        f"a list such as [1, 2, 4], of numbers up to {MAX_CONCURRENCY}",
+        lambda value: isinstance(value, list) and bool(value) and all(map(_LEVEL, value)),
+    ),
+}
 
 
 def run_matrix_command(file: Path, output: OutputFile | None, *, processes: int | None = None, as_json: bool) -> None:
@@ -182,30 +190,14 @@ def _fail_for(cells: Sequence[MatrixResult]) -> None:
 
 def plan_of(document: Mapping[str, Any]) -> SweepPlan:
     """Return the plan of a matrix file. Its keys are the options of `skep bench sweep`, with the same defaults."""
-    unknown = next((key for key in document if key not in _KNOWN), None)
-    if unknown is not None:
-        raise UserError(f"`{unknown}` is not known in a matrix", hint=f"known are {', '.join(_KNOWN)}")
     given = {key: value for key, value in document.items() if key not in ("config", "baseline")}
-    levels = given.setdefault("concurrency", [1, 2, 4])
-    if not isinstance(levels, list) or not levels or not all(_is_whole(one, MAX_CONCURRENCY) for one in levels):
-        hint = "write concurrency = [1, 2, 4]"
-        raise UserError(f"concurrency `{levels}` is not a list of numbers from 1 to {MAX_CONCURRENCY}", hint=hint)
-    for key, kind in _KNOWN.items():
-        if kind == "whole" and key in given and not _is_whole(given[key]):
-            raise UserError(f"{key} `{given[key]}` is not a whole number above zero", hint=f"write {key} = 8")
-    if not isinstance(given.get("seed", 0), int) or not isinstance(given.get("fixed_output", False), bool):
-        wrong = "seed" if not isinstance(given.get("seed", 0), int) else "fixed_output"
-        hint = "a seed is a number, fixed_output true or false"
-        raise UserError(f"{wrong} `{given[wrong]}` cannot be used", hint=hint)
-    given |= {key: str(given[key]) for key, kind in _KNOWN.items() if kind == "text" and key in given}
+    if (fault := next(field_faults(given, {}, _LOAD), None)) is not None:
+        raise UserError(f"the matrix: {fault}", hint="docs/measure.md has an example")
+    given |= {key: str(given[key]) for key in _TEXTS if key in given}
     precision = parse_share(given.pop("precision", "3%"), "precision")
     budget_s = parse_positive_seconds(given.pop("budget", "10m"), "budget", "10m")
-    levels = sorted(set(given.pop("concurrency")))
+    levels = sorted(set(given.pop("concurrency", (1, 2, 4))))
     return sweep_plan(SweepOptions(**given), levels, precision=precision, budget_s=budget_s, kind="matrix")
-
-
-def _is_whole(value: object, most: int | None = None) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= (most or value)
 
 
 def _write(cells: Sequence[MatrixResult], tables: Sequence[Table], output: OutputFile) -> None:
