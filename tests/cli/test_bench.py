@@ -350,7 +350,7 @@ def test_a_server_that_dies_is_told_by_kind(engine):
 
 def test_a_terminal_of_80_columns_sees_levels_and_the_moment(engine):
     """The view redraws itself: no line is wider than the terminal, and the table stands alone at the end."""
-    words = ("--url", engine.url, "-c", "1,2", "--runs", "2", "--max-tokens", "30")
+    words = ("--url", engine.url, "-c", "1,2", "--runs", "2", "--max-tokens", "120")  # each run outlasts several frames
     with contextlib.closing(Terminal(os.environ, "bench", "sweep", *words, columns=80, lines=24)) as terminal:
         assert terminal.ended() == 0
     drawn, _, ending = terminal.raw.rpartition("\x1b[2K")
