@@ -160,6 +160,12 @@ def shortened(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
 
 
+def one_line(text: str | None, longest: int = 300) -> str:
+    """Return one line that a terminal can be shown: engines, models and people write anything."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text or "")
+    return shortened(" ".join(shown.split()), longest)
+
+
 def public_url(url: str) -> str:
     """Return the URL without user name and password: a report is made to be passed on."""
     try:

@@ -18,7 +18,7 @@ from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of, journal
 from skep.errors import EndpointError, UserError
 from skep.files import PAGES, OutputFile, check_place, write_whole
 from skep.paths import user_paths
-from skep.report.swarm import one_line, split_lines
+from skep.report.swarm import split_lines
 from skep.report.terminal import day_and_time, note, print_json
 from skep.store.database import open_store
 from skep.swarm.ask_merging import answer_of, ask_document, plan_document
@@ -27,7 +27,7 @@ from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, g
 from skep.swarm.results_file import ResultsFile, complete_output
 from skep.swarm.store import check_output_free, create_run, failed_tasks, run_to_resume
 from skep.swarm.task_file import read_schema, read_tasks
-from skep.units import parse_positive_seconds
+from skep.units import one_line, parse_positive_seconds
 
 T = TypeVar("T")
 LONGEST_NAME = 80

@@ -41,8 +41,8 @@ from skep.tuner.records import BenchRequest, ConfigFailure, TuneEvent, TuneStage
 from skep.tuner.running import OnEvent, TuningJournal, carry_out, check_machine, logs_folder, machine_for
 from skep.tuner.setup import PreparedTuning, TuningOptions, prepare, prepare_again
 from skep.tuner.store import TuningRecord, TuningState, TuningStore, base_of
-from skep.tuner.summary import KEPT, accepted, best_of, given_up, one_line, stage_words, unit_of, unmet_goal
-from skep.units import format_seconds
+from skep.tuner.summary import KEPT, accepted, best_of, given_up, stage_words, unit_of, unmet_goal
+from skep.units import format_seconds, one_line
 
 
 @contextlib.contextmanager

@@ -15,11 +15,6 @@ _NAMES = {"cuda": "CUDA", "skep": "skep", "build": "the engine's build", "weight
 _TIMES = 1.5  # from such a ratio on, times are said instead of per cent
 
 
-def one_line(text: str) -> str:
-    """Return one line that a terminal can be shown: a server or a form may say anything."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-
-
 def moment(at: float, zone: tzinfo | None = None) -> str:
     """ "Tuesday 3 November 03:00"."""
     local = datetime.fromtimestamp(at, zone)

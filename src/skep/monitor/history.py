@@ -37,6 +37,7 @@ from skep.monitor.store import SeriesStore, all_targets, known_key, known_target
 from skep.stats.changepoints import FEWEST, MOST, changes_in_series
 from skep.stats.percentiles import WindowStats, line_through, rolling_median, window_stats
 from skep.stats.versus import Judgement, SeriesComparison, versus
+from skep.units import one_line
 
 MOST_POINTS = 2000
 MOST_RAW = 20_000  # samples that are read for one picture; beyond it the hours are
@@ -461,7 +462,7 @@ def write_note(
     series: SeriesStore, text: str, target: str | None, now: float, at: float | None = None
 ) -> tuple[MonitorEvent, list[AroundEvent]]:
     """Store a note of one target, or of all; return it with what it has brought, where that can be told already."""
-    if not (words := describe.one_line(text)):
+    if not (words := one_line(text, len(text))):
         raise UserError("the note is empty", hint="say what was changed, such as: NVLink bridges removed")
     if len(words) > LONGEST_NOTE:
         raise UserError(f"the note has {len(words)} characters, at most {LONGEST_NOTE} are allowed", hint="shorten it")

@@ -19,10 +19,9 @@ from msgspec.structs import replace
 
 from skep.config.settings import COMMAND_WORDS, Hook, Monitor, Shape, check_webhook
 from skep.errors import UserError
-from skep.monitor.describe import one_line
 from skep.monitor.records import Alert, AlertRule
 from skep.monitor.status import alert_document
-from skep.units import format_seconds, shortened
+from skep.units import format_seconds, one_line
 from skep.wire.client import WireFailure, fetch_once
 from skep.wire.openai import KINDS
 
@@ -85,7 +84,7 @@ class Secrets:
         """Return the text as one line of bounded length, without secrets and user names in URLs."""
         for value in self._values:
             text = text.replace(value, "***")
-        return shortened(one_line(re.sub(r"(?<=://)[^/\s@]+@", "***@", text)), MAX_TEXT)
+        return one_line(re.sub(r"(?<=://)[^/\s@]+@", "***@", text), MAX_TEXT)
 
     def scrubbed(self, alert: Alert) -> Alert:
         because = None if alert.closed_because is None else self.scrub(alert.closed_because)

@@ -29,10 +29,10 @@ from skep.bench.tasks import BenchTask, Sender
 from skep.errors import EndpointError, SkepError, UserError
 from skep.host.facts import NvidiaReport, read_nvidia
 from skep.host.power import PowerMeter, open_meter
-from skep.monitor.describe import one_line
 from skep.monitor.records import BUSY, PROBES_FLOW, Heat, Probe, ProbeOutcome, ProbeSample, ProbeShape, ProbeTarget
 from skep.monitor.schedule import Due
 from skep.store.records import Request
+from skep.units import one_line
 from skep.wire.client import Pool, WireFailure, fetch, fetch_if_there
 from skep.wire.heads import parse_url
 from skep.wire.prometheus import parse_metrics
@@ -386,7 +386,6 @@ def _sum(values: Any) -> int | None:
     return sum(known) if known else None
 
 
-LONGEST_ERROR = 300
 _STATUS = re.compile(r"\bHTTP (\d{3})\b")
 _MARKUP = re.compile(r"<\s*(?:!doctype|html|head|title)", re.IGNORECASE)
 
@@ -418,7 +417,7 @@ def fault_of(error: Exception) -> ProbeFault:
         kind = _kind_of_status(int(status[1])) if status else "not_json"
     elif isinstance(error, UserError):
         kind = "url" if "URL" in text else "no_model" if "serve" in text else "settings"
-    return ProbeFault(kind, one_line(text)[:LONGEST_ERROR])
+    return ProbeFault(kind, one_line(text))
 
 
 def probe_error(probe: Probe) -> EndpointError:
@@ -439,7 +438,7 @@ def fault_of_row(row: Request) -> ProbeFault | None:
         status = row.status or 0
         kind = "no_model" if status == 404 and "model" in text.lower() else _kind_of_status(status)
         text = f"HTTP {status}: {text}"
-    return ProbeFault("not_json" if kind == "garbage" else kind, one_line(text)[:LONGEST_ERROR])
+    return ProbeFault("not_json" if kind == "garbage" else kind, one_line(text))
 
 
 def _kind_of_status(status: int) -> str:

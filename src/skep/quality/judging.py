@@ -26,13 +26,12 @@ from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript, ScriptEnding, 
 from skep.sandbox.runner import Sandbox
 from skep.store.records import Request
 from skep.store.verdicts import Check, Verdict, VerdictOutcome
-from skep.units import shortened
+from skep.units import one_line
 from skep.workload.extraction import python_blocks, split_answer
 from skep.workload.items import EXECUTED, READ, Item
 from skep.workload.reading_checks import LONGEST_READ, keyword_check, read_check
 
 VERSION = 2  # of the checks: a verdict names it, so that old verdicts are not held against new rules
-LONGEST_DETAIL = 300
 _TRIES = 3
 _PAUSE_S = 0.2  # before a run is tried again
 _MOST_CHECKS = 100
@@ -127,7 +126,7 @@ class Judge:
             index=row.index,
             item=item.id,
             outcome=found.outcome,
-            detail=_one_line(found.detail),
+            detail=one_line(found.detail),
             checks=found.checks,
             keywords=said,
             keywords_missing=tuple(missing),
@@ -206,8 +205,8 @@ def finding_of(result: ScriptResult, mark: str) -> AnswerFinding:
         report, checks = json.loads(next(marked, b"")[len(mark) :]), []
         for one in report["checks"][:_MOST_CHECKS]:  # the detail is kept only of those that failed
             passed = one["passed"] is True
-            detail = "" if passed else _one_line(str(one["detail"]))
-            checks.append(Check(_one_line(str(one["name"])), passed, detail))
+            detail = "" if passed else one_line(str(one["detail"]))
+            checks.append(Check(one_line(str(one["name"])), passed, detail))
         return AnswerFinding(VerdictOutcome(report["outcome"]), str(report["detail"]), tuple(checks))
     if result.ending in (ScriptEnding.OUT_OF_TIME, ScriptEnding.OUT_OF_MEMORY, ScriptEnding.TOO_MUCH_OUTPUT):
         return AnswerFinding(VerdictOutcome.EXCEEDED, result.ending.value)
@@ -224,8 +223,3 @@ def _truncated(row: Request, item: Item, found: AnswerFinding) -> AnswerFinding:
         why = f"cut after {tokens} of {allowed} tokens: the context of its slot was full"
     told = "the checks pass all the same" if found.outcome.passed else found.detail or found.outcome.value
     return replace(found, outcome=VerdictOutcome.TRUNCATED, detail=f"{why}; {told}")
-
-
-def _one_line(text: str) -> str:
-    shown = "".join(one if one.isprintable() else " " for one in text[: 4 * LONGEST_DETAIL])
-    return shortened(" ".join(shown.split()), LONGEST_DETAIL)

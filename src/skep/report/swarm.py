@@ -26,24 +26,19 @@ from skep.swarm.records import (
     given_fields,
 )
 from skep.swarm.summary import Account, AgentRow, ReplicaRow, SwarmStory, task_seconds
-from skep.units import fact_list, format_seconds, milliseconds, number, printable, public_name, seconds, shortened
+from skep.units import fact_list, format_seconds, milliseconds, number, one_line, printable, public_name, seconds
 
 __all__ = ["gantt", "swarm_page"]
 
-LONGEST_TEXT = 160
 ROWS_SHOWN = 30
 _MOST_FAILURES, _MOST_SLOW, _MOST_AGENTS = 200, 15, 128
+short = partial(one_line, longest=160)
 _SLOW_FROM = 5  # tasks: with fewer, the picture says it all
-
-
-def one_line(told: str | None, most: int = LONGEST_TEXT) -> str:
-    """Return a text on one line without what a terminal would obey: engines and models write anything."""
-    return shortened(" ".join(cleaned(told or "").split()), most)
 
 
 def _remark(run: SwarmRun) -> str:
     sessions = f"{run.sessions} sessions" if run.sessions > 1 else ""
-    return ", ".join(filter(None, (one_line(run.error), sessions, "simulated" if run.simulated else "")))
+    return ", ".join(filter(None, (short(run.error), sessions, "simulated" if run.simulated else "")))
 
 
 def _first_token_s(attempt: Attempt) -> float | None:
@@ -52,7 +47,7 @@ def _first_token_s(attempt: Attempt) -> float | None:
 
 def _error(attempt: Attempt) -> str:
     status = f"HTTP {attempt.status} " if attempt.status not in (None, 200) else ""
-    return one_line(f"{attempt.error_kind}: {status}{attempt.error or ''}") if attempt.error_kind else ""
+    return short(f"{attempt.error_kind}: {status}{attempt.error or ''}") if attempt.error_kind else ""
 
 
 RUNS: Sequence[Column[SwarmRun]] = (
@@ -64,17 +59,17 @@ RUNS: Sequence[Column[SwarmRun]] = (
     Column("failed", "set aside", lambda run: run.counts.failed),
     Column("left", "left", lambda run: run.counts.left),
     Column("model", "model", lambda run: run.model, rank=4, right=False),
-    Column("name", "name", lambda run: run.name, partial(one_line, most=40), rank=1, right=False),
+    Column("name", "name", lambda run: run.name, partial(one_line, longest=40), rank=1, right=False),
     Column("url", "url", lambda run: run.url, rank=5, right=False),
     Column("remark", "note", _remark, rank=2, right=False),
 )
 FAILURES: Sequence[Column[TaskResult]] = (
-    Column("id", "set aside", lambda one: one.task, partial(one_line, most=48), right=False),
+    Column("id", "set aside", lambda one: one.task, partial(one_line, longest=48), right=False),
     Column("tries", "tries", lambda one: one.tries),
     Column("kind", "kind", lambda one: one.error_kind, right=False),
-    Column("message", "error", lambda one: one.error, one_line, right=False, style="wide"),
+    Column("message", "error", lambda one: one.error, short, right=False, style="wide"),
 )
-_LAST_ANSWER = Column[TaskResult]("answer", "last answer", lambda one: one.answer, one_line, right=False, style="note")
+_LAST_ANSWER = Column[TaskResult]("answer", "last answer", lambda one: one.answer, short, right=False, style="note")
 AGENTS: Sequence[Column[AgentRow]] = (
     Column("agent", "agent", lambda one: one.agent),
     Column("tasks", "tasks", lambda one: one.tasks, as_count),
@@ -84,7 +79,7 @@ AGENTS: Sequence[Column[AgentRow]] = (
     Column("output_tokens", "tokens", lambda one: one.output_tokens, as_count),
 )
 REPLICAS: Sequence[Column[ReplicaRow]] = (
-    Column("replica", "replica", lambda one: one.replica or "unknown", partial(one_line, most=80), right=False),
+    Column("replica", "replica", lambda one: one.replica or "unknown", partial(one_line, longest=80), right=False),
     Column("tasks", "tasks", lambda one: one.tasks, as_count),
     Column("attempts", "attempts", lambda one: one.attempts, as_count),
     Column("failed", "failed", lambda one: one.failed, as_count),
@@ -179,18 +174,18 @@ def run_lines(story: SwarmStory) -> list[tuple[str, str]]:
     moved = f", finally {story.moved_to}" if story.moved_to else ""
     lines = [
         ("run", f"{run.id} ({run.state.value})" + (", simulated" if run.simulated else "")),
-        ("from", one_line(run.name)),
+        ("from", short(run.name)),
         ("endpoint", f"{run.url}{moved}  {story.account.model or ''}".rstrip()),
         ("results", run.config.get("output")),
         *(line for _, group in figures(story) for line in group),
-        ("now" if run.state is SwarmRunState.RUNNING else "ended with", one_line(run.error)),
+        ("now" if run.state is SwarmRunState.RUNNING else "ended with", short(run.error)),
     ]
     return [(title, text) for title, text in lines if text]
 
 
 def task_lines(task: Task) -> list[str]:
     """Return what a task asks, line by line. A message may be made of parts, some of them pictures."""
-    lines = [f"task {one_line(task.id)}"]
+    lines = [f"task {short(task.id)}"]
     for message in task.messages:
         content = message.get("content")
         if isinstance(content, list):
@@ -198,7 +193,7 @@ def task_lines(task: Task) -> list[str]:
             content = "\n".join(map(str, parts))
         lines += [f"  {message.get('role', '?')}:", *_indented("" if content is None else str(content))]
     wants = {name: value for name, value in given_fields(task).items() if name not in ("id", "messages", "stage")}
-    return [*lines, *(f"  {name}: {one_line(str(value))}" for name, value in wants.items())]
+    return [*lines, *(f"  {name}: {short(str(value))}" for name, value in wants.items())]
 
 
 def _indented(text: str) -> list[str]:
@@ -210,7 +205,7 @@ def result_lines(result: TaskResult | None) -> list[str]:
     """Return what came of a task, line by line."""
     if result is None:
         return ["no result yet"]
-    fault = f": {result.error_kind}: {one_line(result.error)}" if result.error_kind else ""
+    fault = f": {result.error_kind}: {short(result.error)}" if result.error_kind else ""
     cut = ", cut at its token limit" if result.finish_reason == "length" else ""
     head = f"{result.ending.value} after {result.tries} {'try' if result.tries == 1 else 'tries'}{cut}{fault}"
     return [head, *_indented(result.answer or "")]

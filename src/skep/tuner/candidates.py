@@ -17,6 +17,7 @@ from skep.tuner.measurements import Belief, Measurements
 from skep.tuner.predictions import Predictor
 from skep.tuner.records import Knob, KnobChange, KnobConfig, TuneGoal, Value
 
+STARTS = 2  # of either side, before anything is accepted or nothing could be read
 FEWEST, MOST = 3, 8  # readings of a start that decides
 CURVE_SHARE = 0.15  # of the budget kept for the curve, at most
 _FASTEST, _SLOWEST = 0.1, 10.0  # what is measured over what was expected
@@ -94,6 +95,7 @@ SIDE_BY_SIDE = 3  # challengers that share one start of the incumbent
 SURE, SURE_GAIN = 0.95, 0.05  # foreseen so clearly that it is decided about at once
 BOLD = 0.02  # expected gain of a single change, below which several at once are looked at too
 READY = 0.75  # chance of being better, from which on it is decided about
+LARGE = math.log(1.25)  # a gain or loss that no drift of a machine explains
 _FEW = 3  # values of each knob that are combined in pairs
 _SLIGHT = 0.002  # a gain that is worth carrying into a combination
 _TOGETHER = 0.012  # what a combination should promise
@@ -190,7 +192,16 @@ class Chooser:
 
     def minutes(self, move: Move, incumbent: KnobConfig) -> float:
         """That deciding about it is expected to take."""
-        return 2 * self._time_budget.seconds((incumbent, move.config), self._time_budget.readings(move.config)) / 60
+        configs = self.measured_for(move.config, incumbent)
+        return STARTS * self._time_budget.seconds(configs, self._time_budget.readings(move.config)) / 60
+
+    def measured_for(self, config: KnobConfig, incumbent: KnobConfig) -> tuple[KnobConfig, ...]:
+        """Return what is started to decide about it: the best so far is measured again only beside a small gain."""
+        known = self._book.counted_starts(incumbent) >= STARTS or not self._book.rounds  # the baseline's come first
+        return (config,) if known and self.is_large(config, incumbent) else (incumbent, config)
+
+    def is_large(self, config: KnobConfig, incumbent: KnobConfig) -> bool:
+        return abs(self._book.surrogate.mean_gain(config, incumbent)) >= LARGE
 
     def owe(self, config: KnobConfig, names: Sequence[str], *, looks: int) -> bool:
         """On a ladder a peak is believed only beside neighbours that were looked at as often as it was."""
@@ -203,11 +214,16 @@ class Chooser:
                     self._owed.append(beside)
         return bool(self._owed)
 
+    def moved(self, incumbent: KnobConfig, changes: Sequence[KnobChange]) -> None:
+        """What was owed from the place before is owed from here; so are the neighbours on the ladders just climbed."""
+        self._owed = [config.turned({change.knob: change.after for change in changes}) for config in self._owed]
+        self.owe(incumbent, [change.knob for change in changes], looks=1)
+
     def is_promising(self, belief: Belief) -> bool:
         return belief.mean >= self.grain.worth and belief.chance >= READY
 
     def _chosen(self, moves: Sequence[Move]) -> Move | tuple[KnobConfig, ...]:
-        if moves and not self._owed and self._is_decidable(moves[0]):
+        if moves and (not self._owed or moves[0].hope >= LARGE) and self._is_decidable(moves[0]):
             move, looks = moves[0], self._book.counted_starts(moves[0].config)
             if move.kind != "single" or not looks or not self.owe(move.config, [move.changes[0].knob], looks=looks):
                 return move

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from skep.stats.sequential import MeasurementNoise, SequentialTest, SequentialVerdict
-from skep.tuner.candidates import CURVE_SHARE, Chooser, Grain, Move, TimeBudget, curve_levels
+from skep.tuner.candidates import CURVE_SHARE, STARTS, Chooser, Grain, Move, TimeBudget, curve_levels
 from skep.tuner.failures import apply_remedy
 from skep.tuner.measurements import Measurements, nearness, over_limit, paired, speed, typical
 from skep.tuner.predictions import Predictor
@@ -39,7 +39,6 @@ from skep.tuner.records import (
 )
 from skep.tuner.summary import limit_words, speed_words
 
-STARTS = 2  # of either side, before anything is accepted or nothing could be read
 _FAR = 1.1  # times a limit: clear after one start
 _LATE_NOISE = 0.08  # of percentiles of a reading, until something better is known
 
@@ -62,6 +61,7 @@ class ConfigTrial:
         self._near = SequentialTest(late, rounds=grain.rounds, worth=grain.worth)
         self.verdict = SequentialVerdict.OPEN
         self.late = False
+        self.alone = False  # held against earlier starts of the incumbent: the gain is larger than any drift
 
     @property
     def over_limits(self) -> tuple[float, float]:
@@ -150,6 +150,7 @@ class KnobSearch:
             return self._close("no promising change is left")
         if isinstance(chosen, Move):
             self._trial = self._trial_of(chosen.config, self.chooser.grain)
+            self._trial.alone = len(self.chooser.measured_for(chosen.config, self.incumbent)) == 1
             return self._confirm(self._trial)
         while chosen and not self._affords((self.incumbent, *chosen), SCREENED):
             chosen = chosen[:-1]
@@ -159,10 +160,12 @@ class KnobSearch:
         return MeasureRequest((self.incumbent, *chosen), SCREENED, "screen", words)
 
     def _confirm(self, trial: ConfigTrial) -> BenchRequest | None:
-        configs, readings = (self.incumbent, trial.config), self.time_budget.readings(trial.config)
+        configs = (trial.config,) if trial.alone else (self.incumbent, trial.config)
+        readings = self.time_budget.readings(trial.config)
         if not self._affords(configs, readings):
             return self._out_of_time(trial, "time ran out before it was decided")
-        words = f"{changes_words(trial.config, self.incumbent)}: start {len(trial.starts) + 1} of each"
+        words = f"{changes_words(trial.config, self.incumbent)}: start {len(trial.starts) + 1}"
+        words += "" if trial.alone else " of each"
         return MeasureRequest(configs, readings, "confirm", words)
 
     def _out_of_time(self, trial: ConfigTrial, why: str) -> BenchRequest | None:
@@ -192,6 +195,9 @@ class KnobSearch:
         if request.purpose == "baseline":
             self._took_baseline(answer)
             return
+        if self._trial is not None and self._trial.alone:
+            earlier = [start for start in self._book.starts(self.incumbent) if start.figures][-STARTS:]
+            answer = replace(answer, starts=(earlier[len(self._trial.starts)], *answer.starts))
         first, *others = answer.starts
         if first.failure is None and request.purpose == "confirm":
             self._took_confirmation(answer)
@@ -256,7 +262,14 @@ class KnobSearch:
             self._trial = None
             self._dead_end(trial, second.failure)
             return
-        if trial.verdict is SequentialVerdict.OPEN:
+        undecided = trial.verdict is SequentialVerdict.OPEN
+        if trial.alone and (
+            not self.chooser.is_large(trial.config, self.incumbent) or (undecided and len(trial.starts) == STARTS)
+        ):
+            self._trial = self._trial_of(trial.config, self.chooser.grain)  # again, side by side
+            self._trial.seconds = trial.seconds
+            return
+        if undecided:
             return
         self._book.noise.add_means(*trial.speeds.round_means, sides=2)
         if trial.verdict is not SequentialVerdict.BETTER:
@@ -283,7 +296,7 @@ class KnobSearch:
         self._note(trial, StageDecision.ACCEPTED, "; ".join(filter(None, (self._said(trial), words))))
         self._before.append(self.incumbent)
         self.incumbent = trial.config
-        self.chooser.owe(self.incumbent, [change.knob for change in trial.changes], looks=1)
+        self.chooser.moved(self.incumbent, trial.changes)
 
     def _turn_down(self, trial: ConfigTrial) -> None:
         self._reject(trial, StageDecision.OVER_LIMIT if trial.late else _TURNED_DOWN[trial.verdict])

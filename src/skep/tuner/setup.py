@@ -45,13 +45,13 @@ from skep.planner.setup import QUANTS, Quant, Rig
 from skep.planner.step import StepTuning as Fitted
 from skep.planner.step import published_constants
 from skep.stats.slo import SloLimits
-from skep.tuner.candidates import CURVE_SHARE
+from skep.tuner.candidates import CURVE_SHARE, STARTS
 from skep.tuner.failures import is_number
 from skep.tuner.knobs import NO_LONGER_TURNED, TuneMachine, apply_config, config_of, quant_of, space_of
 from skep.tuner.predictions import PREDICTED_KNOBS, Predictor
 from skep.tuner.presets import baseline_of, prepared
 from skep.tuner.records import METRICS, Knob, KnobChange, KnobConfig, TuneGoal, Tuning, Value, value_words
-from skep.tuner.search import STARTS, KnobSearch
+from skep.tuner.search import KnobSearch
 from skep.tuner.store import base_of, to_document
 from skep.units import format_seconds, parse_seconds, shortened
 from skep.weights.pull import installed

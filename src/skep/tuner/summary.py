@@ -23,7 +23,7 @@ from skep.tuner.records import (
     Tuning,
     changes_words,
 )
-from skep.units import UNKNOWN, Interval, known, number, printable, shortened
+from skep.units import UNKNOWN, Interval, known, number, one_line
 
 UNITS = {"effective_tok_s": "tok/s", "task_tok_s": "tok/s for each agent", "tok_per_joule": "tok/J"}
 KEPT = (StageDecision.BASELINE, StageDecision.ACCEPTED)
@@ -261,8 +261,3 @@ def share_words(ratio: Interval | None) -> str:
         return "not measured"
     low, middle, high = (100 * (value - 1) for value in (ratio.low, ratio.estimate, ratio.high))
     return f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})"
-
-
-def one_line(text: str, most: int = 300) -> str:
-    """Return one line of what engines and models write: that may be anything."""
-    return shortened(" ".join(printable(text).split()), most)

@@ -17,7 +17,7 @@ import msgspec
 
 from skep.store.database import Store
 from skep.store.records import Index
-from skep.store.rows import StoredAs, insert, insert_all, read
+from skep.store.rows import StoredAs, insert, insert_all, queries, read
 
 MOST_READ, MOST_READ_BYTES = 200, 16_777_216  # results that are in memory at once
 DELETED_AT_ONCE = 2000
@@ -47,18 +47,9 @@ SELECT batches.id, owner, expires_at, detail,
     EXISTS (SELECT 1 FROM batch_events WHERE batch_id = batches.id AND status = 'cancelling') AS cancelling
 FROM batches LEFT JOIN batch_events ON batch_id = batches.id AND status = 'in_progress'
 WHERE batches.id NOT IN ({_ENDED}) ORDER BY batches.number"""  # noqa: S608
-_HELD = """
-SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?)"""
 _FIRST_STAYS = "ON CONFLICT DO NOTHING"
 _DELETE_BEGINNINGS = "DELETE FROM batch_beginnings WHERE batch_id = ? AND idx = ?"
-_PENDING = """
-SELECT idx, custom_id, start, length FROM batch_requests AS request
-WHERE batch_id = ?1 AND NOT EXISTS (SELECT 1 FROM batch_results WHERE batch_id = ?1 AND idx = request.idx)
-ORDER BY idx"""
-_TALLY = """
-SELECT coalesce(sum(ok), 0) AS completed, coalesce(sum(NOT ok), 0) AS failed, sum(prompt_tokens) AS prompt_tokens,
-    sum(cached_tokens) AS cached_tokens, sum(output_tokens) AS output_tokens, sum(reasoning_tokens) AS reasoning_tokens
-FROM batch_results WHERE batch_id = ?"""
+_SQL = queries("skep.gateway.batch")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -171,7 +162,7 @@ class BatchStore:
     def add_file(self, file: StoredFile, *, most_files: float = inf, quota_bytes: float = inf) -> bool:
         """False: its owner would have more than the quota. Looked up in the transaction: others may add files too."""
         with self._store.transaction() as connection:
-            files, taken_bytes = connection.execute(_HELD, (file.owner, file.created_at)).fetchone()
+            files, taken_bytes = connection.execute(_SQL["held"], (file.owner, file.created_at)).fetchone()
             fits = bool(files < most_files and taken_bytes + file.bytes <= quota_bytes)
             if fits:
                 insert(connection, "files", file)
@@ -179,7 +170,7 @@ class BatchStore:
 
     def held(self, owner: str, now: float) -> tuple[int, int]:
         """Return how many files of the owner there are, and their bytes. Those that expired count no more."""
-        (row,) = self._store.read(_HELD, owner, now)
+        (row,) = self._store.read(_SQL["held"], owner, now)
         return row[0], row[1]
 
     def file(self, file_id: str) -> StoredFile | None:
@@ -262,7 +253,7 @@ class BatchStore:
 
     def pending(self, batch_id: str) -> list[BatchRequest]:
         """Return those without a result, in the file's order."""
-        return read(self._store.read(_PENDING, batch_id), BatchRequest)
+        return read(self._store.read(_SQL["pending"], batch_id), BatchRequest)
 
     def lost(self, batch_id: str) -> dict[int, int]:
         """Of requests without a result, by index: how often the process that worked on it died meanwhile."""
@@ -291,7 +282,7 @@ class BatchStore:
             last = rows[-1]["idx"]
 
     def tally(self, batch_id: str) -> BatchCounts:
-        (counts,) = read(self._store.read(_TALLY, batch_id), BatchCounts)
+        (counts,) = read(self._store.read(_SQL["counts"], batch_id), BatchCounts)
         return counts
 
     def forget_ended(self) -> None:
