@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import PurePath
 from typing import Any
 
 _MEMORY = re.compile(r"(?<![0-9.])([0-9]{1,4})[\s-]*gi?b$")
@@ -28,13 +27,6 @@ _DATED = re.compile(r"(?:2[3-9](?:0[1-9]|1[0-2])|v[0-9](?:[._][0-9])?)")  # -250
 def squeeze(name: str) -> str:
     """Two names that differ only in case, spaces, dashes, underscores and dots are the same name."""
     return "".join(c for c in name.casefold() if c.isalnum() or c in "+/")
-
-
-def model_id(name: str) -> str:
-    """Return what clients call it: files and folders by their own name, everything else as it is written."""
-    if name.endswith(".gguf"):
-        return PurePath(name).stem.lower()
-    return PurePath(name).name.lower() if name.startswith(("/", "./", "../", "~")) else name
 
 
 def model_spellings(name: str) -> tuple[str, ...]:

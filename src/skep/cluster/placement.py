@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from skep.catalog.gpus import Device
 from skep.catalog.models import find_pullable
-from skep.catalog.names import model_id
 from skep.catalog.presets import NO_CARDS, Preset
 from skep.cluster import nodes as cluster_nodes
 from skep.cluster.nodes import ClusterSurvey, LeftOut, Node, describe_request, has_words, host_of, left_out_lines
@@ -136,8 +135,8 @@ def kept_launches(settings: Settings, paths: Paths, running: Sequence[Launch]) -
 def _all(settings: Settings, rows: Sequence[Sequence[Launch]]) -> tuple[Launch, ...]:
     """Return the replicas model by model, alternating between the kinds that serve one model; then upstreams."""
     launches: list[Launch] = []
-    for model in dict.fromkeys(model_id(serve.model) for serve in settings.serve):
-        own = [row for serve, row in zip(settings.serve, rows, strict=True) if model_id(serve.model) == model]
+    for model in dict.fromkeys(serve.model_id for serve in settings.serve):
+        own = [row for serve, row in zip(settings.serve, rows, strict=True) if serve.model_id == model]
         for number in range(max(map(len, own))):
             launches += [row[number] for row in own if number < len(row)]
     launches += deploy.remote_launches(settings)
@@ -220,8 +219,8 @@ def _candidates(serve: Serve, stem: str, survey: ClusterSurvey, *, starting: boo
 
 
 def _stem(serve: Serve, settings: Settings) -> str:
-    alike = [other.kind for other in settings.serve if model_id(other.model) == model_id(serve.model)]
-    return deploy.stem_of(serve.model) + (f"-{kind_word(serve.kind)}" if len(alike) > 1 and serve.kind else "")
+    alike = [other.kind for other in settings.serve if other.model_id == serve.model_id]
+    return deploy.stem_of(serve) + (f"-{kind_word(serve.kind)}" if len(alike) > 1 and serve.kind else "")
 
 
 def kind_word(kind: str) -> str:

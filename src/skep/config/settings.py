@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, tzinfo
 from functools import partial
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -167,6 +168,12 @@ class Serve(msgspec.Struct, frozen=True):
     idle_unload_s: Annotated[float | None, _seconds("idle_unload")] = None
     room: str | None = None  # memory it takes, where that cannot be worked out: "8GiB"
     kind: Annotated[str, _HIDDEN] = ""  # of cluster node it was planned for; empty: any
+
+    @property
+    def model_id(self) -> str:
+        """What clients call it: files and folders by their own name, everything else as it is written."""
+        path, is_path = PurePath(self.model), self.model.startswith(("/", "./", "../", "~"))
+        return path.stem.lower() if path.suffix == ".gguf" else path.name.lower() if is_path else self.model
 
 
 def default_context(engine: str) -> int:

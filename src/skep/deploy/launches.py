@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from skep.catalog.gpus import Device, HostFacts
 from skep.catalog.models import checkpoint_of, find_pullable
-from skep.catalog.names import model_id
 from skep.config.keys import has_keys
 from skep.config.settings import OWN_ENGINES, Serve, Settings
 from skep.engines.adapter import adapter_of
@@ -212,7 +211,7 @@ def _launches(
     size = size_of(weights) if weights is not None else None
     launches = []
     for number in range(serve.replicas):
-        name = f"{stem_of(serve.model)}-{number}"
+        name = f"{stem_of(serve)}-{number}"
         launch = launch_of(serve, name, weights, checkpoint, threads=known.get(name, threads))
         port = serve.engine_port + number if serve.engine_port else 0
         launch = replace(launch, port=port, gpus=placed[number] if placed else ())
@@ -224,15 +223,15 @@ def _launches(
     return launches
 
 
-def stem_of(model: str) -> str:
+def stem_of(serve: Serve) -> str:
     """Return the beginning of its replicas' names."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", model_id(model)).strip("-.") or "model"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", serve.model_id).strip("-.") or "model"
 
 
 def launch_of(serve: Serve, name: str, weights: Path | None, checkpoint: str | None, *, threads: int) -> Launch:
     """Return one replica, wherever it runs."""
     alike = {field: getattr(serve, field) for field in _ALIKE}
-    on_demand, model = serve.on_demand and not serve.pinned, model_id(serve.model)
+    on_demand, model = serve.on_demand and not serve.pinned, serve.model_id
     return Launch(
         name=name, model=model, weights=weights, checkpoint=checkpoint, threads=threads, on_demand=on_demand, **alike
     )
@@ -474,7 +473,7 @@ def _commands(serve: Serve) -> list[str]:
     adapter, lines = adapter_of(serve.engine), []
     each = serve.options.cards
     for number in range(serve.replicas):
-        launch = launch_of(serve, f"{stem_of(serve.model)}-{number}", None, weights_named(serve), threads=0)
+        launch = launch_of(serve, f"{stem_of(serve)}-{number}", None, weights_named(serve), threads=0)
         launch = replace(launch, port=serve.engine_port + number if serve.engine_port else 0)
         if serve.gpus:
             launch = replace(launch, gpus=serve.gpus[number * each : (number + 1) * each] or serve.gpus)  # or shared

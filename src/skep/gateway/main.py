@@ -20,7 +20,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
 
 import uvloop
@@ -28,8 +28,6 @@ import uvloop
 from skep import __version__
 from skep.config import gateway_messages as messages
 from skep.gateway.admission import Admission
-from skep.gateway.batch.api import BatchApi
-from skep.gateway.batch.calls import BatchGatewayPort
 from skep.gateway.proxy import HealthLoop, Proxy
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.request_log import Metrics, RequestAccounting, RequestLog
@@ -38,6 +36,9 @@ from skep.wire.json_pipe import JsonPipe
 from skep.wire.prometheus import CONTENT_TYPE, Labels, label_samples
 from skep.wire.server import HttpServer
 from skep.wire.server_request import ServerRequest
+
+if TYPE_CHECKING:
+    from skep.gateway.batch.api import BatchApi
 
 
 def model_document(proxy: Proxy, model: str) -> dict[str, Any]:
@@ -139,6 +140,8 @@ def fill_gauges(metrics: Metrics, admission: Admission, connections: int, lost: 
 
 
 DRAIN_POLL_S = 0.02
+BATCH_ROUTES = [(method, f"/v1/{what}") for method in (b"GET", b"POST") for what in ("files", "batches")]
+BATCH_ROUTES += [(b"GET", "/v1/files/"), (b"DELETE", "/v1/files/"), (b"GET", "/v1/batches/"), (b"POST", "/v1/batches/")]
 PROMETHEUS = (b"content-type", CONTENT_TYPE.encode())
 HTML = (b"content-type", b"text/html; charset=utf-8")
 NO_SCRIPT = (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; img-src data:")
@@ -168,12 +171,24 @@ class Gateway:
         self.proxy.routes[b"GET", "/metrics"] = self._metrics
         self.proxy.routes[b"GET", "/metrics/engines"] = self._engine_metrics
         self._answering: set[asyncio.Task[None]] = set()
-        self.batches: BatchApi | None = None
-        if (places := setup.batches) is not None:
-            port, store, files = BatchGatewayPort(self.proxy), Path(places.store), Path(places.files)
-            self.batches = BatchApi(port, store=store, folder=files, say=self._say, quota_bytes=places.quota_bytes)
-            self.proxy.routes.update(self.batches.routes)
+        self.batches: BatchApi | None = None  # it is loaded with the first request for a file or a batch
+        self._batch_run: asyncio.Task[None] | None = None
+        self._batch_places = setup.batches
+        if setup.batches is not None:
+            self.proxy.routes.update(dict.fromkeys(BATCH_ROUTES, self._first_batch_request))
         self._said = ""
+
+    def _first_batch_request(self, request: ServerRequest) -> None:
+        self._open_batches()
+        asyncio.get_running_loop().call_soon(self.proxy.handle, request)
+
+    def _open_batches(self) -> None:
+        from skep.gateway.batch.api import BatchApi
+
+        assert self._batch_places is not None
+        self.batches = BatchApi(self.proxy, self._batch_places, self._say)
+        self.proxy.routes.update(self.batches.routes)
+        self._batch_run = asyncio.create_task(self.batches.run())
 
     def _say(self, text: str) -> None:
         """What is in the way of batches is found again every few seconds, and said once."""
@@ -223,7 +238,8 @@ class Gateway:
 
     async def serve(self, listener: socket.socket, link: JsonPipe[messages.ToGateway]) -> None:
         self.journal.start()
-        batches = asyncio.create_task(self.batches.run()) if self.batches is not None else None
+        if self._batch_places is not None and await asyncio.to_thread(os.path.exists, self._batch_places.files):
+            self._open_batches()  # what an earlier gateway left is taken up at once
         await self.server.listen(listener, self.tls)
         self.proxy.on_wanted = lambda model: link.send(messages.ModelWanted(model))
         link.send(messages.Listening())
@@ -237,9 +253,9 @@ class Gateway:
         finally:
             clock.cancel()
             orders.cancel()
-            if batches is not None:
-                batches.cancel()
-                await asyncio.wait([batches])
+            if self._batch_run is not None:
+                self._batch_run.cancel()
+                await asyncio.wait([self._batch_run])
             self.proxy.abort_requests()
             await self.server.close()
             await self.proxy.close()

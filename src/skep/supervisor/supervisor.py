@@ -15,7 +15,6 @@ import msgspec
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from skep.catalog.names import model_id
 from skep.config.gateway_messages import GatewaySetup, GatewayStatus, LoadFailed, UnloadedModel
 from skep.config.settings import Settings
 from skep.engines.base import Launch
@@ -402,11 +401,11 @@ async def _await_success(task: asyncio.Task[SkepError | None] | None) -> None:
 
 def replicas_of(settings: Settings, model: str) -> list[int]:
     """Return the replicas of the model's [[serve]] tables: one table, or one for each kind of node."""
-    return [serve.replicas for serve in settings.serve if model_id(serve.model) == model]
+    return [serve.replicas for serve in settings.serve if serve.model_id == model]
 
 
 def models_of(settings: Settings) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(model_id(serve.model) for serve in settings.serve))
+    return tuple(dict.fromkeys(serve.model_id for serve in settings.serve))
 
 
 def rescaled(settings: Settings, model: str, replicas: int) -> Iterator[Settings]:
@@ -423,7 +422,7 @@ def rescaled(settings: Settings, model: str, replicas: int) -> Iterator[Settings
     served = settings.serve
     for split in _splits(have, replicas):
         counts = iter(split)
-        tables = (replace(one, replicas=next(counts)) if model_id(one.model) == model else one for one in served)
+        tables = (replace(one, replicas=next(counts)) if one.model_id == model else one for one in served)
         yield replace(settings, serve=tuple(tables))
 
 

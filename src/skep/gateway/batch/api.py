@@ -1,8 +1,7 @@
 """/v1/files and /v1/batches as OpenAI defines them, for the gateway to mount.
 
 The shapes are OpenAI's: https://platform.openai.com/docs/api-reference/batch and /files. Answers are made in threads:
-the store, the disk and a form of many megabytes block, and no token of anybody waits for them. Without a batch or a
-file nothing is opened.
+the store, the disk and a form of many megabytes block, and no token of anybody waits for them.
 """
 
 from __future__ import annotations
@@ -21,11 +20,13 @@ from urllib.parse import parse_qs, unquote
 import msgspec
 from msgspec import Meta
 
+from skep.config.gateway_messages import BatchPlaces
 from skep.errors import SkepError
 from skep.gateway.batch.calls import BatchGatewayPort
 from skep.gateway.batch.files import FileStorage, FormPart, boundary_of, new_file_id, parts_of
 from skep.gateway.batch.runner import BatchRunner
 from skep.gateway.batch.store import BATCH_FILE_S, BatchOrder, BatchStatus, BatchStore, StoredBatch, StoredFile
+from skep.gateway.proxy import Proxy
 from skep.gateway.request_policy import JSON
 from skep.store.database import Store, open_store
 from skep.store.rows import storable
@@ -64,18 +65,15 @@ class BatchApiError(Exception):
 class BatchApi:
     """`routes` by method and path; one that ends with a slash is for all below it."""
 
-    def __init__(
-        self, gateway: BatchGatewayPort, *, store: Path, folder: Path, say: Callable[[str], None], quota_bytes: int
-    ) -> None:
-        self._gateway = gateway
-        self._store_path = store
-        self._room = FileStorage(folder)
+    def __init__(self, proxy: Proxy, places: BatchPlaces, say: Callable[[str], None]) -> None:
+        self._gateway = BatchGatewayPort(proxy)
+        self._store_path = Path(places.store)
+        self._room = FileStorage(Path(places.files))
         self._say = say
-        self._quota_bytes = quota_bytes
+        self._quota_bytes = places.quota_bytes
         self._store: Store | None = None
         self._opening = asyncio.Lock()  # one connection, however many come first
         self._runner: BatchRunner | None = None
-        self._wanted = asyncio.Event()
         self._leaving = False
         self._tasks: asyncio.TaskGroup | None = None
         self.routes: dict[tuple[bytes, str], Route] = {
@@ -93,8 +91,6 @@ class BatchApi:
         """As long as the gateway runs. Batches that an earlier one left are taken up at once."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                if not await asyncio.to_thread(self._room.is_there):
-                    await self._wanted.wait()
                 while not self._leaving:
                     try:
                         store = await self._open()
@@ -115,7 +111,6 @@ class BatchApi:
     def leave(self) -> None:
         """Another gateway takes over: what is out is finished, nothing new is begun."""
         self._leaving = True
-        self._wanted.set()
         if self._runner is not None:
             self._runner.leave()
 
@@ -251,10 +246,9 @@ class BatchApi:
             if isinstance(answer, StoredFile):
                 await self._send_content(request, answer)
                 return
-            if request.method == b"POST" and request.path.startswith("/v1/batches"):
-                self._wanted.set()
-                if self._runner is not None:
-                    self._runner.wake()
+            is_batch = request.method == b"POST" and request.path.startswith("/v1/batches")
+            if is_batch and self._runner is not None:
+                self._runner.wake()
             request.respond(200, [JSON], await asyncio.to_thread(_json, answer))
         except BatchApiError as refusal:
             _refuse(request, refusal)

@@ -40,12 +40,6 @@ class FileStorage:
         self.folder = folder
         self._kept_free_bytes = kept_free_bytes
 
-    def is_there(self) -> bool:
-        """Return whether there ever was a file."""
-        with contextlib.suppress(OSError):
-            return self.folder.exists()
-        return False
-
     def path(self, file_id: str) -> Path:
         assert FILE_ID.fullmatch(file_id), file_id
         return self.folder / file_id
