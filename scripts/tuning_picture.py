@@ -31,9 +31,8 @@ def main() -> None:
         if done.returncode:
             sys.exit(done.stderr)
         with open_store(user_paths(env).store, read_only=True) as store:
-            tunings = TuningStore(store)
-            tuning = tunings.tuning("last")
-            IMAGE.write_text(ladder_picture(tuning, tunings.stages(tuning.id)), encoding="utf-8")
+            found = TuningStore(store).record("last")
+            IMAGE.write_text(ladder_picture(found.tuning, found.stages), encoding="utf-8")
     print(f"{IMAGE.relative_to(ROOT)} written")
 
 
