@@ -173,7 +173,7 @@ class Gateway:
         self._answering: set[asyncio.Task[None]] = set()
         self.batches: BatchApi | None = None  # it is loaded with the first request for a file or a batch
         self._batch_run: asyncio.Task[None] | None = None
-        self._batch_places = setup.batches
+        self._batch_places, self._leaving = setup.batches, False
         if setup.batches is not None:
             self.proxy.routes.update(dict.fromkeys(BATCH_ROUTES, self._first_batch_request))
         self._said = ""
@@ -186,7 +186,7 @@ class Gateway:
         from skep.gateway.batch.api import BatchApi
 
         assert self._batch_places is not None
-        self.batches = BatchApi(self.proxy, self._batch_places, self._say)
+        self.batches = BatchApi(self.proxy, self._batch_places, self._say, leaving=self._leaving)
         self.proxy.routes.update(self.batches.routes)
         self._batch_run = asyncio.create_task(self.batches.run())
 
@@ -284,7 +284,7 @@ class Gateway:
                 drain.cancel()
 
     async def _drain(self, link: JsonPipe[messages.ToGateway], message: messages.AskDrain) -> None:
-        admission = self.proxy.admission
+        admission, self._leaving = self.proxy.admission, True
         if self.batches is not None:
             self.batches.leave()
         if message.hand_over:

@@ -65,7 +65,7 @@ class BatchApiError(Exception):
 class BatchApi:
     """`routes` by method and path; one that ends with a slash is for all below it."""
 
-    def __init__(self, proxy: Proxy, places: BatchPlaces, say: Callable[[str], None]) -> None:
+    def __init__(self, proxy: Proxy, places: BatchPlaces, say: Callable[[str], None], *, leaving: bool) -> None:
         self._gateway = BatchGatewayPort(proxy)
         self._store_path = Path(places.store)
         self._room = FileStorage(Path(places.files))
@@ -74,7 +74,7 @@ class BatchApi:
         self._store: Store | None = None
         self._opening = asyncio.Lock()  # one connection, however many come first
         self._runner: BatchRunner | None = None
-        self._leaving = False
+        self._leaving = leaving  # the next gateway has the batches: this one only answers
         self._tasks: asyncio.TaskGroup | None = None
         self.routes: dict[tuple[bytes, str], Route] = {
             (b"POST", "/v1/files"): self._answers(self._create_file),
