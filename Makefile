@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # -qq: errors only.
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-slow test-package test-web test-ray screenshots test-vllm test-llama-server install install-ray lint fmt docs size surface clean
+.PHONY: help demo test test-slow test-workers test-package test-web test-ray screenshots test-vllm test-llama-server install install-ray lint fmt docs size surface clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -37,6 +37,9 @@ test-slow: $(VENV)/.installed-dev  ## the tests that take many seconds each
 	$(BIN)/skep pull smollm2-135m
 	$(BIN)/skep pull humaneval
 	$(BIN)/pytest -m "slow and not browser and not ray"
+
+test-workers: $(VENV)/.installed-dev  ## the gateway's tests and its endurance run, with four relay workers
+	SKEP_TEST_WORKERS=4 $(BIN)/pytest -n 5 -m "not slow and not browser and not ray" tests/gateway tests/wire
 
 test-package: $(VENV)/.installed  ## build wheel and sdist, install them into an empty environment, and serve with it
 	$(BIN)/python scripts/check_package.py

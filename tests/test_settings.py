@@ -98,6 +98,7 @@ EVERYTHING = {
         "tls_certificate": "cert.pem",
         "tls_key": "/etc/key.pem",
         "store_requests": False,
+        "workers": 4,
     },
     "serve": [{"engine": "fake", "model": "m", "slots": 4, "reserve": 1, "soft_slots": 2, "extra": ["-x"]}],
     "upstream": [{"url": "https://box.example/v1/", "slots": 8, "model": "n", "health_path": "/ping"}],

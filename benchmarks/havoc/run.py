@@ -41,6 +41,7 @@ class Effort:
     silence_s: float = 60.0
     deaf_ms: float = 150.0
     idle_close_s: float = 2.0
+    workers: int = 1  # of the gateway
 
 
 @dataclass(slots=True)
@@ -69,7 +70,8 @@ async def chaos(effort: Effort, seed: int, folder: Path, say: Callable[[str], No
     log, store = folder / "gateway.log", folder / "skep.sqlite3"
     report = Report(seed, effort)
     with contextlib.ExitStack() as stack:
-        door = stack.enter_context(GatewayProcess(log, store=str(store), **calm(effort.pace.scale)))
+        setup = calm(effort.pace.scale)
+        door = stack.enter_context(GatewayProcess(log, store=str(store), workers=effort.workers, **setup))
         hive = Hive(door, make, diet.model)
         stack.callback(hive.close)
         say("starting engines")

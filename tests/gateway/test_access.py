@@ -63,7 +63,8 @@ def test_a_head_that_was_let_in_before_lets_nobody_in_after_its_key_is_gone(serv
 
 
 def test_the_bodies_of_all_requests_together_are_bounded(serving):
-    gateway, _ = serving(server={"body_bytes": MIB, "held_bytes": 2 * MIB})
+    """Of several workers each has its share, and room for two of the largest."""
+    gateway, _ = serving(server={"body_bytes": MIB, "held_bytes": 2 * MIB}, workers=1)
     first, second = (begin(gateway, MIB, sent=PART) for _ in range(2))
     with first, second:
         with begin(gateway, MIB, sent=PART) as third:

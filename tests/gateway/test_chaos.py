@@ -2,9 +2,11 @@
 
 import secrets
 import sys
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import pytest
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -29,10 +31,11 @@ SHORT = Effort(
 )
 
 
-def test_every_request_has_one_end_that_all_accounts_agree_on(tmp_path, capsys):
+@pytest.mark.parametrize("workers", [1, 4])
+def test_every_request_has_one_end_that_all_accounts_agree_on(tmp_path, capsys, workers):
     """Engines die, stall and lie, the table and the settings change, clients leave: nobody is left without a word."""
     seed = secrets.randbelow(1_000_000)
-    report = uvloop.run(chaos(SHORT, seed, tmp_path, print))
+    report = uvloop.run(chaos(replace(SHORT, workers=workers), seed, tmp_path, print))
     assert report.requests > 50
     assert sum(report.havoc.values()) > 5
     failed = [f"{check.name}: {check.detail}" for check in report.checks if not check.ok]

@@ -138,6 +138,7 @@ class GatewaySetup(Struct, frozen=True, tag_field="op", tag="settings"):
     store: str | None = None
     batches: BatchPlaces | None = None
     log: str | None = None
+    workers: int = 1  # processes that carry answers; 1: the deciding one does it itself
 
 
 class ReplicaTable(Struct, frozen=True, tag_field="op", tag="replicas"):

@@ -211,6 +211,7 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     tls_certificate: str | None = None  # both or none
     tls_key: str | None = None
     store_requests: bool = True
+    workers: Annotated[int, Meta(ge=1, le=64)] | None = None  # None: `default_workers`
 
     @property
     def open_to_others(self) -> bool:

@@ -16,6 +16,7 @@ from skep.gateway.replica_table import (
     Action,
     Arrival,
     ConversationAffinity,
+    Event,
     Forward,
     GatewayReplica,
     ModelPool,
@@ -144,6 +145,25 @@ class Admission:
         pool.queue.put(arrival)
         return evicted + self._serve(pool, now)
 
+    def happened(self, event: Event, request_id: str, now: float, flag: bool = False) -> list[Action]:
+        """Call the event's method. `flag`: `complaint` or `counts`, where it has one."""
+        match event:
+            case Event.FINISHED:
+                return self.finished(request_id, now)
+            case Event.ANSWERING:
+                self.answering(request_id, now, complaint=flag)
+                return []
+            case Event.HUNG_UP:
+                return self.hung_up(request_id, now)
+            case Event.TURNED_AWAY:
+                return self.turned_away(request_id, now, complaint=flag)
+            case Event.FAILED:
+                return self.failed(request_id, now, counts=flag)
+            case Event.GAVE_UP:
+                return self.gave_up(request_id, now)
+            case Event.NOT_SENT:
+                return self.not_sent(request_id, now)
+
     def answering(self, request_id: str, now: float, *, complaint: bool = False) -> None:
         """The engine has begun to answer: it surely holds a slot. `complaint`: with a 502, 503 or 504."""
         lease = self._leases.get(request_id)
@@ -180,6 +200,15 @@ class Admission:
         pool = self._models[home.spec.model]
         pool.queue.under_way(lease.entry.flow, -1)
         return self._serve(pool, now)  # a soft limit counts only what is still wanted
+
+    def not_sent(self, request_id: str, now: float) -> list[Action]:
+        """The client had left before the replica was asked: its slot is free. Repeats have no effect."""
+        lease = self._leases.get(request_id)
+        if lease is None:
+            return []
+        self._end(lease)
+        pool = self._models.get(lease.home.spec.model)
+        return self._serve(pool, now) if pool is not None else []
 
     def may_retry(self, request_id: str, now: float) -> bool:
         """Return whether another replica could be tried instead of handing on what this one said."""

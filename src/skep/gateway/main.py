@@ -19,6 +19,7 @@ import ssl
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
@@ -31,7 +32,7 @@ from skep.gateway.admission import Admission
 from skep.gateway.proxy import HealthLoop, Proxy
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.request_log import Metrics, RequestAccounting, RequestLog
-from skep.gateway.request_policy import JSON, RequestRefused
+from skep.gateway.request_policy import BATCH_ROUTES, HEALTH_PATHS, JSON, RequestRefused, answer_health
 from skep.wire.json_pipe import JsonPipe
 from skep.wire.prometheus import CONTENT_TYPE, Labels, label_samples
 from skep.wire.server import HttpServer
@@ -39,6 +40,7 @@ from skep.wire.server_request import ServerRequest
 
 if TYPE_CHECKING:
     from skep.gateway.batch.api import BatchApi
+    from skep.gateway.workers import Workers
 
 
 def model_document(proxy: Proxy, model: str) -> dict[str, Any]:
@@ -82,15 +84,15 @@ def landing_page(models: list[dict[str, Any]], url: str, *, guarded: bool) -> st
     )
 
 
-def status_of(proxy: Proxy, metrics: Metrics, now: float) -> messages.GatewayStatus:
-    """Return the answer to the supervisor."""
+def status_of(proxy: Proxy, metrics: Metrics, relayed: Counter[str], now: float) -> messages.GatewayStatus:
+    """Return the answer to the supervisor. `relayed`: events of streams that workers have under way, by replica."""
     admission, ended = proxy.admission, proxy.accounts.last_ended
     busy = Counter[str]()
     for replica in admission.replicas():
         busy[replica.name] += replica.busy
     # About: of answers that ended their own number, of all others the events that have passed.
     tokens = defaultdict[str, float](float, metrics.output_tokens.by("replica"))
-    for name, events in metrics.counted_tokens.by("replica").items():
+    for name, events in [*metrics.counted_tokens.by("replica").items(), *relayed.items()]:
         tokens[name] += events
     for exchange in proxy.exchanges.values():
         if exchange.granted is not None and exchange.leased:
@@ -140,8 +142,6 @@ def fill_gauges(metrics: Metrics, admission: Admission, connections: int, lost: 
 
 
 DRAIN_POLL_S = 0.02
-BATCH_ROUTES = [(method, f"/v1/{what}") for method in (b"GET", b"POST") for what in ("files", "batches")]
-BATCH_ROUTES += [(b"GET", "/v1/files/"), (b"DELETE", "/v1/files/"), (b"GET", "/v1/batches/"), (b"POST", "/v1/batches/")]
 PROMETHEUS = (b"content-type", CONTENT_TYPE.encode())
 HTML = (b"content-type", b"text/html; charset=utf-8")
 NO_SCRIPT = (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; img-src data:")
@@ -162,8 +162,8 @@ class Gateway:
         self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if setup.tls is not None else None
         if self.tls is not None and setup.tls is not None:
             self.tls.load_cert_chain(setup.tls.certificate, setup.tls.key)
-        for path in ("/health", "/healthz"):
-            self.proxy.open_routes[b"GET", path] = lambda request: request.respond(200, [JSON], b'{"status":"ok"}')
+        for path in HEALTH_PATHS:
+            self.proxy.open_routes[b"GET", path] = answer_health
         self.proxy.open_routes[b"GET", "/"] = self._landing
         for path in ("/v1/models", "/models"):
             self.proxy.routes[b"GET", path] = self._models
@@ -177,6 +177,12 @@ class Gateway:
         if setup.batches is not None:
             self.proxy.routes.update(dict.fromkeys(BATCH_ROUTES, self._first_batch_request))
         self._said = ""
+        self._orders: dict[type, messages.ToGateway] = {messages.GatewaySetup: setup}
+        self.workers: Workers | None = None  # None: this process relays by itself
+        if setup.workers > 1:
+            from skep.gateway.workers import Workers
+
+            self.workers = Workers(self.proxy, setup.workers, lambda: list(self._orders.values()))
 
     def _first_batch_request(self, request: ServerRequest) -> None:
         self._open_batches()
@@ -216,14 +222,27 @@ class Gateway:
             raise RequestRefused("model_not_found", f"the model `{model}` is not served here; known: {known}")
         request.respond(200, [JSON], json.dumps(model_document(self.proxy, model)).encode())
 
-    def _metrics(self, request: ServerRequest) -> None:
+    async def _settle(self) -> None:
+        """Count all requests that have ended."""
+        if self.workers is not None:
+            await self.workers.settle()
         self.accounts.settle()
+
+    def _metrics(self, request: ServerRequest) -> None:
+        self._answer(self._tell_metrics(request))
+
+    async def _tell_metrics(self, request: ServerRequest) -> None:
+        await self._settle()
         lost = {"buffer full": self.journal.dropped, "store": self.journal.unwritten}
-        fill_gauges(self.metrics, self.proxy.admission, len(self.server.open), lost, time.monotonic())
+        connections = len(self.server.open) if self.workers is None else self.workers.open
+        fill_gauges(self.metrics, self.proxy.admission, connections, lost, time.monotonic())
         request.respond(200, [PROMETHEUS], self.metrics.text())
 
     def _engine_metrics(self, request: ServerRequest) -> None:
-        task = asyncio.create_task(self._gather_engine_metrics(request))
+        self._answer(self._gather_engine_metrics(request))
+
+    def _answer(self, answering: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(answering)
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
@@ -240,7 +259,10 @@ class Gateway:
         self.journal.start()
         if self._batch_places is not None and await asyncio.to_thread(os.path.exists, self._batch_places.files):
             self._open_batches()  # what an earlier gateway left is taken up at once
-        await self.server.listen(listener, self.tls)
+        if self.workers is None:
+            await self.server.listen(listener, self.tls)
+        else:
+            await self.workers.listen(listener)
         self.proxy.on_wanted = lambda model: link.send(messages.ModelWanted(model))
         link.send(messages.Listening())
         clock = asyncio.create_task(self.watch.run())
@@ -257,16 +279,29 @@ class Gateway:
                 self._batch_run.cancel()
                 await asyncio.wait([self._batch_run])
             self.proxy.abort_requests()
+            if self.workers is not None:
+                self.workers.order(messages.Exit())
+                await self.workers.close()
             await self.server.close()
             await self.proxy.close()
             self.accounts.settle()
             self.journal.close()
+
+    @property
+    def _busy(self) -> bool:
+        """An answer is under way."""
+        relayed = self.server.active if self.workers is None else self.workers.active
+        return bool(relayed or self.proxy.exchanges or (self.batches and self.batches.busy))
 
     async def _follow(self, link: JsonPipe[messages.ToGateway]) -> None:
         """Carry out the supervisor's messages until it says `exit` or is gone."""
         async with asyncio.TaskGroup() as tasks:
             drains = []
             while (message := await link.receive()) is not None and not isinstance(message, messages.Exit):
+                if isinstance(message, messages.GatewaySetup | messages.ReplicaTable):
+                    self._orders[type(message)] = message
+                if self.workers is not None and not isinstance(message, messages.AskStatus):
+                    self.workers.order(message)  # first: what is decided below is about what they then know
                 match message:
                     case messages.ReplicaTable(replicas, models, dormant):
                         self.proxy.set_replicas(replicas, models, dormant)
@@ -276,24 +311,33 @@ class Gateway:
                         self.proxy.set_policy(message)
                         self.proxy.carry_out(self.proxy.admission.set_limits(message.limits, time.monotonic()))
                     case messages.AskStatus(number):
-                        self.accounts.settle()
-                        link.send(messages.StatusAnswer(number, status_of(self.proxy, self.metrics, time.monotonic())))
+                        tasks.create_task(self._tell_status(link, number))
                     case messages.AskDrain():
                         drains.append(tasks.create_task(self._drain(link, message)))
             for drain in drains:
                 drain.cancel()
 
+    async def _tell_status(self, link: JsonPipe[messages.ToGateway], number: int) -> None:
+        await self._settle()
+        events = Counter[str]()
+        for worker in self.workers.running if self.workers is not None else ():
+            events.update(worker.state.events)
+        status = status_of(self.proxy, self.metrics, events, time.monotonic())
+        link.send(messages.StatusAnswer(number, status))
+
     async def _drain(self, link: JsonPipe[messages.ToGateway], message: messages.AskDrain) -> None:
         admission, self._leaving = self.proxy.admission, True
         if self.batches is not None:
             self.batches.leave()
-        if message.hand_over:
+        if message.hand_over and self.workers is not None:
+            self.workers.stop_accepting()
+        elif message.hand_over:
             self.server.stop_accepting()
         else:
             self.proxy.carry_out(admission.close())
         try:
             async with asyncio.timeout(message.timeout_s):
-                while self.server.active or self.proxy.exchanges or (self.batches and self.batches.busy):
+                while self._busy:
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
             self.proxy.carry_out(admission.close())

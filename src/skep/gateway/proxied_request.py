@@ -11,9 +11,18 @@ from typing import Protocol
 
 from skep.config.gateway_messages import ReplicaSpec, Timeouts
 from skep.gateway.admission import Admission, UnloadedModels
-from skep.gateway.body_inspection import UNKNOWN, Tokens, tokens_of
-from skep.gateway.replica_table import Action, Forward, Reject
-from skep.gateway.request_policy import ERRORS, RequestPlan, error_body, error_event, event_of, rejection, retry_headers
+from skep.gateway.body_inspection import UNKNOWN, Tokens, tokens_of, wants_stream
+from skep.gateway.replica_table import Action, Event, Forward, Reject
+from skep.gateway.request_policy import (
+    ERRORS,
+    STREAM_PATHS,
+    RequestPlan,
+    error_body,
+    error_event,
+    event_of,
+    rejection,
+    retry_headers,
+)
 from skep.wire.client import Call, Pool, WireFailure
 from skep.wire.heads import HOP_BY_HOP, ResponseHead, lines_of, strip_chunk_headers
 from skep.wire.openai import json_object, message_of
@@ -112,6 +121,16 @@ class Exchange:
         self._answer(status, headers, body, action.code.value, [])
 
     @property
+    def loads_model(self) -> bool:
+        """Whether it has its model loaded: only who wants an answer does, not who looks around."""
+        return self.request.method in (b"POST", b"PUT", b"PATCH")
+
+    @property
+    def streams(self) -> bool:
+        """Its client wants a stream of events."""
+        return self.plan.path in STREAM_PATHS and wants_stream(self.request.body)
+
+    @property
     def under_way(self) -> bool:
         """A replica has it."""
         return self._attempt is not None
@@ -139,7 +158,7 @@ class Exchange:
             self.cut("replica_lost", "the replica does not respond")
         else:
             self._break_call()
-            self._proxy.carry_out(self._proxy.admission.gave_up(self.id, time.monotonic()))
+            self._proxy.carry_out(self._happened(Event.GAVE_UP, time.monotonic()))
 
     def check_time(self, now: float) -> None:
         """Called now and then; ends an exchange whose replica takes too long."""
@@ -174,9 +193,9 @@ class Exchange:
         if self.leased:
             if head.status in RETRY_STATUSES and admission.may_retry(self.id, at):
                 self._break_call()
-                self._proxy.carry_out(admission.turned_away(self.id, at, complaint=head.status in ERROR_STATUSES))
+                self._proxy.carry_out(self._happened(Event.TURNED_AWAY, at, flag=head.status in ERROR_STATUSES))
                 return
-            admission.answering(self.id, at, complaint=head.status in ERROR_STATUSES)
+            admission.happened(Event.ANSWERING, self.id, at, head.status in ERROR_STATUSES)
         self.heard_at = at
         self.status = head.status
         if head.memo.note is None:  # the answer's own headers, for the client, and whether it is a stream of events
@@ -219,21 +238,20 @@ class Exchange:
     def on_end(self, at: float) -> None:
         self._attempt = self._call = None
         self.request.on_gone = None
-        self._end("answered", self._proxy.admission.finished(self.id, at) if self.leased else [])
+        self._end("answered", self._proxy.admission.happened(Event.FINISHED, self.id, at) if self.leased else [])
         self.request.finish()  # last: the client's next request may be waiting, and wants what this one had
 
     def on_failure(self, failure: WireFailure, at: float) -> None:
         self._attempt = self._call = None
-        admission = self._proxy.admission
         ours = failure.kind == "protocol"  # we closed, because of what it said: the engine may work on
         if self.begun:
             self._break_off(f"the replica stopped in the middle of its answer: {failure}")
-            self._end("broken", self._give_back() if ours or not self.leased else admission.finished(self.id, at))
+            self._end("broken", self._give_back() if ours or not self.leased else self._happened(Event.FINISHED, at))
         elif self.leased and ours:
-            self._proxy.carry_out(admission.gave_up(self.id, at))
+            self._proxy.carry_out(self._happened(Event.GAVE_UP, at))
         elif self.leased:
             counts = failure.kind != "connect"  # a refused connection costs no attempt: nothing was sent
-            self._proxy.carry_out(admission.failed(self.id, at, counts=counts))
+            self._proxy.carry_out(self._happened(Event.FAILED, at, flag=counts))
         else:
             self.refuse("replica_lost", f"the replica could not be reached: {failure}")
 
@@ -241,7 +259,7 @@ class Exchange:
         """The engine's whole answer is no stream, and the client was promised one."""
         self._attempt = self._call = None
         body = error_body("engine_refused", why, self.plan.path)
-        self._answer(502, [], body, "engine_refused", self._proxy.admission.finished(self.id, at))
+        self._answer(502, [], body, "engine_refused", self._happened(Event.FINISHED, at))
 
     def tokens(self) -> Tokens:
         if self.outcome not in ("answered", "broken", "hung_up") or not self._tail:
@@ -289,7 +307,10 @@ class Exchange:
 
     def _give_back(self) -> list[Action]:
         """The engine may go on for a while: its slot goes into release."""
-        return self._proxy.admission.hung_up(self.id, time.monotonic()) if self.leased else []
+        return self._happened(Event.HUNG_UP, time.monotonic()) if self.leased else []
+
+    def _happened(self, event: Event, at: float, *, flag: bool = False) -> list[Action]:
+        return self._proxy.admission.happened(event, self.id, at, flag)
 
     def _break_off(self, why: str) -> None:
         """The answer began and will not be whole: said inside a stream, by a broken connection elsewhere."""
@@ -302,9 +323,9 @@ class Exchange:
         else:
             self.request.cut()
 
-    def refuse(self, code: str, why: str) -> None:
+    def refuse(self, code: str, why: str, retry_after_s: float | None = None) -> None:
         body, status = error_body(code, why, self.plan.path), ERRORS[code][0]
-        headers = retry_headers(1.0 if status == 429 or status >= 500 else None)
+        headers = retry_headers(retry_after_s or (1.0 if status == 429 or status >= 500 else None))
         self._answer(status, headers, body, code, self._give_back())
 
     def _answer(

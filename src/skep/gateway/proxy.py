@@ -29,7 +29,6 @@ from skep.gateway.body_inspection import (
     NotAnObject,
     inspect_body,
     model_of_form,
-    wants_stream,
     with_model,
 )
 from skep.gateway.proxied_request import Exchange
@@ -37,7 +36,6 @@ from skep.gateway.replica_table import Action, Arrival, Forward, GatewayReplica,
 from skep.gateway.request_log import RequestAccounting
 from skep.gateway.request_policy import (
     ERRORS,
-    STREAM_PATHS,
     RequestPlan,
     RequestRefused,
     batch_plan,
@@ -158,7 +156,7 @@ class Proxy:
         self.carry_out(self.admission.set_replicas(specs, time.monotonic(), models=models))
         for exchange in list(self.exchanges.values()) if self.unloaded.states else ():
             if exchange.model in self.unloaded.states and not exchange.under_way:
-                self._await_load(exchange, time.monotonic())
+                self.await_load(exchange, time.monotonic())
         self.something_left.set()
 
     def load_failed(self, model: str, why: str, retry_after_s: float) -> None:
@@ -172,6 +170,21 @@ class Proxy:
         if len(self._pools) > len(self.admission.replicas()):
             for url in self._pools.keys() - {replica.spec.url for replica in self.admission.replicas()}:
                 self._pools.pop(url).retire()
+
+    def tick(self, now: float) -> None:
+        """Called a few times a second. What one request does to one of these must not stop the clock for all."""
+        try:
+            for exchange in list(self.exchanges.values()):
+                if exchange.aloud:
+                    exchange.send_keepalive(now)
+                if exchange.granted is not None:
+                    if exchange.heard_at > exchange.granted_at:
+                        self.admission.heard(exchange.granted.replica, exchange.heard_at)
+                    exchange.check_time(now)
+            self.retire_unused_pools()
+            self.accounts.settle()
+        except Exception as error:
+            print(f"watch.failed why={error!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
 
     def carry_out(self, actions: list[Action]) -> None:
         for action in actions:
@@ -206,6 +219,11 @@ class Proxy:
         return pool
 
     def ended(self, exchange: Exchange, actions: list[Action]) -> None:
+        self.leave(exchange, actions)
+        self.accounts.ended(exchange, time.monotonic())
+
+    def leave(self, exchange: Exchange, actions: list[Action]) -> None:
+        """Forget an exchange that has ended, and carry out what admission makes of that."""
         del self.exchanges[exchange.id]
         key = exchange.plan.key
         if key is not None:
@@ -219,7 +237,6 @@ class Proxy:
             self.something_left.set()
         if actions:
             self.carry_out(actions)
-        self.accounts.ended(exchange, time.monotonic())
 
     # Inside
 
@@ -295,44 +312,50 @@ class Proxy:
         model, body = self._model(seen, plan, request)
         if not plan.for_clients and model in self._own_models:
             raise owners_path(plan.path)
-        key = plan.key
-        if key is not None and (refusal := self.ring.enter(key.name, time.monotonic())) is not None:
-            raise limit_reached(key.name, refusal.code.value, refusal.retry_after_s)
+        if plan.key is not None:
+            self.charge(plan.key)
         request_id = self._new_id()
         exchange = Exchange(request_id, request, plan, model, body, self)
-        now = exchange.arrived_at
         self.exchanges[request_id] = exchange
-        dormant = self.unloaded.states and model in self.unloaded.states
-        if dormant and self._is_refused(exchange, now):
-            return exchange
-        if plan.light and not dormant:
-            self._submit_without_slot(exchange, now)
-            return exchange
         conversation = seen.conversation if plan.session is None else plan.session
         arrival = Arrival(request_id, model, plan.priority, plan.flow, conversation, len(body), plan.max_wait_s)
+        self.place(exchange, arrival, exchange.arrived_at)
+        return exchange
+
+    def charge(self, key: KeySpec) -> None:
+        """Count a request among those of its key. Raises RequestRefused where the key has reached its limit."""
+        if (refusal := self.ring.enter(key.name, time.monotonic())) is not None:
+            raise limit_reached(key.name, refusal.code.value, refusal.retry_after_s)
+
+    def place(self, exchange: Exchange, arrival: Arrival, now: float) -> None:
+        """Hand a new exchange to admission, or to a replica at once where it takes no slot."""
+        dormant = self.unloaded.states and exchange.model in self.unloaded.states
+        if dormant and self._is_refused(exchange, now):
+            return
+        if exchange.plan.light and not dormant:
+            self._submit_without_slot(exchange, now)
+            return
         may_wait = 1 if dormant else 0  # somebody has to, or it is never loaded
         self.carry_out(self.admission.arrive(arrival, now, may_wait=may_wait))
         if dormant and not exchange.under_way:
-            self._await_load(exchange, now)
-        return exchange
+            self.await_load(exchange, now)
 
     def _is_refused(self, exchange: Exchange, now: float) -> bool:
-        """Its model is not loaded. Only who wants an answer has it loaded; who looks around does not."""
+        """Its model is not loaded."""
         failure = self.unloaded.failure(exchange.model, now)
         if failure is not None:
             exchange.leased = False
             why, retry_after_s = failure
             exchange.reject(Reject(exchange.id, RejectCode.LOAD_FAILED, retry_after_s, why))
-        elif exchange.request.method not in (b"POST", b"PUT", b"PATCH"):
+        elif not exchange.loads_model:
             exchange.leased = False
             exchange.refuse("replica_lost", f"`{exchange.model}` is not loaded; a completion request loads it")
         return exchange.outcome is not None
 
-    def _await_load(self, exchange: Exchange, now: float) -> None:
+    def await_load(self, exchange: Exchange, now: float) -> None:
         if self.unloaded.should_request_load(exchange.model):
             self.on_wanted(exchange.model)
-        streams = exchange.plan.path in STREAM_PATHS and wants_stream(exchange.request.body)
-        if exchange.outcome is None and (exchange.aloud or streams):
+        if exchange.outcome is None and (exchange.aloud or exchange.streams):
             exchange.send_keepalive(now)
 
     def _submit_without_slot(self, exchange: Exchange, now: float) -> None:
@@ -427,7 +450,8 @@ class HealthLoop:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 now = time.monotonic()
-                self._tick(now)
+                proxy.tick(now)
+                proxy.carry_out(admission.tick(now))
                 to_confirm = admission.to_confirm()
                 for spec in to_confirm:
                     self._once(tasks, self._ask_busy, spec)
@@ -438,23 +462,6 @@ class HealthLoop:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CONFIRM_EVERY_S if to_confirm else TICK_S):
                         await proxy.something_left.wait()
-
-    def _tick(self, now: float) -> None:
-        """What one request does to one of these must not stop the clock for all."""
-        proxy = self._proxy
-        try:
-            for exchange in list(proxy.exchanges.values()):
-                if exchange.aloud:
-                    exchange.send_keepalive(now)
-                if exchange.granted is not None:
-                    if exchange.heard_at > exchange.granted_at:
-                        proxy.admission.heard(exchange.granted.replica, exchange.heard_at)
-                    exchange.check_time(now)
-            proxy.retire_unused_pools()
-            proxy.accounts.settle()
-        except Exception as error:
-            print(f"watch.failed why={error!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
-        proxy.carry_out(proxy.admission.tick(now))
 
     def _check_is_due(self, replica: GatewayReplica, now: float) -> bool:
         closed = replica.breaker.state(now) == "closed"

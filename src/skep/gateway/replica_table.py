@@ -18,7 +18,7 @@ import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from math import inf
 from operator import attrgetter
 
@@ -28,8 +28,7 @@ from skep.config.gateway_messages import ReplicaSpec
 from skep.config.keys import Priority
 
 
-@dataclass(slots=True)
-class Arrival:
+class Arrival(msgspec.Struct, array_like=True):
     """A request as far as admission cares. Like `Forward` not frozen: one is made for every request."""
 
     request_id: str
@@ -45,6 +44,18 @@ class Arrival:
     attempts: int = 0
     avoid: str | None = None  # the replica that failed it last
     avoid_until: float = 0.0  # until then it rather waits for another replica
+
+
+class Event(IntEnum):
+    """What becomes of a request, told to `Admission.happened`; it has a method for each."""
+
+    ANSWERING = 0
+    FINISHED = 1
+    HUNG_UP = 2
+    TURNED_AWAY = 3
+    FAILED = 4
+    GAVE_UP = 5
+    NOT_SENT = 6
 
 
 class RejectCode(Enum):

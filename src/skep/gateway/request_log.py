@@ -19,11 +19,10 @@ from typing import Any, Self, TextIO
 from skep.config.keys import Priority
 from skep.errors import SkepError
 from skep.files import RotatingLog
-from skep.gateway.body_inspection import Tokens
 from skep.gateway.proxied_request import Exchange
 from skep.store.database import GATEWAY_COLUMNS, Store, is_about_a_row, is_busy, open_store
 from skep.units import MIB
-from skep.wire.prometheus import Counter, Gauge, Histogram, Labels, Metric, metrics_text
+from skep.wire.prometheus import Counter, Gauge, Histogram, Metric, metrics_text
 from skep.wire.server_request import ServerRequest
 
 NO_REPLICA = ""  # the replica of a request that reached none
@@ -93,61 +92,62 @@ class RequestAccounting:
         unsettled, self._unsettled = self._unsettled, []
         wall = time.time() - time.monotonic()
         for exchange, now in unsettled:
-            self._settle(exchange, now, wall)
+            self.account(row_of(exchange, now, wall), now, exchange.events, exchange.leased)
             exchange.forget()
 
     def refused(self, request_id: str, request: ServerRequest, path: str, status: int, code: str) -> None:
-        """A request that came no further than the border. Strangers' are counted only: rows would fill the disk."""
-        self.metrics.requests.add((UNKNOWN_MODEL, NORMAL, NO_REPLICA, "refused", str(status), code))
-        if code in UNIDENTIFIED:
-            return
-        self._keep((
+        """A request that came no further than the border."""
+        row = (
             request_id, time.time(), path, None, NORMAL, None, None, 0, "refused", status, code, False,
             None, None, 0.0, None, None, None, len(request.body), 0,
-        ))  # fmt: skip
+        )  # fmt: skip
+        self.account(row, time.monotonic(), 0, leased=False)
 
-    def _settle(self, exchange: Exchange, now: float, wall: float) -> None:
-        plan, granted = exchange.plan, exchange.granted
-        arrived_at = exchange.arrived_at
-        total_s = now - arrived_at
-        first_s = exchange.first_at - arrived_at if exchange.first_at is not None else None
-        queued_s = granted.queued_s if granted is not None else None
-        tokens = exchange.tokens()
-        replica = granted.replica.name if granted is not None else None
-        model = exchange.model if replica is not None or self._knows(exchange.model) else UNKNOWN_MODEL
-        labels = (model, plan.label, replica or NO_REPLICA)
-        metrics = self.metrics
+    def account(self, row: Row, now: float, events: int, leased: bool) -> None:
+        """Count a request that ended `now` and keep its row. Strangers' are only counted: rows would fill the disk."""
+        (_, _, _, model, label, _, replica, _, outcome, status, code, streamed, queued_s, first_s, total_s,
+            prompt, cached, output, _, _) = row  # fmt: skip
         if replica is not None:
             self.last_ended[model] = now
-        metrics.requests.add((*labels, exchange.outcome or "", str(exchange.status or ""), exchange.code or ""))
+        elif model is None or not self._knows(model):
+            model = UNKNOWN_MODEL
+        labels = (model, label, replica or NO_REPLICA)
+        metrics = self.metrics
+        metrics.requests.add((*labels, outcome or "", str(status or ""), code or ""))
         if queued_s is not None:
             metrics.queue_wait.observe(labels[:2], queued_s)
             metrics.duration.observe(labels, total_s)
         if first_s is not None:
             metrics.ttft.observe(labels, first_s)
-            if exchange.leased:
-                self._count_tokens(exchange, tokens, labels, total_s - first_s)
-        self._keep((
-            exchange.id, wall + arrived_at, plan.path, exchange.model, plan.label, plan.flow or None, replica,
-            granted.attempt if granted is not None else 0, exchange.outcome, exchange.status, exchange.code,
-            exchange.streamed, queued_s, first_s, total_s, tokens.prompt, tokens.cached, tokens.output,
-            exchange.request_bytes, exchange.response_bytes,
-        ))  # fmt: skip
+        if first_s is not None and leased:
+            if prompt is not None:
+                metrics.prompt_tokens.add(labels, prompt)
+            elif output is None and outcome == "answered" and status == 200:
+                metrics.unknown_tokens.add(labels)
+            if output is None:
+                metrics.counted_tokens.add(labels, events)
+            else:
+                metrics.output_tokens.add(labels, output)
+                if cached is not None:
+                    metrics.cached_tokens.add(labels, cached)
+                if streamed and output > 1 and total_s > first_s:
+                    metrics.token_rate.observe(labels, (output - 1) / (total_s - first_s))
+        if code not in UNIDENTIFIED:
+            self._keep(row)
 
-    def _count_tokens(self, exchange: Exchange, tokens: Tokens, labels: Labels, decode_s: float) -> None:
-        metrics = self.metrics
-        if tokens.prompt is not None:
-            metrics.prompt_tokens.add(labels, tokens.prompt)
-        elif tokens.output is None and exchange.outcome == "answered" and exchange.status == 200:
-            metrics.unknown_tokens.add(labels)
-        if tokens.output is None:
-            metrics.counted_tokens.add(labels, exchange.events)
-            return
-        metrics.output_tokens.add(labels, tokens.output)
-        if tokens.cached is not None:
-            metrics.cached_tokens.add(labels, tokens.cached)
-        if exchange.streamed and tokens.output > 1 and decode_s > 0:
-            metrics.token_rate.observe(labels, (tokens.output - 1) / decode_s)
+
+def row_of(exchange: Exchange, now: float, wall: float) -> Row:
+    plan, granted, arrived_at = exchange.plan, exchange.granted, exchange.arrived_at
+    name, attempt, queued_s = None, 0, None
+    if granted is not None:
+        name, attempt, queued_s = granted.replica.name, granted.attempt, granted.queued_s
+    first_s = exchange.first_at - arrived_at if exchange.first_at is not None else None
+    tokens = exchange.tokens()
+    return (
+        exchange.id, wall + arrived_at, plan.path, exchange.model, plan.label, plan.flow or None, name, attempt,
+        exchange.outcome, exchange.status, exchange.code, exchange.streamed, queued_s, first_s, now - arrived_at,
+        tokens.prompt, tokens.cached, tokens.output, exchange.request_bytes, exchange.response_bytes,
+    )  # fmt: skip
 
 
 MAX_PENDING = 20_000

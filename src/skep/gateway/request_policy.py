@@ -28,6 +28,18 @@ LIGHT, FOR_CLIENTS, STREAM_PATHS = (frozenset(_POLICY["paths"][name]) for name i
 ADMIN = tuple(_POLICY["paths"]["admin"])
 
 
+# What the gateway answers by itself, by method and path; one that ends with a slash is for all below it.
+HEALTH_PATHS = ("/health", "/healthz")
+BATCH_ROUTES = [(method, f"/v1/{what}") for method in (b"GET", b"POST") for what in ("files", "batches")]
+BATCH_ROUTES += [(b"GET", "/v1/files/"), (b"DELETE", "/v1/files/"), (b"GET", "/v1/batches/"), (b"POST", "/v1/batches/")]
+OWN_ROUTES = [(b"GET", path) for path in ("/v1/models", "/v1/models/", "/models", "/models/")]
+OWN_ROUTES += [(b"GET", "/metrics"), (b"GET", "/metrics/engines"), *BATCH_ROUTES]
+
+
+def answer_health(request: ServerRequest) -> None:
+    request.respond(200, [JSON], b'{"status":"ok"}')
+
+
 class RequestRefused(Exception):
     """A request that comes no further than the border. `code` is one of `ERRORS`."""
 

@@ -151,7 +151,7 @@ def print_nodes(found: dict[str, Any]) -> None:
     note(f"Ray {found['ray']}, head at {found['address']}")
 
 
-RESTART_GATEWAY = ("body_limit", "files_quota", "store_requests")
+RESTART_GATEWAY = ("body_limit", "files_quota", "store_requests", "workers")
 WORDS = {
     "added": "started",
     "removed": "stopped after their running requests",

@@ -49,6 +49,7 @@ class RemoteNodes(Protocol):
 
 SLOW_START_S = 1800.0
 SLOW_WARM_UP_S = 600.0
+SLOTS_PER_WORKER, CORES_PER_WORKER = 256, 4
 MOST_FALLBACKS = 5  # changes of a launch before its replica is given up
 
 
@@ -77,19 +78,27 @@ def build_hive(
         log_dir=paths.logs,
         room=machine.room,
         engine_key=engine_key,
-        **_settled(settings, paths),
+        **_settled(settings, paths, default_workers(sum(launch.slots for launch in launches), os.cpu_count() or 1)),
     )
 
 
-def _settled(settings: Settings, paths: Paths) -> dict[str, Any]:
-    """Return what follows from the settings alone. External engines get time: they load a lot and compile kernels."""
+def default_workers(slots: int, cpus: int) -> int:
+    """Return how many processes carry answers: one for every 256 slots, on at most a quarter of the cores."""
+    return max(1, min(-(-slots // SLOTS_PER_WORKER), cpus // CORES_PER_WORKER))
+
+
+def _settled(settings: Settings, paths: Paths, workers: int) -> dict[str, Any]:
+    """Return what follows from the settings alone. External engines get time: they load a lot and compile kernels.
+
+    `workers`: of the gateway, where the settings name no number.
+    """
     patient = any(serve.engine not in OWN_ENGINES for serve in settings.serve)
     policy = RestartPolicy(SLOW_START_S, SLOW_WARM_UP_S) if patient else RestartPolicy()
     start_s = settings.start_deadline_s or policy.start_deadline_s
     fallbacks = MOST_FALLBACKS if settings.fallback else 0
     return {
         "settings": settings,
-        "gateway_setup": gateway_setup(settings, paths),
+        "gateway_setup": replace(gateway_setup(settings, paths), workers=settings.gateway.workers or workers),
         "policy": replace(policy, start_deadline_s=start_s, fallbacks=fallbacks),
         "drain_s": settings.drain_s,
         "monitor_argv": monitor_argv(settings),
@@ -121,7 +130,7 @@ def rebuild_hive(
     kept = {key: getattr(old, key) for key in ("host", "port", "tls_certificate", "tls_key", "api_key")}
     clusters = began.cluster, settings.cluster
     settings = replace(settings, gateway=replace(new, **kept), cluster=began.cluster)
-    parts = _settled(settings, paths)
+    parts = _settled(settings, paths, hive.gateway_setup.workers)
     setup: GatewaySetup = parts["gateway_setup"]
     pairs = {
         "host": (old.host, new.host),
@@ -131,6 +140,7 @@ def rebuild_hive(
         "files_quota": (hive.gateway_setup.batches, setup.batches),
         "cluster": clusters,
         "store_requests": (hive.gateway_setup.store, setup.store),
+        "workers": (hive.gateway_setup.workers, setup.workers),
     }
     locked_out = setup.keys_wanted and not setup.keys and not setup.api_key
     locked = ["no key is left: every request is refused; `skep key add NAME` makes one"] if locked_out else []

@@ -144,6 +144,9 @@ def to_argv(options: dict[str, Any]) -> list[str]:
     return argv
 
 
+WORKERS = "SKEP_TEST_WORKERS"  # relay workers of every gateway that names none; `make test-workers` sets it
+
+
 class GatewayProcess:
     """Listens when constructed; ends with its maker. `python`: another checkout's interpreter, to have its gateway.
 
@@ -163,7 +166,8 @@ class GatewayProcess:
         with log.open("wb") as output, theirs:
             self.process = subprocess.Popen([python, *argv], pass_fds=fds, stderr=output)
         self._lines = self.link.makefile("r")
-        self.send({"op": "settings", **setup})
+        workers = int(os.environ.get(WORKERS, "1"))
+        self.send({"op": "settings", "workers": workers, **setup})
         assert self.read() == {"event": "listening"}
 
     def __enter__(self) -> Self:

@@ -13,7 +13,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import httptools
 from msgspec.structs import replace
@@ -79,8 +79,9 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """A request is being read or answered, or its answer has not left yet."""
-        return self._active is not None or self._in_message or unsent_bytes(self._transport) > 0
+        """It is being opened, a request is being read or answered, or its answer has not left yet."""
+        opening = self._transport is None and not self._ended
+        return opening or self._active is not None or self._in_message or unsent_bytes(self._transport) > 0
 
     def close_when_idle(self) -> None:
         """For a graceful stop: finish what is under way, take nothing new."""
@@ -139,8 +140,8 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        beyond = len(self._open) - self._limits.max_connections
         self._open.add(self)
+        beyond = len(self._open) - 1 - self._limits.max_connections
         if beyond >= SPARE_CONNECTIONS:
             self._transport.abort()
         elif beyond >= 0:
@@ -463,6 +464,7 @@ class HttpServer:
         self.bodies = HeldBodies(max(self.limits.held_bytes, 2 * self.limits.body_bytes))
         self.heads: HeadCache[RequestHead] = HeadCache()
         self._server: asyncio.Server | None = None
+        self._serving = False
 
     def __repr__(self) -> str:
         return f"<HttpServer {len(self.open)} connections, {self.active} active>"
@@ -473,16 +475,34 @@ class HttpServer:
 
     async def listen(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: ServerConnection(self),
-            sock=sock,
-            backlog=1024,
-            ssl=tls,
-            ssl_handshake_timeout=self.limits.head_timeout_s if tls is not None else None,
-            ssl_shutdown_timeout=self.limits.linger_s if tls is not None else None,
+            lambda: ServerConnection(self), sock=sock, backlog=1024, **self._tls_options(tls)
         )
+        self._serving = True
         self._sweep()
 
+    async def serve(self, client: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Serve a connection that somebody else has accepted."""
+        if not self._serving:
+            self._serving = True
+            self._sweep()
+        connection = ServerConnection(self)
+        self.open.add(connection)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, client, **self._tls_options(tls)
+            )
+        except OSError:  # its client has left, or speaks no TLS
+            self.open.discard(connection)
+
+    def _tls_options(self, tls: ssl.SSLContext | None) -> dict[str, Any]:
+        if tls is None:
+            return {}
+        limits = self.limits
+        times = {"ssl_handshake_timeout": limits.head_timeout_s, "ssl_shutdown_timeout": limits.linger_s}
+        return {"ssl": tls, **times}
+
     def stop_accepting(self) -> None:
+        self._serving = False
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -504,5 +524,5 @@ class HttpServer:
         now = time.monotonic()
         for connection in list(self.open):
             connection.sweep(now)
-        if self._server is not None or self.open:
+        if self._serving or self.open:
             asyncio.get_running_loop().call_later(self.limits.sweep_s, self._sweep)

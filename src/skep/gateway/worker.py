@@ -1,0 +1,315 @@
+"""A relay worker: `python -m skep.gateway.worker --link-fd N --accept-fd M --number K`.
+
+Gets connections from the deciding gateway process, reads requests, asks that process for a slot, and carries the
+answer. Decides nothing, keeps nothing: when the link ends, the decider is gone, and so is this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import resource
+import signal
+import socket
+import ssl
+import time
+from collections import Counter
+from functools import partial
+
+import msgspec
+import uvloop
+
+from skep.config import gateway_messages
+from skep.config.gateway_messages import ReplicaSpec, ToGateway
+from skep.config.keys import KeySpec
+from skep.gateway import worker_messages as messages
+from skep.gateway.admission import Admission
+from skep.gateway.proxied_request import Exchange
+from skep.gateway.proxy import TICK_S, Proxy
+from skep.gateway.replica_table import Action, Arrival, Event, Forward, Reject, RejectCode
+from skep.gateway.request_log import Metrics, RequestAccounting, Row
+from skep.gateway.request_policy import HEALTH_PATHS, OWN_ROUTES, answer_health
+from skep.gateway.worker_messages import Happened, MessageSocket, Signal
+from skep.wire.server import HttpServer
+from skep.wire.server_request import ServerRequest
+
+LEAVING_TICK_S = 0.02
+Link = MessageSocket[messages.ToWorker]
+_order = msgspec.json.Decoder(ToGateway)
+
+
+class RemoteAdmission(Admission):
+    """Tells the decider what happens. What it decides comes back as messages, so that no method here returns any."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+        self._served: tuple[str, ...] = ()
+        self.specs: dict[str, ReplicaSpec] = {}
+        self.retriable: set[str] = set()  # requests that another replica could be asked for
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return self._served
+
+    def knows(self, model: str) -> bool:
+        return model in self._served
+
+    def set_replicas(self, specs: tuple[ReplicaSpec, ...], now: float, *, models: tuple[str, ...] = ()) -> list[Action]:  # noqa: ARG002
+        self.specs = {spec.name: spec for spec in specs}
+        self._served = tuple(sorted({spec.model for spec in specs} | {*models}))
+        return []
+
+    def happened(self, event: Event, request_id: str, now: float, flag: bool = False) -> list[Action]:  # noqa: ARG002
+        self._link.send(Happened(event, request_id, flag))
+        return []
+
+    def may_retry(self, request_id: str, now: float) -> bool:  # noqa: ARG002
+        return request_id in self.retriable
+
+    def load_failed(self, model: str, why: str, retry_after_s: float) -> list[Action]:  # noqa: ARG002
+        return []
+
+
+class RemoteAccounting(RequestAccounting):
+    def __init__(self, link: Link) -> None:
+        super().__init__(Metrics(), lambda _row: None, lambda _model: True)
+        self._link = link
+
+    def ended(self, exchange: Exchange, now: float) -> None:
+        """Tell of it at once: a process that is killed takes with it what it has not told."""
+        asyncio.get_running_loop().call_soon(self.settle)
+        super().ended(exchange, now)
+
+    def account(self, row: Row, now: float, events: int, leased: bool) -> None:
+        self._link.send(messages.Accounted(row, now, events, leased))
+
+
+class WorkerProxy(Proxy):
+    def __init__(self, link: Link, setup: gateway_messages.GatewaySetup, number: int) -> None:
+        self.remote = RemoteAdmission(link)
+        super().__init__(self.remote, RemoteAccounting(link), setup)
+        self._link = link
+        self._prefix += f"-{number}"
+        self._own: dict[str, ServerRequest] = {}
+        for path in HEALTH_PATHS:
+            self.open_routes[b"GET", path] = answer_health
+        self.open_routes[b"GET", "/"] = self._ask_decider
+        self.routes.update(dict.fromkeys(OWN_ROUTES, self._ask_decider))
+
+    # What the decider does instead
+
+    def charge(self, key: KeySpec) -> None:
+        """With the arrival."""
+
+    def await_load(self, exchange: Exchange, now: float) -> None:
+        """It says who waits for a model."""
+
+    def place(self, exchange: Exchange, arrival: Arrival, now: float) -> None:  # noqa: ARG002
+        plan = exchange.plan
+        key = plan.key.name if plan.key is not None else None
+        self._link.send(messages.Arrived(arrival, plan.path, key, plan.light, exchange.loads_model))
+
+    def leave(self, exchange: Exchange, actions: list[Action]) -> None:  # noqa: ARG002
+        del self.exchanges[exchange.id]
+        self.remote.retriable.discard(exchange.id)
+        if not exchange.leased:
+            self._link.send(messages.Signalled(exchange.id, Signal.LEFT))
+
+    def retire_unused_pools(self) -> None:
+        used = {spec.url for spec in self.remote.specs.values()}
+        for url in self._pools.keys() - used if len(self._pools) > len(used) else ():
+            granted = (exchange.granted for exchange in self.exchanges.values())
+            if url not in {one.replica.url for one in granted if one is not None}:
+                self._pools.pop(url).retire()
+
+    # What the decider says
+
+    def take(self, message: messages.ToWorker) -> None:
+        if isinstance(message, messages.OwnAnswer):
+            self._answer_own(message)
+            return
+        assert not isinstance(message, messages.Order | messages.Settle)
+        exchange = self.exchanges.get(message.id)
+        if exchange is None:  # its client has left
+            if isinstance(message, messages.Granted):
+                self._link.send(Happened(Event.NOT_SENT, message.id))
+            return
+        match message:
+            case messages.Granted(_, replica, queued_s, attempt, leased, may_retry):
+                exchange.leased = leased
+                if may_retry:
+                    self.remote.retriable.add(exchange.id)
+                exchange.forward(Forward(exchange.id, self.remote.specs[replica], queued_s, attempt))
+            case messages.SlotRejected(_, code, retry_after_s, why):
+                exchange.reject(Reject(exchange.id, RejectCode(code), retry_after_s, why))
+            case messages.Refused(_, code, why, retry_after_s):
+                exchange.refuse(code, why, retry_after_s)
+            case messages.Withdrawn():
+                exchange.abandon_replica()
+            case messages.Waits() if exchange.aloud or exchange.streams:
+                exchange.send_keepalive(time.monotonic())
+
+    def _ask_decider(self, request: ServerRequest) -> None:
+        """Have a request for one of the gateway's own paths answered there."""
+        self.accounts.settle()  # whoever asks for metrics finds the requests it made before
+        request_id = self._new_id()
+        self._own[request_id] = request
+
+        def tell(what: Signal) -> None:
+            self._link.send(messages.Signalled(request_id, what))
+            if what is Signal.GONE:
+                del self._own[request_id]
+
+        request.on_gone, request.on_pause = partial(tell, Signal.GONE), partial(tell, Signal.PAUSED)
+        request.on_resume = partial(tell, Signal.RESUMED)
+        whole = (request.method, request.target, request.headers, request.version, request.keep_alive, request.body)
+        self._link.send(messages.OwnRequest(request_id, *whole))
+        request.drop_body()
+
+    def _answer_own(self, answer: messages.OwnAnswer) -> None:
+        request = self._own.get(answer.id)
+        if request is None:
+            return
+        if answer.data:
+            request.carrier.send(request, answer.data)
+        if answer.ended or answer.cut:
+            del self._own[answer.id]
+            request.on_gone = request.on_pause = request.on_resume = None
+        if answer.cut:
+            request.carrier.abort()
+        elif answer.ended:
+            request.keep_alive = request.keep_alive and answer.keep_alive
+            request.carrier.finished(request)
+
+
+class RelayWorker:
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._link: Link = MessageSocket(messages.ToWorker, self._take, self._end)
+        self._proxy: WorkerProxy | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._taken = 0
+        self._leaving = False
+        self._ended = asyncio.Event()
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    async def run(self, link: socket.socket, door: socket.socket) -> None:
+        await self._link.connect(link)
+        door.setblocking(False)
+        self._door = door
+        asyncio.get_running_loop().add_reader(door, self._accept)
+        clock = asyncio.create_task(self._clock())
+        await self._ended.wait()
+        clock.cancel()
+        if self._proxy is not None:
+            self._proxy.abort_requests()
+            await self._server.close()
+            await self._proxy.close()
+            self._proxy.accounts.settle()
+        self._link.close()
+        await asyncio.sleep(0)
+
+    def _end(self) -> None:
+        self._ended.set()
+
+    def _take(self, message: messages.ToWorker) -> None:
+        if isinstance(message, messages.Order):
+            self._obey(_order.decode(message.message))
+            return
+        assert self._proxy is not None
+        if isinstance(message, messages.Settle):
+            self._proxy.accounts.settle()
+            self._tell_state(message.number)
+        else:
+            self._proxy.take(message)
+
+    def _obey(self, order: ToGateway) -> None:
+        if self._proxy is None:
+            assert isinstance(order, gateway_messages.GatewaySetup)
+            self._set_up(order)
+            return
+        match order:
+            case gateway_messages.GatewaySetup():
+                self._proxy.set_policy(order)
+            case gateway_messages.ReplicaTable(replicas, models, dormant):
+                self._proxy.set_replicas(replicas, models, dormant)
+            case gateway_messages.LoadFailed(model, why, retry_after_s):
+                self._proxy.load_failed(model, why, retry_after_s)
+            case gateway_messages.AskDrain(_, hand_over):
+                self._leaving = True
+                if hand_over:
+                    self._server.stop_accepting()
+            case gateway_messages.Exit():
+                self._end()
+
+    def _set_up(self, setup: gateway_messages.GatewaySetup) -> None:
+        self._proxy = proxy = WorkerProxy(self._link, setup, self._number)
+        share, limits = setup.workers, setup.server
+        shares = {"max_connections": -(-limits.max_connections // share), "held_bytes": limits.held_bytes // share}
+        self._server = HttpServer(proxy.handle, msgspec.structs.replace(limits, **shares), proxy.check_head)
+        if setup.tls is not None:
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._tls.load_cert_chain(setup.tls.certificate, setup.tls.key)
+        gc.freeze()
+        self._tell_state()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                _, fds, _, _ = socket.recv_fds(self._door, 1, 1)
+            except BlockingIOError:
+                return
+            if not fds:
+                self._end()
+                return
+            task = asyncio.create_task(self._serve(socket.socket(fileno=fds[0])))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _serve(self, client: socket.socket) -> None:
+        self._taken += 1
+        await self._server.serve(client, self._tls)
+
+    async def _clock(self) -> None:
+        while True:
+            await asyncio.sleep(LEAVING_TICK_S if self._leaving else TICK_S)
+            if self._proxy is not None:
+                self._proxy.tick(time.monotonic())
+                self._tell_state()
+
+    def _tell_state(self, settled: int = 0) -> None:
+        assert self._proxy is not None
+        heard: dict[str, float] = {}
+        events = Counter[str]()
+        for exchange in self._proxy.exchanges.values():
+            if exchange.granted is not None:
+                name = exchange.granted.replica.name
+                events[name] += exchange.events if exchange.leased else 0
+                if exchange.heard_at > exchange.granted_at:
+                    heard[name] = max(heard.get(name, 0.0), exchange.heard_at)
+        counts = (self._taken, len(self._server.open), self._server.active)
+        self._link.send(messages.WorkerState(*counts, heard, events, settled))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="skep-gateway-worker")
+    for option in ("--link-fd", "--accept-fd", "--number"):
+        parser.add_argument(option, type=int, required=True)
+    args = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # sent to a whole group: the decider says when to end
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+    async def run() -> None:
+        await RelayWorker(args.number).run(socket.socket(fileno=args.link_fd), socket.socket(fileno=args.accept_fd))
+
+    uvloop.run(run())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""What the deciding gateway process and its relay workers say to each other, and the socket that carries it.
+
+Messages of one turn of the event loop leave in one write: a length, then a packed list of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+from msgspec import Struct
+
+from skep.gateway.replica_table import Arrival, Event
+from skep.gateway.request_log import Row
+from skep.wire.heads import Headers
+
+T = TypeVar("T")
+_LENGTH_BYTES = 4
+
+
+class Signal(IntEnum):
+    """How a client takes an answer of the decider's own, and that a request without a slot has ended."""
+
+    GONE = 0
+    PAUSED = 1
+    RESUMED = 2
+    LEFT = 3
+
+
+# From a worker
+
+
+class Arrived(Struct, array_like=True, tag=0):
+    arrival: Arrival
+    path: str
+    key: str | None
+    light: bool
+    loads_model: bool
+
+
+class Happened(Struct, array_like=True, tag=1):
+    """As `Admission.happened` takes it."""
+
+    event: Event
+    id: str
+    flag: bool = False
+
+
+class Accounted(Struct, array_like=True, tag=2):
+    """A request that ended, as `RequestAccounting.account` takes it."""
+
+    row: Row
+    now: float
+    events: int
+    leased: bool
+
+
+class OwnRequest(Struct, array_like=True, tag=3):
+    """A request for one of the gateway's own paths: models, metrics, files, batches."""
+
+    id: str
+    method: bytes
+    target: bytes
+    headers: Headers
+    version: str
+    keep_alive: bool
+    body: bytes
+
+
+class Signalled(Struct, array_like=True, tag=4):
+    id: str
+    signal: Signal
+
+
+class WorkerState(Struct, array_like=True, tag=5):
+    """Told a few times a second, and as the answer to `Settle`."""
+
+    taken: int = 0  # connections so far
+    open: int = 0
+    active: int = 0  # connections with a request under way
+    heard: dict[str, float] = {}  # by replica: when its last byte came
+    events: dict[str, int] = {}  # by replica: of streams under way
+    settled: int = 0
+
+
+FromWorker = Arrived | Happened | Accounted | OwnRequest | Signalled | WorkerState
+
+
+# To a worker
+
+
+class Granted(Struct, array_like=True, tag=0):
+    id: str
+    replica: str
+    queued_s: float
+    attempt: int
+    leased: bool
+    may_retry: bool
+
+
+class SlotRejected(Struct, array_like=True, tag=1):
+    """By admission; `code` is one of `RejectCode`."""
+
+    id: str
+    code: str
+    retry_after_s: float | None
+    why: str | None
+
+
+class Refused(Struct, array_like=True, tag=2):
+    """By the proxy; `code` is one of `ERRORS`."""
+
+    id: str
+    code: str
+    why: str
+    retry_after_s: float | None = None
+
+
+class Withdrawn(Struct, array_like=True, tag=3):
+    id: str
+
+
+class Waits(Struct, array_like=True, tag=4):
+    """Its model is being loaded: if it is a stream, it gets comments."""
+
+    id: str
+
+
+class OwnAnswer(Struct, array_like=True, tag=5):
+    id: str
+    data: bytes
+    ended: bool = False
+    keep_alive: bool = True
+    cut: bool = False
+
+
+class Order(Struct, array_like=True, tag=6):
+    """A message of the supervisor's, for every worker."""
+
+    message: bytes  # JSON, as the supervisor sends it
+
+
+class Settle(Struct, array_like=True, tag=7):
+    number: int
+
+
+ToWorker = Granted | SlotRejected | Refused | Withdrawn | Waits | OwnAnswer | Order | Settle
+
+
+class MessageSocket(asyncio.Protocol, Generic[T]):
+    """`take` gets each message, `on_lost` is called once when the other process is gone."""
+
+    def __init__(self, kind: Any, take: Callable[[T], None], on_lost: Callable[[], None]) -> None:
+        self._decode = cast("Callable[[memoryview], list[T]]", msgspec.msgpack.Decoder(list[kind]).decode)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._take = take
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._unsent: list[Struct] = []
+        self._unread = bytearray()
+
+    async def connect(self, sock: socket.socket) -> None:
+        await self._loop.create_unix_connection(lambda: self, sock=sock)
+
+    def send(self, message: Struct) -> None:
+        """Leaves with the others of this turn of the loop; dropped where the other process is gone."""
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(message)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    def _flush(self) -> None:
+        if self._unsent and self._transport is not None:
+            packed = self._encode(self._unsent)
+            self._transport.write(len(packed).to_bytes(_LENGTH_BYTES) + packed)
+        self._unsent = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        unread = self._unread
+        unread += data
+        begin, whole = 0, len(unread)
+        while whole - begin >= _LENGTH_BYTES:
+            end = begin + _LENGTH_BYTES + int.from_bytes(unread[begin : begin + _LENGTH_BYTES])
+            if end > whole:
+                break
+            for message in self._decode(memoryview(bytes(unread[begin + _LENGTH_BYTES : end]))):
+                self._take(message)
+            begin = end
+        del unread[:begin]
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._transport = None
+        self._on_lost()

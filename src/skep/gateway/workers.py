@@ -1,0 +1,350 @@
+"""Relay workers as the deciding gateway process sees them: it starts them, accepts connections and hands each to the
+worker with the fewest, and decides for their requests as for its own.
+
+A worker that dies gives back its slots, and another one is started. Requests for the gateway's own paths come here
+whole, and their answers go back as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from subprocess import DEVNULL
+from typing import Any, ClassVar
+
+from skep.gateway import worker_messages as messages
+from skep.gateway.proxied_request import Exchange, Piece
+from skep.gateway.proxy import Proxy
+from skep.gateway.replica_table import Action, Event, Forward, Reject
+from skep.gateway.request_policy import RequestPlan, RequestRefused
+from skep.gateway.worker_messages import Signal
+from skep.wire.json_pipe import ENCODER
+from skep.wire.server_request import ServerRequest
+
+ACCEPTED_AT_ONCE = 64
+RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
+STABLE_S = 30.0
+END_S = 2.0
+SETTLE_S = 1.0
+
+
+class RelayedRequest(Exchange):
+    """A request whose connections are a worker's: what is decided about it is told to the worker."""
+
+    _tail: ClassVar[deque[Piece]] = deque()  # type: ignore[misc]  # its worker has it
+
+    def __init__(self, worker: Worker, arrived: messages.Arrived, plan: RequestPlan, proxy: Proxy) -> None:
+        self.id, self.model, self.plan = arrived.arrival.request_id, arrived.arrival.model, plan
+        self.worker = worker
+        self.request_bytes = arrived.arrival.prompt_bytes
+        self.arrived_at = self.heard_at = time.monotonic()
+        self._arrived = arrived
+        self._relay = proxy
+
+    @property
+    def loads_model(self) -> bool:
+        return self._arrived.loads_model
+
+    @property
+    def streams(self) -> bool:
+        """Its worker looks."""
+        return True
+
+    def forward(self, action: Forward) -> None:
+        self.granted = self._attempt = action
+        self.granted_at = time.monotonic()
+        may_retry = self._relay.admission.may_retry(self.id, self.granted_at)
+        told = (self.id, action.replica.name, action.queued_s, action.attempt)
+        self.worker.link.send(messages.Granted(*told, self.leased, may_retry))
+
+    def reject(self, action: Reject) -> None:
+        self.worker.link.send(messages.SlotRejected(self.id, action.code.value, action.retry_after_s, action.why))
+        self.end("refused", [])
+
+    def refuse(self, code: str, why: str, retry_after_s: float | None = None) -> None:
+        self.worker.link.send(messages.Refused(self.id, code, why, retry_after_s))
+        self.end("refused", [])
+
+    def send_keepalive(self, now: float) -> None:  # noqa: ARG002
+        self.worker.link.send(messages.Waits(self.id))
+
+    def abandon_replica(self) -> None:
+        self.worker.link.send(messages.Withdrawn(self.id))
+
+    def check_time(self, now: float) -> None:
+        """Its worker does."""
+
+    def cut(self, code: str, why: str) -> None:
+        """Its worker does, which is told to end too."""
+
+    def happened(self, event: Event, actions: list[Action]) -> None:
+        """Carry out what admission makes of an event."""
+        if event in (Event.FINISHED, Event.HUNG_UP):
+            self.end("answered" if event is Event.FINISHED else "hung_up", actions)
+        elif event is not Event.ANSWERING:  # the attempt has failed
+            self._attempt = None
+            self._relay.carry_out(actions)
+
+    def end(self, outcome: str, actions: list[Action]) -> None:
+        """Its worker accounts for it."""
+        self.outcome = outcome
+        self._relay.leave(self, actions)
+
+    def lose(self) -> None:
+        """Its worker is dead, and the client's connection with it. The engine may work on: the slot is released."""
+        self.outcome, self.code = "broken", "stream_cut"
+        admission = self._relay.admission
+        self._relay.ended(self, admission.hung_up(self.id, time.monotonic()) if self.leased else [])
+
+
+class _OwnCarrier:
+    """The connection of a request for an own path, which is a worker's."""
+
+    def __init__(self, worker: Worker, request_id: str) -> None:
+        self._worker, self._id = worker, request_id
+
+    def send(self, request: ServerRequest, data: bytes) -> None:  # noqa: ARG002
+        self._worker.link.send(messages.OwnAnswer(self._id, data))
+
+    def finished(self, request: ServerRequest) -> None:
+        if self._worker.own.pop(self._id, None) is not None:
+            self._worker.link.send(messages.OwnAnswer(self._id, b"", ended=True, keep_alive=request.keep_alive))
+
+    def abort(self) -> None:
+        if self._worker.own.pop(self._id, None) is not None:
+            self._worker.link.send(messages.OwnAnswer(self._id, b"", cut=True))
+
+
+class Worker:
+    """One worker process: carries out what its messages say."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.state = messages.WorkerState()
+        self.passed = 0  # connections handed to it
+        self.own: dict[str, ServerRequest] = {}
+        self.ready, self.gone = asyncio.Event(), asyncio.Event()
+        self.link: messages.MessageSocket[messages.FromWorker] = messages.MessageSocket(
+            messages.FromWorker, self._take, self._lost
+        )
+        self._proxy = proxy
+        self._settling: dict[int, asyncio.Event] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def load(self) -> int:
+        """Connections that it has, those on their way to it included."""
+        return self.state.open + self.passed - self.state.taken
+
+    async def start(self, argv: list[str], number: int) -> None:
+        ours, theirs = socket.socketpair()
+        self._door, their_door = socket.socketpair()
+        self._door.setblocking(False)
+        with theirs, their_door:
+            fds = (theirs.fileno(), their_door.fileno())
+            words = [*argv, "--link-fd", str(fds[0]), "--accept-fd", str(fds[1]), "--number", str(number)]
+            self.process = await asyncio.create_subprocess_exec(*words, pass_fds=fds, stdin=DEVNULL, stdout=DEVNULL)
+        await self.link.connect(ours)
+
+    def hand_over(self, client: socket.socket) -> bool:
+        """False: it takes no connection now."""
+        try:
+            socket.send_fds(self._door, [b"c"], [client.fileno()])
+        except OSError:
+            return False
+        self.passed += 1
+        return True
+
+    async def settle(self) -> None:
+        """Wait until it has told of all requests that have ended by now."""
+        number = next(self._numbers)
+        settled = self._settling[number] = asyncio.Event()
+        self.link.send(messages.Settle(number))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await settled.wait()
+        self._settling.pop(number, None)
+
+    def _take(self, message: messages.FromWorker) -> None:
+        now = time.monotonic()
+        match message:
+            case messages.Happened(event, request_id, flag):
+                self._happened(event, request_id, flag, now)
+            case messages.Arrived():
+                self._arrived(message, now)
+            case messages.Accounted(row, ended_at, events, leased):
+                self._proxy.accounts.account(row, ended_at, events, leased)
+            case messages.WorkerState():
+                self._told(message)
+            case messages.OwnRequest(request_id, method, target, headers, version, keep_alive, body):
+                carrier = _OwnCarrier(self, request_id)
+                request = ServerRequest(carrier, method, target, headers, version, keep_alive=keep_alive, body=body)
+                self.own[request_id] = request
+                self._proxy.handle(request)
+            case messages.Signalled(request_id, signal):
+                self._signal(request_id, signal)
+
+    def _arrived(self, said: messages.Arrived, now: float) -> None:
+        proxy, arrival = self._proxy, said.arrival
+        key = next((key for key in proxy.policy.keys if key.name == said.key), None) if said.key is not None else None
+        try:
+            if key is not None:
+                proxy.charge(key)
+        except RequestRefused as refusal:
+            self.link.send(messages.Refused(arrival.request_id, refusal.code, str(refusal), refusal.retry_after_s))
+            return
+        priority = arrival.priority
+        plan = RequestPlan(None, said.path, b"", key, priority, priority.label, arrival.flow, light=said.light)
+        exchange = proxy.exchanges[arrival.request_id] = RelayedRequest(self, said, plan, proxy)
+        proxy.place(exchange, arrival, now)
+
+    def _happened(self, event: Event, request_id: str, flag: bool, now: float) -> None:
+        """What is told of a request that has ended here meanwhile has no effect."""
+        exchange = self._proxy.exchanges.get(request_id)
+        if isinstance(exchange, RelayedRequest):
+            exchange.happened(event, self._proxy.admission.happened(event, request_id, now, flag))
+        elif event is Event.NOT_SENT:
+            self._proxy.carry_out(self._proxy.admission.happened(event, request_id, now))
+
+    def _told(self, state: messages.WorkerState) -> None:
+        self.state = state
+        self.ready.set()
+        if (settled := self._settling.get(state.settled)) is not None:
+            settled.set()
+        for replica in self._proxy.admission.replicas() if state.heard else ():
+            if replica.name in state.heard:
+                self._proxy.admission.heard(replica.spec, state.heard[replica.name])
+
+    def _signal(self, request_id: str, signal: Signal) -> None:
+        request, exchange = self.own.get(request_id), self._proxy.exchanges.get(request_id)
+        if signal is Signal.LEFT and isinstance(exchange, RelayedRequest):
+            exchange.end("answered", [])
+        if request is None or signal is Signal.LEFT:
+            return
+        if signal is Signal.GONE:
+            del self.own[request_id]
+        told = {Signal.GONE: request.on_gone, Signal.PAUSED: request.on_pause, Signal.RESUMED: request.on_resume}
+        if (tell := told[signal]) is not None:
+            tell()
+
+    def _lost(self) -> None:
+        self.gone.set()
+        self.ready.set()
+        self._door.close()
+        self.state = messages.WorkerState()
+        self.passed = 0
+        for request_id in list(self.own):
+            self._signal(request_id, Signal.GONE)
+        for exchange in list(self._proxy.exchanges.values()):
+            if isinstance(exchange, RelayedRequest) and exchange.worker is self:
+                exchange.lose()
+        for settled in self._settling.values():
+            settled.set()
+
+
+class Workers:
+    """Keeps `count` workers running and hands them the connections of `listener`."""
+
+    def __init__(self, proxy: Proxy, count: int, orders: Callable[[], list[Any]]) -> None:
+        """`orders`: what a new worker has to be told first."""
+        self.running: list[Worker] = []
+        self._proxy, self._count, self._orders = proxy, count, orders
+        self._listener: socket.socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+
+    @property
+    def open(self) -> int:
+        return sum(worker.load for worker in self.running)
+
+    @property
+    def active(self) -> int:
+        """Connections with a request under way, and those that a worker has not taken yet."""
+        return sum(worker.state.active + worker.passed - worker.state.taken for worker in self.running)
+
+    async def listen(self, listener: socket.socket) -> None:
+        """Return once all workers run."""
+        ready = [asyncio.Event() for _ in range(self._count)]
+        self._tasks = [asyncio.create_task(self._keep(number, one)) for number, one in enumerate(ready)]
+        for one in ready:
+            await one.wait()
+        listener.setblocking(False)
+        self._listener = listener
+        self._accept_again()
+
+    def stop_accepting(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener = None
+
+    def order(self, message: Any) -> None:
+        """Pass a message of the supervisor's on to all of them."""
+        order = messages.Order(ENCODER.encode(message))
+        for worker in self.running:
+            worker.link.send(order)
+
+    async def settle(self) -> None:
+        await asyncio.gather(*(worker.settle() for worker in self.running))
+
+    async def close(self) -> None:
+        self._stopping = True
+        self.stop_accepting()
+        for worker in list(self.running):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_S):
+                    await worker.gone.wait()
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.kill()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep(self, number: int, ready: asyncio.Event) -> None:
+        """Start a worker, and another one whenever it dies."""
+        failures = 0
+        while not self._stopping:
+            started, worker = time.monotonic(), Worker(self._proxy)
+            try:
+                await worker.start([sys.executable, "-m", "skep.gateway.worker"], number)
+                for message in self._orders():
+                    worker.link.send(messages.Order(ENCODER.encode(message)))
+                self.running.append(worker)
+                await worker.ready.wait()
+                if not worker.gone.is_set():
+                    ready.set()
+                    self._accept_again()
+                await worker.gone.wait()
+                self.running.remove(worker)
+                code = await worker.process.wait()
+                if not self._stopping:
+                    print(f"worker.ended number={number} code={code}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
+            except OSError as error:
+                print(f"worker.failed number={number} why={error!r}", file=sys.stderr, flush=True)  # noqa: T201 - the gateway's log
+            failures = 1 if time.monotonic() - started > STABLE_S else failures + 1
+            await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
+
+    def _accept(self) -> None:
+        """A connection goes to the worker with the fewest; while none takes any, they wait to be accepted."""
+        assert self._listener is not None
+        for _ in range(ACCEPTED_AT_ONCE):
+            ready = [worker for worker in self.running if worker.ready.is_set()]
+            if not ready:
+                asyncio.get_running_loop().remove_reader(self._listener)  # until one is
+                return
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            with client:
+                for worker in sorted(ready, key=lambda one: one.load):
+                    if worker.hand_over(client):
+                        break
+
+    def _accept_again(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
