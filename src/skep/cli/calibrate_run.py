@@ -23,7 +23,7 @@ from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.report.catalog import print_calibration, print_validation
 from skep.report.terminal import day_and_time, print_list
-from skep.store.database import Store, open_store
+from skep.store.database import Store, open_store, read_store
 from skep.store.records import CalibrationRecord
 from skep.units import format_seconds, number, parse_positive_seconds
 
@@ -128,10 +128,7 @@ def forget_calibration(name: str) -> None:
 
 
 def _kept() -> list[CalibrationRecord]:
-    path = user_paths(os.environ).store
-    if not path.exists():
-        return []
-    with open_store(path, read_only=True) as store:
+    with read_store(user_paths(os.environ).store) as store:
         return store.calibrations()
 
 

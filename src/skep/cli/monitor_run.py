@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -27,7 +27,7 @@ from skep.monitor.history import write_note as store_note
 from skep.monitor.loop import POLL_S, begin_with, log_on_stderr, monitor_pid, probe_by_hand, probe_turns, run_monitor
 from skep.monitor.probe import probe_error
 from skep.monitor.records import DAY_S, ProbeOutcome, ProbeTarget
-from skep.monitor.status import MonitorStatus, export_rows, monitor_status, write_csv, write_json
+from skep.monitor.status import export_rows, monitor_status, write_csv, write_json
 from skep.monitor.store import SeriesStore
 from skep.monitor.targets import add_target as store_target
 from skep.monitor.targets import moment_of, parse_percent, target_document
@@ -35,7 +35,7 @@ from skep.paths import user_paths
 from skep.report.columns import print_records
 from skep.report.hive_text import SAMPLES, TARGETS, WINDOWS, comparison_columns, status_columns
 from skep.report.terminal import day_and_time, note, print_json
-from skep.store.database import open_store
+from skep.store.database import open_store, read_store
 from skep.units import parse_seconds
 
 NOTHING_YET = "`skep monitor add NAME --url URL` adds a target"
@@ -46,9 +46,9 @@ def series_to_read() -> SeriesStore:
     return SeriesStore(existing("there are no targets yet", NOTHING_YET))
 
 
-def series_if_any() -> AbstractContextManager[SeriesStore | None]:
-    """Open the store read-only; None where there is no store yet, and none is made."""
-    return series_to_read() if user_paths(os.environ).store.exists() else nullcontext()
+def series_if_any() -> SeriesStore:
+    """Open the store read-only; empty where there is no store yet, and none is made."""
+    return SeriesStore(read_store(user_paths(os.environ).store))
 
 
 def series_to_write() -> SeriesStore:
@@ -165,7 +165,7 @@ def run_loop(config: Path | None, *, once: bool, quiet: bool, parent_fd: int | N
     if parent_fd is not None and not begin_with(parent_fd, paths, lambda: _hive("status").get("phase")):
         return
     with series_if_any() as series:
-        if parent_fd is None and not (series and series.targets()):
+        if parent_fd is None and not series.targets():
             note(f"there are no targets yet; {NOTHING_YET}, also while this runs")
     run_monitor(settings, paths, log_on_stderr(quiet=quiet), env=os.environ, once=once)
 
@@ -205,7 +205,7 @@ def probe_now(name: str, *, as_json: bool) -> None:
 def show_status(*, as_json: bool) -> None:
     now, pid = time.time(), _loop_pid()
     with series_if_any() as series:
-        found = monitor_status(series, now) if series else MonitorStatus(now)
+        found = monitor_status(series, now)
     if as_json:
         print_json({**found.document(), "loop": {"running": pid is not None, "pid": pid}})
         return
@@ -284,8 +284,7 @@ def _target_of(options: AddTargetOptions) -> ProbeTarget:
 
 def list_targets(*, everyone: bool, as_json: bool) -> None:
     with series_if_any() as series:
-        found = series.targets(removed=everyone) if series else []
-
+        found = series.targets(removed=everyone)
     if as_json:
         print_json([target_document(target) for target in found])
     elif found:

@@ -15,7 +15,7 @@ from skep.paths import user_paths
 from skep.report.stored import drawn
 from skep.report.tables import levels_text, requests_text
 from skep.report.terminal import day_and_time, note, picked, print_list
-from skep.store.database import open_store
+from skep.store.database import read_store
 from skep.store.records import StoredRun
 
 RUN_KEYS = "id kind state created_at ended_at model url requests simulated fingerprint config engine skep_version error"
@@ -41,10 +41,7 @@ def write_reports(run: Sequence[str], output: OutputFile) -> None:
 
 def _runs(limit: int) -> list[tuple[StoredRun, int]]:
     """Return the runs, and how many of the requests of each failed."""
-    path = user_paths(os.environ).store
-    if not path.exists():
-        return []
-    with open_store(path, read_only=True) as store:
+    with read_store(user_paths(os.environ).store) as store:
         return [(run, sum(not row.ok for row in store.requests(run.id))) for run in store.runs(limit)]
 
 

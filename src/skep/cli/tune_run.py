@@ -35,7 +35,7 @@ from skep.report.tuning import (
     took_words,
     tuning_page,
 )
-from skep.store.database import open_store
+from skep.store.database import open_store, read_store
 from skep.tuner.presets import save_best, stage_for, write_preset
 from skep.tuner.records import BenchRequest, ConfigFailure, TuneEvent, TuneStage, changes_words
 from skep.tuner.running import OnEvent, TuningJournal, carry_out, check_machine, logs_folder, machine_for
@@ -246,10 +246,8 @@ def export_tuning(name: str, tuning: str, *, stage: int | None, overwrite: bool)
 
 
 def print_tunings(limit: int, *, as_json: bool) -> None:
-    found: list[TuningRecord] = []
-    if user_paths(os.environ).store.exists():
-        with opened() as tunings:
-            found = tunings.records(limit)
+    with read_store(user_paths(os.environ).store) as store:
+        found = TuningStore(store).records(limit)
     if as_json:
         print_json(documents(LISTED, found))
     elif found:

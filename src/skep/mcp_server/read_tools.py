@@ -22,7 +22,7 @@ from skep.bench.metrics import SweepSummary
 from skep.errors import EndpointError, SkepError, UserError
 from skep.mcp_server.worker import key_of
 from skep.paths import Paths
-from skep.store.database import Store, open_store
+from skep.store.database import Store, open_store, read_store
 from skep.store.records import RunState, StoredRun
 from skep.supervisor.control import NotRunning, ask, socket_of
 from skep.swarm.client import URL_VARIABLE
@@ -70,10 +70,8 @@ class ServerContext(msgspec.Struct, frozen=True):
 
     def newest_runs(self, limit: int) -> list[SwarmRun]:
         """Of swarms; none where nothing has been stored yet."""
-        if not self.paths.store.exists():
-            return []
-        with self.runs() as runs:
-            return runs.runs(limit)
+        with read_store(self.paths.store) as store:
+            return SwarmStore(store).runs(limit)
 
 
 if TYPE_CHECKING:
@@ -185,10 +183,8 @@ class ReadTools:
     def benchmarks(self, limit: Annotated[int, Field(ge=1, le=50)] = 10) -> Answer:
         """List the newest stored benchmark runs of this machine, without those of tunings: id, model, best measured
         speed. `benchmark` returns one run in full."""
-        runs: list[Answer] = []
-        if self._place.paths.store.exists():
-            with self._place.reading() as store:
-                runs = [_benchmark(store, run, best=True) for run in islice(_own(store), limit)]
+        with read_store(self._place.paths.store) as store:
+            runs = [_benchmark(store, run, best=True) for run in islice(_own(store), limit)]
         following = "benchmark(run) returns all levels" if runs else "`skep bench sweep` on the shell makes a run"
         return {"runs": runs, "next": following}
 
@@ -208,11 +204,9 @@ class ReadTools:
 
     def _measured(self, model: str, *, simulated: bool) -> tuple[list[Answer], str | None]:
         """Of the newest finished run of that model whose levels are numbers of agents, simulated as it is itself."""
-        if not self._place.paths.store.exists():
-            return [], None
         from skep.bench.stored_run import JUDGED, TIMED, load_run
 
-        with self._place.reading() as store:
+        with read_store(self._place.paths.store) as store:
             for run in islice(_own(store), LOOKED_AT):
                 fits = run.model == model and run.state is RunState.DONE and run.kind not in (*TIMED, *JUDGED)
                 if fits and run.simulated == simulated:

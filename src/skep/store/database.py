@@ -258,6 +258,23 @@ def open_store(path: Path, *, read_only: bool = False) -> Store:
     return Store(connect(path, read_only=read_only), path, read_only=read_only)
 
 
+def read_store(path: Path) -> Store:
+    """Open for reading. Where there is no file yet none is made, and the store is empty."""
+    if path.exists():
+        return open_store(path, read_only=True)
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    connection.deserialize(_empty_database())
+    return Store(connection, path, read_only=True)
+
+
+@cache
+def _empty_database() -> bytes:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        migrate(connection)
+        return connection.serialize()
+
+
 class Store:
     """Rows are appended and never changed; an ended run takes no more. Only whole runs and old gateway rows go."""
 

@@ -60,7 +60,7 @@ def make_app(site: Site, *, live: Live | None = None, warm: bool = True) -> Star
         from skep.wire.prometheus import CONTENT_TYPE
 
         with site.series() as series:
-            body = b"" if series is None else metrics_page(series, site.clock())
+            body = metrics_page(series, site.clock())
         return Response(body, headers={"content-type": CONTENT_TYPE})
 
     def healthy(_request: Request) -> Response:

@@ -182,23 +182,23 @@ def routes(site: Site) -> list[BaseRoute]:
         with site.store() as store:
             if names := request.query_params.get("runs"):
                 runs = found_runs(store, runs_named(names))
-                assert store is not None
                 if is_csv:
                     return csv_records("compare", COMPARISON_COLUMNS, comparisons_of(store, runs))
                 return json_answer(runs_document(site, store, runs))
-            series = SeriesStore(store) if store else None
+            series = SeriesStore(store)
             asked = _asked(series, read_query(request.query_params, site.clock()))
             if is_csv:
-                return csv_answer("compare", TARGET_CSV_COLUMNS, target_rows(site, series, asked) if series else ())
-            return json_answer(document(site, series, asked) if series else {"targets": [], "pairs": []})
+                return csv_answer("compare", TARGET_CSV_COLUMNS, target_rows(site, series, asked))
+            known = site.paths.store.exists()
+            return json_answer(document(site, series, asked) if known else {"targets": [], "pairs": []})
 
     return [Route("/compare", show), Route("/api/compare.json", as_file), Route("/api/compare.csv", as_file)]
 
 
-def _asked(series: SeriesStore | None, asked: HistoryQuery) -> HistoryQuery:
+def _asked(series: SeriesStore, asked: HistoryQuery) -> HistoryQuery:
     """With targets: those that were named, else the first few that are probed."""
     known = history.known_targets(series, asked)
-    if asked.targets or series is None:
+    if asked.targets:
         return asked
     measured = {key.target for key in series.keys(None)}
     live = [target.name for target in series.targets() if target.name in measured] or known
@@ -208,7 +208,7 @@ def _asked(series: SeriesStore | None, asked: HistoryQuery) -> HistoryQuery:
 def _targets_page(site: Site, asked: HistoryQuery) -> Response:
     with site.series() as series:
         full = _asked(series, asked)
-        if series is None or not full.targets:
+        if not full.targets:
             return page(site, "compare.html", title="Compare", runs=(), asked=full)
         *others, last = asked.targets or ("",)
         title = f"Compare {', '.join(others)} and {last}" if others else "Compare"

@@ -19,7 +19,7 @@ from skep.config.keys import keys_path, read_keys
 from skep.errors import SkepError, UserError
 from skep.monitor.store import SeriesStore
 from skep.paths import LOOPBACK, Paths
-from skep.store.database import Store, open_store
+from skep.store.database import Store, read_store
 from skep.units import UNKNOWN, public_name, public_url
 
 _HIDDEN = object()
@@ -133,25 +133,22 @@ class Site(msgspec.Struct, frozen=True):
     hosts: frozenset[str] | None = None  # names it may be asked by; None: any
 
     @contextmanager
-    def store(self) -> Iterator[Store | None]:
-        """Open for reading, for one request; None: nothing has been stored yet. In public, without what is not."""
-        if not self.paths.store.exists():
-            yield None
-            return
-        with open_store(self.paths.store, read_only=True) as store:
+    def store(self) -> Iterator[Store]:
+        """Open for reading, for one request; empty where nothing is stored yet. In public, without what is not."""
+        with read_store(self.paths.store) as store:
             yield hide_private_columns(store) if self.public else store
 
     @contextmanager
-    def series(self) -> Iterator[SeriesStore | None]:
+    def series(self) -> Iterator[SeriesStore]:
         """The same, for what was watched over time."""
         with self.store() as store:
-            yield None if store is None else SeriesStore(store)
+            yield SeriesStore(store)
 
     def can_compare(self) -> bool:
         """Return whether there are two runs, or two targets, to stand beside each other."""
         try:
             with self.store() as store:
-                return store is not None and bool(store.read(_TWO_OF_SOMETHING)[0][0])
+                return bool(store.read(_TWO_OF_SOMETHING)[0][0])
         except SkepError:
             return False
 

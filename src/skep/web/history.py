@@ -183,9 +183,9 @@ class TargetHistory(msgspec.Struct, frozen=True):
     simulated: float = 0.0  # share of the probes in the window that no model answered
 
 
-def known_targets(series: SeriesStore | None, asked: HistoryQuery) -> list[str]:
+def known_targets(series: SeriesStore, asked: HistoryQuery) -> list[str]:
     """Return all targets. Raise UserError where one that is asked for is not among them."""
-    known = all_targets(series) if series else []
+    known = all_targets(series)
     for name in asked.targets:
         known_target(name, known)
     return known
@@ -405,7 +405,7 @@ def routes(site: Site) -> list[BaseRoute]:
         asked = read_query(request.query_params, site.clock())
         with site.series() as series:
             targets = known_targets(series, asked)
-            if series is None or not targets:
+            if not targets:
                 return page(site, "history.html", targets=(), asked=asked)
             key, keys = chosen_key(series, asked.targets[0], asked.series) if asked.targets else (None, ())
         # All of the page but its parts can be shown before the store is asked for a figure.
@@ -450,8 +450,6 @@ def _parts(site: Site, series: SeriesStore, asked: HistoryQuery, targets: Sequen
 def _views(site: Site, request: Request) -> list[TargetHistory]:
     asked = read_query(request.query_params, site.clock())
     with site.series() as series:
-        if series is None:
-            return []
         targets = known_targets(series, asked)
         return [_completed(site, series, begin(series, asked, name)) for name in asked.targets or targets]
 

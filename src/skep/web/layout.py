@@ -96,7 +96,7 @@ def streamed(site: Site, whole: HTMLResponse, parts: Callable[[Store], Iterator[
         yield before
         try:
             with site.store() as store:
-                for part in parts(store) if store is not None else ():
+                for part in parts(store):
                     yield part.encode()
         except SkepError as error:
             yield _alert("this cannot be shown right now" if site.public else error.message)

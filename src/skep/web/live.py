@@ -68,8 +68,6 @@ def public_alert(alert: dict[str, Any]) -> dict[str, Any]:
 
 def read_monitor(site: Site, now: float) -> MonitorSnapshot:
     with site.series() as series:
-        if series is None:
-            return MonitorSnapshot(fault=None)
         found = tuple(target_statuses(series, now))
         keys = [standing.readings[0].key if standing.readings else None for standing in found]
         spans = [series.spans(key, SpanKind.HOUR, now - WEEK_S, now) if key else () for key in keys]
@@ -85,7 +83,7 @@ def read_monitor(site: Site, now: float) -> MonitorSnapshot:
 def read_ttft(site: Site, now: float) -> dict[str, float] | None:
     """Of streamed answers that ended of late, as the gateway saw them; None: there were none, or it keeps no rows."""
     with site.store() as store:
-        rows = [] if store is None else store.read(_FIRST_BYTES, now - TTFT_WINDOW_S, _MOST_ROWS)
+        rows = store.read(_FIRST_BYTES, now - TTFT_WINDOW_S, _MOST_ROWS)
     ordered = sorted(1000 * float(row[0]) for row in rows)
     if not ordered:
         return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -22,6 +23,14 @@ from skep.web.layout import page
 
 class NotFound(UserError):
     """A run or a tuning that is not in the store. Answered with 404."""
+
+
+@contextmanager
+def or_not_found() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise NotFound(error.message, hint=error.hint) from None
 
 
 def json_answer(document: Any, status: int = 200) -> Response:

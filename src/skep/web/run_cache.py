@@ -284,9 +284,7 @@ def runs_named(names: str) -> list[str]:
     return ids
 
 
-def found_runs(store: Store | None, ids: Sequence[str]) -> list[StoredRun]:
-    if store is None:
-        raise UserError(f"there is no run `{ids[0]}`", hint="no run is stored yet; `skep bench sweep` makes one")
+def found_runs(store: Store, ids: Sequence[str]) -> list[StoredRun]:
     runs = [store.run(name) for name in ids]
     check_drawn_together(runs)
     return runs

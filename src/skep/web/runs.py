@@ -23,7 +23,7 @@ from skep.store.records import RunState, StoredRun
 from skep.web import run_cache
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.responses import NotFound, csv_records, json_answer, report_answer, svg_answer
+from skep.web.responses import csv_records, json_answer, or_not_found, report_answer, svg_answer
 from skep.web.run_cache import MOST_COMPARED, PATIENCE_S, Pictures, RunCache, RunFigures
 
 PAGE = 50
@@ -277,7 +277,6 @@ class RunsPages:
         ids = run_cache.runs_named(request.query_params.get("runs", ""))
         with self.site.store() as store:
             runs = run_cache.found_runs(store, ids)
-            assert store is not None
             drawn = self.pictures.document(store, runs, "svg")
         return svg_answer(drawn, final=all(run.state.is_final for run in runs))
 
@@ -289,8 +288,6 @@ class RunsPages:
         """Return one page of runs with their figures; of all that are asked for, where the figures decide the order."""
         asked = read_query(request.query_params)
         with self.site.store() as store:
-            if store is None:
-                return listed([], asked)
             runs = self.book.runs(store)
             if asked.sort:
                 figures = self.book.figures(store, [run for run in runs if asked.takes(run)], patience_s)
@@ -302,12 +299,8 @@ class RunsPages:
     def _stored(self, name: str) -> Iterator[tuple[Store, StoredRun]]:
         """The run of that name, while the store is open. One that is not there is told as such."""
         with self.site.store() as store:
-            try:
-                if store is None:
-                    raise UserError("there are no runs yet")
+            with or_not_found():
                 run = store.run(name)
-            except UserError as error:
-                raise NotFound(error.message, hint=error.hint) from None
             yield store, run
 
     def _rows(self, found: RunListing) -> str:

@@ -6,23 +6,20 @@ The owner may cancel a run and resume it. None of it is for the public: names of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.errors import UserError
 from skep.report.columns import documents
 from skep.report.svg import alive
 from skep.report.swarm import RUNS, gantt, run_title, swarm_main, swarm_page
-from skep.swarm.records import SwarmRunState
-from skep.swarm.store import MAKES_ONE, NONE_YET, SwarmStore, cancel, resume_in_background
+from skep.swarm.records import SwarmRun, SwarmRunState
+from skep.swarm.store import SwarmStore, cancel, resume_in_background
 from skep.swarm.summary import SwarmStory, account_json, story_of
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.responses import NotFound, csv_records, json_answer, report_answer, svg_answer
+from skep.web.responses import csv_records, json_answer, or_not_found, report_answer, svg_answer
 
 MOST = 200  # that the page lists; JSON and CSV have all
 ENDS_S, BEGINS_S = 10.0, 10.0  # within which the process of a run ends, or is at work
@@ -33,17 +30,14 @@ class SwarmPages:
         self.site = site
 
     def listing(self, _request: Request) -> Response:
-        with self._journal() as swarm:
-            runs = [] if swarm is None else swarm.runs(MOST)
+        runs = self._runs(MOST)
         return page(self.site, "swarms.html", runs=runs, full=len(runs) >= MOST, most=MOST)
 
     def as_json(self, _request: Request) -> Response:
-        with self._journal() as swarm:
-            return json_answer({"runs": documents(RUNS, [] if swarm is None else swarm.runs())})
+        return json_answer({"runs": documents(RUNS, self._runs())})
 
     def as_csv(self, _request: Request) -> Response:
-        with self._journal() as swarm:
-            return csv_records("swarm", RUNS, [] if swarm is None else swarm.runs())
+        return csv_records("swarm", RUNS, self._runs())
 
     def one(self, request: Request) -> Response:
         story = self._story(request)
@@ -77,20 +71,15 @@ class SwarmPages:
             await asyncio.to_thread(resume_in_background, self.site.paths, run, BEGINS_S)
         return RedirectResponse(f"/swarm/{run.id}", 303)
 
-    @contextmanager
-    def _journal(self) -> Iterator[SwarmStore | None]:
+    def _runs(self, limit: int | None = None) -> list[SwarmRun]:
         with self.site.store() as store:
-            yield None if store is None else SwarmStore(store)
+            return SwarmStore(store).runs(limit)
 
     def _story(self, request: Request) -> SwarmStory:
         """Return the run that the address names. One that is not there is told as such."""
-        with self._journal() as swarm:
-            try:
-                if swarm is None:
-                    raise UserError(NONE_YET, hint=MAKES_ONE)
-                return story_of(swarm, swarm.run(request.path_params["id"]), now=self.site.clock())
-            except UserError as error:
-                raise NotFound(error.message, hint=error.hint) from None
+        with self.site.store() as store, or_not_found():
+            swarm = SwarmStore(store)
+            return story_of(swarm, swarm.run(request.path_params["id"]), now=self.site.clock())
 
 
 def _body(story: SwarmStory) -> str:

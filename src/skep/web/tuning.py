@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.errors import UserError
 from skep.report.columns import documents
 from skep.report.svg import alive
 from skep.report.tuning import DASHBOARD, ladder_picture, tuning_banners, tuning_main, tuning_page
@@ -19,7 +18,7 @@ from skep.tuner.records import TuneStage
 from skep.tuner.store import TuningRecord, TuningState, TuningStore, tuning_json
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.responses import NotFound, csv_answer, csv_records, json_answer, report_answer, svg_answer
+from skep.web.responses import csv_answer, csv_records, json_answer, or_not_found, report_answer, svg_answer
 
 MOST = 200  # that the page lists; JSON and CSV have all
 
@@ -93,20 +92,13 @@ class TuningPages:
 
     def _found(self, request: Request, limit: int | None = None) -> list[TuningRecord]:
         with self.site.store() as store:
-            if store is None:
-                return []
             model = request.query_params.get("model", "")
             return [self._labelled(one) for one in TuningStore(store).records(limit, model)]
 
     def _stored(self, request: Request) -> TuningRecord:
         """Return the tuning that the address names. One that is not there is told as such."""
-        with self.site.store() as store:
-            try:
-                if store is None:
-                    raise UserError("there are no tunings yet")
-                return self._labelled(TuningStore(store).record(request.path_params["id"]))
-            except UserError as error:
-                raise NotFound(error.message, hint=error.hint) from None
+        with self.site.store() as store, or_not_found():
+            return self._labelled(TuningStore(store).record(request.path_params["id"]))
 
     def _labelled(self, found: TuningRecord) -> TuningRecord:
         return replace(found, tuning=replace(found.tuning, model=self.site.label(found.tuning.model)))
