@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from operator import itemgetter
@@ -212,69 +213,34 @@ def preset_document(found: Preset) -> dict[str, Any]:
 
 def preset_text(found: Preset, width: int | None = None) -> str:
     """Return a preset in words, its lines broken where the terminal ends; None: nowhere."""
-    lines = []
-    for text, deep in _paragraphs(found):
-        if width is None or text.startswith("  "):
-            lines.append(text)
-            continue
-        lines += [""] if text.startswith("\n") else []
-        lines += wrap(text.strip(), width, subsequent_indent=" " * deep, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(lines)
+    from skep.report.page import render_text
 
-
-def _paragraphs(found: Preset) -> Iterator[tuple[str, int]]:
-    """Yield each with how far its later lines are indented."""
-    yield f"{found.name}: {found.title}", 0
-    for name, value in (*_wants(found), *_flags(found)):
-        yield f"{name:<{_KEY - 1}} {value}", _KEY
-    if stand_in := stand_in_words(found):
-        yield f"\n{stand_in[:1].upper()}{stand_in[1:]}.", 0
-    if found.needs:
-        yield "\nIts figures rest on", 0
-    for need in found.needs:
-        yield f"- {need.id} ({need.kind}): {need.what}: {need.why}", 2
-    yield "\nPublished" if found.published else "\nNo figures are published.", 0
-    ids = [need.id for need in found.needs]
-    for place, figure in enumerate(found.published, start=1):
-        yield f"{place}. {_figure_line(figure, ids)}", 3
-    if found.notes:
-        yield "\nNotes", 0
-    for line in found.notes:
-        yield f"- {line}", 2
-    yield "\nNext", 0
-    for line in _next(found):
-        yield f"  {line}", 0
-    if found.origin != SHIPPED:
-        yield f"\nYour own, from {found.origin}", 0
-
-
-def _wants(found: Preset) -> list[list[str]]:
-    named = " (chosen by skep: the author names none)" if found.stand_in else ""
-    version = f" {found.engine_version}" if found.engine_version else ", version not published"
-    rows = [
-        ["hardware", _hardware(found)],
-        ["engine", f"{found.engine}{version}"],
-        ["model", found.model if found.served_as == found.model else f"{found.model}, served as {found.served_as}"],
-        ["checkpoint", f"{found.checkpoint}{named}"],
-        ["capacity", f"{found.capacity}: {_count(found.replicas, 'replica')} of {_count(found.slots, 'slot')}"],
-        ["context", f"{found.context_tokens:,} tokens a slot" if found.context_tokens else "not published"],
-    ]
-    if found.container is not None:
-        rows.append(["image", found.container.image])
-        rows += [["mount", f"{mount.host} -> {mount.inside}"] for mount in found.container.mounts]
-        rows += [["before", step] for step in found.container.before]
-    return [*rows, ["source", f"{found.source} ({found.date})" if found.date else found.source]]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _flags(found: Preset) -> list[list[str]]:
-    rows = [[name, _setting(value)] for name, value in found.options.given.items()]
     told = {"gpus": found.gpus, "reserve": found.reserve, "threads": found.threads, "extra": found.extra}
-    rows += [[name, _setting(value)] for name, value in told.items() if value]
-    return [*rows, *(["env", f"{name}={value}"] for name, value in found.env)]
+    given = {**found.options.given, **{name: value for name, value in told.items() if value}}
+    text = render_text(
+        "preset.txt",
+        preset=found,
+        hardware=_hardware,
+        settings=[(name, _setting(value)) for name, value in given.items()],
+        stand_in=stand_in_words(found),
+        figure_line=partial(_figure_line, needs=[need.id for need in found.needs]),
+        next=_next(found),
+        shipped=SHIPPED,
+    )
+    if width is None:
+        return text
+    lines = text.split("\n")
+    facts = range(1, lines.index(""))  # a name and its value each
+    return "\n".join(_broken(line, width, _KEY if place in facts else 0) for place, line in enumerate(lines))
+
+
+def _broken(line: str, width: int, deep: int) -> str:
+    """Return a line that goes on `deep` columns from its begin, or below the text of its list entry."""
+    if line.startswith("  "):
+        return line
+    entry = re.match(r"- |\d+\. ", line)
+    indent = " " * (entry.end() if entry and not deep else deep)
+    return "\n".join(wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
 
 
 def _setting(value: Any) -> str:
@@ -311,8 +277,9 @@ def print_calibration(row: CalibrationRecord) -> None:
 
     fitted = fitted_now(row)
     print(f"{row.model} {row.quant}, {row.layout} on {row.rig}, {row.engine}: {fitted}")  # noqa: T201
-    rows = [
-        [
+
+    def cells(level: dict[str, Any]) -> list[Any]:
+        return [
             level["concurrency"],
             level["runs"],
             number(level["task_tok_s"], digits=1),
@@ -324,9 +291,9 @@ def print_calibration(row: CalibrationRecord) -> None:
             number(level["effective_after"], digits=1),
             "" if level["fitted"] else "not fitted",
         ]
-        for level in levels_json(row, fitted)
-    ]
-    print_table(">C|>RUNS|>tok/s EACH|>±|>BEFORE|>AFTER|>OFF|>tok/s ALL|>AFTER ALL|", rows)
+
+    titles = ">C|>RUNS|>tok/s EACH|>±|>BEFORE|>AFTER|>OFF|>tok/s ALL|>AFTER ALL|"
+    print_table(titles, cells, levels_json(row, fitted))
     if (prompts := measured_of(row.document).prompts) is None:
         return
     spread = 100 * prompts.ttft_s.half_width

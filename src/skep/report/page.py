@@ -70,6 +70,13 @@ def render(template: str, **values: Any) -> Markup:
     return Markup(_reports().get_template(template).render(values))  # noqa: S704
 
 
+def render_text(template: str, **values: Any) -> str:
+    """Return plain text for a terminal; a line of a template that has only tags is none of the text."""
+    loader = PackageLoader("skep.report")
+    made = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # noqa: S701
+    return made.get_template(template).render(values).rstrip("\n")
+
+
 def html_table(
     caption: str, columns: Sequence[Column[Record]], records: Sequence[Record], best: Sequence[int] = ()
 ) -> Markup:
