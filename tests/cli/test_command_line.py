@@ -140,7 +140,7 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
 
 def test_brackets_in_a_cell_are_no_markup(capsys):
     """A model or a run may be called `[/x]`; such a cell once ended the command with a traceback."""
-    print_table("NAME|>C", [["[/x] [bold]model[/bold]", "1"]])
+    print_table("NAME|>C", list, [["[/x] [bold]model[/bold]", "1"]])
     assert "[/x] [bold]model[/bold]" in capsys.readouterr().out
 
 

@@ -34,17 +34,12 @@ from skep.report.terminal import note
 
 
 def sweep(context: click.Context, options: SweepOptions) -> None:
-    """Carry out `skep bench sweep --against-preset`."""
+    """Carry out `skep bench sweep --against-preset`. What the user gave stays as it is."""
     if options.against_preset is None:
         raise UserError("--shape-of goes with --against-preset", hint="name the preset whose figure it is")
     sources = {name: context.get_parameter_source(name) for name in context.params}
     own = frozenset(name for name, source in sources.items() if source and source.name == "COMMANDLINE")
-    run_against_command(options, options.against_preset, own)
-
-
-def run_against_command(options: SweepOptions, name: str, own: Collection[str]) -> None:
-    """`own`: options that the user gave, which stay as they are."""
-    found = preset(name, presets_folder(user_paths(os.environ)))
+    found = preset(options.against_preset, presets_folder(user_paths(os.environ)))
     rerun = rerun_of(found, options.shape_of)
     plan = plan_of(rerun_options(options, rerun, own))
     note(*(f"warning: {line}" for line in beforehand(found, options)))

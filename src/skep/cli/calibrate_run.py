@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from skep.errors import UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.report.catalog import print_calibration, print_validation
-from skep.report.terminal import day_and_time, print_list
+from skep.report.terminal import day_and_time, print_list, print_table
 from skep.store.database import Store, open_store, read_store
 from skep.store.records import CalibrationRecord
 from skep.units import format_seconds, number, parse_positive_seconds
@@ -108,7 +109,7 @@ def print_calibrations(*, as_json: bool) -> None:
 
     columns = "CALIBRATION|WHEN|WHERE|MODEL|QUANT|ENGINE|LAYOUT|ON|>STEPS|>FURTHER|>PROMPTS"
     none_yet = "there are no calibrations yet; `skep calibrate` makes one"
-    print_list(_kept(), columns, cells, calibration_json, as_json=as_json, none_yet=none_yet)
+    print_list(_kept(), partial(print_table, columns, cells), calibration_json, as_json=as_json, none_yet=none_yet)
 
 
 def show_calibration(name: str, *, as_json: bool) -> None:

@@ -168,13 +168,11 @@ def run_matrix_command(file: Path, output: OutputFile | None, *, processes: int 
         _write(cells, tables, output)
     if as_json:
         print_json([cell_json(cell) for cell in cells])
-        _fail_for(cells)
-        return
-    for table in tables:
+    for table in () if as_json else tables:
         note(f"\n{table.title}")
         print_records(table.columns, table.records)
         note(*table.notes)
-    for cell in cells:
+    for cell in () if as_json else cells:
         if cell.boot_s is not None:
             note(f"{cell.config.name}: answered {cell.boot_s:.1f} s after its start")
     _fail_for(cells)

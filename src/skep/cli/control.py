@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -161,8 +162,7 @@ def scale(
     if as_json:
         print_json(answer if replicas is not None else answer["models"])
     elif replicas is None:
-        rows = [[row["model"], row["replicas"], row["ready"]] for row in answer["models"]]
-        print_table("MODEL|>REPLICAS|>READY", rows)
+        print_table("MODEL|>REPLICAS|>READY", itemgetter("model", "replicas", "ready"), answer["models"])
     else:
         say_scale(answer, waited=wait)
 

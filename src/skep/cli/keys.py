@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from skep.cli.options import JsonOption, argument, command, group, option
 from skep.paths import user_paths
-from skep.report.terminal import note, print_list
+from skep.report.terminal import note, print_list, print_table
 
 if TYPE_CHECKING:
     from skep.config.keys import KeyEntry
@@ -56,7 +57,8 @@ def list_keys(as_json: JsonOption = False) -> None:
     if warning := loose_mode(path):
         note(f"warning: {warning}")
     none_yet = f"no keys in {path}; `skep key add NAME` makes one"
-    print_list(entries, "NAME|CLASS|>CONCURRENT|RATE|CREATED", _cells, _document, as_json=as_json, none_yet=none_yet)
+    table = partial(print_table, "NAME|CLASS|>CONCURRENT|RATE|CREATED", _cells)
+    print_list(entries, table, _document, as_json=as_json, none_yet=none_yet)
 
 
 def _document(entry: KeyEntry) -> dict[str, Any]:

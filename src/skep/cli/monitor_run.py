@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from skep.monitor.targets import moment_of, parse_percent, target_document
 from skep.paths import user_paths
 from skep.report.columns import print_records
 from skep.report.hive_text import SAMPLES, TARGETS, WINDOWS, comparison_columns, status_columns
-from skep.report.terminal import day_and_time, note, print_json
+from skep.report.terminal import day_and_time, note, print_json, print_list
 from skep.store.database import open_store, read_store
 from skep.units import parse_seconds
 
@@ -285,12 +286,8 @@ def _target_of(options: AddTargetOptions) -> ProbeTarget:
 def list_targets(*, everyone: bool, as_json: bool) -> None:
     with series_if_any() as series:
         found = series.targets(removed=everyone)
-    if as_json:
-        print_json([target_document(target) for target in found])
-    elif found:
-        print_records(TARGETS, found)
-    else:
-        note(f"there are no targets; {NOTHING_YET}")
+    none_yet = f"there are no targets; {NOTHING_YET}"
+    print_list(found, partial(print_records, TARGETS), target_document, as_json=as_json, none_yet=none_yet)
 
 
 def remove_target(name: str) -> None:

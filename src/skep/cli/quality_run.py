@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import get_args
 
 from msgspec.structs import replace
 
 from skep.bench.endpoint import Endpoint
-from skep.bench.session import SessionProgress
 from skep.cli.bench import MixedOptions, QualityOptions
 from skep.cli.options import EndpointOptions, run_measuring
-from skep.cli.sweep import levels_of, meter_for, seed_of
+from skep.cli.sweep import level_view, levels_of, meter_for, seed_of
 from skep.errors import EndpointError, UserError
 from skep.host.facts import read_host
 from skep.paths import user_paths
@@ -24,7 +22,6 @@ from skep.quality.mixed_run import Form, MixedPlan, items_of, run_mixed
 from skep.quality.trial import QualityTrial, TrialPlan
 from skep.quality.trial_figures import LEAST_DELTA, MOST_DELTA, POWER, QualitySummary, outlook
 from skep.report.columns import print_records
-from skep.report.liveview import level_frame, level_lines, progress_view
 from skep.report.mixed import spot_words, tables_of
 from skep.report.quality import (
     exit_code,
@@ -117,17 +114,12 @@ async def measure(plan: TrialPlan, bank: Bank, target: EndpointOptions) -> Quali
         note(f"{endpoint.model}{simulated} at {endpoint.url}: {headline(plan, bank)}")
         note(*outlook(len(bank.items), plan.delta, plan.repeats, available=bank.available))
         meter, told = meter_for(endpoint), level_notes(plan, bank)
-        with open_store(user_paths(os.environ).store) as store, trial_view() as show:
+        with open_store(user_paths(os.environ).store) as store, level_view() as show:
             trial = QualityTrial(plan, bank, endpoint, store, read_host(), Judge(sandbox), show, told, meter)
             return await trial.run()
     finally:
         if sandbox is not None:
             await sandbox.close()
-
-
-def trial_view() -> AbstractContextManager[Callable[[SessionProgress], None]]:
-    """Return a line that redraws itself on a terminal; a line for each stage of a level elsewhere."""
-    return progress_view(level_lines(), level_frame)
 
 
 MOST_REPEATS = 1000
@@ -207,7 +199,7 @@ async def _measured(plan: MixedPlan, endpoint: Endpoint, sandbox: Sandbox) -> Mi
     """An endpoint's fault is kept for the end: other models may have answered."""
     note(f"{endpoint.model}:")
     try:
-        with open_store(user_paths(os.environ).store) as store, trial_view() as show:
+        with open_store(user_paths(os.environ).store) as store, level_view() as show:
             summary = await run_mixed(plan, endpoint, store, read_host(), sandbox, show, meter=meter_for(endpoint))
             rows = [row for row in store.requests(summary.run_id) if row.level]
     except EndpointError as fault:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from skep.bench.stored_run import JUDGED, load_run
@@ -14,7 +15,7 @@ from skep.files import PAGES, OutputFile
 from skep.paths import user_paths
 from skep.report.stored import drawn
 from skep.report.tables import levels_text, requests_text
-from skep.report.terminal import day_and_time, note, picked, print_list
+from skep.report.terminal import day_and_time, note, picked, print_list, print_table
 from skep.store.database import read_store
 from skep.store.records import StoredRun
 
@@ -25,7 +26,7 @@ def print_runs(limit: int, *, as_json: bool) -> None:
     columns = "RUN|WHEN~1|KIND|STATE|MODEL|C~3|>REQUESTS~4|URL~5|NOTE~2"
     none_yet = "no runs yet; `skep bench sweep` makes one"
     document = lambda row: {**picked(row[0], RUN_KEYS), "failed": row[1]}  # noqa: E731
-    print_list(_runs(limit), columns, _run_cells, document, as_json=as_json, none_yet=none_yet)
+    print_list(_runs(limit), partial(print_table, columns, _run_cells), document, as_json=as_json, none_yet=none_yet)
 
 
 def write_reports(run: Sequence[str], output: OutputFile) -> None:

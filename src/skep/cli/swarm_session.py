@@ -37,7 +37,7 @@ from skep.report.swarm import (
     swarm_page,
     task_lines,
 )
-from skep.report.terminal import note, print_json
+from skep.report.terminal import note, print_json, print_list
 from skep.swarm.progress import SwarmProgress, SwarmProgressLines
 from skep.swarm.records import SwarmRun, SwarmRunState, TaskEnding, given_fields
 from skep.swarm.results_file import ResultsPrinter, result_line
@@ -55,12 +55,8 @@ def journal(*, read_only: bool = True) -> Iterator[SwarmStore]:
 
 def print_runs(limit: int, *, as_json: bool) -> None:
     runs = stored_runs(user_paths(os.environ), limit)
-    if as_json:
-        print_json([run_json(run) for run in runs])
-    elif runs:
-        print_capitals(RUNS, runs)
-    else:
-        note(f"{NONE_YET}; {MAKES_ONE}")
+    none_yet = f"{NONE_YET}; {MAKES_ONE}"
+    print_list(runs, partial(print_capitals, RUNS), run_json, as_json=as_json, none_yet=none_yet)
 
 
 def show_run(name: str, price_kwh: float | None, *, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, get_args
@@ -196,30 +196,20 @@ def run_open_command(options: OpenOptions) -> None:
     rates, arrivals, workload = parse_rates(options.rate), options.arrivals, workload_of(options)
     parse_arrivals(arrivals)
     for_s = parse_positive_seconds(options.duration, "--for", "60s")
-    config = {
-        **to_builtins(workload),
-        "rates": rates,
-        "arrivals": arrivals,
-        "for_s": for_s,
-        "runs": options.runs,
-    }
+    timing = {"rates": rates, "arrivals": arrivals, "for_s": for_s, "runs": options.runs}
     names = [f"{one:g}" for one in rates]
 
-    async def run() -> SweepSummary:
-        endpoint = await options.find()
-        note(
-            f"{endpoint.model} at {endpoint.url}: {', '.join(names)} requests per second, "
-            f"{arrivals}, {for_s:g} s each; seed {workload.seed}"
-        )
+    async def prepare(endpoint: Endpoint) -> tuple[list[LevelRun], TaskMaker]:
         maker = await maker_for(workload, endpoint)
         parts = [
             open_part(maker, place, repeat, rate=one, arrivals=arrivals, for_s=for_s)
             for repeat in range(options.runs)
             for place, one in enumerate(rates, start=1)
         ]
-        return await _measure_timed("open", config, options, parts, endpoint, maker)
+        return parts, maker
 
-    show(run_measuring(run), as_json=options.as_json, title="rate /s", names=names)
+    what = f"{', '.join(names)} requests per second, {arrivals}, {for_s:g} s each; seed {workload.seed}"
+    _run_timed("open", {**to_builtins(workload), **timing}, options, what, prepare, title="rate /s", names=names)
 
 
 def run_classes_command(options: ClassesOptions) -> None:
@@ -227,16 +217,13 @@ def run_classes_command(options: ClassesOptions) -> None:
     for_s = parse_positive_seconds(options.duration, "--for", "60s")
     config = {"classes": [to_builtins(one) for one in classes], "for_s": for_s, "runs": runs, "seed": seed}
 
-    async def run() -> SweepSummary:
-        endpoint = await options.find()
-        names = ", ".join(f"{one.name} ({one.shape}, {one.priority})" for one in classes)
-        note(f"{endpoint.model} at {endpoint.url}: {names}; {for_s:g} s, {runs} times; seed {seed}")
+    async def prepare(endpoint: Endpoint) -> tuple[list[LevelRun], TaskMaker]:
         calibration = await calibrate_on(endpoint, None, seed)
         parts = [classes_part(classes, calibration, repeat, seed=seed, for_s=for_s) for repeat in range(runs)]
-        maker = TaskMaker(Workload(seed=seed), calibration)
-        return await _measure_timed("classes", config, options, parts, endpoint, maker)
+        return parts, TaskMaker(Workload(seed=seed), calibration)
 
-    show(run_measuring(run), as_json=options.as_json, title="traffic", names=("all",))
+    kinds = ", ".join(f"{one.name} ({one.shape}, {one.priority})" for one in classes)
+    _run_timed("classes", config, options, f"{kinds}; {for_s:g} s, {runs} times; seed {seed}", prepare)
 
 
 def run_replay_command(options: ReplayOptions) -> None:
@@ -245,17 +232,14 @@ def run_replay_command(options: ReplayOptions) -> None:
     name, speed, max_tokens = options.trace.name, options.speed, options.max_tokens
     config = {"trace": name, "requests": len(items), "speed": speed, "max_tokens": max_tokens, "seed": seed}
 
-    async def run() -> SweepSummary:
-        endpoint = await options.find()
-        timed = f" over {items[-1].at_s:,.0f} s" if items[-1].at_s is not None else ", 16 at a time"
-        note(f"{endpoint.model} at {endpoint.url}: {len(items)} requests of {name}{timed}; seed {seed}")
+    async def prepare(endpoint: Endpoint) -> tuple[list[LevelRun], TaskMaker]:
         needs = any(item.blocks for item in items)
         calibration = await calibrate_on(endpoint, None, seed) if needs else TokenCalibration()
         part = replay_part(items, calibration, seed=seed, default_tokens=max_tokens)
-        maker = TaskMaker(Workload(seed=seed), calibration)
-        return await _measure_timed("replay", config, options, [part], endpoint, maker)
+        return [part], TaskMaker(Workload(seed=seed), calibration)
 
-    show(run_measuring(run), as_json=options.as_json, title="traffic", names=("all",))
+    timed = f" over {items[-1].at_s:,.0f} s" if items[-1].at_s is not None else ", 16 at a time"
+    _run_timed("replay", config, options, f"{len(items)} requests of {name}{timed}; seed {seed}", prepare)
 
 
 def read_mix(path: Path, agents: int | None) -> tuple[TrafficClass, ...]:
@@ -268,21 +252,31 @@ def read_mix(path: Path, agents: int | None) -> tuple[TrafficClass, ...]:
     return classes if agents is None else with_agents(classes, agents)
 
 
-async def _measure_timed(
+def _run_timed(
     kind: str,
     config: dict[str, Any],
     options: TimedOptions,
-    parts: Sequence[LevelRun],
-    endpoint: Endpoint,
-    maker: TaskMaker,
-) -> SweepSummary:
-    what = {key: str(value) for key, value in config.items() if key != "seed"}
-    fingerprint = workload_fingerprint({"kind": kind, "model": endpoint.model, **what})[:16]
-    timeout_s = parse_positive_seconds(options.timeout, "--timeout", "15m")
-    plan = TimedPlan(kind, config, fingerprint, timeout_s, options.store_prompts, options.processes)
-    with open_store(user_paths(os.environ).store) as store, level_view() as progress:
-        meter = meter_for(endpoint)
-        return await run_timed(plan, parts, endpoint, store, read_host(), maker, progress, meter=meter)
+    what: str,
+    prepare: Callable[[Endpoint], Coroutine[Any, Any, tuple[Sequence[LevelRun], TaskMaker]]],
+    *,
+    title: str = "traffic",
+    names: Sequence[str] = ("all",),
+) -> None:
+    """Run a load that follows a clock, and print it. `what` it is, in words; `prepare` makes its parts."""
+
+    async def run() -> SweepSummary:
+        endpoint = await options.find()
+        note(f"{endpoint.model} at {endpoint.url}: {what}")
+        parts, maker = await prepare(endpoint)
+        told = {key: str(value) for key, value in config.items() if key != "seed"}
+        fingerprint = workload_fingerprint({"kind": kind, "model": endpoint.model, **told})[:16]
+        timeout_s = parse_positive_seconds(options.timeout, "--timeout", "15m")
+        plan = TimedPlan(kind, config, fingerprint, timeout_s, options.store_prompts, options.processes)
+        with open_store(user_paths(os.environ).store) as store, level_view() as progress:
+            meter = meter_for(endpoint)
+            return await run_timed(plan, parts, endpoint, store, read_host(), maker, progress, meter=meter)
+
+    show(run_measuring(run), as_json=options.as_json, title=title, names=names)
 
 
 # Shared by the commands that measure

@@ -19,9 +19,9 @@ from skep.cli.tune import TuneOptions
 from skep.errors import EngineError, SkepError
 from skep.files import OutputFile
 from skep.paths import Paths, user_paths
-from skep.report.columns import documents, print_records
+from skep.report.columns import document_of, print_records
 from skep.report.liveview import can_draw, live_view
-from skep.report.terminal import byte_progress, note, print_json
+from skep.report.terminal import byte_progress, note, print_json, print_list
 from skep.report.tuning import (
     LISTED,
     TUNING_COLUMNS,
@@ -248,12 +248,9 @@ def export_tuning(name: str, tuning: str, *, stage: int | None, overwrite: bool)
 def print_tunings(limit: int, *, as_json: bool) -> None:
     with read_store(user_paths(os.environ).store) as store:
         found = TuningStore(store).records(limit)
-    if as_json:
-        print_json(documents(LISTED, found))
-    elif found:
-        print_records([one for one in TUNING_COLUMNS if one.title], found)
-    else:
-        note(f"{NONE_YET}; {MAKES_ONE}")
+    table = partial(print_records, [one for one in TUNING_COLUMNS if one.title])
+    as_told = partial(document_of, LISTED)
+    print_list(found, table, as_told, as_json=as_json, none_yet=f"{NONE_YET}; {MAKES_ONE}")
 
 
 def remove_tuning(name: str) -> None:

@@ -92,8 +92,12 @@ def present(columns: Iterable[Column[Record]], records: Sequence[Record]) -> lis
     return [one for one in columns if not one.optional or any(one.cell(record) != UNKNOWN for record in records)]
 
 
+def document_of(columns: Sequence[Column[Record]], record: Record) -> dict[str, Any]:
+    return {one.key: one.value(record) for one in columns}
+
+
 def documents(columns: Sequence[Column[Record]], records: Iterable[Record]) -> list[dict[str, Any]]:
-    return [{one.key: one.value(record) for one in columns} for record in records]
+    return [document_of(columns, record) for record in records]
 
 
 def csv_table(columns: Sequence[Column[Record]], records: Iterable[Record]) -> str:

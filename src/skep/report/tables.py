@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -146,34 +147,37 @@ def level_rows(summary: SweepSummary) -> Table:
     return Table(f"levels of {summary.run_id}", LEVEL_COLUMNS, (*summary.levels, *summary.classes))
 
 
+def _measured(read: Callable[[SweepSummary], Cell], otherwise: str | None = _FAILED) -> Callable[[Entry], Cell]:
+    """Return what reads a cell. Of what was not measured it is `otherwise`; None: the reason."""
+    return lambda entry: (otherwise or entry[1]) if isinstance(entry[1], str) else read(entry[1])
+
+
+def _figure(name: str, concurrency: int | None) -> Callable[[SweepSummary], Cell]:
+    def read(what: SweepSummary) -> Cell:
+        figure: float | None = getattr(_level_of(what, concurrency), name, None)
+        return figure if known(figure) else None
+
+    return read
+
+
 def effective_table(entries: Sequence[Entry]) -> Table:
     """Config | C=1 | C=2 | ...: effective tok/s of each configuration at each level that any of them has."""
-    levels = _all_levels(entries)
-
-    def at(c: int) -> Callable[[Entry], Cell]:
-        return lambda entry: _FAILED if isinstance(entry[1], str) and c != levels[0] else _effective_at(entry[1], c)
-
-    columns = [_column(f"C={c}", " tok/s", at(c), named=True) for c in levels]
-    none = _column("Effective", " tok/s", lambda entry: _effective_at(entry[1], None), named=True)
-    return Table("Effective tok/s", [_CONFIG, *(columns or [none])], entries, _limited_notes(entries))
+    columns = [_CONFIG]
+    for c in _all_levels(entries) or (None,):
+        reason = _FAILED if len(columns) > 1 else None
+        title = f"C={c}" if c else "Effective"
+        columns.append(_column(title, " tok/s", _measured(partial(_effective_at, concurrency=c), reason), named=True))
+    return Table("Effective tok/s", columns, entries, _limited_notes(entries))
 
 
 def contention_table(entries: Sequence[Entry]) -> Table:
     """Config | C=1 per-task | C=N per-task | Contention."""
     n = _shared_level_of(entries)
-
-    def of(name: str, c: int | None, words: str | None = _FAILED) -> Callable[[Entry], Cell]:
-        def value(entry: Entry) -> Cell:
-            figure = getattr(_level_of(entry[1], c), name, None)
-            return (words or entry[1]) if isinstance(entry[1], str) else figure if known(figure) else None
-
-        return value
-
     columns = [
         _CONFIG,
-        _column("C=1 per-task", " tok/s", of("task_tok_s", 1, None)),
-        _column(f"C={n or 'N'} per-task", " tok/s", of("task_tok_s", n)),
-        _column("Contention", "%", of("contention_pct", n)),
+        _column("C=1 per-task", " tok/s", _measured(_figure("task_tok_s", 1), None)),
+        _column(f"C={n or 'N'} per-task", " tok/s", _measured(_figure("task_tok_s", n))),
+        _column("Contention", "%", _measured(_figure("contention_pct", n))),
     ]
     return Table("Contention", columns, entries, _limited_notes(entries, n))
 
@@ -183,23 +187,17 @@ def speedup_table(entries: Sequence[Entry]) -> Table:
     sizes = {c for _, what in entries if not isinstance(what, str) for c in _swarm_size(what)}
     swarm = f"Swarm (C={next(iter(sizes))})" if len(sizes) == 1 else "Swarm"
 
-    def of(name: str, *, form: bool = True) -> Callable[[Entry], Cell]:
-        def value(entry: Entry) -> Cell:
-            if isinstance(entry[1], str):
-                return entry[1] if name == "serial_wall_s" else _FAILED
-            figure: float | None = getattr(entry[1].speedups if form else entry[1], name, None)
-            return figure
-
-        return value
+    def form(title: str, name: str, rank: int = 0) -> Column[Any]:
+        return replace(_column(title, "x", _measured(lambda what: getattr(what.speedups, name, None))), rank=rank)
 
     columns = [
         _CONFIG,
-        _column("Serial", " s", of("serial_wall_s", form=False)),
-        _column(swarm, " s", of("swarm_wall_s", form=False)),
-        _column("Speedup by wall", "x", of("by_wall")),
-        _column("by tokens", "x", of("by_tokens")),
-        replace(_column("by wall, without truncated", "x", of("by_wall_whole")), rank=1),
-        replace(_column("by tokens, without truncated", "x", of("by_tokens_whole")), rank=2),
+        _column("Serial", " s", _measured(attrgetter("serial_wall_s"), None)),
+        _column(swarm, " s", _measured(attrgetter("swarm_wall_s"))),
+        form("Speedup by wall", "by_wall"),
+        form("by tokens", "by_tokens"),
+        form("by wall, without truncated", "by_wall_whole", 1),
+        form("by tokens, without truncated", "by_tokens_whole", 2),
     ]
     notes = [note for label, what in entries for note in _speedup_notes(label, what, several=len(sizes) > 1)]
     return Table("Serial against swarm", columns, entries, tuple(notes))

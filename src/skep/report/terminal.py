@@ -36,8 +36,7 @@ def note(*lines: str) -> None:
 
 def print_list(
     items: Sequence[T],
-    columns: str,
-    cells: Callable[[T], Sequence[Any]],
+    print_items: Callable[[Sequence[T]], None],
     document: Callable[[T], Any],
     *,
     as_json: bool,
@@ -47,12 +46,12 @@ def print_list(
     if as_json:
         print_json([document(item) for item in items])
     elif items:
-        print_table(columns, [cells(item) for item in items])
+        print_items(items)
     else:
         note(none_yet)
 
 
-def print_table(columns: str, rows: Sequence[Sequence[Any]]) -> None:
+def print_table(columns: str, cells: Callable[[T], Sequence[Any]], items: Sequence[T]) -> None:
     """Print a table of the titles "name|>tok/s|started~2": right-aligned with a `>` in front, with a rank behind."""
     from skep.report.columns import Column, print_records
 
@@ -61,7 +60,7 @@ def print_table(columns: str, rows: Sequence[Sequence[Any]]) -> None:
         title, _, rank = column.removeprefix(">").partition("~")
         right = column.startswith(">")
         described.append(Column(title, title, itemgetter(place), str, rank=int(rank or 0), right=right))
-    print_records(described, rows)
+    print_records(described, [cells(item) for item in items])
 
 
 def speak_plainly() -> None:
