@@ -49,7 +49,7 @@ class WorkloadOptions(BenchOptions):
 
     shape: str = "steady"
     max_tokens: MaxTokens = 128
-    fixed_output: Annotated[bool, option("Make every answer --output-tokens long.", "--fixed-output")] = False
+    fixed_output: Annotated[bool, option("Make every answer --output-tokens long.")] = False
     size: Annotated[str, option("Prompt size: short (~45 tokens), medium (~250) or long (~1000).")] = "short"
     prompt_tokens: PromptTokens = None
     turns: int = 4
@@ -59,9 +59,9 @@ class WorkloadOptions(BenchOptions):
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(WorkloadOptions):
     concurrency: Concurrency = "1,2,4,8"
-    to_saturation: Annotated[
-        bool, option("Raise the concurrency until knee and cliff are found (instead of -c).", "--to-saturation")
-    ] = False
+    to_saturation: Annotated[bool, option("Raise the concurrency until knee and cliff are found (instead of -c).")] = (
+        False
+    )
     slo: Annotated[str | None, option("Find the highest concurrency that meets p95 limits: ttft=1s,tpot=50ms.")] = None
     max_concurrency: Annotated[int, option("Highest concurrency a search tries.", "--concurrency-limit", min=2)] = 256
     shape: Annotated[str, option("Load shape: steady, burst, conversation, shared-prefix or prefill.")] = "steady"
@@ -194,7 +194,7 @@ class CompareOptions:
     a: Annotated[str | None, argument("Earlier run (default: the one before the last, of the same kind).")] = None
     b: Annotated[str | None, argument("Later run (default: the last one of the same kind as A).")] = None
     threshold: Annotated[str, option("Exit with code 4 if B is worse by more than this.")] = "5%"
-    anyway: Annotated[bool, option("Compare even if prompt or answer lengths differ.", "--anyway")] = False
+    anyway: Annotated[bool, option("Compare even if prompt or answer lengths differ.")] = False
     output: Annotated[
         OutputFile | None, option("Also write an HTML page or an .svg to this file.", "-o", "--output")
     ] = None
@@ -243,7 +243,7 @@ def matrix(
 def export(
     run: RunName = "last",
     form: Annotated[str, option("Output format: csv, markdown or json.", "--format")] = "markdown",
-    requests: Annotated[bool, option("Export every request instead of the levels; csv or json.", "--requests")] = False,
+    requests: Annotated[bool, option("Export every request instead of the levels; csv or json.")] = False,
     output: Annotated[OutputFile | None, option("File to write (default: stdout).", "-o", "--output")] = None,
 ) -> None:
     """Export the levels or the requests of a run for a spreadsheet or a README."""

@@ -36,7 +36,7 @@ class CalibrateOptions(EndpointOptions):
     tp: Annotated[int | None, option("Tensor-parallel size (default: all GPUs of a replica).", min=1)] = None
     pp: Annotated[int | None, option("Pipeline-parallel size.", min=1)] = None
     spec: Annotated[str | None, option("Speculative decoding, such as mtp:3.")] = None
-    no_graphs: Annotated[bool, option("The engine runs without CUDA graphs (eager mode).", "--no-graphs")] = False
+    no_graphs: Annotated[bool, option("The engine runs without CUDA graphs (eager mode).")] = False
     levels: Annotated[
         str | None,
         option(

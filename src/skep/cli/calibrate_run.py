@@ -39,12 +39,10 @@ def run_calibration(options: CalibrateOptions) -> None:
         try:
             found = run_measuring(lambda: _calibrate(options, host, store, budget_s, seed))
             store.append_calibration(found)
-        except Interrupted as error:
+        except BaseException as error:
             discard(store, seed)
-            error.hint = "nothing was stored"
-            raise
-        except BaseException:
-            discard(store, seed)
+            if isinstance(error, Interrupted):
+                error.hint = "nothing was stored"
             raise
     if options.as_json:
         print_json(calibration_json(found))

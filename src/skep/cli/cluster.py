@@ -26,9 +26,9 @@ cluster_app = group("cluster", "Join machines into one Ray cluster for `skep up 
 class JoinOptions:
     """What a machine offers to Ray."""
 
-    name: Annotated[str | None, option("Name of this node (default: its host name).", "--name")] = None
-    cpus: Annotated[int | None, option("CPU cores to offer to Ray (default: all).", "--cpus", min=0)] = None
-    gpus: Annotated[int | None, option("GPUs to offer to Ray (default: all).", "--gpus", min=0)] = None
+    name: Annotated[str | None, option("Name of this node (default: its host name).")] = None
+    cpus: Annotated[int | None, option("CPU cores to offer to Ray (default: all).", min=0)] = None
+    gpus: Annotated[int | None, option("GPUs to offer to Ray (default: all).", min=0)] = None
     labels: Annotated[tuple[str, ...], option("Label of this node; repeatable.", "--label", metavar="NAME=VALUE")] = ()
     as_json: JsonOption = False
 

@@ -79,7 +79,7 @@ NameArgument = Annotated[str, argument("Replica name from `skep ps`, or a node n
 @command(replica_app, "skep replica drain smollm2-135m-0 --wait")
 def drain(
     name: NameArgument,
-    wait: Annotated[bool, option("Return when the running requests have finished.", "--wait")] = False,
+    wait: Annotated[bool, option("Return when the running requests have finished.")] = False,
 ) -> None:
     """Send no new requests to a replica or a node until `skep replica undrain`. Running requests finish."""
     answer = _answer({"op": "drain", "name": name, "wait": wait}, 10.0)
@@ -109,7 +109,7 @@ def restart(name: Annotated[str, argument("Replica name from `skep ps`, or `gate
 @command(replica_app, "skep replica reload --wait")
 def reload(
     config: Annotated[Path | None, option("Configuration file (default: the one skep was started with).")] = None,
-    wait: Annotated[bool, option("Return when all replicas have started or stopped.", "--wait")] = False,
+    wait: Annotated[bool, option("Return when all replicas have started or stopped.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Read skep.toml and keys.toml again and apply them; only replicas whose settings changed restart.
@@ -150,7 +150,7 @@ def scale(
     wanted: Annotated[
         str | None, argument("MODEL=N sets the number of replicas; MODEL or nothing shows it.", metavar="[MODEL[=N]]")
     ] = None,
-    wait: Annotated[bool, option("Return when all replicas have started or stopped.", "--wait")] = False,
+    wait: Annotated[bool, option("Return when all replicas have started or stopped.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Set the number of replicas of a model until the next `skep replica reload` or `skep up`.

@@ -40,7 +40,7 @@ def info(as_json: JsonOption = False) -> None:
 @command(store_app, "skep store backup ~/skep-backup.sqlite3", runs="maintenance_run.store_backup")
 def backup(
     to: Annotated[Path, argument("File to write.")],
-    overwrite: Annotated[bool, option("Replace an existing file.", "--overwrite")] = False,
+    overwrite: Annotated[bool, option("Replace an existing file.")] = False,
 ) -> None:
     """Copy the store to a file, consistently even while runs are being written."""
 
@@ -50,8 +50,8 @@ def gc(
     older_than: Annotated[
         str | None, option("Delete runs, tunings and gateway requests older than this, such as 90d.")
     ] = None,
-    incomplete: Annotated[bool, option("Delete benchmark runs that never ended.", "--incomplete")] = False,
-    dry_run: Annotated[bool, option("List what would be deleted and delete nothing.", "--dry-run")] = False,
+    incomplete: Annotated[bool, option("Delete benchmark runs that never ended.")] = False,
+    dry_run: Annotated[bool, option("List what would be deleted and delete nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Free disk space: delete old runs, tunings, gateway requests and rotated logs; compact the store."""

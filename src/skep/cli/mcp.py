@@ -15,7 +15,7 @@ DEFAULT_PORT = 8402
 
 @command(ROOT, "claude mcp add skep -- skep mcp")
 def mcp(
-    http: Annotated[bool, option("Serve streamable HTTP instead of stdio.", "--http")] = False,
+    http: Annotated[bool, option("Serve streamable HTTP instead of stdio.")] = False,
     host: Annotated[
         str | None, option("Address for --http; beyond loopback a key is required (default: 127.0.0.1).")
     ] = None,

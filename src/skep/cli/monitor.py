@@ -30,7 +30,7 @@ class AddTargetOptions:
     prompt_tokens: Annotated[int, option("Approximate prompt length in tokens.", min=16, max=MOST_TOKENS)] = 256
     short: Annotated[int, option("Length of the short answer in tokens.", min=8, max=MOST_TOKENS)] = 64
     long: Annotated[int, option("Length of the long answer in tokens.", min=8, max=MOST_TOKENS)] = 512
-    no_long: Annotated[bool, option("Skip the run with the long answer.", "--no-long")] = False
+    no_long: Annotated[bool, option("Skip the run with the long answer.")] = False
     concurrency: Annotated[
         int, option("Add a run with this many concurrent requests; 0: none.", "-c", "--concurrency", min=0, max=256)
     ] = 0
@@ -41,7 +41,7 @@ class AddTargetOptions:
     ttft: Annotated[str | None, option("Alert when TTFT is above this, such as 2s (default: skep.toml).")] = None
     timeout: Annotated[str, option("Time limit of one request.")] = "300s"
     api: Annotated[str, option("API: openai, or ollama for Ollama's own, which reports durations.")] = "openai"
-    no_check: Annotated[bool, option("Add the target without connecting to it.", "--no-check")] = False
+    no_check: Annotated[bool, option("Add the target without connecting to it.")] = False
     as_json: JsonOption = False
 
 
@@ -68,8 +68,8 @@ def remove(name: NameArgument) -> None:
 
 @command(monitor_app, "skep monitor run", runs="monitor_run.run_loop")
 def run(
-    once: Annotated[bool, option("Probe the targets that are due now, then exit.", "--once")] = False,
-    quiet: Annotated[bool, option("Print no line for a successful probe.", "--quiet")] = False,
+    once: Annotated[bool, option("Probe the targets that are due now, then exit.")] = False,
+    quiet: Annotated[bool, option("Print no line for a successful probe.")] = False,
     config: ConfigOption = None,
     parent_fd: Annotated[int | None, option("", hidden=True)] = None,
 ) -> None:
@@ -138,7 +138,7 @@ def export(
 @command(monitor_app, "skep monitor thin --older 90d", runs="monitor_run.thin_samples")
 def thin(
     older: Annotated[str, option("Delete samples of days older than this, such as 90d.")],
-    yes: Annotated[bool, option("Do not ask for confirmation.", "--yes")] = False,
+    yes: Annotated[bool, option("Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete raw samples of old days; daily summaries stay. skep never does this automatically."""
 

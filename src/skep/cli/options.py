@@ -132,11 +132,11 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
         made = click.Argument([name], metavar=about.metavar, **more)
         made.about = about.help  # type: ignore[attr-defined]
         return made
+    names = about.names or (f"--{name.replace('_', '-')}",)
     if kind is bool:
-        return click.Option([*about.names, name], is_flag=True, help=about.help, **more)
+        return click.Option([*names, name], is_flag=True, help=about.help, **more)
     shown = default not in (None, Parameter.empty, (), "")
     metavar = about.metavar or _METAVARS[kind]
-    names = about.names or (f"--{name.replace('_', '-')}",)
     return click.Option(
         [*names, name],
         metavar=metavar,
@@ -339,8 +339,10 @@ def existing(
 class Interrupted(SkepError):
     exit_code = 130
 
-    def __init__(self, where: str = "", hint: str = "what was measured is kept: `skep runs` lists it") -> None:
-        super().__init__(f"interrupted{where}", hint=hint)
+    def __init__(
+        self, message: str = "interrupted", *, hint: str | None = "what was measured is kept: `skep runs` lists it"
+    ) -> None:
+        super().__init__(message, hint=hint)
 
 
 def run_measuring(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -61,8 +61,8 @@ class PlanOptions:
     utilization: Annotated[float | None, option("Pin the share of GPU memory to fill: 0.9.", "--memory-share")] = None
     spec: Annotated[str | None, option("Pin speculative decoding: mtp:3, ngram:4 or none.")] = None
     text: Annotated[str, option("Text written: prose, code or mixed; drafts are right more often in code.")] = "mixed"
-    vision: Annotated[bool, option("Load the vision tower, if the checkpoint has one.", "--vision")] = False
-    no_graphs: Annotated[bool, option("Plan without CUDA graphs (eager mode).", "--no-graphs")] = False
+    vision: Annotated[bool, option("Load the vision tower, if the checkpoint has one.")] = False
+    no_graphs: Annotated[bool, option("Plan without CUDA graphs (eager mode).")] = False
     batched_tokens: Annotated[int | None, option("Pin the maximum tokens per engine step.", min=16)] = None
     version: Annotated[
         str | None, option("Engine version, such as 0.19.1; some planning rules depend on it.", "--engine-version")
@@ -79,9 +79,9 @@ def plan(
     html: Annotated[
         OutputFile | None, option("Also write an HTML page with charts to this file.", metavar="FILE")
     ] = None,
-    more: Annotated[bool, option("Also print reasons, rejected layouts and all memory terms.", "--more")] = False,
-    commands: Annotated[bool, option("Also print the engines' own command lines.", "--commands")] = False,
-    explain: Annotated[bool, option("Like --more, with every term of a step and its formula.", "--explain")] = False,
+    more: Annotated[bool, option("Also print reasons, rejected layouts and all memory terms.")] = False,
+    commands: Annotated[bool, option("Also print the engines' own command lines.")] = False,
+    explain: Annotated[bool, option("Like --more, with every term of a step and its formula.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show which layout of a model fits, how fast it runs with N agents, and why."""

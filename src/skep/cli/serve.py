@@ -43,7 +43,7 @@ class ServeOptions:
     model: Annotated[
         str | None, argument("Preset, model, checkpoint or GGUF file (default: skep.toml; without GPUs, embedded).")
     ] = None
-    embedded: Annotated[bool, option("Serve the embedded model, whatever skep.toml serves.", "--embedded")] = False
+    embedded: Annotated[bool, option("Serve the embedded model, whatever skep.toml serves.")] = False
     replicas: Annotated[int | None, option("Number of replicas (engine processes).", min=1, max=1024)] = None
     slots: Annotated[int | None, option("Sequences that each replica decodes at a time.", min=1, max=1024)] = None
     context: Annotated[int | None, option("Context length of each slot in tokens.", min=64)] = None
@@ -58,7 +58,7 @@ class ServeOptions:
     ] = None
     simulate: Annotated[
         bool,
-        option("Simulate the engine at the speed the planner predicts; needs no weights and no GPU.", "--simulate"),
+        option("Simulate the engine at the speed the planner predicts; needs no weights and no GPU."),
     ] = False
     gpu: Annotated[tuple[str, ...], option('GPUs to simulate, such as "2x rtx-3090" (default: this machine\'s).')] = ()
     link: Annotated[str | None, option("Link between the GPUs: nvlink or pcie.")] = None
@@ -71,7 +71,7 @@ class ServeOptions:
     spec: Annotated[str | None, option("Speculative decoding, such as mtp:3, or none.")] = None
     tp: Annotated[int | None, option("Tensor-parallel size: GPUs that share each layer of a replica.", min=1)] = None
     pp: Annotated[int | None, option("Pipeline-parallel size: stages of a replica with their own GPUs.", min=1)] = None
-    vision: Annotated[bool, option("Load the vision tower, if the checkpoint has one.", "--vision")] = False
+    vision: Annotated[bool, option("Load the vision tower, if the checkpoint has one.")] = False
     concurrency: Annotated[
         int | None, option("Number of agents to plan the layout for (default: 4).", "-c", "--concurrency", min=1)
     ] = None
@@ -81,11 +81,11 @@ class ServeOptions:
     ] = None
     binary: Annotated[str | None, option("Path of the engine's program, if it is not on PATH.")] = None
     dry_run: Annotated[
-        bool, option("Print what would be downloaded and started, with command lines; start nothing.", "--dry-run")
+        bool, option("Print what would be downloaded and started, with command lines; start nothing.")
     ] = False
-    fallback: Annotated[
-        bool, option("If an engine dies, restart it with the known remedy, one change at a time.", "--fallback")
-    ] = False
+    fallback: Annotated[bool, option("If an engine dies, restart it with the known remedy, one change at a time.")] = (
+        False
+    )
     cluster: ClusterOption = None
     hive: HiveOption = None
     config: ConfigOption = None

@@ -65,7 +65,7 @@ class TaskRunOptions(SwarmOptions):
         str | None,
         option("Results file, one JSON line per task; `-` is stdout (default: TASKS.results.jsonl).", "-o", "--output"),
     ] = None
-    overwrite: Annotated[bool, option("Replace the results file and the report if they exist.", "--overwrite")] = False
+    overwrite: Annotated[bool, option("Replace the results file and the report if they exist.")] = False
     failed_of: Annotated[str | None, option("Instead of TASKS, rerun the failed tasks of a run.", metavar="RUN")] = None
     template: Annotated[
         str | None, option('Build each prompt from columns or keys of a line: "Summarise {title}: {text}".')
@@ -82,7 +82,7 @@ class TaskRunOptions(SwarmOptions):
         bool, option("Resend a task that takes far longer than others (default: yes).", "--stragglers/--no-stragglers")
     ] = True
     price_kwh: Price = None
-    dry_run: Annotated[bool, option("Check the tasks and show what would be sent; send nothing.", "--dry-run")] = False
+    dry_run: Annotated[bool, option("Check the tasks and show what would be sent; send nothing.")] = False
 
 
 @command(swarm, "skep swarm run tasks.jsonl -o results.jsonl", runs="swarm_run.run_tasks")
@@ -93,7 +93,7 @@ def run(options: TaskRunOptions) -> None:
 @command(swarm, "skep swarm resume --last", runs="swarm_run.resume_run")
 def resume(
     name: Annotated[str | None, argument("ID of a run, or the start of an ID.", metavar="RUN")] = None,
-    last: Annotated[bool, option("Resume the newest unfinished run.", "--last")] = False,
+    last: Annotated[bool, option("Resume the newest unfinished run.")] = False,
     output: Annotated[
         Path | None, option("Write all results to this file (default: complete the run's own).", "-o", "--output")
     ] = None,
@@ -135,7 +135,7 @@ class AskOptions(SwarmOptions):
             "--merge/--no-merge",
         ),
     ] = None
-    dry_run: Annotated[bool, option("Show how the goal is split; send no task.", "--dry-run")] = False
+    dry_run: Annotated[bool, option("Show how the goal is split; send no task.")] = False
     output: Annotated[OutputFile | None, option("File for the answer (default: stdout).", "-o", "--output")] = None
     chunk_tokens: Annotated[
         int | None, option("Size of a piece of a file in tokens (default: from the context, else 1000).", min=50)
@@ -183,8 +183,8 @@ def trace(
 def results(
     name: RunName = "last",
     output: Annotated[OutputFile | None, option("File to write (default: stdout).", "-o", "--output")] = None,
-    failed: Annotated[bool, option("Only tasks that were set aside.", "--failed")] = False,
-    done: Annotated[bool, option("Only tasks that are done.", "--done")] = False,
+    failed: Annotated[bool, option("Only tasks that were set aside.")] = False,
+    done: Annotated[bool, option("Only tasks that are done.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print the results of a run, one JSON line per task, in the order of the tasks."""

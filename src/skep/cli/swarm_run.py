@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from skep.bench.endpoint import Endpoint
 from skep.cli.options import EndpointOptions, Interrupted, run_measuring
 from skep.cli.swarm import AskOptions, SwarmOptions, TaskRunOptions
-from skep.cli.swarm_session import SwarmStopped, carry_out_here, end_of, journal
+from skep.cli.swarm_session import carry_out_here, end_of, journal
 from skep.errors import EndpointError, UserError
 from skep.files import PAGES, OutputFile, check_place, write_whole
 from skep.paths import user_paths
@@ -76,7 +76,7 @@ def _before_sending(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     try:
         return run_measuring(work)
     except Interrupted:
-        raise SwarmStopped("stopped before anything was sent") from None
+        raise Interrupted("stopped before anything was sent", hint=None) from None
 
 
 def run_tasks(options: TaskRunOptions) -> int:

@@ -170,10 +170,6 @@ def _line_writer(deadline_s: float | None) -> Callable[[SwarmProgress], None]:
     return take
 
 
-class SwarmStopped(SkepError):
-    exit_code = 130
-
-
 def carry_out_here(
     run_id: str,
     *,
@@ -235,13 +231,13 @@ def _read(run_id: str) -> SwarmRun:
         return swarm.run(run_id)
 
 
-def _stopped(run_id: str) -> SwarmStopped:
+def _stopped(run_id: str) -> Interrupted:
     run = _read(run_id)
     ended = run.counts.done + run.counts.failed
     what = "cancelled" if run.state is SwarmRunState.CANCELLED else "stopped"
     if run.state is SwarmRunState.DONE:
-        return SwarmStopped(f"{what}: every task has its result", hint=f"`skep swarm show {run_id}` has the account")
-    return SwarmStopped(
+        return Interrupted(f"{what}: every task has its result", hint=f"`skep swarm show {run_id}` has the account")
+    return Interrupted(
         f"{what}: {ended} of {run.counts.total} tasks have their result, and keep it",
         hint=f"resume with `skep swarm resume {run_id}`",
     )

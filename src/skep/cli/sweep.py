@@ -165,7 +165,7 @@ def measure(plan: SweepPlan, target: EndpointOptions, *, as_json: bool = False) 
         if finished and not as_json:
             print_summary(summary)
         kept = f"the finished levels are kept: `skep runs report {now.run_id}` draws them"
-        raise Interrupted(f" at C={now.level}", kept if finished else "no level was finished") from None
+        raise Interrupted(f"interrupted at C={now.level}", hint=kept if finished else "no level was finished") from None
 
 
 async def sweep_endpoint(

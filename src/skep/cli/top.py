@@ -25,7 +25,7 @@ SHORTEST_S, ANSWER_S = 0.1, 3.0
 @command(ROOT, "skep top --every 2s")
 def top(
     every: Annotated[str, option("Time between two readings, at least 100ms.")] = "1s",
-    once: Annotated[bool, option("Print one frame and exit (the default without a terminal).", "--once")] = False,
+    once: Annotated[bool, option("Print one frame and exit (the default without a terminal).")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Watch slots, queues and tokens per second of a running deployment. Press q to quit."""

@@ -61,7 +61,7 @@ class TuneOptions:
     in_place: InPlaceOption = False
     gpu: Annotated[str | None, option('GPUs to simulate, such as "2x rtx-3090".', metavar="RIG")] = None
     link: Annotated[str | None, option("Link between the simulated GPUs: nvlink, pcie, pcie4x8.")] = None
-    simulate: Annotated[bool, option("Tune a simulated machine in seconds; loads no model.", "--simulate")] = False
+    simulate: Annotated[bool, option("Tune a simulated machine in seconds; loads no model.")] = False
     seed: Annotated[int | None, option("Random seed for prompts and simulation (default: random).")] = None
 
 
@@ -87,7 +87,7 @@ def export(
     name: Annotated[str, argument("Name of the preset to write; `skep up NAME` serves it.", metavar="NAME")],
     tuning: Annotated[str, option("ID of the tuning, or `last`.", metavar="ID")] = "last",
     stage: Annotated[int | None, option("Export this step of `skep tune show` instead of the best.", min=0)] = None,
-    overwrite: Annotated[bool, option("Replace an existing preset with this name.", "--overwrite")] = False,
+    overwrite: Annotated[bool, option("Replace an existing preset with this name.")] = False,
 ) -> None:
     """Save the best configuration of a tuning as a preset."""
 

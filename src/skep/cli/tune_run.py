@@ -74,10 +74,6 @@ def tuning_view(status: TuneStatus) -> Iterator[OnEvent]:
 Show = Callable[[TuningRecord], None]
 
 
-class TuningStopped(SkepError):
-    exit_code = 130
-
-
 def run_tuning(options: TuneOptions, *, html: OutputFile | None, as_json: bool) -> int:
     """Everything that can be wrong is found before anything is started."""
     if html is not None:
@@ -168,16 +164,16 @@ def _did_not_start(tuning_id: str, failure: ConfigFailure) -> EngineError:
     )
 
 
-def _stopped(tunings: TuningStore, tuning_id: str, paths: Paths) -> TuningStopped:
+def _stopped(tunings: TuningStore, tuning_id: str, paths: Paths) -> Interrupted:
     found, name = _saved(tunings, tuning_id, paths)
     hint = f"`skep tune resume {tuning_id}` continues it"
     if not found.stages:
-        return TuningStopped("stopped before the baseline was measured; nothing was tuned", hint=hint)
+        return Interrupted("stopped before the baseline was measured; nothing was tuned", hint=hint)
     best = f"the best so far is the preset {name}" if name else "no change was shown to be better so far"
     if found.tuning.simulated and accepted(found.stages):
         best = f"`skep tune export NAME --tuning {tuning_id}` writes the best so far"
     stages = f"{len(found.stages)} step{'s' if len(found.stages) > 1 else ''}"
-    return TuningStopped(f"stopped after {stages} and {took_words(found)}; {best}", hint=hint)
+    return Interrupted(f"stopped after {stages} and {took_words(found)}; {best}", hint=hint)
 
 
 NONE_YET, MAKES_ONE = "there are no tunings yet", "`skep tune MODEL` makes one"

@@ -15,7 +15,7 @@ def web(
     host: Annotated[str, option("Address to listen on; beyond loopback a key or --public is required.")] = "127.0.0.1",
     port: Annotated[int, option("Port to listen on; 0 picks a free port.", min=0, max=65535)] = 8401,
     public: Annotated[
-        bool, option("Serve everyone without a key: read-only, without prompts, keys or addresses.", "--public")
+        bool, option("Serve everyone without a key: read-only, without prompts, keys or addresses.")
     ] = False,
     open_browser: Annotated[bool, option("Open the dashboard in the browser.", "--open")] = False,
 ) -> None:

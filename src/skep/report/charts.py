@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache
-from importlib.resources import files
 from string import Template
 from typing import Any
 
@@ -31,18 +29,13 @@ _WIDER_PX = 2.0  # a letter: the reader's font may be wider than the renderer's
 _APART = 0.09  # of the axis, between the labels of two levels
 
 
-@cache
-def _pattern(name: str) -> Template:
-    return Template((files("skep.report") / "pictures" / f"{name}.json").read_text(encoding="utf-8"))
-
-
 def drawing(name: str, rows: Mapping[str, Sequence[Spec]], **values: Any) -> Spec:
     """Return the chart of `pictures/NAME.json`: `$name` in it is a colour or one of `values`, its data are `rows`.
 
     A layer without a row is left out. A text with a `halo` is readable where it crosses a line.
     """
     told = {key: json.dumps(value) for key, value in values.items()}
-    spec: Spec = json.loads(_pattern(name).substitute(theme.DAY, **told))
+    spec: Spec = json.loads(Template(theme.coloured(f"pictures/{name}.json")).substitute(told))
     _fill(spec, rows)
     return spec
 

@@ -36,7 +36,6 @@ _COLOURS = (
     *((f"series-{n}", day, night) for n, (day, night) in enumerate(zip(SERIES, _SERIES_NIGHT, strict=True), 1)),
 )  # fmt: skip
 NIGHT = {day: night for _, day, night in _COLOURS}
-DAY = {name: day for name, day, _ in _COLOURS}  # by the name that files of pictures have for it
 FONT = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica Neue, Arial, sans-serif"
 
 
@@ -57,9 +56,9 @@ def night_rules() -> str:
 
 @cache
 def coloured(name: str) -> str:
-    """Return a JSON file of this package, where colours and the font are named."""
+    """Return a JSON file of this package, in which colours and the font are named; its other names are left."""
     text = Template((files("skep.report") / name).read_text(encoding="utf-8"))
-    return text.substitute({name: day for name, day, _ in _COLOURS}, font=FONT)
+    return text.safe_substitute({name: day for name, day, _ in _COLOURS}, font=FONT)
 
 
 @cache
