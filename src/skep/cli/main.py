@@ -8,7 +8,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skep import __version__
 from skep.errors import SkepError, UserError
@@ -16,8 +16,14 @@ from skep.errors import SkepError, UserError
 if TYPE_CHECKING:
     import click
 
-with open(os.path.join(os.path.dirname(__file__), "names.toml"), "rb") as _file:  # noqa: PTH118, PTH120, PTH123 - quick
-    NAMES = tomllib.load(_file)
+
+def _read_toml(name: str) -> dict[str, Any]:
+    """Return a file of this folder; `importlib.resources` and `pathlib` would take longer to load."""
+    with open(os.path.join(os.path.dirname(__file__), name), "rb") as file:  # noqa: PTH118, PTH120, PTH123
+        return tomllib.load(file)
+
+
+NAMES = _read_toml("names.toml")
 GROUPS: dict[str, dict[str, tuple[str, str]]] = NAMES["groups"]
 PART_OF = {name: part for commands in GROUPS.values() for name, (part, _) in commands.items()}
 PARTS = tuple(dict.fromkeys(PART_OF.values()))
@@ -76,10 +82,7 @@ def help_page(*, everything: bool) -> str:
 
 def removed_options() -> dict[str, dict[str, str]]:
     """Return the options that are gone, by command, each with what to say of it."""
-    import tomllib
-    from importlib.resources import files
-
-    return tomllib.loads(files("skep.cli").joinpath("removed_options.toml").read_text(encoding="utf-8"))
+    return _read_toml("removed_options.toml")
 
 
 def instead_of(words: Sequence[str]) -> str | None:

@@ -22,7 +22,7 @@ from click.core import ParameterSource
 
 from skep.errors import SkepError, UserError
 from skep.files import OutputFile
-from skep.paths import Paths, user_paths
+from skep.paths import user_paths
 
 if TYPE_CHECKING:
     from skep.bench.endpoint import Endpoint
@@ -303,11 +303,11 @@ def given(**options: Any) -> dict[str, Any]:
 # The hive and the store that are meant
 
 
-def ask_hive(message: dict[str, Any], timeout_s: float | None = 10.0, paths: Paths | None = None) -> dict[str, Any]:
-    """Ask the hive that runs here, or in the folders of `paths`."""
+def ask_hive(message: dict[str, Any], timeout_s: float | None = 10.0) -> dict[str, Any]:
+    """Ask the hive that runs here."""
     from skep.supervisor.control import ask, socket_of
 
-    paths = paths or user_paths(os.environ)
+    paths = user_paths(os.environ)
     return ask(socket_of(paths.lock, paths.socket), message, timeout_s=timeout_s)
 
 

@@ -48,8 +48,8 @@ from skep.units import parse_seconds
 
 
 @contextmanager
-def journal(*, read_only: bool = True) -> Iterator[SwarmStore]:
-    with existing(NONE_YET, MAKES_ONE, read_only=read_only) as store:
+def journal() -> Iterator[SwarmStore]:
+    with existing(NONE_YET, MAKES_ONE) as store:
         yield SwarmStore(store)
 
 

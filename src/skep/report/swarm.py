@@ -292,13 +292,11 @@ def swarm_main(story: SwarmStory) -> Markup:
     shown = {key: value for key, value in run.config.items() if value is not None and key not in ("output", "ask")}
     return render(
         "swarm_main.html",
-        run=run,
-        account=account,
+        story=story,
         headline=headline(account),
         wall_note=dict(_time(account)).get("wall time", "").partition(", ")[2] or "one session",
         at_once=_at_once(account),
         drawn=gantt_element(story),
-        attempts=len(story.attempts),
         most_bars=MOST_BARS,
         failures=[one for one in story.results if one.ending is TaskEnding.FAILED],
         columns={"failures": (*FAILURES, _LAST_ANSWER), "replicas": REPLICAS, "agents": AGENTS},
@@ -306,10 +304,8 @@ def swarm_main(story: SwarmStory) -> Markup:
         first_token_s=_first_token_s,
         most={"failures": _MOST_FAILURES, "agents": _MOST_AGENTS},
         groups=[*figures(story), ("Asked for", [("run", run.id), *fact_list(shown)])],  # a page is made to be passed on
-        errors=account.errors,
         slow=_slowest(story),
         replicas=named_replicas(account),
-        agents=account.by_agent,
         sessions=story.spans if len(story.spans) > 1 or any(span.error for span in story.spans) else (),
     )  # fmt: skip
 
