@@ -66,7 +66,7 @@ async def replicas_of(folder, *launches, policy=POLICY, elsewhere=None):
     history, changes = [], Changes()
 
     def changed():
-        history.append({member.launch.name: replicas.view(member).shown for member in replicas.members})
+        history.append({member.launch.name: replicas.shown_state(member) for member in replicas.members})
         changes()
 
     async with asyncio.TaskGroup() as tasks:

@@ -304,7 +304,7 @@ async def test_a_hive_does_not_stop_when_what_is_left_is_given_up_while_another_
 
         replicas.busy = under_way
         going = asyncio.ensure_future(scale(hive, 1))
-        await until(lambda: replicas.view(replicas.find("m-1")).shown == "draining")
+        await until(lambda: replicas.shown_state(replicas.find("m-1")) == "draining")
         replicas.find("m-0").become(ReplicaState.FAILED)
         answered.set()
         await going
@@ -315,7 +315,7 @@ async def test_who_rests_before_a_restart_is_not_drained(tmp_path):
     async with scaled(tmp_path, 1) as (_, replicas, _):
         one = replicas.find("m-0")
         await replicas.rest("m-0", 1.0)
-        assert (replicas.view(one).shown, replicas.is_drained(one)) == ("draining", False)
+        assert (replicas.shown_state(one), replicas.is_drained(one)) == ("draining", False)
         for name in ("m-0", "a"):
             replicas.drain(name)
             assert replicas.is_drained(one)

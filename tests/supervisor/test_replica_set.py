@@ -49,7 +49,7 @@ async def test_a_dormant_model_is_woken_and_put_to_sleep_with_all_its_replicas(t
         replicas = made.replicas
 
         def states():
-            return [replicas.view(member).shown for member in replicas.members]
+            return [replicas.shown_state(member) for member in replicas.members]
 
         assert (states(), replicas.models) == (["unloaded", "unloaded"], ("m",))
         replicas.wake("m")
@@ -148,7 +148,7 @@ async def test_a_reload_in_the_middle_of_an_unload_leaves_no_process_that_counts
         await replicas.become(ReplicaChanges(changed=("m-0",)), [replace(ON_DEMAND, slots=2)], 0.0, dict, patient=True)
         await going
         member = replicas.find("m-0")
-        assert replicas.is_dormant(member) == (member.life.state is ReplicaState.STOPPED), replicas.view(member).shown
+        assert replicas.is_dormant(member) == (member.life.state is ReplicaState.STOPPED), replicas.shown_state(member)
         replicas.dormant.clear()  # whatever was found: nothing is left running
 
 

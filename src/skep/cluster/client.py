@@ -92,7 +92,6 @@ class RemoteReplica(ReplicaMember):
         """Take the report of its actor, or of the driver while there is no actor."""
         if self._stopping.is_set():
             return
-        before = self.view()
         if report.incarnation is not None and report.incarnation != self._incarnation:
             self._moves += self._incarnation is not None
             self._incarnation = report.incarnation
@@ -101,8 +100,7 @@ class RemoteReplica(ReplicaMember):
         self.life.restarts = report.restarts + self._moves
         self.engine = replace(self.engine, name=report.engine or "")  # the version on its node
         self._as_started = report.launch or self._as_started
-        if self.view() != before:
-            self.changed()
+        self.changed()
 
     def _become(self, state: ReplicaState, why: str | None) -> None:
         self.life.state, self.life.why = state, why

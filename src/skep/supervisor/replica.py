@@ -54,28 +54,6 @@ class UpstreamInfo(msgspec.Struct, frozen=True):
         return self.name
 
 
-class ReplicaView(msgspec.Struct, frozen=True):
-    """A replica at one moment, for `skep ps` and the gateway. The last three: what the set of replicas knows of it."""
-
-    launch: Launch
-    started: Launch
-    kind: str
-    model: str
-    about: str
-    engine: Any
-    state: ReplicaState
-    serving: bool
-    settled: bool
-    url: str | None
-    why: str | None
-    restarts: int
-    pid: int | None
-    node: str | None
-    shown: str = ""  # its state as `skep ps` shows it
-    draining: bool = False  # it gets nothing new
-    dormant: bool = False
-
-
 class ReplicaMember:
     """One replica of a hive, wherever it runs and whoever started it."""
 
@@ -104,13 +82,6 @@ class ReplicaMember:
     def settled(self) -> bool:
         """Whether the start need not wait for it: it is ready, or skep does not start it."""
         return self.life.state is ReplicaState.READY
-
-    def view(self) -> ReplicaView:
-        life = self.life
-        return ReplicaView(
-            self.launch, self.started, self.kind, self.model, self.about, self.engine, life.state, life.serving,
-            self.settled, life.url, life.why, life.restarts, self.pid, self.node,
-        )  # fmt: skip
 
     async def run(self) -> None:
         raise NotImplementedError

@@ -16,7 +16,7 @@ from skep.engines.base import Launch, engine_named
 from skep.errors import EngineError, SkepError
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.remote_replica import UpstreamReplica
-from skep.supervisor.replica import Replica, ReplicaMember, ReplicaView, StartOrder
+from skep.supervisor.replica import Replica, ReplicaMember, StartOrder
 
 RemoteReplicaFactory = Callable[[Launch, Callable[[], None]], ReplicaMember]  # for launches that have a `place`
 
@@ -66,7 +66,6 @@ class ReplicaSet:
 
     def __post_init__(self) -> None:
         self.members: list[ReplicaMember] = []
-        self.views: list[ReplicaView] = []  # as of the last `look`
         self._moved = asyncio.Event()  # some member changed
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._drained: set[str] = set()  # by the user, until `undrain`
@@ -95,18 +94,14 @@ class ReplicaSet:
     def find(self, name: str) -> ReplicaMember | None:
         return next((member for member in self.members if member.launch.name == name), None)
 
-    def view(self, member: ReplicaMember) -> ReplicaView:
-        """Return the replica as it is now, with the state that `skep ps` shows."""
-        view, name = member.view(), member.launch.name
-        dormant, draining = name in self.dormant, self._gets_nothing(member)
-        shown = view.state.value
-        if dormant:
-            shown = "paused" if name in self._paused else "unloaded"
-        elif view.state is ReplicaState.STOPPED and name in self._start_order.line:
-            shown = "starting" if self._start_order.may_start(member.launch) else "waiting"
-        elif draining and view.serving:
-            shown = "draining"
-        return replace(view, shown=shown, draining=draining, dormant=dormant)
+    def shown_state(self, member: ReplicaMember) -> str:
+        """Return the state that `skep ps` shows."""
+        name, life = member.launch.name, member.life
+        if self.is_dormant(member):
+            return "paused" if name in self._paused else "unloaded"
+        if life.state is ReplicaState.STOPPED and name in self._start_order.line:
+            return "starting" if self._start_order.may_start(member.launch) else "waiting"
+        return "draining" if life.serving and self._gets_nothing(member) else life.state.value
 
     def is_dormant(self, member: ReplicaMember) -> bool:
         return member.launch.name in self.dormant
@@ -118,14 +113,10 @@ class ReplicaSet:
     def serves(self, model: str) -> bool:
         return any(one.model == model and one.life.serving and not self._gets_nothing(one) for one in self.members)
 
-    def look(self) -> None:
-        self.views = [self.view(member) for member in self.members]
-
     def table(self, unloaded: Mapping[str, UnloadedModel]) -> ReplicaTable:
-        """Look at all replicas, and return what the gateway is told of them."""
-        self.look()
-        models = sorted({view.model for view in self.views if view.model} | self._promised)
-        return ReplicaTable(tuple(_spec(view) for view in self.views if view.serving), tuple(models), unloaded)
+        """Return what the gateway is told of the replicas."""
+        serving = (_spec(one, draining=self._gets_nothing(one)) for one in self.members if one.life.serving)
+        return ReplicaTable(tuple(serving), self.models, unloaded)
 
     # Adding and removing
 
@@ -236,9 +227,8 @@ class ReplicaSet:
             return 0, "is drained", f"`skep replica undrain {self.drained_node(name) or name}` sends it requests again"
         if member.life.state is ReplicaState.FAILED:
             return 0, "has failed", f"`skep replica restart {name}` starts it again"
-        view = self.view(member)
-        worth = 2 if view.serving and not view.draining else 1
-        return worth, "is in backoff" if view.shown == "backoff" else f"is {view.shown}", "try again when it is ready"
+        worth, shown = 2 if member.life.serving and not self._gets_nothing(member) else 1, self.shown_state(member)
+        return worth, "is in backoff" if shown == "backoff" else f"is {shown}", "try again when it is ready"
 
     async def end_all(self) -> None:
         await asyncio.gather(*(self._end(name) for name in self.names))
@@ -394,18 +384,18 @@ class ReplicaSet:
             await self._moved.wait()
 
 
-def _spec(view: ReplicaView) -> ReplicaSpec:
+def _spec(member: ReplicaMember, *, draining: bool) -> ReplicaSpec:
     """Return the row of the gateway's replica table. A fallback to fewer slots lowers reserve and soft slots."""
-    launch, engine, started = view.launch, view.engine, view.started
+    launch, engine, started = member.launch, member.engine, member.started
     soft_slots = None if started.soft_slots is None else min(started.soft_slots, started.slots)
     # What decides about its speed, for benchmarks. Empty: not all is known, as with arguments in `extra`.
     known = not (started.engine == "remote" or engine.simulated or started.extra)
     speed = {"checkpoint": started.checkpoint or started.model, **started.options.speed_words()} if known else {}
     return ReplicaSpec(
-        name=launch.name, model=view.model, url=view.url or "",
+        name=launch.name, model=member.model, url=member.life.url or "",
         slots=started.slots, reserve=min(started.reserve, started.slots - 1), soft_slots=soft_slots,
-        confirms=engine.confirms, engine=view.about, simulated=engine.simulated,
+        confirms=engine.confirms, engine=member.about, simulated=engine.simulated,
         own_engine=launch.engine != "remote", release_bound_s=engine.release_bound_s,
-        health_path=launch.health_path or engine.health_path, draining=view.draining,
+        health_path=launch.health_path or engine.health_path, draining=draining,
         context=started.context_tokens or None, authorization=started.authorization, setup=speed,
     )  # fmt: skip

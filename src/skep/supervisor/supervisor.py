@@ -24,7 +24,7 @@ from skep.supervisor.eviction import MemoryBudget
 from skep.supervisor.gateway_child import GatewayChild, MonitorChild
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.model_loader import ModelLoader
-from skep.supervisor.replica import ReplicaView
+from skep.supervisor.replica import ReplicaMember
 from skep.supervisor.replica_set import RemoteReplicaFactory, ReplicaChanges, ReplicaSet, changes
 from skep.wire.json_pipe import Message
 
@@ -129,9 +129,10 @@ class Supervisor:
         self.monitor = MonitorChild(hive.monitor_argv, hive.log_dir / "monitor.log", begin=hive.monitor_due)
 
     @property
-    def _expected(self) -> list[ReplicaView]:
+    def _expected(self) -> list[ReplicaMember]:
         """The replicas that should serve: not those on demand or dormant."""
-        return [one for one in self.replica_set.views if not one.launch.on_demand and not one.dormant]
+        replicas = self.replica_set
+        return [one for one in replicas.members if not one.launch.on_demand and not replicas.is_dormant(one)]
 
     def stop(self, drain_s: float | None = None) -> None:
         """Drain for `drain_s` (default: as configured), then end everything. A second call ends it at once."""
@@ -189,7 +190,6 @@ class Supervisor:
 
     def rows(self, status: GatewayStatus | None) -> list[Message]:
         """Return the rows of `skep ps`: one a replica, and one for the gateway. `status` is the gateway's answer."""
-        self.replica_set.look()
         return self._rows(status or GatewayStatus(), self.gateway.row(stopping=self.phase == "stopping"))
 
     async def busy(self, name: str) -> int:
@@ -216,14 +216,15 @@ class Supervisor:
     def _rows(self, status: GatewayStatus, gateway: Message) -> list[Message]:
         silent = {row.name for row in status.replicas if row.state in ("open", "half-open")}  # the circuit breaker
         rows: list[Message] = []
-        for one in self.replica_set.views:
-            name, state, why = one.launch.name, one.shown, one.why
+        for one in self.replica_set.members:
+            name, life = one.launch.name, one.life
+            state, why = self.replica_set.shown_state(one), life.why
             if one.node is not None and state == "ready" and name in silent:  # ready there, but cannot be reached
                 state, why = "backoff", NO_ANSWER
             rows.append({
-                "name": name, "kind": one.kind, "pid": one.pid, "url": one.url, "slots": one.started.slots,
+                "name": name, "kind": one.kind, "pid": one.pid, "url": life.url, "slots": one.started.slots,
                 "busy": status.busy.get(name, 0), "model": one.model or None, "engine": one.about,
-                "simulated": one.engine.simulated, "restarts": one.restarts, "room": dict(one.launch.room) or None,
+                "simulated": one.engine.simulated, "restarts": life.restarts, "room": dict(one.launch.room) or None,
                 "node": one.node, "state": state, "why": why,
             })  # fmt: skip
         slots = sum(row["slots"] for row in rows if row["state"] == "ready")
@@ -238,12 +239,12 @@ class Supervisor:
             return GatewayError(what, hint="the end of its log says why")
         if self._remote_failed is not None:
             return self._remote_failed
-        failed = [one for one in self._expected if one.state is ReplicaState.FAILED]
+        failed = [one for one in self._expected if one.life.state is ReplicaState.FAILED]
         starting = self.phase == "starting"
-        some_left = len(failed) < len(self.replica_set.views) or self._waits_for_change
+        some_left = len(failed) < len(self.replica_set.members) or self._waits_for_change
         if not failed or (some_left and not starting):
             return None
-        name, why, node = failed[0].launch.name, failed[0].why, failed[0].node
+        name, why, node = failed[0].launch.name, failed[0].life.why, failed[0].node
         verb = "did not start" if starting else "was given up"
         where = f"its log is {self.hive.log_dir / name}.log" if node is None else f"its log is on node `{node}`"
         return EngineError(f"replica `{name}` {verb}: {why}", hint=where)
