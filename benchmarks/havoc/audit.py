@@ -109,7 +109,7 @@ def _difference(note: Note, row: GatewayRequest) -> str | None:
     facts = [
         ("id", note.id, row.id),
         ("status", head.status, row.status),
-        ("replica", head.fields.get("x-skep-replica"), row.replica if row.outcome != "refused" else None),
+        ("replica", head.told.get("replica"), row.replica if row.outcome != "refused" else None),
         ("path", note.ask.path, row.path),
     ]
     if end is End.REFUSED:

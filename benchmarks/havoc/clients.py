@@ -36,7 +36,7 @@ class Note:
 
     @property
     def id(self) -> str | None:
-        return self.head.fields.get("x-skep-request-id") if self.head is not None else None
+        return self.head.told.get("id") if self.head is not None else None
 
 
 class Crowd:

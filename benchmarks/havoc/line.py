@@ -11,6 +11,8 @@ import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from skep.wire.heads import gateway_fields
+
 READ_BYTES = 65_536
 RESET = struct.pack("ii", 1, 0)
 
@@ -31,6 +33,11 @@ class Nonsense(Exception):
 class Head:
     status: int
     fields: dict[str, str]
+
+    @property
+    def told(self) -> dict[str, str]:
+        """By the gateway."""
+        return gateway_fields(self.fields.get("x-skep"))
 
     @property
     def length(self) -> int | None:

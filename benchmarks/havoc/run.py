@@ -192,7 +192,7 @@ async def _last_round(report: Report, hive: Hive, crowd: Crowd) -> None:
     await crowd.run(report.effort.clients, patient=True, asks_each=4)
     last = crowd.notes[begun:]
     wrong = _not_served(last)
-    served = Counter(note.head.fields.get("x-skep-replica") for note in last if note.head is not None)
+    served = Counter(note.head.told.get("replica") for note in last if note.head is not None)
     wrong += [f"{seat.name} served nobody" for seat in hive.listed if not served[seat.name]]
     report.checks.append(check("after it, all are answered and all replicas serve", wrong, str(dict(served))))
     calm, status = await hive.rest(15.0)

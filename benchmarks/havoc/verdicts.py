@@ -58,7 +58,7 @@ class Stream:
 
 def judge(ask: Ask, head: Head, body: bytes, *, whole: bool) -> Verdict:
     """`whole`: the body came to its promised end."""
-    if "x-skep-request-id" not in head.fields:
+    if "x-skep" not in head.fields:
         return Verdict(End.WRONG, f"{head.status} without a request id")
     if head.status == 200 and head.fields.get("content-type", "").startswith("text/event-stream"):
         return _of_stream(ask, read_stream(body), whole=whole)

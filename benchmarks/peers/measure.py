@@ -53,8 +53,8 @@ class Backend:
 
 
 @contextlib.contextmanager
-def open_backend(ports: int) -> Iterator[Backend]:
-    with on_core(LOAD_CORE):
+def open_backend(ports: int, core: int = LOAD_CORE) -> Iterator[Backend]:
+    with on_core(core):
         process = subprocess.Popen(
             [compiled("backend"), str(ports)],
             stdin=subprocess.PIPE,

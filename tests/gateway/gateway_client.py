@@ -8,6 +8,8 @@ import socket
 import threading
 import time
 
+from skep.wire.heads import gateway_fields
+
 MODEL = "fake-model"
 ASKED = [{"role": "user", "content": "one two three"}]
 
@@ -29,6 +31,11 @@ def call(gateway, method="POST", path="/v1/chat/completions", document=None, **h
 
 def post(gateway, document=None, **headers):
     return call(gateway, document=body() if document is None else document, **headers)
+
+
+def told(headers, name):
+    """What the gateway says of an answer in its own header."""
+    return gateway_fields(headers["x-skep"])[name]
 
 
 def error_of(text):

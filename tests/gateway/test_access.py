@@ -30,7 +30,7 @@ def begin(gateway, length, *lines, sent=b""):
 def answer(sock):
     """The whole answer of a connection that the gateway closes."""
     head, _, text = read_all(sock).partition(b"\r\n\r\n")
-    assert b"x-skep-request-id" in head or b" 503 " in head
+    assert b"x-skep: id=" in head or b" 503 " in head
     return int(head.split()[1]), json.loads(text)["error"]["code"]
 
 

@@ -19,6 +19,7 @@ from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, MOST_LOST, MOST_OF_K
 from skep.gateway.batch.store import BatchStore, RequestStart
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine, GatewayProcess
+from skep.wire.heads import gateway_fields
 
 SHARERS = ("one", "pages", "wrong", "refused", "faults", "cancel", "person")
 TWO_AT_ONCE = ("ann", "bob")
@@ -273,7 +274,7 @@ def test_a_person_does_not_wait_behind_a_batch(shared, engine):
     batch = client.begin([line(f"c{i}", SLOW) for i in range(800)])
     engine.wait_for(running=SLOTS)
     answer = client.api.chat.completions.with_raw_response.create(**line("x")["body"])
-    assert float(answer.headers["x-skep-queue-ms"]) < 2000
+    assert float(gateway_fields(answer.headers["x-skep"])["queue-ms"]) < 2000
     client.api.batches.cancel(batch.id)
     assert client.ended(batch).status == "cancelled"
 

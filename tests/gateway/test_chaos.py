@@ -58,7 +58,7 @@ DONE = b"data: [DONE]\n\n"
 def judged(rest, *, said=None, whole=True):
     """How an answer ends for the judge that begins with what was expected, or with `said`."""
     ask = streamed_ask()
-    head = Head(200, {"content-type": "text/event-stream", "transfer-encoding": "chunked", "x-skep-request-id": "a"})
+    head = Head(200, {"content-type": "text/event-stream", "transfer-encoding": "chunked", "x-skep": "id=a"})
     return judge(ask, head, event(said or ask.expected) + rest, whole=whole).end
 
 

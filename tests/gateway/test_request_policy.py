@@ -21,6 +21,7 @@ from gateway_client import (
     read_until,
     refusal,
     status_of,
+    told,
     until,
 )
 from hypothesis import example, given
@@ -53,12 +54,12 @@ def test_several_models_stand_behind_one_endpoint(serving):
     listed = json.loads(call(gateway, "GET", "/v1/models")[2])["data"]
     assert [(model["id"], model["skep"].get("context")) for model in listed] == [("one", None), ("two", 2048)]
     for model, name in (("one", "r0"), ("two", "r1"), ("gpt-4o", "r1")):
-        assert post(gateway, body(model=model))[1]["x-skep-replica"] == name
+        assert told(post(gateway, body(model=model))[1], "replica") == name
     status, _, text = post(gateway, body(model="three"))
     assert (status, error_of(text)["code"]) == (404, "model_not_found")
     assert "known: one, two" in error_of(text)["message"]
     assert refusal(gateway, {"messages": []}) == (400, "bad_request"), "which of them is not said"
-    assert post(gateway, {"messages": [], "max_tokens": 1}, x_skep_model="one")[1]["x-skep-replica"] == "r0"
+    assert told(post(gateway, {"messages": [], "max_tokens": 1}, x_skep_model="one")[1], "replica") == "r0"
 
 
 def test_a_conversation_returns_to_its_replica(serving):
@@ -67,10 +68,10 @@ def test_a_conversation_returns_to_its_replica(serving):
         first = {"role": "user", "content": f"conversation {number}"}
         messages, homes = [{"role": "system", "content": "shared by all"}, first], set()
         for turn in range(4):
-            homes.add(post(gateway, body(messages=messages))[1]["x-skep-replica"])
+            homes.add(told(post(gateway, body(messages=messages))[1], "replica"))
             messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": f"more {turn}"}]
         assert len(homes) == 1
-    sessions = [{post(gateway, x_skep_session=name)[1]["x-skep-replica"] for _ in range(4)} for name in "abcdefgh"]
+    sessions = [{told(post(gateway, x_skep_session=name)[1], "replica") for _ in range(4)} for name in "abcdefgh"]
     assert all(len(homes) == 1 for homes in sessions)
     assert min(engine.state()["requests"] for engine in engines) > 0
 
@@ -279,7 +280,7 @@ def test_a_frozen_replica_loses_its_requests_to_another_one_and_comes_back(servi
         os.kill(stopped, signal.SIGSTOP)
         try:
             status, headers, _ = first.result(timeout=30)
-            assert (status, headers["x-skep-replica"]) == (200, other)
+            assert (status, told(headers, "replica")) == (200, other)
             assert states_of(gateway)[frozen] in ("open", "half-open")
         finally:
             os.kill(stopped, signal.SIGCONT)
@@ -292,7 +293,7 @@ def test_drain_undrain_add_and_remove_break_no_stream(serving):
     gateway.serve([replica(one)])
 
     def homes(requests):
-        return {post(gateway)[1]["x-skep-replica"] for _ in range(requests)}
+        return {told(post(gateway)[1], "replica") for _ in range(requests)}
 
     with open_post(gateway, body(stream=True, max_tokens=100)) as stream:
         read_until(stream, b"data:")

@@ -123,8 +123,8 @@ def test_a_waiting_stream_gets_its_head_comments_and_then_the_engines_own_bytes(
         supervisor.wanted()
         received = read_until(sock, b"\n\n\r\n")
         assert received.startswith(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream")
-        assert b"x-skep-request-id: " in received
-        assert b"x-skep-replica" not in received
+        assert b"x-skep: id=" in received
+        assert b"replica=" not in received
         assert b": waiting for fake-model, 0 s\n\n" in received
         supervisor.table(state="loading")
         supervisor.table(engine)

@@ -8,7 +8,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from gateway_client import body, call, metrics, open_post, open_stream, post, read_all, read_until, status_of, until
+from gateway_client import (
+    body,
+    call,
+    metrics,
+    open_post,
+    post,
+    read_all,
+    read_until,
+    status_of,
+    told,
+    until,
+)
 
 from skep.config.keys import digest_of
 from skep.store.database import open_store
@@ -49,7 +60,7 @@ def ask(connection, document=None, **headers):
 
 
 def worker_of(answer):
-    return int(answer.headers["x-skep-request-id"].split("-")[1])
+    return int(told(answer.headers, "id").split("-")[1])
 
 
 def test_connections_are_shared_out_evenly(relayed):
@@ -125,9 +136,9 @@ def test_a_worker_that_is_killed_gives_its_slots_back_and_is_replaced(relayed, t
     with ExitStack() as stack:
         streams = {}
         for _ in range(WORKERS):
-            sock = stack.enter_context(open_stream(gateway, max_tokens=4000))
+            sock = stack.enter_context(open_post(gateway, body(stream=True, max_tokens=4000)))
             head = read_until(sock, b"\r\n\r\n")
-            streams[int(head.split(b"request-id: ")[1].split(b"-")[1])] = sock
+            streams[int(head.split(b"x-skep: id=")[1].split(b"-")[1])] = sock
         before = worker_pids(gateway)
         os.kill(before[2], signal.SIGKILL)
         assert not read_all(streams.pop(2)).endswith(b"0\r\n\r\n")

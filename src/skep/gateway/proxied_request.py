@@ -42,7 +42,7 @@ _NOT_HANDED_ON = HOP_BY_HOP | {b"content-length"}
 # Streams that wait for a model to be loaded get a head and comments at once: proxies and clients give up on a
 # connection on which nothing happens; a comment is something, and no event.
 STREAM_LINES = lines_of([(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")])
-_OWN_LINES = b"x-skep-replica: %b\r\nx-skep-queue-ms: %.1f\r\nx-skep-request-id: %b\r\n"
+_OWN_LINES = b"x-skep: id=%b; replica=%b; queue-ms=%.1f\r\n"  # one: a header costs a Python client 7 us
 
 
 class ProxyPort(Protocol):
@@ -145,7 +145,7 @@ class Exchange:
         if not self.request.started:
             self.aloud = self.streamed = self._endless = True
             self.status = 200
-            self.request.start_with(200, STREAM_LINES + b"x-skep-request-id: %b\r\n" % self.id.encode(), None)
+            self.request.start_with(200, STREAM_LINES + b"x-skep: id=%b\r\n" % self.id.encode(), None)
         elif not self.aloud or self.paused or now - self._said_at < self._proxy.timeouts.comment_every_s:
             return
         self._said_at = now
@@ -207,9 +207,11 @@ class Exchange:
             self.streamed = True  # what the client has is a stream, whatever the engine sends
             self.takes_chunks = not self.aloud and self.request.takes_chunks
             return
-        own = _OWN_LINES % (granted.replica.name.encode(), granted.queued_s * 1000, self.id.encode())
+        own = _OWN_LINES % (self.id.encode(), granted.replica.name.encode(), granted.queued_s * 1000)
         self.request.start_with(head.status, lines + own, head.length)
-        self.takes_chunks = self.request.takes_chunks
+        if self.request.takes_chunks:
+            self.takes_chunks = True
+            self._tail = deque(maxlen=TAIL_PIECES_OF_LONG)  # of whole events few are enough, and stay in the cache
         self._endless = head.length is None
         self._body = b""  # the answer has begun: nobody else is asked
         self.request.drop_body()
@@ -226,14 +228,16 @@ class Exchange:
 
     def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
         """The way of nearly every token: as few steps as can be."""
-        self.request.write_chunks(raw)
+        request = self.request
+        request.carrier.send(request, raw)
         self.heard_at = at
         if self.first_at is None:
             self.first_at = at
             self._first = strip_chunk_headers(raw)
         if self.streamed:
             self.events += raw.count(b"data:")
-        self._keep(raw, carried)
+        self.response_bytes += carried
+        self._tail.append(raw)
 
     def on_end(self, at: float) -> None:
         self._attempt = self._call = None
@@ -338,7 +342,7 @@ class Exchange:
             self.request.write(event_of(body, self.plan.path))
             self.request.finish()
             return
-        self.request.respond(status, [*headers, (b"x-skep-request-id", self.id.encode())], body)
+        self.request.respond(status, [*headers, (b"x-skep", b"id=" + self.id.encode())], body)
 
     def _end(self, outcome: str, actions: list[Action]) -> None:
         assert self.outcome is None

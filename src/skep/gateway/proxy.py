@@ -416,7 +416,7 @@ class Proxy:
         """Return the answer, which is put down as well."""
         path, status = request.path, ERRORS[refusal.code][0]
         request_id = self._new_id()
-        headers = [*retry_headers(refusal.retry_after_s), (b"x-skep-request-id", request_id.encode())]
+        headers = [*retry_headers(refusal.retry_after_s), (b"x-skep", b"id=" + request_id.encode())]
         self.accounts.refused(request_id, request, path, status, refusal.code)
         return status, headers, error_body(refusal.code, str(refusal), path)
 

@@ -316,11 +316,11 @@ class _ClientConnection(asyncio.Protocol):
         self._pool.open.add(self)
 
     def data_received(self, data: bytes) -> None:
-        self._at = at = time.monotonic()
         call = self._call
         if call is None:
             self.close()  # bytes that nobody asked for
             return
+        self._at = at = time.monotonic()
         if self._between and self._chunked and not call.aborted:
             carried = chunked_body_size(data)
             if carried:

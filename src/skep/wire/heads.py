@@ -89,6 +89,12 @@ def lines_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
+def gateway_fields(header: bytes | str | None) -> dict[str, str]:
+    """What skep's gateway tells in `x-skep`: the request's `id`, and of an answer its `replica` and `queue-ms`."""
+    text = header.decode("latin-1") if isinstance(header, bytes) else header or ""
+    return {name: value for name, _, value in (part.partition("=") for part in text.split("; "))}
+
+
 def status_line(status: int) -> bytes:
     return _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status" % status
 
@@ -182,10 +188,25 @@ class PartialBody:
 
 
 SIZE_DIGITS = 8
+MOST_SIZES = 4096
+
+
+_sizes: dict[bytes, int] = {}  # of chunks that came before, by their digits
 
 
 def chunked_body_size(data: bytes) -> int:
     """How many bytes of body the chunks carry, if `data` is one or more whole ones and none is the last; else 0."""
+    line = data.find(b"\r\n", 0, SIZE_DIGITS + 2)
+    size = _sizes.get(data[:line])
+    if size is not None and line + size + 4 == len(data) and data.endswith(b"\r\n"):
+        return size  # one chunk, as nearly always
+    carried = _sum_chunks(data)
+    if carried and line + carried + 4 == len(data) and len(_sizes) < MOST_SIZES:
+        _sizes[data[:line]] = carried
+    return carried
+
+
+def _sum_chunks(data: bytes) -> int:
     carried, at, total = 0, 0, len(data)
     while at < total:
         line = data.find(b"\r\n", at, at + SIZE_DIGITS + 2)

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from skep.wire.client import Pool, WireFailure
-from skep.wire.heads import ResponseHead, strip_chunk_headers
+from skep.wire.heads import ResponseHead, gateway_fields, strip_chunk_headers
 
 CHAT = "/chat/completions"
 
@@ -206,17 +206,16 @@ class StreamReader:
     @property
     def replica(self) -> str | None:
         """Which replica answered, as skep's gateway tells it."""
-        told = self.head.get(b"x-skep-replica") if self.head else None
-        return told.decode("latin-1") if told else None
+        return self._gateway_fields.get("replica")
 
     @property
     def queued_ms(self) -> float | None:
-        return self._header(b"x-skep-queue-ms")
+        return _number(self._gateway_fields.get("queue-ms"))
 
     @property
     def retry_after_s(self) -> float | None:
         """In seconds; a date is not read, and the caller's own patience stands in for it."""
-        told = self._header(b"retry-after")
+        told = _number(self.head.get(b"retry-after")) if self.head else None
         return None if told is None or told < 0 else min(told, LONGEST_WAIT_S)
 
     def engine_figures(self) -> dict[str, Any]:
@@ -255,12 +254,9 @@ class StreamReader:
 
     # Inside
 
-    def _header(self, name: bytes) -> float | None:
-        text = self.head.get(name) if self.head else None
-        try:
-            return float_of(float(text)) if text else None
-        except ValueError:
-            return None
+    @property
+    def _gateway_fields(self) -> dict[str, str]:
+        return gateway_fields(self.head.get(b"x-skep")) if self.head else {}
 
     def _digest(self) -> None:
         times, reads = self._times, self._reads
@@ -412,6 +408,13 @@ def _choices(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def count_of(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST else None
+
+
+def _number(text: bytes | str | None) -> float | None:
+    try:
+        return float_of(float(text)) if text else None
+    except ValueError:
+        return None
 
 
 def float_of(value: object) -> float | None:

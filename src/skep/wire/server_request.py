@@ -309,12 +309,9 @@ class ServerRequest:
         else:
             self.carrier.send(self, head)
 
-    def write_chunks(self, raw: bytes) -> None:
-        """Whole chunks, ready to be sent. Only where it `takes_chunks`."""
-        self.carrier.send(self, raw)
-
     @property
     def takes_chunks(self) -> bool:
+        """Return whether whole chunks may be handed to its carrier as they are."""
         return self.chunked and not self._mute
 
     def write(self, data: bytes) -> None:

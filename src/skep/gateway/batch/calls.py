@@ -14,6 +14,7 @@ from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, BatchAnswer
 from skep.gateway.proxied_request import Exchange
 from skep.gateway.proxy import Proxy
 from skep.units import MIB
+from skep.wire.heads import gateway_fields
 from skep.wire.server_request import ServerRequest
 
 READY_POLL_S = 0.05
@@ -136,5 +137,5 @@ def _parse_answer(received: bytes) -> BatchAnswer:
     retry_after_s = None
     with contextlib.suppress(KeyError, ValueError):
         retry_after_s = float(fields[b"retry-after"])
-    request_id = fields.get(b"x-skep-request-id", b"").decode()
+    request_id = gateway_fields(fields.get(b"x-skep")).get("id", "")
     return BatchAnswer(int(first.split(b" ", 2)[1]), body, request_id, retry_after_s)

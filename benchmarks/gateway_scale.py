@@ -1,0 +1,231 @@
+"""skep's gateway on 1 to 8 cores beside other gateways on as many: streamed chunks a second, delay, CPU, memory.
+
+    .venv/bin/python benchmarks/gateway_scale.py [--cores 1,2,4,8] [--only skep,haproxy] [--out FILE]
+
+A gateway with N cores is skep with N workers, HAProxy with N threads, nginx with N processes, a router on N cores. Its
+capacity is the highest rate of chunks that all arrive with a 99th percentile of delay of at most 5 ms; a stream sends
+50 chunks a second. Engines and clients are C programs (peers/) on cores of their own, several of each; `direct` is the
+same without a gateway. Wants 16 cores for 8; what runs on fewer is not worth its figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import platform
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from peers import measure
+from peers.install import DidNotStart, compiled
+from peers.process import cores, cpu_between, cpu_ns, memory_mib, on_core
+from peers.start import MODEL, Running, start_haproxy, start_nginx, start_router, start_skep, wait_ready
+
+INTERVAL_MS = 20
+LATE_MS = 5.0
+SECONDS = 2.6
+RAMP_MS = 600
+SLOTS = 16384
+ALL_COUNTS = ("skep", "haproxy")  # the others on the fewest and the most cores
+WRONG = ("failed", "unanswered", "changed", "misplaced", "foreign", "incomplete")
+PER_CORE = (8, 12, 16, 20, 25, 30, 36, 43, 52, 62, 75, 90)  # thousand chunks a second
+START: dict[str, Callable[..., Running]] = {
+    "skep": start_skep,
+    "haproxy": start_haproxy,
+    "nginx": start_nginx,
+    "vllm-router": functools.partial(start_router, "vllm-router"),
+    "sglang-router": functools.partial(start_router, "sglang-router"),
+}
+
+
+class Rig:
+    """`tools` engines and as many load tools, each on a core of its own behind those of the gateway."""
+
+    def __init__(self, place: Path, gateway_cores: int, tools: int, backends: Sequence[measure.Backend]) -> None:
+        self.place, self.backends, self.tools = place, backends, tools
+        self._first_load = 1 + gateway_cores + tools
+
+    @property
+    def ports(self) -> list[int]:
+        return [backend.ports[0] for backend in self.backends]
+
+    def body(self, tokens: int, size: int = 2000) -> Path:
+        path = self.place / f"body-{tokens}-{size}.json"
+        text = {"role": "user", "content": "words " * (size // 6)}
+        path.write_text(json.dumps({"model": MODEL, "messages": [text], "max_tokens": tokens, "stream": tokens > 0}))
+        return path
+
+    def level(
+        self, ports: Sequence[int], pid: int | None, streams: int, interval_ms: float = INTERVAL_MS
+    ) -> dict[str, Any]:
+        """`ports`: where the load tools go, in turns. CPU is that of the time when all streams run."""
+        for backend in self.backends:
+            backend.set(interval_ms=interval_ms)
+        chunks = round((SECONDS + RAMP_MS / 1000) * 1000 / interval_ms)
+        counts = ["--conns", streams // self.tools, "--requests", streams // self.tools, "--chunks", chunks]
+        running = []
+        for number in range(self.tools):
+            words = [compiled("load"), "closed", ports[number % len(ports)], self.body(chunks), *counts]
+            with on_core(self._first_load + number):
+                argv = [str(word) for word in (*words, "--ramp-ms", RAMP_MS)]
+                running.append(subprocess.Popen(argv, stdout=subprocess.PIPE, env=measure.ENV))
+        time.sleep(RAMP_MS / 1000 + 0.3)
+        before, began = cpu_ns(pid) if pid else {}, time.monotonic()
+        time.sleep(SECONDS - RAMP_MS / 1000 - 0.6)
+        used_s, wall_s = cpu_between(before, cpu_ns(pid)) if pid else 0.0, time.monotonic() - began
+        memory = memory_mib(pid) if pid else 0.0
+        told = [json.loads(one.communicate(timeout=120)[0]) for one in running]
+        per_s = sum(one["chunks_per_s"] for one in told)
+        return {
+            "streams": streams,
+            "offered_per_s": streams * 1000 / interval_ms,
+            "chunks_per_s": per_s,
+            "p50_us": statistics.mean(one["chunk_delay_us"]["p50"] for one in told),
+            "p99_us": max(one["chunk_delay_us"]["p99"] for one in told),
+            "cpu_us_a_chunk": used_s / (per_s * wall_s) * 1e6 if per_s else None,
+            "cores_used": used_s / wall_s,
+            "memory_mib": memory,
+            "wrong": sum(one[key] for one in told for key in WRONG),
+        }  # fmt: skip
+
+
+def holds(level: dict[str, Any]) -> bool:
+    on_time = level["p99_us"] <= LATE_MS * 1000 and level["chunks_per_s"] >= 0.97 * level["offered_per_s"]
+    return on_time and not level["wrong"]
+
+
+def ladder(rig: Rig, ports: Sequence[int], pid: int | None, count: int) -> dict[str, Any]:
+    """Rates from low to high until two in a row do not hold."""
+    levels: list[dict[str, Any]] = []
+    for thousand in PER_CORE:
+        levels.append(rig.level(ports, pid, thousand * 1000 * count * INTERVAL_MS // 1000))
+        told = "holds" if holds(levels[-1]) else "late"
+        say(f"  {levels[-1]['offered_per_s']:,.0f}/s: p99 {levels[-1]['p99_us']:,.0f} us, {told}")
+        if len(levels) > 1 and not holds(levels[-1]) and not holds(levels[-2]):
+            break
+    best = max((one for one in levels if holds(one)), key=lambda one: one["chunks_per_s"], default=None)
+    found = {"levels": levels, "capacity_per_s": best["chunks_per_s"] if best else 0.0}
+    if best:
+        found["cpu_us_a_chunk"] = best["cpu_us_a_chunk"]
+        found["at_80_percent"] = rig.level(ports, pid, int(best["streams"] * 0.8))
+    return found
+
+
+def idle_clients(running: Running, count: int) -> float:
+    """MiB that so many connections without a request take."""
+    before = memory_mib(running.pid)
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(socket.create_connection(("127.0.0.1", running.port)))
+        time.sleep(1.0)
+        return memory_mib(running.pid) - before
+
+
+def large_bodies(rig: Rig, running: Sequence[Running]) -> dict[str, Any]:
+    """What each adds to the median of a request of 100 KB and of 1 MB, in turns; and memory with 64 of 1 MB at once."""
+    rig.backends[0].set()
+    sizes = (100_000, 1_000_000)
+    ports = {"direct": rig.ports[0], **{one.name: one.port for one in running}}
+    taken = measure.latency(ports, [rig.body(0, size) for size in sizes], 16, 20)
+    found: dict[str, Any] = {}
+    for one in running:
+        for number, size in enumerate(sizes):
+            found.setdefault(one.name, {})[f"added_us {size}"] = measure.added(
+                taken[one.name][number], taken["direct"][number]
+            )
+        rig.backends[0].set(delay_ms=1500)
+        before = memory_mib(one.pid)
+        argv = [compiled("load"), "closed", one.port, rig.body(0, sizes[1]), "--conns", 64, "--requests", 64]
+        with subprocess.Popen([str(word) for word in argv], stdout=subprocess.PIPE, env=measure.ENV):
+            time.sleep(1.2)
+            found[one.name]["memory_mib 64 of 1 MB"] = memory_mib(one.pid) - before
+    rig.backends[0].set()
+    return found
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def started(name: str, rig: Rig, count: int) -> Iterator[Running]:
+    folder = rig.place / f"{name}-{count}-{time.monotonic_ns()}"
+    folder.mkdir()
+    running = START[name](folder, rig.ports, SLOTS, cores=count)
+    try:
+        wait_ready(running, folder, rig.body(0).read_bytes())
+        yield running
+    finally:
+        running.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cores", default="1,2,4,8")
+    parser.add_argument("--only", default=",".join(START))
+    parser.add_argument("--tools", type=int, default=3, help="engines, and load tools")
+    parser.add_argument("--out", type=Path, help="write what is found to this file, after every step")
+    args = parser.parse_args()
+    counts = [int(word) for word in args.cores.split(",")]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    found: dict[str, Any] = {"machine": platform.machine(), "cores": cores(), "python": platform.python_version()}
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        backends = [
+            stack.enter_context(measure.open_backend(1, core=1 + max(counts) + number)) for number in range(args.tools)
+        ]
+        rig = Rig(place, max(counts), args.tools, backends)
+        say("direct")
+        found["direct"] = rig.level(rig.ports, None, PER_CORE[-1] * max(counts) * INTERVAL_MS // 2)
+        for name in args.only.split(","):
+            for count in counts if name in ALL_COUNTS else (min(counts), max(counts)):
+                say(f"{name} on {count}")
+                try:
+                    with started(name, rig, count) as running:
+                        found.setdefault(name, {})[str(count)] = ladder(rig, [running.port], running.pid, count)
+                        if count == max(counts):
+                            found[name]["idle_mib 10000"] = idle_clients(running, 10_000)
+                            found[name]["streaming 4000"] = rig.level([running.port], running.pid, 4000, 200)
+                except (DidNotStart, OSError, subprocess.SubprocessError) as error:
+                    found.setdefault(name, {})[str(count)] = {"failed": repr(error)}
+                if args.out:
+                    args.out.write_text(json.dumps(found, indent=1))
+        say("large bodies")
+        with contextlib.ExitStack() as all_of_them:
+            running_all = []
+            for name in args.only.split(","):
+                with contextlib.suppress(DidNotStart, OSError):
+                    running_all.append(all_of_them.enter_context(started(name, rig, 1)))
+            found["large_bodies"] = large_bodies(rig, running_all)
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1))
+    print(table(found, counts))
+
+
+def table(found: dict[str, Any], counts: Sequence[int]) -> str:
+    lines = [f"{'':14}" + "".join(f"{count:>4} cores{'':18}" for count in counts)]
+    for name, told in found.items():
+        if name in START:
+            cells = (told.get(str(count), {}) for count in counts)
+            lines.append(
+                f"{name:14}"
+                + "".join(
+                    f"{one.get('capacity_per_s', 0):>9,.0f}/s {one.get('cpu_us_a_chunk') or 0:>5.1f} us/chunk  "
+                    for one in cells
+                )
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
