@@ -36,9 +36,9 @@ LATE_MS = 5.0
 SECONDS = 2.6
 RAMP_MS = 600
 SLOTS = 16384
-ALL_COUNTS = ("skep", "haproxy")  # the others on the fewest and the most cores
+ALL_COUNTS = ("skep", "haproxy")  # the others on the most cores
 WRONG = ("failed", "unanswered", "changed", "misplaced", "foreign", "incomplete")
-PER_CORE = (8, 12, 16, 20, 25, 30, 36, 43, 52, 62, 75, 90)  # thousand chunks a second
+PER_CORE = (10, 15, 20, 26, 34, 44, 57, 75)  # thousand chunks a second
 START: dict[str, Callable[..., Running]] = {
     "skep": start_skep,
     "haproxy": start_haproxy,
@@ -61,8 +61,11 @@ class Rig:
 
     def body(self, tokens: int, size: int = 2000) -> Path:
         path = self.place / f"body-{tokens}-{size}.json"
-        text = {"role": "user", "content": "words " * (size // 6)}
-        path.write_text(json.dumps({"model": MODEL, "messages": [text], "max_tokens": tokens, "stream": tokens > 0}))
+        system = {"role": "system", "content": "You are a careful programmer. Answer with a patch."}
+        asked = [system, {"role": "user", "content": "words " * (size // 6)}]
+        body = {"model": MODEL, "messages": asked, "max_tokens": max(1, tokens), "stream": tokens > 0}
+        if not path.exists():  # load tools may be reading it
+            path.write_text(json.dumps(body))
         return path
 
     def level(
@@ -188,7 +191,7 @@ def main() -> None:
         say("direct")
         found["direct"] = rig.level(rig.ports, None, PER_CORE[-1] * max(counts) * INTERVAL_MS // 2)
         for name in args.only.split(","):
-            for count in counts if name in ALL_COUNTS else (min(counts), max(counts)):
+            for count in counts if name in ALL_COUNTS else (max(counts),):
                 say(f"{name} on {count}")
                 try:
                     with started(name, rig, count) as running:

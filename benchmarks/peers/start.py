@@ -112,7 +112,7 @@ def start_haproxy(place: Path, backends: Sequence[int], slots: int, *, cores: in
     (place / "haproxy.cfg").write_text(f"""\
 global
     nbthread {cores}
-    maxconn 16384
+    maxconn 9000
 defaults
     mode http
     timeout connect 5s
@@ -148,10 +148,10 @@ def start_nginx(place: Path, backends: Sequence[int], slots: int, *, bounded: bo
     (place / "nginx.conf").write_text(f"""\
 {user}daemon off;
 worker_processes {cores};
-worker_rlimit_nofile 65536;
+worker_rlimit_nofile 20000;
 pid {place}/nginx.pid;
 error_log {place}/nginx-error.log error;
-events {{ worker_connections 32768; }}
+events {{ worker_connections 16384; }}
 http {{
 {temp}
     access_log off;

@@ -95,7 +95,7 @@ def inspect_body(body: bytes, *, conversation: bool = True) -> BodySummary:
     if len(body) > LONG_BYTES:
         return _inspect_long(body, conversation=conversation)
     if len(body) > DECODE_BYTES:
-        seen = _inspect_ends(body)
+        seen = _inspect_ends(body, conversation=conversation)
         if seen is not None:
             return seen
     try:
@@ -230,21 +230,23 @@ def _own_model(body: bytes, start: int = 0) -> re.Match[bytes] | None:
     return None
 
 
-def _inspect_ends(body: bytes) -> BodySummary | None:
+def _inspect_ends(body: bytes, *, conversation: bool) -> BodySummary | None:
     """Return the beginning and the end of a large body. None: it has to be decoded.
 
-    Only for OpenAI's `messages` that begin with the system's: those of others may have it in a field anywhere.
+    A conversation only of OpenAI's `messages` that begin with the system's: others may have it in a field anywhere.
     """
     head = _HEAD.match(body, 0, _HEAD_BYTES)
     if head is None:
         return None
-    start = head.end()
-    user = _first_user(body, start)
-    if user < 0 or (body.find(b'"system"', start, user) < 0 and body.find(b'"developer"', start, user) < 0):
-        return None
-    digest = _digest_at(body, start, user, 0)
-    if digest is None:
-        return None
+    digest = None
+    if conversation:
+        start = head.end()
+        user = _first_user(body, start)
+        if user < 0 or (body.find(b'"system"', start, user) < 0 and body.find(b'"developer"', start, user) < 0):
+            return None
+        digest = _digest_at(body, start, user, 0)
+        if digest is None:
+            return None
     named = _NAMED.findall(head[1])
     if named:
         try:

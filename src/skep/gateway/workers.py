@@ -28,6 +28,7 @@ from skep.wire.json_pipe import ENCODER
 from skep.wire.server_request import ServerRequest
 
 ACCEPTED_AT_ONCE = 64
+BACKLOG = 1024
 RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
 STABLE_S = 30.0
 END_S = 2.0
@@ -274,6 +275,7 @@ class Workers:
         for one in ready:
             await one.wait()
         listener.setblocking(False)
+        listener.listen(BACKLOG)
         self._listener = listener
         self._accept_again()
 
