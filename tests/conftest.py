@@ -15,21 +15,35 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 import skep
+from forked_processes import ForkedProcess
 from skep.cli.main import main
 from skep.paths import user_paths
-from skep.testing.process import GatewayProcess
+from skep.testing.process import FakeEngine, GatewayProcess
 
 # How quick this machine is at the moment is no finding.
 settings.register_profile("skep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("skep")
+
+FakeEngine.popen = ForkedProcess
+
+gc.disable()  # collecting 9,000 tests makes no garbage; `pytest_collection_finish` enables it again
 
 
 def pytest_collection_finish():
     """Freeze what the collected tests hold: a load collects garbage first, which takes a second with them."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give a file to one worker, in their order: what is made once for its tests is made once."""
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,12 +3,12 @@
 import json
 import os
 
-import openai
 import pytest
 from fake_programs import vllm_program
 from hive_client import ask, rows_of
 from in_process import refused
 
+from api_clients import openai
 from skep.catalog.models import checkpoints_of
 from skep.config.presets import preset, serve_of
 from skep.deploy import resolve

@@ -12,10 +12,10 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import openai
 import pytest
 
 import embedded_process
+from api_clients import openai
 from embedded_process import MODEL
 from skep.catalog.presets import Draft, EngineOptions
 from skep.deploy.launches import KV_BYTES
@@ -110,7 +110,7 @@ def hive(weights, tmp_path_factory):
     env = {**os.environ, **{f"XDG_{name}_HOME": str(folder / name) for name in ("CONFIG", "DATA", "STATE")}}
     env.pop("XDG_RUNTIME_DIR", None)
     command = [sys.executable, "-m", "skep"]
-    sizes = ["--replicas", "2", "--slots", "2", "--context", "256", "--port", "0"]
+    sizes = ["--replicas", "2", "--slots", "2", "--context", "256", "--threads", "1", "--port", "0"]
     done = subprocess.run(
         [*command, "up", "--embedded", *sizes, "-d", "--json"], env=env, cwd=folder, capture_output=True
     )

@@ -7,10 +7,10 @@ import sys
 import threading
 import time
 
-import openai
 import pytest
 from simulated_process import MODEL, MTP, Simulated, small_plan
 
+from api_clients import openai
 from skep.engines.simulated import plan_from_json
 
 HELLO = [{"role": "user", "content": "hello"}]

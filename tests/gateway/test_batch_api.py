@@ -9,9 +9,9 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-import openai
 import pytest
 
+from api_clients import openai
 from skep.config.gateway_messages import GatewaySetup
 from skep.config.keys import digest_of
 from skep.gateway.batch.calls import MOST_HELD_BYTES, BatchGatewayPort

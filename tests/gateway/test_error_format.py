@@ -4,13 +4,11 @@ import json
 import re
 from pathlib import Path
 
-import anthropic
-import httpx2
 import hypothesis.strategies as st
-import openai
 import pytest
 from hypothesis import given, settings
 
+from api_clients import anthropic, httpx2, openai
 from skep.config.keys import RefusalCode
 from skep.gateway.replica_table import Reject, RejectCode
 from skep.gateway.request_policy import ERRORS, error_body, error_event, rejection, speaks_anthropic

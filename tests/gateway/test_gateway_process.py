@@ -9,7 +9,6 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import openai
 import pytest
 from gateway_client import (
     body,
@@ -25,6 +24,7 @@ from gateway_client import (
     until,
 )
 
+from api_clients import openai
 from skep.testing.process import FakeEngine
 
 LARGE = b'{"model":"fake-model","pad":"' + b"x" * 3_000_000 + b'"}'

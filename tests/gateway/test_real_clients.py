@@ -3,10 +3,9 @@
 import json
 import subprocess
 
-import anthropic
-import openai
 import pytest
 
+from api_clients import anthropic, openai
 from embedded_process import MODEL, serving, weights
 from skep.engines.base import Launch
 from skep.testing.process import GatewayProcess
@@ -19,7 +18,7 @@ ASKED = [{"role": "user", "content": "Say hello."}]
 
 @pytest.fixture(scope="module")
 def engine():
-    launch = Launch("e", "embedded", MODEL, weights(), slots=2, context_tokens=1024, threads=2)
+    launch = Launch("e", "embedded", MODEL, weights(), slots=2, context_tokens=1024, threads=1)
     with serving(launch) as url:
         yield url
 

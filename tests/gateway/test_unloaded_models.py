@@ -4,8 +4,6 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import anthropic
-import openai
 import pytest
 from gateway_client import (
     ASKED,
@@ -23,6 +21,7 @@ from gateway_client import (
     sse,
 )
 
+from api_clients import anthropic, openai
 from skep.gateway.admission import UnloadedModels
 from skep.gateway.body_inspection import wants_stream
 from skep.gateway.request_policy import STREAM_PATHS

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-import openai
+from api_clients import openai
 
 MODEL = "smollm2-135m"
 

@@ -9,8 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-import openai
 from asking import MODEL
+
+from api_clients import openai
 
 STORE_BYTES = 80_000_000  # of Ray's shared memory, a node
 PATIENCE_S = 150.0

@@ -15,10 +15,10 @@ import threading
 from functools import cache
 from pathlib import Path
 
-import openai
 from asking import MODEL, Agents
 from clusters import PATIENCE_S, Installation
 
+from api_clients import openai
 from skep.cluster.ray_processes import folder_of
 from skep.paths import user_paths
 

@@ -4,10 +4,10 @@ import json
 import os
 import signal
 
-import openai
 import pytest
 from real_hive import MODEL, RealHive, sweep
 
+from api_clients import openai
 from skep.bench.summary import counted
 from skep.host.processes import descendants
 from skep.wire.prometheus import parse_metrics

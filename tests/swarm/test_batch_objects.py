@@ -4,9 +4,9 @@ import ast
 import json
 from pathlib import Path
 
-import openai.types
 import pytest
 
+from api_clients import openai
 from skep.gateway.batch.api import (
     ENDPOINTS,
     BatchApiError,

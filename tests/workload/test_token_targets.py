@@ -26,7 +26,7 @@ MODEL = "smollm2-135m"
 def ask():
     cache = user_paths(os.environ).cache
     weights = installed(MODEL, cache) or pull(MODEL, cache_dir=cache).path
-    launch = Launch("e", "embedded", MODEL, weights, slots=1, context_tokens=2048, threads=2)
+    launch = Launch("e", "embedded", MODEL, weights, slots=1, context_tokens=2048, threads=1)
     read_fd, write_fd = os.pipe()
     argv = [word.replace(REPORT_FD, str(write_fd)) for word in Embedded().argv(launch)]
     process = subprocess.Popen(argv, pass_fds=[write_fd], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)

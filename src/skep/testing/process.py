@@ -20,9 +20,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from skep.errors import EngineError
@@ -34,10 +34,12 @@ START_S = 20.0
 class FakeEngine:
     """Options are those of `fake_engine --help`: `token_ms=5` is `--token-ms 5`, `True` a flag, a list a repeat."""
 
+    popen: ClassVar[Callable[..., Any]] = subprocess.Popen  # or what starts it otherwise, and the gateway below
+
     def __init__(self, *, key: str = "", **options: Any) -> None:
         self._options = options
         self._env = {**os.environ, KEY_VARIABLE: key} if key else None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Any = None
         self._parent_fd: int | None = None
         self._stderr: IO[bytes] | None = None
         self.url = self._control = ""
@@ -50,7 +52,7 @@ class FakeEngine:
         fds = ["--report-fd", str(report_write), "--parent-fd", str(parent_read), "--control-port", "0"]
         argv = [sys.executable, "-m", "skep.testing.fake_engine", *fds, *to_argv(self._options)]
         try:
-            self._process = subprocess.Popen(
+            self._process = self.popen(
                 argv, pass_fds=(report_write, parent_read), stdin=subprocess.DEVNULL, stderr=self._stderr, env=self._env
             )
         finally:
@@ -74,8 +76,7 @@ class FakeEngine:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        return int(self._process.pid)
 
     def state(self) -> dict[str, Any]:
         return self._call("GET", "/fake/state")
@@ -90,13 +91,11 @@ class FakeEngine:
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         """Send a signal and wait; the exit status as `subprocess` gives it, -9 for SIGKILL."""
-        assert self._process is not None
         self._process.send_signal(number)
         return self.wait()
 
     def wait(self, timeout_s: float = 10.0) -> int:
-        assert self._process is not None
-        return self._process.wait(timeout_s)
+        return int(self._process.wait(timeout_s))
 
     def stderr(self) -> str:
         output = b"" if self._stderr is None else os.pread(self._stderr.fileno(), 1 << 20, 0)
@@ -164,7 +163,7 @@ class GatewayProcess:
         fds = (self.listener.fileno(), theirs.fileno())
         argv = ["-m", "skep.gateway.main", "--listen-fd", str(fds[0]), "--link-fd", str(fds[1])]
         with log.open("wb") as output, theirs:
-            self.process = subprocess.Popen([python, *argv], pass_fds=fds, stderr=output)
+            self.process = FakeEngine.popen([python, *argv], pass_fds=fds, stderr=output)
         self._lines = self.link.makefile("r")
         workers = int(os.environ.get(WORKERS, "1"))
         self.send({"op": "settings", "workers": workers, **setup})

@@ -1,0 +1,75 @@
+"""Fake engines and gateways as children of a process that has loaded them: no start of Python for each.
+
+They are processes like any other, with files, signals and an end of their own. Only their command line is another's.
+"""
+
+import importlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.forkserver import get_inherited_fds
+
+MODULES = ("skep.testing.fake_engine", "skep.gateway.main")
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([*MODULES])
+
+
+class PassedFile:
+    """A file that goes to the child: there it is the number that it has in the child."""
+
+    def __init__(self, number):
+        self._number = number
+
+    def __reduce__(self):
+        return inherited_file, (get_spawning_popen().duplicate_for_child(self._number),)
+
+
+def inherited_file(place):
+    return get_inherited_fds()[place]
+
+
+def run_module(name, words, env, error):
+    """In the child: what `python -m NAME WORDS...` does."""
+    os.environ.clear()
+    os.environ.update(env)
+    os.dup2(error, sys.stderr.fileno())
+    sys.argv = [name, *map(str, words)]
+    sys.exit(importlib.import_module(name).main())
+
+
+class ForkedProcess:
+    """As much of `subprocess.Popen` as is used of a fake engine and of a gateway."""
+
+    def __init__(self, argv, *, pass_fds, stderr, env=None, **_files):
+        python, _m, name, *words = argv
+        assert python == sys.executable
+        assert name in MODULES
+        numbers = {*map(str, pass_fds)}
+        words = [PassedFile(int(word)) if word in numbers else word for word in words]
+        args = (name, words, dict(env or os.environ), PassedFile(stderr.fileno()))
+        self._process = FORKS.Process(target=run_module, args=args, daemon=True)
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
+
+    def poll(self):
+        return self.returncode
+
+    def wait(self, timeout=None):
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout)
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
