@@ -24,7 +24,7 @@ from skep.paths import user_paths
 from skep.testing.process import FakeEngine, GatewayProcess
 
 # How quick this machine is at the moment is no finding.
-settings.register_profile("skep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("skep", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("skep")
 
 FakeEngine.popen = ForkedProcess

@@ -46,7 +46,7 @@ def test_noise_never_raises():
     print("seed", seed)
     rng = random.Random(seed)
     alphabet = "qwen3.68b-_/ \t\0İß漢+()gGbB0%\ud800"
-    for _ in range(3000):
+    for _ in range(800):
         noise = "".join(rng.choice(alphabet) for _ in range(rng.randrange(24)))
         find_device(noise)
         find_geometry(noise)

@@ -182,7 +182,7 @@ def digests(bodies):
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=80), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_digest_is_that_of_the_first_user_message_whatever_it_says(first, data):
     """Also where it says brackets, quotes and JSON, and where bodies are too large to be decoded: nothing behind it may
     have a part in it.

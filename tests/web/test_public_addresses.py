@@ -90,7 +90,8 @@ def answers(public):
     found, left = {}, list(BEGINNINGS)
     while left:
         path = left.pop()
-        if path in found or path.startswith("/static/") or len(found) > 400:
+        other_window = "window=" in path and "window=all" not in path  # what they show, the window of all shows too
+        if path in found or path.startswith("/static/") or other_window or len(found) > 400:
             continue
         found[path] = public(path)[1]
         if "<html" in found[path]:
@@ -119,7 +120,7 @@ def test_every_kind_of_page_was_looked_at(answers):
     looked = " ".join(answers)
     for kind in ("/runs/2", "/report.html", "/picture.svg", "/tuning/2", "/api/tuning/", "/api/run.json?id=", "/live"):
         assert kind in looked, kind
-    assert len(answers) > 60
+    assert len(answers) > 50
 
 
 def test_what_names_no_address_is_still_told(answers):

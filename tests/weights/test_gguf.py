@@ -181,7 +181,7 @@ RICH = gguf(pairs=(*DEFAULT_PAIRS, *EVERY_TYPE, ("words", ARRAY, (TEXT, ["a"] * 
 EXTREMES = st.sampled_from([0, 1, 8, 9, 255, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, 1 << 63, HUGE])
 
 
-@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     edits=st.lists(st.tuples(st.integers(4, len(RICH) - 8), EXTREMES | st.integers(0, HUGE)), max_size=4),
     length=st.just(len(RICH)) | st.integers(0, len(RICH)),
