@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from fake_programs import SMI
+from hive_client import write_hive
 
 from skep.paths import user_paths
-
-HIVE = 'start_deadline = "20s"\ndrain = "10s"\n'
 
 
 @pytest.fixture
@@ -42,16 +41,7 @@ def two_3090s(programs):
 
 @pytest.fixture
 def configure(tmp_path):
-    """Writes skep.toml: tables of [[serve]] with a fake engine, and what stands before and under [gateway]."""
-
-    def write(*tables, gateway="", head=HIVE):
-        text = [head, "[gateway]\nport = 0\n", gateway]
-        for table in tables or ({},):
-            values = {"model": "fake-model", "engine": "fake", "slots": 2, **table}
-            text += ["[[serve]]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
-        (tmp_path / "skep.toml").write_text("\n".join(text) + "\n")
-
-    return write
+    return lambda *tables, **more: write_hive(tmp_path, *tables, **more)
 
 
 @pytest.fixture

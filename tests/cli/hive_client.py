@@ -9,8 +9,20 @@ import threading
 import time
 import urllib.request
 
+from skep.host.processes import descendants
 from skep.paths import make_runtime
 from skep.supervisor.control_commands import control_socket
+
+HIVE = 'start_deadline = "20s"\ndrain = "10s"\n'
+
+
+def write_hive(folder, *tables, gateway="", head=HIVE):
+    """Writes skep.toml: tables of [[serve]] with a fake engine, and what stands before and under [gateway]."""
+    text = [head, "[gateway]\nport = 0\n", gateway]
+    for table in tables or ({},):
+        values = {"model": "fake-model", "engine": "fake", "slots": 2, **table}
+        text += ["[[serve]]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+    (folder / "skep.toml").write_text("\n".join(text) + "\n")
 
 
 def rows_of(skep):
@@ -42,6 +54,11 @@ def eventually(check, timeout_s=20):
         assert time.monotonic() < deadline, check
         time.sleep(0.02)  # asking another process: there is no event to await
     return found
+
+
+def family(pid):
+    """The process and everything below it."""
+    return [pid, *descendants(pid)]
 
 
 def rest_of(sock, received):

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from hive_client import answering, ask, eventually, rows_of
+from hive_client import ask, eventually, rows_of
 from in_process import refused
 
 from skep.engines.base import KEY_FILE
@@ -82,28 +82,6 @@ def test_a_skep_that_was_killed_is_followed_by_one_with_a_key_that_works(skep, u
     again = up()
     assert key_file.read_text() != before
     assert ask(again["url"])[0] == 200
-
-
-def test_skep_finds_the_key_of_a_replica_by_itself(skep, up):
-    """For a load on one replica, and for the monitor's probes of it."""
-    up()
-    engine = rows_of(skep)["fake-model-0"]["url"]
-    swept = skep("bench", "sweep", "--url", engine.replace("127.0.0.1", "localhost"), *SMALL, "--json", check=0)
-    assert json.loads(swept.stdout)["levels"][0]["errors"] == []
-    skep("monitor", "add", "one", "--url", engine, check=0)
-    probed = json.loads(skep("monitor", "probe", "one", "--json", check=0).stdout)
-    assert json.dumps(probed).count('"failed"') == 0
-
-
-def test_the_key_goes_to_replicas_of_the_hive_and_to_no_other_port(skep, up, env):
-    ready = up()
-    with answering(404) as (url, shown):
-        skep("bench", "sweep", "--url", url, *SMALL, check=1)
-        assert shown
-        assert set(shown) == {None}
-        assert local_key(url, env, user_paths(env)) is None
-    assert local_key(ready["url"], env, user_paths(env)) is None
-    assert local_key(ready["url"], {**env, "SKEP_API_KEY": "of-the-gateway"}, user_paths(env)) == "of-the-gateway"
 
 
 def test_without_a_hive_only_the_gateways_own_key_is_sent_and_to_this_machine_only(env, tmp_path):

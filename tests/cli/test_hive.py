@@ -12,10 +12,9 @@ import urllib.error
 from pathlib import Path
 
 import pytest
-from hive_client import ask, eventually, free_port, rest_of, rows_of, streaming
+from hive_client import ask, eventually, family, free_port, rest_of, rows_of, streaming
 from in_process import refused
 
-from skep.host.processes import descendants
 from skep.paths import user_paths
 
 SLOW = {"extra": ["--token-ms=20"]}
@@ -25,11 +24,6 @@ def alive(pid):
     with contextlib.suppress(FileNotFoundError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
-
-
-def family(pid):
-    """The process and everything below it."""
-    return [pid, *descendants(pid)]
 
 
 def test_up_in_the_background_answers_when_it_is_ready_and_down_leaves_nothing(skep, configure, up):
@@ -50,7 +44,7 @@ def test_up_in_the_background_answers_when_it_is_ready_and_down_leaves_nothing(s
     assert json.loads(skep("ps", "--json", check=0).stdout) == []
     with pytest.raises(urllib.error.URLError):
         ask(ready["url"])
-    assert up("--port", port)["url"] == ready["url"]  # the port is free again
+    socket.create_server(("127.0.0.1", port)).close()  # it is free again
 
 
 def test_kill_9_of_skep_leaves_no_engine_and_blocks_no_start(skep, configure, up):
@@ -65,57 +59,19 @@ def test_kill_9_of_skep_leaves_no_engine_and_blocks_no_start(skep, configure, up
     assert ask(again["url"])[0] == 200
 
 
-def test_a_gateway_and_an_engine_that_crash_come_back_and_their_clients_wait(skep, configure, up):
-    configure()
-    url = up()["url"]
-    before = rows_of(skep)
-    os.kill(before["gateway"]["pid"], signal.SIGKILL)
-    assert ask(url)[0] == 200  # the socket is the supervisor's: the connection waits, it is not refused
-    after = rows_of(skep)
-    assert after["fake-model-0"]["pid"] == before["fake-model-0"]["pid"]
-    assert after["gateway"]["pid"] != before["gateway"]["pid"]
-    assert after["gateway"]["restarts"] == 1
-    os.kill(before["fake-model-0"]["pid"], signal.SIGKILL)
-    eventually(lambda: rows_of(skep)["fake-model-0"]["pid"] != before["fake-model-0"]["pid"])
-    assert ask(url)[0] == 200
-    assert rows_of(skep)["fake-model-0"]["restarts"] == 1
-
-
-def test_two_replacements_at_once_leave_one_gateway(skep, configure, up, env, tmp_path):
-    configure()
-    ready = up()
-    command = [sys.executable, "-m", "skep", "restart", "gateway"]
-    both = [subprocess.Popen(command, env=env, cwd=tmp_path, stderr=subprocess.DEVNULL) for _ in range(2)]
-    assert [process.wait(30) for process in both] == [0, 0]
-    eventually(lambda: len(family(ready["pid"])) == 4)
-    assert ask(ready["url"])[0] == 200
-
-
-@pytest.mark.parametrize("replaced", [False, True])
-def test_down_waits_for_streams_in_a_replaced_gateway_too(skep, configure, up, replaced):
+def test_down_waits_for_streams_in_the_gateway_and_in_one_that_was_replaced(skep, configure, up):
     configure(SLOW)
     url = up()["url"]
-    with streaming(url, max_tokens=100) as sock:
-        received = sock.recv(1000)
-        if replaced:
-            skep("restart", "gateway", check=0)
-            assert ask(url)[0] == 200
-        skep("down", check=0)
-        received = rest_of(sock, received)
-    assert b"[DONE]" in received
-
-
-def test_a_restarted_replica_finishes_its_answers_first(skep, configure, up):
-    configure(SLOW)
-    url = up()["url"]
-    before = rows_of(skep)["fake-model-0"]["pid"]
-    with streaming(url, max_tokens=40) as sock:
-        received = sock.recv(1000)
-        skep("restart", "fake-model-0", check=0)
-        received = rest_of(sock, received)
-    assert b"[DONE]" in received
-    assert ask(url)[0] == 200
-    assert rows_of(skep)["fake-model-0"]["pid"] != before
+    with streaming(url, max_tokens=150) as old:
+        first = old.recv(1000)
+        skep("restart", "gateway", check=0)
+        with streaming(url, max_tokens=100) as new:
+            second = new.recv(1000)
+            skep("down", check=0)
+            second = rest_of(new, second)
+        first = rest_of(old, first)
+    assert b"[DONE]" in first
+    assert b"[DONE]" in second
 
 
 def test_a_replica_that_is_being_restarted_gets_nothing_new(skep, configure, up):
@@ -168,19 +124,6 @@ def test_an_engine_that_is_never_healthy_is_given_up_with_that_reason(skep, conf
     configure({"extra": ["--load-s=600"]}, head='start_deadline = "300ms"\n')
     done = skep("up", "-d", check=1)
     assert "not healthy within 0.3 s" in done.stderr
-
-
-def test_a_second_up_says_that_one_is_running_also_to_a_shell_with_another_runtime_folder(
-    skep, configure, tmp_path, up
-):
-    """cron and sudo have no XDG_RUNTIME_DIR."""
-    configure()
-    (tmp_path / "run").mkdir(mode=0o700)
-    up(XDG_RUNTIME_DIR=str(tmp_path / "run"))
-    assert rows_of(skep)["gateway"]["state"] == "ready"
-    done = skep("up", "-d", check=1)
-    assert "error: skep is already running (pid " in done.stderr
-    assert "skep down" in done.stderr
 
 
 def test_an_occupied_port_is_named_and_binding_to_the_world_wants_a_key(paths, configure):

@@ -1,0 +1,337 @@
+"""What is done to a hive while it serves: crashes, restarts, reload, drain, scale. One hive of fake engines for all.
+
+Each test finds it as `as_it_was` leaves it. It was started by a shell with a runtime folder that no other one has.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+
+import pytest
+from hive_client import answering, ask, eventually, family, rest_of, rows_of, streaming, write_hive
+
+from commands import environment, running_skep
+from skep.config.keys import keys_path
+from skep.paths import user_paths
+from skep.supervisor.control import ask as ask_control
+from skep.supervisor.control import local_key, socket_of
+
+SLOW = ["--token-ms=20"]
+SMALL = ("-c", "1", "--runs", "1", "--max-tokens", "4", "--warm-up", "quick")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("hive")
+
+
+@pytest.fixture(scope="module")
+def env(folder):
+    return environment(folder)
+
+
+@pytest.fixture(scope="module")
+def configure(folder):
+    return lambda *tables, **more: write_hive(folder, *(tables or ({"extra": SLOW},)), **more)
+
+
+@pytest.fixture(scope="module", name="skep")
+def skep_of_the_hive(env, folder):
+    with running_skep(env, folder) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def hive(skep, configure, folder):
+    configure()
+    (folder / "run").mkdir(mode=0o700)
+    return json.loads(skep("up", "-d", "--json", check=0, XDG_RUNTIME_DIR=str(folder / "run")).stdout)
+
+
+@pytest.fixture
+def url(hive):
+    return hive["url"]
+
+
+@pytest.fixture
+def reload(skep):
+    return lambda *args: json.loads(skep("reload", "--wait", "--json", *args, check=0).stdout)
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(hive, configure, reload):
+    configure()
+    reload()
+
+
+@pytest.fixture
+def status(env):
+    paths = user_paths(env)
+    return lambda: ask_control(socket_of(paths.lock, paths.socket), {"op": "status"})
+
+
+def refusal(url, **kwargs):
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        ask(url, **kwargs)
+    with caught.value as error:
+        return error.code, json.load(error)["error"]["code"]
+
+
+def pids_of(skep):
+    """Not what is busy: the gateway has yet to ask a replica that has just begun."""
+    return {name: (row["pid"], row["slots"], row["state"]) for name, row in rows_of(skep).items()}
+
+
+def replicas(skep):
+    return {name: row["pid"] for name, row in rows_of(skep).items() if row["kind"] == "replica"}
+
+
+def test_a_gateway_and_an_engine_that_crash_come_back_and_their_clients_wait(skep, url):
+    before = rows_of(skep)
+    os.kill(before["gateway"]["pid"], signal.SIGKILL)
+    assert ask(url)[0] == 200  # the socket is the supervisor's: the connection waits, it is not refused
+    after = rows_of(skep)
+    assert after["fake-model-0"]["pid"] == before["fake-model-0"]["pid"]
+    assert after["gateway"]["pid"] != before["gateway"]["pid"]
+    assert after["gateway"]["restarts"] == before["gateway"]["restarts"] + 1
+    os.kill(before["fake-model-0"]["pid"], signal.SIGKILL)
+    eventually(lambda: rows_of(skep)["fake-model-0"]["pid"] != before["fake-model-0"]["pid"])
+    assert ask(url)[0] == 200
+    assert rows_of(skep)["fake-model-0"]["restarts"] == before["fake-model-0"]["restarts"] + 1
+
+
+def test_two_replacements_at_once_leave_one_gateway(hive, env, folder):
+    command = [sys.executable, "-m", "skep", "restart", "gateway"]
+    both = [subprocess.Popen(command, env=env, cwd=folder, stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(30) for process in both] == [0, 0]
+    eventually(lambda: len(family(hive["pid"])) == 4)
+    assert ask(hive["url"])[0] == 200
+
+
+def test_a_restarted_replica_finishes_its_answers_first(skep, url):
+    before = rows_of(skep)["fake-model-0"]["pid"]
+    with streaming(url, max_tokens=40) as sock:
+        received = sock.recv(1000)
+        skep("restart", "fake-model-0", check=0)
+        received = rest_of(sock, received)
+    assert b"[DONE]" in received
+    assert ask(url)[0] == 200
+    assert rows_of(skep)["fake-model-0"]["pid"] != before
+
+
+def test_a_second_up_says_that_one_is_running_also_to_a_shell_with_another_runtime_folder(skep):
+    """cron and sudo have no XDG_RUNTIME_DIR."""
+    assert rows_of(skep)["gateway"]["state"] == "ready"
+    done = skep("up", "-d", check=1)
+    assert "error: skep is already running (pid " in done.stderr
+    assert "skep down" in done.stderr
+
+
+def test_a_reload_adds_and_removes_replicas_while_a_stream_goes_on(skep, configure, url, reload):
+    configure({"replicas": 2, "extra": SLOW})
+    reload()
+    before = rows_of(skep)
+    with streaming(url, max_tokens=150) as sock:
+        received = sock.recv(1000)
+        busy = next(name for name, row in rows_of(skep).items() if row["kind"] == "replica" and row["busy"])
+        configure({"replicas": 3, "extra": SLOW}, {"model": "other"})
+        assert reload() == {
+            "added": ["fake-model-2", "other-0"],
+            "removed": [],
+            "changed": [],
+            "adjusted": [],
+            "unchanged": ["fake-model-0", "fake-model-1"],
+            "left_out": [],
+            "warnings": [],
+        }
+        during = rows_of(skep)
+        assert {row["state"] for row in during.values()} == {"ready"}
+        assert during["gateway"]["slots"] == 8
+        assert ask(url, model="other")[0] == 200
+        configure({"replicas": 1, "extra": SLOW})
+        assert sorted(reload()["removed"]) == ["fake-model-1", "fake-model-2", "other-0"]
+        received = rest_of(sock, received)
+    assert busy in before
+    assert b"[DONE]" in received
+    after = rows_of(skep)
+    assert set(after) == {"fake-model-0", "gateway"}
+    assert after["fake-model-0"]["pid"] == before["fake-model-0"]["pid"]
+    assert refusal(url, model="other") == (404, "model_not_found")
+
+
+def test_replicas_that_change_are_started_anew_after_their_answers(skep, configure, url, reload):
+    """One after the other; requests that find none of them wait."""
+    before = rows_of(skep)["fake-model-0"]["pid"]
+    with streaming(url, max_tokens=60) as sock:
+        received = sock.recv(1000)
+        configure({"extra": SLOW, "slots": 3})
+        assert reload()["changed"] == ["fake-model-0"]
+        received = rest_of(sock, received)
+    assert b"[DONE]" in received
+    after = rows_of(skep)["fake-model-0"]
+    assert (after["slots"], after["state"]) == (3, "ready")
+    assert after["pid"] != before
+    assert ask(url)[0] == 200
+
+
+def test_shares_of_slots_and_aliases_hold_at_once_and_without_a_restart(skep, configure, url, reload):
+    configure({"slots": 4})
+    reload()
+    before = rows_of(skep)["fake-model-0"]["pid"]
+    assert refusal(url, model="gpt-4o") == (404, "model_not_found")
+    configure({"slots": 4, "reserve": 1, "soft_slots": 2}, gateway='[aliases]\n"gpt-*" = "fake-model"\n')
+    assert reload()["adjusted"] == ["fake-model-0"]
+    assert ask(url, model="gpt-4o")[0] == 200
+    assert rows_of(skep)["fake-model-0"]["pid"] == before
+
+
+def test_a_file_with_an_error_changes_nothing_and_says_so(skep, url, folder):
+    good = (folder / "skep.toml").read_text()
+    before = pids_of(skep)
+    for bad, complaint in [
+        ("[gateway\n", "skep.toml cannot be read"),
+        (good.replace("slots = 2", "slots = 0"), "`serve.0.slots`"),
+        (good.replace("slots = 2", "slots = 2\nreserve = 2"), "`reserve` = 2 takes all 2 slots"),
+        (good + '[aliases]\nx = "nobody"\n', "the alias `x` stands for `nobody`, which is not served"),
+        (good.replace('engine = "fake"', 'engine = "steam"'), "there is no engine `steam`"),
+    ]:
+        (folder / "skep.toml").write_text(bad)
+        assert complaint in skep("reload", check=2).stderr
+    (folder / "skep.toml").unlink()
+    assert "does not exist" in skep("reload", check=2).stderr
+    assert pids_of(skep) == before
+    assert ask(url)[0] == 200
+
+
+def test_a_reloaded_replica_that_does_not_start_is_an_error_and_the_hive_stays(skep, configure, reload):
+    configure({"extra": ["--crash-at-start=no such kernel"]})
+    done = skep("reload", "--wait", check=1)
+    assert "error: replica `fake-model-0` did not start: no such kernel" in done.stderr
+    assert rows_of(skep)["fake-model-0"]["state"] == "failed"
+    configure()
+    assert reload()["changed"] == ["fake-model-0"]
+    assert rows_of(skep)["fake-model-0"]["state"] == "ready"
+
+
+def test_an_address_is_not_changed_by_a_reload(skep, folder):
+    text = (folder / "skep.toml").read_text()
+    (folder / "skep.toml").write_text(text.replace("port = 0", 'port = 9\nhost = "::1"\nbody_limit = "1MiB"'))
+    done = skep("reload", "--wait", check=0)
+    assert "not applied yet: `port`; run `skep down && skep up -d`" in done.stderr
+    assert "not applied yet: `host`" in done.stderr
+    assert "not applied yet: `body_limit`; run `skep replica restart gateway`" in done.stderr
+
+
+def test_a_reload_from_another_folder_reads_the_same_file(configure, env, folder):
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "skep.toml").write_text("nonsense")
+    configure({"replicas": 2, "extra": SLOW})
+    command = [sys.executable, "-m", "skep", "reload", "--wait", "--json"]
+    done = subprocess.run(command, env=env, cwd=folder / "elsewhere", capture_output=True, text=True)
+    assert json.loads(done.stdout)["added"] == ["fake-model-1"]
+
+
+def test_a_key_that_was_added_is_wanted_at_once_and_a_file_that_others_can_read_warned_about(skep, url, reload, env):
+    key = skep("key", "add", "agent", check=0).stdout.strip()
+    assert ask(url)[0] == 200  # not before the reload
+    keys_path(user_paths(env)).chmod(0o644)
+    assert "warning: other users can read" in skep("reload", "--wait", check=0).stderr
+    assert refusal(url) == (401, "invalid_api_key")
+    assert ask(url, key=key)[0] == 200
+    skep("key", "remove", "agent", check=0)
+    reload()
+    assert ask(url)[0] == 200  # on loopback, no key means that none is wanted
+
+
+def test_a_drained_replica_finishes_what_it_has_and_gets_nothing_new(skep, configure, url, reload, status):
+    configure({"replicas": 2, "extra": SLOW})
+    reload()
+    with streaming(url, max_tokens=100) as sock:
+        received = sock.recv(1000)
+        name = next(row["name"] for row in status()["rows"] if row["kind"] == "replica" and row["busy"])
+        assert f"{name} gets no new requests; 1 still running" in skep("drain", name, check=0).stderr
+        assert rows_of(skep)[name]["state"] == "draining"
+        for _ in range(4):
+            assert ask(url)[0] == 200
+        assert "has none running" in skep("drain", name, "--wait", check=0).stderr
+        received = rest_of(sock, received)
+    assert b"[DONE]" in received
+    tokens = status()["gateway"]["tokens"]
+    ask(url)
+    assert status()["gateway"]["tokens"].get(name) == tokens.get(name)
+    skep("undrain", name, check=0)
+    assert rows_of(skep)[name]["state"] == "ready"
+
+
+def test_a_drained_replica_stays_drained_when_it_is_restarted(skep, url):
+    before = rows_of(skep)["fake-model-0"]["restarts"]
+    skep("drain", "fake-model-0", check=0)
+    skep("restart", "fake-model-0", check=0)
+    eventually(lambda: rows_of(skep)["fake-model-0"]["restarts"] == before + 1)
+    eventually(lambda: rows_of(skep)["fake-model-0"]["state"] == "draining")
+    skep("undrain", "fake-model-0", check=0)
+    assert ask(url)[0] == 200
+
+
+def test_the_status_tells_what_the_gateway_sees_and_names_nobody_who_is_not_there(skep, url, status):
+    ask(url)
+    for command, what in {"drain": "replica or node", "undrain": "replica or node", "restart": "replica"}.items():
+        said = skep(command, "nobody", check=1).stderr
+        assert f"error: there is no {what} `nobody`" in said
+        assert "fake-model-0" in said
+    gateway = eventually(lambda: (seen := status()["gateway"]) and seen["ended"].get("answered") and seen)
+    assert gateway["queues"] == {"fake-model": {"interactive": 0, "normal": 0, "batch": 0}}
+    assert [(row["name"], row["state"], row["slots"]) for row in gateway["replicas"]] == [("fake-model-0", "up", 2)]
+
+
+def test_replicas_come_and_go_while_a_stream_goes_on(skep, url):
+    before = replicas(skep)
+    with streaming(url, max_tokens=60) as sock:
+        received = sock.recv(1000)
+        done = skep("scale", "fake-model=3", "--wait", check=0)
+        assert "started: fake-model-1, fake-model-2" in done.stderr
+        assert "1 -> 3 replicas, until the next `skep replica reload` or `skep up`" in done.stderr
+        during = replicas(skep)
+        assert (len(during), during["fake-model-0"]) == (3, before["fake-model-0"])
+        told = json.loads(skep("scale", "fake-model=1", "--wait", "--json", check=0).stdout)
+        assert (told["before"], told["removed"]) == (3, ["fake-model-1", "fake-model-2"])
+        received = rest_of(sock, received)
+    assert b"[DONE]" in received
+    assert replicas(skep) == before
+    skep("scale", "fake-model=2", "--wait", check=0)
+    shown = json.loads(skep("scale", "--json", check=0).stdout)
+    assert shown == [{"model": "fake-model", "replicas": 2, "ready": 2}]
+    skep("reload", "--wait", check=0)
+    assert replicas(skep) == before, "what the file says holds again"
+    for wanted, code, words in [
+        ("nobody=2", 2, "skep starts no model `nobody` here"),
+        ("fake-model=0", 2, "`fake-model` cannot have 0 replicas"),
+        ("nobody", 2, "skep starts no model `nobody`"),
+    ]:
+        assert words in skep("scale", wanted, check=code).stderr
+    assert replicas(skep) == before
+
+
+def test_skep_finds_the_key_of_a_replica_by_itself(skep, configure, reload):
+    """For a load on one replica, and for the monitor's probes of it."""
+    configure({"extra": ["--token-ms=1"]})
+    reload()
+    engine = rows_of(skep)["fake-model-0"]["url"]
+    swept = skep("bench", "sweep", "--url", engine.replace("127.0.0.1", "localhost"), *SMALL, "--json", check=0)
+    assert json.loads(swept.stdout)["levels"][0]["errors"] == []
+    skep("monitor", "add", "one", "--url", engine, check=0)
+    probed = json.loads(skep("monitor", "probe", "one", "--json", check=0).stdout)
+    assert json.dumps(probed).count('"failed"') == 0
+
+
+def test_the_key_goes_to_replicas_of_the_hive_and_to_no_other_port(skep, hive, env):
+    with answering(404) as (url, shown):
+        skep("bench", "sweep", "--url", url, *SMALL, check=1)
+        assert shown
+        assert set(shown) == {None}
+        assert local_key(url, env, user_paths(env)) is None
+    assert local_key(hive["url"], env, user_paths(env)) is None
+    assert local_key(hive["url"], {**env, "SKEP_API_KEY": "of-the-gateway"}, user_paths(env)) == "of-the-gateway"
