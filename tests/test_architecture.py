@@ -3,11 +3,15 @@
 import ast
 import importlib
 import re
+import sys
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+from size import statements
 
 ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "skep"
@@ -47,7 +51,7 @@ def imports(path):
 
 
 def _imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

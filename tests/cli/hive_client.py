@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 import time
+import urllib.error
 import urllib.request
 
 from skep.host.processes import descendants
@@ -35,6 +36,15 @@ def ask(url, *, key=None, context=None, **fields):
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=30, context=context) as answer:
         return answer.status, answer.read()
+
+
+def status_of(url, key=None):
+    """Of one request, or of one past the gateway to an engine."""
+    try:
+        return ask(url, key=key)[0]
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
 
 
 def streaming(url, **fields):

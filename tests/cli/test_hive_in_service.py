@@ -11,10 +11,11 @@ import sys
 import urllib.error
 
 import pytest
-from hive_client import answering, ask, eventually, family, rest_of, rows_of, streaming, write_hive
+from hive_client import answering, ask, eventually, family, rest_of, rows_of, status_of, streaming, write_hive
 
 from commands import environment, running_skep
 from skep.config.keys import keys_path
+from skep.engines.base import KEY_FILE
 from skep.paths import user_paths
 from skep.supervisor.control import ask as ask_control
 from skep.supervisor.control import local_key, socket_of
@@ -49,6 +50,12 @@ def hive(skep, configure, folder):
     configure()
     (folder / "run").mkdir(mode=0o700)
     return json.loads(skep("up", "-d", "--json", check=0, XDG_RUNTIME_DIR=str(folder / "run")).stdout)
+
+
+@pytest.fixture
+def key(hive, env):
+    """That its engines want."""
+    return (user_paths(env).state / KEY_FILE).read_text().strip()
 
 
 @pytest.fixture
@@ -89,7 +96,7 @@ def replicas(skep):
     return {name: row["pid"] for name, row in rows_of(skep).items() if row["kind"] == "replica"}
 
 
-def test_a_gateway_and_an_engine_that_crash_come_back_and_their_clients_wait(skep, url):
+def test_a_gateway_and_an_engine_that_crash_come_back_with_their_key_and_their_clients_wait(skep, url, key):
     before = rows_of(skep)
     os.kill(before["gateway"]["pid"], signal.SIGKILL)
     assert ask(url)[0] == 200  # the socket is the supervisor's: the connection waits, it is not refused
@@ -100,7 +107,9 @@ def test_a_gateway_and_an_engine_that_crash_come_back_and_their_clients_wait(ske
     os.kill(before["fake-model-0"]["pid"], signal.SIGKILL)
     eventually(lambda: rows_of(skep)["fake-model-0"]["pid"] != before["fake-model-0"]["pid"])
     assert ask(url)[0] == 200
-    assert rows_of(skep)["fake-model-0"]["restarts"] == before["fake-model-0"]["restarts"] + 1
+    engine = rows_of(skep)["fake-model-0"]
+    assert engine["restarts"] == before["fake-model-0"]["restarts"] + 1
+    assert [status_of(engine["url"]), status_of(engine["url"], key=key)] == [401, 200]
 
 
 def test_two_replacements_at_once_leave_one_gateway(hive, env, folder):
@@ -122,6 +131,17 @@ def test_a_restarted_replica_finishes_its_answers_first(skep, url):
     assert rows_of(skep)["fake-model-0"]["pid"] != before
 
 
+def test_a_replica_that_is_being_restarted_gets_nothing_new(skep, configure, url, reload):
+    """It takes its time to end: what comes meanwhile waits for its successor."""
+    configure({"extra": [*SLOW, "--ignore-term"]})
+    reload()
+    skep("restart", "fake-model-0", check=0)
+    with streaming(url, max_tokens=100) as sock:
+        received = rest_of(sock, b"")
+    assert b"[DONE]" in received
+    assert b"stream_cut" not in received
+
+
 def test_a_second_up_says_that_one_is_running_also_to_a_shell_with_another_runtime_folder(skep):
     """cron and sudo have no XDG_RUNTIME_DIR."""
     assert rows_of(skep)["gateway"]["state"] == "ready"
@@ -130,7 +150,7 @@ def test_a_second_up_says_that_one_is_running_also_to_a_shell_with_another_runti
     assert "skep down" in done.stderr
 
 
-def test_a_reload_adds_and_removes_replicas_while_a_stream_goes_on(skep, configure, url, reload):
+def test_a_reload_adds_and_removes_replicas_while_a_stream_goes_on(skep, configure, url, reload, key):
     configure({"replicas": 2, "extra": SLOW})
     reload()
     before = rows_of(skep)
@@ -150,6 +170,8 @@ def test_a_reload_adds_and_removes_replicas_while_a_stream_goes_on(skep, configu
         during = rows_of(skep)
         assert {row["state"] for row in during.values()} == {"ready"}
         assert during["gateway"]["slots"] == 8
+        added = during["fake-model-2"]["url"]
+        assert [status_of(added), status_of(added, key=key)] == [401, 200]
         assert ask(url, model="other")[0] == 200
         configure({"replicas": 1, "extra": SLOW})
         assert sorted(reload()["removed"]) == ["fake-model-1", "fake-model-2", "other-0"]

@@ -137,6 +137,7 @@ CASES = {
         (launch_of("embedded"), EXIT_FINAL, ["error: port 7 is in use: choose another one"], "port 7", None),
     "unless llama.cpp said it better":
         (launch_of("embedded"), EXIT_FINAL, LEGS, "this llama.cpp does not know `x9`", ...),
+    "without any words the exit code tells": (launch_of(), 3, [], "exit code 3", None),
     "numbers that are none": (launch_of(), 1, [f"torch.OutOfMemoryError: {ODD}"], "out of GPU memory", ...),
 }  # fmt: skip
 
