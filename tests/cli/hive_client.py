@@ -10,6 +10,8 @@ import time
 import urllib.error
 import urllib.request
 
+import pytest
+
 from skep.host.processes import descendants
 from skep.paths import make_runtime
 from skep.supervisor.control_commands import control_socket
@@ -36,6 +38,14 @@ def ask(url, *, key=None, context=None, **fields):
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=30, context=context) as answer:
         return answer.status, answer.read()
+
+
+def refusal(url, **kwargs):
+    """Status and code of a request that is refused."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        ask(url, **kwargs)
+    with caught.value as error:
+        return error.code, json.load(error)["error"]["code"]
 
 
 def status_of(url, key=None):

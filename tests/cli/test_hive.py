@@ -111,12 +111,6 @@ def test_an_engine_that_dies_at_start_is_one_clear_line_and_nothing_is_left(skep
     assert "known: fake-model-0, gateway, requests, skep" in skep("logs", "nobody", check=2).stderr
 
 
-def test_an_engine_that_is_never_healthy_is_given_up_with_that_reason(skep, configure):
-    configure({"extra": ["--load-s=600"]}, head='start_deadline = "300ms"\n')
-    done = skep("up", "-d", check=1)
-    assert "not healthy within 0.3 s" in done.stderr
-
-
 def test_an_occupied_port_is_named_and_binding_to_the_world_wants_a_key(paths, configure):
     configure()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -213,12 +207,6 @@ def test_what_a_hive_writes_is_for_its_user_alone_and_tells_what_happened(skep, 
 def test_a_wrong_configuration_is_one_line(paths, tmp_path):
     (tmp_path / "skep.toml").write_text("[gateway]\nprot = 1\n")
     assert refused("up", "-d").startswith("skep.toml: `gateway.prot`")
-
-
-@pytest.mark.parametrize("command", ["ps", "down", "restart gateway"])
-def test_commands_without_a_hive_say_how_to_start_one(skep, command):
-    done = skep(*command.split(), check=1)
-    assert done.stderr == "error: skep is not running\nhint: start it with `skep up -d`\n"
 
 
 def test_the_systemd_unit_names_this_skep(skep):

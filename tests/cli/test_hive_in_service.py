@@ -8,10 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.error
 
 import pytest
-from hive_client import answering, ask, eventually, family, rest_of, rows_of, status_of, streaming, write_hive
+from hive_client import answering, ask, eventually, family, refusal, rest_of, rows_of, status_of, streaming, write_hive
 
 from commands import environment, running_skep
 from skep.config.keys import keys_path
@@ -78,13 +77,6 @@ def as_it_was(hive, configure, reload):
 def status(env):
     paths = user_paths(env)
     return lambda: ask_control(socket_of(paths.lock, paths.socket), {"op": "status"})
-
-
-def refusal(url, **kwargs):
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        ask(url, **kwargs)
-    with caught.value as error:
-        return error.code, json.load(error)["error"]["code"]
 
 
 def pids_of(skep):
@@ -197,6 +189,20 @@ def test_replicas_that_change_are_started_anew_after_their_answers(skep, configu
     assert (after["slots"], after["state"]) == (3, "ready")
     assert after["pid"] != before
     assert ask(url)[0] == 200
+
+
+@pytest.mark.slow
+def test_a_request_that_comes_while_its_only_replica_changes_waits(skep, configure, url):
+    with streaming(url, max_tokens=400) as sock:
+        received = sock.recv(1000)
+        configure({"extra": ["--load-s=0.3"]})
+        skep("reload", check=0)
+        assert rows_of(skep)["fake-model-0"]["state"] == "draining"
+        assert "another reload is in progress" in skep("reload", check=1).stderr
+        assert ask(url)[0] == 200
+        received = rest_of(sock, received)
+    assert b"[DONE]" in received
+    assert rows_of(skep)["fake-model-0"]["state"] == "ready"
 
 
 def test_shares_of_slots_and_aliases_hold_at_once_and_without_a_restart(skep, configure, url, reload):

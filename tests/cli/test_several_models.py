@@ -110,24 +110,29 @@ def test_nothing_is_lost_when_two_models_are_asked_for_all_the_time(hive):
         assert all(crowd.map(client, range(6)))
 
 
-def test_load_unload_and_swap_by_hand(hive, paths):
-    hive.start(a=ON_DEMAND, b=ON_DEMAND)
+def test_load_unload_and_swap_by_hand_and_a_load_that_fails_brings_nothing_else_down(hive, paths):
+    hive.start(a=ON_DEMAND, b=ON_DEMAND, broken=on_demand("--crash-at-start=error: no memory", "--exit-code=78"))
     assert call("load", "a", "--json").json == {"model": "a", "state": "loaded"}
     assert "a makes room, b is loaded" in call("swap", "a", "b").err
-    assert hive.states() == {"a-0": "unloaded", "b-0": "ready"}
+    assert hive.states() == {"a-0": "unloaded", "b-0": "ready", "broken-0": "unloaded"}
     assert "b is unloaded" in call("unload", "b", "--drain", "5s").err
-    assert hive.states() == {"a-0": "unloaded", "b-0": "unloaded"}
+    assert set(hive.states().values()) == {"unloaded"}
     assert call("unload", "b", "--json").json["state"] == "unloaded"
     unknown = call("load", "nobody").error
     assert "skep starts no model `nobody`" in unknown.message
-    assert unknown.hint == "known: a, b"
+    assert unknown.hint == "known: a, b, broken"
     assert "cannot be swapped for itself" in call("swap", "a", "a").error.message
     assert "`a-0` is not loaded" in call("restart", "a-0").error.message
-
-
-def test_commands_without_a_hive_say_that_there_is_none(paths):
-    assert "skep is not running" in refused("load", "a", code=1)
     assert "is not a duration" in refused("unload", "a", "--drain", "soon")
+    with streaming(hive.url, model="broken") as sock:
+        received = rest_of(sock, b"")
+    assert b"no memory" in received
+    assert b'"code": "model_load_failed"' in received
+    eventually(lambda: set(hive.states().values()) == {"unloaded"})
+    (row,) = [row for row in hive.tell("status")["rows"] if row["name"] == "broken-0"]
+    assert "no memory" in row["why"]
+    assert "no memory" in call("load", "broken").error.message  # by hand there is no back-off
+    assert ask(hive.url, model="a")[0] == 200
 
 
 @pytest.mark.slow
@@ -146,19 +151,6 @@ def test_an_idle_model_goes_by_itself(hive):
     hive.start(a={"idle_unload": "1s"})
     assert ask(hive.url, model="a")[0] == 200
     eventually(lambda: hive.states() == {"a-0": "unloaded"})
-    assert ask(hive.url, model="a")[0] == 200
-
-
-def test_a_load_that_fails_is_told_and_brings_nothing_else_down(hive, paths):
-    hive.start(a=ON_DEMAND, broken=on_demand("--crash-at-start=error: no memory", "--exit-code=78"))
-    with streaming(hive.url, model="broken") as sock:
-        received = rest_of(sock, b"")
-    assert b"no memory" in received
-    assert b'"code": "model_load_failed"' in received
-    eventually(lambda: hive.states() == {"a-0": "unloaded", "broken-0": "unloaded"})
-    (row,) = [row for row in hive.tell("status")["rows"] if row["name"] == "broken-0"]
-    assert "no memory" in row["why"]
-    assert "no memory" in call("load", "broken").error.message  # by hand there is no back-off
     assert ask(hive.url, model="a")[0] == 200
 
 

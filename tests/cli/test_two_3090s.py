@@ -86,6 +86,7 @@ def test_the_page_can_be_typed_from_its_first_line_to_its_last(machine, tmp_path
             assert "Claude Code: ANTHROPIC_BASE_URL=" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_page_for_those_who_serve_already_can_be_typed_too(machine, tmp_path):
     (tmp_path / "skep.toml").write_text("[gateway]\nport = 0\n")
     lines = typed("already-serving.md")
@@ -98,6 +99,7 @@ def test_the_page_for_those_who_serve_already_can_be_typed_too(machine, tmp_path
                 machine("down")
 
 
+@pytest.mark.slow
 def test_the_page_for_those_without_a_gpu_can_be_typed_too(skep, tmp_path):
     """Nothing on it needs a card: the embedded model is real, the rig is simulated, the server elsewhere is a fake."""
     (tmp_path / "skep.toml").write_text("[gateway]\nport = 0\n")

@@ -2,47 +2,31 @@
 
 import http.client
 import json
-import os
 import random
-import select
-import subprocess
+from contextlib import closing
 from itertools import islice
 from urllib.parse import urlsplit
 
 import pytest
 
-from skep.engines.base import REPORT_FD, Launch
-from skep.engines.llamacpp import Embedded
-from skep.paths import user_paths
-from skep.weights.pull import installed, pull
+from embedded_process import MODEL, serving, weights
+from skep.engines.base import Launch
 from skep.workload.prompts import calibrate, coding_prompts, prefill_heavy, sample_prompts
 from skep.workload.traffic import read_trace, trace_messages
 
 pytestmark = pytest.mark.engine
-MODEL = "smollm2-135m"
 
 
 @pytest.fixture(scope="module")
 def ask():
-    cache = user_paths(os.environ).cache
-    weights = installed(MODEL, cache) or pull(MODEL, cache_dir=cache).path
-    launch = Launch("e", "embedded", MODEL, weights, slots=1, context_tokens=2048, threads=1)
-    read_fd, write_fd = os.pipe()
-    argv = [word.replace(REPORT_FD, str(write_fd)) for word in Embedded().argv(launch)]
-    process = subprocess.Popen(argv, pass_fds=[write_fd], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    os.close(write_fd)
-    with os.fdopen(read_fd) as report:
-        assert select.select([report], [], [], 60)[0], "the engine did not start"
-        connection = http.client.HTTPConnection(urlsplit(json.loads(report.readline())["url"]).netloc, timeout=60)
+    launch = Launch("e", "embedded", MODEL, weights(), slots=1, context_tokens=2048, threads=1)
+    with serving(launch) as url, closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)) as connection:
 
-    def post(path, **body):
-        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-        return json.loads(connection.getresponse().read())
+        def post(path, **body):
+            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+            return json.loads(connection.getresponse().read())
 
-    yield post
-    connection.close()
-    process.kill()
-    process.wait()
+        yield post
 
 
 @pytest.fixture(scope="module")
