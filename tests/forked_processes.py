@@ -6,7 +6,6 @@ They are processes like any other, with files, signals and an end of their own. 
 import importlib
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 from multiprocessing.context import get_spawning_popen
@@ -40,36 +39,27 @@ def run_module(name, words, env, error):
     sys.exit(importlib.import_module(name).main())
 
 
-class ForkedProcess:
+class ForkedProcess(FORKS.Process):
     """As much of `subprocess.Popen` as is used of a fake engine and of a gateway."""
 
     def __init__(self, argv, *, pass_fds, stderr, env=None, **_files):
         python, _m, name, *words = argv
-        assert python == sys.executable
-        assert name in MODULES
+        assert (python, name in MODULES) == (sys.executable, True)
         numbers = {*map(str, pass_fds)}
         words = [PassedFile(int(word)) if word in numbers else word for word in words]
         args = (name, words, dict(env or os.environ), PassedFile(stderr.fileno()))
-        self._process = FORKS.Process(target=run_module, args=args, daemon=True)
-        self._process.start()
-        self.pid = self._process.pid
-
-    @property
-    def returncode(self):
-        return self._process.exitcode
+        super().__init__(target=run_module, args=args, daemon=True)
+        self.start()
 
     def poll(self):
-        return self.returncode
+        return self.exitcode
 
     def wait(self, timeout=None):
-        self._process.join(timeout)
-        if self.returncode is None:
-            raise subprocess.TimeoutExpired(self._process.name, timeout)
-        return self.returncode
+        self.join(timeout)
+        if self.exitcode is None:
+            raise subprocess.TimeoutExpired(self.name, timeout)
+        return self.exitcode
 
     def send_signal(self, number):
-        if self.returncode is None:
+        if self.exitcode is None:
             os.kill(self.pid, number)
-
-    def kill(self):
-        self.send_signal(signal.SIGKILL)

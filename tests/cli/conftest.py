@@ -48,3 +48,9 @@ def configure(tmp_path):
 def up(skep):
     """Starts the hive of skep.toml, and gives what it tells when it is ready."""
     return lambda *args, **env: json.loads(skep("up", "-d", "--json", *args, check=0, **env).stdout)
+
+
+@pytest.fixture
+def reload(skep):
+    """Brings the hive to what skep.toml says, and gives what that has changed."""
+    return lambda *args: json.loads(skep("reload", "--wait", "--json", *args, check=0).stdout)

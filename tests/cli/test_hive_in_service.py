@@ -62,11 +62,6 @@ def url(hive):
     return hive["url"]
 
 
-@pytest.fixture
-def reload(skep):
-    return lambda *args: json.loads(skep("reload", "--wait", "--json", *args, check=0).stdout)
-
-
 @pytest.fixture(autouse=True)
 def as_it_was(hive, configure, reload):
     configure()

@@ -13,7 +13,6 @@ from in_process import call, refused
 
 from skep.paths import user_paths
 from skep.supervisor.control import ask as control
-from skep.supervisor.eviction import Act, Action, Eviction, MemoryBudget, ModelSpec, ModelUsage
 
 HEAD = 'start_deadline = "20s"\ndrain = "10s"\nmax_loaded = 1\n'
 ON_DEMAND = {"on_demand": True}
@@ -198,16 +197,3 @@ def test_down_with_a_request_that_waits_leaves_nothing(skep, hive):
         assert b"shutting_down" in rest_of(sock, b"")
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", int(hive.url.rpartition(":")[2])), timeout=2):
         pass
-
-
-def test_a_model_that_was_loaded_after_all_is_loaded_again_with_its_next_request():
-    eviction = Eviction([ModelSpec("a", {"gpu0": 1})], MemoryBudget({"gpu0": 1}))
-    eviction.wanted("a", 0.0)
-    assert Action(Act.UNLOAD, "a") in eviction.failed("a", "out of memory", 1.0)
-    eviction.gone("a", 1.5)
-    assert eviction.wanted("a", 2.0, asked=True) == [Action(Act.LOAD, "a")]  # by hand, once the cause was mended
-    eviction.loaded("a", 3.0)
-    eviction.unload("a", 4.0)
-    eviction.told({"a": ModelUsage(busy=0, queued=0, idle_s=100.0)}, 4.5, 4.6)
-    eviction.gone("a", 5.0)
-    assert eviction.wanted("a", 6.0) == [Action(Act.LOAD, "a")]
