@@ -10,6 +10,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from commands import environment, running_skep
 from forked_processes import ForkedProcess
+from skep.store.database import open_store
 from skep.testing.process import FakeEngine, GatewayProcess
 
 # How quick this machine is at the moment is no finding.
@@ -57,6 +58,12 @@ def env(tmp_path):
 def run_skep(env, tmp_path):
     with running_skep(env, tmp_path) as run:
         yield run
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(tmp_path / "store.sqlite3") as opened:
+        yield opened
 
 
 class GatewayOfFakes(GatewayProcess):

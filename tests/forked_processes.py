@@ -3,6 +3,7 @@
 They are processes like any other, with files, signals and an end of their own. Only their command line is another's.
 """
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.forkserver import get_inherited_fds
+from pathlib import Path
 
 MODULES = ("skep.testing.fake_engine", "skep.gateway.main")
 FORKS = multiprocessing.get_context("forkserver")
@@ -63,3 +65,10 @@ class ForkedProcess(FORKS.Process):
     def send_signal(self, number):
         if self.exitcode is None:
             os.kill(self.pid, number)
+
+
+def alive(pid):
+    """A zombie whose parent is not ours to wake counts as gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from hive_client import eventually
-from test_hive import alive
 
+from forked_processes import alive
 from skep.bench import demo as measuring
 from skep.bench.summary import summarise
 from skep.host.processes import descendants

@@ -1,6 +1,5 @@
 """`skep up` and its companions as a user runs them, on fake engines: real processes, real sockets, real signals."""
 
-import contextlib
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ import pytest
 from hive_client import ask, eventually, family, free_port, refusal, rest_of, rows_of, status_of, streaming
 from in_process import refused
 
+from forked_processes import alive
 from skep.cli.control import parse_wanted
 from skep.config.keys import keys_path
 from skep.engines.base import KEY_FILE
@@ -22,12 +22,6 @@ from skep.paths import user_paths
 from skep.supervisor.control import local_key
 
 SLOW = {"extra": ["--token-ms=20"]}
-
-
-def alive(pid):
-    with contextlib.suppress(FileNotFoundError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def test_up_in_the_background_answers_when_it_is_ready_and_down_leaves_nothing(skep, configure, up):

@@ -35,6 +35,7 @@ from skep.store.database import open_store
 from skep.supervisor.main import something_to_watch
 from skep.testing.process import FakeEngine
 
+pytestmark = pytest.mark.usefixtures("paths")  # each test has an installation of its own
 NOBODY = ("--url", "http://127.0.0.1:1", "--no-check")
 monitor = partial(call, "monitor")
 refusal = partial(refused, "monitor")
@@ -44,11 +45,6 @@ refusal = partial(refused, "monitor")
 def engine():
     with FakeEngine(slots=4, token_ms=0.2) as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def _own_folders(paths):
-    """Each test has an installation of its own."""
 
 
 @pytest.fixture

@@ -9,14 +9,10 @@ from in_process import call
 from skep.store.database import open_store
 from skep.store.records import ClientSample, Request
 
+pytestmark = pytest.mark.usefixtures("paths")  # each test has an installation of its own
 KEPT = "this is mine"
 PLAN = ("plan", "qwen3-8b", "--gpu", "rtx-3090")
 TUNING = ("tune", "smollm2-135m", "--gpu", "rtx-3090", "--simulate", "--budget", "20m", "--quality", "off")
-
-
-@pytest.fixture(autouse=True)
-def _own_folders(paths):
-    """Each test has an installation of its own."""
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from skep.errors import UserError
 from skep.report.quality import EXIT_LOST, EXIT_OK, EXIT_UNSHOWN
 from skep.testing.process import FakeEngine
 
+pytestmark = pytest.mark.usefixtures("paths")  # each test has an installation of its own
 COUNT = 70
 NOBODY = ("--url", "http://127.0.0.1:9")
 FIB = (
@@ -29,11 +30,6 @@ KINDS = (
     ("Name a date.", {"kind": "regex", "pattern": r"\d{4}-\d\d-\d\d"}, "It is 2024-05-06."),
     ("Write add(a, b).", {"kind": "cases", "entry_point": "add", "cases": [[[1, 2], 3], [[0, 0], 0]]}, ADD),
 )
-
-
-@pytest.fixture(autouse=True)
-def _own_folders(paths):
-    """Each test has a store of its own."""
 
 
 def write(path, rows):

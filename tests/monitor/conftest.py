@@ -1,15 +1,8 @@
-"""A store of its own for each test."""
+"""What is watched, in a store of its own for each test."""
 
 import pytest
 
 from skep.monitor.store import SeriesStore
-from skep.store.database import open_store
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(tmp_path / "store.sqlite3") as store:
-        yield store
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A hive of one real engine, as a user starts it, for the suites of `make test-vllm` and `make test-llama-server`."""
 
-import contextlib
 import json
 import os
 import subprocess
@@ -9,6 +8,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+from forked_processes import alive
 from skep.host.processes import descendants
 from skep.paths import user_paths
 from skep.supervisor.control import replica_key
@@ -62,13 +62,7 @@ class RealHive:
     def down(self) -> None:
         pids = list(descendants(self.ready["pid"]))
         self.skep("down", "--wait", "0s")
-        assert [pid for pid in pids if _alive(pid)] == []
-
-
-def _alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
+        assert [pid for pid in pids if alive(pid)] == []
 
 
 def sweep(hive: RealHive, *options: str) -> dict:

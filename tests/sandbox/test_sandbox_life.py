@@ -16,6 +16,7 @@ import pytest
 from sandbox_processes import descendants, wait_until
 
 import skep
+from forked_processes import alive
 from skep.errors import SkepError
 from skep.sandbox.bubblewrap import SandboxLimits, SandboxScript
 from skep.sandbox.runner import open_sandbox
@@ -171,14 +172,6 @@ def test_a_launcher_that_hangs_up_is_an_error_of_the_sandbox_or_is_started_anew(
         asyncio.run(sandbox.close())
         assert asyncio.run(sandbox.run(WELL)).ok  # opens it for the next test
     gc.collect()
-
-
-def alive(pid):
-    """A zombie whose parent is not ours to wake counts as gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_skep_may_be_installed_where_temporary_files_are(sandbox, tmp_path):

@@ -8,12 +8,12 @@ import socket
 import sys
 import time
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from supervised import until
 
+from forked_processes import alive
 from skep.config.settings import CliOverrides, Monitor, Settings
 from skep.paths import user_paths
 from skep.supervisor.control_commands import answer
@@ -48,13 +48,6 @@ async def running(tmp_path, *words, begin=True, code=CHILD, pause_s=0.01):
 async def begun(log, times):
     """The log is the child's only voice: there is no event to await."""
     await until(lambda: log.exists() and log.read_text().count("began") >= times)
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 async def test_one_that_dies_is_started_again_until_it_is_stopped(tmp_path):

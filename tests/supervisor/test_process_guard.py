@@ -7,10 +7,10 @@ import stat
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
+from forked_processes import alive
 from skep.files import HIDDEN, RotatingLog
 from skep.host.processes import descendants, kill_marked
 
@@ -50,13 +50,6 @@ def guarded(tmp_path):
     yield make
     for engine in made:
         engine.close()
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def wait_dead(*pids):

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from skep.host.facts import NvidiaReport, read_host
 from skep.quality.banks import Bank
 from skep.quality.judging import Judge
-from skep.store.database import open_store
 from skep.store.records import RunState
 from skep.store.verdicts import VerdictOutcome
 from skep.testing.process import FakeEngine
@@ -90,12 +89,6 @@ def answers(tmp_path_factory):
         lines.append({"prompt": item.messages[-1]["content"], "answer": right, "wrong": "-1"})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(tmp_path / "s.sqlite3") as opened:
-        yield opened
 
 
 def sheets(engine, guard, *configs):
