@@ -91,7 +91,7 @@ CASES = [
     simulated,
     sglang,
     ollama,
-    pytest.param(embedded, marks=[pytest.mark.engine, pytest.mark.slow]),
+    pytest.param(embedded, marks=pytest.mark.engine),
     pytest.param(llamacpp, marks=pytest.mark.engine),
     pytest.param(vllm, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
 ]
