@@ -466,7 +466,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.where[name] = "waiting"
             self.take(getattr(self.decider, how)(name, self.now))
 
-    @rule(data=st.data(), how=st.sampled_from(["finished", "hung_up", "failed", "gave_up"]))
+    @rule(data=st.data(), how=st.sampled_from(["finished", "hung_up", "failed", "gave_up", "not_sent"]))
     def report_an_end_once_more(self, data, how):
         name = self.pick(data, "ended")
         if name:

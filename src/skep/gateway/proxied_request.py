@@ -195,7 +195,7 @@ class Exchange:
                 self._break_call()
                 self._proxy.carry_out(self._happened(Event.TURNED_AWAY, at, flag=head.status in ERROR_STATUSES))
                 return
-            admission.happened(Event.ANSWERING, self.id, at, head.status in ERROR_STATUSES)
+            admission.answering(self.id, at, complaint=head.status in ERROR_STATUSES)
         self.heard_at = at
         self.status = head.status
         if head.memo.note is None:  # the answer's own headers, for the client, and whether it is a stream of events
@@ -242,7 +242,7 @@ class Exchange:
     def on_end(self, at: float) -> None:
         self._attempt = self._call = None
         self.request.on_gone = None
-        self._end("answered", self._proxy.admission.happened(Event.FINISHED, self.id, at) if self.leased else [])
+        self._end("answered", self._proxy.admission.finished(self.id, at) if self.leased else [])
         self.request.finish()  # last: the client's next request may be waiting, and wants what this one had
 
     def on_failure(self, failure: WireFailure, at: float) -> None:

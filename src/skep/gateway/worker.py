@@ -66,6 +66,12 @@ class RemoteAdmission(Admission):
         self._link.send(Happened(event, request_id, flag))
         return []
 
+    def answering(self, request_id: str, now: float, *, complaint: bool = False) -> None:
+        self.happened(Event.ANSWERING, request_id, now, complaint)
+
+    def finished(self, request_id: str, now: float) -> list[Action]:
+        return self.happened(Event.FINISHED, request_id, now)
+
     def may_retry(self, request_id: str, now: float) -> bool:  # noqa: ARG002
         return request_id in self.retriable
 
