@@ -15,6 +15,7 @@ import secrets
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=3.0, help="of havoc")
     parser.add_argument("--seed", type=int, help="of requests and havoc; drawn and printed without it")
     parser.add_argument("--engine", choices=("fake", "embedded"), default="fake")
+    parser.add_argument("--workers", type=int, default=1, help="of the gateway")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of the table")
     parser.add_argument("--keep", type=Path, help="keep the gateway's logs and store in this folder")
     args = parser.parse_args()
@@ -75,7 +77,8 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         folder = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
         folder.mkdir(parents=True, exist_ok=True)
-        report = uvloop.run(chaos(effort_of(args.engine, args.minutes), seed, folder, say))
+        effort = replace(effort_of(args.engine, args.minutes), workers=args.workers)
+        report = uvloop.run(chaos(effort, seed, folder, say))
     say("")
     result = as_json(report)
     if args.json:
