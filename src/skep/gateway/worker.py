@@ -64,6 +64,8 @@ class RemoteAdmission(Admission):
 
     def happened(self, event: Event, request_id: str, now: float, flag: bool = False) -> list[Action]:  # noqa: ARG002
         self._link.send(Happened(event, request_id, flag))
+        if event is Event.FINISHED:
+            self._link.flush()  # before the client has its last bytes: its next request may go to another worker
         return []
 
     def answering(self, request_id: str, now: float, *, complaint: bool = False) -> None:

@@ -170,15 +170,15 @@ class MessageSocket(asyncio.Protocol, Generic[T]):
     def send(self, message: Struct) -> None:
         """Leaves with the others of this turn of the loop; dropped where the other process is gone."""
         if not self._unsent:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._unsent.append(message)
 
     def close(self) -> None:
         if self._transport is not None:
-            self._flush()
+            self.flush()
             self._transport.close()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         if self._unsent and self._transport is not None:
             packed = self._encode(self._unsent)
             self._transport.write(len(packed).to_bytes(_LENGTH_BYTES) + packed)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from subprocess import DEVNULL
 from typing import Any, ClassVar
 
+from skep.config.keys import RefusalCode
 from skep.gateway import worker_messages as messages
 from skep.gateway.proxied_request import Exchange, Piece
 from skep.gateway.proxy import Proxy
@@ -32,6 +33,7 @@ BACKLOG = 1024
 RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
 STABLE_S = 30.0
 END_S = 2.0
+LATE_S = 0.01
 SETTLE_S = 1.0
 
 
@@ -134,6 +136,7 @@ class Worker:
             messages.FromWorker, self._take, self._lost
         )
         self._proxy = proxy
+        self._late: set[str] = set()  # requests that are asked for again at once
         self._settling: dict[int, asyncio.Event] = {}
         self._numbers = itertools.count(1)
 
@@ -177,7 +180,7 @@ class Worker:
             case messages.Happened(event, request_id, flag):
                 self._happened(event, request_id, flag, now)
             case messages.Arrived():
-                self._arrived(message, now)
+                self._arrived(message)
             case messages.Accounted(row, ended_at, events, leased):
                 self._proxy.accounts.account(row, ended_at, events, leased)
             case messages.WorkerState():
@@ -190,22 +193,33 @@ class Worker:
             case messages.Signalled(request_id, signal):
                 self._signal(request_id, signal)
 
-    def _arrived(self, said: messages.Arrived, now: float) -> None:
+    def _arrived(self, said: messages.Arrived, *, late: bool = False) -> None:
+        """At the limit of its key it is asked again a moment later: the end of another may be on its way here."""
         proxy, arrival = self._proxy, said.arrival
         key = next((key for key in proxy.policy.keys if key.name == said.key), None) if said.key is not None else None
         try:
             if key is not None:
                 proxy.charge(key)
         except RequestRefused as refusal:
+            if refusal.code == RefusalCode.TOO_MANY and not late:
+                self._late.add(arrival.request_id)
+                asyncio.get_running_loop().call_later(LATE_S, self._arrived_late, said)
+                return
             self.link.send(messages.Refused(arrival.request_id, refusal.code, str(refusal), refusal.retry_after_s))
             return
         priority = arrival.priority
         plan = RequestPlan(None, said.path, b"", key, priority, priority.label, arrival.flow, light=said.light)
         exchange = proxy.exchanges[arrival.request_id] = RelayedRequest(self, said, plan, proxy)
-        proxy.place(exchange, arrival, now)
+        proxy.place(exchange, arrival, time.monotonic())
+
+    def _arrived_late(self, said: messages.Arrived) -> None:
+        if said.arrival.request_id in self._late and not self.gone.is_set():
+            self._late.discard(said.arrival.request_id)
+            self._arrived(said, late=True)
 
     def _happened(self, event: Event, request_id: str, flag: bool, now: float) -> None:
         """What is told of a request that has ended here meanwhile has no effect."""
+        self._late.discard(request_id)
         exchange = self._proxy.exchanges.get(request_id)
         if isinstance(exchange, RelayedRequest):
             exchange.happened(event, self._proxy.admission.happened(event, request_id, now, flag))
