@@ -25,7 +25,7 @@ from skep.gateway.request_log import Metrics, RequestAccounting
 from skep.wire.client import _ClientConnection
 from skep.wire.server import HttpServer, ServerConnection
 
-ROUNDS, REQUESTS, CHUNKS = 15, 2000, 20_000
+ROUNDS, REQUESTS, CHUNKS = 15, 400, 20_000
 SPEC = ReplicaSpec("r0", "m", "http://127.0.0.1:1", slots=64)
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 380}], "stream": False}).encode()
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nauthorization: Bearer k\r\n"
@@ -73,12 +73,12 @@ async def main(profile: bool) -> None:
 
     def requests() -> tuple[float, float]:
         began = time.thread_time()
-        for _ in range(400):
+        for _ in range(REQUESTS):
             one_request()
         ended = time.thread_time()
         accounts.settle()
         rows.clear()
-        return (ended - began) / 400 * 1e6, (time.thread_time() - ended) / 400 * 1e6
+        return (ended - began) / REQUESTS * 1e6, (time.thread_time() - ended) / REQUESTS * 1e6
 
     def chunks() -> float:
         server.data_received(REQUEST)

@@ -4,6 +4,8 @@ import http.client
 import json
 import os
 import signal
+import socket
+import ssl
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from skep.store.database import open_store
 from skep.supervisor.main import default_workers
 
 WORKERS = 4
+PEM = Path(__file__).parents[1] / "wire" / "localhost.pem"
 
 
 @pytest.fixture
@@ -153,6 +156,26 @@ def test_a_worker_that_is_killed_gives_its_slots_back_and_is_replaced(relayed, t
     with open_store(tmp_path / "store", read_only=True) as store:
         until(lambda: len(store.gateway_requests()) == 1 + WORKERS + 2 * WORKERS)
         assert [row.code for row in store.gateway_requests() if row.outcome == "broken"] == ["stream_cut"]
+
+
+@pytest.mark.parametrize("workers", [1, WORKERS])
+def test_where_no_replica_can_the_client_gets_the_last_ones_own_answer(serving, workers):
+    gateway, *engines = serving({}, {}, workers=workers)
+    for engine in engines:
+        engine.fault(kind="503", times=None)
+    status, headers, text = post(gateway)
+    assert (status, "source" in json.loads(text), "replica=" in headers["x-skep"]) == (503, False, True)
+
+
+def test_workers_speak_tls(relayed):
+    gateway, _ = relayed(tls={"certificate": str(PEM), "key": str(PEM)})
+    trusted = ssl.create_default_context(cafile=PEM)
+    connection = http.client.HTTPSConnection("localhost", gateway.port, timeout=30, context=trusted)
+    assert ask(connection)[0].status == 200
+    connection.close()
+    with socket.create_connection(("127.0.0.1", gateway.port)) as plain:
+        plain.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"200" not in plain.recv(100)
 
 
 def test_without_a_number_one_worker_serves_up_to_256_slots():

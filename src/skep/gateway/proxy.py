@@ -313,7 +313,7 @@ class Proxy:
         if not plan.for_clients and model in self._own_models:
             raise owners_path(plan.path)
         if plan.key is not None:
-            self.charge(plan.key)
+            self.charge(plan.key.name)
         request_id = self._new_id()
         exchange = Exchange(request_id, request, plan, model, body, self)
         self.exchanges[request_id] = exchange
@@ -322,10 +322,10 @@ class Proxy:
         self.place(exchange, arrival, exchange.arrived_at)
         return exchange
 
-    def charge(self, key: KeySpec) -> None:
-        """Count a request among those of its key. Raises RequestRefused where the key has reached its limit."""
-        if (refusal := self.ring.enter(key.name, time.monotonic())) is not None:
-            raise limit_reached(key.name, refusal.code.value, refusal.retry_after_s)
+    def charge(self, key: str) -> None:
+        """Count a request among those of its key. Raises RequestRefused where it is gone or has reached its limit."""
+        if (refusal := self.ring.enter(key, time.monotonic())) is not None:
+            raise limit_reached(key, refusal.code.value, refusal.retry_after_s)
 
     def place(self, exchange: Exchange, arrival: Arrival, now: float) -> None:
         """Hand a new exchange to admission, or to a replica at once where it takes no slot."""

@@ -23,7 +23,6 @@ import uvloop
 
 from skep.config import gateway_messages
 from skep.config.gateway_messages import ReplicaSpec, ToGateway
-from skep.config.keys import KeySpec
 from skep.gateway import worker_messages as messages
 from skep.gateway.admission import Admission
 from skep.gateway.proxied_request import Exchange
@@ -109,7 +108,7 @@ class WorkerProxy(Proxy):
 
     # What the decider does instead
 
-    def charge(self, key: KeySpec) -> None:
+    def charge(self, key: str) -> None:
         """With the arrival."""
 
     def await_load(self, exchange: Exchange, now: float) -> None:
@@ -148,8 +147,7 @@ class WorkerProxy(Proxy):
         match message:
             case messages.Granted(_, replica, queued_s, attempt, leased, may_retry):
                 exchange.leased = leased
-                if may_retry:
-                    self.remote.retriable.add(exchange.id)
+                (self.remote.retriable.add if may_retry else self.remote.retriable.discard)(exchange.id)
                 exchange.forward(Forward(exchange.id, self.remote.specs[replica], queued_s, attempt))
             case messages.SlotRejected(_, code, retry_after_s, why):
                 exchange.reject(Reject(exchange.id, RejectCode(code), retry_after_s, why))

@@ -196,10 +196,9 @@ class Worker:
     def _arrived(self, said: messages.Arrived, *, late: bool = False) -> None:
         """At the limit of its key it is asked again a moment later: the end of another may be on its way here."""
         proxy, arrival = self._proxy, said.arrival
-        key = next((key for key in proxy.policy.keys if key.name == said.key), None) if said.key is not None else None
         try:
-            if key is not None:
-                proxy.charge(key)
+            if said.key is not None:
+                proxy.charge(said.key)
         except RequestRefused as refusal:
             if refusal.code == RefusalCode.TOO_MANY and not late:
                 self._late.add(arrival.request_id)
@@ -207,6 +206,7 @@ class Worker:
                 return
             self.link.send(messages.Refused(arrival.request_id, refusal.code, str(refusal), refusal.retry_after_s))
             return
+        key = next((key for key in proxy.policy.keys if key.name == said.key), None)
         priority = arrival.priority
         plan = RequestPlan(None, said.path, b"", key, priority, priority.label, arrival.flow, light=said.light)
         exchange = proxy.exchanges[arrival.request_id] = RelayedRequest(self, said, plan, proxy)
