@@ -165,8 +165,9 @@ class GatewayProcess:
         with log.open("wb") as output, theirs:
             self.process = FakeEngine.popen([python, *argv], pass_fds=fds, stderr=output)
         self._lines = self.link.makefile("r")
-        workers = int(os.environ.get(WORKERS, "1"))
-        self.send({"op": "settings", "workers": workers, **setup})
+        setup = {"workers": int(os.environ.get(WORKERS, "1")), **setup}
+        self._has_workers = setup["workers"] > 1
+        self.send({"op": "settings", **setup})
         assert self.read() == {"event": "listening"}
 
     def __enter__(self) -> Self:
@@ -190,6 +191,8 @@ class GatewayProcess:
     def serve(self, replicas: Sequence[dict[str, Any]], models: Sequence[str] = ()) -> None:
         """The whole table: the fields of `skep.config.gateway_messages.ReplicaSpec`."""
         self.send({"op": "replicas", "replicas": list(replicas), "models": list(models)})
+        if self._has_workers:
+            self.ask(op="status")  # which it answers once all workers have the table
 
     def close(self) -> None:
         self.link.close()
