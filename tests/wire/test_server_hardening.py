@@ -319,7 +319,7 @@ async def test_a_client_that_asks_and_does_not_read_is_not_answered_without_boun
     unsent = []
 
     def large(request):
-        unsent.append(unsent_bytes(request.carrier._transport))
+        unsent.append(unsent_bytes(request.carrier.transport))
         request.respond(200, [], b"x" * 2_000_000)
 
     async with serving(large) as service:

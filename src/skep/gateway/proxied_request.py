@@ -24,8 +24,9 @@ from skep.gateway.request_policy import (
     retry_headers,
 )
 from skep.wire.client import Call, Pool, WireFailure
-from skep.wire.heads import HOP_BY_HOP, ResponseHead, lines_of, strip_chunk_headers
+from skep.wire.heads import CARRIED, HOP_BY_HOP, ResponseHead, lines_of, strip_chunk_headers
 from skep.wire.openai import json_object, message_of
+from skep.wire.server import ServerConnection
 from skep.wire.server_request import ServerRequest
 
 ERROR_STATUSES = frozenset((502, 503, 504))  # the server says that it cannot; another one perhaps can
@@ -80,6 +81,7 @@ class Exchange:
     _resumed_at = 0.0
     _endless = False  # the answer has no length that was promised: something may be added to it
     _first = b""
+    _passed: list[bytes] | None = None  # chunks that went from connection to connection, not accounted for yet
 
     def __init__(
         self, request_id: str, request: ServerRequest, plan: RequestPlan, model: str, body: bytes, proxy: ProxyPort
@@ -218,6 +220,7 @@ class Exchange:
 
     def on_body(self, data: bytes, at: float) -> None:
         self.request.write(data)
+        self.count_passed(at)
         self.heard_at = at
         if self.first_at is None:
             self.first_at = at
@@ -227,17 +230,37 @@ class Exchange:
         self._keep((data,), len(data))
 
     def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
-        """The way of nearly every token: as few steps as can be."""
         request = self.request
         request.carrier.send(request, raw)
+        self.count_passed(at)
         self.heard_at = at
         if self.first_at is None:
             self.first_at = at
             self._first = strip_chunk_headers(raw)
+            carrier = request.carrier
+            if isinstance(carrier, ServerConnection) and carrier.transport is not None and self._call is not None:
+                self._passed = []
+                self._call.pass_on(carrier.transport.write, self._passed)
         if self.streamed:
             self.events += raw.count(b"data:")
         self.response_bytes += carried
         self._tail.append(raw)
+
+    def count_passed(self, at: float) -> None:
+        """Account for the chunks that went from connection to connection since the last time."""
+        passed = self._passed
+        if not passed:
+            return
+        self.heard_at = at
+        lengths = [*map(len, passed)]
+        if self.streamed:
+            self.events += b"".join(passed).count(b"data:")
+        self.response_bytes += sum(map(CARRIED.__getitem__, lengths))
+        self._tail.extend(passed)
+        carrier = self.request.carrier
+        assert isinstance(carrier, ServerConnection)
+        carrier.written += sum(lengths)
+        passed.clear()
 
     def on_end(self, at: float) -> None:
         self._attempt = self._call = None
@@ -346,6 +369,7 @@ class Exchange:
 
     def _end(self, outcome: str, actions: list[Action]) -> None:
         assert self.outcome is None
+        self.count_passed(self.heard_at)
         self.outcome = outcome
         if self._body:  # what is kept for the accounts must not keep megabytes
             self._body = b""

@@ -178,6 +178,7 @@ class Proxy:
                 if exchange.aloud:
                     exchange.send_keepalive(now)
                 if exchange.granted is not None:
+                    exchange.count_passed(now)
                     if exchange.heard_at > exchange.granted_at:
                         self.admission.heard(exchange.granted.replica, exchange.heard_at)
                     exchange.check_time(now)

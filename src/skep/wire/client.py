@@ -14,6 +14,7 @@ import sys
 import termios
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -22,6 +23,8 @@ import httptools
 import msgspec
 
 from skep.wire.heads import (
+    SHORT_CHUNK,
+    SIZE_LINES,
     CachedHead,
     HeadCache,
     Headers,
@@ -69,6 +72,11 @@ class Call:
         self.aborted = True
         if self.carrier is not None:
             self.carrier.close()
+
+    def pass_on(self, write: Callable[[bytes], None], passed: list[bytes]) -> None:
+        """Have short chunks written as they come and added to `passed`, without a call of the receiver."""
+        if self.carrier is not None:
+            self.carrier.write_on, self.carrier.passed = write, passed
 
     def pause(self) -> None:
         if self.carrier is not None:
@@ -265,6 +273,8 @@ class _ClientConnection(asyncio.Protocol):
         self._unheaded = 0  # bytes of reads before the head was whole
         self._chunked = False  # the receiver takes whole chunks as they are
         self._between = False  # the parser stands between two chunks
+        self.write_on: Callable[[bytes], None] | None = None  # where chunks go as they are, each one noted in `passed`
+        self.passed: list[bytes] = []
         self._last_head: CachedHead[ResponseHead] | None = None
         self._plain: ResponseHead | None = None  # the head under way, if its like may be recognised by its bytes
         self._sent_at = 0.0
@@ -296,6 +306,7 @@ class _ClientConnection(asyncio.Protocol):
                 self._transport.write(call.body)
 
     def close(self) -> None:
+        self.write_on = None
         if self._transport is not None:
             self._transport.abort()
 
@@ -316,6 +327,12 @@ class _ClientConnection(asyncio.Protocol):
         self._pool.open.add(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._between and self.write_on is not None:  # the way of nearly every token: as few steps as can be
+            length = len(data)
+            if length < SHORT_CHUNK and data.startswith(SIZE_LINES[length]) and data.endswith(b"\r\n"):
+                self.write_on(data)
+                self.passed.append(data)
+                return
         call = self._call
         if call is None:
             self.close()  # bytes that nobody asked for
@@ -391,7 +408,7 @@ class _ClientConnection(asyncio.Protocol):
         self._surplus = self._complete
         self._begun += 1
         self._between = self._chunked = False
-        self._plain = None
+        self.write_on = self._plain = None
         self._headers = []
         self._head = None
 

@@ -188,22 +188,31 @@ class PartialBody:
 
 
 SIZE_DIGITS = 8
-MOST_SIZES = 4096
+SHORT_CHUNK = 2048  # longer ones are measured
 
 
-_sizes: dict[bytes, int] = {}  # of chunks that came before, by their digits
+def _frame_chunks() -> tuple[list[bytes], list[int]]:
+    """By the length of a whole chunk with its framing: its first line, and how many bytes of a body it carries."""
+    lines, carried = (
+        [b" " * SHORT_CHUNK] * SHORT_CHUNK,
+        [0] * SHORT_CHUNK,
+    )  # where none has that length
+    for size in range(1, SHORT_CHUNK):
+        line = b"%x\r\n" % size
+        if (whole := len(line) + size + 2) < SHORT_CHUNK:
+            lines[whole], carried[whole] = line, size
+    return lines, carried
+
+
+SIZE_LINES, CARRIED = _frame_chunks()
 
 
 def chunked_body_size(data: bytes) -> int:
     """How many bytes of body the chunks carry, if `data` is one or more whole ones and none is the last; else 0."""
-    line = data.find(b"\r\n", 0, SIZE_DIGITS + 2)
-    size = _sizes.get(data[:line])
-    if size is not None and line + size + 4 == len(data) and data.endswith(b"\r\n"):
-        return size  # one chunk, as nearly always
-    carried = _sum_chunks(data)
-    if carried and line + carried + 4 == len(data) and len(_sizes) < MOST_SIZES:
-        _sizes[data[:line]] = carried
-    return carried
+    length = len(data)
+    if length < SHORT_CHUNK and data.startswith(SIZE_LINES[length]) and data.endswith(b"\r\n"):
+        return CARRIED[length]  # one chunk, as nearly always
+    return _sum_chunks(data)
 
 
 def _sum_chunks(data: bytes) -> int:

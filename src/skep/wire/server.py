@@ -57,7 +57,7 @@ class ServerConnection(asyncio.Protocol):
         self._to_keep: RequestHead | None = None  # the first head of this read, if its like may be known by its bytes
         self._heads_read = 0
         self._gathering: PartialBody | None = None  # a body whose head was known
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._patience = ClientTimeouts(limits, time.monotonic())
         self._active: ServerRequest | None = None
@@ -65,7 +65,7 @@ class ServerConnection(asyncio.Protocol):
         self._waiting_bytes, self._ended = 0, False
         self._leaving = False  # no request after the one under way
         self._paused = self._deaf = False  # the client reads slower than we write; and so we do not read
-        self._written = self._messages = 0  # bytes of all answers; whole requests
+        self.written = self._messages = 0  # bytes of all answers; whole requests
         self._in_message = False  # between a request's first byte and its last
         self._reading: ServerRequest | None = None  # its head is whole
         self._checked = False  # its head was looked at by the handler's side: its body may be read
@@ -80,8 +80,8 @@ class ServerConnection(asyncio.Protocol):
     @property
     def busy(self) -> bool:
         """It is being opened, a request is being read or answered, or its answer has not left yet."""
-        opening = self._transport is None and not self._ended
-        return opening or self._active is not None or self._in_message or unsent_bytes(self._transport) > 0
+        opening = self.transport is None and not self._ended
+        return opening or self._active is not None or self._in_message or unsent_bytes(self.transport) > 0
 
     def close_when_idle(self) -> None:
         """For a graceful stop: finish what is under way, take nothing new."""
@@ -92,18 +92,18 @@ class ServerConnection(asyncio.Protocol):
             self._close()
 
     def _close(self) -> None:
-        if self._transport is not None:
+        if self.transport is not None:
             self._ended = True
-            self._transport.close()
+            self.transport.close()
 
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     def sweep(self, now: float) -> None:
         """Called every `sweep_s`: carries out what patience says."""
-        unsent = unsent_bytes(self._transport)
-        left = self._written - unsent - (unread_bytes(self._transport) if unsent else 0)
+        unsent = unsent_bytes(self.transport)
+        left = self.written - unsent - (unread_bytes(self.transport) if unsent else 0)
         arrived = len(self._body) if self._gathering is None else -self._gathering.missing
         told = {"message": self._messages, "arrived": arrived, "unsent": unsent, "left": left}
         match self._patience.look(now, self._stage(), **told):
@@ -117,33 +117,33 @@ class ServerConnection(asyncio.Protocol):
     # The request's side
 
     def send(self, request: ServerRequest, data: bytes) -> None:
-        if request is self._active and self._transport is not None:
-            self._written += len(data)
-            self._transport.write(data)
+        if request is self._active and self.transport is not None:
+            self.written += len(data)
+            self.transport.write(data)
 
     def finished(self, request: ServerRequest) -> None:
         if request is not self._active:
             return
         self._active = None
         request.uncount_body()
-        if self._transport is None:
+        if self.transport is None:
             return
         if not request.keep_alive:
             self._end()
         elif self._paused:  # until it has read what it asked for, it may not ask for more
             self._deaf = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
         elif self._waiting:
             self._hand_over_next()
 
     # asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self.transport = cast("asyncio.Transport", transport)
         self._open.add(self)
         beyond = len(self._open) - 1 - self._limits.max_connections
         if beyond >= SPARE_CONNECTIONS:
-            self._transport.abort()
+            self.transport.abort()
         elif beyond >= 0:
             message = "too many connections are open; try again in 1 s"
             self._refuse(InvalidRequest(503, message, code="too_many_connections"))
@@ -175,7 +175,7 @@ class ServerConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self._transport = None
+        self.transport = None
         self._ended = True
         self._open.discard(self)
         self._forget_unread()
@@ -192,9 +192,9 @@ class ServerConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        if self._deaf and self._transport is not None:
+        if self._deaf and self.transport is not None:
             self._deaf = False
-            self._transport.resume_reading()
+            self.transport.resume_reading()
         if self._active is None:
             if self._waiting:
                 self._hand_over_next()
@@ -240,10 +240,10 @@ class ServerConnection(asyncio.Protocol):
         self._room = limits.body_bytes
         if self._active is not None:
             self._room = min(self._room, max(0, limits.pipelined_bytes - self._waiting_bytes))
-        elif b"expect" in fields and version == "1.1" and self._transport is not None:
+        elif b"expect" in fields and version == "1.1" and self.transport is not None:
             self._check_head(request)
             self._checked = True
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
         if not self._body:
@@ -401,12 +401,12 @@ class ServerConnection(asyncio.Protocol):
             return
         self._ended = True
         self._forget_unread()
-        if self._transport is None:
+        if self.transport is None:
             return
         if self._active is not None:
             self._active.keep_alive = False
             return
-        self._transport.write(refusal.to_bytes())
+        self.transport.write(refusal.to_bytes())
         self._end()
 
     def _end(self) -> None:
@@ -416,12 +416,12 @@ class ServerConnection(asyncio.Protocol):
         arrive, until the client closes too or the sweep does it. TLS reads on by itself while it closes.
         """
         self._ended = True
-        if self._transport is None or self._transport.is_closing():
+        if self.transport is None or self.transport.is_closing():
             return
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         else:
-            self._transport.close()
+            self.transport.close()
 
     def _forget_unread(self) -> None:
         self._in_message = False
