@@ -411,7 +411,7 @@ async def test_a_finished_answer_that_is_not_fetched_is_cut_too(closing):
 
 async def test_a_client_that_reads_slowly_gets_all_of_its_answer():
     size = 20_000_000
-    limits = quick(write_idle_s=0.3, idle_timeout_s=0.1, linger_s=0.1)
+    limits = quick(write_idle_s=0.6, idle_timeout_s=0.1, linger_s=0.1)
     async with serving(lambda r: r.respond(200, [], b"x" * size), limits) as service:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)

@@ -96,6 +96,7 @@ def status_of(proxy: Proxy, metrics: Metrics, relayed: Counter[str], now: float)
         tokens[name] += events
     for exchange in proxy.exchanges.values():
         if exchange.granted is not None and exchange.leased:
+            exchange.count_passed(now)
             tokens[exchange.granted.replica.name] += exchange.events
     counts = Counter((exchange.model, exchange.under_way) for exchange in proxy.exchanges.values())
     return messages.GatewayStatus(

@@ -232,19 +232,25 @@ class Exchange:
     def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
         request = self.request
         request.carrier.send(request, raw)
-        self.count_passed(at)
+        if self._passed is None:
+            self._pass_on()
+        else:
+            self.count_passed(at)
         self.heard_at = at
         if self.first_at is None:
             self.first_at = at
             self._first = strip_chunk_headers(raw)
-            carrier = request.carrier
-            if isinstance(carrier, ServerConnection) and carrier.transport is not None and self._call is not None:
-                self._passed = []
-                self._call.pass_on(carrier.transport.write, self._passed)
         if self.streamed:
             self.events += raw.count(b"data:")
         self.response_bytes += carried
         self._tail.append(raw)
+
+    def _pass_on(self) -> None:
+        """Have the next chunks go from connection to connection."""
+        carrier = self.request.carrier
+        if isinstance(carrier, ServerConnection) and carrier.transport is not None and self._call is not None:
+            self._passed = []
+            self._call.pass_on(carrier.transport.write, self._passed)
 
     def count_passed(self, at: float) -> None:
         """Account for the chunks that went from connection to connection since the last time."""

@@ -292,6 +292,7 @@ class RelayWorker:
         events = Counter[str]()
         for exchange in self._proxy.exchanges.values():
             if exchange.granted is not None:
+                exchange.count_passed(time.monotonic())
                 name = exchange.granted.replica.name
                 events[name] += exchange.events if exchange.leased else 0
                 if exchange.heard_at > exchange.granted_at:
