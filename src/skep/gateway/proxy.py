@@ -171,10 +171,19 @@ class Proxy:
             for url in self._pools.keys() - {replica.spec.url for replica in self.admission.replicas()}:
                 self._pools.pop(url).retire()
 
-    def tick(self, now: float) -> None:
-        """Called a few times a second. What one request does to one of these must not stop the clock for all."""
+    async def tick(self) -> None:
+        """Look after all requests, a few at a time: chunks are not to wait for it. Called a few times a second.
+
+        What one request does to one of these must not stop the clock for all.
+        """
         try:
-            for exchange in list(self.exchanges.values()):
+            now = time.monotonic()
+            for number, exchange in enumerate(list(self.exchanges.values()), 1):
+                if number % LOOKED_AFTER_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                    now = time.monotonic()
+                if exchange.outcome is not None:
+                    continue
                 if exchange.aloud:
                     exchange.send_keepalive(now)
                 if exchange.granted is not None:
@@ -183,7 +192,8 @@ class Proxy:
                         self.admission.heard(exchange.granted.replica, exchange.heard_at)
                     exchange.check_time(now)
             self.retire_unused_pools()
-            self.accounts.settle()
+            while self.accounts.settle(LOOKED_AFTER_AT_ONCE):
+                await asyncio.sleep(0)
         except Exception as error:
             print(f"watch.failed why={error!r}", file=sys.stderr)  # noqa: T201 - the gateway's log
 
@@ -429,6 +439,7 @@ class Proxy:
 # The clock
 
 TICK_S = 0.25
+LOOKED_AFTER_AT_ONCE = 16
 CONFIRM_EVERY_S = 0.1
 CONFIRM_TIMEOUT_S = 5.0
 
@@ -450,8 +461,8 @@ class HealthLoop:
         proxy, admission = self._proxy, self._proxy.admission
         async with asyncio.TaskGroup() as tasks:
             while True:
+                await proxy.tick()
                 now = time.monotonic()
-                proxy.tick(now)
                 proxy.carry_out(admission.tick(now))
                 to_confirm = admission.to_confirm()
                 for spec in to_confirm:

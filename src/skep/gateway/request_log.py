@@ -88,12 +88,14 @@ class RequestAccounting:
         if len(self._unsettled) > UNSETTLED:
             self.settle()
 
-    def settle(self) -> None:
-        unsettled, self._unsettled = self._unsettled, []
+    def settle(self, most: int | None = None) -> bool:
+        """Account for requests that have ended, for so many at `most`. Return whether there are more."""
+        unsettled, self._unsettled = self._unsettled[:most], self._unsettled[most:] if most else []
         wall = time.time() - time.monotonic()
         for exchange, now in unsettled:
             self.account(row_of(exchange, now, wall), now, exchange.events, exchange.leased)
             exchange.forget()
+        return bool(self._unsettled)
 
     def refused(self, request_id: str, request: ServerRequest, path: str, status: int, code: str) -> None:
         """A request that came no further than the border."""

@@ -283,7 +283,7 @@ class RelayWorker:
         while True:
             await asyncio.sleep(LEAVING_TICK_S if self._leaving else TICK_S)
             if self._proxy is not None:
-                self._proxy.tick(time.monotonic())
+                await self._proxy.tick()
                 self._tell_state()
 
     def _tell_state(self, settled: int = 0) -> None:
