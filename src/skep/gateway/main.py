@@ -29,7 +29,7 @@ import uvloop
 from skep import __version__
 from skep.config import gateway_messages as messages
 from skep.gateway.admission import Admission
-from skep.gateway.proxy import HealthLoop, Proxy
+from skep.gateway.proxy import COLLECTED_AFTER, HealthLoop, Proxy
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.request_log import Metrics, RequestAccounting, RequestLog
 from skep.gateway.request_policy import BATCH_ROUTES, HEALTH_PATHS, JSON, RequestRefused, answer_health
@@ -322,7 +322,7 @@ class Gateway:
         await self._settle()
         events = Counter[str]()
         for worker in self.workers.running if self.workers is not None else ():
-            events.update(worker.state.events)
+            events.update(worker.events)
         status = status_of(self.proxy, self.metrics, events, time.monotonic())
         link.send(messages.StatusAnswer(number, status))
 
@@ -336,6 +336,7 @@ class Gateway:
             self.server.stop_accepting()
         else:
             self.proxy.carry_out(admission.close())
+        await self._settle()  # from now on workers tell which connections are busy
         try:
             async with asyncio.timeout(message.timeout_s):
                 while self._busy:
@@ -361,6 +362,7 @@ def main() -> None:
         if isinstance(setup, messages.GatewaySetup):
             gateway = Gateway(setup)
             gc.freeze()  # what is there now stays: collections look only at what requests leave behind
+            gc.set_threshold(COLLECTED_AFTER)
             await gateway.serve(socket.socket(fileno=args.listen_fd), link)
 
     uvloop.run(run())

@@ -26,7 +26,7 @@ from skep.config.gateway_messages import ReplicaSpec, ToGateway
 from skep.gateway import worker_messages as messages
 from skep.gateway.admission import Admission
 from skep.gateway.proxied_request import Exchange
-from skep.gateway.proxy import TICK_S, Proxy
+from skep.gateway.proxy import COLLECTED_AFTER, TICK_S, Proxy
 from skep.gateway.replica_table import Action, Arrival, Event, Forward, Reject, RejectCode
 from skep.gateway.request_log import Metrics, RequestAccounting, Row
 from skep.gateway.request_policy import HEALTH_PATHS, OWN_ROUTES, answer_health
@@ -48,6 +48,7 @@ class RemoteAdmission(Admission):
         self._served: tuple[str, ...] = ()
         self.specs: dict[str, ReplicaSpec] = {}
         self.retriable: set[str] = set()  # requests that another replica could be asked for
+        self.last_heard: dict[str, float] = {}  # by replica: when its last byte came
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -66,6 +67,9 @@ class RemoteAdmission(Admission):
         if event is Event.FINISHED:
             self._link.flush()  # before the client has its last bytes: its next request may go to another worker
         return []
+
+    def heard(self, spec: ReplicaSpec, at: float) -> None:
+        self.last_heard[spec.name] = max(at, self.last_heard.get(spec.name, 0.0))
 
     def answering(self, request_id: str, now: float, *, complaint: bool = False) -> None:
         self.happened(Event.ANSWERING, request_id, now, complaint)
@@ -260,6 +264,7 @@ class RelayWorker:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self._tls.load_cert_chain(setup.tls.certificate, setup.tls.key)
         gc.freeze()
+        gc.set_threshold(COLLECTED_AFTER)
         self._tell_state()
 
     def _accept(self) -> None:
@@ -287,18 +292,16 @@ class RelayWorker:
                 self._tell_state()
 
     def _tell_state(self, settled: int = 0) -> None:
+        """What takes a look at every connection or request is told only where it is asked for."""
         assert self._proxy is not None
-        heard: dict[str, float] = {}
         events = Counter[str]()
-        for exchange in self._proxy.exchanges.values():
-            if exchange.granted is not None:
+        for exchange in self._proxy.exchanges.values() if settled else ():
+            if exchange.granted is not None and exchange.leased:
                 exchange.count_passed(time.monotonic())
-                name = exchange.granted.replica.name
-                events[name] += exchange.events if exchange.leased else 0
-                if exchange.heard_at > exchange.granted_at:
-                    heard[name] = max(heard.get(name, 0.0), exchange.heard_at)
-        counts = (self._taken, len(self._server.open), self._server.active)
-        self._link.send(messages.WorkerState(*counts, heard, events, settled))
+                events[exchange.granted.replica.name] += exchange.events
+        heard, self._proxy.remote.last_heard = self._proxy.remote.last_heard, {}
+        active = self._server.active if settled or self._leaving else 0
+        self._link.send(messages.WorkerState(self._taken, len(self._server.open), heard, active, events, settled))
 
 
 def main() -> None:

@@ -81,9 +81,9 @@ class WorkerState(Struct, array_like=True, tag=5):
 
     taken: int = 0  # connections so far
     open: int = 0
-    active: int = 0  # connections with a request under way
     heard: dict[str, float] = {}  # by replica: when its last byte came
-    events: dict[str, int] = {}  # by replica: of streams under way
+    active: int = 0  # connections with a request under way; in an answer, or when the gateway is to end
+    events: dict[str, int] = {}  # by replica: of streams under way; in an answer
     settled: int = 0
 
 

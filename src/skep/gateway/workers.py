@@ -129,6 +129,7 @@ class Worker:
 
     def __init__(self, proxy: Proxy) -> None:
         self.state = messages.WorkerState()
+        self.events: dict[str, int] = {}  # by replica: of streams under way, as it last settled
         self.passed = 0  # connections handed to it
         self.own: dict[str, ServerRequest] = {}
         self.ready, self.gone = asyncio.Event(), asyncio.Event()
@@ -230,6 +231,7 @@ class Worker:
         self.state = state
         self.ready.set()
         if (settled := self._settling.get(state.settled)) is not None:
+            self.events = state.events
             settled.set()
         for replica in self._proxy.admission.replicas() if state.heard else ():
             if replica.name in state.heard:

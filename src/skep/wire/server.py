@@ -444,6 +444,7 @@ class ServerConnection(asyncio.Protocol):
 
 
 QUIET_POLL_S = 0.02
+SWEPT_AT_ONCE = 16
 
 
 class HttpServer:
@@ -519,10 +520,16 @@ class HttpServer:
         for connection in list(self.open):
             connection.abort()
 
-    def _sweep(self) -> None:
-        """Goes on after `stop_accepting`, as long as a connection is left."""
-        now = time.monotonic()
-        for connection in list(self.open):
+    def _sweep(self, left: list[ServerConnection] | None = None) -> None:
+        """Look after all connections, a few at a time: answers do not wait for it. `left`: those of this round.
+
+        Goes on after `stop_accepting`, as long as a connection is left.
+        """
+        loop, now = asyncio.get_running_loop(), time.monotonic()
+        left = list(self.open) if left is None else left
+        for connection in left[:SWEPT_AT_ONCE]:
             connection.sweep(now)
-        if self._serving or self.open:
-            asyncio.get_running_loop().call_later(self.limits.sweep_s, self._sweep)
+        if rest := left[SWEPT_AT_ONCE:]:
+            loop.call_soon(self._sweep, rest)
+        elif self._serving or self.open:
+            loop.call_later(self.limits.sweep_s, self._sweep)
