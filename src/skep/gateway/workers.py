@@ -28,8 +28,9 @@ from skep.gateway.worker_messages import Signal
 from skep.wire.json_pipe import ENCODER
 from skep.wire.server_request import ServerRequest
 
-ACCEPTED_AT_ONCE = 64
-BACKLOG = 1024
+ACCEPTED_AT_ONCE = 512
+BACKLOG = 4096  # more than that lose a second each, by TCP's next attempt
+FULL_S = 0.005  # until connections are offered again to workers that could take no more
 RESTART_DELAYS_S = (0.05, 0.2, 1.0, 5.0)
 STABLE_S = 30.0
 END_S = 2.0
@@ -272,6 +273,7 @@ class Workers:
         self.running: list[Worker] = []
         self._proxy, self._count, self._orders = proxy, count, orders
         self._listener: socket.socket | None = None
+        self._accepted: socket.socket | None = None  # which no worker could take yet
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
 
@@ -347,21 +349,25 @@ class Workers:
             await asyncio.sleep(RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S)) - 1])
 
     def _accept(self) -> None:
-        """A connection goes to the worker with the fewest; while none takes any, they wait to be accepted."""
+        """A connection goes to the worker with the fewest; while none takes any, they wait."""
         assert self._listener is not None
+        loop = asyncio.get_running_loop()
         for _ in range(ACCEPTED_AT_ONCE):
             ready = [worker for worker in self.running if worker.ready.is_set()]
             if not ready:
-                asyncio.get_running_loop().remove_reader(self._listener)  # until one is
+                loop.remove_reader(self._listener)  # until one is
                 return
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
+            if self._accepted is None:
+                try:
+                    self._accepted, _ = self._listener.accept()
+                except OSError:
+                    return
+            if not any(worker.hand_over(self._accepted) for worker in sorted(ready, key=lambda one: one.load)):
+                loop.remove_reader(self._listener)
+                loop.call_later(FULL_S, self._accept_again)
                 return
-            with client:
-                for worker in sorted(ready, key=lambda one: one.load):
-                    if worker.hand_over(client):
-                        break
+            self._accepted.close()
+            self._accepted = None
 
     def _accept_again(self) -> None:
         if self._listener is not None:
