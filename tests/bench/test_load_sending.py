@@ -54,19 +54,12 @@ def indexes(rows):
 # Burst and steady
 
 
-def test_a_burst_is_there_all_at_once():
-    with FakeEngine(slots=24, ttft_ms=50) as engine:
-        rows = run(engine, lambda sender, took: steady(sender, took, tasks(24), 24))
-        assert engine.state()["max_inside"] == 24
-    assert indexes(rows) == list(range(24))
-    assert max(row.started_s for row in rows) < min(row.ended_s for row in rows)
-
-
-def test_a_steady_load_never_has_more_in_flight_than_asked_for():
-    with FakeEngine(slots=8, ttft_ms=5) as engine:
-        rows = run(engine, lambda sender, took: steady(sender, took, tasks(20), 3))
-        assert engine.state()["max_inside"] == 3
-    assert indexes(rows) == list(range(20))
+@pytest.mark.parametrize(("number", "width"), [(24, 24), (20, 3)], ids=["a burst", "steady"])
+def test_a_load_has_as_many_in_flight_as_asked_for_and_never_more(number, width):
+    with FakeEngine(slots=24, ttft_ms=50 if number == width else 5) as engine:
+        rows = run(engine, lambda sender, took: steady(sender, took, tasks(number), width))
+        assert engine.state()["max_inside"] == width
+    assert indexes(rows) == list(range(number))
     assert all(row.ok and row.output_tokens == 2 for row in rows)
 
 

@@ -89,19 +89,16 @@ def test_a_request_with_an_index_is_the_same_one_whoever_sends_it(mix, name):
 
 
 def test_a_conversation_is_one_workers_and_the_same_one(mix):
-    def first_turns(stream, number):
-        return {first.session: script for first, script in islice(conversations(stream), number)}
+    """Indexes of turns do not meet when conversations begin anew."""
 
-    alone = first_turns(by_name(mix.streams)["chat"], 600)
-    sent = [first_turns(by_name(share)["chat"], 200) for share in split_between_workers(mix.streams, 3)]
-    assert len(alone) == 600
-    assert len({session for some in sent for session in some}) == 600
+    def talks(stream, number):
+        return {first.session: (first.index, script) for first, script in islice(conversations(stream), number)}
+
+    alone = talks(by_name(mix.streams)["chat"], 600)
+    sent = [talks(by_name(share)["chat"], 200) for share in split_between_workers(mix.streams, 3)]
+    assert len(alone) == len({session for some in sent for session in some}) == 600
+    assert all(index == 2_000_000 + 3 * session for session, (index, _) in alone.items())
     assert all(alone[session] == said for some in sent for session, said in some.items() if session in alone)
-
-
-def test_indexes_of_turns_do_not_meet_when_conversations_begin_anew(mix):
-    talks = islice(conversations(by_name(mix.streams)["chat"]), 600)
-    assert all(first.index == 2_000_000 + 3 * first.session for first, _ in talks)
 
 
 def test_fewer_arrivals_than_workers_leave_some_out():
