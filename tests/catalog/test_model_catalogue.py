@@ -125,17 +125,11 @@ def test_a_path_or_another_model_is_not_taken_for_a_name(typed):
     assert find_geometry(typed) is None
 
 
-def test_an_unknown_model_gets_the_nearest_names():
+@pytest.mark.parametrize(
+    ("typed", "hint"), [("qwen3.6-28b", "`qwen3.6-27b`"), *((name, "") for name in ("", "{}", "\U0001f600", "--"))]
+)
+def test_an_unknown_model_gets_the_nearest_names(typed, hint):
     with pytest.raises(UserError) as caught:
-        geometry("qwen3.6-28b")
-    assert caught.value.message == "no model is called `qwen3.6-28b`"
-    assert "`qwen3.6-27b`" in caught.value.hint
-    with pytest.raises(UserError) as caught:
-        geometry("")
-    assert "config.json" in caught.value.hint
-
-
-@pytest.mark.parametrize("name", ["{}", "\U0001f600", "--"])
-def test_a_name_of_signs_alone_is_no_model(name):
-    with pytest.raises(UserError, match="no model is called"):
-        geometry(name)
+        geometry(typed)
+    assert caught.value.message == f"no model is called `{typed}`"
+    assert (hint or "config.json") in caught.value.hint

@@ -74,20 +74,14 @@ def test_there_are_no_more_replicas_than_agents():
     assert max(plan.setup.layout.replicas for plan in found.plans) == 2
 
 
-def test_nothing_below_four_bits_is_offered():
-    for engine in ("vllm", "sglang", "llamacpp"):
-        assert all(quant.nominal >= 4 for quant in offered_quants(geometry("qwen3-8b"), engine, TWO.cards))
+def test_nothing_below_four_bits_is_offered_and_fp4_only_where_the_cards_compute_it_or_it_was_published_so():
+    def offered(model, engine="vllm", cards=TWO.cards):
+        return {quant.id: quant.nominal for quant in offered_quants(geometry(model), engine, cards)}
 
-
-def test_a_model_published_in_four_bits_is_offered_in_those():
-    (quant,) = offered_quants(geometry("gpt-oss-20b"), "vllm", TWO.cards)
-    assert quant.id == "mxfp4"
-
-
-def test_fp4_is_offered_where_the_cards_compute_it():
-    names = {q.id for q in offered_quants(geometry("qwen3-8b"), "vllm", parse_rig("rtx-5090").cards)}
-    assert "nvfp4" in names
-    assert "nvfp4" not in {q.id for q in offered_quants(geometry("qwen3-8b"), "vllm", TWO.cards)}
+    assert all(min(offered("qwen3-8b", engine).values()) >= 4 for engine in ("vllm", "sglang", "llamacpp"))
+    assert set(offered("gpt-oss-20b")) == {"mxfp4"}
+    assert "nvfp4" in offered("qwen3-8b", cards=parse_rig("rtx-5090").cards)
+    assert "nvfp4" not in offered("qwen3-8b")
 
 
 def test_what_would_fit_does_fit():
