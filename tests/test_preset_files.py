@@ -21,50 +21,8 @@ from skep.config.presets import (
 )
 from skep.errors import UserError
 
-PLAIN = """\
-title = "Mine"
-engine = "vllm"
-model = "qwen3.6-27b"
-checkpoint = "me/Qwen3.6-27B-AWQ"
-hardware = "2x rtx-3090"
-source = "my own bench"
-slots = 4
-"""
-WHOLE = f"""{PLAIN}served_as = "mine"
-link = "pcie"
-replicas = 2
-context = 16384
-reserve = 1
-threads = 8
-gpus = [2, 3]
-extra = ["--seed", "1"]
-
-[options]
-kv = "fp8"
-speculation = "mtp:3"
-memory_share = 0.9
-
-[env]
-NCCL_P2P_DISABLE = "1"
-
-[container]
-image = "vllm/vllm-openai:v0.19.1"
-mounts = [
-    {{ host = "~/models", inside = "/model" }},
-]
-
-[[need]]
-id = "patch"
-kind = "patch"
-what = "a patch"
-why = "it is faster"
-
-[[published]]
-tok_s = 210
-metric = "output"
-concurrency = 4
-needs = ["patch"]
-"""
+WHOLE = (Path(__file__).parent / "data" / "whole_preset.toml").read_text()
+PLAIN = WHOLE.partition("served_as")[0]  # what it must say
 
 
 def refused(text):

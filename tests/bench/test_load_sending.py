@@ -87,16 +87,6 @@ def test_more_agents_than_tasks_and_conversations_past_the_end_do_no_harm(engine
 # A schedule
 
 
-def test_a_schedule_keeps_its_order_and_its_rows_know_when_they_were_due(engine):
-    offsets = [0.0, 0.03, 0.06, 0.06, 0.1]
-    rows = run(engine, lambda sender, took: scheduled(sender, took, zip(offsets, tasks(5), strict=True)))
-    rows.sort(key=lambda row: row.index)
-    assert [row.started_s for row in rows] == sorted(row.started_s for row in rows)
-    due = [row.scheduled_s - rows[0].scheduled_s for row in rows]
-    assert due == pytest.approx(offsets)
-    assert all(row.started_s >= row.scheduled_s - 0.002 for row in rows)
-
-
 def test_a_schedule_does_not_wait_for_answers():
     """One slot, 60 ms each, all due within 20 ms: the last waits inside the engine, and its latency shows it."""
     with FakeEngine(slots=1, ttft_ms=60) as engine:

@@ -184,19 +184,14 @@ def run_started(config, folder):
     return asyncio.run(run())
 
 
-def test_children_of_the_command_go_with_it(tmp_path):
-    """As a shell script that starts an engine."""
-    script, engine = tmp_path / "serve.sh", fake()
+def test_children_of_the_command_go_with_it_and_grandchildren_that_left_the_group_too(tmp_path):
+    """As a shell script that starts an engine, whose workers hold the GPU's memory."""
+    script, engine = tmp_path / "serve.sh", fake("--grandchild")
     script.write_text(f"#!/bin/sh\n{engine.start}\ntrue\n")
     script.chmod(0o755)
-    run_started(MatrixConfig("script", url=engine.url, start=str(script)), tmp_path)
+    (pid,) = run_started(MatrixConfig("script", url=engine.url, start=str(script)), tmp_path)["grandchildren"]
     with pytest.raises(OSError):
         state(engine.url)
-
-
-def test_grandchildren_that_left_the_group_go_too(tmp_path):
-    """Workers of engines do so, and hold the GPU's memory."""
-    (pid,) = run_started(fake("--grandchild"), tmp_path)["grandchildren"]
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
         ended, _, _ = select.select([handle], [], [], 10)  # a killed process takes a moment

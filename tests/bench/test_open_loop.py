@@ -51,6 +51,7 @@ def test_arrivals_at_a_rate_are_all_sent_and_know_when_they_were_due(engine, sto
     first = rows[0].scheduled_s
     assert [row.scheduled_s - first for row in rows] == pytest.approx([n / 100 for n in range(20)])
     assert all(row.due_s <= row.started_s for row in rows)
+    assert [row.started_s for row in rows] == sorted(row.started_s for row in rows)
     assert (summary.levels[0].requests, summary.levels[0].failed) == (20, 0)
     assert store.run(summary.run_id).kind == "open"
     nothing = open_part(MAKER, 1, 0, rate=0.001, arrivals="poisson", for_s=0.1)

@@ -203,18 +203,6 @@ def test_a_late_beginning_is_said_with_the_mark():
     assert "(marked *);" in line
 
 
-# Tokens of failures
-
-
-def test_tokens_of_failed_requests_count_nowhere():
-    rows = [row(2), row(2, index=1, tokens=1000, error_kind="cut")]
-    (level,) = summarise("r", rows).levels
-    assert (level.output_tokens, level.failed, level.output_tokens_each) == (10, 1, 10.0)
-    assert level.plateau_tok_s == pytest.approx(10.0)
-    assert level.errors == (("cut", 1),)
-    assert level.ttft_ms.p99 == pytest.approx(100.0)
-
-
 # Schedules and classes
 
 
@@ -328,7 +316,9 @@ TIMINGS = EngineTimings(cached_tokens=10, decode_tok_s=40.0)
         ([known(4)], {"contention_pct": None}),
         ([known(tokens=11)], {"tpot_ms.p50": 100.0}),
         ([known(start=0.25)], {"ttft_ms.mean": 750.0}),
-        ([known(2), known(2, index=1, end=10.0, error_kind="cut")], {"requests": 2, "failed": 1, "effective_tok_s": 1}),
+        ([known(2), known(2, index=1, end=10.0, tokens=1000, error_kind="cut")],
+         {"requests": 2, "failed": 1, "effective_tok_s": 1, "output_tokens": 10, "output_tokens_each": 10,
+          "plateau_tok_s": 5, "ttft_ms.p99": 1000}),
         ([FAILED], {"effective_tok_s": None, "ttft_ms": None}),
         ([known(last=1.0, tokens=1)], {"task_tok_s": None, "tpot_ms": None, "effective_tok_s": 0.5}),
         ([known(prompt_tokens=40, engine=TIMINGS)], {"engine_tok_s": 40.0, "cached_prompt_share": 0.25}),
@@ -339,11 +329,12 @@ TIMINGS = EngineTimings(cached_tokens=10, decode_tok_s=40.0)
         *("failures cost time and bring no tokens", "where all failed there is no speed"),
         *("one token has no speed of its own", "the engine's own speed and cache"),
     ],
-)
+)  # fmt: skip
 def test_figures_of_a_level(rows, figures):
     (level,) = summarise("r", rows).levels
     for name, value in figures.items():
         assert attrgetter(name)(level) == (None if value is None else pytest.approx(value)), name
+    assert sum(count for _, count in level.errors) == level.failed
 
 
 def test_levels_stand_beside_each_other():

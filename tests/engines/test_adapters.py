@@ -1,10 +1,7 @@
 """The adapters: a launch as a command line and variables, and what is refused before a start."""
 
-import asyncio
 import json
 import stat
-import subprocess
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -16,8 +13,6 @@ from skep.engines.ollama import Ollama, manifest_of
 from skep.engines.vllm import Sglang, Vllm
 from skep.errors import UserError
 from skep.testing.speakers import write_program
-from skep.wire.listen import free_port
-from skep.wire.openai import StreamReader
 
 QWEN = {"model": "qwen3-8b", "checkpoint": "Qwen/Qwen3-8B", "slots": 4, "threads": 0, "weights": None}
 USUAL = {
@@ -321,42 +316,3 @@ def test_a_model_that_was_not_pulled_is_said_before_the_start(tmp_path):
     with pytest.raises(UserError, match="`gemma3:27b` is not in Ollama's store") as caught:
         Ollama().check(launch("ollama", env=(("OLLAMA_MODELS", str(tmp_path)),)))
     assert "ollama pull gemma3:27b" in caught.value.hint
-
-
-def test_ollamas_own_protocol_is_read_with_its_durations(tmp_path):
-    """Lines of JSON, the last with nanoseconds: what a benchmark reads is what the docs describe."""
-    manifest = tmp_path / "manifests" / manifest_of("gemma3:27b")
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text("{}")
-    program = str(tmp_path / "ollama")
-    write_program(program, "ollama")
-    asked = launch(
-        "ollama", port=free_port(), binary=program, env=(("OLLAMA_MODELS", str(tmp_path)), ("PYTHONPATH", "src"))
-    )
-    engine = Ollama()
-    engine.check(asked)
-    assert engine.version() == "ollama 0.24.3"
-    with subprocess.Popen(engine.argv(asked), env=engine.environment(asked), stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        url = f"http://127.0.0.1:{asked.port}"
-        with urllib.request.urlopen(f"{url}/api/tags", timeout=5) as answer:
-            assert [model["name"] for model in json.load(answer)["models"]] == ["gemma3:27b"]
-        body = {"model": "gemma3:27b", "messages": [{"role": "user", "content": "hello you"}],
-                "options": {"num_predict": 3}}  # fmt: skip
-        with urllib.request.urlopen(f"{url}/api/chat", json.dumps(body).encode(), timeout=5) as answer:
-            assert answer.headers["content-type"] == "application/x-ndjson"
-            lines = answer.read()
-        process.terminate()
-    reading = asyncio.run(read(lines))
-    assert "".join(reading.text) == "word0 word1 word2 "
-    assert (reading.timings["eval_count"], reading.timings["prompt_eval_count"]) == (3, 2)
-    assert reading.finish_reason == "length"
-
-
-async def read(lines):
-    reading = StreamReader(asyncio.get_running_loop().create_future())
-    reading._stream = "ndjson"
-    reading.on_body(lines, 1.0)
-    reading.on_end(2.0)
-    reading.digest()
-    return reading

@@ -155,19 +155,14 @@ def test_more_than_the_slots_wait_and_a_client_that_leaves_makes_room():
         assert engine.figures()["vllm:request_success_total"] == 3  # two of them left
 
 
-def test_it_loads_before_it_serves():
-    with Simulated(small_plan(load_s=0.4)) as engine:
-        assert engine.get("/health")[0] == 503
-        assert engine.get("/v1/models")[0] == 503
+def test_it_loads_before_it_serves_and_speculation_brings_several_tokens_a_chunk():
+    with Simulated(small_plan(spec=MTP, load_s=0.4)) as engine:
+        assert [engine.get(path)[0] for path in ("/health", "/v1/models")] == [503, 503]
         eventually(lambda: engine.get("/health")[0] == 200)
-
-
-def test_speculation_brings_several_tokens_a_chunk():
-    with Simulated(small_plan(spec=MTP)) as engine, openai.OpenAI(base_url=f"{engine.url}/v1", api_key="x") as client:
-        stream = client.completions.create(
-            model=MODEL, prompt="x", max_tokens=120, stream=True, extra_body={"ignore_eos": True}
-        )
-        texts = [chunk.choices[0].text for chunk in stream if chunk.choices[0].text]
+        with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="x") as client:
+            asked = {"max_tokens": 120, "stream": True, "extra_body": {"ignore_eos": True}}
+            stream = client.completions.create(model=MODEL, prompt="x", **asked)
+            texts = [chunk.choices[0].text for chunk in stream if chunk.choices[0].text]
         assert len("".join(texts).split()) == 120
         assert 30 < len(texts) < 80
         figures = engine.figures()

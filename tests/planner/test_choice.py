@@ -28,6 +28,8 @@ def test_plans_are_best_first_and_every_one_fits_and_breaks_no_rule():
     for plan in found.plans:
         assert all(found.verdict != "refused" for found in plan.rated.findings)
         assert fits(plan.setup, plan.rated.card, context=plan.setup.context).fits
+    first = found.plans[0].rated  # of setups that tie the one with more bits goes first
+    assert all(other.rated.preference <= first.preference for other in found.plans if other.rated.ties_with(first))
 
 
 @pytest.mark.parametrize(
@@ -45,12 +47,6 @@ def test_every_model_of_the_catalogue_has_a_plan_or_a_reason(model):
         assert isinstance(fits_nowhere(geometry(model), found, PlanGoal(), Pins(), "vllm"), UserError)
 
 
-def test_levels_go_one_doubling_beyond_the_agents():
-    assert levels(4) == (1, 2, 4, 8)
-    assert levels(6) == (1, 2, 4, 6, 12)
-    assert levels(1) == (1, 2)
-
-
 def test_what_is_pinned_stays():
     pins = Pins(
         quant=find_quant("awq"), kv=find_kv("fp8_e5m2"), tp=2, slots=3, context=16384, utilization=0.85,
@@ -63,15 +59,13 @@ def test_what_is_pinned_stays():
         assert (setup.context, setup.utilization, setup.spec, setup.graphs) == (16384, 0.85, pins.spec, False)
 
 
-def test_slots_are_enough_for_the_agents_where_memory_allows():
+def test_slots_are_enough_for_the_agents_and_replicas_no_more_and_levels_go_one_doubling_beyond():
     found = chosen("qwen3-8b", goal=PlanGoal(agents=9))
     for plan in found.plans:
         assert plan.setup.slots == -(-9 // plan.setup.layout.replicas)
-
-
-def test_there_are_no_more_replicas_than_agents():
     found = chosen("qwen3-8b", parse_rig("4x rtx-3090"), PlanGoal(agents=2))
     assert max(plan.setup.layout.replicas for plan in found.plans) == 2
+    assert [levels(agents) for agents in (1, 4, 6)] == [(1, 2), (1, 2, 4, 8), (1, 2, 4, 6, 12)]
 
 
 def test_nothing_below_four_bits_is_offered_and_fp4_only_where_the_cards_compute_it_or_it_was_published_so():
@@ -109,12 +103,6 @@ def test_the_context_goal_takes_the_longest_that_fits_with_every_slot_full():
     assert best.setup.context == best.largest_context
     assert best.setup.context == max(plan.setup.context for plan in found.plans)
     assert best.setup.context > chosen().plans[0].largest_context
-
-
-def test_of_setups_that_tie_the_one_with_more_bits_goes_first():
-    found = chosen(goal=PlanGoal(agents=8))
-    first = found.plans[0].rated
-    assert all(other.rated.preference <= first.preference for other in found.plans if other.rated.ties_with(first))
 
 
 def test_the_runner_up_has_another_layout_and_is_behind_or_ties():

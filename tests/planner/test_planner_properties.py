@@ -36,7 +36,7 @@ from skep.units import GIB
 K = published_constants()
 MODELS, CARDS = tuple(geometries().values()), tuple(devices().values())
 SAFETENSORS, GGUF = ("awq", "fp8", "bf16", "int8", "nvfp4", "gptq"), ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "f16")
-TRIES = 150
+TRIES = 60
 
 
 @pytest.fixture

