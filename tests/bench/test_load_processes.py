@@ -12,23 +12,17 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from sample_rows import HOST
+from sample_rows import HOST, task, tasks
 
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.load_process import LEAD_S, SEND_EVERY_S, Begin, LoadJob, LoadProcess, LoadProcesses, carry_out, encode
 from skep.bench.load_shapes import RARELY, ClientHealth, TimeWindow, garbage_kept, split_tasks, watch_client
 from skep.bench.session import Identity, LoadGenerator, Recording
 from skep.bench.summary import LATE_LIMIT_MS
-from skep.bench.tasks import BenchTask, TrafficStream
+from skep.bench.tasks import TrafficStream
 from skep.errors import SkepError
 from skep.store.database import open_store
 from skep.wire.heads import parse_url
-
-
-def tasks(number, tokens=2, **fields):
-    return [
-        BenchTask(4, 0, n, "fix", [{"role": "user", "content": f"{n} hello"}], tokens, **fields) for n in range(number)
-    ]
 
 
 async def job(engine, some, width, *, offsets=None, until_s=None):
@@ -158,7 +152,7 @@ async def test_a_killed_process_or_a_cancelled_run_leaves_no_process_and_no_requ
 
 
 async def test_rows_of_a_killed_process_that_came_before_are_kept(engine):
-    some = [*tasks(3), tasks(4, tokens=100_000)[3]]
+    some = [*tasks(3), task(3, tokens=100_000)]
     async with processes() as (load, rows):
         work = asyncio.create_task(load.run([await job(engine, some, 1)], rows.append))
         while len(rows) < 3:
@@ -220,7 +214,6 @@ async def timed_runs(endpoint, path, load, offsets, runs=1, meter=None):
     """By two workers: for each run its rows, when the first was due, whether the client was the limit, and what is
     stored of that: the mark, and by how much it was late.
     """
-    said = [[{"role": "user", "content": f"{n} hello"}] for n in range(len(offsets))]
     found = []
     with open_store(path) as store:
         async with Recording(store, endpoint, HOST, Identity("open", "f", {})) as recording:
@@ -228,8 +221,7 @@ async def timed_runs(endpoint, path, load, offsets, runs=1, meter=None):
             driver = LoadGenerator(endpoint, recording, **how, meter=meter, load_processes=load)
             try:
                 for run in range(runs):
-                    tasks = [BenchTask(1, run, n, "fix", words, 2) for n, words in enumerate(said)]
-                    streams = [TrafficStream(tasks, 1, offsets)]
+                    streams = [TrafficStream([replace(one, repeat=run) for one in tasks(len(offsets))], 1, offsets)]
                     rows, limited = await driver.run_streams_at_level(1, run, streams, lambda _: None, TimeWindow())
                     due = [recording.origin_s + row.scheduled_s for row in rows]
                     late = [one.fact["late_ms"] for one in recording.facts if (one.name, one.repeat) == ("late", run)]
@@ -269,7 +261,7 @@ async def test_what_one_process_draws_before_its_first_request_is_not_counted(en
         meter = Stopwatch(lambda: (gc.get_threshold(), repr(driver.pool).rpartition(", ")[2]))
         how = {"timeout_s": 30.0, "keep_text": False, "most_connections": 64, "meter": meter}
         driver = LoadGenerator(endpoint, recording, **how)
-        rows, _ = await driver.run_tasks(3, 0, tasks(4), 3, lambda _: None)
+        rows, _ = await driver.run_tasks(3, 0, [replace(one, level=3) for one in tasks(4)], 3, lambda _: None)
         await driver.close()
     assert meter.seen == [(RARELY, "3 idle>")]
     ((began_s, ended_s),) = meter.spans

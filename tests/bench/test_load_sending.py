@@ -6,21 +6,14 @@ from contextlib import asynccontextmanager
 from itertools import count
 
 import pytest
+from sample_rows import task, tasks
 
 from skep.bench.endpoint import find_endpoint
 from skep.bench.load_shapes import run_conversations, scheduled, steady
-from skep.bench.tasks import BenchTask, Sender, body_of
+from skep.bench.tasks import Sender, body_of
 from skep.testing.process import FakeEngine
 from skep.wire.client import Pool
 from skep.workload.prompts import ConversationScript
-
-
-def task(index=0, tokens=2, text="write a function", **fields):
-    return BenchTask(1, 0, index, "fix", [{"role": "user", "content": f"{index} {text}"}], tokens, **fields)
-
-
-def tasks(number, **fields):
-    return [task(index, **fields) for index in range(number)]
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
+from sample_rows import tasks
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_process import LEAD_S, Begin, LoadJob, beginnings
@@ -20,7 +21,7 @@ from skep.bench.load_shapes import (
     wait_for_begin,
 )
 from skep.bench.open_loop import classes_part, open_part
-from skep.bench.tasks import BenchTask, Repetition, TaskMaker, TrafficStream, Workload
+from skep.bench.tasks import Repetition, TaskMaker, TrafficStream, Workload
 from skep.errors import UserError
 from skep.wire.heads import parse_url
 from skep.workload.prompts import TokenCalibration
@@ -37,10 +38,6 @@ CLASSES = (
 @pytest.fixture(scope="module")
 def mix():
     return classes_part(CLASSES, TokenCalibration(), 0, seed=1, for_s=2.0)
-
-
-def tasks(number):
-    return [BenchTask(1, 0, n, "fix", [{"role": "user", "content": f"{n} hello"}], 2) for n in range(number)]
 
 
 def by_name(streams):

@@ -37,26 +37,21 @@ def complaint(path):
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_header_tells_what_the_model_is(saved, version):
-    """Architecture, name, context and tensors come out of both versions in use."""
-    header = check_file(saved(gguf(version=version)))
-    assert (header.architecture, header.name) == ("llama", "Tiny")
-    assert header.context_length == 2048
-    assert [(t.name, t.shape, t.type_name, t.size_bytes) for t in header.tensors] == [("w", (32, 2), "Q4_0", 36)]
-    assert header.expected_file_bytes == header.file_bytes == header.data_offset + 36
-
-
-def test_every_value_type_is_read(saved):
-    """All scalar types and arrays of scalars, of texts and of arrays."""
-    nested = (ARRAY, [(U8, [1, 2]), (TEXT, ["x"])])
+    """Architecture, name, context, tensors and values of all types come out of both versions in use."""
     pairs = (
+        *DEFAULT_PAIRS,
         *EVERY_TYPE,
         ("list", ARRAY, (I32, [1, -2])),
         ("words", ARRAY, (TEXT, ["a", "b"])),
-        ("deep", ARRAY, nested),
+        ("deep", ARRAY, (ARRAY, [(U8, [1, 2]), (TEXT, ["x"])])),
     )
-    metadata = read_header(saved(gguf(pairs=pairs))).metadata
-    assert {key: metadata[key] for key, _, _ in EVERY_TYPE} == {key: value for key, _, value in EVERY_TYPE}
-    assert (metadata["list"], metadata["words"], metadata["deep"]) == ((1, -2), ("a", "b"), ((1, 2), ("x",)))
+    header = check_file(saved(gguf(version=version, pairs=pairs)))
+    assert (header.architecture, header.name, header.context_length) == ("llama", "Tiny", 2048)
+    assert [(t.name, t.shape, t.type_name, t.size_bytes) for t in header.tensors] == [("w", (32, 2), "Q4_0", 36)]
+    assert header.expected_file_bytes == header.file_bytes == header.data_offset + 36
+    read = header.metadata
+    assert {key: read[key] for key, _, _ in EVERY_TYPE} == {key: value for key, _, value in EVERY_TYPE}
+    assert (read["list"], read["words"], read["deep"]) == ((1, -2), ("a", "b"), ((1, 2), ("x",)))
 
 
 def test_large_arrays_are_read_only_on_request(saved):
