@@ -1,5 +1,7 @@
 """What is offered, what is dropped and why, and who wins."""
 
+from functools import cache
+
 import pytest
 
 from skep.catalog.models import geometries, geometry
@@ -14,8 +16,9 @@ from skep.planner.setup import Layout, Speculation, find_kv, find_quant
 TWO = parse_rig("2x rtx-3090")
 
 
-def chosen(model="qwen3.6-27b", rig=TWO, goal=None, pins=None, **more):
-    return choose(geometry(model), rig, goal or PlanGoal(), pins or Pins(vision=False), scale=False, **more)
+@cache
+def chosen(model="qwen3.6-27b", rig=TWO, goal=None, pins=None):
+    return choose(geometry(model), rig, goal or PlanGoal(), pins or Pins(vision=False), scale=False)
 
 
 def test_plans_are_best_first_and_every_one_fits_and_breaks_no_rule():
@@ -124,7 +127,7 @@ def test_what_is_said_to_turn_the_order_does(agents):
         if number.isdigit() and int(number) >= second.replicas:
             goal = PlanGoal(agents=int(number))
         if goal is not None:
-            order = [plan.setup.layout for plan in chosen(goal=goal).plans]
+            order = [plan.setup.layout for plan in chosen("qwen3.6-27b", goal=goal).plans]
             assert first not in order or order.index(second) < order.index(first), words
 
 
