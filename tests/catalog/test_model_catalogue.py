@@ -38,6 +38,9 @@ def test_the_widths_add_up_to_the_total(model):
     scaled = parts.embedding + parts.head + parts.small + parts.mlp + parts.experts
     assert scaled == pytest.approx(model.params_total, rel=0.01)
     assert min(parts.attention, parts.embedding) > 0
+    assert min(parts.linear, parts.mlp, parts.shared, parts.experts) >= 0
+    read = scaled - parts.head - parts.experts * (1 - model.experts_per_token / model.experts if model.experts else 1)
+    assert 0.85 < read / model.params_active < 1.25
     assert parts.vision == model.vision_params
 
 

@@ -92,7 +92,7 @@ def test_without_graphs_nothing_is_recorded_and_intel_records_nothing():
 
 @pytest.mark.parametrize(
     ("version", "inside"),
-    [(None, False), ("0.19.2", False), ("v0.21.0", True), ("0.24", True), ("2026-07", False), ("nightly", False)],
+    [(None, False), ("0.19.2", False), ("v0.21.0rc1", True), ("0.24", True), ("2026-07", False), ("nightly", False)],
 )
 def test_newer_vllm_counts_graphs_in_its_budget(version, inside):
     """A version is read as far as it is a number."""

@@ -158,3 +158,9 @@ def test_ubuntu_s_restriction_is_named_with_both_ways_out(tmp_path, monkeypatch)
     monkeypatch.setattr(runner, "APPARMOR", switch)
     assert "bwrap-userns-restrict" in runner.remedy()
     assert "kernel.apparmor_restrict_unprivileged_userns=0" in runner.remedy()
+
+
+def test_the_doctor_has_a_line_for_the_sandbox():
+    finding = sandbox_finding()
+    assert finding.check == "sandbox"
+    assert (finding.verdict is CheckResult.OK) == (finding.hint is None)
