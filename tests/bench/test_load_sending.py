@@ -49,7 +49,7 @@ def indexes(rows):
 
 @pytest.mark.parametrize(("number", "width"), [(24, 24), (20, 3)], ids=["a burst", "steady"])
 def test_a_load_has_as_many_in_flight_as_asked_for_and_never_more(number, width):
-    with FakeEngine(slots=24, ttft_ms=50 if number == width else 5) as engine:
+    with FakeEngine(slots=24, ttft_ms=500 if number == width else 5) as engine:
         rows = run(engine, lambda sender, took: steady(sender, took, tasks(number), width))
         assert engine.state()["max_inside"] == width
     assert indexes(rows) == list(range(number))

@@ -115,6 +115,7 @@ def test_the_runner_up_has_another_layout_and_is_behind_or_ties():
     assert -0.06 <= runner.behind < 1
     assert set(runner.wins_if) <= set(runner.tried)
     assert {"NVLink between the cards", "1 agent", "8 agents"} <= set(runner.tried)
+    assert "no NVLink" in chosen(rig=parse_rig("2x rtx-3090", "nvlink")).runner_up.tried
 
 
 @pytest.mark.parametrize("agents", [1, 3, 4, 8])

@@ -112,6 +112,7 @@ def test_a_card_reports_less_than_its_box_says():
     assert usable_bytes(RTX_3090) == int(23.56 * GIB)
     assert usable_bytes(RTX_5090) == int(31.36 * GIB)
     assert usable_bytes(dataclasses.replace(RTX_3090, memory_gib=20)) / GIB == pytest.approx(19.5, abs=0.1)
+    assert 0.9 < usable_bytes(dataclasses.replace(RTX_3090, memory_gib=600)) / (600 * GIB) < 1
 
 
 def test_an_engine_takes_its_memory_in_its_own_way():

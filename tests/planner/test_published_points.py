@@ -60,6 +60,8 @@ def test_addresses_of_one_place_are_one_source(url, source):
 def test_a_row_without_a_fact_says_which(changes, fact):
     with pytest.raises(Unpredictable, match=f"^{fact}: "):
         case(**changes)
+    ((_, why),) = validate([(2, {**ROW, "model": "DeepSeek-V3"})]).unpredicted
+    assert why.startswith("memory: ")  # it does not fit
 
 
 def test_published_is_the_aggregate_else_streams_times_agents_else_from_the_time_per_token():

@@ -31,7 +31,7 @@ def test_a_second_card_halves_reading_but_adds_all_reduces():
     assert step(tp=2, link=NVLINK).seconds(1, 100) < two.seconds(1, 100)
     graphs, eager = (step("qwen3.6-27b", tp=2, graphs=graphs).seconds(1, 100) for graphs in (True, False))
     assert eager > 1.6 * graphs  # on a small card
-    assert (pcie_gbs("4.0 x16"), pcie_gbs("PCIe 3.0 x8")) == pytest.approx((31.5, 7.88), rel=0.01)
+    assert [*map(pcie_gbs, ("4.0 x16", "PCIe 3.0 x8", "?"))] == pytest.approx([31.5, 7.88, 31.5], rel=0.01)
 
 
 @pytest.mark.parametrize("kind", ["nvlink", "pcie"])
@@ -46,7 +46,8 @@ def test_an_all_reduce_grows_with_size_and_with_cards(kind):
 def test_speculation_brings_more_tokens_a_step_and_makes_steps_longer():
     plain, drafted = step("qwen3.6-27b"), step("qwen3.6-27b", spec=Speculation("mtp", 3))
     assert 2 < drafted.tokens_per_step(1) < 4
-    assert drafted.seconds(1, 100) > plain.seconds(1, 100)
+    assert plain.seconds(1, 100) < drafted.seconds(1, 100)
+    assert plain.seconds(1, 100) < step("qwen3.6-27b", spec=Speculation("draft", 3)).seconds(1, 100)
     assert drafted.tokens_per_step(1) / drafted.seconds(1, 100) > 1 / plain.seconds(1, 100)
     assert step("qwen3.6-27b", spec=Speculation("mtp", 3, acceptance=0.0)).tokens_per_step(1) == 1
 
