@@ -18,7 +18,7 @@ def with_diff(tmp_path):
     """Return a function that applies a diff to a copy of the sources and returns a runner of that copy's `skep`."""
 
     def change(name):
-        shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "src", tmp_path / "src")  # with what is compiled: only what changes is anew
         apply = ["git", "apply", "--unidiff-zero", ROOT / "tests" / "contributing" / name]
         alone = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
         subprocess.run(apply, cwd=tmp_path, env=alone, check=True, timeout=30)

@@ -21,50 +21,8 @@ from skep.config.presets import (
 )
 from skep.errors import UserError
 
-PLAIN = """\
-title = "Mine"
-engine = "vllm"
-model = "qwen3.6-27b"
-checkpoint = "me/Qwen3.6-27B-AWQ"
-hardware = "2x rtx-3090"
-source = "my own bench"
-slots = 4
-"""
-WHOLE = f"""{PLAIN}served_as = "mine"
-link = "pcie"
-replicas = 2
-context = 16384
-reserve = 1
-threads = 8
-gpus = [2, 3]
-extra = ["--seed", "1"]
-
-[options]
-kv = "fp8"
-speculation = "mtp:3"
-memory_share = 0.9
-
-[env]
-NCCL_P2P_DISABLE = "1"
-
-[container]
-image = "vllm/vllm-openai:v0.19.1"
-mounts = [
-    {{ host = "~/models", inside = "/model" }},
-]
-
-[[need]]
-id = "patch"
-kind = "patch"
-what = "a patch"
-why = "it is faster"
-
-[[published]]
-tok_s = 210
-metric = "output"
-concurrency = 4
-needs = ["patch"]
-"""
+WHOLE = (Path(__file__).parent / "data" / "whole_preset.toml").read_text()
+PLAIN = WHOLE.partition("served_as")[0]  # what it must say
 
 
 def refused(text):
@@ -84,18 +42,36 @@ def test_a_whole_file_becomes_values():
     assert found.published == (Published(210.0, "output", 4, needs=("patch",)),)
 
 
-def test_what_is_not_said_is_unknown_and_a_date_needs_no_quotes():
+@pytest.mark.parametrize(
+    ("changed", "more", "name", "value"),
+    [
+        ({}, "date = 2026-05-01\n", "date", "2026-05-01"),
+        ({}, """context = 500000\nextra = ["--hf-overrides", '{"rope_parameters": {}}']\n""", "context_tokens", 500000),
+        ({"vllm": "llamacpp", "2x rtx": "4x rtx"}, "gpus = [0, 1, 2, 3]\n", "gpus", (0, 1, 2, 3)),
+    ],
+    ids=[
+        "a date needs no quotes",
+        "a context may be stretched by flags",
+        "a layer split over all cards names them all",
+    ],
+)
+def test_what_is_unusual_is_taken_where_it_can_be(changed, more, name, value):
+    text = PLAIN
+    for old, new in changed.items():
+        text = text.replace(old, new)
+    assert getattr(parse_preset(text + more, "mine", "mine.toml"), name) == value
+
+
+def test_what_is_not_said_is_unknown_and_a_context_is_enough_for_the_figures():
     found = parse_preset(PLAIN, "mine", "mine.toml")
     assert (found.context_tokens, found.engine_version, found.date, found.link) == (None, None, None, None)
     assert (found.served_as, found.options.given, found.published) == ("qwen3.6-27b", {}, ())
-    assert parse_preset(PLAIN + "date = 2026-05-01\n", "mine", "mine.toml").date == "2026-05-01"
-
-
-def test_a_context_may_be_stretched_by_flags_that_do_so():
-    text = PLAIN + "context = 500000\n"
-    assert "is beyond" in refused(text).message
-    stretched = text + """extra = ["--hf-overrides", '{"rope_parameters": {}}']\n"""
-    assert parse_preset(stretched, "mine", "mine.toml").context_tokens == 500000
+    assert serve_of(found).context_tokens == 8192
+    lengths = "input_tokens = 30000\noutput_tokens = 2000\n"
+    figure = f'[[published]]\ntok_s = 1\nmetric = "output"\nconcurrency = 1\n{lengths}'
+    assert serve_of(parse_preset(PLAIN + figure, "mine", "mine.toml")).context_tokens == 32000
+    text = PLAIN.replace("2x rtx-3090", "cpu").replace("vllm", "embedded").replace("qwen3.6-27b", "smollm2-135m")
+    assert serve_of(parse_preset(text, "mine", "mine.toml")).context_tokens == 2048  # without cards
 
 
 def test_a_byte_order_mark_before_the_text_does_no_harm(tmp_path):
@@ -164,20 +140,15 @@ def test_what_is_wrong_is_said_with_its_key(old, new, words):
     assert error.hint
 
 
-def test_a_link_that_the_cards_do_not_have_is_refused():
-    assert "rtx-4090 has no NVLink" in refused(PLAIN.replace("3090", "4090") + 'link = "nvlink"\n').message
-
-
-def test_tp_is_held_against_the_heads_even_where_the_cards_are_there():
-    text = PLAIN.replace("2x rtx-3090", "5x rtx-3090").replace("qwen3.6-27b", "gemma-4-31b") + "[options]\ntp = 5\n"
-    assert refused(text).hint.startswith("valid: 1, 2, 4")
-
-
 def test_several_errors_are_counted_and_a_likely_key_is_named():
     error = refused(PLAIN + "colour = 1\n\n[options]\ntp = 'two'\n\n[[published]]\ntok_s = 1\n")
     assert error.message == "presets/mine.toml: `colour` is an unknown key (and 3 more)"
     assert error.hint.startswith("known here: title, engine")
     assert refused(PLAIN.replace("slots", "slot")).hint == "did you mean `slots`?"
+    assert "rtx-4090 has no NVLink" in refused(PLAIN.replace("3090", "4090") + 'link = "nvlink"\n').message
+    text = PLAIN.replace("2x rtx-3090", "5x rtx-3090").replace("qwen3.6-27b", "gemma-4-31b") + "[options]\ntp = 5\n"
+    assert refused(text).hint.startswith("valid: 1, 2, 4")  # where the cards are there
+    assert "is beyond" in refused(PLAIN + "context = 500000\n").message
 
 
 @pytest.mark.parametrize(("more", "line"), [('date = "never ends\n', "line 8"), ("gpus = [1,\n", "end of document")])
@@ -185,16 +156,6 @@ def test_broken_toml_is_named_with_its_line(more, line):
     said = refused(PLAIN + more).message
     assert said.startswith("presets/mine.toml: this is not TOML: ")
     assert line in said
-
-
-def test_a_preset_without_cards_is_for_the_embedded_engine():
-    text = PLAIN.replace("2x rtx-3090", "cpu").replace("vllm", "embedded").replace("qwen3.6-27b", "smollm2-135m")
-    assert serve_of(parse_preset(text, "mine", "mine.toml")).context_tokens == 2048
-
-
-def test_a_layer_split_over_all_cards_names_them_all():
-    text = PLAIN.replace("vllm", "llamacpp").replace("2x rtx-3090", "4x rtx-3090") + "gpus = [0, 1, 2, 3]\n"
-    assert parse_preset(text, "mine", "mine.toml").gpus == (0, 1, 2, 3)
 
 
 def test_ones_own_goes_before_a_shipped_one(tmp_path):
@@ -221,14 +182,6 @@ def test_what_is_served_is_what_the_preset_says():
     assert (serve.gpus, serve.extra, serve.reserve) == ((2, 3), ("--seed", "1"), 1)
     assert serve.options.draft == Draft("mtp", 3)
     assert serve.env == (("NCCL_P2P_DISABLE", "1"),)
-
-
-def test_a_context_that_nobody_gave_is_enough_for_the_figures():
-    figure = (
-        '[[published]]\ntok_s = 1\nmetric = "output"\nconcurrency = 1\ninput_tokens = 30000\noutput_tokens = 2000\n'
-    )
-    assert serve_of(parse_preset(PLAIN, "mine", "mine.toml")).context_tokens == 8192
-    assert serve_of(parse_preset(PLAIN + figure, "mine", "mine.toml")).context_tokens == 32000
 
 
 def test_every_key_stands_in_the_page():

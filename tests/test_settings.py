@@ -29,18 +29,13 @@ def test_two_installations_do_not_share_a_control_socket(tmp_path):
     assert one.runtime.parent == other.runtime.parent == tmp_path
 
 
-def test_a_runtime_folder_too_long_for_a_socket_is_replaced_by_a_short_one(tmp_path):
+def test_a_runtime_folder_too_long_for_a_socket_is_replaced_by_a_short_one_and_one_open_to_others_refused(tmp_path):
     long = tmp_path / ("x" * 120)
-    long.mkdir()
+    long.mkdir(mode=0o755)
     paths = user_paths({"HOME": "/home/bee", "XDG_RUNTIME_DIR": str(long)})
     assert len(os.fsencode(paths.socket)) <= MAX_SOCKET_PATH
-
-
-def test_a_runtime_folder_that_others_can_enter_is_refused(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir(mode=0o755)
     with pytest.raises(UserError, match="not private"):
-        make_runtime(folder)
+        make_runtime(long)
 
 
 def test_a_file_in_the_folder_is_used_and_without_one_the_embedded_model_is_served(tmp_path, monkeypatch):
@@ -103,19 +98,21 @@ EVERYTHING = {
     "serve": [{"engine": "fake", "model": "m", "slots": 4, "reserve": 1, "soft_slots": 2, "extra": ["-x"]}],
     "upstream": [{"url": "https://box.example/v1/", "slots": 8, "model": "n", "health_path": "/ping"}],
     "aliases": {"claude-*": "m", "gpt-4o": "n"},
+    "cluster": {"address": "10.0.0.1:6379", "hive": "team-a"},
 }
 
 
-def test_settings_survive_their_way_through_json():
-    """So they reach the process in the background, and a running one at a reload."""
-    overrides = CliOverrides(folder="/x", serve={"slots": 2}, upstream=(make_upstream("x:1", 1),))
-    settings = overrides.apply(parse_settings(EVERYTHING, "test", {"SKEP_API_KEY": "k"}))
+def test_settings_survive_their_way_through_json(tmp_path):
+    """So they reach the process in the background, and a running one at a reload. The command line wins over the file,
+    from whose folder on paths of certificates are read.
+    """
+    told = parse_settings(EVERYTHING, "test", {"SKEP_API_KEY": "k"}, tmp_path)
+    assert told.cluster == Cluster("10.0.0.1:6379", "team-a")
+    assert (told.gateway.tls_certificate, told.gateway.tls_key) == (str(tmp_path / "cert.pem"), "/etc/key.pem")
+    upstream = (make_upstream("x:1", 1),)
+    settings = CliOverrides(folder="/x", serve={"slots": 2}, upstream=upstream, cluster=Cluster("auto")).apply(told)
+    assert settings.cluster == Cluster("auto", "skep")
     assert msgspec.json.decode(msgspec.json.encode(settings), type=Settings) == settings
-
-
-def test_paths_of_certificates_begin_where_the_file_lies(tmp_path):
-    gateway = parse_settings(EVERYTHING, "test", {}, tmp_path).gateway
-    assert (gateway.tls_certificate, gateway.tls_key) == (str(tmp_path / "cert.pem"), "/etc/key.pem")
 
 
 def test_the_gateways_own_defaults_are_those_of_the_file(tmp_path):
@@ -185,12 +182,3 @@ def test_one_replica_more_leaves_the_threads_of_the_others_alone(tmp_path):
         return plan_launches(parse_settings(document, "test", {}), paths, running=running)
 
     assert plan(64, plan(1))[0] == plan(1)[0]
-
-
-def test_a_cluster_comes_from_the_file_and_survives_json():
-    told = parse_settings({"cluster": {"address": "10.0.0.1:6379", "hive": "team-a"}}, "test", {})
-    assert told.cluster == Cluster("10.0.0.1:6379", "team-a")
-    wished = CliOverrides(cluster=Cluster("auto")).apply(told)
-    assert wished.cluster == Cluster("auto", "skep"), "the command line wins"
-    assert msgspec.json.decode(msgspec.json.encode(wished), type=Settings) == wished
-    assert msgspec.json.decode(msgspec.json.encode(wished.overrides), type=CliOverrides) == wished.overrides

@@ -42,11 +42,8 @@ def test_a_duration_that_is_none_is_named_with_an_example(text):
     assert "90s" in caught.value.hint
 
 
-def test_concurrency_lists_are_sorted_and_without_repeats():
-    assert parse_int_list("8,1,2,2", name="--concurrency") == (1, 2, 8)
-
-
 @pytest.mark.parametrize("text", ["", "0,1", "a", "1,,x", "-1"])
-def test_a_concurrency_list_that_is_none_is_refused(text):
+def test_a_concurrency_list_is_sorted_without_repeats_and_refused_where_it_is_none(text):
+    assert parse_int_list("8,1,2,2", name="--concurrency") == (1, 2, 8)
     with pytest.raises(UserError, match="--concurrency"):
         parse_int_list(text, name="--concurrency")

@@ -1,5 +1,6 @@
 """Requests made by hand, so that every figure of them can be checked in one's head."""
 
+from skep.bench.tasks import BenchTask
 from skep.host.facts import NvidiaReport, read_host
 from skep.store.records import Request
 
@@ -17,3 +18,11 @@ def request(*arrivals, start=0.0, end=None, tokens=None, level=1, repeat=0, inde
 def evenly(first, last, number):
     """So many moments from the first to the last."""
     return tuple(first + (last - first) * n / max(1, number - 1) for n in range(number))
+
+
+def task(index=0, tokens=2, text="hello", **fields):
+    return BenchTask(1, 0, index, "fix", [{"role": "user", "content": f"{index} {text}"}], tokens, **fields)
+
+
+def tasks(number, **fields):
+    return [task(index, **fields) for index in range(number)]

@@ -106,12 +106,24 @@ def test_a_metric_is_measured_by_its_clock(how, run, measured, clock, why):
     assert found.fair is (why is None)
 
 
-def test_a_clock_that_is_not_published_is_taken_as_the_clients_which_is_said():
-    verdict = judge(preset(replace(FIGURE, clock=None)), side(), SEEN)
-    assert verdict.rows[0].fair
-    assert verdict.rows[0].clock == "client"
-    assert "names its clock" in verdict.differences[0]
-    assert judge(preset(FIGURE), side(), SEEN).differences == ()
+@pytest.mark.parametrize(
+    ("figure", "fields", "served_as", "ratio", "fair", "said"),
+    [
+        (FIGURE, {}, "mine", 1.0, True, None),
+        (replace(FIGURE, clock=None), {}, "mine", 1.0, True, "names its clock"),
+        (FIGURE, {"stand_in": True}, "mine", 1.0, False, "Qwen/Qwen3-8B-AWQ in its place"),
+        (FIGURE, {}, "smollm2-135m", None, False, "smollm2-135m"),
+    ],
+    ids=["none", "a clock that is not published is the client's", "a checkpoint nobody named", "another model"],
+)
+def test_what_differs_for_all_figures_is_said_once(figure, fields, served_as, ratio, fair, said):
+    """Another model is measured all the same, and not compared."""
+    verdict = judge(preset(figure, **fields), side(), ObservedServer(served_as, "vllm 0.19.1"))
+    (found,) = verdict.rows
+    assert (found.measured, found.clock, found.fair) == (pytest.approx(100.0), "client", fair)
+    assert found.ratio == (ratio and pytest.approx(ratio))
+    assert (verdict.differences == ()) if said is None else (said in verdict.differences[0])
+    assert (verdict.best is None) == (not fair)
 
 
 def test_the_interval_is_of_what_was_measured_and_needs_three_runs():
@@ -140,14 +152,6 @@ def test_a_figure_that_was_not_rerun_says_why(figure, said):
     found = held(figure)
     assert found.ratio is None
     assert said in found.why
-
-
-def test_another_model_is_measured_but_not_compared():
-    verdict = judge(preset(FIGURE), side(), ObservedServer("smollm2-135m", "vllm 0.19.1"))
-    assert verdict.rows[0].measured is not None
-    assert verdict.rows[0].ratio is None
-    assert "smollm2-135m" in verdict.differences[0]
-    assert verdict.best is None
 
 
 @pytest.mark.parametrize("name", ["mine", "qwen3-8b", "Qwen/Qwen3-8B-AWQ", "Qwen3 8B", "Qwen/Qwen3-8B"])
@@ -179,13 +183,6 @@ def test_a_client_at_its_limit_and_failed_requests_are_named():
     assert "the client was the limit" in held(run=side(limited=True)).why
     rows = [row(0, 0), row(0, 1), row(0, 2, error_kind="http_500", output_tokens=None, prompt_tokens=None)]
     assert "1 of 3 requests failed" in held(run=ComparedRun(summarise("r", rows), rows)).why
-
-
-def test_a_checkpoint_that_nobody_named_is_never_quite_the_same():
-    verdict = judge(preset(FIGURE, stand_in=True), side(), SEEN)
-    assert not verdict.rows[0].fair
-    assert verdict.rows[0].ratio == pytest.approx(1.0)
-    assert "Qwen/Qwen3-8B-AWQ in its place" in verdict.differences[0]
 
 
 def test_a_need_that_is_not_known_to_be_met_is_named():

@@ -64,11 +64,6 @@ def test_what_the_client_saw_later_has_its_cause(one, clock, client, engine, cau
     assert cause in found.cause
 
 
-def test_a_wait_in_the_gateway_is_its_queues_where_the_engine_tells_means_only():
-    late = row(arrivals=LATE, queued_ms=390.0, engine=EngineTimings())
-    assert only(late, counters={"ttft_s": 0.1}).cause == "390 ms of it in the gateway's queue"
-
-
 def test_quicker_tokens_at_the_client_that_came_together_say_so():
     found = only(row(arrivals=[0.1 + n // 4 / 10 for n in range(11)]))
     assert (found.clock, found.client > found.engine) == (Clock.DECODE, True)
@@ -80,9 +75,16 @@ def test_usage_and_the_engines_count_may_differ_by_the_end_token():
     assert (Clock.TOKENS in by_one, Clock.TOKENS in by_many) == (False, True)
 
 
-def test_counters_speak_where_the_engine_says_nothing_of_a_request():
-    silent = row(engine=EngineTimings())
-    slow = only(silent, counters={"tpot_s": 0.05})
-    assert (slow.clock, slow.engine) == (Clock.DECODE, pytest.approx(20.0))
-    waited = only(silent, counters={"ttft_s": 0.01})
-    assert (waited.clock, waited.client, waited.engine) == (Clock.FIRST_TOKEN, pytest.approx(100.0), 10.0)
+@pytest.mark.parametrize(
+    ("fields", "counters", "clock", "client", "engine", "cause"),
+    [
+        ({}, {"tpot_s": 0.05}, Clock.DECODE, 10.0, 20.0, ""),
+        ({}, {"ttft_s": 0.01}, Clock.FIRST_TOKEN, 100.0, 10.0, ""),
+        ({"arrivals": LATE, "queued_ms": 390.0}, {"ttft_s": 0.1}, Clock.FIRST_TOKEN, 500.0, 100.0,
+         "390 ms of it in the gateway's queue"),
+    ],
+)  # fmt: skip
+def test_counters_speak_where_the_engine_says_nothing_of_a_request(fields, counters, clock, client, engine, cause):
+    found = only(row(engine=EngineTimings(), **fields), counters=counters)
+    assert (found.clock, found.client, found.engine) == (clock, pytest.approx(client), pytest.approx(engine))
+    assert cause in found.cause

@@ -50,24 +50,15 @@ def test_levels_take_turns_and_one_agent_comes_once_more_at_the_end(levels, runs
     assert walk(LevelRounds(levels, GOAL, runs=runs), lambda level, _: 10.0 * level) == order
 
 
-def test_levels_where_all_fails_end_too():
-    dead = [LevelRounds((1, 2), GOAL), saturation(256)]
-    rounds, search = (walk(one, lambda level, _: run_of(level, 10, failing=True)) for one in dead)
-    assert rounds.count(2) == 8
-    assert len(search) <= 60
-
-
 def test_a_level_that_varies_is_repeated_until_it_is_known_or_the_runs_are_spent():
-    order = walk(LevelRounds((1, 4), GOAL), lambda level, run: 10.0 if level == 1 else 40.0 + 20 * (run % 2))
-    assert (order.count(1), order.count(4)) == (4 + 1, 8)
-    assert order[-1] == 1
-
-
-def test_what_is_left_shrinks_to_nothing():
+    """Levels where all fails end too; what is left shrinks to nothing."""
     schedule = LevelRounds((1, 4), GOAL)
     assert schedule.remaining() == {1: 5.0, 4: 4.0}
-    walk(schedule, lambda level, _: 10.0 * level)
-    assert schedule.remaining() == {}
+    order = walk(schedule, lambda level, run: 10.0 if level == 1 else 40.0 + 20 * (run % 2))
+    assert (order.count(1), order.count(4), order[-1], schedule.remaining()) == (4 + 1, 8, 1, {})
+    dead = [LevelRounds((1, 2), GOAL), saturation(256)]
+    rounds, search = (walk(one, lambda level, _: run_of(level, 10, failing=True)) for one in dead)
+    assert (rounds.count(2), len(search) <= 60) == (8, True)
 
 
 def test_runs_that_will_not_be_counted_do_not_make_a_level_known():

@@ -12,23 +12,17 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from sample_rows import HOST
+from sample_rows import HOST, task, tasks
 
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.load_process import LEAD_S, SEND_EVERY_S, Begin, LoadJob, LoadProcess, LoadProcesses, carry_out, encode
 from skep.bench.load_shapes import RARELY, ClientHealth, TimeWindow, garbage_kept, split_tasks, watch_client
 from skep.bench.session import Identity, LoadGenerator, Recording
 from skep.bench.summary import LATE_LIMIT_MS
-from skep.bench.tasks import BenchTask, TrafficStream
+from skep.bench.tasks import TrafficStream
 from skep.errors import SkepError
 from skep.store.database import open_store
 from skep.wire.heads import parse_url
-
-
-def tasks(number, tokens=2, **fields):
-    return [
-        BenchTask(4, 0, n, "fix", [{"role": "user", "content": f"{n} hello"}], tokens, **fields) for n in range(number)
-    ]
 
 
 async def job(engine, some, width, *, offsets=None, until_s=None):
@@ -101,20 +95,16 @@ async def test_every_task_is_made_once_by_one_of_the_processes(engine):
     assert again.lag_max_ms >= again.lag_p99_ms >= 0
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 8, 11])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
-@pytest.mark.parametrize("number", [1, 4, 13])
-def test_every_place_and_every_task_has_one_process_and_none_goes_without(width, workers, number):
-    parts = split_tasks(width, range(number), workers)
-    assert sorted(task for _, some in parts for task in some) == list(range(number))
-    assert all(places > 0 and some for places, some in parts)
-    assert sum(places for places, _ in parts) == width
-
-
-@pytest.mark.parametrize(("width", "workers"), [(3, 2), (5, 2), (5, 4), (11, 2)])
-def test_a_process_with_more_places_gets_more_tasks(width, workers):
+def test_every_place_and_every_task_has_one_process_and_who_has_more_places_gets_more_tasks(width, workers):
     """Else the last one works on alone: at C=3 with two processes a third of the level had one in flight."""
-    rounds = [len(some) / places for places, some in split_tasks(width, range(12 * width), workers)]
+    for number in (1, 4, 13, 12 * width):
+        parts = split_tasks(width, range(number), workers)
+        assert sorted(task for _, some in parts for task in some) == list(range(number))
+        assert all(places > 0 and some for places, some in parts)
+        assert sum(places for places, _ in parts) == width
+    rounds = [len(some) / places for places, some in parts]
     assert max(rounds) / min(rounds) < 1.1
 
 
@@ -143,34 +133,26 @@ async def test_no_more_is_begun_in_another_process_when_the_time_is_over(engine)
 # Ends
 
 
-async def test_a_killed_process_is_one_clear_error_and_takes_the_others_along(engine):
+@pytest.mark.parametrize("end", ["killed", "cancelled"])
+async def test_a_killed_process_or_a_cancelled_run_leaves_no_process_and_no_request_behind(engine, end):
+    """A kill is one clear error with a hint."""
     async with processes() as (load, rows):
         slow = [await job(engine, tasks(1, tokens=100_000), 1) for _ in range(2)]
         work = asyncio.create_task(load.run(slow, rows.append))
         await asyncio.to_thread(engine.wait_for, running=2)
         pids = [process.pid for process in load.processes]
-        os.kill(pids[0], signal.SIGKILL)
-        with pytest.raises(SkepError, match="ended by itself") as caught:
+        os.kill(pids[0], signal.SIGKILL) if end == "killed" else work.cancel()
+        with pytest.raises((SkepError, asyncio.CancelledError)) as caught:
             await work
-        assert caught.value.hint
-        assert not any(map(is_running, pids))
-    engine.wait_for(running=0)
-
-
-async def test_a_cancelled_run_leaves_no_process_and_no_request_behind(engine):
-    async with processes() as (load, rows):
-        work = asyncio.create_task(load.run([await job(engine, tasks(2, tokens=100_000), 2)], rows.append))
-        await asyncio.to_thread(engine.wait_for, running=2)
-        pids = [process.pid for process in load.processes]
-        work.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await work
+        if end == "killed":
+            assert "ended by itself" in caught.value.message
+            assert caught.value.hint
         assert not any(map(is_running, pids))
     engine.wait_for(running=0)
 
 
 async def test_rows_of_a_killed_process_that_came_before_are_kept(engine):
-    some = [*tasks(3), tasks(4, tokens=100_000)[3]]
+    some = [*tasks(3), task(3, tokens=100_000)]
     async with processes() as (load, rows):
         work = asyncio.create_task(load.run([await job(engine, some, 1)], rows.append))
         while len(rows) < 3:
@@ -232,7 +214,6 @@ async def timed_runs(endpoint, path, load, offsets, runs=1, meter=None):
     """By two workers: for each run its rows, when the first was due, whether the client was the limit, and what is
     stored of that: the mark, and by how much it was late.
     """
-    said = [[{"role": "user", "content": f"{n} hello"}] for n in range(len(offsets))]
     found = []
     with open_store(path) as store:
         async with Recording(store, endpoint, HOST, Identity("open", "f", {})) as recording:
@@ -240,8 +221,7 @@ async def timed_runs(endpoint, path, load, offsets, runs=1, meter=None):
             driver = LoadGenerator(endpoint, recording, **how, meter=meter, load_processes=load)
             try:
                 for run in range(runs):
-                    tasks = [BenchTask(1, run, n, "fix", words, 2) for n, words in enumerate(said)]
-                    streams = [TrafficStream(tasks, 1, offsets)]
+                    streams = [TrafficStream([replace(one, repeat=run) for one in tasks(len(offsets))], 1, offsets)]
                     rows, limited = await driver.run_streams_at_level(1, run, streams, lambda _: None, TimeWindow())
                     due = [recording.origin_s + row.scheduled_s for row in rows]
                     late = [one.fact["late_ms"] for one in recording.facts if (one.name, one.repeat) == ("late", run)]
@@ -281,7 +261,7 @@ async def test_what_one_process_draws_before_its_first_request_is_not_counted(en
         meter = Stopwatch(lambda: (gc.get_threshold(), repr(driver.pool).rpartition(", ")[2]))
         how = {"timeout_s": 30.0, "keep_text": False, "most_connections": 64, "meter": meter}
         driver = LoadGenerator(endpoint, recording, **how)
-        rows, _ = await driver.run_tasks(3, 0, tasks(4), 3, lambda _: None)
+        rows, _ = await driver.run_tasks(3, 0, [replace(one, level=3) for one in tasks(4)], 3, lambda _: None)
         await driver.close()
     assert meter.seen == [(RARELY, "3 idle>")]
     ((began_s, ended_s),) = meter.spans

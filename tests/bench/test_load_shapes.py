@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
+from sample_rows import tasks
 
 from skep.bench.endpoint import Endpoint
 from skep.bench.load_process import LEAD_S, Begin, LoadJob, beginnings
@@ -20,7 +21,7 @@ from skep.bench.load_shapes import (
     wait_for_begin,
 )
 from skep.bench.open_loop import classes_part, open_part
-from skep.bench.tasks import BenchTask, Repetition, TaskMaker, TrafficStream, Workload
+from skep.bench.tasks import Repetition, TaskMaker, TrafficStream, Workload
 from skep.errors import UserError
 from skep.wire.heads import parse_url
 from skep.workload.prompts import TokenCalibration
@@ -37,10 +38,6 @@ CLASSES = (
 @pytest.fixture(scope="module")
 def mix():
     return classes_part(CLASSES, TokenCalibration(), 0, seed=1, for_s=2.0)
-
-
-def tasks(number):
-    return [BenchTask(1, 0, n, "fix", [{"role": "user", "content": f"{n} hello"}], 2) for n in range(number)]
 
 
 def by_name(streams):
@@ -89,19 +86,16 @@ def test_a_request_with_an_index_is_the_same_one_whoever_sends_it(mix, name):
 
 
 def test_a_conversation_is_one_workers_and_the_same_one(mix):
-    def first_turns(stream, number):
-        return {first.session: script for first, script in islice(conversations(stream), number)}
+    """Indexes of turns do not meet when conversations begin anew."""
 
-    alone = first_turns(by_name(mix.streams)["chat"], 600)
-    sent = [first_turns(by_name(share)["chat"], 200) for share in split_between_workers(mix.streams, 3)]
-    assert len(alone) == 600
-    assert len({session for some in sent for session in some}) == 600
+    def talks(stream, number):
+        return {first.session: (first.index, script) for first, script in islice(conversations(stream), number)}
+
+    alone = talks(by_name(mix.streams)["chat"], 600)
+    sent = [talks(by_name(share)["chat"], 200) for share in split_between_workers(mix.streams, 3)]
+    assert len(alone) == len({session for some in sent for session in some}) == 600
+    assert all(index == 2_000_000 + 3 * session for session, (index, _) in alone.items())
     assert all(alone[session] == said for some in sent for session, said in some.items() if session in alone)
-
-
-def test_indexes_of_turns_do_not_meet_when_conversations_begin_anew(mix):
-    talks = islice(conversations(by_name(mix.streams)["chat"]), 600)
-    assert all(first.index == 2_000_000 + 3 * first.session for first, _ in talks)
 
 
 def test_fewer_arrivals_than_workers_leave_some_out():

@@ -97,36 +97,26 @@ def test_names_are_given_once_and_there_must_be_one():
 # Cells
 
 
-def test_a_stored_run_is_taken_and_an_endpoint_is_measured(tmp_path):
+def test_a_stored_run_is_taken_an_endpoint_is_measured_and_a_failed_cell_keeps_its_place_with_the_reason(tmp_path):
     measured = []
+
+    def load(run):
+        if run == "gone":
+            raise UserError("no run `gone`", hint="`skep runs`")
+        return SUMMARY
 
     async def measure(config):
         measured.append(config.name)
-        return SUMMARY
-
-    cells, said = matrix([MatrixConfig("old", run="abc"), MatrixConfig("new", url="http://h:1")], tmp_path, measure)
-    assert [cell.summary for cell in cells] == [SUMMARY, SUMMARY]
-    assert (measured, len(said)) == (["new"], 2)
-    assert all(cell.boot_s is None for cell in cells)
-
-
-def test_a_failed_cell_keeps_its_place_with_the_reason_and_the_next_has_its_turn(tmp_path):
-    def load(_):
-        raise UserError("no run `abc`", hint="`skep runs`")
-
-    async def measure(config):
         if config.name == "down":
             raise SkepError("it cannot be reached")
         return SUMMARY
 
-    configs = [
-        MatrixConfig("old", run="abc"),
-        MatrixConfig("down", url="http://h:1"),
-        MatrixConfig("up", url="http://h:2"),
-    ]
-    cells, _ = matrix(configs, tmp_path, measure, load)
-    assert [cell.diagnosis for cell in cells] == ["no run `abc`", "it cannot be reached", None]
-    assert cells[2] == MatrixResult(configs[2], SUMMARY)
+    configs = [MatrixConfig("old", run="abc"), MatrixConfig("lost", run="gone")]
+    configs += [MatrixConfig("down", url="http://h:1"), MatrixConfig("up", url="http://h:2")]
+    cells, said = matrix(configs, tmp_path, measure, load)
+    assert [cell.diagnosis for cell in cells] == [None, "no run `gone`", "it cannot be reached", None]
+    assert (cells[0].summary, cells[3]) == (SUMMARY, MatrixResult(configs[3], SUMMARY))
+    assert (measured, all(cell.boot_s is None for cell in cells), len(said) >= 4) == (["down", "up"], True, True)
 
 
 def test_what_is_started_answers_while_it_is_measured_and_is_gone_afterwards(tmp_path):
@@ -194,19 +184,14 @@ def run_started(config, folder):
     return asyncio.run(run())
 
 
-def test_children_of_the_command_go_with_it(tmp_path):
-    """As a shell script that starts an engine."""
-    script, engine = tmp_path / "serve.sh", fake()
+def test_children_of_the_command_go_with_it_and_grandchildren_that_left_the_group_too(tmp_path):
+    """As a shell script that starts an engine, whose workers hold the GPU's memory."""
+    script, engine = tmp_path / "serve.sh", fake("--grandchild")
     script.write_text(f"#!/bin/sh\n{engine.start}\ntrue\n")
     script.chmod(0o755)
-    run_started(MatrixConfig("script", url=engine.url, start=str(script)), tmp_path)
+    (pid,) = run_started(MatrixConfig("script", url=engine.url, start=str(script)), tmp_path)["grandchildren"]
     with pytest.raises(OSError):
         state(engine.url)
-
-
-def test_grandchildren_that_left_the_group_go_too(tmp_path):
-    """Workers of engines do so, and hold the GPU's memory."""
-    (pid,) = run_started(fake("--grandchild"), tmp_path)["grandchildren"]
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
         ended, _, _ = select.select([handle], [], [], 10)  # a killed process takes a moment

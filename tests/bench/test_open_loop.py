@@ -51,8 +51,12 @@ def test_arrivals_at_a_rate_are_all_sent_and_know_when_they_were_due(engine, sto
     first = rows[0].scheduled_s
     assert [row.scheduled_s - first for row in rows] == pytest.approx([n / 100 for n in range(20)])
     assert all(row.due_s <= row.started_s for row in rows)
+    assert [row.started_s for row in rows] == sorted(row.started_s for row in rows)
     assert (summary.levels[0].requests, summary.levels[0].failed) == (20, 0)
     assert store.run(summary.run_id).kind == "open"
+    nothing = open_part(MAKER, 1, 0, rate=0.001, arrivals="poisson", for_s=0.1)
+    summary, rows = timed(engine, store, nothing)
+    assert (rows, summary.levels) == ([], ())
 
 
 class Watched(TaskMaker):
@@ -77,12 +81,6 @@ async def test_nothing_is_made_up_while_it_is_measured(engine):
     assert made == [20] * 20
 
 
-def test_a_rate_so_low_that_nothing_arrives_is_a_run_without_requests(engine, store):
-    part = open_part(MAKER, 1, 0, rate=0.001, arrivals="poisson", for_s=0.1)
-    summary, rows = timed(engine, store, part)
-    assert (rows, summary.levels) == ([], ())
-
-
 def test_the_same_seed_arrives_at_the_same_times_and_a_salt_makes_other_conversations():
     def totals(seed):
         maker = TaskMaker(Workload(seed=seed))
@@ -98,7 +96,7 @@ def test_the_same_seed_arrives_at_the_same_times_and_a_salt_makes_other_conversa
 # A trace
 
 
-def test_a_trace_with_times_is_followed(engine, store):
+def test_a_trace_with_times_is_followed_and_a_batch_file_is_sent_as_it_was(engine, store):
     lines = [
         f'{{"timestamp": {ms}, "input_length": 40, "output_length": 3, "hash_ids": [{place}]}}'
         for place, ms in enumerate((0, 40, 80))
@@ -106,11 +104,7 @@ def test_a_trace_with_times_is_followed(engine, store):
     part = replay_part(read_trace(lines, speed=2.0), TokenCalibration(), seed=1, default_tokens=9)
     _, rows = timed(engine, store, part)
     assert [row.scheduled_s - rows[0].scheduled_s for row in rows] == pytest.approx([0.0, 0.02, 0.04])
-    assert [row.output_tokens for row in rows] == [3, 3, 3]
-    assert {row.kind for row in rows} == {"replay"}
-
-
-def test_a_batch_file_is_sent_as_it_was(engine, store):
+    assert {(row.kind, row.output_tokens) for row in rows} == {("replay", 3)}
     body = '{"messages": [{"role": "user", "content": "hello \\ud83d"}], "max_tokens": %d, "top_p": 0.5}'
     lines = [f'{{"custom_id": "{n}", "body": {body % (n + 1)}}}' for n in range(20)]
     _, rows = timed(engine, store, replay_part(read_trace(lines), TokenCalibration(), seed=1, default_tokens=9))
@@ -151,11 +145,17 @@ def stored(store):
 
 
 async def test_a_run_that_raises_keeps_its_rows_and_the_reason(store):
+    """The same row twice is refused, and not counted twice."""
     with pytest.raises(ExceptionGroup):  # noqa: PT012 - the run itself raises
         async with recording(store) as writing:
             writing.took(row(0))
             raise ExceptionGroup("several", [ValueError("the first"), ValueError("the second")])
     assert stored(store) == (RunState.FAILED, "the first", 1)
+    with pytest.raises(StoreError, match="does not take this row"):  # noqa: PT012 - the run itself raises
+        async with recording(store) as writing:
+            writing.took(row(0))
+            writing.took(row(0))
+    assert stored(store)[0] is RunState.FAILED
 
 
 class SlowStore(Store):
@@ -228,14 +228,6 @@ def test_a_store_that_takes_nothing_more_is_told_and_the_run_does_not_go_on_unre
         assert again.run("last").state is not RunState.DONE
 
 
-async def test_the_same_row_twice_is_refused_and_not_counted_twice(store):
-    with pytest.raises(StoreError, match="does not take this row"):  # noqa: PT012 - the run itself raises
-        async with recording(store) as writing:
-            writing.took(row(0))
-            writing.took(row(0))
-    assert stored(store)[0] is RunState.FAILED
-
-
 def test_a_rate_and_a_trace_are_split_between_the_processes(engine, store):
     items = [{"timestamp": n, "input_length": 8, "output_length": 2, "hash_ids": [n]} for n in range(5)]
     trace = read_trace([json.dumps(item) for item in items], speed=1.0, limit=None)
@@ -276,8 +268,10 @@ async def test_conversations_stay_whole_and_are_those_of_one_process(engine, sto
 
 
 def flat(document):
-    """Which keys hold a value, without the values; whether agents who think were ever all at work is chance."""
-    return {key: value is not None for key, value in document.items() if key != "plateau_tok_s"}
+    """Which keys hold a value, without the values; whether agents who think were ever all at work is chance, and so is
+    a late beginning on a busy machine.
+    """
+    return {key: value is not None for key, value in document.items() if key not in ("plateau_tok_s", "late_ms")}
 
 
 MIX = (

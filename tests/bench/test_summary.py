@@ -60,18 +60,21 @@ def test_whole_answers_have_a_speedup_of_their_own(serial, swarm, by_wall, whole
     assert (found.by_wall, found.by_wall_whole) == (by_wall, whole)
 
 
-def test_several_runs_of_both_are_told_per_run():
-    rows = [*serially([(4.0, 10, "stop")]), *serially([(4.0, 10, "stop")], repeat=1, begin=50.0)]
-    rows += [row(2, 0, 0, 10.0, 12.0), row(2, 1, 0, 60.0, 62.0)]
-    found = summarise("r", rows).speedups
-    assert (found.tasks, found.serial_wall_s, found.swarm_wall_s, found.by_wall) == (1, 4.0, 2.0, 2.0)
-
-
 @pytest.mark.parametrize(
-    "rows", [[row(1), row(1, index=1), row(2)], [row(1), row(2, error_kind="cut")], [row(2)]], ids=len
+    ("rows", "by_wall"),
+    [
+        ([row(1), row(1, index=1), row(2)], None),
+        ([row(1), row(2, error_kind="cut")], None),
+        ([row(2)], None),
+        ([row(1, end=4.0, prompt_tokens=100), row(2, start=10.0, end=12.0, prompt_tokens=1000)], None),
+        ([row(1, end=4.0, prompt_tokens=100), row(2, start=10.0, end=12.0, prompt_tokens=102)], 2.0),
+        ([row(c, n, end=90.0 * n + 8 / c, start=90.0 * n) for c in (1, 2) for n in (0, 1)], 2.0),
+    ],
+    ids=["more tasks", "a failure", "no serial run", "other prompts", "prompts alike", "two runs of both"],
 )
-def test_speedups_are_not_claimed_of_other_work_or_of_failures(rows):
-    assert summarise("r", rows).speedups is None
+def test_speedups_are_not_claimed_of_other_work_or_of_failures(rows, by_wall):
+    found = summarise("r", rows).speedups
+    assert (found and (found.by_wall, found.tasks)) == (by_wall and (pytest.approx(by_wall), 1))
 
 
 def test_a_speedup_is_the_ratio_of_the_two_times_it_is_told_with():
@@ -96,35 +99,18 @@ def test_a_speedup_is_of_the_runs_that_both_levels_have():
     assert line.startswith("one at a time 8.0 s, 2 at once 4.0 s: 2.00x by wall time")
 
 
-def test_prompts_of_another_length_are_other_tasks():
-    short = serially([(4.0, 10, "stop")] * 2, prompt_tokens=100)
-    at_once = [row(2, 0, index, 10.0, 12.0, prompt_tokens=1000) for index in (0, 1)]
-    assert summarise("r", [*short, *at_once]).speedups is None
-    alike = [row(2, 0, index, 10.0, 12.0, prompt_tokens=102) for index in (0, 1)]
-    assert summarise("r", [*short, *alike]).speedups.by_wall == 4.0
-
-
 # Drift
 
 
 def test_one_agent_that_is_slower_at_the_end_is_drift():
-    early = serially([(1.0, 10, "stop")] * 5)
+    """Failed requests are none, and it is unknown with one run or one request."""
+    early, failed = serially([(1.0, 10, "stop")] * 5), row(1, 3, 9, 110.0, 900.0, error_kind="timeout")
     late = serially([(1.25, 10, "stop")] * 5, repeat=3, begin=100.0)
-    drift = summarise("r", [*early, row(4, 0), *late]).drift
+    drift = summarise("r", [*early, row(4, 0), *late, failed]).drift
     assert drift.estimate == pytest.approx(0.8)
     assert not drift.contains(1.0)
-
-
-def test_drift_is_unknown_with_one_run_or_one_request():
-    assert summarise("r", serially([(1.0, 10, "stop")] * 5)).drift is None
+    assert summarise("r", early).drift is None
     assert summarise("r", [row(1, 0), row(1, 1, start=9.0, end=10.0)]).drift is None
-
-
-def test_failed_requests_are_no_drift():
-    early = serially([(1.0, 10, "stop")] * 3)
-    late = serially([(1.0, 10, "stop")] * 3, repeat=1, begin=100.0)
-    broken = row(1, 1, 9, 110.0, 900.0, error_kind="timeout")
-    assert summarise("r", [*early, *late, broken]).drift.estimate == pytest.approx(1.0)
 
 
 # Few runs
@@ -154,17 +140,18 @@ def test_three_runs_have_an_interval_that_ends_at_zero():
     assert level.effective_interval.high > 100
 
 
-def test_a_curve_of_single_runs_has_no_knee():
+def test_no_knee_is_told_of_single_runs_nor_of_levels_that_the_client_limited():
+    """One level that it did not limit is no curve."""
     summary = summarise("r", [*runs_of(1, (0.2,)), *runs_of(2, (0.1,)), *runs_of(4, (0.1,))])
     assert (summary.turning.knee, summary.turning.cliff) == (None, None)
     assert any("no level was run twice" in line for line in remarks(summary))
-
-
-def test_one_level_that_the_client_did_not_limit_is_no_curve():
-    rows = [*runs_of(1, (0.2, 0.2)), *runs_of(2, (0.1, 0.1)), *runs_of(4, (0.1, 0.1))]
-    limited = [sample(level, repeat, limited=True) for level in (2, 4) for repeat in (0, 1)]
-    summary = summarise("r", rows, limited)
-    assert not any("knee" in line for line in remarks(summary))
+    rows = [row(c, r, i, 0.0, 1.0, tokens=10 if c < 4 else 1) for c in (1, 2, 4) for r in range(3) for i in range(c)]
+    assert summarise("r", rows).turning.cliff == 2
+    assert summarise("r", rows, [sample(4, r, limited=True) for r in range(3)]).turning.cliff is None
+    limited = [sample(level, r, limited=True) for level in (2, 4) for r in range(3)]
+    assert not any("knee" in line for line in remarks(summarise("r", rows, limited)))
+    empty = summarise("r", [row(0)])
+    assert (empty.levels, empty.turning, empty.client_limited) == ((), None, False)
 
 
 # The client was the limit
@@ -203,12 +190,6 @@ def test_every_way_in_which_a_client_is_the_limit_has_its_words(figures, late_ms
     assert found.levels[0].repeats[0].why == why
 
 
-def test_runs_left_out_are_those_of_each_kind_of_traffic_too():
-    rows = [row(1, repeat, index, traffic=kind) for repeat in (0, 1) for index, kind in enumerate(("a", "b"))]
-    found = summarise("r", rows, [sample(1, 0, limited=True)], closed=False)
-    assert [[one.counted for one in level.repeats] for level in found.classes] == [[False, True]] * 2
-
-
 def test_a_late_beginning_is_said_with_the_mark():
     """A level made by two processes was marked with no lag and an idle core, and nothing said why."""
     rows, samples = [row(8, r) for r in range(2)], [sample(8, r, limited=True) for r in range(2)]
@@ -220,25 +201,6 @@ def test_a_late_beginning_is_said_with_the_mark():
     assert line.startswith("warning: the client was the limit at some level (marked *; load began up to 512 ms late)")
     (line,) = [line for line in remarks(summarise("r", rows, samples)) if "the limit" in line]
     assert "(marked *);" in line
-
-
-def test_marked_levels_are_never_a_knee():
-    rows = [row(c, r, i, 0.0, 1.0, tokens=10 if c < 4 else 1) for c in (1, 2, 4) for r in range(3) for i in range(c)]
-    marked = summarise("r", rows, [sample(4, r, limited=True) for r in range(3)])
-    assert marked.turning.cliff is None
-    assert summarise("r", rows).turning.cliff == 2
-
-
-# Tokens of failures
-
-
-def test_tokens_of_failed_requests_count_nowhere():
-    rows = [row(2), row(2, index=1, tokens=1000, error_kind="cut")]
-    (level,) = summarise("r", rows).levels
-    assert (level.output_tokens, level.failed, level.output_tokens_each) == (10, 1, 10.0)
-    assert level.plateau_tok_s == pytest.approx(10.0)
-    assert level.errors == (("cut", 1),)
-    assert level.ttft_ms.p99 == pytest.approx(100.0)
 
 
 # Schedules and classes
@@ -263,6 +225,7 @@ def test_levels_of_a_rate_are_no_concurrencies():
 
 
 def test_each_kind_of_traffic_has_its_own_figures():
+    """Runs that are left out are left out of them too."""
     rows = [row(1, index=0, traffic="chat"), row(1, index=1, end=4.0, traffic="batch"), row(0, traffic="warm")]
     batch, chat = classes_of(rows, closed=False)
     assert (batch.traffic, chat.traffic) == ("batch", "chat")
@@ -270,6 +233,9 @@ def test_each_kind_of_traffic_has_its_own_figures():
     assert summarise("r", rows, closed=False).levels[0].traffic == ""
     assert [level.traffic for level in classes_of([row(traffic="chat")])] == ["chat"]
     assert classes_of([row()]) == ()
+    rows = [row(1, repeat, index, traffic=kind) for repeat in (0, 1) for index, kind in enumerate(("a", "b"))]
+    found = summarise("r", rows, [sample(1, 0, limited=True)], closed=False)
+    assert [[one.counted for one in level.repeats] for level in found.classes] == [[False, True]] * 2
 
 
 def test_a_run_in_which_requests_failed_is_never_left_out():
@@ -306,26 +272,15 @@ def drawn(level, repeat, joules=100.0):
 
 
 def test_energy_is_summed_over_the_runs_of_a_level():
-    rows = [row(2, 0), row(2, 1, start=9.0, end=10.0)]
-    energy = summarise("r", rows, facts=[drawn(2, 0), drawn(2, 1, 60.0)]).levels[0].energy
+    """But for those that are left out, of 100 J and 10 tokens here: 6 J a token, not 16."""
+    rows, facts = [row(2, 0), row(2, 1, start=9.0, end=10.0)], [drawn(2, 0), drawn(2, 1, 60.0)]
+    energy = summarise("r", rows, facts=facts).levels[0].energy
     assert (energy.joules, energy.seconds, energy.joules_per_token, energy.mean_w) == (160.0, 4.0, 8.0, 40.0)
     assert (energy.max_w, energy.throttled) == (70.0, ("heat",))
+    assert summarise("r", rows, [sample(2, 0, limited=True)], facts).levels[0].energy.joules_per_token == 6.0
     failed = summarise("r", [row(2, error_kind="cut")], facts=[drawn(2, 0)]).levels[0].energy
     assert (failed.joules, failed.joules_per_token) == (100.0, None)
     assert cost_per_million_tokens(3600.0, 0.30) == pytest.approx(300.0)  # a thousand kilowatt hours
-
-
-def test_energy_of_runs_that_are_left_out_is_left_out():
-    """Two runs of 100 J and 10 tokens each, one of them limited by the client: 10 J a token, not 20."""
-    samples = [sample(8, 0, limited=True), sample(8, 1, limited=False)]
-    rows = [row(8, 0), row(8, 1, start=9.0, end=10.0)]
-    energy = summarise("r", rows, samples, [drawn(8, 0), drawn(8, 1)]).levels[0].energy
-    assert energy.joules_per_token == 10.0
-
-
-def test_nothing_measured_is_a_summary_without_levels():
-    summary = summarise("r", [row(0)])
-    assert (summary.levels, summary.turning, summary.client_limited) == ((), None, False)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +316,9 @@ TIMINGS = EngineTimings(cached_tokens=10, decode_tok_s=40.0)
         ([known(4)], {"contention_pct": None}),
         ([known(tokens=11)], {"tpot_ms.p50": 100.0}),
         ([known(start=0.25)], {"ttft_ms.mean": 750.0}),
-        ([known(2), known(2, index=1, end=10.0, error_kind="cut")], {"requests": 2, "failed": 1, "effective_tok_s": 1}),
+        ([known(2), known(2, index=1, end=10.0, tokens=1000, error_kind="cut")],
+         {"requests": 2, "failed": 1, "effective_tok_s": 1, "output_tokens": 10, "output_tokens_each": 10,
+          "plateau_tok_s": 5, "ttft_ms.p99": 1000}),
         ([FAILED], {"effective_tok_s": None, "ttft_ms": None}),
         ([known(last=1.0, tokens=1)], {"task_tok_s": None, "tpot_ms": None, "effective_tok_s": 0.5}),
         ([known(prompt_tokens=40, engine=TIMINGS)], {"engine_tok_s": 40.0, "cached_prompt_share": 0.25}),
@@ -372,11 +329,12 @@ TIMINGS = EngineTimings(cached_tokens=10, decode_tok_s=40.0)
         *("failures cost time and bring no tokens", "where all failed there is no speed"),
         *("one token has no speed of its own", "the engine's own speed and cache"),
     ],
-)
+)  # fmt: skip
 def test_figures_of_a_level(rows, figures):
     (level,) = summarise("r", rows).levels
     for name, value in figures.items():
         assert attrgetter(name)(level) == (None if value is None else pytest.approx(value)), name
+    assert sum(count for _, count in level.errors) == level.failed
 
 
 def test_levels_stand_beside_each_other():

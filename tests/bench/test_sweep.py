@@ -61,11 +61,6 @@ def test_a_sweep_measures_what_the_engine_does(paced, store):
         assert summary.speedup == pytest.approx(summary.serial_wall_s / summary.swarm_wall_s)
 
 
-def test_prompts_can_be_left_unstored(engine, store):
-    summary = sweep(engine, store, keep_text=False)
-    assert {(row.prompt, row.answer) for row in store.requests(summary.run_id)} == {(None, None)}
-
-
 STREAM_FORMS = (
     "early-role reasoning several-tokens coalesced cut crlf comments multi-line usage-every empty-choices no-done"
 )
@@ -111,14 +106,14 @@ def test_an_answer_without_usage_is_a_failure_and_not_a_guess(store):
 
 
 def test_the_same_seed_asks_the_same_questions(engine, store):
+    """Repeats have one fingerprint and other workloads another; prompts and answers can be left unstored."""
     seed = random.SystemRandom().randrange(1000)
     print("seed", seed)
     runs = [sweep(engine, store, seed=seed, concurrency=(2,), runs=1).run_id for _ in range(2)]
     first, second = ({row.prompt for row in store.requests(run)} for run in runs)
     assert first == second
-
-
-def test_repeats_have_one_fingerprint_and_other_workloads_another(engine):
+    bare = sweep(engine, store, seed=seed, concurrency=(2,), runs=1, keep_text=False).run_id
+    assert {(row.prompt, row.answer) for row in store.requests(bare)} == {(None, None)}
     endpoint = asyncio.run(find_endpoint(engine.url, None))
     plans = (plan_of(seed=1), plan_of(seed=2), plan_of(tasks=3))
     one, other_seed, other_tasks = (run_fingerprint(plan, endpoint, HOST) for plan in plans)

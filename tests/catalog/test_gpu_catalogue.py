@@ -111,11 +111,8 @@ def test_a_card_of_another_size_is_another_card(typed):
     assert find_device(typed) is None
 
 
-def test_an_unknown_card_gets_the_nearest_names():
-    with pytest.raises(UserError) as caught:
-        device("rtx 3095")
-    assert caught.value.message == "no GPU is called `rtx 3095`"
-    assert "`rtx-3090`" in caught.value.hint
-    with pytest.raises(UserError) as caught:
-        device("zzzzzz")
-    assert "skep catalog gpus" in caught.value.hint
+@pytest.mark.parametrize(("typed", "hint"), [("rtx 3095", "`rtx-3090`"), ("zzzzzz", "skep catalog gpus")])
+def test_an_unknown_card_gets_the_nearest_names_or_the_list(typed, hint):
+    with pytest.raises(UserError, match=f"no GPU is called `{typed}`") as caught:
+        device(typed)
+    assert hint in caught.value.hint

@@ -20,6 +20,7 @@ from skep.catalog.presets import (
 from skep.config.presets import serve_of, shipped_presets
 
 NUMBERS = ("concurrency", "tok_s", "ttft_ms", "tpot_ms", "input_tokens", "output_tokens", "per_task_tok_s")
+WORDS = ("metric", "clock", "engine_version")  # a version is told only where its author told it
 
 
 def printed_figures():
@@ -27,8 +28,8 @@ def printed_figures():
     found = {}
     with (Path(__file__).parent.parent / "data" / "printed_figures.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            values = tuple(float(row[name]) if row[name] else None for name in NUMBERS)
-            found.setdefault(row["preset"], []).append(values)
+            numbers = (float(row[name]) if row[name] else None for name in NUMBERS)
+            found.setdefault(row["preset"], []).append((*numbers, *(row[name] or None for name in WORDS)))
     return found
 
 
@@ -48,40 +49,15 @@ def test_every_recipe_is_there_and_no_other(presets):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_figures_are_those_that_were_printed(presets, name):
-    published = presets[name].published
-    assert [tuple(getattr(figure, name) for name in NUMBERS) for figure in published] == FIGURES[name]
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_a_figure_says_by_which_metric_and_clock_it_was_taken(presets, name):
-    quad = name.startswith("gemma") or "gptq" in name
-    for figure in presets[name].published:
-        metric = "decode" if quad or figure.tok_s == 13.4 else "combined" if figure.tok_s == 1100 else "output"
-        unsaid = (
-            name == "qwen-27b-b70" or figure.tok_s == 66
-        )  # a news item; a figure to expect, with no bench beside it
-        assert (figure.metric, figure.clock) == (metric, None if unsaid else "engine" if quad else "client")
-
-
-def test_versions_are_told_only_where_their_author_told_them(presets):
-    told = {name: {figure.engine_version for figure in presets[name].published} for name in presets}
-    assert {name for name, versions in told.items() if versions == {"0.19.2 / dev205"}} == set(PATCHED)
-    assert told["gemma-4-31b-4x3090"] == {"0.19.1"}
-    assert told["gemma-4-31b-4x3090-ollama"] == {"0.21.2"}
-    assert told["qwen3-coder-30b-a3b-3090"] == {"0.17"}
-    assert told["qwen3.6-27b-4x3090-gptq"] == told["gpt-oss-20b-4090"] == told["qwen-27b-b70"] == {None}
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_preset_becomes_something_to_serve(presets, name):
+def test_figures_are_those_that_were_printed_and_every_preset_becomes_something_to_serve(presets, name):
     found = presets[name]
+    told = [tuple(getattr(figure, name) for name in (*NUMBERS, *WORDS)) for figure in found.published]
+    assert told == FIGURES[name]
+    assert {need.id for need in found.needs} == {need for figure in found.published for need in figure.needs}
+    assert all((found.source, found.title, found.notes))
     serve = serve_of(found)
     assert (serve.preset, serve.checkpoint, serve.slots) == (name, found.checkpoint, found.slots)
     assert serve.context_tokens >= 8192
-    assert found.source
-    assert found.title
-    assert found.notes
 
 
 def test_the_patched_ones_name_image_patches_driver_and_checkpoint(presets):
@@ -92,8 +68,11 @@ def test_the_patched_ones_name_image_patches_driver_and_checkpoint(presets):
         assert "python3 -m vllm._genesis.patches.apply_all" in found.container.before
         assert dict(found.env)["GENESIS_ENABLE_P82"] == "1"
         assert all(figure.needs for figure in found.published)
+        assert any("--local-dir" in line for line in found.notes)  # had as real files
     assert presets["qwen3.6-27b-2x3090-replicas"].checkpoint == "Lorbus/Qwen3.6-27B-int4-AutoRound"
-    assert presets["qwen3.6-35b-a3b-2x3090-ep"].checkpoint == "QuantTrio/Qwen3.6-35B-A3B-AWQ"
+    experts = presets["qwen3.6-35b-a3b-2x3090-ep"]
+    assert experts.checkpoint == "QuantTrio/Qwen3.6-35B-A3B-AWQ"
+    assert dict(experts.env)["GENESIS_ENABLE_P72_PROFILE_RUN_CAP"] == "1"
 
 
 def test_a_checkpoint_that_no_author_named_is_marked(presets):
@@ -112,6 +91,12 @@ def test_without_patches_and_nightly_the_published_figures_are_lost(presets):
         "patch patch_tolist_cudagraph.py and the packages xxhash, pandas and scipy "
         "the published 225 tok/s at C=4 and 3 more figures do not apply"
     )
+    unnamed = presets["qwen-27b-b70"]  # a checkpoint that was never named cannot be had
+    missing = missing_needs(unnamed, RunEnvironment(checkpoint=unnamed.checkpoint, in_container=True))
+    assert lost_words(unnamed, missing).endswith("1,100 tok/s combined at C=50 and 1 more figure do not apply")
+    free = presets["qwen2.5-coder-32b-3090"]  # nothing is needed
+    assert (missing_needs(free, RunEnvironment()), lost_words(free, [])) == ([], None)
+    assert figure_words(best_figure(free)) == "127 tok/s at C=4"
 
 
 @pytest.mark.parametrize(
@@ -137,26 +122,6 @@ def test_what_is_not_known_to_be_here_counts_as_missing(presets, here, missing):
     assert [need.id for need in missing_needs(presets["qwen3.6-27b-3090-mtp5"], here)] == missing
 
 
-def test_a_checkpoint_that_was_never_named_cannot_be_had(presets):
-    found = presets["qwen-27b-b70"]
-    missing = missing_needs(found, RunEnvironment(checkpoint=found.checkpoint, in_container=True))
-    assert lost_words(found, missing).endswith(
-        "the published 1,100 tok/s combined at C=50 and 1 more figure do not apply"
-    )
-
-
-def test_nothing_is_lost_where_nothing_is_needed(presets):
-    found = presets["qwen2.5-coder-32b-3090"]
-    assert missing_needs(found, RunEnvironment()) == []
-    assert lost_words(found, []) is None
-    assert figure_words(best_figure(found)) == "127 tok/s at C=4"
-
-
-def test_every_need_is_named_by_a_figure(presets):
-    for found in presets.values():
-        assert {need.id for need in found.needs} == {name for figure in found.published for name in figure.needs}
-
-
 @pytest.mark.parametrize(
     ("version", "in_container", "met"),
     [("vllm 0.10.1.1", False, True), ("vllm 0.32.0", False, False), (None, True, False)],
@@ -165,13 +130,6 @@ def test_a_tag_that_moves_does_not_bring_what_was_measured(presets, version, in_
     found = presets["qwen3.6-27b-2x3090-awq"]
     missing = missing_needs(found, RunEnvironment(engine_version=version, in_container=in_container))
     assert [need.id for need in missing] == ([] if met else ["image"])
-
-
-def test_the_checkpoint_of_a_recipe_in_a_container_is_had_as_real_files(presets):
-    for name in PATCHED:
-        assert any("--local-dir" in line for line in presets[name].notes)
-    env = dict(presets["qwen3.6-35b-a3b-2x3090-ep"].env)
-    assert env["GENESIS_ENABLE_P72_PROFILE_RUN_CAP"] == "1"
 
 
 # Cards, versions and checkpoints that are not those of the figures

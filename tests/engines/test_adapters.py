@@ -1,10 +1,7 @@
 """The adapters: a launch as a command line and variables, and what is refused before a start."""
 
-import asyncio
 import json
 import stat
-import subprocess
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -16,8 +13,6 @@ from skep.engines.ollama import Ollama, manifest_of
 from skep.engines.vllm import Sglang, Vllm
 from skep.errors import UserError
 from skep.testing.speakers import write_program
-from skep.wire.listen import free_port
-from skep.wire.openai import StreamReader
 
 QWEN = {"model": "qwen3-8b", "checkpoint": "Qwen/Qwen3-8B", "slots": 4, "threads": 0, "weights": None}
 USUAL = {
@@ -172,13 +167,6 @@ def test_a_launch_is_told_in_the_words_of_the_engine_and_its_version(engine, kno
 # vLLM
 
 
-def test_a_plain_launch_says_model_name_place_and_sizes():
-    assert words("vllm") == [
-        "Qwen/Qwen3-8B", "--served-model-name", "qwen3-8b", "--host", "127.0.0.1", "--port", "9001",
-        "--max-num-seqs", "4", "--max-model-len", "8192",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("draft", "config"),
     [
@@ -200,17 +188,15 @@ def test_cards_are_those_that_nvidia_smi_numbers_so():
         "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     }  # fmt: skip
     assert Vllm(vendor="amd").environment(launch("vllm", gpus=(1,)))["HIP_VISIBLE_DEVICES"] == "1"
+    env = LlamaCpp().environment(launch("llamacpp", graphs=False, p2p="off", gpus=(1,)))
+    told = {"GGML_CUDA_DISABLE_GRAPHS": "1", "NCCL_P2P_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "1"}
+    assert told.items() <= env.items()
 
 
 def test_the_hub_is_not_asked_for_what_lies_in_a_folder():
     assert Vllm().environment(launch("vllm", checkpoint="/models/m"))["HF_HUB_OFFLINE"] == "1"
     assert "HF_HUB_OFFLINE" not in Vllm().environment(launch("vllm"))
     assert "HF_HUB_OFFLINE" not in Vllm().environment(launch("vllm", checkpoint="/m", draft=Draft("draft", 2, "a/b")))
-
-
-def test_a_folder_without_a_config_is_no_checkpoint(tmp_path):
-    with pytest.raises(UserError, match=r"has no config\.json"):
-        Vllm().check(launch("vllm", checkpoint=str(tmp_path)))
 
 
 OWN = """\
@@ -251,10 +237,10 @@ def test_a_flag_that_the_installed_version_does_not_know_is_told_before_the_star
 def test_figures_of_a_request_are_asked_for_where_the_version_has_them(program, tmp_path):
     engine = Vllm(cache_dir=tmp_path / "cache")
     engine.check(launch("vllm", binary=program))
-    found = engine.argv(launch("vllm", binary=program))
-    assert found[:3] == [program, "serve", "Qwen/Qwen3-8B"]
-    assert "--enable-prompt-tokens-details" in found
-    assert "--enable-per-request-metrics" not in found
+    assert engine.argv(launch("vllm", binary=program)) == [
+        program, "serve", "Qwen/Qwen3-8B", "--served-model-name", "qwen3-8b", "--host", "127.0.0.1", "--port", "9001",
+        "--max-num-seqs", "4", "--max-model-len", "8192", "--enable-prompt-tokens-details",
+    ]  # fmt: skip
     assert "--enable-prompt-tokens-details" not in engine.argv(
         launch("vllm", binary=program, extra=("--disable-log-stats",))
     )
@@ -284,13 +270,6 @@ def test_every_flag_a_launch_may_use_is_one_of_sglangs(tmp_path):
 # llama-server
 
 
-def test_graphs_and_links_are_told_by_variables():
-    env = LlamaCpp().environment(launch("llamacpp", graphs=False, p2p="off", gpus=(1,)))
-    assert env["GGML_CUDA_DISABLE_GRAPHS"] == "1"
-    assert env["NCCL_P2P_DISABLE"] == "1"
-    assert env["CUDA_VISIBLE_DEVICES"] == "1"
-
-
 def test_a_file_of_the_hub_and_one_at_home_are_named_as_without_a_shell(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     found = LlamaCpp().argv(launch("llamacpp", weights=None, checkpoint="org/name-GGUF:sub-Q4.gguf", binary="/gone"))
@@ -299,9 +278,11 @@ def test_a_file_of_the_hub_and_one_at_home_are_named_as_without_a_shell(monkeypa
     assert value(found, "--model") == "/home/me/models/m.gguf"
 
 
-def test_a_folder_is_no_model_file(tmp_path):
+def test_a_folder_is_no_model_file_and_without_a_config_no_checkpoint(tmp_path):
     with pytest.raises(UserError, match="is a folder"):
         LlamaCpp().check(launch("llamacpp", weights=tmp_path))
+    with pytest.raises(UserError, match=r"has no config\.json"):
+        Vllm().check(launch("vllm", checkpoint=str(tmp_path)))
 
 
 # Ollama
@@ -335,42 +316,3 @@ def test_a_model_that_was_not_pulled_is_said_before_the_start(tmp_path):
     with pytest.raises(UserError, match="`gemma3:27b` is not in Ollama's store") as caught:
         Ollama().check(launch("ollama", env=(("OLLAMA_MODELS", str(tmp_path)),)))
     assert "ollama pull gemma3:27b" in caught.value.hint
-
-
-def test_ollamas_own_protocol_is_read_with_its_durations(tmp_path):
-    """Lines of JSON, the last with nanoseconds: what a benchmark reads is what the docs describe."""
-    manifest = tmp_path / "manifests" / manifest_of("gemma3:27b")
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text("{}")
-    program = str(tmp_path / "ollama")
-    write_program(program, "ollama")
-    asked = launch(
-        "ollama", port=free_port(), binary=program, env=(("OLLAMA_MODELS", str(tmp_path)), ("PYTHONPATH", "src"))
-    )
-    engine = Ollama()
-    engine.check(asked)
-    assert engine.version() == "ollama 0.24.3"
-    with subprocess.Popen(engine.argv(asked), env=engine.environment(asked), stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        url = f"http://127.0.0.1:{asked.port}"
-        with urllib.request.urlopen(f"{url}/api/tags", timeout=5) as answer:
-            assert [model["name"] for model in json.load(answer)["models"]] == ["gemma3:27b"]
-        body = {"model": "gemma3:27b", "messages": [{"role": "user", "content": "hello you"}],
-                "options": {"num_predict": 3}}  # fmt: skip
-        with urllib.request.urlopen(f"{url}/api/chat", json.dumps(body).encode(), timeout=5) as answer:
-            assert answer.headers["content-type"] == "application/x-ndjson"
-            lines = answer.read()
-        process.terminate()
-    reading = asyncio.run(read(lines))
-    assert "".join(reading.text) == "word0 word1 word2 "
-    assert (reading.timings["eval_count"], reading.timings["prompt_eval_count"]) == (3, 2)
-    assert reading.finish_reason == "length"
-
-
-async def read(lines):
-    reading = StreamReader(asyncio.get_running_loop().create_future())
-    reading._stream = "ndjson"
-    reading.on_body(lines, 1.0)
-    reading.on_end(2.0)
-    reading.digest()
-    return reading

@@ -12,18 +12,22 @@ ENGINES = ("embedded", "fake", "llamacpp", "ollama", "sglang", "simulated", "vll
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_engine_is_told_its_address_and_its_key_and_the_key_is_no_word_of_its_command(engine):
+    """The hive's key wins over one in the launch's variables, as the gateway sends it. Without, none is spoken of."""
     adapter = engine_named(engine)
-    launch = replace(PLAIN, engine=engine, host="fd00::2", api_key=KEY)
+    own = {"llamacpp": "LLAMA_API_KEY", "vllm": "VLLM_API_KEY"}.get(engine, ENGINE_KEY)
+    launch = replace(PLAIN, engine=engine, host="fd00::2", api_key=KEY, env=((own, "another"),))
     words, variables = adapter.argv(launch), adapter.environment(launch)
     if engine == "ollama":
         assert variables["OLLAMA_HOST"] == "[fd00::2]:9001"
     else:
         assert words[words.index("--host") + 1] == "fd00::2"
-        own = {"llamacpp": "LLAMA_API_KEY", "vllm": "VLLM_API_KEY"}.get(engine, ENGINE_KEY)
         assert variables[own] == KEY
     assert (KEY_HERE in words) == (engine == "sglang")  # no version of it is known here
     assert not any(KEY in word for word in words)
     assert KEY not in repr(launch)
+    keyless = replace(PLAIN, engine=engine)
+    assert not any("KEY" in name for name in adapter.environment(keyless))
+    assert not {"--api-key", KEY_HERE} & set(adapter.argv(keyless))
 
 
 def test_sglang_gets_its_key_by_a_file_where_its_version_reads_one():
@@ -53,20 +57,6 @@ def test_an_engine_with_a_key_is_told_to_give_no_web_page_leave():
     assert engine_named("llamacpp").environment(replace(launch, engine="llamacpp"))["LLAMA_ARG_CORS_ORIGINS"] == "none"
     mine = replace(launch, engine="llamacpp", env=(("LLAMA_ARG_CORS_ORIGINS", "https://mine.example"),))
     assert engine_named("llamacpp").environment(mine)["LLAMA_ARG_CORS_ORIGINS"] == "https://mine.example"
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_without_a_key_nothing_is_said_of_one(engine):
-    adapter = engine_named(engine)
-    launch = replace(PLAIN, engine=engine)
-    assert not any("KEY" in name for name in adapter.environment(launch))
-    assert not {"--api-key", KEY_HERE} & set(adapter.argv(launch))
-
-
-def test_the_hives_key_wins_over_one_that_the_launch_has_in_its_variables():
-    """The gateway sends the hive's."""
-    launch = replace(PLAIN, engine="vllm", api_key=KEY, env=(("VLLM_API_KEY", "another"),))
-    assert engine_named("vllm").environment(launch)["VLLM_API_KEY"] == KEY
 
 
 @pytest.mark.parametrize("extra", [("--api-key", "another"), ("--api_key=another",)])

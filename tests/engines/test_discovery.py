@@ -68,6 +68,8 @@ def test_sglang_is_a_module_of_an_interpreter(tmp_path):
     assert find_program("sglang", str(python)).argv == (str(python), "-m", "sglang.launch_server")
     entry = script(tmp_path / "sglang", f"#!{python}\n")
     assert find_program("sglang", str(entry)).argv == (str(python), "-m", "sglang.launch_server")
+    assert discovery.bare_words("sglang") == ("python", "-m", "sglang.launch_server")  # where it is only printed
+    assert discovery.bare_words("vllm", "/opt/vllm") == ("/opt/vllm", "serve")
 
 
 @pytest.mark.parametrize(
@@ -143,13 +145,5 @@ def test_help_is_asked_once_for_a_program_and_its_version(tmp_path):
     assert remembered_flags(program, tmp_path / "cache") is not None
     os.utime(program.path, ns=(1, 1))
     assert remembered_flags(program, tmp_path / "cache") is None
-
-
-def test_a_cache_that_cannot_be_written_or_read_is_no_error(tmp_path):
-    (tmp_path / "cache").write_text("a file, no folder")
-    assert "--flag-3" in discovery.known_flags(helpful(tmp_path), tmp_path / "cache")
-
-
-def test_nothing_is_looked_for_where_a_line_is_only_printed():
-    assert discovery.bare_words("sglang") == ("python", "-m", "sglang.launch_server")
-    assert discovery.bare_words("vllm", "/opt/vllm") == ("/opt/vllm", "serve")
+    (tmp_path / "file").write_text("no folder")  # a cache that can neither be written nor read
+    assert "--flag-3" in discovery.known_flags(program, tmp_path / "file")

@@ -55,49 +55,32 @@ def test_x86_features_are_those_llama_cpp_uses(captured):
 
 
 def test_arm_cores_are_named_by_their_parts(captured):
-    """Linux on ARM gives numbers instead of a model name; both kinds of core are told."""
+    """Linux on ARM gives numbers instead of a model name; both kinds of core are told, one newer than the table by its
+    number. A thread may run on any core: a feature of only some does not count. macOS has no cpuinfo.
+    """
     text = captured("cpuinfo-spark.txt")
     assert parse_cpu_model(text) == "Cortex-A725 + Cortex-X925"
     assert parse_cpu_features(text) == ("asimd", "asimddp", "i8mm", "bf16", "sve")
-
-
-def test_feature_of_only_some_cores_does_not_count_and_an_unknown_part_is_told_by_number(captured):
-    """A thread may run on any core; a core newer than the table still has a name; macOS has no cpuinfo."""
-    text = captured("cpuinfo-spark.txt").replace(" i8mm", "", 1)
-    assert "i8mm" not in parse_cpu_features(text)
+    assert "i8mm" not in parse_cpu_features(text.replace(" i8mm", "", 1))
     text = "processor\t: 0\nCPU implementer\t: 0x61\nCPU part\t: 0x032\n"
     assert parse_cpu_model(text) == "ARM implementer 0x61 part 0x032"
     assert (parse_cpu_model(""), parse_cpu_features("")) == (None, ())
 
 
-def test_host_without_limits_shows_the_machine(machine):
-    """Memory is /proc/meminfo's when no group limits it."""
-    proc, cgroup = machine
-    facts = read_host(NvidiaReport(), proc=proc, cgroup=cgroup)
-    assert facts.memory_bytes == 65718272 * 1024
-    assert facts.memory_available_bytes == 48 * GIB
-    assert facts.cpu_model == "AMD Ryzen 9 7950X 16-Core Processor"
-    assert facts.python == platform.python_version()
-
-
-def test_container_limit_is_the_memory_of_the_host(machine):
+def test_container_limit_is_the_memory_of_the_host_where_it_is_below_the_machines(machine):
     """A container of 8 GiB on a machine of 64 GiB has 8 GiB; file caches count as free."""
     proc, cgroup = machine
+    plain = read_host(NvidiaReport(), proc=proc, cgroup=cgroup)
+    assert (plain.memory_bytes, plain.memory_available_bytes) == (65718272 * 1024, 48 * GIB)
+    assert (plain.cpu_model, plain.python) == ("AMD Ryzen 9 7950X 16-Core Processor", platform.python_version())
+    write(cgroup, memory__max=str(900 * GIB), memory__current="0", cpu__max="99900000 100000")
+    large = read_host(NvidiaReport(), proc=proc, cgroup=cgroup)
+    assert (large.memory_bytes, large.cpu_cores) == (plain.memory_bytes, plain.cpu_cores)
     write(proc / "self", cgroup="0::/")
     write(cgroup, memory__max=str(8 * GIB), memory__current=str(7 * GIB), cpu__max="100000 100000")
     write(cgroup, memory__stat=f"anon {2 * GIB}\ninactive_file {4 * GIB}\nactive_file {GIB}")
     facts = read_host(NvidiaReport(), proc=proc, cgroup=cgroup)
-    assert (facts.memory_bytes, facts.memory_available_bytes) == (8 * GIB, 6 * GIB)
-    assert facts.cpu_cores == 1
-
-
-def test_limit_above_the_machine_is_ignored(machine):
-    """The smaller of the two counts."""
-    proc, cgroup = machine
-    write(cgroup, memory__max=str(900 * GIB), memory__current="0", cpu__max="99900000 100000")
-    facts = read_host(NvidiaReport(), proc=proc, cgroup=cgroup)
-    assert facts.memory_bytes == 65718272 * 1024
-    assert facts.cpu_cores == read_host(NvidiaReport(), proc=proc, cgroup=cgroup / "none").cpu_cores
+    assert (facts.memory_bytes, facts.memory_available_bytes, facts.cpu_cores) == (8 * GIB, 6 * GIB, 1)
 
 
 def test_tightest_group_up_to_the_root_counts(tmp_path):
@@ -125,18 +108,12 @@ def test_cpu_share_without_limit_is_unknown(text):
 
 
 def test_host_without_proc_is_read(tmp_path):
-    """macOS has neither /proc nor cgroups; unknown facts are None."""
+    """macOS has neither /proc nor cgroups; unknown facts are None. The machine that runs the tests can be stored."""
     facts = read_host(NvidiaReport(), proc=tmp_path / "none", cgroup=tmp_path / "none")
     assert (facts.cpu_model, facts.cpu_features, facts.memory_available_bytes) == (None, (), None)
     assert facts.cpu_cores >= 1
-
-
-def test_this_host_is_read():
-    """The real /proc of the machine that runs the tests."""
-    facts = read_host()
-    assert facts.cpu_cores >= 1
-    assert facts.memory_bytes is None or facts.memory_bytes > 0
-    assert json.loads(json.dumps(host_json(facts))) == host_json(facts)
+    here = host_json(read_host())
+    assert json.loads(json.dumps(here)) == here
 
 
 def test_stored_host_names_nobody(machine, smi):
@@ -166,12 +143,8 @@ DRIVER_GONE = (
 
 
 def test_card_is_read_with_all_its_fields(captured):
-    """Each column of the query reaches its field, with units taken off."""
+    """Each column of the query reaches its field, with units taken off, found by its name in the header."""
     assert parse_gpus(captured("h200/query.csv")) == (Gpu(0, "NVIDIA H200", 143771 * MIB, "9.0", 5, 5, 16, 16, 700.0),)
-
-
-def test_columns_may_be_missing_or_in_another_order():
-    """Columns are found by the name in the header."""
     assert parse_gpus("name, index\nTesla K80, 3\n") == (Gpu(3, "Tesla K80", None),)
 
 
@@ -198,11 +171,6 @@ def test_error_text_holds_no_cards(text):
 def test_cuda_version_is_found_in_old_and_new_headers(captured, machine, version):
     """Driver 610 renamed `CUDA Version` to `CUDA UMD Version`."""
     assert parse_cuda_version(captured(f"{machine}/header.txt")) == version
-
-
-def test_nvlink_pair_is_read_through_the_underlined_header(captured):
-    """nvidia-smi underlines the header row with terminal codes."""
-    assert parse_links(captured("3090x2-nvlink/topo.txt")) == ((0, 1, "NV4"),)
 
 
 def test_links_skip_network_cards(captured):

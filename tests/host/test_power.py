@@ -277,13 +277,7 @@ def test_units_of_the_driver_become_watts_and_joules():
     assert nvml.energy_j(0) == 2357.365
 
 
-def test_what_a_card_does_not_tell_is_unknown():
-    nvml, _ = opened()
-    assert nvml.sample(0) == GpuSample()
-    assert nvml.energy_j(0) is None
-
-
-def test_a_refusal_of_the_moment_is_asked_again():
+def test_a_refusal_of_the_moment_is_asked_again_and_what_a_card_does_not_tell_is_unknown():
     answers = [Refused(), 55_000]
 
     def power(_):
@@ -294,16 +288,10 @@ def test_a_refusal_of_the_moment_is_asked_again():
 
     nvml, _ = opened(PowerUsage=power)
     assert [nvml.sample(0).power_w, nvml.sample(0).power_w] == [None, 55.0]
-
-
-def test_a_card_that_cannot_be_opened_is_not_there():
-    module, _ = binding(UUID=lambda _: "GPU-1")
-    assert DriverNvml(module).cards() == []
-
-
-def test_opening_never_raises():
-    """With a GPU or without: a meter or None."""
-    assert open_meter("") is None
+    silent, _ = opened()
+    assert (silent.sample(0), silent.energy_j(0)) == (GpuSample(), None)
+    assert DriverNvml(binding(UUID=lambda _: "GPU-1")[0]).cards() == []  # it cannot be opened
+    assert open_meter("") is None  # with a GPU or without
 
 
 def waited(answers, timeout_s=10.0):

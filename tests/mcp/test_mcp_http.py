@@ -104,28 +104,21 @@ async def test_beyond_loopback_a_key_is_wanted(env):
             assert len((await session.list_tools()).tools) > 10
 
 
-def test_a_key_that_was_removed_opens_nothing_any_more_and_ends_its_streams(env):
+def test_a_session_is_answered_to_the_key_that_opened_it_only_and_ends_with_it(env):
     keys = keys_path(user_paths(env))
     for name in ("lost", "kept"):
         add_entry(keys, KeyEntry(name, digest_of(f"sk-{name}")))
     lost, kept = ({"authorization": f"Bearer sk-{name}"} for name in ("lost", "kept"))
-    with served(env, EVERYWHERE) as url:
-        lost |= session_of(url, **lost)
-        with sent(url, None, "GET", **lost) as stream:
+    with served({**env, "SKEP_API_KEY": "sesame"}, EVERYWHERE) as url:
+        session = session_of(url, **lost)
+        assert [status_of(url, **key, **session) for key in (lost, kept)] == [200, 404]
+        assert status_of(url, authorization="Bearer sesame", **session) == 404
+        with sent(url, None, "GET", **lost, **session) as stream:
             assert stream.status == 200
             remove_entry(keys, "lost")
             assert b"data:" not in stream.read()  # to its end: one that goes on runs into the time limit
-        assert status_of(url, **lost) == 401
-        assert status_of(url, **kept | session_of(url, **kept)) == 200
-
-
-def test_a_session_is_answered_to_the_key_that_opened_it_only(env):
-    keys = keys_path(user_paths(env))
-    add_entry(keys, KeyEntry("one", digest_of("sk-one")))
-    with served({**env, "SKEP_API_KEY": "sesame"}, EVERYWHERE) as url:
-        session = session_of(url, authorization="Bearer sk-one")
-        assert status_of(url, authorization="Bearer sk-one", **session) == 200
-        assert status_of(url, authorization="Bearer sesame", **session) == 404
+        assert status_of(url, **lost, **session) == 401
+        assert status_of(url, **kept, **session_of(url, **kept)) == 200
 
 
 def test_sessions_are_few_and_one_that_nobody_uses_is_let_go(env):

@@ -185,42 +185,31 @@ def test_one_result_is_had_in_full(call, paths):
     assert "no task `c`" in call("swarm_result", run=run, task="c")
 
 
-def test_waiting_for_a_run_that_has_ended_returns_at_once(call, paths):
+def test_waiting_for_a_run_that_has_ended_returns_at_once_and_no_wait_is_longer_than_the_longest(call, paths):
+    """Clients drop calls that take longer, whatever was asked for."""
     run = put_swarm(paths, ["a", "b"], [result("a"), result("b", ok=False, error="bad " * 200)])
     began = time.monotonic()
     status = call("swarm_wait", run=run)
-    assert time.monotonic() - began < 20
     assert (status["state"], status["done"], status["failed"], status["left"]) == ("done", 1, 1, 0)
     assert status["failures"][0]["task"] == "b"
     assert len(status["failures"][0]["error"]) <= 300
     assert status["tok_s"] == 0.8  # 40 tokens in a session of 50 s
     assert "swarm_retry" in status["next"]
-
-
-def test_no_wait_is_longer_than_the_longest(call, paths):
-    """Clients drop calls that take longer, whatever was asked for."""
     run = put_swarm(paths, ["a", "b"], [result("a")], end=None)
-    began = time.monotonic()
     status = call("swarm_wait", longest_wait_s=0.3, run=run, seconds=86400)
-    assert 0.3 <= time.monotonic() - began < 20
-    assert status["state"] == "running"
-    assert status["left"] == 1
+    assert (status["state"], status["left"]) == ("running", 1)
+    assert 0.3 <= time.monotonic() - began < 40
 
 
 def test_what_can_be_done_with_a_run_that_stopped_or_did_not_fail(call, paths):
+    """Runs are listed newest first."""
+    assert call("swarm_list") == {"runs": []}
     stopped = call("swarm_wait", run=put_swarm(paths, ["a", "b"], [result("a")], end="stopped"))
     assert stopped["state"] == "stopped"
     assert "swarm_resume" in stopped["next"]
     run = put_swarm(paths, ["a"], [result("a")])
     assert call("swarm_retry", run=run).startswith(f"error: no task of run `{run}` has failed\nhint: ")
-
-
-def test_runs_are_listed_newest_first(call, paths):
-    assert call("swarm_list") == {"runs": []}
-    put_swarm(paths, ["a"], [])
-    newest = put_swarm(paths, ["a"], [result("a")])
-    listed = call("swarm_list", limit=1)["runs"]
-    assert [run["run"] for run in listed] == [newest]
+    assert [one["run"] for one in call("swarm_list", limit=1)["runs"]] == [run]
     assert "there is no swarm run" in call("swarm_wait", run="no-such")
 
 

@@ -16,41 +16,32 @@ def step(spec=None):
     return step_model(setup, device("rtx-3090"), None, published_constants())
 
 
-def drain(replica):
-    """Passes until nothing is left; what each sequence saw, in order."""
-    seconds, started, ended = 0.0, [], []
-    while (following := replica.next_pass()) is not None:
-        seconds += following.seconds
+def drain(replica, at_most=None):
+    """Passes until nothing is left: seconds, steps, and which sequences started and ended, in order."""
+    seconds, steps, started, ended = 0.0, 0, [], []
+    while (following := replica.next_pass(**({} if at_most is None else {"at_most": at_most}))) is not None:
+        assert replica.running <= replica.slots
+        seconds, steps = seconds + following.seconds, steps + following.steps
         progress = replica.finish(following)
         started += [s.id for s in progress.started]
         ended += [s.id for s in progress.ended]
-    return seconds, started, ended
+    return seconds, steps, started, ended
 
 
-def test_every_sequence_starts_and_ends_exactly_once():
+def test_every_sequence_starts_and_ends_exactly_once_and_no_more_run_than_there_are_slots():
+    """One that is too large for the pool runs alone."""
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)
-    for _ in range(30):
-        replica = SimulatedReplica(
-            step(), chance.randint(1, 9), chance.uniform(100, 9000), chance.choice([64, 512, 2048])
-        )
+    for pool in (100, *(chance.uniform(100, 9000) for _ in range(30))):
+        replica = SimulatedReplica(step(), chance.randint(1, 9), pool, chance.choice([64, 512, 2048]))
         count = chance.randint(1, 40)
         for place in range(count):
             replica.submit(Sequence(place, chance.uniform(1, 900), chance.uniform(1, 300), chance.uniform(0, 200)))
-        _, started, ended = drain(replica)
+        _, _, started, ended = drain(replica)
         assert sorted(started) == sorted(ended) == list(range(count))
         assert (replica.load, replica.running) == (0, 0)
         assert replica.kv_tokens == pytest.approx(0, abs=1e-3)
-
-
-def test_no_more_sequences_run_than_there_are_slots():
-    replica = SimulatedReplica(step(), 2, 1e9, 2048)
-    for place in range(5):
-        replica.submit(Sequence(place, 100, 50))
-    while (following := replica.next_pass()) is not None:
-        assert replica.running <= 2
-        replica.finish(following)
 
 
 def test_a_sequence_waits_while_the_pool_has_no_room_for_its_prompt():
@@ -61,12 +52,6 @@ def test_a_sequence_waits_while_the_pool_has_no_room_for_its_prompt():
     assert (replica.running, len(replica.waiting)) == (1, 2)
 
 
-def test_one_too_large_for_the_pool_still_runs_alone():
-    replica = SimulatedReplica(step(), 8, 100, 2048)
-    replica.submit(Sequence(0, 5000, 10))
-    assert drain(replica)[2] == [0]
-
-
 def test_a_cancelled_sequence_frees_its_slot_wherever_it_is():
     replica = SimulatedReplica(step(), 1, 1e9, 256)
     first, second = Sequence(0, 1000, 100), Sequence(1, 10, 10)
@@ -75,7 +60,7 @@ def test_a_cancelled_sequence_frees_its_slot_wherever_it_is():
     replica.finish(replica.next_pass(at_most=1))
     replica.cancel(first)
     replica.cancel(first)
-    assert drain(replica)[2] == [1]
+    assert drain(replica)[3] == [1]
     replica.submit(third := Sequence(2, 10, 100))
     replica.finish(replica.next_pass(at_most=1))
     replica.cancel(third)
@@ -83,43 +68,21 @@ def test_a_cancelled_sequence_frees_its_slot_wherever_it_is():
     assert replica.kv_tokens == pytest.approx(0)
 
 
-def test_many_steps_at_once_are_as_long_as_one_after_the_other():
-    jumped, walked = SimulatedReplica(step(), 4, 1e9, 2048), SimulatedReplica(step(), 4, 1e9, 2048)
-    for place in range(4):
-        jumped.submit(Sequence(place, 200, 150))
-        walked.submit(Sequence(place, 200, 150))
-    at_once = drain(jumped)[0]
-    stepwise = 0.0
-    while (following := walked.next_pass(at_most=1)) is not None:
-        stepwise += following.seconds
-        walked.finish(following)
-    assert at_once == pytest.approx(stepwise, rel=0.01)
+def test_many_steps_at_once_are_as_long_as_one_after_the_other_and_speculation_needs_fewer():
+    def taken(at_most=None, spec=None):
+        replica = SimulatedReplica(step(spec), 4, 1e9, 2048)
+        for place in range(4):
+            replica.submit(Sequence(place, 200, 150))
+        return drain(replica, at_most)[:2]
+
+    at_once_s, steps = taken()
+    assert at_once_s == pytest.approx(taken(at_most=1)[0], rel=0.01)
+    assert taken(spec=Speculation("mtp", 3))[1] < 0.6 * steps
 
 
-def test_speculation_ends_sequences_in_fewer_steps():
-    plain, drafted = SimulatedReplica(step(), 1, 1e9, 2048), SimulatedReplica(step(Speculation("mtp", 3)), 1, 1e9, 2048)
-    steps = []
-    for replica in (plain, drafted):
-        replica.submit(Sequence(0, 10, 301))
-        count = 0
-        while (following := replica.next_pass()) is not None:
-            count += following.steps
-            replica.finish(following)
-        steps.append(count)
-    assert steps[1] < 0.6 * steps[0]
-
-
-def run(concurrency, **more):
-    slots = more.pop("slots", 64)
-    replicas = more.pop("replicas", 1)
-    return simulate_load(
-        step(),
-        PlannedLoad(concurrency, 512, 256, **more),
-        slots=slots,
-        pool_tokens=1e9,
-        chunk_tokens=2048,
-        replicas=replicas,
-    )
+def run(concurrency, slots=64, **more):
+    load = PlannedLoad(concurrency, 512, 256, **more)
+    return simulate_load(step(), load, slots=slots, pool_tokens=1e9, chunk_tokens=2048, replicas=1)
 
 
 def test_effective_speed_grows_with_agents_until_the_slots_are_full():

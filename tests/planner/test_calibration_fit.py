@@ -58,14 +58,6 @@ def test_known_factors_are_found_again(name):
     assert found.batch == pytest.approx(0.6, rel=1e-3)
 
 
-def test_a_machine_as_predicted_gets_factors_of_one():
-    measured = as_measured(*SETUPS["dense"], UNTUNED)
-    found = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
-    assert (found.tuning.decode, found.tuning.batch, found.tuning.prompt) == pytest.approx((1, 1, 1), rel=1e-6)
-    assert str(found).startswith("steps take 1.00x (± 0 %) as long as predicted, further sequences add 1.00x")
-    assert found.at_limit == ()
-
-
 def test_the_calibrated_prediction_is_what_was_measured():
     measured = as_measured(*SETUPS["dense"], StepTuning(1.4, 1.5, 2.0))
     foresee = speed_model_maker(*SETUPS["dense"], Constants(), measured)
@@ -76,11 +68,15 @@ def test_the_calibrated_prediction_is_what_was_measured():
         assert before.tpot_s < 0.85 * after.tpot_s
 
 
-def test_the_spread_of_the_measurement_is_carried():
-    measured = as_measured(*SETUPS["dense"], UNTUNED, spread=0.05)
-    found = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
-    assert found.decode.half_width == pytest.approx(0.05)
-    assert found.prompt.half_width == pytest.approx(0.05)
+def test_a_machine_as_predicted_gets_factors_of_one_with_the_spread_of_the_measurement():
+    for spread in (0.0, 0.05):
+        measured = as_measured(*SETUPS["dense"], UNTUNED, spread=spread)
+        found = fit(speed_model_maker(*SETUPS["dense"], Constants(), measured), measured)
+        assert (found.tuning.decode, found.tuning.batch, found.tuning.prompt) == pytest.approx((1, 1, 1), rel=1e-6)
+        assert (found.decode.half_width, found.prompt.half_width) == pytest.approx((spread, spread), abs=1e-9)
+        assert found.at_limit == ()
+        assert f"steps take 1.00x (± {100 * spread:.0f} %) as long as predicted" in str(found)
+    assert "further sequences add 1.00x" in str(found)
     assert found.batch.half_width > 0.05  # a small part of a step is known less well than the step
 
 

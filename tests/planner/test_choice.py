@@ -1,5 +1,7 @@
 """What is offered, what is dropped and why, and who wins."""
 
+from functools import cache
+
 import pytest
 
 from skep.catalog.models import geometries, geometry
@@ -14,8 +16,9 @@ from skep.planner.setup import Layout, Speculation, find_kv, find_quant
 TWO = parse_rig("2x rtx-3090")
 
 
-def chosen(model="qwen3.6-27b", rig=TWO, goal=None, pins=None, **more):
-    return choose(geometry(model), rig, goal or PlanGoal(), pins or Pins(vision=False), scale=False, **more)
+@cache
+def chosen(model="qwen3.6-27b", rig=TWO, goal=None, pins=None):
+    return choose(geometry(model), rig, goal or PlanGoal(), pins or Pins(vision=False), scale=False)
 
 
 def test_plans_are_best_first_and_every_one_fits_and_breaks_no_rule():
@@ -28,6 +31,8 @@ def test_plans_are_best_first_and_every_one_fits_and_breaks_no_rule():
     for plan in found.plans:
         assert all(found.verdict != "refused" for found in plan.rated.findings)
         assert fits(plan.setup, plan.rated.card, context=plan.setup.context).fits
+    first = found.plans[0].rated  # of setups that tie the one with more bits goes first
+    assert all(other.rated.preference <= first.preference for other in found.plans if other.rated.ties_with(first))
 
 
 @pytest.mark.parametrize(
@@ -45,12 +50,6 @@ def test_every_model_of_the_catalogue_has_a_plan_or_a_reason(model):
         assert isinstance(fits_nowhere(geometry(model), found, PlanGoal(), Pins(), "vllm"), UserError)
 
 
-def test_levels_go_one_doubling_beyond_the_agents():
-    assert levels(4) == (1, 2, 4, 8)
-    assert levels(6) == (1, 2, 4, 6, 12)
-    assert levels(1) == (1, 2)
-
-
 def test_what_is_pinned_stays():
     pins = Pins(
         quant=find_quant("awq"), kv=find_kv("fp8_e5m2"), tp=2, slots=3, context=16384, utilization=0.85,
@@ -63,31 +62,23 @@ def test_what_is_pinned_stays():
         assert (setup.context, setup.utilization, setup.spec, setup.graphs) == (16384, 0.85, pins.spec, False)
 
 
-def test_slots_are_enough_for_the_agents_where_memory_allows():
+def test_slots_are_enough_for_the_agents_and_replicas_no_more_and_levels_go_one_doubling_beyond():
     found = chosen("qwen3-8b", goal=PlanGoal(agents=9))
     for plan in found.plans:
         assert plan.setup.slots == -(-9 // plan.setup.layout.replicas)
-
-
-def test_there_are_no_more_replicas_than_agents():
     found = chosen("qwen3-8b", parse_rig("4x rtx-3090"), PlanGoal(agents=2))
     assert max(plan.setup.layout.replicas for plan in found.plans) == 2
+    assert [levels(agents) for agents in (1, 4, 6)] == [(1, 2), (1, 2, 4, 8), (1, 2, 4, 6, 12)]
 
 
-def test_nothing_below_four_bits_is_offered():
-    for engine in ("vllm", "sglang", "llamacpp"):
-        assert all(quant.nominal >= 4 for quant in offered_quants(geometry("qwen3-8b"), engine, TWO.cards))
+def test_nothing_below_four_bits_is_offered_and_fp4_only_where_the_cards_compute_it_or_it_was_published_so():
+    def offered(model, engine="vllm", cards=TWO.cards):
+        return {quant.id: quant.nominal for quant in offered_quants(geometry(model), engine, cards)}
 
-
-def test_a_model_published_in_four_bits_is_offered_in_those():
-    (quant,) = offered_quants(geometry("gpt-oss-20b"), "vllm", TWO.cards)
-    assert quant.id == "mxfp4"
-
-
-def test_fp4_is_offered_where_the_cards_compute_it():
-    names = {q.id for q in offered_quants(geometry("qwen3-8b"), "vllm", parse_rig("rtx-5090").cards)}
-    assert "nvfp4" in names
-    assert "nvfp4" not in {q.id for q in offered_quants(geometry("qwen3-8b"), "vllm", TWO.cards)}
+    assert all(min(offered("qwen3-8b", engine).values()) >= 4 for engine in ("vllm", "sglang", "llamacpp"))
+    assert set(offered("gpt-oss-20b")) == {"mxfp4"}
+    assert "nvfp4" in offered("qwen3-8b", cards=parse_rig("rtx-5090").cards)
+    assert "nvfp4" not in offered("qwen3-8b")
 
 
 def test_what_would_fit_does_fit():
@@ -117,12 +108,6 @@ def test_the_context_goal_takes_the_longest_that_fits_with_every_slot_full():
     assert best.setup.context > chosen().plans[0].largest_context
 
 
-def test_of_setups_that_tie_the_one_with_more_bits_goes_first():
-    found = chosen(goal=PlanGoal(agents=8))
-    first = found.plans[0].rated
-    assert all(other.rated.preference <= first.preference for other in found.plans if other.rated.ties_with(first))
-
-
 def test_the_runner_up_has_another_layout_and_is_behind_or_ties():
     found = chosen()
     runner = found.runner_up
@@ -130,6 +115,7 @@ def test_the_runner_up_has_another_layout_and_is_behind_or_ties():
     assert -0.06 <= runner.behind < 1
     assert set(runner.wins_if) <= set(runner.tried)
     assert {"NVLink between the cards", "1 agent", "8 agents"} <= set(runner.tried)
+    assert "no NVLink" in chosen(rig=parse_rig("2x rtx-3090", "nvlink")).runner_up.tried
 
 
 @pytest.mark.parametrize("agents", [1, 3, 4, 8])
@@ -142,7 +128,7 @@ def test_what_is_said_to_turn_the_order_does(agents):
         if number.isdigit() and int(number) >= second.replicas:
             goal = PlanGoal(agents=int(number))
         if goal is not None:
-            order = [plan.setup.layout for plan in chosen(goal=goal).plans]
+            order = [plan.setup.layout for plan in chosen("qwen3.6-27b", goal=goal).plans]
             assert first not in order or order.index(second) < order.index(first), words
 
 

@@ -55,11 +55,7 @@ def test_a_35b_mixture_on_two_3090s_is_cut_with_whole_experts_because_a_replica_
     assert (replicas.rule, replicas.quants) == ("memory", ("awq",))
     assert "the largest term is weights" in replicas.reason
     assert any("one card does not hold a replica" in reason for reason in chosen.plans[0].why)
-
-
-def test_the_same_mixture_on_two_5090s_wants_two_replicas():
-    _, layout = best("qwen3.6-35b-a3b", parse_rig("2x rtx-5090"), DUAL_3090_MOE)
-    assert layout == Layout(replicas=2)
+    assert best("qwen3.6-35b-a3b", parse_rig("2x rtx-5090"), DUAL_3090_MOE)[1] == Layout(replicas=2)
 
 
 def test_gemma_on_five_3090s_takes_four_of_them_and_says_why_not_five():
@@ -92,22 +88,13 @@ def ratio(one, other, agents):
     return one.outcome(load).effective_tok_s / other.outcome(load).effective_tok_s
 
 
-@pytest.mark.parametrize("agents", [1, 2, 3, 4])
-def test_the_mixture_is_several_times_faster_than_an_eager_dense_model_at_every_concurrency(agents):
-    assert 3.5 <= ratio(coder_mixture(2), coder_dense(2, graphs=False), agents) <= 8.0
-
-
-def test_the_mixture_is_about_three_times_faster_than_a_dense_model_with_graphs_on_one_card():
-    assert 2.3 <= ratio(coder_mixture(2), coder_dense(1, graphs=True), 4) <= 4.0
-
-
-def test_a_second_card_brings_the_mixture_next_to_nothing_alone():
-    assert 0.92 <= ratio(coder_mixture(2), coder_mixture(1), 1) <= 1.08
-
-
-def test_a_second_card_brings_the_mixture_ten_to_thirty_percent_at_four_agents():
-    """399 against 336 tok/s were measured."""
-    assert 1.10 <= ratio(coder_mixture(2), coder_mixture(1), 4) <= 1.30
+def test_the_mixture_is_several_times_faster_than_a_dense_model_and_gains_little_from_a_second_card():
+    """Of the second card 399 against 336 tok/s were measured at four agents."""
+    two, one, eager = coder_mixture(2), coder_mixture(1), coder_dense(2, graphs=False)
+    assert all(3.5 <= ratio(two, eager, agents) <= 8.0 for agents in (1, 2, 3, 4))
+    assert 2.3 <= ratio(two, coder_dense(1, graphs=True), 4) <= 4.0
+    assert 0.92 <= ratio(two, one, 1) <= 1.08
+    assert 1.10 <= ratio(two, one, 4) <= 1.30
 
 
 def test_gemma_gains_a_fifth_to_two_fifths_from_two_to_four_cards_alone():

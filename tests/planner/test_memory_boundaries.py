@@ -14,6 +14,7 @@ from memory_samples import (
     RTX_5090,
     setup,
 )  # fmt: skip
+from msgspec.structs import replace
 
 from skep.planner.memory import fits, kv_capacity_tokens, largest, memory, weights_bytes
 from skep.units import GIB
@@ -42,22 +43,16 @@ def test_checkpoints_weigh_what_their_authors_say(model, quant, draft, vision, p
 
 
 def test_qwen_27b_awq_on_two_3090s_runs_out_with_graphs_at_092_and_the_default_sequences():
-    """Write-up 001, stage 1: `the cudagraph-profiling step OOMed during startup`."""
-    verdict = fits(setup(QWEN36_27B, "awq", "fp8", tp=2, utilization=0.92), RTX_3090, context=16384)
+    """Write-up 001, stage 1: `the cudagraph-profiling step OOMed during startup`. What is named as a remedy works."""
+    tight = setup(QWEN36_27B, "awq", "fp8", tp=2, utilization=0.92)
+    verdict = fits(tight, RTX_3090, context=16384)
     assert not verdict.fits
     assert verdict.plan.over_inside_bytes < 0 < verdict.plan.over_outside_bytes
     assert "CUDA graphs" in verdict.sentence
     assert any(way.startswith("lower the utilization") for way in verdict.changes())
     assert any("slots instead of 256" in way for way in verdict.changes())
-
-
-def test_qwen_27b_awq_on_two_3090s_runs_at_083_with_8_sequences():
-    assert starts(setup(QWEN36_27B, "awq", "fp8", tp=2, utilization=0.83), RTX_3090, 16384, 8)
-
-
-def test_qwen_27b_awq_on_two_3090s_runs_at_092_without_graphs():
-    """What the author did first, at half the speed."""
-    assert starts(setup(QWEN36_27B, "awq", "bf16", tp=2, utilization=0.92, graphs=False), RTX_3090, 16384)
+    assert starts(replace(tight, utilization=0.89), RTX_3090, 16384)
+    assert starts(tight, RTX_3090, 16384, 8)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +69,6 @@ def test_qwen_27b_int4_on_one_3090(utilization, slots, depth, runs):
         assert verdict.plan.bytes_of("linear-attention scratch") > 0
 
 
-def test_35b_a3b_awq_runs_on_two_3090s_with_expert_parallel():
-    made = setup(QWEN36_35B, "awq", "fp8_e5m2", tp=2, ep=2, utilization=0.92, batched_tokens=4096)
-    verdict = fits(made, RTX_3090, context=32000, slots=4, at_once=4)
-    assert verdict.fits, verdict.sentence
-
-
 def test_35b_a3b_awq_with_three_drafts_does_not_start_on_two_3090s():
     """Its draft layer contains experts: write-up 001, `profile_run OOM`."""
     made = setup(QWEN36_35B, "awq", "fp8_e5m2", tp=2, ep=2, spec=3, utilization=0.92, batched_tokens=4096)
@@ -88,14 +77,26 @@ def test_35b_a3b_awq_with_three_drafts_does_not_start_on_two_3090s():
     assert "leave mtp n=3 out" in verdict.changes()
 
 
+@pytest.mark.parametrize(
+    ("made", "card", "context", "slots"),
+    [
+        (setup(QWEN36_27B, "awq", "fp8", tp=2, utilization=0.83), RTX_3090, 16384, 8),
+        # what the author did first, at half the speed
+        (setup(QWEN36_27B, "awq", "bf16", tp=2, utilization=0.92, graphs=False), RTX_3090, 16384, None),
+        (setup(QWEN36_35B, "awq", "fp8_e5m2", tp=2, ep=2, utilization=0.92, batched_tokens=4096), RTX_3090, 32000, 4),
+        (setup(QWEN36_35B, "awq", "fp8"), RTX_5090, 32000, 4),
+        (setup(QWEN3_CODER_30B, "q4_k_m", "bf16", "llamacpp"), RTX_4090, 8192, 5),
+    ],
+)
+def test_what_ran_fits(made, card, context, slots):
+    verdict = fits(made, card, context=context, slots=slots, at_once=slots)
+    assert verdict.fits, verdict.sentence
+
+
 @pytest.mark.parametrize("card", [RTX_3090, RTX_4090])
 @pytest.mark.parametrize("utilization", [0.9, 0.92, 0.95, 0.97])
 def test_35b_a3b_awq_does_not_fit_one_24_gb_card(card, utilization):
     assert not starts(setup(QWEN36_35B, "awq", "fp8", utilization=utilization), card, 8192, 4)
-
-
-def test_35b_a3b_awq_fits_one_32_gb_card():
-    assert starts(setup(QWEN36_35B, "awq", "fp8"), RTX_5090, 32000, 4, at_once=4)
 
 
 def test_qwen3_coder_30b_has_about_16k_on_one_3090_and_131k_on_two():
@@ -140,10 +141,6 @@ def test_llamacpp_with_five_slots_of_8k_on_a_24_gb_card(model, quant, kv, publis
     plan = memory(setup(model, quant, kv, "llamacpp"), RTX_4090, context=8192, slots=5)
     assert sum(term.bytes for term in plan.terms) / 1e9 == pytest.approx(published_gb, rel=0.12)
     assert plan.over_inside_bytes < 0
-
-
-def test_llamacpp_with_sixteen_bit_kv_fits_too():
-    assert starts(setup(QWEN3_CODER_30B, "q4_k_m", "bf16", "llamacpp"), RTX_4090, 8192, 5)
 
 
 def test_pools_of_3090_rigs_with_a_27b_come_out_near():

@@ -29,7 +29,6 @@ from skep.planner.setup import (
     Speculation,
     default_link,
     group_link,
-    parts_of,
 )
 from skep.planner.step import all_reduce, is_datacenter, published_constants, step_model
 from skep.units import GIB
@@ -37,7 +36,7 @@ from skep.units import GIB
 K = published_constants()
 MODELS, CARDS = tuple(geometries().values()), tuple(devices().values())
 SAFETENSORS, GGUF = ("awq", "fp8", "bf16", "int8", "nvfp4", "gptq"), ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "f16")
-TRIES = 150
+TRIES = 60
 
 
 @pytest.fixture
@@ -176,19 +175,6 @@ def test_a_servers_amd_card_has_kernels_for_experts():
 
 
 # What a model is made of, and what lies on a card
-
-
-def test_the_parts_of_every_model_add_up_to_its_parameters():
-    for model in MODELS:
-        parts = parts_of(model)
-        share = model.experts_per_token / model.experts if model.experts else 0.0
-        always = parts.attention + parts.linear + parts.mlp + parts.shared
-        assert min(parts.attention, parts.linear, parts.mlp, parts.shared, parts.experts) >= 0, model.id
-        total = always + parts.experts + parts.embedding + parts.head
-        assert total == pytest.approx(model.params_total, rel=0.005), model.id
-        active = always + parts.experts * share + parts.embedding
-        assert 0.85 < active / model.params_active < 1.25, model.id
-        assert model.full_layers + model.sliding_layers + model.linear_layers <= model.layers, model.id
 
 
 def test_memory_is_never_negative_and_shrinks_with_every_card_of_a_group(chance):
@@ -331,18 +317,11 @@ def test_every_band_holds_its_own_prediction(chance):
         assert 0.005 < around.low < 1 < around.high < 200, said(model, card, engine, n)
 
 
-def test_no_pair_of_cards_talks_faster_than_ten_terabits():
+def test_no_pair_of_cards_talks_faster_than_ten_terabits_and_a_card_has_one_usual_link_whoever_asks():
     for card in CARDS:
-        assert 0 < group_link(parse_rig(f"2x {card.id}"), (0, 1)).gbs <= 1250, card.id
-
-
-def test_a_mining_cards_slot_is_slow():
-    assert default_link(device("cmp-170hx-64gb")).gbs < 1.2
-
-
-def test_a_card_has_one_usual_link_whoever_asks():
-    for card in CARDS:
-        assert group_link(parse_rig(f"2x {card.id}"), (0, 1)).kind == default_link(card).kind, card.id
+        link = group_link(parse_rig(f"2x {card.id}"), (0, 1))
+        assert (0 < link.gbs <= 1250, link.kind) == (True, default_link(card).kind), card.id
+    assert default_link(device("cmp-170hx-64gb")).gbs < 1.2  # a mining card's slot
 
 
 def test_a_slot_without_lanes_is_refused_in_words():

@@ -53,22 +53,23 @@ def test_addresses_of_one_place_are_one_source(url, source):
         ({"stream_tok_s": ""}, "measurement"),
         ({"gpu": "RTX 3090 + CPU expert offload"}, "memory"),
         ({"spec": "block diffusion"}, "model"),
+        ({"engine": "trtllm"}, "engine"),
+        ({"engine": "sglang (a fork)"}, "engine"),
     ],
 )
 def test_a_row_without_a_fact_says_which(changes, fact):
     with pytest.raises(Unpredictable, match=f"^{fact}: "):
         case(**changes)
+    ((_, why),) = validate([(2, {**ROW, "model": "DeepSeek-V3"})]).unpredicted
+    assert why.startswith("memory: ")  # it does not fit
 
 
 def test_published_is_the_aggregate_else_streams_times_agents_else_from_the_time_per_token():
+    """An aggregate that is streams times agents counts no prompts."""
     told = {"concurrency": "4", "agg_tok_s": "100", "stream_tok_s": "40", "tpot_ms": "20"}
-    assert (case(**told).published, case(**told).metric) == (100, "effective")
-    assert (case(**{**told, "agg_tok_s": ""}).published, case(**{**told, "agg_tok_s": ""}).metric) == (160, "decode")
-    assert case(**{**told, "agg_tok_s": "", "stream_tok_s": ""}).published == 200
-
-
-def test_an_aggregate_that_is_streams_times_agents_counts_no_prompts():
-    assert case(concurrency="4", agg_tok_s="160", stream_tok_s="40").metric == "decode"
+    found = [case(**told | less) for less in ({}, {"agg_tok_s": "160"}, {"agg_tok_s": ""})]
+    assert [(one.published, one.metric) for one in found] == [(100, "effective"), (160, "decode"), (160, "decode")]
+    assert case(**told | {"agg_tok_s": "", "stream_tok_s": ""}).published == 200
 
 
 def test_a_peak_concurrency_is_told_from_the_streams_that_ran():
@@ -88,24 +89,10 @@ def test_a_row_says_which_text_was_drafted_what_was_measured_and_in_which_format
     assert formats == ["nvfp4", "awq", "int4"]
 
 
-def test_engines_that_skep_does_not_serve_with_are_not_predicted():
-    for engine in ("trtllm", "sglang (a fork)"):
-        with pytest.raises(Unpredictable, match="engine: skep does not serve with"):
-            case(engine=engine)
-
-
-def test_a_model_known_by_parameters_alone_is_predicted_from_them():
-    assert case(model="Mystery-X", params_total_b="9", params_active_b="9").setup.model.estimated
-    assert case(model="Mystery-30B-A3B", params_total_b="30").setup.model.is_moe
-
-
-def test_mixed_cards_are_paced_by_the_slowest():
+def test_mixed_cards_are_paced_by_the_slowest_and_layers_split_over_cards_take_turns():
     both = case(gpu="RTX 5090 + RTX 3090 Ti", n_gpu="2", tp="2")
     assert (both.card.bandwidth_gbs, both.card.memory_gib, both.setup.layout.tp) == (1008, 24, 2)
     assert both.rig.default_link.p2p is False
-
-
-def test_layers_split_over_cards_take_turns():
     split = case(engine="llama.cpp", n_gpu="4", tp="", notes="Q4_K_M")
     assert (split.setup.layout.tp, split.setup.layout.pp, split.setup.quant.id) == (1, 4, "q4_k_m")
 
@@ -118,11 +105,13 @@ def test_the_link_is_read_from_what_people_write():
     assert case(n_gpu="2", tp="2", interconnect="PCIe4 x8/x8 (VM, P2P)").rig.default_link.p2p
 
 
-def test_drafts_and_pipeline_are_read_from_the_notes():
+def test_drafts_and_pipeline_are_read_from_the_notes_and_an_unknown_model_from_its_parameters():
     assert case(model="gpt-oss-20b", engine="llama.cpp").setup.quant.id == "gguf_mxfp4"
     command = '--speculative_config {"method":"mtp","num_speculative_tokens":3}'
     assert case(spec="spec (see profile)", notes=command).setup.spec == Speculation("mtp", 3)
     assert case(n_gpu="4", tp="1", notes="launch_server --pp-size 4; pp=4").setup.layout.cards == 4
+    assert case(model="Mystery-X", params_total_b="9", params_active_b="9").setup.model.estimated
+    assert case(model="Mystery-30B-A3B", params_total_b="30").setup.model.is_moe
 
 
 def test_nearly_every_complete_row_becomes_a_case():
@@ -148,7 +137,7 @@ def test_a_row_of_nonsense_is_a_missing_fact_and_never_a_traceback():
     chance = random.Random(seed)
     pool = [cells for _, cells in rows("published_points.csv")]
     junk = ["", "0", "-1", "nan", "inf", "1e400", "x" * 300, "NULL", "1,5", "🐝", "2x", "k=999999", "a100 + ", "+"]
-    for _ in range(300):
+    for _ in range(100):
         cells = dict(chance.choice(pool))
         for name in chance.sample(sorted(cells), chance.randint(1, 6)):
             cells[name] = chance.choice(junk)

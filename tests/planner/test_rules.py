@@ -109,7 +109,7 @@ def any_rig(rng):
 
 def test_no_setup_makes_a_rule_raise_and_every_sentence_is_a_line_that_names_something():
     rng = Random(11)
-    for _ in range(3000):
+    for _ in range(1000):
         made, on = any_setup(rng), any_rig(rng)
         findings = check(made, on)
         assert len({f.rule for f in findings}) == len(findings)
@@ -138,16 +138,9 @@ def test_the_valid_rungs_of_a_model(model, rungs):
     assert valid_rungs(model) == rungs
 
 
-def test_five_3090s_are_refused_and_four_are_named():
-    found = refusal(setup(GEMMA4_31B, tp=5), rig(RTX_3090, 5, PCIE))
-    assert "5 does not divide the 32 attention heads" in found.sentence
-    assert found.remedy == "--tp 4"
-
-
-@pytest.mark.parametrize("tp", [3, 5, 6, 7])
-def test_what_does_not_divide_names_a_rung_that_the_rig_has(tp):
-    found = refusal(setup(GEMMA4_31B, tp=tp), rig(RTX_3090, tp, PCIE))
-    assert int(found.remedy.removeprefix("--tp ")) in valid_rungs(GEMMA4_31B)
+@pytest.mark.parametrize(("tp", "rung"), [(3, 2), (5, 4), (6, 4), (7, 4)])
+def test_what_does_not_divide_names_a_rung_that_the_rig_has(tp, rung):
+    assert refusal(setup(GEMMA4_31B, tp=tp), rig(RTX_3090, tp, PCIE)).remedy == f"--tp {rung}"
 
 
 @pytest.mark.parametrize(

@@ -24,15 +24,14 @@ def test_a_mixture_reads_few_experts_for_one_token_and_nearly_all_for_many():
     assert many > 2.5 * few
 
 
-def test_graphs_are_worth_more_than_half_of_a_step_on_a_small_card():
-    assert step("qwen3.6-27b", tp=2, graphs=False).seconds(1, 100) > 1.6 * step("qwen3.6-27b", tp=2).seconds(1, 100)
-
-
 def test_a_second_card_halves_reading_but_adds_all_reduces():
     alone, two = step(), step(tp=2)
     assert two.dense_s < 0.6 * alone.dense_s
     assert two.comm_fixed_s > 0 == alone.comm_fixed_s
     assert step(tp=2, link=NVLINK).seconds(1, 100) < two.seconds(1, 100)
+    graphs, eager = (step("qwen3.6-27b", tp=2, graphs=graphs).seconds(1, 100) for graphs in (True, False))
+    assert eager > 1.6 * graphs  # on a small card
+    assert [*map(pcie_gbs, ("4.0 x16", "PCIe 3.0 x8", "?"))] == pytest.approx([31.5, 7.88, 31.5], rel=0.01)
 
 
 @pytest.mark.parametrize("kind", ["nvlink", "pcie"])
@@ -47,7 +46,8 @@ def test_an_all_reduce_grows_with_size_and_with_cards(kind):
 def test_speculation_brings_more_tokens_a_step_and_makes_steps_longer():
     plain, drafted = step("qwen3.6-27b"), step("qwen3.6-27b", spec=Speculation("mtp", 3))
     assert 2 < drafted.tokens_per_step(1) < 4
-    assert drafted.seconds(1, 100) > plain.seconds(1, 100)
+    assert plain.seconds(1, 100) < drafted.seconds(1, 100)
+    assert plain.seconds(1, 100) < step("qwen3.6-27b", spec=Speculation("draft", 3)).seconds(1, 100)
     assert drafted.tokens_per_step(1) / drafted.seconds(1, 100) > 1 / plain.seconds(1, 100)
     assert step("qwen3.6-27b", spec=Speculation("mtp", 3, acceptance=0.0)).tokens_per_step(1) == 1
 
@@ -111,8 +111,3 @@ def test_a_calibration_multiplies_what_it_measured():
     batch = replace(plain, tuning=StepTuning(batch=2.0))
     assert batch.seconds(1, 100) == pytest.approx(plain.seconds(1, 100))
     assert batch.seconds(8, 800) > plain.seconds(8, 800)
-
-
-def test_lanes_are_read_from_the_words_of_a_slot():
-    assert pcie_gbs("4.0 x16") == pytest.approx(31.5, rel=0.01)
-    assert pcie_gbs("PCIe 3.0 x8") == pytest.approx(7.88, rel=0.01)

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import pytest
-from answers.sample_judge import judged, request, texts_judged
+from answers.sample_judge import judged, request
 from answers.sample_tasks import ITEMS, PAGES
 
 from skep.errors import SkepError, UserError
@@ -33,6 +33,9 @@ def test_a_read_answer_needs_no_sandbox():
     assert read(request("It is 13.")).outcome is VerdictOutcome.WRONG
     assert needs_sandbox([NUMBER]) is False
     assert needs_sandbox([NUMBER, PAGES]) is True
+    with pytest.raises(UserError, match="no sandbox"):
+        read(request(RIGHT), PAGES)
+    assert missing_packages(ITEMS.values()) == ()  # what answers may import is installed here
 
 
 @pytest.mark.parametrize(
@@ -59,10 +62,13 @@ def test_a_failed_request_is_told_by_its_kind(kind, outcome):
 
 
 def test_a_cut_answer_is_truncated_even_if_the_checks_pass():
+    """One that was cut before its limit met the end of its context: more tokens would not help."""
     verdict = read(request("12", finish_reason="length"))
     assert verdict.outcome is VerdictOutcome.TRUNCATED
     assert verdict.detail == "cut at the limit of 512 tokens; the checks pass all the same"
     assert "pass" not in read(request("it is 1", finish_reason="length")).detail
+    early = read(request("12", finish_reason="length", output_tokens=77)).detail
+    assert early.startswith("cut after 77 of 512 tokens: the context of its slot was full")
 
 
 def test_reasoning_alone_is_no_answer():
@@ -74,27 +80,18 @@ def test_reasoning_alone_is_no_answer():
     assert read(request("", reasoning="12", finish_reason="length")).outcome is VerdictOutcome.TRUNCATED
 
 
-def test_a_cut_program_is_run_all_the_same():
-    item = PAGES
-    rows = [request(RIGHT, finish_reason="length"), request(RIGHT)]
-    cut, whole = judged([AnsweredItem(row, item) for row in rows])
+def test_the_order_is_kept_progress_told_and_a_cut_program_run_all_the_same():
+    answers = [f"```python\ndef page_count(total, size):\n    return {n}\n```" for n in range(4)]
+    rows = [*map(request, ["nothing", *answers, RIGHT]), request(RIGHT, finish_reason="length")]
+    none, *wrong, whole, cut = judged([AnsweredItem(row, PAGES) for row in rows])
+    assert none.outcome is VerdictOutcome.NO_ANSWER
+    assert {verdict.outcome for verdict in wrong} == {VerdictOutcome.WRONG}
+    assert [verdict.checks[0].detail for verdict in wrong[1:]] == [f"gave {n}, not 0" for n in range(1, 4)]
     assert (cut.outcome, whole.outcome) == (VerdictOutcome.TRUNCATED, VerdictOutcome.PASSED)
     assert cut.detail.endswith("the checks pass all the same")
     assert whole.sandbox is not None
     assert whole.checks[0].name == "page_count(0, 10)"
-
-
-def test_programs_without_a_sandbox_are_refused_at_once():
-    with pytest.raises(UserError, match="no sandbox"):
-        read(request(RIGHT), PAGES)
-
-
-def test_the_order_is_kept_and_progress_told():
-    answers = [f"```python\ndef page_count(total, size):\n    return {n}\n```" for n in range(6)]
     heard = []
-    verdicts = texts_judged(PAGES, ["nothing", *answers])
-    assert [verdict.outcome for verdict in verdicts] == [VerdictOutcome.NO_ANSWER] + [VerdictOutcome.WRONG] * 6
-    assert [verdict.checks[0].detail for verdict in verdicts[2:]] == [f"gave {n}, not 0" for n in range(1, 6)]
     asyncio.run(Judge(None).judge([AnsweredItem(request("12"), NUMBER)] * 3, heard.append))
     assert heard == [1, 2, 3]
 
@@ -115,10 +112,6 @@ def test_only_a_marked_report_counts(stdout, ending, outcome):
     assert finding.outcome is outcome
     assert ending is not ScriptEnding.OUT_OF_MEMORY or finding.detail == "out of memory"
     assert stdout or ending is not ScriptEnding.EXITED or finding.detail.endswith("Oops: x")
-
-
-def test_what_answers_may_import_is_installed_here():
-    assert missing_packages(ITEMS.values()) == ()
 
 
 def test_a_check_that_fails_itself_costs_one_answer_and_not_the_others():
@@ -154,12 +147,6 @@ def test_a_run_that_the_machine_lost_is_tried_again():
     assert verdict.detail == "ended with 1 before there was a report"
     with pytest.raises(SkepError, match="Too many open files"):
         asyncio.run(Judge(Failing(9)).judge([AnsweredItem(request(RIGHT), PAGES)]))
-
-
-def test_an_answer_cut_before_its_limit_met_the_end_of_its_context():
-    """Its limit of tokens is not to blame, and more of them would not help."""
-    detail = read(request("12", finish_reason="length", output_tokens=77)).detail
-    assert detail.startswith("cut after 77 of 512 tokens: the context of its slot was full")
 
 
 def test_answers_of_a_checker_that_is_gone_are_one_clear_error():

@@ -59,22 +59,19 @@ def item(kind, **values):
     return Item("x", ({"role": "user", "content": "q"},), Checker(kind, values))
 
 
-def test_what_stands_beside_the_program_does_not_spoil_it():
-    found = outcomes(PAGES, BESIDE)
-    assert {name: told for name, told in found.items() if told[0] is not VerdictOutcome.PASSED} == {}
+def test_what_stands_beside_the_program_does_not_spoil_it_and_what_belongs_to_it_is_kept():
+    """A fault of the program itself is never left out."""
+    faulty = {name: codes for name, (codes, _) in FAULTY.items()}
+    found = outcomes(PAGES, BESIDE | PARTS | faulty)
+    expected = dict.fromkeys((*BESIDE, *PARTS), VerdictOutcome.PASSED) | {
+        name: end for name, (_, end) in FAULTY.items()
+    }
+    assert {name: told for name, told in found.items() if told[0] is not expected[name]} == {}
+    assert {found[name][1] for name in PARTS} == {""}
     assert found["a quoted line"][1] == "left out: a block that raised NameError: name 'total' is not defined"
     assert found["a shell's line"][1] == "left out: 2 blocks, the first of which is not Python"
     assert found["an example that ends its process"][1] == "left out: a block that ended its process"
     assert found["an old constant"][1] == "left out: a block that overwrites names of the program"
-
-
-def test_what_belongs_to_the_program_is_kept():
-    assert outcomes(PAGES, PARTS) == dict.fromkeys(PARTS, (VerdictOutcome.PASSED, ""))
-
-
-def test_a_fault_of_the_program_itself_is_never_left_out():
-    found = outcomes(PAGES, {name: codes for name, (codes, _) in FAULTY.items()})
-    assert {name: told[0] for name, told in found.items()} == {name: outcome for name, (_, outcome) in FAULTY.items()}
 
 
 @pytest.mark.slow
@@ -94,18 +91,16 @@ def test_a_function_or_a_body_may_have_an_example_beside_it():
 
 
 def test_without_an_entry_point_the_tests_say_what_is_asked_for():
+    """The item's own test is run even if the answer has one of that name."""
     asked = item("python", tests="s = Stack()\ns.push(1)\nassert s.pop() == 1\n")
     right = "class Stack(list):\n    push = list.append"
     found = outcomes(asked, {"usage": [right, "s = Stack(size)"], "broken": ["x = 1", right.replace("list", "List")]})
     assert [outcome for outcome, _ in found.values()] == [VerdictOutcome.PASSED, VerdictOutcome.BROKEN]
     assert free_names("import os\nfor a in f(b):\n    def g(c): return c + os.x + len(d)\n") == {"f", "b", "d"}
-
-
-def test_the_items_own_test_is_run_even_if_the_answer_has_one_of_that_name():
     asked = item("python", tests="def test_add():\n    assert add(1, 2) == 3\n", entry_point="add")
-    own = "def add(a, b):\n    return a - b\n\ndef test_add():\n    assert add(3, 1) == 2"
-    (verdict,) = texts_judged(asked, [chat([own])])
-    assert (verdict.outcome, verdict.detail) == (VerdictOutcome.WRONG, "AssertionError at `assert add(1, 2) == 3`")
+    own = ["def add(a, b):\n    return a - b\n\ndef test_add():\n    assert add(3, 1) == 2"]
+    told = (VerdictOutcome.WRONG, "AssertionError at `assert add(1, 2) == 3`")
+    assert outcomes(asked, {"own": own}) == {"own": told}
 
 
 def test_the_faulty_function_quoted_once_more_does_not_replace_the_mended_one():
@@ -114,15 +109,12 @@ def test_the_faulty_function_quoted_once_more_does_not_replace_the_mended_one():
     assert verdict.passed, verdict.detail
 
 
-def test_a_regular_expression_is_searched_for_in_the_sandbox():
+def test_a_regular_expression_is_searched_for_in_the_sandbox_and_one_that_takes_for_ever_is_ended():
     asked = item("regex", pattern=r"^b\d+$")
     assert needs_sandbox([asked])
     verdicts = texts_judged(asked, ["a\nb12\nc", "ab12", "```python\nb12\n```"])
     assert [verdict.passed for verdict in verdicts] == [True, False, True]
     assert verdicts[1].detail == "it is not there"
-
-
-def test_a_pattern_that_takes_for_ever_is_ended():
     (verdict,) = texts_judged(item("regex", pattern="(a|aa)+$"), ["a" * 60 + "b"], limits=SandboxLimits(seconds=1))
     assert verdict.outcome is VerdictOutcome.EXCEEDED
 
@@ -138,6 +130,8 @@ def surprises(verdicts):
 
 def test_answers_with_functions_and_docstrings_are_judged_as_they_should_be():
     assert surprises(samples_judged(LIGHT)) == {}
+    kinds = {name.partition("/")[0] for name in ALL}
+    assert all({"passed", "wrong"} <= {expected(n) for n in ALL if n.startswith(f"{kind}/")} for kind in kinds)
 
 
 @pytest.mark.slow
@@ -147,8 +141,3 @@ def test_every_sample_answer_is_judged_as_it_should_be():
     assert "a blank name is refused: answered 201, not 422" in verdicts["fastapi2/wrong-lets-blank-names-in"].detail
     assert "event loop" in verdicts["reader/wrong-blocks-the-loop"].detail
     assert "NameError: name 'uuid4' is not defined" in verdicts["fastapi1/wrong-forgets-an-import"].detail
-
-
-def test_every_kind_has_right_and_wrong_samples():
-    kinds = {name.partition("/")[0] for name in ALL}
-    assert all({"passed", "wrong"} <= {expected(n) for n in ALL if n.startswith(f"{kind}/")} for kind in kinds)

@@ -42,27 +42,19 @@ def run(parts):
 )
 def test_a_function_or_its_body_completes_the_prompt(code):
     assert run(completed(PROMPT, "area", code))["area"](2) == pytest.approx(4 * math.pi)
+    nested = f"def other(r):\n    def area(x):\n        {code!r}\n    return area(r)"
+    assert run(completed(PROMPT, "area", nested))["area"](2) is None  # a nested one of that name is another
 
 
-def test_a_nested_function_of_the_same_name_is_not_the_function():
-    code = "def area_of(r):\n    def area(x):\n        return 1\n    return area(r)"
-    assert run(completed(PROMPT, "area", code))["area"](2) is None
-
-
-def test_imports_of_files_that_were_joined_are_left_out():
+def test_imports_of_files_that_were_joined_are_left_out_and_one_of_the_future_comes_first():
     imports = "from models import (\n    User,\n)\nfrom .other import User\nfrom json import dumps"
     code = f"class User:\n    pass\n\n{imports}\nx = 1"
     assert as_one_file(code) == "class User:\n    pass\n\npass\n\n\npass\nfrom json import dumps\nx = 1"
-    missing = "from models import User\nx = User()"
-    assert as_one_file(missing) == missing
-    assert as_one_file("not python (") == "not python ("
-
-
-def test_an_import_of_the_future_comes_first():
-    code = "x = 1\nfrom __future__ import annotations\ny: Later = 2"
-    assert compile(as_one_file(code), "x.py", "exec")
     right = '"""Text."""\nfrom __future__ import annotations\nx = 1'
-    assert as_one_file(right) == right
+    for same in ("from models import User\nx = User()", "not python (", right):
+        assert as_one_file(same) == same
+    late = "x = 1\nfrom __future__ import annotations\ny: Later = 2"
+    assert compile(as_one_file(late), "x.py", "exec")
 
 
 @pytest.mark.parametrize(

@@ -55,27 +55,21 @@ FAILED = {"error_kind": "http_500", "error": "no", "first_token_s": None, "last_
 # The conversation
 
 
-def test_figures_of_a_turn_are_medians_over_repeats():
+def test_figures_of_a_turn_and_of_the_conversation_are_medians_over_repeats():
+    """A request that failed has no time in them, and turns that an interruption cut off are no failures."""
     rows = [
         turn(0, 0.0, end, repeat=n, first=ttft) for n, (end, ttft) in enumerate([(1.0, 0.1), (3.0, 0.5), (2.0, 0.2)])
     ]
     found = level_of(rows).turns[0]
     assert (found.item, found.runs, found.seconds, found.output_tokens) == ("P1.1", 3, 2.0, 100)
-    assert found.ttft_ms == pytest.approx(200)
-    assert found.tok_s == pytest.approx(100 / 1.8)
-
-
-def test_the_whole_conversation_has_a_median_and_a_spread():
+    assert (found.ttft_ms, found.tok_s) == pytest.approx((200, 100 / 1.8))
     rows = [row for n, each in enumerate((1.0, 3.0, 2.0)) for row in talk(repeat=n, at=100.0 * n, each=each)]
     found = level_of(rows)
     assert (found.primary_s, found.primary_low_s, found.primary_high_s) == (6.0, 3.0, 9.0)
     assert (found.repeats, found.name, found.wall_s) == (3, "P1", 18.0)
-
-
-def test_a_request_that_failed_has_no_time_in_the_figures():
-    rows = [*talk(), turn(0, 10.0, 900.0, repeat=1, **FAILED)]
-    found = level_of(rows)
-    assert (found.turns[0].seconds, found.turns[0].runs, found.primary_s) == (1.0, 2, 3.0)
+    failed = level_of([*talk(), turn(0, 10.0, 900.0, repeat=1, **FAILED)])
+    assert (failed.turns[0].seconds, failed.turns[0].runs, failed.primary_s) == (1.0, 2, 3.0)
+    assert [one.judged for one in level_of([*talk(), turn(0, 10.0, 11.0, repeat=1)]).turns] == [2, 1, 1]
 
 
 def test_turns_after_a_failed_one_were_not_asked_and_count_as_failed():
@@ -97,11 +91,6 @@ def test_a_level_is_not_quick_because_its_turns_failed():
     assert "C=2: the conversation was never finished" in summary.advice.reasons[-1]
 
 
-def test_turns_that_an_interruption_cut_off_are_no_failures():
-    found = level_of([*talk(), turn(0, 10.0, 11.0, repeat=1)])
-    assert [one.judged for one in found.turns] == [2, 1, 1]
-
-
 def test_without_verdicts_nothing_is_said_about_what_passed():
     summary = summed(talk(), [], incomplete="interrupted")
     level = summary.levels[0]
@@ -114,12 +103,9 @@ def test_without_verdicts_nothing_is_said_about_what_passed():
 # Beside it
 
 
-def test_the_share_held_counts_only_time_with_all_side_tasks_in_flight():
+def test_the_share_held_counts_only_time_with_all_side_tasks_in_flight_but_for_the_gaps():
     rows = [*talk(level=3), side(1, 0.0, 2.0, level=3), side(2, 0.5, 1.25, level=3)]
     assert level_of(rows).held_share == pytest.approx(0.75 / 3)
-
-
-def test_side_tasks_that_are_sent_again_hold_the_load_but_for_the_gaps():
     again = [side(1, 0.0, 1.0), side(1, 1.0, 2.0, number=1), side(1, 2.25, 4.0, number=2)]
     found = level_of([*talk(level=2), *again])
     assert found.held_share == pytest.approx(2.75 / 3)
@@ -228,20 +214,15 @@ def test_a_level_whose_answers_fail_more_often_than_chance_explains_is_not_advis
     assert "3 of 9 answers passed, 9 of 9 with less load: fewer than chance explains (p = 0.0045)" in advice.reasons[-1]
 
 
-def test_a_model_that_does_nothing_right_is_given_no_level():
-    """As the smallest models are: by speed alone any level would look good."""
-    advice = advice_of([given(1, 1.0, passed=0), given(3, 1.1, passed=0)])
-    assert (advice.concurrency, advice.reasons) == (
-        None,
-        ("none of 8 answers passed, at any level: no level does this work",),
-    )
-
-
-def test_without_a_finished_conversation_at_c_1_there_is_no_advice():
+def test_without_a_finished_conversation_at_c_1_or_an_answer_that_passed_there_is_no_advice():
+    """As of the smallest models: by speed alone any level would look good."""
     assert "C=1 was not measured" in advice_of([given(3, 2.0)]).reasons[0]
     assert advice_of([]).concurrency is None
     assert advice_of([given(1, None), given(2, 2.0)]).concurrency is None
     assert advice_of([given(1, 1.0), given(2, None)]).concurrency == 1
+    advice = advice_of([given(1, 1.0, passed=0), given(3, 1.1, passed=0)])
+    said = "none of 8 answers passed, at any level: no level does this work"
+    assert (advice.concurrency, advice.reasons) == (None, (said,))
 
 
 def losing(repeats, lost_at_5):

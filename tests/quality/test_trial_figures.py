@@ -72,9 +72,12 @@ EVERY_FIFTH = [VerdictOutcome.PASSED if n % 5 else VerdictOutcome.WRONG for n in
 )
 def test_what_may_be_claimed_of_a_level(base, load, claim, lost):
     """Nobody may call it quality that holds if nothing passed before either; too few items say how many would do."""
-    made = Made(len(base)).passes(1, 0, "base", base).passes(4, 0, "load", load, base=0)
+    made = Made(len(base), families="fg").passes(1, 0, "base", base).passes(4, 0, "load", load, base=0)
+    halves = base[::2], base[1::2]
     summary = made.summary()
     (level,) = summary.levels
+    passed = {name: [one is VerdictOutcome.PASSED for one in some] for name, some in zip("fg", halves, strict=True)}
+    assert summary.by_family == tuple((name, len(some), sum(some) / len(some)) for name, some in passed.items())
     assert (level.concurrency, level.claim, level.difference.lost) == (4, claim, lost)
     assert level.difference.items == len(base)
     assert (summary.holds_up_to, summary.skipped) == (4 if claim is Claim.HOLDS else None, (8,))
@@ -90,8 +93,12 @@ def test_time_outs_truncation_and_errors_are_failures_and_counted_apart():
     assert level.base.outcomes == (("passed", 400),)
 
 
-def test_latency_comes_from_the_same_requests():
-    made = Made(100).passes(1, 0, "base", VerdictOutcome.PASSED)
+def test_latency_comes_from_the_same_requests_without_the_time_of_the_other_arm_between_two_blocks():
+    halves = [(0, 50), (50, 100)]
+    made = Made(100).passes(1, 0, "base", VerdictOutcome.PASSED, blocks=halves)
+    made.rows[50:] = [replace(row, started_s=row.started_s + 500, ended_s=row.ended_s + 500,
+                              first_token_s=row.first_token_s + 500, last_token_s=row.last_token_s + 500)
+                      for row in made.rows[50:]]  # fmt: skip
     (level,) = made.passes(4, 0, "load", VerdictOutcome.PASSED, base=0, seconds=2.0).summary().levels
     assert (level.base.ttft_p50_ms, level.load.ttft_p50_ms) == pytest.approx((100, 400))
     assert (level.base.total_p50_s, level.load.total_p50_s) == pytest.approx((1.0, 2.0))
@@ -99,32 +106,20 @@ def test_latency_comes_from_the_same_requests():
     assert level.load.cached_share == 0.0
 
 
-def test_the_time_of_the_other_arm_between_two_blocks_is_not_counted():
-    made = Made(128)
-    made.passes(1, 0, "base", VerdictOutcome.PASSED, blocks=[(0, 64), (64, 128)])
-    made.passes(4, 0, "load", VerdictOutcome.PASSED, blocks=[(0, 64), (64, 128)], base=0)
-    late = [replace(row, started_s=row.started_s + 500, ended_s=row.ended_s + 500) for row in made.rows[64:128]]
-    made.rows[64:128] = late
-    (level,) = made.summary().levels
-    assert level.base.effective_tok_s == pytest.approx(10)
-
-
 def test_the_noise_is_what_changes_between_two_passes_of_one_at_a_time():
-    made = (
-        Made(200).passes(1, 0, "base", some(200, 20)).passes(1, 1, "again", some(200, 20, begin=4), base=0, answer="y")
-    )
-    summary = made.passes(4, 0, "load", some(200, 20), base=0).summary()
+    """Base passes of further levels are further noise; a level is held against its own."""
+    made = Made(200).passes(1, 0, "base", some(200, 20))
+    made.passes(1, 1, "again", some(200, 20, begin=4), base=0, answer="y").passes(4, 0, "load", some(200, 20), base=0)
+    summary = made.summary()
     assert (summary.noise.pairs, summary.noise.lost, summary.noise.gained) == (200, 4, 4)
-    assert summary.noise_texts_changed == 1.0
-    assert summary.levels[0].texts_changed == 0.0
-
-
-def test_base_passes_of_further_levels_are_further_noise():
-    made = Made(200).passes(1, 0, "base", some(200, 20)).passes(1, 1, "again", some(200, 20), base=0)
-    made.passes(4, 0, "load", some(200, 20), base=0).passes(1, 2, "base", some(200, 22))
-    summary = made.passes(8, 0, "load", some(200, 22), base=2).summary()
-    assert (summary.noise.items, summary.noise.pairs, summary.noise.lost) == (200, 400, 2)
-    assert summary.levels[1].difference.lost == 0  # held against its own base pass
+    assert (summary.noise_texts_changed, summary.levels[0].texts_changed) == (1.0, 0.0)
+    made.passes(1, 2, "base", some(200, 22)).passes(8, 0, "load", some(200, 22), base=2)
+    summary = made.summary()
+    assert (summary.noise.items, summary.noise.pairs, summary.noise.lost) == (200, 400, 4 + 2)
+    assert summary.levels[1].difference.lost == 0
+    made.verdicts.clear()  # what was not judged makes no level
+    summary = made.summary()
+    assert (summary.levels, summary.noise, summary.holds_up_to, summary.skipped) == ((), None, None, (4, 8))
 
 
 def test_a_block_or_a_repeat_that_was_broken_off_does_not_count():
@@ -139,19 +134,6 @@ def test_a_block_or_a_repeat_that_was_broken_off_does_not_count():
     made.passes(4, 1, "load", VerdictOutcome.WRONG, blocks=[(0, 64)], base=1)
     (level,) = made.summary().levels
     assert (level.difference.pairs, level.difference.lost) == (128, 0)
-
-
-def test_answers_that_were_not_judged_make_no_level():
-    made = Made(100).passes(1, 0, "base", VerdictOutcome.PASSED).passes(4, 0, "load", VerdictOutcome.PASSED, base=0)
-    made.verdicts.clear()
-    summary = made.summary()
-    assert (summary.levels, summary.noise, summary.holds_up_to, summary.skipped) == ((), None, None, (4, 8))
-
-
-def test_families_are_shown_with_their_rate_one_at_a_time():
-    made = Made(100, families=("add", "sort")).passes(1, 0, "base", [VerdictOutcome.PASSED, VerdictOutcome.WRONG] * 50)
-    summary = made.passes(4, 0, "load", VerdictOutcome.WRONG, base=0).summary()
-    assert summary.by_family == (("add", 50, 1.0), ("sort", 50, 0.0))
 
 
 def test_a_stored_run_gives_its_summary_and_why_it_ended():

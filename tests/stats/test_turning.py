@@ -81,19 +81,14 @@ def test_what_is_unclear_is_not_told_as_a_knee(levels, unclear):
     assert found.unclear == unclear
 
 
-def test_levels_limited_by_the_client_are_not_used():
-    """The fall from eight on is the client's."""
-    levels = [LevelPoint(p.concurrency, p.values, limited=p.concurrency >= 8) for p in points(DUAL_3090)]
-    found = find_turning(levels)
-    assert (found.knee, found.cliff) == (None, None)
-
-
-def test_a_level_where_nothing_succeeded_lies_beyond_the_cliff():
+def test_a_level_where_nothing_succeeded_lies_beyond_the_cliff_and_one_that_the_client_limited_says_nothing():
     """Zero is a figure. Repeats of one level may come apart: C=1 is measured again at the end of a run."""
     found = find_turning([*points({1: 50.0, 2: 100.0}), LevelPoint(4, (0.0, 0.0))])
     assert (found.cliff, found.cliff_bracket, found.drop_pct) == (2, (2, 4), 100)
     split = [*points({1: 50.0}, repeats=1), *points(SATURATING), LevelPoint(1, (50.1,))]
     assert find_turning(split).knee == 8
+    limited = [LevelPoint(p.concurrency, p.values, limited=p.concurrency >= 8) for p in points(DUAL_3090)]
+    assert (find_turning(limited).knee, find_turning(limited).cliff) == (None, None)
 
 
 @pytest.mark.parametrize("levels", [[], [LevelPoint(1, (5.0, 5.0))], [LevelPoint(1, ()), LevelPoint(2, ())]])

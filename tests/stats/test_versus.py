@@ -20,13 +20,14 @@ def test_the_interval_holds_the_truth_in_about_95_of_100(a, b):
     assert 0.91 * 300 <= held <= 0.995 * 300
 
 
-def test_slow_noise_widens_the_interval():
+def test_slow_noise_widens_the_interval_and_noise_is_that_of_the_less_steady_side():
     rng, last, values = Random(1), 0.0, []
     for _ in range(400):
         last = 0.6 * last + rng.gauss(0, 1)
         values.append(last)
     assert 1.6 < slowness([values]) < 2.4
     assert slowness([[rng.gauss(0, 1) for _ in range(400)]]) < 1.1
+    assert 0.2 < versus(draws(rng, 50, 100, 0.01), draws(rng, 50, 100, 0.3)).noise < 0.4
 
 
 def test_a_level_against_another_knows_which_way_is_up():
@@ -38,12 +39,6 @@ def test_a_level_against_another_knows_which_way_is_up():
     assert versus([1.0] * 5, [0.0] * 5).judgement is Judgement.WORSE
     assert versus([100.0] * 20, [100.4] * 20).judgement is Judgement.SAME
     assert versus([100.0] * 20, [100.6] * 20).judgement is Judgement.BETTER
-
-
-def test_noise_is_that_of_the_less_steady_side():
-    rng = Random(3)
-    found = versus(draws(rng, 50, 100, 0.01), draws(rng, 50, 100, 0.3))
-    assert 0.2 < found.noise < 0.4
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -44,24 +43,11 @@ class Stream:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     raw: bytes = b""
-    arrivals_s: list[float] = field(default_factory=list)
-
-    async def until(self, text: bytes) -> None:
-        while text not in self.raw:
-            if not await self._read():
-                raise EOFError
 
     async def to_the_end(self) -> bytes:
         """Up to the connection's close."""
-        while await self._read():
-            pass
+        self.raw += await self.reader.read()
         return self.raw
-
-    async def _read(self) -> bytes:
-        data = await self.reader.read(65536)
-        self.raw += data
-        self.arrivals_s += [time.perf_counter()] * data.count(b'"content":" ')
-        return data
 
     async def hang_up(self) -> None:
         self.writer.close()

@@ -60,34 +60,19 @@ def test_usual_form_sends_role_tokens_end_usage_and_done():
     assert data.endswith(b"data: [DONE]\n\n")
 
 
-def test_usage_and_done_are_left_out_where_they_are_not_asked_for_or_the_form_has_none():
-    """Without include_usage the last chunk is the one with the finish reason."""
-    chunks = events(all_bytes("normal", include_usage=False))
-    assert all("usage" not in chunk for chunk in chunks)
-    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-    assert b"[DONE]" not in all_bytes("no-done")
-    assert b"usage" not in all_bytes("no-usage")
-
-
-def test_a_quarter_of_the_tokens_is_reasoning_and_chunks_are_no_tokens():
-    assert deltas(all_bytes("reasoning"), "reasoning_content") == TOKENS[0]
-    assert len(events(all_bytes("several-tokens"))) == 1 + 3 + 2
-
-
-def test_cut_form_cuts_events_and_characters():
-    """Some writes end inside a character, and none ends an event."""
-    _, middle, _ = writes("cut")
-    data = [b"".join(part) for part in middle]
+def test_a_form_is_as_odd_as_its_name_says():
+    """Some writes of `cut` end inside a character, and none ends an event; CRLF leaves no bare line feed."""
+    data = [b"".join(part) for part in writes("cut")[1]]
     assert not any(part.endswith(b"\n\n") for part in data)
     with pytest.raises(UnicodeDecodeError):
         data[5].decode()  # naïve
-
-
-def test_comments_and_line_ends_are_as_named():
-    """Comment lines stand between events; CRLF leaves no bare line feed."""
     assert all_bytes("comments").startswith(b": ping\n\n")
     assert all_bytes("crlf").count(b"\r\n") == all_bytes("crlf").count(b"\n")
     assert b'data: "choices": [\ndata: ' in all_bytes("multi-line")
+    assert deltas(all_bytes("reasoning"), "reasoning_content") == TOKENS[0]
+    assert len(events(all_bytes("several-tokens"))) == 1 + 3 + 2
+    assert b"[DONE]" not in all_bytes("no-done")
+    assert b"usage" not in all_bytes("no-usage") + all_bytes("normal", include_usage=False)
 
 
 def test_unknown_form_is_the_callers_mistake():
