@@ -80,11 +80,7 @@ def test_a_hive_tied_to_a_process_ends_with_it(env, configure, tmp_path, skep):
     code = """
 import json, os, sys, time
 from skep.config.load import load_settings
-from skep.cli.control import parse_wanted
-from skep.config.keys import keys_path
-from skep.engines.base import KEY_FILE
 from skep.paths import user_paths
-from skep.supervisor.control import local_key
 from skep.supervisor.control import start_detached
 paths = user_paths(os.environ)
 read, write = os.pipe()
