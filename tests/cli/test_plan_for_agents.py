@@ -74,12 +74,9 @@ def test_experts_that_do_not_fit_stay_in_system_memory(words):
     assert call("plan", "deepseek-v3", "--gpu", "rtx-3090").code == 3
 
 
-def test_cards_with_an_x_in_their_name_are_understood():
-    assert best("qwen3-8b", "--gpu", "7900xtx")["engine"] == "llamacpp"
-    assert best("qwen3-8b", "--gpu", "2x7900xtx")["rig"] == "2x rx-7900-xtx"
-
-
-def test_a_context_is_a_demand():
+def test_cards_with_an_x_in_their_name_are_understood_and_a_context_is_a_demand():
+    found = best("qwen3-8b", "--gpu", "2x7900xtx")
+    assert (found["rig"], best("qwen3-8b", "--gpu", "7900xtx")["engine"]) == ("2x rx-7900-xtx", "llamacpp")
     assert best("qwen3.6-27b", *TWO, "--context", "32768")["context"] == 32_768
     assert call("plan", "qwen3.6-27b", "--gpu", "rtx-3060", "--context", "131072").code == 3
 
@@ -106,34 +103,33 @@ def evidence(*flags):
     return found
 
 
-def test_what_others_measured_stands_beside_the_plan():
-    found = evidence("qwen3.6-27b", *TWO, "-c", "4")
-    told = r"measured on 2x rtx-3090: 225 tok/s at 1024 tokens in, 1024 out, C=4 \(preset qwen3.6-27b-2x3090-replicas\)"
-    assert re.fullmatch(told + r"; this plan expects \d+ there, [-+]\d+ %", found)
+SHAPE = r"1024 tokens in, 1024 out, C=4 \(preset qwen3.6-27b-2x3090-replicas\)"
+EVIDENCE = {
+    "a preset": (
+        "qwen3.6-27b --gpu 2xrtx-3090 -c 4",
+        rf"^measured on 2x rtx-3090: 225 tok/s at {SHAPE}; this plan expects \d+ there, [-+]\d+ %$",
+    ),
+    "a published row where no preset is": (
+        "gpt-oss-20b --gpu dgx-spark -c 8",
+        r"180 tok/s at 1024 tokens in, 1024 out, C=10 \(github.com/.*\); this plan expects \d+ there",
+    ),
+    "in another layout or format": ("gemma-4-31b --gpu 2xrtx-3090 -c 1 --spec none", r"with TP=2, mtp n=4 \(vllm\)"),
+    "not what waited for a slot: the preset has 4, and the same figure at C=4 and C=8": (
+        "qwen3.6-35b-a3b --gpu 2xrtx-3090 -c 8", "^(?!.*preset)",
+    ),
+    "why the plan says something else": (
+        "gpt-oss-120b --gpu h100-sxm -c 64 --engine vllm", r"-\d\d % with its \d+ slots? for longer tasks$",
+    ),
+    "which of the two to trust": (
+        "qwen3-coder-30b-a3b --gpu dgx-spark -c 1 --engine llamacpp --quant q4_k_m --spec none",
+        "trust the measurement, not the plan$",
+    ),
+}  # fmt: skip
 
 
-def test_a_published_row_is_evidence_where_no_preset_is():
-    found = evidence("gpt-oss-20b", "--gpu", "dgx-spark", "-c", "8")
-    assert re.search(
-        r"180 tok/s at 1024 tokens in, 1024 out, C=10 \(github.com/.*\); this plan expects \d+ there", found
-    )
-
-
-def test_evidence_in_another_layout_or_format_names_it():
-    assert "with TP=2, mtp n=4 (vllm)" in evidence("gemma-4-31b", *TWO, "-c", "1", "--spec", "none")
-
-
-def test_what_was_measured_while_requests_waited_for_a_slot_is_no_evidence():
-    """The preset has 4 slots: 283 tok/s at C=4, and the same at C=8."""
-    assert "preset" not in evidence("qwen3.6-35b-a3b", *TWO, "-c", "8")
-
-
-def test_a_plan_that_contradicts_a_measurement_says_why_or_which_to_trust():
-    few = evidence("gpt-oss-120b", "--gpu", "h100-sxm", "-c", "64", "--engine", "vllm")
-    assert re.search(r"-\d\d % with its \d+ slots? for longer tasks$", few)
-    flags = ("--engine", "llamacpp", "--quant", "q4_k_m", "--spec", "none")
-    same = evidence("qwen3-coder-30b-a3b", "--gpu", "dgx-spark", "-c", "1", *flags)
-    assert same.endswith("trust the measurement, not the plan")
+@pytest.mark.parametrize(("words", "said"), EVIDENCE.values(), ids=EVIDENCE)
+def test_what_others_measured_stands_beside_the_plan(words, said):
+    assert re.search(said, evidence(*words.split()))
 
 
 def test_rigs_side_by_side_end_with_what_to_buy():
