@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from functools import cache
 
 import pytest
 from in_process import call
@@ -9,11 +10,17 @@ from in_process import call
 from skep.catalog.models import checkpoint_of
 
 pytestmark = pytest.mark.usefixtures("paths")
-TWO = ("--gpu", "2x rtx-3090")
+DENSE = "qwen3.6-27b --gpu 2xrtx-3090"
 
 
-def best(*args):
-    return call("plan", *args, "--json", check=0).json["plans"][0]
+@cache
+def planned(words):
+    """Nothing but its words decides: no store holds a calibration, no card is here."""
+    return call("plan", *words.split(), "--json", check=0).json
+
+
+def best(words):
+    return planned(words)["plans"][0]
 
 
 @pytest.mark.parametrize(
@@ -24,18 +31,18 @@ def best(*args):
         ("qwen3.6-35b-a3b --gpu rtx-3090 -c 1", "llamacpp", 1, 1, 95_000),
         ("qwen3.6-35b-a3b --gpu 2xrtx-3090 -c 4", "vllm", 2, 1, 95_000),
         ("llama-3.3-70b --gpu 4xrtx-3090 -c 8", "vllm", 4, 1, 17_408),
-        ("qwen3.6-27b --gpu 2xrtx-3090 -c 4", "vllm", 1, 2, 17_408),
+        (f"{DENSE} -c 4", "vllm", 1, 2, 17_408),
     ],
 )
 def test_what_home_labs_found_comes_out(words, engine, tp, replicas, context):
-    found = best(*words.split())
+    found = best(words)
     assert (found["engine"], found["topology"]["tp"], found["topology"]["replicas"]) == (engine, tp, replicas)
     assert found["keeps_promise"]
     assert found["context"] >= context
 
 
 def test_a_plan_is_read_at_a_glance_and_ends_with_its_start_line():
-    done = call("plan", "qwen3.6-27b", *TWO, check=0)
+    done = call("plan", *DENSE.split(), check=0)
     lines = done.out.splitlines()
     assert len(lines) <= 27
     assert lines[0] == "qwen3.6-27b on 2x rtx-3090 for 4 agents: 2 x TP=1, INT4, FP8 e5m2 KV, mtp n=3 (vllm)"
@@ -50,7 +57,7 @@ def test_a_plan_is_read_at_a_glance_and_ends_with_its_start_line():
 
 
 def test_the_start_line_starts_what_the_plan_says(two_3090s):
-    found = best("qwen3.6-27b")
+    found = call("plan", "qwen3.6-27b", "--json", check=0).json["plans"][0]
     told = call(*shlex.split(found["up"])[1:], "--dry-run", "--json", check=0).json
     (serve,) = told["serve"]
     assert (serve["engine"], serve["slots"], serve["context"]) == (found["engine"], found["slots"], found["context"])
@@ -59,37 +66,37 @@ def test_the_start_line_starts_what_the_plan_says(two_3090s):
 
 
 def test_a_layout_that_cannot_hold_every_task_never_wins_quietly():
-    found = call("plan", "llama-3.3-70b", "--gpu", "2x rtx-3090", "-c", "8", "--json", check=0).json["plans"][0]
+    found = best("llama-3.3-70b --gpu 2xrtx-3090 -c 8")
     assert not found["keeps_promise"]
     assert any("of 8 agents at once, the others wait" in line for line in found["caveats"])
 
 
 @pytest.mark.parametrize("words", ["gpt-oss-120b --gpu rtx-3090 -c 1", "qwen3.6-35b-a3b --gpu rtx-3060 -c 1"])
 def test_experts_that_do_not_fit_stay_in_system_memory(words):
-    found = best(*words.split())
+    found = best(words)
     assert "--n-cpu-moe" in found["launch"][0]
     at = found["predicted"][0]
     assert at["high"] / at["low"] > 2
     assert any("stay in system memory" in line for line in found["caveats"])
-    assert call("plan", "deepseek-v3", "--gpu", "rtx-3090").code == 3
 
 
 def test_cards_with_an_x_in_their_name_are_understood_and_a_context_is_a_demand():
-    found = best("qwen3-8b", "--gpu", "2x7900xtx")
-    assert (found["rig"], best("qwen3-8b", "--gpu", "7900xtx")["engine"]) == ("2x rx-7900-xtx", "llamacpp")
-    assert best("qwen3.6-27b", *TWO, "--context", "32768")["context"] == 32_768
-    assert call("plan", "qwen3.6-27b", "--gpu", "rtx-3060", "--context", "131072").code == 3
+    assert best("qwen3-8b --gpu 7900xtx")["engine"] == "llamacpp"
+    assert best("qwen3-8b --gpu 2x7900xtx")["rig"] == "2x rx-7900-xtx"
+    assert best(f"{DENSE} --context 32768")["context"] == 32_768
+    for too_large in ("qwen3.6-27b --gpu rtx-3060 --context 131072", "deepseek-v3 --gpu rtx-3090"):
+        assert call("plan", *too_large.split()).code == 3
 
 
 def test_pictures_are_left_out_unless_they_are_asked_for():
-    text, seeing = best("qwen3.6-27b", *TWO), best("qwen3.6-27b", *TWO, "--vision")
+    text, seeing = best(f"{DENSE} -c 4"), best(f"{DENSE} --vision")
     assert any("image input is off, which saves 2.2 GiB" in line for line in text["caveats"])
     assert "--vision" in seeing["up"]
     assert not any("pictures" in line for line in seeing["caveats"])
 
 
 def test_a_format_that_nobody_made_is_not_recommended():
-    plans = call("plan", "qwen3.6-27b", "--gpu", "rtx-5090", "--json", check=0).json["plans"]
+    plans = planned("qwen3.6-27b --gpu rtx-5090")["plans"]
     assert plans[0]["published"]
     assert [one["published"] for one in plans] == sorted((one["published"] for one in plans), reverse=True)
     for one in plans:
@@ -97,16 +104,10 @@ def test_a_format_that_nobody_made_is_not_recommended():
         assert one["checkpoint"] is None or checkpoint_of(one["checkpoint"]).model == "qwen3.6-27b"
 
 
-def evidence(*flags):
-    notes = call("plan", *flags, "--json", check=0).json["notes"]
-    (found,) = (one for one in notes if one.startswith("measured on "))
-    return found
-
-
 SHAPE = r"1024 tokens in, 1024 out, C=4 \(preset qwen3.6-27b-2x3090-replicas\)"
 EVIDENCE = {
     "a preset": (
-        "qwen3.6-27b --gpu 2xrtx-3090 -c 4",
+        f"{DENSE} -c 4",
         rf"^measured on 2x rtx-3090: 225 tok/s at {SHAPE}; this plan expects \d+ there, [-+]\d+ %$",
     ),
     "a published row where no preset is": (
@@ -129,7 +130,8 @@ EVIDENCE = {
 
 @pytest.mark.parametrize(("words", "said"), EVIDENCE.values(), ids=EVIDENCE)
 def test_what_others_measured_stands_beside_the_plan(words, said):
-    assert re.search(said, evidence(*words.split()))
+    (found,) = (note for note in planned(words)["notes"] if note.startswith("measured on "))
+    assert re.search(said, found)
 
 
 def test_rigs_side_by_side_end_with_what_to_buy():

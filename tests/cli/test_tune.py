@@ -181,8 +181,9 @@ def interrupted(words, line):
 
 def test_ctrl_c_keeps_what_was_decided_and_says_how_to_go_on():
     """Exit code 130, as of every command that is stopped."""
-    words = ("qwen3.6-27b", "--gpu", "2x rtx-3090", "--simulate", "--budget", "9h", "--seed", "1")
-    said = interrupted(words, "step 0 baseline")
+    said = interrupted(
+        ("qwen3-8b", "--gpu", "2x rtx-3090", "--simulate", "--budget", "9h", "--seed", "1"), "step 0 baseline"
+    )
     assert "error: stopped after" in said
     assert "hint: `skep tune resume" in said
 
@@ -328,7 +329,7 @@ def test_the_group_itself_shows_its_words_and_an_example():
 
 @pytest.fixture
 def ready(paths):
-    return prepare(TuningOptions("qwen3.6-27b", gpu="2x rtx-3090", simulate=True, budget="8h", seed=1), paths)
+    return prepare(TuningOptions("qwen3-8b", gpu="2x rtx-3090", simulate=True, budget="8h", seed=1), paths)
 
 
 def test_a_tuning_that_is_taken_up_again_predicts_what_it_predicted(ready, tmp_path):
