@@ -329,7 +329,7 @@ def test_the_group_itself_shows_its_words_and_an_example():
 
 @pytest.fixture
 def ready(paths):
-    return prepare(TuningOptions("qwen3-8b", gpu="2x rtx-3090", simulate=True, budget="8h", seed=1), paths)
+    return prepare(TuningOptions("qwen3.6-27b", gpu="2x rtx-3090", simulate=True, budget="8h", seed=1), paths)
 
 
 def test_a_tuning_that_is_taken_up_again_predicts_what_it_predicted(ready, tmp_path):
