@@ -166,38 +166,33 @@ def endpoint_told(**engine):
     return Endpoint(origin, "/v1", engine.pop("model", "qwen3-8b"), engine=engine)
 
 
+def described(flags, **told):
+    return describe(flags, endpoint_told(**told), read_host(NvidiaReport()))
+
+
 def test_a_simulated_hive_tells_what_it_simulates():
     about = "simulated: qwen3.6-35b-a3b AWQ 4-bit, KV FP8 e5m2, mtp n=3, 2 x TP=2 + EP=2 on 4x rtx-3090, as vllm"
-    told = {"replicas": 2, "slots": 8, "engine": about, "simulated": True}
-    found = describe(SetupFlags(), endpoint_told(model="qwen3.6-35b-a3b", **told), read_host(NvidiaReport()))
+    found = described(SetupFlags(), model="qwen3.6-35b-a3b", replicas=2, slots=8, engine=about, simulated=True)
     setup = found.setup
     assert (setup.model.id, setup.quant.id, setup.kv.id) == ("qwen3.6-35b-a3b", "awq", "fp8_e5m2")
     assert (str(setup.layout), str(setup.spec), setup.engine) == ("2 x TP=2 + EP=2", "mtp n=3", "vllm")
     assert (setup.slots, found.capacity, len(found.rig.cards)) == (4, 8, 4)
 
 
-def test_flags_and_the_endpoints_words_make_a_setup():
-    host = read_host(NvidiaReport())
-    options = SetupFlags(gpu="2x rtx-3090", quant="awq")
-    found = describe(options, endpoint_told(engine="vllm", slots=16), host)
+def test_flags_and_the_endpoints_words_make_a_setup_and_flags_win():
+    """A deployment of skep tells how it was started."""
+    found = described(SetupFlags(gpu="2x rtx-3090", quant="awq"), engine="vllm", slots=16)
     assert (str(found.setup.layout), found.setup.engine, found.capacity) == ("TP=2", "vllm", 16)
-    split = describe(SetupFlags(gpu="2x rtx-3090", quant="q4_k_m"), endpoint_told(engine="llamacpp"), host)
+    split = described(SetupFlags(gpu="2x rtx-3090", quant="q4_k_m"), engine="llamacpp")
     assert (split.setup.layout.pp, split.capacity, split.setup.slots) == (2, None, None)
-    cpu = describe(
-        SetupFlags(bandwidth=20.0, quant="q4_k_m"), endpoint_told(engine="xllamacpp 1", slots=4, replicas=2), host
-    )
+    cpu = described(SetupFlags(bandwidth=20.0, quant="q4_k_m"), engine="xllamacpp 1", slots=4, replicas=2)
     assert [card.bandwidth_gbs for card in cpu.rig.cards] == [10.0, 10.0]
-
-
-STARTED = {"checkpoint": "Qwen/Qwen3-8B-AWQ", "kv": "fp8_e5m2", "tp": 2, "spec": "mtp:3", "graphs": False}
-
-
-def test_a_deployment_of_skep_tells_how_it_was_started_and_flags_win():
-    told = endpoint_told(engine="vllm 0.24.0", slots=64, setup=STARTED)
-    setup = describe(SetupFlags(gpu="4x rtx-3090"), told, read_host(NvidiaReport())).setup
+    started = {"checkpoint": "Qwen/Qwen3-8B-AWQ", "kv": "fp8_e5m2", "tp": 2, "spec": "mtp:3", "graphs": False}
+    told = {"engine": "vllm 0.24.0", "slots": 64, "setup": started}
+    setup = described(SetupFlags(gpu="4x rtx-3090"), **told).setup
     assert (setup.quant.id, setup.kv.id, str(setup.layout), str(setup.spec)) == ("awq", "fp8_e5m2", "TP=2", "mtp n=3")
     assert not setup.graphs
-    other = describe(SetupFlags(gpu="4x rtx-3090", tp=4, kv="bf16"), told, read_host(NvidiaReport())).setup
+    other = described(SetupFlags(gpu="4x rtx-3090", tp=4, kv="bf16"), **told).setup
     assert (str(other.layout), other.kv.id) == ("TP=4", "bf16")
 
 
@@ -225,13 +220,6 @@ def test_a_sweep_of_such_a_deployment_is_a_measurement_that_plans_rest_on(store)
     assert calibration_from_sweep(plan, endpoint_told(engine="vllm", slots=2), summary, rows, host) is None
 
 
-def test_cards_that_were_measured_on_another_machine_count_for_a_plan_of_such_cards(store):
-    keep(store, "elsewhere", where="http://10.0.0.7:8000")
-    found = find_calibration(store, RIG, "qwen3-8b", "vllm", "awq")
-    assert found.sentence.startswith("calibrated on such cards ")
-    assert find_calibration(store, Rig((device("rtx-4090"),)), "qwen3-8b", "vllm", "awq") is None
-
-
 @pytest.mark.parametrize(
     ("options", "told", "said"),
     [
@@ -252,7 +240,7 @@ def test_cards_that_were_measured_on_another_machine_count_for_a_plan_of_such_ca
 )
 def test_what_would_be_a_guess_or_makes_no_sense_is_asked_for(options, told, said):
     with pytest.raises(UserError, match=said):
-        describe(options, endpoint_told(**told), read_host(NvidiaReport()))
+        described(options, **told)
 
 
 @pytest.mark.slow
@@ -295,17 +283,6 @@ def keep(store, name, *, model="qwen3-8b", quant="awq", engine="vllm", decode=1.
     return row
 
 
-def test_a_calibration_survives_the_store_whole(store):
-    keep(store, "c-1")
-    (row,) = store.calibrations()
-    assert measured_of(row.document) == MEASURED
-    assert rig_of(row.document) == RIG
-    setup = setup_of(row.document)
-    assert (setup.model, setup.quant, setup.layout) == (geometry("qwen3-8b"), QUANTS["awq"], Layout(tp=2))
-    assert setup.spec == Speculation("mtp", 3)
-    assert fitted_now(row).tuning.decode == 1.2
-
-
 def test_the_nearest_wins_then_the_newest(store):
     def match(model="qwen3-8b", engine="vllm", quant="awq"):
         found = find_calibration(store, HOST, model, engine, quant, now=2000.0)
@@ -325,11 +302,14 @@ def test_the_nearest_wins_then_the_newest(store):
     assert match() == ("exact", "first")
 
 
-def test_another_machine_and_a_simulated_one_count_for_nothing(store):
+def test_another_machine_counts_for_a_plan_of_such_cards_alone_and_a_simulated_one_for_nothing(store):
     keep(store, "simulated", simulated=True)
     keep(store, "elsewhere", where="http://10.0.0.7:8000")
-    assert find_calibration(store, HOST, "qwen3-8b", "vllm", "awq") is None
-    assert find_calibration(store, "http://10.0.0.7:8000", "qwen3-8b", "vllm", "awq").calibration.id == "elsewhere"
+    what = ("qwen3-8b", "vllm", "awq")
+    assert find_calibration(store, HOST, *what) is None
+    assert find_calibration(store, "http://10.0.0.7:8000", *what).calibration.id == "elsewhere"
+    assert find_calibration(store, RIG, *what).sentence.startswith("calibrated on such cards ")
+    assert find_calibration(store, Rig((device("rtx-4090"),)), *what) is None
 
 
 def test_a_plan_is_told_what_it_uses_and_how_old_that_is(store):
@@ -372,9 +352,14 @@ def test_an_update_of_driver_or_kernel_is_the_same_machine_and_another_card_is_n
     assert host_key(replace(HOST, cpu_cores=HOST.cpu_cores + 1)) != host_key(HOST)
 
 
-def test_factors_are_fitted_anew_where_the_planner_has_changed(store):
-    """They correct predictions: of a planner that predicts something else, other factors are wanted."""
-    row = keep(store, "c-1", decode=7.0)
+def test_a_calibration_survives_the_store_whole_and_is_fitted_anew_where_the_planner_has_changed(store):
+    """Factors correct predictions: of a planner that predicts something else, other factors are wanted."""
+    keep(store, "c-1", decode=7.0)
+    (row,) = store.calibrations()
+    assert (measured_of(row.document), rig_of(row.document)) == (MEASURED, RIG)
+    setup = setup_of(row.document)
+    assert (setup.model, setup.quant, setup.layout) == (geometry("qwen3-8b"), QUANTS["awq"], Layout(tp=2))
+    assert setup.spec == Speculation("mtp", 3)
     stale = replace(row, document={**row.document, "basis": "of another version"})
     assert fitted_now(row).tuning.decode == 7.0
     assert fitted_now(stale).tuning.decode != 7.0

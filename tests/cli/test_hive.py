@@ -59,7 +59,9 @@ def test_kill_9_of_skep_leaves_no_engine_and_blocks_no_start(skep, configure, up
     assert ask(again["url"])[0] == 200
 
 
-def test_down_waits_for_streams_in_the_gateway_and_in_one_that_was_replaced(skep, configure, up):
+def test_down_in_the_middle_of_a_reload_waits_for_streams_in_the_gateway_and_in_one_that_was_replaced(
+    skep, configure, up
+):
     configure(SLOW)
     url = up()["url"]
     with streaming(url, max_tokens=150) as old:
@@ -67,11 +69,14 @@ def test_down_waits_for_streams_in_the_gateway_and_in_one_that_was_replaced(skep
         skep("restart", "gateway", check=0)
         with streaming(url, max_tokens=100) as new:
             second = new.recv(1000)
+            configure({"slots": 3}, {"model": "other"})
+            skep("reload", check=0)
             skep("down", check=0)
             second = rest_of(new, second)
         first = rest_of(old, first)
     assert b"[DONE]" in first
     assert b"[DONE]" in second
+    assert json.loads(skep("ps", "--json", check=0).stdout) == []
 
 
 def test_a_hive_tied_to_a_process_ends_with_it(env, configure, tmp_path, skep):
@@ -80,11 +85,7 @@ def test_a_hive_tied_to_a_process_ends_with_it(env, configure, tmp_path, skep):
     code = """
 import json, os, sys, time
 from skep.config.load import load_settings
-from skep.cli.control import parse_wanted
-from skep.config.keys import keys_path
-from skep.engines.base import KEY_FILE
 from skep.paths import user_paths
-from skep.supervisor.control import local_key
 from skep.supervisor.control import start_detached
 paths = user_paths(os.environ)
 read, write = os.pipe()
@@ -111,7 +112,9 @@ def test_an_engine_that_dies_at_start_is_one_clear_line_and_nothing_is_left(skep
     assert "known: fake-model-0, gateway, requests, skep" in skep("logs", "nobody", check=2).stderr
 
 
-def test_an_occupied_port_is_named_and_binding_to_the_world_wants_a_key(paths, configure):
+def test_an_occupied_port_and_a_wrong_configuration_are_one_line_and_binding_to_the_world_wants_a_key(
+    paths, configure, tmp_path
+):
     configure()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -120,6 +123,8 @@ def test_an_occupied_port_is_named_and_binding_to_the_world_wants_a_key(paths, c
     said = refused("up", "-d", "--host", "0.0.0.0")
     assert "0.0.0.0" in said
     assert "SKEP_API_KEY" in said
+    (tmp_path / "skep.toml").write_text("[gateway]\nprot = 1\n")
+    assert refused("up", "-d").startswith("skep.toml: `gateway.prot`")
 
 
 def test_down_with_a_short_wait_cuts_what_is_under_way(skep, configure, up):
@@ -204,29 +209,11 @@ def test_what_a_hive_writes_is_for_its_user_alone_and_tells_what_happened(skep, 
     assert "Traceback" not in lines
 
 
-def test_a_wrong_configuration_is_one_line(paths, tmp_path):
-    (tmp_path / "skep.toml").write_text("[gateway]\nprot = 1\n")
-    assert refused("up", "-d").startswith("skep.toml: `gateway.prot`")
-
-
 def test_the_systemd_unit_names_this_skep(skep):
     unit = skep("service", check=0).stdout
     assert "KillMode=mixed" in unit
     command = next(line for line in unit.splitlines() if line.startswith("ExecStart="))
     assert command.endswith("skep up")
-
-
-def test_down_in_the_middle_of_a_reload_leaves_nothing_behind(skep, configure, up):
-    configure(SLOW)
-    url = up()["url"]
-    with streaming(url, max_tokens=150) as sock:
-        received = sock.recv(1000)
-        configure({"slots": 3}, {"model": "other"})
-        skep("reload", check=0)
-        skep("down", check=0)
-        received = rest_of(sock, received)
-    assert b"[DONE]" in received
-    assert json.loads(skep("ps", "--json", check=0).stdout) == []
 
 
 def test_without_the_last_key_nobody_comes_in_from_outside(skep, configure, reload, env):
@@ -254,16 +241,11 @@ def test_what_the_command_line_and_its_environment_said_goes_on_winning(skep, co
     assert ask(url, key="secret")[0] == 200
 
 
-@pytest.mark.parametrize(
-    "command", ["reload", "drain x", "undrain x", "scale m=2", "load a", "ps", "down", "restart gateway"]
-)
-def test_without_a_hive_there_is_nothing_to_change(paths, command):
-    assert refused(*command.split(), code=1) == "skep is not running | start it with `skep up -d`"
-
-
-@pytest.mark.parametrize("wanted", ["m=", "=3", "m=-1", "m=1.5", "m=²"])
-def test_what_is_no_model_and_number_is_refused(paths, wanted):
-    assert "is not MODEL=N" in refused("scale", wanted)
+def test_without_a_hive_there_is_nothing_to_change(paths):
+    for command in ("reload", "drain x", "undrain x", "scale m=2", "load a", "ps", "down", "restart gateway"):
+        assert refused(*command.split(), code=1) == "skep is not running | start it with `skep up -d`", command
+    for wanted in ("m=", "=3", "m=-1", "m=1.5", "m=²"):
+        assert "is not MODEL=N" in refused("scale", wanted)
     assert parse_wanted("a=b=3") == ("a=b", 3)
 
 

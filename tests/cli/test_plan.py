@@ -153,10 +153,6 @@ def test_bad_input_is_one_line_and_a_hint(args, words):
     assert "\n" not in said
 
 
-def test_too_many_cards_are_called_too_many():
-    assert "no GPU is called" not in refusal("qwen3-8b", "--gpu", "100x rtx-3090")
-
-
 def test_a_configuration_serves_where_a_model_is_not_listed(tmp_path):
     write_config(tmp_path / "models" / "mine", **AWQ)
     found = plan("models/mine", *TWO)  # found without a dot in front
@@ -173,27 +169,23 @@ def test_a_configuration_right_here_is_neither_served_as_config_json_nor_in_anot
     assert "path/to/" in found["launch"][0]
 
 
-def test_a_quantization_that_is_not_known_is_said(tmp_path):
-    write_config(tmp_path, quantization_config={"quant_method": "brand-new"})
-    assert "is quantized with `brand-new`, which skep does not know" in refusal("./config.json", *ONE)
-
-
-def test_a_model_that_writes_nothing_is_refused(tmp_path):
-    write_config(tmp_path, model_type="bert", architectures=["BertForMaskedLM"])
-    refusal("./config.json", *ONE)
-
-
-@pytest.mark.parametrize("content", ["{", "null"])
-def test_a_broken_configuration_is_named_by_its_file_and_in_plain_words(tmp_path, content):
-    (tmp_path / "config.json").write_text(content)
-    said = refusal("./config.json", *ONE)
-    assert "config.json` " in said
-    assert "NoneType" not in said
-
-
-def test_a_broken_gguf_is_bad_input(tmp_path):
-    (tmp_path / "broken.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
-    refusal("broken.gguf", *ONE)
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.json", json.dumps({**CONFIG, "quantization_config": {"quant_method": "brand-new"}}),
+         "is quantized with `brand-new`, which skep does not know"),
+        ("config.json", json.dumps({**CONFIG, "model_type": "bert", "architectures": ["BertForMaskedLM"]}), ""),
+        ("config.json", "{", "config.json` "),
+        ("config.json", "null", "config.json` "),
+        ("broken.gguf", "GGUF\x03\0\0\0", ""),
+    ],
+    ids=["unknown quantization", "a model that writes nothing", "cut off", "null", "a broken GGUF"],
+)  # fmt: skip
+def test_a_file_that_cannot_be_planned_for_is_named_in_plain_words(tmp_path, name, content, said):
+    (tmp_path / name).write_text(content)
+    told = refusal(f"./{name}", *ONE)
+    assert said in told
+    assert "NoneType" not in told
 
 
 def test_a_card_of_ones_own_is_planned_for():
@@ -238,12 +230,20 @@ def test_what_a_short_name_was_taken_for_is_said(name, other):
     assert any(other in note for note in plan("qwen3-8b", "--gpu", name)["notes"])
 
 
-def test_nvfp4_is_not_offered_on_amd():
-    assert "nvfp4" not in {p["quant"] for p in plan("qwen3-8b", "--gpu", "mi355x")["plans"]}
+SHOWN = {
+    "nvfp4 is not offered on AMD": ("qwen3-8b --gpu mi355x", lambda plans: "nvfp4" not in {p["quant"] for p in plans}),
+    "a Spark is started with what is free on it": (
+        "qwen3-8b --gpu dgx-spark", lambda plans: plans[0]["utilization"] <= 0.85,
+    ),
+    "the command carries what the rules ask for": (
+        "llama-3.1-8b --gpu v100 --quant bf16", lambda plans: "--dtype half" in plans[0]["launch"][0],
+    ),
+}  # fmt: skip
 
 
-def test_a_spark_is_started_with_what_is_free_on_it():
-    assert best("qwen3-8b", "--gpu", "dgx-spark")["utilization"] <= 0.85
+@pytest.mark.parametrize(("words", "right"), SHOWN.values(), ids=SHOWN)
+def test_a_plan_fits_its_cards(words, right):
+    assert right(plan(*words.split())["plans"])
 
 
 def test_several_machines_get_a_command_each():
@@ -259,12 +259,11 @@ def test_llama_cpp_is_planned_where_vllm_does_not_run_and_for_a_name_that_ends_i
     assert call("plan", "unsloth/Qwen3-32B-GGUF", *TWO, "--json").json["plans"][0]["engine"] == "llamacpp"
 
 
-def test_the_command_carries_what_the_rules_ask_for():
-    assert "--dtype half" in best("llama-3.1-8b", "--gpu", "v100", "--quant", "bf16")["launch"][0]
-
-
-@pytest.mark.parametrize("rig", ["2x rtx-3090", "5x rtx-3090", "2x rtx-5090", "4x h100-sxm"])
-@pytest.mark.parametrize("model", ["gemma-4-31b", "qwen3.6-35b-a3b", "qwen3-8b"])
+@pytest.mark.parametrize(
+    ("model", "rig"),
+    [("gemma-4-31b", "2x rtx-3090"), ("qwen3.6-35b-a3b", "2x rtx-3090"), ("qwen3-8b", "5x rtx-3090"),
+     ("gemma-4-31b", "2x rtx-5090"), ("qwen3.6-35b-a3b", "2x rtx-5090"), ("qwen3-8b", "4x h100-sxm")],
+)  # fmt: skip
 def test_how_far_the_runner_up_is_behind_follows_from_the_figures_and_a_faster_one_says_why(model, rig):
     found = plan(model, "--gpu", rig)
     first, runner = found["plans"][0], found["runner_up"][0]
@@ -302,12 +301,10 @@ def test_gpt_oss_with_llama_cpp_reaches_what_is_published_and_takes_no_more_than
     assert {term["term"]: term["bytes"] for term in memory}["weights"] <= 11.28 * 2**30
 
 
-def test_the_hint_names_fewer_bits_where_they_fit():
+def test_what_does_not_fit_is_said_with_fewer_bits_where_they_would_and_in_plain_numbers():
     assert "q3_k_m" in refusal("qwen3-235b-a22b", "--gpu", "strix-halo", "--engine", "llamacpp", code=3).lower()
-
-
-def test_one_slot_is_one_slot():
     assert "1 slot," in refusal("qwen3-8b", "--gpu", "rtx-3050", "--quant", "bf16", code=3)
+    assert "no GPU is called" not in refusal("qwen3-8b", "--gpu", "100x rtx-3090")  # but too many
 
 
 def test_a_plan_for_named_cards_loads_neither_a_store_nor_what_draws_and_checks():

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from functools import cache
 
 import pytest
 from in_process import call
@@ -9,11 +10,17 @@ from in_process import call
 from skep.catalog.models import checkpoint_of
 
 pytestmark = pytest.mark.usefixtures("paths")
-TWO = ("--gpu", "2x rtx-3090")
+DENSE = "qwen3.6-27b --gpu 2xrtx-3090"
 
 
-def best(*args):
-    return call("plan", *args, "--json", check=0).json["plans"][0]
+@cache
+def planned(words):
+    """Nothing but its words decides: no store holds a calibration, no card is here."""
+    return call("plan", *words.split(), "--json", check=0).json
+
+
+def best(words):
+    return planned(words)["plans"][0]
 
 
 @pytest.mark.parametrize(
@@ -24,18 +31,18 @@ def best(*args):
         ("qwen3.6-35b-a3b --gpu rtx-3090 -c 1", "llamacpp", 1, 1, 95_000),
         ("qwen3.6-35b-a3b --gpu 2xrtx-3090 -c 4", "vllm", 2, 1, 95_000),
         ("llama-3.3-70b --gpu 4xrtx-3090 -c 8", "vllm", 4, 1, 17_408),
-        ("qwen3.6-27b --gpu 2xrtx-3090 -c 4", "vllm", 1, 2, 17_408),
+        (f"{DENSE} -c 4", "vllm", 1, 2, 17_408),
     ],
 )
 def test_what_home_labs_found_comes_out(words, engine, tp, replicas, context):
-    found = best(*words.split())
+    found = best(words)
     assert (found["engine"], found["topology"]["tp"], found["topology"]["replicas"]) == (engine, tp, replicas)
     assert found["keeps_promise"]
     assert found["context"] >= context
 
 
 def test_a_plan_is_read_at_a_glance_and_ends_with_its_start_line():
-    done = call("plan", "qwen3.6-27b", *TWO, check=0)
+    done = call("plan", *DENSE.split(), check=0)
     lines = done.out.splitlines()
     assert len(lines) <= 27
     assert lines[0] == "qwen3.6-27b on 2x rtx-3090 for 4 agents: 2 x TP=1, INT4, FP8 e5m2 KV, mtp n=3 (vllm)"
@@ -50,7 +57,7 @@ def test_a_plan_is_read_at_a_glance_and_ends_with_its_start_line():
 
 
 def test_the_start_line_starts_what_the_plan_says(two_3090s):
-    found = best("qwen3.6-27b")
+    found = call("plan", "qwen3.6-27b", "--json", check=0).json["plans"][0]
     told = call(*shlex.split(found["up"])[1:], "--dry-run", "--json", check=0).json
     (serve,) = told["serve"]
     assert (serve["engine"], serve["slots"], serve["context"]) == (found["engine"], found["slots"], found["context"])
@@ -59,40 +66,37 @@ def test_the_start_line_starts_what_the_plan_says(two_3090s):
 
 
 def test_a_layout_that_cannot_hold_every_task_never_wins_quietly():
-    found = call("plan", "llama-3.3-70b", "--gpu", "2x rtx-3090", "-c", "8", "--json", check=0).json["plans"][0]
+    found = best("llama-3.3-70b --gpu 2xrtx-3090 -c 8")
     assert not found["keeps_promise"]
     assert any("of 8 agents at once, the others wait" in line for line in found["caveats"])
 
 
 @pytest.mark.parametrize("words", ["gpt-oss-120b --gpu rtx-3090 -c 1", "qwen3.6-35b-a3b --gpu rtx-3060 -c 1"])
 def test_experts_that_do_not_fit_stay_in_system_memory(words):
-    found = best(*words.split())
+    found = best(words)
     assert "--n-cpu-moe" in found["launch"][0]
     at = found["predicted"][0]
     assert at["high"] / at["low"] > 2
     assert any("stay in system memory" in line for line in found["caveats"])
-    assert call("plan", "deepseek-v3", "--gpu", "rtx-3090").code == 3
 
 
-def test_cards_with_an_x_in_their_name_are_understood():
-    assert best("qwen3-8b", "--gpu", "7900xtx")["engine"] == "llamacpp"
-    assert best("qwen3-8b", "--gpu", "2x7900xtx")["rig"] == "2x rx-7900-xtx"
-
-
-def test_a_context_is_a_demand():
-    assert best("qwen3.6-27b", *TWO, "--context", "32768")["context"] == 32_768
-    assert call("plan", "qwen3.6-27b", "--gpu", "rtx-3060", "--context", "131072").code == 3
+def test_cards_with_an_x_in_their_name_are_understood_and_a_context_is_a_demand():
+    assert best("qwen3-8b --gpu 7900xtx")["engine"] == "llamacpp"
+    assert best("qwen3-8b --gpu 2x7900xtx")["rig"] == "2x rx-7900-xtx"
+    assert best(f"{DENSE} --context 32768")["context"] == 32_768
+    for too_large in ("qwen3.6-27b --gpu rtx-3060 --context 131072", "deepseek-v3 --gpu rtx-3090"):
+        assert call("plan", *too_large.split()).code == 3
 
 
 def test_pictures_are_left_out_unless_they_are_asked_for():
-    text, seeing = best("qwen3.6-27b", *TWO), best("qwen3.6-27b", *TWO, "--vision")
+    text, seeing = best(f"{DENSE} -c 4"), best(f"{DENSE} --vision")
     assert any("image input is off, which saves 2.2 GiB" in line for line in text["caveats"])
     assert "--vision" in seeing["up"]
     assert not any("pictures" in line for line in seeing["caveats"])
 
 
 def test_a_format_that_nobody_made_is_not_recommended():
-    plans = call("plan", "qwen3.6-27b", "--gpu", "rtx-5090", "--json", check=0).json["plans"]
+    plans = planned("qwen3.6-27b --gpu rtx-5090")["plans"]
     assert plans[0]["published"]
     assert [one["published"] for one in plans] == sorted((one["published"] for one in plans), reverse=True)
     for one in plans:
@@ -100,40 +104,34 @@ def test_a_format_that_nobody_made_is_not_recommended():
         assert one["checkpoint"] is None or checkpoint_of(one["checkpoint"]).model == "qwen3.6-27b"
 
 
-def evidence(*flags):
-    notes = call("plan", *flags, "--json", check=0).json["notes"]
-    (found,) = (one for one in notes if one.startswith("measured on "))
-    return found
+SHAPE = r"1024 tokens in, 1024 out, C=4 \(preset qwen3.6-27b-2x3090-replicas\)"
+EVIDENCE = {
+    "a preset": (
+        f"{DENSE} -c 4",
+        rf"^measured on 2x rtx-3090: 225 tok/s at {SHAPE}; this plan expects \d+ there, [-+]\d+ %$",
+    ),
+    "a published row where no preset is": (
+        "gpt-oss-20b --gpu dgx-spark -c 8",
+        r"180 tok/s at 1024 tokens in, 1024 out, C=10 \(github.com/.*\); this plan expects \d+ there",
+    ),
+    "in another layout or format": ("gemma-4-31b --gpu 2xrtx-3090 -c 1 --spec none", r"with TP=2, mtp n=4 \(vllm\)"),
+    "not what waited for a slot: the preset has 4, and the same figure at C=4 and C=8": (
+        "qwen3.6-35b-a3b --gpu 2xrtx-3090 -c 8", "^(?!.*preset)",
+    ),
+    "why the plan says something else": (
+        "gpt-oss-120b --gpu h100-sxm -c 64 --engine vllm", r"-\d\d % with its \d+ slots? for longer tasks$",
+    ),
+    "which of the two to trust": (
+        "qwen3-coder-30b-a3b --gpu dgx-spark -c 1 --engine llamacpp --quant q4_k_m --spec none",
+        "trust the measurement, not the plan$",
+    ),
+}  # fmt: skip
 
 
-def test_what_others_measured_stands_beside_the_plan():
-    found = evidence("qwen3.6-27b", *TWO, "-c", "4")
-    told = r"measured on 2x rtx-3090: 225 tok/s at 1024 tokens in, 1024 out, C=4 \(preset qwen3.6-27b-2x3090-replicas\)"
-    assert re.fullmatch(told + r"; this plan expects \d+ there, [-+]\d+ %", found)
-
-
-def test_a_published_row_is_evidence_where_no_preset_is():
-    found = evidence("gpt-oss-20b", "--gpu", "dgx-spark", "-c", "8")
-    assert re.search(
-        r"180 tok/s at 1024 tokens in, 1024 out, C=10 \(github.com/.*\); this plan expects \d+ there", found
-    )
-
-
-def test_evidence_in_another_layout_or_format_names_it():
-    assert "with TP=2, mtp n=4 (vllm)" in evidence("gemma-4-31b", *TWO, "-c", "1", "--spec", "none")
-
-
-def test_what_was_measured_while_requests_waited_for_a_slot_is_no_evidence():
-    """The preset has 4 slots: 283 tok/s at C=4, and the same at C=8."""
-    assert "preset" not in evidence("qwen3.6-35b-a3b", *TWO, "-c", "8")
-
-
-def test_a_plan_that_contradicts_a_measurement_says_why_or_which_to_trust():
-    few = evidence("gpt-oss-120b", "--gpu", "h100-sxm", "-c", "64", "--engine", "vllm")
-    assert re.search(r"-\d\d % with its \d+ slots? for longer tasks$", few)
-    flags = ("--engine", "llamacpp", "--quant", "q4_k_m", "--spec", "none")
-    same = evidence("qwen3-coder-30b-a3b", "--gpu", "dgx-spark", "-c", "1", *flags)
-    assert same.endswith("trust the measurement, not the plan")
+@pytest.mark.parametrize(("words", "said"), EVIDENCE.values(), ids=EVIDENCE)
+def test_what_others_measured_stands_beside_the_plan(words, said):
+    (found,) = (note for note in planned(words)["notes"] if note.startswith("measured on "))
+    assert re.search(said, found)
 
 
 def test_rigs_side_by_side_end_with_what_to_buy():

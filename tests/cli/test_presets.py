@@ -78,12 +78,6 @@ def test_one_preset_is_shown_with_all_it_wants():
         assert words in said, words
 
 
-def test_a_stand_in_is_called_one():
-    said = run("show", "gemma-4-31b-4x3090").out
-    assert "chosen by skep: the author names none" in said
-    assert "\nThe source does not name its checkpoint: skep uses cyankiwi/gemma-4-31B-it-AWQ-4bit in its place." in said
-
-
 def test_a_terminal_of_80_columns_breaks_no_line_of_the_list():
     found = list(shipped_presets().values())
     narrow = record_lines(LIST, found, 80)
@@ -103,10 +97,20 @@ def test_a_terminal_of_80_columns_breaks_a_preset_between_words_only(name):
     assert "VALUE" not in whole
 
 
-def test_a_figure_says_what_is_not_said_of_it():
+def test_what_the_source_does_not_say_is_said():
+    """Which checkpoint, which clock, which version."""
+    stand_in = run("show", "gemma-4-31b-4x3090").out
+    assert "chosen by skep: the author names none" in stand_in
+    assert (
+        "\nThe source does not name its checkpoint: skep uses cyankiwi/gemma-4-31B-it-AWQ-4bit in its place."
+        in stand_in
+    )
+    assert "lengths not said; the engine's clock; version 0.19.1" in stand_in
     assert "clock not said; version not said" in run("show", "qwen-27b-b70").out
-    assert "lengths not said; the engine's clock; version 0.19.1" in run("show", "gemma-4-31b-4x3090").out
     assert "; the client's clock; version 0.19.2 / dev205" in run("show", NAME).out
+    (figure,) = (row["published"][0] for row in run("--json").json if row["name"] == "qwen-27b-b70")
+    assert "which clock is not said" in figure["note"]
+    assert figure["clock"] is None
 
 
 def test_one_preset_as_json_is_the_whole_of_it():
@@ -118,13 +122,7 @@ def test_one_preset_as_json_is_the_whole_of_it():
     assert document["next"][0] == f"skep up {NAME}"
 
 
-def test_an_unknown_one_hears_the_nearest():
-    said = refused("presets", "show", "gemma-4-31b-4x3091")
-    assert "no preset is called `gemma-4-31b-4x3091`" in said
-    assert "`gemma-4-31b-4x3090`" in said
-
-
-def test_a_copy_of_ones_own_is_listed_as_such_and_never_overwritten(folder):
+def test_a_copy_of_ones_own_is_listed_as_such_is_valid_and_never_overwritten(folder, tmp_path):
     path = Path(run("new", "my-27b", "--from", NAME).out.strip())
     assert path == folder / "my-27b.toml"
     assert path.read_text().startswith(f"# Copied from `{NAME}`")
@@ -135,19 +133,21 @@ def test_a_copy_of_ones_own_is_listed_as_such_and_never_overwritten(folder):
     assert "slots = 3" in path.read_text()
     assert "slots = 3" in Path(run("new", "another", "--from", "my-27b").out.strip()).read_text()
     assert "is not a valid preset name" in refused("presets", "new", "../elsewhere", "--from", NAME)
-
-
-def test_a_valid_file_is_said_to_be_one(folder, tmp_path):
-    run("new", "mine", "--from", NAME)
-    file = tmp_path / "elsewhere.toml"
-    file.write_text((folder / "mine.toml").read_text())
-    done = run("check", file)
-    assert "is a valid preset" in done.out
-    assert "put it into" in done.err
+    shutil.copy(path, tmp_path / "elsewhere.toml")
+    checked = run("check", tmp_path / "elsewhere.toml")
+    assert "is a valid preset" in checked.out
+    assert "put it into" in checked.err
+    said = refused("presets", "show", "gemma-4-31b-4x3091")
+    assert "no preset is called `gemma-4-31b-4x3091`" in said
+    assert "`gemma-4-31b-4x3090`" in said
 
 
 def test_a_wrong_file_is_told_by_key_and_hides_no_other(folder):
+    """Flags that skep gives itself are wrong, too."""
     folder.mkdir(parents=True)
+    for extra in ('["--port", "1"]', '["--port=1"]', '["--host", "10.0.0.1"]'):
+        (folder / "mine.toml").write_text(f"{MINE}extra = {extra}\n[options]\ntp = 2\n")
+        assert "which skep sets itself" in refused("presets", "check", folder / "mine.toml")
     (folder / "mine.toml").write_text('title = "x"\nengin = "vllm"\n')
     (folder / "Bad Name.toml").write_text(MINE)
     said = refused("presets", "check", folder / "mine.toml")
@@ -164,18 +164,6 @@ def test_the_list_in_the_page_is_the_list_in_the_files():
     assert page.read_text().endswith(markdown_table(IN_DOCS, list(shipped_presets().values())))
 
 
-def test_a_clock_that_is_not_published_is_null():
-    rows = {row["name"]: row for row in run("--json").json}
-    assert "which clock is not said" in rows["qwen-27b-b70"]["published"][0]["note"]
-    assert rows["qwen-27b-b70"]["published"][0]["clock"] is None
-
-
-@pytest.mark.parametrize("extra", ['["--port", "1"]', '["--port=1"]', '["--host", "10.0.0.1"]'])
-def test_extra_flags_that_skep_gives_itself_are_refused(tmp_path, extra):
-    (tmp_path / "mine.toml").write_text(f"{MINE}extra = {extra}\n[options]\ntp = 2\n")
-    assert "which skep sets itself" in refused("presets", "check", "mine.toml")
-
-
 @pytest.fixture
 def mine(folder):
     folder.mkdir(parents=True)
@@ -187,17 +175,14 @@ def export(*words):
 
 
 @pytest.mark.parametrize("form", ["shell", "docker", "compose", "systemd"])
-def test_a_preset_of_ones_own_is_exported_in_every_form(mine, form):
+def test_a_preset_of_ones_own_is_exported_in_every_form_and_a_script_is_written_to_be_run(mine, tmp_path, form):
     text = export("mine", "--as", form, "--port", "9000", "--engine-port", "9100")
     assert "9000" in text
     assert "9101" in text
-
-
-def test_a_script_is_written_to_be_run(mine, tmp_path):
-    file = tmp_path / "start.sh"
-    assert export("mine", "--as", "shell", "-o", file) == ""
-    assert file.read_text().startswith("#!")
-    assert file.stat().st_mode & stat.S_IXUSR
+    file = tmp_path / "start"
+    assert export("mine", "--as", form, "-o", file) == ""
+    runs = bool(file.stat().st_mode & stat.S_IXUSR)
+    assert file.read_text().startswith("#!") == runs == (form in ("shell", "docker"))
 
 
 def test_a_model_on_cards_is_exported_as_it_is_planned():

@@ -221,14 +221,11 @@ def test_bad_input_for_mixed_work_is_one_line_that_names_the_value(wordy, words,
     assert hint in told.partition(" | ")[2]
 
 
-def test_an_engine_that_is_not_there_or_fails_every_request_ends_with_an_error():
+def test_an_engine_that_is_not_there_or_fails_every_request_ends_with_an_error_and_missing_packages_are_named():
     refused("bench", "mixed", *NOBODY, code=1)
     with FakeEngine() as broken:
         broken.fault(kind="500", times=None)
         assert "answered no warm-up request" in refused("bench", "mixed", "--url", broken.url, code=1)
-
-
-def test_packages_that_answers_need_are_named_with_how_to_get_them():
     need_packages([])
     with pytest.raises(UserError, match="aiofiles, pytest are not installed") as caught:
         need_packages(["aiofiles", "pytest"])

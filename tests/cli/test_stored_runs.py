@@ -71,35 +71,30 @@ def slower(by, walls=STEADY):
     return tuple(by * seconds for seconds in walls)
 
 
-def test_a_comparison_ends_with_its_verdict(stored):
+def test_a_comparison_ends_with_its_verdict_in_the_terminal_and_on_its_page(stored, tmp_path):
     a, b, much_better = stored(), stored(), stored({1: slower(0.5), 2: STEADY})
-    assert compare(a, b, check=0).out.rstrip().splitlines()[-1] == "no regression beyond 5 % is shown"
+    done = compare(a, b, "-o", str(tmp_path / "both.html"), check=0)
+    assert done.out.rstrip().splitlines()[-1] == "no regression beyond 5 % is shown"
+    assert "No regression beyond 5 % is shown." in (tmp_path / "both.html").read_text()
     told = [compare(a, other, "--json", check=0).json["comparisons"] for other in (a, much_better)]
     assert {one["judgement"] for one in told[0]} == {"not distinguishable"}
     assert "better" in {one["judgement"] for one in told[1]}
 
 
-def test_a_regression_is_the_last_word_and_exit_code_4(stored):
+def test_a_regression_is_the_last_word_after_a_row_a_level_and_exit_code_4(stored):
     a, b = stored(), stored({1: STEADY, 2: slower(2)})
-    last = compare(a, b, check=4).out.rstrip().splitlines()[-1]
-    assert last.startswith("REGRESSION: B is worse than A by more than 5 %: effective tok/s at C=2 (50.0 % worse), ")
-    document = compare(a, b, "--json", check=4).json
-    assert document["verdict"] == "regression"
-    assert document["verdict_in_words"] == last
-    assert document["regressions"] >= 2
-    assert len(document["comparisons"]) == 2 * 6
-
-
-def test_there_is_one_row_a_level(stored):
-    a, b = stored(), stored({1: STEADY, 2: slower(2)})
-    head, one, two, _ = compare(a, b, check=4).out.rstrip().splitlines()
+    head, one, two, last = compare(a, b, check=4).out.rstrip().splitlines()
     assert head.split()[:3] == ["C", "A", "tok/s"]
     assert all(words in head for words in ("tok/s B/A", "TTFT p50 B/A", "TTFT p95 B/A", "TPOT p50 B/A"))
-    assert one.split()[0] == "1"
-    assert one.count(" = ") + one.endswith(" =") == 4
+    assert (one.split()[0], one.count(" = ") + one.endswith(" =")) == ("1", 4)
     assert two.split()[0] == "2"
     assert "0.50 (0.49..0.51) worse" in two
     assert max(map(len, (head, one, two))) <= 120
+    assert last.startswith("REGRESSION: B is worse than A by more than 5 %: effective tok/s at C=2 (50.0 % worse), ")
+    document = compare(a, b, "--json", check=4).json
+    assert (document["verdict"], document["verdict_in_words"]) == ("regression", last)
+    assert document["regressions"] >= 2
+    assert len(document["comparisons"]) == 2 * 6
 
 
 def test_a_single_worse_is_explained_and_is_no_regression(stored):
@@ -146,34 +141,18 @@ def test_runs_of_other_lengths_are_refused_with_both_values(stored, work, words)
     assert "the workloads differ in" in compare(a, b, "--anyway", check=0).err
 
 
-def test_other_shapes_of_the_same_lengths_are_compared_with_a_warning(stored):
-    assert "the workloads differ in shape" in compare(stored(), stored(shape="burst"), check=0).err
-
-
-def test_without_names_the_last_two_of_one_kind_are_compared(stored):
-    first, second = stored(), stored()
-    stored(kind="ab")
-    third = stored()
-    document = compare("--json", check=0).json
-    assert (document["a"], document["b"]) == (second, third)
-    document = compare(first, "--json", check=0).json
-    assert (document["a"], document["b"]) == (first, third)
-    document = compare("last~2", "last", "--json", check=0).json
-    assert (document["a"], document["b"]) == (second, third)
-
-
-def test_a_run_without_a_partner_is_said_to_have_none(stored):
-    stored()
+def test_without_names_the_last_two_of_one_kind_are_compared_and_one_without_a_partner_is_said_to_have_none(stored):
+    first = stored()
     assert "there is no other sweep" in refused("bench", "compare")
     assert "there is no run `last~7`" in refused("bench", "compare", "last~7", "last")
-    stored()
+    second = stored()
     assert "could be" in refused("bench", "compare", "2001", "last")
-
-
-def test_the_page_has_the_verdict(stored, tmp_path):
-    a, b = stored(), stored()
-    compare(a, b, "-o", str(tmp_path / "both.html"), check=0)
-    assert "No regression beyond 5 % is shown." in (tmp_path / "both.html").read_text()
+    stored(kind="ab")
+    third = stored()
+    for words, pair in (((), (second, third)), ((first,), (first, third)), (("last~2", "last"), (second, third))):
+        document = compare(*words, "--json", check=0).json
+        assert (document["a"], document["b"]) == pair
+    assert "the workloads differ in shape" in compare(first, stored(shape="burst"), check=0).err  # not in lengths
 
 
 def test_an_export_says_the_same_in_every_format(stored, tmp_path):
@@ -205,10 +184,12 @@ def test_results_of_another_tool_in_an_old_store_are_listed_without_figures(path
     assert f"run `{run}` has no measured requests" in refused("report", run)
 
 
-def test_without_runs_the_lists_say_how_to_make_one(paths):
+def test_without_runs_the_lists_say_how_to_make_one_and_nothing_is_counted(paths):
     assert call("runs", "--json", check=0).json == []
     assert "skep bench sweep" in call("runs", check=0).err
     assert "skep bench sweep" in refused("report")
+    assert told("store", "info")["gateway_requests"] == told("gc", "--older-than", "0s")["gateway_requests"] == 0
+    assert not paths.store.exists()
 
 
 def test_a_report_is_not_written_into_nowhere(stored, tmp_path):
@@ -319,49 +300,37 @@ def judged(paths):
     return runs
 
 
-def test_a_quality_run_is_drawn(judged, tmp_path):
+def test_judged_runs_are_drawn_alone_and_side_by_side(judged, tmp_path):
     """Forty items cannot exclude a loss of three points: the picture says so."""
     call("report", judged["quality"], "-o", "q.svg", check=0)
     drawn = (tmp_path / "q.svg").read_text()
     assert drawn.startswith("<svg")
     assert "nothing can be claimed: C=4 is not shown" in drawn
-
-
-def test_mixed_runs_are_drawn_alone_and_side_by_side(judged, tmp_path):
     call("report", judged["mixed"], "-o", "one.html", check=0)
     assert "no loss is shown" in (tmp_path / "one.html").read_text()
     call("report", judged["mixed"], judged["other"], "-o", "two.svg", check=0)
     assert "one / two" in (tmp_path / "two.svg").read_text()
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
+def test_what_has_no_common_picture_is_one_clear_line(judged):
+    for names, words in (
         (("mixed", "sweep"), "is a mixed run"),
         (("sweep", "quality"), "is a sweep run"),
         (("quality", "quality"), "quality runs"),
         (("empty",), "no measured requests"),
-    ],
-)
-def test_what_has_no_common_picture_is_one_clear_line(judged, names, words):
-    assert words in refused("report", *(judged[name] for name in names))
+    ):
+        assert words in refused("report", *(judged[name] for name in names))
 
 
-def test_judged_runs_are_listed_with_the_others(judged):
+def test_judged_runs_are_listed_and_exported_with_their_verdicts_but_their_levels_are_not(judged):
+    """Their walls span what other arms and tasks did meanwhile: a tok/s made of them was off by a factor of seven."""
     text = call("runs", check=0).out
     assert all(run_id in text for run_id in judged.values())
     assert "quality" in text
-
-
-def test_requests_of_judged_runs_are_exported_with_their_verdicts(judged):
     for kind in ("mixed", "quality"):
         rows = call("bench", "export", judged[kind], "--format", "csv", "--requests", check=0).out
         assert rows.splitlines()[0].endswith("item,outcome,detail,keywords,checker")
         assert "passed" in rows
-
-
-def test_levels_of_judged_runs_are_neither_exported_nor_compared(judged):
-    """Their walls span what other arms and tasks did meanwhile: a tok/s made of them was off by a factor of seven."""
     for words in ("export mixed", "export quality", "compare mixed other", "compare quality mixed"):
         command, *names = words.split()
         said = refused("bench", command, *(judged[name] for name in names))
@@ -393,12 +362,6 @@ def test_old_gateway_requests_are_counted_told_and_deleted(paths):
         assert [kept.id for kept in store.gateway_requests()] == ["new"]
 
 
-def test_nothing_is_counted_where_there_is_no_store(paths):
-    assert told("store", "info")["gateway_requests"] == 0
-    assert told("gc", "--older-than", "0s")["gateway_requests"] == 0
-    assert not paths.store.exists()
-
-
 def test_commands_that_only_read_open_a_store_of_the_version_before(paths):
     """They come first after an upgrade, and told their users to run themselves."""
     paths.store.parent.mkdir(parents=True)
@@ -414,42 +377,30 @@ def begin_swarm(swarm, age_days):
     return swarm.begin(created_at=time.time() - age_days * DAY_S, tasks=tasks, **about)
 
 
-def test_old_swarm_runs_are_counted_told_and_deleted(paths):
+def test_old_swarm_runs_and_tunings_are_counted_told_and_deleted(paths):
     """One that stopped halfway goes by its age, and not before; one that was resumed of late stays."""
     with open_store(paths.store) as store:
-        swarm = SwarmStore(store)
+        swarm, tunings, now = SwarmStore(store), TuningStore(store), time.time()
         old, resumed, new = (begin_swarm(swarm, days) for days in (100, 99, 1))
-        session = swarm.open_session(resumed, at=time.time(), agents=None, endpoint={}, simulated=False)
-        swarm.close_session(resumed, session, at=time.time(), outcome="stopped")
+        session = swarm.open_session(resumed, at=now, agents=None, endpoint={}, simulated=False)
+        swarm.close_session(resumed, session, at=now, outcome="stopped")
+        old_tuning, resumed_tuning, new_tuning = (begin_tuning(tunings, days) for days in (100, 99, 1))
+        session = tunings.begin_session(resumed_tuning, now)
+        tunings.append_stages(resumed_tuning, [TuneStage(0, (), BASELINE, StageDecision.BASELINE, "2 starts")], now)
+        tunings.end_session(resumed_tuning, session, at=now, outcome="stopped")
     info = told("store", "info")
-    assert (info["swarm_runs"], info["swarm_tasks"]) == (3, 6)
+    assert [info[name] for name in ("swarm_runs", "swarm_tasks", "tunings", "tuning_stages")] == [3, 6, 3, 1]
+    assert "3 tunings, 1 stages" in call("store", "info").out
     assert told("gc", "--incomplete")["swarm_runs"] == []
+    assert told(*OLD, "--dry-run")["tunings"] == [old_tuning]
     done = call(*OLD, check=0)
-    assert "deleted 0 runs, 1 swarm runs, 0 gateway requests and 0 old logs" in done.err
-    assert done.out.split() == [old]
+    assert "deleted 0 runs, 1 swarm runs, 1 tunings, 0 gateway requests and 0 old logs" in done.err
+    assert sorted(done.out.split()) == sorted([old, old_tuning])
     with open_store(paths.store, read_only=True) as store:
         assert [run.id for run in SwarmStore(store).runs()] == [new, resumed]
+        assert [kept.id for kept in TuningStore(store).tunings()] == [new_tuning, resumed_tuning]
 
 
 def begin_tuning(tunings, age_days):
     at, goal = time.time() - age_days * DAY_S, TuneGoal("effective_tok_s", 4)
     return tunings.begin(Tuning("", at, "smol", "vllm", "box", goal, 60.0, 0, True, BASELINE, (), {}, {}, "0"))
-
-
-def test_old_tunings_are_counted_told_and_deleted(paths):
-    """One that was broken off goes by its age, and not before; one that was resumed of late stays."""
-    with open_store(paths.store) as store:
-        tunings = TuningStore(store)
-        old, resumed, new = (begin_tuning(tunings, days) for days in (100, 99, 1))
-        session = tunings.begin_session(resumed, time.time())
-        tunings.append_stages(resumed, [TuneStage(0, (), BASELINE, StageDecision.BASELINE, "2 starts")], time.time())
-        tunings.end_session(resumed, session, at=time.time(), outcome="stopped")
-    info = told("store", "info")
-    assert (info["tunings"], info["tuning_stages"]) == (3, 1)
-    assert "3 tunings, 1 stages" in call("store", "info").out
-    assert told(*OLD, "--dry-run")["tunings"] == [old]
-    done = call(*OLD, check=0)
-    assert "deleted 0 runs, 1 tunings, 0 gateway requests and 0 old logs" in done.err
-    assert done.out.split() == [old]
-    with open_store(paths.store, read_only=True) as store:
-        assert [kept.id for kept in TuningStore(store).tunings()] == [new, resumed]

@@ -145,25 +145,19 @@ def test_a_run_of_another_process_is_cancelled_and_resume_does_the_rest(slow, tm
     assert sorted(ids(output.read_text())) == TASKS
 
 
-def test_a_run_that_was_cancelled_before_the_clock_was_set_back_is_resumed(engine, paths):
-    swarm("run", "tasks.jsonl", *NOBODY, "--deadline", "100ms", check=1)
-    with open_store(paths.store) as store:
-        journal = SwarmStore(store)
-        journal.set_cancelled(journal.run("last").id, 4e9)
-    assert "12 of 12 tasks done" in swarm("resume", "--last", "--url", engine.url, check=0).err
-
-
 def test_a_file_that_another_run_has_overwritten_is_left_and_the_first_run_goes_to_another(engine, slow, tmp_path):
+    """Tasks of the same ids: their lines are never mixed, and nothing is sent before the file was looked at."""
     with under_way(tmp_path, slow) as child:
         swarm("cancel", "last", check=0)
         ended(child)
     (first,) = runs()
     swarm("run", "tasks.jsonl", "--overwrite", "--url", engine.url, *MODEL, check=0)
     output = tmp_path / "tasks.results.jsonl"
-    theirs = output.read_text()
+    theirs, asked = output.read_text(), slow.state()["requests"]
     said = refusal("resume", first["id"])
     assert str(output) in said
     assert f"skep swarm resume {first['id']} -o" in said
+    assert slow.state()["requests"] == asked
     told = swarm("resume", first["id"], "-o", "other.jsonl", "--json", check=0).json
     assert told["output"] == str(tmp_path / "other.jsonl")
     assert sorted(ids((tmp_path / "other.jsonl").read_text())) == TASKS
@@ -264,6 +258,10 @@ def test_a_faulty_file_is_told_by_its_lines_before_anything_runs(paths, tmp_path
         (("tasks.jsonl", "--report", "report.pdf"), ".html"),
         (("tasks.jsonl", "--url", "ftp://nowhere"), "ftp"),
         (("tasks.jsonl", "--failed-of", "last"), "does not go with"),
+        (("tasks.jsonl", "--agents", "0"), "`0` should be"),
+        (("tasks.jsonl", "--tries", "0"), "`0` should be"),
+        (("tasks.jsonl", "--temperature", "9"), "`9` should be"),
+        (("tasks.jsonl", "--max-tokens", "-1"), "`-1` should be"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -271,11 +269,6 @@ def test_what_cannot_be_is_refused_before_anything_runs(paths, tmp_path, words, 
     (tmp_path / "folder").mkdir()
     assert said in refusal("run", *NOBODY, *words)
     assert not paths.store.exists()
-
-
-@pytest.mark.parametrize("words", [("--agents", "0"), ("--tries", "0"), ("--temperature", "9"), ("--max-tokens", "-1")])
-def test_numbers_out_of_range_are_usage_errors(words):
-    assert f"`{words[1]}` should be" in refusal("run", "tasks.jsonl", *NOBODY, *words)
 
 
 def test_results_that_are_there_are_not_written_over(tmp_path, run_id):
@@ -287,23 +280,22 @@ def test_results_that_are_there_are_not_written_over(tmp_path, run_id):
     assert [run["id"] for run in runs()] == [run_id]
 
 
-def test_a_run_or_task_that_is_not_there_is_told_with_those_that_are(run_id):
+def test_a_run_or_task_that_is_not_there_is_told_with_those_that_are_and_resume_wants_to_know_which(run_id):
     for command in ("show", "cancel", "resume", "results", "report"):
         assert run_id in refusal(command, "19990101")
     assert "`three`" in refusal("trace", run_id, "thre")
-
-
-def test_without_any_run_the_command_that_makes_one_is_named(paths):
-    for words in ("show last", "cancel last", "results last", "report last", "trace last x"):
-        assert "skep swarm run" in refusal(*words.split())
-    assert not paths.store.exists()
-
-
-def test_resume_wants_to_know_which(run_id):
     assert run_id in refusal("resume")
     assert "two runs" in refusal("resume", run_id, "--last")
     assert "folder that does not exist" in refusal("resume", run_id, "-o", "nosuch/out.jsonl")
     assert f"skep swarm results {run_id}" in refusal("resume", run_id, "-o", "-")
+
+
+def test_without_any_run_the_command_that_makes_one_is_named_and_looking_makes_no_file(paths):
+    for words in ("show last", "cancel last", "results last", "report last", "trace last x"):
+        assert "skep swarm run" in refusal(*words.split())
+    nothing = swarm("ls", check=0)
+    assert (nothing.out, "no swarm runs yet" in nothing.err, runs()) == ("", True, [])
+    assert not paths.store.exists()
 
 
 def test_an_endpoint_that_stays_down_ends_the_run_and_not_the_journal():
@@ -329,21 +321,11 @@ def test_a_run_that_another_process_works_on_is_left_to_it(paths, run_id):
     assert lock_holder(lock) is None
 
 
-def test_runs_are_listed_with_what_is_left(run_id):
+def test_a_run_is_listed_shown_traced_exported_drawn_and_cancelled(run_id, tmp_path):
+    """Shown: what was set aside first. Traced: messages, attempts, answer. Results: in the order of the tasks."""
     assert [cell in printed("ls") for cell in (run_id, "stopped", "tasks.jsonl")] == [True] * 3
     (told,) = runs()
     assert (told["id"], told["done"], told["failed"], told["left"]) == (run_id, 1, 1, 1)
-
-
-def test_looking_at_nothing_makes_no_file(paths):
-    nothing = swarm("ls", check=0)
-    assert nothing.out == ""
-    assert "no swarm runs yet" in nothing.err
-    assert runs() == []
-    assert not paths.store.exists()
-
-
-def test_show_begins_with_what_was_set_aside(run_id):
     shown = printed("show", run_id)
     assert shown.index("no answer in 10 s") < shown.index("1 done, 1 set aside, 1 left of 3")
     assert "AGENT" in shown
@@ -351,9 +333,6 @@ def test_show_begins_with_what_was_set_aside(run_id):
     told = swarm("show", run_id[:12], "--json", check=0).json
     assert told["failures"] == [{"id": "two", "tries": 2, "kind": "timeout", "message": "no answer\nin 10 s"}]
     assert told["account"]["tasks"] == 3
-
-
-def test_a_trace_has_the_messages_the_attempts_and_the_answer(run_id):
     shown = printed("trace", run_id, "two")
     places = [shown.index(words) for words in ("do two", "rejected", "failed after 2 tries", "half")]
     assert places == sorted(places)
@@ -362,21 +341,14 @@ def test_a_trace_has_the_messages_the_attempts_and_the_answer(run_id):
     assert [one["outcome"] for one in told["attempts"]] == ["rejected", "failed"]
     assert told["result"]["tries"] == 2
     assert "no result yet" in printed("trace", "last", "three")
-
-
-def test_results_come_from_the_journal_in_the_order_of_the_tasks(run_id, tmp_path):
     lines = [json.loads(line) for line in printed("results", run_id).splitlines()]
     assert [(line["id"], line["ok"]) for line in lines] == [("one", True), ("two", False)]
     assert [one["id"] for one in swarm("results", run_id, "--failed", "--json", check=0).json] == ["two"]
     printed("results", run_id, "--done", "-o", tmp_path / "kept.jsonl")
     assert json.loads((tmp_path / "kept.jsonl").read_text())["answer"] == "answer of one"
-
-
-def test_a_report_is_a_page_or_a_picture_and_a_run_that_nobody_works_on_is_cancelled_by_a_word(run_id, tmp_path):
-    printed("report", run_id, "-o", tmp_path / "run.html")
-    assert run_id in (tmp_path / "run.html").read_text()
-    printed("report", run_id, "-o", tmp_path / "run.svg")
-    assert (tmp_path / "run.svg").read_text().startswith("<svg")
+    for name, holds in (("run.html", run_id), ("run.svg", "<svg")):
+        printed("report", run_id, "-o", tmp_path / name)
+        assert holds in (tmp_path / name).read_text()
     assert "1 done, 1 set aside, 1 left" in swarm("cancel", run_id).err
     assert runs()[0]["state"] == "cancelled"
 

@@ -112,33 +112,25 @@ def test_a_bar_draws_active_releasing_and_free_slots_and_more_than_forty_to_scal
 
 
 def test_the_gateway_says_the_state_of_a_ready_replica_and_the_supervisor_that_of_another():
+    """The gateway lists the replaced process, draining, beside the new one of the same name: they are one line."""
     for state in ("up", "open", "half-open", "draining"):
         assert replicas_of(reading(replicas=[served(state=state)]))[0].state == state
     for state in ("starting", "warming", "backoff", "failed", "stopping", "stopped"):
         (replica,) = replicas_of(reading([row(state=state)], [served(state="draining", active=1)]))
         assert (replica.state, replica.active) == (state, 1)
+    (both,) = replicas_of(reading(replicas=[served(active=2), served(active=3, releasing=1, state="draining")]))
+    assert (both.state, both.active, both.releasing) == ("up", 5, 1)
 
 
-def test_a_replica_that_came_back_is_one_line_with_the_answers_of_both():
-    """The gateway lists the replaced process, draining, beside the new one of the same name."""
-    status = reading(replicas=[served(active=2), served(active=3, releasing=1, state="draining")])
-    (replica,) = replicas_of(status)
-    assert (replica.state, replica.active, replica.releasing) == ("up", 5, 1)
-
-
-def test_a_replica_that_only_one_of_supervisor_and_gateway_knows_is_shown():
+def test_a_replica_that_only_one_of_supervisor_and_gateway_knows_is_shown_and_an_upstream_without_its_model():
+    """Fronted, not started, by skep: until it answers, its model is not known."""
     lines = lines_of(view_of(reading(replicas=[])), 100)
     assert "–/8" in line_of(lines, "m-0")
     assert "  gets no requests" in lines
     names = [replica.name for replica in replicas_of(reading(replicas=[served(), served("far-0", active=1)]))]
     assert names == ["m-0", "far-0"]
-
-
-def test_an_upstream_is_shown_before_it_has_told_its_model():
-    """Fronted, not started, by skep: until it answers, its model is not known."""
-    lines = lines_of(
-        view_of(reading([row("far", kind="upstream", state="starting", model=None, why="refused")], [])), 100
-    )
+    far = row("far", kind="upstream", state="starting", model=None, why="refused")
+    lines = lines_of(view_of(reading([far], [])), 100)
     assert line_of(lines, "far").split() == ["far", "–", "starting", "–/8", "–", "0"]
     assert "  refused" in lines
 
@@ -220,10 +212,6 @@ def test_a_frame_fits_its_width_and_names_that_are_cut_keep_their_ends(width):
     assert notes.endswith("of keys and values")
 
 
-def test_what_an_engine_writes_cannot_steer_the_terminal():
-    assert "  gone [2J" in lines_of(view_of(reading([row(why="gone\x1b[2J\x07")])), 100)
-
-
 class Readings(FakeHive):
     """Answers every question with `answer`, and counts them."""
 
@@ -259,14 +247,26 @@ def terminal(env):
         found.close()
 
 
-def test_top_follows_the_hive_until_q(control, terminal):
-    shown = terminal("--every", "100ms")
+def test_top_follows_the_hive_also_through_bad_answers_and_shows_by_arrows_what_has_no_place_until_q(control, terminal):
+    shown = terminal("--every", "100ms", NO_COLOR="")
     shown.until("███·····     3/8")
+    assert "\x1b[32m" in shown.raw
     control.answer = reading(replicas=[served(active=4, releasing=1, state="half-open")], pid=os.getpid())
     shown.until("████▒···     4/8")
     shown.until("half-open")
+    good, control.answer = control.answer, EngineError("the supervisor is busy")
+    shown.until("the supervisor is busy")
+    assert "4/8" in shown.output.rpartition("the supervisor is busy")[0].rpartition("\x1b[H")[0]
+    control.answer = {**good, "phase": "stopping"}
+    shown.until("stopping")
+    names = [f"m-{i}" for i in range(40)]
+    control.answer = reading([row(name) for name in names], [served(name) for name in names], pid=os.getpid())
+    shown.until("more lines: arrow down")
+    assert "m-39" not in shown.output
+    shown.press(b"\x1b[B" * 20)
+    shown.until("m-39")
     shown.press(b"x")
-    shown.press(b"q")
+    shown.press(b"Q")
     assert shown.left() == 0
     assert "Traceback" not in shown.output
 
@@ -281,46 +281,13 @@ def test_a_signal_ends_top_and_leaves_the_terminal_as_it_was(control, terminal, 
     assert "Aborted" not in shown.output
 
 
-def test_top_says_when_the_hive_goes_down(control, terminal):
-    shown = terminal("--every", "100ms")
+def test_top_says_when_the_hive_goes_down_and_respects_no_color(control, terminal):
+    shown = terminal("--every", "100ms", NO_COLOR="1")
     shown.until("q quits")
+    assert "\x1b[32m" not in shown.raw
     control.close()
     shown.until("skep is down")
     assert shown.left() == 0
-
-
-def test_a_hive_that_answers_badly_for_a_while_is_shown_as_it_was(control, terminal):
-    shown = terminal("--every", "100ms")
-    shown.until("3/8")
-    good, control.answer = control.answer, EngineError("the supervisor is busy")
-    shown.until("the supervisor is busy")
-    assert "3/8" in shown.output.rpartition("the supervisor is busy")[0].rpartition("\x1b[H")[0]
-    control.answer = {**good, "phase": "stopping"}
-    shown.until("stopping")
-    shown.press(b"Q")
-    assert shown.left() == 0
-
-
-def test_arrows_show_what_has_no_place_on_the_screen(control, terminal):
-    names = [f"m-{i}" for i in range(40)]
-    rows, replicas = [row(name) for name in names], [served(name) for name in names]
-    control.answer = reading(rows, replicas, pid=os.getpid())
-    shown = terminal("--every", "100ms")
-    shown.until("more lines: arrow down")
-    assert "m-39" not in shown.output
-    shown.press(b"\x1b[B" * 20)
-    shown.until("m-39")
-    shown.press(b"q")
-    assert shown.left() == 0
-
-
-def test_no_color_is_respected_and_states_are_words(control, terminal):
-    shown = terminal(NO_COLOR="1")
-    shown.until("q quits")
-    assert "\x1b[32m" not in shown.raw
-    coloured = terminal(NO_COLOR="")
-    coloured.until("q quits")
-    assert "\x1b[32m" in coloured.raw
 
 
 def test_without_a_terminal_one_frame_of_two_readings_is_printed(control, skep):
@@ -374,14 +341,12 @@ def test_top_of_a_real_hive_with_an_answer_under_way(skep, configure, up):
     assert line_of(frame, "requests").startswith("requests  1 in flight, 0 queued")
 
 
-def test_nodes_are_shown_where_there_are_any():
+def test_nodes_and_a_lost_cluster_are_shown_and_what_an_engine_writes_cannot_steer_the_terminal():
     lines = lines_of(view_of(reading(rows=[row(node="node-7"), row("gateway", kind="gateway", queued=0)])))
     assert line_of(lines, "REPLICA").split()[:3] == ["REPLICA", "NODE", "MODEL"]
     assert line_of(lines, "m-0").split()[:3] == ["m-0", "node-7", "m"]
     assert "NODE" not in "".join(lines_of(view_of(reading())))
-
-
-def test_a_lost_cluster_is_said():
     lost = {"name": "cluster", "kind": "cluster", "state": "lost", "why": "no answer from its head", "restarts": None}
     assert "cluster lost: no answer from its head" in lines_of(view_of(reading(rows=[row(), lost])))
     assert [shown.name for shown in replicas_of(reading(rows=[row(), lost]))] == ["m-0"]
+    assert "  gone [2J" in lines_of(view_of(reading([row(why="gone\x1b[2J\x07")])), 100)

@@ -181,8 +181,9 @@ def interrupted(words, line):
 
 def test_ctrl_c_keeps_what_was_decided_and_says_how_to_go_on():
     """Exit code 130, as of every command that is stopped."""
-    words = ("qwen3.6-27b", "--gpu", "2x rtx-3090", "--simulate", "--budget", "9h", "--seed", "1")
-    said = interrupted(words, "step 0 baseline")
+    said = interrupted(
+        ("qwen3-8b", "--gpu", "2x rtx-3090", "--simulate", "--budget", "9h", "--seed", "1"), "step 0 baseline"
+    )
     assert "error: stopped after" in said
     assert "hint: `skep tune resume" in said
 

@@ -79,23 +79,17 @@ def test_a_row_has_figure_interval_ratio_foresight_and_decision():
     ]  # fmt: skip
 
 
-def test_the_ladder_says_dead_ends_in_full_below_the_table(capsys):
+def test_a_tuning_is_told_in_its_first_line_and_its_dead_ends_in_full_below_the_table(capsys):
+    """The same dead end once, with all its stages."""
     tuning_report.print_tuning(record(STAGES))
     said = capsys.readouterr().out
+    assert said.replace("\xa0", " ").startswith(
+        "SIMULATED: qwen (vllm) on 2x rtx-3090: From 25.0 to 50.0 tok/s at C = 4 in one step: 2.00×"
+    )
     assert "step 2 ran out of memory: no room for the cache" in said
     assert "it said: CUDA out of memory: tried 2 GiB" in said
     assert "remedy: lower the memory share" in said
     assert dead_end_lines(STAGES[:2]) == []
-
-
-def test_what_was_accepted_and_died_later_is_no_step_of_the_search():
-    died = stage(2, StageDecision.FAILED, changes=STAGES[1].changes, config=BEST, failure=OOM, why=str(OOM))
-    stages = [*STAGES[:2], died]
-    assert cells(stages[1], stages)["decision"] == "accepted, died later"
-    assert tuning_report.progress_lines(stages, "tok/s")[1].endswith("graphs off → on (died later)")
-
-
-def test_the_same_dead_end_is_told_once_with_all_its_stages():
     again = stage(5, StageDecision.FAILED, changes=(KnobChange("slots", 1, 4),), failure=OOM, why=str(OOM))
     assert dead_end_lines([*STAGES, again])[0].startswith("steps 2, 5 ran out of memory: ")
     assert len(dead_end_lines([*STAGES, again])) == 3
@@ -114,18 +108,14 @@ def test_first_changes_stand_by_knob_with_what_is_foreseen_of_each_value():
     ]
 
 
-def test_the_first_line_says_what_was_tuned_and_from_where_to_where(capsys):
-    tuning_report.print_tuning(record(STAGES))
-    words = capsys.readouterr().out.splitlines()[0].replace("\xa0", " ")
-    assert words.startswith(
-        "SIMULATED: qwen (vllm) on 2x rtx-3090: From 25.0 to 50.0 tok/s at C = 4 in one step: 2.00×"
-    )
-
-
-def test_what_was_kept_has_a_bar_that_grows_with_its_figure():
+def test_what_was_kept_has_a_bar_that_grows_with_its_figure_and_says_if_it_died_later():
     lines = tuning_report.progress_lines(STAGES, "tok/s")
     assert len(lines) == 2
     assert lines[1].count("█") > 1.8 * lines[0].count("█")
+    died = stage(2, StageDecision.FAILED, changes=STAGES[1].changes, config=BEST, failure=OOM, why=str(OOM))
+    stages = [*STAGES[:2], died]
+    assert cells(stages[1], stages)["decision"] == "accepted, died later"
+    assert tuning_report.progress_lines(stages, "tok/s")[1].endswith("graphs off → on (died later)")
 
 
 def test_the_curve_has_both_sides_and_their_ratio(capsys):

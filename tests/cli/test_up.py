@@ -22,12 +22,9 @@ def serve_for(wanted):
     return resolve.serve_for(wanted, user_paths(os.environ), note)
 
 
-def test_a_model_that_skep_carries_is_served_by_the_embedded_engine(programs):
+def test_without_a_card_what_skep_carries_is_served_by_the_embedded_engine_and_a_named_engine_started_as_told(programs):
     assert serve_for(ServeRequest("smollm2-135m")) is None
     assert serve_for(ServeRequest("mine.gguf")) is None
-
-
-def test_an_engine_asked_for_by_name_is_started_as_told_where_there_is_no_card(programs):
     serve = serve_for(ServeRequest("org/model", engine="vllm", slots=16, context=4096))
     assert (serve.engine, serve.model, serve.slots, serve.context_tokens) == ("vllm", "org/model", 16, 4096)
     assert serve.options.given == {}
@@ -48,28 +45,23 @@ def test_what_cannot_be_served_without_a_card_is_one_clear_line(programs, option
     assert said in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_a_checkpoint_on_own_cards_is_served_as_the_planner_has_it_best(two_3090s):
+def test_a_checkpoint_or_a_mere_name_on_own_cards_is_served_as_the_planner_has_it_best(two_3090s):
+    """From a checkpoint that exists."""
     serve = serve_for(ServeRequest("Qwen/Qwen3-8B-AWQ"))
-    assert serve.engine == "vllm"
-    assert serve.checkpoint == "Qwen/Qwen3-8B-AWQ"
+    assert (serve.engine, serve.checkpoint) == ("vllm", "Qwen/Qwen3-8B-AWQ")
     assert serve.replicas * serve.options.cards == 2
     assert serve.slots >= 2
-
-
-def test_a_mere_name_on_own_cards_is_served_from_a_checkpoint_that_exists(two_3090s):
     assert serve_for(ServeRequest("qwen3-8b")).checkpoint in {one.hub for one in checkpoints_of("qwen3-8b")}
     with pytest.raises(UserError, match="which checkpoint of `llama-2-13b`"):
         serve_for(ServeRequest("llama-2-13b"))
     assert serve_for(ServeRequest("qwen3-8b", checkpoint="org/x-AWQ", quant="awq")).checkpoint == "org/x-AWQ"
-
-
-def test_a_model_too_large_for_the_cards_ends_with_exit_3(two_3090s):
     with pytest.raises(SkepError) as refused:
         serve_for(ServeRequest("deepseek-v3.2", checkpoint="org/deepseek"))
     assert refused.value.exit_code == 3
 
 
-def test_a_preset_is_served_as_it_is_written_and_no_plan_changes_it(two_3090s, capsys):
+def test_a_preset_is_served_as_it_is_written_and_says_where_its_figures_do_not_apply(two_3090s, capsys):
+    """No plan changes it."""
     serve = serve_for(ServeRequest("qwen3.6-27b-2x3090-replicas"))
     assert (serve.engine, serve.replicas, serve.slots) == ("vllm", 2, 2)
     said = capsys.readouterr().err
@@ -77,11 +69,16 @@ def test_a_preset_is_served_as_it_is_written_and_no_plan_changes_it(two_3090s, c
     assert "not apply" in said
     with pytest.raises(UserError, match="--tp cannot be combined"):
         serve_for(ServeRequest("qwen3.6-27b-2x3090-replicas", tp=2))
+    assert serve_for(ServeRequest("gpt-oss-20b-4090")).engine == "llamacpp"
+    assert "warning: measured on rtx-4090, this machine has 2x rtx-3090" in capsys.readouterr().err
 
 
-def test_a_preset_for_cards_is_not_started_without_any(programs):
+def test_a_preset_for_cards_is_not_started_without_any_and_its_figures_do_not_apply(programs):
     with pytest.raises(DoesNotFit, match="needs rtx-3090, this machine has no GPU"):
         serve_for(ServeRequest("qwen3.6-27b-3090-mtp5"))
+    found = preset("gpt-oss-20b-4090", programs / "none")
+    said = about_preset(found, serve_of(found))
+    assert any(line.startswith("warning: ") and "rtx-4090" in line for line in said)
 
 
 def test_a_checkpoint_outside_the_catalogue_is_started_as_told(two_3090s, capsys):
@@ -102,17 +99,6 @@ def test_cards_are_given_by_number(text):
 def test_an_engine_that_nobody_knows_in_the_file_is_one_clear_line(paths, configure, engine):
     configure({"engine": engine})
     assert f"there is no engine `{engine}`" in refused("up")
-
-
-def test_a_preset_on_other_cards_says_so_and_goes_on(two_3090s, capsys):
-    assert serve_for(ServeRequest("gpt-oss-20b-4090")).engine == "llamacpp"
-    assert "warning: measured on rtx-4090, this machine has 2x rtx-3090" in capsys.readouterr().err
-
-
-def test_a_preset_for_cards_on_a_machine_without_any_says_that_its_figures_do_not_apply(programs):
-    found = preset("gpt-oss-20b-4090", programs / "none")
-    said = about_preset(found, serve_of(found))
-    assert any(line.startswith("warning: ") and "rtx-4090" in line for line in said)
 
 
 NO_MEMORY = """
@@ -136,7 +122,12 @@ def started(skep, vllm, *options, check=0):
                 "--memory-share", "0.92", *options, "-d", "--json", check=check)  # fmt: skip
 
 
-def test_a_dying_engine_falls_back_step_by_step_and_says_what_it_changed(skep, vllm):
+def test_a_dying_engine_falls_back_step_by_step_and_without_leave_to_do_so_says_cause_and_remedy(skep, vllm):
+    done = started(skep, vllm, check=1)
+    line = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert "out of GPU memory" in line
+    assert "lower memory_share from 0.92 to 0." in line
+    assert json.loads(skep("ps", "--json").stdout) == []
     url = json.loads(started(skep, vllm, "--fallback").stdout)["url"]
     assert ask(url, model="org/model")[0] == 200
     row = rows_of(skep)["org-model-0"]
@@ -144,23 +135,13 @@ def test_a_dying_engine_falls_back_step_by_step_and_says_what_it_changed(skep, v
     assert row["restarts"] == row["why"].count("->") >= 1
 
 
-def test_without_leave_to_fall_back_cause_and_remedy_are_one_line(skep, vllm):
-    done = started(skep, vllm, check=1)
-    line = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
-    assert "out of GPU memory" in line
-    assert "lower memory_share from 0.92 to 0." in line
-    assert json.loads(skep("ps", "--json").stdout) == []
-
-
-def test_a_flag_that_the_installed_version_does_not_know_is_said_before_the_start(skep, vllm, tmp_path):
+def test_a_flag_that_the_installed_version_does_not_know_or_an_engine_not_installed_is_said(skep, vllm, tmp_path):
+    """Before the start, and with how to get it."""
     serve = f'model = "org/m"\nengine = "vllm"\nbinary = "{vllm}"\nextra = ["--sead", "1"]\n'
     (tmp_path / "skep.toml").write_text(f"[gateway]\nport = 0\n[[serve]]\n{serve}")
     done = skep("up", "-d", check=2)
     assert "does not know the flag `--sead`" in done.stderr
     assert "did you mean `--seed`?" in done.stderr
-
-
-def test_an_engine_that_is_not_installed_says_how_to_get_it(skep):
     done = skep("up", "org/model", "--engine", "vllm", check=2, PATH="/nowhere")
     assert "not installed" in done.stderr
     assert "`skep engine install vllm` installs it" in done.stderr
@@ -248,11 +229,8 @@ def test_options_that_do_not_go_together_are_refused(skep, tmp_path, options, sa
     assert (error, hint[:6]) == (f"error: {said}", "hint: ")
 
 
-def test_without_a_model_nothing_is_simulated():
+def test_without_a_model_nothing_is_simulated_and_a_smaller_context_than_a_usual_task_is():
     assert "--simulate needs a model" in refused("up", "--simulate")
-
-
-def test_a_smaller_context_than_a_usual_task_can_be_simulated():
     wanted = ServeRequest("qwen3-8b", gpu=("h200",), context=1024, slots=3)
     model, serve = simulated_serve(wanted, user_paths(os.environ))
     assert (model, serve["context_tokens"], serve["slots"], serve["replicas"]) == ("qwen3-8b", 1024, 3, 1)

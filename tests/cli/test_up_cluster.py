@@ -54,35 +54,32 @@ def test_nodes_of_one_kind_are_planned_once_and_filled(capsys):
     assert capsys.readouterr().err.count("planned for 2x NVIDIA GeForce RTX 3090 (a, b)") == 1
 
 
-def test_each_kind_of_node_has_its_own_plan_the_fastest_first():
+def test_each_kind_of_node_has_its_own_plan_the_fastest_first_and_so_many_replicas_are_taken_from_those():
     serves = serves_for(ServeRequest(AWQ), MIXED)
     assert [serve.kind for serve in serves] == ["1x NVIDIA H200", "2x NVIDIA GeForce RTX 3090"]
     assert len({serve.model for serve in serves}) == 1
     assert serves[0].slots >= serves[1].slots
-
-
-def test_so_many_replicas_are_taken_from_the_fastest_kinds():
-    serves = serves_for(ServeRequest(AWQ, replicas=2), MIXED)
-    counts = [(serve.kind, serve.replicas) for serve in serves]
+    counts = [(serve.kind, serve.replicas) for serve in serves_for(ServeRequest(AWQ, replicas=2), MIXED)]
     assert counts == [("1x NVIDIA H200", 1), ("2x NVIDIA GeForce RTX 3090", 1)]
 
 
-def test_more_replicas_than_a_node_would_like_are_planned_narrower():
+def test_more_replicas_than_a_node_would_like_are_planned_narrower_and_more_than_there_are_cards_refused():
     (serve,) = serves_for(ServeRequest(AWQ, replicas=4), PAIR)
     assert (serve.replicas, serve.options.cards) == (4, 1)
-
-
-def test_more_replicas_than_there_are_cards_say_what_the_cluster_has():
     with pytest.raises(DoesNotFit) as caught:
         serves_for(ServeRequest(AWQ, replicas=9), PAIR)
     assert "9 replicas" in caught.value.message
     assert "a has 2 of 2 GPUs" in caught.value.message
 
 
-def test_a_kind_that_cannot_hold_the_model_is_left_out_with_a_word(capsys):
+def test_a_kind_that_cannot_hold_the_model_is_left_out_with_a_word_and_where_none_can_it_ends_with_exit_3(capsys):
     serves = serves_for(ServeRequest("Qwen/Qwen3-32B-FP8"), survey(node("a", RTX, 1), node("big", H200, 1)))
     assert [serve.kind for serve in serves] == ["1x NVIDIA H200"]
     assert "warning: 1x NVIDIA GeForce RTX 3090 is left out" in capsys.readouterr().err
+    with pytest.raises(SkepError) as caught:
+        serves_for(ServeRequest("deepseek-v3.2", checkpoint="org/deepseek"), MIXED)
+    assert caught.value.exit_code == 3
+    assert "no kind of node" in caught.value.message
 
 
 def test_a_node_whose_card_somebody_else_holds_is_planned_around(capsys):
@@ -97,13 +94,6 @@ def test_a_node_whose_card_somebody_else_holds_is_planned_around(capsys):
     assert "warning: a is left out: GPU 0 is busy: 4.0 GiB of 24.0 GiB are free" in capsys.readouterr().err
     with pytest.raises(DoesNotFit, match=r"a: GPU 0 is busy: 4.0 GiB of 24.0 GiB are free"):
         serves_for(ServeRequest(AWQ), survey(full))
-
-
-def test_a_model_that_fits_on_no_kind_ends_with_exit_3():
-    with pytest.raises(SkepError) as caught:
-        serves_for(ServeRequest("deepseek-v3.2", checkpoint="org/deepseek"), MIXED)
-    assert caught.value.exit_code == 3
-    assert "no kind of node" in caught.value.message
 
 
 def test_another_engine_is_planned_for_where_the_usual_one_is_not_installed():

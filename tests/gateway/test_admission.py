@@ -85,13 +85,10 @@ def test_a_full_queue_lets_go_of_the_newest_of_the_longest_flow_in_the_lowest_cl
     assert names(ask(decider, "c2", 3.0, B, flow="c")) == ["c2"]  # it would only change places with b1
     assert names(ask(decider, "d", 3.0, B, flow="d")) == ["b1"]
     assert decider.queued == 6
-
-
-def test_whoever_is_of_the_lowest_class_is_refused_where_only_higher_ones_wait():
     decider = admission(spec(slots=1), max_queue=2)
     ask(decider, "held", 0.0)
     crowd(decider, "n", 2, N)
-    assert names(ask(decider, "b", 3.0, B, flow="b")) == ["b"]
+    assert names(ask(decider, "b", 3.0, B, flow="b")) == ["b"]  # only higher ones wait
     assert names(ask(decider, "i", 3.0, INTER, flow="i")) == ["n1"]
     assert names(ask(decider, "n2", 3.0, N, flow="n")) == ["n2"]
 
@@ -142,10 +139,15 @@ def test_an_engine_that_does_not_say_so_gives_its_slot_back_after_the_bound(conf
 
 
 def test_a_replica_seen_for_the_first_time_is_full_until_it_has_been_asked():
-    """A restarted gateway must not overfill an engine that still works for its predecessor."""
-    decider = admission(spec(slots=2, confirms="slots"))
-    assert ask(decider, "a", 0.0) == []
-    (action,) = decider.engine_busy(at(decider, "r0"), 1, 0.1, 0.1)
+    """A restarted gateway must not overfill an engine that still works for its predecessor.
+
+    What an old process says of its slots is not taken for the new one's word.
+    """
+    decider = admission(spec("r0", 2, confirms="slots"))
+    old = at(decider, "r0")
+    decider.set_replicas((spec("r0", 2, confirms="slots", url="http://new"),), 1.0)
+    assert decider.engine_busy(old, 0, 0.5, 1.1) == ask(decider, "a", 1.2) == []
+    (action,) = decider.engine_busy(at(decider, "r0"), 1, 1.3, 1.3)
     assert action.request_id == "a"
     assert busy(decider, "r0") == 2
 
@@ -272,14 +274,12 @@ def test_of_equally_busy_replicas_the_one_with_fewer_prompt_bytes_is_next():
     assert third.replica.name == short.replica.name
 
 
-def test_a_byte_from_a_replica_is_a_sign_of_life_even_if_its_health_check_fails():
+def test_a_byte_is_a_sign_of_life_even_if_the_health_check_fails_and_who_shows_none_loses_its_requests():
+    """Also one that left the table."""
     decider = admission(spec("r0", 2), asked="a")
     decider.heard(at(decider, "r0"), 50.0)
     assert decider.checked(at(decider, "r0"), False, 70.0) == []
     assert decider.checked(at(decider, "r0"), False, 111.0) == [Withdraw("a")]
-
-
-def test_a_replica_that_left_the_table_and_shows_no_sign_of_life_loses_its_requests_too():
     decider = admission(spec("r0", 2), asked="a")
     old = at(decider, "r0")
     decider.set_replicas((spec("r0", 2, url="http://new"),), 1.0)
@@ -326,14 +326,6 @@ def test_a_failed_request_waits_a_moment_for_another_replica_before_it_is_tried_
     ask(decider, "d", 2.0)
     assert decider.failed("c", 3.0) == []
     assert names(decider.tick(4.1)) == ["c"]
-
-
-def test_what_an_old_process_says_of_its_slots_is_not_taken_for_the_new_ones_word():
-    decider = admission(spec("r0", 1, confirms="slots"))
-    old = at(decider, "r0")
-    decider.set_replicas((spec("r0", 1, confirms="slots", url="http://new"),), 1.0)
-    assert decider.engine_busy(old, 0, 0.5, 1.1) == []
-    assert ask(decider, "a", 1.2) == []
 
 
 def test_a_replica_without_slots_gets_nothing_and_hurts_nobody():

@@ -78,16 +78,13 @@ def events(stream) -> list[str]:
     return [line for line in stream.getvalue().splitlines() if line.startswith("journal.")]
 
 
-def test_a_line_tells_all_there_is_to_tell():
+def test_a_line_tells_all_there_is_to_tell_and_leaves_out_what_is_not_known():
     assert request_line(values()) == (
         "request.done id=k3xq9a-1 at=2026-11-15T14:22:33.250Z path=/v1/chat/completions model=smol priority=normal"
         " flow=agent-7 replica=r0 attempts=1 outcome=answered status=200 streamed=1"
         " queued_s=0.412 first_byte_s=0.180 ended_s=3.204"
         " prompt_tokens=20 cached_tokens=16 output_tokens=100 request_bytes=512 response_bytes=4096\n"
     )
-
-
-def test_what_is_not_known_is_left_out():
     optional = ("model", "flow", "replica", "status", "queued_s", "first_byte_s")
     unknown = dict.fromkeys((*optional, "prompt_tokens", "cached_tokens", "output_tokens"))
     assert request_line(values(**unknown, outcome="refused", code="queue_full", streamed=False)) == (
@@ -96,16 +93,16 @@ def test_what_is_not_known_is_left_out():
     )
 
 
-@pytest.mark.parametrize("field", ["id", "path", "model", "flow", "replica", "code"])
 @pytest.mark.parametrize("name", NASTY)
-def test_no_name_can_forge_a_line_or_a_field(field, name):
+def test_no_name_can_forge_a_line_or_a_field(name):
     """Clients choose the model's name and their own; a log must tell theirs from ours."""
-    line = request_line(values(**{field: name}))
-    assert line.isascii()
-    assert line.removesuffix("\n").isprintable()
-    assert line.count("\n") == 1
-    assert f" {field}={quoted(name)} " in line
     assert json.loads(quoted(name)) == name
+    for field in ("id", "path", "model", "flow", "replica", "code"):
+        line = request_line(values(**{field: name}))
+        assert line.isascii()
+        assert line.removesuffix("\n").isprintable()
+        assert line.count("\n") == 1
+        assert f" {field}={quoted(name)} " in line
 
 
 NONSENSE = [
@@ -296,19 +293,20 @@ def test_a_log_file_that_cannot_be_opened_is_told_once_and_tried_again(path, str
     assert ids(path) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("error", [OSError("full"), ValueError("closed"), RuntimeError("odd")])
-def test_whatever_a_stream_raises_the_thread_goes_on(path, error):
+def test_whatever_a_stream_raises_the_thread_goes_on(path):
+    errors = iter([OSError("full"), ValueError("closed"), RuntimeError("odd")])
+
     class Broken(Lines):
         def write(self, text: str) -> None:
             super().write(text)
-            raise error
+            raise next(errors)
 
     lines = Broken()
     with RequestLog(path, lines, every_s=0.01) as log:
-        for name in ("a", "b"):
+        for name in ("a", "b", "c"):
             log.add(values(id=name))
             assert f"id={name} " in lines.next()
-    assert ids(path) == ["a", "b"]
+    assert ids(path) == ["a", "b", "c"]
 
 
 def test_a_bug_of_ours_is_told_and_does_not_end_the_thread(path, stream):

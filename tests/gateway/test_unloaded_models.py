@@ -230,19 +230,13 @@ def test_a_load_that_fails_is_one_clear_error_and_tried_again_later(start, crowd
     assert answer.result()[0] == 503
 
 
-def test_a_model_that_was_given_up_is_refused_with_its_reason(start):
+def test_a_model_that_was_given_up_is_refused_with_its_reason_until_it_is_being_loaded_after_all(start, crowd, engine):
     """Unloaded by the user, wanted by a request, and then it did not start: it is `failed`, not dormant."""
     gateway, supervisor = start("loading")
-    supervisor.fail()
+    supervisor.fail(retry_after_s=300.0)
     supervisor.table()
     gateway.ask(op="status")
     assert b"no memory is left" in post(gateway, x_skep_max_wait="0.1")[2]
-
-
-def test_when_it_is_being_loaded_after_all_requests_wait_again(start, crowd, engine):
-    gateway, supervisor = start()
-    supervisor.fail(retry_after_s=300.0)
-    assert post(gateway)[0] == 503
     supervisor.table(state="loading")
     answer = crowd.submit(post, gateway)
     supervisor.status(queued=1)
@@ -333,14 +327,11 @@ def test_a_gateway_that_ends_says_so_in_a_stream_that_waits(start):
         assert b'"code": "shutting_down"' in read_until(sock, b"0\r\n\r\n")
 
 
-def test_only_event_streams_get_comments():
+def test_only_event_streams_get_comments_of_one_line_whatever_the_name():
     assert {"/api/chat", "/v1/embeddings"}.isdisjoint(STREAM_PATHS)
     assert {"/v1/messages", "/v1/responses", "/v1/chat/completions"} <= STREAM_PATHS
     for said in (b'{"stream": true}', b'\xef\xbb\xbf{"x": 1, "stream": true}'):
         assert wants_stream(said)
     for said in (b'{"stream": false}', b'{"messages": "\\"stream\\": true"}', b"not json"):
         assert not wants_stream(said)
-
-
-def test_a_comment_is_one_line_whatever_the_name():
     assert UnloadedModels().words("a\n\ndata: b") == "waiting for a data: b"

@@ -34,21 +34,14 @@ def told(
     return [((span.start - DAY) / HOUR_S, span.median) for span in series.spans(key(metric, model), kind, *ALWAYS)]
 
 
-def test_an_hour_is_closed_two_minutes_after_its_end(series, served):
-    """Rows are written when a request ends, a moment later at most."""
-    served(10.0)
-    assert series.summarise_gateway(DAY + HOUR_S + 119.0) == 0
-    assert series.keys() == []
-    assert series.summarise_gateway(DAY + HOUR_S + 120.0) == 1
-    assert told(series, SeriesMetric.REQUESTS) == [(0.0, 1.0)]
-
-
-def test_an_hour_is_closed_once_without_the_requests_of_probes(series, served):
-    """Asking again changes nothing, and a row that comes later than can be is left out."""
+def test_an_hour_is_closed_once_two_minutes_after_its_end_without_the_requests_of_probes(series, served):
+    """Rows are written when a request ends, a moment later at most; one that comes later than can be is left out."""
     assert series.summarise_gateway(DAY) == 0
     served(10.0)
     served(11.0, flow=PROBES_FLOW)
-    assert series.summarise_gateway(DAY + 2 * HOUR_S) == 1
+    assert series.summarise_gateway(DAY + HOUR_S + 119.0) == 0
+    assert series.keys() == []
+    assert series.summarise_gateway(DAY + HOUR_S + 120.0) == 1
     served(20.0)
     assert series.summarise_gateway(DAY + 2 * HOUR_S) == 0
     assert series.summarise_gateway(DAY + 9 * HOUR_S) == 0
@@ -136,16 +129,10 @@ def test_names_that_clients_make_up_open_no_series(series, served):
     assert told(series, SeriesMetric.FAILED) == [(0.0, 0.0), (1.0, 1.0)]
 
 
-def test_a_clock_that_was_wrong_for_a_moment_closes_nothing_for_good(series, served):
-    """It said the year 2100; the hours until then are still to come."""
-    served(1.0)
-    assert series.summarise_gateway(DAY + 30_000 * DAY_S) == 1
-    served(HOUR_S + 5.0)
-    assert series.summarise_gateway(DAY + 3 * HOUR_S) == 1
-
-
-def test_years_of_nothing_are_not_walked_through(series, served):
-    """A row of 1970 and one of today."""
+def test_a_clock_that_was_wrong_for_a_moment_closes_nothing_for_good_and_empty_years_are_passed_over(series, served):
+    """It said the year 2100; the hours until then are still to come. Before: a row of 1970 and one of today."""
     served(-DAY + 5.0)
     served(1.0)
-    assert series.summarise_gateway(DAY + DAY_S) == 2
+    assert series.summarise_gateway(DAY + 30_000 * DAY_S) == 2
+    served(HOUR_S + 5.0)
+    assert series.summarise_gateway(DAY + 3 * HOUR_S) == 1

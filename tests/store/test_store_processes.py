@@ -111,15 +111,11 @@ def test_the_writer_is_known_by_its_start_and_a_look_alike_is_not_it(tmp_path, c
 
 
 def test_without_proc_the_number_decides(tmp_path):
-    """As on macOS: no start time, no boot."""
+    """As on macOS: no start time, no boot. Process 1 answers to nobody, or to root; it is there either way."""
     me = this_process(tmp_path)
     assert me == WriterProcess(os.getpid(), None, None)
     assert is_alive(me, tmp_path)
+    assert is_alive(WriterProcess(1, None, None), tmp_path)
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         child.wait()
     assert not is_alive(msgspec.structs.replace(me, pid=child.pid), tmp_path)
-
-
-def test_process_of_another_user_is_alive(tmp_path):
-    """Process 1 answers to nobody, or to root; it is there either way."""
-    assert is_alive(WriterProcess(1, None, None), tmp_path)

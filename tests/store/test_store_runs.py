@@ -22,15 +22,10 @@ def test_run_reads_back_as_it_was_begun(store, begin):
 
 
 def test_run_id_tells_when_the_run_began_and_is_its_own(store, begin):
-    """Ids sort by time: the second in UTC, then chance. A suffix already taken is drawn again."""
+    """Ids sort by time: the second in UTC, then chance. A suffix already taken is drawn again, but not for ever."""
     draws = iter(["aaaaaa", "aaaaaa", "bbbbbb"])
     first, second = (begin(store, suffix=lambda: next(draws)) for _ in range(2))
     assert (first, second) == ("20261115-142233-aaaaaa", "20261115-142233-bbbbbb")
-
-
-def test_no_free_id_is_an_error_and_not_a_loop(store, begin):
-    """A source of chance that is stuck must not hang the run."""
-    begin(store, suffix=lambda: "aaaaaa")
     with pytest.raises(StoreError, match="no free id"):
         begin(store, suffix=lambda: "aaaaaa")
 
@@ -44,45 +39,35 @@ def test_requests_come_in_the_order_of_the_sweep(store, begin, a_request):
     assert store.run(run_id).requests == 4
 
 
-def test_batch_with_one_bad_row_leaves_nothing(store, begin, a_request):
+def test_batch_with_one_bad_row_or_without_its_run_leaves_nothing(store, begin, a_request):
     """A batch is stored whole or not at all, and the store goes on."""
     run_id = begin(store)
     store.append_requests(run_id, [a_request(0)])
     with pytest.raises(StoreError, match="UNIQUE"):
         store.append_requests(run_id, [a_request(1), a_request(0)])
+    with pytest.raises(StoreError, match="run `nowhere` does not take this row"):
+        store.append_requests("nowhere", [a_request()])
     store.append_requests(run_id, [])
     store.append_requests(run_id, [a_request(2)])
     assert [row.index for row in store.requests(run_id)] == [0, 2]
 
 
-def test_row_of_an_unknown_run_is_refused(store, a_request):
-    """A row without its run could never be found again."""
-    with pytest.raises(StoreError, match="run `nowhere` does not take this row"):
-        store.append_requests("nowhere", [a_request()])
-
-
 @pytest.mark.parametrize(
     ("outcome", "error", "state"), [("done", None, RunState.DONE), ("failed", "no answer", RunState.FAILED)]
 )
-def test_ended_run_says_how(store, begin, outcome, error, state):
-    """The end is a row of its own."""
+def test_ended_run_says_how_and_takes_no_more(store, begin, a_request, outcome, error, state):
+    """The end is a row of its own, and final: no request, no sample, no second end."""
     run_id = begin(store)
     store.end_run(run_id, 1_794_752_600.5, outcome, error)
+    for late in (
+        lambda: store.append_requests(run_id, [a_request()]),
+        lambda: store.append_client_sample(run_id, ClientSample(1, 0, None, None, None, client_limited=False)),
+        lambda: store.end_run(run_id, 2.0, "failed", "late"),
+    ):
+        with pytest.raises(StoreError, match="the run has ended"):
+            late()
     run = store.run(run_id)
     assert (run.state, run.ended_at, run.error) == (state, 1_794_752_600.5, error)
-
-
-def test_ended_run_takes_no_more(store, begin, a_request):
-    """Finished is final: no request, no sample, no second end."""
-    run_id = begin(store)
-    store.end_run(run_id, 1.0, "done")
-    with pytest.raises(StoreError, match="the run has ended"):
-        store.append_requests(run_id, [a_request()])
-    with pytest.raises(StoreError, match="the run has ended"):
-        store.append_client_sample(run_id, ClientSample(1, 0, None, None, None, client_limited=False))
-    with pytest.raises(StoreError, match="the run has ended"):
-        store.end_run(run_id, 2.0, "failed", "late")
-    assert store.run(run_id).state is RunState.DONE
 
 
 def test_runs_are_listed_newest_first(store, begin):
@@ -92,28 +77,22 @@ def test_runs_are_listed_newest_first(store, begin):
     assert [run.id for run in store.runs(limit=2)] == [ids[3], ids[1]]
 
 
-def test_deleting_a_run_takes_its_rows_along(store, begin, a_request):
-    """Whole runs go, others stay, unknown ids do not count."""
-    gone, kept = begin(store), begin(store)
+def test_deleting_a_run_takes_its_rows_along_but_none_that_is_at_work_goes(store, begin, a_request):
+    """Whole runs go, others stay, unknown ids do not count; a writer does not lose the ground under its feet."""
+    gone, kept, at_work = (begin(store) for _ in range(3))
     for run_id in (gone, kept):
         store.append_requests(run_id, [a_request()])
         store.append_client_sample(run_id, ClientSample(1, 0, None, None, None, client_limited=False))
         store.end_run(run_id, 1.0, "done")
+    with pytest.raises(UserError, match=at_work):
+        store.delete_runs([gone, at_work])
+    assert len(store.runs()) == 3
     assert store.delete_runs([gone, gone, "unknown"]) == 1
-    assert [run.id for run in store.runs()] == [kept]
+    assert [run.id for run in store.runs()] == [at_work, kept]
     assert (store.requests(gone), store.client_samples(gone)) == ([], [])
     assert len(store.requests(kept)) == 1
     with pytest.raises(Exception, match="rows of runs are final"):
         store._connection.execute("DELETE FROM runs")
-
-
-def test_run_at_work_cannot_be_deleted(store, begin):
-    """Its writer would lose the ground under its feet; nothing else is deleted either."""
-    ended, at_work = begin(store), begin(store)
-    store.end_run(ended, 1.0, "done")
-    with pytest.raises(UserError, match=at_work):
-        store.delete_runs([ended, at_work])
-    assert len(store.runs()) == 2
 
 
 def test_store_may_be_used_from_several_threads(store, begin, a_request):

@@ -59,17 +59,12 @@ FULL_TARGET = ProbeTarget(
 )  # fmt: skip
 
 
-def test_a_target_reads_back_as_it_was(series):
-    """Every field of it; a changed one takes its place."""
+def test_a_target_reads_back_as_it_was_and_a_removed_one_is_listed_no_more_but_known(series):
+    """Every field of it; a changed one takes its place. A removed one can come back under its name."""
     series.put_target(FULL_TARGET)
     assert series.targets() == [FULL_TARGET]
     series.put_target(replace(FULL_TARGET, every_s=60.0))
     assert series.target("box").every_s == 60.0
-
-
-def test_a_removed_target_is_listed_no_more_but_known(series):
-    """It can come back under its name."""
-    series.put_target(FULL_TARGET)
     series.remove_target("box", DAY + 5.0)
     assert series.targets() == []
     assert [target.removed_at for target in series.targets(removed=True)] == [DAY + 5.0]
@@ -234,8 +229,9 @@ def test_thinning_takes_whole_days_and_leaves_their_spans(series, monkeypatch):
     assert len(series.probes("box", *ALWAYS)) == 60
 
 
-def test_a_thinned_day_is_not_computed_anew(series):
-    """A sample that comes late would make a day of one sample out of it."""
+def test_a_thinned_day_is_not_computed_anew_and_thinning_never_reaches_past_the_newest_sample(series):
+    """A late sample would make a day of one sample; a date in the far future would keep days from being summed up."""
+    assert series.thin(float("inf")) == 0
     add(series, [50.0, 51.0, 52.0])
     add(series, [60.0], start=DAY + 3 * DAY_S, first=72)
     (before, _) = series.spans(KEY, SpanKind.DAY, *ALWAYS)
@@ -243,15 +239,9 @@ def test_a_thinned_day_is_not_computed_anew(series):
     add(series, [1.0], start=DAY + 5 * HOUR_S, first=5)
     assert series.spans(KEY, SpanKind.DAY, *ALWAYS)[0] == before
     assert series.count_samples() == 2
-
-
-def test_thinning_never_reaches_past_the_newest_sample(series):
-    """A date in the far future would keep every day to come from being summed up."""
-    assert series.thin(float("inf")) == 0
-    add(series, [50.0, 51.0])
     assert series.thin(DAY + 1000 * DAY_S) == 2
-    add(series, [52.0, 54.0], start=DAY + DAY_S, first=24)
-    assert [one.median for one in series.spans(KEY, SpanKind.DAY, *ALWAYS)] == [50.5, 53.0]
+    add(series, [52.0, 54.0], start=DAY + 4 * DAY_S, first=96)
+    assert [one.median for one in series.spans(KEY, SpanKind.DAY, *ALWAYS)] == [51.0, 60.0, 53.0]
 
 
 def test_a_full_disk_leaves_nothing_half_written(series, store):

@@ -86,12 +86,6 @@ def test_run_is_there_with_all_its_tasks(swarm):
     assert (run.simulated, run.ended_at, run.error, run.config) == (None, None, None, {"tries": 4})
 
 
-def test_two_tasks_of_one_id_are_refused_and_nothing_is_kept(swarm):
-    with pytest.raises(StoreError, match="two tasks have the id `a`"):
-        begin(swarm, "a", "b", "a")
-    assert swarm.runs() == []
-
-
 def test_tasks_of_a_later_stage_are_added_once(swarm):
     """A resumed run makes them again from the same results; their order is that of the first time."""
     run_id = begin(swarm, "a")
@@ -112,7 +106,10 @@ def test_first_result_stays(swarm):
     assert swarm.run(run_id).counts == Counts(2, 2, 0)
 
 
-def test_what_names_a_task_that_is_not_there_is_refused_whole(swarm):
+def test_two_tasks_of_one_id_and_what_names_a_task_that_is_not_there_are_refused_whole(swarm):
+    with pytest.raises(StoreError, match="two tasks have the id `a`"):
+        begin(swarm, "a", "b", "a")
+    assert swarm.runs() == []
     run_id = begin(swarm, "a")
     with pytest.raises(StoreError, match="has no task `z`"):
         swarm.record(run_id, [*done("a"), *done("z")])
@@ -218,20 +215,13 @@ def test_cancelling_is_seen_by_the_session_it_was_meant_for(swarm, later):
     assert swarm.run(run_id).state is SwarmRunState.RUNNING
     swarm.close_session(run_id, session, at=AT + 3, outcome="stopped")
     assert swarm.run(run_id).state is SwarmRunState.CANCELLED
-    session = work(swarm, run_id, at=AT + 1 + 2 * later)
-    swarm.close_session(run_id, session, at=AT + 10, outcome="stopped")
-    assert swarm.run(run_id).state is SwarmRunState.STOPPED
+    for wished_before, state in ((None, SwarmRunState.STOPPED), (before, SwarmRunState.CANCELLED)):
+        meant = {} if wished_before is None else {"after_cancel": wished_before}  # it came between wish and session
+        session = work(swarm, run_id, at=AT + 1 + 2 * later, **meant)
+        swarm.close_session(run_id, session, at=AT + 10, outcome="stopped")
+        assert swarm.run(run_id).state is state
     with pytest.raises(StoreError, match=run_id):  # it ended once
         swarm.close_session(run_id, session, at=AT + 11, outcome="done")
-
-
-def test_a_cancel_between_the_wish_to_go_on_and_the_session_is_meant_for_it(swarm):
-    run_id = begin(swarm, "a")
-    before = swarm.newest_cancel(run_id)
-    swarm.set_cancelled(run_id, AT + 1)
-    session = work(swarm, run_id, at=AT + 2, after_cancel=before)
-    swarm.close_session(run_id, session, at=AT + 3, outcome="stopped")
-    assert swarm.run(run_id).state is SwarmRunState.CANCELLED
 
 
 def test_the_last_run_is_the_one_that_was_made_last_even_if_the_clock_was_set_back(swarm):
@@ -272,22 +262,19 @@ def full_run(swarm: SwarmStore) -> str:
     return run_id
 
 
-def test_deleting_takes_a_whole_run_and_no_other(swarm, store):
-    gone, kept = full_run(swarm), full_run(swarm)
-    assert swarm.delete([gone, "nowhere"]) == 1
+def test_deleting_takes_a_whole_run_and_no_other_and_none_that_is_worked_on(swarm, store):
+    gone, kept, busy = full_run(swarm), full_run(swarm), begin(swarm, "a")
+    session = work(swarm, busy)
+    with pytest.raises(UserError, match=f"working on run `{busy}`"):
+        swarm.delete([gone, busy])
+    assert len(swarm.runs()) == 3
+    swarm.close_session(busy, session, at=AT + 3, outcome="stopped")
+    assert swarm.delete([gone, busy, "nowhere"]) == 2
     assert [run.id for run in swarm.runs()] == [kept]
     for table in TABLES:
         key = "id" if table == "runs" else "run_id"
         assert {row[0] for row in store.read(f"SELECT {key} FROM swarm_{table}")} == {kept}
     assert swarm.delete([]) == 0
-
-
-def test_run_that_is_worked_on_is_not_deleted(swarm):
-    idle, busy = full_run(swarm), begin(swarm, "a")
-    work(swarm, busy)
-    with pytest.raises(UserError, match=f"working on run `{busy}`"):
-        swarm.delete([idle, busy])
-    assert len(swarm.runs()) == 2
 
 
 @pytest.fixture
@@ -320,37 +307,6 @@ def test_two_processes_and_a_kill_leave_each_task_one_result(swarm, process):
     assert len(told) == len(set(told)) >= len(names) - 3  # the last three of a killed one may lack their lines
     assert swarm.pending(run_id) == []
     assert [one.alive for one in swarm.session_rows(run_id)] == [False, False]
-
-
-def test_killed_session_leaves_a_stopped_run_that_another_ends(swarm, process):
-    names = [f"t{n}-{'x' * 300}" for n in range(900)]  # more than a pipe holds: it waits in the middle
-    run_id = begin(swarm, *names)
-    with process(run_id) as first:
-        first.stdin.write("\n")
-        first.stdin.flush()
-        told = [first.stdout.readline().strip() for _ in range(10)]
-        first.kill()
-        first.wait()
-        told += first.stdout.read().split()
-    run = swarm.run(run_id)
-    assert (run.state, run.ended_at, run.sessions) == (SwarmRunState.STOPPED, None, 1)
-    assert set(told) <= {one.task for one in swarm.results(run_id)}
-    left = [one.id for one in swarm.pending(run_id)]
-    assert 0 < len(left) < len(names)
-    assert len(left) % 3 == 0  # three in one transaction, or none of them
-    with process(run_id) as second:
-        again = second.communicate("\n")[0].split()
-    assert again == left
-    assert swarm.run(run_id).state is SwarmRunState.DONE
-
-
-def test_reader_sees_what_a_writer_committed(swarm, path):
-    run_id = full_run(swarm)
-    with open_store(path, read_only=True) as store:
-        reader = SwarmStore(store)
-        assert reader.run("last") == swarm.run(run_id)
-        swarm.record(run_id, done("b"))
-        assert reader.run(run_id).counts == Counts(2, 2, 0)
 
 
 def test_views_tell_the_same(swarm, store):

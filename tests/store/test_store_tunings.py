@@ -86,9 +86,11 @@ def test_answer_whose_stages_cannot_be_written_is_not_written(tunings, store):
     assert rows(store) == before
 
 
-def test_state_is_that_of_the_last_session(tunings):
+def test_state_is_that_of_the_last_session_and_one_process_works_at_a_time(tunings):
     """Stopped and failed ones can go on; one that is done cannot."""
     name, first = at_work(tunings)
+    with pytest.raises(UserError, match=f"a process is working on tuning `{name}`"):
+        tunings.begin_session(name, AT + 2)
     tunings.end_session(name, first, at=AT + 5, outcome="failed", reason="the disk is full")
     kept = tunings.find(name)
     assert (kept.state, kept.reason, kept.ended_at) == (TuningState.INTERRUPTED, "the disk is full", AT + 5)
@@ -97,14 +99,6 @@ def test_state_is_that_of_the_last_session(tunings):
     tunings.end_session(name, second, at=AT + 20, outcome="done", reason="the budget is spent")
     kept = tunings.find(name)
     assert (kept.state, kept.reason) == (TuningState.ENDED, "the budget is spent")
-
-
-def test_one_process_at_a_time(tunings):
-    name, session = at_work(tunings)
-    with pytest.raises(UserError, match=f"a process is working on tuning `{name}`"):
-        tunings.begin_session(name, AT + 2)
-    tunings.end_session(name, session, at=AT + 3, outcome="stopped")
-    assert tunings.begin_session(name, AT + 4) == 2
 
 
 def test_ended_tuning_takes_no_more(tunings):

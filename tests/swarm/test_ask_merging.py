@@ -60,19 +60,16 @@ def test_merges_go_level_by_level_until_one_is_left():
     assert answer_of(run, results).complete
 
 
-def test_the_same_journal_gives_the_same_tasks():
+def test_the_same_journal_gives_the_same_tasks_and_nothing_is_merged_before_all_is_there():
     """A killed run goes on with the merges that it had, and makes none twice."""
     run, results = run_of(9), first_answers(9)
+    assert next_tasks(run, [], results[:8]) == []
+    assert not answer_of(run, results[:8]).complete
     first = next_tasks(run, [], results)
     assert next_tasks(run, [], results) == first
     done = [*results, result(first[0].id, "Merged.")]
     assert [task.id for task in next_tasks(run, first[:1], done)] == [task.id for task in first[1:]]
     assert next_tasks(run, first, done) == []
-
-
-def test_nothing_is_merged_before_all_is_there():
-    assert next_tasks(run_of(3), [], first_answers(2)) == []
-    assert not answer_of(run_of(3), first_answers(2)).complete
 
 
 @pytest.mark.parametrize(
@@ -112,19 +109,14 @@ def test_every_finding_is_in_the_answer_or_in_a_merge_that_was_used(sizes, rng):
     assert len(levels) <= len(sizes)
 
 
-def test_answers_too_long_to_merge_stand_one_after_the_other():
-    run = run_of(3)
-    answers = first_answers(3, size=390)
-    assert next_tasks(run, [], answers) == []
-    text = final_answer(run, answers)
+def test_a_task_without_an_answer_is_named_and_answers_too_long_to_merge_stand_one_after_the_other():
+    run, long = run_of(3), first_answers(3, size=390)
+    assert next_tasks(run, [], long) == []
+    text = final_answer(run, long)
     assert "do not fit into one merge" in text
     assert text.count("## Objective") == 3
-
-
-def test_a_task_without_an_answer_is_named():
-    answers = [*first_answers(1), result("t1", None, ending=TaskEnding.FAILED, error="HTTP 400"), result("t2", " ")]
-    run = run_of(3)
-    text = final_answer(run, answers)
+    failed = result("t1", None, ending=TaskEnding.FAILED, error="HTTP 400")
+    text = final_answer(run, [*first_answers(1), failed, result("t2", " ")])
     assert "`t1` is missing: HTTP 400" in text
     assert "`t2` is missing: its answer is empty" in text
 
@@ -162,14 +154,11 @@ def test_a_plan_of_an_earlier_version_is_read():
     assert final_answer(run, [result("a", "one"), result("b", "two")]) == "## Count\n\none\n\n## a.md:1-3\n\ntwo"
 
 
-def test_babble_is_known_by_its_repeating_and_equal_answers_are_printed_once():
+def test_babble_is_known_by_its_repeating_equal_answers_are_printed_once_and_short_ones_may_be_merged_longer():
     assert repeats_itself("We go on and on.\n" * 8)
     assert not repeats_itself("\n".join(f"Line number {n} says something." for n in range(20)))
     parts = [MergeProblem("A", "Nothing found."), MergeProblem("B", "nothing found")]
     assert joined(parts) == "## A\n\nNothing found.\n\n## B\n\nThe same as A."
-
-
-def test_a_merge_of_short_answers_may_be_longer_than_they():
     assert why_unused(result("m", "Both of them agree that the answer is yes."), [MergeProblem("A", "yes")] * 2) is None
 
 

@@ -49,13 +49,9 @@ def test_the_client_reads_a_file_and_a_page_of_them():
     assert page([], more=False) == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
 
 
-@pytest.mark.parametrize(("window", "seconds"), [("24h", 86_400), ("1h", 3600), ("90m", 5400), ("1440m", 86_400)])
-def test_a_window_is_a_day_or_less(window, seconds):
-    assert window_seconds(window) == seconds
-
-
 @pytest.mark.parametrize("window", ["", "25h", "0h", "24", "h", "1d", "-1h", "1.5h", " 24h", "٢h", "99999999h"])
-def test_any_other_window_is_refused(window):
+def test_a_window_is_a_day_or_less_and_any_other_is_refused(window):
+    assert [window_seconds(known) for known in ("24h", "1h", "90m", "1440m")] == [86_400, 3600, 5400, 86_400]
     with pytest.raises(BatchApiError, match="completion_window"):
         window_seconds(window)
 

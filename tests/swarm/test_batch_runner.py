@@ -125,29 +125,19 @@ def test_batches_are_carried_out_with_the_rights_of_their_owners(bench):
     assert (bench.store.pending("batch_1"), bench.said) == ([], [])
 
 
-def test_a_few_wait_for_a_slot_and_no_more(bench):
-    """What does not find a slot waits in the gateway's queue, where others wait too."""
+def test_a_few_wait_for_a_slot_and_a_process_that_ends_in_order_leaves_nothing_begun(bench):
+    """What finds no slot waits in the gateway's queue, where others wait too; only what a replica has is begun."""
     bench.add("batch_1", 20)
-    gateway = bench.carry_out(lambda: Scripted(slots=3, silent=True), until=lambda gateway: len(gateway.sent) == 5)
-    assert (len(gateway.sent), gateway.most_waiting) == (5, 2)
-    assert all(
-        request.given_up for request in gateway.requests
-    )  # the process ended: nobody is left to hear the answers
-    assert len(bench.store.pending("batch_1")) == 20
+    begun = {}
 
+    def under_way(gateway):
+        begun.update(bench.store.lost("batch_1"))
+        return (len(gateway.sent), len(begun)) == (5, 3)
 
-def test_a_process_that_ends_in_order_leaves_nothing_begun(bench):
-    """What waits for a slot is not begun; what a replica has is, until the process ends by itself."""
-    bench.add("batch_1", 20)
-    begun = []
-
-    def under_way(_gateway):
-        begun.append(bench.store.lost("batch_1"))
-        return len(begun[-1]) == 3
-
-    bench.carry_out(lambda: Scripted(slots=3, silent=True), until=under_way)
-    assert set(begun[-1].values()) == {1}
-    assert bench.store.lost("batch_1") == {}
+    gateway = bench.carry_out(lambda: Scripted(slots=3, silent=True), until=under_way)
+    assert (gateway.most_waiting, set(begun.values())) == (2, {1})
+    assert all(request.given_up for request in gateway.requests)  # nobody is left to hear the answers
+    assert (len(bench.store.pending("batch_1")), bench.store.lost("batch_1")) == (20, {})
 
 
 def test_what_the_gateway_does_not_take_stays_here(bench):
@@ -156,24 +146,8 @@ def test_what_the_gateway_does_not_take_stays_here(bench):
     assert len(gateway.sent) == 2
 
 
-def test_many_batches_of_one_owner_do_not_keep_another_owners_from_beginning(bench):
+def test_many_batches_of_one_owner_keep_neither_another_owners_nor_one_that_is_cancelled_from_their_turn(bench):
     """One owner's batches once had all the room there is, until one of them ended."""
-    for number in range(MOST_OF_KIND + 4):
-        bench.add(f"batch_{number}", 1)
-
-    class Late(Scripted):
-        def send(self, request, endpoint, number, answered):
-            super().send(request, endpoint, number, answered)
-            if len(self.sent) == MOST_OF_KIND:
-                bench.add("batch_bob", 3, owner="bob")
-
-    def bobs(gateway):
-        return sum(owner == "bob" for owner, _, _ in gateway.sent) == 3
-
-    bench.carry_out(lambda: Late(slots=100, silent=True), until=bobs)
-
-
-def test_one_that_is_cancelled_ends_though_there_is_no_room_for_another(bench):
     for number in range(MOST_OF_KIND + 4):
         bench.add(f"batch_{number}", 1)
     last = f"batch_{MOST_OF_KIND + 3}"
@@ -182,23 +156,29 @@ def test_one_that_is_cancelled_ends_though_there_is_no_room_for_another(bench):
         def send(self, request, endpoint, number, answered):
             super().send(request, endpoint, number, answered)
             if len(self.sent) == MOST_OF_KIND:
+                bench.add("batch_bob", 3, owner="bob")
                 bench.store.become(last, BatchStatus.CANCELLING, time.time())
 
-    bench.carry_out(
-        lambda: Late(slots=100, silent=True), until=lambda _gateway: bench.store.batch(last).status.is_final
-    )
-    assert bench.store.batch(last).status is BatchStatus.CANCELLED
+    def both(gateway):
+        bobs = sum(owner == "bob" for owner, _, _ in gateway.sent)
+        return bobs == 3 and bench.store.batch(last).status is BatchStatus.CANCELLED
+
+    bench.carry_out(lambda: Late(slots=100, silent=True), until=both)
 
 
-def test_one_that_was_cancelled_before_it_was_looked_at_is_cancelled(bench):
-    bench.add("batch_1")
-    bench.store.become("batch_1", BatchStatus.CANCELLING, time.time())
+def test_what_was_cancelled_or_finalizing_or_lost_its_file_meanwhile_ends_and_nothing_is_sent(bench):
+    bench.add("cancelled")
+    bench.store.become("cancelled", BatchStatus.CANCELLING, time.time())
+    bench.add("finalizing", 1)
+    bench.store.validated("finalizing", 1.0, "m", [BatchRequest(0, "c0", 0, 1)])
+    bench.store.record("finalizing", [BatchResult(0, 2.0, ok=True, line=b'{"custom_id": "c0"}\n')])
+    bench.store.become("finalizing", BatchStatus.FINALIZING, 3.0)
+    bench.room.delete(bench.add("gone"))
     gateway = bench.carry_out(Scripted)
-    assert (bench.store.batch("batch_1").status, bench.told("batch_1"), gateway.sent) == (
-        BatchStatus.CANCELLED,
-        [[], []],
-        [],
-    )
+    assert (bench.store.batch("cancelled").status, bench.told("cancelled")) == (BatchStatus.CANCELLED, [[], []])
+    assert (gateway.sent, bench.told("finalizing")) == ([], [[{"custom_id": "c0"}], []])
+    gone = bench.store.batch("gone")
+    assert (gone.status, gone.detail["errors"][0]["code"]) == (BatchStatus.FAILED, "input_file_missing")
 
 
 @pytest.mark.parametrize(
@@ -250,22 +230,6 @@ def test_a_disk_that_is_full_at_the_end_is_not_filled_further(bench):
     bench.room = room
     bench.carry_out(Scripted)
     assert [len(lines) for lines in bench.told("batch_1")] == [1, 2]
-
-
-def test_one_that_was_being_finalized_is_finalized(bench):
-    bench.add("batch_1", 1)
-    bench.store.validated("batch_1", 1.0, "m", [BatchRequest(0, "c0", 0, 1)])
-    bench.store.record("batch_1", [BatchResult(0, 2.0, ok=True, line=b'{"custom_id": "c0"}\n')])
-    bench.store.become("batch_1", BatchStatus.FINALIZING, 3.0)
-    gateway = bench.carry_out(Scripted)
-    assert (gateway.sent, bench.told("batch_1")) == ([], [[{"custom_id": "c0"}], []])
-
-
-def test_a_file_that_is_gone_is_said(bench):
-    bench.room.delete(bench.add("batch_1"))
-    bench.carry_out(Scripted)
-    batch = bench.store.batch("batch_1")
-    assert (batch.status, batch.detail["errors"][0]["code"]) == (BatchStatus.FAILED, "input_file_missing")
 
 
 def test_a_store_that_is_full_for_a_while_gets_every_result(bench):

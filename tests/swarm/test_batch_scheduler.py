@@ -29,13 +29,15 @@ def schedule_of(count):
     return BatchSchedule(requests(count))
 
 
-def test_requests_go_out_in_their_order_and_are_done_when_answered():
-    work = schedule_of(2)
-    first, second = work.next(0.0), work.next(0.0)
-    assert (first.index, second.index, work.next(0.0)) == (0, 1, None)
-    assert work.due_in_s(0.0) is None
-    assert work.answered(1, BatchAnswer(200), 1.0)
-    assert work.answered(0, BatchAnswer(400), 1.0)
+def test_requests_go_out_in_their_order_and_are_done_when_answered_and_one_lost_replica_holds_up_no_other():
+    work = schedule_of(4)
+    work.next(0.0)
+    assert not work.answered(0, BatchAnswer(None), 0.0)
+    assert [work.next(0.0).index for _ in range(3)] == [1, 2, 3]
+    assert work.answered(1, BatchAnswer(200), 0.0)
+    assert [request.index for request in work.left()] == [0, 2, 3]  # in the file's order
+    assert (work.next(now := work.due_in_s(0.0)).index, work.next(now), work.due_in_s(now)) == (0, None, None)
+    assert all(work.answered(index, BatchAnswer(400), now) for index in (3, 0, 2))
     assert work.done
 
 
@@ -59,15 +61,6 @@ def test_an_endpoint_that_is_full_gets_nothing_new_for_a_while():
     assert work.next(1.9) is None
     assert work.due_in_s(1.5) == pytest.approx(0.5)
     assert work.next(2.1).index == 0
-
-
-def test_one_lost_replica_does_not_hold_up_the_others_and_what_has_no_answer_is_left_in_the_files_order():
-    work = schedule_of(4)
-    work.next(0.0)
-    assert not work.answered(0, BatchAnswer(None), 0.0)
-    assert [work.next(0.0).index, work.next(0.0).index] == [1, 2]
-    work.answered(1, BatchAnswer(200), 0.0)
-    assert [request.index for request in work.left()] == [0, 2, 3]
 
 
 @pytest.mark.parametrize("answer", [BatchAnswer(None), BatchAnswer(502, LOST)])
@@ -104,34 +97,33 @@ def test_an_answer_is_one_line_whatever_form_it_came_in():
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"<html>\xff", b"[1]", b"null", b'{"usage": 3}', b'{"usage": {"prompt_tokens": -1}}']
-)
-def test_an_odd_answer_is_kept_and_its_tokens_are_unknown(body):
+    ("body", "tokens"),
+    [
+        *((body, (None, None, None)) for body in (b"", b"<html>\xff", b"[1]", b"null", b'{"usage": 3}')),
+        (b'{"usage": {"prompt_tokens": -1}}', (None, None, None)),
+        (b'{"usage": {"input_tokens": 5, "output_tokens": 6, "output_tokens_details": {"reasoning_tokens": 2}}}',
+         (5, 6, 2)),
+    ],
+)  # fmt: skip
+def test_an_odd_answer_is_kept_with_its_tokens_where_it_tells_them(body, tokens):
     result = result_of(BatchRequest(0, "a", 0, 0), BatchAnswer(500, body), "n", 0.0)
     assert read(result)["response"]["status_code"] == 500
-    assert (result.ok, result.prompt_tokens, result.output_tokens) == (False, None, None)
+    assert (result.ok, result.prompt_tokens, result.output_tokens, result.reasoning_tokens) == (False, *tokens)
 
 
-def test_tokens_of_the_other_api_are_counted_too():
-    body = b'{"usage": {"input_tokens": 5, "output_tokens": 6, "output_tokens_details": {"reasoning_tokens": 2}}}'
-    result = result_of(BatchRequest(0, "a", 0, 0), BatchAnswer(200, body), "n", 0.0)
-    assert (result.prompt_tokens, result.output_tokens, result.reasoning_tokens) == (5, 6, 2)
-
-
-def test_an_answer_that_was_too_large_is_not_asked_for_again():
+def test_what_has_no_answer_says_why_and_one_that_was_too_large_is_not_asked_for_again():
     work = schedule_of(1)
-    request = work.next(0.0)
-    assert work.answered(0, BatchAnswer(None, fault="answer_too_large"), 0.0)
+    request, too_large = work.next(0.0), BatchAnswer(None, fault="answer_too_large")
+    assert work.answered(0, too_large, 0.0)
     assert work.done
-    told = read(result_of(request, BatchAnswer(None, fault="answer_too_large"), "n", 0.0))
-    assert (told["response"], told["error"]["code"]) == (None, "answer_too_large")
-
-
-def test_what_was_never_sent_says_why():
-    told = read(without_answer(BatchRequest(0, "a", 0, 0), "batch_expired", "n", 0.0))
-    assert (told["custom_id"], told["response"], told["error"]["code"]) == ("a", None, "batch_expired")
-    broken = read(result_of(BatchRequest(0, "a", 0, 0), BatchAnswer(None), "n", 0.0))
-    assert (broken["response"], broken["error"]["code"]) == (None, "stream_cut")
+    results = {
+        "answer_too_large": result_of(request, too_large, "n", 0.0),
+        "stream_cut": result_of(request, BatchAnswer(None), "n", 0.0),
+        "batch_expired": without_answer(request, "batch_expired", "n", 0.0),
+    }
+    for code, result in results.items():
+        told = read(result)
+        assert (told["custom_id"], told["response"], told["error"]["code"]) == ("c0", None, code)
 
 
 def test_what_may_kill_the_gateway_goes_last_and_alone():

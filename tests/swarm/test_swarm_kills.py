@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.records import AttemptOutcome, SwarmRunOptions, SwarmRunState, Task, TaskEnding
@@ -65,10 +63,3 @@ def test_a_run_killed_again_and_again_ends_with_one_result_a_task(env, tmp_path)
     kills, asked = run_with_kills(env, tmp_path, 60, 10, 0.5, slots=4, token_ms=5)
     assert kills >= 1
     assert asked <= 60 + 12 * kills, "only what was under way, or on its way to the disk, is asked again"
-
-
-@pytest.mark.slow
-def test_two_hundred_tasks_survive_many_kills(env, tmp_path):
-    kills, asked = run_with_kills(env, tmp_path, 200, 20, 0.8, slots=8, token_ms=10)
-    assert kills >= 5
-    assert asked <= 200 + 20 * kills

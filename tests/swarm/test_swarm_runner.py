@@ -282,23 +282,6 @@ def half_done(runs, url):
     return run_id
 
 
-def test_a_resumed_run_never_mixes_its_lines_with_those_of_another_run(runs, quick, tmp_path):
-    """Tasks without ids are named by their line numbers, so two runs have the same ids."""
-    first = half_done(runs, quick.url)
-    runs.output.unlink()
-    runs.carry_out(runs.create(quick.url, some(2)))
-    theirs, asked = runs.output.read_bytes(), quick.state()["requests"]
-    with pytest.raises(UserError, match="line 1 is the first") as caught:
-        runs.carry_out(first)
-    assert f"skep swarm resume {first} -o" in caught.value.hint
-    assert quick.state()["requests"] == asked, "the file is looked at before anything is sent"
-    other = tmp_path / "other.jsonl"
-    assert runs.carry_out(first, output=other) is SwarmRunState.DONE
-    answers = {line["id"]: line["answer"] for line in map(json.loads, other.read_text().splitlines())}
-    assert (answers.keys(), answers["t0"]) == ({"t0", "t1"}, "mine")
-    assert runs.output.read_bytes() == theirs
-
-
 @pytest.mark.parametrize("added", ["{first}", '{{"id": "stranger"}}\n', "a note\n", "a note", '{{"id": "t1"}}\n'])
 def test_a_line_that_is_not_the_journals_own_stays_and_stops_the_resume(runs, quick, added):
     run_id = half_done(runs, quick.url)

@@ -39,20 +39,16 @@ def result(actions):
     return next((one.result for one in actions if isinstance(one, Recorded) and one.result is not None), None)
 
 
-def test_tasks_go_out_in_order_interactive_first_batch_last():
+def test_tasks_go_out_in_order_interactive_first_batch_last_and_one_that_ends_makes_room_for_one():
     plan = schedule(task("a", "batch"), task("b"), task("c", "interactive"), task("d"))
-    assert [one.task.id for one in starts(plan.step(0.0, 3))] == ["c", "b", "d"]
-
-
-def test_one_that_ends_makes_room_for_one():
-    plan = schedule("a", "b", "c")
-    first, _ = starts(plan.step(0.0, 2))
-    assert not plan.step(1.0, 2)
-    done = result(plan.ended(first.lease, GOOD, 5.0))
-    assert (done.task, done.ending, done.answer, done.tries) == ("a", TaskEnding.DONE, "yes", 1)
+    sent = starts(plan.step(0.0, 3))
+    assert [one.task.id for one in sent] == ["c", "b", "d"]
+    assert not plan.step(1.0, 3)
+    done = result(plan.ended(sent[0].lease, GOOD, 5.0))
+    assert (done.task, done.ending, done.answer, done.tries) == ("c", TaskEnding.DONE, "yes", 1)
     assert (done.started_at, done.ended_at) == (1000.0, 1005.0)
-    (third,) = starts(plan.step(5.0, 2))
-    assert (third.task.id, third.agent) == ("c", first.agent)
+    (last,) = starts(plan.step(5.0, 3))
+    assert (last.task.id, last.agent) == ("a", sent[0].agent)
 
 
 def test_a_rejected_answer_is_tried_again_with_the_complaint_and_what_is_no_request_is_not():
@@ -98,26 +94,17 @@ def test_a_refusal_is_waited_out_as_long_as_was_asked():
     assert starts(plan.step(6.0, 1))
 
 
-def test_an_endpoint_that_is_away_is_looked_for_one_look_at_a_time():
-    plan = schedule("a", "b", "c")
-    for start in starts(plan.step(0.0, 3)):
-        plan.ended(start.lease, AWAY, 1.0)
-    assert plan.step(1.0, 2) == [ProbeEndpoint()]
-    assert plan.step(1.1, 2) == []
-    plan.probed("refused", 2.0)
-    assert plan.step(2.1, 2) == []
-    assert plan.step(2.3, 2) == [ProbeEndpoint()]
-    plan.probed(None, 2.4)
-    assert len(starts(plan.step(5.0, 2))) == 1, "one first, after so many errors"
-
-
-def test_when_one_answer_flows_again_the_others_follow():
+def test_an_endpoint_that_is_away_is_looked_for_one_look_at_a_time_and_when_one_answer_flows_the_others_follow():
     plan = schedule(*"abcdef")
     for start in starts(plan.step(0.0, 4)):
         plan.ended(start.lease, AWAY, 1.0)
-    plan.step(1.0, 4)
-    plan.probed(None, 1.1)
-    (first,) = starts(plan.step(5.0, 4))
+    assert plan.step(1.0, 4) == [ProbeEndpoint()]
+    assert plan.step(1.1, 4) == []
+    plan.probed("refused", 2.0)
+    assert plan.step(2.1, 4) == []
+    assert plan.step(2.3, 4) == [ProbeEndpoint()]
+    plan.probed(None, 2.4)
+    (first,) = starts(plan.step(5.0, 4))  # one first, after so many errors
     assert len(starts(plan.step(5.1, 4, {first.lease: 3}))) == 3
 
 

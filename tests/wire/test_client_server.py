@@ -69,19 +69,6 @@ def answering(data):
     return handler
 
 
-async def test_a_fresh_connection_that_dies_is_reported_once_and_not_retried():
-    connections = []
-
-    async def slam(reader, writer):
-        connections.append(1)
-        await reader.readuntil(b"\r\n\r\n")
-
-    async with plain_server(slam) as origin:
-        with pytest.raises(WireFailure) as caught:
-            await fetch_once(origin, "GET", "/")
-    assert (caught.value.kind, len(connections)) == ("closed", 1)
-
-
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
@@ -91,16 +78,17 @@ async def test_a_fresh_connection_that_dies_is_reported_once_and_not_retried():
         (b"", "closed"),
     ],
 )
-async def test_an_answer_that_is_not_whole_is_a_failure_of_a_known_kind(answer, kind):
-    async with plain_server(answering(answer)) as origin:
+async def test_an_answer_that_is_not_whole_is_a_failure_of_a_known_kind_and_not_retried(answer, kind):
+    connections = []
+
+    async def handler(reader, writer):
+        connections.append(1)
+        await answering(answer)(reader, writer)
+
+    async with plain_server(handler) as origin:
         with pytest.raises(WireFailure) as caught:
             await fetch_once(origin, "GET", "/")
-    assert caught.value.kind == kind
-
-
-async def test_a_body_that_ends_with_the_connection_is_whole():
-    async with plain_server(answering(b"HTTP/1.1 200 OK\r\n\r\nall of it")) as origin:
-        assert (await fetch_once(origin, "GET", "/")).body == b"all of it"
+    assert (caught.value.kind, len(connections)) == (kind, 1)
 
 
 async def test_an_answer_that_never_ends_is_given_up_before_it_fills_the_memory():
@@ -167,8 +155,10 @@ async def test_a_stream_to_an_old_client_ends_with_the_connection():
     assert b"chunked" not in answer
 
 
-async def test_an_answer_nobody_asked_for_never_reaches_another_request():
+async def test_a_body_that_ends_with_the_connection_is_whole_and_an_answer_nobody_asked_for_reaches_no_other_request():
     """A server that sends more than was asked: the surplus dies with its connection."""
+    async with plain_server(answering(b"HTTP/1.1 200 OK\r\n\r\nall of it")) as origin:
+        assert (await fetch_once(origin, "GET", "/")).body == b"all of it"
     double = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\none" + b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\ntwo"
     async with plain_server(answering(double)) as origin:
         pool = Pool(origin)

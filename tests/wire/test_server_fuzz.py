@@ -6,7 +6,6 @@
 import os
 import re
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -249,13 +248,9 @@ def as_read(handled):
     return [(method, target, body) for method, target, _, body in handled]
 
 
-LATER = pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
-
-
-@LATER
 @SEARCH
-@given(in_pieces(st.lists(whole_requests(), min_size=1, max_size=5).map(b"".join)))
-def test_legal_requests_are_all_handled_whatever_the_pieces(later, sent):
+@given(in_pieces(st.lists(whole_requests(), min_size=1, max_size=5).map(b"".join)), st.booleans())
+def test_legal_requests_are_all_handled_whatever_the_pieces(sent, later):
     data, pieces = sent
     expected = [*strict_reading(data), (b"GET", b"/final", b"")]
     handled, written, closing = fed([*pieces, FINAL], HeadCache(), later=later)
@@ -263,10 +258,9 @@ def test_legal_requests_are_all_handled_whatever_the_pieces(later, sent):
     assert written.count(b"HTTP/1.1 200 OK\r\n") == len(expected)
 
 
-@LATER
 @SEARCH
-@given(in_pieces(damaged()))
-def test_damaged_requests_are_handled_as_far_as_they_are_legal_and_no_further(later, sent):
+@given(in_pieces(damaged()), st.booleans())
+def test_damaged_requests_are_handled_as_far_as_they_are_legal_and_no_further(sent, later):
     data, pieces = sent
     handled, written, _ = fed(pieces, HeadCache(), later=later)
     assert as_read(handled) == strict_reading(data)[: len(handled)]

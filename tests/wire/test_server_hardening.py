@@ -183,17 +183,12 @@ async def test_what_is_legal_is_taken_in_whatever_pieces_it_comes(data, seen, pi
         assert (first.method, first.target, first.body) == seen
 
 
-async def test_many_chunks_of_one_byte_are_legal():
-    async with serving() as service:
-        data = chunked(b"1\r\nx\r\n" * 200_000 + b"0\r\n\r\n")
-        await service.talk(data, get(b"connection: close"))
-        assert service.handled[0].body == b"x" * 200_000
-
-
-async def test_trailers_never_become_headers():
+async def test_many_chunks_of_one_byte_are_legal_and_trailers_never_become_headers():
     """A trailer `authorization` came after the checks on headers: it must not look like one."""
     async with serving() as service:
-        await service.talk(chunked(b"0\r\nauthorization: Bearer x\r\nhost: evil\r\n\r\n"), get(b"connection: close"))
+        data = chunked(b"1\r\nx\r\n" * 50_000 + b"0\r\nauthorization: Bearer x\r\nhost: evil\r\n\r\n")
+        await service.talk(data, get(b"connection: close"))
+        assert service.handled[0].body == b"x" * 50_000
         assert service.handled[0].headers == [(b"host", b"a"), (b"transfer-encoding", b"chunked")]
 
 
@@ -235,19 +230,15 @@ async def test_an_offer_of_another_protocol_passes_no_check_by(lines, status):
     assert answer.startswith(b"HTTP/1.1 %d " % status)
 
 
-async def test_an_offer_keeps_the_clients_word_on_closing_and_its_version():
+async def test_an_offer_keeps_the_clients_word_on_closing_and_its_version_and_thousands_are_just_requests():
     async with serving() as service:
         closing = get(b"connection: close, upgrade", b"upgrade: h2c")
         assert (await service.talk(closing)).count(b"connection: close") == 1
         old = get(b"connection: upgrade", b"upgrade: h2c", first=b"GET / HTTP/1.0", host=None)
         assert b"connection: close" in await service.talk(old)
         assert [request.version for request in service.handled] == ["1.1", "1.0"]
-
-
-async def test_thousands_of_offers_in_one_packet_are_just_requests():
-    async with serving() as service:
         await service.talk(get(OFFER) * 3000 + get(b"connection: close"))
-        assert len(service.handled) == 3001
+        assert len(service.handled) == 3003
 
 
 @pytest.mark.parametrize("lines", [(), (OFFER,)], ids=["plain", "with an offer"])

@@ -18,8 +18,7 @@ def gaps(arrivals, n=N):
     return [b - a for a, b in pairwise([0.0, *islice(arrivals, n)])]
 
 
-@pytest.mark.parametrize("rate", [0.1, 3.0, 500.0])
-@pytest.mark.parametrize("cv", [0.3, 0.7, 1.0, 1.5, 3.0])
+@pytest.mark.parametrize(("rate", "cv"), [(3.0, 0.3), (500.0, 0.7), (0.1, 1.0), (500.0, 1.5), (3.0, 3.0)])
 def test_gamma_keeps_rate_and_variation(rate, cv):
     """Within four standard errors of the mean, and a tenth for the variation, which is noisier."""
     drawn = gaps(gamma(rate, cv, random.Random(1)))

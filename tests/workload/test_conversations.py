@@ -32,11 +32,10 @@ def test_context_grows_by_the_answers():
 
 def test_conversations_are_distinct_and_come_from_the_seed():
     """No two begin alike; kinds take turns."""
-    scripts = some(conversations, 200, turns=3)
-    assert len({script.system for script in scripts}) == 200
-    assert len({script.turns for script in scripts}) == 200
+    scripts = some(conversations, 100, turns=3)
+    assert len({script.system for script in scripts}) == len({script.turns for script in scripts}) == 100
     assert {script.kind for script in scripts} == set(KINDS)
-    assert scripts == some(conversations, 200, turns=3)
+    assert scripts[:50] == some(conversations, 50, turns=3)
 
 
 @pytest.mark.parametrize(("first", "turn"), [(60, 12), (250, 40), (1000, 300), (4000, 1500)])
@@ -58,9 +57,9 @@ def test_no_follow_up_comes_twice_while_others_are_left():
 
 def test_think_times_have_the_mean_asked_for_and_an_end():
     """Nobody thinks for an hour because of one draw."""
-    pauses = [s for script in some(conversations, 1500, turns=5, tokens_first=60, think_s=4.0) for s in script.think_s]
-    assert len(pauses) == 6000
-    assert statistics.mean(pauses) == pytest.approx(4.0, rel=0.05)
+    pauses = [s for script in some(conversations, 300, turns=5, tokens_first=60, think_s=4.0) for s in script.think_s]
+    assert len(pauses) == 1200
+    assert statistics.mean(pauses) == pytest.approx(4.0, rel=0.1)
     assert min(pauses) >= 0
     assert max(pauses) < 4.0 * 5.1
     (script,) = some(conversations, 1, think_s=0)
@@ -78,19 +77,15 @@ def test_impossible_conversations_are_refused(options, problem):
 
 
 @pytest.mark.parametrize("tokens", [100, 1000, 8000])
-def test_agents_share_one_system_prompt(tokens):
-    """Of the length asked for; their tasks differ from the first word on."""
+def test_agents_share_one_system_prompt_and_another_seed_has_another_one(tokens):
+    """Of the length asked for; their tasks differ from the first word on. The first request of a run is cold."""
     prompts = some(shared_prefix, 50, tokens=tokens, task_tokens=80, **AS_PIECES)
     assert len({prompt.system for prompt in prompts}) == 1
     assert pieces(prompts[0].system) == pytest.approx(tokens, abs=3)
     assert len({prompt.user.split()[0] for prompt in prompts}) == 50
     assert all(pieces(prompt.user) == pytest.approx(80, abs=2) for prompt in prompts)
-
-
-def test_another_seed_shares_nothing_with_the_first():
-    """The first request of a run is cold."""
-    one, other = (some(shared_prefix, 1, seed=seed)[0] for seed in (1, 2))
-    assert one.system.split()[0] != other.system.split()[0]
+    (other,) = some(shared_prefix, 1, seed=2, tokens=tokens, task_tokens=80, **AS_PIECES)
+    assert other.system.split()[0] != prompts[0].system.split()[0]
 
 
 @pytest.mark.parametrize("tokens", [200, 8192, 20_000])

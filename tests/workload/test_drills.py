@@ -38,14 +38,9 @@ def test_an_id_names_the_same_drill_however_many_are_asked_for():
         assert drills(2, 10, grade) == [item for item in some if item.difficulty == grade]
 
 
-def test_no_two_drills_have_the_same_id():
-    assert len({item.id for item in MANY}) == len(MANY)
-
-
-def test_no_question_comes_twice_whatever_went_before_it():
+def test_no_id_and_no_question_comes_twice_whatever_went_before_it():
     """In no grade and not between grades: answers to one question are nearly copies, and would count as two."""
-    questions = [item.messages[-1]["content"] for item in MANY]
-    assert len(set(questions)) == len(questions)
+    assert len({item.id for item in MANY}) == len({item.messages[-1]["content"] for item in MANY}) == len(MANY)
 
 
 def test_a_family_without_new_questions_leaves_the_turn():
@@ -86,27 +81,17 @@ def test_a_constant_answer_scores_low():
         assert best / len(items) <= (0.65 if options else 0.45), (family, grade)
 
 
-def test_a_question_is_not_among_its_examples():
+def test_a_question_is_not_among_its_examples_which_favour_no_choice_and_its_answer_fits_into_its_tokens():
+    """Even where every character is a token, but for long lists of words."""
     for item in MANY:
         *before, asked = item.messages
         assert asked not in before
         assert len(before) >= 2
         assert [one["role"] for one in item.messages] == ["user", "assistant"] * (len(before) // 2) + ["user"]
-
-
-def test_choices_are_equally_common_in_the_examples():
-    for item in MANY:
-        if "options" in item.checker.values:
-            said = Counter(one["content"] for one in item.messages if one["role"] == "assistant")
-            assert len(set(said.values())) == 1
-            assert set(said) == set(item.checker.values["options"])
-
-
-def test_answers_fit_into_their_tokens():
-    """Even where every character is a token, but for long lists of words."""
-    for item in MANY:
-        assert len(str(item.checker.values["answer"])) <= 3 * item.max_tokens
-        assert item.max_tokens <= 64
+        said = Counter(one["content"] for one in before if one["role"] == "assistant")
+        if options := item.checker.values.get("options"):
+            assert (len(set(said.values())), set(said)) == (1, set(options))
+        assert len(str(item.checker.values["answer"])) <= 3 * item.max_tokens <= 3 * 64
 
 
 def test_every_family_and_grade_occurs():

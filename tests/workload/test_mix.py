@@ -66,14 +66,10 @@ def test_wrong_fields_are_named(values, problem):
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 41, "ä", "a/b"])
-def test_names_are_plain(name):
+def test_names_are_plain_and_there_is_one_at_least(name):
     """They become file names and columns."""
     with pytest.raises(UserError, match="not a name"):
         parse_classes({name: STEADY})
-
-
-def test_no_class_at_all():
-    """Nothing to send."""
     with pytest.raises(UserError, match="names no class"):
         parse_classes({})
 

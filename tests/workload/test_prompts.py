@@ -50,11 +50,11 @@ def digest_of_the_others() -> str:
     return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
-def test_ten_thousand_prompts_without_a_repeat():
+def test_four_thousand_prompts_without_a_repeat():
     """No cache of whole prompts helps, and hardly any task is set twice."""
-    prompts = some(10_000, size="short")
-    assert len({prompt.text for prompt in prompts}) == 10_000
-    assert len({prompt.user for prompt in prompts}) > 9_950
+    prompts = some(4000, size="short")
+    assert len({prompt.text for prompt in prompts}) == 4000
+    assert len({prompt.user for prompt in prompts}) > 3_990
 
 
 @sizes
@@ -77,21 +77,16 @@ def test_prompts_of_one_size_are_of_one_length(size, seed):
 
 
 @sizes
-def test_kinds_take_turns(size):
-    """Any five prompts in a row hold each kind once."""
+def test_kinds_take_turns_in_an_order_that_comes_from_the_seed(size):
+    """Any five prompts in a row hold each kind once; not every run starts with the same kind."""
     kinds = [prompt.kind for prompt in some(40, size=size)]
     assert all(set(kinds[start : start + 5]) == set(KINDS) for start in range(36))
+    assert len({some(1, seed=seed, size=size)[0].kind for seed in range(40)}) == 5
 
 
-def test_order_of_the_kinds_comes_from_the_seed():
-    """Not every run starts with the same kind."""
-    assert len({some(1, seed=seed)[0].kind for seed in range(40)}) == 5
-
-
-@pytest.mark.parametrize("hash_seed", ["0", "1", "4242"])
-def test_prompts_do_not_depend_on_the_process(hash_seed):
+def test_prompts_do_not_depend_on_the_process():
     """No set or hash order shows through."""
-    environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONHASHSEED": "4242", "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-c", "import test_prompts; print(test_prompts.digest())"]
     output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert output.strip() == digest()

@@ -43,17 +43,13 @@ def line(**changes):
 
 
 def test_mooncake_lines_become_items():
-    """Times count from the first request; blank lines are nothing."""
+    """Times count from the first request; blank lines are nothing. Twice as fast is half the time."""
     items = read_trace(MOONCAKE)
     assert [item.at_s for item in items] == pytest.approx([0, 0, 3.052, 3.529])
     assert [item.prompt_tokens for item in items] == [2290, 915, 2293, 28]
     assert [item.max_tokens for item in items] == [316, 355, 31, 445]
     assert [item.line for item in items] == [1, 2, 4, 5]
     assert items[1].blocks == (0, 462)
-
-
-def test_speed_and_limit():
-    """Twice as fast is half the time."""
     assert [item.at_s for item in read_trace(MOONCAKE, speed=2, limit=3)] == pytest.approx([0, 0, 1.526])
 
 
@@ -94,25 +90,20 @@ def test_a_part_of_a_block_is_its_beginning(chars_per_token):
 
 
 def test_batch_lines_become_items():
-    """Messages as they are, the rest of the body passed on but for what the bench itself says."""
+    """Messages as they are, the rest of the body passed on but for what the bench itself says.
+
+    `max_completion_tokens` is what OpenAI calls the limit now; there may be none.
+    """
     items = read_trace(BATCH)
     assert [item.custom_id for item in items] == ["request-0", "request-1", "request-2"]
     assert items[2].max_tokens == 102
     assert (items[0].at_s, items[0].prompt_tokens, items[0].blocks) == (None, None, ())
     assert trace_messages(items[1])[1] == {"role": "user", "content": "Hello 1"}
     assert items[0].extras == {"temperature": 0.2, "tools": [{"type": "function"}]}
-
-
-def test_newer_name_of_the_limit_and_none_at_all():
-    """`max_completion_tokens` is what OpenAI calls it now."""
-    body = {"messages": [{"role": "user", "content": "Hi"}]}
-    newer, none = read_trace(
-        [
-            json.dumps({"custom_id": "a", "body": body | {"max_completion_tokens": 9}}),
-            json.dumps({"custom_id": "b", "body": body}),
-        ]
-    )
-    assert (newer.max_tokens, none.max_tokens) == (9, None)
+    for limit, tokens in (({"max_completion_tokens": 9}, 9), ({}, None)):
+        body = {"messages": [{"role": "user", "content": "Hi"}], **limit}
+        (item,) = read_trace([json.dumps({"custom_id": "a", "body": body})])
+        assert item.max_tokens == tokens
 
 
 @pytest.mark.parametrize(
