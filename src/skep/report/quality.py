@@ -228,7 +228,6 @@ _CURVES_PX = 110  # of the part that curves are drawn in
 
 
 def quality_page(run: StoredRun, summary: QualitySummary) -> str:
-    said = conclusion(summary)
     keys = "ttft_p50_ms ttft_p95_ms total_p50_s total_p95_s effective_tok_s cached_share keyword_rate outcomes"
     columns, outcomes = chosen(_COLUMNS, f"concurrency {keys}"), outcome_chart(summary)
     difference = difference_chart(summary)
@@ -240,7 +239,7 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
         about=f" · bank {summary.bank}",
         terms_kind="quality",
         summary=summary,
-        lead=f"{said[0].upper()}{said[1:]}.",
+        conclusion=conclusion(summary),
         held=summary.holds_up_to,
         excluded=points(summary.delta),
         first=summary.levels[0].difference if summary.levels else None,

@@ -197,13 +197,12 @@ def _unclear_words(turning: Turning) -> str:
     return f"{told}{what if missing else ''}; measure more runs of each level (--runs 5)"
 
 
-def left_out_sentences(levels: Sequence[LevelSummary], names: Sequence[str] = ()) -> list[str]:
-    """Return the runs that are in no figure, and why; `names` of the levels, where they are no concurrencies."""
-    titles = names or [f"C={level.concurrency}" for level in levels]
+def left_out_sentences(levels: Sequence[LevelSummary], name: Callable[[int], str] = "C={}".format) -> list[str]:
+    """Return the runs that are in no figure, and why; `name` of a level, where it is no concurrency."""
     return [
-        f"left out: {title} run {one.repeat + 1}, {number(one.effective_tok_s)} tok/s: "
+        f"left out: {name(level.concurrency)} run {one.repeat + 1}, {number(one.effective_tok_s)} tok/s: "
         f"the client was the limit ({one.why})"
-        for title, level in zip(titles, levels, strict=True)
+        for level in levels
         for one in level.left_out
     ]
 
@@ -302,8 +301,7 @@ def print_summary(
 
 def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
     """`names` of the levels, where they are no concurrencies."""
-    titles = [names[level.concurrency - 1] for level in summary.levels] if names else []
-    found = left_out_sentences(summary.levels, titles)
+    found = left_out_sentences(summary.levels, (lambda level: names[level - 1]) if names else "C={}".format)
     if summary.speedups is not None:
         found.extend(_speedup(summary.speedups))
     if summary.promise is not None:

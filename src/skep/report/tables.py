@@ -46,22 +46,18 @@ def levels_text(run: StoredRun, summary: SweepSummary, form: str) -> str:
     return "\n".join([origin, *(table.markdown() for table in tables)])
 
 
-def _readable(run: StoredRun, summary: SweepSummary) -> Any:
+def _readable(run: StoredRun, summary: SweepSummary) -> Table:
     """Return the level table of a README: what fits beside each other. Classes of traffic follow the whole."""
-    from skep.report.sweep import level_names
+    from skep.report.sweep import level_name, name_column
 
     figures = level_columns(
         "effective_tok_s spread plateau_tok_s task_tok_s contention_pct ttft_p50_ms ttft_p95_ms tpot_p50_ms counted "
         "requests failed"
     )
-    if run.kind not in TIMED:
-        left_out = tuple(left_out_sentences(summary.levels))
-        return Table("Levels", [*level_columns("concurrency"), *figures], summary.levels, left_out)
-    titles = level_names(run, summary.levels)
-    levels = [*summary.levels, *summary.classes]
-    names = [*titles, *(level.traffic for level in summary.classes)]
-    load: Column[LevelSummary] = Column("load", "load", lambda level: names[levels.index(level)], right=False)
-    return Table("Levels", [load, *figures], levels, tuple(left_out_sentences(summary.levels, titles)))
+    timed = run.kind in TIMED
+    first = [name_column(run, "load")] if timed else level_columns("concurrency")
+    levels = (*summary.levels, *(summary.classes if timed else ()))
+    return Table("Levels", [*first, *figures], levels, tuple(left_out_sentences(levels, partial(level_name, run))))
 
 
 def requests_text(rows: list[Request], verdicts: list[Verdict], form: str) -> str:
