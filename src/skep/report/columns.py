@@ -102,12 +102,14 @@ def documents(columns: Sequence[Column[Record]], records: Iterable[Record]) -> l
 
 def csv_table(columns: Sequence[Column[Record]], records: Iterable[Record]) -> str:
     """Return CSV with the keys as its head; what is unknown is an empty field."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([one.key for one in columns])
-    for record in records:
-        values = [one.value(record) for one in columns]
-        writer.writerow([str(value).lower() if isinstance(value, bool) else value for value in values])
+    rows = ([one.value(record) for one in columns] for record in records)
+    plain = ([str(value).lower() if isinstance(value, bool) else value for value in row] for row in rows)
+    return csv_text([one.key for one in columns], plain)
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    out = io.StringIO(newline="")
+    csv.writer(out, lineterminator="\n").writerows([head, *rows])
     return out.getvalue()
 
 

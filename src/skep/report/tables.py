@@ -6,8 +6,6 @@ Markdown, an empty field in CSV. A level that the client limited is shown with a
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,7 +20,7 @@ from skep.bench.compare import loss
 from skep.bench.matrix import MatrixResult
 from skep.bench.metrics import Comparison, LevelSummary, SweepSummary, tpot_ms
 from skep.bench.stored_run import TIMED
-from skep.report.columns import Column, csv_table, markdown_cell, markdown_table
+from skep.report.columns import Column, csv_table, csv_text, markdown_cell, markdown_table
 from skep.report.sweep_text import LEVEL_COLUMNS, left_out_sentences, level_columns
 from skep.report.terminal import picked
 from skep.stats.versus import Judgement
@@ -68,12 +66,8 @@ def requests_text(rows: list[Request], verdicts: list[Verdict], form: str) -> st
         records = [{**record, **_verdict(one)} for record, one in zip(records, found, strict=True)]
     if form == "json":
         return _json(records)
-    out = io.StringIO()
     names = [*_record(Request(0, 0, 0, "", 0.0, 0.0)), *(_verdict(None) if known else ())]
-    writer = csv.DictWriter(out, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return out.getvalue()
+    return csv_text(names, (record.values() for record in records))
 
 
 def _record(row: Request) -> dict[str, Any]:
@@ -302,15 +296,6 @@ def matrix_tables(cells: Sequence[MatrixResult], baseline: str | None) -> list[T
     if len(entries) > 1:
         tables += [baseline_table(entries, first), advantage_table(ordered)]
     return tables
-
-
-def cell_json(cell: MatrixResult) -> dict[str, Any]:
-    return {
-        "config": to_builtins(cell.config),
-        "summary": to_builtins(cell.summary),
-        "diagnosis": cell.diagnosis,
-        "boot_s": cell.boot_s,
-    }
 
 
 SHOWN = {"effective tok/s": "tok/s", "TTFT p50": "TTFT p50", "TTFT p95": "TTFT p95", "TPOT p50": "TPOT p50"}
