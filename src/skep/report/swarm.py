@@ -298,7 +298,6 @@ def swarm_main(story: SwarmStory) -> Markup:
         at_once=_at_once(account),
         drawn=gantt_element(story),
         most_bars=MOST_BARS,
-        failures=[one for one in story.results if one.ending is TaskEnding.FAILED],
         columns={"failures": (*FAILURES, _LAST_ANSWER), "replicas": REPLICAS, "agents": AGENTS},
         one_line=one_line,
         first_token_s=_first_token_s,
@@ -306,7 +305,6 @@ def swarm_main(story: SwarmStory) -> Markup:
         groups=[*figures(story), ("Asked for", [("run", run.id), *fact_list(shown)])],  # a page is made to be passed on
         slow=_slowest(story),
         replicas=named_replicas(account),
-        sessions=story.spans if len(story.spans) > 1 or any(span.error for span in story.spans) else (),
     )  # fmt: skip
 
 

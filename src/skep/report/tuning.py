@@ -202,13 +202,6 @@ def curve_charts(tuning: Tuning, stages: Stages, points: Points) -> tuple[Spec |
     return curves_chart(speeds, "tok/s", height=270, labelled=True), curves_chart(waits, "ms", height=270)
 
 
-_STATES = {
-    "running": "The tuning is still running. The page shows what it has decided so far.",
-    "interrupted": "The tuning was interrupted. Its results are kept; `skep tune resume` continues it.",
-    "failed": "The tuning ended with an error. Its results are kept.",
-}
-
-
 def tuning_page(tuning: Tuning, stages: Stages, curve: Points = (), *, state: str | None = None) -> str:
     """`state`: where the search is not at its end."""
     from skep.report.page import render
@@ -220,26 +213,12 @@ def tuning_page(tuning: Tuning, stages: Stages, curve: Points = (), *, state: st
         name="tune",
         title=f"{model} (simulated)" if tuning.simulated else model,
         tuning=tuning,
-        told=tuning_banners(tuning, stages, state),
-        headline=summary.headline(tuning, stages),
+        stages=stages,
+        state=state,
+        summary=summary,
         body=tuning_main(tuning, stages, curve),
         footer=f"skep {tuning.skep_version} · tuning {tuning.id}",
     )
-
-
-def tuning_banners(tuning: Tuning, stages: Stages, state: str | None = None) -> list[tuple[str, str, str]]:
-    """Return what a reader has to know before the first figure: kind, title and words of each banner."""
-    told = []
-    if state in _STATES:
-        told.append(("incomplete" if state != "running" else "differs", state, _STATES[state]))
-    if tuning.simulated:
-        story = "No model ran. The rig is a prediction with noise, tuned in virtual time."
-        told.append(("simulated", "Simulated", story))
-    target, best = tuning.aim.target, summary.best_of(stages)
-    if target is not None and best is not None and best.figure is not None and best.figure.estimate < target:
-        reached = f"The best reached {number(best.figure.estimate)} of {number(target)} {summary.unit_of(tuning)}."
-        told.append(("limited", "Target not reached", reached))
-    return told
 
 
 def ladder_picture(tuning: Tuning, stages: Stages) -> str:
@@ -264,11 +243,8 @@ def tuning_main(tuning: Tuning, stages: Stages, curve: Points = ()) -> Markup:
         kept = [n for n, one in enumerate(shown) if one.decision is StageDecision.ACCEPTED and one.number not in lost]
         return html_table(caption, stage_columns(tuning, stages), shown, kept)
 
-    simulated = "simulated, " if tuning.simulated else ""
-    knobs = {knob.name: knob.title for knob in tuning.knobs}
-    for name in (*tuning.baseline.as_dict, *(best.config.as_dict if best else ())):
-        knobs.setdefault(name, "")
-    effective, first_token = curve_charts(tuning, stages, curve)
+    titles = {knob.name: knob.title for knob in tuning.knobs}
+    turned = (*titles, *tuning.baseline.as_dict, *(best.config.as_dict if best else ()))
     return render(
         "tuning_main.html",
         tuning=tuning,
@@ -279,19 +255,13 @@ def tuning_main(tuning: Tuning, stages: Stages, curve: Points = ()) -> Markup:
         metric=METRICS.get(tuning.aim.metric, tuning.aim.metric),
         stages=stages,
         ladder=drawn and picture({**drawn, "width": 860}, summary.headline(tuning, stages)),
-        ladder_title=f"{summary.unit_of(tuning)}: {simulated}{summary.shape_words(tuning)}",
         most_open=MOST_OPEN,
         rungs=rungs,
-        curves=effective and [
-            (effective, "Effective tok/s by C",
-             "Vertical lines: 95 % interval of the mean. Both were measured in turns on the same load."),
-            (first_token, "Time to first token by C", "Medians over requests."),
-        ],
+        curves=curve_charts(tuning, stages, curve),
         curve_table=curve_table(tuning, stages, curve),
-        knobs=knobs,
+        knobs={name: titles.get(name, "") for name in turned},
         value_words=value_words,
-        host={name: fact for name, fact in tuning.host.items() if name != "hostname"},
-    )  # fmt: skip
+    )
 
 
 BAR = 40

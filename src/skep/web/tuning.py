@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from skep.report.columns import documents
 from skep.report.svg import alive
-from skep.report.tuning import DASHBOARD, ladder_picture, tuning_banners, tuning_main, tuning_page
+from skep.report.tuning import DASHBOARD, ladder_picture, tuning_main, tuning_page
 from skep.tuner import summary
 from skep.tuner.records import TuneStage
 from skep.tuner.store import TuningRecord, TuningState, TuningStore, tuning_json
@@ -41,14 +41,8 @@ STAGE_COLUMNS = (
 def body_of(found: TuningRecord) -> str:
     with alive():
         main = tuning_main(found.tuning, found.stages, found.points)
-    return render(
-        "tuning_body.html",
-        kept=found,
-        running=found.state is TuningState.RUNNING,
-        told=tuning_banners(found.tuning, found.stages, found.unfinished),
-        headline=summary.headline(found.tuning, found.stages),
-        main=main,
-    )
+    running = found.state is TuningState.RUNNING
+    return render("tuning_body.html", kept=found, running=running, summary=summary, main=main)
 
 
 class TuningPages:
