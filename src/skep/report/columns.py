@@ -7,7 +7,7 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 from unicodedata import combining, east_asian_width
@@ -78,6 +78,24 @@ class Column(msgspec.Struct, Generic[Record], frozen=True):
         if style == "strong" or (style == "bad" and not self.value(record)):
             return ""
         return style or ("" if self.right else "left")
+
+
+def at(path: str) -> Callable[[Any], Any]:
+    """Return what reads a part of a record, as `figure.low`: None where it, or what it is a part of, is unknown."""
+
+    def read(record: Any) -> Any:
+        for name in path.split("."):
+            if record is not None:
+                record = record.get(name) if isinstance(record, Mapping) else getattr(record, name)
+        return record
+
+    return read
+
+
+def plain_columns(paths: str) -> list[Column[Any]]:
+    """Return columns for programs: each a path, with another key in front where it has one, as `low=figure.low`."""
+    named = [word.rpartition("=") for word in paths.split()]
+    return [Column(key or path, "", at(path)) for key, _, path in named]
 
 
 def chosen(columns: Iterable[Column[Record]], keys: str) -> list[Column[Record]]:

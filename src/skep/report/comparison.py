@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from operator import attrgetter
@@ -15,7 +15,7 @@ from markupsafe import Markup
 from skep.bench.metrics import Comparison, LevelSummary, SweepSummary
 from skep.report import charts, theme
 from skep.report.charts import Spec
-from skep.report.columns import Column, chosen
+from skep.report.columns import Column, at, chosen, plain_columns
 from skep.report.page import html_table, render
 from skep.report.svg import standalone
 from skep.report.sweep import marks_of
@@ -146,10 +146,6 @@ def comparison_banners(runs: Sequence[Series]) -> Markup:
     return render("comparison_banners.html", runs=runs, left_out=left_out, most=MOST_RUNS, differ=_difference(runs))
 
 
-def _ratio(part: str) -> Callable[[Comparison], float | None]:
-    return lambda one: None if one.ratio is None else getattr(one.ratio, part)
-
-
 def _side(side: str) -> Column[Comparison]:
     """Return the figure of one run: times are milliseconds in the records, rates are what their name says."""
 
@@ -165,11 +161,8 @@ COMPARISON_COLUMNS: tuple[Column[Comparison], ...] = (
     Column("metric", "Figure", lambda one: one.metric, right=False),
     _side("a"),
     _side("b"),
-    Column("ratio", "B / A", _ratio("estimate"), partial(number, digits=3), style="strong"),
-    Column("ratio_low", "low", _ratio("low")),
-    Column("ratio_high", "high", _ratio("high")),
-    Column("judgement", "Verdict", lambda one: one.judgement.value, right=False),
-    Column("why", "why", lambda one: one.why, right=False),
+    Column("ratio", "B / A", at("ratio.estimate"), partial(number, digits=3), style="strong"),
+    *plain_columns("ratio_low=ratio.low ratio_high=ratio.high judgement=judgement.value why"),
 )
 _IN_WORDS: tuple[Column[Comparison], ...] = (
     Column("interval", "95 %", lambda one: one.ratio, lambda it: f"{it.low:.2f}..{it.high:.2f}", style="soft"),

@@ -28,7 +28,7 @@ from skep.quality.trial_figures import (
 )
 from skep.report import charts, theme
 from skep.report.charts import Spec
-from skep.report.columns import Column, as_count, as_percent, chosen, print_records
+from skep.report.columns import Column, as_count, as_percent, at, chosen, print_records
 from skep.report.page import html_table
 from skep.report.svg import picture, standalone
 from skep.report.sweep import marks_of, run_report
@@ -144,11 +144,7 @@ def _exactly(share: float) -> str:
 
 def _of(part: str, key: str, title: str, text: Callable[[Any], str], **more: Any) -> Column[QualityRow]:
     """Return a figure of the row's difference (`found`) or of its requests (`arm`)."""
-
-    def value(row: QualityRow) -> Any:
-        return None if (whole := getattr(row, part)) is None else getattr(whole, key)
-
-    return Column(key, title, value, text, **more)
+    return Column(key, title, at(f"{part}.{key}"), text, **more)
 
 
 _COLUMNS: tuple[Column[QualityRow], ...] = (

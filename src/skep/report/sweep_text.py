@@ -14,7 +14,7 @@ from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import Clock, LevelSummary, Promise, Speedup, SweepSummary
 from skep.bench.summary import cost_per_million_tokens
 from skep.bench.sweep import SweepPlan
-from skep.report.columns import Column, as_count, as_percent, chosen, print_records
+from skep.report.columns import Column, as_count, as_percent, at, chosen, print_records
 from skep.report.terminal import note
 from skep.stats.turning import Turning
 from skep.store.records import Request
@@ -25,11 +25,6 @@ FULL = 0.97  # in flight, as a share of C
 _LevelColumn = Column[LevelSummary]
 
 
-def _part(name: str, part: str) -> Callable[[LevelSummary], Any]:
-    """Return what reads a part of one of its figures, as `p50` of `ttft_ms`; None where that is unknown."""
-    return lambda level: None if (whole := getattr(level, name)) is None else getattr(whole, part)
-
-
 def _figure(name: str, title: str, key: str = "", text: Callable[[Any], str] = number, **more: Any) -> _LevelColumn:
     return Column(key or name, title, lambda level: getattr(level, name), text, **more)
 
@@ -37,17 +32,17 @@ def _figure(name: str, title: str, key: str = "", text: Callable[[Any], str] = n
 def _percentiles(name: str, title: str, **more: Any) -> Iterator[_LevelColumn]:
     for part in ("p50", "p95", "p99", "mean"):
         group = (title[0].upper() + title[1:], part)
-        value, key = _part(f"{name}_ms", part), f"{name}_{part}_ms"
+        value, key = at(f"{name}_ms.{part}"), f"{name}_{part}_ms"
         yield Column(key, f"{title} {part}", value, number, unit=" ms", group=group, **more)
 
 
 def _bounds(name: str, key: str) -> Iterator[_LevelColumn]:
     for part in ("low", "high"):
-        yield Column(key.format(part), f"95 % {part}", _part(f"{name}_interval", part))
+        yield Column(key.format(part), f"95 % {part}", at(f"{name}_interval.{part}"))
 
 
 def _energy(part: str, title: str, text: Callable[[Any], str] = number, **more: Any) -> _LevelColumn:
-    return Column(part, title, _part("energy", part), text, group=("GPUs", title), optional=True, **more)
+    return Column(part, title, at(f"energy.{part}"), text, group=("GPUs", title), optional=True, **more)
 
 
 def _listed(counts: Sequence[tuple[str, int]]) -> str:
@@ -149,7 +144,7 @@ _IN_WORDS: tuple[_LevelColumn, ...] = (
     _words("failed_by", "failed by", lambda level: counted(level.errors), group=("Failed", "by kind")),
     _words("slowed", "throttled", lambda level: level.energy and (", ".join(level.energy.throttled) or "no"),
            group=("GPUs", "throttled")),
-    _words("measured_by", "measured by", _part("energy", "source"), group=("GPUs", "measured by")),
+    _words("measured_by", "measured by", at("energy.source"), group=("GPUs", "measured by")),
     Column("notes", "Notes", lambda _: "", style="note", right=False, html=_notes),
 )  # fmt: skip
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
-from operator import attrgetter
 from typing import Any
 
 from markupsafe import Markup
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 
 from skep.report import theme
 from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart, sized
-from skep.report.columns import Column, chosen, print_records, record_lines
+from skep.report.columns import Column, at, chosen, plain_columns, print_records, record_lines
 from skep.report.liveview import Line, Page
 from skep.report.svg import picture, standalone
 from skep.report.sweep_text import interval_text
@@ -59,7 +58,7 @@ def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
         Column("number", "#", lambda one: one.number),
         Column("change", "Change", lambda one: one.title, partial(shortened, longest=160), right=False, style="wide"),
         Column("decision", "Decision", decision, right=False, style=style),
-        Column("figure", summary.unit_of(tuning), lambda one: one.figure and one.figure.estimate, number),
+        Column("figure", summary.unit_of(tuning), at("figure.estimate"), number),
         Column("figure_interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"),
         Column("ratio", "Over best", lambda one: one.ratio, summary.ratio_words),
         Column("ratio_interval", "95 %", lambda one: one.ratio, summary.ratio_range, rank=1, style="soft"),
@@ -89,7 +88,7 @@ def curve_table(tuning: Tuning, stages: Stages, points: Points) -> tuple[list[Co
     columns: list[Column[CurvePoint]] = [
         Column("concurrency", "C", lambda one: one.concurrency),
         Column("configuration", "Configuration", named, right=False),
-        Column("effective_tok_s", "tok/s", lambda one: one.figure and one.figure.estimate, number),
+        Column("effective_tok_s", "tok/s", at("figure.estimate"), number),
         Column("interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"),
         Column("ttft_ms", "TTFT p50", lambda one: one.ttft_ms, milliseconds),
         Column("tpot_ms", "TPOT p50", lambda one: one.tpot_ms, milliseconds, rank=2),
@@ -98,17 +97,14 @@ def curve_table(tuning: Tuning, stages: Stages, points: Points) -> tuple[list[Co
     return columns, sorted(points, key=lambda one: (one.concurrency, one.config != tuning.baseline))
 
 
-def _figure(stage: TuneStage | None) -> float | None:
-    return None if stage is None or stage.figure is None else stage.figure.estimate
-
-
-def _gain(end: str) -> Callable[[TuningRecord], float | None]:
-    return lambda one: None if (gain := summary.total_gain(one.stages)) is None else getattr(gain, end)
-
-
 def _note(found: TuningRecord) -> str:
     why = found.reason if not found.stages else None
     return ", ".join(filter(None, ["SIMULATED" if found.tuning.simulated else "", why, *found.presets]))
+
+
+def _of(find: Callable[[Stages], object], path: str) -> Callable[[TuningRecord], Any]:
+    """Return what reads a part of something that is found in the stages."""
+    return lambda one: at(path)(find(one.stages))
 
 
 # The figures of a tuning, for `skep tune list` and the dashboard; a terminal shows those with a title.
@@ -117,29 +113,26 @@ TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
     Column("created_at", "WHEN", lambda one: one.tuning.created_at, day_and_time, right=False, rank=1),
     Column("state", "STATE", lambda one: one.state.value, right=False),
     Column("model", "MODEL", lambda one: one.tuning.model, right=False),
-    Column("simulated", "", lambda one: one.tuning.simulated),
     Column("engine", "ENGINE", lambda one: one.tuning.engine, right=False, rank=2),
     Column("rig", "ON", lambda one: one.tuning.rig, right=False, rank=2),
-    Column("machine", "", lambda one: one.tuning.rig),
     Column("goal", "GOAL", lambda one: str(one.tuning.aim), right=False),
     Column("shape", "LOAD", lambda one: one.tuning.aim.shape, right=False, rank=3),
-    *(
-        Column(name, "", attrgetter(f"tuning.aim.{name}"))
-        for name in ("metric", "concurrency", "input_tokens", "output_tokens", "slo")
+    *plain_columns(
+        "simulated=tuning.simulated machine=tuning.rig metric=tuning.aim.metric concurrency=tuning.aim.concurrency "
+        "input_tokens=tuning.aim.input_tokens output_tokens=tuning.aim.output_tokens slo=tuning.aim.slo measured_s "
+        "skep_version=tuning.skep_version"
     ),
-    Column("baseline", "", lambda one: _figure(summary.baseline_of(one.stages))),
-    Column("best", "", lambda one: _figure(summary.best_of(one.stages))),
-    Column("from", "FROM", lambda one: _figure(summary.baseline_of(one.stages)), number),
-    Column("to", "TO", lambda one: _figure(summary.best_of(one.stages)), number),
-    Column("gain", "TIMES", _gain("estimate"), partial(number, digits=2)),
-    Column("gain_low", "", _gain("low")),
-    Column("gain_high", "", _gain("high")),
+    Column("baseline", "", _of(summary.baseline_of, "figure.estimate")),
+    Column("best", "", _of(summary.best_of, "figure.estimate")),
+    Column("from", "FROM", _of(summary.baseline_of, "figure.estimate"), number),
+    Column("to", "TO", _of(summary.best_of, "figure.estimate"), number),
+    Column("gain", "TIMES", _of(summary.total_gain, "estimate"), partial(number, digits=2)),
+    Column("gain_low", "", _of(summary.total_gain, "low")),
+    Column("gain_high", "", _of(summary.total_gain, "high")),
     Column("step", "", lambda one: won[-1].title if (won := summary.accepted(one.stages)) else None),
     Column("stages", "", lambda one: len(one.stages)),
     Column("accepted", "", lambda one: len(summary.accepted(one.stages))),
-    Column("measured_s", "", lambda one: one.measured_s),
     Column("presets", "", lambda one: list(one.presets)),
-    Column("skep_version", "", lambda one: one.tuning.skep_version),
     Column("note", "NOTE", _note, right=False, rank=1),
 )
 # What `skep tune list --json` has, and what the dashboard has in its JSON and CSV.
