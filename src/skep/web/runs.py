@@ -27,7 +27,8 @@ from skep.web.responses import csv_records, json_answer, or_not_found, report_an
 from skep.web.run_cache import MOST_COMPARED, PATIENCE_S, Pictures, RunCache, RunFigures
 
 PAGE = 50
-_CHOICES = {"yes": "simulated only", "no": "measured only"}
+SIMULATED = {"": "measured and simulated", "yes": "simulated only", "no": "measured only"}
+STATES = [one.value for one in RunState]
 SORTS = {"": "newest first", "best": "best tok/s first"}
 Listed = tuple[StoredRun, RunFigures | None]
 
@@ -90,10 +91,9 @@ def page_count(total: int) -> int:
 
 def read_query(query: QueryParams) -> RunsQuery:
     state, simulated, sort = (query.get(name, "") for name in ("state", "simulated", "sort"))
-    states = [one.value for one in RunState]
-    if state and state not in states:
-        raise UserError(f"`state={state}` is not a state of a run", hint=f"one of {', '.join(states)}")
-    if simulated and simulated not in _CHOICES:
+    if state and state not in STATES:
+        raise UserError(f"`state={state}` is not a state of a run", hint=f"one of {', '.join(STATES)}")
+    if simulated not in SIMULATED:
         raise UserError(f"`simulated={simulated}` is neither yes nor no", hint="leave it out for both")
     if sort not in SORTS:
         raise UserError(f"`sort={sort}` is unknown", hint="sort=best, or leave it out for the newest first")
@@ -178,10 +178,8 @@ class RunsPages:
             "runs.html",
             found=found,
             asked=found.asked,
-            models=[("", "all models"), *((name, self.site.label(name)) for name in found.models)],
-            kinds=[("", "all kinds"), *((name, name) for name in found.kinds)],
-            states=[("", "all states"), *((one.value, one.value) for one in RunState)],
-            both=[("", "measured and simulated"), *_CHOICES.items()],
+            STATES=STATES,
+            SIMULATED=SIMULATED,
             SORTS=SORTS,
             rows=self._rows(found),
             waiting=f"/runs/rows?{found.asked.query()}" if len(found.figures) < wanted else None,
