@@ -217,11 +217,8 @@ def cache_sentence(levels: Sequence[LevelSummary]) -> str | None:
     told = [(level, level.cached_prompt_share) for level in levels if level.cached_prompt_share is not None]
     if not told:
         return None
-    weighed = all(level.prompt_tokens is not None for level, _ in told)
-    weights = [level.requests * ((level.prompt_tokens or 0.0) if weighed else 1.0) for level, _ in told]
-    shares = [share for _, share in told]
-    total = sum(weights)
-    share = sum(w * s for w, s in zip(weights, shares, strict=True)) / total if total else max(shares)
+    weights = [level.requests * (level.prompt_tokens or 1.0) for level, _ in told]
+    share = sum(weight * held for weight, (_, held) in zip(weights, told, strict=True)) / (sum(weights) or 1.0)
     verdict = "the prompts were cold" if share < COLD else "not all prompts were cold, so TTFT looks better than it is"
     if share >= WARM:
         verdict = "most prompts were cached, so TTFT looks better than it is"

@@ -144,7 +144,7 @@ def _measured(read: Callable[[SweepSummary], Cell], otherwise: str | None = _FAI
 
 def _figure(name: str, concurrency: int | None) -> Callable[[SweepSummary], Cell]:
     def read(what: SweepSummary) -> Cell:
-        figure: float | None = getattr(_level_of(what, concurrency), name, None)
+        figure: float | None = getattr(_levels(what).get(concurrency), name, None)
         return figure if known(figure) else None
 
     return read
@@ -216,13 +216,12 @@ def baseline_table(entries: Sequence[Entry], baseline: str) -> Table:
     return Table(f"Against {baseline}", columns, entries, _limited_notes(entries, n))
 
 
-def _level_of(what: SweepSummary | str, concurrency: int | None) -> LevelSummary | None:
-    levels = () if isinstance(what, str) else what.levels
-    return next((level for level in levels if level.concurrency == concurrency), None)
+def _levels(what: SweepSummary | str) -> dict[int | None, LevelSummary]:
+    return {} if isinstance(what, str) else {level.concurrency: level for level in what.levels}
 
 
 def _all_levels(entries: Sequence[Entry]) -> list[int]:
-    return sorted({level.concurrency for _, what in entries if not isinstance(what, str) for level in what.levels})
+    return sorted({level.concurrency for _, what in entries for level in _levels(what).values()})
 
 
 def _shared_level_of(entries: Sequence[Entry]) -> int | None:
@@ -236,7 +235,7 @@ def _effective_at(what: SweepSummary | str, concurrency: int | None) -> Cell:
     """Return a figure, the reason why there is none, or None where that level was not measured."""
     if isinstance(what, str):
         return what
-    if (level := _level_of(what, concurrency)) is None:
+    if (level := _levels(what).get(concurrency)) is None:
         return None
     if known(level.effective_tok_s):
         return level.effective_tok_s
@@ -255,18 +254,16 @@ def _ratio(base: SweepSummary | str, what: SweepSummary | str, concurrency: int 
 
 
 def _is_limited(what: SweepSummary | str, concurrency: int | None) -> bool:
-    level = _level_of(what, concurrency)
-    return level is not None and level.client_limited
+    return (level := _levels(what).get(concurrency)) is not None and level.client_limited
 
 
 def _limited_notes(entries: Sequence[Entry], at: int | None = None) -> tuple[str, ...]:
-    notes = []
-    for label, what in entries:
-        levels = () if isinstance(what, str) else what.levels
-        where = [str(one.concurrency) for one in levels if one.client_limited and at in (None, one.concurrency)]
-        if where:
-            notes.append(f"{label}: the client was the limit at C={', '.join(where)}; read it as a lower bound")
-    return tuple(notes)
+    limited = (
+        (label, [str(c) for c, one in _levels(what).items() if one.client_limited and at in (None, c)])
+        for label, what in entries
+    )
+    story = "{}: the client was the limit at C={}; read it as a lower bound"
+    return tuple(story.format(label, ", ".join(where)) for label, where in limited if where)
 
 
 def _swarm_size(what: SweepSummary) -> list[int]:

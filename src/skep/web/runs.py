@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from skep.bench.stored_run import OF_A_TUNING, TIMED
 from skep.errors import UserError
-from skep.report.columns import Column, documents
+from skep.report.columns import Column, at, documents, plain_columns
 from skep.report.sweep_text import LEVEL_COLUMNS
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
@@ -30,7 +30,7 @@ PAGE = 50
 SIMULATED = {"": "measured and simulated", "yes": "simulated only", "no": "measured only"}
 STATES = [one.value for one in RunState]
 SORTS = {"": "newest first", "best": "best tok/s first"}
-Listed = tuple[StoredRun, RunFigures | None]
+Listed = dict[str, Any]  # the `run`, and what is `told` of it
 
 
 class RunsQuery(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class RunListing(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> list[Listed]:
-        return [(run, self.figures.get(run.id)) for run in self.runs]
+        return [{"run": run, "told": self.figures.get(run.id)} for run in self.runs]
 
 
 def page_count(total: int) -> int:
@@ -131,24 +131,20 @@ def tuning_of(run: StoredRun) -> str | None:
 
 
 def run_columns(site: Site) -> list[Column[Listed]]:
-    def of_run(key: str, value: Callable[[StoredRun], Any] | None = None) -> Column[Listed]:
-        return Column(key, key, lambda pair: value(pair[0]) if value else getattr(pair[0], key))
-
-    def figure(key: str) -> Column[Listed]:
-        return Column(key, key, lambda pair: getattr(pair[1], key) if pair[1] else None)
+    def of_run(key: str, value: Callable[[StoredRun], Any]) -> Column[Listed]:
+        return Column(key, key, lambda row: value(row["run"]))
 
     return [
-        *map(of_run, ("id", "created_at", "ended_at", "kind")),
-        of_run("state", lambda run: run.state.value),
+        *plain_columns("id=run.id created_at=run.created_at ended_at=run.ended_at kind=run.kind state=run.state.value"),
         of_run("model", lambda run: site.label(run.model)),
         of_run("machine", run_cache.machine_of),
         of_run("engine", run_cache.engine_of),
         of_run("layout", run_cache.layout_of),
-        *map(of_run, ("simulated", "requests")),
-        *map(figure, ("failed", "best_tok_s", "best_at", "ttft_ms", "client_limited")),
-        Column("conclusion", "conclusion", lambda pair: (pair[1] and pair[1].conclusion) or None),
+        *plain_columns("simulated=run.simulated requests=run.requests failed=told.failed best_tok_s=told.best_tok_s"),
+        *plain_columns("best_at=told.best_at ttft_ms=told.ttft_ms client_limited=told.client_limited"),
+        Column("conclusion", "conclusion", lambda row: at("told.conclusion")(row) or None),
         of_run("url", lambda run: None if site.public else site.hide(run.url)),
-        *map(of_run, ("fingerprint", "skep_version", "error")),
+        *plain_columns("fingerprint=run.fingerprint skep_version=run.skep_version error=run.error"),
     ]
 
 
@@ -253,7 +249,7 @@ class RunsPages:
         with self._stored(request.query_params.get("id", "")) as (store, run):
             figures = self.book.figures(store, [run]).get(run.id)
             levels = run_cache.levels_of(store, run)
-        (told,) = documents(self.columns, [(run, figures)])
+        (told,) = documents(self.columns, [{"run": run, "told": figures}])
         facts = {"config": run.config, "host": run.host, "engine_facts": run.engine}
         return json_answer({**told, **facts, "levels": levels})
 
