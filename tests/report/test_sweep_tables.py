@@ -7,11 +7,11 @@ import re
 from msgspec.structs import replace
 
 from skep.report.page import make_environment
-from skep.report.sweep import failed_kinds, level_table
+from skep.report.sweep import level_table
 
 
 def failure_table(rows):
-    return make_environment("skep.report").get_template("levels.html").module.failed(failed_kinds(rows))
+    return make_environment("skep.report").get_template("levels.html").module.failed(rows)
 
 
 def _cells(markup):

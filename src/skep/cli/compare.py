@@ -35,7 +35,7 @@ from skep.files import PAGES, OutputFile, read_user_toml
 from skep.host.facts import read_host
 from skep.paths import user_paths
 from skep.report.columns import print_records
-from skep.report.tables import CompareResult, Table, cell_json, comparison_columns, group_by_level, matrix_tables
+from skep.report.tables import CompareResult, Table, comparison_columns, group_by_level, matrix_tables
 from skep.report.terminal import note, print_json
 from skep.store.database import open_store
 from skep.store.records import StoredRun
@@ -167,7 +167,7 @@ def run_matrix_command(file: Path, output: OutputFile | None, *, processes: int 
     if output is not None:
         _write(cells, tables, output)
     if as_json:
-        print_json([cell_json(cell) for cell in cells])
+        print_json(msgspec.to_builtins(cells))
     for table in () if as_json else tables:
         note(f"\n{table.title}")
         print_records(table.columns, table.records)

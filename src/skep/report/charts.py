@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from string import Template
 from typing import Any
 
@@ -292,23 +293,16 @@ def contention_chart(levels: Sequence[LevelSummary]) -> Spec | None:
     )
 
 
-def ttft_chart(levels: Sequence[LevelSummary], height: int = 200) -> Spec | None:
-    """Time to first token against C: the median whole, the 95th percentile dashed, the 99th dotted."""
-    return _percentiles_chart(levels, "ttft_ms", ("p50", "p95", "p99"), theme.SKY, height)
-
-
-def tpot_chart(levels: Sequence[LevelSummary]) -> Spec | None:
-    """Time per output token against C: the median whole, the 95th percentile dashed."""
-    return _percentiles_chart(levels, "tpot_ms", ("p50", "p95"), theme.PLUM, 200)
-
-
 def _percentiles_chart(
-    levels: Sequence[LevelSummary], figure: str, names: Sequence[str], colour: str, height: int
+    figure: str, names: Sequence[str], colour: str, levels: Sequence[LevelSummary], height: int = 200
 ) -> Spec | None:
+    """Return a time against C: the median whole, the 95th percentile dashed, the 99th dotted."""
     measured = [(level.concurrency, some) for level in _rising(levels) if (some := getattr(level, figure)) is not None]
     return latency_chart({name: [(c, getattr(some, name)) for c, some in measured] for name in names}, colour, height)
 
 
+ttft_chart = partial(_percentiles_chart, "ttft_ms", ("p50", "p95", "p99"), theme.SKY)
+tpot_chart = partial(_percentiles_chart, "tpot_ms", ("p50", "p95"), theme.PLUM)
 Curves = Mapping[str, Sequence[tuple[int, float | None]]]  # (C, value), by name
 
 
@@ -360,15 +354,14 @@ def has_interval(level: LevelSummary) -> bool:
 
 
 def band_caption(levels: Sequence[LevelSummary]) -> str:
-    """Return what the band of `effective_chart` shows, where it is not the same at every level."""
+    """Return what the band of `effective_chart` shows, where it is not the same at every level, and hollow points."""
     drawn = [level for level in _rising(levels) if known(level.effective_tok_s)]
     ranged = [level for level in drawn if not has_interval(level) and level.effective_low != level.effective_high]
-    if not any(has_interval(level) for level in drawn):
-        return "band: slowest to fastest run"
-    if not ranged:
-        return "band: 95 % interval of the mean"
     where = ", ".join(str(level.concurrency) for level in ranged)
-    return f"band: 95 % interval of the mean; at C = {where} slowest to fastest run"
+    words = f"95 % interval of the mean{f'; at C = {where} slowest to fastest run' if ranged else ''}"
+    if not any(has_interval(level) for level in drawn):
+        words = "slowest to fastest run"
+    return f"band: {words}{'; hollow: client-limited' if any(level.client_limited for level in levels) else ''}"
 
 
 def _rising(levels: Sequence[LevelSummary]) -> list[LevelSummary]:

@@ -7,7 +7,7 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 from unicodedata import combining, east_asian_width
@@ -80,6 +80,24 @@ class Column(msgspec.Struct, Generic[Record], frozen=True):
         return style or ("" if self.right else "left")
 
 
+def at(path: str) -> Callable[[Any], Any]:
+    """Return what reads a part of a record, as `figure.low`: None where it, or what it is a part of, is unknown."""
+
+    def read(record: Any) -> Any:
+        for name in path.split("."):
+            if record is not None:
+                record = record.get(name) if isinstance(record, Mapping) else getattr(record, name)
+        return record
+
+    return read
+
+
+def plain_columns(paths: str) -> list[Column[Any]]:
+    """Return columns for programs: each a path, with another key in front where it has one, as `low=figure.low`."""
+    named = [word.rpartition("=") for word in paths.split()]
+    return [Column(key or path, "", at(path)) for key, _, path in named]
+
+
 def chosen(columns: Iterable[Column[Record]], keys: str) -> list[Column[Record]]:
     """Return the columns of the keys, parted by blanks, in their order; `key~2` has the rank 2."""
     by_key = {one.key: one for one in columns}
@@ -102,12 +120,14 @@ def documents(columns: Sequence[Column[Record]], records: Iterable[Record]) -> l
 
 def csv_table(columns: Sequence[Column[Record]], records: Iterable[Record]) -> str:
     """Return CSV with the keys as its head; what is unknown is an empty field."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([one.key for one in columns])
-    for record in records:
-        values = [one.value(record) for one in columns]
-        writer.writerow([str(value).lower() if isinstance(value, bool) else value for value in values])
+    rows = ([one.value(record) for one in columns] for record in records)
+    plain = ([str(value).lower() if isinstance(value, bool) else value for value in row] for row in rows)
+    return csv_text([one.key for one in columns], plain)
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    out = io.StringIO(newline="")
+    csv.writer(out, lineterminator="\n").writerows([head, *rows])
     return out.getvalue()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from operator import attrgetter
@@ -15,7 +15,7 @@ from markupsafe import Markup
 from skep.bench.metrics import Comparison, LevelSummary, SweepSummary
 from skep.report import charts, theme
 from skep.report.charts import Spec
-from skep.report.columns import Column, chosen
+from skep.report.columns import Column, at, chosen, plain_columns
 from skep.report.page import html_table, render
 from skep.report.svg import standalone
 from skep.report.sweep import marks_of
@@ -48,8 +48,13 @@ class Series(msgspec.Struct, frozen=True):
 
 
 def series_of(entries: Entries, labels: Sequence[str] | None = None) -> tuple[Series, ...]:
-    """Lettered from A. Without labels a run is called by its model and time; its id is added where two are alike."""
-    names = list(labels or (f"{run.model} @ {moment(run.created_at)}" for run, _ in entries))
+    """Lettered from A. Without labels a run is called by its model, with its time where others have it, too.
+
+    Its id is added where two are still alike.
+    """
+    models = Counter(run.model for run, _ in entries)
+    timed = (f"{run.model} @ {moment(run.created_at)}" if models[run.model] > 1 else run.model for run, _ in entries)
+    names = list(labels or timed)
     names = [f"{name} ({entries[i][0].id})" if names.count(name) > 1 else name for i, name in enumerate(names)]
     looks = zip(cycle(theme.SERIES), cycle(charts.DASHES), cycle(charts.SHAPES), strict=False)
     return tuple(
@@ -109,7 +114,7 @@ def comparison_page(
         "comparison_page.html",
         kind="comparison",
         name="comparison",
-        title=_heading(runs),
+        title=comparison_heading(runs),
         verdict=verdict,
         told=comparison_banners(runs),
         runs=runs,
@@ -129,7 +134,7 @@ def comparison_picture(entries: Entries, *, labels: Sequence[str] | None = None)
     rest = charts.sized(overlay(runs, "tpot_p50_ms", "ms", 105), "Time per output token, p50", "", 290, 105)
     marks = sorted(f"{word}: {one.letter}" for one in runs for word in marks_of(one.run))
     drawn = [legend_chart(runs), charts.panels(gain, first, rest, 118)]
-    spec = {"title": charts.headed(_heading(runs), marks), "vconcat": drawn, "spacing": 96, "bounds": "flush"}
+    spec = {"title": charts.headed(comparison_heading(runs), marks), "vconcat": drawn, "spacing": 96, "bounds": "flush"}
     names = ", ".join(f"{one.letter} {one.name}" for one in runs)
     return standalone(spec, f"Comparison of {names}: effective tok/s, TTFT and TPOT against C")
 
@@ -139,10 +144,6 @@ def comparison_banners(runs: Sequence[Series]) -> Markup:
     told = [(one.letter, line) for one in runs for line in left_out_sentences(one.levels)]
     left_out = [f"{letter} {line.removeprefix('left out: ')}" for letter, line in told]
     return render("comparison_banners.html", runs=runs, left_out=left_out, most=MOST_RUNS, differ=_difference(runs))
-
-
-def _ratio(part: str) -> Callable[[Comparison], float | None]:
-    return lambda one: None if one.ratio is None else getattr(one.ratio, part)
 
 
 def _side(side: str) -> Column[Comparison]:
@@ -160,11 +161,8 @@ COMPARISON_COLUMNS: tuple[Column[Comparison], ...] = (
     Column("metric", "Figure", lambda one: one.metric, right=False),
     _side("a"),
     _side("b"),
-    Column("ratio", "B / A", _ratio("estimate"), partial(number, digits=3), style="strong"),
-    Column("ratio_low", "low", _ratio("low")),
-    Column("ratio_high", "high", _ratio("high")),
-    Column("judgement", "Verdict", lambda one: one.judgement.value, right=False),
-    Column("why", "why", lambda one: one.why, right=False),
+    Column("ratio", "B / A", at("ratio.estimate"), partial(number, digits=3), style="strong"),
+    *plain_columns("ratio_low=ratio.low ratio_high=ratio.high judgement=judgement.value why"),
 )
 _IN_WORDS: tuple[Column[Comparison], ...] = (
     Column("interval", "95 %", lambda one: one.ratio, lambda it: f"{it.low:.2f}..{it.high:.2f}", style="soft"),
@@ -230,7 +228,7 @@ def _flat(facts: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def _heading(runs: Sequence[Series]) -> str:
+def comparison_heading(runs: Sequence[Series]) -> str:
     models = list(dict.fromkeys(one.run.model for one in runs))
     if len(models) == 1:
         return f"{printable(models[0])}: {len(runs)} runs"

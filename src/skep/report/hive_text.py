@@ -13,9 +13,9 @@ from skep.monitor.describe import ago, ahead, percent
 from skep.monitor.history import TargetComparisonRow
 from skep.monitor.records import ProbeSample, ProbeTarget, SeriesKey
 from skep.monitor.schedule import format_interval
-from skep.monitor.status import SeriesStatus, TargetStatus
+from skep.monitor.status import TargetStatus
 from skep.monitor.targets import runs_of
-from skep.report.columns import Column, as_count, print_records, record_lines
+from skep.report.columns import Column, as_count, at, print_records, record_lines
 from skep.report.liveview import BETWEEN, Line, Page, bar_cells, sparkline
 from skep.report.terminal import note
 from skep.stats.percentiles import WindowStats
@@ -249,12 +249,9 @@ TARGETS: tuple[Column[ProbeTarget], ...] = (
 )
 
 
-def _latest(reading: SeriesStatus | None) -> float | None:
-    return None if reading is None or reading.latest is None else reading.latest.value
-
-
-def _speed(one: TargetStatus) -> SeriesStatus | None:
-    return one.first("tok/s")
+def _of_first(unit: str, path: str) -> Callable[[TargetStatus], Any]:
+    """Return what reads a part of the first series of a target that is told in this unit."""
+    return lambda one: at(path)(one.first(unit))
 
 
 def status_columns(now: float, *, running: bool) -> tuple[Column[TargetStatus], ...]:
@@ -262,10 +259,10 @@ def status_columns(now: float, *, running: bool) -> tuple[Column[TargetStatus], 
     return (
         Column("target", "TARGET", lambda one: one.target.name, right=False),
         Column("state", "STATE", lambda one: one.state, right=False),
-        Column("value", "NOW", lambda one: _latest(_speed(one)), lambda value: f"{_one(value)} tok/s"),
-        Column("median_7d", "7 D MEDIAN", lambda one: (it := _speed(one)) and it.week and it.week.median, _one, rank=2),
-        Column("ratio", "CHANGE", lambda one: (speed := _speed(one)) and speed.ratio, percent),
-        Column("ttft_ms", "TTFT", lambda one: _latest(one.first("ms")), lambda value: f"{_one(value)} ms", rank=1),
+        Column("value", "NOW", _of_first("tok/s", "latest.value"), lambda value: f"{_one(value)} tok/s"),
+        Column("median_7d", "7 D MEDIAN", _of_first("tok/s", "week.median"), _one, rank=2),
+        Column("ratio", "CHANGE", _of_first("tok/s", "ratio"), percent),
+        Column("ttft_ms", "TTFT", _of_first("ms", "latest.value"), lambda value: f"{_one(value)} ms", rank=1),
         Column("probed", "PROBED", lambda one: "never" if one.last is None else ago(now - one.last.ended_at),
                right=False),
         Column("next", "NEXT", lambda one: ahead(one.due_at - now) if running else None, rank=4, right=False),
@@ -316,17 +313,15 @@ def comparison_columns(a: str, b: str) -> tuple[Column[TargetComparisonRow], ...
     return (
         Column("run", "RUN", lambda row: row.key.kind.replace("/", " "), right=False),
         Column("unit", "UNIT", lambda row: row.key.metric.unit, rank=4, right=False),
-        *_sides("a", a, lambda row: row.versus.a),
-        *_sides("b", b, lambda row: row.versus.b),
-        Column("ratio", "RATIO", lambda row: row.versus.ratio and row.versus.ratio.estimate, lambda x: f"{x:,.3f}"),
+        *_sides("a", a),
+        *_sides("b", b),
+        Column("ratio", "RATIO", at("versus.ratio.estimate"), lambda x: f"{x:,.3f}"),
         Column("interval", "95 %", lambda row: row.versus.ratio, lambda x: f"{x.low:.3f} .. {x.high:.3f}", rank=1),
         Column("judgement", "JUDGEMENT", lambda row: row.versus.judgement.value, right=False),
     )
 
 
-def _sides(
-    key: str, name: str, stats: Callable[[TargetComparisonRow], WindowStats | None]
-) -> Iterator[Column[TargetComparisonRow]]:
-    yield Column(f"median_{key}", name.upper(), lambda row: (side := stats(row)) and side.median, _one)
-    yield Column(f"range_{key}", "RANGE", stats, lambda side: f"{_one(side.low)} .. {_one(side.high)}", rank=2)
-    yield Column(f"cv_{key}", "CV", lambda row: (side := stats(row)) and side.cv, _share_text, rank=3)
+def _sides(key: str, name: str) -> Iterator[Column[TargetComparisonRow]]:
+    yield Column(f"median_{key}", name.upper(), at(f"versus.{key}.median"), _one)
+    yield Column(f"range_{key}", "RANGE", at(f"versus.{key}"), lambda it: f"{_one(it.low)} .. {_one(it.high)}", rank=2)
+    yield Column(f"cv_{key}", "CV", at(f"versus.{key}.cv"), _share_text, rank=3)

@@ -13,8 +13,8 @@ from skep.bench.metrics import SweepSummary
 from skep.quality.mixed_figures import Axis, MixedLevel, MixedSummary, TaskFigures
 from skep.report.charts import Spec, drawing, headed
 from skep.report.columns import Column
-from skep.report.comparison import Series, comparison_banners, series_of
-from skep.report.page import html_table, render
+from skep.report.comparison import Series, comparison_banners, comparison_heading, series_of
+from skep.report.page import render
 from skep.report.svg import picture, standalone
 from skep.report.sweep import heading, marks_of
 from skep.report.sweep_text import counted
@@ -148,7 +148,6 @@ def spot_words(summary: MixedSummary) -> str:
 def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:
     """Return one HTML document. `verdicts`: to list the answers that did not pass."""
     looks = _looks(entries)
-    tables = tables_of([one for _, one in entries], verdicts or {})
     ids = " · ".join(f"run {run.id} · fingerprint {run.fingerprint} · skep {run.skep_version}" for run, _ in entries)
     return render(
         "mixed_page.html",
@@ -162,13 +161,9 @@ def mixed_page(entries: Entries, verdicts: Verdicts | None = None) -> str:
         forms_differ=len({summary.form for _, summary in entries}) > 1,
         spot_words=spot_words,
         drawn=picture(axes_chart(entries), "Axes"),
-        tables=[(html_table(_title(one), one.columns, one.records), _title(one), one.notes) for one in tables],
+        tables=tables_of([one for _, one in entries], verdicts or {}),
         footer=ids,
     )
-
-
-def _title(table: Table) -> str:
-    return f"{table.title[0].upper()}{table.title[1:]}"
 
 
 def mixed_picture(entries: Entries) -> str:
@@ -199,18 +194,9 @@ def axes_chart(entries: Entries) -> Spec:
 
 
 def _looks(entries: Entries) -> tuple[Series, ...]:
-    """Letter, name and colour of each run: called by its model, and by its time and id where two are alike."""
-    models = [summary.model for _, summary in entries]
-    names = [
-        model if models.count(model) == 1 else f"{model} @ {moment(run.created_at)} ({run.id})"
-        for model, (run, _) in zip(models, entries, strict=True)
-    ]
-    bare = [(run, SweepSummary(run.id, (), None, None, None, client_limited=False)) for run, _ in entries]
-    return series_of(bare, names)
+    """Letter, name and colour of each run."""
+    return series_of([(run, SweepSummary(run.id, (), None, None, None, client_limited=False)) for run, _ in entries])
 
 
 def _heading(entries: Entries) -> str:
-    if len(entries) == 1:
-        return printable(heading(entries[0][0]))
-    names = list(dict.fromkeys(summary.model for _, summary in entries))
-    return printable(" / ".join(names)) if len(names) < 3 else f"{len(names)} models compared"
+    return printable(heading(entries[0][0])) if len(entries) == 1 else comparison_heading(_looks(entries))

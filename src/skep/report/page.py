@@ -50,6 +50,7 @@ def make_environment(*packages: str) -> Environment:
     )
     made.globals |= {"theme": theme, "present": present, "column_groups": column_groups}
     made.filters |= {name: getattr(units, name) for name in _FILTERS}
+    made.tests["known"] = units.known
     return made
 
 

@@ -7,6 +7,8 @@ from functools import partial
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from skep.catalog.models import checkpoint_of
 from skep.deploy.commands import (
     caveats,
@@ -251,11 +253,8 @@ Ranked = tuple[PlanChoice, Plan]
 def _layouts(found: PlanAnswer, ranked: Sequence[Ranked], *, more: bool) -> None:
     engines, agents = len(found.engines) > 1, found.goal.agents
 
-    def figure(column: Column[Predicted]) -> Column[Ranked]:
-        def value(pair: Ranked) -> object:
-            return column.value(_at(pair[1], agents))
-
-        return Column(column.key, column.title, value, column.text, rank=column.rank)
+    def figure(column: Column[Any]) -> Column[Ranked]:
+        return replace(column, value=lambda pair: column.value(_at(pair[1], agents)))
 
     def per_watt(pair: Ranked) -> float | None:
         watts = watts_of(pair[1])

@@ -28,7 +28,7 @@ from skep.quality.trial_figures import (
 )
 from skep.report import charts, theme
 from skep.report.charts import Spec
-from skep.report.columns import Column, as_count, as_percent, chosen, print_records
+from skep.report.columns import Column, as_count, as_percent, at, chosen, print_records
 from skep.report.page import html_table
 from skep.report.svg import picture, standalone
 from skep.report.sweep import marks_of, run_report
@@ -66,7 +66,7 @@ def difference_chart(summary: QualitySummary) -> Spec | None:
     domain = [low - 0.12 * room, high + 0.2 * room]
     named = rows if len(rows) <= _MOST_NAMED else []
     data = {"levels": rows, "named": named, "noise": noise, "edge": [edge], "zero": [{"d": 0.0}]}
-    return charts.drawing("difference", data, agents=charts.AGENTS, domain=domain)
+    return {**charts.drawing("difference", data, agents=charts.AGENTS, domain=domain), "height": 400}
 
 
 def outcome_chart(summary: QualitySummary, width: int = 980) -> Spec | None:
@@ -111,7 +111,8 @@ def latency_charts(summary: QualitySummary, height: int) -> list[tuple[Spec | No
         for name in ("p50", "p95"):
             values = [(arm.concurrency, getattr(arm, figure.format(name))) for arm in arms]
             measured[name] = [(c, ms * value) for c, value in values if value is not None]
-        return charts.latency_chart(measured, colour, height)
+        drawn = charts.latency_chart(measured, colour, height)
+        return drawn and {**drawn, "height": height + 65}
 
     first, whole = chart("ttft_{}_ms", 1, theme.SKY), chart("total_{}_s", 1000, theme.PLUM)
     return [(first, "Time to first token"), (whole, "Time per answer")]
@@ -143,11 +144,7 @@ def _exactly(share: float) -> str:
 
 def _of(part: str, key: str, title: str, text: Callable[[Any], str], **more: Any) -> Column[QualityRow]:
     """Return a figure of the row's difference (`found`) or of its requests (`arm`)."""
-
-    def value(row: QualityRow) -> Any:
-        return None if (whole := getattr(row, part)) is None else getattr(whole, key)
-
-    return Column(key, title, value, text, **more)
+    return Column(key, title, at(f"{part}.{key}"), text, **more)
 
 
 _COLUMNS: tuple[Column[QualityRow], ...] = (
@@ -228,10 +225,8 @@ _CURVES_PX = 110  # of the part that curves are drawn in
 
 
 def quality_page(run: StoredRun, summary: QualitySummary) -> str:
-    said = conclusion(summary)
     keys = "ttft_p50_ms ttft_p95_ms total_p50_s total_p95_s effective_tok_s cached_share keyword_rate outcomes"
     columns, outcomes = chosen(_COLUMNS, f"concurrency {keys}"), outcome_chart(summary)
-    difference = difference_chart(summary)
     return run_report(
         "quality_page.html",
         run,
@@ -240,20 +235,13 @@ def quality_page(run: StoredRun, summary: QualitySummary) -> str:
         about=f" · bank {summary.bank}",
         terms_kind="quality",
         summary=summary,
-        lead=f"{said[0].upper()}{said[1:]}.",
-        held=summary.holds_up_to,
+        conclusion=conclusion(summary),
         excluded=points(summary.delta),
-        first=summary.levels[0].difference if summary.levels else None,
-        needed=max((level.needed_items or 0 for level in summary.levels), default=0),
-        difference=difference and {**difference, "height": 400},
+        difference=difference_chart(summary),
         bounds=_bounds(summary),
-        latency=[
-            (chart and {**chart, "height": _CURVES_PX + 65}, title, "Median solid, p95 dashed.")
-            for chart, title in latency_charts(summary, _CURVES_PX)
-        ],
+        latency=latency_charts(summary, _CURVES_PX),
         outcomes=outcomes and picture(outcomes, "Outcomes by level"),
         levels=level_table(summary),
-        unshown=any(level.claim is Claim.UNSHOWN for level in summary.levels),
         arms=html_table("Latency and outcomes of the same requests", columns, _arm_rows(summary)),
     )
 

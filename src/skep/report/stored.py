@@ -31,7 +31,7 @@ def drawn(store: Store, runs: Sequence[StoredRun], *, as_picture: bool) -> str:
 
         summaries = [(run, load_run(store, run.id)[1]) for run in runs]
         return comparison_picture(summaries) if as_picture else comparison_page(summaries)
-    from skep.report.sweep import sweep_page, sweep_picture, timed_page
+    from skep.report.sweep import sweep_page, sweep_picture
 
     run = runs[0]
     if as_picture and run.kind in TIMED:
@@ -39,9 +39,7 @@ def drawn(store: Store, runs: Sequence[StoredRun], *, as_picture: bool) -> str:
     _, summary, rows = load_run(store, run.id)
     if not summary.levels:
         raise nothing_measured(run)
-    if as_picture:
-        return sweep_picture(run, summary)
-    return (timed_page if run.kind in TIMED else sweep_page)(run, summary, rows)
+    return sweep_picture(run, summary) if as_picture else sweep_page(run, summary, rows)
 
 
 def quality_of(store: Store, run: StoredRun) -> QualitySummary:

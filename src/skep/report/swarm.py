@@ -8,7 +8,7 @@ from functools import partial
 from markupsafe import Markup
 from msgspec.structs import replace
 
-from skep.report.columns import Column, Record, as_count, as_percent, padded, print_records
+from skep.report.columns import Column, Record, as_count, as_percent, at, padded, print_records
 from skep.report.liveview import BETWEEN, Line, Page, bar_cells, cleaned
 from skep.report.swarm_gantt import MOST_BARS, gantt, gantt_element
 from skep.report.terminal import day_and_time, note
@@ -84,8 +84,8 @@ REPLICAS: Sequence[Column[ReplicaRow]] = (
     Column("attempts", "attempts", lambda one: one.attempts, as_count),
     Column("failed", "failed", lambda one: one.failed, as_count),
     Column("output_tokens", "tokens", lambda one: one.output_tokens, as_count),
-    Column("ttft_p50_s", "TTFT p50", lambda one: one.ttft_s and one.ttft_s.p50, seconds),
-    Column("ttft_p95_s", "TTFT p95", lambda one: one.ttft_s and one.ttft_s.p95, seconds, rank=1),
+    Column("ttft_p50_s", "TTFT p50", at("ttft_s.p50"), seconds),
+    Column("ttft_p95_s", "TTFT p95", at("ttft_s.p95"), seconds, rank=1),
     Column("task_tok_s", "tok/s each", lambda one: one.task_tok_s, number),
 )
 ATTEMPTS: Sequence[Column[Attempt]] = (
@@ -298,7 +298,6 @@ def swarm_main(story: SwarmStory) -> Markup:
         at_once=_at_once(account),
         drawn=gantt_element(story),
         most_bars=MOST_BARS,
-        failures=[one for one in story.results if one.ending is TaskEnding.FAILED],
         columns={"failures": (*FAILURES, _LAST_ANSWER), "replicas": REPLICAS, "agents": AGENTS},
         one_line=one_line,
         first_token_s=_first_token_s,
@@ -306,7 +305,6 @@ def swarm_main(story: SwarmStory) -> Markup:
         groups=[*figures(story), ("Asked for", [("run", run.id), *fact_list(shown)])],  # a page is made to be passed on
         slow=_slowest(story),
         replicas=named_replicas(account),
-        sessions=story.spans if len(story.spans) > 1 or any(span.error for span in story.spans) else (),
     )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from markupsafe import Markup
 from msgspec.structs import replace
 
 from skep.bench.metrics import LevelSummary, SweepSummary
+from skep.bench.stored_run import TIMED
 from skep.report import charts, theme
 from skep.report.charts import Spec, headed, panels, sized
 from skep.report.columns import Column, present
@@ -17,13 +19,13 @@ from skep.report.page import html_table, render
 from skep.report.svg import standalone
 from skep.report.sweep_text import best_level, check_sentences, clock_figure, left_out_sentences, level_columns
 from skep.store.records import Request, RunState, StoredRun
-from skep.units import UNKNOWN, known, milliseconds, moment, number, percent, seconds, times
+from skep.units import known, moment
 
-NO_GAIN = 1.05
 MOST_BARS = 120
 _BAR_PX = 13
 _LOWEST_PX, _TALLEST_PX = 90, 470
-TITLES = {"open": "arrivals at a rate", "classes": "a mix of traffic", "replay": "a recorded trace"}
+TITLES = {"serial-vs-swarm": "serial against swarm", "open": "arrivals at a rate", "classes": "a mix of traffic",
+          "replay": "a recorded trace"}  # fmt: skip
 # Of levels, by name: caption, and the keys of its columns.
 _TABLES = {
     "levels": """All levels of the sweep: concurrency requests failed effective_tok_s spread plateau_tok_s task_tok_s
@@ -51,116 +53,33 @@ def level_table(name: str, levels: Sequence[LevelSummary]) -> Markup | None:
     return html_table(caption, columns, levels, tinted) if levels and len(columns) > 1 else None
 
 
-def failed_kinds(rows: Sequence[Request]) -> list[list[Request]]:
-    """Return the failed requests, those of one level and kind together."""
-    kinds: dict[tuple[int, str], list[Request]] = {}
-    for row in rows:
-        if not row.ok:
-            kinds.setdefault((row.level, str(row.error_kind)), []).append(row)
-    return [kinds[key] for key in sorted(kinds)]
-
-
-def lead(levels: Sequence[LevelSummary]) -> str | None:
-    """Return the finding in one sentence, only where all of its figures are known."""
-    best, alone = best_level(levels), _alone(levels)
-    if best is None or alone is None or best is alone or not best.effective_tok_s or not alone.effective_tok_s:
-        return None
-    gain = best.effective_tok_s / alone.effective_tok_s
-    if gain < NO_GAIN:
-        return (
-            f"More agents at once gain nothing: {number(alone.effective_tok_s)} tok/s for one agent, "
-            f"{number(best.effective_tok_s)} for {best.concurrency} agents together."
-        )
-    each = f"; each agent streams at {number(best.task_tok_s)} tok/s" if known(best.task_tok_s) else ""
-    return (
-        f"{best.concurrency} agents at once get {number(best.effective_tok_s)} tok/s together, "
-        f"{number(gain)} times what one agent gets alone{each}."
-    )
-
-
-def _cards(summary: SweepSummary) -> list[tuple[str, str, str]]:
-    levels = summary.levels
-    best, alone = best_level(levels), _alone(levels)
-    widest = max(levels, key=lambda level: level.concurrency, default=None)
-    remark = "the best level"
-    if best is None:
-        measured = [level for level in levels if known(level.effective_tok_s)]
-        best = max(measured, key=lambda level: level.effective_tok_s or 0.0, default=None)
-        remark = "client-limited: a lower bound"
-    elif summary.client_limited:
-        remark = "the best level that the client did not limit"
-    ttft = widest.ttft_ms if widest else None
-    solo = f"; {milliseconds(alone.ttft_ms.p50)} {_at(alone)}" if alone and alone.ttft_ms and alone != widest else ""
-    if known(summary.swarm_wall_s):
-        gained = (times(summary.speedup), "Swarm speedup", _wall_words(summary))
-    else:
-        of_best, of_one = best.effective_tok_s if best else None, alone.effective_tok_s if alone else None
-        gain = of_best / of_one if of_best and of_one else None
-        gained = (times(gain), "Gain in tok/s", f"{_at(best)} over one agent alone")
-    return [
-        (number(best.effective_tok_s if best else None), "Effective tok/s", _at(best, remark)),
-        gained,
-        (percent(widest.contention_pct if widest else None), "Contention", _at(widest, "the largest level")),
-        (milliseconds(ttft.p50 if ttft else None), "TTFT p50", _at(widest) + solo),
-    ]
-
-
-def _wall_words(summary: SweepSummary) -> str:
-    """Both walls without a speedup mean that some of the work was not done."""
-    if summary.speedup is None:
-        return "not comparable: not all requests were answered"
-    note = f"{seconds(summary.serial_wall_s)} serial, {seconds(summary.swarm_wall_s)} swarm"
-    forms = summary.speedups
-    if forms is None or not (forms.truncated_serial or forms.truncated_swarm) or forms.by_wall_whole is None:
-        return note
-    return f"{note}; {times(forms.by_wall_whole)} without tasks cut at the token limit"
-
-
-def _alone(levels: Sequence[LevelSummary]) -> LevelSummary | None:
-    return next((level for level in levels if level.concurrency == 1), None)
-
-
-def _at(level: LevelSummary | None, remark: str = "") -> str:
-    if level is None:
-        return UNKNOWN
-    return f"at C\u00a0=\u00a0{level.concurrency}" + (f", {remark}" if remark else "")
-
-
 def run_report(template: str, run: StoredRun, kind: str, name: str, **values: Any) -> str:
     """Return the report of a stored run: the template's figures between where it was made and how it was measured."""
     footer = f"skep {run.skep_version} · run {run.id} · fingerprint {run.fingerprint}"
-    usual = {"about": "", "lead": None, "terms_kind": "sweep"}
+    usual = {"about": "", "terms_kind": "sweep"}
     frame = {"run": run, "kind": kind, "name": name, "title": heading(run), "footer": footer}
     return render(template, **frame, **{**usual, **values})
 
 
 def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
-    levels = summary.levels
-    drawn = (
-        (charts.effective_chart(levels, summary.turning), "Effective tok/s", _effective_caption(summary)),
-        (charts.contention_chart(levels), "Contention", "How much slower a task streams than alone."),
-        (charts.ttft_chart(levels), "Time to first token", "Median solid, p95 dashed, p99 dotted."),
-        (charts.tpot_chart(levels), "Time per output token", "Median solid, p95 dashed."),
-    )
+    """Of levels of concurrency; of a timed run of what was sent, a mix or a trace."""
+    levels, timed = summary.levels, run.kind in TIMED
+    timeline = choose_timeline(levels, rows)
     return run_report(
-        "sweep_page.html",
+        "timed_page.html" if timed else "sweep_page.html",
         run,
-        "serial against swarm" if run.kind == "serial-vs-swarm" else "concurrency sweep",
-        "sweep",
+        TITLES.get(run.kind, "concurrency sweep"),
+        run.kind if timed else "sweep",
         summary=summary,
-        lead=lead(levels),
-        figures=_cards(summary),
-        drawn=drawn,
-        walls=charts.wall_chart(summary),
-        comparable=summary.speedup is not None,
-        forms=charts.speedup_chart(summary.speedups),
-        timeline=choose_timeline(levels, rows),
-        client_limited=any(level.client_limited for level in levels),
-        tables={name: level_table(name, levels) for name in ("levels", "requests", "energy")}
-        | {"classes": level_table("classes", sorted(summary.classes, key=lambda level: level.concurrency))},
-        failures=failed_kinds(rows),
+        best=best_level(levels),
         checks=check_sentences(summary),
-        clocks=[level for level in levels if known(level.engine_tok_s) or level.clocks],
+        left_out=left_out_sentences(levels, partial(level_name, run)),
+        draw=charts,
+        timeline=timeline,
+        level_name=partial(level_name, run),
+        level_table=level_table,
+        timed_table=partial(timed_table, run),
+        rows=rows,
         clock_figure=clock_figure,
     )
 
@@ -168,7 +87,9 @@ def sweep_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -
 def sweep_picture(run: StoredRun, summary: SweepSummary) -> str:
     """Return one SVG document of two panels: what concurrency gives, and what it costs."""
     levels = summary.levels
-    gain = sized(charts.effective_chart(levels, summary.turning), "Effective tok/s", _band(levels), 400, 330)
+    gain = sized(
+        charts.effective_chart(levels, summary.turning), "Effective tok/s", charts.band_caption(levels), 400, 330
+    )
     first = sized(charts.ttft_chart(levels, 100), "Time to first token", "p50 solid, p95 dashed, p99 dotted", 290, 100)
     loss = sized(charts.contention_chart(levels), "Contention", "loss of per-task speed compared with C = 1", 290, 100)
     title = headed(run.model, marks_of(run), moment(run.created_at), f"skep {run.skep_version}")
@@ -186,54 +107,22 @@ def marks_of(run: StoredRun, incomplete: str = "") -> list[str]:
     return [word for word, holds in marks.items() if holds]
 
 
-def _band(levels: Sequence[LevelSummary]) -> str:
-    hollow = "; hollow: client-limited" if any(level.client_limited for level in levels) else ""
-    return f"{charts.band_caption(levels)}{hollow}"
+def timed_table(run: StoredRun, first: str, levels: Sequence[LevelSummary]) -> Markup:
+    """Return the figures of loads, or of classes of traffic, which their first column names."""
+    figures = [replace(one, group=None, optional=False) for one in level_columns(_TIMED)]
+    return html_table(f"Figures by {first}", [name_column(run, first), *figures], levels)
 
 
-def _effective_caption(summary: SweepSummary) -> str:
-    levels, caption = summary.levels, _band(summary.levels)
-    if any(known(level.plateau_tok_s) for level in levels):
-        caption += "; dotted: the plateau, with at least 95 % of C in flight"
-    shaded = summary.turning is not None and (summary.turning.knee_bracket or summary.turning.cliff_bracket)
-    return f"{caption[0].upper()}{caption[1:]}{'; grey: bracket of knee or cliff' if shaded else ''}."
+def name_column(run: StoredRun, title: str) -> Column[LevelSummary]:
+    return Column(title, title, lambda level: level.traffic or level_name(run, level.concurrency), right=False)
 
 
-def timed_page(run: StoredRun, summary: SweepSummary, rows: Sequence[Request]) -> str:
-    levels, classes = summary.levels, summary.classes
-    names = level_names(run, levels)
-
-    def table(first: str, name: Callable[[LevelSummary], str], levels: Sequence[LevelSummary]) -> Markup:
-        figures = [replace(one, group=None, optional=False) for one in level_columns(_TIMED)]
-        return html_table(f"Figures by {first}", [Column(first, first, name), *figures], levels)
-
-    timeline = choose_timeline(levels, rows)
-    return run_report(
-        "timed_page.html",
-        run,
-        TITLES[run.kind],
-        run.kind,
-        summary=summary,
-        last=levels[-1],
-        last_name=names[-1],
-        sent=table("load", lambda level: names[levels.index(level)], levels),
-        left_out=left_out_sentences(levels, names),
-        classes=table("class", lambda level: level.traffic, classes) if classes else None,
-        timeline=timeline,
-        level_name=timeline and names[[level.concurrency for level in levels].index(timeline.level)],
-        failures=failed_kinds(rows),
-        energy=level_table("energy", levels),
-        clocks=[level for level in levels if known(level.engine_tok_s) or level.clocks],
-        clock_figure=clock_figure,
-    )
-
-
-def level_names(run: StoredRun, levels: Sequence[LevelSummary]) -> list[str]:
-    """Return what the numbers of the levels stand for."""
+def level_name(run: StoredRun, level: int) -> str:
+    """Return what the number of a level stands for."""
     rates = run.config.get("rates")
     if run.kind == "open" and isinstance(rates, list):
-        return [f"{rates[level.concurrency - 1]:g} requests/s" for level in levels]
-    return ["all traffic" if run.kind == "classes" else "the trace"] * len(levels)
+        return f"{rates[level - 1]:g} requests/s"
+    return {"classes": "all traffic", "replay": "the trace"}.get(run.kind, f"C={level}")
 
 
 class Timeline(msgspec.Struct, frozen=True):

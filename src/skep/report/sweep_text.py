@@ -14,7 +14,7 @@ from skep.bench.endpoint import Endpoint
 from skep.bench.metrics import Clock, LevelSummary, Promise, Speedup, SweepSummary
 from skep.bench.summary import cost_per_million_tokens
 from skep.bench.sweep import SweepPlan
-from skep.report.columns import Column, as_count, as_percent, chosen, print_records
+from skep.report.columns import Column, as_count, as_percent, at, chosen, print_records
 from skep.report.terminal import note
 from skep.stats.turning import Turning
 from skep.store.records import Request
@@ -25,11 +25,6 @@ FULL = 0.97  # in flight, as a share of C
 _LevelColumn = Column[LevelSummary]
 
 
-def _part(name: str, part: str) -> Callable[[LevelSummary], Any]:
-    """Return what reads a part of one of its figures, as `p50` of `ttft_ms`; None where that is unknown."""
-    return lambda level: None if (whole := getattr(level, name)) is None else getattr(whole, part)
-
-
 def _figure(name: str, title: str, key: str = "", text: Callable[[Any], str] = number, **more: Any) -> _LevelColumn:
     return Column(key or name, title, lambda level: getattr(level, name), text, **more)
 
@@ -37,17 +32,17 @@ def _figure(name: str, title: str, key: str = "", text: Callable[[Any], str] = n
 def _percentiles(name: str, title: str, **more: Any) -> Iterator[_LevelColumn]:
     for part in ("p50", "p95", "p99", "mean"):
         group = (title[0].upper() + title[1:], part)
-        value, key = _part(f"{name}_ms", part), f"{name}_{part}_ms"
+        value, key = at(f"{name}_ms.{part}"), f"{name}_{part}_ms"
         yield Column(key, f"{title} {part}", value, number, unit=" ms", group=group, **more)
 
 
 def _bounds(name: str, key: str) -> Iterator[_LevelColumn]:
     for part in ("low", "high"):
-        yield Column(key.format(part), f"95 % {part}", _part(f"{name}_interval", part))
+        yield Column(key.format(part), f"95 % {part}", at(f"{name}_interval.{part}"))
 
 
 def _energy(part: str, title: str, text: Callable[[Any], str] = number, **more: Any) -> _LevelColumn:
-    return Column(part, title, _part("energy", part), text, group=("GPUs", title), optional=True, **more)
+    return Column(part, title, at(f"energy.{part}"), text, group=("GPUs", title), optional=True, **more)
 
 
 def _listed(counts: Sequence[tuple[str, int]]) -> str:
@@ -149,7 +144,7 @@ _IN_WORDS: tuple[_LevelColumn, ...] = (
     _words("failed_by", "failed by", lambda level: counted(level.errors), group=("Failed", "by kind")),
     _words("slowed", "throttled", lambda level: level.energy and (", ".join(level.energy.throttled) or "no"),
            group=("GPUs", "throttled")),
-    _words("measured_by", "measured by", _part("energy", "source"), group=("GPUs", "measured by")),
+    _words("measured_by", "measured by", at("energy.source"), group=("GPUs", "measured by")),
     Column("notes", "Notes", lambda _: "", style="note", right=False, html=_notes),
 )  # fmt: skip
 
@@ -197,13 +192,12 @@ def _unclear_words(turning: Turning) -> str:
     return f"{told}{what if missing else ''}; measure more runs of each level (--runs 5)"
 
 
-def left_out_sentences(levels: Sequence[LevelSummary], names: Sequence[str] = ()) -> list[str]:
-    """Return the runs that are in no figure, and why; `names` of the levels, where they are no concurrencies."""
-    titles = names or [f"C={level.concurrency}" for level in levels]
+def left_out_sentences(levels: Sequence[LevelSummary], name: Callable[[int], str] = "C={}".format) -> list[str]:
+    """Return the runs that are in no figure, and why; `name` of a level, where it is no concurrency."""
     return [
-        f"left out: {title} run {one.repeat + 1}, {number(one.effective_tok_s)} tok/s: "
+        f"left out: {name(level.concurrency)} run {one.repeat + 1}, {number(one.effective_tok_s)} tok/s: "
         f"the client was the limit ({one.why})"
-        for title, level in zip(titles, levels, strict=True)
+        for level in levels
         for one in level.left_out
     ]
 
@@ -223,11 +217,8 @@ def cache_sentence(levels: Sequence[LevelSummary]) -> str | None:
     told = [(level, level.cached_prompt_share) for level in levels if level.cached_prompt_share is not None]
     if not told:
         return None
-    weighed = all(level.prompt_tokens is not None for level, _ in told)
-    weights = [level.requests * ((level.prompt_tokens or 0.0) if weighed else 1.0) for level, _ in told]
-    shares = [share for _, share in told]
-    total = sum(weights)
-    share = sum(w * s for w, s in zip(weights, shares, strict=True)) / total if total else max(shares)
+    weights = [level.requests * (level.prompt_tokens or 1.0) for level, _ in told]
+    share = sum(weight * held for weight, (_, held) in zip(weights, told, strict=True)) / (sum(weights) or 1.0)
     verdict = "the prompts were cold" if share < COLD else "not all prompts were cold, so TTFT looks better than it is"
     if share >= WARM:
         verdict = "most prompts were cached, so TTFT looks better than it is"
@@ -302,8 +293,7 @@ def print_summary(
 
 def remarks(summary: SweepSummary, names: Sequence[str] = ()) -> list[str]:
     """`names` of the levels, where they are no concurrencies."""
-    titles = [names[level.concurrency - 1] for level in summary.levels] if names else []
-    found = left_out_sentences(summary.levels, titles)
+    found = left_out_sentences(summary.levels, (lambda level: names[level - 1]) if names else "C={}".format)
     if summary.speedups is not None:
         found.extend(_speedup(summary.speedups))
     if summary.promise is not None:

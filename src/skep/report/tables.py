@@ -6,8 +6,6 @@ Markdown, an empty field in CSV. A level that the client limited is shown with a
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,7 +20,7 @@ from skep.bench.compare import loss
 from skep.bench.matrix import MatrixResult
 from skep.bench.metrics import Comparison, LevelSummary, SweepSummary, tpot_ms
 from skep.bench.stored_run import TIMED
-from skep.report.columns import Column, csv_table, markdown_cell, markdown_table
+from skep.report.columns import Column, csv_table, csv_text, markdown_cell, markdown_table
 from skep.report.sweep_text import LEVEL_COLUMNS, left_out_sentences, level_columns
 from skep.report.terminal import picked
 from skep.stats.versus import Judgement
@@ -46,22 +44,18 @@ def levels_text(run: StoredRun, summary: SweepSummary, form: str) -> str:
     return "\n".join([origin, *(table.markdown() for table in tables)])
 
 
-def _readable(run: StoredRun, summary: SweepSummary) -> Any:
+def _readable(run: StoredRun, summary: SweepSummary) -> Table:
     """Return the level table of a README: what fits beside each other. Classes of traffic follow the whole."""
-    from skep.report.sweep import level_names
+    from skep.report.sweep import level_name, name_column
 
     figures = level_columns(
         "effective_tok_s spread plateau_tok_s task_tok_s contention_pct ttft_p50_ms ttft_p95_ms tpot_p50_ms counted "
         "requests failed"
     )
-    if run.kind not in TIMED:
-        left_out = tuple(left_out_sentences(summary.levels))
-        return Table("Levels", [*level_columns("concurrency"), *figures], summary.levels, left_out)
-    titles = level_names(run, summary.levels)
-    levels = [*summary.levels, *summary.classes]
-    names = [*titles, *(level.traffic for level in summary.classes)]
-    load: Column[LevelSummary] = Column("load", "load", lambda level: names[levels.index(level)], right=False)
-    return Table("Levels", [load, *figures], levels, tuple(left_out_sentences(summary.levels, titles)))
+    timed = run.kind in TIMED
+    first = [name_column(run, "load")] if timed else level_columns("concurrency")
+    levels = (*summary.levels, *(summary.classes if timed else ()))
+    return Table("Levels", [*first, *figures], levels, tuple(left_out_sentences(levels, partial(level_name, run))))
 
 
 def requests_text(rows: list[Request], verdicts: list[Verdict], form: str) -> str:
@@ -72,12 +66,8 @@ def requests_text(rows: list[Request], verdicts: list[Verdict], form: str) -> st
         records = [{**record, **_verdict(one)} for record, one in zip(records, found, strict=True)]
     if form == "json":
         return _json(records)
-    out = io.StringIO()
     names = [*_record(Request(0, 0, 0, "", 0.0, 0.0)), *(_verdict(None) if known else ())]
-    writer = csv.DictWriter(out, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return out.getvalue()
+    return csv_text(names, (record.values() for record in records))
 
 
 def _record(row: Request) -> dict[str, Any]:
@@ -154,7 +144,7 @@ def _measured(read: Callable[[SweepSummary], Cell], otherwise: str | None = _FAI
 
 def _figure(name: str, concurrency: int | None) -> Callable[[SweepSummary], Cell]:
     def read(what: SweepSummary) -> Cell:
-        figure: float | None = getattr(_level_of(what, concurrency), name, None)
+        figure: float | None = getattr(_levels(what).get(concurrency), name, None)
         return figure if known(figure) else None
 
     return read
@@ -226,13 +216,12 @@ def baseline_table(entries: Sequence[Entry], baseline: str) -> Table:
     return Table(f"Against {baseline}", columns, entries, _limited_notes(entries, n))
 
 
-def _level_of(what: SweepSummary | str, concurrency: int | None) -> LevelSummary | None:
-    levels = () if isinstance(what, str) else what.levels
-    return next((level for level in levels if level.concurrency == concurrency), None)
+def _levels(what: SweepSummary | str) -> dict[int | None, LevelSummary]:
+    return {} if isinstance(what, str) else {level.concurrency: level for level in what.levels}
 
 
 def _all_levels(entries: Sequence[Entry]) -> list[int]:
-    return sorted({level.concurrency for _, what in entries if not isinstance(what, str) for level in what.levels})
+    return sorted({level.concurrency for _, what in entries for level in _levels(what).values()})
 
 
 def _shared_level_of(entries: Sequence[Entry]) -> int | None:
@@ -246,7 +235,7 @@ def _effective_at(what: SweepSummary | str, concurrency: int | None) -> Cell:
     """Return a figure, the reason why there is none, or None where that level was not measured."""
     if isinstance(what, str):
         return what
-    if (level := _level_of(what, concurrency)) is None:
+    if (level := _levels(what).get(concurrency)) is None:
         return None
     if known(level.effective_tok_s):
         return level.effective_tok_s
@@ -265,18 +254,16 @@ def _ratio(base: SweepSummary | str, what: SweepSummary | str, concurrency: int 
 
 
 def _is_limited(what: SweepSummary | str, concurrency: int | None) -> bool:
-    level = _level_of(what, concurrency)
-    return level is not None and level.client_limited
+    return (level := _levels(what).get(concurrency)) is not None and level.client_limited
 
 
 def _limited_notes(entries: Sequence[Entry], at: int | None = None) -> tuple[str, ...]:
-    notes = []
-    for label, what in entries:
-        levels = () if isinstance(what, str) else what.levels
-        where = [str(one.concurrency) for one in levels if one.client_limited and at in (None, one.concurrency)]
-        if where:
-            notes.append(f"{label}: the client was the limit at C={', '.join(where)}; read it as a lower bound")
-    return tuple(notes)
+    limited = (
+        (label, [str(c) for c, one in _levels(what).items() if one.client_limited and at in (None, c)])
+        for label, what in entries
+    )
+    story = "{}: the client was the limit at C={}; read it as a lower bound"
+    return tuple(story.format(label, ", ".join(where)) for label, where in limited if where)
 
 
 def _swarm_size(what: SweepSummary) -> list[int]:
@@ -306,15 +293,6 @@ def matrix_tables(cells: Sequence[MatrixResult], baseline: str | None) -> list[T
     if len(entries) > 1:
         tables += [baseline_table(entries, first), advantage_table(ordered)]
     return tables
-
-
-def cell_json(cell: MatrixResult) -> dict[str, Any]:
-    return {
-        "config": to_builtins(cell.config),
-        "summary": to_builtins(cell.summary),
-        "diagnosis": cell.diagnosis,
-        "boot_s": cell.boot_s,
-    }
 
 
 SHOWN = {"effective tok/s": "tok/s", "TTFT p50": "TTFT p50", "TTFT p95": "TTFT p95", "TPOT p50": "TPOT p50"}

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
-from operator import attrgetter
 from typing import Any
 
 from markupsafe import Markup
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 
 from skep.report import theme
 from skep.report.charts import ChartCurve, Spec, bars_chart, curves_chart, sized
-from skep.report.columns import Column, chosen, print_records, record_lines
+from skep.report.columns import Column, at, chosen, plain_columns, print_records, record_lines
 from skep.report.liveview import Line, Page
 from skep.report.svg import picture, standalone
 from skep.report.sweep_text import interval_text
@@ -59,7 +58,7 @@ def stage_columns(tuning: Tuning, stages: Stages) -> list[Column[TuneStage]]:
         Column("number", "#", lambda one: one.number),
         Column("change", "Change", lambda one: one.title, partial(shortened, longest=160), right=False, style="wide"),
         Column("decision", "Decision", decision, right=False, style=style),
-        Column("figure", summary.unit_of(tuning), lambda one: one.figure and one.figure.estimate, number),
+        Column("figure", summary.unit_of(tuning), at("figure.estimate"), number),
         Column("figure_interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"),
         Column("ratio", "Over best", lambda one: one.ratio, summary.ratio_words),
         Column("ratio_interval", "95 %", lambda one: one.ratio, summary.ratio_range, rank=1, style="soft"),
@@ -89,7 +88,7 @@ def curve_table(tuning: Tuning, stages: Stages, points: Points) -> tuple[list[Co
     columns: list[Column[CurvePoint]] = [
         Column("concurrency", "C", lambda one: one.concurrency),
         Column("configuration", "Configuration", named, right=False),
-        Column("effective_tok_s", "tok/s", lambda one: one.figure and one.figure.estimate, number),
+        Column("effective_tok_s", "tok/s", at("figure.estimate"), number),
         Column("interval", "95 %", lambda one: one.figure, interval_text, rank=1, style="soft"),
         Column("ttft_ms", "TTFT p50", lambda one: one.ttft_ms, milliseconds),
         Column("tpot_ms", "TPOT p50", lambda one: one.tpot_ms, milliseconds, rank=2),
@@ -98,17 +97,14 @@ def curve_table(tuning: Tuning, stages: Stages, points: Points) -> tuple[list[Co
     return columns, sorted(points, key=lambda one: (one.concurrency, one.config != tuning.baseline))
 
 
-def _figure(stage: TuneStage | None) -> float | None:
-    return None if stage is None or stage.figure is None else stage.figure.estimate
-
-
-def _gain(end: str) -> Callable[[TuningRecord], float | None]:
-    return lambda one: None if (gain := summary.total_gain(one.stages)) is None else getattr(gain, end)
-
-
 def _note(found: TuningRecord) -> str:
     why = found.reason if not found.stages else None
     return ", ".join(filter(None, ["SIMULATED" if found.tuning.simulated else "", why, *found.presets]))
+
+
+def _of(find: Callable[[Stages], object], path: str) -> Callable[[TuningRecord], Any]:
+    """Return what reads a part of something that is found in the stages."""
+    return lambda one: at(path)(find(one.stages))
 
 
 # The figures of a tuning, for `skep tune list` and the dashboard; a terminal shows those with a title.
@@ -117,29 +113,26 @@ TUNING_COLUMNS: tuple[Column[TuningRecord], ...] = (
     Column("created_at", "WHEN", lambda one: one.tuning.created_at, day_and_time, right=False, rank=1),
     Column("state", "STATE", lambda one: one.state.value, right=False),
     Column("model", "MODEL", lambda one: one.tuning.model, right=False),
-    Column("simulated", "", lambda one: one.tuning.simulated),
     Column("engine", "ENGINE", lambda one: one.tuning.engine, right=False, rank=2),
     Column("rig", "ON", lambda one: one.tuning.rig, right=False, rank=2),
-    Column("machine", "", lambda one: one.tuning.rig),
     Column("goal", "GOAL", lambda one: str(one.tuning.aim), right=False),
     Column("shape", "LOAD", lambda one: one.tuning.aim.shape, right=False, rank=3),
-    *(
-        Column(name, "", attrgetter(f"tuning.aim.{name}"))
-        for name in ("metric", "concurrency", "input_tokens", "output_tokens", "slo")
+    *plain_columns(
+        "simulated=tuning.simulated machine=tuning.rig metric=tuning.aim.metric concurrency=tuning.aim.concurrency "
+        "input_tokens=tuning.aim.input_tokens output_tokens=tuning.aim.output_tokens slo=tuning.aim.slo measured_s "
+        "skep_version=tuning.skep_version"
     ),
-    Column("baseline", "", lambda one: _figure(summary.baseline_of(one.stages))),
-    Column("best", "", lambda one: _figure(summary.best_of(one.stages))),
-    Column("from", "FROM", lambda one: _figure(summary.baseline_of(one.stages)), number),
-    Column("to", "TO", lambda one: _figure(summary.best_of(one.stages)), number),
-    Column("gain", "TIMES", _gain("estimate"), partial(number, digits=2)),
-    Column("gain_low", "", _gain("low")),
-    Column("gain_high", "", _gain("high")),
+    Column("baseline", "", _of(summary.baseline_of, "figure.estimate")),
+    Column("best", "", _of(summary.best_of, "figure.estimate")),
+    Column("from", "FROM", _of(summary.baseline_of, "figure.estimate"), number),
+    Column("to", "TO", _of(summary.best_of, "figure.estimate"), number),
+    Column("gain", "TIMES", _of(summary.total_gain, "estimate"), partial(number, digits=2)),
+    Column("gain_low", "", _of(summary.total_gain, "low")),
+    Column("gain_high", "", _of(summary.total_gain, "high")),
     Column("step", "", lambda one: won[-1].title if (won := summary.accepted(one.stages)) else None),
     Column("stages", "", lambda one: len(one.stages)),
     Column("accepted", "", lambda one: len(summary.accepted(one.stages))),
-    Column("measured_s", "", lambda one: one.measured_s),
     Column("presets", "", lambda one: list(one.presets)),
-    Column("skep_version", "", lambda one: one.tuning.skep_version),
     Column("note", "NOTE", _note, right=False, rank=1),
 )
 # What `skep tune list --json` has, and what the dashboard has in its JSON and CSV.
@@ -202,13 +195,6 @@ def curve_charts(tuning: Tuning, stages: Stages, points: Points) -> tuple[Spec |
     return curves_chart(speeds, "tok/s", height=270, labelled=True), curves_chart(waits, "ms", height=270)
 
 
-_STATES = {
-    "running": "The tuning is still running. The page shows what it has decided so far.",
-    "interrupted": "The tuning was interrupted. Its results are kept; `skep tune resume` continues it.",
-    "failed": "The tuning ended with an error. Its results are kept.",
-}
-
-
 def tuning_page(tuning: Tuning, stages: Stages, curve: Points = (), *, state: str | None = None) -> str:
     """`state`: where the search is not at its end."""
     from skep.report.page import render
@@ -220,26 +206,12 @@ def tuning_page(tuning: Tuning, stages: Stages, curve: Points = (), *, state: st
         name="tune",
         title=f"{model} (simulated)" if tuning.simulated else model,
         tuning=tuning,
-        told=tuning_banners(tuning, stages, state),
-        headline=summary.headline(tuning, stages),
+        stages=stages,
+        state=state,
+        summary=summary,
         body=tuning_main(tuning, stages, curve),
         footer=f"skep {tuning.skep_version} · tuning {tuning.id}",
     )
-
-
-def tuning_banners(tuning: Tuning, stages: Stages, state: str | None = None) -> list[tuple[str, str, str]]:
-    """Return what a reader has to know before the first figure: kind, title and words of each banner."""
-    told = []
-    if state in _STATES:
-        told.append(("incomplete" if state != "running" else "differs", state, _STATES[state]))
-    if tuning.simulated:
-        story = "No model ran. The rig is a prediction with noise, tuned in virtual time."
-        told.append(("simulated", "Simulated", story))
-    target, best = tuning.aim.target, summary.best_of(stages)
-    if target is not None and best is not None and best.figure is not None and best.figure.estimate < target:
-        reached = f"The best reached {number(best.figure.estimate)} of {number(target)} {summary.unit_of(tuning)}."
-        told.append(("limited", "Target not reached", reached))
-    return told
 
 
 def ladder_picture(tuning: Tuning, stages: Stages) -> str:
@@ -264,11 +236,8 @@ def tuning_main(tuning: Tuning, stages: Stages, curve: Points = ()) -> Markup:
         kept = [n for n, one in enumerate(shown) if one.decision is StageDecision.ACCEPTED and one.number not in lost]
         return html_table(caption, stage_columns(tuning, stages), shown, kept)
 
-    simulated = "simulated, " if tuning.simulated else ""
-    knobs = {knob.name: knob.title for knob in tuning.knobs}
-    for name in (*tuning.baseline.as_dict, *(best.config.as_dict if best else ())):
-        knobs.setdefault(name, "")
-    effective, first_token = curve_charts(tuning, stages, curve)
+    titles = {knob.name: knob.title for knob in tuning.knobs}
+    turned = (*titles, *tuning.baseline.as_dict, *(best.config.as_dict if best else ()))
     return render(
         "tuning_main.html",
         tuning=tuning,
@@ -279,19 +248,13 @@ def tuning_main(tuning: Tuning, stages: Stages, curve: Points = ()) -> Markup:
         metric=METRICS.get(tuning.aim.metric, tuning.aim.metric),
         stages=stages,
         ladder=drawn and picture({**drawn, "width": 860}, summary.headline(tuning, stages)),
-        ladder_title=f"{summary.unit_of(tuning)}: {simulated}{summary.shape_words(tuning)}",
         most_open=MOST_OPEN,
         rungs=rungs,
-        curves=effective and [
-            (effective, "Effective tok/s by C",
-             "Vertical lines: 95 % interval of the mean. Both were measured in turns on the same load."),
-            (first_token, "Time to first token by C", "Medians over requests."),
-        ],
+        curves=curve_charts(tuning, stages, curve),
         curve_table=curve_table(tuning, stages, curve),
-        knobs=knobs,
+        knobs={name: titles.get(name, "") for name in turned},
         value_words=value_words,
-        host={name: fact for name, fact in tuning.host.items() if name != "hostname"},
-    )  # fmt: skip
+    )
 
 
 BAR = 40

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import Any
 
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -19,6 +19,7 @@ from skep.monitor.history import SeriesHistory, TargetComparison, compare_target
 from skep.monitor.records import DAY_S, ProbeShape, SeriesKey
 from skep.monitor.store import SeriesStore, all_targets
 from skep.report import theme
+from skep.report.columns import plain_columns
 from skep.report.comparison import COMPARISON_COLUMNS, comparison_table
 from skep.report.series_chart import Picture, when, zone_name
 from skep.store.database import Store
@@ -27,7 +28,7 @@ from skep.web import history
 from skep.web.context import Site
 from skep.web.history import HistoryQuery, chosen_key, cold_beside, read_query, shown_values, track_of
 from skep.web.layout import in_words, page, render_macro, streamed
-from skep.web.responses import csv_answer, csv_records, json_answer
+from skep.web.responses import csv_records, json_answer
 from skep.web.run_cache import Pictures, found_runs, levels_of, runs_named
 
 
@@ -59,10 +60,13 @@ def runs_document(site: Site, store: Store, runs: Sequence[StoredRun]) -> dict[s
     return {"runs": told, "comparisons": comparisons_of(store, runs)}
 
 
-TARGET_CSV_COLUMNS = (
-    "a", "b", "heat", "shape", "concurrency", "metric", "unit", "median_a", "median_b", "ratio", "ratio_low",
-    "ratio_high", "judgement", "low_a", "high_a", "low_b", "high_b", "cv_a", "cv_b", "count_a", "count_b",
-)  # fmt: skip
+TARGETS = plain_columns(
+    "a=pair.a b=pair.b heat=key.heat shape=key.shape concurrency=key.concurrency metric=key.metric "
+    "unit=key.metric.unit median_a=found.a.median median_b=found.b.median ratio=found.ratio.estimate "
+    "ratio_low=found.ratio.low ratio_high=found.ratio.high judgement=found.judgement.value low_a=found.a.low "
+    "high_a=found.a.high low_b=found.b.low high_b=found.b.high cv_a=found.a.cv cv_b=found.b.cv "
+    "count_a=found.a.count count_b=found.b.count"
+)
 
 
 def kinds(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
@@ -113,20 +117,9 @@ def document(site: Site, series: SeriesStore, asked: HistoryQuery) -> dict[str, 
     return {"since": since, "until": asked.until, "targets": targets, "pairs": compared}
 
 
-def target_rows(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[tuple[Any, ...]]:
-    since = _since(series, asked, _chosen(series, asked))
-    for pair in pairs(site, series, asked, since):
-        for row in pair.rows:
-            key, found = row.key, row.versus
-            ratio, sides = found.ratio, (found.a, found.b)
-            yield (
-                pair.a, pair.b, *astuple(key)[1:], key.metric.unit,
-                *(side and side.median for side in sides),
-                *((None, None, None) if ratio is None else (ratio.estimate, ratio.low, ratio.high)),
-                found.judgement.value,
-                *(edge for side in sides for edge in ((None, None) if side is None else (side.low, side.high))),
-                *(side and side.cv for side in sides), *(side and side.count for side in sides),
-            )  # fmt: skip
+def target_rows(site: Site, series: SeriesStore, asked: HistoryQuery) -> Iterator[dict[str, Any]]:
+    for pair in pairs(site, series, asked, _since(series, asked, _chosen(series, asked))):
+        yield from ({"pair": pair, "key": row.key, "found": row.versus} for row in pair.rows)
 
 
 def _chosen(series: SeriesStore, asked: HistoryQuery) -> list[SeriesKey]:
@@ -188,7 +181,7 @@ def routes(site: Site) -> list[BaseRoute]:
             series = SeriesStore(store)
             asked = _asked(series, read_query(request.query_params, site.clock()))
             if is_csv:
-                return csv_answer("compare", TARGET_CSV_COLUMNS, target_rows(site, series, asked))
+                return csv_records("compare", TARGETS, target_rows(site, series, asked))
             known = site.paths.store.exists()
             return json_answer(document(site, series, asked) if known else {"targets": [], "pairs": []})
 

@@ -18,10 +18,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from skep.errors import EngineError, SkepError
 from skep.monitor.records import HOUR_S, Alert, MonitorEvent, SeriesPoint, SpanKind
-from skep.monitor.status import SeriesStatus, TargetStatus, alert_document, target_statuses
+from skep.monitor.status import TargetStatus, alert_document, target_statuses
 from skep.stats.percentiles import percentile
 from skep.supervisor.control import HiveReadings, NotRunning, ReplicaStatus, Status, read_status
-from skep.units import number
 from skep.web.context import Site
 from skep.web.layout import environment, page
 from skep.web.responses import csv_answer, json_answer, json_text
@@ -317,19 +316,8 @@ PARTS = ("state", "alerts", "cards", "replicas", "queues", "watched", "lately", 
 def parts(site: Site, document: dict[str, Any], watched: MonitorSnapshot) -> dict[str, str]:
     """By the name that the page has for each."""
     values = {"site": site, "document": document, "monitor": watched, "now": site.clock()}
-    made = environment().get_template("now_parts.html").make_module({**values, "against": against})
+    made = environment().get_template("now_parts.html").make_module(values)
     return {name: str(getattr(made, name)()) for name in PARTS}
-
-
-def against(reading: SeriesStatus) -> tuple[str, str]:
-    """Return how far the newest value is from the week's median, and whether that is better, worse or the same."""
-    assert reading.ratio is not None
-    assert reading.week is not None
-    change = 100 * (reading.ratio - 1)
-    worse = (change < 0) is reading.key.metric.more_is_better and abs(change) >= 0.05
-    far = reading.week.mad and abs(reading.ratio - 1) * reading.week.median > 3 * 1.4826 * reading.week.mad
-    sign = "+" if change >= 0.05 else ""
-    return f"{sign}{number(change, digits=1)} %", ("worse" if worse else "better") if far else "same"
 
 
 def routes_of_now(site: Site, live: Live) -> list[BaseRoute]:

@@ -47,7 +47,6 @@ LONGEST_RIG = 200
 _SHAPES = ("diamond", "square", "triangle-up")  # of runs
 _SAME_LOAD = 0.25  # as a share
 _COLOURS = (theme.HONEY, theme.SKY, theme.PLUM, theme.MOSS, theme.ROSE, theme.STONE, *theme.SERIES)
-_MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple"}
 
 
 class PlanQuery(msgspec.Struct, frozen=True):
@@ -128,23 +127,10 @@ def read_query(query: QueryParams) -> PlanQuery:
     return replace(asked, count=1) if asked.own_machine or asked.rig else asked
 
 
-def form_choices() -> dict[str, Any]:
-    by_maker: dict[str, list[tuple[str, str]]] = {}
-    for one in devices().values():
-        title = f"{one.title}, {one.memory_gib:g} GiB"
-        by_maker.setdefault(_MAKERS.get(one.vendor, one.vendor.title()), []).append((one.id, title))
-    return {
-        "models": [("", "choose a model"), *((one.id, one.title) for one in geometries().values())],
-        "cards_by_maker": by_maker,
-        "engines": [("", "default for the model"), *((name, name) for name in ENGINES), ("all", "all, side by side")],
-        "quants": [("", "best that fits"), *((one.id, one.title) for one in QUANTS.values())],
-        "goals": [(name, name) for name in GOALS],
-        "shapes": [(name, name) for name in SHAPES],
-        "MOST_CARDS": MOST_CARDS,
-        "MOST_AGENTS": MOST_AGENTS,
-        "MOST_TOKENS": MOST_TOKENS,
-        "LONGEST_RIG": LONGEST_RIG,
-    }
+_FORM: dict[str, Any] = {
+    "ENGINES": ENGINES, "GOALS": GOALS, "SHAPES": SHAPES, "MOST_CARDS": MOST_CARDS, "MOST_AGENTS": MOST_AGENTS,
+    "MOST_TOKENS": MOST_TOKENS, "LONGEST_RIG": LONGEST_RIG, "quants": QUANTS.values(),
+}  # fmt: skip
 
 
 def _number(query: QueryParams, name: str, most: int) -> int:
@@ -323,7 +309,8 @@ class PlanPages:
             plan = self._shown(asked)
         elif (kept := self._plans.get(asked)) is not None:
             plan = self._drawn(asked, kept)
-        return page(self.site, "plan.html", asked=asked, plan=plan, **form_choices())
+        known: dict[str, Any] = {"devices": list(devices().values()), "models": geometries().values()}
+        return page(self.site, "plan.html", asked=asked, plan=plan, **_FORM, **known)
 
     def fragment(self, request: Request) -> Response:
         asked = read_query(request.query_params)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ from starlette.responses import HTMLResponse, Response
 
 from skep.errors import SkepError, UserError
 from skep.monitor.status import harmless
-from skep.report.columns import Column, Record
+from skep.report.columns import Column, Record, csv_text
 from skep.web.context import Site
 from skep.web.layout import page
 
@@ -49,14 +47,14 @@ def csv_records(name: str, columns: Sequence[Column[Record]], records: Iterable[
 
 def csv_answer(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
     """A file `skep-NAME.csv`. None is an empty cell; a text that a spreadsheet would carry out gets an apostrophe."""
-    written = io.StringIO(newline="")
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        known = ("" if isinstance(value, float) and not math.isfinite(value) else value for value in row)
-        writer.writerow([harmless(value) if isinstance(value, str) else value for value in known])
+
+    def cell(value: Any) -> Any:
+        infinite = isinstance(value, float) and not math.isfinite(value)
+        return "" if infinite else harmless(value) if isinstance(value, str) else value
+
     headers = {"content-disposition": f'attachment; filename="skep-{name}.csv"'}
-    return Response(written.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
+    body = csv_text(columns, (map(cell, row) for row in rows))
+    return Response(body, media_type="text/csv; charset=utf-8", headers=headers)
 
 
 def wants_json(request: Request) -> bool:

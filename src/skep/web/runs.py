@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from skep.bench.stored_run import OF_A_TUNING, TIMED
 from skep.errors import UserError
-from skep.report.columns import Column, documents
+from skep.report.columns import Column, at, documents, plain_columns
 from skep.report.sweep_text import LEVEL_COLUMNS
 from skep.store.database import Store
 from skep.store.records import RunState, StoredRun
@@ -27,9 +27,10 @@ from skep.web.responses import csv_records, json_answer, or_not_found, report_an
 from skep.web.run_cache import MOST_COMPARED, PATIENCE_S, Pictures, RunCache, RunFigures
 
 PAGE = 50
-_CHOICES = {"yes": "simulated only", "no": "measured only"}
+SIMULATED = {"": "measured and simulated", "yes": "simulated only", "no": "measured only"}
+STATES = [one.value for one in RunState]
 SORTS = {"": "newest first", "best": "best tok/s first"}
-Listed = tuple[StoredRun, RunFigures | None]
+Listed = dict[str, Any]  # the `run`, and what is `told` of it
 
 
 class RunsQuery(msgspec.Struct, frozen=True):
@@ -81,7 +82,7 @@ class RunListing(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> list[Listed]:
-        return [(run, self.figures.get(run.id)) for run in self.runs]
+        return [{"run": run, "told": self.figures.get(run.id)} for run in self.runs]
 
 
 def page_count(total: int) -> int:
@@ -90,10 +91,9 @@ def page_count(total: int) -> int:
 
 def read_query(query: QueryParams) -> RunsQuery:
     state, simulated, sort = (query.get(name, "") for name in ("state", "simulated", "sort"))
-    states = [one.value for one in RunState]
-    if state and state not in states:
-        raise UserError(f"`state={state}` is not a state of a run", hint=f"one of {', '.join(states)}")
-    if simulated and simulated not in _CHOICES:
+    if state and state not in STATES:
+        raise UserError(f"`state={state}` is not a state of a run", hint=f"one of {', '.join(STATES)}")
+    if simulated not in SIMULATED:
         raise UserError(f"`simulated={simulated}` is neither yes nor no", hint="leave it out for both")
     if sort not in SORTS:
         raise UserError(f"`sort={sort}` is unknown", hint="sort=best, or leave it out for the newest first")
@@ -131,24 +131,20 @@ def tuning_of(run: StoredRun) -> str | None:
 
 
 def run_columns(site: Site) -> list[Column[Listed]]:
-    def of_run(key: str, value: Callable[[StoredRun], Any] | None = None) -> Column[Listed]:
-        return Column(key, key, lambda pair: value(pair[0]) if value else getattr(pair[0], key))
-
-    def figure(key: str) -> Column[Listed]:
-        return Column(key, key, lambda pair: getattr(pair[1], key) if pair[1] else None)
+    def of_run(key: str, value: Callable[[StoredRun], Any]) -> Column[Listed]:
+        return Column(key, key, lambda row: value(row["run"]))
 
     return [
-        *map(of_run, ("id", "created_at", "ended_at", "kind")),
-        of_run("state", lambda run: run.state.value),
+        *plain_columns("id=run.id created_at=run.created_at ended_at=run.ended_at kind=run.kind state=run.state.value"),
         of_run("model", lambda run: site.label(run.model)),
         of_run("machine", run_cache.machine_of),
         of_run("engine", run_cache.engine_of),
         of_run("layout", run_cache.layout_of),
-        *map(of_run, ("simulated", "requests")),
-        *map(figure, ("failed", "best_tok_s", "best_at", "ttft_ms", "client_limited")),
-        Column("conclusion", "conclusion", lambda pair: (pair[1] and pair[1].conclusion) or None),
+        *plain_columns("simulated=run.simulated requests=run.requests failed=told.failed best_tok_s=told.best_tok_s"),
+        *plain_columns("best_at=told.best_at ttft_ms=told.ttft_ms client_limited=told.client_limited"),
+        Column("conclusion", "conclusion", lambda row: at("told.conclusion")(row) or None),
         of_run("url", lambda run: None if site.public else site.hide(run.url)),
-        *map(of_run, ("fingerprint", "skep_version", "error")),
+        *plain_columns("fingerprint=run.fingerprint skep_version=run.skep_version error=run.error"),
     ]
 
 
@@ -178,10 +174,8 @@ class RunsPages:
             "runs.html",
             found=found,
             asked=found.asked,
-            models=[("", "all models"), *((name, self.site.label(name)) for name in found.models)],
-            kinds=[("", "all kinds"), *((name, name) for name in found.kinds)],
-            states=[("", "all states"), *((one.value, one.value) for one in RunState)],
-            both=[("", "measured and simulated"), *_CHOICES.items()],
+            STATES=STATES,
+            SIMULATED=SIMULATED,
             SORTS=SORTS,
             rows=self._rows(found),
             waiting=f"/runs/rows?{found.asked.query()}" if len(found.figures) < wanted else None,
@@ -255,7 +249,7 @@ class RunsPages:
         with self._stored(request.query_params.get("id", "")) as (store, run):
             figures = self.book.figures(store, [run]).get(run.id)
             levels = run_cache.levels_of(store, run)
-        (told,) = documents(self.columns, [(run, figures)])
+        (told,) = documents(self.columns, [{"run": run, "told": figures}])
         facts = {"config": run.config, "host": run.host, "engine_facts": run.engine}
         return json_answer({**told, **facts, "levels": levels})
 

@@ -10,15 +10,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from skep.report.columns import documents
+from skep.report.columns import documents, plain_columns
 from skep.report.svg import alive
-from skep.report.tuning import DASHBOARD, ladder_picture, tuning_banners, tuning_main, tuning_page
+from skep.report.tuning import DASHBOARD, ladder_picture, tuning_main, tuning_page
 from skep.tuner import summary
-from skep.tuner.records import TuneStage
 from skep.tuner.store import TuningRecord, TuningState, TuningStore, tuning_json
 from skep.web.context import Site
 from skep.web.layout import page, render
-from skep.web.responses import csv_answer, csv_records, json_answer, or_not_found, report_answer, svg_answer
+from skep.web.responses import csv_records, json_answer, or_not_found, report_answer, svg_answer
 
 MOST = 200  # that the page lists; JSON and CSV have all
 
@@ -32,23 +31,18 @@ def grouped(found: Sequence[TuningRecord]) -> list[list[TuningRecord]]:
     return [groups[key] for key in sorted(groups, key=lambda key: tuple(map(str, key)))]
 
 
-STAGE_COLUMNS = (
-    "number", "change", "decision", "why", "figure", "figure_low", "figure_high", "ratio", "ratio_low", "ratio_high",
-    "predicted_ratio", "ttft_ms", "tpot_ms", "starts", "readings", "seconds", "failure", "log_line", "remedy",
-)  # fmt: skip
+STAGES = plain_columns(
+    "number change=title decision=decision.value why figure=figure.estimate figure_low=figure.low "
+    "figure_high=figure.high ratio=ratio.estimate ratio_low=ratio.low ratio_high=ratio.high predicted_ratio=predicted "
+    "ttft_ms tpot_ms starts readings seconds failure=failure.cause log_line=failure.evidence remedy=failure.remedy"
+)
 
 
 def body_of(found: TuningRecord) -> str:
     with alive():
         main = tuning_main(found.tuning, found.stages, found.points)
-    return render(
-        "tuning_body.html",
-        kept=found,
-        running=found.state is TuningState.RUNNING,
-        told=tuning_banners(found.tuning, found.stages, found.unfinished),
-        headline=summary.headline(found.tuning, found.stages),
-        main=main,
-    )
+    running = found.state is TuningState.RUNNING
+    return render("tuning_body.html", kept=found, running=running, summary=summary, main=main)
 
 
 class TuningPages:
@@ -88,7 +82,7 @@ class TuningPages:
 
     def one_csv(self, request: Request) -> Response:
         found = self._stored(request)
-        return csv_answer(f"tuning-{found.tuning.id}", STAGE_COLUMNS, [_stage_cells(one) for one in found.stages])
+        return csv_records(f"tuning-{found.tuning.id}", STAGES, found.stages)
 
     def _found(self, request: Request, limit: int | None = None) -> list[TuningRecord]:
         with self.site.store() as store:
@@ -102,16 +96,6 @@ class TuningPages:
 
     def _labelled(self, found: TuningRecord) -> TuningRecord:
         return replace(found, tuning=replace(found.tuning, model=self.site.label(found.tuning.model)))
-
-
-def _stage_cells(stage: TuneStage) -> list[object]:
-    def parts(of: object, *names: str) -> list[object]:
-        return [getattr(of, name, None) for name in names]
-
-    bounds = [value for one in (stage.figure, stage.ratio) for value in parts(one, "estimate", "low", "high")]
-    figures = parts(stage, "predicted", "ttft_ms", "tpot_ms", "starts", "readings", "seconds")
-    dead = parts(stage.failure, "cause", "evidence", "remedy")
-    return [stage.number, stage.title, stage.decision.value, stage.why, *bounds, *figures, *dead]
 
 
 def routes(site: Site) -> list[BaseRoute]:
