@@ -238,7 +238,7 @@ def test_a_preset_that_does_not_start_is_told_and_nothing_is_tuned(paths):
 
 REFUSED = [
     (("qwen3-8b", *RIG, "--goal", "speed@4"), 2, "no metric is called `speed`"),
-    (("qwen3-8b", *RIG, "--goal", "effective_tok_s"), 2, "does not say at how many agents"),
+    (("qwen3-8b", *RIG, "--goal", "effective_tok_s"), 2, "is not understood"),
     (("qwen3-8b", *RIG, "--goal", "effective_tok_s@0"), 2, "0 agents cannot be measured"),
     (("qwen3-8b", *RIG, "--slo", "speed=1s"), 2, "speed"),
     (("qwen3-8b", *RIG, "--budget", "soon"), 2, "`soon` is not a duration"),
