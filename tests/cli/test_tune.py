@@ -129,7 +129,7 @@ async def cut_off_after(answers):
     with open_store(paths.store) as store, TuningJournal.begin(TuningStore(store), ready.tuning, time.time) as journal:
         replay_answers(journal, search)
         for _ in range(answers):
-            request = search.following()
+            request = search.request
             answer = await bench.measure(request, lambda _: None)
             search.took(answer)
             journal.took(request, answer, search.stages)

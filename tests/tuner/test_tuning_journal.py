@@ -149,17 +149,6 @@ def test_search_that_decides_otherwise_is_found_out(tunings, begin):
         go_on(TuningJournal.resume(tunings, name, now), a_search(kind=Contrary))
 
 
-def test_stage_that_was_decided_before_the_kill_is_not_decided_twice(tunings, begin):
-    """A search may decide one before it asks again; killed there, it makes it again of the same answers."""
-    first, second, third, *_ = tunings.stages(go_on(begin()))
-    with begin() as journal:
-        assert journal.decided([first, second]) == (first, second)
-    with TuningJournal.resume(tunings, journal.tuning.id, now) as journal:
-        assert journal.decided([first]) == ()
-        assert journal.decided([first, second, third]) == (third,)
-    assert tunings.stages(journal.tuning.id) == [first, second, third]
-
-
 def test_session_left_by_an_error_says_it(tunings, begin):
     """The reason is the first error's own, and Ctrl-C is none."""
     with pytest.raises(ExceptionGroup), begin():

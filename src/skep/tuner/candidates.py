@@ -70,7 +70,7 @@ def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value
         kept = _KEPT[number % len(_KEPT)]
         others = {one.name: rng.choice(one.values) for one in book.space.knobs if rng.random() > kept}
         drawn = incumbent.turned(others | {knob: value})
-        if book.refusal(drawn) is None and (found := book.promise(drawn, incumbent)) > gain:
+        if not book.is_refused(drawn) and (found := book.promise(drawn, incumbent)) > gain:
             best, gain = drawn, found
     if best is None:
         return None
@@ -79,13 +79,13 @@ def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value
         for other in (one for one in book.space.knobs if one.name != knob):
             for rung in other.values:
                 turned = best.turned({other.name: rung})
-                if book.refusal(turned) is None and (found := book.promise(turned, incumbent)) > gain + _ALIKE:
+                if not book.is_refused(turned) and (found := book.promise(turned, incumbent)) > gain + _ALIKE:
                     best, gain = turned, found
         if best == before:
             break
     for change in best.changes_from(incumbent):  # what does not matter stays as it was
         without = best.turned({change.knob: change.before})
-        allowed = change.knob != knob and book.refusal(without) is None
+        allowed = change.knob != knob and not book.is_refused(without)
         if allowed and book.promise(without, incumbent) > gain - _ALIKE:
             best = without
     return best
@@ -209,7 +209,7 @@ class Chooser:
             place = knob.values.index(config[knob.name])
             for rung in (*knob.values[max(0, place - 1) : place], *knob.values[place + 1 : place + 2]):
                 beside = config.turned({knob.name: rung})
-                seldom = len(self._book.starts(beside)) < looks and self._book.refusal(beside) is None
+                seldom = len(self._book.starts(beside)) < looks and not self._book.is_refused(beside)
                 if seldom and beside not in self._owed:
                     self._owed.append(beside)
         return bool(self._owed)
@@ -227,7 +227,7 @@ class Chooser:
             move, looks = moves[0], self._book.counted_starts(moves[0].config)
             if move.kind != "single" or not looks or not self.owe(move.config, [move.changes[0].knob], looks=looks):
                 return move
-        chosen = [config for config in self._owed if self._book.refusal(config) is None][:SIDE_BY_SIDE]
+        chosen = [config for config in self._owed if not self._book.is_refused(config)][:SIDE_BY_SIDE]
         self._owed = []
         for move in moves:
             if len(chosen) < SIDE_BY_SIDE and move.config not in chosen and not self._is_decidable(move):
@@ -261,7 +261,7 @@ class Chooser:
     def _moves(self, configs: Iterable[KnobConfig], incumbent: KnobConfig, kind: str) -> Iterator[Move]:
         for config in configs:
             changes = config.changes_from(incumbent)
-            if changes and self._book.refusal(config) is None:
+            if changes and not self._book.is_refused(config):
                 belief, trust = self._book.surrogate.gain(config, incumbent), self._book.suspects.trust(config)
                 yield Move(config, changes, kind, belief, trust)
 
@@ -313,12 +313,12 @@ class Chooser:
         for name, value in ((knob.name, value) for knob in self._knobs.values() for value in knob.values):
             alone = incumbent.turned({name: value})
             wanted = self._book.is_narrow(alone) or 1 <= self._book.deaths(name, value) < _DETOURS
-            if not wanted or self._book.refusal(alone) is None:
+            if not wanted or not self._book.is_refused(alone):
                 continue
             # Looked for once, and again where what was found has failed since.
             found = self._leapt.setdefault((incumbent, name, value), [])
             last = found[-1] if found else None
-            if not found or (last is not None and self._book.refusal(last) is not None and len(found) < _LEAPS):
+            if not found or (last is not None and self._book.is_refused(last) and len(found) < _LEAPS):
                 last = best_config_with(self._book, incumbent, name, value)
                 found.append(last)
             if last is not None:

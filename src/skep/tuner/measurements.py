@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from skep.stats.percentiles import mean_t_interval, median
 from skep.stats.sequential import MeasurementNoise, mean_of_starts
-from skep.tuner.failures import FailureSuspects, is_of_memory, why_hopeless
+from skep.tuner.failures import FailureSuspects, is_of_memory
 from skep.tuner.predictions import Predictor
 from skep.tuner.records import (
     ConfigFailure,
@@ -190,7 +190,7 @@ class Measurements:
         self.rounds = 0
         self._starts: dict[KnobConfig, list[ServerStart]] = {}
         self.suspects = FailureSuspects()
-        self._refused: dict[KnobConfig, str] = {}
+        self._failed: set[KnobConfig] = set()
         self._narrow: set[KnobConfig] = set()
         self._looked: dict[KnobConfig, int] = {}  # at so many of the failures
 
@@ -212,6 +212,7 @@ class Measurements:
 
     def failed(self, config: KnobConfig, failure: ConfigFailure) -> None:
         self.failures.append((config, failure))
+        self._failed.add(config)
         if not is_of_memory(failure) or self.space.spare_bytes(config) is None:
             self.suspects.failed(config)
 
@@ -231,35 +232,27 @@ class Measurements:
     def starts(self, config: KnobConfig) -> Sequence[ServerStart]:
         return self._starts.get(config, ())
 
-    def refusal(self, config: KnobConfig) -> str | None:
-        """Return why it is not to be started: a rule, or a dead end that it would run into again."""
-        if config in self._refused:
-            return self._refused[config]
-        looked = self._looked.get(config)
-        new = self.failures[looked or 0 :]
-        narrow = self.space.refusal(config) if looked is None else None
-        narrow = narrow or self._no_more_room(config, new)
-        reason = narrow or why_hopeless(config, new, self.space.knobs)
-        self._looked[config] = len(self.failures)
-        if reason is not None:
-            self._refused[config] = reason
-        if narrow is not None:
-            self._narrow.add(config)
-        return reason
+    def is_refused(self, config: KnobConfig) -> bool:
+        """It is not to be started: it failed before, or is narrow."""
+        return self.is_narrow(config) or config in self._failed
 
     def is_narrow(self, config: KnobConfig) -> bool:
         """Refused by a rule or for want of memory, so that it may do with something else turned as well."""
-        return self.refusal(config) is not None and config in self._narrow
+        looked = self._looked.get(config)
+        if config not in self._narrow and looked != len(self.failures):
+            self._looked[config] = len(self.failures)
+            new = (failed for failed, failure in self.failures[looked or 0 :] if is_of_memory(failure))
+            refused = looked is None and self.space.refusal(config) is not None
+            if refused or any(self._has_no_more_room(config, failed) for failed in new):
+                self._narrow.add(config)
+        return config in self._narrow
 
-    def _no_more_room(self, config: KnobConfig, failures: Sequence[tuple[KnobConfig, ConfigFailure]]) -> str | None:
+    def _has_no_more_room(self, config: KnobConfig, failed: KnobConfig) -> bool:
         """The planner may be off by some memory, but of two configurations it knows which leaves more."""
-        for failed, failure in failures:
-            if not is_of_memory(failure) or any(config.get(name) != failed.get(name) for name in _GROUND):
-                continue
-            left, there = self.space.spare_bytes(config), self.space.spare_bytes(failed)
-            if left is not None and there is not None and left <= there and not self.counted_starts(config):
-                return f"leaves no more memory than a configuration that ran out: {failure.cause}"
-        return None
+        if self.counted_starts(config) or any(config.get(name) != failed.get(name) for name in _GROUND):
+            return False
+        left, there = self.space.spare_bytes(config), self.space.spare_bytes(failed)
+        return left is not None and there is not None and left <= there
 
     def deaths(self, knob: str, value: Value) -> int:
         """Return how many configurations with this value failed for another reason than memory."""
