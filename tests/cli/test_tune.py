@@ -22,7 +22,7 @@ from skep.store.database import open_store
 from skep.tuner.presets import free_name, write_preset, written_before
 from skep.tuner.records import StageDecision, TuneStage
 from skep.tuner.running import TuningJournal, replay_answers
-from skep.tuner.setup import TuningOptions, absolute_paths, prepare, prepare_again
+from skep.tuner.setup import TuningOptions, absolute_paths, prepare, prepare_again, prospects
 from skep.tuner.simulated import SimulatedBench
 from skep.tuner.store import TuningStore
 from skep.tuner.trial_server import tuner_lock
@@ -345,6 +345,14 @@ def test_a_tuning_that_is_taken_up_again_predicts_what_it_predicted(ready, tmp_p
             assert again.space.refusal(config) == ready.space.refusal(config)
             assert again.space.start_s(config) == ready.space.start_s(config)
             assert again.space.spare_bytes(config) == ready.space.spare_bytes(config)
+
+
+def test_first_changes_stand_by_knob_with_what_is_foreseen_of_each_value(ready):
+    lines, need_s = prospects(ready)
+    assert " about 8 min 06 s  slots 2 → 3, 4, 6, 8 (+0 %), 1 (-36 %)" in lines
+    assert "about 13 min 46 s  prefix_cache off → on (not foreseen)" in lines
+    assert len(lines) == len(ready.tuning.knobs) - 1  # another n-gram depth is refused beside MTP
+    assert 600 < need_s < 1200
 
 
 def test_stopped_and_taken_up_and_stopped_again_the_same_best_is_one_preset(ready, paths):

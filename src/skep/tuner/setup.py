@@ -10,7 +10,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -50,7 +50,7 @@ from skep.tuner.failures import is_number
 from skep.tuner.knobs import NO_LONGER_TURNED, TuneMachine, apply_config, config_of, quant_of, space_of
 from skep.tuner.predictions import PREDICTED_KNOBS, Predictor
 from skep.tuner.presets import baseline_of, prepared
-from skep.tuner.records import METRICS, Knob, KnobChange, KnobConfig, TuneGoal, Tuning, Value, value_words
+from skep.tuner.records import METRICS, Knob, KnobConfig, TuneGoal, Tuning, Value, value_words
 from skep.tuner.search import KnobSearch
 from skep.tuner.store import base_of, to_document
 from skep.units import format_seconds, parse_seconds, shortened
@@ -151,14 +151,6 @@ class PreparedTuning(msgspec.Struct, frozen=True):
         return KnobSearch(self.space, self.tuning.baseline, self.tuning.aim, budget_s=self.tuning.budget_s)
 
 
-class CandidateChange(msgspec.Struct, frozen=True):
-    """A change that could be tried first. `seconds`: that deciding about it is expected to take."""
-
-    change: KnobChange
-    predicted: float | None  # ratio over the baseline; None: the planner has nothing to say
-    seconds: float
-
-
 def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
     aim, budget_s = parse_goal(options), parse_seconds(options.budget)
     options, host = absolute_paths(options), read_host()
@@ -224,42 +216,29 @@ def _check(space: Predictor, tuning: Tuning) -> None:
         raise UserError(f"--budget {format_seconds(tuning.budget_s)} is too short for one trial", hint=hint)
 
 
-def prospects(ready: PreparedTuning) -> list[CandidateChange]:
-    """Return what could be tried first, the most hopeful first."""
-    search, space = ready.search(), ready.space
-    now = space.predict(ready.tuning.baseline)
-    found = []
-    for move in search.chooser.ranked(search.incumbent):
-        then = space.predict(move.config)
+def prospects(ready: PreparedTuning) -> tuple[list[str], float]:
+    """Return a line for each knob, the most hopeful first: `about 5 min  slots 4 → 6, 8 (+0 %), 2 (-12 %)`.
+
+    With the seconds in which the baseline is measured and the quickest change decided, the curve's share included."""
+    search, space, baseline = ready.search(), ready.space, ready.tuning.baseline
+    now, budget = space.predict(baseline), search.time_budget
+    by_knob: dict[str, dict[str, list[str]]] = {}  # values of which the same is foreseen stand together
+    needed_s: dict[str, float] = {}
+    for move in search.chooser.ranked(baseline):
         (change,) = move.changes
-        ratio = then / now if then is not None and now and change.knob in PREDICTED_KNOBS else None
-        found.append(CandidateChange(change, ratio, 60 * search.chooser.minutes(move, search.incumbent)))
-    return found
-
-
-def first_change_s(ready: PreparedTuning, found: Sequence[CandidateChange]) -> float:
-    """Return the seconds in which the baseline is measured and the quickest change decided, with the curve's share."""
-    budget, baseline = ready.search().time_budget, ready.tuning.baseline
-    began_s = STARTS * budget.seconds((baseline,), budget.readings(baseline))
-    return (began_s + min(one.seconds for one in found)) / (1 - CURVE_SHARE)
-
-
-def prospect_lines(prospects: Iterable[CandidateChange]) -> list[str]:
-    """Return a line for each knob, in the order of each one's best change: `slots 4 → 6, 8 (+0 %), 2 (-12 %)`."""
-    by_knob: dict[str, list[CandidateChange]] = {}
-    for one in prospects:
-        by_knob.setdefault(one.change.knob, []).append(one)
-    lines: list[tuple[str, str]] = []
-    for knob, same in by_knob.items():
-        by_gain: dict[str, list[str]] = {}  # values of which the same is foreseen stand together
-        for one in same:
-            gain = "not foreseen" if one.predicted is None else f"{round(100 * (one.predicted - 1)):+d} %"
-            by_gain.setdefault(gain, []).append(value_words(one.change.after))
+        then = space.predict(move.config) if change.knob in PREDICTED_KNOBS else None
+        gain = "not foreseen" if then is None or not now else f"{round(100 * (then / now - 1)):+d} %"
+        by_knob.setdefault(change.knob, {}).setdefault(gain, []).append(value_words(change.after))
+        seconds = 60 * search.chooser.minutes(move, baseline)
+        needed_s[change.knob] = min(seconds, needed_s.get(change.knob, seconds))
+    times = {knob: f"about {format_seconds(seconds)}" for knob, seconds in needed_s.items()}
+    width, lines = max(map(len, times.values()), default=0), []
+    for knob, by_gain in by_knob.items():
         told = ", ".join(f"{', '.join(values)} ({gain})" for gain, values in by_gain.items())
-        values = shortened(f"{knob} {value_words(same[0].change.before)} → {told}", 200)
-        lines.append((f"about {format_seconds(min(one.seconds for one in same))}", values))
-    width = max((len(time) for time, _ in lines), default=0)
-    return [f"{time:>{width}}  {values}" for time, values in lines]
+        values = shortened(f"{knob} {value_words(baseline[knob])} → {told}", 200)
+        lines.append(f"{times[knob]:>{width}}  {values}")
+    began_s = STARTS * budget.seconds((baseline,), budget.readings(baseline))
+    return lines, (began_s + min(needed_s.values(), default=0.0)) / (1 - CURVE_SHARE)
 
 
 def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:
