@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from operator import mul
+from operator import add, mul, sub
 from statistics import NormalDist, fmean
 
 import msgspec
@@ -67,41 +67,36 @@ class Surrogate:
         self._level = self._foreseen(baseline) or 0.0
         self._reach = {knob.name: {value: self._reach_of(knob, value) for value in knob.values} for knob in space.knobs}
         self._places = {name: {value: n for n, value in enumerate(knob.values)} for name, knob in self._knobs.items()}
-        self._columns: dict[KnobConfig, dict[KnobConfig, float]] = {}  # the kernel, as far as it was asked for
+        self._columns: dict[KnobConfig, list[float]] = {}
         self._seen: list[tuple[KnobConfig, int]] = []
+        self._first: dict[KnobConfig, int] = {}  # the place of its first start in what was seen
         self._rows: list[list[float]] = []  # of the Cholesky factor
         self._rest: list[float] = []  # what was measured less the prior, through that factor
         self._weights: list[float] = []
-        self._pull: dict[KnobConfig, float] = {}  # the weights of all starts of a configuration
 
     def took(self, config: KnobConfig, round_: int, score: float, variance: float) -> None:
         """One start's mean, with the variance it has as a measure of its configuration."""
-        near = self._column(config)
-        row = self._forward([near[other] + _COMMON**2 * (there == round_) for other, there in self._seen])
+        rounds = (_COMMON**2 * (there == round_) for _, there in self._seen)
+        row = self._forward(list(map(add, self._column(config), rounds)))
         own = self._kernel(config, config) + _COMMON**2 + variance
         pivot = math.sqrt(max(own - sum(map(mul, row, row)), 1e-9))
         self._rest.append((score - self.prior(config) - sum(map(mul, row, self._rest))) / pivot)
         self._rows.append([*row, pivot])
+        self._first.setdefault(config, len(self._seen))
         self._seen.append((config, round_))
         self._weights = self._backward()
-        self._pull = dict.fromkeys((other for other, _ in self._seen), 0.0)
-        for (other, _), weight in zip(self._seen, self._weights, strict=True):
-            self._pull[other] += weight
 
     def gain(self, config: KnobConfig, over: KnobConfig) -> Belief:
         """Of one configuration over another."""
-        mine, theirs = self._column(config), self._column(over)
-        column = [mine[other] - theirs[other] for other, _ in self._seen]
-        mean = self.prior(config) - self.prior(over) + sum(map(mul, column, self._weights))
-        through = self._forward(column)
+        through = self._forward(list(map(sub, self._column(config), self._column(over))))
         variance = self._kernel(config, config) + self._kernel(over, over) - 2 * self._kernel(config, over)
-        return Belief(mean, math.sqrt(max(variance - sum(map(mul, through, through)), 0.0)))
+        deviation = math.sqrt(max(variance - sum(map(mul, through, through)), 0.0))
+        return Belief(self.mean_gain(config, over), deviation)
 
     def mean_gain(self, config: KnobConfig, over: KnobConfig) -> float:
         """Return the mean alone, which is had quickly."""
-        mine, theirs = self._column(config), self._column(over)
-        pulled = sum(weight * (mine[other] - theirs[other]) for other, weight in self._pull.items())
-        return self.prior(config) - self.prior(over) + pulled
+        apart = map(sub, self._column(config), self._column(over))
+        return self.prior(config) - self.prior(over) + sum(map(mul, apart, self._weights))
 
     def prior(self, config: KnobConfig) -> float:
         if config not in self._prior:
@@ -126,21 +121,16 @@ class Surrogate:
         predicted = foreseen - self._level if foreseen is not None else 0.0
         return min(_MOST_OFF, max(_OFF + _OFF_SHARE * abs(predicted), 0.0 if predicted else 1.5 * knob.expected))
 
-    def _kernel(self, a: KnobConfig, b: KnobConfig) -> float:
-        column = self._columns.setdefault(a, {})
-        if b not in column:
-            column[b] = self._worked_out(a, b)
-        return column[b]
-
-    def _column(self, config: KnobConfig) -> dict[KnobConfig, float]:
-        """Return the kernel of it with all that were seen."""
-        column = self._columns.setdefault(config, {})
-        for other in self._pull:
-            if other not in column:
-                column[other] = self._worked_out(config, other)
+    def _column(self, config: KnobConfig) -> list[float]:
+        """Return the kernel of it with each start that was seen."""
+        column = self._columns.setdefault(config, [])
+        for place in range(len(column), len(self._seen)):
+            other = self._seen[place][0]
+            first = self._first[other]
+            column.append(column[first] if first < place else self._kernel(config, other))
         return column
 
-    def _worked_out(self, a: KnobConfig, b: KnobConfig) -> float:
+    def _kernel(self, a: KnobConfig, b: KnobConfig) -> float:
         total, alike = _LEVEL**2, a == b
         mine, theirs = a.as_dict, b.as_dict
         for name, knob in self._knobs.items():
