@@ -70,10 +70,3 @@ def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(inner, BaseExceptionGroup):
         inner = inner.exceptions[0]
     return inner
-
-
-def refuse(*checks: tuple[object, str, str]) -> None:
-    """Raise UserError for the first that is wrong. Each: whether it is wrong, the message, the hint."""
-    for is_wrong, message, hint in checks:
-        if is_wrong:
-            raise UserError(message, hint=hint)

@@ -95,8 +95,9 @@ class Surrogate:
 
     def mean_gain(self, config: KnobConfig, over: KnobConfig) -> float:
         """Return the mean alone, which is had quickly."""
-        apart = map(sub, self._column(config), self._column(over))
-        return self.prior(config) - self.prior(over) + sum(map(mul, apart, self._weights))
+        apart: Iterable[float] = map(sub, self._column(config), self._column(over))
+        learned: float = sum(map(mul, apart, self._weights))
+        return self.prior(config) - self.prior(over) + learned
 
     def prior(self, config: KnobConfig) -> float:
         if config not in self._prior:

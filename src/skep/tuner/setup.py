@@ -36,7 +36,7 @@ from skep.deploy.resolve import (
     unknown_name,
 )
 from skep.deploy.stored_calibration import calibrated_rig
-from skep.errors import DoesNotFit, UserError, refuse
+from skep.errors import DoesNotFit, UserError
 from skep.host.facts import host_json, memory_bandwidth_gbs, read_host
 from skep.paths import Paths
 from skep.planner.candidates import offered_quants
@@ -70,7 +70,7 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
     with suppress(ValueError):
         target = float(found[3] or 1)
     near = did_you_mean(get_close_matches(metric, METRICS, n=1, cutoff=0.5), f"known: {', '.join(METRICS)}")
-    refuse(
+    _refuse(
         (options.begin not in (PLAN, SAFE), f"--from `{options.begin}` is unknown", f"write {PLAN} or {SAFE}"),
         (metric not in METRICS, f"{goal}: no metric is called `{found[1]}`", near),
         (not 1 <= agents <= MOST_AGENTS, f"{goal}: {found[2]} agents cannot be measured", f"1 to {MOST_AGENTS}"),
@@ -85,6 +85,13 @@ def parse_goal(options: TuningOptions) -> TuneGoal:
     slo = str(SloLimits.parse(options.slo)) if options.slo is not None else None
     enough, tokens = target if found[3] else None, (options.input_tokens, options.output_tokens)
     return TuneGoal(metric, agents, *tokens, enough, slo, options.min_context)
+
+
+def _refuse(*checks: tuple[object, str, str]) -> None:
+    """Raise UserError for the first that is wrong. Each: whether it is wrong, the message, the hint."""
+    for is_wrong, message, hint in checks:
+        if is_wrong:
+            raise UserError(message, hint=hint)
 
 
 SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")
@@ -354,7 +361,7 @@ def _check_options(options: TuningOptions, preset: Preset | None, *, on_cards: b
     guarded = options.quality not in ("auto", "off")
     real = {"--gpus": options.gpus, "--binary": options.binary, "--in-place": options.in_place, "--quality": guarded}
     vain = next((flag for flag, value in real.items() if simulate and value), None)
-    refuse(
+    _refuse(
         (options.engine not in (None, *engines), f"there is no engine `{options.engine}` to tune",
          f"known: {', '.join(engines)}"),
         (preset is not None and options.engine not in (None, runs_on),
