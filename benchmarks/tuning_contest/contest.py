@@ -78,7 +78,7 @@ class Arena:
     def tune(self, budget_s: float) -> TunerRun:
         search = KnobSearch(self.space, self.rig.baseline, self.rig.aim, budget_s=budget_s)
         bench, starts = self.bench(), 0
-        while (request := search.following()) is not None:
+        while (request := search.request) is not None:
             if isinstance(request, JudgeRequest):
                 search.took(JudgeResult(ok=True, words="SIMULATED: nothing was judged", seconds=0.0, skipped=True))
             elif isinstance(request, MeasureRequest):

@@ -22,7 +22,7 @@ from skep.store.database import open_store
 from skep.tuner.presets import free_name, write_preset, written_before
 from skep.tuner.records import StageDecision, TuneStage
 from skep.tuner.running import TuningJournal, replay_answers
-from skep.tuner.setup import TuningOptions, absolute_paths, prepare, prepare_again
+from skep.tuner.setup import TuningOptions, absolute_paths, prepare, prepare_again, prospects
 from skep.tuner.simulated import SimulatedBench
 from skep.tuner.store import TuningStore
 from skep.tuner.trial_server import tuner_lock
@@ -129,7 +129,7 @@ async def cut_off_after(answers):
     with open_store(paths.store) as store, TuningJournal.begin(TuningStore(store), ready.tuning, time.time) as journal:
         replay_answers(journal, search)
         for _ in range(answers):
-            request = search.following()
+            request = search.request
             answer = await bench.measure(request, lambda _: None)
             search.took(answer)
             journal.took(request, answer, search.stages)
@@ -239,7 +239,7 @@ def test_a_preset_that_does_not_start_is_told_and_nothing_is_tuned(paths):
 
 REFUSED = [
     (("qwen3-8b", *RIG, "--goal", "speed@4"), 2, "no metric is called `speed`"),
-    (("qwen3-8b", *RIG, "--goal", "effective_tok_s"), 2, "does not say at how many agents"),
+    (("qwen3-8b", *RIG, "--goal", "effective_tok_s"), 2, "is not understood"),
     (("qwen3-8b", *RIG, "--goal", "effective_tok_s@0"), 2, "0 agents cannot be measured"),
     (("qwen3-8b", *RIG, "--slo", "speed=1s"), 2, "speed"),
     (("qwen3-8b", *RIG, "--budget", "soon"), 2, "`soon` is not a duration"),
@@ -346,6 +346,14 @@ def test_a_tuning_that_is_taken_up_again_predicts_what_it_predicted(ready, tmp_p
             assert again.space.refusal(config) == ready.space.refusal(config)
             assert again.space.start_s(config) == ready.space.start_s(config)
             assert again.space.spare_bytes(config) == ready.space.spare_bytes(config)
+
+
+def test_first_changes_stand_by_knob_with_what_is_foreseen_of_each_value(ready):
+    lines, need_s = prospects(ready)
+    assert " about 8 min 06 s  slots 2 → 3, 4, 6, 8 (+0 %), 1 (-36 %)" in lines
+    assert "about 13 min 46 s  prefix_cache off → on (not foreseen)" in lines
+    assert len(lines) == len(ready.tuning.knobs) - 1  # another n-gram depth is refused beside MTP
+    assert 600 < need_s < 1200
 
 
 def test_stopped_and_taken_up_and_stopped_again_the_same_best_is_one_preset(ready, paths):

@@ -24,7 +24,7 @@ from skep.tuner.records import (
     TuneStage,
     Tuning,
 )
-from skep.tuner.setup import CandidateChange, apply_settings, choose_knobs, prospect_lines
+from skep.tuner.setup import apply_settings, choose_knobs
 from skep.tuner.store import TuningRecord, TuningState
 from skep.tuner.summary import dead_end_lines, stage_words, unmet_goal
 from skep.units import Interval
@@ -93,19 +93,6 @@ def test_a_tuning_is_told_in_its_first_line_and_its_dead_ends_in_full_below_the_
     again = stage(5, StageDecision.FAILED, changes=(KnobChange("slots", 1, 4),), failure=OOM, why=str(OOM))
     assert dead_end_lines([*STAGES, again])[0].startswith("steps 2, 5 ran out of memory: ")
     assert len(dead_end_lines([*STAGES, again])) == 3
-
-
-def test_first_changes_stand_by_knob_with_what_is_foreseen_of_each_value():
-    found = [
-        CandidateChange(KnobChange("slots", 1, 4), 1.5, 60.0),
-        CandidateChange(KnobChange("prefix_cache", False, True), None, 60.0),
-        CandidateChange(KnobChange("slots", 1, 8), 1.5, 70.0),
-        CandidateChange(KnobChange("slots", 1, 2), 0.999, 60.0),
-    ]
-    assert prospect_lines(found) == [
-        "about 60.0 s  slots 1 → 4, 8 (+50 %), 2 (+0 %)",
-        "about 60.0 s  prefix_cache off → on (not foreseen)",
-    ]
 
 
 def test_what_was_kept_has_a_bar_that_grows_with_its_figure_and_says_if_it_died_later():

@@ -100,7 +100,7 @@ class KnownBench:
 def searched(search, bench, most=400):
     """To its end; every answer, in order."""
     answers = []
-    while (request := search.following()) is not None:
+    while (request := search.request) is not None:
         answers.append(bench.carry_out(request))
         search.took(answers[-1])
         assert len(answers) < most, "it does not end"

@@ -85,9 +85,9 @@ def test_the_same_answers_lead_to_the_same_requests():
     bench = KnownBench(effects, 3)
     answers = searched(first, bench)
     for request, answer in zip(bench.requests, answers, strict=True):
-        assert again.following() == request
+        assert again.request == request
         again.took(answer)
-    assert again.following() is None
+    assert again.request is None
     assert again.stages == first.stages
 
 
@@ -269,6 +269,6 @@ def test_of_two_that_the_planner_can_weigh_the_heavier_is_not_tried_after_the_li
     effects.spare_bytes = lambda one: 100.0 - 10 * one["slots"] - 15 * one["graphs"]
     book = Measurements(effects, config())
     book.took(MeasurementRound((ServerStart(config(slots=4), 1.0, failure=OUT_OF_MEMORY),), 10.0))
-    assert book.refusal(config(graphs=True, slots=3)) is not None
-    assert book.refusal(config(slots=3)) is None
+    assert book.is_refused(config(graphs=True, slots=3))
+    assert not book.is_refused(config(slots=3))
     assert book.is_narrow(config(graphs=True, slots=3))

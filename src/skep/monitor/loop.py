@@ -95,40 +95,26 @@ class WriteBuffer:
         """Store what waits, as far as the store takes it. Return whether nothing waits any more."""
         with self._writing:
             while self._entries:
+                probe, samples, events = self._entries[0]
                 try:
-                    self._write_one(*self._entries[0])
-                except StoreError as error:
-                    if not self._in_trouble:
-                        self._say(f"monitor.waits why={error.message!r} hint={error.hint!r}")
-                    self._in_trouble = True
-                    return False
+                    if probe is not None:
+                        self._series.append_probe(probe, samples, events)
+                    else:
+                        for event in events:
+                            self._series.append_event(event)
+                except (StoreError, OverflowError) as error:
+                    if is_about_a_row(error):  # it has no place there, and must not hold up the others
+                        self._say(f"monitor.dropped why={str(error)!r}")
+                    else:
+                        if not self._in_trouble:
+                            self._say(f"monitor.waits why={str(error)!r} hint={getattr(error, 'hint', None)!r}")
+                        self._in_trouble = True
+                        return False
                 self._entries.popleft()
             if self._in_trouble:
                 self._in_trouble = False
                 self._say("monitor.writes again=true")
             return True
-
-    def _write_one(self, probe: Probe | None, samples: Sequence[ProbeSample], events: Sequence[MonitorEvent]) -> None:
-        """Store an entry; a probe whose values the store refuses as a failed one, so that it does not block others."""
-        if probe is None:
-            for event in events:
-                self._tried("dropped", self._series.append_event, event)
-        elif not self._tried("dropped", self._series.append_probe, probe, samples, events):
-            outcome = ProbeOutcome.FAILED if probe.outcome is ProbeOutcome.DONE else probe.outcome
-            occasion = (probe.target, probe.era, probe.slot, probe.due_at, probe.ended_at, outcome, probe.started_at)
-            bare = Probe(*occasion, probe.slots, error_kind="store", error="its figures could not be stored")
-            self._tried("lost", self._series.append_probe, bare, (), events)
-
-    def _tried(self, fate: str, append: Callable[..., object], *values: object) -> bool:
-        """Return whether the store took it. Raise StoreError where nothing can be stored."""
-        try:
-            append(*values)
-        except (StoreError, OverflowError, ValueError, TypeError) as error:
-            if isinstance(error, StoreError) and not is_about_a_row(error):
-                raise
-            self._say(f"monitor.{fate} why={str(error)!r}")
-            return False
-        return True
 
 
 SAME_BEGIN_S = 2.0

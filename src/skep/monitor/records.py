@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from skep.store.rows import JOINED, Figure, StoredAs, finite
+from skep.store.rows import JOINED, Count, Figure, StoredAs, finite
 
 PROBES_FLOW = "skep-monitor"  # what a probe calls itself at skep's gateway: passive series are of others' requests
 BUSY = "busy"  # the error kind of a target that is there and has no room: neither a figure nor an outage
@@ -131,8 +131,8 @@ class Probe(msgspec.Struct, frozen=True):
     slots: int = 1
     error_kind: str | None = None  # "connect", "timeout", "auth", "not_json", "http", "no_model", "no_usage", ...
     error: str | None = None
-    running: int | None = None  # requests of others at the target when the probe began
-    waiting: int | None = None
+    running: Count = None  # requests of others at the target when the probe began
+    waiting: Count = None
     idle_s: float | None = None  # since the last request that is known of, before the warm-up
     model: str | None = None
     versions: Mapping[str, str] = {}  # "driver", "cuda", "engine", "build", "model", "skep"
@@ -167,8 +167,8 @@ class ProbeSample(msgspec.Struct, frozen=True):
     effective_tok_s: Figure = None
     ttft_ms: Figure = None
     quality: Figure = None
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
+    prompt_tokens: Count = None
+    output_tokens: Count = None
     error_kind: str | None = None  # None: every stream of it succeeded
     error: str | None = None
     id: int | None = None

@@ -30,7 +30,7 @@ from skep.tuner.records import (
     Tuning,
     value_words,
 )
-from skep.tuner.setup import PreparedTuning, first_change_s, prospect_lines, prospects
+from skep.tuner.setup import PreparedTuning, prospects
 from skep.tuner.store import TuningRecord, TuningState, failure_json, tuning_json
 from skep.units import UNKNOWN, format_seconds, known, milliseconds, number, printable, public_name, seconds, shortened
 
@@ -365,12 +365,12 @@ def say_what_begins(ready: PreparedTuning) -> None:
     note(f"baseline: {', '.join(values)}")
     if (foreseen := ready.space.predict(tuning.baseline)) is not None:
         note(f"the planner expects {number(foreseen)} {summary.unit_of(tuning)} there")
-    found = prospects(ready)
-    note(f"{len(found)} candidate changes, each with its measuring time and the gain that the planner predicts")
-    note(*(f"  {line}" for line in prospect_lines(found)))
+    lines, need_s = prospects(ready)
+    note("candidate changes, each with its measuring time and the gain that the planner predicts:")
+    note(*(f"  {line}" for line in lines))
     kind = "of virtual time" if tuning.simulated else "at most"
     note(f"budget: {format_seconds(tuning.budget_s)} {kind}; Ctrl-C stops it and keeps the best so far")
-    if found and tuning.budget_s < (need_s := first_change_s(ready, found)):
+    if lines and tuning.budget_s < need_s:
         note(f"warning: the baseline and one change take about {format_seconds(need_s)}; raise --budget")
 
 

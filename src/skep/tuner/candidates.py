@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 from random import Random
 
 import msgspec
@@ -70,7 +70,7 @@ def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value
         kept = _KEPT[number % len(_KEPT)]
         others = {one.name: rng.choice(one.values) for one in book.space.knobs if rng.random() > kept}
         drawn = incumbent.turned(others | {knob: value})
-        if book.refusal(drawn) is None and (found := book.promise(drawn, incumbent)) > gain:
+        if not book.is_refused(drawn) and (found := book.promise(drawn, incumbent)) > gain:
             best, gain = drawn, found
     if best is None:
         return None
@@ -79,13 +79,13 @@ def best_config_with(book: Measurements, incumbent: KnobConfig, knob: str, value
         for other in (one for one in book.space.knobs if one.name != knob):
             for rung in other.values:
                 turned = best.turned({other.name: rung})
-                if book.refusal(turned) is None and (found := book.promise(turned, incumbent)) > gain + _ALIKE:
+                if not book.is_refused(turned) and (found := book.promise(turned, incumbent)) > gain + _ALIKE:
                     best, gain = turned, found
         if best == before:
             break
     for change in best.changes_from(incumbent):  # what does not matter stays as it was
         without = best.turned({change.knob: change.before})
-        allowed = change.knob != knob and book.refusal(without) is None
+        allowed = change.knob != knob and not book.is_refused(without)
         if allowed and book.promise(without, incumbent) > gain - _ALIKE:
             best = without
     return best
@@ -97,8 +97,6 @@ BOLD = 0.02  # expected gain of a single change, below which several at once are
 READY = 0.75  # chance of being better, from which on it is decided about
 LARGE = math.log(1.25)  # a gain or loss that no drift of a machine explains
 _FEW = 3  # values of each knob that are combined in pairs
-_SLIGHT = 0.002  # a gain that is worth carrying into a combination
-_TOGETHER = 0.012  # what a combination should promise
 _LEAPS = 6  # times that one value is leapt for from one place
 _DETOURS = 6  # dead ends of one value, after which no way around them is looked for
 _DEAD_ENDS = 3  # of one change, before it is let be for good
@@ -117,11 +115,8 @@ GRAINS = (Grain(0.004, 0.02, 2, 4), Grain(0.0015, 0.008, 4, 10), Grain(0.0008, 0
 
 
 class Move(msgspec.Struct, frozen=True):
-    """`kind`: "single" | "pair" | "leap" | "remedy" | "together"."""
-
     config: KnobConfig
     changes: tuple[KnobChange, ...]
-    kind: str
     belief: Belief
     trust: float = 1.0  # that it runs at all
 
@@ -209,7 +204,7 @@ class Chooser:
             place = knob.values.index(config[knob.name])
             for rung in (*knob.values[max(0, place - 1) : place], *knob.values[place + 1 : place + 2]):
                 beside = config.turned({knob.name: rung})
-                seldom = len(self._book.starts(beside)) < looks and self._book.refusal(beside) is None
+                seldom = len(self._book.starts(beside)) < looks and not self._book.is_refused(beside)
                 if seldom and beside not in self._owed:
                     self._owed.append(beside)
         return bool(self._owed)
@@ -225,9 +220,9 @@ class Chooser:
     def _chosen(self, moves: Sequence[Move]) -> Move | tuple[KnobConfig, ...]:
         if moves and (not self._owed or moves[0].hope >= LARGE) and self._is_decidable(moves[0]):
             move, looks = moves[0], self._book.counted_starts(moves[0].config)
-            if move.kind != "single" or not looks or not self.owe(move.config, [move.changes[0].knob], looks=looks):
+            if len(move.changes) > 1 or not looks or not self.owe(move.config, [move.changes[0].knob], looks=looks):
                 return move
-        chosen = [config for config in self._owed if self._book.refusal(config) is None][:SIDE_BY_SIDE]
+        chosen = [config for config in self._owed if not self._book.is_refused(config)][:SIDE_BY_SIDE]
         self._owed = []
         for move in moves:
             if len(chosen) < SIDE_BY_SIDE and move.config not in chosen and not self._is_decidable(move):
@@ -240,9 +235,7 @@ class Chooser:
         return sorted(hopeful, key=lambda move: move.hope / max(1e-6, self.minutes(move, incumbent)), reverse=True)
 
     def _is_decidable(self, move: Move) -> bool:
-        """Looked at and promising, or foreseen beyond doubt, or made of what was looked at one by one."""
-        if move.kind == "together":
-            return True
+        """Looked at and promising, or foreseen beyond doubt."""
         if self._book.counted_starts(move.config) == 0:
             return move.belief.chance >= SURE and move.belief.mean >= SURE_GAIN
         return self.is_promising(move.belief)
@@ -258,25 +251,23 @@ class Chooser:
         partners = {partner for name in own for partner in self._partners[name]} - own
         return all(closed.incumbent[name] == incumbent[name] for name in partners | own)
 
-    def _moves(self, configs: Iterable[KnobConfig], incumbent: KnobConfig, kind: str) -> Iterator[Move]:
+    def _moves(self, configs: Iterable[KnobConfig], incumbent: KnobConfig) -> Iterator[Move]:
         for config in configs:
             changes = config.changes_from(incumbent)
-            if changes and self._book.refusal(config) is None:
+            if changes and not self._book.is_refused(config):
                 belief, trust = self._book.surrogate.gain(config, incumbent), self._book.suspects.trust(config)
-                yield Move(config, changes, kind, belief, trust)
+                yield Move(config, changes, belief, trust)
 
     def _singles(self, incumbent: KnobConfig) -> Iterator[Move]:
         for knob in self._knobs.values():
             turned = (incumbent.turned({knob.name: value}) for value in self._values(knob, incumbent))
-            yield from self._moves(turned, incumbent, "single")
+            yield from self._moves(turned, incumbent)
 
     def _further(self, incumbent: KnobConfig, singles: Sequence[Move]) -> Iterator[Move]:
         """Yield what is looked at when no single change promises anything: pairs, several at once, remedies."""
         best = sorted(singles, key=lambda move: -move.belief.mean)
-        yield from self._moves(self._pairs(incumbent, best), incumbent, "pair")
-        yield from self._moves(self._combined(incumbent, best), incumbent, "together")
-        yield from self._moves(self._leaps(incumbent), incumbent, "leap")
-        yield from self._moves(self._remedies, incumbent, "remedy")
+        several = chain(self._pairs(incumbent, best), self._leaps(incumbent), self._remedies)
+        yield from self._moves(several, incumbent)
 
     def _values(self, knob: Knob, incumbent: KnobConfig) -> list[Value]:
         """All of an unordered knob; of a ladder the bracket around where one stands and around its best rungs."""
@@ -313,26 +304,16 @@ class Chooser:
         for name, value in ((knob.name, value) for knob in self._knobs.values() for value in knob.values):
             alone = incumbent.turned({name: value})
             wanted = self._book.is_narrow(alone) or 1 <= self._book.deaths(name, value) < _DETOURS
-            if not wanted or self._book.refusal(alone) is None:
+            if not wanted or not self._book.is_refused(alone):
                 continue
             # Looked for once, and again where what was found has failed since.
             found = self._leapt.setdefault((incumbent, name, value), [])
             last = found[-1] if found else None
-            if not found or (last is not None and self._book.refusal(last) is not None and len(found) < _LEAPS):
+            if not found or (last is not None and self._book.is_refused(last) and len(found) < _LEAPS):
                 last = best_config_with(self._book, incumbent, name, value)
                 found.append(last)
             if last is not None:
                 yield last
-
-    def _combined(self, incumbent: KnobConfig, singles: Sequence[Move]) -> Iterator[KnobConfig]:
-        """Yield those that could not be told from nothing one by one, all together: what they bring adds up."""
-        best: dict[str, Move] = {}
-        for move in singles:
-            closed = self._closed.get(_key(move.changes))
-            if closed is not None and closed.same and move.belief.mean > _SLIGHT:
-                best.setdefault(move.changes[0].knob, move)
-        if len(best) > 1 and sum(move.belief.mean for move in best.values()) >= _TOGETHER:
-            yield incumbent.turned({name: move.changes[0].after for name, move in best.items()})
 
 
 def _key(changes: Iterable[KnobChange]) -> tuple[tuple[str, Value], ...]:

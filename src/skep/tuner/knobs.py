@@ -413,18 +413,18 @@ def space_of(
 
 
 @cache
-def packaged_facts(name: str) -> dict[str, Any]:
-    return tomllib.loads(files("skep.tuner").joinpath(name).read_text(encoding="utf-8"))
+def _facts() -> dict[str, Any]:
+    return tomllib.loads(files("skep.tuner").joinpath("knobs.toml").read_text(encoding="utf-8"))
 
 
 def pairs_of(knobs: Iterable[Knob]) -> tuple[tuple[str, str], ...]:
     there = {knob.name for knob in knobs}
-    return tuple((first, second) for first, second in packaged_facts("knobs.toml")["pairs"] if {first, second} <= there)
+    return tuple((first, second) for first, second in _facts()["pairs"] if {first, second} <= there)
 
 
 def said_in_extra(base: Preset) -> dict[str, str]:
     """Knobs that flags of the preset's own say already, and which flag does."""
-    rules, found = packaged_facts("knobs.toml"), dict[str, str]()
+    rules, found = _facts(), dict[str, str]()
     for word in base.extra:
         flag = word.partition("=")[0]
         if flag in rules["speculative"].get(base.engine, ()):

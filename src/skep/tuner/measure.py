@@ -34,7 +34,7 @@ from skep.stats.slo import SloLimits
 from skep.store.database import Store
 from skep.store.records import Request
 from skep.tuner.measurements import median_known, point_of
-from skep.tuner.predictions import CURVE_RUNS, tasks_for
+from skep.tuner.predictions import tasks_for
 from skep.tuner.quality_check import QualityGuard, Sheet
 from skep.tuner.records import (
     BenchProgress,
@@ -262,14 +262,8 @@ class EngineBench:
 
     async def measure(self, request: MeasureRequest, on_progress: OnProgress) -> MeasurementRound:
         began, width = time.monotonic(), self.aim.concurrency
-        runs = self._server_runs(request.configs, request.purpose, width, on_progress, readings=request.readings)
-        steps, enough = [(width, number) for number in range(request.readings)], min(2, len(runs))
-        if self._together(request.configs):
-            await self._side_by_side(runs, steps, enough)
-        else:
-            for run in runs if self._round % 2 else runs[::-1]:  # what drifts favours nobody for long
-                if sum(one.failure is None for one in runs) >= enough:
-                    await self._side_by_side([run], steps)
+        steps, enough = [(width, number) for number in range(request.readings)], min(2, len(request.configs))
+        runs = await self._round_of(request.configs, request.purpose, steps, on_progress, enough)
         starts = (ServerStart(o.config, o.start_s, tuple(o.taken.get(width, ())), o.failure, o.run_id) for o in runs)
         return MeasurementRound(tuple(starts), time.monotonic() - began)
 
@@ -290,19 +284,28 @@ class EngineBench:
         return replace(self.guard.compare(before, after), seconds=time.monotonic() - began)
 
     async def curve(self, request: CurveRequest, on_progress: OnProgress) -> CurveResult:
-        began, readings = time.monotonic(), CURVE_RUNS * len(request.levels)
-        runs = self._server_runs(request.configs, "curve", max(request.levels), on_progress, readings=readings)
+        began = time.monotonic()
         *lower, top = sorted(request.levels)  # up and down again; who dies at the highest, the last, has shown all
         steps = [*((one, 0) for one in lower), *((one, 1) for one in reversed(lower)), (top, 0), (top, 1)]
-        for together in [runs] if self._together(request.configs) else [[run] for run in runs]:
-            await self._side_by_side(together, steps)
+        runs = await self._round_of(request.configs, "curve", steps, on_progress)
         points = [point_of(level, run.config, run.taken.get(level, [])) for level in request.levels for run in runs]
         return CurveResult(tuple(points), time.monotonic() - began)
 
-    async def _side_by_side(
-        self, runs: Sequence[_ServerRun], steps: Sequence[tuple[int, int]], enough: int = 1
-    ) -> None:
-        """`steps`: levels, and which reading of each. Ends where fewer than `enough` are left."""
+    async def _round_of(
+        self, configs: Sequence[KnobConfig], purpose: str, steps: Sequence[tuple[int, int]], on_progress: OnProgress,
+        enough: int = 1,
+    ) -> list[_ServerRun]:  # fmt: skip
+        """`steps`: levels, and which reading of each. Ends where fewer than `enough` configurations are left."""
+        self._round, self._count, self._sides = self._round + 1, None, configs
+        width = max(level for level, _ in steps)
+        runs = [_ServerRun(one, purpose, self._round, width, len(steps), on_progress) for one in configs]
+        in_turns = runs if self._round % 2 else runs[::-1]  # what drifts favours nobody for long
+        for group in [runs] if self._together(configs) else [[run] for run in in_turns]:
+            if sum(one.failure is None for one in runs) >= enough:
+                await self._side_by_side(group, steps, min(enough, len(group)))
+        return runs
+
+    async def _side_by_side(self, runs: Sequence[_ServerRun], steps: Sequence[tuple[int, int]], enough: int) -> None:
         async with AsyncExitStack() as stack:
             for run in runs:
                 await stack.enter_async_context(run.stack)
@@ -411,13 +414,6 @@ class EngineBench:
         """Long prompts on a slow engine are read for minutes before the first token comes."""
         read_s = self.aim.input_tokens * run.width / FIRST_TOK_S
         return max(self.patience.hang_s, SLOWER * self._first_s if self._first_s else read_s)
-
-    def _server_runs(
-        self, configs: Sequence[KnobConfig], purpose: str, width: int, on_progress: OnProgress, *, readings: int
-    ) -> list[_ServerRun]:
-        self._round, self._count = self._round + 1, None
-        self._sides = configs
-        return [_ServerRun(config, purpose, self._round, width, readings, on_progress) for config in configs]
 
     def _together(self, configs: Sequence[KnobConfig]) -> bool:
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from operator import mul
+from operator import add, mul, sub
 from statistics import NormalDist, fmean
 
 import msgspec
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from skep.stats.percentiles import mean_t_interval, median
 from skep.stats.sequential import MeasurementNoise, mean_of_starts
-from skep.tuner.failures import FailureSuspects, is_of_memory, why_hopeless
+from skep.tuner.failures import FailureSuspects, is_of_memory
 from skep.tuner.predictions import Predictor
 from skep.tuner.records import (
     ConfigFailure,
@@ -67,41 +67,37 @@ class Surrogate:
         self._level = self._foreseen(baseline) or 0.0
         self._reach = {knob.name: {value: self._reach_of(knob, value) for value in knob.values} for knob in space.knobs}
         self._places = {name: {value: n for n, value in enumerate(knob.values)} for name, knob in self._knobs.items()}
-        self._columns: dict[KnobConfig, dict[KnobConfig, float]] = {}  # the kernel, as far as it was asked for
+        self._columns: dict[KnobConfig, list[float]] = {}
         self._seen: list[tuple[KnobConfig, int]] = []
+        self._first: dict[KnobConfig, int] = {}  # the place of its first start in what was seen
         self._rows: list[list[float]] = []  # of the Cholesky factor
         self._rest: list[float] = []  # what was measured less the prior, through that factor
         self._weights: list[float] = []
-        self._pull: dict[KnobConfig, float] = {}  # the weights of all starts of a configuration
 
     def took(self, config: KnobConfig, round_: int, score: float, variance: float) -> None:
         """One start's mean, with the variance it has as a measure of its configuration."""
-        near = self._column(config)
-        row = self._forward([near[other] + _COMMON**2 * (there == round_) for other, there in self._seen])
+        rounds = (_COMMON**2 * (there == round_) for _, there in self._seen)
+        row = self._forward(list(map(add, self._column(config), rounds)))
         own = self._kernel(config, config) + _COMMON**2 + variance
         pivot = math.sqrt(max(own - sum(map(mul, row, row)), 1e-9))
         self._rest.append((score - self.prior(config) - sum(map(mul, row, self._rest))) / pivot)
         self._rows.append([*row, pivot])
+        self._first.setdefault(config, len(self._seen))
         self._seen.append((config, round_))
         self._weights = self._backward()
-        self._pull = dict.fromkeys((other for other, _ in self._seen), 0.0)
-        for (other, _), weight in zip(self._seen, self._weights, strict=True):
-            self._pull[other] += weight
 
     def gain(self, config: KnobConfig, over: KnobConfig) -> Belief:
         """Of one configuration over another."""
-        mine, theirs = self._column(config), self._column(over)
-        column = [mine[other] - theirs[other] for other, _ in self._seen]
-        mean = self.prior(config) - self.prior(over) + sum(map(mul, column, self._weights))
-        through = self._forward(column)
+        through = self._forward(list(map(sub, self._column(config), self._column(over))))
         variance = self._kernel(config, config) + self._kernel(over, over) - 2 * self._kernel(config, over)
-        return Belief(mean, math.sqrt(max(variance - sum(map(mul, through, through)), 0.0)))
+        deviation = math.sqrt(max(variance - sum(map(mul, through, through)), 0.0))
+        return Belief(self.mean_gain(config, over), deviation)
 
     def mean_gain(self, config: KnobConfig, over: KnobConfig) -> float:
         """Return the mean alone, which is had quickly."""
-        mine, theirs = self._column(config), self._column(over)
-        pulled = sum(weight * (mine[other] - theirs[other]) for other, weight in self._pull.items())
-        return self.prior(config) - self.prior(over) + pulled
+        apart: Iterable[float] = map(sub, self._column(config), self._column(over))
+        learned: float = sum(map(mul, apart, self._weights))
+        return self.prior(config) - self.prior(over) + learned
 
     def prior(self, config: KnobConfig) -> float:
         if config not in self._prior:
@@ -126,21 +122,16 @@ class Surrogate:
         predicted = foreseen - self._level if foreseen is not None else 0.0
         return min(_MOST_OFF, max(_OFF + _OFF_SHARE * abs(predicted), 0.0 if predicted else 1.5 * knob.expected))
 
-    def _kernel(self, a: KnobConfig, b: KnobConfig) -> float:
-        column = self._columns.setdefault(a, {})
-        if b not in column:
-            column[b] = self._worked_out(a, b)
-        return column[b]
-
-    def _column(self, config: KnobConfig) -> dict[KnobConfig, float]:
-        """Return the kernel of it with all that were seen."""
-        column = self._columns.setdefault(config, {})
-        for other in self._pull:
-            if other not in column:
-                column[other] = self._worked_out(config, other)
+    def _column(self, config: KnobConfig) -> list[float]:
+        """Return the kernel of it with each start that was seen."""
+        column = self._columns.setdefault(config, [])
+        for place in range(len(column), len(self._seen)):
+            other = self._seen[place][0]
+            first = self._first[other]
+            column.append(column[first] if first < place else self._kernel(config, other))
         return column
 
-    def _worked_out(self, a: KnobConfig, b: KnobConfig) -> float:
+    def _kernel(self, a: KnobConfig, b: KnobConfig) -> float:
         total, alike = _LEVEL**2, a == b
         mine, theirs = a.as_dict, b.as_dict
         for name, knob in self._knobs.items():
@@ -190,7 +181,7 @@ class Measurements:
         self.rounds = 0
         self._starts: dict[KnobConfig, list[ServerStart]] = {}
         self.suspects = FailureSuspects()
-        self._refused: dict[KnobConfig, str] = {}
+        self._failed: set[KnobConfig] = set()
         self._narrow: set[KnobConfig] = set()
         self._looked: dict[KnobConfig, int] = {}  # at so many of the failures
 
@@ -212,6 +203,7 @@ class Measurements:
 
     def failed(self, config: KnobConfig, failure: ConfigFailure) -> None:
         self.failures.append((config, failure))
+        self._failed.add(config)
         if not is_of_memory(failure) or self.space.spare_bytes(config) is None:
             self.suspects.failed(config)
 
@@ -231,35 +223,27 @@ class Measurements:
     def starts(self, config: KnobConfig) -> Sequence[ServerStart]:
         return self._starts.get(config, ())
 
-    def refusal(self, config: KnobConfig) -> str | None:
-        """Return why it is not to be started: a rule, or a dead end that it would run into again."""
-        if config in self._refused:
-            return self._refused[config]
-        looked = self._looked.get(config)
-        new = self.failures[looked or 0 :]
-        narrow = self.space.refusal(config) if looked is None else None
-        narrow = narrow or self._no_more_room(config, new)
-        reason = narrow or why_hopeless(config, new, self.space.knobs)
-        self._looked[config] = len(self.failures)
-        if reason is not None:
-            self._refused[config] = reason
-        if narrow is not None:
-            self._narrow.add(config)
-        return reason
+    def is_refused(self, config: KnobConfig) -> bool:
+        """It is not to be started: it failed before, or is narrow."""
+        return self.is_narrow(config) or config in self._failed
 
     def is_narrow(self, config: KnobConfig) -> bool:
         """Refused by a rule or for want of memory, so that it may do with something else turned as well."""
-        return self.refusal(config) is not None and config in self._narrow
+        looked = self._looked.get(config)
+        if config not in self._narrow and looked != len(self.failures):
+            self._looked[config] = len(self.failures)
+            new = (failed for failed, failure in self.failures[looked or 0 :] if is_of_memory(failure))
+            refused = looked is None and self.space.refusal(config) is not None
+            if refused or any(self._has_no_more_room(config, failed) for failed in new):
+                self._narrow.add(config)
+        return config in self._narrow
 
-    def _no_more_room(self, config: KnobConfig, failures: Sequence[tuple[KnobConfig, ConfigFailure]]) -> str | None:
+    def _has_no_more_room(self, config: KnobConfig, failed: KnobConfig) -> bool:
         """The planner may be off by some memory, but of two configurations it knows which leaves more."""
-        for failed, failure in failures:
-            if not is_of_memory(failure) or any(config.get(name) != failed.get(name) for name in _GROUND):
-                continue
-            left, there = self.space.spare_bytes(config), self.space.spare_bytes(failed)
-            if left is not None and there is not None and left <= there and not self.counted_starts(config):
-                return f"leaves no more memory than a configuration that ran out: {failure.cause}"
-        return None
+        if self.counted_starts(config) or any(config.get(name) != failed.get(name) for name in _GROUND):
+            return False
+        left, there = self.space.spare_bytes(config), self.space.spare_bytes(failed)
+        return left is not None and there is not None and left <= there
 
     def deaths(self, knob: str, value: Value) -> int:
         """Return how many configurations with this value failed for another reason than memory."""

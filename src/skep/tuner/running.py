@@ -90,19 +90,12 @@ class TuningJournal:
                 raise
 
     def took(self, request: BenchRequest, answer: BenchResult, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
-        """Store an answer that came and all stages after it. Return those that are new."""
-        fresh = self._fresh(stages)
+        """Store an answer that came, with the stages that it decided. Return these."""
+        fresh = tuple(stages[len(self.stages) :])
         kept = SavedAnswer.of(self._answers + 1, self._clock(), request, answer)
         self._tunings.append_answer(self.tuning.id, self._session, kept, fresh)
         self._answers += 1
         self.stages += fresh
-        return fresh
-
-    def decided(self, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
-        """Store the stages that were decided without a new answer. Return those that are new."""
-        if fresh := self._fresh(stages):
-            self._tunings.append_stages(self.tuning.id, fresh, self._clock())
-            self.stages += fresh
         return fresh
 
     def end(self, outcome: TuningOutcome, reason: str | None = None) -> None:
@@ -118,28 +111,23 @@ class TuningJournal:
             why = f"was started by skep {tuning.skep_version}, which searches differently"
         return UserError(f"tuning `{tuning.id}` {why} ({what})", hint=hint)
 
-    def _fresh(self, stages: Sequence[TuneStage]) -> tuple[TuneStage, ...]:
-        """Return the stages to store: a search that is replayed may not have reached the last stored one yet."""
-        for stored, made in zip(self.stages, stages, strict=False):
-            if stored != made:
-                raise self.differs(f"step {stored.number} was `{stored.title}`: {stored.decision}")
-        return tuple(stages[len(self.stages) :])
-
 
 SHORTEST_LIMIT_S = 1800.0  # a request may take that long, however short the budget is
 
 
 def replay_answers(journal: TuningJournal, search: KnobSearch) -> float:
-    """Give the search its stored answers again. Return how many seconds they took. UserError if its requests differ."""
-    spent_s = 0.0
+    """Give the search its stored answers again. Return how many seconds they took.
+
+    UserError where it asks for something else, or decides otherwise."""
     for number, (stored, answer) in enumerate(journal.past, start=1):
-        if (asked := search.following()) != stored:
-            now = "none" if asked is None else f"`{asked.words}`"
+        if search.request != stored:
+            now = "none" if search.request is None else f"`{search.request.words}`"
             raise journal.differs(f"request {number} was `{stored.words}`, and would be {now}")
         search.took(answer)
-        spent_s += answer.seconds
-    journal.decided(search.stages)
-    return spent_s
+    for step, made in zip(journal.stages, search.stages, strict=False):
+        if step != made:
+            raise journal.differs(f"step {step.number} was `{step.title}`: {step.decision}")
+    return sum(answer.seconds for _, answer in journal.past)
 
 
 async def run_search(
@@ -151,12 +139,7 @@ async def run_search(
     """
     limit_s = max(SHORTEST_LIMIT_S, journal.tuning.budget_s)
     with journal:
-        while True:
-            request = search.following()
-            for stage in journal.decided(search.stages):
-                on_event(stage)
-            if request is None:
-                break
+        while (request := search.request) is not None:
             on_event(request)
             await asyncio.sleep(0)  # a bench in virtual time never waits: Ctrl-C is heard here
             answer = await _carried_out(request, bench, on_event, limit_s)

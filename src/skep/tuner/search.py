@@ -1,7 +1,7 @@
 """The search: which change to try next, how often to measure it, when to accept it, and when to stop.
 
-Ask `following()` for a request, give its answer to `took()`. Without clock, chance and I/O: the same answers lead to
-the same requests, which is how a stored search is taken up again.
+Carry out `request`, give its answer to `took()`, until there is none. Without clock, chance and I/O: the same answers
+lead to the same requests, which is how a stored search is taken up again.
 
     baseline twice -> screen what promises most a minute -> confirm with fresh readings -> accept or not ... -> curve
 
@@ -106,25 +106,19 @@ class KnobSearch:
         self.time_budget = TimeBudget(space, aim, budget_s)
         self._book = Measurements(space, baseline)
         self.chooser = Chooser(self._book, self.time_budget)
-        self._asked: BenchRequest | None = None
         self._trial: ConfigTrial | None = None
         self._judging = False
         self._altering = {knob.name for knob in space.knobs if knob.alters_answers}
         self._judging_s = min(MOST_JUDGING_S, JUDGING_SHARE * budget_s)  # what it is expected to take
         self._before: list[KnobConfig] = []  # what was best before
         self._alarms: dict[KnobConfig, int] = {}
+        self.request = self._next()  # None: the search is over
 
     # What is asked and answered
 
-    def following(self) -> BenchRequest | None:
-        """Return the same request until it is answered; None: the search is over."""
-        if self._asked is None and self.failure is None and self.curve is None:
-            self._asked = self._next()
-        return self._asked
-
     def took(self, answer: BenchResult) -> None:
-        request, self._asked = self._asked, None
-        assert request is not None, "nothing was asked"
+        """The answer to `request`. What it decides, and what is asked next, is known when this returns."""
+        request = self.request
         self.time_budget.spent_s += answer.seconds
         if isinstance(answer, CurveResult):
             self.curve = answer
@@ -133,6 +127,7 @@ class KnobSearch:
         else:
             assert isinstance(request, MeasureRequest)
             self._took_round(request, answer)
+        self.request = self._next() if self.failure is None and self.curve is None else None
 
     def _next(self) -> BenchRequest | None:
         if self._book.counted_starts(self.baseline) < STARTS and not self.stages:
@@ -176,7 +171,7 @@ class KnobSearch:
 
     def _close(self, why: str) -> BenchRequest | None:
         self.ended = self.ended or why
-        if self.curve is not None or len(self.stages) < (2 if self.ended == _SPENT else 1):
+        if len(self.stages) < (2 if self.ended == _SPENT else 1):
             return None  # where no change could be tried, the curve of the baseline would only cost more time
         configs = (self.baseline, self.incumbent) if self.incumbent != self.baseline else (self.baseline,)
         levels, budget = curve_levels(self.aim.concurrency), self.time_budget
@@ -319,7 +314,7 @@ class KnobSearch:
         """Recorded, not tried again; where the remedy is a knob, that becomes a move of its own."""
         self._fail(trial, failure)
         way = apply_remedy(trial.config, failure, self._space.knobs)
-        if way is not None and self._book.refusal(way) is None:
+        if way is not None and not self._book.is_refused(way):
             self.chooser.remedy(way)
 
     def _alarm(self, start: ServerStart) -> None:

@@ -10,7 +10,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -50,7 +50,7 @@ from skep.tuner.failures import is_number
 from skep.tuner.knobs import NO_LONGER_TURNED, TuneMachine, apply_config, config_of, quant_of, space_of
 from skep.tuner.predictions import PREDICTED_KNOBS, Predictor
 from skep.tuner.presets import baseline_of, prepared
-from skep.tuner.records import METRICS, Knob, KnobChange, KnobConfig, TuneGoal, Tuning, Value, value_words
+from skep.tuner.records import METRICS, Knob, KnobConfig, TuneGoal, Tuning, Value, value_words
 from skep.tuner.search import KnobSearch
 from skep.tuner.store import base_of, to_document
 from skep.units import format_seconds, parse_seconds, shortened
@@ -58,48 +58,40 @@ from skep.weights.pull import installed
 
 MOST_AGENTS = 4096
 LEAST_OUTPUT = 8  # tokens: with fewer there is no pace to measure
-_GOAL = re.compile(r"\s*(?P<metric>[^@>=\s]*)\s*(?:@\s*(?P<agents>[^>=]*?))?\s*(?:>=(?P<target>.*))?")
+_GOAL = re.compile(r"\s*([\w-]+)\s*@\s*(\d+)\s*(?:>=\s*([\w.+-]+)\s*)?", re.ASCII)
 _HINT = 'write it as --goal "effective_tok_s@4": the metric and how many agents; append ">=300" to stop once reached'
 
 
 def parse_goal(options: TuningOptions) -> TuneGoal:
-    if options.begin not in (PLAN, SAFE):
-        raise UserError(f"--from `{options.begin}` is unknown", hint=f"write {PLAN} or {SAFE}")
-    goal, found = options.goal, _GOAL.fullmatch(options.goal)
-    if found is None or not found["metric"]:
-        raise UserError(f"--goal `{goal}` is not understood", hint=_HINT)
-    metric = found["metric"].casefold().replace("-", "_")
-    if metric not in METRICS:
-        known = did_you_mean(get_close_matches(metric, METRICS, n=1, cutoff=0.5), f"known: {', '.join(METRICS)}")
-        raise UserError(f"--goal `{goal}`: no metric is called `{found['metric']}`", hint=known)
-    agents = found["agents"]
-    if not agents:
-        raise UserError(f"--goal `{goal}` does not say at how many agents", hint=_HINT)
-    if not re.fullmatch(r"[0-9]+", agents):
-        raise UserError(f"--goal `{goal}`: `{agents}` is not a number of agents", hint=_HINT)
-    if not 1 <= int(agents[:9]) <= MOST_AGENTS:
-        raise UserError(f"--goal `{goal}`: {agents} agents cannot be measured", hint=f"1 to {MOST_AGENTS}")
-    target, wanted = None, (found["target"] or "").strip()
-    if found["target"] is not None:
-        try:
-            target = float(wanted)
-        except ValueError:
-            raise UserError(f"--goal `{goal}`: `{wanted}` is not a target", hint=_HINT) from None
-        if not math.isfinite(target) or target <= 0:
-            hint = "a target is a number above 0, in the metric's unit"
-            raise UserError(f"--goal `{goal}`: a target of {wanted} is not possible", hint=hint)
-    if options.input_tokens < 1:
-        raise UserError(f"--prompt-tokens {options.input_tokens} is too short a prompt", hint="1 or more")
-    if options.output_tokens < LEAST_OUTPUT:
-        hint = f"at least {LEAST_OUTPUT}: a pace is measured between the first and the last token"
-        raise UserError(f"--output-tokens {options.output_tokens} is too short an answer", hint=hint)
-    task = options.input_tokens + options.output_tokens
-    if options.min_context is not None and options.min_context < task:
-        hint = "raise it, leave it out, or lower --prompt-tokens and --output-tokens"
-        raise UserError(f"--min-context {options.min_context} is less than a task's {task} tokens", hint=hint)
+    goal, task = f"--goal `{options.goal}`", options.input_tokens + options.output_tokens
+    if (found := _GOAL.fullmatch(options.goal)) is None:
+        raise UserError(f"{goal} is not understood", hint=_HINT)
+    metric, agents, target = found[1].casefold().replace("-", "_"), int(found[2][:9]), math.inf
+    with suppress(ValueError):
+        target = float(found[3] or 1)
+    near = did_you_mean(get_close_matches(metric, METRICS, n=1, cutoff=0.5), f"known: {', '.join(METRICS)}")
+    _refuse(
+        (options.begin not in (PLAN, SAFE), f"--from `{options.begin}` is unknown", f"write {PLAN} or {SAFE}"),
+        (metric not in METRICS, f"{goal}: no metric is called `{found[1]}`", near),
+        (not 1 <= agents <= MOST_AGENTS, f"{goal}: {found[2]} agents cannot be measured", f"1 to {MOST_AGENTS}"),
+        (not 0 < target < math.inf, f"{goal}: a target of {found[3]} is not possible", "a number above 0, in its unit"),
+        (options.input_tokens < 1, f"--prompt-tokens {options.input_tokens} is too short a prompt", "1 or more"),
+        (options.output_tokens < LEAST_OUTPUT, f"--output-tokens {options.output_tokens} is too short an answer",
+         f"at least {LEAST_OUTPUT}: a pace is measured between the first and the last token"),
+        (options.min_context is not None and options.min_context < task,
+         f"--min-context {options.min_context} is less than a task's {task} tokens",
+         "raise it, leave it out, or lower --prompt-tokens and --output-tokens"),
+    )  # fmt: skip
     slo = str(SloLimits.parse(options.slo)) if options.slo is not None else None
-    tokens = options.input_tokens, options.output_tokens
-    return TuneGoal(metric, int(agents[:9]), *tokens, target, slo, options.min_context)
+    enough, tokens = target if found[3] else None, (options.input_tokens, options.output_tokens)
+    return TuneGoal(metric, agents, *tokens, enough, slo, options.min_context)
+
+
+def _refuse(*checks: tuple[object, str, str]) -> None:
+    """Raise UserError for the first that is wrong. Each: whether it is wrong, the message, the hint."""
+    for is_wrong, message, hint in checks:
+        if is_wrong:
+            raise UserError(message, hint=hint)
 
 
 SIMULATED_ENGINES = ("vllm", "sglang", "llamacpp")
@@ -164,14 +156,6 @@ class PreparedTuning(msgspec.Struct, frozen=True):
 
     def search(self) -> KnobSearch:
         return KnobSearch(self.space, self.tuning.baseline, self.tuning.aim, budget_s=self.tuning.budget_s)
-
-
-class CandidateChange(msgspec.Struct, frozen=True):
-    """A change that could be tried first. `seconds`: that deciding about it is expected to take."""
-
-    change: KnobChange
-    predicted: float | None  # ratio over the baseline; None: the planner has nothing to say
-    seconds: float
 
 
 def prepare(options: TuningOptions, paths: Paths) -> PreparedTuning:
@@ -239,42 +223,29 @@ def _check(space: Predictor, tuning: Tuning) -> None:
         raise UserError(f"--budget {format_seconds(tuning.budget_s)} is too short for one trial", hint=hint)
 
 
-def prospects(ready: PreparedTuning) -> list[CandidateChange]:
-    """Return what could be tried first, the most hopeful first."""
-    search, space = ready.search(), ready.space
-    now = space.predict(ready.tuning.baseline)
-    found = []
-    for move in search.chooser.ranked(search.incumbent):
-        then = space.predict(move.config)
+def prospects(ready: PreparedTuning) -> tuple[list[str], float]:
+    """Return a line for each knob, the most hopeful first: `about 5 min  slots 4 → 6, 8 (+0 %), 2 (-12 %)`.
+
+    With the seconds in which the baseline is measured and the quickest change decided, the curve's share included."""
+    search, space, baseline = ready.search(), ready.space, ready.tuning.baseline
+    now, budget = space.predict(baseline), search.time_budget
+    by_knob: dict[str, dict[str, list[str]]] = {}  # values of which the same is foreseen stand together
+    needed_s: dict[str, float] = {}
+    for move in search.chooser.ranked(baseline):
         (change,) = move.changes
-        ratio = then / now if then is not None and now and change.knob in PREDICTED_KNOBS else None
-        found.append(CandidateChange(change, ratio, 60 * search.chooser.minutes(move, search.incumbent)))
-    return found
-
-
-def first_change_s(ready: PreparedTuning, found: Sequence[CandidateChange]) -> float:
-    """Return the seconds in which the baseline is measured and the quickest change decided, with the curve's share."""
-    budget, baseline = ready.search().time_budget, ready.tuning.baseline
-    began_s = STARTS * budget.seconds((baseline,), budget.readings(baseline))
-    return (began_s + min(one.seconds for one in found)) / (1 - CURVE_SHARE)
-
-
-def prospect_lines(prospects: Iterable[CandidateChange]) -> list[str]:
-    """Return a line for each knob, in the order of each one's best change: `slots 4 → 6, 8 (+0 %), 2 (-12 %)`."""
-    by_knob: dict[str, list[CandidateChange]] = {}
-    for one in prospects:
-        by_knob.setdefault(one.change.knob, []).append(one)
-    lines: list[tuple[str, str]] = []
-    for knob, same in by_knob.items():
-        by_gain: dict[str, list[str]] = {}  # values of which the same is foreseen stand together
-        for one in same:
-            gain = "not foreseen" if one.predicted is None else f"{round(100 * (one.predicted - 1)):+d} %"
-            by_gain.setdefault(gain, []).append(value_words(one.change.after))
+        then = space.predict(move.config) if change.knob in PREDICTED_KNOBS else None
+        gain = "not foreseen" if then is None or not now else f"{round(100 * (then / now - 1)):+d} %"
+        by_knob.setdefault(change.knob, {}).setdefault(gain, []).append(value_words(change.after))
+        seconds = 60 * search.chooser.minutes(move, baseline)
+        needed_s[change.knob] = min(seconds, needed_s.get(change.knob, seconds))
+    times = {knob: f"about {format_seconds(seconds)}" for knob, seconds in needed_s.items()}
+    width, lines = max(map(len, times.values()), default=0), []
+    for knob, by_gain in by_knob.items():
         told = ", ".join(f"{', '.join(values)} ({gain})" for gain, values in by_gain.items())
-        values = shortened(f"{knob} {value_words(same[0].change.before)} → {told}", 200)
-        lines.append((f"about {format_seconds(min(one.seconds for one in same))}", values))
-    width = max((len(time) for time, _ in lines), default=0)
-    return [f"{time:>{width}}  {values}" for time, values in lines]
+        values = shortened(f"{knob} {value_words(baseline[knob])} → {told}", 200)
+        lines.append(f"{times[knob]:>{width}}  {values}")
+    began_s = STARTS * budget.seconds((baseline,), budget.readings(baseline))
+    return lines, (began_s + min(needed_s.values(), default=0.0)) / (1 - CURVE_SHARE)
 
 
 def choose_knobs(knobs: Sequence[Knob], only: str | None, skip: str | None) -> tuple[Knob, ...]:
@@ -333,104 +304,93 @@ def _known(option: str, word: str, knobs: Sequence[Knob]) -> str:
 
 
 def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, paths: Paths) -> TuneTarget:
-    known = SIMULATED_ENGINES if options.simulate else ENGINES
-    if options.engine is not None and options.engine not in known:
-        raise UserError(f"there is no engine `{options.engine}` to tune", hint=f"known: {', '.join(known)}")
-    preset = find_preset(options.name, presets_folder(paths))
-    if preset is not None and options.engine not in (None, preset.engine):
-        hint = f"`skep presets new NAME --from {preset.name}` makes a copy that you can change"
-        raise UserError(f"--engine cannot be combined with the preset `{preset.name}`", hint=hint)
-    if options.simulate:
-        _check_simulated(options, preset)
-        return _simulated(options, aim, preset, host, paths)
-    for flag, value in (("--gpu", options.gpu), ("--link", options.link if not host.gpus else None)):
-        if value is not None:
-            raise UserError(f"{flag} describes a rig that is not here", hint="add --simulate, or leave it out")
-    if preset is not None:
-        check_cards(preset)
-        return _here(options, aim, host, paths, preset.engine, preset)
+    """What a name stands for, on this machine or on a rig that is not here; with the first configuration of it."""
+    preset, simulate, cards = (
+        find_preset(options.name, presets_folder(paths)),
+        options.simulate,
+        parse_gpus(options.gpus),
+    )
     wanted = ServeRequest(options.name, engine=options.engine, checkpoint=options.checkpoint, binary=options.binary)
-    engine = "embedded" if is_for_embedded(wanted) else options.engine
-    if engine is None and not host.gpus:
+    engine = options.engine if preset is None else preset.engine
+    if preset is None and not simulate and is_for_embedded(wanted):
+        engine = "embedded"
+    on_cards = simulate or (bool(host.gpus) and engine != "embedded" and getattr(preset, "hardware", "") != NO_CARDS)
+    _check_options(options, preset, on_cards=on_cards, here=bool(host.gpus), power=aim.metric == "tok_per_joule")
+    if engine is None and not on_cards:
         raise _unknown(options.name, paths)
-    return _here(options, aim, host, paths, engine, None)
-
-
-def _check_simulated(options: TuningOptions, preset: Preset | None) -> None:
-    """What is of this machine, or of weights that are really loaded, would be asked for in vain."""
-    guarded = options.quality not in ("auto", "off")
-    real = {"--gpus": options.gpus, "--binary": options.binary, "--in-place": options.in_place, "--quality": guarded}
-    if (flag := next((flag for flag, value in real.items() if value), None)) is not None:
-        raise UserError(f"{flag} has no effect with --simulate: no engine is started", hint=f"leave {flag} out")
-    if options.checkpoints and preset is None:
-        hint = "leave it out: the formats of its weights are the knob `quant`"
-        raise UserError(f"--checkpoint {options.checkpoint}: with --simulate no weights are loaded", hint=hint)
-    if preset is not None and preset.engine not in SIMULATED_ENGINES:
-        hint = f"tune it where it runs, or a model with --engine {SIMULATED_ENGINES[0]}"
-        raise UserError(f"the preset `{preset.name}` runs on {preset.engine}, which is not simulated", hint=hint)
-
-
-def _simulated(
-    options: TuningOptions, aim: TuneGoal, preset: Preset | None, host: HostFacts, paths: Paths
-) -> TuneTarget:
-    """On a rig that is not here."""
-    words = options.gpu or (preset.hardware if preset is not None and preset.hardware != NO_CARDS else None)
-    link = options.link or (preset.link if preset is not None and not options.gpu else None)
-    if words is None and not host.gpus:
-        hint = 'name it: --gpu "2x rtx-3090" --simulate'
-        raise UserError("which rig should be simulated? This machine has no GPU", hint=hint)
-    found = find_rig(words, link) if words is not None else rig_of_host(host, link)
-    title, machine = found.rig.title, TuneMachine(rig=found.rig)
-    if preset is not None:
-        base = prepared(preset, aim, machine)
-        return TuneTarget(base, machine, title, published_basis(preset.engine), notes=found.notes)
-    model = _model(options.name, paths)
-    machine = replace(machine, model=model.geometry)
-    engine = options.engine or engines_of(PlanFlags(options.name), model, found)[0]
-    planned = options.begin == PLAN
-    base = baseline_of(options.name, aim, machine, engine=engine, quant=model.quant, simulated=True, planned=planned)
-    offered = tuple(quant.id for quant in offered_quants(model.geometry, engine, found.rig.cards))
-    own = base.options.quant
-    quants = (own, *(one for one in offered if one != own)) if own is not None and model.quant is None else ()
-    notes = (*model.notes, *found.notes)
-    return TuneTarget(base, machine, title, published_basis(engine), quant_of(base), quants, notes)
-
-
-def _here(
-    options: TuningOptions, aim: TuneGoal, host: HostFacts, paths: Paths, engine: str | None, preset: Preset | None
-) -> TuneTarget:
-    """On this machine. `engine` None: as a plan for its cards would choose."""
-    cards = parse_gpus(options.gpus)
-    on_cards = bool(host.gpus) and engine != "embedded" and (preset is None or preset.hardware != NO_CARDS)
-    if cards and not on_cards:
-        raise UserError(f"--gpus {options.gpus}: this engine uses no card", hint="leave --gpus out")
-    if aim.metric == "tok_per_joule" and not on_cards:
-        hint = "aim at effective_tok_s or task_tok_s"
-        raise UserError("--goal tok_per_joule: skep cannot measure the power of a CPU", hint=hint)
-    model = None if preset is not None else _own_model(options, engine, paths)
-    found = _cards(host, cards, options.link) if on_cards else _cpu(host, paths)
+    model = None
+    if preset is None:
+        model = _model(options.name, paths) if simulate else _own_model(options, engine, paths)
+    elif not simulate:
+        check_cards(preset)
+    found = _simulated_rig(options, preset, host) if simulate else _cpu(host, paths)
+    if on_cards and not simulate:
+        found = _cards(host, cards, options.link)
     machine = TuneMachine(host.cpu_cores, found.rig, model.geometry if model is not None else None)
     if preset is not None:
-        base = prepared(preset if not cards else replace(preset, gpus=cards), aim, machine)
+        base = prepared(replace(preset, gpus=cards or preset.gpus), aim, machine)
     else:
-        assert model is not None or engine is not None
         engine = engine or engines_of(PlanFlags(options.name), model or _model(options.name, paths), found)[0]
-        checkpoint, quant = (
-            options.checkpoint or own_checkpoint(options.name),
-            model.quant if model is not None else None,
-        )
-        planned = options.begin == PLAN
         base = baseline_of(
-            options.name, aim, machine, engine=engine, checkpoint=checkpoint, quant=quant, planned=planned
-        )
-        base = replace(base, gpus=cards) if cards else base
+            options.name, aim, machine, engine=engine, quant=model.quant if model is not None else None,
+            checkpoint=None if simulate else options.checkpoint or own_checkpoint(options.name),
+            simulated=simulate, planned=options.begin == PLAN,
+        )  # fmt: skip
+        base = replace(base, gpus=cards or base.gpus)
         if options.name.endswith(".gguf") or (model is not None and model.checkpoint == options.name):
             served = options.name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")  # without the folders
             base = replace(base, served_as=served)
-    basis = own_basis(paths.store, base.model, None)("llamacpp" if base.engine == "embedded" else base.engine)
+    quants: tuple[str, ...] = ()
+    if simulate and model is not None and model.quant is None and (own := base.options.quant) is not None:
+        quants = (
+            own,
+            *(one.id for one in offered_quants(model.geometry, base.engine, found.rig.cards) if one.id != own),
+        )
+    planned_as = "llamacpp" if base.engine == "embedded" else base.engine
+    basis = published_basis(planned_as) if simulate else own_basis(paths.store, base.model, None)(planned_as)
     words = found.rig.title if on_cards else f"this machine's CPU ({host.cpu_cores} cores)"
-    notes = (*(model.notes if model is not None else ()), *found.notes, *((basis.note,) if basis.note else ()))
-    return TuneTarget(base, machine, words, basis, model.quant if model is not None else None, (), notes)
+    quant = None if model is None else quant_of(base) if simulate else model.quant
+    notes = (*(model.notes if model is not None else ()), *found.notes, *filter(None, [basis.note]))
+    return TuneTarget(base, machine, words, basis, quant, quants, notes)
+
+
+def _check_options(options: TuningOptions, preset: Preset | None, *, on_cards: bool, here: bool, power: bool) -> None:
+    """What cannot be combined. With --simulate nothing of this machine is used, and no weights are loaded."""
+    simulate, engines = options.simulate, SIMULATED_ENGINES if options.simulate else ENGINES
+    name, runs_on = ("", None) if preset is None else (preset.name, preset.engine)
+    guarded = options.quality not in ("auto", "off")
+    real = {"--gpus": options.gpus, "--binary": options.binary, "--in-place": options.in_place, "--quality": guarded}
+    vain = next((flag for flag, value in real.items() if simulate and value), None)
+    _refuse(
+        (options.engine not in (None, *engines), f"there is no engine `{options.engine}` to tune",
+         f"known: {', '.join(engines)}"),
+        (preset is not None and options.engine not in (None, runs_on),
+         f"--engine cannot be combined with the preset `{name}`",
+         f"`skep presets new NAME --from {name}` makes a copy that you can change"),
+        (vain, f"{vain} has no effect with --simulate: no engine is started", f"leave {vain} out"),
+        (simulate and options.checkpoints and preset is None,
+         f"--checkpoint {options.checkpoint}: with --simulate no weights are loaded",
+         "leave it out: the formats of its weights are the knob `quant`"),
+        (simulate and runs_on not in (None, *SIMULATED_ENGINES),
+         f"the preset `{name}` runs on {runs_on}, which is not simulated",
+         f"tune it where it runs, or a model with --engine {SIMULATED_ENGINES[0]}"),
+        (options.gpu and not simulate, "--gpu describes a rig that is not here", "add --simulate, or leave it out"),
+        (options.link and not simulate and not here, "--link describes a rig that is not here",
+         "add --simulate, or leave it out"),
+        (options.gpus and not on_cards, f"--gpus {options.gpus}: this engine uses no card", "leave --gpus out"),
+        (power and not on_cards, "--goal tok_per_joule: skep cannot measure the power of a CPU",
+         "aim at effective_tok_s or task_tok_s"),
+    )  # fmt: skip
+
+
+def _simulated_rig(options: TuningOptions, preset: Preset | None, host: HostFacts) -> ResolvedRig:
+    words, link = options.gpu, options.link
+    if preset is not None and words is None:
+        words, link = preset.hardware if preset.hardware != NO_CARDS else None, link or preset.link
+    if words is None and not host.gpus:
+        hint = 'name it: --gpu "2x rtx-3090" --simulate'
+        raise UserError("which rig should be simulated? This machine has no GPU", hint=hint)
+    return find_rig(words, link) if words is not None else rig_of_host(host, link)
 
 
 def _own_model(options: TuningOptions, engine: str | None, paths: Paths) -> ModelFound | None:
