@@ -32,6 +32,7 @@ from skep.engines.base import Launch, engine_named, new_key
 from skep.errors import EngineError, SkepError
 from skep.files import open_log
 from skep.paths import Paths
+from skep.supervisor.control import LogPart
 from skep.supervisor.lifecycle import Life, ReplicaState, RestartPolicy
 from skep.supervisor.replica import ReplicaMember, UpstreamInfo
 from skep.wire.json_pipe import JsonPipe, Message, start_linked, to_document
@@ -85,7 +86,7 @@ class RemoteReplica(ReplicaMember):
         self.life.url = self.pid = None
         self._become(ReplicaState.STOPPED, self.life.why)
 
-    async def log_since(self, offset: int | None, lines: int) -> messages.LogPart:
+    async def log_since(self, offset: int | None, lines: int) -> LogPart:
         return await self._client.log_since(self.launch.name, offset, lines)
 
     def hear(self, report: messages.ReplicaReport) -> None:
@@ -210,7 +211,7 @@ class ClusterClient:
         self._remind()
         return True
 
-    async def log_since(self, name: str, offset: int | None, lines: int) -> messages.LogPart:
+    async def log_since(self, name: str, offset: int | None, lines: int) -> LogPart:
         answer = await self._ask(messages.ReadLog(name, offset, lines), 15.0)
         if answer is None or answer.log is None:
             why = (answer and answer.error) or "its node does not answer"

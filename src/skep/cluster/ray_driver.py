@@ -30,6 +30,7 @@ from skep.cluster.ray_processes import connection_to
 from skep.cluster.replica_actor import OWNED_S, ReplicaActor
 from skep.engines.base import Launch, PlacementRequest
 from skep.errors import EngineError, SkepError
+from skep.supervisor.control import LogPart
 from skep.supervisor.lifecycle import RestartPolicy
 from skep.wire.json_pipe import JsonPipe, from_document, to_document
 
@@ -294,7 +295,7 @@ class RayDriver:
         if isinstance(order, messages.Question):
             self._link.send(messages.Answer(order.id, failed, log))
 
-    async def _carry_out(self, order: messages.Order) -> messages.LogPart | None:
+    async def _carry_out(self, order: messages.Order) -> LogPart | None:
         match order:
             case messages.WantReplicas():
                 await self._want(order)
@@ -303,7 +304,7 @@ class RayDriver:
                 await self._end(name)
             case messages.ReadLog(name, offset, lines):
                 told = await self._actors.ask(name, "log_since", offset, lines)
-                return None if told is None else from_document(told, messages.LogPart)
+                return None if told is None else from_document(told, LogPart)
             case messages.Leave():
                 self._wanted = {}
                 names = {*self._rows, *self._keepers}

@@ -15,12 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from msgspec.structs import replace
 
 from skep.cluster.connect import actor_name, remove_group
-from skep.cluster.messages import LogPart, ReplicaReport
+from skep.cluster.messages import ReplicaReport
 from skep.cluster.nodes import named_apart, nodes_of
 from skep.cluster.ray_processes import engine_ports
 from skep.deploy.launches import check_free, room_of
@@ -30,13 +30,12 @@ from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError
 from skep.host.facts import read_gpu_memory
 from skep.host.processes import kill_marked
 from skep.paths import user_paths
+from skep.supervisor.control import LogPart, log_part
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.replica import Replica, StartOrder
 from skep.weights.pull import pull
 from skep.wire.json_pipe import from_document, to_document
 
-TAIL_BYTES = 4 << 20  # at most so much of the end is searched for the last lines
-PART_BYTES = 512 << 10  # JSON makes at most six bytes of one, and a message may have 4 MiB
 CARDS_AGAIN_S = 1.0
 AGAIN_S = 5.0  # after a failed pull or an occupied GPU; doubles each time
 AGAIN_MOST_S = 300.0
@@ -73,21 +72,6 @@ class Ownership:
         """Return whether nobody has asked for so long that the replica must end."""
         self._silent_s += seconds
         return self._silent_s > ABANDONED_AFTER_S
-
-
-def log_part(file: BinaryIO, offset: int | None, lines: int) -> LogPart:
-    """Return the last lines, or what came since `offset`, as much as fits: to the end of a line if it holds one."""
-    size = file.seek(0, os.SEEK_END)
-    begin = offset if offset is not None and offset <= size else 0
-    if offset is None:
-        file.seek(max(0, size - TAIL_BYTES))
-        found = file.read(min(TAIL_BYTES, size)).splitlines(keepends=True)
-        begin = size - sum(map(len, found[-lines:] if lines else ()))
-    file.seek(begin)
-    data = file.read(min(PART_BYTES, size - begin))
-    if begin + len(data) < size:
-        data = data[: data.rfind(b"\n") + 1] or data
-    return LogPart(data.decode(errors="replace"), begin + len(data), size)
 
 
 def with_local_weights(launch: Launch, progress: Callable[[int, int | None], None]) -> Launch:

@@ -150,7 +150,6 @@ class Supervisor:
             self.replica_set.add_replicas(self.hive.replicas)
             self.loader.configure(self.hive.replicas, self.hive.memory_budget, begin=True)
             loader = tasks.create_task(self.loader.run())
-            monitor = tasks.create_task(self.monitor.run())
             await self._stop_asked.wait()
             failure, drain_s = self._failure(), self.hive.drain_s
             self.phase = "stopping"
@@ -161,7 +160,6 @@ class Supervisor:
             if self._resuming is not None:
                 self._resuming.cancel()
             await self.monitor.stop()  # the drain need not wait for its probes
-            monitor.cancel()
             draining = asyncio.create_task(self.gateway.drain(drain_s))
             hurry = asyncio.create_task(self._hurry.wait())
             await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
