@@ -11,7 +11,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from functools import partial
+from io import BufferedRWPair
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -72,28 +74,19 @@ def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float | None =
 @contextmanager
 def connected(socket_path: Path, timeout_s: float | None) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
     """Yield a function that sends requests over one connection; it raises as `ask` does."""
-
-    def say(message: dict[str, Any]) -> dict[str, Any]:
-        answer, _ = _exchange(sock, message)
-        if "error" in answer:
-            error = EngineError(answer["error"], hint=answer.get("hint"))
-            error.exit_code = answer.get("exit_code", error.exit_code)
-            raise error
-        return answer
-
-    with closing(_connect(socket_path, timeout_s)) as sock:
-        yield say
+    with _connect(socket_path, timeout_s) as sock, sock.makefile("rwb") as stream:
+        yield partial(_exchange, stream)
 
 
 def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
     """Ask the hive to drain for `drain_s` (None: as configured) and stop. Return, then, what could not be ended."""
-    with closing(_connect(socket_path, 10.0)) as sock:
-        told, said = _exchange(sock, {"op": "down", "drain_s": drain_s})
+    said = b""
+    with _connect(socket_path, 10.0) as sock, sock.makefile("rwb") as stream:
+        told = _exchange(stream, {"op": "down", "drain_s": drain_s})
         left_s = told["drain_s"] + told.get("stop_s", STOP_S)
         sock.settimeout(left_s)
         try:
-            while part := sock.recv(4096):
-                said += part
+            said = stream.readline()
         except TimeoutError:
             hint = "run `skep down` again to stop without waiting for running requests"
             raise EngineError(f"skep did not stop within {left_s:g} s", hint=hint) from None
@@ -103,10 +96,7 @@ def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
     with suppress(OSError):
         while time.monotonic() < deadline and _stat(told["pid"])[0] != "Z":
             time.sleep(EXIT_POLL_S)
-    try:
-        return list(json.loads(said)["left_behind"])
-    except (ValueError, LookupError, TypeError):  # a hive that was killed sends none
-        return []
+    return list(json.loads(said)["left_behind"]) if said.endswith(b"\n") else []  # else it was killed
 
 
 def _stat(pid: int) -> list[str]:
@@ -133,24 +123,28 @@ def _connect(socket_path: Path, timeout_s: float | None) -> socket.socket:
     return sock
 
 
-def _exchange(sock: socket.socket, message: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Return the answer, and the bytes that came after it."""
-    received = b""
+def _exchange(stream: BufferedRWPair, message: dict[str, Any]) -> dict[str, Any]:
     try:
-        sock.sendall(json.dumps(message).encode() + b"\n")
-        while b"\n" not in received:
-            part = sock.recv(65536)
-            if not part:
-                raise NotRunning
-            received += part
+        stream.write(json.dumps(message).encode() + b"\n")
+        stream.flush()
+        line = stream.readline()
     except ConnectionError:  # the hive ended
         raise NotRunning from None
     except OSError as error:
         what = f"skep does not answer on its control socket: {error}"
         raise EngineError(what, hint="see `skep logs skep`") from None
-    line, _, more = received.partition(b"\n")
+    if not line.endswith(b"\n"):
+        raise NotRunning
     answer: dict[str, Any] = json.loads(line)
-    return answer, more
+    if "error" in answer:
+        raise _error_of(answer)
+    return answer
+
+
+def _error_of(told: Mapping[str, Any]) -> EngineError:
+    error = EngineError(told["error"], hint=told.get("hint"))
+    error.exit_code = told.get("exit_code", error.exit_code)
+    return error
 
 
 Status = dict[str, Any]
@@ -461,9 +455,7 @@ def start_detached(
                     return cast("dict[str, Any]", message["ready"])
                 if "error" in message:
                     child.wait()
-                    error = EngineError(message["error"], hint=message["hint"])
-                    error.exit_code = message["exit_code"]
-                    raise error
+                    raise _error_of(message)
     except BaseException:
         child.send_signal(signal.SIGTERM)
         child.wait()
