@@ -200,8 +200,6 @@ class ClusterClient:
         if self._members.get(name) is member:
             del self._members[name]
         await self._ask(messages.EndReplica(name), HEADLESS_END_S if self.head_lost else END_S)
-        if name not in self._members:
-            self._rows.pop(name, None)
 
     def restart(self, member: RemoteReplica) -> bool:
         """Return False if there is no driver. One that is lost with its driver is told to the next."""
@@ -254,11 +252,10 @@ class ClusterClient:
                 self._joined = self._was_joined = True
                 self.head_lost = False
                 self._remind()
-            case messages.ReplicaRows(rows, names):
-                known = self._rows | {row.name: row for row in rows}
-                self._rows = {name: known[name] for name in names if name in known}
+            case messages.ReplicaRows(rows):
+                before, self._rows = self._rows, {row.name: row for row in rows}
                 for row in rows:
-                    if row.name in self._members:
+                    if row.name in self._members and row != before.get(row.name):
                         self._members[row.name].hear(row)
             case messages.HeadState(lost):
                 self.head_lost = lost

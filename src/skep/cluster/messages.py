@@ -80,10 +80,9 @@ class Joined(Struct, frozen=True, tag_field="event", tag="joined"):
 
 
 class ReplicaRows(Struct, frozen=True, tag_field="event", tag="replicas"):
-    """The reports that changed, and the names of all replicas."""
+    """The reports of all replicas."""
 
     rows: tuple[ReplicaReport, ...]
-    names: tuple[str, ...]
 
 
 class HeadState(Struct, frozen=True, tag_field="event", tag="head"):
