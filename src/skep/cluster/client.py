@@ -78,13 +78,13 @@ class RemoteReplica(ReplicaMember):
 
     async def run(self) -> None:
         """Wait until stopped, then end it on its node."""
-        self._become(ReplicaState.STARTING, None)
+        self.become(ReplicaState.STARTING, None)
         self._client.came(self)
         await self._stopping.wait()
-        self._become(ReplicaState.STOPPING, self.life.why)
+        self.become(ReplicaState.STOPPING, self.life.why)
         await self._client.went(self)
         self.life.url = self.pid = None
-        self._become(ReplicaState.STOPPED, self.life.why)
+        self.become(ReplicaState.STOPPED, self.life.why)
 
     async def log_since(self, offset: int | None, lines: int) -> LogPart:
         return await self._client.log_since(self.launch.name, offset, lines)
@@ -101,10 +101,6 @@ class RemoteReplica(ReplicaMember):
         self.life.restarts = report.restarts + self._moves
         self.engine = replace(self.engine, name=report.engine or "")  # the version on its node
         self._as_started = report.launch or self._as_started
-        self.changed()
-
-    def _become(self, state: ReplicaState, why: str | None) -> None:
-        self.life.state, self.life.why = state, why
         self.changed()
 
 
