@@ -38,7 +38,7 @@ RAMP_MS = 600
 SLOTS = 16384
 ALL_COUNTS = ("skep", "haproxy")  # the others on the most cores
 WRONG = ("failed", "unanswered", "changed", "misplaced", "foreign", "incomplete")
-PER_CORE = (36, 45, 50, 57, 65, 75, 85)  # thousand chunks a second
+PER_CORE = (28, 36, 45, 50, 57, 65, 75)  # thousand chunks a second
 START: dict[str, Callable[..., Running]] = {
     "skep": start_skep,
     "haproxy": start_haproxy,

@@ -125,10 +125,10 @@ def metrics(_skep, _folder):
 
 def config(_skep, _folder):
     from skep.catalog.presets import Preset
-    from skep.config.keys import KeyEntry
+    from skep.config.keys import KeySpec
     from skep.config.settings import Settings
 
-    for file, table in (("skep.toml", Settings), ("keys.toml", KeyEntry), ("preset", Preset)):
+    for file, table in (("skep.toml", Settings), ("keys.toml", KeySpec), ("preset", Preset)):
         yield from (f"{file} {key}" for key in sorted(keys_of(table)))
     yield from (f"environment {name}" for name in written(r'"(SKEP_[A-Z_]+)"'))
 

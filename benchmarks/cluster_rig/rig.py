@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skep.cluster.ray_processes import LOOPBACK, NodeOptions, NodeStart, Ports, environment
+from skep.cluster.ray_processes import LOOPBACK, NodeRecord, Ports, environment
 from skep.errors import SkepError
 from skep.paths import user_paths
 from skep.supervisor.control import ask, socket_of
@@ -183,8 +183,8 @@ def cluster(workers: int = 2, gpus: int = 0) -> Iterator[Nodes]:
 
 def _watchfulness() -> dict[str, str]:
     """How soon Ray misses a node, as `skep cluster start` has it; Ray's own times are longer."""
-    start = NodeStart("", LOOPBACK, True, NodeOptions(), Ports(), Path(), Path())
-    told = environment(start, "", {"RAY_USAGE_STATS_ENABLED": "0"})
+    node = NodeRecord("", LOOPBACK, True, "", "", "")
+    told = environment(node, Ports(), Path(), {"RAY_USAGE_STATS_ENABLED": "0"})
     return {name: value for name, value in told.items() if name.startswith(_KEPT)}
 
 

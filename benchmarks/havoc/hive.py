@@ -19,7 +19,7 @@ from skep.testing.process import GatewayProcess
 KEY_SPECS: dict[str, dict[str, Any]] = {
     "ant": {"name": "ant", "sha256": digest_of(KEYS["ant"]), "max_concurrent": 6},
     "bee": {"name": "bee", "sha256": digest_of(KEYS["bee"]), "priority": "normal"},
-    "cub": {"name": "cub", "sha256": digest_of(KEYS["cub"]), "rate_per_s": 8.0, "burst": 4},
+    "cub": {"name": "cub", "sha256": digest_of(KEYS["cub"]), "rate": "8/s"},
 }
 
 

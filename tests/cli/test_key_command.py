@@ -12,17 +12,7 @@ from pathlib import Path
 import pytest
 from in_process import call, refused
 
-from skep.config.keys import (
-    KeyEntry,
-    KeyRing,
-    KeySpec,
-    add_entry,
-    checked,
-    digest_of,
-    read_entries,
-    read_keys,
-    remove_entry,
-)
+from skep.config.keys import KeyRing, KeySpec, add_entry, checked, digest_of, parse_rate, read_keys, remove_entry
 from skep.errors import UserError
 
 D1, D2 = digest_of("one"), digest_of("two")
@@ -48,7 +38,7 @@ def written(path):
 
 
 def full(name="ci", sha256=D1):
-    return checked(KeyEntry(name, sha256, priority="batch", max_concurrent=4, rate="60/m", created=CREATED))
+    return checked(KeySpec(name, sha256, priority="batch", max_concurrent=4, rate="60/m", created=CREATED))
 
 
 def names(path):
@@ -66,7 +56,7 @@ def test_a_key_is_printed_once_and_only_its_digest_is_kept_in_a_file_of_its_owne
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     spec = KeyRing(read_keys(path)).find(secret.encode())
-    assert (spec.name, spec.priority, spec.max_concurrent, spec.rate_per_s, spec.burst) == ("ci", "batch", 4, 1.0, 60)
+    assert (spec.name, spec.priority, spec.max_concurrent, spec.rate) == ("ci", "batch", 4, "60/m")
 
 
 def test_list_shows_names_and_limits(path):
@@ -159,25 +149,24 @@ def test_what_is_added_is_the_toml_that_the_manual_shows_and_is_read_back(path):
     assert tomllib.loads(path.read_text()) == {
         "key": [{"name": "ci", "sha256": D1, "class": "batch", "max_concurrent": 4, "rate": "60/m", "created": CREATED}]
     }
-    add_entry(path, checked(KeyEntry("plain", D2.upper())))
-    assert read_entries(path) == (full(), checked(KeyEntry("plain", D2)))
-    assert read_keys(path) == (KeySpec("ci", D1, "batch", 4, 1.0, 60), KeySpec("plain", D2))
+    add_entry(path, checked(KeySpec("plain", D2.upper())))
+    assert read_keys(path) == (full(), checked(KeySpec("plain", D2)))
     assert sorted(entry.name for entry in path.parent.iterdir()) == [".keys.toml.lock", "keys.toml"]
 
 
 @pytest.mark.parametrize("rate", ["", "60", "0/m", "-1/s", "60/min", "1.5/s", "60 / m", "٦/m", "99999999/s", "60/m\n"])
 def test_a_rate_is_a_bucket_of_its_count_and_what_is_none_is_refused_with_an_example(rate):
-    specs = [checked(KeyEntry("ci", D1, rate=known)).spec for known in ("2/s", "60/m", "900/h", "86400/d")]
-    assert [(spec.rate_per_s, spec.burst) for spec in specs] == [(2.0, 2), (1.0, 60), (0.25, 900), (1.0, 86400)]
+    buckets = [parse_rate(known) for known in ("2/s", "60/m", "900/h", "86400/d")]
+    assert buckets == [(2.0, 2), (1.0, 60), (0.25, 900), (1.0, 86400)]
     with pytest.raises(UserError, match="is not a rate") as caught:
-        checked(KeyEntry("ci", D1, rate=rate))
+        checked(KeySpec("ci", D1, rate=rate))
     assert "60/m" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a\n", "ü", "x" * 65, "a/b", 'a"', "a\x1b[31m"])
 def test_a_name_of_other_characters_is_refused_in_one_plain_line(name):
     with pytest.raises(UserError, match="is not a valid key name") as caught:
-        checked(KeyEntry(name, D1))
+        checked(KeySpec(name, D1))
     assert caught.value.message.isprintable()
 
 
@@ -246,7 +235,7 @@ sha256 = "{D2}"
 
 def test_comments_of_a_file_edited_by_hand_stay(written):
     path = written(HAND)
-    add_entry(path, checked(KeyEntry("carol", digest_of("three"))))
+    add_entry(path, checked(KeySpec("carol", digest_of("three"))))
     assert path.read_text().startswith(HAND)
     remove_entry(path, "alice")
     text = path.read_text()
@@ -267,11 +256,11 @@ def test_comments_of_a_file_edited_by_hand_stay(written):
 )
 def test_keys_written_in_another_style_are_changed_all_the_same(written, text):
     path = written(text)
-    before = read_entries(path)
+    before = read_keys(path)
     add_entry(path, full("new", digest_of("new")))
-    assert read_entries(path) == (*before, full("new", digest_of("new")))
-    assert remove_entry(path, before[0].spec.name) == read_entries(path)
-    assert read_entries(path) == (*before[1:], full("new", digest_of("new")))
+    assert read_keys(path) == (*before, full("new", digest_of("new")))
+    assert remove_entry(path, before[0].name) == read_keys(path)
+    assert read_keys(path) == (*before[1:], full("new", digest_of("new")))
 
 
 def test_a_link_stays_a_link_and_a_change_that_fails_leaves_the_file_and_no_draft(written, tmp_path, monkeypatch):

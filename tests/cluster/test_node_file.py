@@ -1,9 +1,8 @@
-"""This machine as a node: its record, its token, its processes and where they listen; and questions to its Ray."""
+"""This machine as a node: its record, its token, its processes; and questions to its Ray."""
 
 import contextlib
 import importlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -40,15 +39,6 @@ with open("/proc/self/comm", "w") as comm:
 print(flush=True)
 sys.stdin.read()
 """
-LISTENING = """
-import socket, sys
-with open("/proc/self/comm", "w") as comm:
-    comm.write("raylet")
-held = socket.create_server(("127.0.0.1", 0))
-wide = socket.create_server(("", 0))
-print(held.getsockname()[1], wide.getsockname()[1], flush=True)
-sys.stdin.read()
-"""
 
 
 def new_mark():
@@ -62,14 +52,15 @@ def paths(tmp_path):
 
 @pytest.fixture
 def raylet():
-    """A real process that carries the mark and listens."""
+    """A real process that carries the mark."""
     mark = new_mark()
     child = subprocess.Popen(
-        [sys.executable, "-S", "-c", LISTENING],
+        [sys.executable, "-S", "-c", NAMED, "raylet"],
         env={**os.environ, MARK: mark}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        yield mark, child, [int(port) for port in child.stdout.readline().split()]
+        child.stdout.readline()
+        yield mark, child
     finally:
         child.kill()
         child.communicate()
@@ -80,7 +71,7 @@ def node_with(mark, address="127.0.0.1"):
 
 
 def test_a_driver_learns_the_way_from_the_node_that_runs_here(paths, tmp_path, raylet):
-    mark, _, _ = raylet
+    mark, _ = raylet
     env = {"HOME": str(tmp_path)}
     assert connection_to("auto", env) == RayConnection("auto")
     write_node(paths, node_with("nobody-has-it"))
@@ -101,12 +92,9 @@ def test_a_record_of_another_version_is_none(paths):
     assert stop_node(paths) == (None, [])
 
 
-def test_only_processes_with_the_mark_are_found_told_and_ended(paths, raylet):
-    mark, child, (held, wide) = raylet
+def test_only_processes_with_the_mark_are_found_and_ended(paths, raylet):
+    mark, child = raylet
     assert ray_processes.marked(mark) == {child.pid: "raylet"}
-    told = {one.port: one for one in ray_processes.listeners(ray_processes.marked(mark))}
-    assert (told[held].address, told[held].is_everywhere) == ("127.0.0.1", False)
-    assert (told[wide].address, told[wide].is_everywhere) == ("0.0.0.0", True)
     assert ray_processes.marked(mark[:-1]) == {}
     write_node(paths, node_with(mark))
     assert stop_node(paths) == (node_with(mark), [])
@@ -135,18 +123,6 @@ def until_over(pid):
     while pid in living() and time.monotonic() < deadline:
         time.sleep(0.01)
     return pid not in living()
-
-
-def test_addresses_of_both_families_are_read():
-    head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-    row = "   0: {}:1F90 {}:0000 {} 00000000:00000000 00:00000000 00000000 0 0 {} 1\n"
-    four = head + row.format("0100007F", "00000000", "0A", 7) + row.format("0100007F", "00000000", "01", 8)
-    assert ray_processes.parse_table(four, socket.AF_INET) == [("socket:[7]", "127.0.0.1", 8080)]
-    six = head + "".join(
-        row.format(address, "0" * 32, "0A", inode)
-        for inode, address in enumerate(["0" * 32, "0000000000000000FFFF00000100007F", "0" * 24 + "01000000"])
-    )
-    assert [address for _, address, _ in ray_processes.parse_table(six, socket.AF_INET6)] == ["::", "127.0.0.1", "::1"]
 
 
 def test_the_token_is_made_once_and_is_nobody_elses(paths):

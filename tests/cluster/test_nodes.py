@@ -18,7 +18,6 @@ from skep.cluster.nodes import (
     assign_nodes,
     capacity,
     choice_of,
-    free_capacity,
     has_words,
     host_of,
     named_apart,
@@ -81,18 +80,18 @@ def test_cards_that_ray_does_not_lend_are_not_there():
 
 
 def test_replicas_go_where_fewest_are():
-    rooms = free_capacity([node("a", 8), node("b", 4)])
-    assert [room.node.id for room in assign_nodes([PlacementRequest(cpus=2)] * 4, rooms)] == ["a", "b", "a", "b"]
+    found, left = assign_nodes([PlacementRequest(cpus=2)] * 4, [node("a", 8), node("b", 4)])
+    assert (found, [one.free_cpus for one in left]) == (["a", "b", "a", "b"], [4, 0])
 
 
 def test_the_widest_choose_first_and_what_wants_no_card_leaves_them_free():
-    rooms = free_capacity([node("cards", gpus=2.0), node("plain")])
-    found = assign_nodes([PlacementRequest(), PlacementRequest(cards=1), PlacementRequest(cards=2)], rooms)
-    assert [room and room.node.id for room in found] == ["plain", None, "cards"]
+    nodes = [node("cards", gpus=2.0), node("plain")]
+    found, _ = assign_nodes([PlacementRequest(), PlacementRequest(cards=1), PlacementRequest(cards=2)], nodes)
+    assert found == ["plain", None, "cards"]
 
 
 def test_a_place_with_nodes_stands_on_no_other():
-    assert assign_nodes([PlacementRequest(nodes=("b",))], free_capacity([node("a"), node("b", cpus=0.0)])) == [None]
+    assert assign_nodes([PlacementRequest(nodes=("b",))], [node("a"), node("b", cpus=0.0)])[0] == [None]
 
 
 def test_nodes_are_chosen_by_name_whatever_id_they_have_now():
@@ -135,14 +134,13 @@ places_made = st.lists(st.tuples(amounts, amounts), max_size=12)
 def test_nobody_is_given_more_than_a_node_has(sizes, wanted):
     nodes = [node(str(number), float(cpus), float(gpus)) for number, (cpus, gpus) in enumerate(sizes)]
     places = [PlacementRequest(cards=cards, cpus=cpus) for cpus, cards in wanted]
-    rooms = free_capacity(nodes)
-    found = assign_nodes(places, rooms)
+    found, left = assign_nodes(places, nodes)
     for one in nodes:
-        mine = [place for place, room in zip(places, found, strict=True) if room is not None and room.node is one]
+        mine = [place for place, name in zip(places, found, strict=True) if name == one.id]
         assert sum(place.cpus for place in mine) <= one.cpus
         assert sum(place.cards for place in mine) <= one.gpus
-    left_out = [place for place, room in zip(places, found, strict=True) if room is None]
-    assert not any(room.holds(place) for room in rooms for place in left_out)
+    left_out = [place for place, name in zip(places, found, strict=True) if name is None]
+    assert not any(node.holds(place) for node in left for place in left_out)
 
 
 @settings(max_examples=50, deadline=None)

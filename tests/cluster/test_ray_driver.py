@@ -119,16 +119,14 @@ async def test_a_replica_is_not_placed_while_the_one_before_it_is_ended():
     await until(lambda: actors.story[-1] == ("ensure", "m-0"))
 
 
-async def test_one_that_could_not_be_ended_and_is_wanted_again_is_told_as_it_is():
-    """Its row is what it was: without being told anew, the new member would start for ever."""
+async def test_reports_are_told_once_and_all_of_them_when_one_has_changed():
     wire = Wire()
     driver = driver_of(wire, Actors())
-    driver._rows = {"m-0": row(ONE)}
+    driver._rows = {"m-0": row(ONE), "m-1": row(replace(ONE, name="m-1"))}
     driver._tell()
     driver._tell()
-    assert len(wire) == 1
-    await driver._carry_out(wanted(ONE))
-    assert [told.rows for told in wire] == [(row(ONE),)] * 2
+    driver._say("m-1", "waiting", None)
+    assert [[one.state for one in told.rows] for told in wire] == [["ready", "ready"], ["ready", "waiting"]]
 
 
 @pytest.fixture
@@ -197,7 +195,7 @@ def ready(client, launch=ONE):
     """A member that serves."""
     member = client.member(launch, lambda: None)
     client.came(member)
-    client._hear(messages.ReplicaRows((row(launch),), (launch.name,)))
+    client._hear(messages.ReplicaRows((row(launch),)))
     return member
 
 
@@ -231,7 +229,7 @@ async def test_a_restart_that_was_lost_with_a_driver_is_told_to_the_next_one(tmp
     lose_driver(client, wire)
     client._remind()
     assert (len(wire), restarts(wire)) == (2, ["m-0"])
-    client._hear(messages.ReplicaRows((row(ONE, restarts=1),), ("m-0",)))
+    client._hear(messages.ReplicaRows((row(ONE, restarts=1),)))
     client._remind()
     assert restarts(wire) == []
 
@@ -250,9 +248,18 @@ async def test_a_restart_is_needless_once_its_engine_is_another_and_not_because_
     ready(client).restart()
     lose_driver(client, wire)
     for said in meanwhile:
-        client._hear(messages.ReplicaRows((row(ONE, **said),), ("m-0",)))
+        client._hear(messages.ReplicaRows((row(ONE, **said),)))
         client._remind()
     assert restarts(wire) == ["m-0"] * again
+
+
+async def test_one_that_could_not_be_ended_and_is_wanted_again_is_known_as_it_is(tmp_path):
+    """Its report is what it was, and is not told again: without it the new member would start for ever."""
+    client, _ = client_of(tmp_path)
+    await client.went(ready(client))
+    again = client.member(ONE, lambda: None)
+    client.came(again)
+    assert again.life.serving
 
 
 async def test_a_new_policy_reaches_the_driver_that_is_there_and_the_next_one(tmp_path):

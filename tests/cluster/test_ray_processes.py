@@ -10,7 +10,7 @@ from skep.cluster.ray_processes import (
     ENGINE_PORTS,
     MARK,
     NodeOptions,
-    NodeStart,
+    NodeRecord,
     Ports,
     arguments,
     checked_address,
@@ -21,25 +21,25 @@ from skep.cluster.ray_processes import (
 )
 from skep.errors import EngineError, UserError
 
-HEAD = NodeStart("10.0.0.1:6379", "10.0.0.1", True, NodeOptions("a"), Ports(), Path("/tmp/x/r"), Path("/c/ray-token"))
+HEAD = NodeRecord("10.0.0.1:6379", "10.0.0.1", True, "a", "6379-7499", "m4rk")
+PORTS, FOLDER, TOKEN = Ports(), Path("/tmp/x/r"), Path("/c/ray-token")
 
 
 def test_a_head_listens_in_one_range_without_dashboard_and_statistics():
-    told = arguments(HEAD)
+    told = arguments(HEAD, NodeOptions(), PORTS, FOLDER)
     assert {"--head", "--no-monitor", "--disable-usage-stats", "--include-dashboard=false"} < set(told)
     assert "--node-ip-address=10.0.0.1" in told
     ports = {flag: int(number) for flag, _, number in (word.partition("=") for word in told) if "port" in flag}
-    assert all(HEAD.ports.first <= port <= HEAD.ports.last for port in ports.values())
+    assert all(PORTS.first <= port <= PORTS.last for port in ports.values())
     assert len(set(ports.values())) == len(ports), "none is taken twice"
-    assert str(HEAD.ports) == "6379-7499"
+    assert str(PORTS) == "6379-7499"
     assert not any("ray-client" in word for word in told)
-    assert "--ray-client-server-port=6398" in arguments(replace(HEAD, has_client=True))
+    assert "--ray-client-server-port=6398" in arguments(HEAD, NodeOptions(), PORTS, FOLDER, has_client=True)
 
 
 def test_a_node_is_told_its_head_and_what_it_lends():
     options = NodeOptions("b", cpus=4, gpus=0, labels={"rack": "7"})
-    node = replace(HEAD, is_head=False, address="10.0.0.2", ports=Ports(9000), options=options)
-    told = arguments(node)
+    told = arguments(replace(HEAD, is_head=False, address="10.0.0.2"), options, Ports(9000), FOLDER)
     assert {"--address=10.0.0.1:6379", "--num-cpus=4", "--num-gpus=0", "--labels=rack=7"} < set(told)
     assert not any(word.startswith(("--head", "--port", "--dashboard-port")) for word in told)
 
@@ -53,7 +53,7 @@ def test_what_closes_it_cannot_be_undone_by_the_environment_and_the_rest_can():
         "RAY_health_check_period_ms": "5000",
         "PATH": "/bin",
     }
-    told = environment(HEAD, "m4rk", theirs)
+    told = environment(HEAD, PORTS, TOKEN, theirs)
     assert (told["RAY_AUTH_MODE"], told["RAY_AUTH_TOKEN_PATH"]) == ("token", "/c/ray-token")
     assert not {"RAY_ADDRESS", "RAY_AUTH_TOKEN"} & set(told)
     assert told["RAY_USAGE_STATS_ENABLED"] == "0"
@@ -63,10 +63,10 @@ def test_what_closes_it_cannot_be_undone_by_the_environment_and_the_rest_can():
 
 
 def test_engines_of_a_node_have_ports_of_the_same_range_and_elsewhere_any():
-    low, high = HEAD.ports.engines
-    assert (low, high, high) == (7400, 7499, HEAD.ports.last)
-    assert low > max(*HEAD.ports.workers, *HEAD.ports.services.values())
-    assert engine_ports(environment(HEAD, "m", {ENGINE_PORTS: "1-2"})) == range(7400, 7500)
+    low, high = PORTS.engines
+    assert (low, high, high) == (7400, 7499, PORTS.last)
+    assert low > max(*PORTS.workers, *PORTS.services.values())
+    assert engine_ports(environment(HEAD, PORTS, TOKEN, {ENGINE_PORTS: "1-2"})) == range(7400, 7500)
     assert engine_ports({}) is None
     for wrong in ("7400", "7499-7400", "a-b", "1-70000"):
         with pytest.raises(EngineError, match=f"`{wrong}`, not a range of ports"):
@@ -76,8 +76,8 @@ def test_engines_of_a_node_have_ports_of_the_same_range_and_elsewhere_any():
 def test_loopback_stays_loopback():
     """Ray puts the address of another interface in its place, unless it is told not to."""
     variable = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-    assert environment(HEAD, "m", {})[variable] == "1"
-    assert environment(replace(HEAD, address=checked_address("localhost")), "m", {})[variable] == "0"
+    assert environment(HEAD, PORTS, TOKEN, {})[variable] == "1"
+    assert environment(replace(HEAD, address=checked_address("localhost")), PORTS, TOKEN, {})[variable] == "0"
 
 
 @pytest.mark.parametrize(

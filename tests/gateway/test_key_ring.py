@@ -147,13 +147,13 @@ def test_requests_beyond_the_keys_number_are_refused_until_one_ends():
 
 
 def test_a_refusal_by_number_takes_no_token_and_one_by_rate_no_place():
-    ring = KeyRing([spec(max_concurrent=1, rate_per_s=1.0, burst=2)])
+    ring = KeyRing([spec(max_concurrent=1, rate="2/s")])
     assert ring.enter("ci", 0.0) is None
     assert ring.enter("ci", 0.0).code == "too_many_requests_of_key"
     ring.leave("ci")
     assert ring.enter("ci", 0.0) is None
     ring.leave("ci")
-    assert ring.enter("ci", 0.0) == KeyRefusal(RefusalCode.RATE_LIMITED, 1.0)
+    assert ring.enter("ci", 0.0) == KeyRefusal(RefusalCode.RATE_LIMITED, 0.5)
     assert ring.in_flight("ci") == 0
 
 
@@ -170,12 +170,12 @@ def test_a_key_that_is_removed_is_refused_and_its_answers_still_end():
 
 
 def test_a_reload_does_not_fill_a_bucket_unless_its_rate_changed():
-    limited = spec(rate_per_s=1.0, burst=1)
+    limited = spec(rate="1/s")
     ring = KeyRing([limited])
     ring.enter("ci", 0.0)
     ring.replace([msgspec.structs.replace(limited, priority="batch"), spec("new")])
     assert ring.enter("ci", 0.0) is not None
-    ring.replace([msgspec.structs.replace(limited, burst=2)])
+    ring.replace([msgspec.structs.replace(limited, rate="2/s")])
     assert ring.enter("ci", 0.0) is None
     ring.replace([spec()])
     assert [ring.enter("ci", 0.0) for _ in range(9)] == [None] * 9

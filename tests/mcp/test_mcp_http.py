@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from skep.cli.main import tree_of
-from skep.config.keys import KeyEntry, add_entry, digest_of, keys_path, remove_entry
+from skep.config.keys import KeySpec, add_entry, digest_of, keys_path, remove_entry
 from skep.paths import user_paths
 
 HEADERS = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
@@ -107,7 +107,7 @@ async def test_beyond_loopback_a_key_is_wanted(env):
 def test_a_session_is_answered_to_the_key_that_opened_it_only_and_ends_with_it(env):
     keys = keys_path(user_paths(env))
     for name in ("lost", "kept"):
-        add_entry(keys, KeyEntry(name, digest_of(f"sk-{name}")))
+        add_entry(keys, KeySpec(name, digest_of(f"sk-{name}")))
     lost, kept = ({"authorization": f"Bearer sk-{name}"} for name in ("lost", "kept"))
     with served({**env, "SKEP_API_KEY": "sesame"}, EVERYWHERE) as url:
         session = session_of(url, **lost)

@@ -11,7 +11,8 @@ from asking import MODEL, Agents
 from clusters import UP, chat, engines_left, processes, ready, until
 
 from skep.cluster.ray_driver import MEND_EVERY_S
-from skep.cluster.replica_actor import OWNED_S, TAIL_BYTES
+from skep.cluster.replica_actor import OWNED_S
+from skep.supervisor.control import TAIL_BYTES
 
 pytestmark = pytest.mark.ray
 

@@ -28,8 +28,7 @@ def place(found, env, *serves):
 def test_two_kinds_of_nodes_are_told_with_what_is_free_and_replicas_are_placed_on_them(nodes, node_env, tmp_path):
     nodes.add("plain", memory=4 * GIB)
     nodes.add("cards", num_cpus=4, num_gpus=2, memory=8 * GIB, labels={"rack": "7"})
-    said = []
-    found = survey(nodes.address, paths=[str(tmp_path), "/no/such/path"], slow=lambda: said.append("slow"))
+    found = survey(nodes.address, paths=[str(tmp_path), "/no/such/path"])
 
     assert [(node.name, node.head, node.kind) for node in found.nodes] == [
         ("head", True, "CPU only"),

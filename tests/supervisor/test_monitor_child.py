@@ -38,11 +38,8 @@ async def running(tmp_path, *words, begin=True, code=CHILD, pause_s=0.01):
     """A child whose parent runs, and its log; stopped at the end."""
     log = tmp_path / "monitor.log"
     child = MonitorChild([sys.executable, "-c", code, *words], log, begin=begin, delays_s=(pause_s,))
-    task = asyncio.create_task(child.run())
-    yield child, log, task
-    await child.stop()
-    if not task.cancelled():
-        await asyncio.wait_for(task, 10)
+    yield child, log
+    await asyncio.wait_for(child.stop(), 10)
 
 
 async def begun(log, times):
@@ -51,27 +48,25 @@ async def begun(log, times):
 
 
 async def test_one_that_dies_is_started_again_until_it_is_stopped(tmp_path):
-    async with running(tmp_path, "die") as (child, log, _):
+    async with running(tmp_path, "die") as (child, log):
         await begun(log, 3)
-    assert child.starts >= 3
     assert child.pid is None
 
 
-async def test_one_that_runs_goes_when_it_is_stopped_and_its_pipe_is_not_inherited_by_others(tmp_path):
-    async with running(tmp_path) as (child, log, _):
+async def test_one_that_runs_goes_when_it_is_stopped(tmp_path):
+    async with running(tmp_path) as (child, log):
         await begun(log, 1)
         pid = child.pid
-        assert not os.get_inheritable(child._parent_fd)
     assert not alive(pid)
     assert not child.wake()
-    assert child.starts == 1
+    assert log.read_text().count("began") == 1
 
 
 async def test_nothing_is_started_before_somebody_wants_it(tmp_path):
-    async with running(tmp_path, begin=False) as (child, log, _):
+    async with running(tmp_path, begin=False) as (child, log):
         for _ in range(3):
             await asyncio.sleep(0)
-        assert (child.starts, log.exists()) == (0, False)
+        assert (child.pid, log.exists()) == (None, False)
         assert child.wake()
         await begun(log, 1)
 
@@ -85,7 +80,7 @@ async def test_without_a_command_line_it_never_starts(tmp_path):
 async def test_other_settings_end_what_runs_and_begin_it_anew_at_once(tmp_path):
     """The pause after one that died is not waited for. Without a command line it stays away."""
     words = [sys.executable, "-c", CHILD]
-    async with running(tmp_path, pause_s=600.0) as (child, log, _):
+    async with running(tmp_path, pause_s=600.0) as (child, log):
         await begun(log, 1)
         first = child.pid
         await child.become([*words, "other"], begin=False)
@@ -95,7 +90,7 @@ async def test_other_settings_end_what_runs_and_begin_it_anew_at_once(tmp_path):
         assert (alive(first), alive(second), child.wake()) == (False, False, False)
         await child.become(words, begin=True)
         await begun(log, 3)
-    assert (child.starts, child.wake()) == (3, False)
+    assert (log.read_text().count("began"), child.wake()) == (3, False)
 
 
 async def test_its_log_is_rotated(tmp_path):
@@ -103,16 +98,6 @@ async def test_its_log_is_rotated(tmp_path):
     async with running(tmp_path, code=chatter, pause_s=600.0):
         await until(lambda: sum(one.stat().st_size for one in tmp_path.iterdir()) >= 9000 * 1024)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["monitor.log", "monitor.log.1"]
-
-
-async def test_the_child_ends_when_its_parent_is_gone_without_a_word(tmp_path):
-    """Cancelled, as if killed: nobody sends a signal, the end of the pipe is all that the child hears."""
-    async with running(tmp_path) as (child, log, task):
-        await begun(log, 1)
-        pid = child.pid
-        task.cancel()
-        await until(lambda: not alive(pid))
-        await child._process.wait()  # collected, before its loop ends
 
 
 def test_settings_decide_whether_there_is_one():

@@ -9,7 +9,7 @@ import pytest
 from running_site import folders, running
 from starlette.requests import Request
 
-from skep.config.keys import KeyEntry, add_entry, checked, digest_of, keys_path, remove_entry
+from skep.config.keys import KeySpec, add_entry, checked, digest_of, keys_path, remove_entry
 from skep.errors import UserError
 from skep.paths import user_paths
 from skep.web.auth import (
@@ -31,7 +31,7 @@ KEY = "sk-skep-0123456789"
 def ask(tmp_path_factory):
     """One guarded dashboard for all: each test brings keys and sessions of its own."""
     paths = user_paths(folders(tmp_path_factory.mktemp("guarded")))
-    add_entry(keys_path(paths), checked(KeyEntry("laptop", digest_of(KEY))))
+    add_entry(keys_path(paths), checked(KeySpec("laptop", digest_of(KEY))))
     site = Site(paths, guarded=True, api_key="from-the-environment")
     with running(site) as asked:
         yield asked
@@ -159,7 +159,7 @@ def keys(tmp_path):
     """The file of keys, with one for a laptop and one for a phone."""
     path = keys_path(user_paths(folders(tmp_path)))
     for name in ("laptop", "phone"):
-        add_entry(path, checked(KeyEntry(name, digest_of(f"sk-{name}"))))
+        add_entry(path, checked(KeySpec(name, digest_of(f"sk-{name}"))))
     return path
 
 
@@ -186,7 +186,7 @@ def test_a_key_that_is_gone_does_not_leave_its_sessions_behind(asked, keys, left
         keys.unlink()
     else:
         remove_entry(keys, "laptop")
-        add_entry(keys, checked(KeyEntry("laptop", digest_of("sk-another"))))
+        add_entry(keys, checked(KeySpec("laptop", digest_of("sk-another"))))
         assert log_in(asked, "sk-another")[0].status == 303
     assert asked("/", headers=session)[0].status == 303
     assert log_in(asked, "sk-laptop")[0].status == 401

@@ -126,13 +126,8 @@ def _read_token(path: Path) -> str:
 
 
 def _tell(node: NodeRecord, *, as_json: bool) -> None:
-    from skep.cluster.node_commands import open_ports
-
-    found = open_ports(node)
-    wide = sorted({one.port for one in found if one.is_everywhere})
     if as_json:
-        told = {key: value for key, value in msgspec.to_builtins(node).items() if key != "mark"}
-        print_json({**told, "listeners": [msgspec.to_builtins(one) for one in found]})
+        print_json({key: value for key, value in msgspec.to_builtins(node).items() if key != "mark"})
     what = "head" if node.is_head else "node"
     note(f"{what} `{node.name}` of the cluster at {node.head}; `skep up MODEL --cluster auto` serves on it")
     if node.address == "127.0.0.1":
@@ -140,6 +135,5 @@ def _tell(node: NodeRecord, *, as_json: bool) -> None:
         return
     if node.is_head:
         note(f"another machine: `ssh {node.address} skep cluster token | skep cluster join {node.head} --token-file -`")
-    if wide:
-        note(f"warning: Ray listens on every interface (now {', '.join(map(str, wide))}; later up to {node.ports}):")
-        note("         calls without the token are refused, but close these ports (firewall rules: docs/cluster.md)")
+    note(f"warning: Ray listens on every interface, on ports {node.ports}: calls without the token are refused,")
+    note("         but close these ports to everybody else (firewall rules: docs/cluster.md)")

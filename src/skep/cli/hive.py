@@ -93,9 +93,8 @@ def _served(wanted: ServeRequest, where: Cluster | None, paths: Paths) -> tuple[
     from skep.cluster.discover import survey
     from skep.cluster.placement import serves_for
 
-    address = where.address
-    nodes = survey(address, slow=lambda: note(f"asking the nodes of the cluster at {address} ..."))
-    return serves_for(wanted, nodes, paths, note)
+    note(f"asking the nodes of the cluster at {where.address} ...")
+    return serves_for(wanted, survey(where.address), paths, note)
 
 
 def cluster_of(address: str | None, hive: str | None, config: Path | None) -> Cluster | None:

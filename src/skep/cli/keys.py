@@ -12,7 +12,7 @@ from skep.paths import user_paths
 from skep.report.terminal import note, print_list, print_table
 
 if TYPE_CHECKING:
-    from skep.config.keys import KeyEntry
+    from skep.config.keys import KeySpec
 
 key_app = group("key", "Manage API keys for clients of the gateway, with priority and limits.")
 
@@ -32,12 +32,12 @@ def add(
     ] = None,
 ) -> None:
     """Create a key and print it once. Only its digest is stored."""
-    from skep.config.keys import KeyEntry, add_entry, checked, digest_of, keys_path, new_key, remove_entry
+    from skep.config.keys import KeySpec, add_entry, checked, digest_of, keys_path, new_key, remove_entry
 
     path = keys_path(user_paths(os.environ))
     key = new_key()
     created = datetime.now(UTC).replace(microsecond=0)
-    add_entry(path, checked(KeyEntry(name, digest_of(key), priority, max_concurrent, rate, created)))
+    add_entry(path, checked(KeySpec(name, digest_of(key), priority, max_concurrent, rate, created)))
     try:
         print(key, flush=True)  # noqa: T201
     except OSError:
@@ -50,10 +50,10 @@ def add(
 @command(key_app, "skep key list --json", name="list")
 def list_keys(as_json: JsonOption = False) -> None:
     """List key names and limits. The keys themselves are not stored."""
-    from skep.config.keys import keys_path, loose_mode, read_entries
+    from skep.config.keys import keys_path, loose_mode, read_keys
 
     path = keys_path(user_paths(os.environ))
-    entries = read_entries(path)
+    entries = read_keys(path)
     if warning := loose_mode(path):
         note(f"warning: {warning}")
     none_yet = f"no keys in {path}; `skep key add NAME` makes one"
@@ -61,13 +61,13 @@ def list_keys(as_json: JsonOption = False) -> None:
     print_list(entries, table, _document, as_json=as_json, none_yet=none_yet)
 
 
-def _document(entry: KeyEntry) -> dict[str, Any]:
+def _document(entry: KeySpec) -> dict[str, Any]:
     created = entry.created.isoformat() if entry.created else None
     limits = {"class": entry.priority, "max_concurrent": entry.max_concurrent, "rate": entry.rate}
     return {"name": entry.name, **limits, "created": created, "sha256": entry.sha256}
 
 
-def _cells(entry: KeyEntry) -> list[Any]:
+def _cells(entry: KeySpec) -> list[Any]:
     row = _document(entry)
     return [row["name"], *(row[key] or "any" for key in ("class", "max_concurrent", "rate")), row["created"]]
 

@@ -32,6 +32,7 @@ from skep.engines.base import Launch, engine_named, new_key
 from skep.errors import EngineError, SkepError
 from skep.files import open_log
 from skep.paths import Paths
+from skep.supervisor.control import LogPart
 from skep.supervisor.lifecycle import Life, ReplicaState, RestartPolicy
 from skep.supervisor.replica import ReplicaMember, UpstreamInfo
 from skep.wire.json_pipe import JsonPipe, Message, start_linked, to_document
@@ -77,15 +78,15 @@ class RemoteReplica(ReplicaMember):
 
     async def run(self) -> None:
         """Wait until stopped, then end it on its node."""
-        self._become(ReplicaState.STARTING, None)
+        self.become(ReplicaState.STARTING, None)
         self._client.came(self)
         await self._stopping.wait()
-        self._become(ReplicaState.STOPPING, self.life.why)
+        self.become(ReplicaState.STOPPING, self.life.why)
         await self._client.went(self)
         self.life.url = self.pid = None
-        self._become(ReplicaState.STOPPED, self.life.why)
+        self.become(ReplicaState.STOPPED, self.life.why)
 
-    async def log_since(self, offset: int | None, lines: int) -> messages.LogPart:
+    async def log_since(self, offset: int | None, lines: int) -> LogPart:
         return await self._client.log_since(self.launch.name, offset, lines)
 
     def hear(self, report: messages.ReplicaReport) -> None:
@@ -100,10 +101,6 @@ class RemoteReplica(ReplicaMember):
         self.life.restarts = report.restarts + self._moves
         self.engine = replace(self.engine, name=report.engine or "")  # the version on its node
         self._as_started = report.launch or self._as_started
-        self.changed()
-
-    def _become(self, state: ReplicaState, why: str | None) -> None:
-        self.life.state, self.life.why = state, why
         self.changed()
 
 
@@ -199,8 +196,6 @@ class ClusterClient:
         if self._members.get(name) is member:
             del self._members[name]
         await self._ask(messages.EndReplica(name), HEADLESS_END_S if self.head_lost else END_S)
-        if name not in self._members:
-            self._rows.pop(name, None)
 
     def restart(self, member: RemoteReplica) -> bool:
         """Return False if there is no driver. One that is lost with its driver is told to the next."""
@@ -210,7 +205,7 @@ class ClusterClient:
         self._remind()
         return True
 
-    async def log_since(self, name: str, offset: int | None, lines: int) -> messages.LogPart:
+    async def log_since(self, name: str, offset: int | None, lines: int) -> LogPart:
         answer = await self._ask(messages.ReadLog(name, offset, lines), 15.0)
         if answer is None or answer.log is None:
             why = (answer and answer.error) or "its node does not answer"
@@ -253,11 +248,10 @@ class ClusterClient:
                 self._joined = self._was_joined = True
                 self.head_lost = False
                 self._remind()
-            case messages.ReplicaRows(rows, names):
-                known = self._rows | {row.name: row for row in rows}
-                self._rows = {name: known[name] for name in names if name in known}
+            case messages.ReplicaRows(rows):
+                before, self._rows = self._rows, {row.name: row for row in rows}
                 for row in rows:
-                    if row.name in self._members:
+                    if row.name in self._members and row != before.get(row.name):
                         self._members[row.name].hear(row)
             case messages.HeadState(lost):
                 self.head_lost = lost

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +26,6 @@ from skep.wire.json_pipe import Message, from_document, to_document
 SURVEY_S = 90.0
 SPARED_S = 15.0  # for a survey that is not essential
 STATUS_S = 60.0
-SLOW_S = 2.0
 STANDING_S = 3.0
 LOOK_S = 20.0  # for all nodes together: they are asked in parallel
 PROGRAMS = ("vllm", "sglang", "llamacpp", "ollama")
@@ -36,24 +34,13 @@ _SHOWN = ("name", "model", "state", "why", "slots", "url")
 
 
 def survey(
-    address: str,
-    *,
-    paths: Sequence[str] = (),
-    hive: str | None = None,
-    slow: Callable[[], None] = lambda: None,
-    wait_s: float = SURVEY_S,
+    address: str, *, paths: Sequence[str] = (), hive: str | None = None, wait_s: float = SURVEY_S
 ) -> ClusterSurvey:
-    """Return the nodes, which of `paths` each has, and the replicas of `hive`. `slow` is called if it takes long."""
+    """Return the nodes, which of `paths` each has, and the replicas of `hive`. It takes seconds."""
     require_ray()
     checked_connection(address)
     asked, hint = f"the cluster at {address}", "`skep cluster status` may say more"
-    teller = threading.Timer(SLOW_S, slow)
-    teller.daemon = True
-    teller.start()
-    try:
-        told = ask_ray(survey_here, address, list(paths), hive, asked=asked, wait_s=wait_s, hint=hint)
-    finally:
-        teller.cancel()
+    told = ask_ray(survey_here, address, list(paths), hive, asked=asked, wait_s=wait_s, hint=hint)
     found: ClusterSurvey = from_document(told, ClusterSurvey)
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from skep.engines.base import Launch
+from skep.supervisor.control import LogPart
 from skep.supervisor.lifecycle import RestartPolicy
 
 
@@ -22,14 +23,6 @@ class ReplicaReport(Struct, frozen=True):
     node_id: str | None = None
     launch: Launch | None = None  # as started
     incarnation: str | None = None  # of its actor; None: there is no actor
-
-
-class LogPart(Struct, frozen=True):
-    """A part of a log, where it ends, and the size of the whole."""
-
-    text: str = ""
-    offset: int = 0
-    size: int = 0
 
 
 # To the driver
@@ -87,10 +80,9 @@ class Joined(Struct, frozen=True, tag_field="event", tag="joined"):
 
 
 class ReplicaRows(Struct, frozen=True, tag_field="event", tag="replicas"):
-    """The reports that changed, and the names of all replicas."""
+    """The reports of all replicas."""
 
     rows: tuple[ReplicaReport, ...]
-    names: tuple[str, ...]
 
 
 class HeadState(Struct, frozen=True, tag_field="event", tag="head"):

@@ -13,11 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from skep.cluster import connect
 from skep.cluster import ray_processes as local
-from skep.cluster.ray_processes import LOOPBACK, NodeOptions, NodeRecord, NodeStart, checked_address, checked_ports
+from skep.cluster.ray_processes import LOOPBACK, NodeOptions, NodeRecord, Ports, checked_address, checked_ports
 from skep.errors import EngineError, UserError
 from skep.paths import Paths, make_runtime
 from skep.wire.listen import is_final, refusal_of
@@ -34,7 +32,7 @@ def start_head(
     _check_machine(address)
     _make_way(paths, say)
     local.ensure_token(paths)
-    return _start(paths, env, f"{address}:{ports.first}", address, port, options, is_head=True)
+    return _start(paths, env, f"{address}:{ports.first}", address, ports, options, is_head=True)
 
 
 def join_head(
@@ -61,8 +59,7 @@ def join_head(
     address = checked_address(address)
     if address == LOOPBACK:
         raise UserError(f"{address} cannot be reached from {head}", hint="add --address with an IP of this machine")
-    port = port or head_port
-    checked_ports(port)
+    ports = checked_ports(port or head_port)
     _check_machine(address)
     kept = local.stored_token(paths)
     token = token or kept
@@ -71,7 +68,7 @@ def join_head(
     _make_way(paths, say)
     local.keep_token(paths, token)
     try:
-        return _start(paths, env, head, address, port, options, is_head=False)
+        return _start(paths, env, head, address, ports, options, is_head=False)
     except BaseException:
         if kept is None:
             local.token_path(paths).unlink()
@@ -89,10 +86,6 @@ def stop_node(paths: Paths) -> tuple[NodeRecord | None, list[int]]:
         killed = local.end(node.mark)
     local.record_path(paths).unlink(missing_ok=True)
     return node, killed
-
-
-def open_ports(node: NodeRecord) -> list[local.Listener]:
-    return local.listeners(local.marked(node.mark))
 
 
 # What is left of a cluster
@@ -134,27 +127,26 @@ def _check_machine(address: str) -> None:
 
 
 def _start(
-    paths: Paths, env: Mapping[str, str], head: str, address: str, port: int, options: NodeOptions, *, is_head: bool
+    paths: Paths, env: Mapping[str, str], head: str, address: str, ports: Ports, options: NodeOptions, *, is_head: bool
 ) -> NodeRecord:
-    own = options if options.name else replace(options, name=socket.gethostname())
-    folder, token, has_client = local.folder_of(paths), local.token_path(paths), find_spec("grpc") is not None
-    start = NodeStart(head, address, is_head, own, checked_ports(port), folder, token, has_client)
     host = address if address == LOOPBACK else ""  # as Ray binds them
     deadline = time.monotonic() + FREED_S
-    for own_port in (*([start.ports.first] if is_head else []), *start.ports.services.values()):
+    for own_port in (*([ports.first] if is_head else []), *ports.services.values()):
         while refusal_of(host, own_port) is not None:
             if time.monotonic() > deadline:
-                hint = f"choose another first port with --port; Ray and the engines use {start.ports}"
+                hint = f"choose another first port with --port; Ray and the engines use {ports}"
                 raise UserError(f"port {own_port} is in use", hint=hint)
             time.sleep(0.1)
-    make_runtime(start.folder.parent)
-    shutil.rmtree(start.folder, ignore_errors=True)  # logs and sockets of a start before this one
-    start.folder.mkdir()
-    mark = secrets.token_hex(8)
-    node = NodeRecord(head, address, is_head, own.name or "", str(start.ports), mark)
+    folder = local.folder_of(paths)
+    make_runtime(folder.parent)
+    shutil.rmtree(folder, ignore_errors=True)  # logs and sockets of a start before this one
+    folder.mkdir()
+    name, mark = options.name or socket.gethostname(), secrets.token_hex(8)
+    node = NodeRecord(head, address, is_head, name, str(ports), mark)
     local.write_node(paths, node)
+    words = local.arguments(node, options, ports, folder, has_client=find_spec("grpc") is not None)
     try:
-        _ray_start(start, local.environment(start, mark, env))
+        _ray_start(head, words, local.environment(node, ports, local.token_path(paths), env), folder)
     except BaseException:
         local.end(mark, patience_s=2.0)
         local.record_path(paths).unlink(missing_ok=True)
@@ -162,20 +154,20 @@ def _start(
     return node
 
 
-def _ray_start(start: NodeStart, env: Mapping[str, str]) -> None:
-    argv = [sys.executable, "-m", "ray.scripts.scripts", *local.arguments(start)]
-    log = start.folder.parent / "ray-start.log"
+def _ray_start(head: str, words: list[str], env: Mapping[str, str], folder: Path) -> None:
+    argv = [sys.executable, "-m", "ray.scripts.scripts", *words]
+    log = folder.parent / "ray-start.log"
     with log.open("w+") as output:
         try:
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
             done = subprocess.run(
-                argv, env=dict(env), cwd=start.folder, timeout=START_S, check=False, start_new_session=True, **streams
+                argv, env=env, cwd=folder, timeout=START_S, check=False, start_new_session=True, **streams
             )
         except subprocess.TimeoutExpired:
             raise EngineError(f"Ray did not start within {START_S:g} s", hint=f"see {log}") from None
         if done.returncode != 0:
             output.seek(0)
-            raise refusal(start.head, output.read(), log)
+            raise refusal(head, output.read(), log)
 
 
 def refusal(head: str, text: str, log: Path) -> EngineError | UserError:

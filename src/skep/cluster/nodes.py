@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -74,6 +73,21 @@ class Node(msgspec.Struct, frozen=True):
     def long_name(self) -> str:
         """Its name among nodes that share one."""
         return f"{self.name}-{self.id[:6]}"
+
+    def holds(self, place: PlacementRequest) -> bool:
+        """Return whether it may be used and has the requested resources free."""
+        return (
+            (not place.nodes or self.name in place.nodes)
+            and self.name not in place.shunned
+            and place.cards <= self.free_gpus + _EPSILON
+            and place.cpus <= self.free_cpus + _EPSILON
+            and place.memory_bytes <= self.free_memory_bytes
+        )
+
+    def without(self, place: PlacementRequest) -> Node:
+        """Return it with what is free beside one more replica."""
+        left = self.free_gpus - place.cards, self.free_cpus - place.cpus, self.free_memory_bytes - place.memory_bytes
+        return replace(self, free_gpus=left[0], free_cpus=left[1], free_memory_bytes=left[2])
 
     def describe(self) -> str:
         gpus = f"{self.free_gpus:g} of {self.gpus:g} GPUs" if self.gpus else "no GPU"
@@ -184,7 +198,7 @@ def first_choice(place: PlacementRequest, avoid: Collection[str], nodes: Sequenc
 def fitting(place: PlacementRequest, choice: NodeChoice, nodes: Iterable[Node]) -> list[Node]:
     """Return the allowed nodes that have the requested resources free."""
     asked = replace(place, nodes=(), shunned=())  # names may have changed; `choice` has the ids
-    return [room.node for room in free_capacity(nodes) if choice.takes(room.node) and room.holds(asked)]
+    return [node for node in nodes if choice.takes(node) and node.holds(asked)]
 
 
 # Nodes that get no replica
@@ -239,50 +253,27 @@ def busy_cards(node: Node, share: float) -> str | None:
 # What fits
 
 
-@dataclass(slots=True)
-class NodeCapacity:
-    """What is left of a node while replicas are counted onto it."""
+def assign_nodes(
+    places: Sequence[PlacementRequest], nodes: Sequence[Node]
+) -> tuple[list[str | None], tuple[Node, ...]]:
+    """Return the id of each request's node, None if none fits, and the nodes with what is left.
 
-    node: Node
-    cards: float
-    cpus: float
-    memory_bytes: int
-    taken: int = 0
-
-    def holds(self, place: PlacementRequest) -> bool:
-        return (
-            (not place.nodes or self.node.name in place.nodes)
-            and self.node.name not in place.shunned
-            and place.cards <= self.cards + _EPSILON
-            and place.cpus <= self.cpus + _EPSILON
-            and place.memory_bytes <= self.memory_bytes
-        )
-
-    def take(self, place: PlacementRequest) -> None:
-        self.cards -= place.cards
-        self.cpus -= place.cpus
-        self.memory_bytes -= place.memory_bytes
-        self.taken += 1
-
-
-def free_capacity(nodes: Iterable[Node]) -> list[NodeCapacity]:
-    return [NodeCapacity(node, node.free_gpus, node.free_cpus, node.free_memory_bytes) for node in nodes]
-
-
-def assign_nodes(places: Sequence[PlacementRequest], rooms: Sequence[NodeCapacity]) -> list[NodeCapacity | None]:
-    """Return the node of each request, None if none fits. Most GPUs choose first; each goes where fewest are."""
-    found: list[NodeCapacity | None] = [None] * len(places)
+    Most GPUs choose first; each goes where fewest are.
+    """
+    found: list[str | None] = [None] * len(places)
+    left, taken = {node.id: node for node in nodes}, Counter[str]()
     for number in sorted(range(len(places)), key=lambda n: (-places[n].cards, -places[n].cpus)):
         place = places[number]
 
-        def preference(room: NodeCapacity, place: PlacementRequest = place) -> tuple[float, ...]:
-            return room.taken, bool(room.cards) and not place.cards, -room.cards, -room.cpus, -room.memory_bytes
+        def preference(node: Node, place: PlacementRequest = place) -> tuple[float, ...]:
+            spared = bool(node.free_gpus) and not place.cards
+            return taken[node.id], spared, -node.free_gpus, -node.free_cpus, -node.free_memory_bytes
 
-        best = min((room for room in rooms if room.holds(place)), key=preference, default=None)
+        best = min((node for node in left.values() if node.holds(place)), key=preference, default=None)
         if best is not None:
-            best.take(place)
-            found[number] = best
-    return found
+            found[number], left[best.id] = best.id, best.without(place)
+            taken[best.id] += 1
+    return found, tuple(left.values())
 
 
 def kept_and_unplaceable(
@@ -302,22 +293,20 @@ def kept_and_unplaceable(
         return stays, set()
     waiting = {name for name in places if name in stays and survey.housed is not None and name not in survey.housed}
     if stays == stand.keys():
-        rooms = free_capacity(survey.nodes)
-        assign_nodes([elsewhere[name] for name in places if name in waiting], rooms)
+        _, nodes = assign_nodes([elsewhere[name] for name in places if name in waiting], survey.nodes)
     else:
-        rooms = [NodeCapacity(node, node.gpus, node.cpus, node.memory_bytes) for node in survey.nodes]
+        nodes = tuple(
+            replace(one, free_gpus=one.gpus, free_cpus=one.cpus, free_memory_bytes=one.memory_bytes)
+            for one in survey.nodes
+        )
         new |= {name: place for name, place in places.items() if name in stays - waiting}
-    found = assign_nodes(list(new.values()), rooms)
-    return stays, {name for name, room in zip(new, found, strict=True) if room is None}
+    found, _ = assign_nodes(list(new.values()), nodes)
+    return stays, {name for name, node in zip(new, found, strict=True) if node is None}
 
 
 def capacity(place: PlacementRequest, nodes: Sequence[Node]) -> int:
-    count, rooms = 0, free_capacity(nodes)
-    for room in rooms:
-        while count < MOST and room.holds(place):
-            room.take(place)
-            count += 1
-    return count
+    found, _ = assign_nodes([place] * MOST, nodes)
+    return MOST - found.count(None)
 
 
 def threads_each(replicas: int, nodes: Sequence[Node]) -> int:

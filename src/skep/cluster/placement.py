@@ -36,6 +36,8 @@ HOST_BYTES_A_CARD = 2 * GIB  # of the node's own memory, for an engine whose wei
 LIGHT_CPUS = 0.1  # for an engine that computes nothing
 BUSY_HINT = "`nvidia-smi` there shows which process uses it; Ray may assign any card that it was started with"
 ANYWHERE = PlacementRequest()
+# the file and the name of a model's weights, and with their source the memory that they and a cache take on a node
+Weights = tuple[Path | None, str | None, PlacementRequest]
 MORE_ROOM_HINT = "lower --replicas, or add a node with `skep cluster join ADDRESS`"
 _LOCAL = ("/", "./", "../", "~")
 _ONE_MACHINE_ONLY = {  # by setting: what is said of it, and the hint
@@ -43,15 +45,6 @@ _ONE_MACHINE_ONLY = {  # by setting: what is said of it, and the hint
     "gpus": ("takes no `gpus`", "leave `gpus` (--gpus) out: Ray gives each replica its cards"),
     "engine_port": ("takes no `engine_port`", "leave `engine_port` (--engine-port) out: each node has its own ports"),
 }
-
-
-class Weights(msgspec.Struct, frozen=True):
-    """Where a model's weights come from. `memory_bytes`: weights and cache in the node's memory; None: unknown."""
-
-    path: Path | None = None
-    checkpoint: str | None = None
-    source: str | None = None
-    memory_bytes: int | None = None
 
 
 class _ServeCandidates(msgspec.Struct, frozen=True):
@@ -62,7 +55,7 @@ class _ServeCandidates(msgspec.Struct, frozen=True):
     nodes: tuple[Node, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     cards: int = 0  # a replica
-    weights: Weights = Weights()
+    weights: Weights = (None, None, ANYWHERE)
     kept: tuple[Launch, ...] | None = None  # as they stand, where no node could serve it now
 
     @property
@@ -170,23 +163,23 @@ def shared_paths(settings: Settings) -> tuple[str, ...]:
 def weights_of(serve: Serve, paths: Paths, progress: PullProgress, *, pulls: bool) -> Weights:
     """Return the weights of a model. `pulls`: this machine may serve it, so its file is pulled here."""
     if serve.engine in NO_WEIGHTS:
-        return Weights()
+        return None, None, ANYWHERE
     named, shared = serve.checkpoint or serve.model, path_of(serve)
     here = shared is not None and Path(shared).exists()
     if serve.engine not in READ_GGUF:
-        return Weights(checkpoint=deploy.weights_named(serve) if here or shared is None else shared)
+        return None, deploy.weights_named(serve) if here or shared is None else shared, ANYWHERE
     if shared is not None:
         path = Path(shared)
-        return Weights(path, shared, memory_bytes=_held(serve, path) if here else None)
+        return path, shared, PlacementRequest(memory_bytes=_held(serve, path) if here else 0)
     model = find_pullable(named)
     if model is None and not pulls and parse_hub_source(named) is not None:
-        return Weights(checkpoint=named, source=named)
+        return None, named, PlacementRequest(source=named)
     if pulls or model is None:  # a name that nobody knows is refused here
         own: Path | None = pull(named, cache_dir=paths.cache, progress=progress).path
     else:
         own = installed(model.id, paths.cache)
-    memory = _held(serve, own) if own is not None else model.gguf_bytes if model is not None else None
-    return Weights(checkpoint=named, source=named, memory_bytes=memory)
+    memory = _held(serve, own) if own is not None else model.gguf_bytes if model is not None else 0
+    return None, named, PlacementRequest(source=named, memory_bytes=memory)
 
 
 def _held(serve: Serve, path: Path) -> int:
@@ -243,13 +236,13 @@ def _kept(serve: Serve, settings: Settings, paths: Paths, running: Sequence[Laun
     names = _ServeCandidates(serve, _stem(serve, settings)).names
     if not stand.keys() >= set(names):
         return None
-    weights = weights_of(serve, paths, lambda _done, _total: None, pulls=False)
+    path, checkpoint, _ = weights_of(serve, paths, lambda _done, _total: None, pulls=False)
     row = []
     for old in map(stand.__getitem__, names):
         assert old.place is not None
         each = serve.threads or (0 if old.place.cards or serve.engine in NO_WEIGHTS else old.threads)
         held = old.place.memory_bytes if old.place.cards or serve.room is None else parse_bytes(serve.room)
-        new = deploy.launch_of(serve, old.name, weights.path, weights.checkpoint, threads=each)
+        new = deploy.launch_of(serve, old.name, path, checkpoint, threads=each)
         if not cluster_nodes.can_keep_actor(old, new):
             return None
         row.append(replace(new, place=replace(old.place, memory_bytes=held)))
@@ -299,22 +292,19 @@ def _launches(
 ) -> Sequence[Launch]:
     if table.kept is not None:
         return table.kept
-    serve, weights = table.serve, table.weights
+    serve, (path, checkpoint, held) = table.serve, table.weights
     known = {} if serve.threads else {launch.name: launch.threads for launch in running}
     busy = tuple(one.node for one in table.left_out if one.busy)  # they get no replica at the start
     able = {node.id for node in (*table.nodes, *busy)}
     nodes = tuple(node.name for node in survey.nodes if node.id in able) if len(able) < len(survey.nodes) else ()
-    where = PlacementRequest(
-        kind=serve.kind, nodes=nodes, shunned=tuple(node.name for node in busy), source=weights.source
-    )
-    memory = parse_bytes(serve.room) if serve.room is not None else weights.memory_bytes or 0
+    where = replace(held, kind=serve.kind, nodes=nodes, shunned=tuple(node.name for node in busy))
+    if serve.room is not None:
+        where = replace(where, memory_bytes=parse_bytes(serve.room))
     made = []
     for name in table.names:
         each = serve.threads or (known.get(name, threads) if table.threaded else 0)
-        place = replace(where, cpus=float(each) or LIGHT_CPUS, memory_bytes=memory)
-        if table.cards:
-            place = placement_request(serve, where)
-        made.append(replace(deploy.launch_of(serve, name, weights.path, weights.checkpoint, threads=each), place=place))
+        place = placement_request(serve, where) if table.cards else replace(where, cpus=float(each) or LIGHT_CPUS)
+        made.append(replace(deploy.launch_of(serve, name, path, checkpoint, threads=each), place=place))
     return made
 
 
@@ -405,30 +395,21 @@ def _of_preset(preset: Preset, wanted: ServeRequest, survey: ClusterSurvey, say:
 class NodeKind(msgspec.Struct, frozen=True):
     kind: str
     nodes: tuple[Node, ...]  # that have the engine, and cards that nobody else holds
-    busy: tuple[LeftOut, ...]  # that have the engine, and no such cards
     best: PlannedServe
     fits: int  # replicas, now
 
 
 def _of_plans(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> tuple[Serve, ...]:
+    """Fill the fastest kinds. For more replicas than have room, `place_launches` says what there is."""
     found = _best_kinds(wanted, survey, paths, say)
-    room = sum(one.fits for one in found)
-    if room < (wanted.replicas or 1):
-        raise _no_room(wanted, found, room)
-    left, serves, lines = wanted.replicas or room, [], []
-    unused: list[LeftOut] = []
+    left, serves = wanted.replicas or sum(one.fits for one in found), []
     for one in found:
-        count = min(one.fits, left)
+        count = left if one is found[-1] else min(one.fits, left)
         left -= count
         if count:
             names = ", ".join(node.name for node in one.nodes[:4]) + (", ..." if len(one.nodes) > 4 else "")
-            lines.append(f"planned for {one.kind} ({names}): {count} x {one.best}")
+            say(f"planned for {one.kind} ({names}): {count} x {one.best}")
             serves.append(replace(one.best.serve, replicas=count, gpus=(), kind=one.kind))
-        else:
-            unused += one.busy
-    warnings = [f"warning: {line}" for line in left_out_lines(unused)]  # of the others `place_launches` tells
-    for line in (*warnings, *lines):
-        say(line)
     return tuple(serves)
 
 
@@ -476,12 +457,14 @@ def _plan_kinds(
                 hint = "install it in the environment that their Ray was started in, or name another --engine"
                 raise EngineError(f"{serve.engine} is not installed on {names}", hint=hint)
             idle, busy = cluster_nodes.split_busy(able, card_share(serve))
-            if not idle:
-                raise DoesNotFit("; ".join(map(str, busy)), hint=BUSY_HINT)
+            place = placement_request(serve)
+            fits = cluster_nodes.capacity(place, idle)
+            if not fits:
+                full = [f"a replica needs {describe_request(place)}: {has_words(idle)}"] if idle else []
+                raise DoesNotFit("; ".join([*full, *map(str, busy)]), hint=BUSY_HINT if busy else MORE_ROOM_HINT)
+            found.append(NodeKind(kind, idle, best, fits))
         except (DoesNotFit, EngineError) as error:
             failed.append((kind, error))
-            continue
-        found.append(NodeKind(kind, idle, busy, best, cluster_nodes.capacity(placement_request(serve), idle)))
     return found, failed
 
 
@@ -513,13 +496,3 @@ def _fits_nowhere(name: str, failed: Sequence[tuple[str, SkepError]]) -> SkepErr
     every = "; ".join(told)
     what = f"no kind of node can serve `{name}`: {every}" if len(failed) > 1 else every
     return type(best)(what, hint=best.hint)
-
-
-def _no_room(wanted: ServeRequest, found: Sequence[NodeKind], room: int) -> DoesNotFit:
-    asked = wanted.replicas or 1
-    each = "; ".join(f"on {one.kind} each needs {describe_request(placement_request(one.best.serve))}" for one in found)
-    several = f"{asked} replicas" if asked > 1 else "a replica"
-    had = has_words([node for one in found for node in one.nodes])
-    held = "".join(f"; {node}" for one in found for node in one.busy)
-    what = f"{several} of `{wanted.model}`, there is room for {room}: {each}; {had}{held}"
-    return DoesNotFit(what, hint=MORE_ROOM_HINT)

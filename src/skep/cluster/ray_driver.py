@@ -30,6 +30,7 @@ from skep.cluster.ray_processes import connection_to
 from skep.cluster.replica_actor import OWNED_S, ReplicaActor
 from skep.engines.base import Launch, PlacementRequest
 from skep.errors import EngineError, SkepError
+from skep.supervisor.control import LogPart
 from skep.supervisor.lifecycle import RestartPolicy
 from skep.wire.json_pipe import JsonPipe, from_document, to_document
 
@@ -237,7 +238,7 @@ class RayDriver:
         self._actors = ActorManager(setup.hive, setup.key, setup.policy)
         self._wanted: dict[str, Launch] | None = None  # None: not received yet
         self._rows: dict[str, ReplicaReport] = {}
-        self._told: dict[str, ReplicaReport] = {}  # what the supervisor knows of each
+        self._told: tuple[ReplicaReport, ...] = ()  # what the supervisor knows
         self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)  # a replica is never placed while it is being ended
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._restarts: dict[str, int] = {}  # by replica: the number of the newest restart that the supervisor wants
@@ -294,7 +295,7 @@ class RayDriver:
         if isinstance(order, messages.Question):
             self._link.send(messages.Answer(order.id, failed, log))
 
-    async def _carry_out(self, order: messages.Order) -> messages.LogPart | None:
+    async def _carry_out(self, order: messages.Order) -> LogPart | None:
         match order:
             case messages.WantReplicas():
                 await self._want(order)
@@ -303,7 +304,7 @@ class RayDriver:
                 await self._end(name)
             case messages.ReadLog(name, offset, lines):
                 told = await self._actors.ask(name, "log_since", offset, lines)
-                return None if told is None else from_document(told, messages.LogPart)
+                return None if told is None else from_document(told, LogPart)
             case messages.Leave():
                 self._wanted = {}
                 names = {*self._rows, *self._keepers}
@@ -313,15 +314,12 @@ class RayDriver:
         return None
 
     async def _want(self, order: messages.WantReplicas) -> None:
-        before, self._wanted = self._wanted or {}, {launch.name: launch for launch in order.launches}
+        self._wanted = {launch.name: launch for launch in order.launches}
         self._actors.avoid, self._actors.policy = order.avoid, order.policy
-        for name, launch in self._wanted.items():
-            if before.get(name) != launch:
-                self._told.pop(name, None)  # the supervisor may know nothing of it yet
+        for name in self._wanted:
             if (keeper := self._keepers.get(name)) is None or keeper.done():
                 self._keepers[name] = asyncio.create_task(self._keep(name))
         self._restarts = order.restarts
-        self._tell()
         await asyncio.gather(*map(self._restart, order.restarts))
 
     async def _restart(self, name: str) -> None:
@@ -437,12 +435,11 @@ class RayDriver:
                 self._link.send(messages.HeadState(self._head_lost))
 
     def _tell(self) -> None:
-        """Send the rows that changed and the names of all replicas."""
-        news = [row for name, row in self._rows.items() if self._told.get(name) != row]
-        if not news and self._rows.keys() == self._told.keys():
-            return
-        self._told = dict(self._rows)
-        self._link.send(messages.ReplicaRows(tuple(news), tuple(self._rows)))
+        """Send the reports, if one has changed."""
+        rows = tuple(self._rows.values())
+        if rows != self._told:
+            self._told = rows
+            self._link.send(messages.ReplicaRows(rows))
 
 
 def _answers(client: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Ray's own processes on this machine: how they are started, which run, where they listen, how they end. Linux only.
+"""Ray's own processes on this machine: how they are started, which run, how they end. Linux only.
 
 Ray binds what it starts to every interface, but for a node whose address is exactly 127.0.0.1. So the ports are pinned
 to one range that a firewall can name, and every call wants a token. docs/cluster.md has the whole of it. Process
@@ -12,8 +12,6 @@ import ipaddress
 import os
 import secrets
 import signal
-import socket
-import struct
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -90,17 +88,15 @@ class NodeOptions(msgspec.Struct, frozen=True):
     labels: Mapping[str, str] = {}
 
 
-class NodeStart(msgspec.Struct, frozen=True):
-    """One node to be started. `head`: HOST:PORT of the head, its own where it is the head."""
+class NodeRecord(msgspec.Struct, frozen=True):
+    """A node that was started here."""
 
-    head: str
+    head: str  # HOST:PORT, its own where it is the head
     address: str
     is_head: bool
-    options: NodeOptions
-    ports: Ports
-    folder: Path  # Ray's logs and sockets: a short path, sockets have a limit of 107 characters
-    token: Path
-    has_client: bool = False  # Ray's client server is installed
+    name: str
+    ports: str
+    mark: str
 
 
 def checked_address(text: str) -> str:
@@ -133,13 +129,14 @@ def checked_labels(texts: list[str]) -> dict[str, str]:
     return found
 
 
-def arguments(start: NodeStart) -> list[str]:
-    """Of `ray start`."""
-    ports, options = start.ports, start.options
+def arguments(
+    node: NodeRecord, options: NodeOptions, ports: Ports, folder: Path, *, has_client: bool = False
+) -> list[str]:
+    """Of `ray start`. `folder`: of its logs and sockets. `has_client`: Ray's client server is installed."""
     flags = {
-        "node-ip-address": start.address,
-        "node-name": options.name,
-        "temp-dir": start.folder,
+        "node-ip-address": node.address,
+        "node-name": node.name,
+        "temp-dir": folder,
         **ports.services,
         "min-worker-port": ports.workers[0],
         "max-worker-port": ports.workers[1],
@@ -150,24 +147,24 @@ def arguments(start: NodeStart) -> list[str]:
         "num-gpus": options.gpus,
         "labels": ",".join(f"{name}={value}" for name, value in options.labels.items()) or None,
     }
-    if start.is_head:
+    if node.is_head:
         # Nobody listens on the port of the dashboard, which Ray counts as taken all the same. The server for drivers
         # elsewhere cannot be left out where Ray has it installed.
         flags |= {"port": ports.first, "include-dashboard": "false", "dashboard-port": ports.first + _SERVICES}
-        flags["ray-client-server-port"] = ports.first + _SERVICES - 1 if start.has_client else None
+        flags["ray-client-server-port"] = ports.first + _SERVICES - 1 if has_client else None
     else:
-        flags["address"] = start.head
-    whole = ["--head", "--no-monitor"] if start.is_head else []
+        flags["address"] = node.head
+    whole = ["--head", "--no-monitor"] if node.is_head else []
     given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
     return ["start", *whole, "--disable-usage-stats", *given]
 
 
-def environment(start: NodeStart, mark: str, env: Mapping[str, str]) -> dict[str, str]:
+def environment(node: NodeRecord, ports: Ports, token: Path, env: Mapping[str, str]) -> dict[str, str]:
     """What the user has set of Ray's own settings counts, but for what closes it."""
     own = {name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
-    first, last = start.ports.engines
-    ours = {MARK: mark, ENGINE_PORTS: f"{first}-{last}"}
-    return {**PATIENT, **_WATCHFUL, **LENIENT, **own, **reaching(start.address, start.token), **ours}
+    first, last = ports.engines
+    ours = {MARK: node.mark, ENGINE_PORTS: f"{first}-{last}"}
+    return {**PATIENT, **_WATCHFUL, **LENIENT, **own, **reaching(node.address, token), **ours}
 
 
 def engine_ports(env: Mapping[str, str]) -> range | None:
@@ -189,16 +186,6 @@ def reaching(address: str, token: Path) -> dict[str, str]:
 
 
 # Those that run
-
-
-class Listener(msgspec.Struct, frozen=True):
-    process: str
-    address: str
-    port: int
-
-    @property
-    def is_everywhere(self) -> bool:
-        return self.address in ("0.0.0.0", "::")  # noqa: S104 - to be told, not to be bound
 
 
 def marked(mark: str) -> dict[int, str]:
@@ -234,48 +221,9 @@ def _send(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def listeners(processes: Mapping[int, str]) -> list[Listener]:
-    """Return where they listen for TCP."""
-    owners = {}
-    for pid, name in processes.items():
-        with contextlib.suppress(OSError):
-            for link in (PROC / str(pid) / "fd").iterdir():
-                with contextlib.suppress(OSError):  # closed meanwhile
-                    owners[str(link.readlink())] = name
-    rows = []
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
-            rows += parse_table((PROC / "net" / table).read_text(), family)
-    found = {Listener(owners[one], address, port) for one, address, port in rows if one in owners}
-    return sorted(found, key=lambda one: (one.port, one.address))
-
-
-def parse_table(text: str, family: socket.AddressFamily) -> list[tuple[str, str, int]]:
-    """Return the listening sockets of /proc/net/tcp or tcp6: how a link in /proc names it, address, port."""
-    found = []
-    for line in text.splitlines()[1:]:
-        words = line.split()
-        if len(words) > 9 and words[3] == "0A":  # it listens
-            digits, _, port = words[1].partition(":")
-            parts = [int(digits[i : i + 8], 16) for i in range(0, len(digits), 8)]  # in the machine's byte order
-            address = socket.inet_ntop(family, struct.pack(f"={len(parts)}I", *parts))
-            short = address.removeprefix("::ffff:") if "." in address else address
-            found.append((f"socket:[{words[9]}]", short, int(port, 16)))
-    return found
-
-
 # The record of this node, from which a driver here learns how to reach the cluster, and the cluster's token
 
 _SHORTEST = 16  # characters of a token
-
-
-class NodeRecord(msgspec.Struct, frozen=True):
-    head: str  # HOST:PORT
-    address: str
-    is_head: bool
-    name: str
-    ports: str
-    mark: str
 
 
 class RayConnection(msgspec.Struct, frozen=True):

@@ -1,8 +1,8 @@
 """The Ray actor that runs one replica on its node, with the same adapter and guard process as on one machine.
 
-It works in a thread and an event loop of its own; Ray's calls only pass messages. Failures are part of its reports and
-never raised: Ray would give up an actor that fails while it is created. The gateway asks for the reports all the time;
-when none asks any more, the replica ends.
+Ray calls it in one event loop, in which it also works. Failures are part of its reports and never raised: Ray would
+give up an actor that fails while it is created. The gateway asks for the reports all the time; when none asks any more,
+the replica ends.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import asyncio
 import contextlib
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from msgspec.structs import replace
 
 from skep.cluster.connect import actor_name, remove_group
-from skep.cluster.messages import LogPart, ReplicaReport
+from skep.cluster.messages import ReplicaReport
 from skep.cluster.nodes import named_apart, nodes_of
 from skep.cluster.ray_processes import engine_ports
 from skep.deploy.launches import check_free, room_of
@@ -30,13 +29,12 @@ from skep.errors import DoesNotFit, EngineError, SkepError, WeightsError
 from skep.host.facts import read_gpu_memory
 from skep.host.processes import kill_marked
 from skep.paths import user_paths
+from skep.supervisor.control import LogPart, log_part
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
 from skep.supervisor.replica import Replica, StartOrder
 from skep.weights.pull import pull
 from skep.wire.json_pipe import from_document, to_document
 
-TAIL_BYTES = 4 << 20  # at most so much of the end is searched for the last lines
-PART_BYTES = 512 << 10  # JSON makes at most six bytes of one, and a message may have 4 MiB
 CARDS_AGAIN_S = 1.0
 AGAIN_S = 5.0  # after a failed pull or an occupied GPU; doubles each time
 AGAIN_MOST_S = 300.0
@@ -75,21 +73,6 @@ class Ownership:
         return self._silent_s > ABANDONED_AFTER_S
 
 
-def log_part(file: BinaryIO, offset: int | None, lines: int) -> LogPart:
-    """Return the last lines, or what came since `offset`, as much as fits: to the end of a line if it holds one."""
-    size = file.seek(0, os.SEEK_END)
-    begin = offset if offset is not None and offset <= size else 0
-    if offset is None:
-        file.seek(max(0, size - TAIL_BYTES))
-        found = file.read(min(TAIL_BYTES, size)).splitlines(keepends=True)
-        begin = size - sum(map(len, found[-lines:] if lines else ()))
-    file.seek(begin)
-    data = file.read(min(PART_BYTES, size - begin))
-    if begin + len(data) < size:
-        data = data[: data.rfind(b"\n") + 1] or data
-    return LogPart(data.decode(errors="replace"), begin + len(data), size)
-
-
 def with_local_weights(launch: Launch, progress: Callable[[int, int | None], None]) -> Launch:
     """Return the launch with its weights as they lie here. Raises WeightsError where there are none to be had."""
     source = launch.place.source if launch.place is not None else None
@@ -123,80 +106,60 @@ class ReplicaActor:
         self._log: Path | None = None
         self._node: Row = {}
         self._over = False
-        self._ended = threading.Event()
-        self._changed = threading.Condition()  # guards `_version`
         self._version = 0
-        self._loop = asyncio.new_event_loop()
-        self._again = asyncio.Event()
+        self._changed, self._again, self._instructed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._working: asyncio.Task[None] | None = None
-        self._instructed = asyncio.Event()
-        threading.Thread(target=self._run, name="replica", daemon=True).start()
+        self._living = asyncio.get_running_loop().create_task(self._live())
 
     # Called by the driver
 
-    def ping(self) -> bool:
+    async def ping(self) -> bool:
         return True
 
-    def describe(self) -> Row:
+    async def describe(self) -> Row:
         """Return the launch that it was created with, whether it is over, whose it is, and its report."""
         whose = {"hive": self._hive, "owner": self._owner.gateway}
-        return {"launch": self._wanted, "over": self._over, **whose, "row": self._row()}
+        return {"launch": self._wanted, "over": self._over or self._living.done(), **whose, "row": self._row()}
 
-    def claim(self, gateway: str) -> str:
+    async def claim(self, gateway: str) -> str:
         """Return the gateway that it belongs to: this one, unless another one asked recently."""
         return self._owner.claim(gateway)
 
-    def report(self, gateway: str, policy: Row, since: int, wait_s: float) -> Row:
+    async def report(self, gateway: str, policy: Row, since: int, wait_s: float) -> Row:
         """Return the report of the replica when it differs from version `since`, at the latest after `wait_s`."""
         owner = self._owner.claim(gateway)
         if owner != gateway:
             return {"owner": owner}
-        self._loop.call_soon_threadsafe(self._heed, policy)
-        with self._changed:
-            self._changed.wait_for(lambda: self._version != since, wait_s)
-            version = self._version
-        return {"owner": owner, "version": version, "row": self._row()}
+        with contextlib.suppress(ValueError):  # of another version of skep
+            self._policy = from_document(policy, RestartPolicy)
+        self._instructed.set()
+        if self._replica is not None:
+            self._replica.life.policy = self._policy  # a start in progress keeps its deadline
+        if self._version == since:
+            await wait_for_event(self._changed, wait_s)
+        return {"owner": owner, "version": self._version, "row": self._row()}
 
-    def restart(self) -> None:
+    async def restart(self) -> None:
         """Restart the engine, or retry what failed before there was one."""
-        self._loop.call_soon_threadsafe(self._restart_now)
+        (self._again.set if self._replica is None else self._replica.restart)()
 
-    def stop(self, timeout_s: float) -> bool:
+    async def stop(self, timeout_s: float) -> bool:
         """End the engine, and return when it has ended."""
-        self._loop.call_soon_threadsafe(self._stop_now)
-        return self._ended.wait(timeout_s)
+        self._stop_now()
+        done, _ = await asyncio.wait({self._living}, timeout=timeout_s)
+        return bool(done)
 
-    def log_since(self, offset: int | None, lines: int) -> Row:
+    async def log_since(self, offset: int | None, lines: int) -> Row:
         """Return a part of the engine's log, see `log_part`."""
         if self._log is None or not self._log.is_file():
             return to_document(LogPart())
         with self._log.open("rb") as file:
             return to_document(log_part(file, offset, lines))
 
-    # Its thread
+    # Its life
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            abandoned = self._loop.run_until_complete(self._live())
-        finally:
-            self._over = True  # whatever ended it: another actor replaces this one
-            self._ended.set()
-        while abandoned:
-            with contextlib.suppress(Exception):  # the head is away: tried again
-                self._end_self()
-            time.sleep(AGAIN_S)
-
-    def _end_self(self) -> None:
-        """End this actor and its placement group. Ray would restart an actor whose group alone is removed."""
-        import ray
-
-        me = ray.get_runtime_context().current_actor
-        remove_group(actor_name(self._hive, self._asked.name))
-        ray.kill(me, no_restart=True)
-
-    async def _live(self) -> bool:
-        """Serve until stopped, and return whether no gateway was left. After a failure, report it and wait."""
+    async def _live(self) -> None:
+        """Serve until stopped, or until no gateway is left. After a failure, report it and wait."""
         watching = asyncio.ensure_future(self._watch_owner())
         failures = 0
         while not self._over:
@@ -207,9 +170,19 @@ class ReplicaActor:
                 break
             failures += 1
             await wait_for_event(self._again, self._explain(self._working.exception(), failures))
-        abandoned = watching.done()
+        while watching.done():
+            with contextlib.suppress(Exception):  # the head is away: tried again
+                await asyncio.to_thread(self._end_self)
+            await asyncio.sleep(AGAIN_S)
         watching.cancel()
-        return abandoned
+
+    def _end_self(self) -> None:
+        """End this actor and its placement group. Ray would restart an actor whose group alone is removed."""
+        import ray
+
+        me = ray.get_runtime_context().current_actor
+        remove_group(actor_name(self._hive, self._asked.name))
+        ray.kill(me, no_restart=True)
 
     async def _watch_owner(self) -> None:
         passed_s = 0.0
@@ -260,20 +233,10 @@ class ReplicaActor:
             os.environ.update(dict.fromkeys(VISIBLE.values(), ""))  # Ray assigned no GPU: the engine sees none
 
         def progress(done: int, total: int | None) -> None:
-            self._say("fetching", "fetching the weights" + (f", {done * 100 // total} %" if total else ""))
+            words = "fetching the weights" + (f", {done * 100 // total} %" if total else "")
+            self._living.get_loop().call_soon_threadsafe(self._say, "fetching", words)
 
         return with_local_weights(launch, progress)
-
-    def _heed(self, policy: Row) -> None:
-        """Apply the gateway's restart policy. A start in progress keeps its deadline."""
-        with contextlib.suppress(ValueError):  # of another version of skep
-            self._policy = from_document(policy, RestartPolicy)
-        self._instructed.set()
-        if self._replica is not None:
-            self._replica.life.policy = self._policy
-
-    def _restart_now(self) -> None:
-        (self._again.set if self._replica is None else self._replica.restart)()
 
     def _stop_now(self) -> None:
         """Stop the engine in order, or cancel what comes before it, such as a pull."""
@@ -291,9 +254,9 @@ class ReplicaActor:
             self._tell()
 
     def _tell(self) -> None:
-        with self._changed:
-            self._version += 1
-            self._changed.notify_all()
+        self._version += 1
+        self._changed.set()
+        self._changed.clear()  # who waits now has heard of it
 
     def _row(self) -> Row:
         replica, node = self._replica, self._node

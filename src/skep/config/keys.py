@@ -54,14 +54,15 @@ _EARLY_S = 1e-6  # a client that waited as told must not be refused for a roundi
 
 
 class KeySpec(msgspec.Struct, frozen=True):
-    """What the gateway is told of a key."""
+    """A key as it stands in the file, and as the gateway is told of it. `checked` says whether its values are valid."""
 
     name: str
     sha256: str  # hexadecimal
-    priority: str | None = None  # the highest it may have; None: the client chooses
+    # the highest it may have; None: the client chooses
+    priority: Annotated[str | None, Meta(extra={"key": "class"})] = None
     max_concurrent: int | None = None  # None: no limit
-    rate_per_s: float | None = None  # None: no limit
-    burst: int = 1  # requests at once after a pause; only with a rate
+    rate: str | None = None  # `60/m`; None: no limit
+    created: datetime | None = None
 
 
 class RefusalCode(StrEnum):
@@ -122,11 +123,9 @@ class KeyRing:
         self._digests = [(bytes.fromhex(spec.sha256), spec) for spec in specs]
         old_buckets, self._buckets = self._buckets, {}
         for name, spec in self._specs.items():
-            old = before.get(name)
-            if old is not None and old.rate_per_s and (old.rate_per_s, old.burst) == (spec.rate_per_s, spec.burst):
-                self._buckets[name] = old_buckets[name]
-            elif spec.rate_per_s is not None:
-                self._buckets[name] = RateLimit(spec.rate_per_s, spec.burst)
+            if spec.rate is not None:
+                same = name in before and before[name].rate == spec.rate
+                self._buckets[name] = old_buckets[name] if same else RateLimit(*parse_rate(spec.rate))
 
     def find(self, given: bytes) -> KeySpec | None:
         """Every digest is compared, also after a match. Where two keys are the same, the later one counts."""
@@ -212,25 +211,8 @@ _PERIOD_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BLOCK = re.compile(r"\s*\[\[\s*key\s*\]\]")
 
 
-class KeyEntry(msgspec.Struct, frozen=True):
-    """A key as it stands in the file. `checked` says whether its values are valid."""
-
-    name: str
-    sha256: str
-    priority: Annotated[str | None, Meta(extra={"key": "class"})] = None
-    max_concurrent: int | None = None
-    rate: str | None = None
-    created: datetime | None = None
-
-    @property
-    def spec(self) -> KeySpec:
-        """A rate of `60/m` is a token bucket of 60 that refills one a second."""
-        count, rate_per_s = _parse_rate(self.rate) if self.rate is not None else (1, None)
-        return KeySpec(self.name, self.sha256, self.priority, self.max_concurrent, rate_per_s, count)
-
-
 class KeysFile(msgspec.Struct, frozen=True):
-    key: tuple[KeyEntry, ...] = ()
+    key: tuple[KeySpec, ...] = ()
 
 
 def keys_path(paths: Paths) -> Path:
@@ -241,7 +223,7 @@ def new_key() -> str:
     return f"sk-skep-{secrets.token_urlsafe(24)}"  # 24 bytes are 32 characters
 
 
-def checked(entry: KeyEntry) -> KeyEntry:
+def checked(entry: KeySpec) -> KeySpec:
     """Return the entry, whether it comes from the file or from the command line. Raise where a value is not valid."""
     name, sha256 = entry.name, entry.sha256.lower()
     if not _NAME.fullmatch(name):
@@ -254,30 +236,27 @@ def checked(entry: KeyEntry) -> KeyEntry:
     if entry.max_concurrent is not None and entry.max_concurrent < 1:
         raise UserError(f"max_concurrent {entry.max_concurrent} is below 1", hint="leave it out for no limit")
     if entry.rate is not None:
-        _parse_rate(entry.rate)
+        parse_rate(entry.rate)
     return replace(entry, sha256=sha256)
 
 
-def _parse_rate(text: str) -> tuple[int, float]:
+def parse_rate(text: str) -> tuple[float, int]:
+    """Return a rate as a token bucket has it: `60/m` is one a second, 60 at once after a pause."""
     match = _RATE.fullmatch(text)
     if match is None:
         raise UserError(f"{text!r} is not a rate", hint="write it as 2/s, 60/m, 500/h or 10000/d; 30/m for one in 2 s")
     count = int(match[1])
-    return count, count / _PERIOD_S[match[2]]
+    return count / _PERIOD_S[match[2]], count
 
 
 def read_keys(path: Path) -> tuple[KeySpec, ...]:
-    """Return the keys for the gateway; none where there is no file."""
-    return tuple(entry.spec for entry in read_entries(path))
+    """Return all keys; none where there is no file."""
+    return _parse(_read(path), path)
 
 
 def has_keys(settings: Settings, paths: Paths) -> bool:
     """Whether clients need a key."""
     return settings.gateway.api_key is not None or bool(read_keys(keys_path(paths)))
-
-
-def read_entries(path: Path) -> tuple[KeyEntry, ...]:
-    return _parse(_read(path), path)
 
 
 def loose_mode(path: Path) -> str | None:
@@ -289,7 +268,7 @@ def loose_mode(path: Path) -> str | None:
     return f"other users can read `{path}`: it holds only digests, but `chmod 600 {path}` is safer" if loose else None
 
 
-def add_entry(path: Path, entry: KeyEntry) -> None:
+def add_entry(path: Path, entry: KeySpec) -> None:
     with _locked(path) as real:
         text = _read(path)
         entries = _parse(text, path)
@@ -301,7 +280,7 @@ def add_entry(path: Path, entry: KeyEntry) -> None:
         )
 
 
-def remove_entry(path: Path, name: str) -> tuple[KeyEntry, ...]:
+def remove_entry(path: Path, name: str) -> tuple[KeySpec, ...]:
     """Remove a key, and return the entries that are left."""
     with _locked(path) as real:
         text = _read(path)
@@ -318,14 +297,14 @@ def remove_entry(path: Path, name: str) -> tuple[KeyEntry, ...]:
 # Text
 
 
-def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
+def _parse(text: str, path: Path) -> tuple[KeySpec, ...]:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} cannot be read: {error}", hint="fix it by hand, or move it away") from None
-    hint = f"each key is a [[key]] table of its own, with {', '.join(file_keys(KeyEntry))}"
+    hint = f"each key is a [[key]] table of its own, with {', '.join(file_keys(KeySpec))}"
     found = read_table(document, KeysFile, str(path), hint, secret=True)  # a value may be a key in the wrong place
-    entries: list[KeyEntry] = []
+    entries: list[KeySpec] = []
     for number, table in enumerate(found.key, 1):
         try:
             entry = checked(table)
@@ -341,7 +320,7 @@ def _parse(text: str, path: Path) -> tuple[KeyEntry, ...]:
     return tuple(entries)
 
 
-def _edited(text: str, wanted: tuple[KeyEntry, ...], path: Path) -> str:
+def _edited(text: str, wanted: tuple[KeySpec, ...], path: Path) -> str:
     """Return the edited text if it parses to `wanted`; else write the file anew (keys not written as [[key]])."""
     try:
         if _parse(text, path) == wanted:
@@ -351,9 +330,9 @@ def _edited(text: str, wanted: tuple[KeyEntry, ...], path: Path) -> str:
     return "\n".join((_HEADER, *(_block(entry) for entry in wanted)))
 
 
-def _block(entry: KeyEntry) -> str:
+def _block(entry: KeySpec) -> str:
     lines = ["[[key]]"]
-    for name, rule in rules_of(KeyEntry).items():
+    for name, rule in rules_of(KeySpec).items():
         if (value := getattr(entry, name)) is not None:
             written = value.isoformat() if isinstance(value, datetime) else json.dumps(value)
             lines.append(f"{rule.get('key', name)} = {written}")

@@ -11,11 +11,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from functools import partial
+from io import BufferedRWPair
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
@@ -72,28 +74,19 @@ def ask(socket_path: Path, message: dict[str, Any], *, timeout_s: float | None =
 @contextmanager
 def connected(socket_path: Path, timeout_s: float | None) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
     """Yield a function that sends requests over one connection; it raises as `ask` does."""
-
-    def say(message: dict[str, Any]) -> dict[str, Any]:
-        answer, _ = _exchange(sock, message)
-        if "error" in answer:
-            error = EngineError(answer["error"], hint=answer.get("hint"))
-            error.exit_code = answer.get("exit_code", error.exit_code)
-            raise error
-        return answer
-
-    with closing(_connect(socket_path, timeout_s)) as sock:
-        yield say
+    with _connect(socket_path, timeout_s) as sock, sock.makefile("rwb") as stream:
+        yield partial(_exchange, stream)
 
 
 def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
     """Ask the hive to drain for `drain_s` (None: as configured) and stop. Return, then, what could not be ended."""
-    with closing(_connect(socket_path, 10.0)) as sock:
-        told, said = _exchange(sock, {"op": "down", "drain_s": drain_s})
+    said = b""
+    with _connect(socket_path, 10.0) as sock, sock.makefile("rwb") as stream:
+        told = _exchange(stream, {"op": "down", "drain_s": drain_s})
         left_s = told["drain_s"] + told.get("stop_s", STOP_S)
         sock.settimeout(left_s)
         try:
-            while part := sock.recv(4096):
-                said += part
+            said = stream.readline()
         except TimeoutError:
             hint = "run `skep down` again to stop without waiting for running requests"
             raise EngineError(f"skep did not stop within {left_s:g} s", hint=hint) from None
@@ -103,10 +96,7 @@ def ask_down(socket_path: Path, drain_s: float | None = None) -> list[str]:
     with suppress(OSError):
         while time.monotonic() < deadline and _stat(told["pid"])[0] != "Z":
             time.sleep(EXIT_POLL_S)
-    try:
-        return list(json.loads(said)["left_behind"])
-    except (ValueError, LookupError, TypeError):  # a hive that was killed sends none
-        return []
+    return list(json.loads(said)["left_behind"]) if said.endswith(b"\n") else []  # else it was killed
 
 
 def _stat(pid: int) -> list[str]:
@@ -133,24 +123,28 @@ def _connect(socket_path: Path, timeout_s: float | None) -> socket.socket:
     return sock
 
 
-def _exchange(sock: socket.socket, message: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Return the answer, and the bytes that came after it."""
-    received = b""
+def _exchange(stream: BufferedRWPair, message: dict[str, Any]) -> dict[str, Any]:
     try:
-        sock.sendall(json.dumps(message).encode() + b"\n")
-        while b"\n" not in received:
-            part = sock.recv(65536)
-            if not part:
-                raise NotRunning
-            received += part
+        stream.write(json.dumps(message).encode() + b"\n")
+        stream.flush()
+        line = stream.readline()
     except ConnectionError:  # the hive ended
         raise NotRunning from None
     except OSError as error:
         what = f"skep does not answer on its control socket: {error}"
         raise EngineError(what, hint="see `skep logs skep`") from None
-    line, _, more = received.partition(b"\n")
+    if not line.endswith(b"\n"):
+        raise NotRunning
     answer: dict[str, Any] = json.loads(line)
-    return answer, more
+    if "error" in answer:
+        raise _error_of(answer)
+    return answer
+
+
+def _error_of(told: Mapping[str, Any]) -> EngineError:
+    error = EngineError(told["error"], hint=told.get("hint"))
+    error.exit_code = told.get("exit_code", error.exit_code)
+    return error
 
 
 Status = dict[str, Any]
@@ -318,18 +312,60 @@ POLL_S = 0.2
 POLL_ELSEWHERE_S = 1.0
 OTHER_ANSWER_S = 20.0  # of another machine
 OF_SKEP = ("skep", "gateway", "monitor", "requests")  # always here, also while nobody answers
-TAIL_BYTES = 4 << 20
+TAIL_BYTES = 4 << 20  # at most so much of the end is searched for the last lines
+PART_BYTES = 512 << 10  # JSON makes at most six bytes of one, and a message may have 4 MiB
+_AS_BYTES = "surrogateescape"  # what is no UTF-8 in a log comes out as it is
+
+
+class LogPart(msgspec.Struct, frozen=True):
+    """A part of a log, where it ends, and the size of the whole."""
+
+    text: str = ""
+    offset: int = 0
+    size: int = 0
+
+
+def log_part(file: BinaryIO, offset: int | None, lines: int, errors: str = "replace") -> LogPart:
+    """Return the last lines, or what came since `offset`, as much as fits: to the end of a line if it holds one."""
+    size = file.seek(0, os.SEEK_END)
+    begin = offset if offset is not None and offset <= size else 0
+    if offset is None:
+        file.seek(max(0, size - TAIL_BYTES))
+        found = file.read(min(TAIL_BYTES, size)).splitlines(keepends=True)
+        begin = size - sum(map(len, found[-lines:] if lines else ()))
+    file.seek(begin)
+    data = file.read(min(PART_BYTES, size - begin))
+    if begin + len(data) < size:
+        data = data[: data.rfind(b"\n") + 1] or data
+    return LogPart(data.decode(errors=errors), begin + len(data), size)
 
 
 def read_log(paths: Paths, name: str, lines: int, *, follow: bool) -> Iterator[bytes]:
-    """Yield the last lines; where it is followed, also what is written later, without end."""
+    """Yield the last lines; where it is followed, also what is written later, to the end of the hive."""
+    read, poll_s, part = _elsewhere, POLL_ELSEWHERE_S, None
     try:  # whoever runs is asked first: a file of that name may be what another hive left here
-        told = None if name in OF_SKEP else _elsewhere(paths, name, lines)
+        part = None if name in OF_SKEP else read(paths, name, lines)
     except EngineError:
         if not (paths.logs / f"{name}.log").is_file():
             raise
-        told = None
-    yield from _here(paths, name, lines, follow) if told is None else _on_node(paths, name, told, follow)
+    if part is None:
+        read, poll_s = _here, POLL_S
+        part = read(paths, name, lines)
+    end = part.size if part is not None else 0
+    while part is not None:
+        yield part.text.encode(errors=_AS_BYTES)
+        before = part.offset
+        if not follow and before >= end:
+            return
+        time.sleep(0 if before < part.size else poll_s)
+        try:
+            part = read(paths, name, 0, before)
+        except EngineError:  # it moves to another node
+            if not follow:
+                raise
+            part = LogPart("", before, before)
+        if not follow and part is not None and part.offset <= before:
+            return
 
 
 def read_all_logs(paths: Paths, lines: int, *, follow: bool) -> Iterator[bytes]:
@@ -354,32 +390,26 @@ def read_all_logs(paths: Paths, lines: int, *, follow: bool) -> Iterator[bytes]:
         yield chunks.get()
 
 
-def _on_node(paths: Paths, name: str, told: dict[str, Any], follow: bool) -> Iterator[bytes]:
-    """In parts, as far as it went when the first was told; then to the end of the hive, also while it moves."""
-    offset, size = told["offset"], told.get("size", 0)
-    yield told["text"].encode()
-    while offset < size and (more := _elsewhere(paths, name, 0, offset)) is not None and more["offset"] > offset:
-        offset = more["offset"]
-        yield more["text"].encode()
-    is_behind = False
-    while follow:
-        time.sleep(0 if is_behind else POLL_ELSEWHERE_S)
-        is_behind, text = False, ""
-        with suppress(EngineError):
-            if (more := _elsewhere(paths, name, 0, offset)) is None:
-                return
-            offset, is_behind, text = more["offset"], more["offset"] < more.get("size", 0), more["text"]
-        yield text.encode()
-
-
-def _elsewhere(paths: Paths, name: str, lines: int, offset: int | None = None) -> dict[str, Any] | None:
-    """Return a piece of a log that lies on another node; None if the log is here or skep is not running."""
+def _elsewhere(paths: Paths, name: str, lines: int, offset: int | None = None) -> LogPart | None:
+    """Return a part of a log that lies on another node; None if the log is here or skep is not running."""
     message = {"op": "log", "name": name, "lines": lines, "offset": offset}
     try:
         told = ask(socket_of(paths.lock, paths.socket), message, timeout_s=OTHER_ANSWER_S)
     except NotRunning:
         return None
-    return told if "text" in told else None
+    return LogPart(told["text"], told["offset"], told.get("size", 0)) if "text" in told else None
+
+
+def _here(paths: Paths, name: str, lines: int, offset: int | None = None) -> LogPart | None:
+    """Return a part of a log of this machine. One that was rotated is read from its beginning."""
+    path = paths.logs / f"{name}.log"
+    if offset is None and ("/" in name or not path.is_file()):
+        raise UserError(f"there is no log of `{name}`", hint=f"known: {', '.join(_names(paths)) or 'none yet'}")
+    try:
+        with path.open("rb") as file:
+            return log_part(file, offset, lines, _AS_BYTES)
+    except FileNotFoundError:  # between two steps of a rotation
+        return LogPart()
 
 
 def _names(paths: Paths) -> list[str]:
@@ -389,30 +419,6 @@ def _names(paths: Paths) -> list[str]:
         rows = ask(socket_of(paths.lock, paths.socket), {"op": "status"})["rows"]
         found |= {row["name"] for row in rows if row.get("node")}
     return sorted(found)
-
-
-def _here(paths: Paths, name: str, lines: int, follow: bool) -> Iterator[bytes]:
-    path = paths.logs / f"{name}.log"
-    if "/" in name or not path.is_file():
-        raise UserError(f"there is no log of `{name}`", hint=f"known: {', '.join(_names(paths)) or 'none yet'}")
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        seen = file.read().splitlines(keepends=True)
-        yield b"".join(seen[-lines:] if lines else ())
-        position = file.tell()
-    inode = path.stat().st_ino
-    while follow:  # across rotations
-        with suppress(FileNotFoundError):  # between two steps of a rotation
-            found = path.stat()
-            if found.st_ino != inode or found.st_size < position:
-                inode, position = found.st_ino, 0
-            if found.st_size > position:
-                with path.open("rb") as file:
-                    file.seek(position)
-                    data = file.read()
-                position += len(data)
-                yield data
-        time.sleep(POLL_S)
 
 
 # A hive in a process of its own: settings go in by stdin, announcements come back as JSON lines until it is ready
@@ -449,9 +455,7 @@ def start_detached(
                     return cast("dict[str, Any]", message["ready"])
                 if "error" in message:
                     child.wait()
-                    error = EngineError(message["error"], hint=message["hint"])
-                    error.exit_code = message["exit_code"]
-                    raise error
+                    raise _error_of(message)
     except BaseException:
         child.send_signal(signal.SIGTERM)
         child.wait()

@@ -13,9 +13,9 @@ from typing import Any, get_type_hints
 
 from msgspec import Struct, ValidationError, defstruct, structs
 
-from skep.errors import EngineError, SkepError, UserError
+from skep.errors import EngineError, SkepError
 from skep.supervisor.control import STOP_S
-from skep.supervisor.model_loader import ModelLoader
+from skep.supervisor.model_loader import ModelLoader, unknown_model
 from skep.supervisor.supervisor import Supervisor, models_of
 from skep.units import MIB
 from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
@@ -103,8 +103,7 @@ async def scale(
         return await supervisor.scale(model, replicas, wait=wait)
     known = models_of(supervisor.hive.settings)
     if model is not None and model not in known:
-        hint = f"known: {', '.join(known) or 'none'}"
-        raise UserError(f"skep starts no model `{model}` here", hint=hint)
+        raise unknown_model(model, known)
     counts = []
     for name in known if model is None else [model]:
         members = [one for one in supervisor.replica_set.members if one.model == name and one.kind != "upstream"]

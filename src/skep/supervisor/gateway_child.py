@@ -252,21 +252,15 @@ class _Child:
 
 
 class MonitorChild:
-    """The monitor: `wake` starts it, `run` keeps it running, `stop` ends it. `--parent-fd`: it ends with skep."""
+    """The monitor, kept running from `wake` to `stop`. `--parent-fd`: it ends with skep."""
 
     def __init__(
         self, argv: Sequence[str], log: Path, *, begin: bool, delays_s: Sequence[float] = MONITOR_DELAYS_S
     ) -> None:
         """Without `begin` nothing is started until `wake`; without an `argv` nothing is ever started."""
-        self._argv = list(argv)
-        self._log = log
-        self._delays_s = delays_s
+        self._argv, self._log, self._delays_s = list(argv), log, delays_s
         self._process: asyncio.subprocess.Process | None = None
-        self._parent_fd: int | None = None  # our end of the pipe
-        self._wanted = asyncio.Event()
-        self._stopping = asyncio.Event()
-        self._renewed = asyncio.Event()  # ends the pause before the next start
-        self.starts = 0
+        self._keeping: asyncio.Task[None] | None = None
         if begin:
             self.wake()
 
@@ -276,88 +270,71 @@ class MonitorChild:
 
     def wake(self) -> bool:
         """Start it where it has a command; return whether it runs or is about to."""
-        if self._argv and not self._stopping.is_set():
-            self._wanted.set()
-        return self._wanted.is_set() and not self._stopping.is_set()
-
-    async def run(self) -> None:
-        """Start it once it is wanted, and again whenever it ends, until `stop`."""
-        loop = asyncio.get_running_loop()
-        failures = 0
-        while True:
-            await self._wanted.wait()
-            if self._stopping.is_set():
-                return
-            self._renewed.clear()
-            started = loop.time()
-            try:
-                self._process = await self._start()
-                if self._renewed.is_set():  # asked for while it was being started
-                    await self._end()
-                await self._listen(self._process)
-            except OSError:
-                pass  # no process or descriptor is free: treated as a process that ended at once
-            finally:
-                if self._parent_fd is not None:  # where `run` is cancelled, this ends the child
-                    os.close(self._parent_fd)
-                    self._parent_fd = None
-            failures = 1 if loop.time() - started > MONITOR_STABLE_S else failures + 1
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._delays_s[min(failures, len(self._delays_s)) - 1]):
-                    await self._renewed.wait()
+        if self._argv and self._keeping is None:
+            self._keeping = asyncio.get_running_loop().create_task(self._keep())
+        return self._keeping is not None
 
     async def become(self, argv: Sequence[str], *, begin: bool) -> None:
         """End what runs and start it with this command line, or with the same one after its settings changed."""
-        was_wanted = self._wanted.is_set()
-        self._argv = list(argv)
-        self._wanted.clear()
-        self._renewed.set()
-        await self._end()
-        if begin or was_wanted:
+        keeping, self._keeping, self._argv = self._keeping, None, list(argv)
+        if keeping is not None:
+            keeping.cancel()
+            await asyncio.wait({keeping})
+        if begin or keeping is not None:
             self.wake()
 
     async def stop(self) -> None:
         """End it after a short grace: it may be killed at any moment without a loss."""
-        self._stopping.set()
-        self._wanted.set()
-        self._renewed.set()
-        await self._end()
+        await self.become((), begin=False)
 
-    async def _end(self) -> None:
-        if self._process is None or self.pid is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-            try:
-                async with asyncio.timeout(MONITOR_STOP_S):
-                    await self._process.wait()
-            except TimeoutError:
-                self._process.kill()
-        await self._process.wait()
+    async def _keep(self) -> None:
+        """Start it, and again whenever it ends, until cancelled."""
+        loop, failures = asyncio.get_running_loop(), 0
+        while True:
+            started = loop.time()
+            with contextlib.suppress(OSError):  # no process or descriptor is free: as one that ended at once
+                await self._run_once()
+            failures = 1 if loop.time() - started > MONITOR_STABLE_S else failures + 1
+            await asyncio.sleep(self._delays_s[min(failures, len(self._delays_s)) - 1])
 
-    async def _start(self) -> asyncio.subprocess.Process:
-        self.starts += 1
-        theirs, self._parent_fd = os.pipe()
+    async def _run_once(self) -> None:
+        """Run it to its end, or until cancelled, with its output in the log."""
+        theirs, ours = os.pipe()
+        words = [*self._argv, "--parent-fd", str(theirs)]
+        streams: dict[str, Any] = {"stdin": DEVNULL, "stdout": PIPE, "stderr": STDOUT}
+        start = asyncio.create_subprocess_exec(*words, pass_fds=[theirs], **streams, start_new_session=True)
+        starting = asyncio.ensure_future(start)
         try:
-            words = [*self._argv, "--parent-fd", str(theirs)]
-            streams: dict[str, Any] = {"stdin": DEVNULL, "stdout": PIPE, "stderr": STDOUT}
-            return await asyncio.create_subprocess_exec(*words, pass_fds=[theirs], **streams, start_new_session=True)
+            await asyncio.wait({starting})
+            self._process = process = starting.result()
+            with contextlib.closing(RotatingLog(self._log)) as log:
+                copying = asyncio.ensure_future(_copy(process, log))
+                try:
+                    await process.wait()
+                finally:
+                    await _end(process)
+                    await asyncio.wait({copying}, timeout=LAST_WORDS_S)
+                    copying.cancel()
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):  # a start cannot be cancelled
+                await _end(await starting)
+            raise
         finally:
             os.close(theirs)
+            os.close(ours)
 
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Copy its output to the log until it has ended."""
-        log = RotatingLog(self._log)
 
-        async def copy() -> None:
-            assert process.stdout is not None
-            while data := await process.stdout.read(65536):
-                log.write(data)
+async def _copy(process: asyncio.subprocess.Process, log: RotatingLog) -> None:
+    assert process.stdout is not None
+    while data := await process.stdout.read(65536):
+        log.write(data)
 
-        hearing = asyncio.ensure_future(copy())
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
         try:
-            await process.wait()
-            await asyncio.wait({hearing}, timeout=LAST_WORDS_S)
-        finally:
-            hearing.cancel()
-            log.close()
+            await asyncio.wait_for(process.wait(), MONITOR_STOP_S)
+        except TimeoutError:
+            process.kill()
+    await process.wait()

@@ -24,6 +24,10 @@ TOLD = {Residency.LOADING: "loading", Residency.OUT: "unloaded", Residency.GIVEN
 Futures = dict[str, list[asyncio.Future[None]]]  # by model
 
 
+def unknown_model(model: str, known: Iterable[str]) -> UserError:
+    return UserError(f"skep starts no model `{model}` here", hint=f"known: {', '.join(known) or 'none'}")
+
+
 @dataclass(eq=False, repr=False)
 class ModelLoader:
     """`status` asks the gateway, `say` tells it something, `changed` is called when the replica table differs."""
@@ -192,8 +196,7 @@ class ModelLoader:
 
     def _known(self, model: str) -> None:
         if model not in self._eviction.states:
-            known = ", ".join(self._eviction.states) or "none"
-            raise UserError(f"skep starts no model `{model}` here", hint=f"known: {known}")
+            raise unknown_model(model, self._eviction.states)
 
     def _answer(self, model: str) -> Message:
         residency = self._eviction.states[model].residency

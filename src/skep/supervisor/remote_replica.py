@@ -37,7 +37,7 @@ class UpstreamReplica(ReplicaMember):
         self.engine: UpstreamInfo = UpstreamInfo(health_path=launch.health_path or "/health")
         self.life = Life(launch.url)
         self._probed = False
-        self._changed = changed
+        self.changed = changed
         self._wake = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._stopping = False
@@ -59,7 +59,7 @@ class UpstreamReplica(ReplicaMember):
 
     def restart(self) -> None:
         self.life.restarts += 1
-        self._become(ReplicaState.STARTING, None)
+        self.become(ReplicaState.STARTING, None)
         self._wake.set()
 
     async def run(self) -> None:
@@ -72,7 +72,7 @@ class UpstreamReplica(ReplicaMember):
             if not self._stopping:
                 raise
         finally:
-            self._become(ReplicaState.STOPPED, self.life.why)
+            self.become(ReplicaState.STOPPED, self.life.why)
 
     async def _look(self) -> None:
         self._wake.clear()
@@ -84,14 +84,10 @@ class UpstreamReplica(ReplicaMember):
                 state, why = ReplicaState.STARTING, str(error)
             if not self._probed or (state, why) != (self.life.state, self.life.why):
                 self._probed = True
-                self._become(state, why)
+                self.become(state, why)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if self.life.serving else PROBE_EVERY_S):
                 await self._wake.wait()
-
-    def _become(self, state: ReplicaState, why: str | None) -> None:
-        self.life.state, self.life.why = state, why
-        self._changed()
 
 
 async def probe_upstream(launch: Launch) -> UpstreamInfo:

@@ -61,6 +61,7 @@ class ReplicaMember:
     launch: Launch
     engine: Engine | UpstreamInfo
     life: Life
+    changed: Callable[[], None]
     pid: int | None = None
     node: str | None = None  # as far as known; None: this machine
 
@@ -96,6 +97,11 @@ class ReplicaMember:
     async def log_since(self, offset: int | None, lines: int) -> object:  # noqa: ARG002
         """Return the last lines of a log elsewhere, or what came since `offset`; None: the log is a file here."""
         return None
+
+    def become(self, state: ReplicaState, why: str | None) -> None:
+        """Set the state of a replica that somebody else starts."""
+        self.life.state, self.life.why = state, why
+        self.changed()
 
 
 class StartOrder:

@@ -23,7 +23,7 @@ from skep.supervisor.control import NO_ANSWER
 from skep.supervisor.eviction import MemoryBudget
 from skep.supervisor.gateway_child import GatewayChild, MonitorChild
 from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
-from skep.supervisor.model_loader import ModelLoader
+from skep.supervisor.model_loader import ModelLoader, unknown_model
 from skep.supervisor.replica import ReplicaMember
 from skep.supervisor.replica_set import RemoteReplicaFactory, ReplicaChanges, ReplicaSet, changes
 from skep.wire.json_pipe import Message
@@ -150,7 +150,6 @@ class Supervisor:
             self.replica_set.add_replicas(self.hive.replicas)
             self.loader.configure(self.hive.replicas, self.hive.memory_budget, begin=True)
             loader = tasks.create_task(self.loader.run())
-            monitor = tasks.create_task(self.monitor.run())
             await self._stop_asked.wait()
             failure, drain_s = self._failure(), self.hive.drain_s
             self.phase = "stopping"
@@ -161,7 +160,6 @@ class Supervisor:
             if self._resuming is not None:
                 self._resuming.cancel()
             await self.monitor.stop()  # the drain need not wait for its probes
-            monitor.cancel()
             draining = asyncio.create_task(self.gateway.drain(drain_s))
             hurry = asyncio.create_task(self._hurry.wait())
             await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
@@ -413,9 +411,7 @@ def rescaled(settings: Settings, model: str, replicas: int) -> Iterator[Settings
     """Yield settings with that many replicas of the model, the preferred split first: the next may fit."""
     have = replicas_of(settings, model)
     if not have:
-        known = ", ".join(models_of(settings))
-        hint = f"known: {known}" if known else "skep starts no replicas here"
-        raise UserError(f"skep starts no model `{model}` here", hint=hint)
+        raise unknown_model(model, models_of(settings))
     if not 1 <= replicas <= MOST_REPLICAS:
         alone = settings.cluster is not None
         away = "`skep down` stops" if alone else f"`skep model unload {model}` and `skep down` stop"
