@@ -395,21 +395,30 @@ def _of_preset(preset: Preset, wanted: ServeRequest, survey: ClusterSurvey, say:
 class NodeKind(msgspec.Struct, frozen=True):
     kind: str
     nodes: tuple[Node, ...]  # that have the engine, and cards that nobody else holds
+    busy: tuple[LeftOut, ...]  # that have the engine, and no such cards
     best: PlannedServe
     fits: int  # replicas, now
 
 
 def _of_plans(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Say) -> tuple[Serve, ...]:
-    """Fill the fastest kinds. For more replicas than have room, `place_launches` says what there is."""
     found = _best_kinds(wanted, survey, paths, say)
-    left, serves = wanted.replicas or sum(one.fits for one in found), []
+    room = sum(one.fits for one in found)
+    if room < (wanted.replicas or 1):
+        raise _no_room(wanted, found, room)
+    left, serves, lines = wanted.replicas or room, [], []
+    unused: list[LeftOut] = []
     for one in found:
-        count = left if one is found[-1] else min(one.fits, left)
+        count = min(one.fits, left)
         left -= count
         if count:
             names = ", ".join(node.name for node in one.nodes[:4]) + (", ..." if len(one.nodes) > 4 else "")
-            say(f"planned for {one.kind} ({names}): {count} x {one.best}")
+            lines.append(f"planned for {one.kind} ({names}): {count} x {one.best}")
             serves.append(replace(one.best.serve, replicas=count, gpus=(), kind=one.kind))
+        else:
+            unused += one.busy
+    warnings = [f"warning: {line}" for line in left_out_lines(unused)]  # of the others `place_launches` tells
+    for line in (*warnings, *lines):
+        say(line)
     return tuple(serves)
 
 
@@ -457,14 +466,12 @@ def _plan_kinds(
                 hint = "install it in the environment that their Ray was started in, or name another --engine"
                 raise EngineError(f"{serve.engine} is not installed on {names}", hint=hint)
             idle, busy = cluster_nodes.split_busy(able, card_share(serve))
-            place = placement_request(serve)
-            fits = cluster_nodes.capacity(place, idle)
-            if not fits:
-                full = [f"a replica needs {describe_request(place)}: {has_words(idle)}"] if idle else []
-                raise DoesNotFit("; ".join([*full, *map(str, busy)]), hint=BUSY_HINT if busy else MORE_ROOM_HINT)
-            found.append(NodeKind(kind, idle, best, fits))
+            if not idle:
+                raise DoesNotFit("; ".join(map(str, busy)), hint=BUSY_HINT)
         except (DoesNotFit, EngineError) as error:
             failed.append((kind, error))
+            continue
+        found.append(NodeKind(kind, idle, busy, best, cluster_nodes.capacity(placement_request(serve), idle)))
     return found, failed
 
 
@@ -496,3 +503,13 @@ def _fits_nowhere(name: str, failed: Sequence[tuple[str, SkepError]]) -> SkepErr
     every = "; ".join(told)
     what = f"no kind of node can serve `{name}`: {every}" if len(failed) > 1 else every
     return type(best)(what, hint=best.hint)
+
+
+def _no_room(wanted: ServeRequest, found: Sequence[NodeKind], room: int) -> DoesNotFit:
+    asked = wanted.replicas or 1
+    each = "; ".join(f"on {one.kind} each needs {describe_request(placement_request(one.best.serve))}" for one in found)
+    several = f"{asked} replicas" if asked > 1 else "a replica"
+    had = has_words([node for one in found for node in one.nodes])
+    held = "".join(f"; {node}" for one in found for node in one.busy)
+    what = f"{several} of `{wanted.model}`, there is room for {room}: {each}; {had}{held}"
+    return DoesNotFit(what, hint=MORE_ROOM_HINT)
