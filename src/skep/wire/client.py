@@ -443,7 +443,7 @@ class _ClientConnection(asyncio.Protocol):
     def _hand_back(self) -> None:
         """The answer is whole: the connection goes back to the pool unless more came than was asked for."""
         call, self._call = self._call, None
-        self._complete = False
+        self._complete, self.write_on = False, None
         if call is None:
             return
         call.carrier = None
