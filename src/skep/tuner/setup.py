@@ -226,7 +226,8 @@ def _check(space: Predictor, tuning: Tuning) -> None:
 def prospects(ready: PreparedTuning) -> tuple[list[str], float]:
     """Return a line for each knob, the most hopeful first: `about 5 min  slots 4 → 6, 8 (+0 %), 2 (-12 %)`.
 
-    With the seconds in which the baseline is measured and the quickest change decided, the curve's share included."""
+    With the seconds in which the baseline is measured and the quickest change decided, the curve's share included.
+    """
     search, space, baseline = ready.search(), ready.space, ready.tuning.baseline
     now, budget = space.predict(baseline), search.time_budget
     by_knob: dict[str, dict[str, list[str]]] = {}  # values of which the same is foreseen stand together
@@ -305,16 +306,14 @@ def _known(option: str, word: str, knobs: Sequence[Knob]) -> str:
 
 def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, paths: Paths) -> TuneTarget:
     """What a name stands for, on this machine or on a rig that is not here; with the first configuration of it."""
-    preset, simulate, cards = (
-        find_preset(options.name, presets_folder(paths)),
-        options.simulate,
-        parse_gpus(options.gpus),
-    )
+    preset = find_preset(options.name, presets_folder(paths))
+    simulate, cards = options.simulate, parse_gpus(options.gpus)
     wanted = ServeRequest(options.name, engine=options.engine, checkpoint=options.checkpoint, binary=options.binary)
     engine = options.engine if preset is None else preset.engine
     if preset is None and not simulate and is_for_embedded(wanted):
         engine = "embedded"
-    on_cards = simulate or (bool(host.gpus) and engine != "embedded" and getattr(preset, "hardware", "") != NO_CARDS)
+    without_cards = engine == "embedded" or (preset is not None and preset.hardware == NO_CARDS)
+    on_cards = simulate or (bool(host.gpus) and not without_cards)
     _check_options(options, preset, on_cards=on_cards, here=bool(host.gpus), power=aim.metric == "tok_per_joule")
     if engine is None and not on_cards:
         raise _unknown(options.name, paths)
@@ -342,10 +341,8 @@ def find_tune_target(options: TuningOptions, aim: TuneGoal, host: HostFacts, pat
             base = replace(base, served_as=served)
     quants: tuple[str, ...] = ()
     if simulate and model is not None and model.quant is None and (own := base.options.quant) is not None:
-        quants = (
-            own,
-            *(one.id for one in offered_quants(model.geometry, base.engine, found.rig.cards) if one.id != own),
-        )
+        offered = offered_quants(model.geometry, base.engine, found.rig.cards)
+        quants = (own, *(one.id for one in offered if one.id != own))
     planned_as = "llamacpp" if base.engine == "embedded" else base.engine
     basis = published_basis(planned_as) if simulate else own_basis(paths.store, base.model, None)(planned_as)
     words = found.rig.title if on_cards else f"this machine's CPU ({host.cpu_cores} cores)"

@@ -193,10 +193,8 @@ SHORT_CHUNK = 2048  # longer ones are measured
 
 def _frame_chunks() -> tuple[list[bytes], list[int]]:
     """By the length of a whole chunk with its framing: its first line, and how many bytes of a body it carries."""
-    lines, carried = (
-        [b" " * SHORT_CHUNK] * SHORT_CHUNK,
-        [0] * SHORT_CHUNK,
-    )  # where none has that length
+    lines = [b" " * SHORT_CHUNK] * SHORT_CHUNK  # where no chunk has that length, nothing begins so
+    carried = [0] * SHORT_CHUNK
     for size in range(1, SHORT_CHUNK):
         line = b"%x\r\n" % size
         if (whole := len(line) + size + 2) < SHORT_CHUNK:
