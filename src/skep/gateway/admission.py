@@ -146,10 +146,10 @@ class Admission:
         return evicted + self._serve(pool, now)
 
     def happened(self, event: Event, request_id: str, now: float, flag: bool = False) -> list[Action]:
-        """Call the event's method. `flag`: `complaint` or `counts`, where it has one."""
+        """Call the event's method. `flag`: `answered`, `complaint` or `counts`, where it has one."""
         match event:
             case Event.FINISHED:
-                return self.finished(request_id, now)
+                return self.finished(request_id, now, answered=flag)
             case Event.ANSWERING:
                 self.answering(request_id, now, complaint=flag)
                 return []
@@ -172,13 +172,19 @@ class Admission:
             breaker = lease.home.breaker
             (breaker.bad_answer if complaint else breaker.answered)(now)
 
-    def finished(self, request_id: str, now: float) -> list[Action]:
-        """The answer is complete, or its connection broke with the engine's side gone. Repeats have no effect."""
-        lease = self._active(request_id)
-        if lease is None:
+    def finished(self, request_id: str, now: float, *, answered: bool = False) -> list[Action]:
+        """The answer is complete, or its connection broke with the engine's side gone. Repeats have no effect.
+
+        `answered`: it came at once, and nobody said before that it was `answering`.
+        """
+        lease = self._leases.get(request_id)
+        if lease is None or lease.releasing_until is not None:
             return []
-        pool = self._models.get(lease.home.spec.model)
+        home = lease.home
+        if answered:
+            home.breaker.answered(now)
         self._end(lease)
+        pool = self._models.get(home.spec.model)
         if pool is None:
             return []
         pool.note_service(now - lease.granted_at)

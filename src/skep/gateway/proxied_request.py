@@ -37,6 +37,7 @@ TAIL_PIECES_OF_LONG = 8
 ERROR_BYTES = 65_536  # of an engine's complaint
 ERROR_CHARACTERS = 500  # of it that are repeated
 Piece = bytes | tuple[bytes]  # of an answer: whole chunks with their framing, or a part of the body in a tuple
+_NOTHING: deque[Piece] = deque(maxlen=0)
 
 _LEAVE = b"access-control-"  # for web pages: given by the gateway, not by engines, which give it to anybody
 _NOT_HANDED_ON = HOP_BY_HOP | {b"content-length"}
@@ -44,6 +45,7 @@ _NOT_HANDED_ON = HOP_BY_HOP | {b"content-length"}
 # connection on which nothing happens; a comment is something, and no event.
 STREAM_LINES = lines_of([(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")])
 _OWN_LINES = b"x-skep: id=%b; replica=%b; queue-ms=%.1f\r\n"  # one: a header costs a Python client 7 us
+_NOT_QUEUED = b"x-skep: id=%b; replica=%b; queue-ms=0.0\r\n"  # so it mostly is, and a figure takes long to write
 
 
 class ProxyPort(Protocol):
@@ -81,6 +83,8 @@ class Exchange:
     _resumed_at = 0.0
     _endless = False  # the answer has no length that was promised: something may be added to it
     _first = b""
+    _whole = b""  # an answer that came at once
+    _tail = _NOTHING  # the last pieces of one that did not
     _passed: list[bytes] | None = None  # chunks that went from connection to connection, not accounted for yet
 
     def __init__(
@@ -94,7 +98,6 @@ class Exchange:
         self.arrived_at = self.heard_at = time.monotonic()  # `heard_at` > `granted_at`: a byte came from the replica
         self._body = body
         self._proxy = proxy
-        self._tail: deque[Piece] = deque(maxlen=TAIL_PIECES)
         request.on_gone = self._client_gone
         request.on_pause = self._pause
         request.on_resume = self._resume
@@ -109,10 +112,13 @@ class Exchange:
         length = b"content-length: %d\r\n" % len(body) if body or plan.lengthy else b""
         if action.replica.authorization:
             length += b"authorization: %b\r\n" % action.replica.authorization.encode()
-        method = b"GET" if request.method == b"HEAD" else request.method  # the parser takes a length for a body
-        first = (method, pool.prefix + request.target, pool.host_line)
-        receiver = KeepaliveReceiver(self) if self.aloud else self
-        call = pool.send(b"%b %b HTTP/1.1\r\n%b%b%b\r\n" % (*first, plan.lines, length), receiver, body)
+        method = b"GET " if request.method == b"HEAD" else request.method + b" "  # the parser takes a length for a body
+        target = (method, pool.prefix, request.target, b" HTTP/1.1\r\n")
+        head = b"".join((*target, pool.host_line, plan.lines, length, b"\r\n"))
+        if self.aloud:
+            call = pool.send(head, KeepaliveReceiver(self), body)
+        else:
+            call = pool.send(head, self, body, self._on_whole)
         if self._attempt is action:  # it may have failed at once
             self._call = call
 
@@ -189,8 +195,6 @@ class Exchange:
     # The replica's side
 
     def on_head(self, head: ResponseHead, at: float) -> None:
-        granted = self.granted
-        assert granted is not None
         admission = self._proxy.admission
         if self.leased:
             if head.status in RETRY_STATUSES and admission.may_retry(self.id, at):
@@ -200,23 +204,47 @@ class Exchange:
             admission.answering(self.id, at, complaint=head.status in ERROR_STATUSES)
         self.heard_at = at
         self.status = head.status
-        if head.memo.note is None:  # the answer's own headers, for the client, and whether it is a stream of events
-            kept = [(k, v) for k, v in head.headers if k not in _NOT_HANDED_ON and not k.startswith(_LEAVE)]
-            head.memo.note = lines_of(kept), (head.get(b"content-type") or b"").startswith(b"text/event-stream")
-        lines, self.streamed = head.memo.note
+        lines = self._handed_on(head)
+        self._tail = deque(maxlen=TAIL_PIECES)
         if self.aloud:
             self.aloud = head.status != 200 or not self.streamed
             self.streamed = True  # what the client has is a stream, whatever the engine sends
             self.takes_chunks = not self.aloud and self.request.takes_chunks
             return
-        own = _OWN_LINES % (self.id.encode(), granted.replica.name.encode(), granted.queued_s * 1000)
-        self.request.start_with(head.status, lines + own, head.length)
+        self.request.start_with(head.status, lines, head.length)
         if self.request.takes_chunks:
             self.takes_chunks = True
             self._tail = deque(maxlen=TAIL_PIECES_OF_LONG)  # of whole events few are enough, and stay in the cache
         self._endless = head.length is None
         self._body = b""  # the answer has begun: nobody else is asked
         self.request.drop_body()
+
+    def _handed_on(self, head: ResponseHead) -> bytes:
+        """Return the answer's own headers, for the client, and ours. Sees whether it is a stream of events."""
+        if head.memo.note is None:
+            kept = [(k, v) for k, v in head.headers if k not in _NOT_HANDED_ON and not k.startswith(_LEAVE)]
+            head.memo.note = lines_of(kept), (head.get(b"content-type") or b"").startswith(b"text/event-stream")
+        lines: bytes
+        lines, self.streamed = head.memo.note
+        granted = self.granted
+        assert granted is not None
+        named = (self.id.encode(), granted.replica.name.encode())
+        if granted.queued_s < 0.00005:
+            return lines + _NOT_QUEUED % named
+        return lines + _OWN_LINES % (*named, granted.queued_s * 1000)
+
+    def _on_whole(self, head: ResponseHead, body: bytes, at: float) -> None:
+        """The whole answer came at once, with status 200."""
+        request = self.request
+        request.send_whole(head.status, self._handed_on(head), body)
+        self._attempt = self._call = None
+        self.status, self.heard_at, self.response_bytes = head.status, at, len(body)
+        if body:
+            self.first_at, self._whole = at, body
+            if self.streamed:
+                self.events = body.count(b"data:")
+        self._end("answered", self._proxy.admission.finished(self.id, at, answered=True) if self.leased else [])
+        request.finish()  # last: the client's next request may be waiting, and wants what this one had
 
     def on_body(self, data: bytes, at: float) -> None:
         self.request.write(data)
@@ -295,15 +323,16 @@ class Exchange:
         self._answer(502, [], body, "engine_refused", self._happened(Event.FINISHED, at))
 
     def tokens(self) -> Tokens:
-        if self.outcome not in ("answered", "broken", "hung_up") or not self._tail:
+        if self.outcome not in ("answered", "broken", "hung_up") or not (self._tail or self._whole):
             return UNKNOWN
+        if self._whole:
+            return tokens_of(self._whole, [self._whole], streamed=self.streamed)
         last = [piece[0] if isinstance(piece, tuple) else strip_chunk_headers(piece) for piece in self._tail]
         return tokens_of(self._first, last, streamed=self.streamed)
 
     def forget(self) -> None:
         """The accounts have read what they wanted."""
-        self._tail.clear()
-        self._first = b""
+        self._tail, self._whole, self._first = _NOTHING, b"", b""
 
     # The client's side
 
@@ -375,7 +404,8 @@ class Exchange:
 
     def _end(self, outcome: str, actions: list[Action]) -> None:
         assert self.outcome is None
-        self.count_passed(self.heard_at)
+        if self._passed:
+            self.count_passed(self.heard_at)
         self.outcome = outcome
         if self._body:  # what is kept for the accounts must not keep megabytes
             self._body = b""

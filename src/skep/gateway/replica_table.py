@@ -67,8 +67,7 @@ class RejectCode(Enum):
     LOAD_FAILED = "model_load_failed"
 
 
-@dataclass(slots=True)
-class Forward:
+class Forward(msgspec.Struct):
     """Send it there."""
 
     request_id: str
@@ -318,8 +317,7 @@ def process_of(spec: ReplicaSpec) -> tuple[str, str, str]:
     return spec.name, spec.url, spec.model
 
 
-@dataclass(slots=True, eq=False)
-class SlotLease:
+class SlotLease(msgspec.Struct, eq=False):
     id: str
     home: GatewayReplica
     entry: Arrival

@@ -74,8 +74,8 @@ class RemoteAdmission(Admission):
     def answering(self, request_id: str, now: float, *, complaint: bool = False) -> None:
         self.happened(Event.ANSWERING, request_id, now, complaint)
 
-    def finished(self, request_id: str, now: float) -> list[Action]:
-        return self.happened(Event.FINISHED, request_id, now)
+    def finished(self, request_id: str, now: float, *, answered: bool = False) -> list[Action]:
+        return self.happened(Event.FINISHED, request_id, now, answered)
 
     def may_retry(self, request_id: str, now: float) -> bool:  # noqa: ARG002
         return request_id in self.retriable

@@ -13,14 +13,13 @@ import itertools
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from subprocess import DEVNULL
-from typing import Any, ClassVar
+from typing import Any
 
 from skep.config.keys import RefusalCode
 from skep.gateway import worker_messages as messages
-from skep.gateway.proxied_request import Exchange, Piece
+from skep.gateway.proxied_request import Exchange
 from skep.gateway.proxy import Proxy
 from skep.gateway.replica_table import Action, Event, Forward, Reject
 from skep.gateway.request_policy import RequestPlan, RequestRefused
@@ -40,8 +39,6 @@ SETTLE_S = 1.0
 
 class RelayedRequest(Exchange):
     """A request whose connections are a worker's: what is decided about it is told to the worker."""
-
-    _tail: ClassVar[deque[Piece]] = deque()  # type: ignore[misc]  # its worker has it
 
     def __init__(self, worker: Worker, arrived: messages.Arrived, plan: RequestPlan, proxy: Proxy) -> None:
         self.id, self.model, self.plan = arrived.arrival.request_id, arrived.arrival.model, plan
@@ -189,7 +186,9 @@ class Worker:
                 self._told(message)
             case messages.OwnRequest(request_id, method, target, headers, version, keep_alive, body):
                 carrier = _OwnCarrier(self, request_id)
-                request = ServerRequest(carrier, method, target, headers, version, keep_alive=keep_alive, body=body)
+                request = ServerRequest(
+                    carrier, method, target, headers, version=version, keep_alive=keep_alive, body=body
+                )
                 self.own[request_id] = request
                 self._proxy.handle(request)
             case messages.Signalled(request_id, signal):

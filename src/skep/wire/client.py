@@ -49,6 +49,9 @@ class Receiver(Protocol):
     def on_failure(self, failure: WireFailure, at: float) -> None: ...
 
 
+OnWhole = Callable[[ResponseHead, bytes, float], None]  # the length of this head is another answer's
+
+
 class WireFailure(Exception):
     """Why an answer did not come whole. `kind`: connect, timeout, closed or protocol."""
 
@@ -57,13 +60,13 @@ class WireFailure(Exception):
         self.kind = kind
 
 
-@dataclass(slots=True, eq=False)
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One request on its way. `abort` closes its connection at once; after it no callback comes."""
 
     head: bytes
     receiver: Receiver
     body: bytes
+    on_whole: OnWhole | None = None
     retried: bool = False
     aborted: bool = False
     carrier: _ClientConnection | None = None  # the connection it is on
@@ -145,9 +148,18 @@ class Pool:
     def __repr__(self) -> str:
         return f"<Pool {self.origin} {len(self.open)} open, {len(self._idle)} idle>"
 
-    def send(self, head: bytes, receiver: Receiver, body: bytes = b"") -> Call:
-        call = Call(head, receiver, body)
-        self._dispatch(call, fresh=False)
+    def send(self, head: bytes, receiver: Receiver, body: bytes = b"", on_whole: OnWhole | None = None) -> Call:
+        """`on_whole` may be called once instead of the receiver, where an answer with a known head came in one read."""
+        call, now = Call(head, receiver, body, on_whole), time.monotonic()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.idle_since >= now - IDLE_S and not connection.closing:
+                if now - connection.idle_since > STALE_S:
+                    connection.used = True  # it may have been lost while it stood idle, like any other
+                connection.start(call, now)
+                return call
+            connection.close()
+        self._connect_for(call)
         return call
 
     def has_idle(self) -> bool:
@@ -189,24 +201,9 @@ class Pool:
             await asyncio.sleep(0)
         self.open.clear()  # made while it was being cancelled: uvloop closes it and does not say so
 
-    def _dispatch(self, call: Call, *, fresh: bool) -> None:
-        connection = None if fresh else self._take_idle()
-        if connection is not None:
-            connection.start(call)
-        else:
-            self._tasks.add(task := self._loop.create_task(self._connect(call)))
-            task.add_done_callback(self._tasks.discard)
-
-    def _take_idle(self) -> _ClientConnection | None:
-        now = time.monotonic()
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.idle_since >= now - IDLE_S and not connection.closing:
-                if now - connection.idle_since > STALE_S:
-                    connection.used = True  # it may have been lost while it stood idle, like any other
-                return connection
-            connection.close()
-        return None
+    def _connect_for(self, call: Call) -> None:
+        self._tasks.add(task := self._loop.create_task(self._connect(call)))
+        task.add_done_callback(self._tasks.discard)
 
     async def _connection(self) -> _ClientConnection:
         async with asyncio.timeout(self._connect_timeout_s):
@@ -226,7 +223,7 @@ class Pool:
             if call.aborted:
                 protocol.close()
             else:
-                protocol.start(call)
+                protocol.start(call, time.monotonic())
             return
         if call.retried:  # it was sent once before, on a connection that broke: the server may have died of it
             failure = WireFailure("closed", str(failure))
@@ -248,7 +245,7 @@ class Pool:
             return
         if connection.was_stale(at) and not call.retried:
             call.retried = True
-            self._dispatch(call, fresh=True)
+            self._connect_for(call)
         else:
             call.receiver.on_failure(failure, at)
 
@@ -290,12 +287,12 @@ class _ClientConnection(asyncio.Protocol):
     def closing(self) -> bool:
         return self._transport is None or self._transport.is_closing()
 
-    def start(self, call: Call) -> None:
+    def start(self, call: Call, at: float) -> None:
         self._call = call
         call.carrier = self
         self.answered = False
         self._unheaded = 0
-        self._sent_at = time.monotonic()
+        self._sent_at = at
         if self._transport is None:  # lost between connecting and sending
             failure = WireFailure("closed", f"{self._pool.origin} closed the connection before it answered")
             self._pool.lost(self, call, failure, self._sent_at)
@@ -366,6 +363,8 @@ class _ClientConnection(asyncio.Protocol):
             if fresh and self._reusable and self._begun == 1:
                 self._pool.heads.keep(data, self._plain)
             self._hand_back()
+            if not call.aborted:
+                call.receiver.on_end(at)
 
     def _handle_cached_head(self, call: Call, data: bytes, at: float) -> bool:
         """Return an answer in one read, with a head that was read before: the parser need not see it."""
@@ -376,12 +375,17 @@ class _ClientConnection(asyncio.Protocol):
         known = self._last_head.value
         if len(data) != begins + length:
             return False
-        receiver = call.receiver
-        receiver.on_head(ResponseHead(known.status, known.headers, length, known.memo), at)
-        if length and not call.aborted:
-            receiver.on_body(data[begins:], at)
         self._reusable, self._surplus = True, False
+        if call.on_whole is not None:
+            self._hand_back()
+            call.on_whole(known, data[begins:], at)
+            return True
+        call.receiver.on_head(ResponseHead(known.status, known.headers, length, known.memo), at)
+        if length and not call.aborted:
+            call.receiver.on_body(data[begins:], at)
         self._hand_back()
+        if not call.aborted:
+            call.receiver.on_end(at)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -443,18 +447,16 @@ class _ClientConnection(asyncio.Protocol):
     def _hand_back(self) -> None:
         """The answer is whole: the connection goes back to the pool unless more came than was asked for."""
         call, self._call = self._call, None
+        if call is not None:
+            call.carrier = None
         self._complete, self.write_on = False, None
-        if call is None:
-            return
-        call.carrier = None
-        self.resume()  # the answer's last bytes may have paused it; an idle connection must hear
+        if self._paused:
+            self.resume()  # the answer's last bytes may have paused it; an idle connection must hear
         if self._reusable and not self._surplus and not unsent_bytes(self._transport):
             self.used = True
             self._pool.idle(self, self._at)
         else:
             self.close()
-        if not call.aborted:
-            call.receiver.on_end(self._at)
 
     def _fail(self, failure: WireFailure) -> None:
         call, self._call = self._call, None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
@@ -26,7 +26,13 @@ HOP_BY_HOP = frozenset((
     b"te", b"trailer", b"transfer-encoding", b"upgrade",
 ))  # fmt: skip
 
-_STATUS_LINES = {status.value: b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode()) for status in HTTPStatus}
+
+class _StatusLines(dict[int, bytes]):
+    def __missing__(self, status: int) -> bytes:
+        return b"HTTP/1.1 %d Status\r\n" % status
+
+
+STATUS_LINES = _StatusLines((one.value, b"HTTP/1.1 %d %s\r\n" % (one.value, one.phrase.encode())) for one in HTTPStatus)
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -52,14 +58,13 @@ class HeadMemo:
     note: Any = None
 
 
-@dataclass(slots=True)
-class ResponseHead:
+class ResponseHead(msgspec.Struct):
     """Nobody changes it; it is not frozen because one is made for every answer."""
 
     status: int
-    headers: Headers = field(default_factory=list)  # names in lower case
+    headers: Headers = msgspec.field(default_factory=list)  # names in lower case
     length: int | None = None  # of the body; None: until the last chunk or the end of the connection
-    memo: HeadMemo = field(default_factory=HeadMemo)
+    memo: HeadMemo = msgspec.field(default_factory=HeadMemo)
 
     def get(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.headers if key == name), None)
@@ -95,10 +100,6 @@ def gateway_fields(header: bytes | str | None) -> dict[str, str]:
     return {name: value for name, _, value in (part.partition("=") for part in text.split("; "))}
 
 
-def status_line(status: int) -> bytes:
-    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status" % status
-
-
 T = TypeVar("T")
 
 HEADS = 512  # kept at most; then all are forgotten
@@ -106,7 +107,6 @@ HEAD_BYTES = 4096  # longer ones are not kept
 LENGTH_DIGITS = 9
 
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ?(0|[1-9][0-9]{0,8})\r\n")
-_ZERO = ord("0")
 
 
 @dataclass(slots=True, eq=False)
@@ -131,8 +131,7 @@ class HeadCache(Generic[T]):
             at = len(last.before)
             end = data.find(b"\r", at, at + LENGTH_DIGITS + 1)
             digits = data[at:end]
-            plain = end > at and digits.isdigit() and (digits[0] != _ZERO or len(digits) == 1)
-            if plain and data.startswith(last.behind, end):
+            if data.startswith(last.behind, end) and digits.isdigit():
                 return last, end + len(last.behind), int(digits)
         end = data.find(b"\r\n\r\n", 0, HEAD_BYTES)
         length = _LENGTH.search(data, 0, end + 2) if end >= 0 else None

@@ -19,7 +19,7 @@ import httptools
 from msgspec.structs import replace
 
 from skep.wire.client import unread_bytes, unsent_bytes
-from skep.wire.heads import CachedHead, HeadCache, PartialBody, RequestHead
+from skep.wire.heads import CachedHead, HeadCache, HeadMemo, PartialBody, RequestHead
 from skep.wire.server_request import (
     ClientTimeouts,
     ConnectionStage,
@@ -125,7 +125,8 @@ class ServerConnection(asyncio.Protocol):
         if request is not self._active:
             return
         self._active = None
-        request.uncount_body()
+        if request.counted:
+            request.uncount_body()
         if self.transport is None:
             return
         if not request.keep_alive:
@@ -228,7 +229,8 @@ class ServerConnection(asyncio.Protocol):
         version = "1.1" if keep_alive and b"connection" not in fields else parser.get_http_version()
         method = parser.get_method()
         target = check_head(method, target, version, headers, fields, limits)
-        request = ServerRequest(self, method, target, headers, version, keep_alive=keep_alive, bodies=self._bodies)
+        request = ServerRequest(self, method, target, headers, HeadMemo(), self._bodies)
+        request.version, request.keep_alive = version, keep_alive
         self._checked = False
         self._heads_read += 1
         if self._heads_read == 1 and version == "1.1" and fields.keys().isdisjoint(_UNUSUAL):
@@ -287,19 +289,22 @@ class ServerConnection(asyncio.Protocol):
         missing = begins + length - len(data)
         if missing < 0 or length > self._limits.body_bytes:
             return False
-        request = ServerRequest(self, known.method, known.target, known.headers, memo=known.memo, bodies=self._bodies)
+        bodies = self._bodies
+        request = ServerRequest(self, known.method, known.target, known.headers, known.memo, bodies)
         if missing:
             self._in_message, self._reading, self._checked = True, request, False
             self._gathering = PartialBody(memoryview(data)[begins:], missing)
             self._hold(request, self._gathering.size)
             return True
-        if not request.count_body(length):
+        request.body, request.counted = data[begins:], length
+        bodies.bytes += length
+        if bodies.bytes > bodies.limit:
             request.drop_body()
-            self._refuse(self._bodies.too_large())
+            self._refuse(bodies.too_large())
             return True
-        request.body = data[begins:]
         self._messages += 1
-        self._hand_over(request)
+        self._active = request
+        self._handler(request)
         return True
 
     def _hold(self, request: ServerRequest, size: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import Protocol
@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from skep.units import KIB, MIB
-from skep.wire.heads import Headers, HeadMemo, lines_of, status_line
+from skep.wire.heads import STATUS_LINES, Headers, HeadMemo, lines_of
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
@@ -153,7 +153,7 @@ class InvalidRequest(Exception):
             headers = [(b"content-type", b"application/json"), *([(b"retry-after", b"1")] if ours else [])]
             body = json.dumps({"error": error, "source": "gateway"}).encode()
         lines = lines_of([*headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")])
-        return b"%b\r\n%b\r\n%b" % (status_line(self.status), lines, body)
+        return b"".join((STATUS_LINES[self.status], lines, b"\r\n", body))
 
 
 def check_head(
@@ -232,8 +232,7 @@ class RequestConnection(Protocol):
     def abort(self) -> None: ...
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class ServerRequest:
+class ServerRequest(msgspec.Struct, eq=False):
     """One request and the means to answer it. Exactly one of `respond` or `start`…`finish` is called.
 
     `on_gone` is called once if the client leaves before the answer is complete; writes after that are dropped.
@@ -244,18 +243,18 @@ class ServerRequest:
     method: bytes
     target: bytes  # in origin form: begins with a slash
     headers: Headers  # names in lower case
-    version: str = "1.1"
-    keep_alive: bool = True
-    memo: HeadMemo = field(default_factory=HeadMemo)
+    memo: HeadMemo = msgspec.field(default_factory=HeadMemo)
     bodies: HeldBodies | None = None
     body: bytes = b""
+    counted: int = 0  # bytes of its body among those held
+    version: str = "1.1"
+    keep_alive: bool = True
     on_gone: Callable[[], None] | None = None
     on_pause: Callable[[], None] | None = None
     on_resume: Callable[[], None] | None = None
     extra: Headers | None = None  # headers for any answer, whoever gives it
     chunked: bool = False
     started: bool = False  # the answer has begun: it can be finished or cut, not replaced
-    _counted: int = 0  # bytes of its body among those held
     _held: bytes = b""  # the head, until the body begins
     _mute: bool = False  # the answer has no body, whatever is written
     _done: bool = False
@@ -274,8 +273,8 @@ class ServerRequest:
         """Count so much of its body among what is held. False: with it, all bodies together are too large."""
         if self.bodies is None:
             return True
-        self.bodies.bytes += size - self._counted
-        self._counted = size
+        self.bodies.bytes += size - self.counted
+        self.counted = size
         return self.bodies.bytes <= self.bodies.limit
 
     def drop_body(self) -> None:
@@ -284,15 +283,18 @@ class ServerRequest:
         self.uncount_body()
 
     def uncount_body(self) -> None:
-        if self._counted and self.bodies is not None:
-            self.bodies.bytes -= self._counted
-            self._counted = 0
+        if self.counted and self.bodies is not None:
+            self.bodies.bytes -= self.counted
+            self.counted = 0
 
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
-        head = self._head(status, lines_of(headers), len(body))
+        self.send_whole(status, lines_of(headers), body)
+        self.finish()
+
+    def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send head and body in one write; `finish` is to follow. `lines` are headers, each with its line end."""
+        head = self._head(status, lines, len(body))
         self.carrier.send(self, head if self._mute else head + body)
-        self._done = True
-        self.carrier.finished(self)
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], length: int | None) -> None:
         self.start_with(status, lines_of(headers), length)
@@ -358,7 +360,7 @@ class ServerRequest:
             framing += b"connection: close\r\n"
         elif self.version == "1.0":
             framing += b"connection: keep-alive\r\n"
-        return b"%b\r\n%b%b\r\n" % (status_line(status), lines, framing)
+        return b"".join((STATUS_LINES[status], lines, framing, b"\r\n"))
 
 
 def size_of(request: ServerRequest) -> int:

@@ -40,8 +40,7 @@ class InternalRequest:
 
     def go(self, endpoint: str, body: bytes) -> asyncio.Future[BatchAnswer]:
         """With the rights of its owner. As HTTP/1.0, whose answers have no chunks to be taken apart again."""
-        request = self._request = ServerRequest(self, b"POST", endpoint.encode(), [], "1.0")
-        request.body = body
+        request = self._request = ServerRequest(self, b"POST", endpoint.encode(), [], body=body, version="1.0")
         self._exchange = self._gateway.proxy.submit_internal(request, self._owner)
         return self._answer
 
