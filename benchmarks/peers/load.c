@@ -2,8 +2,8 @@
  *
  *     load closed PORT BODYFILE --conns N --requests N | --ms N [--ramp-ms N] [--chunks N] [--late-ms N]
  *         each connection sends its next request when the last is answered, until so many were sent or so long has
- *         passed. With --chunks, answers are streams of backend.c and every byte of them is checked; chunks_per_s is
- *         that of the time when all streams were open.
+ *         passed. With --chunks, answers are streams of backend.c and every byte of them is checked; chunks_per_s and
+ *         full_delay_us are those of the time when all streams were open.
  *     load latency ROUNDS BLOCK PORT,PORT,... BODYFILE BODYFILE...
  *         one request at a time on one connection per port; in each round the ports take turns in another order.
  */
@@ -29,9 +29,9 @@ static char *request;
 static size_t request_len;
 static uint32_t expect_chunks;
 static uint64_t changed, misplaced, foreign, incomplete, chunks, duplicated;
-static Numbers latencies, delays;
+static Numbers latencies, delays, full_delays;
 static uint8_t *seen_ids;
-static uint64_t late_ns;
+static uint64_t late_ns, full_ns, over_ns; /* all streams are open from then, until then */
 
 static void add(Numbers *n, uint64_t value) {
     if (n->len == n->cap) n->at = realloc(n->at, (n->cap = n->cap ? n->cap * 2 : 1024) * sizeof *n->at);
@@ -79,7 +79,9 @@ static void event(Conn *c, const char *text, size_t n) {
     misplaced += seq != c->seq;
     c->seq++;
     chunks++;
-    add(&delays, now_ns() - sent_ns);
+    uint64_t delay = now_ns() - sent_ns;
+    add(&delays, delay);
+    if (full_ns && !over_ns) add(&full_delays, delay);
 }
 
 static void body_bytes(Conn *c, const char *data, size_t n) {
@@ -194,7 +196,7 @@ static int long_option(int argc, char **argv, const char *name, int otherwise) {
 static int closed_loop(int argc, char **argv) {
     int port = atoi(argv[2]), count = long_option(argc, argv, "--conns", 8), ms = long_option(argc, argv, "--ms", 0);
     int total = long_option(argc, argv, "--requests", ms ? 1 << 30 : 1000), ramp = long_option(argc, argv, "--ramp-ms", 0);
-    uint64_t statuses[600] = {0}, answered = 0, failed = 0, reconnects = 0, waited = 0, full_ns = 0, over_ns = 0, full_chunks = 0;
+    uint64_t statuses[600] = {0}, answered = 0, failed = 0, reconnects = 0, waited = 0, full_chunks = 0;
     static struct epoll_event events[512];
     static char buffer[1 << 18];
     load_request(argv[3], port);
@@ -294,6 +296,8 @@ static int closed_loop(int argc, char **argv) {
     print_numbers("latency_us", &latencies);
     printf(",");
     print_numbers("chunk_delay_us", &delays);
+    printf(",");
+    print_numbers("full_delay_us", &full_delays);
     printf("}\n");
     return 0;
 }
