@@ -289,8 +289,8 @@ static int closed_loop(int argc, char **argv) {
            (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) + (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6);
     for (int i = 0, first = 1; i < 600; i++)
         if (statuses[i]) printf("%s\"%d\":%llu", first ? "" : ",", i, (unsigned long long)statuses[i]), first = 0;
-    printf("},\"chunks\":%llu,\"most_open\":%d,\"chunks_per_s\":%.1f,\"changed\":%llu,\"misplaced\":%llu,\"foreign\":%llu,\"duplicated\":%llu,\"incomplete\":%llu,",
-           (unsigned long long)chunks, most, over_ns > full_ns ? (double)full_chunks * 1e9 / (double)(over_ns - full_ns) : 0.0,
+    printf("},\"chunks\":%llu,\"most_open\":%d,\"all_open_after_s\":%.3f,\"chunks_per_s\":%.1f,\"changed\":%llu,\"misplaced\":%llu,\"foreign\":%llu,\"duplicated\":%llu,\"incomplete\":%llu,",
+           (unsigned long long)chunks, most, full_ns ? (double)(full_ns - began) / 1e9 : -1.0, over_ns > full_ns ? (double)full_chunks * 1e9 / (double)(over_ns - full_ns) : 0.0,
            (unsigned long long)changed, (unsigned long long)misplaced,
            (unsigned long long)foreign, (unsigned long long)duplicated, (unsigned long long)incomplete);
     print_numbers("latency_us", &latencies);

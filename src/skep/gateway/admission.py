@@ -147,24 +147,10 @@ class Admission:
 
     def happened(self, event: Event, request_id: str, now: float, flag: bool = False) -> list[Action]:
         """Call the event's method. `flag`: `answered`, `complaint` or `counts`, where it has one."""
-        match event:
-            case Event.FINISHED:
-                return self.finished(request_id, now, answered=flag)
-            case Event.ANSWERING:
-                self.answering(request_id, now, complaint=flag)
-                return []
-            case Event.HUNG_UP:
-                return self.hung_up(request_id, now)
-            case Event.TURNED_AWAY:
-                return self.turned_away(request_id, now, complaint=flag)
-            case Event.FAILED:
-                return self.failed(request_id, now, counts=flag)
-            case Event.GAVE_UP:
-                return self.gave_up(request_id, now)
-            case Event.NOT_SENT:
-                return self.not_sent(request_id, now)
+        flagged = (flag,) if event <= Event.FAILED else ()
+        return getattr(self, event.name.lower())(request_id, now, *flagged) or []
 
-    def answering(self, request_id: str, now: float, *, complaint: bool = False) -> None:
+    def answering(self, request_id: str, now: float, complaint: bool = False) -> None:
         """The engine has begun to answer: it surely holds a slot. `complaint`: with a 502, 503 or 504."""
         lease = self._leases.get(request_id)
         if lease is not None:
@@ -172,7 +158,7 @@ class Admission:
             breaker = lease.home.breaker
             (breaker.bad_answer if complaint else breaker.answered)(now)
 
-    def finished(self, request_id: str, now: float, *, answered: bool = False) -> list[Action]:
+    def finished(self, request_id: str, now: float, answered: bool = False) -> list[Action]:
         """The answer is complete, or its connection broke with the engine's side gone. Repeats have no effect.
 
         `answered`: it came at once, and nobody said before that it was `answering`.
@@ -224,7 +210,7 @@ class Admission:
         pool = self._models.get(lease.home.spec.model)
         return pool is not None and pool.others(lease.home, now)
 
-    def turned_away(self, request_id: str, now: float, *, complaint: bool) -> list[Action]:
+    def turned_away(self, request_id: str, now: float, complaint: bool) -> list[Action]:
         """The replica answered that it cannot, and another one is to be asked. `complaint`: it did not say 429."""
         lease = self._active(request_id)
         if lease is None:
@@ -233,7 +219,7 @@ class Admission:
             lease.home.breaker.bad_answer(now)
         return self._again(lease, now)
 
-    def failed(self, request_id: str, now: float, *, counts: bool = True) -> list[Action]:
+    def failed(self, request_id: str, now: float, counts: bool = True) -> list[Action]:
         """It gave no byte: back to the head of its flow, or rejected. `counts`: the engine got the request."""
         lease = self._active(request_id)
         if lease is None:

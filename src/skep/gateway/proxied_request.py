@@ -244,7 +244,7 @@ class Exchange:
             if self.streamed:
                 self.events = body.count(b"data:")
         self._end("answered", self._proxy.admission.finished(self.id, at, answered=True) if self.leased else [])
-        request.finish()  # last: the client's next request may be waiting, and wants what this one had
+        request.carrier.finished(request)  # last: the client's next request may be waiting, and wants what this one had
 
     def on_body(self, data: bytes, at: float) -> None:
         self.request.write(data)

@@ -81,6 +81,7 @@ class Proxy:
         self._keys_of_ours = False  # replicas get keys of their own: clients' keys are not for them
         self._rules = object()  # another one with every change that a plan depends on
         self._looks = ThreadPoolExecutor(1, "look")  # for bodies that take long to look at, one after the other
+        self._looking: set[asyncio.Task[None]] = set()
         self.set_policy(setup)
 
     # The border
@@ -96,7 +97,9 @@ class Proxy:
             elif plan.cross_origin is not None:
                 request.extra = plan.cross_origin
             if len(request.body) > LONG_BYTES and not plan.form:
-                self._inspect_in_thread(request, plan)
+                self._looking.add(look := asyncio.create_task(self._inspect_in_thread(request, plan)))
+                look.add_done_callback(self._looking.discard)
+                request.on_gone = look.cancel
             else:
                 self._submit(request, plan, self._look(request, plan))
         except RequestRefused as refusal:
@@ -291,33 +294,17 @@ class Proxy:
                 raise RequestRefused("origin_refused", f"web pages of {page} may not call this gateway; {allowed}")
         return self.key_of(request)
 
-    def _inspect_in_thread(self, request: ServerRequest, plan: RequestPlan) -> None:
-        """Go on a moment after the search: who left meanwhile is heard of first, and reaches no engine."""
-        loop, left = asyncio.get_running_loop(), False
-        looking = loop.run_in_executor(self._looks, self._look, request, plan)
-
-        def looked(_: object) -> None:
-            if not looking.cancelled():
-                loop.call_later(_HEAR_S, submit)
-
-        def submit() -> None:
-            if left:
-                return
-            if plan.rules is not self._rules:
+    async def _inspect_in_thread(self, request: ServerRequest, plan: RequestPlan) -> None:
+        """Cancelled if the client leaves; of that is heard before an engine is asked."""
+        try:
+            seen = await asyncio.get_running_loop().run_in_executor(self._looks, self._look, request, plan)
+            await asyncio.sleep(_HEAR_S)
+            if plan.rules is self._rules:
+                self._submit(request, plan, seen)
+            else:
                 self.handle(request)
-                return
-            try:
-                self._submit(request, plan, looking.result())
-            except RequestRefused as refusal:
-                request.respond(*self._refusal(request, refusal))
-
-        def gone() -> None:
-            nonlocal left
-            left = True
-            looking.cancel()
-
-        request.on_gone = gone
-        looking.add_done_callback(looked)
+        except RequestRefused as refusal:
+            request.respond(*self._refusal(request, refusal))
 
     def _submit(self, request: ServerRequest, plan: RequestPlan, seen: BodySummary) -> Exchange:
         model, body = self._model(seen, plan, request)

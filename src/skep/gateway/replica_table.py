@@ -14,7 +14,7 @@ mostly finds again what its predecessor knew.
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -51,9 +51,9 @@ class Event(IntEnum):
 
     ANSWERING = 0
     FINISHED = 1
-    HUNG_UP = 2
-    TURNED_AWAY = 3
-    FAILED = 4
+    TURNED_AWAY = 2
+    FAILED = 3  # it, too, and all before it have a flag
+    HUNG_UP = 4
     GAVE_UP = 5
     NOT_SENT = 6
 
@@ -204,25 +204,15 @@ class ModelQueue:
 
 CLEARLY_BUSIER = 0.2  # of the slots; one slot more is never clearly busier
 REMEMBERED = 65_536  # conversations: at 1,000 slots, 64 a slot whose agent thinks while others are answered
-_MASK = (1 << 64) - 1
-
-
-def seed_of(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
+_PRIME = (1 << 61) - 1
 
 
 def rendezvous(conversation: int, replicas: Sequence[GatewayReplica]) -> GatewayReplica:
-    def weight(replica: GatewayReplica) -> int:
-        x = conversation ^ replica.seed
-        x = ((x ^ (x >> 33)) * 0xFF51AFD7ED558CCD) & _MASK
-        x = ((x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53) & _MASK
-        return x ^ (x >> 33)
-
-    return max(replicas, key=weight)
+    return max(replicas, key=lambda replica: pow(conversation + replica.seed, 3, _PRIME))
 
 
 def load(replica: GatewayReplica) -> tuple[float, int]:
-    return replica.busy / replica.slots, replica.prompt_bytes
+    return replica.busy / replica.slots if replica.slots else inf, replica.prompt_bytes
 
 
 class ConversationAffinity:
@@ -336,7 +326,7 @@ class GatewayReplica:
 
     def __init__(self, spec: ReplicaSpec, now: float) -> None:
         self.name = spec.name
-        self.seed = seed_of(spec.name)
+        self.seed = zlib.crc32(spec.name.encode())
         self.leases: dict[str, SlotLease] = {}
         self.breaker = Breaker(now)
         self.prompt_bytes = 0
@@ -465,7 +455,7 @@ class ModelPool:
 
     def least_busy(self, now: float) -> GatewayReplica | None:
         """Return a replica for a request that takes no slot."""
-        return min(self.alive(now), key=lambda one: one.busy / one.slots if one.slots else inf, default=None)
+        return min(self.alive(now), key=load, default=None)
 
     def others(self, replica: GatewayReplica, now: float) -> bool:
         """Return whether another replica than this may be tried."""

@@ -71,10 +71,10 @@ class RemoteAdmission(Admission):
     def heard(self, spec: ReplicaSpec, at: float) -> None:
         self.last_heard[spec.name] = max(at, self.last_heard.get(spec.name, 0.0))
 
-    def answering(self, request_id: str, now: float, *, complaint: bool = False) -> None:
+    def answering(self, request_id: str, now: float, complaint: bool = False) -> None:
         self.happened(Event.ANSWERING, request_id, now, complaint)
 
-    def finished(self, request_id: str, now: float, *, answered: bool = False) -> list[Action]:
+    def finished(self, request_id: str, now: float, answered: bool = False) -> list[Action]:
         return self.happened(Event.FINISHED, request_id, now, answered)
 
     def may_retry(self, request_id: str, now: float) -> bool:  # noqa: ARG002

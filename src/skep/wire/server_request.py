@@ -249,7 +249,7 @@ class ServerRequest(msgspec.Struct, eq=False):
     counted: int = 0  # bytes of its body among those held
     version: str = "1.1"
     keep_alive: bool = True
-    on_gone: Callable[[], None] | None = None
+    on_gone: Callable[[], object] | None = None
     on_pause: Callable[[], None] | None = None
     on_resume: Callable[[], None] | None = None
     extra: Headers | None = None  # headers for any answer, whoever gives it
@@ -289,12 +289,13 @@ class ServerRequest(msgspec.Struct, eq=False):
 
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
         self.send_whole(status, lines_of(headers), body)
-        self.finish()
+        self.carrier.finished(self)
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send head and body in one write; `finish` is to follow. `lines` are headers, each with its line end."""
+        """For who tells the carrier by himself that it is finished. `lines` are headers, each with its line end."""
         head = self._head(status, lines, len(body))
         self.carrier.send(self, head if self._mute else head + body)
+        self._done = True
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], length: int | None) -> None:
         self.start_with(status, lines_of(headers), length)
