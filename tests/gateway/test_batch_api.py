@@ -16,7 +16,7 @@ from skep.config.gateway_messages import GatewaySetup
 from skep.config.keys import digest_of
 from skep.gateway.batch.calls import MOST_HELD_BYTES, BatchGatewayPort
 from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, MOST_LOST, MOST_OF_KIND, BatchAnswer
-from skep.gateway.batch.store import BatchStore, RequestStart
+from skep.gateway.batch.store import BatchStore
 from skep.store.database import open_store
 from skep.testing.process import FakeEngine, GatewayProcess
 from skep.wire.heads import gateway_fields
@@ -239,7 +239,8 @@ def test_a_request_that_is_under_way_whenever_the_gateway_dies_is_set_aside(batc
         batch = Client(gateway).begin([line("killer", 8000), *(line(f"c{i}", 1) for i in range(3))])
         Client(gateway).when(batch, lambda found: found.request_counts.completed == 3)
         assert store.lost(batch.id) == {0: 1}
-        store.record(batch.id, begun=[RequestStart(0, float(n)) for n in range(1, MOST_LOST)])  # so it was before
+        for life in range(1, MOST_LOST):  # so it was before
+            store.record(batch.id, under_way=[0], since=float(life))
         gateway.process.kill()
         gateway.process.wait()
         client = Client(batching(engine, slots=2))
@@ -428,13 +429,12 @@ class Replicas:
 
 async def test_when_all_answers_together_are_too_large_the_largest_is_given_up():
     """It comes again later, when there is room: none of them is too large by itself."""
-    replicas, answers, mib = Replicas(), {}, b"x" * 1_048_576
-    port = BatchGatewayPort(replicas)
-    for number in range(MOST_HELD_BYTES // MOST_ANSWER_BYTES + 1):
-        answers[number] = port.open_call("ann").go("/v1/embeddings", b"{}")
+    replicas, mib = Replicas(), b"x" * 1_048_576
+    port, count = BatchGatewayPort(replicas), MOST_HELD_BYTES // MOST_ANSWER_BYTES + 1
+    calls = [port.send("ann", "/v1/embeddings", b"{}", lambda: None) for _ in range(count)]
     for place, request in enumerate(replicas.requests):
         for _ in range(MOST_ANSWER_BYTES // len(mib) - (1 if place == 3 else 6)):
             request.write(mib)
     await asyncio.sleep(0)
     assert replicas.given_up == [replicas.requests[3]]
-    assert {number: one.result() for number, one in answers.items() if one.done()} == {3: BatchAnswer(None)}
+    assert {number: call.answer for number, call in enumerate(calls) if call.answer} == {3: BatchAnswer(None)}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from skep.errors import StoreError
-from skep.gateway.batch.store import BatchStore, RequestStart
+from skep.gateway.batch.store import BatchStore
 from skep.store.database import MIGRATIONS, open_store
 from skep.store.records import RunState
 
@@ -75,7 +75,7 @@ def test_a_batch_of_an_old_file_goes_on(dump, old_file):
         batches = BatchStore(store)
         assert [request.custom_id for request in batches.pending("batch_1")] == ["b"]
         assert batches.lost("batch_1") == {}
-        batches.record("batch_1", begun=[RequestStart(1, 4.0)])
+        batches.record("batch_1", under_way=[1], since=4.0)
         assert batches.lost("batch_1") == {1: 1}
 
 

@@ -19,19 +19,12 @@ ENDPOINT = "/v1/chat/completions"
 class Sent:
     """One request on its way."""
 
-    def __init__(self, gateway, owner):
-        self.gateway = gateway
+    def __init__(self, owner):
         self.owner = owner
-        self.waiting = True
-        self.given_up = False
+        self.waiting, self.ended, self.answer = True, False, None
 
-    def go(self, endpoint, body):
-        got = asyncio.get_running_loop().create_future()
-        self.gateway.send(self, endpoint, json.loads(body)["n"], lambda answer: got.done() or got.set_result(answer))
-        return got
-
-    def give_up(self):
-        self.given_up = True
+    def end(self):
+        self.ended = True
 
 
 class Scripted:
@@ -49,23 +42,27 @@ class Scripted:
     def complaint_of(self, model):
         return None if model == "m" else f"no {model}"
 
-    def open_call(self, owner):
-        if self.most is not None and sum(not request.given_up for request in self.requests) >= self.most:
-            return None
-        self.requests.append(Sent(self, owner))
-        return self.requests[-1]
+    def has_room(self, owner):
+        return self.most is None or sum(not (one.ended or one.answer) for one in self.requests) < self.most
 
     async def ready(self):
         pass
 
-    def send(self, request, endpoint, number, answered):
-        self.sent.append((request.owner, endpoint, number))
+    def send(self, owner, endpoint, body, on_end):
+        request, number = Sent(owner), json.loads(body)["n"]
+        self.requests.append(request)
+        self.sent.append((owner, endpoint, number))
         if self.silent or (self.answers is not None and len(self.sent) > self.answers):
             request.waiting = sum(not one.waiting for one in self.requests) >= self.slots
         else:
             request.waiting = False
-            asyncio.get_running_loop().call_soon(answered, BatchAnswer(200, b"{}"))
+            asyncio.get_running_loop().call_soon(self.answer, request, on_end)
         self.most_waiting = max(self.most_waiting, sum(one.waiting for one in self.requests))
+        return request
+
+    def answer(self, request, on_end):
+        request.answer = BatchAnswer(200, b"{}")
+        on_end()
 
 
 class Bench:
@@ -136,7 +133,7 @@ def test_a_few_wait_for_a_slot_and_a_process_that_ends_in_order_leaves_nothing_b
 
     gateway = bench.carry_out(lambda: Scripted(slots=3, silent=True), until=under_way)
     assert (gateway.most_waiting, set(begun.values())) == (2, {1})
-    assert all(request.given_up for request in gateway.requests)  # nobody is left to hear the answers
+    assert all(request.ended for request in gateway.requests)  # nobody is left to hear the answers
     assert (len(bench.store.pending("batch_1")), bench.store.lost("batch_1")) == (20, {})
 
 
@@ -153,11 +150,11 @@ def test_many_batches_of_one_owner_keep_neither_another_owners_nor_one_that_is_c
     last = f"batch_{MOST_OF_KIND + 3}"
 
     class Late(Scripted):
-        def send(self, request, endpoint, number, answered):
-            super().send(request, endpoint, number, answered)
-            if len(self.sent) == MOST_OF_KIND:
+        def send(self, *what):
+            if len(self.sent) == MOST_OF_KIND - 1:
                 bench.add("batch_bob", 3, owner="bob")
                 bench.store.become(last, BatchStatus.CANCELLING, time.time())
+            return super().send(*what)
 
     def both(gateway):
         bobs = sum(owner == "bob" for owner, _, _ in gateway.sent)
@@ -197,16 +194,16 @@ def test_what_is_not_done_in_its_window_expires(bench, window_s, answers, answer
 
 def test_a_file_that_goes_meanwhile_ends_what_was_not_sent(bench):
     class Careless(Scripted):
-        def send(self, request, endpoint, number, answered):
-            sent.append(f"c{number}")
-            if number == 3:
+        def send(self, *what):
+            request = super().send(*what)
+            if self.sent[-1][2] == 3:
                 bench.room.delete(file)
-            super().send(request, endpoint, number, answered)
+            return request
 
-    sent, file = [], bench.add("batch_1", 10)
-    bench.carry_out(Careless)
+    file = bench.add("batch_1", 10)
+    gateway = bench.carry_out(Careless)
     output, errors = bench.told("batch_1")
-    assert sorted(line["custom_id"] for line in output) == sorted(sent)
+    assert [line["custom_id"] for line in output] == [f"c{number}" for _, _, number in gateway.sent]
     assert {line["error"]["code"] for line in errors} == {"input_file_missing"}
     assert len(output) + len(errors) == 10
 
@@ -236,11 +233,11 @@ def test_a_store_that_is_full_for_a_while_gets_every_result(bench):
     class Full(BatchStore):
         refusals = 1
 
-        def record(self, batch_id, results=(), **noted):
+        def record(self, *what):
             if self.refusals:
                 self.refusals -= 1
                 raise StoreError("the disk is full")
-            super().record(batch_id, results, **noted)
+            super().record(*what)
 
     bench.add("batch_1", 8)
     gateway = bench.carry_out(Scripted, store=Full(bench.store._store))

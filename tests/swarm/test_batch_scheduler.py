@@ -6,12 +6,13 @@ import pytest
 
 from skep.gateway.batch.scheduler import (
     ALONE_FROM,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
     MOST_COSTLY,
     MOST_LOST,
     MOST_OF_KIND,
     BatchAnswer,
     BatchSchedule,
-    SuspectTurn,
     choose,
     result_of,
     without_answer,
@@ -36,7 +37,8 @@ def test_requests_go_out_in_their_order_and_are_done_when_answered_and_one_lost_
     assert [work.next(0.0).index for _ in range(3)] == [1, 2, 3]
     assert work.answered(1, BatchAnswer(200), 0.0)
     assert [request.index for request in work.left()] == [0, 2, 3]  # in the file's order
-    assert (work.next(now := work.due_in_s(0.0)).index, work.next(now), work.due_in_s(now)) == (0, None, None)
+    now = FIRST_PAUSE_S
+    assert (work.next(now - 0.01), work.next(now).index, work.next(now)) == (None, 0, None)
     assert all(work.answered(index, BatchAnswer(400), now) for index in (3, 0, 2))
     assert work.done
 
@@ -47,20 +49,17 @@ def test_who_is_told_to_come_back_comes_back_until_the_end_of_time(status):
     work.next(now)
     for _ in range(50):
         assert not work.answered(0, BatchAnswer(status, b"{}", retry_after_s=3.0), now)
-        assert work.next(now) is None
-        pause_s = work.due_in_s(now)
-        assert 3.0 <= pause_s <= 60.0
-        now += pause_s
+        assert work.next(now + 2.9) is None
+        now += LONGEST_PAUSE_S
         assert work.next(now).index == 0
 
 
-def test_an_endpoint_that_is_full_gets_nothing_new_for_a_while():
+def test_an_endpoint_that_is_full_gets_nothing_new_for_a_while_and_what_it_refused_goes_last():
     work = schedule_of(3)
     work.next(0.0)
     assert not work.answered(0, BatchAnswer(429, retry_after_s=2.0), 0.0)
     assert work.next(1.9) is None
-    assert work.due_in_s(1.5) == pytest.approx(0.5)
-    assert work.next(2.1).index == 0
+    assert [work.next(2.1).index for _ in range(3)] == [1, 2, 0]
 
 
 @pytest.mark.parametrize("answer", [BatchAnswer(None), BatchAnswer(502, LOST)])
@@ -127,11 +126,10 @@ def test_what_has_no_answer_says_why_and_one_that_was_too_large_is_not_asked_for
 
 
 def test_what_may_kill_the_gateway_goes_last_and_alone():
-    turn = SuspectTurn()
+    turn = set()
     first = BatchSchedule(requests(3), {0: ALONE_FROM, 1: ALONE_FROM, 2: ALONE_FROM - 1}, turn)
     second = BatchSchedule(requests(2), {0: MOST_LOST - 1}, turn)
     assert [first.next(0.0).index, first.next(0.0).index, first.next(0.0)] == [2, 0, None]
-    assert first.due_in_s(0.0) > 0
     assert [second.next(0.0).index, second.next(0.0)] == [1, None]
     assert not first.answered(0, BatchAnswer(503), 0.0)  # it comes again, and takes its turn again
     assert second.next(0.0).index == 0
@@ -162,7 +160,7 @@ def lives_of(batches, *, slots, answer_s, kills, poison=None, dies_after_s=12):
     """Gateways one after another; each is killed after some seconds, or by the poison. What is set aside, by batch."""
     lost, ended, aside = {}, set(), {name: set() for name in batches}
     while any(len(ended & {(name, i) for i in range(n)}) + len(aside[name]) < n for name, n in batches.items()):
-        turn, out, now, until = SuspectTurn(), {}, 0, next(kills, None)
+        turn, out, now, until = set(), {}, 0, next(kills, None)
         works = {}
         for name, count in batches.items():
             pending = [one for one in requests(count) if (name, one.index) not in ended]

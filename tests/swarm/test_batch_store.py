@@ -14,7 +14,6 @@ from skep.gateway.batch.store import (
     BatchResult,
     BatchStatus,
     BatchStore,
-    RequestStart,
     StoredFile,
     UnfinishedBatch,
 )
@@ -157,10 +156,9 @@ def test_what_was_begun_and_never_ended_is_counted(store):
     """An attempt that ended, with a result or without, is none of them."""
     store.add_batch(order())
     store.validated("batch_1", 2.0, "m", requests(4))
-    store.record("batch_1", begun=[RequestStart(0, 2.0), RequestStart(1, 2.0), RequestStart(2, 2.0)])
-    store.record(
-        "batch_1", [result(1)], begun=[RequestStart(0, 3.0), RequestStart(2, 3.0)], over=[RequestStart(0, 2.0)]
-    )
+    store.record("batch_1", under_way=[0, 1, 2, 3], since=2.0)
+    store.record("batch_1", under_way=[0, 1, 2], since=2.0)
+    store.record("batch_1", [result(1)], under_way=[2], since=3.0)
     assert store.lost("batch_1") == {0: 1, 2: 2}
     assert store.become("batch_1", BatchStatus.EXPIRED, 4.0, ())
     store.forget_ended()

@@ -298,7 +298,7 @@ class BatchApi:
                 moved, self._store = self._store, None
                 await asyncio.to_thread(moved.close)
                 if self._runner is not None:
-                    self._runner.abandon()
+                    self._runner.wake()
             if self._store is None:
                 self._store = await asyncio.to_thread(open_store, self._store_path)
             return BatchStore(self._store)

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict
+from collections.abc import Callable
 from fnmatch import fnmatchcase
-from itertools import chain
 
 from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, BatchAnswer
-from skep.gateway.proxied_request import Exchange
 from skep.gateway.proxy import Proxy
 from skep.units import MIB
 from skep.wire.heads import gateway_fields
@@ -24,59 +22,56 @@ MOST_HELD_BYTES = 512 * MIB  # of all answers together while they come in; beyon
 class InternalRequest:
     """One request without a connection: its own carrier, which gathers the answer until it is whole or given up."""
 
-    def __init__(self, gateway: BatchGatewayPort, owner: str) -> None:
-        self._gateway, self._owner = gateway, owner
-        self._is_over = False
-        self._answer: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
-        self._received: list[bytes] = []
-        self._request: ServerRequest | None = None
-        self._exchange: Exchange | None = None
+    def __init__(
+        self, port: BatchGatewayPort, owner: str, endpoint: str, body: bytes, on_end: Callable[[], None]
+    ) -> None:
+        """With the rights of its owner. As HTTP/1.0, whose answers have no chunks to be taken apart again."""
+        self.owner = owner
+        self.answer: BatchAnswer | None = None  # None: not whole yet, or nobody wants it
         self.held_bytes = 0
+        self._port, self._on_end = port, on_end
+        self._received: list[bytes] = []
+        request = ServerRequest(self, b"POST", endpoint.encode(), [], body=body, version="1.0")
+        self._request: ServerRequest | None = request  # None: it is over
+        port.out.add(self)
+        self._exchange = port.proxy.submit_internal(request, owner)
 
     @property
     def waiting(self) -> bool:
         """No replica has it yet."""
-        return not self._is_over and (self._exchange is None or not self._exchange.under_way)
+        return self._request is not None and self._exchange is not None and not self._exchange.under_way
 
-    def go(self, endpoint: str, body: bytes) -> asyncio.Future[BatchAnswer]:
-        """With the rights of its owner. As HTTP/1.0, whose answers have no chunks to be taken apart again."""
-        request = self._request = ServerRequest(self, b"POST", endpoint.encode(), [], body=body, version="1.0")
-        self._exchange = self._gateway.proxy.submit_internal(request, self._owner)
-        return self._answer
+    def end(self, answer: BatchAnswer | None = None) -> None:
+        """Drop what came and end the call to the replica: in the next round, for the exchange may be writing just now.
+        None: nobody wants the answer any more. Repeats have no effect.
+        """
+        request, self._request = self._request, None  # the accounts keep the request for a while
+        if request is None:
+            return
+        self.answer, self._received = answer, []
+        self._port.out.discard(self)
 
-    def give_up(self) -> None:
-        """Nobody wants the answer any more, and none comes. Nothing happens where one has come."""
-        _hang_up(self._end())
+        def hang_up() -> None:
+            if request.on_gone is not None:
+                request.on_gone()
 
-    def break_off(self, why: BatchAnswer) -> None:
-        """Drop what came and end the call to the replica: in the next round, for the exchange is writing just now."""
-        asyncio.get_running_loop().call_soon(_hang_up, self._end(why))
+        asyncio.get_running_loop().call_soon(hang_up)
+        self._on_end()
 
     # The carrier's side
 
     def send(self, request: ServerRequest, data: bytes) -> None:  # noqa: ARG002
-        if not self._is_over:
+        if self._request is not None:
             self._received.append(data)
             self.held_bytes += len(data)
-            self._gateway.received(self, len(data))
+            self._port.bound(self)
 
     def finished(self, request: ServerRequest) -> None:  # noqa: ARG002
-        if not self._is_over:
-            self._end(_parse_answer(b"".join(self._received)))
+        if self._request is not None:
+            self.end(_parse_answer(b"".join(self._received)))
 
     def abort(self) -> None:
-        self._end(BatchAnswer(None))
-
-    def _end(self, answer: BatchAnswer | None = None) -> ServerRequest | None:
-        """The request, if it was sent and not over before. What came of its answer is not kept any longer."""
-        if self._is_over:
-            return None
-        self._is_over = True
-        self._gateway.ended(self, self._owner)
-        if answer is not None and not self._answer.done():
-            self._answer.set_result(answer)
-        request, self._request, self._received = self._request, None, []  # the accounts keep the request for a while
-        return request
+        self.end(BatchAnswer(None))
 
 
 class BatchGatewayPort:
@@ -84,19 +79,14 @@ class BatchGatewayPort:
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
-        self._out: dict[str, set[InternalRequest]] = defaultdict(set)  # by owner
-        self._held_bytes = 0
+        self.out: set[InternalRequest] = set()
 
-    def received(self, call: InternalRequest, more_bytes: int) -> None:
-        self._held_bytes += more_bytes
+    def bound(self, call: InternalRequest) -> None:
+        """Give up an answer that is too large, or the largest of all where they are too large together."""
         if call.held_bytes > MOST_ANSWER_BYTES:
-            call.break_off(BatchAnswer(None, fault="answer_too_large"))
-        elif self._held_bytes > MOST_HELD_BYTES:
-            max(chain(*self._out.values()), key=lambda one: one.held_bytes).break_off(BatchAnswer(None))
-
-    def ended(self, call: InternalRequest, owner: str) -> None:
-        self._held_bytes -= call.held_bytes
-        self._out[owner].discard(call)
+            call.end(BatchAnswer(None, fault="answer_too_large"))
+        elif sum(one.held_bytes for one in self.out) > MOST_HELD_BYTES:
+            max(self.out, key=lambda one: one.held_bytes).end(BatchAnswer(None))
 
     def complaint_of(self, model: str | None) -> str | None:
         """Return why a request for this model would not be served; None: it would."""
@@ -108,24 +98,18 @@ class BatchGatewayPort:
             return None
         return f"the model `{model[:80]}` is not served here; known: {known}"
 
-    def open_call(self, owner: str) -> InternalRequest | None:
-        """Return a request, one of its owner's until it ends. None: too many; a key can be used beside its batches."""
+    def has_room(self, owner: str) -> bool:
+        """Return whether one more request of this owner may be out: a key can be used beside its batches."""
         most = next((key.max_concurrent for key in self.proxy.policy.keys if key.name == owner), None)
-        if most is not None and len(self._out[owner]) >= max(1, most - 1):
-            return None
-        call = InternalRequest(self, owner)
-        self._out[owner].add(call)
-        return call
+        return most is None or sum(call.owner == owner for call in self.out) < max(1, most - 1)
+
+    def send(self, owner: str, endpoint: str, body: bytes, on_end: Callable[[], None]) -> InternalRequest:
+        return InternalRequest(self, owner, endpoint, body, on_end)
 
     async def ready(self) -> None:
         """Until it knows what it serves."""
         while not self.proxy.admission.models:
             await asyncio.sleep(READY_POLL_S)
-
-
-def _hang_up(request: ServerRequest | None) -> None:
-    if request is not None and request.on_gone is not None:
-        request.on_gone()
 
 
 def _parse_answer(received: bytes) -> BatchAnswer:

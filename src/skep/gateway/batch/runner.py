@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -25,7 +24,6 @@ from skep.gateway.batch.files import CheckedInput, FileStorage, LineError, body_
 from skep.gateway.batch.scheduler import (
     BatchAnswer,
     BatchSchedule,
-    SuspectTurn,
     choose,
     result_of,
     without_answer,
@@ -34,19 +32,14 @@ from skep.gateway.batch.store import (
     BATCH_FILE_S,
     BatchOrder,
     BatchRequest,
-    BatchResult,
     BatchStatus,
     BatchStore,
-    RequestStart,
     StoredBatch,
     StoredFile,
 )
-from skep.units import MIB
 
 BACKLOG = 2  # requests that wait for a slot
-UNRECORDED, UNRECORDED_BYTES = 1000, 64 * MIB  # results the store has not taken: beyond that, nothing new is sent
 SENDING_LOOK_S = 0.2
-CLOCK_S = 60.0  # the window is looked at so often, for clocks are set and machines sleep
 STORE_AGAIN_S = 0.5
 
 
@@ -64,16 +57,12 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
 
 
-@dataclass(slots=True)
-class _SentRequest:
-    call: InternalRequest
-    task: asyncio.Task[None]
-    start: RequestStart | None = None  # None: no replica has it yet
-
-
 @dataclass(eq=False)
 class BatchSender:
-    """Sends the requests of one batch as its schedule says, and records what came."""
+    """Sends the requests of one batch as its schedule says, and records what came.
+
+    Nothing new is sent while the store does not take what there is: what is not recorded is asked again after a crash.
+    """
 
     order: BatchOrder
     schedule: BatchSchedule
@@ -83,14 +72,14 @@ class BatchSender:
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
+        self._began_at = time.time()
         self._halt: Halt | None = None
-        self._out: dict[int, _SentRequest] = {}
-        self._unrecorded: list[BatchResult] = []
-        self._begun: list[RequestStart] = []  # that the store does not know of yet, as the next
-        self._over: list[RequestStart] = []
-        self._writing = threading.Lock()  # what is removed from the lists is what was written
+        self._out: dict[int, InternalRequest] = {}
+        self._unrecorded = [
+            without_answer(one, "gateway_died", _name(), time.time()) for one in self.schedule.set_aside
+        ]
+        self._recorded: set[int] = set()  # what replicas have, as the store knows it
         self._wake = asyncio.Event()
-        self._to_record = asyncio.Event()
 
     def halt(self, why: Halt) -> None:
         """The first reason stays, but leaving does not: it only means later, or elsewhere."""
@@ -100,126 +89,76 @@ class BatchSender:
 
     async def run(self) -> Halt | None:
         """None: every request has its result, in the store."""
-        for request in self.schedule.set_aside:
-            self._keep(without_answer(request, "gateway_died", _name(), time.time()))
         try:
-            async with asyncio.TaskGroup() as tasks:
-                recording = tasks.create_task(self._record())
-                await self._send_all(tasks)
-                await self._quiet()
-                while self._has_news:
-                    self._to_record.set()
-                    await asyncio.sleep(SENDING_LOOK_S / 10)
-                recording.cancel()
-        finally:
+            while True:
+                self._wake.clear()
+                self._collect()
+                if self._halt is None and time.time() >= self.order.expires_at:
+                    self._halt = Halt.EXPIRED
+                await self._send()
+                if self._halt is not None:
+                    self._give_up(only_waiting=self._halt is Halt.LEAVING)
+                try:
+                    await self._record()
+                except StoreError as error:
+                    self.say(f"{self.order.id}: results are not recorded yet: {error.message}")
+                    await asyncio.sleep(STORE_AGAIN_S)
+                if not self._out and not self._unrecorded and (self.schedule.done or self._halt is not None):
+                    return None if self.schedule.done else self._halt
+                await _wait(self._wake, SENDING_LOOK_S)
+        finally:  # an end in order is no death of the gateway
+            self._give_up()
             self.schedule.leave()
-            for sent in self._out.values():
-                sent.call.give_up()
-            if self._has_news:  # an end in order is no death of the gateway
-                with contextlib.suppress(StoreError):
-                    await asyncio.to_thread(self._write)
-        return None if self.schedule.done else self._halt
-
-    @property
-    def _has_news(self) -> bool:
-        """For the store."""
-        return bool(self._unrecorded or self._begun or self._over)
-
-    async def _send_all(self, tasks: asyncio.TaskGroup) -> None:
-        while not self.schedule.done and self._halt is None:
-            now = time.monotonic()
-            left_s = self.order.expires_at - time.time()
-            if left_s <= 0:
-                self.halt(Halt.EXPIRED)
-                return
-            while (call := self._open_call()) is not None:
-                if (request := self.schedule.next(now)) is None:
-                    call.give_up()
-                    break
-                self._out[request.index] = _SentRequest(call, tasks.create_task(self._one(request, call)))
-            self._wake.clear()
-            due_s = self.schedule.due_in_s(now)
-            pause_s = min(left_s, max(SENDING_LOOK_S, due_s) if due_s is not None else CLOCK_S)
-            if self._note_starts():
-                pause_s = min(pause_s, SENDING_LOOK_S)
-            await _wait(self._wake, pause_s)
-
-    async def _quiet(self) -> None:
-        """What is out ends: by itself when this process is to leave, at once when nobody wants it any more."""
-        while self._out and self._halt is Halt.LEAVING:
-            for sent in self._out.values():
-                if sent.call.waiting:
-                    sent.task.cancel()
-            self._wake.clear()
-            await _wait(self._wake, SENDING_LOOK_S)
-        tasks = [sent.task for sent in self._out.values()] if self._halt is not None else []
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-
-    def _open_call(self) -> InternalRequest | None:
-        """None: what is out is enough for now."""
-        waiting = sum(sent.call.waiting for sent in self._out.values())
-        unrecorded_bytes = sum(len(result.line) for result in self._unrecorded)
-        if waiting >= BACKLOG or len(self._unrecorded) >= UNRECORDED or unrecorded_bytes >= UNRECORDED_BYTES:
-            return None
-        return self.gateway.open_call(self.order.owner)
-
-    def _note_starts(self) -> bool:
-        """Return whether there are requests that no replica has yet: one may get them at any moment."""
-        for index, sent in self._out.items():
-            if sent.start is None and not sent.call.waiting:
-                sent.start = RequestStart(index, time.time())
-                self._begun.append(sent.start)
-                self._to_record.set()
-        return any(sent.start is None for sent in self._out.values())
-
-    async def _one(self, request: BatchRequest, call: InternalRequest) -> None:
-        index = request.index
-        try:
-            line = await asyncio.to_thread(self.room.read, self.order.input_file_id, request.start, request.length)
-            got = call.go(self.order.endpoint, body_of(line))
-            self._wake.set()
-            answer = await got
-        except asyncio.CancelledError:
-            self.schedule.take_back(index)
-            raise
-        except (FileNotFoundError, ValueError):
-            answer = BatchAnswer(None, fault="input_file_missing")
-        finally:
-            call.give_up()
-            self._wake.set()
-            sent = self._out.pop(index)
-            if sent.start is not None:
-                self._over.append(sent.start)
-        if self.schedule.answered(index, answer, time.monotonic()):
-            self._keep(result_of(request, answer, _name(), time.time()))
-
-    def _keep(self, result: BatchResult) -> None:
-        self._unrecorded.append(result)
-        self._to_record.set()
+            with contextlib.suppress(StoreError):
+                await self._record()
 
     async def _record(self) -> None:
-        """All that came meanwhile in one transaction. A store that is full or busy is asked again."""
-        while True:
-            await self._to_record.wait()
-            self._to_record.clear()
-            try:
-                await asyncio.to_thread(self._write)
-            except StoreError as error:
-                self.say(f"{self.order.id}: results are not recorded yet: {error.message}")
-                await asyncio.sleep(STORE_AGAIN_S)
-                self._to_record.set()
-            else:
-                self._wake.set()
+        """All that came meanwhile in one transaction, and what replicas have now."""
+        results, under_way = self._unrecorded, {index for index, call in self._out.items() if not call.waiting}
+        if results or under_way != self._recorded:
+            await asyncio.to_thread(self.store.record, self.order.id, results, under_way, self._began_at)
+            self._unrecorded, self._recorded = [], under_way
 
-    def _write(self) -> None:
-        """In a thread. The lists may grow meanwhile."""
-        with self._writing:
-            results, begun, over = self._unrecorded[:], self._begun[:], self._over[:]
-            self.store.record(self.order.id, results, begun=begun, over=over)
-            del self._unrecorded[: len(results)], self._begun[: len(begun)], self._over[: len(over)]
+    def _collect(self) -> None:
+        for index, call in list(self._out.items()):
+            if call.answer is not None:
+                del self._out[index]
+                self._answered(index, call.answer)
+
+    def _answered(self, index: int, answer: BatchAnswer) -> None:
+        request = self.schedule.out[index]
+        if self.schedule.answered(index, answer, time.monotonic()):
+            self._unrecorded.append(result_of(request, answer, _name(), time.time()))
+
+    async def _send(self) -> None:
+        """As many as there is room for, a few at a time: what came is recorded in between."""
+        for _ in range(BACKLOG - sum(call.waiting for call in self._out.values())):
+            if self._halt is not None or not self.gateway.has_room(self.order.owner):
+                return
+            if (request := self.schedule.next(time.monotonic())) is None:
+                return
+            await self._send_one(request)
+            self._wake.set()
+
+    async def _send_one(self, request: BatchRequest) -> None:
+        order = self.order
+        try:
+            line = await asyncio.to_thread(self.room.read, order.input_file_id, request.start, request.length)
+            body = body_of(line)
+        except (FileNotFoundError, ValueError):
+            self._answered(request.index, BatchAnswer(None, fault="input_file_missing"))
+            return
+        if self.gateway.has_room(order.owner):  # another batch of the same owner may have been quicker
+            self._out[request.index] = self.gateway.send(order.owner, order.endpoint, body, self._wake.set)
+        else:
+            self.schedule.take_back(request.index)
+
+    def _give_up(self, *, only_waiting: bool = False) -> None:
+        for index, call in list(self._out.items()):
+            if call.waiting or not only_waiting:
+                call.end()
+                self.schedule.take_back(index)
+                del self._out[index]
 
 
 def _name() -> str:
@@ -239,11 +178,10 @@ class BatchRunner:
     ) -> None:
         self._store, self._room, self._gateway, self._say = store, room, gateway, say
         self._wake = asyncio.Event()
-        self._under_way: set[str] = set()
-        self._sending: dict[str, BatchSender] = {}  # not while they are checked or their files are written
+        self._under_way: dict[str, BatchSender | None] = {}  # None: being checked, or written to its files
         self._resting: dict[str, float] = {}
-        self._turn = SuspectTurn()
-        self._leaving = self._abandoned = False
+        self._turn: set[BatchSchedule] = set()
+        self._leaving = False
 
     @property
     def busy(self) -> bool:
@@ -251,38 +189,32 @@ class BatchRunner:
         return bool(self._under_way)
 
     def wake(self) -> None:
-        """There is a new batch, or one was cancelled."""
-        self._wake.set()
-
-    def abandon(self) -> None:
-        """Its store is another one: what it has under way is nobody's any more."""
-        self._abandoned = True
+        """There is a new batch, or one was cancelled, or the store is another one."""
         self._wake.set()
 
     def leave(self) -> None:
         """Another process takes over: finish what is out, begin nothing."""
         self._leaving = True
-        for sender in self._sending.values():
-            sender.halt(Halt.LEAVING)
+        for sender in self._under_way.values():
+            if sender is not None:
+                sender.halt(Halt.LEAVING)
         self._wake.set()
 
     async def run(self) -> None:
         """Until told to leave, and then until nothing is out; or until the store is another one."""
-        with contextlib.ExitStack() as stack:
-            while not self._leaving and not self._try_lock(stack):
+        while not self._leaving:
+            try:
+                with hold_lock(self._room.folder / ".lock", "a gateway with batches", "it ends by itself"):
+                    await self._gateway.ready()
+                    async with asyncio.TaskGroup() as tasks:
+                        await self._take_up(tasks)
+                    return
+            except EngineError:
                 await self._pause(LOCK_AGAIN_S)
-            if self._leaving:
-                return
-            await self._gateway.ready()
-            async with asyncio.TaskGroup() as tasks:
-                carrying = set[asyncio.Task[None]]()
-                await self._take_up(tasks, carrying)
-                for task in carrying if not self._leaving else ():
-                    task.cancel()
 
-    async def _take_up(self, tasks: asyncio.TaskGroup, carrying: set[asyncio.Task[None]]) -> None:
-        tidy_at = 0.0
-        while not self._leaving and not self._abandoned and not await asyncio.to_thread(lambda: self._store.moved):
+    async def _take_up(self, tasks: asyncio.TaskGroup) -> None:
+        tidy_at, carrying = 0.0, set[asyncio.Task[None]]()
+        while not self._leaving and not await asyncio.to_thread(lambda: self._store.moved):
             now = time.monotonic()
             try:
                 if now >= tidy_at:
@@ -290,16 +222,18 @@ class BatchRunner:
                     tidy_at = now + TIDY_S
                 unfinished = await asyncio.to_thread(self._store.unfinished)
                 for one in unfinished:
-                    if one.cancelling and one.id in self._sending:
-                        self._sending[one.id].halt(Halt.CANCELLED)
+                    if one.cancelling and (sender := self._under_way.get(one.id)) is not None:
+                        sender.halt(Halt.CANCELLED)
                 rested = [one for one in unfinished if self._resting.get(one.id, 0.0) <= now]
                 for batch in choose(rested, self._under_way, time.time()) if not self._leaving else ():
-                    self._under_way.add(batch.id)
+                    self._under_way[batch.id] = None
                     carrying.add(task := tasks.create_task(self._carry(batch.id)))
                     task.add_done_callback(carrying.discard)
             except (SkepError, OSError) as error:
                 self._say(f"batches cannot be looked up: {error}")
             await self._pause(LOOK_S)
+        for task in carrying if not self._leaving else ():  # what is under way is nobody's any more
+            task.cancel()
 
     async def _carry(self, batch_id: str) -> None:
         """To its end, or as far as it comes: what is in its way may be gone later."""
@@ -309,8 +243,7 @@ class BatchRunner:
             self._say(f"{batch_id} has to wait: {error!r}")
             self._resting[batch_id] = time.monotonic() + REST_S
         finally:
-            self._sending.pop(batch_id, None)
-            self._under_way.discard(batch_id)
+            del self._under_way[batch_id]
             self._wake.set()
 
     async def _carry_on(self, batch_id: str) -> None:
@@ -328,9 +261,8 @@ class BatchRunner:
             sender.halt(Halt.CANCELLED)
         if self._leaving:
             sender.halt(Halt.LEAVING)
-        self._sending[batch_id] = sender
+        self._under_way[batch_id] = sender
         why = await sender.run()
-        del self._sending[batch_id]
         if why is None and BatchStatus.IN_PROGRESS not in batch.times:  # it was cancelled before it had any requests
             why = Halt.CANCELLED
         if why is not Halt.LEAVING:
@@ -398,15 +330,6 @@ class BatchRunner:
                 self._room.delete(file_id)
         self._room.sweep(file.id for file in self._store.files())
         self._store.forget_ended()
-
-    # Inside
-
-    def _try_lock(self, stack: contextlib.ExitStack) -> bool:
-        try:
-            stack.enter_context(hold_lock(self._room.folder / ".lock", "a gateway with batches", "it ends by itself"))
-        except EngineError:
-            return False
-        return True
 
     async def _pause(self, seconds: float) -> None:
         await _wait(self._wake, seconds)

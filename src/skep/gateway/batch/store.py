@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from math import inf
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from skep.store.database import Store
 from skep.store.records import Index
-from skep.store.rows import StoredAs, insert, insert_all, queries, read
+from skep.store.rows import insert, insert_all, queries, read
 
 MOST_READ, MOST_READ_BYTES = 200, 16_777_216  # results that are in memory at once
 DELETED_AT_ONCE = 2000
@@ -48,7 +48,6 @@ SELECT batches.id, owner, expires_at, detail,
 FROM batches LEFT JOIN batch_events ON batch_id = batches.id AND status = 'in_progress'
 WHERE batches.id NOT IN ({_ENDED}) ORDER BY batches.number"""  # noqa: S608
 _FIRST_STAYS = "ON CONFLICT DO NOTHING"
-_DELETE_BEGINNINGS = "DELETE FROM batch_beginnings WHERE batch_id = ? AND idx = ?"
 _SQL = queries("skep.gateway.batch")
 
 
@@ -125,16 +124,6 @@ class BatchRequest(msgspec.Struct, frozen=True):
     custom_id: str
     start: int
     length: int
-
-
-class RequestStart(msgspec.Struct, frozen=True):
-    """A replica got the request of this index."""
-
-    index: Index
-    at: Annotated[float, StoredAs("begun_at")]
-
-
-Starts = Sequence[RequestStart]
 
 
 class BatchResult(msgspec.Struct, frozen=True):
@@ -261,15 +250,18 @@ class BatchStore:
         return dict(map(tuple, self._store.read(sql, batch_id)))
 
     def record(
-        self, batch_id: str, results: Sequence[BatchResult] = (), *, begun: Starts = (), over: Starts = ()
+        self, batch_id: str, results: Sequence[BatchResult] = (), under_way: Collection[int] = (), since: float = 0.0
     ) -> None:
-        """In one transaction. A request that has its result keeps it. `over`: begun before, and ended without one."""
+        """In one transaction. A request that has its result keeps it. `under_way`: what replicas have now, by index,
+        of the process that works on the batch `since` then; it replaces what that process said before.
+        """
         with self._store.transaction() as connection:
-            insert_all(connection, "batch_beginnings", begun, _FIRST_STAYS, batch_id=batch_id)
-            sql = f"{_DELETE_BEGINNINGS} AND begun_at = ?"
-            connection.executemany(sql, [(batch_id, one.index, one.at) for one in over])
+            connection.execute("DELETE FROM batch_beginnings WHERE batch_id = ? AND begun_at = ?", (batch_id, since))
+            begun = [(batch_id, index, since) for index in under_way]
+            connection.executemany("INSERT INTO batch_beginnings (batch_id, idx, begun_at) VALUES (?, ?, ?)", begun)
             insert_all(connection, "batch_results", results, _FIRST_STAYS, batch_id=batch_id)
-            connection.executemany(_DELETE_BEGINNINGS, [(batch_id, one.index) for one in results])
+            sql = "DELETE FROM batch_beginnings WHERE batch_id = ? AND idx = ?"
+            connection.executemany(sql, [(batch_id, one.index) for one in results])
 
     def lines(self, batch_id: str, *, ok: bool) -> Iterator[bytes]:
         """In the file's order, a few at a time: all together may be larger than memory."""
