@@ -18,14 +18,18 @@ def line(name="a", **fields):
 
 
 def found(*lines, **limits):
-    return [(fault.code, fault.line) for fault in check_lines(lines, ENDPOINT, **limits).faults]
+    return [(fault.code, fault.line) for fault in check_lines(lines, ENDPOINT, served, **limits).faults]
+
+
+def served(model):
+    return None if model == "m" else f"there is no {model}"
 
 
 def test_a_request_is_found_again_by_its_place_in_the_file():
     """Blank lines, a byte order mark, Windows line ends and a missing last one are nobody's fault."""
     lines = [b"\xef\xbb\xbf" + line("a"), b"\n", line("b").replace(b"\n", b"\r\n"), line("c").strip()]
-    file, checked = b"".join(lines), check_lines(lines, ENDPOINT)
-    assert (checked.faults, checked.model, checked.first) == ((), "m", 1)
+    file, checked = b"".join(lines), check_lines(lines, ENDPOINT, served)
+    assert (checked.faults, checked.model) == ((), "m")
     assert [request.custom_id for request in checked.requests] == ["a", "b", "c"]
     for request in checked.requests:
         assert json.loads(file[request.start : request.start + request.length])["custom_id"] == request.custom_id
@@ -34,7 +38,7 @@ def test_a_request_is_found_again_by_its_place_in_the_file():
 def test_a_body_is_sent_as_it_was_written():
     body = b'{"model":  "m", "odd": [1.50, "\\u00e9 \xc3\xa9"],"n":1e400}'
     text = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": ' + body + b"}\n"
-    assert not check_lines([text], ENDPOINT).faults
+    assert not check_lines([text], ENDPOINT, served).faults
     assert body_of(text) == body
     with pytest.raises(ValueError, match="JSON"):
         body_of(text[5:])
@@ -77,11 +81,12 @@ def test_a_file_has_so_many_requests_and_so_many_faults_at_most():
     assert found() == [("empty_file", None)]
     assert found(line("a"), line("b"), line("c"), most=2) == [("too_many_tasks", 3)]
     assert len(found(*([b"{\n"] * 500))) == MOST_ERRORS
+    assert found(b"\n", *(line(name, body={"model": "n"}) for name in "abc")) == [("model_not_found", 2)]
 
 
 @given(st.lists(st.binary(max_size=60)))
 def test_no_bytes_break_the_check(lines):
-    checked = check_lines([one + b"\n" for one in lines], ENDPOINT)
+    checked = check_lines([one + b"\n" for one in lines], ENDPOINT, served)
     assert checked.faults or checked.requests
 
 

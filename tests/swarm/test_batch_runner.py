@@ -42,7 +42,7 @@ class Scripted:
     def complaint_of(self, model):
         return None if model == "m" else f"no {model}"
 
-    def has_room(self, owner):
+    def has_room(self, _owner):
         return self.most is None or sum(not (one.ended or one.answer) for one in self.requests) < self.most
 
     async def ready(self):

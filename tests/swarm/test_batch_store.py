@@ -170,14 +170,13 @@ def test_a_quota_holds_for_one_owner_and_for_files_that_are_there(store):
         return StoredFile(name, owner, at, "f", "batch", size, expires_at)
 
     quota = {"quota_bytes": 10, "most_files": 2}
-    assert not store.add_file(file("file-0", 11), **quota)
-    assert store.add_file(file("file-1", 6, expires_at=5.0), **quota)
-    assert not store.add_file(file("file-2", 5), **quota)
-    assert store.add_file(file("file-3", 5, "bob"), **quota)
-    assert store.add_file(file("file-4", 4), **quota)
-    assert not store.add_file(file("file-5", 0), **quota)
-    assert (store.held("ann", 4.0), store.held("ann", 5.0)) == ((2, 10), (1, 4))
-    assert store.add_file(file("file-6", 6, at=5.0), **quota)
+    assert store.add_file(file("file-0", 11), **quota) == (0, 0)
+    assert store.add_file(file("file-1", 6, expires_at=5.0), **quota) is None
+    assert store.add_file(file("file-2", 5), **quota) == (1, 6)
+    assert store.add_file(file("file-3", 5, "bob"), **quota) is None
+    assert store.add_file(file("file-4", 4), **quota) is None
+    assert store.add_file(file("file-5", 0), **quota) == (2, 10)
+    assert store.add_file(file("file-6", 6, at=5.0), **quota) is None
 
 
 def test_a_disk_that_is_nearly_full_takes_no_upload(tmp_path):

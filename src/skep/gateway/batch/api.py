@@ -13,8 +13,9 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -35,7 +36,6 @@ from skep.wire.server_request import ServerRequest
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")  # those a client may name
-SHORTEST_EXPIRY_S, LONGEST_EXPIRY_S = 3600, 30 * 86_400
 LONGEST_WINDOW_S = 86_400
 MOST_METADATA, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
 PIECE = 262_144  # bytes of a file that are sent at once
@@ -52,14 +52,14 @@ Answering = Callable[[BatchStore, ServerRequest, Owner], Document | StoredFile] 
 Route = Callable[[ServerRequest], None]
 
 
+@dataclass(eq=False)
 class BatchApiError(Exception):
     """The answer to a request that cannot be met."""
 
-    def __init__(self, status: int, message: str, *, code: str = "bad_request", param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.param = param
+    status: int
+    message: str
+    code: str = "bad_request"
+    param: str | None = None
 
 
 class BatchApi:
@@ -75,7 +75,7 @@ class BatchApi:
         self._opening = asyncio.Lock()  # one connection, however many come first
         self._runner: BatchRunner | None = None
         self._leaving = leaving  # the next gateway has the batches: this one only answers
-        self._tasks: asyncio.TaskGroup | None = None
+        self._tasks = asyncio.TaskGroup()
         self.routes: dict[tuple[bytes, str], Route] = {
             (b"POST", "/v1/files"): self._answers(self._create_file),
             (b"GET", "/v1/files"): self._answers(self._list_files),
@@ -90,7 +90,7 @@ class BatchApi:
     async def run(self) -> None:
         """As long as the gateway runs. Batches that an earlier one left are taken up at once."""
         try:
-            async with asyncio.TaskGroup() as self._tasks:
+            async with self._tasks:
                 while not self._leaving:
                     try:
                         store = await self._open()
@@ -137,17 +137,16 @@ class BatchApi:
         file = StoredFile(new_file_id(), owner or "", now, name, purpose, len(content.content), expires_at)
         self._room.require_space(file.bytes)
         self._room.write(file.id, (content.content,))
-        added = False
+        held: tuple[int, int] | None = (0, 0)
         try:
-            added = store.add_file(file, most_files=MOST_FILES, quota_bytes=self._quota_bytes)
+            held = store.add_file(file, most_files=MOST_FILES, quota_bytes=self._quota_bytes)
         finally:
-            if not added:
+            if held is not None:
                 self._room.delete(file.id)
-        if not added:
-            files, taken_bytes = store.held(file.owner, now)
+        if held is not None:
             whose = f"the key `{file.owner}` has" if file.owner else "there are"
             message = (
-                f"{whose} {files} files of {format_bytes(taken_bytes)} here, and this one has"
+                f"{whose} {held[0]} files of {format_bytes(held[1])} here, and this one has"
                 f" {format_bytes(file.bytes)}; at most {MOST_FILES} files of {format_bytes(self._quota_bytes)}"
                 " are kept. Delete some: `GET /v1/files` lists them, `DELETE /v1/files/ID` deletes one."
                 " `files_quota` in skep.toml is the limit"
@@ -188,8 +187,7 @@ class BatchApi:
 
     def _create_batch(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
         wanted = parse_batch_spec(request.body)
-        window_s = window_seconds(wanted.completion_window)
-        expires_s = expiry_seconds(wanted.output_expires_after, "output_expires_after")
+        window_s, expiry = window_seconds(wanted.completion_window), wanted.output_expires_after
         file = _file(store, owner, wanted.input_file_id, param="input_file_id")
         if file.purpose != "batch":
             message = f"{file.id} has the purpose `{file.purpose}`; a batch reads one with the purpose `batch`"
@@ -199,7 +197,7 @@ class BatchApi:
         now, batch_id = time.time(), f"batch_{secrets.token_hex(12)}"
         order = BatchOrder(
             batch_id, owner or "", now, wanted.endpoint, file.id,
-            wanted.completion_window, now + window_s, wanted.metadata, expires_s,
+            wanted.completion_window, now + window_s, wanted.metadata, expiry.seconds if expiry else None,
         )  # fmt: skip
         if not store.add_batch(order):  # deleted a moment ago
             raise _no_such("File", file.id, "input_file_id")
@@ -230,11 +228,8 @@ class BatchApi:
 
     def _answers(self, answering: Answering) -> Route:
         def route(request: ServerRequest) -> None:
-            if self._tasks is None:
-                _refuse(request, BatchApiError(503, "the batch API is not ready", code="store_unavailable"))
-            else:
-                key = self._gateway.proxy.key_of(request)
-                self._tasks.create_task(self._answer(request, None if key is None else key.name, answering))
+            key = self._gateway.proxy.key_of(request)
+            self._tasks.create_task(self._answer(request, None if key is None else key.name, answering))
 
         return route
 
@@ -268,19 +263,18 @@ class BatchApi:
             source = await asyncio.to_thread(self._room.path(file.id).open, "rb")
         except FileNotFoundError:
             raise BatchApiError(404, f"the content of {file.id} is missing", code="not_found", param="id") from None
-        goes_on, gone = asyncio.Event(), False
+        goes_on, task = asyncio.Event(), asyncio.current_task()
         goes_on.set()
 
         def left() -> None:
-            nonlocal gone
-            gone = True
-            goes_on.set()
+            assert task is not None
+            task.cancel()
 
         request.on_gone, request.on_pause, request.on_resume = left, goes_on.clear, goes_on.set
         with contextlib.closing(source):
             request.start(200, [(b"content-type", b"application/octet-stream")], file.bytes)
             sent = 0
-            while not gone and sent < file.bytes:
+            while sent < file.bytes:
                 piece = await asyncio.to_thread(source.read, min(PIECE, file.bytes - sent))
                 if not piece:
                     request.cut()  # somebody shortened it
@@ -309,6 +303,11 @@ class BatchApi:
 _Metadata = dict[Annotated[str, Meta(max_length=LONGEST_KEY)], Annotated[str, Meta(max_length=LONGEST_VALUE)]]
 
 
+class Expiry(msgspec.Struct, frozen=True):
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(ge=3600, le=30 * 86_400)]
+
+
 class BatchSpec(msgspec.Struct, frozen=True):
     """A batch as its client asks for it."""
 
@@ -316,7 +315,7 @@ class BatchSpec(msgspec.Struct, frozen=True):
     input_file_id: str
     completion_window: str
     metadata: Annotated[_Metadata, Meta(max_length=MOST_METADATA)] | None = None
-    output_expires_after: Any = None
+    output_expires_after: Expiry | None = None
 
 
 def parse_batch_spec(body: bytes) -> BatchSpec:
@@ -342,26 +341,13 @@ def window_seconds(window: str) -> int:
     return seconds
 
 
-def expiry_seconds(told: Any, param: str) -> int | None:
-    """Of {"anchor": "created_at", "seconds": 3600}."""
-    if told is None:
-        return None
-    if not isinstance(told, dict) or told.get("anchor") != "created_at":
-        raise BatchApiError(400, f'`{param}` must be {{"anchor": "created_at", "seconds": …}}', param=param)
-    seconds = told.get("seconds")
-    if type(seconds) is not int or not SHORTEST_EXPIRY_S <= seconds <= LONGEST_EXPIRY_S:
-        message = f"`{param}[seconds]` must be a whole number from {SHORTEST_EXPIRY_S} to {LONGEST_EXPIRY_S}"
-        raise BatchApiError(400, message, param=f"{param}[seconds]")
-    return seconds
-
-
 def _expiry(parts: dict[str, FormPart]) -> int | None:
-    told = {name: part.text for name, part in parts.items() if name.startswith("expires_after[")}
-    if not told:
-        return None
-    seconds = told.get("expires_after[seconds]", "")
-    number = int(seconds) if seconds.isascii() and seconds.isdigit() and len(seconds) < 10 else None
-    return expiry_seconds({"anchor": told.get("expires_after[anchor]"), "seconds": number}, "expires_after")
+    """Of the fields `expires_after[anchor]` and `expires_after[seconds]`."""
+    told = {name[14:-1]: part.text for name, part in parts.items() if name.startswith("expires_after[")}
+    try:
+        return msgspec.convert(told, Expiry, strict=False).seconds if told else None
+    except msgspec.ValidationError as error:
+        raise BatchApiError(400, f"`expires_after`: {error}", param="expires_after") from None
 
 
 def _plain_name(told: str | None) -> str:
@@ -415,7 +401,7 @@ def _refuse(request: ServerRequest, refusal: BatchApiError) -> None:
         request.cut()
         return
     kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
-    error = {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}
+    error = {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}
     later = [(b"retry-after", b"5")] if refusal.status == 503 else []
     request.respond(refusal.status, [JSON, *later], json.dumps({"error": error, "source": "gateway"}).encode())
 

@@ -13,8 +13,9 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from email.parser import HeaderParser
 from pathlib import Path
 
 import msgspec
@@ -103,10 +104,6 @@ class FileStorage:
 MOST_PARTS = 64
 _HEAD_BYTES = 16_384
 _PIECE = 1_048_576
-_PARAMETER = re.compile(r';\s*([\w*-]+)=(?:"((?:[^"\\]|\\.)*)"|([^;\s]*))')
-_BOUNDARY = re.compile(
-    r'\s*multipart/form-data\s*(?=;).*?;\s*boundary=(?:"([^"\r\n]{1,200})"|([^;\s"]{1,200}))', re.IGNORECASE
-)
 
 
 class FormPart(msgspec.Struct, frozen=True):
@@ -121,8 +118,9 @@ class FormPart(msgspec.Struct, frozen=True):
 
 def boundary_of(content_type: str) -> bytes | None:
     """None: it is no multipart form."""
-    found = _BOUNDARY.match(content_type)
-    return (found[1] or found[2]).encode("latin-1", "replace") if found else None
+    told = HeaderParser().parsestr(f"content-type: {content_type}")
+    boundary = told.get_boundary() if told.get_content_type() == "multipart/form-data" else None
+    return boundary.encode("latin-1", "replace") if boundary else None
 
 
 def parts_of(body: bytes, boundary: bytes) -> list[FormPart]:
@@ -160,18 +158,13 @@ def _find(body: bytes, mark: bytes, start: int) -> int:
 
 
 def _names(head: bytes) -> tuple[str, str | None]:
-    for line in head.decode("utf-8", "replace").split("\r\n"):
-        field, _, value = line.partition(":")
-        if field.strip().lower() == "content-disposition":
-            told = {name.lower(): _plain(quoted or bare) for name, quoted, bare in _PARAMETER.findall(value)}
-            return told.get("name", ""), told.get("filename")
-    raise ValueError("a part of the form has no Content-Disposition")
-
-
-def _plain(text: str) -> str:
-    """Quotes and line ends inside a name are percent-encoded by browsers, and escaped with a backslash by others."""
-    text = re.sub(r"\\([\"\\])", r"\1", text)
-    return text.replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
+    told = HeaderParser().parsestr(head.decode("utf-8", "replace"))
+    if "content-disposition" not in told:
+        raise ValueError("a part of the form has no Content-Disposition")
+    name, filename = told.get_param("name", "", "content-disposition"), told.get_filename()
+    if filename is not None:  # as browsers write what would end it
+        filename = filename.replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
+    return str(name), filename
 
 
 # The requests of an input file
@@ -193,12 +186,11 @@ class LineError(Exception):
 
 
 class CheckedInput(msgspec.Struct, frozen=True):
-    """`requests` are to be sent only where there are no `faults`. `first` is the line of the first request."""
+    """`requests` are to be sent only where there are no `faults`."""
 
     requests: tuple[BatchRequest, ...]
     model: str | None
     faults: tuple[LineError, ...]
-    first: int | None = None
 
 
 class _BatchLine(msgspec.Struct):
@@ -217,8 +209,10 @@ _lines = msgspec.json.Decoder(_BatchLine)
 _bodies = msgspec.json.Decoder(_BatchBody)
 
 
-def check_lines(lines: Iterable[bytes], endpoint: str, most: int = MOST_REQUESTS) -> CheckedInput:
-    """Return all that can be said without asking who serves the model."""
+def check_lines(
+    lines: Iterable[bytes], endpoint: str, complaint_of: Callable[[str | None], str | None], most: int = MOST_REQUESTS
+) -> CheckedInput:
+    """`complaint_of`: why a model is not served."""
     requests: list[BatchRequest] = []
     faults: list[LineError] = []
     seen: dict[str, int] = {}
@@ -236,8 +230,11 @@ def check_lines(lines: Iterable[bytes], endpoint: str, most: int = MOST_REQUESTS
             if custom_id in seen:
                 message = f"the custom_id {_short(custom_id)} is already used in line {seen[custom_id]}"
                 raise LineError("duplicate_custom_id", message, "custom_id")
+            complaint = complaint_of(its_model) if not seen else None
             model = model if seen else its_model
             seen[custom_id] = number
+            if complaint is not None:
+                raise LineError("model_not_found", complaint, "body.model")
             if its_model != model:
                 first, other = (_short(name) if name is not None else "none" for name in (model, its_model))
                 message = f"the model {other} is not that of the requests before ({first}): one model a batch"
@@ -251,7 +248,7 @@ def check_lines(lines: Iterable[bytes], endpoint: str, most: int = MOST_REQUESTS
                 break
     if not requests and not faults:
         faults.append(LineError("empty_file", "the file has no requests"))
-    return CheckedInput(tuple(requests), model, tuple(faults), min(seen.values(), default=None))
+    return CheckedInput(tuple(requests), model, tuple(faults))
 
 
 def body_of(line: bytes) -> bytes:

@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from enum import Enum
 from itertools import chain
 
 from msgspec import to_builtins
@@ -34,21 +33,12 @@ from skep.gateway.batch.store import (
     BatchRequest,
     BatchStatus,
     BatchStore,
-    StoredBatch,
     StoredFile,
 )
 
 BACKLOG = 2  # requests that wait for a slot
 SENDING_LOOK_S = 0.2
 STORE_AGAIN_S = 0.5
-
-
-class Halt(Enum):
-    """Why no more is sent."""
-
-    CANCELLED = "batch_cancelled"
-    EXPIRED = "batch_expired"
-    LEAVING = "leaving"  # it goes on later, or in another process
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
@@ -73,7 +63,7 @@ class BatchSender:
 
     def __post_init__(self) -> None:
         self._began_at = time.time()
-        self._halt: Halt | None = None
+        self._halt: BatchStatus | None = None  # what it becomes: no more is sent
         self._out: dict[int, InternalRequest] = {}
         self._unrecorded = [
             without_answer(one, "gateway_died", _name(), time.time()) for one in self.schedule.set_aside
@@ -81,30 +71,31 @@ class BatchSender:
         self._recorded: set[int] = set()  # what replicas have, as the store knows it
         self._wake = asyncio.Event()
 
-    def halt(self, why: Halt) -> None:
-        """The first reason stays, but leaving does not: it only means later, or elsewhere."""
-        if self._halt in (None, Halt.LEAVING):
-            self._halt = why
+    def halt(self, status: BatchStatus) -> None:
+        """The first one stays, but IN_PROGRESS does not: it only means later, or elsewhere."""
+        if self._halt in (None, BatchStatus.IN_PROGRESS):
+            self._halt = status
         self._wake.set()
 
-    async def run(self) -> Halt | None:
-        """None: every request has its result, in the store."""
+    async def run(self) -> BatchStatus:
+        """Return what becomes of the batch. COMPLETED: every request has its result, in the store."""
         try:
             while True:
                 self._wake.clear()
                 self._collect()
                 if self._halt is None and time.time() >= self.order.expires_at:
-                    self._halt = Halt.EXPIRED
+                    self._halt = BatchStatus.EXPIRED
                 await self._send()
                 if self._halt is not None:
-                    self._give_up(only_waiting=self._halt is Halt.LEAVING)
+                    self._give_up(only_waiting=self._halt is BatchStatus.IN_PROGRESS)
                 try:
                     await self._record()
                 except StoreError as error:
                     self.say(f"{self.order.id}: results are not recorded yet: {error.message}")
                     await asyncio.sleep(STORE_AGAIN_S)
-                if not self._out and not self._unrecorded and (self.schedule.done or self._halt is not None):
-                    return None if self.schedule.done else self._halt
+                status = BatchStatus.COMPLETED if self.schedule.done else self._halt
+                if status is not None and not self._out and not self._unrecorded:
+                    return status
                 await _wait(self._wake, SENDING_LOOK_S)
         finally:  # an end in order is no death of the gateway
             self._give_up()
@@ -169,7 +160,6 @@ LOOK_S = 2.0  # for what another process wrote
 LOCK_AGAIN_S = 0.25
 REST_S = 10.0  # after something went wrong with a batch that is not its own fault
 TIDY_S = 3600.0
-_BY_HALT = {Halt.CANCELLED: BatchStatus.CANCELLED, Halt.EXPIRED: BatchStatus.EXPIRED, None: BatchStatus.COMPLETED}
 
 
 class BatchRunner:
@@ -197,7 +187,7 @@ class BatchRunner:
         self._leaving = True
         for sender in self._under_way.values():
             if sender is not None:
-                sender.halt(Halt.LEAVING)
+                sender.halt(BatchStatus.IN_PROGRESS)
         self._wake.set()
 
     async def run(self) -> None:
@@ -223,7 +213,7 @@ class BatchRunner:
                 unfinished = await asyncio.to_thread(self._store.unfinished)
                 for one in unfinished:
                     if one.cancelling and (sender := self._under_way.get(one.id)) is not None:
-                        sender.halt(Halt.CANCELLED)
+                        sender.halt(BatchStatus.CANCELLED)
                 rested = [one for one in unfinished if self._resting.get(one.id, 0.0) <= now]
                 for batch in choose(rested, self._under_way, time.time()) if not self._leaving else ():
                     self._under_way[batch.id] = None
@@ -251,73 +241,57 @@ class BatchRunner:
         if batch is None or batch.status.is_final:
             return
         if batch.status is BatchStatus.VALIDATING:  # its model is known then: it begins when there is room for it
-            await self._check(batch)
+            await asyncio.to_thread(self._check, batch.order)
             return
         pending = await asyncio.to_thread(self._store.pending, batch_id)
         lost = await asyncio.to_thread(self._store.lost, batch_id)
         schedule = BatchSchedule(pending, lost, self._turn)
         sender = BatchSender(batch.order, schedule, self._store, self._room, self._gateway, self._say)
         if BatchStatus.CANCELLING in batch.times:
-            sender.halt(Halt.CANCELLED)
+            sender.halt(BatchStatus.CANCELLED)
         if self._leaving:
-            sender.halt(Halt.LEAVING)
+            sender.halt(BatchStatus.IN_PROGRESS)
         self._under_way[batch_id] = sender
-        why = await sender.run()
-        if why is None and BatchStatus.IN_PROGRESS not in batch.times:  # it was cancelled before it had any requests
-            why = Halt.CANCELLED
-        if why is not Halt.LEAVING:
-            await asyncio.to_thread(self._finish, batch, schedule.left(), why)
-
-    async def _check(self, batch: StoredBatch) -> None:
-        checked = await asyncio.to_thread(self._read, batch.order)
-        faults = checked.faults
-        complaint = self._gateway.complaint_of(checked.model) if checked.requests else None
-        if complaint is not None:
-            faults = (LineError("model_not_found", complaint, "body.model", checked.first), *faults)
-        if faults:
-            told = [asdict(fault) for fault in faults]
-            await asyncio.to_thread(self._store.become, batch.id, BatchStatus.FAILED, time.time(), errors=told)
-        else:
-            await asyncio.to_thread(self._store.validated, batch.id, time.time(), checked.model, checked.requests)
+        status = await sender.run()
+        if BatchStatus.IN_PROGRESS not in batch.times:  # it was cancelled before it had any requests
+            status = BatchStatus.CANCELLED
+        if status is not BatchStatus.IN_PROGRESS:
+            await asyncio.to_thread(self._finish, batch.order, schedule.left(), status)
 
     # In threads
 
-    def _read(self, order: BatchOrder) -> CheckedInput:
+    def _check(self, order: BatchOrder) -> None:
         try:
             with self._room.path(order.input_file_id).open("rb") as file:
-                return check_lines(file, order.endpoint)
+                checked = check_lines(file, order.endpoint, self._gateway.complaint_of)
         except FileNotFoundError:
             gone = LineError("input_file_missing", f"the file {order.input_file_id} is missing", "input_file_id")
-            return CheckedInput((), None, (gone,))
+            checked = CheckedInput((), None, (gone,))
+        if checked.faults:
+            told = [asdict(fault) for fault in checked.faults]
+            self._store.become(order.id, BatchStatus.FAILED, time.time(), errors=told)
+        else:
+            self._store.validated(order.id, time.time(), checked.model, checked.requests)
 
-    def _finish(self, batch: StoredBatch, left: list[BatchRequest], why: Halt | None) -> None:
-        order, now = batch.order, time.time()
-        if why is not Halt.CANCELLED:
-            self._store.become(batch.id, BatchStatus.FINALIZING, now)
-        never = (
-            without_answer(one, why.value if why else "", f"batch_req_{batch.id[6:]}_{one.index}", now).line
-            for one in left
-        )
-        written = {
-            "output": self._store.lines(batch.id, ok=True),
-            "error": chain(self._store.lines(batch.id, ok=False), never),
-        }
+    def _finish(self, order: BatchOrder, left: list[BatchRequest], status: BatchStatus) -> None:
+        now = time.time()
+        if status is not BatchStatus.CANCELLED:
+            self._store.become(order.id, BatchStatus.FINALIZING, now)
+        names = ((one, f"batch_req_{order.id[6:]}_{one.index}") for one in left)
+        never = (without_answer(one, f"batch_{status}", name, now).line for one, name in names)
+        output, errors = (self._store.lines(order.id, ok=ok) for ok in (True, False))
         files: dict[str, StoredFile] = {}
         ended = False
         try:
-            for kind, lines in written.items():
-                if (first := next(lines, None)) is None:
-                    continue
-                file_id, name = new_file_id(), f"{batch.id}_{kind}.jsonl"
-                size = self._room.write(file_id, chain((first,), lines))
-                expires_at = now + (order.output_expires_s or BATCH_FILE_S)
-                file = StoredFile(file_id, order.owner, now, name, "batch_output", size, expires_at)
-                files[f"{kind}_file_id"] = file
-            detail = {
-                "tally": to_builtins(self._store.tally(batch.id)),
-                **{name: file.id for name, file in files.items()},
-            }
-            ended = self._store.become(batch.id, _BY_HALT[why], time.time(), [*files.values()], **detail)
+            for kind, lines in (("output", output), ("error", chain(errors, never))):
+                if (first := next(lines, None)) is not None:
+                    file_id, name = new_file_id(), f"{order.id}_{kind}.jsonl"
+                    size = self._room.write(file_id, chain((first,), lines))
+                    expires_at = now + (order.output_expires_s or BATCH_FILE_S)
+                    file = StoredFile(file_id, order.owner, now, name, "batch_output", size, expires_at)
+                    files[f"{kind}_file_id"] = file
+            tally, ids = to_builtins(self._store.tally(order.id)), {name: file.id for name, file in files.items()}
+            ended = self._store.become(order.id, status, time.time(), [*files.values()], tally=tally, **ids)
         finally:
             for file in files.values() if not ended else ():  # a full disk is not filled further, try by try
                 self._room.delete(file.id)

@@ -148,19 +148,19 @@ class BatchStore:
 
     # Files
 
-    def add_file(self, file: StoredFile, *, most_files: float = inf, quota_bytes: float = inf) -> bool:
-        """False: its owner would have more than the quota. Looked up in the transaction: others may add files too."""
+    def add_file(
+        self, file: StoredFile, *, most_files: float = inf, quota_bytes: float = inf
+    ) -> tuple[int, int] | None:
+        """None: it is there. Else its owner would have more than the quota: the files, and bytes, there are already.
+
+        Those that expired do not count. Looked up in the transaction: others may add files too.
+        """
         with self._store.transaction() as connection:
             files, taken_bytes = connection.execute(_SQL["held"], (file.owner, file.created_at)).fetchone()
-            fits = bool(files < most_files and taken_bytes + file.bytes <= quota_bytes)
-            if fits:
-                insert(connection, "files", file)
-        return fits
-
-    def held(self, owner: str, now: float) -> tuple[int, int]:
-        """Return how many files of the owner there are, and their bytes. Those that expired count no more."""
-        (row,) = self._store.read(_SQL["held"], owner, now)
-        return row[0], row[1]
+            if files >= most_files or taken_bytes + file.bytes > quota_bytes:
+                return files, taken_bytes
+            insert(connection, "files", file)
+        return None
 
     def file(self, file_id: str) -> StoredFile | None:
         found = read(self._store.read("SELECT * FROM files WHERE id = ?", file_id), StoredFile)
