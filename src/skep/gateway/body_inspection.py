@@ -5,13 +5,15 @@ Reads; never changes a byte.
 Small bodies are decoded (unknown fields are skipped over, not built). Of large ones only the beginning and the end are
 read, where these suffice: decoding 100 KB would cost more than the rest of the gateway's work. Two things make that
 safe. No key can be forged from inside a string: there every quote has a backslash before it. And what follows a key up
-to the end of the body is, with a brace before it, JSON of its own exactly if that key is the document's own.
+to the end of the body is, with a brace before it, JSON of its own exactly if that key is the document's own. So is what
+stands before the key, with a brace behind it.
 
 Of several `model` keys the last counts, as it does for engines. A large body that begins with one is not searched for
 another: whoever sends two is routed by one and answered by an engine that may have read the other.
 
 A body over `LONG_BYTES` is never decoded whole: decoding holds the interpreter's lock for its whole time, so not even a
-thread would keep the other requests going. It is searched in windows, and its engine says whether it is valid.
+thread would keep the other requests going. Its model is found if it stands in the first or the last `LONG_BYTES`, and
+its engine says whether the body is valid.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import msgspec
 
 DECODE_BYTES = 16_384
-LONG_BYTES = 1 << 20  # a longer body is looked at in a thread, in windows
+LONG_BYTES = 1 << 20  # a longer body is looked at in a thread
 BEGINNING = 1024  # bytes of a conversation's first user message that tell it from others
 PROMPT_BEGINNING = 512  # the same of a bare prompt, which grows at its end
 LONGEST_NAME = 1024  # characters of a model's name: names are repeated in answers, logs and rows
@@ -33,33 +36,26 @@ _FORM_BYTES = 65_536
 _PARTS_BYTES, _PARTS_TOKENS = 65_536, 256  # of a message's parts, searched for its text
 _TRIES = 8  # words `user` looked at before a search is given up
 _FINDS, _PROOFS = 256, 8  # the same for keys `model`, and for those whose end of the body is decoded
-_WINDOW = 1 << 18  # bytes of a long body that are searched in one step
-_BRACKETS = 2_000_000  # of a long body, looked at before the search for its model is given up
 _BACKSLASH = ord("\\")
-_ANY_BRACKET = (b"{", b"}", b"[", b"]")
 _BOM = b"\xef\xbb\xbf"
 
 _FLAT = rb'\s*+"[^"\\]*+"\s*+:\s*+(?:"[^"\\]*+"|[-+.\w]++)\s*+'  # a pair that needs no decoding
-_HEAD = re.compile(rb"\s*+\{((?:" + _FLAT + rb',)*+)\s*+"messages"\s*+:\s*+(?=\[)')
-_OBJECT = re.compile(rb"\s*+\{")
-_NAMED = re.compile(rb'"model"\s*+:\s*+"([^"\\\x00-\x1f]{1,1024})"\s*+,')
+_HEAD = re.compile(rb"\s*+\{(?:" + _FLAT + rb',)*+\s*+"(messages|input|prompt)"\s*+:\s*+(?=["\[])')
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _MODEL = re.compile(rb'"model"\s*+:\s*+(?P<name>"' + _STRING.pattern + rb'")', re.DOTALL)
-_FIRST = re.compile(rb"\s*+\{(?:" + _FLAT + rb",)*?\s*+" + _MODEL.pattern, re.DOTALL)
+_BEGINNING = re.compile(rb"\s*+\{(?:" + _FLAT + rb",)*\s*+" + _MODEL.pattern, re.DOTALL)
 _ROLE = re.compile(rb'"role"\s*+:\s*+\Z')
 _CONTENT = re.compile(rb'\s*+,\s*+"content"\s*+:\s*+(?=["\[])')
 _REST = re.compile(rb"\s*+(?:,(?!\s*+\"content\")" + _FLAT + rb")*+\}")
 # A string that does not end in the window is one token up to there. Else each quote in it would be tried in turn.
 _TOKEN = re.compile(rb'"(text)"\s*+:\s*+"|"' + _STRING.pattern + rb'(?:"|\\?\Z)|([\[{])|([\]}])', re.DOTALL)
-_FLAT_RUN = re.compile(rb'[^"{}\[\]]*+(?:"' + _STRING.pattern + rb'"[^"{}\[\]]*+)*+', re.DOTALL)
-_LONG_HEAD = re.compile(rb"\s*+\{((?:" + _FLAT + rb',)*+)\s*+"(?:messages|input|prompt)"\s*+:\s*+(?=["\[])')
 _FIELD = re.compile(rb'(?<!\w)name="model"\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([^\r\n]{1,1024})\r\n')
 
 
 class BodySummary(msgspec.Struct, frozen=True):
     model: str | None  # None: the body names none
     conversation: int | None = None
-    name_at: tuple[int, int] | None = None  # where a long body has the name, with its quotes
+    name_at: tuple[int, int] | None = None  # where a body that was not decoded has the name, with its quotes
 
 
 class NotAnObject(ValueError):
@@ -87,13 +83,12 @@ class _ModelField(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_RequestBody)
 _names = msgspec.json.Decoder(_ModelField)
 _messages = msgspec.json.Decoder(list[_Message])
+_texts = msgspec.json.Decoder(str)
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def inspect_body(body: bytes, *, conversation: bool = True) -> BodySummary:
     """`conversation`: its digest is wanted too. There is no use for it where one replica serves the model."""
-    if len(body) > LONG_BYTES:
-        return _inspect_long(body, conversation=conversation)
     if len(body) > DECODE_BYTES:
         seen = _inspect_ends(body, conversation=conversation)
         if seen is not None:
@@ -125,77 +120,12 @@ def with_model(body: bytes, old: str, new: str, name_at: tuple[int, int] | None 
     """Return the body with the value of its own `model` replaced and every other byte kept. None: not found."""
     if name_at is not None:
         return _with_name(body, name_at, new)
-    found = _own_model(body) or _FIRST.match(body, 0, _HEAD_BYTES)
+    found = _own_model(body) or _BEGINNING.match(body, 0, _HEAD_BYTES)
     if found is None or _name(found["name"]) != old:
         return None
     changed = _with_name(body, found.span("name"), new)
-    try:
-        return changed if _names.decode(changed.removeprefix(_BOM)).model == new else None
-    except _UNREADABLE:
-        return None
-
-
-def search_model(body: bytes, window: int = _WINDOW) -> re.Match[bytes] | None:
-    """The last `model` of the document's own, by counting brackets. No step looks at much more than `window` bytes."""
-    found: re.Match[bytes] | None = None
-    depth = brackets = at = run = 0  # `run`: behind the last bracket
-    while at < len(body) and brackets < _BRACKETS:
-        flat = _FLAT_RUN.match(body, at, at + window)
-        assert flat is not None  # it matches nothing, too
-        begin, at = at, flat.end()
-        if depth == 1:
-            last = at + _HEAD_BYTES  # a name may go on behind the window
-            for key in _MODEL.finditer(body, max(run, begin - len(b'"model"')), last):
-                found = key if key.start() < at and body[key.start() - 1] != _BACKSLASH else found
-        mark = body[at : at + 1]
-        if mark == b'"':
-            at = _skip_string(body, at + 1, window)
-            if at < 0:
-                return None
-        elif at < begin + window or mark in _ANY_BRACKET:
-            brackets += 1
-            depth += 1 if mark in (b"{", b"[") else -1
-            at = run = at + 1
-            if depth <= 0:
-                break
-    return found if depth == 0 else None
-
-
-def _skip_string(body: bytes, at: int, window: int) -> int:
-    """Behind the string whose first character is at `at`; -1: it has no end."""
-    while True:
-        string = _STRING.match(body, at, at + window)
-        end = string.end() if string is not None else at
-        if body[end : end + 1] == b'"':
-            return end + 1
-        if end == at:
-            return -1
-        at = end
-
-
-def _inspect_long(body: bytes, *, conversation: bool) -> BodySummary:
-    """By its beginning and its end, where these suffice; else its model is searched for."""
-    start = len(_BOM) if body.startswith(_BOM) else 0
-    if _OBJECT.match(body, start, start + _HEAD_BYTES) is None:
-        raise NotAnObject("it does not begin with a brace")
-    head = _LONG_HEAD.match(body, start, start + _HEAD_BYTES)
-    digest = _digest_of_long(body, head.end()) if head is not None and conversation else None
-    found = _FIRST.match(body, start, head.end()) if head is not None else None
-    if found is None:
-        found = _own_model(body, len(body) - LONG_BYTES) or search_model(body)
-    name = _name(found["name"]) if found is not None else None
-    if found is None or name is None:
-        return BodySummary(None, digest)
-    _check_length(name)
-    return BodySummary(name, digest, found.span("name"))
-
-
-def _digest_of_long(body: bytes, start: int) -> int | None:
-    """The digest `_conversation` gives, unless the instructions stand apart from the conversation."""
-    if body[start : start + 1] == b'"':
-        return zlib.crc32(body[start : start + PROMPT_BEGINNING])
-    user = _first_user(body, start, start + LONG_BYTES)
-    return _digest_at(body, start, user, 0) if user >= 0 else None
+    said = _read_model(changed.removeprefix(_BOM))
+    return changed if said is not None and said.model == new else None
 
 
 def _with_name(body: bytes, name_at: tuple[int, int], new: str) -> bytes:
@@ -205,57 +135,68 @@ def _with_name(body: bytes, name_at: tuple[int, int], new: str) -> bytes:
 def _name(text: bytes) -> str | None:
     """Of a JSON string."""
     try:
-        return msgspec.json.decode(text, type=str)
+        return _texts.decode(text)
     except _UNREADABLE:
         return None
 
 
-def _own_model(body: bytes, start: int = 0) -> re.Match[bytes] | None:
-    """Return the document's own last `model`, proven by what follows it. Nothing before `start` is looked at."""
-    at, proofs = len(body), 0
+def _own_model(body: bytes) -> re.Match[bytes] | None:
+    """Return the document's own last `model`, proven by what follows it, or in a long body by what stands before it."""
+    at, proofs, last = len(body), 0, len(body) - LONG_BYTES
     for _ in range(_FINDS):
-        at = body.rfind(b'"model"', start, at)
+        at = body.rfind(b'"model"', max(0, last), at)
         if at <= 0 or proofs == _PROOFS:
-            return None
+            break
         found = _MODEL.match(body, at)
         if found is None or body[at - 1] == _BACKSLASH:
             continue
         proofs += 1
-        try:
-            said = _names.decode(b"{" + body[at:]).model
-        except _UNREADABLE:
-            continue
-        # Another name than this one's: a later key is spelled with escapes.
-        return found if said is not None and said == _name(found["name"]) else None
+        if (said := _read_model(b"{" + body[at:])) is not None:
+            # Another name than this one's: a later key is spelled with escapes.
+            return found if said.model is not None and said.model == _name(found["name"]) else None
+    for found in islice(_MODEL.finditer(body, 0, LONG_BYTES), _PROOFS) if last > 0 else ():
+        before = body[: found.start()].removeprefix(_BOM)
+        if before[-1:] != b"\\" and _read_model(before + b'"":0}') is not None:
+            return found
     return None
 
 
-def _inspect_ends(body: bytes, *, conversation: bool) -> BodySummary | None:
-    """Return the beginning and the end of a large body. None: it has to be decoded.
-
-    A conversation only of OpenAI's `messages` that begin with the system's: others may have it in a field anywhere.
-    """
-    head = _HEAD.match(body, 0, _HEAD_BYTES)
-    if head is None:
+def _read_model(text: bytes) -> _ModelField | None:
+    """None: it is no JSON object."""
+    try:
+        return _names.decode(text)
+    except _UNREADABLE:
         return None
-    digest = None
-    if conversation:
-        start = head.end()
-        user = _first_user(body, start)
-        if user < 0 or (body.find(b'"system"', start, user) < 0 and body.find(b'"developer"', start, user) < 0):
-            return None
-        digest = _digest_at(body, start, user, 0)
-        if digest is None:
-            return None
-    named = _NAMED.findall(head[1])
-    if named:
-        try:
-            return BodySummary(named[-1].decode(), digest)
-        except UnicodeDecodeError:
-            return None
-    found = _own_model(body)
+
+
+def _inspect_ends(body: bytes, *, conversation: bool) -> BodySummary | None:
+    """Look at the beginning and the end of a large body. None: it has to be decoded, and is short enough for that."""
+    is_long, start = len(body) > LONG_BYTES, len(_BOM) if body.startswith(_BOM) else 0
+    if is_long and not body[start : start + _HEAD_BYTES].lstrip().startswith(b"{"):
+        raise NotAnObject("it does not begin with a brace")
+    head = _HEAD.match(body, start, start + _HEAD_BYTES)
+    digest = _digest_of_head(body, head, guess=is_long) if head is not None and conversation else None
+    if not is_long and (head is None or (conversation and digest is None)):
+        return None
+    found = (_BEGINNING.match(body, start, head.end()) if head is not None else None) or _own_model(body)
     name = _name(found["name"]) if found is not None else None
-    return BodySummary(name, digest) if name is not None and len(name) <= LONGEST_NAME else None
+    if found is None or name is None:
+        return BodySummary(None, digest) if is_long else None
+    _check_length(name)
+    return BodySummary(name, digest, found.span("name"))
+
+
+def _digest_of_head(body: bytes, head: re.Match[bytes], *, guess: bool) -> int | None:
+    """Return the digest `_conversation` gives, of OpenAI's `messages` that begin with the system's.
+
+    Others may have the system's words in a field anywhere: None, or a `guess` that they have not.
+    """
+    start = head.end()
+    if guess and body[start : start + 1] == b'"':
+        return zlib.crc32(body[start : start + PROMPT_BEGINNING])
+    user = _first_user(body, start, start + LONG_BYTES)
+    begins = body.find(b'"system"', start, user) >= 0 or body.find(b'"developer"', start, user) >= 0
+    return _digest_at(body, start, user, 0) if user >= 0 and (guess or (begins and head[1] == b"messages")) else None
 
 
 def _conversation(fields: _RequestBody) -> int | None:
@@ -465,7 +406,7 @@ def _ending(text: bytes) -> _UsageReport | None:
 def _read(payload: bytes) -> _UsageReport | None:
     try:
         return _reports.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         return None
 
 
