@@ -14,7 +14,7 @@ import pytest
 from api_clients import openai
 from skep.config.gateway_messages import GatewaySetup
 from skep.config.keys import digest_of
-from skep.gateway.batch.calls import MOST_HELD_BYTES, BatchGatewayPort
+from skep.gateway.batch.runner import MOST_HELD_BYTES, BatchGatewayPort
 from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, MOST_LOST, MOST_OF_KIND, BatchAnswer
 from skep.gateway.batch.store import BatchStore
 from skep.store.database import open_store

@@ -16,7 +16,7 @@ from skep.gateway.batch.api import (
     parse_batch_spec,
     window_seconds,
 )
-from skep.gateway.batch.store import BatchCounts, BatchOrder, BatchStatus, StoredBatch, StoredFile
+from skep.gateway.batch.store import BatchOrder, BatchStatus, StoredBatch, StoredFile
 
 ROOT = Path(__file__).parent.parent.parent
 ORDER = BatchOrder("batch_1", "", 10.9, ENDPOINTS[0], "file-1", "24h", 86_410.9, {"a": "b"})
@@ -24,11 +24,12 @@ ORDER = BatchOrder("batch_1", "", 10.9, ENDPOINTS[0], "file-1", "24h", 86_410.9,
 
 def test_the_client_reads_every_state_of_a_batch():
     times = {status: 20.0 + number for number, status in enumerate(BatchStatus)}
-    detail = {"model": "m", "total": 3, "output_file_id": "file-2", "errors": [{"code": "x", "line": 1}]}
+    tally = {"completed": 2, "failed": 1, "prompt_tokens": 5, "cached_tokens": None, "output_tokens": 6}
+    errors = [{"code": "x", "line": 1}]
+    detail = {"model": "m", "total": 3, "output_file_id": "file-2", "errors": errors, "tally": tally}
     for status in BatchStatus:
-        tally = BatchCounts(2, 1, 5, None, 6, None)
         batch = openai.types.Batch.model_validate(
-            batch_document(StoredBatch(ORDER, status, times, detail, tally)), strict=True
+            batch_document(StoredBatch(ORDER, status, times, detail)), strict=True
         )
         times_told = (batch.created_at, batch.expires_at)
         assert (batch.status, *times_told, batch.request_counts.failed) == (status, 10, 86_410, 1)
@@ -36,7 +37,8 @@ def test_the_client_reads_every_state_of_a_batch():
     assert batch.usage.total_tokens == 11
     assert batch.errors.data[0].line == 1
     fresh = openai.types.Batch.model_validate(
-        batch_document(StoredBatch(ORDER, BatchStatus.FAILED, {}, {})), strict=True
+        batch_document(StoredBatch(ORDER, BatchStatus.FAILED, {}, {"tally": {"completed": 0, "failed": 0}})),
+        strict=True,
     )
     assert (fresh.usage, fresh.errors, fresh.request_counts.total) == (None, None, 0)
 
@@ -44,8 +46,9 @@ def test_the_client_reads_every_state_of_a_batch():
 def test_the_client_reads_a_file_and_a_page_of_them():
     document = file_document(StoredFile("file-1", "", 1.5, "a.jsonl", "batch", 3, 9.5))
     assert openai.types.FileObject.model_validate(document, strict=True).expires_at == 9
-    assert page([document], more=True)["last_id"] == "file-1"
-    assert page([], more=False) == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+    shown = page([document, document], 1)
+    assert (len(shown["data"]), shown["last_id"], shown["has_more"]) == (1, "file-1", True)
+    assert page([], 1) == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
 
 
 @pytest.mark.parametrize("window", ["", "25h", "0h", "24", "h", "1d", "-1h", "1.5h", " 24h", "٢h", "99999999h"])

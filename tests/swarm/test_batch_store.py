@@ -45,7 +45,8 @@ def test_a_batch_is_what_its_newest_event_says(store):
     assert (store.batch("batch_1").status, store.batch("batch_2")) == (BatchStatus.VALIDATING, None)
     store.validated("batch_1", 2.0, "m", requests(3))
     batch = store.batch("batch_1")
-    assert (batch.order, batch.status, batch.detail) == (order(), BatchStatus.IN_PROGRESS, {"model": "m", "total": 3})
+    assert (batch.order, batch.status) == (order(), BatchStatus.IN_PROGRESS)
+    assert (batch.detail["model"], batch.detail["total"], batch.detail["tally"]["completed"]) == ("m", 3, 0)
     assert store.become("batch_1", BatchStatus.CANCELLING, 3.0)
     assert not store.become("batch_1", BatchStatus.CANCELLING, 4.0)
     assert [one.cancelling for one in store.unfinished()] == [True]
@@ -66,7 +67,7 @@ def test_the_first_result_of_a_request_stays(store):
     assert list(store.lines("batch_1", ok=True)) == [b"one\n", b"first\n"]
     assert list(store.lines("batch_1", ok=False)) == [b"x\n"]
     tally = store.tally("batch_1")
-    assert (tally.completed, tally.failed, tally.output_tokens, tally.prompt_tokens) == (2, 1, 3, None)
+    assert [tally[name] for name in ("completed", "failed", "output_tokens", "prompt_tokens")] == [2, 1, 3, None]
 
 
 def test_an_ended_batch_takes_nothing_more_and_its_rows_go(store):
@@ -80,9 +81,13 @@ def test_an_ended_batch_takes_nothing_more_and_its_rows_go(store):
     with pytest.raises(StoreError, match="has ended"):
         store.record("batch_1", [result(1)])
     store.forget_ended()
-    assert (store.pending("batch_1"), store.tally("batch_1").completed) == ([], 0)
+    assert (store.pending("batch_1"), store.tally("batch_1")["completed"]) == ([], 0)
     batch = store.batch("batch_1")
-    assert (batch.status, batch.tally.completed, store.file("file-out")) == (BatchStatus.EXPIRED, 1, output)
+    assert (batch.status, batch.detail["tally"]["completed"], store.file("file-out")) == (
+        BatchStatus.EXPIRED,
+        1,
+        output,
+    )
 
 
 def test_pages_are_by_age_and_by_owner(store):

@@ -23,9 +23,8 @@ from msgspec import Meta
 
 from skep.config.gateway_messages import BatchPlaces
 from skep.errors import SkepError
-from skep.gateway.batch.calls import BatchGatewayPort
 from skep.gateway.batch.files import FileStorage, FormPart, boundary_of, new_file_id, parts_of
-from skep.gateway.batch.runner import BatchRunner
+from skep.gateway.batch.runner import BatchGatewayPort, BatchRunner
 from skep.gateway.batch.store import BATCH_FILE_S, BatchOrder, BatchStatus, BatchStore, StoredBatch, StoredFile
 from skep.gateway.proxy import Proxy
 from skep.gateway.request_policy import JSON
@@ -162,10 +161,8 @@ class BatchApi:
             raise BatchApiError(400, "`order` must be `asc` or `desc`", param="order")
         if after is not None:
             _file(store, owner, after)
-        found = store.files(
-            owner=owner, purpose=asked.get("purpose"), after=after, limit=limit + 1, ascending=order == "asc"
-        )
-        return page([file_document(file) for file in found[:limit]], more=len(found) > limit)
+        found = store.files(owner, asked.get("purpose"), after, limit=limit + 1, ascending=order == "asc")
+        return page([*map(file_document, found)], limit)
 
     def _show_file(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document | StoredFile:
         name, _, rest = _below(request, "/v1/files/").partition("/")
@@ -201,15 +198,14 @@ class BatchApi:
         )  # fmt: skip
         if not store.add_batch(order):  # deleted a moment ago
             raise _no_such("File", file.id, "input_file_id")
-        return batch_document(StoredBatch(order, BatchStatus.VALIDATING, {}, {}))
+        return batch_document(_batch(store, owner, batch_id))
 
     def _list_batches(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
         asked = _query(request)
         limit, after = _limit(asked, default=SOME_BATCHES, most=MOST_BATCHES), asked.get("after")
         if after is not None:
             _batch(store, owner, after)
-        found = store.batches(owner=owner, after=after, limit=limit + 1)
-        return page([batch_document(batch) for batch in found[:limit]], more=len(found) > limit)
+        return page([*map(batch_document, store.batches(owner, after, limit=limit + 1))], limit)
 
     def _show_batch(self, store: BatchStore, request: ServerRequest, owner: Owner) -> Document:
         return batch_document(_batch(store, owner, _below(request, "/v1/batches/")))
@@ -418,7 +414,7 @@ def file_document(file: StoredFile) -> Document:
 
 
 def batch_document(batch: StoredBatch) -> Document:
-    order, times, detail, tally = batch.order, batch.times, batch.detail, batch.tally
+    order, times, detail, tally = batch.order, batch.times, batch.detail, batch.detail["tally"]
     faults = detail.get("errors")
     return {
         **{name: getattr(order, name) for name in ("id", "endpoint", "input_file_id", "completion_window")},
@@ -429,31 +425,31 @@ def batch_document(batch: StoredBatch) -> Document:
         "created_at": int(order.created_at),
         "expires_at": int(order.expires_at),
         **{f"{status}_at": _whole(times.get(status)) for status in BatchStatus if status is not BatchStatus.VALIDATING},
-        "request_counts": {"total": detail.get("total", 0), "completed": tally.completed, "failed": tally.failed},
-        "usage": _usage(batch) if batch.status.is_final else None,
+        "request_counts": {"total": detail.get("total", 0), **{name: tally[name] for name in ("completed", "failed")}},
+        "usage": _usage(tally) if batch.status.is_final else None,
         "metadata": None if order.metadata is None else dict(order.metadata),
     }
 
 
-def _usage(batch: StoredBatch) -> Document | None:
+def _usage(tally: Document) -> Document | None:
     """None: no answer told its tokens. Details that were never told are given as 0, for clients expect a number."""
-    tally = batch.tally
-    if tally.prompt_tokens is None and tally.output_tokens is None:
-        return None
-    prompt, output = tally.prompt_tokens or 0, tally.output_tokens or 0
-    return {
+    told = {name: tally.get(f"{name}_tokens") for name in ("prompt", "cached", "output", "reasoning")}
+    prompt, cached, output, reasoning = (count or 0 for count in told.values())
+    usage = {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": tally.cached_tokens or 0},
+        "input_tokens_details": {"cached_tokens": cached},
         "output_tokens": output,
-        "output_tokens_details": {"reasoning_tokens": tally.reasoning_tokens or 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": prompt + output,
     }
+    return None if told["prompt"] is None and told["output"] is None else usage
 
 
 def _whole(at: float | None) -> int | None:
     return None if at is None else int(at)
 
 
-def page(documents: list[Document], *, more: bool) -> Document:
-    first, last = (documents[0]["id"], documents[-1]["id"]) if documents else (None, None)
-    return {"object": "list", "data": documents, "first_id": first, "last_id": last, "has_more": more}
+def page(documents: list[Document], limit: int) -> Document:
+    data = documents[:limit]
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(documents) > limit}

@@ -125,26 +125,21 @@ def boundary_of(content_type: str) -> bytes | None:
 
 def parts_of(body: bytes, boundary: bytes) -> list[FormPart]:
     """In their order. Raises ValueError for what is no form, or not a whole one."""
-    mark = b"--" + boundary
-    at = 0 if body.startswith(mark) else body.find(b"\r\n" + mark) + 2
-    if at < 2 and not body.startswith(mark):
+    mark, view, parts = b"\r\n--" + boundary, memoryview(body), list[FormPart]()
+    if not body.startswith(mark[2:]):
         raise ValueError("the form does not begin with its boundary")
-    view, parts = memoryview(body), list[FormPart]()
-    at += len(mark)
-    while body[at : at + 2] != b"--":
+    begin = len(mark) - 2
+    while body[begin : begin + 2] != b"--":
         if len(parts) == MOST_PARTS:
             raise ValueError(f"the form has more than {MOST_PARTS} parts")
-        begin = body.find(b"\r\n", at) + 2
-        # A part without any header begins with the blank line itself.
-        end_of_head = begin - 2 if body[begin : begin + 2] == b"\r\n" else body.find(b"\r\n\r\n", begin)
-        if begin < 2 or end_of_head < 0 or end_of_head - begin > _HEAD_BYTES:
-            raise ValueError("a part of the form has headers that do not end")
-        end = _find(body, b"\r\n" + mark, end_of_head + 2)
+        end, end_of_head = _find(body, mark, begin), body.find(b"\r\n\r\n", begin, begin + _HEAD_BYTES)
         if end < 0:
             raise ValueError("the form is cut off: its last boundary is missing")
-        name, filename = _names(body[begin : max(begin, end_of_head)])
-        parts.append(FormPart(name, filename, view[end_of_head + 4 : max(end, end_of_head + 4)]))
-        at = end + 2 + len(mark)
+        if not 0 <= end_of_head < end:
+            raise ValueError("a part of the form has headers that do not end")
+        name, filename = _names(body[begin + 2 : end_of_head])
+        parts.append(FormPart(name, filename, view[end_of_head + 4 : end]))
+        begin = end + len(mark)
     return parts
 
 

@@ -1,5 +1,8 @@
 """Carries batches out from wherever an earlier process left them. Which ones at once is decided in `scheduler`.
 
+Their requests are the gateway's own: each comes on no connection, waits in the class `batch`, and is counted like every
+other. What is held of answers that are not whole yet is bounded.
+
 One process at a time works on batches: while a gateway is replaced there are two, and a lock of the kernel, which a
 killed process cannot keep, says which.
 """
@@ -12,15 +15,14 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from itertools import chain
-
-from msgspec import to_builtins
 
 from skep.errors import EngineError, SkepError, StoreError
 from skep.files import hold_lock
-from skep.gateway.batch.calls import BatchGatewayPort, InternalRequest
 from skep.gateway.batch.files import CheckedInput, FileStorage, LineError, body_of, check_lines, new_file_id
 from skep.gateway.batch.scheduler import (
+    MOST_ANSWER_BYTES,
     BatchAnswer,
     BatchSchedule,
     choose,
@@ -35,6 +37,119 @@ from skep.gateway.batch.store import (
     BatchStore,
     StoredFile,
 )
+from skep.gateway.proxy import Proxy
+from skep.units import MIB
+from skep.wire.heads import gateway_fields
+from skep.wire.server_request import ServerRequest
+
+READY_POLL_S = 0.05
+MOST_HELD_BYTES = 512 * MIB  # of all answers together while they come in; beyond it the largest is sent for again later
+
+
+class InternalRequest:
+    """One request without a connection: its own carrier, which gathers the answer until it is whole or given up."""
+
+    def __init__(
+        self, port: BatchGatewayPort, owner: str, endpoint: str, body: bytes, on_end: Callable[[], None]
+    ) -> None:
+        """With the rights of its owner. As HTTP/1.0, whose answers have no chunks to be taken apart again."""
+        self.owner = owner
+        self.answer: BatchAnswer | None = None  # None: not whole yet, or nobody wants it
+        self.held_bytes = 0
+        self._port, self._on_end = port, on_end
+        self._received: list[bytes] = []
+        request = ServerRequest(self, b"POST", endpoint.encode(), [], body=body, version="1.0")
+        self._request: ServerRequest | None = request  # None: it is over
+        port.out.add(self)
+        self._exchange = port.proxy.submit_internal(request, owner)
+
+    @property
+    def waiting(self) -> bool:
+        """No replica has it yet."""
+        return self._request is not None and self._exchange is not None and not self._exchange.under_way
+
+    def end(self, answer: BatchAnswer | None = None) -> None:
+        """Drop what came and end the call to the replica: in the next round, for the exchange may be writing just now.
+        None: nobody wants the answer any more. Repeats have no effect.
+        """
+        request, self._request = self._request, None  # the accounts keep the request for a while
+        if request is None:
+            return
+        self.answer, self._received = answer, []
+        self._port.out.discard(self)
+
+        def hang_up() -> None:
+            if request.on_gone is not None:
+                request.on_gone()
+
+        asyncio.get_running_loop().call_soon(hang_up)
+        self._on_end()
+
+    # The carrier's side
+
+    def send(self, request: ServerRequest, data: bytes) -> None:  # noqa: ARG002
+        if self._request is not None:
+            self._received.append(data)
+            self.held_bytes += len(data)
+            self._port.bound(self)
+
+    def finished(self, request: ServerRequest) -> None:  # noqa: ARG002
+        if self._request is not None:
+            self.end(_parse_answer(b"".join(self._received)))
+
+    def abort(self) -> None:
+        self.end(BatchAnswer(None))
+
+
+class BatchGatewayPort:
+    """The gateway, as the batch API sees it."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.proxy = proxy
+        self.out: set[InternalRequest] = set()
+
+    def bound(self, call: InternalRequest) -> None:
+        """Give up an answer that is too large, or the largest of all where they are too large together."""
+        if call.held_bytes > MOST_ANSWER_BYTES:
+            call.end(BatchAnswer(None, fault="answer_too_large"))
+        elif sum(one.held_bytes for one in self.out) > MOST_HELD_BYTES:
+            max(self.out, key=lambda one: one.held_bytes).end(BatchAnswer(None))
+
+    def complaint_of(self, model: str | None) -> str | None:
+        """Return why a request for this model would not be served; None: it would."""
+        models = self.proxy.admission.models
+        known = ", ".join(models)
+        if model is None:
+            return None if len(models) == 1 else f"several models are served here: {known}; name one in the body"
+        if self.proxy.admission.knows(model) or any(fnmatchcase(model, alias) for alias in self.proxy.policy.aliases):
+            return None
+        return f"the model `{model[:80]}` is not served here; known: {known}"
+
+    def has_room(self, owner: str) -> bool:
+        """Return whether one more request of this owner may be out: a key can be used beside its batches."""
+        most = next((key.max_concurrent for key in self.proxy.policy.keys if key.name == owner), None)
+        return most is None or sum(call.owner == owner for call in self.out) < max(1, most - 1)
+
+    def send(self, owner: str, endpoint: str, body: bytes, on_end: Callable[[], None]) -> InternalRequest:
+        return InternalRequest(self, owner, endpoint, body, on_end)
+
+    async def ready(self) -> None:
+        """Until it knows what it serves."""
+        while not self.proxy.admission.models:
+            await asyncio.sleep(READY_POLL_S)
+
+
+def _parse_answer(received: bytes) -> BatchAnswer:
+    """Of the bytes of a whole answer."""
+    head, _, body = received.partition(b"\r\n\r\n")
+    first, *lines = head.split(b"\r\n")
+    fields = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+    retry_after_s = None
+    with contextlib.suppress(KeyError, ValueError):
+        retry_after_s = float(fields[b"retry-after"])
+    request_id = gateway_fields(fields.get(b"x-skep")).get("id", "")
+    return BatchAnswer(int(first.split(b" ", 2)[1]), body, request_id, retry_after_s)
+
 
 BACKLOG = 2  # requests that wait for a slot
 SENDING_LOOK_S = 0.2
@@ -54,12 +169,9 @@ class BatchSender:
     Nothing new is sent while the store does not take what there is: what is not recorded is asked again after a crash.
     """
 
+    runner: BatchRunner
     order: BatchOrder
     schedule: BatchSchedule
-    store: BatchStore
-    room: FileStorage
-    gateway: BatchGatewayPort
-    say: Callable[[str], None]
 
     def __post_init__(self) -> None:
         self._began_at = time.time()
@@ -91,7 +203,7 @@ class BatchSender:
                 try:
                     await self._record()
                 except StoreError as error:
-                    self.say(f"{self.order.id}: results are not recorded yet: {error.message}")
+                    self.runner.say(f"{self.order.id}: results are not recorded yet: {error.message}")
                     await asyncio.sleep(STORE_AGAIN_S)
                 status = BatchStatus.COMPLETED if self.schedule.done else self._halt
                 if status is not None and not self._out and not self._unrecorded:
@@ -107,7 +219,7 @@ class BatchSender:
         """All that came meanwhile in one transaction, and what replicas have now."""
         results, under_way = self._unrecorded, {index for index, call in self._out.items() if not call.waiting}
         if results or under_way != self._recorded:
-            await asyncio.to_thread(self.store.record, self.order.id, results, under_way, self._began_at)
+            await asyncio.to_thread(self.runner.store.record, self.order.id, results, under_way, self._began_at)
             self._unrecorded, self._recorded = [], under_way
 
     def _collect(self) -> None:
@@ -124,7 +236,7 @@ class BatchSender:
     async def _send(self) -> None:
         """As many as there is room for, a few at a time: what came is recorded in between."""
         for _ in range(BACKLOG - sum(call.waiting for call in self._out.values())):
-            if self._halt is not None or not self.gateway.has_room(self.order.owner):
+            if self._halt is not None or not self.runner.gateway.has_room(self.order.owner):
                 return
             if (request := self.schedule.next(time.monotonic())) is None:
                 return
@@ -134,13 +246,13 @@ class BatchSender:
     async def _send_one(self, request: BatchRequest) -> None:
         order = self.order
         try:
-            line = await asyncio.to_thread(self.room.read, order.input_file_id, request.start, request.length)
+            line = await asyncio.to_thread(self.runner.room.read, order.input_file_id, request.start, request.length)
             body = body_of(line)
         except (FileNotFoundError, ValueError):
             self._answered(request.index, BatchAnswer(None, fault="input_file_missing"))
             return
-        if self.gateway.has_room(order.owner):  # another batch of the same owner may have been quicker
-            self._out[request.index] = self.gateway.send(order.owner, order.endpoint, body, self._wake.set)
+        if self.runner.gateway.has_room(order.owner):  # another batch of the same owner may have been quicker
+            self._out[request.index] = self.runner.gateway.send(order.owner, order.endpoint, body, self._wake.set)
         else:
             self.schedule.take_back(request.index)
 
@@ -166,7 +278,7 @@ class BatchRunner:
     def __init__(
         self, store: BatchStore, room: FileStorage, gateway: BatchGatewayPort, say: Callable[[str], None]
     ) -> None:
-        self._store, self._room, self._gateway, self._say = store, room, gateway, say
+        self.store, self.room, self.gateway, self.say = store, room, gateway, say
         self._wake = asyncio.Event()
         self._under_way: dict[str, BatchSender | None] = {}  # None: being checked, or written to its files
         self._resting: dict[str, float] = {}
@@ -194,8 +306,8 @@ class BatchRunner:
         """Until told to leave, and then until nothing is out; or until the store is another one."""
         while not self._leaving:
             try:
-                with hold_lock(self._room.folder / ".lock", "a gateway with batches", "it ends by itself"):
-                    await self._gateway.ready()
+                with hold_lock(self.room.folder / ".lock", "a gateway with batches", "it ends by itself"):
+                    await self.gateway.ready()
                     async with asyncio.TaskGroup() as tasks:
                         await self._take_up(tasks)
                     return
@@ -204,13 +316,13 @@ class BatchRunner:
 
     async def _take_up(self, tasks: asyncio.TaskGroup) -> None:
         tidy_at, carrying = 0.0, set[asyncio.Task[None]]()
-        while not self._leaving and not await asyncio.to_thread(lambda: self._store.moved):
+        while not self._leaving and not await asyncio.to_thread(lambda: self.store.moved):
             now = time.monotonic()
             try:
                 if now >= tidy_at:
                     await asyncio.to_thread(self._tidy)
                     tidy_at = now + TIDY_S
-                unfinished = await asyncio.to_thread(self._store.unfinished)
+                unfinished = await asyncio.to_thread(self.store.unfinished)
                 for one in unfinished:
                     if one.cancelling and (sender := self._under_way.get(one.id)) is not None:
                         sender.halt(BatchStatus.CANCELLED)
@@ -220,7 +332,7 @@ class BatchRunner:
                     carrying.add(task := tasks.create_task(self._carry(batch.id)))
                     task.add_done_callback(carrying.discard)
             except (SkepError, OSError) as error:
-                self._say(f"batches cannot be looked up: {error}")
+                self.say(f"batches cannot be looked up: {error}")
             await self._pause(LOOK_S)
         for task in carrying if not self._leaving else ():  # what is under way is nobody's any more
             task.cancel()
@@ -230,23 +342,23 @@ class BatchRunner:
         try:
             await self._carry_on(batch_id)
         except Exception as error:  # whatever it is, the other batches go on
-            self._say(f"{batch_id} has to wait: {error!r}")
+            self.say(f"{batch_id} has to wait: {error!r}")
             self._resting[batch_id] = time.monotonic() + REST_S
         finally:
             del self._under_way[batch_id]
             self._wake.set()
 
     async def _carry_on(self, batch_id: str) -> None:
-        batch = await asyncio.to_thread(self._store.batch, batch_id)
+        batch = await asyncio.to_thread(self.store.batch, batch_id)
         if batch is None or batch.status.is_final:
             return
         if batch.status is BatchStatus.VALIDATING:  # its model is known then: it begins when there is room for it
             await asyncio.to_thread(self._check, batch.order)
             return
-        pending = await asyncio.to_thread(self._store.pending, batch_id)
-        lost = await asyncio.to_thread(self._store.lost, batch_id)
+        pending = await asyncio.to_thread(self.store.pending, batch_id)
+        lost = await asyncio.to_thread(self.store.lost, batch_id)
         schedule = BatchSchedule(pending, lost, self._turn)
-        sender = BatchSender(batch.order, schedule, self._store, self._room, self._gateway, self._say)
+        sender = BatchSender(self, batch.order, schedule)
         if BatchStatus.CANCELLING in batch.times:
             sender.halt(BatchStatus.CANCELLED)
         if self._leaving:
@@ -262,48 +374,48 @@ class BatchRunner:
 
     def _check(self, order: BatchOrder) -> None:
         try:
-            with self._room.path(order.input_file_id).open("rb") as file:
-                checked = check_lines(file, order.endpoint, self._gateway.complaint_of)
+            with self.room.path(order.input_file_id).open("rb") as file:
+                checked = check_lines(file, order.endpoint, self.gateway.complaint_of)
         except FileNotFoundError:
             gone = LineError("input_file_missing", f"the file {order.input_file_id} is missing", "input_file_id")
             checked = CheckedInput((), None, (gone,))
         if checked.faults:
             told = [asdict(fault) for fault in checked.faults]
-            self._store.become(order.id, BatchStatus.FAILED, time.time(), errors=told)
+            self.store.become(order.id, BatchStatus.FAILED, time.time(), errors=told)
         else:
-            self._store.validated(order.id, time.time(), checked.model, checked.requests)
+            self.store.validated(order.id, time.time(), checked.model, checked.requests)
 
     def _finish(self, order: BatchOrder, left: list[BatchRequest], status: BatchStatus) -> None:
         now = time.time()
         if status is not BatchStatus.CANCELLED:
-            self._store.become(order.id, BatchStatus.FINALIZING, now)
+            self.store.become(order.id, BatchStatus.FINALIZING, now)
         names = ((one, f"batch_req_{order.id[6:]}_{one.index}") for one in left)
         never = (without_answer(one, f"batch_{status}", name, now).line for one, name in names)
-        output, errors = (self._store.lines(order.id, ok=ok) for ok in (True, False))
+        output, errors = (self.store.lines(order.id, ok=ok) for ok in (True, False))
         files: dict[str, StoredFile] = {}
         ended = False
         try:
             for kind, lines in (("output", output), ("error", chain(errors, never))):
                 if (first := next(lines, None)) is not None:
                     file_id, name = new_file_id(), f"{order.id}_{kind}.jsonl"
-                    size = self._room.write(file_id, chain((first,), lines))
+                    size = self.room.write(file_id, chain((first,), lines))
                     expires_at = now + (order.output_expires_s or BATCH_FILE_S)
                     file = StoredFile(file_id, order.owner, now, name, "batch_output", size, expires_at)
                     files[f"{kind}_file_id"] = file
-            tally, ids = to_builtins(self._store.tally(order.id)), {name: file.id for name, file in files.items()}
-            ended = self._store.become(order.id, status, time.time(), [*files.values()], tally=tally, **ids)
+            tally, ids = self.store.tally(order.id), {name: file.id for name, file in files.items()}
+            ended = self.store.become(order.id, status, time.time(), [*files.values()], tally=tally, **ids)
         finally:
             for file in files.values() if not ended else ():  # a full disk is not filled further, try by try
-                self._room.delete(file.id)
-        self._store.forget_ended()
+                self.room.delete(file.id)
+        self.store.forget_ended()
 
     def _tidy(self) -> None:
         """What expired, and what a killed process left behind."""
-        for file_id in self._store.expired_files(time.time()):
-            if self._store.delete_file(file_id) is None:
-                self._room.delete(file_id)
-        self._room.sweep(file.id for file in self._store.files())
-        self._store.forget_ended()
+        for file_id in self.store.expired_files(time.time()):
+            if self.store.delete_file(file_id) is None:
+                self.room.delete(file_id)
+        self.room.sweep(file.id for file in self.store.files())
+        self.store.forget_ended()
 
     async def _pause(self, seconds: float) -> None:
         await _wait(self._wake, seconds)

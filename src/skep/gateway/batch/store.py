@@ -20,7 +20,6 @@ from skep.store.records import Index
 from skep.store.rows import insert, insert_all, queries, read
 
 MOST_READ, MOST_READ_BYTES = 200, 16_777_216  # results that are in memory at once
-DELETED_AT_ONCE = 2000
 BATCH_FILE_S = 30 * 86_400  # a file for batches goes after so long unless its client says otherwise
 
 
@@ -75,25 +74,15 @@ class BatchOrder(msgspec.Struct, frozen=True):
     output_expires_s: int | None = None
 
 
-class BatchCounts(msgspec.Struct, frozen=True):
-    """What came of a batch's requests so far. Tokens are None where no answer told them."""
-
-    completed: int = 0
-    failed: int = 0
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int | None = None
-    reasoning_tokens: int | None = None
-
-
 class StoredBatch(msgspec.Struct, frozen=True):
-    """`times`: when it became what. `detail`: what its events tell, in one: model, total, errors, ids of files."""
+    """`times`: when it became what. `detail`: what its events tell, in one: model, total, errors, ids of files; and its
+    `tally`: what came of its requests so far. Tokens are None where no answer told them.
+    """
 
     order: BatchOrder
     status: BatchStatus
     times: Mapping[BatchStatus, float]
     detail: Mapping[str, Any]
-    tally: BatchCounts = msgspec.field(default_factory=BatchCounts)
 
     @property
     def id(self) -> str:
@@ -167,14 +156,9 @@ class BatchStore:
         return found[0] if found else None
 
     def files(
-        self,
-        *,
-        owner: str | None = None,
-        purpose: str | None = None,
-        after: str | None = None,
-        limit: int = -1,
+        self, owner: str | None = None, purpose: str | None = None, after: str | None = None, *, limit: int = -1,
         ascending: bool = False,
-    ) -> list[StoredFile]:
+    ) -> list[StoredFile]:  # fmt: skip
         """`owner` None: of all. `after`: those behind this one, in the order asked for."""
         sign, order = (">", "ASC") if ascending else ("<", "DESC")
         sql = f"""SELECT * FROM files WHERE (?1 IS NULL OR owner = ?1) AND (?2 IS NULL OR purpose = ?2)
@@ -212,7 +196,7 @@ class BatchStore:
         rows = self._store.read("SELECT * FROM batches WHERE id = ?", batch_id)
         return self._batch_of(rows[0]) if rows else None
 
-    def batches(self, *, owner: str | None = None, after: str | None = None, limit: int = -1) -> list[StoredBatch]:
+    def batches(self, owner: str | None = None, after: str | None = None, *, limit: int = -1) -> list[StoredBatch]:
         """Newest first; `owner` None: of all."""
         sql = """SELECT * FROM batches WHERE (?1 IS NULL OR owner = ?1)
             AND (?2 IS NULL OR number < (SELECT number FROM batches WHERE id = ?2)) ORDER BY number DESC LIMIT ?3"""
@@ -273,19 +257,14 @@ class BatchStore:
             yield from (row["line"] for row in rows if row["ok"] == ok)
             last = rows[-1]["idx"]
 
-    def tally(self, batch_id: str) -> BatchCounts:
-        (counts,) = read(self._store.read(_SQL["counts"], batch_id), BatchCounts)
-        return counts
+    def tally(self, batch_id: str) -> dict[str, int | None]:
+        return dict(self._store.read(_SQL["counts"], batch_id)[0])
 
     def forget_ended(self) -> None:
-        """Delete what the output files of ended batches have. In short transactions: a gateway is serving."""
+        """Delete what the output files of ended batches have."""
         for table in ("batch_results", "batch_requests", "batch_beginnings"):
-            sql = f"SELECT batch_id, max(idx) AS most FROM {table} WHERE batch_id IN ({_ENDED}) GROUP BY batch_id"  # noqa: S608
-            for row in self._store.read(sql):
-                for first in range(0, row["most"] + 1, DELETED_AT_ONCE):
-                    values = (row["batch_id"], first, first + DELETED_AT_ONCE)
-                    with self._store.transaction() as connection:
-                        connection.execute(f"DELETE FROM {table} WHERE batch_id = ? AND idx >= ? AND idx < ?", values)  # noqa: S608
+            with self._store.transaction() as connection:
+                connection.execute(f"DELETE FROM {table} WHERE batch_id IN ({_ENDED})")  # noqa: S608
 
     def _batch_of(self, row: sqlite3.Row) -> StoredBatch:
         (order,) = read([row], BatchOrder)
@@ -296,8 +275,7 @@ class BatchStore:
             detail |= json.loads(event["detail"])
         if BatchStatus.CANCELLING in times and not status.is_final:  # it may have come while the file was being checked
             status = BatchStatus.CANCELLING
-        tally = BatchCounts(**detail["tally"]) if "tally" in detail else self.tally(order.id)
-        return StoredBatch(order, status, times, detail, tally)
+        return StoredBatch(order, status, times, {"tally": detail.get("tally") or self.tally(order.id)} | detail)
 
 
 def _event(
