@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 
 import msgspec
@@ -301,7 +301,8 @@ def wants_stream(body: bytes) -> bool:
 MOST_TOKENS = 10**9  # of one answer; also keeps what is stored and counted within 64 bits
 _WHOLE_BYTES = 16_384  # answers up to this size are decoded whole
 _ENDING_BYTES = 1 << 20  # of an answer's end that are looked at
-_NULLS, _DECODED = 24, 6  # events looked at from a stream's end: those without a usage, those decoded
+_LINES, _DECODED = 128, 6  # from a stream's end: those that are looked at, those decoded
+_TELLS = re.compile(rb'"timings"|"usage"\s*+:(?!\s*+null)')
 _COUNTS = (b'"usage"', b'"timings"', b'"prompt_eval_count"', b'"eval_count"')
 
 
@@ -367,30 +368,17 @@ def tokens_of(first: bytes, last: Iterable[bytes], *, streamed: bool) -> Tokens:
 
 def _of_stream(first: bytes, text: bytes) -> Tokens:
     """What comes last counts: usage may be told all along."""
-    found = UNKNOWN
-    for payload in _payloads(text):
-        found = _filled(found, _read(payload))
-        if found.output is not None and found.prompt is not None:
-            return found
+    found, tries = UNKNOWN, 0
+    for line in reversed(text.rsplit(b"\n", _LINES)):
+        if tries < _DECODED and _TELLS.search(line):
+            tries += 1
+            found = _filled(found, _read(line.removeprefix(b"data:")))
+            if found.output is not None and found.prompt is not None:
+                return found
     if found.prompt is None and b"message_start" in first:
         line = next((line for line in first.split(b"\n") if line.startswith(b"data:")), b"")
         found = _filled(found, _read(line[5:]))
     return found
-
-
-def _payloads(text: bytes) -> Iterator[bytes]:
-    """Yield the events that may tell of tokens, the last one first."""
-    for word in (b'"usage"', b'"timings"'):
-        at, tries = text.rfind(word), 0
-        for _ in range(_NULLS):
-            if at < 0 or tries == _DECODED:
-                break
-            begin, behind = text.rfind(b"\n", 0, at) + 1, at + len(word)
-            if not text[behind : behind + 8].replace(b" ", b"").startswith(b":null"):
-                end = text.find(b"\n", behind)
-                yield text[begin : end if end >= 0 else len(text)].removeprefix(b"data:")
-                tries += 1
-            at = text.rfind(word, 0, begin)
 
 
 def _ending(text: bytes) -> _UsageReport | None:
