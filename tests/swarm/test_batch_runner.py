@@ -92,7 +92,7 @@ class Bench:
             runner = BatchRunner(store or self.store, self.room, gateway, self.said.append)
             async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(runner.run())
-                while self.store.unfinished() if until is None else not until(gateway):
+                while self.store.unfinished(0.0) if until is None else not until(gateway):
                     await asyncio.sleep(0.005)
                 runner.leave() if until is None else running.cancel()
             return gateway
@@ -254,7 +254,7 @@ def test_two_processes_do_not_work_on_the_same_batch(bench):
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
             for runner in runners:
                 tasks.create_task(runner.run())
-            while bench.store.unfinished():
+            while bench.store.unfinished(0.0):
                 await asyncio.sleep(0.005)
             for runner in runners:
                 runner.leave()

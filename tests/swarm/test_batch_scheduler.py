@@ -196,23 +196,22 @@ def test_what_kills_the_gateway_is_set_aside_and_nobody_with_it():
 
 
 def batch(number, owner="ann", model="m", **more):
-    return UnfinishedBatch(f"{owner} {model} {number}", owner, model, 1e9, **more)
+    return UnfinishedBatch(f"{owner} {model} {number}", owner, model, **more)
 
 
 def test_batches_of_one_owner_for_one_model_begin_in_their_order_while_there_is_room():
     waiting = [batch(number) for number in range(MOST_OF_KIND + 2)]
-    assert choose(waiting, (), 0.0) == waiting[:MOST_OF_KIND]
+    assert choose(waiting, ()) == waiting[:MOST_OF_KIND]
     under_way = [one.id for one in waiting[1 : MOST_OF_KIND + 1]]
-    assert choose(waiting, under_way, 0.0) == []
-    assert choose(waiting, under_way[1:], 0.0) == waiting[:1]
+    assert choose(waiting, under_way) == []
+    assert choose(waiting, under_way[1:]) == waiting[:1]
 
 
 def test_many_batches_keep_neither_another_owner_nor_another_model_nor_what_ends_from_beginning():
     """One owner's batches once had all the room there is; so had those for a model that was not loaded."""
     begun = [batch(number) for number in range(MOST_OF_KIND)]
-    others = [batch("c", cancelling=True), batch(1, "bob"), batch(1, model="other"), batch(2, "bob")]
+    others = [batch("c", ending=True), batch(1, "bob"), batch(1, model="other"), batch(2, "bob")]
     under_way = {one.id for one in begun}
-    assert choose([*begun, batch("late"), *others], under_way, 0.0) == others
-    ending = batch(0, cancelling=True)  # it leaves its room
-    assert choose([ending, *begun[1:], batch("late")], under_way, 0.0) == [batch("late")]
-    assert choose([*begun, batch("late")], under_way, 1e9) == [batch("late")]  # all have expired
+    assert choose([*begun, batch("late"), *others], under_way) == others
+    ending = batch(0, ending=True)  # it leaves its room
+    assert choose([ending, *begun[1:], batch("late")], under_way) == [batch("late")]

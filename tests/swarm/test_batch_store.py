@@ -49,12 +49,12 @@ def test_a_batch_is_what_its_newest_event_says(store):
     assert (batch.detail["model"], batch.detail["total"], batch.detail["tally"]["completed"]) == ("m", 3, 0)
     assert store.become("batch_1", BatchStatus.CANCELLING, 3.0)
     assert not store.become("batch_1", BatchStatus.CANCELLING, 4.0)
-    assert [one.cancelling for one in store.unfinished()] == [True]
+    assert [(one.cancelling, one.ending) for one in store.unfinished(9.0)] == [(True, True)]
     assert store.become("batch_1", BatchStatus.FINALIZING, 5.0)
     assert store.batch("batch_1").status is BatchStatus.CANCELLING  # whatever the other process was at
     store.become("batch_1", BatchStatus.CANCELLED, 6.0, ())
     assert store.batch("batch_1").times[BatchStatus.CANCELLING] == 3.0
-    assert (store.batch("batch_1").status, store.unfinished()) == (BatchStatus.CANCELLED, [])
+    assert (store.batch("batch_1").status, store.unfinished(9.0)) == (BatchStatus.CANCELLED, [])
     assert not store.become("batch_1", BatchStatus.COMPLETED, 7.0)
 
 
@@ -98,9 +98,10 @@ def test_pages_are_by_age_and_by_owner(store):
     assert [batch.id for batch in store.batches(owner="ann", after="batch_3", limit=1)] == ["batch_2"]
     assert len(store.batches()) == 4
     assert [file.id for file in store.files(owner="ann", ascending=True, after="file-0")] == ["file-2", "file-3"]
-    assert [batch.id for batch in store.unfinished()] == [f"batch_{number}" for number in range(4)]
+    assert [batch.id for batch in store.unfinished(9.0)] == [f"batch_{number}" for number in range(4)]
     store.validated("batch_1", 9.0, "m", requests(1))
-    assert store.unfinished()[1] == UnfinishedBatch("batch_1", "bob", "m", 86_401.0)
+    assert store.unfinished(9.0)[1] == UnfinishedBatch("batch_1", "bob", "m")
+    assert [one.ending for one in store.unfinished(86_401.0)] == [True, True, False, False]
 
 
 def test_a_file_is_in_use_until_its_batch_has_ended(store):

@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from skep.gateway.batch.store import BatchRequest
 from skep.units import MIB, format_bytes, shortened
@@ -188,20 +190,24 @@ class CheckedInput(msgspec.Struct, frozen=True):
     faults: tuple[LineError, ...]
 
 
-class _BatchLine(msgspec.Struct):
-    custom_id: str | None = None
-    method: str | None = None
-    url: str | None = None
-    body: msgspec.Raw = msgspec.Raw(b"")
-
-
 class _BatchBody(msgspec.Struct):
     model: str | None = None
     stream: bool | None = None
 
 
+class _BatchLine(msgspec.Struct):
+    custom_id: Annotated[str, Meta(min_length=1, max_length=LONGEST_ID)]
+    method: Annotated[str, Meta(pattern="^(?i:POST)$")]
+    url: str
+    body: _BatchBody
+
+
+class _RawBody(msgspec.Struct):
+    body: msgspec.Raw
+
+
 _lines = msgspec.json.Decoder(_BatchLine)
-_bodies = msgspec.json.Decoder(_BatchBody)
+_INVALID = {"custom_id": "invalid_custom_id", "method": "invalid_method"}
 
 
 def check_lines(
@@ -231,8 +237,8 @@ def check_lines(
             if complaint is not None:
                 raise LineError("model_not_found", complaint, "body.model")
             if its_model != model:
-                first, other = (_short(name) if name is not None else "none" for name in (model, its_model))
-                message = f"the model {other} is not that of the requests before ({first}): one model a batch"
+                others = f"({_short(model or 'none')}): one model a batch"
+                message = f"the model {_short(its_model or 'none')} is not that of the requests before {others}"
                 raise LineError("model_mismatch", message, "body.model")
             skipped = len(line) - len(text)
             requests.append(BatchRequest(len(requests), custom_id, start + skipped, len(text)))
@@ -249,7 +255,7 @@ def check_lines(
 def body_of(line: bytes) -> bytes:
     """The request's body, byte for byte as it stands in a line that was checked. ValueError: somebody changed it."""
     try:
-        return bytes(_lines.decode(line).body)
+        return bytes(msgspec.json.decode(line, type=_RawBody).body)
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from None
 
@@ -260,27 +266,17 @@ def _check(text: bytes, endpoint: str) -> tuple[str, str | None]:
         text.decode()  # what stands deeper in a body is not looked at below
         line = _lines.decode(text)
     except msgspec.ValidationError as error:
-        raise LineError("invalid_request", f"not a request: {error}") from None
+        field = next((name for name in _BatchLine.__struct_fields__ if name in str(error)), None)
+        code = "missing_required_parameter" if "missing required" in str(error) else _INVALID.get(field or "")
+        raise LineError(code or "invalid_request", f"not a request: {error}", field) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise LineError("invalid_json_line", f"this line cannot be read as JSON: {error}") from None
-    if not line.custom_id:
-        raise LineError("missing_required_parameter", "`custom_id` is missing", "custom_id")
-    if len(line.custom_id) > LONGEST_ID:
-        raise LineError("invalid_custom_id", f"the custom_id is longer than {LONGEST_ID} characters", "custom_id")
-    if line.method is None or line.method.upper() != "POST":
-        raise LineError("invalid_method", f"`method` is {_short(line.method)}; a batch only sends POST", "method")
     if line.url != endpoint:
         raise LineError("url_mismatch", f"`url` is {_short(line.url)}; the batch is for {endpoint}", "url")
-    if not bytes(line.body):
-        raise LineError("missing_required_parameter", "`body` is missing", "body")
-    try:
-        body = _bodies.decode(line.body)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise LineError("invalid_request", f"`body`: {error}", "body") from None
-    if body.stream:
+    if line.body.stream:
         raise LineError("invalid_request", "`stream` is not allowed in a batch: answers go into a file", "body.stream")
-    return line.custom_id, body.model
+    return line.custom_id, line.body.model
 
 
-def _short(text: str | None) -> str:
-    return "missing" if text is None else f"`{shortened(text, 81)}`"
+def _short(text: str) -> str:
+    return f"`{shortened(text, 81)}`"

@@ -322,12 +322,12 @@ class BatchRunner:
                 if now >= tidy_at:
                     await asyncio.to_thread(self._tidy)
                     tidy_at = now + TIDY_S
-                unfinished = await asyncio.to_thread(self.store.unfinished)
+                unfinished = await asyncio.to_thread(self.store.unfinished, time.time())
                 for one in unfinished:
                     if one.cancelling and (sender := self._under_way.get(one.id)) is not None:
                         sender.halt(BatchStatus.CANCELLED)
                 rested = [one for one in unfinished if self._resting.get(one.id, 0.0) <= now]
-                for batch in choose(rested, self._under_way, time.time()) if not self._leaving else ():
+                for batch in choose(rested, self._under_way) if not self._leaving else ():
                     self._under_way[batch.id] = None
                     carrying.add(task := tasks.create_task(self._carry(batch.id)))
                     task.add_done_callback(carrying.discard)

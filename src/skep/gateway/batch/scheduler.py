@@ -175,16 +175,16 @@ def _one_line(body: bytes) -> bytes:
 MOST_OF_KIND = 16  # batches of one owner for one model that are under way at once
 
 
-def choose(unfinished: Sequence[UnfinishedBatch], under_way: Container[str], now: float) -> list[UnfinishedBatch]:
+def choose(unfinished: Sequence[UnfinishedBatch], under_way: Container[str]) -> list[UnfinishedBatch]:
     """Return the batches that begin now. `under_way`: the ids of those that have begun.
 
     Batches of one kind wait for the same slots, so more of them at once would be none the sooner. Those of other kinds
     wait for others, and among owners the gateway's queue is fair: neither keeps the other from beginning.
     """
-    kinds = Counter(one.kind for one in unfinished if one.id in under_way and not one.is_ending(now))
+    kinds = Counter((one.owner, one.model) for one in unfinished if one.id in under_way and not one.ending)
     begin = []
-    for batch in unfinished:
-        if batch.id not in under_way and (batch.is_ending(now) or kinds[batch.kind] < MOST_OF_KIND):
-            kinds[batch.kind] += not batch.is_ending(now)
-            begin.append(batch)
+    for one in unfinished:
+        if one.id not in under_way and (one.ending or kinds[one.owner, one.model] < MOST_OF_KIND):
+            kinds[one.owner, one.model] += not one.ending
+            begin.append(one)
     return begin

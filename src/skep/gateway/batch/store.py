@@ -40,12 +40,6 @@ class BatchStatus(StrEnum):
 
 FINAL = frozenset((BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED))
 _ENDED = f"SELECT batch_id FROM batch_events WHERE status IN ({', '.join(repr(one.value) for one in sorted(FINAL))})"  # noqa: S608
-_USER = f"SELECT id FROM batches WHERE input_file_id = ? AND id NOT IN ({_ENDED})"  # noqa: S608
-_UNFINISHED = f"""
-SELECT batches.id, owner, expires_at, detail,
-    EXISTS (SELECT 1 FROM batch_events WHERE batch_id = batches.id AND status = 'cancelling') AS cancelling
-FROM batches LEFT JOIN batch_events ON batch_id = batches.id AND status = 'in_progress'
-WHERE batches.id NOT IN ({_ENDED}) ORDER BY batches.number"""  # noqa: S608
 _FIRST_STAYS = "ON CONFLICT DO NOTHING"
 _SQL = queries("skep.gateway.batch")
 
@@ -93,17 +87,8 @@ class UnfinishedBatch(msgspec.Struct, frozen=True):
     id: str
     owner: str
     model: str | None  # None: its file was not read yet, or names none
-    expires_at: float
     cancelling: bool = False
-
-    def is_ending(self, now: float) -> bool:
-        """It needs no room: nothing of it is sent any more."""
-        return self.cancelling or self.expires_at <= now
-
-    @property
-    def kind(self) -> tuple[str, str | None]:
-        """Batches of one kind wait for the same."""
-        return self.owner, self.model
+    ending: bool = False  # it needs no room: it is cancelled or expired, and nothing of it is sent any more
 
 
 class BatchRequest(msgspec.Struct, frozen=True):
@@ -160,16 +145,13 @@ class BatchStore:
         ascending: bool = False,
     ) -> list[StoredFile]:  # fmt: skip
         """`owner` None: of all. `after`: those behind this one, in the order asked for."""
-        sign, order = (">", "ASC") if ascending else ("<", "DESC")
-        sql = f"""SELECT * FROM files WHERE (?1 IS NULL OR owner = ?1) AND (?2 IS NULL OR purpose = ?2)
-            AND (?3 IS NULL OR number {sign} (SELECT number FROM files WHERE id = ?3))
-            ORDER BY number {order} LIMIT ?4"""  # noqa: S608
-        return read(self._store.read(sql, owner, purpose, after, limit), StoredFile)
+        way = 1 if ascending else -1
+        return read(self._store.read(_SQL["files"], owner, purpose, after, limit, way), StoredFile)
 
     def delete_file(self, file_id: str) -> str | None:
         """None: it is not there any more. Else the unfinished batch that reads it, and it stays."""
         with self._store.transaction() as connection:  # no batch can begin to read it between the look and the deed
-            user = connection.execute(_USER, (file_id,)).fetchone()
+            user = connection.execute(_SQL["user"], (file_id,)).fetchone()
             if user is None:
                 connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
         return None if user is None else str(user["id"])
@@ -198,14 +180,11 @@ class BatchStore:
 
     def batches(self, owner: str | None = None, after: str | None = None, *, limit: int = -1) -> list[StoredBatch]:
         """Newest first; `owner` None: of all."""
-        sql = """SELECT * FROM batches WHERE (?1 IS NULL OR owner = ?1)
-            AND (?2 IS NULL OR number < (SELECT number FROM batches WHERE id = ?2)) ORDER BY number DESC LIMIT ?3"""
-        return [self._batch_of(row) for row in self._store.read(sql, owner, after, limit)]
+        return [self._batch_of(row) for row in self._store.read(_SQL["batches"], owner, after, limit)]
 
-    def unfinished(self) -> list[UnfinishedBatch]:
+    def unfinished(self, now: float) -> list[UnfinishedBatch]:
         """Oldest first."""
-        model = {"model": lambda row: json.loads(row["detail"] or "{}").get("model")}
-        return read(self._store.read(_UNFINISHED), UnfinishedBatch, **model)
+        return read(self._store.read(_SQL["unfinished"], now), UnfinishedBatch)
 
     def become(
         self, batch_id: str, status: BatchStatus, at: float, files: Sequence[StoredFile] = (), **detail: Any
