@@ -45,8 +45,7 @@ _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _MODEL = re.compile(rb'"model"\s*+:\s*+(?P<name>"' + _STRING.pattern + rb'")', re.DOTALL)
 _BEGINNING = re.compile(rb"\s*+\{(?:" + _FLAT + rb",)*\s*+" + _MODEL.pattern, re.DOTALL)
 _ROLE = re.compile(rb'"role"\s*+:\s*+\Z')
-_CONTENT = re.compile(rb'\s*+,\s*+"content"\s*+:\s*+(?=["\[])')
-_REST = re.compile(rb"\s*+(?:,(?!\s*+\"content\")" + _FLAT + rb")*+\}")
+_CONTENT = re.compile(rb'\s*+(?:,(?!\s*+"content")' + _FLAT + rb')*+,\s*+"content"\s*+:\s*+(?=["\[])')
 # A string that does not end in the window is one token up to there. Else each quote in it would be tried in turn.
 _TOKEN = re.compile(rb'"(text)"\s*+:\s*+"|"' + _STRING.pattern + rb'(?:"|\\?\Z)|([\[{])|([\]}])', re.DOTALL)
 _FIELD = re.compile(rb'(?<!\w)name="model"\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([^\r\n]{1,1024})\r\n')
@@ -71,18 +70,12 @@ class _RequestBody(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Message(msgspec.Struct):
-    role: str = ""
-    content: msgspec.Raw = msgspec.Raw(b"")
-
-
 class _ModelField(msgspec.Struct):
     model: str | None = None
 
 
 _decoder = msgspec.json.Decoder(_RequestBody)
 _names = msgspec.json.Decoder(_ModelField)
-_messages = msgspec.json.Decoder(list[_Message])
 _texts = msgspec.json.Decoder(str)
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -210,14 +203,8 @@ def _conversation(fields: _RequestBody) -> int | None:
     if said in (b"", b"null", b"[]"):
         return None
     seed = zlib.crc32(fields.instructions, zlib.crc32(fields.system))
-    if said.startswith(b"["):
-        user = _first_user(said, 0)
-        digest = _digest_at(said, 0, user, seed) if user >= 0 else None
-        if digest is None:
-            digest = _digest_of_decoded(said, seed)
-        if digest is not None:
-            return digest
-    return zlib.crc32(said[:PROMPT_BEGINNING], seed)
+    user = _first_user(said, 0) if said.startswith(b"[") else -1
+    return _digest_at(said, 0, user, seed) if user >= 0 else zlib.crc32(said[:PROMPT_BEGINNING], seed)
 
 
 def _first_user(text: bytes, start: int, end: int | None = None) -> int:
@@ -231,27 +218,10 @@ def _first_user(text: bytes, start: int, end: int | None = None) -> int:
     return -1
 
 
-def _digest_at(text: bytes, start: int, user: int, seed: int) -> int | None:
-    """`text` has messages from `start`, the first user's role at `user`. None: not in one of the usual orders."""
-    behind = user + 6
-    content = _CONTENT.match(text, behind)
-    if content is not None:
-        return _digest_of_content(text, content.end(), zlib.crc32(memoryview(text)[start:user], seed))
-    rest = _REST.match(text, behind)
-    return _digest_of_decoded(text[start : rest.end()] + b"]", seed) if rest is not None else None
-
-
-def _digest_of_decoded(messages: bytes, seed: int) -> int | None:
-    try:
-        decoded = _messages.decode(messages)
-    except _UNREADABLE:
-        return None
-    digest = seed
-    for message in decoded:
-        if message.role == "user":
-            return _digest_of_content(bytes(message.content), 0, digest)
-        digest = zlib.crc32(message.content, digest)
-    return None
+def _digest_at(text: bytes, start: int, user: int, seed: int) -> int:
+    """`text` has messages from `start`, the first user's role at `user`, and what it says behind it, or before it."""
+    digest, content = zlib.crc32(memoryview(text)[start:user], seed), _CONTENT.match(text, user + 6)
+    return _digest_of_content(text, content.end(), digest) if content is not None else digest
 
 
 def _digest_of_content(text: bytes, at: int, digest: int) -> int:

@@ -19,7 +19,8 @@ import ssl
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
@@ -169,8 +170,8 @@ class Gateway:
         for path in ("/v1/models", "/models"):
             self.proxy.routes[b"GET", path] = self._models
             self.proxy.routes[b"GET", f"{path}/"] = self._model
-        self.proxy.routes[b"GET", "/metrics"] = self._metrics
-        self.proxy.routes[b"GET", "/metrics/engines"] = self._engine_metrics
+        self.proxy.routes[b"GET", "/metrics"] = partial(self._answer, self._tell_metrics)
+        self.proxy.routes[b"GET", "/metrics/engines"] = partial(self._answer, self._tell_engine_metrics)
         self._answering: set[asyncio.Task[None]] = set()
         self.batches: BatchApi | None = None  # it is loaded with the first request for a file or a batch
         self._batch_run: asyncio.Task[None] | None = None
@@ -229,8 +230,9 @@ class Gateway:
             await self.workers.settle()
         self.accounts.settle()
 
-    def _metrics(self, request: ServerRequest) -> None:
-        self._answer(self._tell_metrics(request))
+    def _answer(self, tell: Callable[[ServerRequest], Coroutine[Any, Any, None]], request: ServerRequest) -> None:
+        self._answering.add(task := asyncio.create_task(tell(request)))
+        task.add_done_callback(self._answering.discard)
 
     async def _tell_metrics(self, request: ServerRequest) -> None:
         await self._settle()
@@ -239,15 +241,7 @@ class Gateway:
         fill_gauges(self.metrics, self.proxy.admission, connections, lost, time.monotonic())
         request.respond(200, [PROMETHEUS], self.metrics.text())
 
-    def _engine_metrics(self, request: ServerRequest) -> None:
-        self._answer(self._gather_engine_metrics(request))
-
-    def _answer(self, answering: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(answering)
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
-
-    async def _gather_engine_metrics(self, request: ServerRequest) -> None:
+    async def _tell_engine_metrics(self, request: ServerRequest) -> None:
         """Of the replicas of `?model=`, or of all. What an engine does not tell is left out."""
         admission = self.proxy.admission
         (model,) = parse_qs(request.target.partition(b"?")[2].decode("latin-1")).get("model", [""])[:1]

@@ -12,9 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 from skep.config.keys import Priority
 from skep.errors import SkepError
@@ -153,62 +154,49 @@ def row_of(exchange: Exchange, now: float, wall: float) -> Row:
 
 
 MAX_PENDING = 20_000
-EVERY_S = 0.5
 RETRY_S = 30.0
-TRIED_LATER = f"tried again every {RETRY_S:g} s"
 BATCH_ROWS = 200  # in one transaction and one write to the log
 BATCH_ROWS_BEHIND = 1000  # when rows pile up: a busy loop gives the GIL away every 5 ms only, so fewer steps are more
 SLICE_ROWS = 40  # formatted before the loop gets its turn: about 0.25 ms
 PAUSE_S = 0.004  # between slices: 9,000 rows a second
 PAUSE_S_BEHIND = 0.001
 MAX_TEXT = 200  # of what clients choose: model, flow, path
-LOG_BYTES = 16 * MIB
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:/@+-]+")
 
 
+@dataclass(eq=False, repr=False)
 class RequestLog:
     """`add` is called by one thread, the event loop's; all else happens in the log's own thread, and raises nothing.
 
     Request lines go to `log_path`, which is rotated, and without one to `stream`; events always to `stream`.
     """
 
-    def __init__(
-        self,
-        store_path: Path | None,
-        stream: TextIO,
-        *,
-        log_path: Path | None = None,
-        log_bytes: int = LOG_BYTES,
-        max_pending: int = MAX_PENDING,
-        every_s: float = EVERY_S,
-    ) -> None:
+    store_path: Path | None
+    stream: TextIO
+    log_path: Path | None = None
+    log_bytes: int = 16 * MIB
+    max_pending: int = MAX_PENDING
+    every_s: float = 0.5
+
+    def __post_init__(self) -> None:
         self.dropped = 0  # rows that found the buffer full: neither logged nor stored
         self.unwritten = 0  # rows that the store did not take
-        self._store_path, self._stream, self._log_path, self._log_bytes = store_path, stream, log_path, log_bytes
-        self._max_pending, self._every_s = max_pending, every_s
         self._pending: deque[Row] = deque()
         self._held: list[Row] = []  # while somebody else has the store locked
         self._store: Store | None = None
         self._log: RotatingLog | None = None
-        self._store_retry_at = self._log_retry_at = float("-inf")
+        self._retry_at = float("-inf")  # of the store
         self._said: set[str] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<RequestLog {len(self._pending)} pending, {self.dropped} dropped, {self.unwritten} not in the store>"
 
     def add(self, values: Row) -> None:
         """The fields of a `GatewayRequest` as a tuple: making the record here would cost thirty times as much."""
-        if len(self._pending) < self._max_pending:
+        if len(self._pending) < self.max_pending:
             self._pending.append(values)
         else:
             self.dropped += 1
@@ -229,9 +217,9 @@ class RequestLog:
         """To the log and the store. Called by the log's own thread."""
         try:
             lines, rows = self._formatted(batch)
-            self._write_lines("".join(lines), now)
-            if self._store_path is not None:
-                self._write_rows(self._store_path, rows, now)
+            self._write_lines("".join(lines))
+            if self.store_path is not None:
+                self._write_rows(self.store_path, rows, now)
         except Exception as error:  # ours, and no reason to harm the gateway
             self.unwritten += len(batch)
             self._say_failed(f"bug {type(error).__name__}", repr(error), "please report it")
@@ -240,11 +228,11 @@ class RequestLog:
 
     @property
     def _behind(self) -> bool:
-        return len(self._pending) > self._max_pending // 2
+        return len(self._pending) > self.max_pending // 2
 
     def _run(self) -> None:
         self.write([], time.monotonic())  # log and store are open before the first request ends
-        while not self._stopping.wait(self._every_s):
+        while not self._stopping.wait(self.every_s):
             self._drain()
         self._drain()
         self.unwritten += len(self._held)
@@ -261,7 +249,7 @@ class RequestLog:
             self.write(batch, time.monotonic())
         self.write([], time.monotonic())  # what was held back has no other occasion
         if self.dropped:
-            why = f"{self.dropped} requests ended while {self._max_pending} others waited to be written"
+            why = f"{self.dropped} requests ended while {self.max_pending} others waited to be written"
             what_next = "nothing to do if it was a short burst; else check the disk of the store and the logs"
             self._say_failed("dropped", why, what_next)
 
@@ -280,8 +268,9 @@ class RequestLog:
 
     def _write_stream(self, text: str) -> None:
         with suppress(Exception):  # a full disk, a closed stream, whatever: there is nowhere to say it
-            self._stream.write(text)
-            self._stream.flush()
+            if text:
+                self.stream.write(text)
+                self.stream.flush()
 
     def _formatted(self, batch: list[Row]) -> tuple[list[str], list[Row]]:
         lines: list[str] = []
@@ -297,16 +286,16 @@ class RequestLog:
             self._pause()
         return lines, rows
 
-    def _write_lines(self, text: str, now: float) -> None:
-        path = self._log_path
-        if path is None and text:
+    def _write_lines(self, text: str) -> None:
+        path = self.log_path
+        if path is None:
             self._write_stream(text)
-        if path is not None and self._log is None and now >= self._log_retry_at:
+        elif self._log is None:
             try:
-                self._log = RotatingLog(path, max_bytes=self._log_bytes, tail_lines=0)
+                self._log = RotatingLog(path, max_bytes=self.log_bytes, tail_lines=0)
             except OSError as error:
-                self._log_retry_at = now + RETRY_S
-                self._say_failed(f"log {error.errno}", f"`{path}` cannot be opened: {error.strerror}", TRIED_LATER)
+                why = f"`{path}` cannot be opened: {error.strerror}"
+                self._say_failed(f"log {error.errno}", why, "tried again all the time")
         if self._log is not None:
             self._log.write(text.encode("utf-8", "replace"))
 
@@ -316,7 +305,7 @@ class RequestLog:
             if self._store is not None and self._store.moved:
                 self._say("journal.reopened", why=f"`{path}` was deleted or replaced")
                 self._drop_store()
-            if self._store is None and now >= self._store_retry_at:
+            if self._store is None and now >= self._retry_at:
                 self._store = open_store(path)
             if self._store is None:
                 self.unwritten += len(rows)
@@ -325,25 +314,22 @@ class RequestLog:
         except SkepError as error:
             self._store_failed(error, rows, now)
             return
-        said = {kind for kind in self._said if kind.startswith("store ")}
-        if said:
+        if said := {kind for kind in self._said if kind.startswith("store ")}:
             self._said -= said
             self._say("journal.resumed", unwritten=str(self.unwritten))
 
     def _append(self, store: Store, rows: list[Row]) -> None:
         """One row that does not fit costs itself only."""
-        for start in range(0, len(rows), BATCH_ROWS_BEHIND):
-            some = rows[start : start + BATCH_ROWS_BEHIND]
-            try:
-                store.append_gateway_values(some)
-            except (SkepError, OverflowError) as error:
-                if not is_about_a_row(error):
-                    raise
-                if len(some) == 1:
-                    self._refuse_row(error)
-                else:
-                    for row in some:
-                        self._append(store, [row])
+        try:
+            store.append_gateway_values(rows)
+        except (SkepError, OverflowError) as error:
+            if not is_about_a_row(error):
+                raise
+            if len(rows) == 1:
+                self._refuse_row(error)
+                return
+            for row in rows:
+                self._append(store, [row])
 
     def _refuse_row(self, error: Exception) -> None:
         self.unwritten += 1
@@ -356,9 +342,9 @@ class RequestLog:
             self.unwritten += len(rows) - len(self._held)
             what_next = "rows wait in memory until it is free"
         else:
-            what_next = f"{error.hint or 'check the file'}; {TRIED_LATER}"
+            what_next = f"{error.hint or 'check the file'}; tried again every {RETRY_S:g} s"
             self.unwritten += len(rows)
-            self._store_retry_at = now + RETRY_S
+            self._retry_at = now + RETRY_S
             with suppress(SkepError):
                 self._drop_store()
         # Messages of one kind differ in their details.
