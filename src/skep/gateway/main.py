@@ -184,7 +184,7 @@ class Gateway:
         if setup.workers > 1:
             from skep.gateway.workers import Workers
 
-            self.workers = Workers(self.proxy, setup.workers, lambda: list(self._orders.values()))
+            self.workers = Workers(self.proxy, self.server, setup.workers, lambda: list(self._orders.values()))
 
     def _first_batch_request(self, request: ServerRequest) -> None:
         self._open_batches()

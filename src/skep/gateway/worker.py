@@ -16,7 +16,6 @@ import socket
 import ssl
 import time
 from collections import Counter
-from functools import partial
 
 import msgspec
 import uvloop
@@ -30,11 +29,15 @@ from skep.gateway.proxy import COLLECTED_AFTER, TICK_S, Proxy
 from skep.gateway.replica_table import Action, Arrival, Event, Forward, Reject, RejectCode
 from skep.gateway.request_log import Metrics, RequestAccounting, Row
 from skep.gateway.request_policy import HEALTH_PATHS, OWN_ROUTES, answer_health
-from skep.gateway.worker_messages import Happened, MessageSocket, Signal
+from skep.gateway.worker_messages import Happened, MessageSocket
+from skep.wire.client import Pool, WireFailure
+from skep.wire.heads import HOP_BY_HOP, Origin, ResponseHead, lines_of
 from skep.wire.server import HttpServer
 from skep.wire.server_request import ServerRequest
 
 LEAVING_TICK_S = 0.02
+NOT_HANDED_ON = HOP_BY_HOP | {b"content-length"}
+NOT_ASKED_ON = NOT_HANDED_ON | {b"expect"}
 Link = MessageSocket[messages.ToWorker]
 _order = msgspec.json.Decoder(ToGateway)
 
@@ -99,12 +102,12 @@ class RemoteAccounting(RequestAccounting):
 
 
 class WorkerProxy(Proxy):
-    def __init__(self, link: Link, setup: gateway_messages.GatewaySetup, number: int) -> None:
+    def __init__(self, link: Link, door: socket.socket, setup: gateway_messages.GatewaySetup, number: int) -> None:
         self.remote = RemoteAdmission(link)
         super().__init__(self.remote, RemoteAccounting(link), setup)
-        self._link = link
+        self._link, self._door = link, door
+        self._decider = Pool(Origin("decider", 80), connect=self._connect_decider)
         self._prefix += f"-{number}"
-        self._own: dict[str, ServerRequest] = {}
         for path in HEALTH_PATHS:
             self.open_routes[b"GET", path] = answer_health
         self.open_routes[b"GET", "/"] = self._ask_decider
@@ -127,7 +130,7 @@ class WorkerProxy(Proxy):
         del self.exchanges[exchange.id]
         self.remote.retriable.discard(exchange.id)
         if not exchange.leased:
-            self._link.send(messages.Signalled(exchange.id, Signal.LEFT))
+            self._link.send(messages.Left(exchange.id))
 
     def retire_unused_pools(self) -> None:
         used = {spec.url for spec in self.remote.specs.values()}
@@ -139,9 +142,6 @@ class WorkerProxy(Proxy):
     # What the decider says
 
     def take(self, message: messages.ToWorker) -> None:
-        if isinstance(message, messages.OwnAnswer):
-            self._answer_own(message)
-            return
         assert not isinstance(message, messages.Order | messages.Settle)
         exchange = self.exchanges.get(message.id)
         if exchange is None:  # its client has left
@@ -164,35 +164,43 @@ class WorkerProxy(Proxy):
 
     def _ask_decider(self, request: ServerRequest) -> None:
         """Have a request for one of the gateway's own paths answered there."""
-        self.accounts.settle()  # whoever asks for metrics finds the requests it made before
-        request_id = self._new_id()
-        self._own[request_id] = request
+        request.extra = None  # it says by itself what a web page may read
+        method = b"GET" if request.method == b"HEAD" else request.method
+        lines = lines_of(one for one in request.headers if one[0] not in NOT_ASKED_ON)
+        first = b"%b %b HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n" % (method, request.target, lines, len(request.body))
+        call = self._decider.send(first, DeciderAnswer(request), request.body)
+        request.on_gone, request.on_pause, request.on_resume = call.abort, call.pause, call.resume
 
-        def tell(what: Signal) -> None:
-            self._link.send(messages.Signalled(request_id, what))
-            if what is Signal.GONE:
-                del self._own[request_id]
+    def _connect_decider(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._door, [b"c"], [theirs.fileno()])
+        return ours
 
-        request.on_gone, request.on_pause = partial(tell, Signal.GONE), partial(tell, Signal.PAUSED)
-        request.on_resume = partial(tell, Signal.RESUMED)
-        whole = (request.method, request.target, request.headers, request.version, request.keep_alive, request.body)
-        self._link.send(messages.OwnRequest(request_id, *whole))
-        request.drop_body()
 
-    def _answer_own(self, answer: messages.OwnAnswer) -> None:
-        request = self._own.get(answer.id)
-        if request is None:
-            return
-        if answer.data:
-            request.carrier.send(request, answer.data)
-        if answer.ended or answer.cut:
-            del self._own[answer.id]
-            request.on_gone = request.on_pause = request.on_resume = None
-        if answer.cut:
-            request.carrier.abort()
-        elif answer.ended:
-            request.keep_alive = request.keep_alive and answer.keep_alive
-            request.carrier.finished(request)
+class DeciderAnswer:
+    """Hands on what the deciding process answers to a request for one of the gateway's own paths."""
+
+    takes_chunks = False
+
+    def __init__(self, request: ServerRequest) -> None:
+        self._request = request
+
+    def on_head(self, head: ResponseHead, at: float) -> None:  # noqa: ARG002
+        lines = lines_of(one for one in head.headers if one[0] not in NOT_HANDED_ON)
+        self._request.start_with(head.status, lines, head.length)
+
+    def on_body(self, data: bytes, at: float) -> None:  # noqa: ARG002
+        self._request.write(data)
+
+    def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
+        """It takes none."""
+
+    def on_end(self, at: float) -> None:  # noqa: ARG002
+        self._request.finish()
+
+    def on_failure(self, failure: WireFailure, at: float) -> None:  # noqa: ARG002
+        self._request.cut()
 
 
 class RelayWorker:
@@ -207,9 +215,9 @@ class RelayWorker:
         self._handshakes: set[asyncio.Task[None]] = set()
 
     async def run(self, link: socket.socket, door: socket.socket) -> None:
-        await self._link.connect(link)
         door.setblocking(False)
         self._door = door
+        await self._link.connect(link)
         asyncio.get_running_loop().add_reader(door, self._accept)
         clock = asyncio.create_task(self._clock())
         await self._ended.wait()
@@ -256,7 +264,7 @@ class RelayWorker:
                 self._end()
 
     def _set_up(self, setup: gateway_messages.GatewaySetup) -> None:
-        self._proxy = proxy = WorkerProxy(self._link, setup, self._number)
+        self._proxy = proxy = WorkerProxy(self._link, self._door, setup, self._number)
         share, limits = setup.workers, setup.server
         shares = {"max_connections": -(-limits.max_connections // share), "held_bytes": limits.held_bytes // share}
         self._server = HttpServer(proxy.handle, msgspec.structs.replace(limits, **shares), proxy.check_head)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -16,19 +15,9 @@ from msgspec import Struct
 
 from skep.gateway.replica_table import Arrival, Event
 from skep.gateway.request_log import Row
-from skep.wire.heads import Headers
 
 T = TypeVar("T")
 _LENGTH_BYTES = 4
-
-
-class Signal(IntEnum):
-    """How a client takes an answer of the decider's own, and that a request without a slot has ended."""
-
-    GONE = 0
-    PAUSED = 1
-    RESUMED = 2
-    LEFT = 3
 
 
 # From a worker
@@ -59,24 +48,13 @@ class Accounted(Struct, array_like=True, tag=2):
     leased: bool
 
 
-class OwnRequest(Struct, array_like=True, tag=3):
-    """A request for one of the gateway's own paths: models, metrics, files, batches."""
+class Left(Struct, array_like=True, tag=3):
+    """A request without a slot has ended."""
 
     id: str
-    method: bytes
-    target: bytes
-    headers: Headers
-    version: str
-    keep_alive: bool
-    body: bytes
 
 
-class Signalled(Struct, array_like=True, tag=4):
-    id: str
-    signal: Signal
-
-
-class WorkerState(Struct, array_like=True, tag=5):
+class WorkerState(Struct, array_like=True, tag=4):
     """Told a few times a second, and as the answer to `Settle`."""
 
     taken: int = 0  # connections so far
@@ -87,7 +65,7 @@ class WorkerState(Struct, array_like=True, tag=5):
     settled: int = 0
 
 
-FromWorker = Arrived | Happened | Accounted | OwnRequest | Signalled | WorkerState
+FromWorker = Arrived | Happened | Accounted | Left | WorkerState
 
 
 # To a worker
@@ -130,25 +108,17 @@ class Waits(Struct, array_like=True, tag=4):
     id: str
 
 
-class OwnAnswer(Struct, array_like=True, tag=5):
-    id: str
-    data: bytes
-    ended: bool = False
-    keep_alive: bool = True
-    cut: bool = False
-
-
-class Order(Struct, array_like=True, tag=6):
+class Order(Struct, array_like=True, tag=5):
     """A message of the supervisor's, for every worker."""
 
     message: bytes  # JSON, as the supervisor sends it
 
 
-class Settle(Struct, array_like=True, tag=7):
+class Settle(Struct, array_like=True, tag=6):
     number: int
 
 
-ToWorker = Granted | SlotRejected | Refused | Withdrawn | Waits | OwnAnswer | Order | Settle
+ToWorker = Granted | SlotRejected | Refused | Withdrawn | Waits | Order | Settle
 
 
 class MessageSocket(asyncio.Protocol, Generic[T]):

@@ -1,8 +1,8 @@
 """Relay workers as the deciding gateway process sees them: it starts them, accepts connections and hands each to the
 worker with the fewest, and decides for their requests as for its own.
 
-A worker that dies gives back its slots, and another one is started. Requests for the gateway's own paths come here
-whole, and their answers go back as they are.
+A worker that dies gives back its slots, and another one is started. Requests for the gateway's own paths come here on
+connections that workers open.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from skep.gateway.proxied_request import Exchange
 from skep.gateway.proxy import Proxy
 from skep.gateway.replica_table import Action, Event, Forward, Reject
 from skep.gateway.request_policy import RequestPlan, RequestRefused
-from skep.gateway.worker_messages import Signal
 from skep.wire.json_pipe import ENCODER
-from skep.wire.server_request import ServerRequest
+from skep.wire.server import HttpServer
 
 ACCEPTED_AT_ONCE = 512
 BACKLOG = 4096  # more than that lose a second each, by TCP's next attempt
@@ -104,38 +103,21 @@ class RelayedRequest(Exchange):
         self._relay.ended(self, admission.hung_up(self.id, time.monotonic()) if self.leased else [])
 
 
-class _OwnCarrier:
-    """The connection of a request for an own path, which is a worker's."""
-
-    def __init__(self, worker: Worker, request_id: str) -> None:
-        self._worker, self._id = worker, request_id
-
-    def send(self, request: ServerRequest, data: bytes) -> None:  # noqa: ARG002
-        self._worker.link.send(messages.OwnAnswer(self._id, data))
-
-    def finished(self, request: ServerRequest) -> None:
-        if self._worker.own.pop(self._id, None) is not None:
-            self._worker.link.send(messages.OwnAnswer(self._id, b"", ended=True, keep_alive=request.keep_alive))
-
-    def abort(self) -> None:
-        if self._worker.own.pop(self._id, None) is not None:
-            self._worker.link.send(messages.OwnAnswer(self._id, b"", cut=True))
-
-
 class Worker:
     """One worker process: carries out what its messages say."""
 
-    def __init__(self, proxy: Proxy) -> None:
+    def __init__(self, proxy: Proxy, server: HttpServer) -> None:
+        """`server` answers what the worker does not."""
         self.state = messages.WorkerState()
         self.events: dict[str, int] = {}  # by replica: of streams under way, as it last settled
         self.passed = 0  # connections handed to it
-        self.own: dict[str, ServerRequest] = {}
         self.ready, self.gone = asyncio.Event(), asyncio.Event()
         self.link: messages.MessageSocket[messages.FromWorker] = messages.MessageSocket(
             messages.FromWorker, self._take, self._lost
         )
-        self._proxy = proxy
+        self._proxy, self._server = proxy, server
         self._late: set[str] = set()  # requests that are asked for again at once
+        self._opening: set[asyncio.Task[None]] = set()
         self._settling: dict[int, asyncio.Event] = {}
         self._numbers = itertools.count(1)
 
@@ -153,6 +135,14 @@ class Worker:
             words = [*argv, "--link-fd", str(fds[0]), "--accept-fd", str(fds[1]), "--number", str(number)]
             self.process = await asyncio.create_subprocess_exec(*words, pass_fds=fds, stdin=DEVNULL, stdout=DEVNULL)
         await self.link.connect(ours)
+        asyncio.get_running_loop().add_reader(self._door, self._accept)
+
+    def _accept(self) -> None:
+        """A connection on which the worker asks for the gateway's own paths."""
+        _, fds, _, _ = socket.recv_fds(self._door, 1, 1)
+        for fd in fds:
+            self._opening.add(task := asyncio.create_task(self._server.serve(socket.socket(fileno=fd))))
+            task.add_done_callback(self._opening.discard)
 
     def hand_over(self, client: socket.socket) -> bool:
         """False: it takes no connection now."""
@@ -184,15 +174,10 @@ class Worker:
                 self._proxy.accounts.account(row, ended_at, events, leased)
             case messages.WorkerState():
                 self._told(message)
-            case messages.OwnRequest(request_id, method, target, headers, version, keep_alive, body):
-                carrier = _OwnCarrier(self, request_id)
-                request = ServerRequest(
-                    carrier, method, target, headers, version=version, keep_alive=keep_alive, body=body
-                )
-                self.own[request_id] = request
-                self._proxy.handle(request)
-            case messages.Signalled(request_id, signal):
-                self._signal(request_id, signal)
+            case messages.Left(request_id):
+                exchange = self._proxy.exchanges.get(request_id)
+                if isinstance(exchange, RelayedRequest):
+                    exchange.end("answered", [])
 
     def _arrived(self, said: messages.Arrived, *, late: bool = False) -> None:
         """At the limit of its key it is asked again a moment later: the end of another may be on its way here."""
@@ -237,26 +222,13 @@ class Worker:
             if replica.name in state.heard:
                 self._proxy.admission.heard(replica.spec, state.heard[replica.name])
 
-    def _signal(self, request_id: str, signal: Signal) -> None:
-        request, exchange = self.own.get(request_id), self._proxy.exchanges.get(request_id)
-        if signal is Signal.LEFT and isinstance(exchange, RelayedRequest):
-            exchange.end("answered", [])
-        if request is None or signal is Signal.LEFT:
-            return
-        if signal is Signal.GONE:
-            del self.own[request_id]
-        told = {Signal.GONE: request.on_gone, Signal.PAUSED: request.on_pause, Signal.RESUMED: request.on_resume}
-        if (tell := told[signal]) is not None:
-            tell()
-
     def _lost(self) -> None:
         self.gone.set()
         self.ready.set()
+        asyncio.get_running_loop().remove_reader(self._door)
         self._door.close()
         self.state = messages.WorkerState()
         self.passed = 0
-        for request_id in list(self.own):
-            self._signal(request_id, Signal.GONE)
         for exchange in list(self._proxy.exchanges.values()):
             if isinstance(exchange, RelayedRequest) and exchange.worker is self:
                 exchange.lose()
@@ -267,10 +239,10 @@ class Worker:
 class Workers:
     """Keeps `count` workers running and hands them the connections of `listener`."""
 
-    def __init__(self, proxy: Proxy, count: int, orders: Callable[[], list[Any]]) -> None:
+    def __init__(self, proxy: Proxy, server: HttpServer, count: int, orders: Callable[[], list[Any]]) -> None:
         """`orders`: what a new worker has to be told first."""
         self.running: list[Worker] = []
-        self._proxy, self._count, self._orders = proxy, count, orders
+        self._proxy, self._server, self._count, self._orders = proxy, server, count, orders
         self._listener: socket.socket | None = None
         self._accepted: socket.socket | None = None  # which no worker could take yet
         self._tasks: list[asyncio.Task[None]] = []
@@ -327,7 +299,7 @@ class Workers:
         """Start a worker, and another one whenever it dies."""
         failures = 0
         while not self._stopping:
-            started, worker = time.monotonic(), Worker(self._proxy)
+            started, worker = time.monotonic(), Worker(self._proxy, self._server)
             try:
                 await worker.start([sys.executable, "-m", "skep.gateway.worker"], number)
                 for message in self._orders():

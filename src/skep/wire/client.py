@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import socket
 import ssl
 import sys
 import termios
@@ -130,10 +131,20 @@ class Pool:
     """
 
     def __init__(
-        self, origin: Origin, *, max_idle: int = 64, connect_timeout_s: float = 5.0, prefix: bytes = b""
+        self,
+        origin: Origin,
+        *,
+        max_idle: int = 64,
+        connect_timeout_s: float = 5.0,
+        prefix: bytes = b"",
+        connect: Callable[[], socket.socket] | None = None,
     ) -> None:
-        """`prefix` stands before every target: where a server's paths begin below its address."""
+        """`prefix` stands before every target: where a server's paths begin below its address.
+
+        `connect` returns a Unix socket that is connected to the server, whatever its address is.
+        """
         self.origin = origin
+        self._socket = connect
         self.prefix = prefix
         self.host_line = b"host: %b\r\n" % origin.authority
         self._max_idle = max_idle
@@ -206,10 +217,15 @@ class Pool:
         task.add_done_callback(self._tasks.discard)
 
     async def _connection(self) -> _ClientConnection:
+        def make() -> _ClientConnection:
+            return _ClientConnection(self, self._loop)
+
         async with asyncio.timeout(self._connect_timeout_s):
-            _, connection = await self._loop.create_connection(
-                lambda: _ClientConnection(self, self._loop), self.origin.host, self.origin.port, ssl=self._tls
-            )
+            if self._socket is not None:
+                _, connection = await self._loop.create_unix_connection(make, sock=self._socket())
+            else:
+                host, port = self.origin.host, self.origin.port
+                _, connection = await self._loop.create_connection(make, host, port, ssl=self._tls)
         return connection
 
     async def _connect(self, call: Call) -> None:
