@@ -89,9 +89,9 @@ class Bench:
 
         async def work():
             gateway = make_gateway()
-            runner = BatchRunner(store or self.store, self.room, gateway, self.said.append)
+            runner = BatchRunner(self.room, gateway, self.said.append)
             async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-                running = tasks.create_task(runner.run())
+                running = tasks.create_task(runner.run(store or self.store))
                 while self.store.unfinished(0.0) if until is None else not until(gateway):
                     await asyncio.sleep(0.005)
                 runner.leave() if until is None else running.cancel()
@@ -250,10 +250,10 @@ def test_two_processes_do_not_work_on_the_same_batch(bench):
 
     async def both():
         gateways = [Scripted(), Scripted()]
-        runners = [BatchRunner(bench.store, bench.room, gateway, bench.said.append) for gateway in gateways]
+        runners = [BatchRunner(bench.room, gateway, bench.said.append) for gateway in gateways]
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
             for runner in runners:
-                tasks.create_task(runner.run())
+                tasks.create_task(runner.run(bench.store))
             while bench.store.unfinished(0.0):
                 await asyncio.sleep(0.005)
             for runner in runners:

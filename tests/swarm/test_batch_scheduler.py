@@ -15,7 +15,6 @@ from skep.gateway.batch.scheduler import (
     BatchSchedule,
     choose,
     result_of,
-    without_answer,
 )
 from skep.gateway.batch.store import BatchRequest, UnfinishedBatch
 
@@ -118,7 +117,7 @@ def test_what_has_no_answer_says_why_and_one_that_was_too_large_is_not_asked_for
     results = {
         "answer_too_large": result_of(request, too_large, "n", 0.0),
         "stream_cut": result_of(request, BatchAnswer(None), "n", 0.0),
-        "batch_expired": without_answer(request, "batch_expired", "n", 0.0),
+        "batch_expired": result_of(request, BatchAnswer(None, fault="batch_expired"), "n", 0.0),
     }
     for code, result in results.items():
         told = read(result)

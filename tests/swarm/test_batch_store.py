@@ -94,8 +94,8 @@ def test_pages_are_by_age_and_by_owner(store):
     for number, owner in enumerate(["ann", "bob", "ann", "ann"]):
         store.add_batch(order(f"batch_{number}", owner, float(number)))
         store.add_file(StoredFile(f"file-{number}", owner, 0.0, "f", "batch", 1))
-    assert [batch.id for batch in store.batches(owner="ann")] == ["batch_3", "batch_2", "batch_0"]
-    assert [batch.id for batch in store.batches(owner="ann", after="batch_3", limit=1)] == ["batch_2"]
+    assert [batch.order.id for batch in store.batches(owner="ann")] == ["batch_3", "batch_2", "batch_0"]
+    assert [batch.order.id for batch in store.batches(owner="ann", after="batch_3", limit=1)] == ["batch_2"]
     assert len(store.batches()) == 4
     assert [file.id for file in store.files(owner="ann", ascending=True, after="file-0")] == ["file-2", "file-3"]
     assert [batch.id for batch in store.unfinished(9.0)] == [f"batch_{number}" for number in range(4)]

@@ -194,7 +194,8 @@ class Gateway:
         from skep.gateway.batch.api import BatchApi
 
         assert self._batch_places is not None
-        self.batches = BatchApi(self.proxy, self._batch_places, self._say, leaving=self._leaving)
+        self.batches = BatchApi(self.proxy, self._batch_places, self._say)
+        self.batches.runner.leaving = self._leaving  # the next gateway has the batches: this one only answers
         self.proxy.routes.update(self.batches.routes)
         self._batch_run = asyncio.create_task(self.batches.run())
 
@@ -286,7 +287,7 @@ class Gateway:
     def _busy(self) -> bool:
         """An answer is under way."""
         relayed = self.server.active if self.workers is None else self.workers.active
-        return bool(relayed or self.proxy.exchanges or (self.batches and self.batches.busy))
+        return bool(relayed or self.proxy.exchanges or (self.batches and self.batches.runner.busy))
 
     async def _follow(self, link: JsonPipe[messages.ToGateway]) -> None:
         """Carry out the supervisor's messages until it says `exit` or is gone."""
@@ -323,7 +324,7 @@ class Gateway:
     async def _drain(self, link: JsonPipe[messages.ToGateway], message: messages.AskDrain) -> None:
         admission, self._leaving = self.proxy.admission, True
         if self.batches is not None:
-            self.batches.leave()
+            self.batches.runner.leave()
         if message.hand_over and self.workers is not None:
             self.workers.stop_accepting()
         elif message.hand_over:

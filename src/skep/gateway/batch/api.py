@@ -36,7 +36,6 @@ from skep.wire.server_request import ServerRequest
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")  # those a client may name
 LONGEST_WINDOW_S = 86_400
-MOST_METADATA, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
 PIECE = 262_144  # bytes of a file that are sent at once
 MOST_FILES, MOST_BATCHES, SOME_BATCHES = 10_000, 100, 20  # of one page of a list; also the most files of an owner
 MOST_INPUT = 200_000_000
@@ -64,16 +63,15 @@ class BatchApiError(Exception):
 class BatchApi:
     """`routes` by method and path; one that ends with a slash is for all below it."""
 
-    def __init__(self, proxy: Proxy, places: BatchPlaces, say: Callable[[str], None], *, leaving: bool) -> None:
-        self._gateway = BatchGatewayPort(proxy)
+    def __init__(self, proxy: Proxy, places: BatchPlaces, say: Callable[[str], None]) -> None:
+        self._key_of = proxy.key_of
         self._store_path = Path(places.store)
         self._room = FileStorage(Path(places.files))
         self._say = say
+        self.runner = BatchRunner(self._room, BatchGatewayPort(proxy), say)
         self._quota_bytes = places.quota_bytes
         self._store: Store | None = None
         self._opening = asyncio.Lock()  # one connection, however many come first
-        self._runner: BatchRunner | None = None
-        self._leaving = leaving  # the next gateway has the batches: this one only answers
         self._tasks = asyncio.TaskGroup()
         self.routes: dict[tuple[bytes, str], Route] = {
             (b"POST", "/v1/files"): self._answers(self._create_file),
@@ -90,11 +88,9 @@ class BatchApi:
         """As long as the gateway runs. Batches that an earlier one left are taken up at once."""
         try:
             async with self._tasks:
-                while not self._leaving:
+                while not self.runner.leaving:
                     try:
-                        store = await self._open()
-                        self._runner = BatchRunner(store, self._room, self._gateway, self._say)
-                        await self._runner.run()
+                        await self.runner.run(await self._open())
                     except Exception as error:  # whatever it is, the gateway goes on, and the API with it
                         self._say(f"batches are waiting: {error!r}")
                         await asyncio.sleep(AGAIN_S)
@@ -102,16 +98,6 @@ class BatchApi:
         finally:
             if self._store is not None:
                 self._store.close()
-
-    @property
-    def busy(self) -> bool:
-        return self._runner is not None and self._runner.busy
-
-    def leave(self) -> None:
-        """Another gateway takes over: what is out is finished, nothing new is begun."""
-        self._leaving = True
-        if self._runner is not None:
-            self._runner.leave()
 
     # Files, in threads
 
@@ -216,15 +202,15 @@ class BatchApi:
             raise BatchApiError(404, f"no such path: {request.path[:200]}", code="not_found")
         batch = _batch(store, owner, name)
         if batch.status.is_final or batch.status is BatchStatus.FINALIZING:
-            raise BatchApiError(409, f"{batch.id} cannot be cancelled: it is {batch.status.value}", code="batch_ended")
-        store.become(batch.id, BatchStatus.CANCELLING, time.time())
+            raise BatchApiError(409, f"{name} cannot be cancelled: it is {batch.status.value}", code="batch_ended")
+        store.become(name, BatchStatus.CANCELLING, time.time())
         return batch_document(_batch(store, owner, name))
 
     # Inside
 
     def _answers(self, answering: Answering) -> Route:
         def route(request: ServerRequest) -> None:
-            key = self._gateway.proxy.key_of(request)
+            key = self._key_of(request)
             self._tasks.create_task(self._answer(request, None if key is None else key.name, answering))
 
         return route
@@ -237,9 +223,8 @@ class BatchApi:
             if isinstance(answer, StoredFile):
                 await self._send_content(request, answer)
                 return
-            is_batch = request.method == b"POST" and request.path.startswith("/v1/batches")
-            if is_batch and self._runner is not None:
-                self._runner.wake()
+            if request.method == b"POST":
+                self.runner.wake.set()  # for a batch that is new, or is cancelled
             request.respond(200, [JSON], await asyncio.to_thread(_json, answer))
         except BatchApiError as refusal:
             _refuse(request, refusal)
@@ -283,20 +268,20 @@ class BatchApi:
 
     async def _open(self) -> BatchStore:
         async with self._opening:
-            if self._store is not None and await asyncio.to_thread(lambda store: store.moved, self._store):
-                self._say(f"`{self._store_path}` was deleted or replaced; batches that it does not hold are lost")
-                moved, self._store = self._store, None
-                await asyncio.to_thread(moved.close)
-                if self._runner is not None:
-                    self._runner.wake()
-            if self._store is None:
+            known = self._store
+            if known is None or await asyncio.to_thread(lambda: known.moved):
                 self._store = await asyncio.to_thread(open_store, self._store_path)
+                if known is not None:
+                    self._say(f"`{self._store_path}` was deleted or replaced; batches that it does not hold are lost")
+                    self.runner.wake.set()
+                    await asyncio.to_thread(known.close)  # last: no other file has its identity while it is open
+            assert self._store is not None
             return BatchStore(self._store)
 
 
 # What a client asks for
 
-_Metadata = dict[Annotated[str, Meta(max_length=LONGEST_KEY)], Annotated[str, Meta(max_length=LONGEST_VALUE)]]
+_Metadata = dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]]
 
 
 class Expiry(msgspec.Struct, frozen=True):
@@ -310,7 +295,7 @@ class BatchSpec(msgspec.Struct, frozen=True):
     endpoint: str
     input_file_id: str
     completion_window: str
-    metadata: Annotated[_Metadata, Meta(max_length=MOST_METADATA)] | None = None
+    metadata: Annotated[_Metadata, Meta(max_length=16)] | None = None
     output_expires_after: Expiry | None = None
 
 

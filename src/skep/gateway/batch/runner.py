@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -21,22 +22,8 @@ from itertools import chain
 from skep.errors import EngineError, SkepError, StoreError
 from skep.files import hold_lock
 from skep.gateway.batch.files import CheckedInput, FileStorage, LineError, body_of, check_lines, new_file_id
-from skep.gateway.batch.scheduler import (
-    MOST_ANSWER_BYTES,
-    BatchAnswer,
-    BatchSchedule,
-    choose,
-    result_of,
-    without_answer,
-)
-from skep.gateway.batch.store import (
-    BATCH_FILE_S,
-    BatchOrder,
-    BatchRequest,
-    BatchStatus,
-    BatchStore,
-    StoredFile,
-)
+from skep.gateway.batch.scheduler import MOST_ANSWER_BYTES, BatchAnswer, BatchSchedule, choose, result_of
+from skep.gateway.batch.store import BATCH_FILE_S, BatchOrder, BatchRequest, BatchStatus, BatchStore, StoredFile
 from skep.gateway.proxy import Proxy
 from skep.units import MIB
 from skep.wire.heads import gateway_fields
@@ -142,13 +129,9 @@ class BatchGatewayPort:
 def _parse_answer(received: bytes) -> BatchAnswer:
     """Of the bytes of a whole answer."""
     head, _, body = received.partition(b"\r\n\r\n")
-    first, *lines = head.split(b"\r\n")
-    fields = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
-    retry_after_s = None
-    with contextlib.suppress(KeyError, ValueError):
-        retry_after_s = float(fields[b"retry-after"])
-    request_id = gateway_fields(fields.get(b"x-skep")).get("id", "")
-    return BatchAnswer(int(first.split(b" ", 2)[1]), body, request_id, retry_after_s)
+    fields = dict(re.findall(rb"\r\n(retry-after|x-skep): *([^\r\n]*)", head))
+    request_id, wait = gateway_fields(fields.get(b"x-skep")).get("id", ""), fields.get(b"retry-after", b"")
+    return BatchAnswer(int(head.split(b" ", 2)[1]), body, request_id, float(wait) if wait.isdigit() else None)
 
 
 BACKLOG = 2  # requests that wait for a slot
@@ -177,9 +160,8 @@ class BatchSender:
         self._began_at = time.time()
         self._halt: BatchStatus | None = None  # what it becomes: no more is sent
         self._out: dict[int, InternalRequest] = {}
-        self._unrecorded = [
-            without_answer(one, "gateway_died", _name(), time.time()) for one in self.schedule.set_aside
-        ]
+        died, now = BatchAnswer(None, fault="gateway_died"), self._began_at
+        self._unrecorded = [result_of(one, died, _name(), now) for one in self.schedule.set_aside]
         self._recorded: set[int] = set()  # what replicas have, as the store knows it
         self._wake = asyncio.Event()
 
@@ -275,36 +257,33 @@ TIDY_S = 3600.0
 
 
 class BatchRunner:
-    def __init__(
-        self, store: BatchStore, room: FileStorage, gateway: BatchGatewayPort, say: Callable[[str], None]
-    ) -> None:
-        self.store, self.room, self.gateway, self.say = store, room, gateway, say
-        self._wake = asyncio.Event()
+    store: BatchStore
+
+    def __init__(self, room: FileStorage, gateway: BatchGatewayPort, say: Callable[[str], None]) -> None:
+        self.room, self.gateway, self.say = room, gateway, say
+        self.wake = asyncio.Event()  # there is a new batch, or one was cancelled, or the store is another one
+        self.leaving = False
         self._under_way: dict[str, BatchSender | None] = {}  # None: being checked, or written to its files
         self._resting: dict[str, float] = {}
         self._turn: set[BatchSchedule] = set()
-        self._leaving = False
 
     @property
     def busy(self) -> bool:
         """A batch is being checked, sent or written to its files."""
         return bool(self._under_way)
 
-    def wake(self) -> None:
-        """There is a new batch, or one was cancelled, or the store is another one."""
-        self._wake.set()
-
     def leave(self) -> None:
         """Another process takes over: finish what is out, begin nothing."""
-        self._leaving = True
+        self.leaving = True
         for sender in self._under_way.values():
             if sender is not None:
                 sender.halt(BatchStatus.IN_PROGRESS)
-        self._wake.set()
+        self.wake.set()
 
-    async def run(self) -> None:
+    async def run(self, store: BatchStore) -> None:
         """Until told to leave, and then until nothing is out; or until the store is another one."""
-        while not self._leaving:
+        self.store = store
+        while not self.leaving:
             try:
                 with hold_lock(self.room.folder / ".lock", "a gateway with batches", "it ends by itself"):
                     await self.gateway.ready()
@@ -316,7 +295,7 @@ class BatchRunner:
 
     async def _take_up(self, tasks: asyncio.TaskGroup) -> None:
         tidy_at, carrying = 0.0, set[asyncio.Task[None]]()
-        while not self._leaving and not await asyncio.to_thread(lambda: self.store.moved):
+        while not self.leaving and not await asyncio.to_thread(lambda: self.store.moved):
             now = time.monotonic()
             try:
                 if now >= tidy_at:
@@ -327,14 +306,14 @@ class BatchRunner:
                     if one.cancelling and (sender := self._under_way.get(one.id)) is not None:
                         sender.halt(BatchStatus.CANCELLED)
                 rested = [one for one in unfinished if self._resting.get(one.id, 0.0) <= now]
-                for batch in choose(rested, self._under_way) if not self._leaving else ():
+                for batch in choose(rested, self._under_way) if not self.leaving else ():
                     self._under_way[batch.id] = None
                     carrying.add(task := tasks.create_task(self._carry(batch.id)))
                     task.add_done_callback(carrying.discard)
             except (SkepError, OSError) as error:
                 self.say(f"batches cannot be looked up: {error}")
             await self._pause(LOOK_S)
-        for task in carrying if not self._leaving else ():  # what is under way is nobody's any more
+        for task in carrying if not self.leaving else ():  # what is under way is nobody's any more
             task.cancel()
 
     async def _carry(self, batch_id: str) -> None:
@@ -346,7 +325,7 @@ class BatchRunner:
             self._resting[batch_id] = time.monotonic() + REST_S
         finally:
             del self._under_way[batch_id]
-            self._wake.set()
+            self.wake.set()
 
     async def _carry_on(self, batch_id: str) -> None:
         batch = await asyncio.to_thread(self.store.batch, batch_id)
@@ -361,7 +340,7 @@ class BatchRunner:
         sender = BatchSender(self, batch.order, schedule)
         if BatchStatus.CANCELLING in batch.times:
             sender.halt(BatchStatus.CANCELLED)
-        if self._leaving:
+        if self.leaving:
             sender.halt(BatchStatus.IN_PROGRESS)
         self._under_way[batch_id] = sender
         status = await sender.run()
@@ -390,7 +369,7 @@ class BatchRunner:
         if status is not BatchStatus.CANCELLED:
             self.store.become(order.id, BatchStatus.FINALIZING, now)
         names = ((one, f"batch_req_{order.id[6:]}_{one.index}") for one in left)
-        never = (without_answer(one, f"batch_{status}", name, now).line for one, name in names)
+        never = (result_of(one, BatchAnswer(None, fault=f"batch_{status}"), name, now).line for one, name in names)
         output, errors = (self.store.lines(order.id, ok=ok) for ok in (True, False))
         files: dict[str, StoredFile] = {}
         ended = False
@@ -418,5 +397,5 @@ class BatchRunner:
         self.store.forget_ended()
 
     async def _pause(self, seconds: float) -> None:
-        await _wait(self._wake, seconds)
-        self._wake.clear()
+        await _wait(self.wake, seconds)
+        self.wake.clear()

@@ -133,24 +133,17 @@ class BatchSchedule:
 
 def result_of(request: BatchRequest, answer: BatchAnswer, name: str, at: float) -> BatchResult:
     """Of an answer that is final. `name` is the line's own id."""
+    told: dict[str, Any] = {"id": name, "custom_id": request.custom_id, "response": None, "error": None}
     if answer.status is None:
-        return without_answer(request, answer.fault or "stream_cut", name, at)
+        code = answer.fault or "stream_cut"
+        told["error"] = {"code": code, "message": WITHOUT_ANSWER[code]}
+        return BatchResult(request.index, at, ok=False, line=msgspec.json.encode(told) + b"\n")
     body = msgspec.Raw(_one_line(answer.body))
-    response = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
-    line = _line(id=name, custom_id=request.custom_id, response=response, error=None)
+    told["response"] = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
+    line, is_ok = msgspec.json.encode(told) + b"\n", 200 <= answer.status < 300
     tokens = tokens_of(b"", [answer.body], streamed=False)
     counts = (tokens.prompt, tokens.cached, tokens.output, tokens.reasoning)
-    return BatchResult(request.index, at, 200 <= answer.status < 300, line, answer.status, *counts)
-
-
-def without_answer(request: BatchRequest, code: str, name: str, at: float) -> BatchResult:
-    error = {"code": code, "message": WITHOUT_ANSWER[code]}
-    line = _line(id=name, custom_id=request.custom_id, response=None, error=error)
-    return BatchResult(request.index, at, ok=False, line=line)
-
-
-def _line(**fields: Any) -> bytes:
-    return msgspec.json.encode(fields) + b"\n"
+    return BatchResult(request.index, at, is_ok, line, answer.status, *counts)
 
 
 def _code_of(body: bytes) -> str | None:

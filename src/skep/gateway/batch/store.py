@@ -78,10 +78,6 @@ class StoredBatch(msgspec.Struct, frozen=True):
     times: Mapping[BatchStatus, float]
     detail: Mapping[str, Any]
 
-    @property
-    def id(self) -> str:
-        return self.order.id
-
 
 class UnfinishedBatch(msgspec.Struct, frozen=True):
     id: str
