@@ -94,7 +94,9 @@ class Bench:
                 running = tasks.create_task(runner.run(store or self.store))
                 while self.store.unfinished(0.0) if until is None else not until(gateway):
                     await asyncio.sleep(0.005)
-                runner.leave() if until is None else running.cancel()
+                runner.leave()
+                if until is not None:
+                    running.cancel()
             return gateway
 
         return asyncio.run(work())

@@ -215,8 +215,17 @@ class RequestLog:
 
     def write(self, batch: list[Row], now: float) -> None:
         """To the log and the store. Called by the log's own thread."""
+        lines, rows = list[str](), list[Row]()
         try:
-            lines, rows = self._formatted(batch)
+            for number, values in enumerate(batch):
+                if number % SLICE_ROWS == 0:
+                    self._pause()
+                try:
+                    row = shortened(values)
+                    lines.append(request_line(row))
+                    rows.append(row)
+                except (TypeError, ValueError, OverflowError, OSError) as error:
+                    self._refuse_row(error)
             self._write_lines("".join(lines))
             if self.store_path is not None:
                 self._write_rows(self.store_path, rows, now)
@@ -272,20 +281,6 @@ class RequestLog:
                 self.stream.write(text)
                 self.stream.flush()
 
-    def _formatted(self, batch: list[Row]) -> tuple[list[str], list[Row]]:
-        lines: list[str] = []
-        rows: list[Row] = []
-        for start in range(0, len(batch), SLICE_ROWS):
-            for values in batch[start : start + SLICE_ROWS]:
-                try:
-                    row = shortened(values)
-                    lines.append(request_line(row))
-                    rows.append(row)
-                except (TypeError, ValueError, OverflowError, OSError) as error:
-                    self._refuse_row(error)
-            self._pause()
-        return lines, rows
-
     def _write_lines(self, text: str) -> None:
         path = self.log_path
         if path is None:
@@ -295,7 +290,7 @@ class RequestLog:
                 self._log = RotatingLog(path, max_bytes=self.log_bytes, tail_lines=0)
             except OSError as error:
                 why = f"`{path}` cannot be opened: {error.strerror}"
-                self._say_failed(f"log {error.errno}", why, "tried again all the time")
+                self._say_failed(f"log {error.errno}", why, "tried again with every write")
         if self._log is not None:
             self._log.write(text.encode("utf-8", "replace"))
 

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, unquote
@@ -355,8 +356,7 @@ def _limit(asked: dict[str, str], *, default: int, most: int) -> int:
 
 def _file(store: BatchStore, owner: Owner, name: str, *, param: str = "id") -> StoredFile:
     file = store.file(name)
-    gone = file is None or (file.expires_at is not None and file.expires_at <= time.time())
-    if file is None or gone or owner not in (None, file.owner):
+    if file is None or (file.expires_at or inf) <= time.time() or owner not in (None, file.owner):
         raise _no_such("File", name, param)
     return file
 

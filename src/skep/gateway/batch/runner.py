@@ -143,6 +143,7 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
+    event.clear()
 
 
 @dataclass(eq=False)
@@ -158,36 +159,35 @@ class BatchSender:
 
     def __post_init__(self) -> None:
         self._began_at = time.time()
-        self._halt: BatchStatus | None = None  # what it becomes: no more is sent
+        self.cancelled = False
         self._out: dict[int, InternalRequest] = {}
         died, now = BatchAnswer(None, fault="gateway_died"), self._began_at
         self._unrecorded = [result_of(one, died, _name(), now) for one in self.schedule.set_aside]
         self._recorded: set[int] = set()  # what replicas have, as the store knows it
         self._wake = asyncio.Event()
 
-    def halt(self, status: BatchStatus) -> None:
-        """The first one stays, but IN_PROGRESS does not: it only means later, or elsewhere."""
-        if self._halt in (None, BatchStatus.IN_PROGRESS):
-            self._halt = status
-        self._wake.set()
+    @property
+    def _halt(self) -> BatchStatus | None:
+        """What it becomes before its end: no more is sent. IN_PROGRESS: it goes on later, or elsewhere."""
+        if self.cancelled or time.time() >= self.order.expires_at:
+            return BatchStatus.CANCELLED if self.cancelled else BatchStatus.EXPIRED
+        return BatchStatus.IN_PROGRESS if self.runner.leaving else None
 
     async def run(self) -> BatchStatus:
         """Return what becomes of the batch. COMPLETED: every request has its result, in the store."""
         try:
             while True:
-                self._wake.clear()
                 self._collect()
-                if self._halt is None and time.time() >= self.order.expires_at:
-                    self._halt = BatchStatus.EXPIRED
                 await self._send()
-                if self._halt is not None:
-                    self._give_up(only_waiting=self._halt is BatchStatus.IN_PROGRESS)
+                halt = self._halt
+                if halt is not None:
+                    self._give_up(only_waiting=halt is BatchStatus.IN_PROGRESS)
                 try:
                     await self._record()
                 except StoreError as error:
                     self.runner.say(f"{self.order.id}: results are not recorded yet: {error.message}")
                     await asyncio.sleep(STORE_AGAIN_S)
-                status = BatchStatus.COMPLETED if self.schedule.done else self._halt
+                status = BatchStatus.COMPLETED if self.schedule.done else halt
                 if status is not None and not self._out and not self._unrecorded:
                     return status
                 await _wait(self._wake, SENDING_LOOK_S)
@@ -275,9 +275,6 @@ class BatchRunner:
     def leave(self) -> None:
         """Another process takes over: finish what is out, begin nothing."""
         self.leaving = True
-        for sender in self._under_way.values():
-            if sender is not None:
-                sender.halt(BatchStatus.IN_PROGRESS)
         self.wake.set()
 
     async def run(self, store: BatchStore) -> None:
@@ -291,7 +288,7 @@ class BatchRunner:
                         await self._take_up(tasks)
                     return
             except EngineError:
-                await self._pause(LOCK_AGAIN_S)
+                await _wait(self.wake, LOCK_AGAIN_S)
 
     async def _take_up(self, tasks: asyncio.TaskGroup) -> None:
         tidy_at, carrying = 0.0, set[asyncio.Task[None]]()
@@ -304,7 +301,7 @@ class BatchRunner:
                 unfinished = await asyncio.to_thread(self.store.unfinished, time.time())
                 for one in unfinished:
                     if one.cancelling and (sender := self._under_way.get(one.id)) is not None:
-                        sender.halt(BatchStatus.CANCELLED)
+                        sender.cancelled = True
                 rested = [one for one in unfinished if self._resting.get(one.id, 0.0) <= now]
                 for batch in choose(rested, self._under_way) if not self.leaving else ():
                     self._under_way[batch.id] = None
@@ -312,7 +309,7 @@ class BatchRunner:
                     task.add_done_callback(carrying.discard)
             except (SkepError, OSError) as error:
                 self.say(f"batches cannot be looked up: {error}")
-            await self._pause(LOOK_S)
+            await _wait(self.wake, LOOK_S)
         for task in carrying if not self.leaving else ():  # what is under way is nobody's any more
             task.cancel()
 
@@ -334,14 +331,9 @@ class BatchRunner:
         if batch.status is BatchStatus.VALIDATING:  # its model is known then: it begins when there is room for it
             await asyncio.to_thread(self._check, batch.order)
             return
-        pending = await asyncio.to_thread(self.store.pending, batch_id)
-        lost = await asyncio.to_thread(self.store.lost, batch_id)
-        schedule = BatchSchedule(pending, lost, self._turn)
-        sender = BatchSender(self, batch.order, schedule)
-        if BatchStatus.CANCELLING in batch.times:
-            sender.halt(BatchStatus.CANCELLED)
-        if self.leaving:
-            sender.halt(BatchStatus.IN_PROGRESS)
+        pending, lost = await asyncio.to_thread(lambda: (self.store.pending(batch_id), self.store.lost(batch_id)))
+        sender = BatchSender(self, batch.order, schedule := BatchSchedule(pending, lost, self._turn))
+        sender.cancelled = BatchStatus.CANCELLING in batch.times
         self._under_way[batch_id] = sender
         status = await sender.run()
         if BatchStatus.IN_PROGRESS not in batch.times:  # it was cancelled before it had any requests
@@ -395,7 +387,3 @@ class BatchRunner:
                 self.room.delete(file_id)
         self.room.sweep(file.id for file in self.store.files())
         self.store.forget_ended()
-
-    async def _pause(self, seconds: float) -> None:
-        await _wait(self.wake, seconds)
-        self.wake.clear()
