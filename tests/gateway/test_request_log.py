@@ -52,13 +52,6 @@ class Lines:
         return self.writes.get(timeout=30)
 
 
-@contextlib.contextmanager
-def running(log):
-    log.start()
-    yield log
-    log.close()
-
-
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "data" / "skep.sqlite3"
@@ -148,7 +141,7 @@ def test_names_of_a_megabyte_are_cut(writer, path, stream):
 def test_rows_are_written_without_being_asked(path):
     """The thread looks by itself; what it said in the log is in the store a moment later, at the latest at the end."""
     lines = Lines()
-    with running(RequestLog(path, lines, every_s=0.01)) as log:
+    with contextlib.closing(RequestLog(path, lines, every_s=0.01).start()) as log:
         for i in range(3):
             log.add(values(id=f"a-{i}"))
             assert f"id=a-{i} " in lines.next()
@@ -275,7 +268,7 @@ def test_request_lines_have_a_file_of_their_own_that_is_rotated(path, stream, tm
     """Three old ones are kept; what happens to the log itself is still said on the stream."""
     file = tmp_path / "logs" / "requests.log"
     path.parent.touch()
-    with running(RequestLog(path, stream, log_path=file, log_bytes=40_000, every_s=0.001)) as log:
+    with contextlib.closing(RequestLog(path, stream, log_path=file, log_bytes=40_000, every_s=0.001).start()) as log:
         for i in range(2000):
             log.add(values(id=f"a-{i}"))
     names = sorted(one.name for one in file.parent.iterdir())
@@ -309,7 +302,7 @@ def test_whatever_a_stream_raises_the_thread_goes_on(path):
             raise next(errors)
 
     lines = Broken()
-    with running(RequestLog(path, lines, every_s=0.01)) as log:
+    with contextlib.closing(RequestLog(path, lines, every_s=0.01).start()) as log:
         for name in ("a", "b", "c"):
             log.add(values(id=name))
             assert f"id={name} " in lines.next()

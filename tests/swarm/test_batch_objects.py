@@ -28,18 +28,15 @@ def test_the_client_reads_every_state_of_a_batch():
     errors = [{"code": "x", "line": 1}]
     detail = {"model": "m", "total": 3, "output_file_id": "file-2", "errors": errors, "tally": tally}
     for status in BatchStatus:
-        batch = openai.types.Batch.model_validate(
-            batch_document(StoredBatch(ORDER, status, times, detail)), strict=True
-        )
+        document = batch_document(StoredBatch(ORDER, status, times, detail))
+        batch = openai.types.Batch.model_validate(document, strict=True)
         times_told = (batch.created_at, batch.expires_at)
         assert (batch.status, *times_told, batch.request_counts.failed) == (status, 10, 86_410, 1)
         assert (batch.usage is not None) == status.is_final
     assert batch.usage.total_tokens == 11
     assert batch.errors.data[0].line == 1
-    fresh = openai.types.Batch.model_validate(
-        batch_document(StoredBatch(ORDER, BatchStatus.FAILED, {}, {"tally": {"completed": 0, "failed": 0}})),
-        strict=True,
-    )
+    none = StoredBatch(ORDER, BatchStatus.FAILED, {}, {"tally": {"completed": 0, "failed": 0}})
+    fresh = openai.types.Batch.model_validate(batch_document(none), strict=True)
     assert (fresh.usage, fresh.errors, fresh.request_counts.total) == (None, None, 0)
 
 
@@ -68,19 +65,15 @@ def spec(**more):
     return json.dumps({"input_file_id": "f", "endpoint": ENDPOINTS[0], "completion_window": "24h", **more}).encode()
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        *[1, {}, {"anchor": "now", "seconds": 3600}],
-        *[{"anchor": "created_at", "seconds": n} for n in (None, 3599, 2_592_001, "3600", True)],
-    ],
-)
+ODD_SECONDS = (None, 3599, 2_592_001, "3600", True)
+ODD_EXPIRIES = [{"anchor": "created_at", "seconds": seconds} for seconds in ODD_SECONDS]
+
+
+@pytest.mark.parametrize("told", [1, {}, {"anchor": "now", "seconds": 3600}, *ODD_EXPIRIES])
 def test_an_expiry_has_an_anchor_and_is_between_an_hour_and_thirty_days(told):
     with pytest.raises(BatchApiError, match="output_expires_after") as refused:
         parse_batch_spec(spec(output_expires_after=told))
     assert refused.value.param == "output_expires_after"
-    fine = parse_batch_spec(spec(output_expires_after={"anchor": "created_at", "seconds": 3600}))
-    assert fine.output_expires_after.seconds == 3600
 
 
 @pytest.mark.parametrize("metadata", [3, {"a": 1}, {"a" * 65: ""}, {str(i): "" for i in range(17)}])

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from skep.config.keys import Priority
 from skep.errors import SkepError
@@ -201,8 +201,9 @@ class RequestLog:
         else:
             self.dropped += 1
 
-    def start(self) -> None:
+    def start(self) -> Self:
         self._thread.start()
+        return self
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Write what is pending. False: that took too long, and the rest is lost if the process ends now."""
