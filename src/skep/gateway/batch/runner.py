@@ -181,6 +181,7 @@ class BatchSender:
                 await self._send()
                 halt = self._halt
                 if halt is not None:
+                    self._collect()  # what came while others were sent
                     self._give_up(only_waiting=halt is BatchStatus.IN_PROGRESS)
                 try:
                     await self._record()
