@@ -5,7 +5,6 @@ from sample_rows import evenly, request
 
 from skep.bench.sweep import LevelRounds, SweepPlan, figure_of, make_level_schedule
 from skep.stats.sequential import PrecisionGoal
-from skep.stats.slo import SloLimits
 
 GOAL = PrecisionGoal(relative=0.03, fewest=4, most=8)
 
@@ -78,23 +77,3 @@ def test_a_runs_figure_is_that_of_its_plateau():
     half = tuple(at / 2 for at in short.arrivals_s)
     short = request(*half, level=2, index=1, tokens=5000)
     assert figure_of([long, short], 2) == pytest.approx(20.0, rel=0.03)
-
-
-# Within limits
-
-
-@pytest.mark.parametrize(
-    ("most", "run", "asked", "highest"),
-    [
-        (64, lambda level: run_of(level, 10.0 * level, ttft_s=0.105 * level), {9, 10}, 32),
-        (64, lambda level: run_of(level, 10.0, ttft_s=50.0), {1}, 1),
-        (10, lambda level: run_of(level, 10.0 * level), {10}, 10),
-        (64, lambda level: run_of(level, 10.0, failing=level >= 4), {3}, 8),
-    ],
-    ids=["up to nine agents", "one agent breaks it", "always kept", "failing requests keep no limit"],
-)
-def test_the_highest_level_within_the_limits_is_found(most, run, asked, highest):
-    plan = SweepPlan(slo=SloLimits.parse("ttft=1s"), max_concurrency=most)
-    order = walk(make_level_schedule(plan), lambda level, _: run(level))
-    assert asked <= set(order)
-    assert max(order) <= highest

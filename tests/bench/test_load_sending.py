@@ -68,15 +68,6 @@ def test_no_more_is_begun_when_the_time_is_over_and_what_is_under_way_is_waited_
     assert indexes(rows) == list(range(len(rows)))
 
 
-def test_more_agents_than_tasks_and_conversations_past_the_end_do_no_harm(engine):
-    assert len(run(engine, lambda sender, took: steady(sender, took, tasks(2), 8))) == 2
-    assert run(engine, lambda sender, took: steady(sender, took, [], 8)) == []
-    endless = (talk(place * 2, 2) for place in count())
-    rows = run(engine, lambda sender, took: run_conversations(sender, took, endless, 2, until_s=sender.now() + 0.1))
-    assert len(rows) % 2 == 0
-    assert len({row.index for row in rows}) == len(rows)
-
-
 # A schedule
 
 
@@ -203,21 +194,6 @@ def test_answers_that_had_ended_before_a_cancel_become_rows():
         ended = []
         rows = run(engine, load)
     assert len(rows) >= ended[0]  # one may have ended while the cancel was on its way
-
-
-def test_a_fault_while_a_row_is_handed_on_ends_the_load(engine):
-    taken = []
-
-    async def load(sender, _took):
-        def refuse_the_first(row):
-            if not row.index:
-                raise RuntimeError("no")
-            taken.append(row.index)
-
-        with pytest.raises((RuntimeError, BaseExceptionGroup)):
-            await steady(sender, refuse_the_first, tasks(3), 1)
-
-    run(engine, load)
 
 
 # What is sent

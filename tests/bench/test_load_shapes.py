@@ -61,18 +61,6 @@ def test_agents_and_shares_of_every_class_are_kept_over_the_workers(mix, workers
     assert {stream.tasks[0].priority for stream in by_name(mix.streams).values()} == {"batch", "normal"}
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_arrivals_of_all_workers_are_those_of_one_at_the_same_moments(mix, workers):
-    whole = by_name(mix.streams)["cron"]
-    due = dict(zip((task.index for task in endless_tasks(whole)), whole.offsets, strict=False))
-    assert len(due) > 2 * len(whole.tasks)
-    parts = [by_name(share)["cron"] for share in split_between_workers(mix.streams, workers)]
-    got = {}
-    for part in parts:
-        got |= dict(zip((task.index for task in endless_tasks(part)), part.offsets, strict=False))
-    assert got == due
-
-
 @pytest.mark.parametrize("name", ["agents", "alone", "cron"])
 def test_a_request_with_an_index_is_the_same_one_whoever_sends_it(mix, name):
     """Also when the prompts that were made beforehand have come to their end and begin anew."""

@@ -12,7 +12,7 @@ import urllib.request
 
 import pytest
 
-from skep.bench.matrix import MatrixConfig, MatrixResult, last_words, parse_matrix, run_matrix, started
+from skep.bench.matrix import MatrixConfig, MatrixResult, parse_matrix, run_matrix, started
 from skep.bench.metrics import SweepSummary
 from skep.errors import EngineError, SkepError, UserError
 from skep.testing.process import FakeEngine
@@ -153,14 +153,6 @@ def test_a_command_that_cannot_be_measured_is_told_with_its_last_words(tmp_path,
     assert cell.diagnosis
     assert told in cell.diagnosis
     assert cell.diagnosis in said[-1]
-
-
-def test_a_command_that_writes_nothing_says_so(tmp_path):
-    log = tmp_path / "x.log"
-    log.write_bytes(b"\n \n")
-    assert last_words(log) == "it wrote nothing"
-    log.write_bytes(b"one\n\ntwo\nthree\nfo\xffur\n")
-    assert last_words(log).startswith("two | three | fo")
 
 
 def test_a_server_that_was_there_before_is_not_measured_in_anothers_place(tmp_path):

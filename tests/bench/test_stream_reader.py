@@ -112,28 +112,7 @@ def test_the_first_token_is_the_first_with_content(reads, kind, arrivals, text):
     assert (reading.arrivals, "".join(reading.text), reading.error_kind) == (arrivals, text, None)
 
 
-# Which time belongs to which token
-
-
-def test_a_character_split_between_any_two_reads_stays_whole():
-    """The usage and the times are as sent too, also where every byte is a read."""
-    data = said("日本 café 😀") + said("", "stop", usage=USAGE) + DONE
-    for reads in (*((data[:cut], data[cut:]) for cut in range(1, len(data))), [bytes([byte]) for byte in data]):
-        reading = read(*reads)
-        assert ("".join(reading.text), len(reading.arrivals), reading.usage) == ("日本 café 😀", 1, USAGE)
-
-
-def test_the_two_halves_of_a_surrogate_pair_may_come_in_two_events():
-    """As some engines write an emoji whose bytes are two tokens."""
-    half = b'data: {"choices":[{"delta":{"content":"\\ud83d"}}]}\n\n'
-    other = b'data: {"choices":[{"delta":{"content":"\\ude00"},"finish_reason":"stop"}]}\n\n'
-    reading = read(half, other + DONE)
-    assert (reading.arrivals, reading.error_kind) == ([1.0, 2.0], None)
-    joined = "".join(reading.text).encode("utf-16-le", "surrogatepass").decode("utf-16-le")
-    assert joined == "😀"
-
-
-# However it is cut
+# Which time belongs to which token, however it is cut
 
 HEAD = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 

@@ -134,12 +134,6 @@ def test_two_runs_are_told_as_two_values_and_no_knee_is_made_of_them(capsys):
     assert not any(words in told.err for words in ("knee at", "cliff beyond", "between 0"))
 
 
-def test_three_runs_have_an_interval_that_ends_at_zero():
-    level = summarise("r", runs_of(2, (0.1, 1.0, 2.0))).levels[0]
-    assert level.effective_interval.low == 0
-    assert level.effective_interval.high > 100
-
-
 def test_no_knee_is_told_of_single_runs_nor_of_levels_that_the_client_limited():
     """One level that it did not limit is no curve."""
     summary = summarise("r", [*runs_of(1, (0.2,)), *runs_of(2, (0.1,)), *runs_of(4, (0.1,))])

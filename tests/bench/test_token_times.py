@@ -90,12 +90,6 @@ def test_the_plateau_counts_only_tokens_that_came_in_it():
     assert plateau_tok_s(rows, 2) == pytest.approx(20.0, abs=1.1)
 
 
-def test_an_answer_that_comes_whole_at_its_end_counts():
-    """The last read is the end: the same moment. With 10 ms between two requests each is a span of its own."""
-    rows = [row(n * 1.01 + 1.0, tokens=10, start=n * 1.01, index=n) for n in range(10)]
-    assert plateau_tok_s(rows, 1) == pytest.approx(10.0)
-
-
 @pytest.mark.parametrize(
     ("rows", "level", "share"),
     [

@@ -93,18 +93,6 @@ def test_nothing_changed_is_not_nothing_lost(items):
     assert found.high == -found.low
 
 
-def test_all_lost_all_gained_all_failed():
-    """The ends of the scale are no special case."""
-    lost, gained = paired_difference(bank((40, [LOSES]))), paired_difference(bank((40, [GAINS, GAINS])))
-    assert (lost.base_rate, lost.rate, lost.difference, lost.low, lost.lost) == (1, 0, -1, -1, 40)
-    assert -1 < lost.high < -0.8
-    assert (gained.difference, gained.high, gained.gained, gained.pairs) == (1, 1, 80, 80)
-    assert 0.8 < gained.low < 1
-    failed = paired_difference(bank((40, [FAILS])))
-    assert failed.base_rate == failed.rate == failed.difference == 0
-    assert failed.low == paired_difference(bank((40, [PASSES]))).low
-
-
 @pytest.mark.parametrize("pair", [PASSES, LOSES, GAINS, FAILS])
 def test_one_item_shows_nothing(pair):
     """Whatever became of it, and however often it was asked."""

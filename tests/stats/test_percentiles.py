@@ -22,8 +22,6 @@ from skep.stats.percentiles import (
     t_quantile,
     window_stats,
 )
-from skep.stats.versus import judge
-from skep.units import Interval
 
 numbers = st.floats(min_value=-1e12, max_value=1e12)
 samples = st.lists(numbers, min_size=1, max_size=50)
@@ -146,23 +144,6 @@ def test_the_interval_of_a_speed_never_reaches_below_zero():
     assert mean_t_interval([1.0, 10.0, 100.0]).low < 0
     assert runs_interval([1.0, 10.0, 100.0]).low == 0
     assert runs_interval([10.0, 12.0, 14.0]) == mean_t_interval([10.0, 12.0, 14.0])
-
-
-def test_equal_repeats_leave_a_point():
-    """No spread, no width."""
-    assert mean_t_interval([5.0, 5.0]) == Interval(5.0, 5.0, 5.0)
-    ratio, _ = judge([3.0] * 3, [6.0] * 3, higher_is_better=True, paired=True)
-    assert (ratio.low, ratio.high) == (pytest.approx(2), pytest.approx(2))
-
-
-def test_pairs_cancel_what_both_share():
-    """A machine that drifts by 10 % between pairs does not widen the ratio of the two beside each other."""
-    rng = Random(8)
-    drifts = [rng.gauss(1, 0.1) for _ in range(6)]
-    sides = [[speed * drift * rng.gauss(1, 0.005) for drift in drifts] for speed in (100, 105)]
-    paired, apart = (judge(*sides, higher_is_better=True, paired=paired)[0] for paired in (True, False))
-    assert paired.low > 1
-    assert apart.contains(1.0)
 
 
 def test_too_few_repeats_have_no_interval():

@@ -1,13 +1,12 @@
 """The highest C that keeps a promise, on servers whose truth is known."""
 
-import math
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skep.stats.slo import SloSearch, share_of_limit
+from skep.stats.slo import SloSearch
 
 
 def run(share, top, *, noise=0.0, seed=0, **options):
@@ -69,13 +68,6 @@ def test_a_failure_of_the_client_is_not_the_servers(first, highest):
     while (level := search.next_level()) is not None:
         search.measured(level, 0.5 if level < first else 3.0, limited=level >= first)
     assert search.bracket() == (highest, None)
-
-
-def test_the_worst_figure_counts():
-    """TTFT at half its limit, TPOT a fifth over; one that was never seen is not kept."""
-    assert share_of_limit([(0.5, 1.0), (60.0, 50.0)]) == pytest.approx(1.2)
-    assert share_of_limit([(0.5, 1.0), (None, 50.0)]) == math.inf
-    assert share_of_limit([]) == math.inf
 
 
 @settings(max_examples=80, deadline=None)

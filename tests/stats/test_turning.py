@@ -66,21 +66,6 @@ def test_a_curve_without_a_cliff_has_a_knee_or_none(curve, knee, bracket):
     assert (found.cliff, found.cliff_bracket, found.drop_pct) == (None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("levels", "unclear"),
-    [
-        ({1: (113, 140), 2: (111, 141), 4: (95, 125)}, (1, 2, 4)),
-        ({1: (97, 99, 98), 2: (101, 103, 102), 4: (102, 101, 103)}, (1, 2)),
-    ],
-    ids=["two runs that lie far apart", "a first level that is unclear"],
-)
-def test_what_is_unclear_is_not_told_as_a_knee(levels, unclear):
-    """Told as "knee at C=1, between 0 and 2; cliff beyond C=2, between 1 and 4"."""
-    found = find_turning([LevelPoint(*one) for one in levels.items()])
-    assert (found.knee, found.knee_bracket, found.cliff, found.sure) == (None, None, None, False)
-    assert found.unclear == unclear
-
-
 def test_a_level_where_nothing_succeeded_lies_beyond_the_cliff_and_one_that_the_client_limited_says_nothing():
     """Zero is a figure. Repeats of one level may come apart: C=1 is measured again at the end of a run."""
     found = find_turning([*points({1: 50.0, 2: 100.0}), LevelPoint(4, (0.0, 0.0))])
