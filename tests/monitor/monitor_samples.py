@@ -2,20 +2,10 @@
 
 from random import Random
 
-from skep.monitor.records import (
-    DAY_S,
-    HOUR_S,
-    Heat,
-    Probe,
-    ProbeOutcome,
-    ProbeSample,
-    ProbeShape,
-    SeriesKey,
-    SeriesMetric,
-)
+from skep.monitor import records
 
-START = 20_750 * DAY_S  # midnight in UTC, on Saturday 24 October 2026
-KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
+START = 20_750 * records.DAY_S  # midnight in UTC, on Saturday 24 October 2026
+KEY = records.SeriesKey("box", records.Heat.HOT, records.ProbeShape.SHORT, 1, records.SeriesMetric.TOK_S)
 
 
 def noisy(*levels, cv=0.01, seed=1):
@@ -24,9 +14,13 @@ def noisy(*levels, cv=0.01, seed=1):
     return [level * rng.gauss(1, cv) for level, many in levels for _ in range(many)]
 
 
-def add_probes(series, values, *, target="box", start=START, every_s=HOUR_S, heat=Heat.HOT, figures=None, **probed):
+def add_probes(
+    series, values, *, target="box", start=START, every_s=records.HOUR_S, heat=records.Heat.HOT, figures=None, **probed
+):
     """One probe with one sample for each value, and other figures beside its speed."""
     for number, value in enumerate(values):
         at = start + number * every_s
-        probe = Probe(target, 0, int(at // every_s), at, at + 1, ProbeOutcome.DONE, at, **probed)
-        series.append_probe(probe, [ProbeSample(at, heat, ProbeShape.SHORT, 1, tok_s=value, **(figures or {}))])
+        probe = records.Probe(target, 0, int(at // every_s), at, at + 1, records.ProbeOutcome.DONE, at, **probed)
+        series.append_probe(
+            probe, [records.ProbeSample(at, heat, records.ProbeShape.SHORT, 1, tok_s=value, **(figures or {}))]
+        )

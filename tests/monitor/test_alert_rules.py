@@ -174,18 +174,6 @@ def change(ratio, at, key=KEY, because=None):
     return SeriesChange(key, at, (at - HOUR, at), 50.0, 50.0 * ratio, ratio - 0.01, ratio + 0.01, 40, 20, because)
 
 
-def test_a_change_for_the_worse_names_its_size_moment_and_cause():
-    finding = alerts.shift(
-        "box", [change(0.959, 6.1 * 86400, because="the driver changed from 570 to 580")], 7 * 86400, UTC
-    )
-    assert finding.wrong
-    assert finding.since == 6.1 * 86400
-    assert finding.message == (
-        "box, short answers: tok/s -4.1 % (-5.1 to -3.1 %) since Wednesday 02:24, "
-        "when the driver changed from 570 to 580"
-    )
-
-
 def test_a_fall_to_nothing_is_told_like_any_other():
     """None of the small tasks right any more: a ratio of zero has no logarithm."""
     gone = replace(change(0.5, NOW - 3600, QUALITY), before=0.9, after=0.0, ratio_low=0.0, ratio_high=0.0)

@@ -7,18 +7,8 @@ from monitor_samples import KEY, START, noisy
 from monitor_samples import add_probes as add
 
 from skep.config.settings import Monitor
+from skep.monitor import history
 from skep.monitor.alerts import Alarms, findings_of
-from skep.monitor.history import (
-    SETTLED_S,
-    WINDOW_S,
-    around_event,
-    compare_targets,
-    find_changes,
-    history_of,
-    primary_keys,
-    read_window,
-    thinned,
-)
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
@@ -53,11 +43,11 @@ def test_a_driver_upgrade_is_named_with_its_size_and_its_moment(series):
         MonitorEvent(at, EventKind.VERSION, "driver", "box", {"what": "driver", "from": "570", "to": "580"})
     )
     now = START + 303 * HOUR_S
-    [change] = find_changes(series, "box", now)
+    [change] = history.find_changes(series, "box", now)
     assert change.worse
     assert change.because == "the driver changed from 570 to 580"
     assert series.changes("box") == [change]
-    found = history_of(series, KEY, now - 14 * DAY_S, now, zone=UTC)
+    found = history.history_of(series, KEY, now - 14 * DAY_S, now, zone=UTC)
     assert found.changes == (change,)
     assert found.sentences[0].startswith("-4.")
     assert found.sentences[0].endswith("since Tuesday 3 November 03:00, when the driver changed from 570 to 580")
@@ -71,8 +61,8 @@ def test_busy_values_are_shown_and_left_out_of_the_rest(series):
     add(series, noisy((70, 60)))
     add(series, [20.0] * 30, start=START + 60 * HOUR_S, running=3)
     now = START + 90 * HOUR_S
-    assert find_changes(series, "box", now) == []
-    found = history_of(series, KEY, START, now, zone=UTC)
+    assert history.find_changes(series, "box", now) == []
+    found = history.history_of(series, KEY, START, now, zone=UTC)
     assert (len(found.points), found.busy, len(found.band)) == (90, 30, 60)
     assert found.stats["7 d"].low > 60
     assert any(one.startswith("30 values were taken while other clients used the target") for one in found.sentences)
@@ -80,7 +70,7 @@ def test_busy_values_are_shown_and_left_out_of_the_rest(series):
 
 def test_cold_runs_have_statistics_and_no_changes(series):
     add(series, noisy((70, 40), (20, 40)), heat=Heat.COLD)
-    found = history_of(series, COLD, START, START + 80 * HOUR_S, zone=UTC)
+    found = history.history_of(series, COLD, START, START + 80 * HOUR_S, zone=UTC)
     assert (found.changes, found.late) == ((), None)
     assert found.stats["7 d"].count == 80
     [told] = found.sentences
@@ -91,8 +81,8 @@ def test_cold_runs_have_statistics_and_no_changes(series):
 def test_nothing_and_nearly_nothing_is_shown_as_such(series, values):
     add(series, values)
     now = START + 100 * HOUR_S
-    assert find_changes(series, "box", now) == find_changes(series, "nobody", now) == []
-    found = history_of(series, KEY, START, now, zone=UTC)
+    assert history.find_changes(series, "box", now) == history.find_changes(series, "nobody", now) == []
+    found = history.history_of(series, KEY, START, now, zone=UTC)
     assert len(found.points) == len(values)
     assert (found.stats["30 d"] is None) is (not values)
 
@@ -100,8 +90,8 @@ def test_nothing_and_nearly_nothing_is_shown_as_such(series, values):
 def test_a_slow_drift_is_told_as_such(series):
     add(series, [70 * (1 - 0.1 * hour / 240) * noise for hour, noise in enumerate(noisy((1, 240)))])
     now = START + 240 * HOUR_S
-    assert find_changes(series, "box", now) == []
-    found = history_of(series, KEY, START, now, zone=UTC)
+    assert history.find_changes(series, "box", now) == []
+    found = history.history_of(series, KEY, START, now, zone=UTC)
     [drift] = found.drifts
     assert drift.ratio_low < 0.9 < drift.ratio_high
     assert found.sentences[0].startswith("a slow drift of -")
@@ -110,7 +100,7 @@ def test_a_slow_drift_is_told_as_such(series):
 
 def test_too_many_samples_are_read_by_their_hours(series):
     add(series, [70.0] * 20, every_s=HOUR_S / 2)
-    found = read_window(series, KEY, START, START + DAY_S, most=10)
+    found = history.read_window(series, KEY, START, START + DAY_S, most=10)
     assert (found.kind, len(found.spans), found.points) == (SpanKind.HOUR, 10, ())
     assert found.quiet(START, START + 2 * HOUR_S) == [(START + 0.5 * HOUR_S, 70.0), (START + 1.5 * HOUR_S, 70.0)]
 
@@ -118,17 +108,17 @@ def test_too_many_samples_are_read_by_their_hours(series):
 def test_what_was_thinned_away_is_read_by_its_hours(series):
     add(series, [70.0] * 72)
     series.thin(START + DAY_S)
-    assert read_window(series, KEY, START, START + 3 * DAY_S).kind is SpanKind.HOUR
-    assert read_window(series, KEY, START + DAY_S, START + 3 * DAY_S).kind is None
+    assert history.read_window(series, KEY, START, START + 3 * DAY_S).kind is SpanKind.HOUR
+    assert history.read_window(series, KEY, START + DAY_S, START + 3 * DAY_S).kind is None
 
 
 def test_thinned_points_keep_what_stands_out():
     points = [SeriesPoint(float(at), 5.0 if at == 1234 else 70.0 + at % 7) for at in range(9000)]
-    kept = thinned(points)
+    kept = history.thinned(points)
     assert 1000 < len(kept) <= 2000
     assert points[1234] in kept
     assert list(kept) == sorted(kept, key=lambda point: point.at)
-    assert thinned(points[:2000]) == tuple(points[:2000])
+    assert history.thinned(points[:2000]) == tuple(points[:2000])
 
 
 def test_the_engines_own_speed_stands_for_a_target_as_long_as_it_is_told(series):
@@ -143,13 +133,13 @@ def test_the_engines_own_speed_stands_for_a_target_as_long_as_it_is_told(series)
         series.append_probe(Probe("box", 0, slot, at, at + 1, ProbeOutcome.DONE, at), samples)
 
     probed(1, tok_s=50.0, engine_tok_s=51.0)
-    assert [str(key) for key in primary_keys(series, "box")] == [
+    assert [str(key) for key in history.primary_keys(series, "box")] == [
         "box/hot/short/c1/engine_tok_s", "box/hot/long/c1/engine_tok_s", "box/hot/short/c4/effective_tok_s",
         "box/hot/short/c1/ttft_ms",
     ]  # fmt: skip
     probed(2, tok_s=50.0)
-    assert str(primary_keys(series, "box")[0]) == "box/hot/short/c1/tok_s"
-    assert primary_keys(series, "nobody") == []
+    assert str(history.primary_keys(series, "box")[0]) == "box/hot/short/c1/tok_s"
+    assert history.primary_keys(series, "nobody") == []
 
 
 STEP_S = 6 * HOUR_S  # few probes over a long time
@@ -159,19 +149,19 @@ def test_a_change_stays_when_the_window_has_moved_past_it(series):
     """Looked at after every probe of seven weeks, a change of the first week is told all the time, and only once."""
     values = noisy((70, 40), (60, 160))
     add(series, values[:60], every_s=STEP_S)
-    [first] = find_changes(series, "box", START + 59 * STEP_S)
+    [first] = history.find_changes(series, "box", START + 59 * STEP_S)
     for slot in range(60, len(values), 4):
         add(series, values[slot : slot + 4], start=START + slot * STEP_S, every_s=STEP_S)
-        [change] = find_changes(series, "box", START + (slot + 3) * STEP_S)
+        [change] = history.find_changes(series, "box", START + (slot + 3) * STEP_S)
         assert change.at == first.at
-    assert first.at < START + 199 * STEP_S - WINDOW_S
+    assert first.at < START + 199 * STEP_S - history.WINDOW_S
 
 
 def test_a_change_that_proves_to_be_none_goes_away(series):
     """Inside the window everything is found anew."""
     add(series, noisy((70, 60), seed=3), every_s=STEP_S)
     series.set_changes(KEY, [SeriesChange(KEY, START + 30 * STEP_S, (START, START), 70.0, 65.0, 0.9, 0.95, 30, 30)])
-    assert find_changes(series, "box", START + 59 * STEP_S) == []
+    assert history.find_changes(series, "box", START + 59 * STEP_S) == []
     assert series.changes("box") == []
 
 
@@ -179,9 +169,9 @@ def test_the_beginning_of_a_window_is_not_looked_at_for_new_changes(series):
     """A level that reaches into the window with few values was judged when it lay inside with all of them."""
     add(series, noisy((70, 20), (60, 130), seed=4), every_s=STEP_S)
     now = START + 150 * STEP_S
-    begin = now - WINDOW_S
-    assert begin < START + 40 * STEP_S < begin + SETTLED_S
-    assert find_changes(series, "box", now) == []
+    begin = now - history.WINDOW_S
+    assert begin < START + 40 * STEP_S < begin + history.SETTLED_S
+    assert history.find_changes(series, "box", now) == []
 
 
 END = START + 30 * DAY_S
@@ -190,7 +180,7 @@ END = START + 30 * DAY_S
 def test_local_against_cloud(series):
     add(series, noisy((75, 40)), target="local", model="qwen", figures={"engine_tok_s": 76.0})
     add(series, noisy((34, 40), cv=0.3), target="cloud", model="qwen", figures={"ttft_ms": 900.0})
-    found = compare_targets(series, "local", "cloud", START, END)
+    found = history.compare_targets(series, "local", "cloud", START, END)
     [row] = found.rows  # the engine's speed and the wait are each told by one side only
     assert (row.key.metric, row.versus.judgement) == (SeriesMetric.TOK_S, Judgement.WORSE)
     assert found.same_model
@@ -202,7 +192,7 @@ def test_local_against_cloud(series):
 def test_engines_are_compared_by_their_own_clocks_where_both_tell(series):
     add(series, noisy((50, 10)), target="a", model="qwen", figures={"engine_tok_s": 60.0})
     add(series, noisy((50, 10)), target="b", model="other", figures={"engine_tok_s": 66.0})
-    found = compare_targets(series, "a", "b", START, END)
+    found = history.compare_targets(series, "a", "b", START, END)
     assert [row.key.metric for row in found.rows] == [SeriesMetric.ENGINE_TOK_S]
     assert found.sentences[0].startswith("short runs, one stream, hot: b is 10.0 % (10.0..10.0) faster than a (of diff")
 
@@ -212,7 +202,7 @@ def test_other_lengths_are_no_comparison(series):
     series.put_target(ProbeTarget("cloud", "http://b", prompt_tokens=16))
     add(series, noisy((70, 48)))
     add(series, noisy((35, 48)), target="cloud")
-    found = compare_targets(series, "box", "cloud", START, END)
+    found = history.compare_targets(series, "box", "cloud", START, END)
     assert found.rows[0].versus.judgement is Judgement.UNKNOWN
     assert "not the same load, prompts of 256 against 16 tokens" in found.sentences[0]
 
@@ -220,7 +210,7 @@ def test_other_lengths_are_no_comparison(series):
 def around_note(series, at, text):
     note = MonitorEvent(START + at, EventKind.NOTE, text, "box")
     series.append_event(note)
-    return around_event(series, note, KEY, zone=UTC)
+    return history.around_event(series, note, KEY, zone=UTC)
 
 
 def test_a_note_inside_an_hour_of_many_probes_divides_that_hour(series):
@@ -270,8 +260,8 @@ def swapped(series):
 
 def test_another_model_begins_a_new_series_and_is_no_change_of_the_old_one(series, swapped):
     now = START + 168 * HOUR_S
-    assert find_changes(series, "box", now) == []
-    found = history_of(series, KEY, START, now, zone=UTC)
+    assert history.find_changes(series, "box", now) == []
+    found = history.history_of(series, KEY, START, now, zone=UTC)
     assert (found.changes, found.drifts, found.steps) == ((), (), (swapped,))
     assert found.stats["7 d"].count == 48
     assert found.stats["7 d"].median == pytest.approx(40, rel=0.02)
@@ -286,15 +276,15 @@ def test_another_model_begins_a_new_series_and_is_no_change_of_the_old_one(serie
 def test_a_change_within_either_model_is_still_found(series):
     add(series, noisy((80, 60), (60, 60), (40, 60), (30, 60)))
     first, second = START + 60 * HOUR_S, START + 180 * HOUR_S
-    assert len(find_changes(series, "box", START + 120 * HOUR_S)) == 1
+    assert len(history.find_changes(series, "box", START + 120 * HOUR_S)) == 1
     swap(series, START + 120 * HOUR_S)
-    changes = find_changes(series, "box", START + 240 * HOUR_S)
+    changes = history.find_changes(series, "box", START + 240 * HOUR_S)
     assert [round((change.at - at) / HOUR_S) for change, at in zip(changes, (first, second), strict=True)] == [0, 0]
 
 
 def test_another_model_is_no_regression_and_closes_what_was_wrong_with_the_old_one(series, swapped):
     now = START + 168 * HOUR_S
-    find_changes(series, "box", now)
+    history.find_changes(series, "box", now)
     assert not [one for one in findings_of(series, BOX, Monitor(), now) if one.wrong]
     alarms = Alarms((Alert(rule, "box", swapped - 9, "wrong"), ()) for rule in (AlertRule.SLOWER, AlertRule.DOWN))
     (closed,) = alarms.forget_model("box", swapped, now)
@@ -303,6 +293,6 @@ def test_another_model_is_no_regression_and_closes_what_was_wrong_with_the_old_o
 
 def test_targets_are_compared_by_the_model_that_answers_now(series, swapped):
     add(series, noisy((40, 168), seed=3), target="other")
-    (row,) = compare_targets(series, "box", "other", START, END).rows
+    (row,) = history.compare_targets(series, "box", "other", START, END).rows
     assert row.versus.a.count == 48
     assert row.versus.judgement is Judgement.SAME

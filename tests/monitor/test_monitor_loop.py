@@ -20,7 +20,6 @@ from skep.monitor.probe import machine_of
 from skep.monitor.records import (
     EventKind,
     Heat,
-    MonitorEvent,
     Probe,
     ProbeOutcome,
     ProbeSample,
@@ -131,20 +130,8 @@ def test_targets_of_one_machine_are_probed_one_after_the_other(world):
     here = [entry[:2] for entry in one.log if entry[1] != "away"]
     assert here == [("begin", "box"), ("end", "box"), ("begin", "gateway"), ("end", "gateway")]
     assert [entry[2] for entry in one.log if entry[:2] == ("begin", "away")] == [0.0]
-
-
-@pytest.mark.parametrize(
-    ("url", "machine"),
-    [
-        ("http://localhost:8400", "here"),
-        ("127.0.0.3:80", "here"),
-        ("http://[::1]:1/v1", "here"),
-        ("https://Api.Example/v1", "api.example"),
-        ("http://10.0.0.7", "10.0.0.7"),
-    ],
-)
-def test_the_machine_of_a_target_is_known_by_its_url(url, machine):
-    assert machine_of(url) == machine
+    urls = ("http://localhost:8400", "127.0.0.3:80", "http://[::1]:1/v1", "https://Api.Example/v1", "http://10.0.0.7")
+    assert [machine_of(url) for url in urls] == ["here", "here", "here", "api.example", "10.0.0.7"]
 
 
 def test_targets_come_and_go_while_it_runs(world, series):
@@ -348,13 +335,6 @@ def test_a_model_that_was_swapped_during_a_long_outage_is_noticed(store):
     assert [event.kind for event in events_since(seen, now)] == [EventKind.UP, EventKind.VERSION]
 
 
-def test_a_model_is_learned_after_a_first_probe_that_failed():
-    seen = LastSeen()
-    for outcome, versions in ((ProbeOutcome.FAILED, {}), (ProbeOutcome.DONE, {"model": "m"})):
-        seen.take(Probe("box", 0, 1, NOON, NOON, outcome, model="m", versions=versions))
-    assert seen.versions == {"model": "m"}
-
-
 class FullDisk(SeriesStore):
     """Takes nothing while `full`."""
 
@@ -397,18 +377,6 @@ def test_as_much_waits_as_is_safe_and_the_rest_is_missed(world, series):
     assert found.count("done") >= 45
     gap = next(probe for probe in series.probes("box", *ALL) if probe.outcome is ProbeOutcome.MISSED)
     assert (gap.error_kind, gap.slots) == ("disk", pytest.approx(100, abs=5))
-
-
-def test_an_event_is_written_with_its_probe_or_not_at_all(series):
-    """So that a kill between the two cannot have it told twice."""
-    event = MonitorEvent(NOON, EventKind.DOWN, "down: refused", "box", {"since": NOON - HOUR, "error_kind": "connect"})
-    made = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.FAILED)
-    for _ in range(2):
-        backlog = WriteBuffer(series, print)
-        backlog.put(made, (), [event])
-        assert backlog.write()
-    assert len(series.events(*ALL)) == 1
-    assert len(series.probes("box", *ALL)) == 1
 
 
 def test_what_has_no_place_in_the_store_does_not_hold_up_the_rest(series):

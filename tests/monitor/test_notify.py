@@ -14,24 +14,11 @@ import pytest
 
 from skep.config.settings import Monitor, check_webhook
 from skep.errors import UserError
-from skep.monitor.notify import (
-    MAX_TEXT,
-    Command,
-    Notice,
-    NotificationQueues,
-    Secrets,
-    Webhook,
-    argv_of,
-    body_of,
-    log_line,
-    notifiers_of,
-    variables_of,
-    webhook_of,
-)
+from skep.monitor import notify
 from skep.monitor.records import Alert, AlertRule
 
 DOWN = Alert(AlertRule.DOWN, "box", 3600.0, "box is down: <refused> & gone", 2.0, 2.0, id=1)
-NOTICE = Notice("opened", (DOWN,), 7200.0, "attic")
+NOTICE = notify.Notice("opened", (DOWN,), 7200.0, "attic")
 OK = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
@@ -91,7 +78,7 @@ def send(path, shape, *answers, token=None, limit_s=5.0):
     async def run():
         async with receiving(*answers) as receiver:
             hook = check_webhook(receiver.url + path, shape, name="x")
-            error = await Webhook(hook, shape, token, sleep=sleep, limit_s=limit_s).send(NOTICE)
+            error = await notify.Webhook(hook, shape, token, sleep=sleep, limit_s=limit_s).send(NOTICE)
         return receiver, error, pauses
 
     return asyncio.run(run())
@@ -141,14 +128,14 @@ def test_one_that_hangs_or_is_not_there_is_given_up_without_a_word_of_its_path()
 
     async def nobody():
         hook = check_webhook("http://127.0.0.1:1/secret", "json", name="x")
-        return await Webhook(hook, "json", retries_s=()).send(NOTICE)
+        return await notify.Webhook(hook, "json", retries_s=()).send(NOTICE)
 
     assert asyncio.run(nobody()) == "http://127.0.0.1:1: it cannot be reached"
 
 
 def command(*argv, limit_s=20.0, secrets=()):
     said = []
-    notifier = Command(argv, {"PATH": os.environ["PATH"]}, Secrets(secrets), said.append, limit_s=limit_s)
+    notifier = notify.Command(argv, {"PATH": os.environ["PATH"]}, notify.Secrets(secrets), said.append, limit_s=limit_s)
     return asyncio.run(notifier.send(NOTICE)), said
 
 
@@ -198,8 +185,8 @@ def test_a_hanging_receiver_holds_up_neither_the_command_nor_whoever_tells():
     async def run():
         async with receiving(None) as receiver:
             hook = check_webhook(f"{receiver.url}/x", "json", name="x")
-            quick = Command((sys.executable, "-c", ""), os.environ, Secrets([]), lambda _: None)
-            rounds = NotificationQueues([quick, Webhook(hook, "json")], done, lambda _: None)
+            quick = notify.Command((sys.executable, "-c", ""), os.environ, notify.Secrets([]), lambda _: None)
+            rounds = notify.NotificationQueues([quick, notify.Webhook(hook, "json")], done, lambda _: None)
             rounds.hand_over(NOTICE)
             await receiver.asked.wait()
             assert not await rounds.delivered(0.01)
@@ -224,7 +211,7 @@ def test_a_fault_in_one_notifier_does_not_end_its_rounds_and_too_many_notices_ar
         told.append(error)
 
     async def run():
-        rounds = NotificationQueues([Broken()], done, said.append)
+        rounds = notify.NotificationQueues([Broken()], done, said.append)
         for _ in range(102):
             rounds.hand_over(NOTICE)
         await rounds.end()
@@ -236,20 +223,22 @@ def test_a_fault_in_one_notifier_does_not_end_its_rounds_and_too_many_notices_ar
 
 def test_addresses_and_tokens_come_from_variables():
     wanted = Monitor(webhook_env="HOOK", webhook_token_env="TOKEN", webhook_shape="ntfy")
-    assert str(webhook_of(wanted, {"HOOK": "https://ntfy.sh/t", "TOKEN": "x"})) == "https://ntfy.sh:443"
+    assert str(notify.webhook_of(wanted, {"HOOK": "https://ntfy.sh/t", "TOKEN": "x"})) == "https://ntfy.sh:443"
     for env in ({}, {"HOOK": "https://ntfy.sh/t"}, {"HOOK": "secret", "TOKEN": "x"}):
         with pytest.raises(UserError) as caught:
-            webhook_of(wanted, env)
+            notify.webhook_of(wanted, env)
         assert "secret" not in caught.value.message
-    assert webhook_of(Monitor(), {}) is None
+    assert notify.webhook_of(Monitor(), {}) is None
 
 
 def test_what_cannot_be_used_is_told_in_the_log_and_the_rest_is_used():
     said = []
     wanted = Monitor(webhook_env="HOOK", command=("true",))
-    assert [notifier.via for notifier in notifiers_of(wanted, {}, Secrets([]), said.append)] == ["command"]
+    assert [notifier.via for notifier in notify.notifiers_of(wanted, {}, notify.Secrets([]), said.append)] == [
+        "command"
+    ]
     assert said == ['alert.webhook unusable because="the variable `HOOK` is not set"']
-    both = notifiers_of(wanted, {"HOOK": "http://x:1/y"}, Secrets([]), said.append)
+    both = notify.notifiers_of(wanted, {"HOOK": "http://x:1/y"}, notify.Secrets([]), said.append)
     assert [notifier.via for notifier in both] == ["command", "webhook"]
 
 
@@ -257,7 +246,9 @@ def test_a_cancelled_command_leaves_nothing_behind(tmp_path):
     pid = tmp_path / "pid"
 
     async def run():
-        notifier = Command(("sh", "-c", f"echo $$ > {pid}; exec sleep 60"), os.environ, Secrets([]), lambda _: None)
+        notifier = notify.Command(
+            ("sh", "-c", f"echo $$ > {pid}; exec sleep 60"), os.environ, notify.Secrets([]), lambda _: None
+        )
         task = asyncio.ensure_future(notifier.send(NOTICE))
         while not pid.exists() or not pid.read_text():
             await asyncio.sleep(0.01)
@@ -276,7 +267,7 @@ PLAIN = check_webhook("https://example.org/hook?x=1", "json", name="x")
 
 
 def notice(what="opened", *alerts):
-    return Notice(what, alerts or (DOWN,), 7200.0, "attic", UTC)
+    return notify.Notice(what, alerts or (DOWN,), 7200.0, "attic", UTC)
 
 
 def test_what_came_and_went_is_one_line():
@@ -288,28 +279,28 @@ def test_what_came_and_went_is_one_line():
         "the machine short of disk 01:06 to 01:23"
     )
     assert told.title == "3 alerts came and went on attic"
-    assert body_of(told, "json", PLAIN)["event"] == "passed"
-    assert body_of(notice("closed", OVER), "ntfy", NTFY)["tags"] == ["white_check_mark"]
-    assert variables_of(told)["SKEP_ALERT_RULE"] == ""
+    assert notify.body_of(told, "json", PLAIN)["event"] == "passed"
+    assert notify.body_of(notice("closed", OVER), "ntfy", NTFY)["tags"] == ["white_check_mark"]
+    assert notify.variables_of(told)["SKEP_ALERT_RULE"] == ""
 
 
 def test_a_command_gets_words_and_variables():
-    variables = variables_of(notice())
+    variables = notify.variables_of(notice())
     assert variables["SKEP_ALERT_EVENT"] == "opened"
     assert variables["SKEP_ALERT_VALUE"] == "2"
     assert variables["SKEP_ALERT_CLOSED_AT"] == ""
-    argv = argv_of(["notify-send", "{title}", "{message}", "{other} {}", "$(id)"], variables)
+    argv = notify.argv_of(["notify-send", "{title}", "{message}", "{other} {}", "$(id)"], variables)
     assert argv == ["notify-send", "box: down", DOWN.message, "{other} {}", "$(id)"]
     evil = Alert(AlertRule.DOWN, "box", 1.0, "{host} {message}")  # what it brings in is not filled in again
-    assert argv_of(["{message}"], variables_of(notice("opened", evil))) == ["{host} {message}"]
+    assert notify.argv_of(["{message}"], notify.variables_of(notice("opened", evil))) == ["{host} {message}"]
 
 
 def test_secrets_are_taken_out_and_a_line_stays_a_line():
-    secrets = Secrets(["sk-12345", None, "", "abc"])
+    secrets = notify.Secrets(["sk-12345", None, "", "abc"])
     text = "401 for sk-12345\n\x1b[31m at http://me:word@box/v1\x00 abc " + "x" * 2000
     clean = secrets.scrub(text)
     assert clean.startswith("401 for *** [31m at http://***@box/v1 abc xxx")
-    assert len(clean) == MAX_TEXT
+    assert len(clean) == notify.MAX_TEXT
     assert "sk-12345" not in repr(secrets)
     closed = Alert(AlertRule.DOWN, "box", 1.0, "sk-12345", closed_at=2.0, closed_because="sk-12345!")
     assert secrets.scrubbed(closed).message == "***"
@@ -317,7 +308,7 @@ def test_secrets_are_taken_out_and_a_line_stays_a_line():
 
 
 def test_the_log_has_one_line_for_each():
-    line = log_line(notice("opened", Alert(AlertRule.DISK, None, 1.0, 'a "b"')))
+    line = notify.log_line(notice("opened", Alert(AlertRule.DISK, None, 1.0, 'a "b"')))
     assert line == "alert.opened rule=disk target=- message=\"a 'b'\""
 
 

@@ -27,26 +27,6 @@ asyncio.run(hold())
 """
 
 
-def test_who_comes_second_waits_and_is_told_so_once(tmp_path):
-    async def run():
-        order, waiting, done = [], asyncio.Event(), asyncio.Event()
-
-        async def second():
-            async with probe_turn(tmp_path, "here", waiting.set):
-                order.append("second")
-            done.set()
-
-        async with probe_turn(tmp_path, "here", lambda: order.append("waited")):
-            task = asyncio.ensure_future(second())
-            await asyncio.wait_for(waiting.wait(), 5)
-            order.append("first")
-        await asyncio.wait_for(done.wait(), 5)
-        await task
-        return order
-
-    assert asyncio.run(run()) == ["first", "second"]
-
-
 def test_nobody_is_waited_for_without_need(tmp_path):
     """Neither another machine, nor one that never ends (a probe by hand stopped with Ctrl-Z), nor without a folder."""
     (tmp_path / "file").write_text("")

@@ -6,14 +6,12 @@ import secrets
 import pytest
 from msgspec.structs import replace
 
-from skep.monitor.records import EventKind, ProbeOutcome, ProbeTarget
+from skep.monitor.records import EventKind, ProbeTarget
 from skep.monitor.schedule import (
     ASLEEP,
     CLOCK_FORWARD,
     LATE,
     NO_ROOM,
-    NOT_RUNNING,
-    Era,
     Moment,
     ProbeSchedule,
     due_at,
@@ -43,18 +41,6 @@ def begun():
     return schedule
 
 
-def test_a_new_target_is_probed_at_once_and_then_in_every_slot():
-    schedule = ProbeSchedule()
-    agenda = schedule.look([BOX], moment(NOON + 1800))
-    assert [(era.number, era.slot) for era in agenda.eras] == [(0, NOON // HOUR)]
-    assert [(due.slot, due.at) for due in agenda.due] == [(NOON // HOUR, NOON + 1800)]
-    probed(schedule, agenda)
-    later = schedule.look([BOX], moment(NOON + 1801))
-    assert (later.eras, later.missed, later.due) == ((), (), ())
-    assert later.wake_at == due_at(BOX, int(NOON // HOUR) + 1)
-    assert [due.slot for due in schedule.look([BOX], moment(later.wake_at)).due] == [NOON // HOUR + 1]
-
-
 def test_a_probe_comes_late_by_at_most_the_jitter_and_always_at_the_same_moment():
     slots = range(480_000, 480_400)
     late = [due_at(BOX, slot) - slot * HOUR for slot in slots]
@@ -64,30 +50,6 @@ def test_a_probe_comes_late_by_at_most_the_jitter_and_always_at_the_same_moment(
     assert all(due_at(replace(BOX, jitter_s=0.0), slot) == slot * HOUR for slot in slots)
     whole = replace(BOX, jitter_s=10 * HOUR)
     assert all(due_at(whole, slot) < (slot + 1) * HOUR for slot in slots)
-
-
-def test_what_passed_while_nobody_was_there_is_one_missed_row():
-    schedule = ProbeSchedule()
-    agenda = schedule.look([BOX], moment(NOON))
-    probed(schedule, agenda)
-    again = ProbeSchedule(agenda.eras, {"box": (0, int(NOON // HOUR))})
-    found = again.look([BOX], moment(NOON + 5 * HOUR + 1))
-    (gap,) = found.missed
-    assert (gap.outcome, gap.slot, gap.slots) == (ProbeOutcome.MISSED, NOON // HOUR + 1, 4)
-    assert (gap.error_kind, gap.error) == NOT_RUNNING
-    assert not found.eras
-    assert again.look([BOX], moment(NOON + 5 * HOUR + 2)).missed == ()
-
-
-def test_a_probe_that_was_broken_off_is_due_again():
-    schedule = ProbeSchedule()
-    first = schedule.look([BOX], moment(NOON))
-    schedule.started("box")
-    assert schedule.look([BOX], moment(NOON + 60)).due == ()
-    schedule.broken_off("box")
-    assert schedule.look([BOX], moment(NOON + 61)).due[0].slot == first.due[0].slot
-    restarted = ProbeSchedule(first.eras, {})
-    assert restarted.look([BOX], moment(NOON + HOUR + 1)).missed[0].slot == first.due[0].slot
 
 
 @pytest.mark.parametrize(
@@ -148,12 +110,6 @@ def test_a_target_that_is_taken_up_again_was_not_missed_meanwhile():
     back = replace(BOX, added_at=NOON + 9 * HOUR)
     agenda = schedule.look([back], moment(NOON + 9 * HOUR))
     assert (len(agenda.eras), agenda.missed, len(agenda.due)) == (1, (), 1)
-
-
-def test_an_era_comes_back_from_its_event():
-    era = ProbeSchedule().look([BOX], moment(NOON)).eras[0]
-    assert Era.of(era.event()) == era
-    assert Era.of(replace(era.event(), detail={"what": "driver"})) is None
 
 
 def test_rows_of_which_nobody_knows_how_they_count_are_left_alone():
