@@ -14,7 +14,7 @@ from skep.paths import user_paths
 from skep.store.database import open_store
 from skep.swarm.client import AnswerChecker, AttemptResult, ChatWorker
 from skep.swarm.records import AttemptOutcome, SwarmRunOptions, SwarmRunState, Task, TaskEnding, TaskResult, Why
-from skep.swarm.results_file import ResultsFile, complete_output
+from skep.swarm.results_file import complete_output
 from skep.swarm.runner import carry_out
 from skep.swarm.store import Recorded, SwarmStore, create_run, lock_path
 from skep.testing.process import FakeEngine
@@ -192,31 +192,6 @@ def test_a_gateway_is_filled_and_a_stuck_answer_is_gone_around(runs, start_gatew
     assert (Why.FIRST, AttemptOutcome.SUPERSEDED) in outcomes
 
 
-def test_stopping_keeps_what_is_done_and_the_rest_is_done_later(runs, quick):
-    asked = quick.state()["requests"]
-    run_id = runs.create(quick.url, some(20, tokens=20))
-
-    async def go():
-        some_done = asyncio.Event()
-        work = asyncio.create_task(carry_out(runs.paths, run_id, on_result=lambda _: some_done.set()))
-        await some_done.wait()
-        work.cancel()
-        with suppress(asyncio.CancelledError):
-            await work
-        assert work.cancelled()
-
-    asyncio.run(go())
-    stopped = runs.read("run", run_id)
-    assert stopped.state is SwarmRunState.STOPPED
-    assert 0 < stopped.counts.done < 20
-    cancelled = [one for one in runs.read("attempts", run_id) if one.outcome is AttemptOutcome.CANCELLED]
-    assert cancelled
-    assert runs.carry_out(run_id) is SwarmRunState.DONE
-    assert quick.state()["requests"] - asked <= 20 + len(cancelled)
-    all_done(runs, run_id, 20)
-    assert {one.why for one in runs.read("attempts", run_id) if one.session == 2} >= {Why.RESUMED, Why.FIRST}
-
-
 def test_a_run_that_is_cancelled_before_it_has_begun_sends_nothing(runs, quick):
     asked = quick.state()["requests"]
     run_id = runs.create(quick.url, some(3))
@@ -227,28 +202,6 @@ def test_a_run_that_is_cancelled_before_it_has_begun_sends_nothing(runs, quick):
     assert runs.carry_out(run_id, after_cancel=runs.read("newest_cancel", run_id)) is SwarmRunState.DONE
 
 
-def test_a_run_is_resumed_and_cancelled_again_after_the_clock_was_set_back(runs, quick):
-    """Its first session and its first cancel are of a time that has yet to come; its second cancel is long past."""
-    quick.fault(kind="hang-first", times=None)
-    run_id = runs.create(quick.url, some(1))
-    with open_store(runs.paths.store) as store:
-        swarm = SwarmStore(store)
-        swarm.open_session(run_id, at=4e9, agents=None, endpoint={}, simulated=False)
-        swarm.set_cancelled(run_id, 4e9 + 1)
-        swarm.close_session(run_id, 1, at=4e9 + 2, outcome="cancelled")
-
-    async def go():
-        work = asyncio.create_task(carry_out(runs.paths, run_id))
-        await asyncio.to_thread(quick.wait_for, running=1)
-        with open_store(runs.paths.store) as store:
-            SwarmStore(store).set_cancelled(run_id, 1.0)
-        return await work
-
-    assert asyncio.run(go()) is SwarmRunState.CANCELLED
-    quick.fault(kind="none")
-    assert runs.carry_out(run_id) is SwarmRunState.DONE
-
-
 def test_a_run_goes_on_at_an_endpoint_that_has_moved(runs, quick):
     run_id = runs.create("http://127.0.0.1:1", some(3), deadline_s=0.01)
     with pytest.raises(EndpointError):
@@ -256,18 +209,6 @@ def test_a_run_goes_on_at_an_endpoint_that_has_moved(runs, quick):
     assert runs.carry_out(run_id, url=quick.url) is SwarmRunState.DONE
     (session,) = runs.read("session_rows", run_id)
     assert session.endpoint["url"].startswith(quick.url)
-
-
-def test_what_cannot_be_written_is_said_before_anything_runs(runs, quick, tmp_path):
-    """A folder that is gone, and another file's content, which is not overwritten."""
-    asked = quick.state()["requests"]
-    with pytest.raises(UserError, match="does not exist"):
-        runs.carry_out(runs.create(quick.url, some(1), output=str(tmp_path / "gone" / "out.jsonl")))
-    runs.output.write_text("precious\n")
-    with pytest.raises(UserError, match="not results of run"):
-        runs.carry_out(runs.create(quick.url, some(1)))
-    assert runs.output.read_text() == "precious\n"
-    assert quick.state()["requests"] == asked
 
 
 def half_done(runs, url):
@@ -364,16 +305,6 @@ def test_a_full_disk_under_the_results_file_stops_it_and_loses_nothing(runs, qui
         assert SwarmStore(store).run(run_id).state is SwarmRunState.STOPPED
         done = SwarmStore(store).results(run_id)
         assert complete_output(SwarmStore(store), run_id, runs.output) == len(done) > 0
-
-
-def test_a_line_holds_what_a_reader_needs(tmp_path):
-    result = TaskResult("é", TaskEnding.FAILED, None, None, "timeout", "too slow", 4, 10.0, 12.5, 3, None)
-    file = ResultsFile(tmp_path / "out.jsonl", "run")
-    assert file.complete({"é": Task("é", ())}, [result]) == 1
-    file.close()
-    document = json.loads(file.path.read_text("utf-8"))
-    assert document["error"] == {"kind": "timeout", "message": "too slow"}
-    assert (document["seconds"], document["output_tokens"], "value" in document) == (2.5, None, False)
 
 
 class Talkative:

@@ -51,26 +51,6 @@ def test_tasks_go_out_in_order_interactive_first_batch_last_and_one_that_ends_ma
     assert (last.task.id, last.agent) == ("a", sent[0].agent)
 
 
-def test_a_rejected_answer_is_tried_again_with_the_complaint_and_what_is_no_request_is_not():
-    plan = schedule("a", "b")
-    first, second = starts(plan.step(0.0, 2))
-    (record,) = plan.ended(first.lease, WRONG, 1.0)
-    assert (record.attempt.outcome, record.attempt.answer, record.result) == (AttemptOutcome.REJECTED, "no", None)
-    (again,) = starts(plan.step(1.0, 2))
-    assert (again.why, again.number, again.complaint) == (Why.RETRY, 2, "`a` is missing")
-    done = result(plan.ended(second.lease, BAD, 1.0))
-    assert (done.ending, done.tries, done.error) == (TaskEnding.FAILED, 1, "too long")
-
-
-def test_a_task_that_fails_again_and_again_is_set_aside():
-    plan, now, last = schedule("a", tries=3), 0.0, None
-    while last is None:
-        for start in starts(plan.step(now, 1)):
-            last = result(plan.ended(start.lease, SLOW, now))
-        now += 1.0
-    assert (last.ending, last.tries, last.error_kind) == (TaskEnding.FAILED, 3, "timeout")
-
-
 def test_what_is_the_endpoints_fault_costs_no_try():
     plan, now = schedule("a", tries=1), 0.0
     for came in (AWAY, REFUSED, REFUSED, AWAY):

@@ -186,10 +186,6 @@ def test_a_template_is_text_and_names(template):
         parse_template(template)
 
 
-def test_what_is_filled_in_is_not_a_template():
-    assert parse_template("{a}{b}").fill({"a": "{b}", "b": "{a}"}) == "{b}{a}"
-
-
 @pytest.mark.parametrize(
     ("data", "fault"),
     [
