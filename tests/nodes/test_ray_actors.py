@@ -2,12 +2,11 @@
 
 import asyncio
 import os
-import signal
 import subprocess
 import time
 
 import pytest
-from clusters import until, worker_of
+from clusters import until
 from msgspec import to_builtins
 from msgspec.structs import replace
 
@@ -189,37 +188,12 @@ def test_a_pull_that_failed_is_tried_again_by_itself(actors):
     assert time.monotonic() - began < 10.0, "nobody waits for it"
 
 
-def test_actors_go_on_reporting_without_a_head(nodes, actors):
-    ensure(actors, ONE)
-    row_when(actors, "ready")
-    nodes.kill_gcs()
-    deadline = time.monotonic() + 20.0
-    while time.monotonic() < deadline:
-        assert row_of(actors)["state"] == "ready"
-        time.sleep(0.5)
-    asyncio.run(actors.end("m-0", headless=True))
-
-
 def test_an_actor_that_ray_cannot_make_is_told_as_failed(actors):
     said = Words()
     actors.policy = {"start_deadline_s": "never"}
     ensure(actors, ONE, said)
     assert said[-1][0] == "failed"
     assert "start_deadline_s" in said[-1][1]
-
-
-def test_an_actor_heeds_the_restart_policy_of_now_also_when_ray_has_started_it_anew(actors):
-    """Its engine goes on meanwhile, as on one box."""
-    ensure(actors, ONE)
-    before = row_when(actors, "ready")
-    hasty = to_builtins(RestartPolicy(start_deadline_s=0.01, failures_before_ready=1))
-    assert row_when(actors, "ready", policy=hasty)["pid"] == before["pid"]
-    os.kill(worker_of(before["pid"]), signal.SIGKILL)
-    row = row_when(actors, "failed", policy=hasty)
-    assert (row["why"], row["incarnation"] != before["incarnation"]) == ("not healthy within 0.01 s", True)
-    row_when(actors, "failed")
-    asyncio.run(actors.ask("m-0", "restart"))
-    row_when(actors, "ready")
 
 
 def test_an_actor_that_nobody_asks_begins_with_what_it_was_created_with_and_belongs_to_one_gateway(actors):

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from asking import MODEL, Agents
@@ -12,7 +11,6 @@ from clusters import UP, chat, engines_left, processes, ready, until
 
 from skep.cluster.ray_driver import MEND_EVERY_S
 from skep.cluster.replica_actor import OWNED_S
-from skep.supervisor.control import TAIL_BYTES
 
 pytestmark = pytest.mark.ray
 
@@ -80,20 +78,6 @@ def test_a_gateway_that_was_away_and_lost_its_hive_ends_and_leaves_what_the_othe
     assert until(lambda: not engines_left(), 20.0)
 
 
-def test_a_long_log_elsewhere_is_shown_as_one_here_is_and_costs_no_driver(nodes, up_on):
-    """Its answer was longer than the link to the driver takes, and the cluster was away for seconds."""
-    one = up_on("b")
-    log = Path(os.environ["XDG_STATE_HOME"], "skep/logs/posts", f"skep@{nodes.address}", f"{MODEL}-0.log")
-    with log.open("ab") as file:
-        file.write(b"INFO [loggers.py:118] Engine 000: Avg prompt throughput: 0.0 tokens/s\n" * 100_000)
-    (driver,) = processes("skep.cluster.ray_driver", one.home)
-    told = one.run("logs", f"{MODEL}-0", "-n", "1000000").stdout.encode()
-    assert told == log.read_bytes()[-TAIL_BYTES:]
-    assert len(one.run("logs", f"{MODEL}-0", "-n", "50000").stdout.splitlines()) == 50_000
-    assert processes("skep.cluster.ray_driver", one.home) == [driver]
-    assert one.rows()["cluster"]["state"] == "ready"
-
-
 def test_a_lost_head_is_said_and_what_serves_goes_on_serving(nodes, up_on):
     one = up_on("b")
     with Agents(one.url, 2) as agents:
@@ -136,17 +120,6 @@ def test_a_driver_killed_costs_no_answer(up_on):
         agents.until_answered(2)
     assert agents.account.answered == agents.account.begun, agents.account
     assert len(ready(one, 2)) == 2
-
-
-def test_what_a_killed_gateway_left_and_nobody_wants_is_ended(nodes, up_on, install):
-    first, second = up_on("b", "c", replicas=2), install()
-    killed(first)
-    until(lambda: False, 10.0)  # the hive counts as its own for a while
-    second.up(*UP, "--replicas", "1", "--cluster", nodes.address)
-    assert until(lambda: len(engines_left()) <= 2, 30.0), "one guard's engine and what it starts"
-    assert chat(second.url).usage.completion_tokens
-    assert second.down().returncode == 0
-    assert until(lambda: not engines_left(), 20.0)
 
 
 def test_a_head_that_hesitates_while_a_replica_goes_leaves_nothing_in_the_way(nodes, up_on):

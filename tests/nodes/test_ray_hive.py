@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from asking import MODEL, Agents
-from clusters import chat, engines_left, processes, ready, until, worker_of
+from clusters import chat, engines_left, ready, until, worker_of
 
 pytestmark = pytest.mark.ray
 
@@ -98,22 +98,3 @@ def test_a_reload_reaches_the_actors_and_ends_no_engine_and_what_cannot_be_is_re
     one.run("reload")
     one.run("restart", "m-0", check=False)
     assert until(lambda: ready(one, 2)), one.run("ps").stdout
-
-
-def test_a_restart_that_a_driver_took_along_is_carried_out_by_the_next_one(nodes, install, tmp_path):
-    """It heard of it and died before it did it. Until it is done the replica gets nothing new."""
-    nodes.add("b")
-    config = tmp_path / "skep.toml"
-    serve = '[[serve]]\nmodel = "m"\nengine = "fake"\nslots = 2\n'
-    config.write_text(f'{serve}[cluster]\naddress = "{nodes.address}"\n')
-    one = install()
-    one.up("up", "--config", str(config))
-    (before,) = ready(one, 1)
-    (driver,) = processes("skep.cluster.ray_driver", one.home)
-    os.kill(driver, signal.SIGSTOP)
-    one.run("restart", "m-0")
-    os.kill(driver, signal.SIGKILL)
-    after = until(lambda: [row for row in ready(one, 1) if row["pid"] != before["pid"]])
-    assert after, one.run("ps").stdout
-    assert after[0]["restarts"] == 1
-    assert chat(one.url, model="m").usage.completion_tokens

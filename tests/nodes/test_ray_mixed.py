@@ -139,18 +139,6 @@ def test_cards_that_somebody_else_holds_are_not_counted_on(nodes, mixed, install
     assert cards_seen(replicas(one)) == [("big", "0"), ("twin", "0"), ("twin", "1")]
 
 
-def test_a_node_that_was_busy_at_the_start_takes_what_has_lost_its_own(nodes, mixed, install, weights, tmp_path):
-    twin, _ = mixed
-    twin.hold([0, 20000])
-    one = install()
-    one.up("up", "--config", config_of(tmp_path, nodes.address, weights))
-    assert cards_seen(replicas(one)) == [("big", "0")]
-    twin.hold([0, 0])
-    nodes.kill("big")
-    moved = until(lambda: [row for row in replicas(one).values() if (row["node"], row["state"]) == ("twin", "ready")])
-    assert moved, one.run("ps").stdout
-
-
 @pytest.mark.parametrize("visible", ["1,0", "1"], ids=["the first of two is lent", "the other one is kept from Ray"])
 def test_with_fewer_gpus_than_cards_those_are_looked_at_that_ray_would_lend(nodes, install, weights, tmp_path, visible):
     """The first of CUDA_VISIBLE_DEVICES, whatever its number; somebody else is on the other one."""

@@ -2,15 +2,12 @@
 
 import pytest
 from answers.sample_judge import texts_judged
-from answers.sample_tasks import ITEMS, PAGES
+from answers.sample_tasks import ITEMS
 
-from skep.sandbox.bubblewrap import SandboxLimits
 from skep.store.verdicts import VerdictOutcome
 from skep.workload.items import Checker, Item
 
 pytestmark = pytest.mark.slow
-
-SHORT = SandboxLimits(seconds=1.2, memory_bytes=256 << 20)
 
 
 def item(kind="python", **values):
@@ -54,18 +51,6 @@ LIES = {
         "class E(Exception):\n    def __str__(self):\n        raise ValueError\ndef double(x):\n    raise E"
     ),
 }
-FLOODS = {
-    "endless loop": "while True:\n    pass",
-    "endless loop, signals ignored": (
-        "import signal\nfor n in (1, 2, 3, 15):\n    signal.signal(n, signal.SIG_IGN)\nwhile True:\n    pass"
-    ),
-    "fork bomb": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
-    "memory bomb": "held = []\nwhile True:\n    held.append(bytearray(1 << 24))",
-    "messages without end": (
-        "import os\nwhile True:\n    for fd in range(3, 16):\n        try:\n            os.write(fd, b'x' * 65536)\n"
-        "        except OSError:\n            pass"
-    ),
-}
 
 
 def test_a_right_answer_passes_whatever_it_prints():
@@ -106,12 +91,6 @@ def test_code_that_reports_a_pass_by_itself_does_not_pass():
     assert not verdict.passed
 
 
-def test_code_over_its_limits_is_told_apart():
-    verdicts = texts_judged(item(), [block(f"{RIGHT}\n{code}") for code in FLOODS.values()], limits=SHORT)
-    found = {name: verdict.outcome for name, verdict in zip(FLOODS, verdicts, strict=True)}
-    assert set(found.values()) == {VerdictOutcome.EXCEEDED}, found
-
-
 GARBAGE = [
     "x = 1\n" * 17000,
     bytes(range(256)).decode("latin-1") * 40,
@@ -122,11 +101,6 @@ GARBAGE = [
     "{" * 200 + "}" * 200,
     "\n" * 100_000,
 ]
-
-
-def test_answers_that_are_no_answers_get_a_verdict():
-    """100 KB, garbage, NUL bytes, lone surrogates, brackets without end."""
-    none_of_them_passes(PAGES, [block(code) for code in GARBAGE])
 
 
 @pytest.mark.slow

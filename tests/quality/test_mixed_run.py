@@ -71,19 +71,6 @@ def first_line(row):
 # What is sent
 
 
-@pytest.mark.slow
-def test_every_level_has_the_conversation_and_its_side_tasks_in_every_repeat(engine, store):
-    _, rows = mixed(engine, store, repeats=2)
-    assert all(row.ok for row in rows)
-    for repeat in range(2):
-        for level in (1, 2, 3, 5):
-            here = [row for row in rows if (row.level, row.repeat) == (level, repeat)]
-            turns = [(row.index, row.kind, row.session, row.turn) for row in here if row.traffic == "primary"]
-            sides = [(row.index, row.kind, row.session) for row in here if row.traffic == "side"]
-            assert turns == [(n, f"P1.{n + 1}", 0, n) for n in range(3)]
-            assert sides == [(1000 * n, f"S{n}", None) for n in range(1, level)]
-
-
 def test_repeats_go_up_and_down_in_turns():
     assert MixedPlan(levels=(5, 1, 3), repeats=3).course() == [
         (1, 0), (3, 0), (5, 0),

@@ -5,12 +5,10 @@ from itertools import accumulate, pairwise
 
 import httptools
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given
 
 from skep.wire.client import Pool
 from skep.wire.heads import Origin, chunked_body_size, strip_chunk_headers
-from skep.wire.openai import SseParser
 
 bodies = st.lists(st.binary(min_size=1, max_size=600), min_size=1, max_size=5)
 
@@ -134,37 +132,3 @@ async def test_chunks_that_come_one_by_one_are_passed_on_from_the_third():
     received = await receive([STREAM_HEAD, *map(chunk, [b"one", b"two", b"three", b"four"]), b"0\r\n\r\n"])
     assert (received.body, received.ended) == (b"onetwothreefour", True)
     assert received.passed == [chunk(b"three"), chunk(b"four")]
-
-
-FORMS = {
-    "plain": b"data: a\n\ndata: b\n\n",
-    "crlf": b"data: a\r\n\r\ndata: b\r\n\r\n",
-    "no space": b"data:a\n\ndata:b\n\n",
-    "comments": b": ping\n\ndata: a\n: more\n\n\ndata: b\n\n",
-    "other fields": b"event: x\nid: 7\ndata: a\n\nretry: 5\ndata: b\n\n",
-}
-
-
-@pytest.mark.parametrize("stream", FORMS.values(), ids=FORMS.keys())
-def test_each_form_gives_the_same_payloads(stream):
-    assert SseParser().feed(stream) == [b"a", b"b"]
-
-
-def test_several_data_lines_are_one_payload():
-    assert SseParser().feed(b"data: {\ndata: }\n\n") == [b"{\n}"]
-
-
-def test_an_event_without_its_empty_line_is_not_complete():
-    assert SseParser().feed(b"data: a\n") == []
-
-
-@given(st.lists(st.text(min_size=1).filter(lambda t: not set(t) & set("\r\n")), max_size=5), st.data())
-def test_cutting_the_stream_anywhere_changes_nothing(texts, data):
-    """Also inside a character, and between CR and LF."""
-    stream = b"".join(b"data: " + text.encode() + b"\r\n\r\n" for text in texts)
-    parser, got, rest = SseParser(), [], stream
-    while rest:
-        size = data.draw(st.integers(1, len(rest)))
-        got += parser.feed(rest[:size])
-        rest = rest[size:]
-    assert [payload.decode() for payload in got] == texts
