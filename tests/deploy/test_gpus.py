@@ -4,20 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 from skep.catalog.presets import EngineOptions
-from skep.deploy.launches import (
-    GpuCard,
-    assign_cards,
-    check_free,
-    check_on_demand,
-    check_together,
-    machine_resources,
-    room_of,
-)
+from skep.deploy import launches
 from skep.engines.base import Launch
 from skep.errors import DoesNotFit, UserError
 from skep.units import GIB
 
-CARDS = tuple(GpuCard(index, 24 * GIB, GIB) for index in range(4))
+CARDS = tuple(launches.GpuCard(index, 24 * GIB, GIB) for index in range(4))
 
 
 def launch(name="m-0", engine="vllm", gpus=(0,), share=None, **changes):
@@ -26,21 +18,21 @@ def launch(name="m-0", engine="vllm", gpus=(0,), share=None, **changes):
 
 
 def with_room(made, cards=CARDS):
-    return replace(made, room=room_of(made, cards, weights=None, cache=None))
+    return replace(made, room=launches.room_of(made, cards, weights=None, cache=None))
 
 
 def test_replicas_get_neighbouring_cards_in_order():
-    assert assign_cards(2, 2, (), CARDS) == [(0, 1), (2, 3)]
-    assert assign_cards(2, 1, (3, 1), CARDS) == [(3,), (1,)]
+    assert launches.assign_cards(2, 2, (), CARDS) == [(0, 1), (2, 3)]
+    assert launches.assign_cards(2, 1, (3, 1), CARDS) == [(3,), (1,)]
 
 
 def test_a_second_model_gets_the_cards_that_the_first_left():
-    assert assign_cards(1, 2, (), CARDS, taken=(0, 1)) == [(2, 3)]
-    assert assign_cards(1, 3, (), CARDS, taken=(0, 1)) == [(0, 1, 2)]
+    assert launches.assign_cards(1, 2, (), CARDS, taken=(0, 1)) == [(2, 3)]
+    assert launches.assign_cards(1, 3, (), CARDS, taken=(0, 1)) == [(0, 1, 2)]
 
 
 def test_replicas_share_the_cards_they_are_given_together():
-    assert assign_cards(2, 1, (0,), CARDS) == [(0,), (0,)]
+    assert launches.assign_cards(2, 1, (0,), CARDS) == [(0,), (0,)]
 
 
 @pytest.mark.parametrize(
@@ -53,50 +45,50 @@ def test_replicas_share_the_cards_they_are_given_together():
 )
 def test_cards_that_cannot_be_meant_are_refused(replicas, each, gpus, says):
     with pytest.raises(UserError, match=says):
-        assign_cards(replicas, each, gpus, CARDS)
+        launches.assign_cards(replicas, each, gpus, CARDS)
 
 
 def test_more_cards_than_the_machine_has_do_not_fit():
     with pytest.raises(DoesNotFit, match="3 replicas of 2 need 6 GPUs, this machine has 4"):
-        assign_cards(3, 2, (), CARDS)
+        launches.assign_cards(3, 2, (), CARDS)
     with pytest.raises(DoesNotFit, match="a replica needs 2 GPUs, this machine has none"):
-        assign_cards(1, 2, (), ())
-    assert assign_cards(2, 1, (), ()) == [(), ()]
+        launches.assign_cards(1, 2, (), ())
+    assert launches.assign_cards(2, 1, (), ()) == [(), ()]
 
 
 def test_an_engine_takes_its_share_of_every_card_and_a_file_what_it_weighs():
-    half = room_of(launch(gpus=(0, 1), share=0.5), CARDS, weights=None, cache=None)
+    half = launches.room_of(launch(gpus=(0, 1), share=0.5), CARDS, weights=None, cache=None)
     assert half == (("gpu0", 12 * GIB), ("gpu1", 12 * GIB))
-    on_cards = room_of(launch(engine="llamacpp", gpus=(0, 1)), CARDS, weights=8 * GIB, cache=2 * GIB)
+    on_cards = launches.room_of(launch(engine="llamacpp", gpus=(0, 1)), CARDS, weights=8 * GIB, cache=2 * GIB)
     assert on_cards == (("gpu0", 5 * GIB), ("gpu1", 5 * GIB))
-    assert room_of(launch(engine="embedded", gpus=()), (), weights=GIB, cache=None) == (("ram", GIB),)
-    assert room_of(launch(engine="ollama"), CARDS, weights=None, cache=None) == ()
+    assert launches.room_of(launch(engine="embedded", gpus=()), (), weights=GIB, cache=None) == (("ram", GIB),)
+    assert launches.room_of(launch(engine="ollama"), CARDS, weights=None, cache=None) == ()
 
 
 def test_two_replicas_that_profile_one_card_do_not_fit_together():
     pair = [with_room(launch("m-0")), with_room(launch("m-1"))]
     with pytest.raises(DoesNotFit) as refused:
-        check_together(pair, dict(machine_resources(CARDS, None)))
+        launches.check_together(pair, dict(launches.machine_resources(CARDS, None)))
     assert "2 replicas do not fit together on GPU 0 of 24.0 GiB: m-0 21.6 GiB, m-1 21.6 GiB" in str(refused.value)
     assert "memory_share = 0.47" in refused.value.hint
     halves = [with_room(launch("m-0", share=0.47)), with_room(launch("m-1", share=0.47))]
-    check_together(halves, dict(machine_resources(CARDS, None)))
+    launches.check_together(halves, dict(launches.machine_resources(CARDS, None)))
 
 
 def test_models_loaded_on_demand_need_not_fit_together():
     pair = [with_room(launch("a-0")), with_room(launch("b-0", on_demand=True))]
-    check_together(pair, dict(machine_resources(CARDS, None)))
+    launches.check_together(pair, dict(launches.machine_resources(CARDS, None)))
 
 
 def test_a_busy_card_is_named_with_the_share_that_would_fit():
-    busy = (GpuCard(0, 24 * GIB, 8 * GIB),)
+    busy = (launches.GpuCard(0, 24 * GIB, 8 * GIB),)
     with pytest.raises(DoesNotFit) as refused:
-        check_free([with_room(launch())], busy)
+        launches.check_free([with_room(launch())], busy)
     assert "GPU 0 is busy: 16.0 GiB of 24.0 GiB are free, `m-0` needs 21.6 GiB" in str(refused.value)
     assert "(--memory-share) to 0.65" in refused.value.hint
-    check_free([with_room(launch())], CARDS)
+    launches.check_free([with_room(launch())], CARDS)
     with pytest.raises(DoesNotFit) as refused:
-        check_free([with_room(launch())], (GpuCard(0, 24 * GIB, 20 * GIB),))
+        launches.check_free([with_room(launch())], (launches.GpuCard(0, 24 * GIB, 20 * GIB),))
     assert "memory_share" not in refused.value.hint
 
 
@@ -105,7 +97,7 @@ def test_a_model_that_can_never_be_loaded_is_said_at_the_start():
     pinned = replace(launch("p-0", share=0.5), model="p", pinned=True, room=(("gpu0", 12 * GIB),))
     other = replace(launch("g-0"), model="g", on_demand=True, room=(("gpu0", 14 * GIB),))
     with pytest.raises(DoesNotFit, match="`g` can never be loaded: it needs"):
-        check_on_demand([pinned, other], has, None)
-    check_on_demand([other], has, 1)
+        launches.check_on_demand([pinned, other], has, None)
+    launches.check_on_demand([other], has, 1)
     with pytest.raises(UserError, match="max_loaded = 1 is too low"):
-        check_on_demand([pinned, replace(other, room=())], has, 1)
+        launches.check_on_demand([pinned, replace(other, room=())], has, 1)

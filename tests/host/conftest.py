@@ -1,7 +1,5 @@
 """Texts as the tools print them, and a small executable that prints them where nvidia-smi is asked for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,24 +1,8 @@
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 
 from skep.catalog.gpus import Gpu, HostFacts
-from skep.host.checks import (
-    CheckResult,
-    HostFinding,
-    cpu_finding,
-    disk_finding,
-    driver_finding,
-    examine,
-    gpu_finding,
-    lanes_finding,
-    link_means,
-    links_finding,
-    memory_finding,
-    open_files_finding,
-    python_finding,
-)
+from skep.host import checks
 from skep.host.facts import (
     parse_cpu_features,
     parse_cpu_model,
@@ -49,15 +33,15 @@ def host_of(captured):
     return of
 
 
-def by_check(findings: list[HostFinding]) -> dict[str, HostFinding]:
+def by_check(findings: list[checks.HostFinding]) -> dict[str, checks.HostFinding]:
     return {finding.check: finding for finding in findings}
 
 
 def test_host_without_gpu_is_healthy():
     """No NVIDIA GPU is a fact, not a fault; driver, lanes and links are then not spoken of."""
-    found = by_check(examine(HOST))
+    found = by_check(checks.examine(HOST))
     assert list(found) == ["python", "cpu", "memory", "open files", "gpu"]
-    assert {finding.verdict for finding in found.values()} == {CheckResult.OK}
+    assert {finding.verdict for finding in found.values()} == {checks.CheckResult.OK}
     assert found["gpu"].detail == "no NVIDIA GPU: the embedded model runs on the CPU"
 
 
@@ -85,17 +69,17 @@ MACHINES = {
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_machine_is_described_and_warned_of_what_is_wrong(host_of, machine):
     cuda, said, hints = MACHINES[machine]
-    found = by_check(examine(host_of(machine, cuda)))
+    found = by_check(checks.examine(host_of(machine, cuda)))
     assert ("error 804" in found["driver"].detail) == (machine == "3090x2-nvlink")
     assert {check: found[check].detail if check in found else None for check in said} == said
-    assert {check: one.hint for check, one in found.items() if one.verdict is not CheckResult.OK} == hints
+    assert {check: one.hint for check, one in found.items() if one.verdict is not checks.CheckResult.OK} == hints
 
 
 def test_broken_nvidia_smi_is_a_problem_with_a_remedy(script):
     """What the program said reaches the doctor's line."""
     error = read_nvidia(script('echo "Failed to initialize NVML: Driver/library version mismatch"; exit 18')).error
-    found = by_check(examine(HOST, nvidia_error=error))["gpu"]
-    assert found.verdict is CheckResult.PROBLEM
+    found = by_check(checks.examine(HOST, nvidia_error=error))["gpu"]
+    assert found.verdict is checks.CheckResult.PROBLEM
     assert found.detail == "nvidia-smi fails: Failed to initialize NVML: Driver/library version mismatch"
     assert found.hint == "the driver was upgraded under running programs: reboot"
 
@@ -114,7 +98,7 @@ def test_broken_nvidia_smi_is_a_problem_with_a_remedy(script):
 )
 def test_each_failure_of_nvidia_smi_has_its_remedy(error, word):
     """One lost card of two does not hide the other."""
-    found = gpu_finding((Gpu(0, "RTX 3090", 24 * GIB),), error)
+    found = checks.gpu_finding((Gpu(0, "RTX 3090", 24 * GIB),), error)
     assert "it lists 1 x RTX 3090" in found.detail
     assert word in found.hint
 
@@ -122,19 +106,19 @@ def test_each_failure_of_nvidia_smi_has_its_remedy(error, word):
 def lanes(now, most):
     """Of an idle card: that it shows generation 1 is no fault."""
     gpu = Gpu(0, "card", 24 * GIB, pcie_generation=1, pcie_generation_max=4, pcie_lanes=now, pcie_lanes_max=most)
-    return lanes_finding((gpu,))
+    return checks.lanes_finding((gpu,))
 
 
 def driver(version, card="NVIDIA GeForce RTX 4090"):
-    return driver_finding(version, None, (Gpu(0, card, 24 * GIB),))
+    return checks.driver_finding(version, None, (Gpu(0, card, 24 * GIB),))
 
 
 def memory(total, available):
-    return memory_finding(total and total * GIB, available and available * GIB)
+    return checks.memory_finding(total and total * GIB, available and available * GIB)
 
 
 def disk(free):
-    return disk_finding("~/.cache/skep", free * GIB, 20 * GIB)
+    return checks.disk_finding("~/.cache/skep", free * GIB, 20 * GIB)
 
 
 VERDICTS = [
@@ -146,8 +130,8 @@ VERDICTS = [
     *((lanes(*pair), "warning") for pair in ((8, 16), (4, 4), (1, 16))),
     *((lanes(*pair), "ok") for pair in ((16, 16), (8, 8), (16, None))),
     # release candidates and majors to come pass
-    *((python_finding(version), "problem") for version in ("3.10.14", "?")),
-    *((python_finding(version), "ok") for version in ("3.11.0", "3.14.0rc1", "4.0.1")),
+    *((checks.python_finding(version), "problem") for version in ("3.10.14", "?")),
+    *((checks.python_finding(version), "ok") for version in ("3.11.0", "3.14.0rc1", "4.0.1")),
     # below 4 GiB a warning, below 2 GiB a problem; the total stands in where the free part is unknown
     (memory(64, 1), "problem"),
     *((memory(*pair), "warning") for pair in ((64, 3), (3, None))),
@@ -167,17 +151,19 @@ def test_a_value_has_its_verdict_and_a_hint_where_it_is_not_ok(found, verdict):
 def test_links_that_are_not_told_are_unknown():
     """Two cards without a topology are not called unconnected."""
     cards = (Gpu(0, "card", None), Gpu(1, "card", None))
-    assert links_finding(cards, ()) == HostFinding("links", CheckResult.OK, "between the cards unknown")
-    assert links_finding(cards[:1], ()) is None
-    assert link_means("C2C") == "C2C"
+    assert checks.links_finding(cards, ()) == checks.HostFinding(
+        "links", checks.CheckResult.OK, "between the cards unknown"
+    )
+    assert checks.links_finding(cards[:1], ()) is None
+    assert checks.link_means("C2C") == "C2C"
 
 
 def test_x86_without_avx2_is_a_warning(captured):
     """An i7-3770K runs llama.cpp, slowly."""
     text = captured("cpuinfo-x86-old.txt")
     host = replace(HOST, cpu_model=parse_cpu_model(text), cpu_features=parse_cpu_features(text), cpu_cores=8)
-    found = cpu_finding(host)
-    assert found.verdict is CheckResult.WARNING
+    found = checks.cpu_finding(host)
+    assert found.verdict is checks.CheckResult.WARNING
     assert found.detail == "Intel(R) Core(TM) i7-3770K CPU @ 3.50GHz, 8 cores, f16c avx; without AVX2 llama.cpp is slow"
     assert found.hint is not None
 
@@ -185,8 +171,8 @@ def test_x86_without_avx2_is_a_warning(captured):
 def test_arm_without_avx2_is_fine():
     """ARM has its own features; unknown features are not held against a host."""
     arm = replace(HOST, machine="aarch64", cpu_model=None, cpu_features=("asimd", "asimddp"), cpu_cores=1)
-    assert cpu_finding(arm) == HostFinding("cpu", CheckResult.OK, "aarch64, 1 core, asimd asimddp")
-    assert cpu_finding(replace(HOST, cpu_features=())).verdict is CheckResult.OK
+    assert checks.cpu_finding(arm) == checks.HostFinding("cpu", checks.CheckResult.OK, "aarch64, 1 core, asimd asimddp")
+    assert checks.cpu_finding(replace(HOST, cpu_features=())).verdict is checks.CheckResult.OK
 
 
 @pytest.mark.parametrize(
@@ -202,6 +188,6 @@ def test_arm_without_avx2_is_fine():
 )
 def test_low_file_limit_has_a_command_that_works(soft, hard, hint):
     """`ulimit -n` cannot pass the hard limit, so the hint stays below it."""
-    found = open_files_finding(soft, hard)
-    assert found.verdict is (CheckResult.OK if hint is None else CheckResult.WARNING)
+    found = checks.open_files_finding(soft, hard)
+    assert found.verdict is (checks.CheckResult.OK if hint is None else checks.CheckResult.WARNING)
     assert (hint or "") in (found.hint or "")

@@ -1,21 +1,15 @@
 """A fake engine that answers wrongly on command: always, by chance, or while it is full."""
 
-from __future__ import annotations
-
-import asyncio
 import json
 
 import pytest
-from fake_raw_client import call, read_all, send
 
 from skep.errors import UserError
 from skep.testing import fake_answers
 from skep.testing.fake_answers import LoadShare, Quality, QualityPolicy, StoredAnswer, parse_request, read_answers
 from skep.testing.fake_options import parse_options
-from skep.testing.process import FakeEngine
 
 ITEMS = tuple(StoredAnswer(f"What is {n} plus {n}?", f"{2 * n} bees", (f"{2 * n + 1} bees",)) for n in range(2000))
-RIGHT = {one.prompt: one.text for one in ITEMS}
 
 
 def ask_of(prompt: str, *, chat: bool = True):
@@ -95,53 +89,3 @@ def test_a_share_above_a_load_that_cannot_be_read_is_refused(text, capsys):
         parse_options([f"--worse-above={text}"])
     shown = capsys.readouterr().err
     assert "is not C:S" in shown or "is not a share" in shown
-
-
-@pytest.fixture
-def answers(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    rows = [{"prompt": one.prompt, "answer": one.text, "wrong": one.wrong[0]} for one in ITEMS[:40]]
-    path.write_text("\n".join(json.dumps(row) for row in [*rows, {"prompt": "silence", "answer": ""}]))
-    return path
-
-
-def body_of(prompt: str, *, stream: bool = False, **more):
-    return {"messages": [{"role": "user", "content": prompt}], "max_tokens": 64, "stream": stream, **more}
-
-
-def one_answer(engine: FakeEngine, prompt: str, **more):
-    return call(engine.url, "POST", "/v1/chat/completions", body_of(prompt, **more)).json()["choices"][0]
-
-
-def test_a_full_engine_answers_worse_as_a_process_does(answers):
-    """The one that comes is counted, those that wait inside are too; alone all is right again."""
-    asked = ITEMS[1].prompt
-
-    async def beside(engine: FakeEngine, held: int) -> str:
-        streams = [await send(engine.url, body_of("slow", stream=True, max_tokens=5000)) for _ in range(held)]
-        await asyncio.to_thread(engine.wait_for, running=1, waiting=held - 1)
-        reading = asyncio.create_task(read_all(engine.url, body_of(asked)))
-        await asyncio.to_thread(engine.wait_for, running=1, waiting=held)
-        for stream in streams:
-            await stream.hang_up()
-        return json.loads((await reading).raw.partition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"]
-
-    with FakeEngine(slots=1, token_ms=5, answers=answers, worse_above="2:1", seed=4) as engine:
-        assert asyncio.run(beside(engine, 1)) == RIGHT[asked]
-        assert asyncio.run(beside(engine, 2)) == ITEMS[1].wrong[0]
-        assert one_answer(engine, asked)["message"]["content"] == RIGHT[asked]
-
-
-def test_an_engine_process_cuts_fails_and_thinks_as_asked(answers):
-    """Above a load of nothing every request is struck."""
-    with FakeEngine(answers=answers, token_ms=0, truncate_above="0:1", reasoning="Let me see.") as engine:
-        choice = one_answer(engine, ITEMS[5].prompt)
-        assert (choice["message"]["content"], choice["finish_reason"]) == ("10", "length")
-        assert choice["message"]["reasoning_content"] == "Let me see."
-        stream = call(engine.url, "POST", "/v1/chat/completions", body_of(ITEMS[5].prompt, stream=True)).body.decode()
-        assert stream.index('"reasoning_content":"Let me see."') < stream.index('"content":"10"')
-        assert one_answer(engine, "silence")["message"]["content"] == ""
-    with FakeEngine(answers=answers, error_above="0:1") as engine:
-        reply = call(engine.url, "POST", "/v1/chat/completions", body_of(ITEMS[5].prompt))
-        assert (reply.status, reply.json()["error"]["type"]) == (500, "server_error")
-        assert engine.state()["running"] == 0

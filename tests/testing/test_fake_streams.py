@@ -1,7 +1,5 @@
 """Every odd form carries the same answer."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

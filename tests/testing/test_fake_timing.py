@@ -1,7 +1,5 @@
 """The fake engine's times, without a clock."""
 
-from __future__ import annotations
-
 import heapq
 from itertools import count
 
