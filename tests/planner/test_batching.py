@@ -1,7 +1,5 @@
 """Continuous batching without a clock: who is in a pass, what it brings, what is free afterwards."""
 
-import random
-
 import pytest
 
 from skep.catalog.gpus import device
@@ -26,22 +24,6 @@ def drain(replica, at_most=None):
         started += [s.id for s in progress.started]
         ended += [s.id for s in progress.ended]
     return seconds, steps, started, ended
-
-
-def test_every_sequence_starts_and_ends_exactly_once_and_no_more_run_than_there_are_slots():
-    """One that is too large for the pool runs alone."""
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
-    chance = random.Random(seed)
-    for pool in (100, *(chance.uniform(100, 9000) for _ in range(30))):
-        replica = SimulatedReplica(step(), chance.randint(1, 9), pool, chance.choice([64, 512, 2048]))
-        count = chance.randint(1, 40)
-        for place in range(count):
-            replica.submit(Sequence(place, chance.uniform(1, 900), chance.uniform(1, 300), chance.uniform(0, 200)))
-        _, _, started, ended = drain(replica)
-        assert sorted(started) == sorted(ended) == list(range(count))
-        assert (replica.load, replica.running) == (0, 0)
-        assert replica.kv_tokens == pytest.approx(0, abs=1e-3)
 
 
 def test_a_sequence_waits_while_the_pool_has_no_room_for_its_prompt():
@@ -94,12 +76,6 @@ def test_effective_speed_grows_with_agents_until_the_slots_are_full():
 
 def test_uneven_answers_cost_a_burst_its_tail():
     assert run(8, shape="burst", spread=1.0).effective_tok_s < 0.85 * run(8, shape="burst").effective_tok_s
-
-
-def test_an_open_loop_serves_what_arrives_and_no_more():
-    slow = run(50, tasks=50, rate_per_s=0.5)
-    assert slow.effective_tok_s == pytest.approx(0.5 * 256, rel=0.1)
-    assert slow.ttft_s < 1
 
 
 def test_a_cached_prefix_brings_the_first_token_sooner():

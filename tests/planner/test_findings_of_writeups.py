@@ -97,14 +97,6 @@ def test_the_mixture_is_several_times_faster_than_a_dense_model_and_gains_little
     assert 1.10 <= ratio(two, one, 4) <= 1.30
 
 
-def test_gemma_gains_a_fifth_to_two_fifths_from_two_to_four_cards_alone():
-    """Top pair in x16 slots, bottom pair in x8, no bridges."""
-    rig = parse_rig("4x rtx-3090: pcie4x8(2,3)")
-    load = PlannedLoad(1, input_tokens=64, output_tokens=512)
-    two, four = (expected("gemma-4-31b", "awq", rig, layout={"tp": tp}, slots=1) for tp in (2, 4))
-    assert 1.2 <= four.outcome(load).task_tok_s / two.outcome(load).task_tok_s <= 1.4
-
-
 def test_two_cards_give_a_single_stream_of_gemma_most_of_what_four_give():
     """ "Two 3090s on the same pair get you ~78 % of the way there for half the GPU cost"."""
     rig = parse_rig("4x rtx-3090: pcie4x8(2,3)")

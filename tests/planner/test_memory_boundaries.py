@@ -93,12 +93,6 @@ def test_what_ran_fits(made, card, context, slots):
     assert verdict.fits, verdict.sentence
 
 
-@pytest.mark.parametrize("card", [RTX_3090, RTX_4090])
-@pytest.mark.parametrize("utilization", [0.9, 0.92, 0.95, 0.97])
-def test_35b_a3b_awq_does_not_fit_one_24_gb_card(card, utilization):
-    assert not starts(setup(QWEN36_35B, "awq", "fp8", utilization=utilization), card, 8192, 4)
-
-
 def test_qwen3_coder_30b_has_about_16k_on_one_3090_and_131k_on_two():
     """Write-up 000: `Context is limited to ~16K tokens on a single GPU`, 131K with the second."""
     one = setup(QWEN3_CODER_30B, utilization=0.95)

@@ -1,18 +1,15 @@
 """The terms one by one, the engines' defaults, and what always holds."""
 
 import dataclasses
-from random import Random
 
 import pytest
 from memory_samples import (
     A100,
     B70,
-    CARDS,
     DEEPSEEK_V3,
     GEMMA4_31B,
     H100,
     M4_MAX,
-    MODELS,
     QWEN3_8B,
     QWEN3_CODER_30B,
     QWEN36_27B,
@@ -37,7 +34,6 @@ from skep.planner.memory import (
     usable_bytes,
     workspace_bytes,
 )
-from skep.planner.setup import KV_TYPES, QUANTS, Layout, Setup, Speculation
 from skep.units import GIB, KIB, MIB
 
 
@@ -146,31 +142,3 @@ def test_the_largest_context_holds_and_the_next_step_does_not():
     assert not fits(made, RTX_3090, context=longest + 256, slots=8, at_once=8).fits
     assert not fits(made, RTX_3090, context=8192, slots=widest + 1, at_once=widest + 1).fits
     assert largest(setup(DEEPSEEK_V3, "fp8"), RTX_3090, slots=1) == (0, 0)
-
-
-def random_setup(rng):
-    model = rng.choice(MODELS)
-    spec = rng.choice((None, None, Speculation(rng.choice(("mtp", "ngram", "eagle")), rng.randint(1, 6))))
-    layout = Layout(rng.choice((1, 2, 3, 4, 8)), rng.choice((1, 1, 2)), rng.choice((1, 1, 2)), rng.choice((1, 2)))
-    return Setup(
-        model, rng.choice(list(QUANTS.values())), rng.choice(list(KV_TYPES.values())),
-        rng.choice(("vllm", "sglang", "llamacpp", "ollama")), layout, rng.choice((None, 1, 4, 64)), None,
-        rng.choice((None, 0.8, 0.97)), rng.random() < 0.8, spec, rng.choice((None, 512, 8192)),
-        rng.choice((None, "0.21")),
-    )  # fmt: skip
-
-
-def test_more_of_anything_never_needs_less():
-    """Longer contexts, more slots and more cards move every plan in the direction one expects, and none raises."""
-    rng = Random(5)
-    for _ in range(400):
-        made, card = random_setup(rng), rng.choice(CARDS)
-        context, slots = rng.choice((1024, 8192, 65536)), rng.choice((1, 4, 32))
-        verdict = fits(made, card, context=context, slots=slots, at_once=slots)
-        assert all(term.bytes > 0 and term.how and term.name for term in verdict.plan.terms)
-        assert verdict.fits or "\n" not in verdict.sentence
-        assert verdict.fits == (verdict.over_bytes == 0)
-        longer = fits(made, card, context=2 * context, slots=slots, at_once=slots)
-        more = fits(made, card, context=context, slots=slots + 1, at_once=slots + 1)
-        assert verdict.fits or not (longer.fits or more.fits)
-        assert longer.plan.needed_kv_bytes >= verdict.plan.needed_kv_bytes

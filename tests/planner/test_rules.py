@@ -141,28 +141,3 @@ def test_the_valid_rungs_of_a_model(model, rungs):
 @pytest.mark.parametrize(("tp", "rung"), [(3, 2), (5, 4), (6, 4), (7, 4)])
 def test_what_does_not_divide_names_a_rung_that_the_rig_has(tp, rung):
     assert refusal(setup(GEMMA4_31B, tp=tp), rig(RTX_3090, tp, PCIE)).remedy == f"--tp {rung}"
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        setup(QWEN36_27B, "awq", "fp8", tp=2, slots=8, utilization=0.83),
-        setup(QWEN36_27B, "autoround", "fp8_e5m2", spec=5, slots=1, utilization=0.97),
-        setup(QWEN36_35B, "awq", "fp8_e5m2", tp=2, ep=2, slots=4, utilization=0.92),
-        setup(GEMMA4_31B, "awq", tp=2),
-    ],
-)
-def test_what_the_write_ups_ran_is_not_refused(made):
-    assert refusal(made, rig(RTX_3090, 2, PCIE)) is None
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        setup(QWEN36_27B, "awq", "turboquant_k8v4", tp=2),
-        setup(GEMMA4_31B, "awq", "int8", tp=2, version="0.19.1"),
-        setup(QWEN3_8B, "awq", tp=3),
-    ],
-)
-def test_what_the_write_ups_were_refused_is_refused(made):
-    assert refusal(made, rig(RTX_3090, 4, PCIE)) is not None

@@ -1,7 +1,5 @@
 """A made-up sweep of four levels and two repeats, with the failures and gaps that a real one has."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

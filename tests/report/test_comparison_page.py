@@ -1,7 +1,5 @@
 """Several runs in one picture: told apart without colour, and never taken for more alike than they are."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from reading import plain, words_of

@@ -1,7 +1,5 @@
 """What holds for every report: it stands alone, is the same each time, turns with the night and takes no orders."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree as ET
 

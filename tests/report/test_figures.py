@@ -1,7 +1,5 @@
 """Numbers read as a person would write them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from operator import itemgetter
 

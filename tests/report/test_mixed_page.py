@@ -1,7 +1,5 @@
 """The report of the mixed workload, on the figures of a published write-up with its verdicts had by execution."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from reading import colours_of, plain, words_of

@@ -1,7 +1,5 @@
 """The report of a quality test: what may be claimed, and never more."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 

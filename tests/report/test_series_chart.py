@@ -1,7 +1,5 @@
 """Pictures over time show what was measured, what was not, and what changed, by day and by night."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

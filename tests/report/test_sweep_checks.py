@@ -1,20 +1,12 @@
 """The sentences about drift, cache, clocks and turning points say what is known and nothing else."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 
 from skep.bench.metrics import SweepSummary
+from skep.report import sweep_text
 from skep.report.comparison import comparison_page
 from skep.report.sweep import check_sentences, sweep_page
-from skep.report.sweep_text import (
-    cache_sentence,
-    delivered_sentence,
-    drift_sentence,
-    left_out_sentences,
-    turning_sentence,
-)
 from skep.stats.turning import Turning
 from skep.units import Interval
 
@@ -29,7 +21,7 @@ from skep.units import Interval
 )
 def test_drift_is_told_with_its_interval(summary, drift, words):
     """An interval around one is no drift, wherever its middle is."""
-    assert drift_sentence(replace(summary, drift=drift)) == f"C=1 at the end was {words}"
+    assert sweep_text.drift_sentence(replace(summary, drift=drift)) == f"C=1 at the end was {words}"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +36,7 @@ def test_drift_is_told_with_its_interval(summary, drift, words):
 def test_cache_is_told_in_words(told, shares, words):
     """Whether a TTFT is of cold prompts decides what it is worth; one warm level must not hide behind the mean."""
     levels = [replace(one, cached_prompt_share=share) for one, share in zip(told.levels, shares, strict=True)]
-    assert words in cache_sentence(levels)
+    assert words in sweep_text.cache_sentence(levels)
 
 
 def test_clocks_that_differ_are_listed_with_their_cause(run, told, rows):
@@ -63,9 +55,9 @@ def test_clocks_that_agree_are_said_to_agree(run, summary, levels, rows):
 
 def test_missing_requests_in_flight_are_told(told):
     """A level that was never full measured another level."""
-    assert "as many requests were in flight as asked for" in delivered_sentence(told.levels)
+    assert "as many requests were in flight as asked for" in sweep_text.delivered_sentence(told.levels)
     short = [replace(told.levels[0], delivered=0.8)]
-    assert delivered_sentence(short) == "Fewer requests were in flight than asked for: 80 % at C = 1 of C."
+    assert sweep_text.delivered_sentence(short) == "Fewer requests were in flight than asked for: 80 % at C = 1 of C."
 
 
 NO_CLIFF = (None, None, None)
@@ -91,7 +83,7 @@ NO_CLIFF = (None, None, None)
 )  # fmt: skip
 def test_turning_points_are_told_in_words(turning, sentence):
     """With brackets where they are known, and how sure they are."""
-    assert turning_sentence(turning) == sentence
+    assert sweep_text.turning_sentence(turning) == sentence
 
 
 def test_nothing_known_makes_no_list(levels, summary):
@@ -106,7 +98,7 @@ def test_a_run_that_is_left_out_is_told_on_every_page(run, told):
     slow = replace(level.repeats[1], effective_tok_s=98.4, counted=False, client_limited=True, why="event loop lag")
     levels = (first, replace(level, repeats=(level.repeats[0], slow)), *rest)
     line = "left out: C=4 run 2, 98.4 tok/s: the client was the limit (event loop lag)"
-    assert left_out_sentences(levels) == [line]
+    assert sweep_text.left_out_sentences(levels) == [line]
     page = sweep_page(run, replace(told, levels=levels), [])
     assert line in page
     assert "1 of 2" in page

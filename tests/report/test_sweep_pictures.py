@@ -1,14 +1,11 @@
 """Pictures draw what is known, stand alone, and turn with the reader's colour scheme."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
 from reading import values_of, words_of
 
-from skep.bench.metrics import SweepSummary
 from skep.report import charts
 from skep.report.sweep import sweep_picture
 from skep.stats.percentiles import Percentiles
@@ -27,12 +24,6 @@ def test_picture_is_a_document_with_real_text_that_carries_its_marks(run, summar
     for word in ("Qwen/Qwen3-30B-A3B-Instruct-AWQ", "Effective tok/s", "231", "61 %", "Time to first token"):
         assert word in words
     assert "SIMULATED · INCOMPLETE" in " ".join(words)
-
-
-def test_picture_of_nothing_says_so(run):
-    """Three empty panels, no axis with a made-up zero."""
-    empty = SweepSummary(run.id, (), None, None, None, client_limited=False)
-    assert words_of(sweep_picture(run, empty)).count("not measured") == 3
 
 
 def test_level_without_a_value_is_left_out(levels):

@@ -1,7 +1,5 @@
 """The tables show every level and every kind of failure, and a dash where nothing is known."""
 
-from __future__ import annotations
-
 import re
 
 from msgspec.structs import replace

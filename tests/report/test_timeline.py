@@ -1,7 +1,5 @@
 """The timeline shows one run of one level, and says what it leaves out."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

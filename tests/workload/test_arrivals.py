@@ -1,7 +1,5 @@
 """Arrivals: rate and variation as asked for, the same for a seed."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from itertools import islice, pairwise

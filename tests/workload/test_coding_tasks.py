@@ -1,7 +1,5 @@
 """The mixed workload as it is read from its data: what the published one said of itself holds here."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """Conversations and shared prefixes: what is said, what is shared, how long it is."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from itertools import islice

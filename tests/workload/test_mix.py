@@ -1,7 +1,5 @@
 """Classes of traffic: what a file says, checked field by field."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Traces: lines as they were published, and what is wrong with those that are not."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
