@@ -1,7 +1,5 @@
 """A store in a fresh folder, and the least it takes to begin a run."""
 
-from __future__ import annotations
-
 import sqlite3
 import subprocess
 import sys

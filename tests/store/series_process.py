@@ -3,8 +3,6 @@
 Says the number of each slot that is stored, and goes on until it is killed.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from pathlib import Path

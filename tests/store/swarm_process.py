@@ -4,8 +4,6 @@ Opens a session, sees what has no result, says a line and waits for one on stand
 records what it saw, three at a time, and says the ids that were written now.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

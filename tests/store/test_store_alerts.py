@@ -1,26 +1,14 @@
 """Events, alerts and who was told of them, changes: what stands beside the series."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 
 from skep.errors import StoreError
-from skep.monitor.records import (
-    Alert,
-    AlertRule,
-    EventKind,
-    Heat,
-    MonitorEvent,
-    ProbeShape,
-    SeriesChange,
-    SeriesKey,
-    SeriesMetric,
-)
+from skep.monitor import records
 
 ALWAYS = (float("-inf"), float("inf"))
-KEY = SeriesKey("box", Heat.HOT, ProbeShape.SHORT, 1, SeriesMetric.TOK_S)
-CHANGE = SeriesChange(
+KEY = records.SeriesKey("box", records.Heat.HOT, records.ProbeShape.SHORT, 1, records.SeriesMetric.TOK_S)
+CHANGE = records.SeriesChange(
     KEY, 100.0, (90.0, 100.0), 50.0, 48.0, 0.95, 0.97, 24, 12, "when the driver changed from 570 to 580"
 )
 
@@ -28,11 +16,11 @@ CHANGE = SeriesChange(
 def test_events_come_oldest_first_those_of_a_target_with_those_of_all(series):
     """Every field is kept."""
     detail = {"what": "driver", "from": "570", "to": "580"}
-    later = MonitorEvent(20.0, EventKind.VERSION, "driver 570 -> 580", "box", detail)
+    later = records.MonitorEvent(20.0, records.EventKind.VERSION, "driver 570 -> 580", "box", detail)
     for event in (
         later,
-        MonitorEvent(10.0, EventKind.NOTE, "NVLink bridges removed"),
-        MonitorEvent(15.0, EventKind.DOWN, "", "cloud"),
+        records.MonitorEvent(10.0, records.EventKind.NOTE, "NVLink bridges removed"),
+        records.MonitorEvent(15.0, records.EventKind.DOWN, "", "cloud"),
     ):
         series.append_event(event)
     assert [event.at for event in series.events(*ALWAYS)] == [10.0, 15.0, 20.0]
@@ -43,9 +31,9 @@ def test_events_come_oldest_first_those_of_a_target_with_those_of_all(series):
 
 def test_an_alert_is_open_until_it_is_closed(series):
     """Every field is kept; its end is a row of its own."""
-    alert = Alert(AlertRule.TTFT, "box", 10.0, "box: TTFT 900 ms", 900.0, 500.0)
+    alert = records.Alert(records.AlertRule.TTFT, "box", 10.0, "box: TTFT 900 ms", 900.0, 500.0)
     first = series.open_alert(alert)
-    second = series.open_alert(Alert(AlertRule.DISK, None, 20.0, "1.5 GiB left"))
+    second = series.open_alert(records.Alert(records.AlertRule.DISK, None, 20.0, "1.5 GiB left"))
     assert series.alerts()[1] == replace(alert, id=first)
     series.close_alert(first, 30.0, "it is quick again")
     closed = replace(alert, id=first, closed_at=30.0, closed_because="it is quick again")
@@ -62,7 +50,7 @@ def test_an_alert_is_open_until_it_is_closed(series):
 
 def test_notices_say_who_was_told_and_what_went_wrong(series):
     """In the order they were tried."""
-    number = series.open_alert(Alert(AlertRule.DOWN, "box", 10.0, "box is down"))
+    number = series.open_alert(records.Alert(records.AlertRule.DOWN, "box", 10.0, "box is down"))
     series.append_notice(number, "opened", 11.0, "webhook", "connection refused")
     series.append_notice(number, "opened", 11.0, "log", None)
     assert series.notices(number) == [("opened", 11.0, "webhook", "connection refused"), ("opened", 11.0, "log", None)]
@@ -90,8 +78,8 @@ def test_changes_take_the_place_of_those_found_before(series, store):
 def test_the_views_speak_in_words_people_know(series, store):
     """Times are UTC, names are those of the command line."""
     at = 1_794_752_553.25
-    series.append_event(MonitorEvent(at, EventKind.NOTE, "bridges out", "box"))
-    number = series.open_alert(Alert(AlertRule.DOWN, "box", at, "box is down"))
+    series.append_event(records.MonitorEvent(at, records.EventKind.NOTE, "bridges out", "box"))
+    number = series.open_alert(records.Alert(records.AlertRule.DOWN, "box", at, "box is down"))
     series.append_notice(number, "opened", at, "log", None)
     series.close_alert(number, at + 60.0, "it answers")
     series.set_changes(KEY, [replace(CHANGE, at=at)])

@@ -1,7 +1,5 @@
 """The file itself: how it is made, upgraded, refused, copied and shrunk."""
 
-from __future__ import annotations
-
 import os
 import re
 import sqlite3

@@ -1,7 +1,5 @@
 """Requests that the gateway saw: appended, read newest first, deleted by age only."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

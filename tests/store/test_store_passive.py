@@ -1,7 +1,5 @@
 """What the gateway saw, hour by hour: closed once, by the end of each request."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import pytest

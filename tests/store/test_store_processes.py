@@ -1,7 +1,5 @@
 """Several processes on one file: writers that die, writers at once, readers beside them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -40,18 +38,6 @@ def test_killed_writer_leaves_an_incomplete_run(path, child):
         assert [row.index for row in rows] == list(range(len(rows)))
         assert all(row.arrivals_s == (0.1, 0.2) for row in rows)
         assert store.delete_runs([run_id]) == 1
-
-
-def test_killed_but_uncollected_writer_is_gone_too(path, child):
-    """A zombie keeps its process id until its parent asks; it writes no more."""
-    with child(WRITER, path, -1) as process:
-        run_id = process.stdout.readline().strip()
-        process.kill()
-        process.stdout.read()  # ends when the process is dead; nobody has waited for it yet
-        with open_store(path, read_only=True) as reader:
-            while reader.run(run_id).state is RunState.RUNNING:
-                pass  # its files close a moment before it is a zombie
-        assert Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_processes_open_a_fresh_file_at_once(path, child):

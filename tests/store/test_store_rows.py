@@ -1,7 +1,5 @@
 """What holds for the rows of every kind: they read back as they were, are final, and are found by their names."""
 
-from __future__ import annotations
-
 import sqlite3
 import types
 from collections.abc import Mapping
@@ -18,7 +16,7 @@ from skep.gateway.batch.store import BatchOrder, BatchRequest, BatchResult, Stor
 from skep.monitor.records import Alert, MonitorEvent, Probe, ProbeSample
 from skep.store.database import open_store
 from skep.store.records import CalibrationRecord, ClientSample, GatewayRequest, LevelFact, Request
-from skep.store.rows import as_stored, insert, insert_all, read
+from skep.store.rows import as_stored, insert, read
 from skep.store.verdicts import Verdict
 from skep.swarm.records import Attempt, TaskResult
 from skep.swarm.store import SwarmStore
@@ -99,14 +97,6 @@ def test_a_record_reads_back_as_it_was(store, kind, table, more, data):
         connection.execute("ROLLBACK")
         connection.execute("BEGIN")
     assert found == [msgspec.structs.replace(as_stored(record), **own)]
-
-
-def test_several_records_are_inserted_at_once(store, begin, a_request):
-    run_id = begin(store)
-    with store.transaction() as connection:
-        assert insert_all(connection, "requests", [], run_id=run_id) == 0
-        assert insert_all(connection, "requests", (a_request(n) for n in range(3)), run_id=run_id) == 3
-    assert store.requests(run_id) == [a_request(n) for n in range(3)]
 
 
 @pytest.mark.parametrize("statement", ["DELETE FROM {}", "UPDATE {} SET rowid = rowid + 1"])

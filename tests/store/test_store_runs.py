@@ -1,7 +1,5 @@
 """Runs and their rows, written and read back through one store."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

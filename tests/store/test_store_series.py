@@ -1,13 +1,11 @@
 """Watching over time: targets, probes with their samples, series, hours and days."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest
 from msgspec.structs import replace
 
-from skep.errors import StoreError, UserError
+from skep.errors import UserError
 from skep.monitor.records import (
     DAY_S,
     HOUR_S,
@@ -242,17 +240,3 @@ def test_a_thinned_day_is_not_computed_anew_and_thinning_never_reaches_past_the_
     assert series.thin(DAY + 1000 * DAY_S) == 2
     add(series, [52.0, 54.0], start=DAY + 4 * DAY_S, first=96)
     assert [one.median for one in series.spans(KEY, SpanKind.DAY, *ALWAYS)] == [51.0, 60.0, 53.0]
-
-
-def test_a_full_disk_leaves_nothing_half_written(series, store):
-    """Neither a probe without its samples, nor a sample without its hour."""
-    add(series, [50.0])
-    pages = store.read("PRAGMA page_count")[0][0]
-    store.read(f"PRAGMA max_page_count = {pages}")
-    big = [sample(DAY + HOUR_S, 50.0 + number, error="x" * 4000) for number in range(20)]
-    with pytest.raises(StoreError, match="no space left"):
-        series.append_probe(probe(1, DAY + HOUR_S), big)
-    assert (len(series.probes("box", *ALWAYS)), series.count_samples()) == (1, 1)
-    assert len(series.spans(KEY, SpanKind.HOUR, *ALWAYS)) == 1
-    store.read(f"PRAGMA max_page_count = {pages + 1000}")
-    assert series.append_probe(probe(1, DAY + HOUR_S), big) is not None

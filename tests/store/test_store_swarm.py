@@ -1,7 +1,5 @@
 """The journal of the swarm: every task one result, whoever writes, whatever the text, however it ends."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import msgspec

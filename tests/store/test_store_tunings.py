@@ -1,7 +1,5 @@
 """The journal of the tuner: final rows, one writer, an answer with its stages or neither."""
 
-from __future__ import annotations
-
 import sqlite3
 
 import pytest
@@ -140,16 +138,6 @@ def test_id_is_unlike_those_of_runs_and_of_the_swarm(tunings, store, begin):
     taken = [name.rpartition("-")[2] for name in (run, swarm_run)]
     suffixes = iter([*taken, "0fade0"])
     assert tunings.begin(a_tuning(), suffix=lambda: next(suffixes)) == "20261115-142233-0fade0"
-
-
-def test_text_of_any_kind_survives(tunings, store):
-    """Engines' logs hold what they like; the plain column has U+FFFD for half a pair, the document has it all."""
-    name, session = at_work(tunings, model="mo\x00del ü", rig='"; DROP TABLE tunings; --')
-    odd = stage(0, failure=ConfigFailure("hang", "\ud83d", "line\nof\tit"), why="\udc00 why")
-    tunings.append_answer(name, session, answer(1), [odd])
-    assert tunings.stages(name) == [odd]
-    assert tunings.find(name).tuning.model == "mo\x00del ü"
-    assert store.read("SELECT why FROM v_tuning_stages")[0]["why"] == "\ufffd why"
 
 
 def test_views_tell_what_other_programs_ask_for(tunings, store):

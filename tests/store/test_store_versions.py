@@ -4,8 +4,6 @@ A new migration comes with a dump of the schema it makes: `versions/NUMBER.sql`,
 one gateway request.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from pathlib import Path

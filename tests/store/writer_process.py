@@ -4,8 +4,6 @@ Says the run's id once it has begun, then a line for each row it has committed, 
 input before the first row and before it ends the run.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 import time

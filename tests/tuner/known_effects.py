@@ -4,20 +4,7 @@ import math
 from dataclasses import dataclass, field
 from random import Random
 
-from skep.tuner.records import (
-    ConfigFailure,
-    CurvePoint,
-    CurveRequest,
-    CurveResult,
-    JudgeRequest,
-    JudgeResult,
-    Knob,
-    KnobConfig,
-    MeasurementRound,
-    MeasureRequest,
-    ServerStart,
-    TuneReading,
-)
+from skep.tuner import records
 
 
 @dataclass
@@ -52,7 +39,7 @@ class KnownEffects:
 
     @property
     def baseline(self):
-        return KnobConfig.of({knob.name: knob.values[0] for knob in self.knobs})
+        return records.KnobConfig.of({knob.name: knob.values[0] for knob in self.knobs})
 
 
 class KnownBench:
@@ -64,37 +51,37 @@ class KnownBench:
         self.fails = lambda _config: None
         self.late = lambda _config: 0.0
         self.limited = lambda _config: False
-        self.judged = lambda _config: JudgeResult(ok=True, words="as good", seconds=60.0)
+        self.judged = lambda _config: records.JudgeResult(ok=True, words="as good", seconds=60.0)
 
     def carry_out(self, request):
         self.requests.append(request)
-        if isinstance(request, JudgeRequest):
+        if isinstance(request, records.JudgeRequest):
             return self.judged(request.challenger)
-        if isinstance(request, CurveRequest):
-            points = [CurvePoint(level, config, None) for level in request.levels for config in request.configs]
-            return CurveResult(tuple(points), 100.0)
-        assert isinstance(request, MeasureRequest)
+        if isinstance(request, records.CurveRequest):
+            points = [records.CurvePoint(level, config, None) for level in request.levels for config in request.configs]
+            return records.CurveResult(tuple(points), 100.0)
+        assert isinstance(request, records.MeasureRequest)
         starts = tuple(self.start(config, request.readings) for config in request.configs)
         each = self.effects.start_seconds + (request.readings + 1) * self.effects.reading_seconds
-        return MeasurementRound(starts, each * len(request.configs))
+        return records.MeasurementRound(starts, each * len(request.configs))
 
     def start(self, config, readings):
         failure = self.fails(config)
         if failure is not None:
-            return ServerStart(config, 1.0, failure=failure)
+            return records.ServerStart(config, 1.0, failure=failure)
         lucky = self.rng.gauss(0, self.start_noise)
-        return ServerStart(config, 1.0, tuple(self.reading(config, lucky) for _ in range(readings)))
+        return records.ServerStart(config, 1.0, tuple(self.reading(config, lucky) for _ in range(readings)))
 
     def reading(self, config, lucky):
         figure = self.effects.truth(config) * math.exp(lucky + self.rng.gauss(0, self.noise))
-        return TuneReading(
+        return records.TuneReading(
             figure, figure, figure / 4, 100.0, 10.0, 10.0, 12,
             limited=self.limited(config), over_limit=self.late(config),
         )  # fmt: skip
 
     @property
     def measured(self):
-        return [request for request in self.requests if isinstance(request, MeasureRequest)]
+        return [request for request in self.requests if isinstance(request, records.MeasureRequest)]
 
 
 def searched(search, bench, most=400):
@@ -107,9 +94,11 @@ def searched(search, bench, most=400):
     return answers
 
 
-GRAPHS = Knob("graphs", "graphs", (False, True), expected=0.2)
-SLOTS = Knob("slots", "slots", (1, 2, 3, 4, 6, 8), ordered=True, expected=0.2)
-DEPTH = Knob("mtp", "depth", (0, 1, 2, 3, 4, 5, 6), ordered=True, expected=0.2)
-KV = Knob("kv", "KV type", ("bf16", "fp8"), alters_answers=True, expected=0.05)
-OUT_OF_MEMORY = ConfigFailure("out-of-memory", "the card's memory was not enough", "CUDA out of memory", "lower slots")
-CRASH = ConfigFailure("crash-under-load", "died after a good start", "illegal memory access", None)
+GRAPHS = records.Knob("graphs", "graphs", (False, True), expected=0.2)
+SLOTS = records.Knob("slots", "slots", (1, 2, 3, 4, 6, 8), ordered=True, expected=0.2)
+DEPTH = records.Knob("mtp", "depth", (0, 1, 2, 3, 4, 5, 6), ordered=True, expected=0.2)
+KV = records.Knob("kv", "KV type", ("bf16", "fp8"), alters_answers=True, expected=0.05)
+OUT_OF_MEMORY = records.ConfigFailure(
+    "out-of-memory", "the card's memory was not enough", "CUDA out of memory", "lower slots"
+)
+CRASH = records.ConfigFailure("crash-under-load", "died after a good start", "illegal memory access", None)

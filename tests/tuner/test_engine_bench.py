@@ -15,7 +15,7 @@ from skep.store.records import Request, RunState
 from skep.tuner.measure import LONGEST_RUN_S, EngineBench, MeasureTimeouts, foreseen_per_s, reading_of
 from skep.tuner.measurements import point_of
 from skep.tuner.predictions import RUN_S, tasks_for
-from skep.tuner.records import CurveRequest, JudgeRequest, JudgeResult, KnobConfig, MeasureRequest, TuneGoal
+from skep.tuner.records import CurveRequest, JudgeRequest, JudgeResult, MeasureRequest, TuneGoal
 from skep.tuner.trial_server import TrialServers
 
 AIM = TuneGoal("effective_tok_s", 2, input_tokens=64, output_tokens=8, slo="ttft=10s")
@@ -112,24 +112,6 @@ def test_what_may_not_be_up_at_once_is_measured_apart_and_in_another_order_each_
 
 
 @pytest.mark.slow
-def test_a_cancelled_round_leaves_nothing_running(bench, tmp_path):
-    made = bench()
-
-    async def run():
-        began = asyncio.Event()
-        request = MeasureRequest((PLAIN, FASTER), 10_000, "screen", "endless")
-        work = asyncio.create_task(made.measure(request, lambda told: began.set() if told.reading > 2 else None))
-        await began.wait()
-        work.cancel()
-        await asyncio.wait({work})
-        assert work.cancelled()
-        assert not pids_of(str(tmp_path / "work"))
-
-    asyncio.run(run())
-    assert {run.state for run in made.store.runs()} == {RunState.INTERRUPTED}
-
-
-@pytest.mark.slow
 def test_a_curve_has_every_level_of_every_configuration(bench):
     points = asyncio.run(bench().curve(CurveRequest((PLAIN, FASTER), (1, 2)), lambda _: None)).points
     assert [(one.concurrency, one.config) for one in points] == [(1, PLAIN), (1, FASTER), (2, PLAIN), (2, FASTER)]
@@ -177,20 +159,6 @@ def test_the_guard_asks_each_configuration_where_it_is_served_and_once(bench):
     assert guard.kept == urls
     bad = judged(made, PLAIN.turned({"slots": 0}))
     assert (bad.ok, bad.skipped) == (False, False)
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_two_configurations_of_the_embedded_engine(bench):
-    def presets(config):
-        weights = {"engine": "embedded", "model": "smollm2-135m", "checkpoint": "smollm2-135m", "extra": ()}
-        return replace(preset_of({"ms": 0, **config.as_dict}), **weights, context_tokens=256, threads=1)
-
-    one = KnobConfig.of({"slots": 1})
-    found = measured(bench(presets=presets, patience=replace(QUICK, hang_s=60.0)), (one, one.turned({"slots": 2})), 1)
-    assert [start.failure for start in found.starts] == [None, None]
-    assert all(start.readings[0].effective_tok_s for start in found.starts)
 
 
 def answered(index, first_s, last_s, tokens):

@@ -6,21 +6,12 @@ import pytest
 from known_effects import CRASH, DEPTH, GRAPHS, KV, OUT_OF_MEMORY, SLOTS, KnownBench, KnownEffects, searched
 from msgspec.structs import replace
 
+from skep.tuner import records
 from skep.tuner.failures import FailureSuspects
 from skep.tuner.measurements import Measurements, Surrogate
-from skep.tuner.records import (
-    CurveRequest,
-    JudgeRequest,
-    JudgeResult,
-    KnobConfig,
-    MeasurementRound,
-    ServerStart,
-    StageDecision,
-    TuneGoal,
-)
 from skep.tuner.search import KnobSearch
 
-GOAL = TuneGoal("effective_tok_s", 4)
+GOAL = records.TuneGoal("effective_tok_s", 4)
 WRITE_UP = {0: 47.0, 1: 47.0, 2: 50.0, 3: 89.5, 4: 107.0, 5: 100.0, 6: 105.0}  # not one clean hill
 EFFECTS = {
     "graphs": {False: 1.0, True: 1.6},
@@ -60,7 +51,7 @@ def test_it_finds_the_best_though_depths_are_not_one_clean_hill(seed):
 def test_nothing_is_accepted_on_fewer_than_two_starts_of_either_side_nor_on_its_first_readings():
     """After all first looks at it. Beside a gain that no drift explains the best is not started again."""
     search, bench = run(GRAPHS, SLOTS, DEPTH, KV, seed=1)
-    kept = stages_of(search, StageDecision.ACCEPTED)
+    kept = stages_of(search, records.StageDecision.ACCEPTED)
     assert kept
     for stage in kept:
         confirmed = [one for one in bench.measured if one.purpose == "confirm" and one.configs[-1] == stage.config]
@@ -74,7 +65,7 @@ def test_where_nothing_differs_hardly_anything_is_accepted():
     none: dict = {"graphs": {}, "slots": {}, "kv": {}}
     for seed in range(8):
         search, _ = run(GRAPHS, SLOTS, KV, seed=seed, effects=none, noise=0.03, start_noise=0.01)
-        accepted += len(stages_of(search, StageDecision.ACCEPTED))
+        accepted += len(stages_of(search, records.StageDecision.ACCEPTED))
         tested += len(search.stages) - 1
     assert accepted <= 0.05 * tested
 
@@ -93,7 +84,7 @@ def test_the_same_answers_lead_to_the_same_requests():
 
 def test_a_dead_end_is_a_stage_with_its_reason_and_is_not_started_again():
     search, _ = run(GRAPHS, SLOTS, fails=lambda config: CRASH if config["graphs"] else None)
-    failed = stages_of(search, StageDecision.FAILED)
+    failed = stages_of(search, records.StageDecision.FAILED)
     assert "illegal memory access" in failed[0].why
     assert len({stage.config for stage in failed}) == len(failed), "one of them was started twice"
     assert search.incumbent["graphs"] is False
@@ -145,7 +136,7 @@ def test_one_failure_of_the_best_so_far_does_not_end_the_search():
     search, bench = KnobSearch(effects, effects.baseline, GOAL, budget_s=20 * HOURS), KnownBench(effects)
     bench.fails = lambda config: OUT_OF_MEMORY if len(bench.requests) == 3 and config == effects.baseline else None
     searched(search, bench)
-    assert search.incumbent == KnobConfig.of({"graphs": True, "slots": 4})
+    assert search.incumbent == records.KnobConfig.of({"graphs": True, "slots": 4})
 
 
 @pytest.mark.parametrize(
@@ -155,27 +146,27 @@ def test_one_failure_of_the_best_so_far_does_not_end_the_search():
 )
 def test_answers_are_judged_only_where_they_may_change_and_worse_ones_are_turned_down(budget_s, ok, seconds, most):
     """Without time to judge them nothing that alters them is kept."""
-    judged = JudgeResult(ok=ok, words="30 of 48 right against 44", seconds=seconds)
+    judged = records.JudgeResult(ok=ok, words="30 of 48 right against 44", seconds=seconds)
     effects = {"kv": {"bf16": 1.0, "fp8": 1.4}}
     search, bench = run(GRAPHS, KV, budget_s=budget_s, effects=effects, judged=lambda _config: judged)
-    asked = [request for request in bench.requests if isinstance(request, JudgeRequest)]
+    asked = [request for request in bench.requests if isinstance(request, records.JudgeRequest)]
     assert len(asked) <= most
     assert all(request.challenger["kv"] == "fp8" for request in asked)
     if not ok:
-        assert search.incumbent == KnobConfig.of({"graphs": True, "kv": "bf16"})
-        assert stages_of(search, StageDecision.ANSWERS_WORSE)
+        assert search.incumbent == records.KnobConfig.of({"graphs": True, "kv": "bf16"})
+        assert stages_of(search, records.StageDecision.ANSWERS_WORSE)
 
 
 @pytest.mark.parametrize("minutes", [20, 60, 180])
 def test_it_ends_within_its_budget_and_with_a_curve(minutes):
     search, bench = run(GRAPHS, SLOTS, DEPTH, KV, budget_s=60.0 * minutes)
     assert search.time_budget.spent_s <= 60.0 * minutes
-    assert isinstance(bench.requests[-1], CurveRequest)
+    assert isinstance(bench.requests[-1], records.CurveRequest)
 
 
 def test_it_stops_at_the_target():
     search, _ = run(GRAPHS, SLOTS, DEPTH, goal=replace(GOAL, target=150.0))
-    assert (search.ended, len(stages_of(search, StageDecision.ACCEPTED))) == ("the target is reached", 1)
+    assert (search.ended, len(stages_of(search, records.StageDecision.ACCEPTED))) == ("the target is reached", 1)
 
 
 def test_what_was_accepted_and_dies_twice_is_given_up():
@@ -189,8 +180,8 @@ def test_what_was_accepted_and_dies_twice_is_given_up():
 
     bench.fails = worn_out
     searched(search, bench)
-    given_up = [stage.config for stage in stages_of(search, StageDecision.FAILED)]
-    assert any(stage.config["graphs"] for stage in stages_of(search, StageDecision.ACCEPTED))
+    given_up = [stage.config for stage in stages_of(search, records.StageDecision.FAILED)]
+    assert any(stage.config["graphs"] for stage in stages_of(search, records.StageDecision.ACCEPTED))
     assert given_up
     assert search.incumbent not in given_up
 
@@ -200,13 +191,13 @@ def test_values_that_only_work_together_are_found():
     slots = {1: 1.0, 2: 1.2, 3: 1.3, 4: 1.4, 6: 1.5, 8: 1.6}
     effects = effects_of(GRAPHS, SLOTS, slots=slots, graphs={False: 1.0, True: 3.0})
     effects.refused = lambda config: "too large" if config["graphs"] and config["slots"] > 2 else None
-    search = KnobSearch(effects, KnobConfig.of({"graphs": False, "slots": 8}), GOAL, budget_s=20 * HOURS)
+    search = KnobSearch(effects, records.KnobConfig.of({"graphs": False, "slots": 8}), GOAL, budget_s=20 * HOURS)
     searched(search, KnownBench(effects))
-    assert search.incumbent == KnobConfig.of({"graphs": True, "slots": 2})
+    assert search.incumbent == records.KnobConfig.of({"graphs": True, "slots": 2})
 
 
 def config(graphs=False, slots=1, kv="bf16"):
-    return KnobConfig.of({"graphs": graphs, "slots": slots, "kv": kv})
+    return records.KnobConfig.of({"graphs": graphs, "slots": slots, "kv": kv})
 
 
 BELIEVED = KnownEffects((GRAPHS, SLOTS, KV), {}, foreseen={"graphs": {True: 1.5}}, pairs=(("slots", "kv"),))
@@ -235,23 +226,6 @@ def test_what_was_measured_wins_over_what_was_foreseen():
     assert belief.deviation < 0.05
 
 
-def test_an_effect_seen_here_is_expected_elsewhere_and_of_neighbours_on_a_ladder():
-    surrogate = surrogate_of((config(), 1, 4.0), (config(slots=4), 1, 4.7))
-    assert surrogate.gain(config(graphs=True, slots=4), config(graphs=True)).mean > 0.3
-    near, far = (surrogate.gain(config(slots=slots), config()).mean for slots in (6, 2))
-    assert near > 0.1
-    assert far > 0
-    other = config(graphs=True, slots=3, kv="fp8")
-    assert surrogate.mean_gain(other, config()) == pytest.approx(surrogate.gain(other, config()).mean)
-
-
-def test_a_round_that_was_slow_for_all_says_nothing_about_any():
-    first = (config(), 1, 4.0), (config(slots=4), 1, 4.0)
-    before, after = surrogate_of(*first), surrogate_of(*first, (config(), 2, 3.97), (config(slots=4), 2, 3.97))
-    expected = pytest.approx(before.gain(config(slots=4), config()).mean, abs=0.01)
-    assert after.gain(config(slots=4), config()).mean == expected
-
-
 def test_what_failures_have_is_trusted_less_the_more_of_them_have_it_until_it_has_run():
     suspects = FailureSuspects()
     assert suspects.trust(config(graphs=True)) == 1
@@ -268,7 +242,7 @@ def test_of_two_that_the_planner_can_weigh_the_heavier_is_not_tried_after_the_li
     effects = KnownEffects((GRAPHS, SLOTS, KV), {})
     effects.spare_bytes = lambda one: 100.0 - 10 * one["slots"] - 15 * one["graphs"]
     book = Measurements(effects, config())
-    book.took(MeasurementRound((ServerStart(config(slots=4), 1.0, failure=OUT_OF_MEMORY),), 10.0))
+    book.took(records.MeasurementRound((records.ServerStart(config(slots=4), 1.0, failure=OUT_OF_MEMORY),), 10.0))
     assert book.is_refused(config(graphs=True, slots=3))
     assert not book.is_refused(config(slots=3))
     assert book.is_narrow(config(graphs=True, slots=3))

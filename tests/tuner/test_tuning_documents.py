@@ -6,17 +6,8 @@ import pytest
 from stored_search import BASELINE, OUT_OF_MEMORY, a_tuning
 
 from skep.errors import StoreError
-from skep.tuner import records
-from skep.tuner.records import KnobChange, KnobConfig, MeasurementRound, StageDecision, TuneStage, Tuning
-from skep.tuner.store import (
-    SavedAnswer,
-    TuningRecord,
-    TuningState,
-    document_text,
-    from_document,
-    to_document,
-    tuning_json,
-)
+from skep.tuner import records, store
+from skep.tuner.records import KnobConfig, MeasurementRound, StageDecision, TuneStage, Tuning
 from skep.units import Interval
 
 INF = float("inf")
@@ -32,7 +23,7 @@ JUDGE, JUDGED = records.JudgeRequest(BASELINE, MIXED), records.JudgeResult(ok=Fa
 
 
 def through_text(value):
-    return json.loads(document_text(to_document(value)))
+    return json.loads(store.document_text(store.to_document(value)))
 
 
 @pytest.mark.parametrize(
@@ -44,40 +35,29 @@ def through_text(value):
     ],
 )
 def test_request_and_answer_come_out_as_they_went_in(asked, answer):
-    kept = SavedAnswer.of(1, 5.0, asked, answer)
-    again = SavedAnswer(1, 5.0, kept.kind, kept.seconds, through_text(kept.request), through_text(kept.answer))
+    kept = store.SavedAnswer.of(1, 5.0, asked, answer)
+    again = store.SavedAnswer(1, 5.0, kept.kind, kept.seconds, through_text(kept.request), through_text(kept.answer))
     assert again.values() == (asked, answer)
 
 
 def test_value_of_a_knob_keeps_its_type():
     """1, 1.0 and true are equal to Python and three settings to an engine."""
-    again = from_document(through_text(MIXED), KnobConfig)
+    again = store.from_document(through_text(MIXED), KnobConfig)
     assert (again, again.key) == (MIXED, MIXED.key)
     assert [type(value) for _, value in again.values] == [type(value) for _, value in MIXED.values]
 
 
-def test_tuning_and_stage_come_out_as_they_went_in():
-    aim = records.TuneGoal("task_tok_s", 2, target=INF, slo="ttft=1s", min_context=16384)
-    knob = records.Knob("kv", "KV type", ("auto", 8, 1.5, True, None), alters_answers=True, expected=0.1)
-    tuning = a_tuning(id="x", aim=aim, baseline=MIXED, knobs=(knob,), seed=2**80, base={"deep": [{"x": [1, None]}]})
-    assert from_document(through_text(tuning), Tuning) == tuning
-    changes = (KnobChange("a", None, 0.5), KnobChange("b", False, "x"))
-    figures = {"figure": OPEN, "ratio": Interval(0.5, 1.0, 2.0), "predicted": 1.25, "ttft_ms": 90.0, "seconds": 31.5}
-    stage = TuneStage(3, changes, MIXED, StageDecision.SAME, "why", **figures, failure=OUT_OF_MEMORY, runs=("run-1",))
-    assert from_document(through_text(stage), TuneStage) == stage
-
-
 def test_document_of_an_older_skep_has_its_defaults():
     """Fields may be added; what was written without them can still be read."""
-    document = to_document(a_tuning())
+    document = store.to_document(a_tuning())
     del document["aim"]["min_context"], document["knobs"][0]["ordered"]
-    assert from_document(document | {"of_the_future": 1}, Tuning) == a_tuning()
+    assert store.from_document(document | {"of_the_future": 1}, Tuning) == a_tuning()
 
 
 def test_answer_that_cannot_be_read_is_named():
-    kept = SavedAnswer.of(7, 5.0, JUDGE, JUDGED)
+    kept = store.SavedAnswer.of(7, 5.0, JUDGE, JUDGED)
     with pytest.raises(StoreError, match="cannot read answer 7"):
-        SavedAnswer(7, 5.0, "judged", 1.0, kept.request, {"ok": "perhaps"}).values()
+        store.SavedAnswer(7, 5.0, "judged", 1.0, kept.request, {"ok": "perhaps"}).values()
 
 
 def test_readers_document_is_plain_json():
@@ -89,7 +69,9 @@ def test_readers_document_is_plain_json():
         TuneStage(1, faster.changes_from(BASELINE), faster, StageDecision.ACCEPTED, "better", second, ratio),
         TuneStage(2, more.changes_from(faster), more, StageDecision.FAILED, "no room", failure=OUT_OF_MEMORY),
     )
-    told = tuning_json(TuningRecord(a_tuning(id="x"), TuningState.ENDED, 1, 3, 60.0, 0.0, stages=stages, curve=CURVED))
+    told = store.tuning_json(
+        store.TuningRecord(a_tuning(id="x"), store.TuningState.ENDED, 1, 3, 60.0, 0.0, stages=stages, curve=CURVED)
+    )
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert list(told) == ["tuning", "baseline", "best", "gain", "stages", "curve"]
     named = [told["tuning"][name] for name in ("id", "goal", "state")]
@@ -102,7 +84,7 @@ def test_readers_document_is_plain_json():
 
 
 def test_tuning_without_a_stage_has_no_best():
-    told = tuning_json(TuningRecord(a_tuning(id="x"), TuningState.RUNNING, 1, 0, 0.0, 0.0))
+    told = store.tuning_json(store.TuningRecord(a_tuning(id="x"), store.TuningState.RUNNING, 1, 0, 0.0, 0.0))
     assert (told["baseline"], told["best"], told["stages"], told["curve"]) == (None, None, [], None)
 
 
@@ -118,8 +100,8 @@ def test_round_that_an_earlier_skep_stored_is_read_and_written_with_the_same_key
         '"tok_per_joule": null}], "failure": null, "run_id": "a-run"}, {"config": {"values": [["slots", 8]]}, '
         f'"start_s": 1.0, "readings": [], "failure": {failure}, "run_id": null}}], "seconds": 40.0}}'
     )
-    found = from_document(stored, MeasurementRound)
+    found = store.from_document(stored, MeasurementRound)
     assert [start.config["slots"] for start in found.starts] == [4, 8]
     assert found.starts[0].readings[0].over_limit == INF
     assert found.starts[1].failure.mended == (("slots", 2),)
-    assert to_document(found) == stored
+    assert store.to_document(found) == stored

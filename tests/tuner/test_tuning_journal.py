@@ -1,10 +1,6 @@
 """A tuning as it runs and is stored: what is told and when, and that one broken off goes on where it was."""
 
 import asyncio
-import subprocess
-import sys
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -18,8 +14,6 @@ from skep.tuner.running import TuningJournal, replay_answers, run_search
 from skep.tuner.search import KnobSearch
 from skep.tuner.setup import TuningOptions, parse_goal
 from skep.tuner.store import TuningState, TuningStore
-
-PROCESS = Path(__file__).with_name("search_process.py")
 
 
 @pytest.fixture
@@ -65,49 +59,6 @@ def what_came(tunings, name):
         figure = None if one.figure is None else round(one.figure.estimate, 6)
         stages.append((one.title, one.config, one.decision, figure, one.starts, one.readings))
     return stages, [(one.number, one.kind, one.request) for one in tunings.answers(name)]
-
-
-@contextmanager
-def search_process(path, name: str, *, freely: bool = False):
-    command = [sys.executable, str(PROCESS), str(path), name, *(["freely"] if freely else [])]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process, process.stdout.readline().strip()
-        finally:
-            process.kill()
-
-
-def killed_in(process, requests: int) -> list[int]:
-    """The numbers of the requests it began; it is killed in the middle of the last."""
-    begun = []
-    for left in range(requests, 0, -1):
-        begun.append(int(process.stdout.readline()))
-        if left > 1:
-            process.stdin.write("\n")
-            process.stdin.flush()
-    process.kill()
-    process.wait()
-    return begun
-
-
-def test_killed_search_redoes_only_the_request_that_was_under_way(tunings, tmp_path, begin):
-    """Killed three times, twice in the middle of a request and once anywhere, it ends as if nothing had been."""
-    path = tmp_path / "skep.sqlite3"
-    with search_process(path, "new") as (process, name):
-        assert tunings.find(name).state is TuningState.RUNNING
-        assert killed_in(process, 3) == [1, 2, 3]
-    assert tunings.find(name).state is TuningState.INTERRUPTED
-    with search_process(path, name) as (process, _):
-        assert killed_in(process, 2) == [3, 4]
-    with search_process(path, name, freely=True) as (process, _):
-        assert killed_in(process, 1) == [4]
-    if tunings.find(name).state is TuningState.INTERRUPTED:  # else it was at its end before the kill
-        go_on(TuningJournal.resume(tunings, name, now))
-    assert what_came(tunings, name) == what_came(tunings, go_on(begin()))
-    kept = tunings.find(name)
-    assert (kept.state, kept.reason) == (TuningState.ENDED, "no promising change is left")
-    with pytest.raises(UserError, match=f"tuning `{name}` has ended"):
-        TuningJournal.resume(tunings, name, now)
 
 
 def test_search_broken_off_in_every_request_ends_as_one_that_was_not(tunings, begin):
