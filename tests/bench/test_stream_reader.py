@@ -231,6 +231,14 @@ def test_words_that_are_no_text_can_be_handed_on_and_stored(half):
     framed(LoadUpdate([row]))
 
 
+NO_ANSWERS = [b"<html><h1>It works</h1>", b"", b"null", b"[]", b'{"choices": []}', b'{"a":']
+NO_OBJECTS = [b"nonsense", b"[1]", b"12", b'"a"', b'{"choices": [', b"\xff\xfe{}"]
+NO_OBJECTS += [
+    place % (b"[" * 100_000 + b"]" * 100_000)
+    for place in (b'{"error": %b}', b'{"unknown": %b}', b'{"usage": {"a": %b}}')
+]
+
+
 @pytest.mark.parametrize(
     ("reads", "how", "kind", "words"),
     [
@@ -255,21 +263,17 @@ def test_words_that_are_no_text_can_be_handed_on_and_stored(half):
         ([LINE, END_LINE.rstrip()], {"kind": NDJSON}, None, None),
         ([LINE, HALF_LINE], {"kind": NDJSON, "ended_by": GONE}, "cut", "gone"),
         ([LINE, HALF_LINE], {"kind": NDJSON, "ended_by": WireFailure("protocol", "gone")}, "protocol", "gone"),
+        *[([page], {"kind": b"text/html"}, "garbage", None) for page in NO_ANSWERS],
+        *[([said("a"), b"data: %b\n\n" % data, said("b", "stop"), DONE], {}, "garbage", None) for data in NO_OBJECTS],
     ],
 )
 def test_how_an_answer_ended_is_told_by_kind_with_the_first_words(reads, how, kind, words):
     """Either `[DONE]` or a finish reason may be missing; a connection lost after the finish had its `usage` to come."""
     reading = read(*reads, **how)
     assert reading.error_kind == kind
+    assert row_of(reading).ok is False or kind is None
     assert words is None or reading.error == words
     assert how.get("status", 200) == 200 or reading.arrivals == []
-
-
-@pytest.mark.parametrize("payload", [b"nonsense", b"[1]", b"12", b'"a"', b'{"choices": [', b"\xff\xfe{}"])
-def test_an_event_that_is_no_object_is_garbage(payload):
-    reading = read(said("a"), b"data: " + payload + b"\n\n", said("b", "stop"), DONE)
-    assert reading.error_kind == "garbage"
-    assert not row_of(reading).ok
 
 
 @pytest.mark.parametrize(
@@ -285,12 +289,6 @@ def test_fields_of_another_type_are_neither_tokens_nor_a_fault(odd):
     reading = read(event(**odd), said("a", "stop", usage=USAGE), DONE)
     assert (reading.error_kind, reading.arrivals, reading.usage) == (None, [2.0], USAGE)
     assert row_of(reading).ok
-
-
-@pytest.mark.parametrize("place", ['{"error": %s}', '{"unknown": %s}', '{"usage": {"a": %s}}'])
-def test_brackets_without_end_are_garbage(place):
-    deep = (place % ("[" * 100_000 + "]" * 100_000)).encode()
-    assert read(b"data: " + deep + b"\n\n", DONE).error_kind == "garbage"
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -338,12 +336,6 @@ def test_a_whole_answer_arrives_at_its_end():
     row = row_of(receive(body[:20], body[20:], kind=b"application/json"))
     assert (row.ok, row.first_token_s, row.last_token_s, row.output_tokens) == (True, 99.0, 99.0, 3)
     assert (row.answer, row.finish_reason) == ("hi", "stop")
-
-
-@pytest.mark.parametrize("body", [b"<html><h1>It works</h1>", b"", b"null", b"[]", b'{"choices": []}', b'{"a":'])
-def test_a_page_instead_of_an_answer_is_garbage(body):
-    reading = read(body, kind=b"text/html")
-    assert (reading.error_kind, reading.arrivals) == ("garbage", [])
 
 
 # Ollama's own

@@ -11,17 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from skep.host.facts import NvidiaReport
-from skep.monitor.probe import (
-    ProbeFault,
-    ProbeLengths,
-    TargetLoad,
-    count_busy,
-    fault_of_row,
-    load_of,
-    other_requests,
-    probe_target,
-    sample_of,
-)
+from skep.monitor import probe as probing
 from skep.monitor.records import Heat, ProbeOutcome, ProbeShape, ProbeTarget
 from skep.monitor.schedule import Due
 from skep.store.records import EngineTimings, Request
@@ -48,7 +38,7 @@ def box(engine, **options):
 
 
 def probe(target, **options):
-    made = probe_target(Due(target, 2, 7, 100.0), **{**NO_GPU, "nonce": "n", **options})
+    made = probing.probe_target(Due(target, 2, 7, 100.0), **{**NO_GPU, "nonce": "n", **options})
     return asyncio.run(made)
 
 
@@ -82,11 +72,11 @@ def test_a_sample_is_the_median_of_its_streams_and_the_sum_of_their_tokens():
         return Request(1, 0, index, "fix", status=200, prompt_tokens=9, output_tokens=tokens, engine=timings, **times)
 
     rows = [row(0, 1.5, 2.5, 101, 110.0), row(1, 2.0, 4.0, 101, 60.0), row(2, 1.25, 3.25, 41, None)]
-    made = sample_of(rows, 77.0, Heat.HOT, ProbeShape.SHORT, 3)
+    made = probing.sample_of(rows, 77.0, Heat.HOT, ProbeShape.SHORT, 3)
     assert (made.tok_s, made.engine_tok_s, made.ttft_ms) == pytest.approx((50.0, 85.0, 500.0))
     assert (made.effective_tok_s, made.output_tokens, made.prompt_tokens) == pytest.approx((81.0, 243, 27))
     broken = replace(rows[0], error_kind="cut", error="the stream broke")
-    failed = sample_of([broken, *rows[1:]], 77.0, Heat.HOT, ProbeShape.SHORT, 3)
+    failed = probing.sample_of([broken, *rows[1:]], 77.0, Heat.HOT, ProbeShape.SHORT, 3)
     assert (failed.error_kind, failed.output_tokens) == ("cut", 142)
 
 
@@ -100,7 +90,7 @@ def test_a_few_words_or_one_piece_have_no_speed():
         return Request(1, 0, 0, "fix", status=200, output_tokens=tokens, engine=timings, **times, **ends)
 
     def speeds(one):
-        made = sample_of([one], 77.0, Heat.HOT, ProbeShape.SHORT, 1)
+        made = probing.sample_of([one], 77.0, Heat.HOT, ProbeShape.SHORT, 1)
         return made.tok_s, made.engine_tok_s, made.effective_tok_s, made.ttft_ms
 
     steady = tuple(1 + n / 10 for n in range(11))
@@ -115,8 +105,8 @@ def test_what_a_server_says_is_one_plain_line_without_the_key(engine):
         1, 0, 0, "fix", started_s=0.0, ended_s=1.0, first_byte_s=None, first_token_s=None, last_token_s=None,
         prompt_tokens=None, output_tokens=None, status=400, error_kind="http_400", error="bad\x1b[2J\0 key sk-hunter2",
     )  # fmt: skip
-    fault = fault_of_row(row).without("sk-hunter2")
-    assert fault == ProbeFault("http", "HTTP 400: bad [2J key ***")
+    fault = probing.fault_of_row(row).without("sk-hunter2")
+    assert fault == probing.ProbeFault("http", "HTTP 400: bad [2J key ***")
     assert fault.without(None) is fault
     body = b'{"error":{"message":"no such key: sk-hunter2"}}'
     engine.fault(kind="none")
@@ -126,14 +116,14 @@ def test_what_a_server_says_is_one_plain_line_without_the_key(engine):
 
 
 def test_prompts_are_of_the_length_asked_for_in_the_targets_own_tokens(engine):
-    lengths = ProbeLengths()
+    lengths = probing.ProbeLengths()
     for _ in range(2):
         _, samples = probe(box(engine, prompt_tokens=200), lengths=lengths)
     assert samples[1].prompt_tokens == pytest.approx(200, rel=0.25)
 
 
 def test_no_two_prompts_begin_alike_and_the_shortest_is_short():
-    texts = [ProbeLengths().fresh_prompt(Random(tokens), tokens).text for tokens in (1, 30, 256, 257, 258)]
+    texts = [probing.ProbeLengths().fresh_prompt(Random(tokens), tokens).text for tokens in (1, 30, 256, 257, 258)]
     assert len({text[:7] for text in texts}) == 5
     assert len(texts[0]) < 200
 
@@ -156,7 +146,7 @@ def test_others_at_the_target_are_seen(engine):
         body = b'{"model":"fake-model","messages":[{"role":"user","content":"x"}],"max_tokens":4000,"stream":true}'
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         await asyncio.to_thread(engine.wait_for, running=1)
-        made, _ = await probe_target(Due(box(engine), 0, 1, 0.0), **NO_GPU)
+        made, _ = await probing.probe_target(Due(box(engine), 0, 1, 0.0), **NO_GPU)
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
@@ -171,16 +161,16 @@ def test_others_at_the_target_are_seen(engine):
 @pytest.mark.parametrize(
     ("before", "after", "own", "others"),
     [
-        (TargetLoad(0, 0, 1000.0), TargetLoad(0, 0, 1500.0), 500, (0, 0)),
-        (TargetLoad(0, 0, 1000.0), TargetLoad(0, 0, 1500.0), 100, (1, 0)),
-        (TargetLoad(0, 0, 1000.0), TargetLoad(0, 0, 1500.0), None, (0, 0)),
-        (TargetLoad(), TargetLoad(), 100, (None, None)),
+        (probing.TargetLoad(0, 0, 1000.0), probing.TargetLoad(0, 0, 1500.0), 500, (0, 0)),
+        (probing.TargetLoad(0, 0, 1000.0), probing.TargetLoad(0, 0, 1500.0), 100, (1, 0)),
+        (probing.TargetLoad(0, 0, 1000.0), probing.TargetLoad(0, 0, 1500.0), None, (0, 0)),
+        (probing.TargetLoad(), probing.TargetLoad(), 100, (None, None)),
     ],
 )
 def test_who_came_and_went_is_found_by_tokens(before, after, own, others):
-    assert other_requests(before, after, own) == others
-    assert count_busy([{"is_processing": True}, {"is_processing": False}, "x"]) == 1
-    assert count_busy({"error": "no"}) is None
+    assert probing.other_requests(before, after, own) == others
+    assert probing.count_busy([{"is_processing": True}, {"is_processing": False}, "x"]) == 1
+    assert probing.count_busy({"error": "no"}) is None
 
 
 @pytest.mark.parametrize(
@@ -196,7 +186,7 @@ def test_who_came_and_went_is_found_by_tokens(before, after, own, others):
     ],
 )
 def test_load_is_read_by_the_names_of_each_engine(counters, running, waiting):
-    found = load_of(counters)
+    found = probing.load_of(counters)
     assert (found.running, found.waiting) == (running, waiting)
 
 
@@ -293,7 +283,7 @@ def test_a_probe_that_is_broken_off_says_nothing(engine):
     """Cancelled in the middle: no probe is made up of it, and the engine's slot is free again."""
 
     async def begin():
-        task = asyncio.create_task(probe_target(Due(box(engine, short_tokens=4000), 0, 1, 0.0), **NO_GPU))
+        task = asyncio.create_task(probing.probe_target(Due(box(engine, short_tokens=4000), 0, 1, 0.0), **NO_GPU))
         await asyncio.to_thread(engine.wait_for, running=1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
