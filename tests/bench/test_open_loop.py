@@ -1,7 +1,6 @@
 """Loads that follow a clock, by one process or two, and a run being written: what is stored, however it ends."""
 
 import asyncio
-import json
 import sqlite3
 import threading
 from itertools import accumulate, islice
@@ -226,21 +225,6 @@ def test_a_store_that_takes_nothing_more_is_told_and_the_run_does_not_go_on_unre
         timed(engine, store, open_part(MAKER, 1, 0, rate=20.0, arrivals="constant", for_s=0.2), show=show)
     with open_store(tmp_path / "s.sqlite3") as again:
         assert again.run("last").state is not RunState.DONE
-
-
-def test_a_rate_and_a_trace_are_split_between_the_processes(engine, store):
-    items = [{"timestamp": n, "input_length": 8, "output_length": 2, "hash_ids": [n]} for n in range(5)]
-    trace = read_trace([json.dumps(item) for item in items], speed=1.0, limit=None)
-    parts = [
-        open_part(MAKER, 2, 0, rate=100.0, arrivals="constant", for_s=0.2),
-        replay_part(trace, TokenCalibration(), seed=1, default_tokens=2),
-    ]
-    summary, rows = timed(engine, store, *parts, plan=TimedPlan("open", {}, "f", processes=2))
-    samples = store.client_samples(summary.run_id)
-    assert {(sample.processes, sample.delivered) for sample in samples} == {(2, None)}  # arrivals are no concurrency
-    assert sorted(row.index for row in rows if row.kind != "replay") == list(range(20))
-    assert sorted(row.index for row in rows if row.kind == "replay") == list(range(5))
-    assert all(row.scheduled_s is not None and row.ok for row in rows)
 
 
 async def talked(engine, store, processes):

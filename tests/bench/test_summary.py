@@ -151,21 +151,6 @@ def test_no_knee_is_told_of_single_runs_nor_of_levels_that_the_client_limited():
 # The client was the limit
 
 
-def test_a_run_that_is_left_out_stays_among_the_runs_with_the_reason():
-    """The table showed one run of two, the slow one was gone, and nothing said so."""
-    rows = [row(8, 0, end=10.0), row(8, 1, start=20.0, end=21.0)]
-    lagging = ClientSample(8, 0, 50.8, 90.0, 0.1, client_limited=True)
-    summary = summarise("r", rows, [lagging, sample(8, 1, limited=False)])
-    left_out, counted = summary.levels[0].repeats
-    assert (left_out.repeat, left_out.effective_tok_s, left_out.client_limited) == (0, 1.0, True)
-    assert (left_out.counted, left_out.why) == (False, "event loop lag 51 ms")
-    assert (counted.counted, counted.client_limited, counted.why) == (True, False, "")
-    assert (summary.levels[0].effective_tok_s, summary.levels[0].client_limited) == (10.0, False)
-    assert (summary.client_limited, summary.levels[0].late_ms) == (False, None)
-    told = "left out: C=8 run 1, 1.0 tok/s: the client was the limit (event loop lag 51 ms)"
-    assert told in remarks(summary)
-
-
 @pytest.mark.parametrize(
     ("figures", "late_ms", "why"),
     [

@@ -159,24 +159,6 @@ def test_a_way_that_was_cut_off_by_the_end_is_gone_by_the_next_process(series):
     assert (other.words(), rig.listener.words()) == ([], ["opened"])
 
 
-def test_slower_than_its_own_median_is_told_and_a_busy_box_is_not(series):
-    rig = Rig(series, usual=30)
-
-    async def story():
-        await rig.probe(3, tok_s=20.0, running=2)
-        assert series.alerts(open_only=True) == []
-        await rig.probe(3, tok_s=40.0)
-        (alert,) = series.alerts(open_only=True)
-        assert (alert.rule, alert.value, alert.limit) == (records.AlertRule.SLOWER, 40.0, 45.0)
-        await rig.probe(3, tok_s=46.0)
-        assert len(series.alerts(open_only=True)) == 1, "8 % below is neither wrong nor right"
-        await rig.probe(3, tok_s=49.0)
-
-    alive(rig, story)
-    assert rig.listener.words() == ["opened", "closed"]
-    assert rig.listener.heard[0][1] == "box, short answers 40 tok/s, 20.0 % below its 7-day median, 50"
-
-
 def test_a_target_may_have_limits_of_its_own(series):
     rig = Rig(series, Monitor(slower_pct=None, ttft_ms=1000.0), usual=30, slower_pct=30.0, ttft_ms=200.0)
 

@@ -20,7 +20,6 @@ CARDS = (RTX_3090, RTX_4090, RTX_5060_TI, RTX_5070_TI, RTX_5090, RTX_2080_TI, V1
 
 NVLINK = CardLink("nvlink", 56.2, p2p=True, title="NVLink 3 bridge")
 PCIE = CardLink("pcie", 25.0, p2p=True, title="PCIe 4.0 x16")
-PCIE_HOST = CardLink("pcie", 25.0, p2p=False, title="PCIe 4.0 x16")
 
 
 def setup(model, quant="awq", kv="bf16", engine="vllm", tp=1, pp=1, ep=1, replicas=1, spec=0, method="mtp", **more):

@@ -20,26 +20,6 @@ def go_on(process) -> None:
     process.stdin.flush()
 
 
-def test_killed_writer_leaves_an_incomplete_run(path, child):
-    """Rows committed before the kill are all there; the run is shown as incomplete, not as running."""
-    with child(WRITER, path, -1) as process:
-        run_id = process.stdout.readline().strip()
-        go_on(process)
-        committed = [int(process.stdout.readline()) for _ in range(20)]
-        with open_store(path, read_only=True) as reader:
-            assert reader.run(run_id).state is RunState.RUNNING
-        process.kill()
-        process.wait()
-        committed += map(int, process.stdout)
-    with open_store(path) as store:
-        rows = store.requests(run_id)
-        assert store.run(run_id).state is RunState.INCOMPLETE
-        assert len(rows) - len(committed) in (0, 1)  # the last commit may have come before its line
-        assert [row.index for row in rows] == list(range(len(rows)))
-        assert all(row.arrivals_s == (0.1, 0.2) for row in rows)
-        assert store.delete_runs([run_id]) == 1
-
-
 def test_processes_open_a_fresh_file_at_once(path, child):
     """Each finds or makes the schema, whoever comes first; their rows do not get in each other's way."""
     with child(WRITER, path, 25) as first, child(WRITER, path, 25) as second, child(WRITER, path, 25) as third:

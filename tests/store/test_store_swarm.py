@@ -1,7 +1,5 @@
 """The journal of the swarm: every task one result, whoever writes, whatever the text, however it ends."""
 
-from contextlib import contextmanager
-
 import msgspec
 import pytest
 
@@ -128,20 +126,6 @@ def test_pending_tasks_have_the_tries_that_count(swarm):
     assert (none.task, none.tries, none.first_at) == (task("a"), 0, None)
     assert (some.task, some.tries, some.first_at, some.attempts) == (task("c"), 2, AT + 5, 4)
     assert [one.number for one in swarm.attempts(run_id, "c")] == [4, 3, 2, 1]
-
-
-def test_results_come_page_by_page_in_the_order_of_the_input(swarm):
-    names = [f"t{n}" for n in range(7)]
-    run_id = begin(swarm, *names, tasks=[task(name, stage=n % 2) for n, name in enumerate(names)])
-    swarm.record(run_id, done("t6", "t0", "t4"))
-    swarm.record(run_id, [*done("t5"), Recorded(None, result("t1", None, ending=TaskEnding.FAILED))])
-
-    def read(**wanted) -> list[str]:
-        return [one.task for one in swarm.results(run_id, **wanted)]
-
-    assert read() == ["t0", "t1", "t4", "t5", "t6"]
-    assert (read(limit=2), read(offset=2, limit=2), read(offset=4)) == (["t0", "t1"], ["t4", "t5"], ["t6"])
-    assert read(ending=TaskEnding.FAILED) == ["t1"]
 
 
 @pytest.mark.parametrize(
@@ -273,38 +257,6 @@ def test_deleting_takes_a_whole_run_and_no_other_and_none_that_is_worked_on(swar
         key = "id" if table == "runs" else "run_id"
         assert {row[0] for row in store.read(f"SELECT {key} FROM swarm_{table}")} == {kept}
     assert swarm.delete([]) == 0
-
-
-@pytest.fixture
-def process(child, path):
-    """One that has opened its session and waits for a line."""
-
-    @contextmanager
-    def start(run_id: str, *options: str):
-        with child("swarm_process.py", path, run_id, *options) as started:
-            assert started.stdout.readline()
-            yield started
-
-    return start
-
-
-def test_two_processes_and_a_kill_leave_each_task_one_result(swarm, process):
-    """Both take all tasks, from either end; one is killed in the middle. What was told as written is written once."""
-    names = [f"t{n}-{'x' * 400}" for n in range(300)]  # more than a pipe holds: neither can end before it is heard
-    run_id = begin(swarm, *names)
-    with process(run_id) as first, process(run_id, "backwards") as second:
-        assert swarm.run(run_id).state is SwarmRunState.RUNNING
-        for one in (first, second):
-            one.stdin.write("\n")
-            one.stdin.flush()
-        told = [second.stdout.readline().strip() for _ in range(5)]
-        assert all(told)
-        second.kill()
-        told += second.stdout.read().split() + first.stdout.read().split()
-    assert [one.task for one in swarm.results(run_id)] == names
-    assert len(told) == len(set(told)) >= len(names) - 3  # the last three of a killed one may lack their lines
-    assert swarm.pending(run_id) == []
-    assert [one.alive for one in swarm.session_rows(run_id)] == [False, False]
 
 
 def test_views_tell_the_same(swarm, store):
