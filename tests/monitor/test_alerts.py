@@ -253,6 +253,19 @@ def test_an_end_that_cannot_be_stored_is_stored_later(series):
     assert alert.closed_at == START + 3 * HOUR
 
 
+def test_a_disk_that_will_be_full_in_three_days_is_told(series):
+    rig = Rig(series, free=100 * GIB)
+
+    async def story():
+        for _ in range(10):
+            await rig.tick(HOUR)
+            rig.free -= 2 * GIB
+
+    alive(rig, story)
+    assert rig.listener.words() == ["opened"]
+    assert "at the pace of the last day" in rig.listener.heard[0][1]
+
+
 def test_quiet_hours_hold_the_sender_but_not_the_log(series):
     rig = Rig(series, Monitor(quiet_hours="13:00-18:30"))
 

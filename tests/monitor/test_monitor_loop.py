@@ -20,6 +20,7 @@ from skep.monitor.probe import machine_of
 from skep.monitor.records import (
     EventKind,
     Heat,
+    MonitorEvent,
     Probe,
     ProbeOutcome,
     ProbeSample,
@@ -377,6 +378,18 @@ def test_as_much_waits_as_is_safe_and_the_rest_is_missed(world, series):
     assert found.count("done") >= 45
     gap = next(probe for probe in series.probes("box", *ALL) if probe.outcome is ProbeOutcome.MISSED)
     assert (gap.error_kind, gap.slots) == ("disk", pytest.approx(100, abs=5))
+
+
+def test_an_event_is_written_with_its_probe_or_not_at_all(series):
+    """So that a kill between the two cannot have it told twice."""
+    event = MonitorEvent(NOON, EventKind.DOWN, "down: refused", "box", {"since": NOON - HOUR, "error_kind": "connect"})
+    made = Probe("box", 0, 1, NOON, NOON, ProbeOutcome.FAILED)
+    for _ in range(2):
+        backlog = WriteBuffer(series, print)
+        backlog.put(made, (), [event])
+        assert backlog.write()
+    assert len(series.events(*ALL)) == 1
+    assert len(series.probes("box", *ALL)) == 1
 
 
 def test_what_has_no_place_in_the_store_does_not_hold_up_the_rest(series):

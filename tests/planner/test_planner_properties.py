@@ -16,7 +16,7 @@ from skep.errors import UserError
 from skep.planner.candidates import Pins, PlanGoal
 from skep.planner.choose import choose
 from skep.planner.memory import defaults, kv_bytes_per_token, largest, memory, usable_bytes, weights_bytes
-from skep.planner.predict import lengths, prospect, simulate_load
+from skep.planner.predict import lengths, simulate_load
 from skep.planner.ranking import band
 from skep.planner.rules import valid_rungs
 from skep.planner.setup import (
@@ -327,16 +327,6 @@ def test_no_pair_of_cards_talks_faster_than_ten_terabits_and_a_card_has_one_usua
 def test_a_slot_without_lanes_is_refused_in_words():
     with pytest.raises(UserError):
         choose(geometry("qwen3-8b"), parse_rig("2x rtx-3090: pcie4x0"), PlanGoal(), Pins(tp=2), scale=False)
-
-
-def test_a_slow_card_beside_a_fast_one_does_not_slow_the_fast_one():
-    setup = Setup(geometry("qwen3-8b"), QUANTS["awq"], KV_TYPES["bf16"], "vllm", Layout(replicas=2), slots=8)
-    load = PlannedLoad(16, 1024, 512)
-    fast, slow, both = (
-        prospect(setup, parse_rig(text), K, context=1536).outcome(load).effective_tok_s
-        for text in ("2x rtx-5090", "2x rtx-3090", "rtx-5090 + rtx-3090")
-    )
-    assert 1.15 * slow < both < fast
 
 
 def test_a_further_card_of_the_same_kind_never_makes_the_best_plan_worse(chance):

@@ -140,15 +140,6 @@ async def test_a_trial_that_is_broken_off_keeps_its_rows_and_claims_nothing(answ
     assert (summary.levels, summary.holds_up_to, summary.incomplete) == ((), None, "the run is interrupted")
 
 
-def test_a_server_that_answers_nothing_ends_it_at_once(store):
-    with (
-        FakeEngine(fault={"kind": "500", "times": None}) as engine,
-        pytest.raises(EndpointError, match="no warm-up request"),
-    ):
-        trial(engine, store, TrialPlan((2,)), numbers(10))
-    assert store.runs()[0].state is RunState.FAILED
-
-
 def test_a_server_that_stops_answering_is_no_loss_of_quality(answers, store):
     """Were it taken for one, a crash would be reported as worse answers."""
     with FakeEngine(slots=4, answers=answers) as engine:

@@ -53,15 +53,6 @@ def test_names_with_halves_of_characters_are_stored(store, a_gateway_request):
     assert whole == a_gateway_request()
 
 
-def test_only_old_rows_are_deleted(store, a_gateway_request):
-    """What arrived at the very limit stays."""
-    store.append_gateway_requests(a_gateway_request(str(at), arrived_at=float(at)) for at in range(10))
-    assert store.count_gateway_requests(before=4.0) == 4
-    assert store.delete_gateway_requests(before=4.0) == 4
-    assert [row.id for row in store.gateway_requests()] == list("987654")
-    assert store.delete_gateway_requests(before=4.0) == 0
-
-
 def test_a_writer_gets_its_turn_while_many_rows_are_deleted(path, store, a_gateway_request):
     """Deleting goes in short transactions; a gateway that appends meanwhile need not wait for all of them."""
     rows = 6 * database._DELETED_AT_ONCE

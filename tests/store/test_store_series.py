@@ -74,17 +74,6 @@ def test_a_target_reads_back_as_it_was_and_a_removed_one_is_listed_no_more_but_k
     assert series.targets() == [FULL_TARGET]
 
 
-def test_an_unknown_target_is_told_with_those_that_resemble_it(series):
-    """Or with what makes one."""
-    with pytest.raises(UserError, match="there is no target `bxo`") as caught:
-        series.target("bxo")
-    assert caught.value.hint == "`skep monitor add` makes one"
-    series.put_target(FULL_TARGET)
-    with pytest.raises(UserError) as caught:
-        series.remove_target("bxo", DAY)
-    assert caught.value.hint == "did you mean `box`?"
-
-
 @pytest.mark.parametrize("slot", [10, 12, 14])
 def test_a_slot_is_covered_once(series, slot):
     """The second row for it is refused whole, and so is one inside a gap."""

@@ -220,13 +220,6 @@ def test_facts_are_kept_in_their_order(swarm):
     assert swarm.facts(run_id, "limit") == [(1, "limit", AT + 2, {"agents": 4}), (1, "limit", AT + 1, {})]
 
 
-def test_unknown_task_is_told_with_those_near_it(swarm):
-    run_id = begin(swarm, "summary-1", "summary-2")
-    with pytest.raises(UserError, match="has no task `sumary-1`") as caught:
-        swarm.task(run_id, "sumary-1")
-    assert "summary-1" in caught.value.hint
-
-
 def full_run(swarm: SwarmStore) -> str:
     """A row in every table, also in that of the steps, which earlier versions wrote."""
     run_id = begin(swarm, "a", "b")

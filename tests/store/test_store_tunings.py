@@ -6,6 +6,7 @@ import pytest
 
 from skep.errors import StoreError, UserError
 from skep.store.database import open_store
+from skep.store.rows import WriterProcess
 from skep.swarm.store import SwarmStore
 from skep.tuner.records import ConfigFailure, Knob, KnobChange, KnobConfig, StageDecision, TuneGoal, TuneStage, Tuning
 from skep.tuner.store import TUNINGS, SavedAnswer, TuningState, TuningStore
@@ -84,17 +85,21 @@ def test_answer_whose_stages_cannot_be_written_is_not_written(tunings, store):
     assert rows(store) == before
 
 
-def test_state_is_that_of_the_last_session_and_one_process_works_at_a_time(tunings):
-    """Stopped and failed ones can go on; one that is done cannot."""
+def test_state_is_that_of_the_last_session_and_one_process_works_at_a_time(tunings, monkeypatch):
+    """Stopped, failed and killed ones can go on; one that is done cannot."""
     name, first = at_work(tunings)
     with pytest.raises(UserError, match=f"a process is working on tuning `{name}`"):
         tunings.begin_session(name, AT + 2)
     tunings.end_session(name, first, at=AT + 5, outcome="failed", reason="the disk is full")
     kept = tunings.find(name)
     assert (kept.state, kept.reason, kept.ended_at) == (TuningState.INTERRUPTED, "the disk is full", AT + 5)
-    second = tunings.begin_session(name, AT + 10)
-    assert (second, tunings.find(name).state, tunings.find(name).worked_at) == (2, TuningState.RUNNING, AT + 10)
-    tunings.end_session(name, second, at=AT + 20, outcome="done", reason="the budget is spent")
+    with monkeypatch.context() as process:
+        process.setattr("skep.tuner.store.this_process", lambda: WriterProcess(1, 1, "before the last boot"))
+        tunings.begin_session(name, AT + 7)
+    assert tunings.find(name).state is TuningState.INTERRUPTED
+    third = tunings.begin_session(name, AT + 10)
+    assert (third, tunings.find(name).state, tunings.find(name).worked_at) == (3, TuningState.RUNNING, AT + 10)
+    tunings.end_session(name, third, at=AT + 20, outcome="done", reason="the budget is spent")
     kept = tunings.find(name)
     assert (kept.state, kept.reason) == (TuningState.ENDED, "the budget is spent")
 
