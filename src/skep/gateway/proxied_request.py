@@ -78,6 +78,7 @@ class Exchange:
     streamed = False
     aloud = False  # its client has a head from the gateway and gets comments, until the engine's events begin
     _said_at = 0.0
+    _said = b""  # of an answer that is no stream, where one was promised
     _call: Call | None = None
     _attempt: Forward | None = None
     _resumed_at = 0.0
@@ -115,10 +116,7 @@ class Exchange:
         method = b"GET " if request.method == b"HEAD" else request.method + b" "  # the parser takes a length for a body
         target = (method, pool.prefix, request.target, b" HTTP/1.1\r\n")
         head = b"".join((*target, pool.host_line, plan.lines, length, b"\r\n"))
-        if self.aloud:
-            call = pool.send(head, KeepaliveReceiver(self), body)
-        else:
-            call = pool.send(head, self, body, self._on_whole)
+        call = pool.send(head, self, body, None if self.aloud else self._on_whole)
         if self._attempt is action:  # it may have failed at once
             self._call = call
 
@@ -208,7 +206,7 @@ class Exchange:
         self._tail = deque(maxlen=TAIL_PIECES)
         if self.aloud:
             self.aloud = head.status != 200 or not self.streamed
-            self.streamed = True  # what the client has is a stream, whatever the engine sends
+            self.streamed, self._said = True, b""  # what the client has is a stream, whatever the engine sends
             self.takes_chunks = not self.aloud and self.request.takes_chunks
             return
         self.request.start_with(head.status, lines, head.length)
@@ -247,6 +245,10 @@ class Exchange:
         request.carrier.finished(request)  # last: the client's next request may be waiting, and wants what this one had
 
     def on_body(self, data: bytes, at: float) -> None:
+        if self.aloud:
+            self.heard_at = at
+            self._said += data[: ERROR_BYTES - len(self._said)]
+            return
         self.request.write(data)
         self.count_passed(at)
         self.heard_at = at
@@ -298,6 +300,9 @@ class Exchange:
 
     def on_end(self, at: float) -> None:
         self._attempt = self._call = None
+        if self.aloud:
+            self._complain(at)
+            return
         self.request.on_gone = None
         self._end("answered", self._proxy.admission.finished(self.id, at) if self.leased else [])
         self.request.finish()  # last: the client's next request may be waiting, and wants what this one had
@@ -316,9 +321,11 @@ class Exchange:
         else:
             self.refuse("replica_lost", f"the replica could not be reached: {failure}")
 
-    def on_complaint(self, why: str, at: float) -> None:
-        """The engine's whole answer is no stream, and the client was promised one."""
-        self._attempt = self._call = None
+    def _complain(self, at: float) -> None:
+        """The engine's whole answer is no stream, and the client was promised one: it gets an error event."""
+        document = json_object(self._said)
+        said = message_of(document) if document else self._said.decode("utf-8", "replace")
+        why = f"the engine answered HTTP {self.status}: {said[:ERROR_CHARACTERS] or 'no reason given'}"
         body = error_body("engine_refused", why, self.plan.path)
         self._answer(502, [], body, "engine_refused", self._happened(Event.FINISHED, at))
 
@@ -412,36 +419,3 @@ class Exchange:
             self.request.drop_body()
         self.request.on_gone = self.request.on_pause = self.request.on_resume = None  # and no circle of references
         self._proxy.ended(self, actions)
-
-
-class KeepaliveReceiver:
-    """Receives in place of an exchange that has sent a stream's head: any other answer becomes an error event."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._status = 0
-        self._said = b""
-        self.takes_chunks = False
-        self.on_chunks, self.on_failure = exchange.on_chunks, exchange.on_failure
-
-    def on_head(self, head: ResponseHead, at: float) -> None:
-        self._status = head.status
-        self._exchange.on_head(head, at)
-        self.takes_chunks = self._exchange.takes_chunks
-
-    def on_body(self, data: bytes, at: float) -> None:
-        if not self._exchange.aloud:
-            self._exchange.on_body(data, at)
-            return
-        self._exchange.heard_at = at
-        if len(self._said) < ERROR_BYTES:
-            self._said += data
-
-    def on_end(self, at: float) -> None:
-        if self._exchange.aloud:
-            document = json_object(self._said)
-            said = message_of(document) if document else self._said.decode("utf-8", "replace")
-            why = said[:ERROR_CHARACTERS] or "no reason given"
-            self._exchange.on_complaint(f"the engine answered HTTP {self._status}: {why}", at)
-        else:
-            self._exchange.on_end(at)

@@ -442,7 +442,6 @@ class HealthLoop:
     def __init__(self, proxy: Proxy, times: HealthTimes | None = None) -> None:
         self._proxy = proxy
         self._times = times or HealthTimes()
-        self._checked_at: dict[str, float] = {}  # by URL: a new process behind an old name is checked at once
         self._asking: set[tuple[str, str]] = set()
 
     async def run(self) -> None:
@@ -466,11 +465,9 @@ class HealthLoop:
     def _check_is_due(self, replica: GatewayReplica, now: float) -> bool:
         closed = replica.breaker.state(now) == "closed"
         every_s = self._times.health_every_s if closed else self._times.health_soon_s
-        if now - self._checked_at.get(replica.spec.url, float("-inf")) < every_s:
+        if now - replica.breaker.checked_at < every_s:
             return False
-        if len(self._checked_at) > 4 * len(self._proxy.admission.replicas()):
-            self._checked_at.clear()
-        self._checked_at[replica.spec.url] = now
+        replica.breaker.checked_at = now
         return True
 
     def _once(self, tasks: asyncio.TaskGroup, ask: Ask, spec: ReplicaSpec) -> None:

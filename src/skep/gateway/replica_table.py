@@ -243,6 +243,7 @@ class Breaker:
     heard_at: float  # the last sign of life
     open_until: float | None = None  # None: closed
     trial: str | None = None  # the request that decides, while half-open
+    checked_at: float = -inf
     _open_s: float = 0.0
     _bad_answers: int = 0
     _bad_checks: int = 0
