@@ -66,7 +66,7 @@ class Rig:
     def body(self, tokens: int, size: int = 2000) -> Path:
         path = self.place / f"body-{tokens}-{size}.json"
         system = {"role": "system", "content": "You are a careful programmer. Answer with a patch."}
-        asked = [system, {"role": "user", "content": "words " * (size // 6)}]
+        asked = [system, {"role": "user", "content": "task @@@@@@@@: " + "words " * (size // 6)}]
         body = {"model": MODEL, "messages": asked, "max_tokens": max(1, tokens), "stream": tokens > 0}
         if not path.exists():  # load tools may be reading it
             path.write_text(json.dumps(body))

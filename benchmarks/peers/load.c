@@ -3,7 +3,8 @@
  *     load closed PORT BODYFILE --conns N --requests N | --ms N [--ramp-ms N] [--chunks N] [--late-ms N]
  *         each connection sends its next request when the last is answered, until so many were sent or so long has
  *         passed. With --chunks, answers are streams of backend.c and every byte of them is checked; chunks_per_s and
- *         full_delay_us are those of the time when all streams were open.
+ *         full_delay_us are those of the time when all streams were open. Eight @ in a row in the body become a number
+ *         of the connection's own: a gateway that keeps conversations together sees as many as there are connections.
  *     load latency ROUNDS BLOCK PORT,PORT,... BODYFILE BODYFILE...
  *         one request at a time on one connection per port; in each round the ports take turns in another order.
  */
@@ -22,11 +23,12 @@ typedef struct {
     uint64_t began_ns;
     Bytes line, event;   /* head or chunk-size line; event under way */
     uint32_t id, seq;
-    int done, started, heard, failures;
+    int done, started, heard, failures, number;
 } Conn;
 
 static char *request;
 static size_t request_len;
+static char *own_number; /* its place in the request; NULL: it has none */
 static uint32_t expect_chunks;
 static uint64_t changed, misplaced, foreign, incomplete, chunks, duplicated;
 static Numbers latencies, delays, full_delays;
@@ -161,6 +163,7 @@ static void load_request(const char *file, int port) {
                        "bench\r\nContent-Type: application/json\r\nAuthorization: Bearer %s\r\nContent-Length: %zu\r\n\r\n", port, key ? key : "none", n);
     memcpy(request + head, body, n);
     request_len = (size_t)head + n;
+    own_number = memmem(request, request_len, "@@@@@@@@", 8);
     free(body);
 }
 
@@ -173,6 +176,14 @@ static void fresh(Conn *c) {
 }
 
 /* Closed loop */
+
+/* What is left of its request, or as much of it as can be sent now. */
+static ssize_t send_request(Conn *c) {
+    char number[9];
+    snprintf(number, sizeof number, "%04u%04u", (unsigned)getpid() % 10000u, (unsigned)c->number % 10000u);
+    if (own_number) memcpy(own_number, number, 8);
+    return send(c->fd, request + c->sent, request_len - c->sent, MSG_NOSIGNAL);
+}
 
 static int by_number(const void *a, const void *b) {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
@@ -221,6 +232,7 @@ static int closed_loop(int argc, char **argv) {
             c->fd = open_socket(port, SOCK_NONBLOCK);
             if (c->fd < 0) { failed++; sent++; continue; }
             c->open = 1;
+            c->number = i;
             c->heard = 0;
             c->began_ns = now_ns();
             sent++;
@@ -234,7 +246,7 @@ static int closed_loop(int argc, char **argv) {
             Conn *c = events[i].data.ptr;
             int complete = 0, gone = 0;
             if (events[i].events & EPOLLOUT && c->sent < request_len) {
-                ssize_t m = send(c->fd, request + c->sent, request_len - c->sent, MSG_NOSIGNAL);
+                ssize_t m = send_request(c);
                 if (m > 0) c->sent += (size_t)m;
                 if (c->sent == request_len) {
                     struct epoll_event e = {.events = EPOLLIN, .data.ptr = c};
@@ -266,7 +278,7 @@ static int closed_loop(int argc, char **argv) {
                 fresh(c);
                 c->began_ns = now_ns();
                 sent++;
-                ssize_t m = send(c->fd, request, request_len, MSG_NOSIGNAL);
+                ssize_t m = send_request(c);
                 c->sent = m > 0 ? (size_t)m : 0;
                 if (c->sent < request_len) {
                     struct epoll_event e = {.events = EPOLLIN | EPOLLOUT, .data.ptr = c};

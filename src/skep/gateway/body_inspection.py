@@ -23,6 +23,7 @@ import re
 import zlib
 from collections.abc import Iterable
 from itertools import islice
+from typing import Annotated
 
 import msgspec
 
@@ -62,7 +63,7 @@ class NotAnObject(ValueError):
 
 
 class _RequestBody(msgspec.Struct):
-    model: str | None = None
+    model: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)] | None = None
     messages: msgspec.Raw = msgspec.Raw(b"")
     system: msgspec.Raw = msgspec.Raw(b"")
     instructions: msgspec.Raw = msgspec.Raw(b"")
@@ -92,13 +93,7 @@ def inspect_body(body: bytes, *, conversation: bool = True) -> BodySummary:
         if body.startswith(_BOM):
             return inspect_body(body[len(_BOM) :], conversation=conversation)
         raise NotAnObject(str(error)) from None
-    _check_length(fields.model)
     return BodySummary(fields.model, _conversation(fields) if conversation else None)
-
-
-def _check_length(model: str | None) -> None:
-    if model is not None and len(model) > LONGEST_NAME:
-        raise NotAnObject(f"the name of its `model` is longer than {LONGEST_NAME} characters")
 
 
 def model_of_form(body: bytes) -> str | None:
@@ -175,7 +170,8 @@ def _inspect_ends(body: bytes, *, conversation: bool) -> BodySummary | None:
     name = _name(found["name"]) if found is not None else None
     if found is None or name is None:
         return BodySummary(None, digest) if is_long else None
-    _check_length(name)
+    if len(name) > LONGEST_NAME:
+        raise NotAnObject(f"the name of its `model` is longer than {LONGEST_NAME} characters")
     return BodySummary(name, digest, found.span("name"))
 
 
