@@ -37,8 +37,9 @@ from peers.start import start_nginx, wait_ready
 
 from skep.bench.endpoint import Endpoint, find_endpoint
 from skep.bench.tasks import BenchTask, Sender
-from skep.engines.base import REPORT_FD, Launch
+from skep.engines.base import Launch
 from skep.engines.llamacpp import Embedded
+from skep.host.processes import REPORT_FD
 from skep.paths import user_paths
 from skep.testing.process import FakeEngine, GatewayProcess
 from skep.weights.pull import pull

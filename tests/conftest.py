@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import inspect
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +13,7 @@ from xdist.scheduler import LoadFileScheduling
 from commands import environment, running_skep
 from forked_processes import ForkedProcess
 from skep.store.database import open_store
+from skep.supervisor import control
 from skep.testing.process import FakeEngine, GatewayProcess
 
 # How quick this machine is at the moment is no finding.
@@ -18,6 +21,7 @@ settings.register_profile("skep", max_examples=50, deadline=None, suppress_healt
 settings.load_profile("skep")
 
 FakeEngine.popen = ForkedProcess
+control.subprocess = SimpleNamespace(Popen=ForkedProcess, PIPE=subprocess.PIPE)  # of `skep up -d`
 
 gc.disable()  # collecting 9,000 tests makes no garbage; `pytest_collection_finish` enables it again
 

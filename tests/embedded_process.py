@@ -7,8 +7,8 @@ import subprocess
 from contextlib import contextmanager
 from functools import cache
 
-from skep.engines.base import REPORT_FD
 from skep.engines.llamacpp import Embedded
+from skep.host.processes import REPORT_FD
 from skep.paths import user_paths
 from skep.weights.pull import installed, pull
 

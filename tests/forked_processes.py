@@ -1,4 +1,4 @@
-"""Fake engines and gateways as children of a process that has loaded them: no start of Python for each.
+"""Fake engines, gateways and hives as children of a process that has loaded them: no start of Python for each.
 
 They are processes like any other, with files, signals and an end of their own. Only their command line is another's.
 """
@@ -7,13 +7,16 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import traceback
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.forkserver import get_inherited_fds
 from pathlib import Path
 
-MODULES = ("skep.testing.fake_engine", "skep.gateway.main")
+MODULES = ("skep.testing.fake_engine", "skep.gateway.main", "skep.cli.hive_process", "skep.supervisor.process_guard")
+OF_A_HIVE = ("skep.gateway.main", "skep.supervisor.process_guard")  # not its engines: an environment tells them
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([*MODULES])
 
@@ -32,28 +35,49 @@ def inherited_file(place):
     return get_inherited_fds()[place]
 
 
-def run_module(name, words, env, error):
+def run_module(name, words, env):
     """In the child: what `python -m NAME WORDS...` does."""
     os.environ.clear()
     os.environ.update(env)
-    os.dup2(error, sys.stderr.fileno())
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(fd, mode, closefd=False) for fd, mode in enumerate("rww"))
     sys.argv = [name, *map(str, words)]
     sys.exit(importlib.import_module(name).main())
 
 
-class ForkedProcess(FORKS.Process):
-    """As much of `subprocess.Popen` as is used of a fake engine and of a gateway."""
+def run_forked(name, words, env, files, folder, alone):
+    """In a child of the fork server."""
+    for place, number in files.items():
+        os.dup2(number, place)
+    os.chdir(folder)
+    if alone:
+        os.setsid()
+    subprocess.Popen = ForkedChild
+    run_module(name, words, env)
 
-    def __init__(self, argv, *, pass_fds, stderr, env=None, **_files):
+
+class ForkedProcess(FORKS.Process):
+    """As much of `subprocess.Popen` as is used of a fake engine, of a gateway and of a hive."""
+
+    def __init__(self, argv, *, pass_fds, stderr, stdin=None, stdout=None, env=None, start_new_session=False):
         python, _m, name, *words = argv
         assert (python, name in MODULES) == (sys.executable, True)
         numbers = {*map(str, pass_fds)}
         words = [PassedFile(int(word)) if word in numbers else word for word in words]
-        args = (name, words, dict(env or os.environ), PassedFile(stderr.fileno()))
-        super().__init__(target=run_module, args=args, daemon=True)
+        read_fd, write_fd = os.pipe() if stdin == subprocess.PIPE else (None, None)
+        files = {0: read_fd, 1: stdout and stdout.fileno(), 2: stderr.fileno()}
+        passed = {place: PassedFile(number) for place, number in files.items() if number is not None}
+        args = (name, words, dict(env or os.environ), passed, Path.cwd(), start_new_session)
+        super().__init__(target=run_forked, args=args, daemon=True)
         self.start()
+        if write_fd is not None:
+            os.close(read_fd)
+            self.stdin = os.fdopen(write_fd, "wb")
 
     def poll(self):
+        return self.exitcode
+
+    @property
+    def returncode(self):
         return self.exitcode
 
     def wait(self, timeout=None):
@@ -65,6 +89,32 @@ class ForkedProcess(FORKS.Process):
     def send_signal(self, number):
         if self.exitcode is None:
             os.kill(self.pid, number)
+
+
+class ForkedChild(subprocess.Popen):
+    """What a hive starts: its gateway and its guards go on in the child that would have become another program."""
+
+    def __init__(self, argv, *args, pass_fds=(), env=None, **how):
+        if [*argv[:2]] == [sys.executable, "-m"] and argv[2] in OF_A_HIVE:
+
+            def go_on():
+                for number in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - {0, 1, 2, *pass_fds}:
+                    with contextlib.suppress(OSError):
+                        os.close(number)
+                signal.set_wakeup_fd(-1)
+                for number in signal.valid_signals():
+                    if callable(signal.getsignal(number)):
+                        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+                try:
+                    run_module(argv[2], argv[3:], dict(os.environ if env is None else env))
+                except SystemExit as ended:
+                    os._exit(ended.code or 0)
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+
+            how["preexec_fn"] = go_on
+        super().__init__(argv, *args, pass_fds=pass_fds, env=env, **how)
 
 
 def alive(pid):

@@ -6,9 +6,7 @@ import contextlib
 import fcntl
 import os
 import stat
-import tempfile
 import time
-import tomllib
 from collections import deque
 from collections.abc import Iterator
 from io import FileIO
@@ -59,6 +57,8 @@ def lock_holder(lock_path: Path) -> int | None:
 
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     """Write beside its place and move it there, so that a reader never sees half a file."""
+    import tempfile
+
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -70,6 +70,12 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     except BaseException:
         Path(draft).unlink(missing_ok=True)
         raise
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a file that only this user can read, at once and whole."""
+    make_private(path.parent)
+    write_whole(path, text, 0o600)
 
 
 PAGES = (".html", ".htm", ".svg")
@@ -208,6 +214,8 @@ def read_user_text(path: Path) -> str:
 
 
 def read_user_toml(path: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         return tomllib.loads(read_user_text(path))
     except tomllib.TOMLDecodeError as error:

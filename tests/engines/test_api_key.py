@@ -3,7 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from skep.engines.base import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, Launch, engine_named, new_key, shows_key
+from skep.engines.base import Launch, engine_named, new_key, shows_key
+from skep.host.processes import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE
 
 KEY = "a-key-of-this-hive"
 PLAIN = Launch("m-0", "fake", "m", None, slots=1, context_tokens=100, threads=1, port=9001, checkpoint="org/m")

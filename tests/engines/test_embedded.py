@@ -19,11 +19,12 @@ from api_clients import openai
 from embedded_process import MODEL
 from skep.catalog.presets import Draft, EngineOptions
 from skep.deploy.launches import KV_BYTES
-from skep.engines.base import EXIT_FINAL, REPORT_FD, Launch
+from skep.engines.base import EXIT_FINAL, Launch
 from skep.engines.diagnosis import diagnose
 from skep.engines.embedded_server import http_threads
 from skep.engines.llamacpp import KV_TYPES, Embedded, batch_of
 from skep.errors import UserError
+from skep.host.processes import REPORT_FD
 from skep.paths import user_paths
 from skep.supervisor.control import replica_key
 

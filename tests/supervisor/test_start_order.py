@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 from supervised import LAUNCH, ONCE, running
 
-from skep.engines.base import ENGINE_KEY
 from skep.errors import EngineError
+from skep.host.processes import ENGINE_KEY
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.replica import StartOrder
 from skep.wire.listen import free_port

@@ -122,10 +122,14 @@ def spellings(file_name: str) -> Mapping[str, str]:
     return {squeeze(alias): name for name, alias in called} | {squeeze(name): name for name in told}
 
 
+@lru_cache(maxsize=8)
+def squeezed_ids(file_name: str) -> Mapping[str, str]:
+    return {squeeze(name): name for name in table_texts(file_name)}
+
+
 def find_name(file_name: str, spelled: Sequence[str]) -> str | None:
     """Return the id that the first known spelling stands for. Where that is an id itself, no alias is read."""
-    ids = {squeeze(name): name for name in table_texts(file_name)}
-    if spelled and spelled[0] in ids:
-        return ids[spelled[0]]
+    if spelled and (found := squeezed_ids(file_name).get(spelled[0])):
+        return found
     known = spellings(file_name)
     return next((known[spelling] for spelling in spelled if spelling in known), None)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from skep.catalog.presets import Draft, EngineOptions, own_flag
 from skep.engines import discovery
-from skep.engines.base import ENGINE_KEY, Engine, Launch, engine_named, key_variables
+from skep.engines.base import Engine, Launch, engine_named, key_variables
 from skep.errors import UserError
+from skep.host.processes import ENGINE_KEY
 
 VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
 P2P = {"off": ("NCCL_P2P_DISABLE", "1"), "nvlink": ("NCCL_P2P_LEVEL", "NVL")}

@@ -22,10 +22,10 @@ from msgspec.structs import replace
 
 from skep.catalog.presets import EngineOptions
 from skep.errors import UserError
-from skep.files import write_whole
-from skep.paths import HOST, make_private
+from skep.files import write_secret
+from skep.host.processes import ENGINE_KEY, REPORT_FD
+from skep.paths import HOST
 
-REPORT_FD = "{report_fd}"  # in an argv: the number of the pipe on which the engine tells its address
 # of a card, where none is given: the engines' own. vLLM says 0.92 since 2026, and the lower one is safe
 DEFAULT_SHARES = {"vllm": 0.9, "sglang": 0.88}
 EXIT_FINAL = 78  # an engine of ours that ends so would end so again: no restart helps
@@ -195,10 +195,7 @@ def engine_named(name: str, binary: str | None = None) -> Engine:
     return cast("Engine", made)
 
 
-ENGINE_KEY = "SKEP_ENGINE_KEY"
 GATEWAY_KEY = "SKEP_API_KEY"
-KEY_HERE = "{engine_key}"  # in an argv: the guard puts the key there, for engines that take it in no other way
-KEY_FILE_HERE = "{engine_key_file}"  # in an argv: the guard puts the name of a YAML file with the key there
 KEY_FILE = "engine-key"  # in the state folder while a hive runs
 REFUSED = "this engine requires its deployment's key: send the request to the gateway"
 NO_ORIGIN = "none"  # the web pages that an engine gives leave: no page has this origin
@@ -227,12 +224,6 @@ def shows_key(key: str, authorization: bytes | None) -> bool:
     """Where there is no key, everybody does."""
     scheme, _, shown = (authorization or b"").partition(b" ")
     return not key or (scheme.lower() == b"bearer" and compare_digest(shown.strip(), key.encode()))
-
-
-def write_secret(path: Path, text: str) -> None:
-    """Write a file that only this user can read, at once and whole."""
-    make_private(path.parent)
-    write_whole(path, text, 0o600)
 
 
 @contextmanager

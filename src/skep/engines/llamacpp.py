@@ -25,9 +25,10 @@ from skep.engines.adapter import (
     p2p_variables,
     source_of,
 )
-from skep.engines.base import ENGINE_KEY, NO_ORIGIN, REPORT_FD, Launch, OwnEngine
+from skep.engines.base import NO_ORIGIN, Launch, OwnEngine
 from skep.engines.embedded_server import NGRAM, http_threads
 from skep.errors import EngineError, UserError
+from skep.host.processes import ENGINE_KEY, REPORT_FD
 
 BATCH = 2048  # its own default for what one batch holds; a micro-batch cannot be larger
 LEAST_BATCH = 2  # what its own first run takes

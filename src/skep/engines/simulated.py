@@ -6,8 +6,9 @@ import json
 
 import msgspec
 
-from skep.engines.base import REPORT_FD, Launch, OwnEngine, other_host
+from skep.engines.base import Launch, OwnEngine, other_host
 from skep.errors import UserError
+from skep.host.processes import REPORT_FD
 from skep.planner.predict import SpeedModel
 from skep.planner.step import StepModel
 from skep.units import GIB

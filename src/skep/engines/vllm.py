@@ -23,8 +23,9 @@ from skep.engines.adapter import (
     p2p_variables,
     source_of,
 )
-from skep.engines.base import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, Launch
+from skep.engines.base import Launch
 from skep.errors import UserError
+from skep.host.processes import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE
 
 _METHODS = {"draft": "draft_model", "eagle": "eagle3"}
 _ALGORITHMS = {"mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STANDALONE", "ngram": "NGRAM", "dflash": "DFLASH"}

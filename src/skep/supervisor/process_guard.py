@@ -25,9 +25,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from skep.engines.base import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, REPORT_FD, write_secret
-from skep.files import RotatingLog
-from skep.host.processes import MARK, descendants
+from skep.files import RotatingLog, write_secret
+from skep.host.processes import ENGINE_KEY, KEY_FILE_HERE, KEY_HERE, MARK, REPORT_FD, descendants
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from skep.engines.base import ENGINE_KEY, EXIT_FINAL, GATEWAY_KEY, Diagnosis, Engine, Launch, key_headers
+from skep.engines.base import EXIT_FINAL, GATEWAY_KEY, Diagnosis, Engine, Launch, key_headers
 from skep.errors import EngineError
 from skep.host.facts import read_oom_kills
-from skep.host.processes import kill_marked
+from skep.host.processes import ENGINE_KEY, kill_marked
 from skep.supervisor.lifecycle import Life, Lifecycle, LifecycleAction, ReplicaState, RestartPolicy, ToDo
 from skep.supervisor.process_guard import EngineAddress, Exited, FromGuard, Spawned, Terminate
 from skep.wire.client import HttpResponse, WireFailure, fetch_once
