@@ -4,6 +4,8 @@ import asyncio
 import gc
 import inspect
 import subprocess
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -34,11 +36,27 @@ def pytest_collection_finish():
     gc.enable()
 
 
+class ByFile(LoadFileScheduling):
+    """A file goes to one worker: what is made once for its tests is made once.
+
+    So do the files that use the makers' clients of the gateway, and those of MCP's: to load them takes seconds.
+    """
+
+    def _split_scope(self, nodeid):
+        file = super()._split_scope(nodeid)
+        folder = str(Path(file).parent)
+        return folder if folder == "tests/mcp" or (folder == "tests/gateway" and uses_clients(file)) else file
+
+
+@cache
+def uses_clients(file):
+    return "api_clients" in (Path(__file__).parent.parent / file).read_text()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give a file to one worker, in their order: what is made once for its tests is made once."""
-    config.option.loadscopereorder = False
-    return LoadFileScheduling(config, log)
+    config.option.loadscopereorder = False  # in the order of the files
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -554,5 +554,5 @@ def busy_of(decider, spec):
     return sum(replica.busy for replica in decider.replicas() if replica.spec is spec)
 
 
-AdmissionMachine.TestCase.settings = settings(max_examples=70, stateful_step_count=50, deadline=None)
+AdmissionMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 TestAdmissionMachine = AdmissionMachine.TestCase

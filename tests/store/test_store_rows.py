@@ -4,6 +4,7 @@ import sqlite3
 import types
 from collections.abc import Mapping
 from enum import Enum
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -76,6 +77,7 @@ def values(hint):
     return PLAIN[hint] if hint in PLAIN else records(hint)
 
 
+@cache
 def records(kind):
     hints = get_type_hints(kind, include_extras=True)
     return st.builds(kind, **{name: values(hints[name]) for name in kind.__struct_fields__})

@@ -27,6 +27,8 @@ BEGINNINGS = (
     "/healthz", "/nowhere", "/api/nowhere.json",
 )  # fmt: skip
 
+NOTHING_STORED = ("/static/", "/plan?", "/plan/", "/api/plan")  # on these: a plan is made of the catalogue
+
 
 def fill(store):
     _fill_series(store)
@@ -91,7 +93,7 @@ def answers(public):
     while left:
         path = left.pop()
         other_window = "window=" in path and "window=all" not in path  # what they show, the window of all shows too
-        if path in found or path.startswith("/static/") or other_window or len(found) > 400:
+        if path in found or path.startswith(NOTHING_STORED) or other_window or len(found) > 400:
             continue
         found[path] = public(path)[1]
         if "<html" in found[path]:

@@ -13,7 +13,7 @@ from skep.wire.heads import HeadCache
 from skep.wire.server import HttpServer, ServerConnection
 from skep.wire.server_request import METHODS
 
-EXAMPLES = int(os.environ.get("SKEP_FUZZ_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("SKEP_FUZZ_EXAMPLES", "60"))
 SEARCH = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 FINAL = b"GET /final HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 

@@ -265,8 +265,10 @@ class _LoadSimulation:
         place = self.upcoming
         self.upcoming += 1
         self.sent[place] = now
-        paced = zip(self.replicas, self.pace, strict=True)
-        best, _ = min(paced, key=lambda one: (one[0].load >= one[0].slots, one[0].load, -one[1]))
+        best = self.replicas[0]
+        if len(self.replicas) > 1:
+            paced = zip(self.replicas, self.pace, strict=True)
+            best, _ = min(paced, key=lambda one: (one[0].load >= one[0].slots, one[0].load, -one[1]))
         best.submit(Sequence(place, self.prompt, self.outputs[place], self.cached))
 
     def _start(self, now: float, next_arrival: float | None) -> None:
