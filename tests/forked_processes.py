@@ -4,6 +4,7 @@ They are processes like any other, with files, signals and an end of their own. 
 """
 
 import contextlib
+import ctypes
 import importlib
 import multiprocessing
 import os
@@ -15,8 +16,9 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.forkserver import get_inherited_fds
 from pathlib import Path
 
+from skep.host.processes import MARK
+
 MODULES = ("skep.testing.fake_engine", "skep.gateway.main", "skep.cli.hive_process", "skep.supervisor.process_guard")
-OF_A_HIVE = ("skep.gateway.main", "skep.supervisor.process_guard")  # not its engines: an environment tells them
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([*MODULES])
 
@@ -39,7 +41,8 @@ def run_module(name, words, env):
     """In the child: what `python -m NAME WORDS...` does."""
     os.environ.clear()
     os.environ.update(env)
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(fd, mode, closefd=False) for fd, mode in enumerate("rww"))
+    show_environment(env)
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(fd, mode, 1, closefd=False) for fd, mode in enumerate("rww"))
     sys.argv = [name, *map(str, words)]
     sys.exit(importlib.import_module(name).main())
 
@@ -92,29 +95,48 @@ class ForkedProcess(FORKS.Process):
 
 
 class ForkedChild(subprocess.Popen):
-    """What a hive starts: its gateway and its guards go on in the child that would have become another program."""
+    """What a hive starts, and what its guards start: it goes on in the child that would have become another program."""
 
-    def __init__(self, argv, *args, pass_fds=(), env=None, **how):
-        if [*argv[:2]] == [sys.executable, "-m"] and argv[2] in OF_A_HIVE:
+    def __init__(self, argv, *args, pass_fds=(), env=None, preexec_fn=None, **how):
+        if [*argv[:2]] == [sys.executable, "-m"] and argv[2] in MODULES:
+            told = dict(os.environ if env is None else env)
+            how["preexec_fn"] = lambda: go_on(argv[2:], told, {0, 1, 2, *pass_fds}, preexec_fn)
+        super().__init__(argv, *args, pass_fds=pass_fds, env=env, **{"preexec_fn": preexec_fn, **how})
 
-            def go_on():
-                for number in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - {0, 1, 2, *pass_fds}:
-                    with contextlib.suppress(OSError):
-                        os.close(number)
-                signal.set_wakeup_fd(-1)
-                for number in signal.valid_signals():
-                    if callable(signal.getsignal(number)):
-                        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-                try:
-                    run_module(argv[2], argv[3:], dict(os.environ if env is None else env))
-                except SystemExit as ended:
-                    os._exit(ended.code or 0)
-                except BaseException:
-                    traceback.print_exc()
-                    os._exit(1)
 
-            how["preexec_fn"] = go_on
-        super().__init__(argv, *args, pass_fds=pass_fds, env=env, **how)
+def go_on(argv, env, kept, before):
+    """In a child that has the files, session and group of a new program: what its start would have changed."""
+    if before is not None:
+        before()
+    for number in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - kept:
+        with contextlib.suppress(OSError):
+            os.close(number)
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    code = 1
+    try:
+        run_module(argv[0], argv[1:], env)
+    except SystemExit as ended:
+        code = ended.code or 0
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def show_environment(env):
+    """Let /proc tell it, as of a new program: what a guard leaves behind is found by a mark in it."""
+    start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])
+    first = {MARK: env[MARK], **env} if MARK in env else env
+    words = b"\0".join(f"{name}={value}".encode() for name, value in first.items())
+    if start:  # the kernel tells it to this user
+        ctypes.memmove(start, words[: end - start].ljust(end - start, b"\0"), end - start)
 
 
 def alive(pid):
