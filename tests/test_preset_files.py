@@ -259,7 +259,7 @@ CONTAINER = st.builds(
 ENV = st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True), TEXT, max_size=3)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     OPTIONS,
     st.lists(PUBLISHED, max_size=2).map(tuple),
