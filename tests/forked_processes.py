@@ -20,7 +20,7 @@ from skep.host.processes import MARK
 
 MODULES = ("skep.testing.fake_engine", "skep.gateway.main", "skep.cli.hive_process", "skep.supervisor.process_guard")
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([*MODULES])
+FORKS.set_forkserver_preload([*MODULES, __name__])
 
 
 class PassedFile:
@@ -44,7 +44,8 @@ def run_module(name, words, env):
     show_environment(env)
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(fd, mode, 1, closefd=False) for fd, mode in enumerate("rww"))
     sys.argv = [name, *map(str, words)]
-    sys.exit(importlib.import_module(name).main())
+    module = importlib.import_module(name)
+    sys.exit(module.main() if hasattr(module, "main") else module.run_detached(module.remote_nodes))
 
 
 def run_forked(name, words, env, files, folder, alone):

@@ -27,7 +27,7 @@ from skep.config.keys import digest_of
 from skep.store.database import open_store
 from skep.supervisor.main import default_workers
 
-WORKERS = 4
+WORKERS = 3
 PEM = Path(__file__).parents[1] / "wire" / "localhost.pem"
 
 

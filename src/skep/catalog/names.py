@@ -24,6 +24,7 @@ _ENDINGS = (
 _DATED = re.compile(r"(?:2[3-9](?:0[1-9]|1[0-2])|v[0-9](?:[._][0-9])?)")  # -2507, -v1.5
 
 
+@lru_cache(maxsize=4096)
 def squeeze(name: str) -> str:
     """Two names that differ only in case, spaces, dashes, underscores and dots are the same name."""
     return "".join(c for c in name.casefold() if c.isalnum() or c in "+/")
@@ -122,14 +123,10 @@ def spellings(file_name: str) -> Mapping[str, str]:
     return {squeeze(alias): name for name, alias in called} | {squeeze(name): name for name in told}
 
 
-@lru_cache(maxsize=8)
-def squeezed_ids(file_name: str) -> Mapping[str, str]:
-    return {squeeze(name): name for name in table_texts(file_name)}
-
-
 def find_name(file_name: str, spelled: Sequence[str]) -> str | None:
     """Return the id that the first known spelling stands for. Where that is an id itself, no alias is read."""
-    if spelled and (found := squeezed_ids(file_name).get(spelled[0])):
-        return found
+    ids = {squeeze(name): name for name in table_texts(file_name)}
+    if spelled and spelled[0] in ids:
+        return ids[spelled[0]]
     known = spellings(file_name)
     return next((known[spelling] for spelling in spelled if spelling in known), None)

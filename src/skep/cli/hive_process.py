@@ -5,10 +5,5 @@ import sys
 from skep.cli.hive import remote_nodes
 from skep.supervisor.main import run_detached
 
-
-def main() -> int:
-    return run_detached(remote_nodes)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_detached(remote_nodes))

@@ -9,10 +9,9 @@ from pathlib import Path
 
 MARK = "SKEP_REPLICA"  # in the environment of an engine and of all it starts
 ENGINE_KEY = "SKEP_ENGINE_KEY"
-# In the argv of an engine, for the guard to replace:
-REPORT_FD = "{report_fd}"  # the number of the pipe on which the engine tells its address
-KEY_HERE = "{engine_key}"  # the key, for engines that take it in no other way
-KEY_FILE_HERE = "{engine_key_file}"  # the name of a YAML file with the key
+REPORT_FD = "{report_fd}"  # in an argv: the number of the pipe on which the engine tells its address
+KEY_HERE = "{engine_key}"  # in an argv: the guard puts the key there, for engines that take it in no other way
+KEY_FILE_HERE = "{engine_key_file}"  # in an argv: the guard puts the name of a YAML file with the key there
 
 
 def kill_marked(mark: str) -> int:
