@@ -154,7 +154,7 @@ def test_a_name_longer_than_any_model_has_is_refused():
     chat = {"messages": turns("hi", 1), "pad": "x" * LARGE}
     name = "m" * (LONGEST_NAME + 1)
     for body in ({"model": name}, {"model": name, **chat}, {**chat, "model": name}):
-        with pytest.raises(NotAnObject, match="longer than|length <="):
+        with pytest.raises(NotAnObject, match=r"longer than|length <="):
             inspect_body(compact(body))
 
 

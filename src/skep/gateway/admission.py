@@ -13,6 +13,7 @@ from itertools import count
 
 from skep.config.gateway_messages import AdmissionLimits, ReplicaSpec, UnloadedModel
 from skep.gateway.replica_table import (
+    SMOOTHING,
     Action,
     Arrival,
     ConversationAffinity,
@@ -173,7 +174,8 @@ class Admission:
         pool = self._models.get(home.spec.model)
         if pool is None:
             return []
-        pool.note_service(now - lease.granted_at)
+        seconds = now - lease.granted_at
+        pool.service_s += SMOOTHING * (seconds - pool.service_s) if pool.service_s else seconds
         return self._serve(pool, now) if pool.queue.by_id else []
 
     def hung_up(self, request_id: str, now: float) -> list[Action]:

@@ -426,7 +426,7 @@ class ModelPool:
         self.queue = ModelQueue(aging_s)
         self.replicas: list[GatewayReplica] = []
         self._by_name: dict[str, GatewayReplica] = {}
-        self._service_s: float | None = None  # smoothed duration of a lease
+        self.service_s = 0.0  # smoothed duration of a lease; 0: none has ended
 
     # What happens to its replicas
 
@@ -443,10 +443,6 @@ class ModelPool:
         """Note that a replica left the table. `become` follows."""
         replica.listed = False
         self._count_flows(replica, -1)
-
-    def note_service(self, seconds: float) -> None:
-        before = self._service_s
-        self._service_s = seconds if before is None else (1 - SMOOTHING) * before + SMOOTHING * seconds
 
     # What stands
 
@@ -465,7 +461,7 @@ class ModelPool:
     def expected_wait_s(self, now: float) -> float:
         """Return how long a new request would wait for a slot, from the measured time of a request."""
         slots = sum(replica.slots for replica in self.alive(now))
-        drained_per_s = (slots or 1) / (self._service_s or 1.0)
+        drained_per_s = (slots or 1) / (self.service_s or 1.0)
         return max(1.0, (len(self.queue) + 1) / drained_per_s)
 
     def next(self, homes: ConversationAffinity, now: float) -> tuple[Arrival, GatewayReplica] | None:

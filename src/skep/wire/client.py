@@ -164,7 +164,7 @@ class Pool:
         call, now = Call(head, receiver, body, on_whole), time.monotonic()
         while self._idle:
             connection = self._idle.pop()
-            if connection.idle_since >= now - IDLE_S and not connection.closing:
+            if connection.idle_since >= now - IDLE_S and not connection.is_closing():
                 if now - connection.idle_since > STALE_S:
                     connection.used = True  # it may have been lost while it stood idle, like any other
                 connection.start(call, now)
@@ -176,7 +176,7 @@ class Pool:
     def has_idle(self) -> bool:
         """One that can be used at once."""
         last = self._idle[-1] if self._idle else None
-        return last is not None and not last.closing and last.idle_since >= time.monotonic() - IDLE_S
+        return last is not None and not last.is_closing() and last.idle_since >= time.monotonic() - IDLE_S
 
     async def prepare(self, connections: int) -> None:
         """Have this many idle: who measures must not count the time to connect. What fails is left to the calls."""
@@ -299,10 +299,6 @@ class _ClientConnection(asyncio.Protocol):
         """Return a used connection that was lost at once and without a byte had been closed before we wrote."""
         return self.used and not self.answered and lost_at - self._sent_at < STALE_S
 
-    @property
-    def closing(self) -> bool:
-        return self._transport is None or self._transport.is_closing()
-
     def start(self, call: Call, at: float) -> None:
         self._call = call
         call.carrier = self
@@ -337,6 +333,7 @@ class _ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self.is_closing = transport.is_closing
         self._pool.open.add(self)
 
     def data_received(self, data: bytes) -> None:
