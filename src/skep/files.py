@@ -8,7 +8,7 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import FileIO
 from itertools import count, pairwise
 from pathlib import Path, PosixPath
@@ -55,14 +55,15 @@ def lock_holder(lock_path: Path) -> int | None:
     return pid if any(row[5].endswith(f":{inode}") for row in mine) else None
 
 
-def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write beside its place and move it there, so that a reader never sees half a file."""
+def write_whole(path: Path, content: str | Iterable[bytes | memoryview], mode: int = 0o644) -> int:
+    """Write beside its place and move it there, so that a reader never sees half a file. Return how many bytes."""
     import tempfile
 
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines((content.encode(),) if isinstance(content, str) else content)
+            size = file.tell()
             file.flush()
             os.fsync(descriptor)  # whole also after a power failure
         Path(draft).chmod(mode)
@@ -70,6 +71,12 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     except BaseException:
         Path(draft).unlink(missing_ok=True)
         raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)  # a move is on disk only when its folder is
+    finally:
+        os.close(folder)
+    return size
 
 
 def write_secret(path: Path, text: str) -> None:

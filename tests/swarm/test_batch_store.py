@@ -134,7 +134,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
 
 def test_what_a_killed_process_left_behind_is_removed_when_it_is_old(tmp_path):
     """A whole file without its row is kept for long: the store may have been replaced by mistake."""
-    room, kept, lost, part = FileStorage(tmp_path), new_file_id(), new_file_id(), f"{new_file_id()}.part"
+    room, kept, lost, part = FileStorage(tmp_path), new_file_id(), new_file_id(), f".{new_file_id()}.draft"
     for name in (kept, lost, part, "notes.txt"):
         (tmp_path / name).write_bytes(b"x")
         os.utime(tmp_path / name, (1000, 1000))

@@ -22,11 +22,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from skep.files import write_whole
 from skep.gateway.batch.store import BatchRequest
 from skep.units import MIB, format_bytes, shortened
 
 KEPT_FREE_BYTES = 512 * MIB  # of the disk, for results, the store and everything else that is on it
-UNFINISHED = ".part"
 UNFINISHED_S = 3600.0  # after so long nobody writes to it any more
 ORPHANED_S = 30 * 86_400.0  # a name without a row: an upload that was killed, or a store that may be brought back
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")
@@ -59,25 +59,7 @@ class FileStorage:
     def write(self, file_id: str, pieces: Iterable[bytes | memoryview]) -> int:
         """Return how many bytes. Raises OSError with nothing left behind."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self.path(file_id)
-        part = path.with_name(path.name + UNFINISHED)
-        try:
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.writelines(pieces)
-                size = file.tell()
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-        folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)  # a rename is on disk only when its folder is
-        finally:
-            os.close(folder)
-        return size
+        return write_whole(self.path(file_id), pieces, 0o600)
 
     def read(self, file_id: str, start: int, length: int) -> bytes:
         with self.path(file_id).open("rb") as file:
@@ -92,10 +74,9 @@ class FileStorage:
         ids, now = set(known), time.time() if now is None else now
         with contextlib.suppress(FileNotFoundError):
             for path in self.folder.iterdir():
-                name = path.name.removesuffix(UNFINISHED)
-                if not FILE_ID.fullmatch(name) or path.name in ids:
+                if not FILE_ID.match(path.name.lstrip(".")) or path.name in ids:
                     continue
-                kept_s = ORPHANED_S if name == path.name else UNFINISHED_S
+                kept_s = UNFINISHED_S if path.name.startswith(".") else ORPHANED_S
                 with contextlib.suppress(OSError):
                     if now - path.stat().st_mtime > kept_s:
                         path.unlink()
