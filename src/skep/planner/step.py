@@ -318,7 +318,9 @@ class StepModel(msgspec.Struct, frozen=True):
             seconds += _smooth(self.experts_s * share, self.experts_flop_s * tokens) * uneven
         seconds += _smooth(self.head_s, self.head_flop_s * max(1.0, sequences * per_sequence))
         if self.batch_s and tokens > 1:  # one by one or all at once: the slower of both
-            seconds = max(seconds, read + self.batch_s * (min(tokens, self.batch_tokens) - 1.0))
+            first = self.dense_s + self.head_s + self.experts_s * self.experts_per_token / (self.experts or 1)
+            longest = max(seconds, tokens * first)  # as many steps of one token
+            seconds = max(seconds, min(longest, read + self.batch_s * (min(tokens, self.batch_tokens) - 1.0)))
         seconds += self.kv_s * context * (max(1.0, sequences) if self.shared_kv else 1.0)
         seconds += self.state_s * (sequences + (1 if prompt else 0))
         if self.window and sequences:
