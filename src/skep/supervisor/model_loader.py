@@ -199,6 +199,7 @@ class ModelLoader:
             raise unknown_model(model, self._eviction.states)
 
     def _answer(self, model: str) -> Message:
+        self._known(model)  # a reload may have removed it meanwhile
         residency = self._eviction.states[model].residency
         state = "waiting" if residency is Residency.OUT and model in self._eviction.queue else residency.value
         return {"ok": True, "model": model, "state": state}
