@@ -68,6 +68,7 @@ def test_the_six_lines_of_the_readme_can_be_typed(machine, tmp_path, env):
     assert url
 
 
+@pytest.mark.slow
 def test_the_page_can_be_typed_from_its_first_line_to_its_last(machine, tmp_path):
     (tmp_path / "skep.toml").write_text("[gateway]\nport = 0\n")
     (tmp_path / "tasks.jsonl").write_text('{"id": "t1", "prompt": "Say hello.", "max_tokens": 4}\n')
