@@ -30,7 +30,6 @@ gc.disable()  # collecting 9,000 tests makes no garbage; `pytest_collection_fini
 
 def pytest_collection_finish():
     """Freeze what the collected tests hold: a load collects garbage first, which takes a second with them."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)  # the default takes a tenth of all time here
     gc.enable()

@@ -29,7 +29,7 @@ LAST_LINES = {
 
 
 def child(words, env, cwd):
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    pipes = {**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE), "text": True, "encoding": "utf-8"}
     return subprocess.Popen([sys.executable, *map(str, words)], env=env, cwd=cwd, **pipes)
 
 
@@ -51,15 +51,7 @@ def what_they_say(folder, env):
     answers = folder / "answers.jsonl"
     places = {"store": str(folder / "skep.sqlite3"), "files": str(folder / "files")}
     answers.write_text("\n".join(map(json.dumps, ANSWERS)))
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", CHILD, *NAMES],
-        env=env,
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-    )  # loads what they import while engine and gateway start
+    process = child(["-W", "error", CHILD, *NAMES], env, folder)  # loads what they import while the others start
     with process, socket.socket() as taken:  # bound, and nobody listens
         taken.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"

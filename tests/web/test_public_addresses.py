@@ -90,24 +90,20 @@ def hive(_site):
 @pytest.fixture(scope="module")
 def answers(public):
     """Every public answer that a link leads to, by its address. A picture is all that it is drawn of, undrawn."""
+    found, left = {}, list(BEGINNINGS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vl_convert, "vegalite_to_svg", lambda spec, **_: f'<svg viewBox="0 0 9 9">{spec}</svg>')
-        return _followed(public)
-
-
-def _followed(public):
-    found, left = {}, list(BEGINNINGS)
-    while left:
-        path = left.pop()
-        other_window = "window=" in path and "window=all" not in path  # what they show, the window of all shows too
-        if path in found or path.startswith(NOTHING_STORED) or other_window or len(found) > 400:
-            continue
-        found[path] = public(path)[1]
-        if "<html" in found[path]:
-            links = re.findall(r'(?:href|src|data-\w+)="(/[^"]*)"', found[path])
-            left += (urlsplit(urljoin(path, unescape(link)))._replace(fragment="").geturl() for link in links)
-    found["/live"] = _first_event(public.port)
-    return found
+        while left:
+            path = left.pop()
+            other_window = "window=" in path and "window=all" not in path  # what they show, the window of all shows too
+            if path in found or path.startswith(NOTHING_STORED) or other_window or len(found) > 400:
+                continue
+            found[path] = public(path)[1]
+            if "<html" in found[path]:
+                links = re.findall(r'(?:href|src|data-\w+)="(/[^"]*)"', found[path])
+                left += (urlsplit(urljoin(path, unescape(link)))._replace(fragment="").geturl() for link in links)
+        found["/live"] = _first_event(public.port)
+        return found
 
 
 def _first_event(port):
