@@ -20,6 +20,7 @@ from skep.store.records import Index
 from skep.store.rows import insert, insert_all, queries, read
 
 MOST_READ, MOST_READ_BYTES = 200, 16_777_216  # results that are in memory at once
+DELETED_AT_ONCE = 2000
 BATCH_FILE_S = 30 * 86_400  # a file for batches goes after so long unless its client says otherwise
 
 
@@ -236,10 +237,13 @@ class BatchStore:
         return dict(self._store.read(_SQL["counts"], batch_id)[0])
 
     def forget_ended(self) -> None:
-        """Delete what the output files of ended batches have."""
+        """Delete what the output files of ended batches have. In short transactions: a gateway is serving."""
         for table in ("batch_results", "batch_requests", "batch_beginnings"):
-            with self._store.transaction() as connection:
-                connection.execute(f"DELETE FROM {table} WHERE batch_id IN ({_ENDED})")  # noqa: S608
+            some = f"SELECT batch_id, idx FROM {table} WHERE batch_id IN ({_ENDED}) LIMIT {DELETED_AT_ONCE}"  # noqa: S608
+            deleted = DELETED_AT_ONCE
+            while deleted >= DELETED_AT_ONCE:
+                with self._store.transaction() as connection:
+                    deleted = connection.execute(f"DELETE FROM {table} WHERE (batch_id, idx) IN ({some})").rowcount  # noqa: S608
 
     def _batch_of(self, row: sqlite3.Row) -> StoredBatch:
         (order,) = read([row], BatchOrder)
