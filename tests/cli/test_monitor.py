@@ -387,8 +387,8 @@ def test_a_model_that_is_swapped_behind_its_url_begins_a_new_series_and_is_told_
         with FakeEngine(model=model, port=port, token_ms=1) as engine:
             if model == "small":
                 monitor("add", "box", "--url", engine.url, "--short", "8", "--no-long", check=0)
-            probed_at = int(time.time())
             told.append([line for line in monitor("probe", "box", check=0).err.splitlines() if "begin anew" in line])
+            probed_at = int(time.time())
         eventually(lambda before=probed_at: int(time.time()) > before)  # two probes of one second are one
     assert told == [[], ["model changed from small.gguf to large.gguf; its series begin anew"], []]
     document = monitor("series", "box/hot/short/c1/ttft_ms", "--json", check=0).json[0]

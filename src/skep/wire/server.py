@@ -34,6 +34,7 @@ from skep.wire.server_request import (
 )
 
 SPARE_CONNECTIONS = 64  # beyond the limit, these many are told so; the rest are cut
+FIRST_REQUEST_S = 0.5  # for a new connection when the server stops
 OVERHEAD_PER_BYTE = 8  # of a chunked body: a chunk of one byte has five around it
 Handler = Callable[[ServerRequest], None]
 _UNUSUAL = frozenset((b"connection", b"upgrade", b"transfer-encoding", b"expect", b"trailer"))
@@ -80,15 +81,21 @@ class ServerConnection(asyncio.Protocol):
     @property
     def busy(self) -> bool:
         """It is being opened, a request is being read or answered, or its answer has not left yet."""
-        opening = self.transport is None and not self._ended
+        opening = not self._ended and (self.transport is None or (self._leaving and not self._messages))
         return opening or self._active is not None or self._in_message or unsent_bytes(self.transport) > 0
 
     def close_when_idle(self) -> None:
-        """For a graceful stop: finish what is under way, take nothing new."""
+        """For a graceful stop: finish what is under way, take nothing new. The first request may be on its way."""
         self._leaving = True
         if self._active is not None:
             self._active.keep_alive = False
-        elif not self._in_message:
+        elif self._messages:
+            self._close_if_idle()
+        else:
+            asyncio.get_running_loop().call_later(FIRST_REQUEST_S, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if self._active is None and not self._in_message:
             self._close()
 
     def _close(self) -> None:
@@ -303,8 +310,7 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(bodies.too_large())
             return True
         self._messages += 1
-        self._active = request
-        self._handler(request)
+        self._hand_over(request)
         return True
 
     def _hold(self, request: ServerRequest, size: int) -> None:
