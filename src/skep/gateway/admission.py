@@ -25,6 +25,7 @@ from skep.gateway.replica_table import (
     RejectCode,
     SlotLease,
     Withdraw,
+    load,
     process_of,
 )
 
@@ -79,7 +80,7 @@ class Admission:
 
     def anywhere(self, model: str, now: float) -> ReplicaSpec | None:
         """Return a replica for a request that takes no slot, such as a count of tokens."""
-        found = self._models[model].least_busy(now) if model in self._models else None
+        found = min(self._models[model].alive(now), key=load, default=None) if model in self._models else None
         return found.spec if found else None
 
     # Events

@@ -450,10 +450,6 @@ class ModelPool:
         """Return those that may be tried, full or not."""
         return [replica for replica in self.replicas if replica.usable(now)]
 
-    def least_busy(self, now: float) -> GatewayReplica | None:
-        """Return a replica for a request that takes no slot."""
-        return min(self.alive(now), key=load, default=None)
-
     def others(self, replica: GatewayReplica, now: float) -> bool:
         """Return whether another replica than this may be tried."""
         return any(other is not replica and other.usable(now) for other in self.replicas)

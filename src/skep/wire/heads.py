@@ -25,14 +25,8 @@ HOP_BY_HOP = frozenset((
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection",
     b"te", b"trailer", b"transfer-encoding", b"upgrade",
 ))  # fmt: skip
-
-
-class _StatusLines(dict[int, bytes]):
-    def __missing__(self, status: int) -> bytes:
-        return b"HTTP/1.1 %d Status\r\n" % status
-
-
-STATUS_LINES = _StatusLines((one.value, b"HTTP/1.1 %d %s\r\n" % (one.value, one.phrase.encode())) for one in HTTPStatus)
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+STATUS_LINES = {n: f"HTTP/1.1 {n} {_PHRASES.get(n, 'Status')}\r\n".encode() for n in range(100, 1000)}
 
 
 class Origin(msgspec.Struct, frozen=True):

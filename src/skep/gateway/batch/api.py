@@ -226,7 +226,7 @@ class BatchApi:
                 return
             if request.method == b"POST":
                 self.runner.wake.set()  # for a batch that is new, or is cancelled
-            request.respond(200, [JSON], await asyncio.to_thread(_json, answer))
+            request.respond(200, [JSON], await asyncio.to_thread(msgspec.json.encode, answer))
         except BatchApiError as refusal:
             _refuse(request, refusal)
         except (SkepError, OSError) as error:
@@ -385,11 +385,6 @@ def _refuse(request: ServerRequest, refusal: BatchApiError) -> None:
     error = {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}
     later = [(b"retry-after", b"5")] if refusal.status == 503 else []
     request.respond(refusal.status, [JSON, *later], json.dumps({"error": error, "source": "gateway"}).encode())
-
-
-def _json(document: Document) -> bytes:
-    """In a thread, and in pieces: a list of ten thousand files is long, and others want their tokens meanwhile."""
-    return "".join(json.JSONEncoder().iterencode(document)).encode()
 
 
 def file_document(file: StoredFile) -> Document:
