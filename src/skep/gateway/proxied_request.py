@@ -40,7 +40,7 @@ Piece = bytes | tuple[bytes]  # of an answer: whole chunks with their framing, o
 _NOTHING: deque[Piece] = deque(maxlen=0)
 
 _LEAVE = b"access-control-"  # for web pages: given by the gateway, not by engines, which give it to anybody
-_NOT_HANDED_ON = HOP_BY_HOP | {b"content-length"}
+NOT_HANDED_ON = HOP_BY_HOP | {b"content-length"}
 # Streams that wait for a model to be loaded get a head and comments at once: proxies and clients give up on a
 # connection on which nothing happens; a comment is something, and no event.
 STREAM_LINES = lines_of([(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")])
@@ -220,7 +220,7 @@ class Exchange:
     def _handed_on(self, head: ResponseHead) -> bytes:
         """Return the answer's own headers, for the client, and ours. Sees whether it is a stream of events."""
         if head.memo.note is None:
-            kept = [(k, v) for k, v in head.headers if k not in _NOT_HANDED_ON and not k.startswith(_LEAVE)]
+            kept = [(k, v) for k, v in head.headers if k not in NOT_HANDED_ON and not k.startswith(_LEAVE)]
             head.memo.note = lines_of(kept), (head.get(b"content-type") or b"").startswith(b"text/event-stream")
         lines: bytes
         lines, self.streamed = head.memo.note
@@ -238,7 +238,7 @@ class Exchange:
         self._attempt = self._call = None
         self.status, self.heard_at, self.response_bytes = head.status, at, len(body)
         if body:
-            self.first_at, self._whole = at, body
+            self.first_at, self._whole = at, body if self.leased else b""  # what takes no slot has no tokens
             if self.streamed:
                 self.events = body.count(b"data:")
         self._end("answered", self._proxy.admission.finished(self.id, at, answered=True) if self.leased else [])

@@ -24,19 +24,18 @@ from skep.config import gateway_messages
 from skep.config.gateway_messages import ReplicaSpec, ToGateway
 from skep.gateway import worker_messages as messages
 from skep.gateway.admission import Admission
-from skep.gateway.proxied_request import Exchange
+from skep.gateway.proxied_request import NOT_HANDED_ON, Exchange
 from skep.gateway.proxy import COLLECTED_AFTER, TICK_S, Proxy
 from skep.gateway.replica_table import Action, Arrival, Event, Forward, Reject, RejectCode
 from skep.gateway.request_log import Metrics, RequestAccounting, Row
 from skep.gateway.request_policy import HEALTH_PATHS, OWN_ROUTES, answer_health
 from skep.gateway.worker_messages import Happened, MessageSocket
 from skep.wire.client import Pool, WireFailure
-from skep.wire.heads import HOP_BY_HOP, Origin, ResponseHead, lines_of
+from skep.wire.heads import Origin, ResponseHead, lines_of
 from skep.wire.server import HttpServer
 from skep.wire.server_request import ServerRequest
 
 LEAVING_TICK_S = 0.02
-NOT_HANDED_ON = HOP_BY_HOP | {b"content-length"}
 NOT_ASKED_ON = NOT_HANDED_ON | {b"expect"}
 Link = MessageSocket[messages.ToWorker]
 _order = msgspec.json.Decoder(ToGateway)
