@@ -13,7 +13,7 @@ def test_half_open_lets_one_request_through_and_its_answer_closes_it():
     breaker = opened()
     assert (breaker.state(0.0), breaker.allows(FIRST_OPEN_S - 0.01)) == ("open", False)
     assert (breaker.state(FIRST_OPEN_S), breaker.allows(FIRST_OPEN_S)) == ("half-open", True)
-    breaker.granted("a")
+    breaker.trial = "a"
     assert not breaker.allows(1.0)
     breaker.answered(1.0)
     assert breaker.state(1.0) == "closed"
@@ -23,7 +23,7 @@ def test_half_open_lets_one_request_through_and_its_answer_closes_it():
 
 def test_a_trial_that_leaves_without_a_verdict_makes_way_for_the_next():
     breaker = opened()
-    breaker.granted("a")
+    breaker.trial = "a"
     breaker.ended("b")
     assert not breaker.allows(1.0)
     breaker.ended("a")
@@ -41,7 +41,7 @@ def test_a_replica_that_dies_with_many_requests_has_failed_once():
 def test_a_late_failure_of_another_request_does_not_let_a_second_trial_in():
     """The trial is still under way at the replica, whatever happened to those before it."""
     breaker = opened()
-    breaker.granted("trial")
+    breaker.trial = "trial"
     breaker.failed(1.0)
     assert breaker.state(100.0) == "half-open"
     assert not breaker.allows(100.0)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from api_clients import anthropic, httpx2, openai
 from skep.config.keys import RefusalCode
 from skep.gateway.replica_table import Reject, RejectCode
-from skep.gateway.request_policy import ERRORS, error_body, error_event, rejection, speaks_anthropic
+from skep.gateway.request_policy import ERRORS, error_body, event_of, rejection, speaks_anthropic
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
 OPENAI_TYPES = {"rate_limit_error", "server_error", "invalid_request_error"}
@@ -57,7 +57,7 @@ def test_the_libraries_of_both_dialects_read_every_error(code):
 
 @pytest.mark.parametrize("path", BEGUN)
 def test_the_libraries_raise_what_a_stream_ends_with(path):
-    stream = ask(path, 200, BEGUN[path] + error_event("stream_cut", "it died", path), stream=True)
+    stream = ask(path, 200, BEGUN[path] + event_of(error_body("stream_cut", "it died", path), path), stream=True)
     with pytest.raises((openai.APIError, anthropic.APIStatusError), match="it died") as caught:
         list(stream)
     assert caught.value.body.get("error", caught.value.body)["code"] == "stream_cut"
@@ -70,7 +70,7 @@ def test_a_message_of_any_text_stays_inside_its_body_and_its_event(code, why, pa
     body = json.loads(error_body(code, why, path))
     assert body["source"] == "gateway"
     assert (body["error"]["message"], body["error"]["code"]) == (why, code)
-    event = error_event(code, why, path)
+    event = event_of(error_body(code, why, path), path)
     assert event.isascii()
     blank, *lines, end, nothing = event.removeprefix(b"\n").split(b"\n")
     assert (blank, end, nothing) == (b"", b"", b"")

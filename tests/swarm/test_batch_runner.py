@@ -235,7 +235,7 @@ def test_a_store_that_is_full_for_a_while_gets_every_result(bench):
             super().record(*what)
 
     bench.add("batch_1", 8)
-    gateway = bench.carry_out(Scripted, store=Full(bench.store._store))
+    gateway = bench.carry_out(Scripted, store=Full(bench.store.database))
     assert (len(gateway.sent), len(bench.told("batch_1")[0])) == (8, 8)
     assert "disk is full" in bench.said[0]
 

@@ -22,11 +22,15 @@ import json
 import re
 import zlib
 from collections.abc import Iterable
+from functools import partial
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
+from skep.wire.openai import json_object
+
+T = TypeVar("T")
 DECODE_BYTES = 16_384
 LONG_BYTES = 1 << 20  # a longer body is looked at in a thread
 BEGINNING = 1024  # bytes of a conversation's first user message that tell it from others
@@ -109,10 +113,10 @@ def with_model(body: bytes, old: str, new: str, name_at: tuple[int, int] | None 
     if name_at is not None:
         return _with_name(body, name_at, new)
     found = _own_model(body) or _BEGINNING.match(body, 0, _HEAD_BYTES)
-    if found is None or _name(found["name"]) != old:
+    if found is None or _decoded(_texts, found["name"]) != old:
         return None
     changed = _with_name(body, found.span("name"), new)
-    said = _read_model(changed.removeprefix(_BOM))
+    said = _decoded(_names, changed.removeprefix(_BOM))
     return changed if said is not None and said.model == new else None
 
 
@@ -120,10 +124,10 @@ def _with_name(body: bytes, name_at: tuple[int, int], new: str) -> bytes:
     return b"%b%b%b" % (body[: name_at[0]], json.dumps(new).encode(), body[name_at[1] :])
 
 
-def _name(text: bytes) -> str | None:
-    """Of a JSON string."""
+def _decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T | None:
+    """None: it cannot be read as what the decoder is for."""
     try:
-        return _texts.decode(text)
+        return decoder.decode(text)
     except _UNREADABLE:
         return None
 
@@ -139,22 +143,14 @@ def _own_model(body: bytes) -> re.Match[bytes] | None:
         if found is None or body[at - 1] == _BACKSLASH:
             continue
         proofs += 1
-        if (said := _read_model(b"{" + body[at:])) is not None:
+        if (said := _decoded(_names, b"{" + body[at:])) is not None:
             # Another name than this one's: a later key is spelled with escapes.
-            return found if said.model is not None and said.model == _name(found["name"]) else None
+            return found if said.model is not None and said.model == _decoded(_texts, found["name"]) else None
     for found in islice(_MODEL.finditer(body, 0, LONG_BYTES), _PROOFS) if last > 0 else ():
         before = body[: found.start()].removeprefix(_BOM)
-        if before[-1:] != b"\\" and _read_model(before + b'"":0}') is not None:
+        if before[-1:] != b"\\" and _decoded(_names, before + b'"":0}') is not None:
             return found
     return None
-
-
-def _read_model(text: bytes) -> _ModelField | None:
-    """None: it is no JSON object."""
-    try:
-        return _names.decode(text)
-    except _UNREADABLE:
-        return None
 
 
 def _inspect_ends(body: bytes, *, conversation: bool) -> BodySummary | None:
@@ -167,7 +163,7 @@ def _inspect_ends(body: bytes, *, conversation: bool) -> BodySummary | None:
     if not is_long and (head is None or (conversation and digest is None)):
         return None
     found = (_BEGINNING.match(body, start, head.end()) if head is not None else None) or _own_model(body)
-    name = _name(found["name"]) if found is not None else None
+    name = _decoded(_texts, found["name"]) if found is not None else None
     if found is None or name is None:
         return BodySummary(None, digest) if is_long else None
     if len(name) > LONGEST_NAME:
@@ -250,15 +246,8 @@ def _end_of_string(text: bytes, at: int, most: int) -> int:
     return found.end() if found is not None else at
 
 
-class _StreamField(msgspec.Struct):
-    stream: bool = False
-
-
 def wants_stream(body: bytes) -> bool:
-    try:
-        return msgspec.json.decode(body.removeprefix(_BOM), type=_StreamField).stream
-    except _UNREADABLE:
-        return False
+    return (json_object(body) or {}).get("stream") is True
 
 
 # How many tokens an answer says it has: OpenAI's and Anthropic's usage, llama.cpp's timings and Ollama's counts. What
@@ -319,7 +308,7 @@ class _UsageReport(msgspec.Struct):
     eval_count: int | None = None
 
 
-_reports = msgspec.json.Decoder(_UsageReport)
+_reported = partial(_decoded, msgspec.json.Decoder(_UsageReport))
 
 
 def tokens_of(first: bytes, last: Iterable[bytes], *, streamed: bool) -> Tokens:
@@ -327,7 +316,7 @@ def tokens_of(first: bytes, last: Iterable[bytes], *, streamed: bool) -> Tokens:
     text = b"".join(last)[-_ENDING_BYTES:]
     if streamed:
         return _of_stream(first, text)
-    ways = (_read, _ending) if len(text) <= _WHOLE_BYTES else (_ending, _read)
+    ways = (_reported, _ending) if len(text) <= _WHOLE_BYTES else (_ending, _reported)
     said = ways[0](text) or ways[1](text)
     return _tokens(said) if said is not None else UNKNOWN
 
@@ -338,12 +327,12 @@ def _of_stream(first: bytes, text: bytes) -> Tokens:
     for line in reversed(text.rsplit(b"\n", _LINES)):
         if tries < _DECODED and _TELLS.search(line):
             tries += 1
-            found = _filled(found, _read(line.removeprefix(b"data:")))
+            found = _filled(found, _reported(line.removeprefix(b"data:")))
             if found.output is not None and found.prompt is not None:
                 return found
     if found.prompt is None and b"message_start" in first:
         line = next((line for line in first.split(b"\n") if line.startswith(b"data:")), b"")
-        found = _filled(found, _read(line[5:]))
+        found = _filled(found, _reported(line[5:]))
     return found
 
 
@@ -351,17 +340,10 @@ def _ending(text: bytes) -> _UsageReport | None:
     """The document's own counts from its end: JSON with a brace before it exactly if they are not inside another."""
     for word in _COUNTS:
         at = text.rfind(word)
-        said = _read(b"{" + text[at:]) if at >= 0 else None
+        said = _reported(b"{" + text[at:]) if at >= 0 else None
         if said is not None:
             return said
     return None
-
-
-def _read(payload: bytes) -> _UsageReport | None:
-    try:
-        return _reports.decode(payload)
-    except _UNREADABLE:
-        return None
 
 
 def _filled(known: Tokens, said: _UsageReport | None) -> Tokens:

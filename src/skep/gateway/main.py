@@ -30,7 +30,7 @@ import uvloop
 from skep import __version__
 from skep.config import gateway_messages as messages
 from skep.gateway.admission import Admission
-from skep.gateway.proxy import COLLECTED_AFTER, HealthLoop, Proxy
+from skep.gateway.proxy import HealthLoop, Proxy
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.request_log import Metrics, RequestAccounting, RequestLog
 from skep.gateway.request_policy import BATCH_ROUTES, HEALTH_PATHS, JSON, RequestRefused, answer_health
@@ -65,16 +65,14 @@ def model_document(proxy: Proxy, model: str) -> dict[str, Any]:
 def landing_page(models: list[dict[str, Any]], url: str, *, guarded: bool) -> str:
     """What is served at this address, and how to call it. `models` as `model_document` tells them."""
     from html import escape
-    from importlib.resources import files
     from string import Template
 
     rows = ""
     for one in models:
-        told = one["skep"]
-        cells = one["id"], told["slots"], told.get("context") or "?", told["engine"]
+        cells = one["id"], *(one["skep"].get(name, "?") for name in ("slots", "context", "engine"))
         rows += f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>"
     head = "<tr><th>model</th><th>slots</th><th>tokens of context</th><th>engine</th></tr>"
-    page = Template((files("skep.gateway") / "landing.html").read_text(encoding="utf-8"))
+    page = Template(Path(__file__).with_name("landing.html").read_text(encoding="utf-8"))
     return page.substitute(
         served="It requires an API key." if guarded else "It serves:" if rows else "It serves no model now.",
         models=f"<table>{head}{rows}</table>" if rows else "",
@@ -144,6 +142,7 @@ def fill_gauges(metrics: Metrics, admission: Admission, connections: int, lost: 
 
 
 DRAIN_POLL_S = 0.02
+COLLECTED_AFTER = 10_000  # objects: requests leave no circles, and a look at all of those under way takes milliseconds
 PROMETHEUS = (b"content-type", CONTENT_TYPE.encode())
 HTML = (b"content-type", b"text/html; charset=utf-8")
 NO_SCRIPT = (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; img-src data:")
@@ -161,9 +160,7 @@ class Gateway:
         self.proxy = Proxy(admission, self.accounts, setup)
         self.server = HttpServer(self.proxy.handle, setup.server, self.proxy.check_head)
         self.watch = HealthLoop(self.proxy, setup.watch)
-        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if setup.tls is not None else None
-        if self.tls is not None and setup.tls is not None:
-            self.tls.load_cert_chain(setup.tls.certificate, setup.tls.key)
+        self.tls = server_tls(setup)
         for path in HEALTH_PATHS:
             self.proxy.open_routes[b"GET", path] = answer_health
         self.proxy.open_routes[b"GET", "/"] = self._landing
@@ -264,10 +261,9 @@ class Gateway:
         clock = asyncio.create_task(self.watch.run())
         orders = asyncio.create_task(self._follow(link))
         try:
-            await asyncio.wait({clock, orders}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (clock, orders):
-                if task.done():
-                    task.result()
+            ended, _ = await asyncio.wait({clock, orders}, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
         finally:
             clock.cancel()
             orders.cancel()
@@ -341,27 +337,44 @@ class Gateway:
         link.send(messages.Drained(message.id, admission.in_flight))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="skep-gateway")
-    parser.add_argument("--listen-fd", type=int, required=True)
-    parser.add_argument("--link-fd", type=int, required=True)
+async def run_gateway(listen_fd: int, link_fd: int) -> None:
+    link: JsonPipe[messages.ToGateway] = await JsonPipe.over(socket.socket(fileno=link_fd), messages.ToGateway)
+    setup = await link.receive()
+    if isinstance(setup, messages.GatewaySetup):
+        gateway = Gateway(setup)
+        collect_rarely()
+        await gateway.serve(socket.socket(fileno=listen_fd), link)
+
+
+def collect_rarely() -> None:
+    gc.freeze()  # what is there now stays: collections look only at what requests leave behind
+    gc.set_threshold(COLLECTED_AFTER)
+
+
+def server_tls(setup: messages.GatewaySetup) -> ssl.SSLContext | None:
+    if setup.tls is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(setup.tls.certificate, setup.tls.key)
+    return context
+
+
+def run_process(run: Callable[..., Coroutine[Any, Any, None]], *options: str) -> None:
+    """Run a process of the gateway until its work is done. Its `options` are numbers, and the arguments of `run`."""
+    parser = argparse.ArgumentParser()
+    for option in options:
+        parser.add_argument(option, type=int, required=True)
     args = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # sent to a whole group: the supervisor says when to end
+        signal.signal(number, signal.SIG_IGN)  # sent to a whole group: who started this says when to end
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file, and 1024 are few
-
-    async def run() -> None:
-        link: JsonPipe[messages.ToGateway] = await JsonPipe.over(socket.socket(fileno=args.link_fd), messages.ToGateway)
-        setup = await link.receive()
-        if isinstance(setup, messages.GatewaySetup):
-            gateway = Gateway(setup)
-            gc.freeze()  # what is there now stays: collections look only at what requests leave behind
-            gc.set_threshold(COLLECTED_AFTER)
-            await gateway.serve(socket.socket(fileno=args.listen_fd), link)
-
-    uvloop.run(run())
+    uvloop.run(run(*vars(args).values()))
     os._exit(0)  # nothing here needs an orderly interpreter shutdown, and a stop should be instant
+
+
+def main() -> None:
+    run_process(run_gateway, "--listen-fd", "--link-fd")
 
 
 if __name__ == "__main__":

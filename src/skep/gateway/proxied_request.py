@@ -18,13 +18,12 @@ from skep.gateway.request_policy import (
     STREAM_PATHS,
     RequestPlan,
     error_body,
-    error_event,
     event_of,
     rejection,
     retry_headers,
 )
 from skep.wire.client import Call, Pool, WireFailure
-from skep.wire.heads import CARRIED, HOP_BY_HOP, ResponseHead, lines_of, strip_chunk_headers
+from skep.wire.heads import CARRIED, HOP_BY_HOP, Headers, ResponseHead, lines_of, strip_chunk_headers
 from skep.wire.openai import json_object, message_of
 from skep.wire.server import ServerConnection
 from skep.wire.server_request import ServerRequest
@@ -124,7 +123,7 @@ class Exchange:
         models = self._proxy.admission.models
         loading = self.model in self._proxy.unloaded.states
         status, headers, body = rejection(action, self.plan.path, model=self.model, models=models, loading=loading)
-        self._answer(status, headers, body, action.code.value, [])
+        self.answer(status, headers, body, action.code.value, [])
 
     @property
     def loads_model(self) -> bool:
@@ -257,7 +256,12 @@ class Exchange:
             self._first = data
         if self.streamed:
             self.events += data.count(b"data:")
-        self._keep((data,), len(data))
+        self.response_bytes += len(data)
+        if self.leased:  # the last pieces tell how many tokens it has. What takes no slot has none
+            self._tail.append((data,))
+            if self.response_bytes > TAIL_BYTES:
+                while len(self._tail) > TAIL_PIECES_OF_LONG:
+                    self._tail.popleft()
 
     def on_chunks(self, raw: bytes, carried: int, at: float) -> None:
         request = self.request
@@ -327,7 +331,7 @@ class Exchange:
         said = message_of(document) if document else self._said.decode("utf-8", "replace")
         why = f"the engine answered HTTP {self.status}: {said[:ERROR_CHARACTERS] or 'no reason given'}"
         body = error_body("engine_refused", why, self.plan.path)
-        self._answer(502, [], body, "engine_refused", self._happened(Event.FINISHED, at))
+        self.answer(502, [], body, "engine_refused", self._happened(Event.FINISHED, at))
 
     def tokens(self) -> Tokens:
         if self.outcome not in ("answered", "broken", "hung_up") or not (self._tail or self._whole):
@@ -360,15 +364,6 @@ class Exchange:
 
     # Inside
 
-    def _keep(self, piece: Piece, carried: int) -> None:
-        """The last pieces, where an answer says how many tokens it has. What takes no slot has none."""
-        self.response_bytes += carried
-        if self.leased:
-            self._tail.append(piece)
-            if self.response_bytes > TAIL_BYTES:
-                while len(self._tail) > TAIL_PIECES_OF_LONG:
-                    self._tail.popleft()
-
     def _break_call(self) -> None:
         call, self._call, self._attempt = self._call, None, None
         if call is not None:
@@ -387,19 +382,17 @@ class Exchange:
         self.code = "stream_cut"
         if self.streamed and self._endless:
             self.request.keep_alive = False
-            self.request.write(error_event("stream_cut", why, self.plan.path))
+            self.request.write(event_of(error_body("stream_cut", why, self.plan.path), self.plan.path))
             self.request.finish()
         else:
             self.request.cut()
 
-    def refuse(self, code: str, why: str, retry_after_s: float | None = None) -> None:
+    def refuse(self, code: str, why: str) -> None:
         body, status = error_body(code, why, self.plan.path), ERRORS[code][0]
-        headers = retry_headers(retry_after_s or (1.0 if status == 429 or status >= 500 else None))
-        self._answer(status, headers, body, code, self._give_back())
+        headers = retry_headers(1.0 if status == 429 or status >= 500 else None)
+        self.answer(status, headers, body, code, self._give_back())
 
-    def _answer(
-        self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, code: str, actions: list[Action]
-    ) -> None:
+    def answer(self, status: int, headers: Headers, body: bytes, code: str, actions: list[Action]) -> None:
         self.status, self.code = 200 if self.aloud else status, code
         self.request.on_gone = None
         self._end("refused", actions)

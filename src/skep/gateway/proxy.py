@@ -32,25 +32,22 @@ from skep.gateway.body_inspection import (
     with_model,
 )
 from skep.gateway.proxied_request import Exchange
-from skep.gateway.replica_table import Action, Arrival, Forward, GatewayReplica, Reject, RejectCode
+from skep.gateway.replica_table import Action, Arrival, Forward, Reject, RejectCode
 from skep.gateway.request_log import RequestAccounting
 from skep.gateway.request_policy import (
-    ERRORS,
     RequestPlan,
     RequestRefused,
     batch_plan,
-    error_body,
     host_of,
     is_preflight,
     limit_reached,
     make_plan,
     owners_path,
-    retry_headers,
     sort_headers,
 )
 from skep.wire.client import HttpResponse, Pool, WireFailure, fetch
 from skep.wire.heads import Headers, parse_url
-from skep.wire.prometheus import parse_metrics
+from skep.wire.prometheus import count_busy, parse_metrics
 from skep.wire.server_request import InvalidRequest, ServerRequest
 
 LIGHT_PER_SLOT, LIGHT_AT_LEAST = 2, 8  # requests without a slot that a replica gets at once: engines have few threads
@@ -121,8 +118,7 @@ class Proxy:
         try:
             key = next((key for key in self.policy.keys if key.name == owner), None)
             if key is None and owner and self.guarded:
-                message = f"the key `{owner}` of this request is no longer valid"
-                raise RequestRefused("invalid_api_key", message)
+                raise limit_reached(owner, "invalid_api_key", None)
             if key is not None and key.max_concurrent == 1:  # that one is for clients: the batch has one beside it
                 if (refusal := self.ring.charge(owner, time.monotonic())) is not None:
                     raise limit_reached(owner, refusal.code.value, refusal.retry_after_s)
@@ -171,7 +167,9 @@ class Proxy:
     def retire_unused_pools(self) -> None:
         """Those of replicas that are gone, their last answers included."""
         if len(self._pools) > len(self.admission.replicas()):
-            for url in self._pools.keys() - {replica.spec.url for replica in self.admission.replicas()}:
+            used = {replica.spec.url for replica in self.admission.replicas()}
+            used |= {one.granted.replica.url for one in self.exchanges.values() if one.granted is not None}
+            for url in self._pools.keys() - used:
                 self._pools.pop(url).retire()
 
     async def tick(self) -> None:
@@ -412,11 +410,10 @@ class Proxy:
 
     def _refusal(self, request: ServerRequest, refusal: RequestRefused) -> tuple[int, Headers, bytes]:
         """Return the answer, which is put down as well."""
-        path, status = request.path, ERRORS[refusal.code][0]
         request_id = self._new_id()
-        headers = [*retry_headers(refusal.retry_after_s), (b"x-skep", b"id=" + request_id.encode())]
-        self.accounts.refused(request_id, request, path, status, refusal.code)
-        return status, headers, error_body(refusal.code, str(refusal), path)
+        status, headers, body = refusal.answer(request.path)
+        self.accounts.refused(request_id, request, request.path, status, refusal.code)
+        return status, [*headers, (b"x-skep", b"id=" + request_id.encode())], body
 
     def _new_id(self) -> str:
         self._counter += 1
@@ -427,7 +424,6 @@ class Proxy:
 
 TICK_S = 0.25
 LOOKED_AFTER_AT_ONCE = 16
-COLLECTED_AFTER = 10_000  # objects: requests leave no circles, and a look at all of those under way takes milliseconds
 CONFIRM_EVERY_S = 0.1
 CONFIRM_TIMEOUT_S = 5.0
 
@@ -455,20 +451,15 @@ class HealthLoop:
                 for spec in to_confirm:
                     self._once(tasks, self._ask_busy, spec)
                 for replica in admission.replicas():
-                    if self._check_is_due(replica, now):
+                    closed = replica.breaker.state(now) == "closed"
+                    every_s = self._times.health_every_s if closed else self._times.health_soon_s
+                    if now - replica.breaker.checked_at >= every_s:
+                        replica.breaker.checked_at = now
                         self._once(tasks, self._check, replica.spec)
                 proxy.something_left.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CONFIRM_EVERY_S if to_confirm else TICK_S):
                         await proxy.something_left.wait()
-
-    def _check_is_due(self, replica: GatewayReplica, now: float) -> bool:
-        closed = replica.breaker.state(now) == "closed"
-        every_s = self._times.health_every_s if closed else self._times.health_soon_s
-        if now - replica.breaker.checked_at < every_s:
-            return False
-        replica.breaker.checked_at = now
-        return True
 
     def _once(self, tasks: asyncio.TaskGroup, ask: Ask, spec: ReplicaSpec) -> None:
         """Not again while the last one is under way."""
@@ -511,13 +502,6 @@ class HealthLoop:
         answer = await self._get(spec, spec.health_path, self._times.health_timeout_s)
         ok = answer is not None and answer.status < 500
         self._proxy.carry_out(self._proxy.admission.checked(spec, ok, time.monotonic()))
-
-
-def count_busy(slots: Any) -> int | None:
-    """llama.cpp's `/slots`: how many are processing. None where the answer is something else."""
-    if not isinstance(slots, list):
-        return None
-    return sum(1 for slot in slots if isinstance(slot, dict) and slot.get("is_processing"))
 
 
 def count_running(metrics: bytes) -> int | None:

@@ -242,7 +242,7 @@ BAD_CHECKS = 3
 class Breaker:
     heard_at: float  # the last sign of life
     open_until: float | None = None  # None: closed
-    trial: str | None = None  # the request that decides, while half-open
+    trial: str | None = None  # the request that decides, while half-open; `ended` is called for it, whatever comes
     checked_at: float = -inf
     _open_s: float = 0.0
     _bad_answers: int = 0
@@ -255,11 +255,6 @@ class Breaker:
 
     def allows(self, now: float) -> bool:
         return self.open_until is None or (self.open_until <= now and self.trial is None)
-
-    def granted(self, request_id: str) -> None:
-        """It goes to this replica, which `allows` it. `ended` is called for it, whatever comes."""
-        if self.open_until is not None:
-            self.trial = request_id
 
     def answered(self, now: float) -> None:
         """A request got an answer that is no complaint about the server."""
@@ -320,11 +315,6 @@ class SlotLease(msgspec.Struct, eq=False):
 class GatewayReplica:
     """`leases` holds active and releasing ones."""
 
-    __slots__ = (
-        "_asked_before", "_under_way", "breaker", "draining", "leases", "listed", "name", "plain", "prompt_bytes",
-        "seed", "slots", "spec",
-    )  # fmt: skip
-
     def __init__(self, spec: ReplicaSpec, now: float) -> None:
         self.name = spec.name
         self.seed = zlib.crc32(spec.name.encode())
@@ -382,7 +372,7 @@ class GatewayReplica:
         if not self.plain:
             self._count(lease, 1)
         if self.breaker.open_until is not None and lease.releasing_until is None:
-            self.breaker.granted(lease.id)
+            self.breaker.trial = lease.id
 
     def release(self, lease: SlotLease, until: float) -> None:
         self._count(lease, -1)

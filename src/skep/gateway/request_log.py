@@ -386,11 +386,8 @@ def quoted(text: str) -> str:
 def _what(*values: Any) -> str:
     """From `path` to `streamed`; kept, for the same clients ask the same models again and again."""
     shown = zip(GATEWAY_COLUMNS[2:12], values, strict=True)
-    return "".join(f" {name}={_shown(value)}" for name, value in shown if value is not None)
-
-
-def _shown(value: str | int) -> str:
-    return quoted(value) if isinstance(value, str) else f"{value:d}"
+    told = ((name, quoted(v) if isinstance(v, str) else f"{v:d}") for name, v in shown if v is not None)
+    return "".join(f" {name}={text}" for name, text in told)
 
 
 @lru_cache(maxsize=64)

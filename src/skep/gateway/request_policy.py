@@ -9,13 +9,14 @@ import math
 import re
 import tomllib
 import zlib
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
 from skep.config.keys import PRIORITIES, KeySpec, Priority, class_for
+from skep.errors import UserError
 from skep.gateway.replica_table import Reject, RejectCode
+from skep.units import parse_seconds
 from skep.wire.heads import HOP_BY_HOP, Headers
 from skep.wire.server_request import ServerRequest
 
@@ -48,9 +49,14 @@ class RequestRefused(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
 
+    def answer(self, path: str) -> tuple[int, Headers, bytes]:
+        status = ERRORS[self.code][0]
+        return status, retry_headers(self.retry_after_s), error_body(self.code, str(self), path)
+
 
 def limit_reached(key: str, code: str, retry_after_s: float | None) -> RequestRefused:
-    return RequestRefused(code, f"the key `{key}` has reached its limit ({code})", retry_after_s)
+    state = "is no longer valid" if code == "invalid_api_key" else f"has reached its limit ({code})"
+    return RequestRefused(code, f"the key `{key}` {state}", retry_after_s)
 
 
 def owners_path(path: str) -> RequestRefused:
@@ -71,13 +77,8 @@ def error_body(code: str, message: str, path: str = "") -> bytes:
     return json.dumps({"error": error, "source": "gateway"}).encode()
 
 
-def error_event(code: str, message: str, path: str = "") -> bytes:
-    """The last event of a stream that could not be finished. A blank line first: the event before may be cut short."""
-    return event_of(error_body(code, message, path), path)
-
-
 def event_of(body: bytes, path: str) -> bytes:
-    """Return the same for an error body that is there already."""
+    """Return the last event of a stream that could not be finished. A blank line first: the one before may be cut."""
     if speaks_anthropic(path):
         return b"\n\nevent: error\ndata: " + body + b"\n\n"
     if path.startswith("/v1/responses"):
@@ -155,8 +156,8 @@ def make_plan(
     own = {name: value.decode("utf-8", "replace") for name, value in headers.own.items()}
     try:
         priority = PRIORITIES[class_for(key, own.get(b"priority"))]
-        max_wait_s = _seconds(own[b"max-wait"]) if b"max-wait" in own else None
-    except ValueError as error:
+        max_wait_s = parse_seconds(own[b"max-wait"][:40], key="x-skep-max-wait") if b"max-wait" in own else None
+    except (ValueError, UserError) as error:
         raise RequestRefused("bad_request", str(error)) from None
     kind = headers.content_type.split(b";")[0].strip().lower()
     return RequestPlan(
@@ -179,13 +180,6 @@ def make_plan(
         for_clients=path in FOR_CLIENTS or path.startswith(RESPONSES),
         lengthy=method not in (b"GET", b"HEAD"),
     )
-
-
-def _seconds(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= (seconds := float(text)) < float("inf"):
-            return seconds
-    raise ValueError(f"x-skep-max-wait: {text[:40]!r} is not a number of seconds")
 
 
 def batch_plan(rules: object, path: str, key: KeySpec | None, owner: str) -> RequestPlan:

@@ -6,27 +6,22 @@ answer. Decides nothing, keeps nothing: when the link ends, the decider is gone,
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import gc
-import os
-import resource
-import signal
 import socket
 import ssl
 import time
 from collections import Counter
 
 import msgspec
-import uvloop
 
 from skep.config import gateway_messages
 from skep.config.gateway_messages import ReplicaSpec, ToGateway
 from skep.gateway import worker_messages as messages
 from skep.gateway.admission import Admission
+from skep.gateway.main import collect_rarely, run_process, server_tls
 from skep.gateway.proxied_request import NOT_HANDED_ON, Exchange
-from skep.gateway.proxy import COLLECTED_AFTER, TICK_S, Proxy
-from skep.gateway.replica_table import Action, Arrival, Event, Forward, Reject, RejectCode
+from skep.gateway.proxy import TICK_S, Proxy
+from skep.gateway.replica_table import Action, Arrival, Event, Forward
 from skep.gateway.request_log import Metrics, RequestAccounting, Row
 from skep.gateway.request_policy import HEALTH_PATHS, OWN_ROUTES, answer_health
 from skep.gateway.worker_messages import Happened, MessageSocket
@@ -47,22 +42,11 @@ class RemoteAdmission(Admission):
     def __init__(self, link: Link) -> None:
         super().__init__()
         self._link = link
-        self._served: tuple[str, ...] = ()
-        self.specs: dict[str, ReplicaSpec] = {}
         self.retriable: set[str] = set()  # requests that another replica could be asked for
         self.last_heard: dict[str, float] = {}  # by replica: when its last byte came
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        return self._served
-
-    def knows(self, model: str) -> bool:
-        return model in self._served
-
-    def set_replicas(self, specs: tuple[ReplicaSpec, ...], now: float, *, models: tuple[str, ...] = ()) -> list[Action]:  # noqa: ARG002
-        self.specs = {spec.name: spec for spec in specs}
-        self._served = tuple(sorted({spec.model for spec in specs} | {*models}))
-        return []
+    def spec(self, name: str) -> ReplicaSpec:
+        return self._replicas[name].spec
 
     def happened(self, event: Event, request_id: str, now: float, flag: bool = False) -> list[Action]:  # noqa: ARG002
         self._link.send(Happened(event, request_id, flag))
@@ -81,9 +65,6 @@ class RemoteAdmission(Admission):
 
     def may_retry(self, request_id: str, now: float) -> bool:  # noqa: ARG002
         return request_id in self.retriable
-
-    def load_failed(self, model: str, why: str, retry_after_s: float) -> list[Action]:  # noqa: ARG002
-        return []
 
 
 class RemoteAccounting(RequestAccounting):
@@ -129,14 +110,7 @@ class WorkerProxy(Proxy):
         del self.exchanges[exchange.id]
         self.remote.retriable.discard(exchange.id)
         if not exchange.leased:
-            self._link.send(messages.Left(exchange.id))
-
-    def retire_unused_pools(self) -> None:
-        used = {spec.url for spec in self.remote.specs.values()}
-        for url in self._pools.keys() - used if len(self._pools) > len(used) else ():
-            granted = (exchange.granted for exchange in self.exchanges.values())
-            if url not in {one.replica.url for one in granted if one is not None}:
-                self._pools.pop(url).retire()
+            self._link.send(Happened(Event.FINISHED, exchange.id))
 
     # What the decider says
 
@@ -151,11 +125,9 @@ class WorkerProxy(Proxy):
             case messages.Granted(_, replica, queued_s, attempt, leased, may_retry):
                 exchange.leased = leased
                 (self.remote.retriable.add if may_retry else self.remote.retriable.discard)(exchange.id)
-                exchange.forward(Forward(exchange.id, self.remote.specs[replica], queued_s, attempt))
-            case messages.SlotRejected(_, code, retry_after_s, why):
-                exchange.reject(Reject(exchange.id, RejectCode(code), retry_after_s, why))
-            case messages.Refused(_, code, why, retry_after_s):
-                exchange.refuse(code, why, retry_after_s)
+                exchange.forward(Forward(exchange.id, self.remote.spec(replica), queued_s, attempt))
+            case messages.Refused(_, status, headers, body, code):
+                exchange.answer(status, headers, body, code, [])
             case messages.Withdrawn():
                 exchange.abandon_replica()
             case messages.Waits() if exchange.aloud or exchange.streams:
@@ -205,12 +177,12 @@ class DeciderAnswer:
 class RelayWorker:
     def __init__(self, number: int) -> None:
         self._number = number
-        self._link: Link = MessageSocket(messages.ToWorker, self._take, self._end)
+        self._ended = asyncio.Event()
+        self._link: Link = MessageSocket(messages.ToWorker, self._take, self._ended.set)
         self._proxy: WorkerProxy | None = None
         self._tls: ssl.SSLContext | None = None
         self._taken = 0
         self._leaving = False
-        self._ended = asyncio.Event()
         self._handshakes: set[asyncio.Task[None]] = set()
 
     async def run(self, link: socket.socket, door: socket.socket) -> None:
@@ -228,9 +200,6 @@ class RelayWorker:
             self._proxy.accounts.settle()
         self._link.close()
         await asyncio.sleep(0)
-
-    def _end(self) -> None:
-        self._ended.set()
 
     def _take(self, message: messages.ToWorker) -> None:
         if isinstance(message, messages.Order):
@@ -260,18 +229,15 @@ class RelayWorker:
                 if hand_over:
                     self._server.stop_accepting()
             case gateway_messages.Exit():
-                self._end()
+                self._ended.set()
 
     def _set_up(self, setup: gateway_messages.GatewaySetup) -> None:
         self._proxy = proxy = WorkerProxy(self._link, self._door, setup, self._number)
         share, limits = setup.workers, setup.server
         shares = {"max_connections": -(-limits.max_connections // share), "held_bytes": limits.held_bytes // share}
         self._server = HttpServer(proxy.handle, msgspec.structs.replace(limits, **shares), proxy.check_head)
-        if setup.tls is not None:
-            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self._tls.load_cert_chain(setup.tls.certificate, setup.tls.key)
-        gc.freeze()
-        gc.set_threshold(COLLECTED_AFTER)
+        self._tls = server_tls(setup)
+        collect_rarely()
         self._tell_state()
 
     def _accept(self) -> None:
@@ -281,15 +247,12 @@ class RelayWorker:
             except BlockingIOError:
                 return
             if not fds:
-                self._end()
+                self._ended.set()
                 return
-            task = asyncio.create_task(self._serve(socket.socket(fileno=fds[0])))
+            self._taken += 1
+            task = asyncio.create_task(self._server.serve(socket.socket(fileno=fds[0]), self._tls))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
-
-    async def _serve(self, client: socket.socket) -> None:
-        self._taken += 1
-        await self._server.serve(client, self._tls)
 
     async def _clock(self) -> None:
         while True:
@@ -311,22 +274,9 @@ class RelayWorker:
         self._link.send(messages.WorkerState(self._taken, len(self._server.open), heard, active, events, settled))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="skep-gateway-worker")
-    for option in ("--link-fd", "--accept-fd", "--number"):
-        parser.add_argument(option, type=int, required=True)
-    args = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # sent to a whole group: the decider says when to end
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-    async def run() -> None:
-        await RelayWorker(args.number).run(socket.socket(fileno=args.link_fd), socket.socket(fileno=args.accept_fd))
-
-    uvloop.run(run())
-    os._exit(0)
+async def run_worker(link_fd: int, accept_fd: int, number: int) -> None:
+    await RelayWorker(number).run(socket.socket(fileno=link_fd), socket.socket(fileno=accept_fd))
 
 
 if __name__ == "__main__":
-    main()
+    run_process(run_worker, "--link-fd", "--accept-fd", "--number")

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from skep.gateway.replica_table import Arrival, Event
 from skep.gateway.request_log import Row
+from skep.wire.heads import Headers
 
 T = TypeVar("T")
 _LENGTH_BYTES = 4
@@ -32,7 +33,7 @@ class Arrived(Struct, array_like=True, tag=0):
 
 
 class Happened(Struct, array_like=True, tag=1):
-    """As `Admission.happened` takes it."""
+    """As `Admission.happened` takes it; also the end of a request without a slot, of which admission knows nothing."""
 
     event: Event
     id: str
@@ -48,13 +49,7 @@ class Accounted(Struct, array_like=True, tag=2):
     leased: bool
 
 
-class Left(Struct, array_like=True, tag=3):
-    """A request without a slot has ended."""
-
-    id: str
-
-
-class WorkerState(Struct, array_like=True, tag=4):
+class WorkerState(Struct, array_like=True, tag=3):
     """Told a few times a second, and as the answer to `Settle`."""
 
     taken: int = 0  # connections so far
@@ -65,7 +60,7 @@ class WorkerState(Struct, array_like=True, tag=4):
     settled: int = 0
 
 
-FromWorker = Arrived | Happened | Accounted | Left | WorkerState
+FromWorker = Arrived | Happened | Accounted | WorkerState
 
 
 # To a worker
@@ -80,45 +75,37 @@ class Granted(Struct, array_like=True, tag=0):
     may_retry: bool
 
 
-class SlotRejected(Struct, array_like=True, tag=1):
-    """By admission; `code` is one of `RejectCode`."""
+class Refused(Struct, array_like=True, tag=1):
+    """Its answer; `code` is one of `ERRORS`."""
 
     id: str
+    status: int
+    headers: Headers
+    body: bytes
     code: str
-    retry_after_s: float | None
-    why: str | None
 
 
-class Refused(Struct, array_like=True, tag=2):
-    """By the proxy; `code` is one of `ERRORS`."""
-
-    id: str
-    code: str
-    why: str
-    retry_after_s: float | None = None
-
-
-class Withdrawn(Struct, array_like=True, tag=3):
+class Withdrawn(Struct, array_like=True, tag=2):
     id: str
 
 
-class Waits(Struct, array_like=True, tag=4):
+class Waits(Struct, array_like=True, tag=3):
     """Its model is being loaded: if it is a stream, it gets comments."""
 
     id: str
 
 
-class Order(Struct, array_like=True, tag=5):
+class Order(Struct, array_like=True, tag=4):
     """A message of the supervisor's, for every worker."""
 
     message: bytes  # JSON, as the supervisor sends it
 
 
-class Settle(Struct, array_like=True, tag=6):
+class Settle(Struct, array_like=True, tag=5):
     number: int
 
 
-ToWorker = Granted | SlotRejected | Refused | Withdrawn | Waits | Order | Settle
+ToWorker = Granted | Refused | Withdrawn | Waits | Order | Settle
 
 
 class MessageSocket(asyncio.Protocol, Generic[T]):

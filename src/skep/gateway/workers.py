@@ -21,8 +21,9 @@ from skep.config.keys import RefusalCode
 from skep.gateway import worker_messages as messages
 from skep.gateway.proxied_request import Exchange
 from skep.gateway.proxy import Proxy
-from skep.gateway.replica_table import Action, Event, Forward, Reject
+from skep.gateway.replica_table import Action, Event, Forward
 from skep.gateway.request_policy import RequestPlan, RequestRefused
+from skep.wire.heads import Headers
 from skep.wire.json_pipe import ENCODER
 from skep.wire.server import HttpServer
 
@@ -45,7 +46,7 @@ class RelayedRequest(Exchange):
         self.request_bytes = arrived.arrival.prompt_bytes
         self.arrived_at = self.heard_at = time.monotonic()
         self._arrived = arrived
-        self._relay = proxy
+        self._relay = self._proxy = proxy
 
     @property
     def loads_model(self) -> bool:
@@ -63,13 +64,9 @@ class RelayedRequest(Exchange):
         told = (self.id, action.replica.name, action.queued_s, action.attempt)
         self.worker.link.send(messages.Granted(*told, self.leased, may_retry))
 
-    def reject(self, action: Reject) -> None:
-        self.worker.link.send(messages.SlotRejected(self.id, action.code.value, action.retry_after_s, action.why))
-        self.end("refused", [])
-
-    def refuse(self, code: str, why: str, retry_after_s: float | None = None) -> None:
-        self.worker.link.send(messages.Refused(self.id, code, why, retry_after_s))
-        self.end("refused", [])
+    def answer(self, status: int, headers: Headers, body: bytes, code: str, actions: list[Action]) -> None:
+        self.worker.link.send(messages.Refused(self.id, status, headers, body, code))
+        self.end("refused", actions)
 
     def send_keepalive(self, now: float) -> None:  # noqa: ARG002
         self.worker.link.send(messages.Waits(self.id))
@@ -174,34 +171,29 @@ class Worker:
                 self._proxy.accounts.account(row, ended_at, events, leased)
             case messages.WorkerState():
                 self._told(message)
-            case messages.Left(request_id):
-                exchange = self._proxy.exchanges.get(request_id)
-                if isinstance(exchange, RelayedRequest):
-                    exchange.end("answered", [])
 
     def _arrived(self, said: messages.Arrived, *, late: bool = False) -> None:
         """At the limit of its key it is asked again a moment later: the end of another may be on its way here."""
         proxy, arrival = self._proxy, said.arrival
+        if late and (arrival.request_id not in self._late or self.gone.is_set()):
+            return
+        self._late.discard(arrival.request_id)
+        name = said.key if proxy.guarded else None  # keys may have gone while it came
         try:
-            if said.key is not None:
-                proxy.charge(said.key)
+            if name is not None:
+                proxy.charge(name)
         except RequestRefused as refusal:
             if refusal.code == RefusalCode.TOO_MANY and not late:
                 self._late.add(arrival.request_id)
-                asyncio.get_running_loop().call_later(LATE_S, self._arrived_late, said)
+                asyncio.get_running_loop().call_later(LATE_S, lambda: self._arrived(said, late=True))
                 return
-            self.link.send(messages.Refused(arrival.request_id, refusal.code, str(refusal), refusal.retry_after_s))
+            self.link.send(messages.Refused(arrival.request_id, *refusal.answer(said.path), refusal.code))
             return
-        key = next((key for key in proxy.policy.keys if key.name == said.key), None)
+        key = next((key for key in proxy.policy.keys if key.name == name), None)
         priority = arrival.priority
         plan = RequestPlan(None, said.path, b"", key, priority, priority.label, arrival.flow, light=said.light)
         exchange = proxy.exchanges[arrival.request_id] = RelayedRequest(self, said, plan, proxy)
         proxy.place(exchange, arrival, time.monotonic())
-
-    def _arrived_late(self, said: messages.Arrived) -> None:
-        if said.arrival.request_id in self._late and not self.gone.is_set():
-            self._late.discard(said.arrival.request_id)
-            self._arrived(said, late=True)
 
     def _happened(self, event: Event, request_id: str, flag: bool, now: float) -> None:
         """What is told of a request that has ended here meanwhile has no effect."""

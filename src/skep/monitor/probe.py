@@ -35,7 +35,7 @@ from skep.store.records import Request
 from skep.units import one_line
 from skep.wire.client import Pool, WireFailure, fetch, fetch_if_there
 from skep.wire.heads import parse_url
-from skep.wire.prometheus import parse_metrics
+from skep.wire.prometheus import count_busy, parse_metrics
 from skep.workload.drills import drills
 from skep.workload.filling import CHARS_PER_PIECE
 from skep.workload.prompts import FEWEST_PIECES, Prompt, TokenCalibration, calibrate, coding_prompts
@@ -101,13 +101,6 @@ def load_of(counters: Mapping[str, float]) -> TargetLoad:
     running, waiting = (round(value) if 0 <= value < math.inf else None for value in values)
     tokens = next((counters[name] for name in _TOKENS if name in counters), None)
     return TargetLoad(running, waiting, tokens, counters.get("process_start_time_seconds"))
-
-
-def count_busy(slots: object) -> int | None:
-    """Return how many of llama.cpp's `/slots` are processing, None where the answer is no list."""
-    if not isinstance(slots, list):
-        return None
-    return sum(1 for slot in slots if isinstance(slot, dict) and slot.get("is_processing"))
 
 
 def other_requests(before: TargetLoad, after: TargetLoad, own_tokens: int | None) -> tuple[int | None, int | None]:

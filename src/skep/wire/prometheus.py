@@ -118,6 +118,13 @@ def metrics_text(metrics: Iterable[Metric], *, known_only: bool = False) -> byte
     return ("\n".join(lines) + "\n").encode("utf-8", "replace") if lines else b""
 
 
+def count_busy(slots: object) -> int | None:
+    """Return how many of llama.cpp's `/slots` are processing, None where the answer is no list."""
+    if not isinstance(slots, list):
+        return None
+    return sum(1 for slot in slots if isinstance(slot, dict) and slot.get("is_processing"))
+
+
 def parse_metrics(text: str) -> dict[str, float]:
     """Return every sample by its name, summed over its labels; empty where it is no such text."""
     found: dict[str, float] = {}

@@ -293,7 +293,7 @@ class BatchRunner:
 
     async def _take_up(self, tasks: asyncio.TaskGroup) -> None:
         tidy_at, carrying = 0.0, set[asyncio.Task[None]]()
-        while not self.leaving and not await asyncio.to_thread(lambda: self.store.moved):
+        while not self.leaving and not await asyncio.to_thread(lambda: self.store.database.moved):
             now = time.monotonic()
             try:
                 if now >= tidy_at:

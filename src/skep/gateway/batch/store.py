@@ -115,7 +115,7 @@ class BatchStore:
     """Over an open store. Several processes may use the file at once; one of them at a time works on batches."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.database = store
 
     # Files
 
@@ -126,7 +126,7 @@ class BatchStore:
 
         Those that expired do not count. Looked up in the transaction: others may add files too.
         """
-        with self._store.transaction() as connection:
+        with self.database.transaction() as connection:
             files, taken_bytes = connection.execute(_SQL["held"], (file.owner, file.created_at)).fetchone()
             if files >= most_files or taken_bytes + file.bytes > quota_bytes:
                 return files, taken_bytes
@@ -134,7 +134,7 @@ class BatchStore:
         return None
 
     def file(self, file_id: str) -> StoredFile | None:
-        found = read(self._store.read("SELECT * FROM files WHERE id = ?", file_id), StoredFile)
+        found = read(self.database.read("SELECT * FROM files WHERE id = ?", file_id), StoredFile)
         return found[0] if found else None
 
     def files(
@@ -143,51 +143,46 @@ class BatchStore:
     ) -> list[StoredFile]:  # fmt: skip
         """`owner` None: of all. `after`: those behind this one, in the order asked for."""
         way = 1 if ascending else -1
-        return read(self._store.read(_SQL["files"], owner, purpose, after, limit, way), StoredFile)
+        return read(self.database.read(_SQL["files"], owner, purpose, after, limit, way), StoredFile)
 
     def delete_file(self, file_id: str) -> str | None:
         """None: it is not there any more. Else the unfinished batch that reads it, and it stays."""
-        with self._store.transaction() as connection:  # no batch can begin to read it between the look and the deed
+        with self.database.transaction() as connection:  # no batch can begin to read it between the look and the deed
             user = connection.execute(_SQL["user"], (file_id,)).fetchone()
             if user is None:
                 connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
         return None if user is None else str(user["id"])
 
     def expired_files(self, now: float) -> list[str]:
-        return [row["id"] for row in self._store.read("SELECT id FROM files WHERE expires_at <= ?", now)]
+        return [row["id"] for row in self.database.read("SELECT id FROM files WHERE expires_at <= ?", now)]
 
     # Batches
 
-    @property
-    def moved(self) -> bool:
-        """Another file stands in the store's place, or none: see `Store.moved`."""
-        return self._store.moved
-
     def add_batch(self, order: BatchOrder) -> bool:
         """False: its input file is not there any more."""
-        with self._store.transaction() as connection:
+        with self.database.transaction() as connection:
             known = connection.execute("SELECT 1 FROM files WHERE id = ?", (order.input_file_id,)).fetchone()
             if known is not None:
                 insert(connection, "batches", order)
         return known is not None
 
     def batch(self, batch_id: str) -> StoredBatch | None:
-        rows = self._store.read("SELECT * FROM batches WHERE id = ?", batch_id)
+        rows = self.database.read("SELECT * FROM batches WHERE id = ?", batch_id)
         return self._batch_of(rows[0]) if rows else None
 
     def batches(self, owner: str | None = None, after: str | None = None, *, limit: int = -1) -> list[StoredBatch]:
         """Newest first; `owner` None: of all."""
-        return [self._batch_of(row) for row in self._store.read(_SQL["batches"], owner, after, limit)]
+        return [self._batch_of(row) for row in self.database.read(_SQL["batches"], owner, after, limit)]
 
     def unfinished(self, now: float) -> list[UnfinishedBatch]:
         """Oldest first."""
-        return read(self._store.read(_SQL["unfinished"], now), UnfinishedBatch)
+        return read(self.database.read(_SQL["unfinished"], now), UnfinishedBatch)
 
     def become(
         self, batch_id: str, status: BatchStatus, at: float, files: Sequence[StoredFile] = (), **detail: Any
     ) -> bool:
         """With its output files, where it ends: all or none. False: it had been that before, or has ended."""
-        with self._store.transaction() as connection:
+        with self.database.transaction() as connection:
             became = _event(connection, batch_id, status, at, detail)
             if became:
                 insert_all(connection, "files", files)
@@ -196,18 +191,18 @@ class BatchStore:
     def validated(self, batch_id: str, at: float, model: str | None, requests: Iterable[BatchRequest]) -> None:
         """The list of its requests, and with it the beginning of the work. All of it or none."""
         rows = list(requests)
-        with self._store.transaction() as connection:
+        with self.database.transaction() as connection:
             if _event(connection, batch_id, BatchStatus.IN_PROGRESS, at, {"model": model, "total": len(rows)}):
                 insert_all(connection, "batch_requests", rows, batch_id=batch_id)
 
     def pending(self, batch_id: str) -> list[BatchRequest]:
         """Return those without a result, in the file's order."""
-        return read(self._store.read(_SQL["pending"], batch_id), BatchRequest)
+        return read(self.database.read(_SQL["pending"], batch_id), BatchRequest)
 
     def lost(self, batch_id: str) -> dict[int, int]:
         """Of requests without a result, by index: how often the process that worked on it died meanwhile."""
         sql = "SELECT idx, count(*) FROM batch_beginnings WHERE batch_id = ? GROUP BY idx"
-        return dict(map(tuple, self._store.read(sql, batch_id)))
+        return dict(map(tuple, self.database.read(sql, batch_id)))
 
     def record(
         self, batch_id: str, results: Sequence[BatchResult] = (), under_way: Collection[int] = (), since: float = 0.0
@@ -215,7 +210,7 @@ class BatchStore:
         """In one transaction. A request that has its result keeps it. `under_way`: what replicas have now, by index,
         of the process that works on the batch `since` then; it replaces what that process said before.
         """
-        with self._store.transaction() as connection:
+        with self.database.transaction() as connection:
             connection.execute("DELETE FROM batch_beginnings WHERE batch_id = ? AND begun_at = ?", (batch_id, since))
             begun = [(batch_id, index, since) for index in under_way]
             connection.executemany("INSERT INTO batch_beginnings (batch_id, idx, begun_at) VALUES (?, ?, ?)", begun)
@@ -225,16 +220,16 @@ class BatchStore:
 
     def lines(self, batch_id: str, *, ok: bool) -> Iterator[bytes]:
         """In the file's order, a few at a time: all together may be larger than memory."""
-        (longest,) = self._store.read("SELECT max(length(line)) FROM batch_results WHERE batch_id = ?", batch_id)[0]
+        (longest,) = self.database.read("SELECT max(length(line)) FROM batch_results WHERE batch_id = ?", batch_id)[0]
         limit = min(MOST_READ, max(1, MOST_READ_BYTES // (longest or 1)))
         sql = "SELECT idx, ok, line FROM batch_results WHERE batch_id = ? AND idx > ? ORDER BY idx LIMIT ?"
         last = -1
-        while rows := self._store.read(sql, batch_id, last, limit):
+        while rows := self.database.read(sql, batch_id, last, limit):
             yield from (row["line"] for row in rows if row["ok"] == ok)
             last = rows[-1]["idx"]
 
     def tally(self, batch_id: str) -> dict[str, int | None]:
-        return dict(self._store.read(_SQL["counts"], batch_id)[0])
+        return dict(self.database.read(_SQL["counts"], batch_id)[0])
 
     def forget_ended(self) -> None:
         """Delete what the output files of ended batches have. In short transactions: a gateway is serving."""
@@ -242,13 +237,13 @@ class BatchStore:
             some = f"SELECT batch_id, idx FROM {table} WHERE batch_id IN ({_ENDED}) LIMIT {DELETED_AT_ONCE}"  # noqa: S608
             deleted = DELETED_AT_ONCE
             while deleted >= DELETED_AT_ONCE:
-                with self._store.transaction() as connection:
+                with self.database.transaction() as connection:
                     deleted = connection.execute(f"DELETE FROM {table} WHERE (batch_id, idx) IN ({some})").rowcount  # noqa: S608
 
     def _batch_of(self, row: sqlite3.Row) -> StoredBatch:
         (order,) = read([row], BatchOrder)
         status, times, detail = BatchStatus.VALIDATING, dict[BatchStatus, float](), dict[str, Any]()
-        for event in self._store.read("SELECT * FROM batch_events WHERE batch_id = ? ORDER BY number", order.id):
+        for event in self.database.read("SELECT * FROM batch_events WHERE batch_id = ? ORDER BY number", order.id):
             status = BatchStatus(event["status"])
             times[status] = event["at"]
             detail |= json.loads(event["detail"])
