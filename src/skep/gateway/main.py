@@ -30,7 +30,7 @@ import uvloop
 from skep import __version__
 from skep.config import gateway_messages as messages
 from skep.gateway.admission import Admission
-from skep.gateway.proxy import HealthLoop, Proxy
+from skep.gateway.proxy import COLLECTED_AFTER, HealthLoop, Proxy
 from skep.gateway.replica_table import GatewayReplica
 from skep.gateway.request_log import Metrics, RequestAccounting, RequestLog
 from skep.gateway.request_policy import BATCH_ROUTES, HEALTH_PATHS, JSON, RequestRefused, answer_health
@@ -142,7 +142,6 @@ def fill_gauges(metrics: Metrics, admission: Admission, connections: int, lost: 
 
 
 DRAIN_POLL_S = 0.02
-COLLECTED_AFTER = 10_000  # objects: requests leave no circles, and a look at all of those under way takes milliseconds
 PROMETHEUS = (b"content-type", CONTENT_TYPE.encode())
 HTML = (b"content-type", b"text/html; charset=utf-8")
 NO_SCRIPT = (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; img-src data:")

@@ -424,6 +424,7 @@ class Proxy:
 
 TICK_S = 0.25
 LOOKED_AFTER_AT_ONCE = 16
+COLLECTED_AFTER = 10_000  # objects: requests leave no circles, and a look at all of those under way takes milliseconds
 CONFIRM_EVERY_S = 0.1
 CONFIRM_TIMEOUT_S = 5.0
 
