@@ -15,7 +15,6 @@ from hive_client import ask, eventually, family, free_port, refusal, rest_of, ro
 from in_process import refused
 
 from forked_processes import alive
-from skep.cli.control import parse_wanted
 from skep.config.keys import keys_path
 from skep.engines.base import KEY_FILE
 from skep.paths import user_paths
@@ -246,7 +245,6 @@ def test_without_a_hive_there_is_nothing_to_change(paths):
         assert refused(*command.split(), code=1) == "skep is not running | start it with `skep up -d`", command
     for wanted in ("m=", "=3", "m=-1", "m=1.5", "m=²"):
         assert "is not MODEL=N" in refused("scale", wanted)
-    assert parse_wanted("a=b=3") == ("a=b", 3)
 
 
 def test_without_a_hive_only_the_gateways_own_key_is_sent_and_to_this_machine_only(env, tmp_path):

@@ -301,9 +301,9 @@ def test_a_drained_replica_stays_drained_when_it_is_restarted(skep, url):
 
 def test_the_status_tells_what_the_gateway_sees_and_names_nobody_who_is_not_there(skep, url, status):
     ask(url)
-    for command, what in {"drain": "replica or node", "undrain": "replica or node", "restart": "replica"}.items():
+    for command in ("drain", "undrain", "restart"):
         said = skep(command, "nobody", check=1).stderr
-        assert f"error: there is no {what} `nobody`" in said
+        assert "error: there is no replica `nobody`" in said
         assert "fake-model-0" in said
     gateway = eventually(lambda: (seen := status()["gateway"]) and seen["ended"].get("answered") and seen)
     assert gateway["queues"] == {"fake-model": {"interactive": 0, "normal": 0, "batch": 0}}
@@ -325,14 +325,12 @@ def test_replicas_come_and_go_while_a_stream_goes_on(skep, url):
     assert b"[DONE]" in received
     assert replicas(skep) == before
     skep("scale", "fake-model=2", "--wait", check=0)
-    shown = json.loads(skep("scale", "--json", check=0).stdout)
-    assert shown == [{"model": "fake-model", "replicas": 2, "ready": 2}]
     skep("reload", "--wait", check=0)
     assert replicas(skep) == before, "what the file says holds again"
     for wanted, code, words in [
         ("nobody=2", 2, "skep starts no model `nobody` here"),
         ("fake-model=0", 2, "`fake-model` cannot have 0 replicas"),
-        ("nobody", 2, "skep starts no model `nobody`"),
+        ("nobody", 2, "`nobody` is not MODEL=N"),
     ]:
         assert words in skep("scale", wanted, check=code).stderr
     assert replicas(skep) == before

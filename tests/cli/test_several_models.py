@@ -70,9 +70,9 @@ def test_an_answer_under_way_is_finished_before_its_model_goes(hive):
         received = sock.recv(1000)
         while b"data:" not in received:
             received += sock.recv(65536)
-        swapped = other.submit(hive.tell, "swap", **{"out": "a", "in": "b", "wait": True})
+        unloaded = other.submit(hive.tell, "unload", model="a", wait=True)
         assert b"data: [DONE]" in rest_of(sock, received)
-        assert swapped.result() == {"ok": True, "model": "b", "state": "loaded", "out": "a"}
+        assert unloaded.result() == {"ok": True, "model": "a", "state": "unloaded"}
     assert ask(hive.url, model="a")[0] == 200  # and comes back
 
 
@@ -109,10 +109,11 @@ def test_nothing_is_lost_when_two_models_are_asked_for_all_the_time(hive):
         assert all(crowd.map(client, range(6)))
 
 
-def test_load_unload_and_swap_by_hand_and_a_load_that_fails_brings_nothing_else_down(hive, paths):
+def test_load_and_unload_by_hand_and_a_load_that_fails_brings_nothing_else_down(hive, paths):
     hive.start(a=ON_DEMAND, b=ON_DEMAND, broken=on_demand("--crash-at-start=error: no memory", "--exit-code=78"))
     assert call("load", "a", "--json").json == {"model": "a", "state": "loaded"}
-    assert "a makes room, b is loaded" in call("swap", "a", "b").err
+    assert "a is unloaded" in call("unload", "a").err
+    assert "b is loaded" in call("load", "b").err
     assert hive.states() == {"a-0": "unloaded", "b-0": "ready", "broken-0": "unloaded"}
     assert "b is unloaded" in call("unload", "b", "--drain", "5s").err
     assert set(hive.states().values()) == {"unloaded"}
@@ -120,7 +121,6 @@ def test_load_unload_and_swap_by_hand_and_a_load_that_fails_brings_nothing_else_
     unknown = call("load", "nobody").error
     assert "skep starts no model `nobody`" in unknown.message
     assert unknown.hint == "known: a, b, broken"
-    assert "cannot be swapped for itself" in call("swap", "a", "a").error.message
     assert "`a-0` is not loaded" in call("restart", "a-0").error.message
     assert "is not a duration" in refused("unload", "a", "--drain", "soon")
     with streaming(hive.url, model="broken") as sock:

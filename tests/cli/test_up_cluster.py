@@ -87,12 +87,11 @@ def test_a_node_whose_card_somebody_else_holds_is_planned_around(capsys):
     (serve,) = serves_for(ServeRequest(AWQ), survey(full, node("b", RTX, 1)))
     assert serve.replicas == 1
     assert "planned for 1x NVIDIA GeForce RTX 3090 (b)" in capsys.readouterr().err
-    with pytest.raises(DoesNotFit, match=r"2 replicas of .*; b has 1 of 1 GPUs.*; a: GPU 0 is busy"):
+    with pytest.raises(DoesNotFit, match=r"2 replicas of .*; b has 1 of 1 GPUs.*; a has busy cards: GPU 0"):
         serves_for(ServeRequest(AWQ, replicas=2), survey(full, node("b", RTX, 1)))
     lent = node("b", RTX, 1, free_gpus=0)
     assert serves_for(ServeRequest(AWQ), survey(full, lent, node("big", H200, 1)))[0].kind == "1x NVIDIA H200"
-    assert "warning: a is left out: GPU 0 is busy: 4.0 GiB of 24.0 GiB are free" in capsys.readouterr().err
-    with pytest.raises(DoesNotFit, match=r"a: GPU 0 is busy: 4.0 GiB of 24.0 GiB are free"):
+    with pytest.raises(DoesNotFit, match=r"a has busy cards: GPU 0 \(4.0 GiB of 24.0 GiB free\)"):
         serves_for(ServeRequest(AWQ), survey(full))
 
 

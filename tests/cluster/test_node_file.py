@@ -19,7 +19,6 @@ from skep.cluster.ray_processes import (
     NodeRecord,
     RayConnection,
     connection_to,
-    ensure_token,
     folder_of,
     keep_token,
     read_node,
@@ -125,19 +124,14 @@ def until_over(pid):
     return pid not in living()
 
 
-def test_the_token_is_made_once_and_is_nobody_elses(paths):
+def test_the_token_is_nobody_elses(paths):
     with pytest.raises(UserError, match="this machine has no cluster token"):
         token_of(paths)
-    ensure_token(paths)
-    made = token_of(paths)
-    assert (len(made), token_path(paths).stat().st_mode & 0o777) == (64, 0o600)
-    ensure_token(paths)
-    assert token_of(paths) == made
-    keep_token(paths, "another-token-for-it")
-    assert token_of(paths) == "another-token-for-it"
+    keep_token(paths, "a-token-for-it-all")
+    assert (token_of(paths), token_path(paths).stat().st_mode & 0o777) == ("a-token-for-it-all", 0o600)
     token_path(paths).chmod(0o644)
     with pytest.raises(UserError, match="other users can read the token"):
-        ensure_token(paths)
+        token_of(paths)
 
 
 def test_rays_folder_leaves_room_for_the_names_of_its_sockets(paths):

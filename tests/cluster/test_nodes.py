@@ -1,6 +1,7 @@
 """Nodes as Ray tells them, and the spreading of replicas over them."""
 
 import json
+from functools import reduce
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,11 +14,10 @@ from skep.cluster.nodes import (
     ClusterSurvey,
     Node,
     NodeCard,
-    NodeChoice,
     NodeFacts,
+    allowed,
     assign_nodes,
     capacity,
-    choice_of,
     has_words,
     host_of,
     named_apart,
@@ -32,7 +32,7 @@ from skep.wire.json_pipe import from_document, to_document
 def row(node_id, address="10.0.0.1", *, alive=True, name=None, **resources):
     return {
         "NodeID": node_id, "Alive": alive, "NodeManagerAddress": address, "NodeName": name or address,
-        "Resources": resources, "Labels": {"ray.io/node-id": node_id, "rack": "7"},
+        "Resources": resources,
     }  # fmt: skip
 
 
@@ -49,7 +49,6 @@ def test_ray_s_rows_become_nodes_the_head_first_the_dead_left_out():
     head, other = nodes_of(rows, {"bbbbbbbb": {"CPU": 1.0}})
     assert (head.head, head.id) == (True, "aaaaaaaa")
     assert (other.gpus, other.free_gpus, other.free_cpus, other.memory_bytes) == (2, 0, 1, 2 * GIB)
-    assert other.labels == {"rack": "7"}
 
 
 def test_nodes_of_one_name_are_told_apart_by_their_ids():
@@ -63,8 +62,7 @@ def test_a_survey_travels_as_json():
     survey = ClusterSurvey(
         "10.0.0.1:6379", "2.60.0", (replace(node("a"), facts=facts), replace(node("b"), why="away")), "a"
     )
-    for one in (survey, replace(survey, housed=("m-0", "m-1"))):
-        assert from_document(json.loads(json.dumps(to_document(one))), ClusterSurvey) == one
+    assert from_document(json.loads(json.dumps(to_document(survey))), ClusterSurvey) == survey
     assert host_of(survey.nodes[0]).links == ((0, 1, "NV4"),)
     assert list(survey.kinds) == ["2x NVIDIA GeForce RTX 3090", "CPU only"]
 
@@ -80,18 +78,17 @@ def test_cards_that_ray_does_not_lend_are_not_there():
 
 
 def test_replicas_go_where_fewest_are():
-    found, left = assign_nodes([PlacementRequest(cpus=2)] * 4, [node("a", 8), node("b", 4)])
-    assert (found, [one.free_cpus for one in left]) == (["a", "b", "a", "b"], [4, 0])
+    assert assign_nodes([PlacementRequest(cpus=2)] * 4, [node("a", 8), node("b", 4)]) == ["a", "b", "a", "b"]
 
 
 def test_the_widest_choose_first_and_what_wants_no_card_leaves_them_free():
     nodes = [node("cards", gpus=2.0), node("plain")]
-    found, _ = assign_nodes([PlacementRequest(), PlacementRequest(cards=1), PlacementRequest(cards=2)], nodes)
-    assert found == ["plain", None, "cards"]
+    asked = [PlacementRequest(), PlacementRequest(cards=1), PlacementRequest(cards=2)]
+    assert assign_nodes(asked, nodes) == ["plain", None, "cards"]
 
 
 def test_a_place_with_nodes_stands_on_no_other():
-    assert assign_nodes([PlacementRequest(nodes=("b",))], [node("a"), node("b", cpus=0.0)])[0] == [None]
+    assert assign_nodes([PlacementRequest(nodes=("b",))], [node("a"), node("b", cpus=0.0)]) == [None]
 
 
 def test_nodes_are_chosen_by_name_whatever_id_they_have_now():
@@ -99,20 +96,11 @@ def test_nodes_are_chosen_by_name_whatever_id_they_have_now():
     after = nodes_of([row("aaaaaaaa", name="a"), row("bbbbbbbb", name="b", alive=False), row("cccccccc", name="b")], {})
     both = nodes_of([row("bbbbbbbb", name="b"), row("cccccccc", name="b")], {})
     place = PlacementRequest(nodes=("b",))
-    found = [choice_of(place, (), nodes).only for nodes in (before, after, both)]
-    assert found == [{"bbbbbbbb"}, {"cccccccc"}, {"bbbbbbbb", "cccccccc"}]
-    assert choice_of(PlacementRequest(nodes=("b-cccccc",)), (), both).only == {"cccccccc"}
-    assert choice_of(place, (), nodes_of([row("aaaaaaaa", name="a")], {})).is_empty
-
-
-def test_nodes_that_are_avoided_are_not_chosen():
-    nodes = nodes_of([row("aaaaaaaa", name="a"), row("bbbbbbbb", name="b")], {})
-    assert choice_of(PlacementRequest(), (), nodes) == NodeChoice()
-    any_but_a = choice_of(PlacementRequest(), ("a",), nodes)
-    assert [any_but_a.takes(one) for one in nodes] == [False, True]
-    assert (NodeChoice().selector(), any_but_a.selector()) == (None, "!in(aaaaaaaa)")
-    assert choice_of(PlacementRequest(nodes=("a", "b")), ("a",), nodes).selector() == "in(bbbbbbbb)"
-    assert choice_of(PlacementRequest(nodes=("a",)), ("a",), nodes).is_empty
+    found = [[one.id for one in allowed(place, nodes)] for nodes in (before, after, both)]
+    assert found == [["bbbbbbbb"], ["cccccccc"], ["bbbbbbbb", "cccccccc"]]
+    assert [one.id for one in allowed(PlacementRequest(nodes=("b-cccccc",)), both)] == ["cccccccc"]
+    assert allowed(place, nodes_of([row("aaaaaaaa", name="a")], {})) == []
+    assert allowed(PlacementRequest(), both) == both
 
 
 def test_how_many_fit_counts_every_node():
@@ -134,13 +122,14 @@ places_made = st.lists(st.tuples(amounts, amounts), max_size=12)
 def test_nobody_is_given_more_than_a_node_has(sizes, wanted):
     nodes = [node(str(number), float(cpus), float(gpus)) for number, (cpus, gpus) in enumerate(sizes)]
     places = [PlacementRequest(cards=cards, cpus=cpus) for cpus, cards in wanted]
-    found, left = assign_nodes(places, nodes)
+    found = assign_nodes(places, nodes)
+    left_out = [place for place, name in zip(places, found, strict=True) if name is None]
     for one in nodes:
         mine = [place for place, name in zip(places, found, strict=True) if name == one.id]
         assert sum(place.cpus for place in mine) <= one.cpus
         assert sum(place.cards for place in mine) <= one.gpus
-    left_out = [place for place, name in zip(places, found, strict=True) if name is None]
-    assert not any(node.holds(place) for node in left for place in left_out)
+        left = reduce(Node.without, mine, one)
+        assert not any(left.has_room(place) for place in left_out)
 
 
 @settings(max_examples=50, deadline=None)

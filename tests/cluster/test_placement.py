@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from skep.catalog.gpus import Gpu
 from skep.catalog.presets import EngineOptions
 from skep.cluster.discover import lendable, links_among
-from skep.cluster.nodes import ClusterSurvey, Node, NodeCard, NodeFacts, busy_cards, choice_of, first_choice
+from skep.cluster.nodes import ClusterSurvey, Node, NodeCard, NodeFacts, allowed, busy_cards, preferred
 from skep.cluster.placement import HOST_BYTES_A_CARD, kind_word, place_launches, shared_paths
 from skep.cluster.replica_actor import check_cards
 from skep.config.settings import Cluster, Serve, Settings
@@ -44,10 +44,10 @@ def survey(*nodes, here=None):
 
 @pytest.fixture
 def place(tmp_path):
-    def placed(cluster, *serves, running=(), avoid=(), tell=lambda _line: None, **more):
+    def placed(cluster, *serves, running=None, tell=lambda _line: None, **more):
         settings = Settings(serve=serves, cluster=Cluster("auto"), **more)
         paths = user_paths({"HOME": str(tmp_path)})
-        return place_launches(settings, paths, cluster, running=running, avoid=avoid, tell=tell)
+        return place_launches(settings, paths, lambda: cluster, running=running, tell=tell)
 
     return placed
 
@@ -91,7 +91,7 @@ def test_one_replica_more_leaves_those_that_run_as_they_are(place):
     again = place(busy, replace(SMALL, replicas=2), running=first)
     assert again[0] == first[0]
     assert again[1].threads == 8
-    with pytest.raises(DoesNotFit, match=r"need 8 CPUs and .* each, 1 of them run, there is room for 1 more: a has no"):
+    with pytest.raises(DoesNotFit, match=r"4 replicas .* of which 1 run, there is room for 1: each needs 8 CPUs"):
         place(busy, replace(SMALL, replicas=4, threads=8), running=first)
 
 
@@ -100,7 +100,8 @@ def test_too_few_gpus_are_said_node_by_node(place):
     with pytest.raises(DoesNotFit) as refused:
         place(cluster, replace(VLLM, replicas=3))
     said = refused.value.message
-    assert "3 replicas of `org/model` need 2 GPUs, 2 CPUs and 4.0 GiB of memory each, there is room for 1" in said
+    needs = "each needs 2 GPUs, 2 CPUs and 4.0 GiB of memory"
+    assert f"3 replicas of `org/model`, there is room for 1: {needs}" in said
     for words in ("a has 2 of 2 GPUs", "b has 1 of 2 GPUs", "c has no GPU"):
         assert words in said
 
@@ -123,11 +124,11 @@ def test_a_node_whose_card_somebody_else_holds_gets_nothing_and_is_named(place):
     """Which card is lent is Ray's to say, so that the idle one beside it cannot be counted on."""
     cluster = survey(held(rtx_node("a"), 0, 20), held(rtx_node("b"), 1, 2))
     assert {one.place.shunned for one in place(cluster, replace(SINGLE, replicas=2))} == {("a",)}
-    with pytest.raises(DoesNotFit, match=r"there is room for 2: b has .*; a: GPU 1 is busy: 4.0 GiB of"):
+    with pytest.raises(DoesNotFit, match=r"there is room for 2: .*; b has .*; a has busy cards: GPU 1 \(4.0 GiB of"):
         place(cluster, replace(SINGLE, replicas=3))
     small = replace(SINGLE, options=EngineOptions(memory_share=0.1), replicas=4)
     assert len(place(cluster, small)) == 4, "it takes less than is left"
-    with pytest.raises(DoesNotFit, match="no card for `org/model` is free: a: GPU 0 is busy") as refused:
+    with pytest.raises(DoesNotFit, match="no card for `org/model` is free: a has busy cards: GPU 0") as refused:
         place(survey(held(rtx_node("a"), 20, 0)), SINGLE)
     assert "nvidia-smi" in refused.value.hint
 
@@ -137,16 +138,16 @@ def test_a_node_that_is_busy_at_the_start_is_allowed_later_and_so_is_one_that_jo
     idle, busy, late = rtx_node("a", 1), held(rtx_node("b", 1), 20), rtx_node("c", 1)
     (one,) = place(survey(idle, busy), SINGLE)
     assert (one.place.nodes, one.place.shunned) == ((), ("b",))
-    assert all(choice_of(one.place, (), [busy, late]).takes(node) for node in (busy, late))
-    assert [first_choice(one.place, (), [idle, busy]).takes(node) for node in (idle, busy)] == [True, False]
+    assert allowed(one.place, [busy, late]) == [busy, late]
+    assert preferred(one.place, [idle, busy]) == [idle]
     gone = [replace(idle, free_gpus=0), busy]
-    assert first_choice(one.place, (), gone).takes(busy), "better there than nowhere"
-    assert not first_choice(one.place, (), [*gone, late]).takes(busy)
+    assert preferred(one.place, gone) == gone, "better there than nowhere"
+    assert busy not in preferred(one.place, [*gone, late])
     full = [replace(idle, free_gpus=0), replace(busy, free_gpus=0)]
-    assert not first_choice(one.place, (), full).takes(busy), "whoever waits, waits for an idle one"
+    assert preferred(one.place, full) == full[:1], "whoever waits, waits for an idle one"
     (one,) = place(survey(idle, busy, rtx_node("d", engines=())), SINGLE)
     assert (one.place.nodes, one.place.shunned) == (("a", "b"), ("b",)), "d lacks the engine: that stays so"
-    assert first_choice(one.place, (), [busy]).selector() == "in(id-b)"
+    assert preferred(one.place, [busy]) == [busy]
     assert from_document(json.loads(json.dumps(to_document(one))), Launch) == one
 
 
@@ -156,13 +157,13 @@ def test_a_start_tells_which_nodes_it_does_without_and_why(place):
     (one,) = place(cluster, SINGLE, tell=told.append)
     assert told == [
         "c is left out: it has no vllm installed",
-        "b is left out: GPU 1 is busy: 4.0 GiB of 24.0 GiB are free",
+        "b is left out: it has busy cards: GPU 1 (4.0 GiB of 24.0 GiB free)",
     ], "and not `plain`, which has no card anyway"
     place(cluster, replace(SINGLE, replicas=2), running=(one,), tell=told.append)
     assert told[2:] == told[:1], "a change does not look at who holds the cards"
     told.clear()
     place(survey(rtx_node("a"), *(held(rtx_node(f"b{n}"), 20) for n in range(10))), SINGLE, tell=told.append)
-    assert (len(told), told[-1]) == (9, "2 more nodes are left out")
+    assert (len(told), told[-1]) == (9, "2 more left out")
 
 
 def test_cards_that_ray_has_lent_already_may_be_full(place):
@@ -170,28 +171,28 @@ def test_cards_that_ray_has_lent_already_may_be_full(place):
     lent = survey(held(rtx_node("a", free={"free_gpus": 1}), 22, 0))
     (first,) = place(lent, SINGLE)
     full = survey(held(rtx_node("a", free={"free_gpus": 1}), 22, 22))
-    with pytest.raises(DoesNotFit, match=r"GPU 1 .* are full, Ray assigned 1 of them"):
+    with pytest.raises(DoesNotFit, match=r"GPU 1 .*; Ray assigned 1 of them"):
         place(full, SINGLE)
     assert len(place(full, replace(SINGLE, replicas=2), running=(first,))) == 2, "for a start, not for a change"
+
+
+BOTH = "GPU 0 (4.0 GiB of 24.0 GiB free), GPU 1 (1.0 GiB of 24.0 GiB free)"
 
 
 @pytest.mark.parametrize(
     ("used_gib", "free_gpus", "words"),
     [
-        ((0, 20), 2, "GPU 1 is busy: 4.0 GiB of 24.0 GiB are free"),
-        ((20, 23), 2, "GPU 0 (4.0 GiB of 24.0 GiB free) and GPU 1 (1.0 GiB of 24.0 GiB free) are busy"),
-        (
-            (20, 23),
-            1,
-            "GPU 0 (4.0 GiB of 24.0 GiB free) and GPU 1 (1.0 GiB of 24.0 GiB free) are full, Ray assigned 1 of them",
-        ),
+        ((0, 20), 2, "GPU 1 (4.0 GiB of 24.0 GiB free)"),
+        ((20, 23), 2, BOTH),
+        ((20, 23), 1, f"{BOTH}; Ray assigned 1 of them"),
         ((12, 0), 1.5, None),  # a whole card can only be the other one
         ((0, 20), 1, None),  # the one that is lent is empty yet: this cannot be seen
     ],
 )
 def test_full_cards_are_named_so_that_nobody_ends_the_wrong_program(used_gib, free_gpus, words):
     """Ray tells how many cards it has lent and not which: the hive's own may be among them."""
-    assert busy_cards(held(rtx_node("a", free={"free_gpus": free_gpus}), *used_gib), 0.9) == words
+    told = busy_cards(held(rtx_node("a", free={"free_gpus": free_gpus}), *used_gib), 0.9)
+    assert told == (words and f"has busy cards: {words}")
 
 
 def test_cards_are_in_the_order_in_which_ray_lends_them():
@@ -329,37 +330,6 @@ def test_fewer_of_what_stands_need_no_room(place):
     """Two of three nodes are lost: two of the three replicas do not fit on what is left, and wait anyway."""
     two = replace(VLLM, replicas=2)
     stand = place(survey(*map(rtx_node, "abc")), replace(VLLM, replicas=3))
-    left = replace(survey(rtx_node("a")), housed=("org-model-0",))
+    left = survey(rtx_node("a"))
     assert names(place(left, two, running=stand)) == ["org-model-0", "org-model-1"]
-    with pytest.raises(DoesNotFit, match=r"2 replicas of .*, there is room for 1"):
-        place(left, replace(two, slots=1), running=stand)
-
-
-def test_whoever_waits_for_room_comes_before_what_is_new(place):
-    """`m=3` right after `skep replica scale m=2`, which took the last room: nothing is counted twice."""
-    cluster = survey(rtx_node("a", free={"free_gpus": 0}), rtx_node("b"))
-    two, three = (place(survey(*map(rtx_node, "abc")), replace(VLLM, replicas=n)) for n in (2, 3))
-    assert len(place(replace(cluster, housed=("org-model-0",)), replace(VLLM, replicas=2), running=two)) == 2
-    with pytest.raises(DoesNotFit, match=r"3 replicas .*, 2 of them run, there is no room"):
-        place(replace(cluster, housed=("org-model-0",)), replace(VLLM, replicas=3), running=two)
-    given = replace(cluster, housed=("org-model-0", "org-model-1"))
-    assert len(place(given, replace(VLLM, replicas=3), running=two)) == 3, "its room is not among what is free"
-    lost = survey(node("c"), rtx_node("b", free={"free_gpus": 0}))
-    other = place(replace(lost, housed=("org-model-0",)), replace(VLLM, replicas=3), FAKE, running=three)
-    assert names(other)[-1] == "m-0", "those that have no room anywhere take none away"
-
-
-def test_room_on_drained_nodes_does_not_count_and_is_named(place):
-    cluster = survey(rtx_node("a", free={"free_gpus": 0}), rtx_node("b"))
-    (one,) = place(cluster, VLLM)
-    with pytest.raises(DoesNotFit, match=r"1 of them run, there is no room: a has 0 of 2 .*; b is drained") as refused:
-        place(cluster, replace(VLLM, replicas=2), running=(one,), avoid={"b"})
-    assert "b has" not in refused.value.message
-    with pytest.raises(DoesNotFit, match="there is no room: no node may be used; a is drained"):
-        place(survey(rtx_node("a")), replace(VLLM, slots=3), running=(one,), avoid={"a"})
-    with_room = survey(rtx_node("a"), rtx_node("b"))
-    stand = place(with_room, replace(VLLM, replicas=2), FAKE)
-    changed = place(with_room, replace(VLLM, replicas=2), replace(FAKE, slots=3), running=stand, avoid={"b"})
-    assert len(changed) == 3, "who stands on a drained node keeps its room there"
-    halves = place(survey(node("a"), node("b")), replace(SMALL, replicas=2), avoid={"b"})
-    assert [one.threads for one in halves] == [4, 4], "of the cores that may be used"
+    assert len(place(left, replace(two, slots=1), running=stand)) == 2, "what changes may wait for room"

@@ -10,6 +10,7 @@ from skep.cluster.client import ClusterClient
 from skep.cluster.ray_driver import RayDriver, TakenOver
 from skep.config.settings import Cluster
 from skep.engines.base import Launch, PlacementRequest
+from skep.errors import EngineError
 from skep.supervisor.lifecycle import RestartPolicy
 from skep.wire.json_pipe import to_document
 
@@ -40,8 +41,6 @@ class Wire(list):
 class Actors:
     """The actors as the driver calls them: ends wait for `may_end`; `answers` are those to questions, by method."""
 
-    avoid, policy = (), SETUP.policy
-
     def __init__(self, *names):
         self.story, self.names, self.may_end, self.answers = [], list(names), asyncio.Event(), {}
 
@@ -66,8 +65,8 @@ class Actors:
         return self.names
 
 
-def wanted(*launches, avoid=(), policy=SETUP.policy, restarts=None):
-    return messages.WantReplicas(launches, avoid, policy, restarts or {})
+def wanted(*launches):
+    return messages.WantReplicas(launches)
 
 
 def driver_of(link, actors=None):
@@ -151,22 +150,6 @@ async def test_a_silent_replica_is_away_and_asked_again_until_it_is_heard(at_onc
     assert wire[-1].rows[0].pid == 8
 
 
-async def test_a_restart_is_carried_out_once_and_again_where_it_failed(at_once):
-    actors = Actors()
-    driver = driver_of(Wire(), actors)
-    actors.answers["report"] = report()
-    await driver._carry_out(wanted(ONE, restarts={"m-0": 1}))
-    await until(lambda: actors.story.count(("restart", "m-0")) > 2)
-    actors.answers["restart"] = None
-    await until(lambda: driver._restarted == {"m-0": 1})
-    actors.story.clear()
-    await driver._carry_out(wanted(ONE, restarts={"m-0": 1}))
-    await driver._carry_out(wanted(ONE))
-    assert ("restart", "m-0") not in actors.story
-    await driver._carry_out(wanted(ONE, restarts={"m-0": 2}))
-    assert actors.story.count(("restart", "m-0")) == 1
-
-
 async def test_a_gateway_ends_when_another_one_has_its_replicas(at_once):
     """It was stopped for a while: the other one's replicas are left alone."""
     actors = Actors("m-0")
@@ -208,49 +191,16 @@ def client_of(tmp_path):
     return made, wire
 
 
-def lose_driver(client, wire):
-    """There is another one at once."""
-    client._lose_driver()
-    client._link, client._joined = wire, True
-
-
-def restarts(wire):
-    """What the newest message wants restarted."""
-    return list(wire[-1].restarts)
-
-
-async def test_a_restart_that_was_lost_with_a_driver_is_told_to_the_next_one(tmp_path):
-    """Its replica gets nothing new until it has been: it would rest for ever."""
+async def test_a_restart_that_nobody_carries_out_is_an_error(tmp_path):
+    """Its replica would get nothing new for ever."""
     client, wire = client_of(tmp_path)
     member = ready(client)
-    member.restart()
-    client._remind()
-    assert (len(wire), restarts(wire)) == (1, ["m-0"]), "told once"
-    lose_driver(client, wire)
-    client._remind()
-    assert (len(wire), restarts(wire)) == (2, ["m-0"])
-    client._hear(messages.ReplicaRows((row(ONE, restarts=1),)))
-    client._remind()
-    assert restarts(wire) == []
-
-
-@pytest.mark.parametrize(
-    ("meanwhile", "again"),
-    [
-        ([{"state": "away", "why": "no word"}, {}], True),
-        ([{"state": "waiting", "pid": None}, {}], True),
-        ([{"pid": 8}], False),
-        ([{"restarts": 1}], False),
-    ],
-)
-async def test_a_restart_is_needless_once_its_engine_is_another_and_not_because_it_was_away(tmp_path, meanwhile, again):
-    client, wire = client_of(tmp_path)
-    ready(client).restart()
-    lose_driver(client, wire)
-    for said in meanwhile:
-        client._hear(messages.ReplicaRows((row(ONE, **said),)))
-        client._remind()
-    assert restarts(wire) == ["m-0"] * again
+    for answer, why in (None, "the cluster does not answer"), (messages.Answer(1, "no node"), "no node"):
+        wire.answer = answer
+        with pytest.raises(EngineError, match=f"`m-0` cannot be restarted: {why}"):
+            await member.restart()
+    wire.answer = messages.Answer(1)
+    await member.restart()
 
 
 async def test_one_that_could_not_be_ended_and_is_wanted_again_is_known_as_it_is(tmp_path):
@@ -260,24 +210,6 @@ async def test_one_that_could_not_be_ended_and_is_wanted_again_is_known_as_it_is
     again = client.member(ONE, lambda: None)
     client.came(again)
     assert again.life.serving
-
-
-async def test_a_new_policy_reaches_the_driver_that_is_there_and_the_next_one(tmp_path):
-    client, wire = client_of(tmp_path)
-    policy = RestartPolicy(start_deadline_s=9.0)
-    client.set_policy(policy)
-    assert wire == [wanted(policy=policy)]
-    assert client._setup.policy == policy
-
-
-async def test_a_driver_that_joins_is_told_first_which_nodes_are_drained(tmp_path):
-    client, wire = client_of(tmp_path)
-    client._avoided = lambda: frozenset({"n2", "n1"})
-    client._hear(messages.Joined(SETUP.address))
-    assert wire == [wanted(avoid=("n1", "n2"))]
-    driver = driver_of(Wire(), Actors())
-    await driver._carry_out(wire[0])
-    assert driver._actors.avoid == ("n1", "n2")
 
 
 async def test_what_a_gateway_alone_is_told_of_a_replica_changes_while_its_engine_goes_on(tmp_path):

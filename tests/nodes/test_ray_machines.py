@@ -94,9 +94,9 @@ def test_the_five_commands_serve_on_three_machines_and_what_listens_is_as_docume
         assert all(port <= 6381 or ports.workers[0] <= port <= ports.workers[1] for port in wide), wide
 
     assert len(a.run("logs", f"{MODEL}-1", "-n", "3").stdout.splitlines()) == 3
-    a.run("drain", "b", "--wait")
+    a.run("drain", f"{MODEL}-0", "--wait")
     assert a.chat().usage.completion_tokens
-    a.run("undrain", "b")
+    a.run("undrain", f"{MODEL}-0")
     a.run("scale", f"{MODEL}=3", "--wait")
     urls = [row["url"] for row in ready(a, 3)]
     assert len(set(urls)) == 3, "two engines of one machine have two ports"

@@ -83,10 +83,10 @@ def test_a_group_of_two_cards_stands_on_the_node_that_has_both_and_sees_both(nod
     assert placed(nodes.address) == {
         "skep/post/m-0": ("twin", {0: {"CPU": 2.0, "GPU": 2.0, "memory": 4.0 * GIB}}, "STRICT_PACK")
     }
-    assert survey(nodes.address, hive="skep").housed == ("m-0",)
+    assert [one.name for one in survey(nodes.address, hive="skep").standing] == ["m-0"]
     refused = one.run("scale", "m=2", check=False)
     assert refused.returncode == 3, refused.stderr
-    for words in ("2 GPUs", "1 of them run, there is no room", "twin has 0 of 2 GPUs", "big has 1 of 1 GPUs"):
+    for words in ("2 GPUs", "of which 1 run, there is room for 0", "twin has 0 of 2 GPUs", "big has 1 of 1 GPUs"):
         assert words in refused.stderr
 
 
@@ -95,7 +95,8 @@ def test_replicas_of_one_card_are_spread_and_never_share_one(nodes, mixed, insta
     too_many = config_of(tmp_path, nodes.address, weights, replicas=4)
     refused = one.run("up", "--config", too_many, "--port", "0", check=False)
     assert refused.returncode == 3, refused.stderr
-    assert "4 replicas of `m` need 1 GPU, 1 CPU and 2.0 GiB of memory each, there is room for 3" in refused.stderr
+    needs = "each needs 1 GPU, 1 CPU and 2.0 GiB of memory"
+    assert f"4 replicas of `m`, there is room for 3: {needs}" in refused.stderr
     assert "plain has no sglang installed" in refused.stderr
     one.up("up", "--config", config_of(tmp_path, nodes.address, weights, replicas=3))
     assert cards_seen(replicas(one)) == [("big", "0"), ("twin", "0"), ("twin", "1")]
@@ -121,13 +122,13 @@ def test_cards_that_somebody_else_holds_are_not_counted_on(nodes, mixed, install
     refused = one.run("up", "--config", config_of(tmp_path, nodes.address, weights, tp=2), "--port", "0", check=False)
     assert refused.returncode == 3, refused.stderr
     for words in (
-        "a replica of `m` needs 2 GPUs",
+        "each needs 2 GPUs",
         "big has 1 of 1 GPUs",
-        "twin: GPU 1 is busy: 4.5 GiB of 24.0 GiB are",
+        "twin has busy cards: GPU 1 (4.5 GiB of 24.0 GiB free)",
     ):
         assert words in refused.stderr
     told = one.run("up", "--config", config_of(tmp_path, nodes.address, weights), "--port", "0", "-d")
-    assert "warning: twin is left out: GPU 1 is busy: 4.5 GiB of 24.0 GiB are free" in told.stderr
+    assert "warning: twin is left out: it has busy cards: GPU 1 (4.5 GiB of 24.0 GiB free)" in told.stderr
     assert "plain" not in told.stderr, "it has no card anyway"
     assert cards_seen(replicas(one)) == [("big", "0")]
     one.run("scale", "m=3")

@@ -22,12 +22,12 @@ pytestmark = pytest.mark.ray
 
 
 def place(found, env, *serves):
-    return place_launches(Settings(serve=serves, cluster=Cluster(found.address)), user_paths(env), found)
+    return place_launches(Settings(serve=serves, cluster=Cluster(found.address)), user_paths(env), lambda: found)
 
 
 def test_two_kinds_of_nodes_are_told_with_what_is_free_and_replicas_are_placed_on_them(nodes, node_env, tmp_path):
     nodes.add("plain", memory=4 * GIB)
-    nodes.add("cards", num_cpus=4, num_gpus=2, memory=8 * GIB, labels={"rack": "7"})
+    nodes.add("cards", num_cpus=4, num_gpus=2, memory=8 * GIB)
     found = survey(nodes.address, paths=[str(tmp_path), "/no/such/path"])
 
     assert [(node.name, node.head, node.kind) for node in found.nodes] == [
@@ -38,7 +38,6 @@ def test_two_kinds_of_nodes_are_told_with_what_is_free_and_replicas_are_placed_o
     head, cards, plain = found.nodes
     assert found.here == head.id
     assert cards.describe() == "cards has 2 of 2 GPUs, 4 of 4 CPUs, 8.0 GiB of 8.0 GiB free"
-    assert cards.labels == {"rack": "7"}
     assert (plain.facts.skep, plain.why) == (__version__, None)
     assert "embedded" in plain.facts.engines
     assert plain.facts.paths == {str(tmp_path): True, "/no/such/path": False}
@@ -54,7 +53,7 @@ def test_two_kinds_of_nodes_are_told_with_what_is_free_and_replicas_are_placed_o
         place(found, node_env, vllm)
     with pytest.raises(EngineError, match="plain has no vllm installed"):
         place(found, node_env, replace(vllm, binary=None))
-    with pytest.raises(DoesNotFit, match=r"2 replicas .* need 2 GPUs, .* there is room for 1.*cards has 2 of 2 GPUs"):
+    with pytest.raises(DoesNotFit, match=r"2 replicas .* room for 1: each needs 2 GPUs, .*cards has 2 of 2 GPUs"):
         place(found, node_env, replace(vllm, binary=str(tmp_path), replicas=2))
 
 

@@ -96,7 +96,7 @@ class FarReplica(ReplicaMember):
     def stop(self):
         self._stopping.set()
 
-    def restart(self):
+    async def restart(self):
         self.restarted += 1
 
     def become(self, state):
@@ -122,10 +122,10 @@ class Service:
 
     def __init__(self, failure=None, left=None, member=FarReplica):
         self.member = member
-        self.story, self.settled, self.policy = [], True, None
+        self.story, self.settled = [], True
         self._failure, self._left = failure, left
 
-    async def run(self, _avoided):
+    async def run(self):
         self.story.append("starts")
         if self._failure is not None:
             raise self._failure
@@ -134,9 +134,6 @@ class Service:
     async def stop(self):
         self.story.append("stop")
         return self._left
-
-    def set_policy(self, policy):
-        self.policy = policy
 
     def row(self):
         return {"name": "cluster", "kind": "cluster", "state": "ready", "url": "10.0.0.1:6379"}

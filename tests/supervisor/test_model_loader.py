@@ -141,17 +141,6 @@ async def test_a_gateway_is_told_of_a_model_that_was_given_up_and_that_it_comes_
         assert gateway.states == {"a": "loading"}
 
 
-async def test_a_pinned_model_can_be_swapped_by_the_user():
-    figures = {"a": ModelUsage(idle_s=9.0)}
-    models = ("a", {"pinned": True}), ("b", ON_DEMAND)
-    async with loader_of(*models, figures=figures, max_loaded=1, begin=True) as (setup, _):
-        setup.become("a", READY)
-        assert (await setup.loader.swap("a", "b", wait=False, drain_s=None))["state"] == "waiting"
-        await until(lambda: setup.replicas.is_asleep("a"))
-        setup.loader.look()
-        assert not setup.replicas.is_asleep("b")
-
-
 async def test_an_unload_ends_also_if_requests_bring_the_model_back_at_once():
     figures = {"a": ModelUsage(queued=1)}
     async with loader_of(("a", ON_DEMAND), figures=figures) as (setup, tasks):

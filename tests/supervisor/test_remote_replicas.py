@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from supervised import FAR, GATEWAY_ARGV, LAUNCH, FarReplica, Service, hive_of, replicas_of
 
 from skep.config.gateway_messages import GatewayStatus, ReplicaFigures
-from skep.config.settings import Cluster, Serve, Settings
+from skep.config.settings import Serve, Settings
 from skep.errors import DoesNotFit, EngineError, UserError
 from skep.supervisor.control import NO_ANSWER, ask_down
 from skep.supervisor.control_commands import answer as ask
-from skep.supervisor.lifecycle import ReplicaState, RestartPolicy
+from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.main import description
-from skep.supervisor.supervisor import Hive, Supervisor, models_of, rescaled
+from skep.supervisor.supervisor import Hive, Supervisor, rescaled
 
 SECOND = replace(FAR, name="m-1")
 
@@ -43,17 +43,6 @@ async def test_the_gateway_is_told_the_slots_that_an_engine_was_started_with(tmp
         assert told(replicas, *keys) == [(2, 1, 2, False)], "after a fall-back"
 
 
-async def test_a_drained_node_gets_nothing_whoever_comes_there(tmp_path):
-    async with standing(tmp_path, FAR, SECOND, replace(FAR, name="n-0", model="n")) as replicas:
-        assert replicas.at("b") == ["m-1", "n-0"]
-        replicas.drain("b")
-        assert told(replicas, "name", "draining") == [("m-0", False), ("m-1", True), ("n-0", True)]
-        replicas.find("m-0").node, replicas.find("m-1").node = "b", "a"
-        assert told(replicas, "name", "draining") == [("m-0", True), ("m-1", False), ("n-0", True)]
-        replicas.drain("b", over=True)
-        assert not any(draining for (draining,) in told(replicas, "draining"))
-
-
 async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
     service = Service()
     async with hive_of(tmp_path, FAR, SECOND, remote=service) as (supervisor, _):
@@ -63,19 +52,17 @@ async def test_a_hive_knows_its_replicas_elsewhere_by_their_nodes(tmp_path):
         assert rows["gateway"]["slots"] == 11
         assert (rows["cluster"]["state"], rows["cluster"]["pid"]) == ("ready", None)
         assert [row["name"] for row in description(supervisor)["replicas"]] == ["m-0", "m-1"]
-        assert (await ask(supervisor, {"op": "drain", "name": "b"}))["replicas"] == ["m-1"]
-        with pytest.raises(EngineError, match="is on node `b`, which is drained"):
-            await ask(supervisor, {"op": "undrain", "name": "m-1"})
-        with pytest.raises(EngineError, match="there is no replica or node `z`") as caught:
+        await ask(supervisor, {"op": "drain", "name": "m-1"})
+        assert told(supervisor.replica_set, "draining") == [(False,), (True,)]
+        with pytest.raises(EngineError, match="there is no replica `z`") as caught:
             await ask(supervisor, {"op": "drain", "name": "z"})
-        assert caught.value.hint == "known: m-0, m-1; nodes: a, b"
-        assert (await ask(supervisor, {"op": "undrain", "name": "b"}))["replicas"] == ["m-1"]
+        assert caught.value.hint == "known: m-0, m-1"
+        await ask(supervisor, {"op": "undrain", "name": "m-1"})
+        assert told(supervisor.replica_set, "draining") == [(False,), (False,)]
         log = await ask(supervisor, {"op": "log", "name": "m-0", "lines": 2})
         assert log == {"ok": True, "text": "two\nthree\n", "offset": 14}
         assert (await ask(supervisor, {"op": "log", "name": "m-0", "offset": 8}))["text"] == "three\n"
         assert await ask(supervisor, {"op": "log", "name": "gateway"}) == {"ok": True}, "its log is a file here"
-        with pytest.raises(UserError, match="no model `m` here"):
-            await ask(supervisor, {"op": "scale", "model": "m"})
     assert service.story == ["starts", "stop"]
 
 
@@ -98,7 +85,7 @@ async def test_an_service_that_cannot_go_on_ends_the_hive_with_its_reason(tmp_pa
 
 
 class Deaf(FarReplica):
-    def restart(self):
+    async def restart(self):
         raise EngineError("`m-0` cannot be started anew: the cluster does not answer")
 
 
@@ -165,47 +152,6 @@ async def test_ending_may_take_longer_where_replicas_stand_elsewhere(tmp_path):
             assert (told["drain_s"], told["stop_s"]) == (0.0, stop_s)
 
 
-async def test_a_reload_tells_who_keeps_replicas_elsewhere_the_new_restart_policy(tmp_path):
-    policy = RestartPolicy(start_deadline_s=7.0, fallbacks=3)
-    service = Service()
-    async with hive_of(
-        tmp_path, FAR, remote=service, rebuild=lambda _document, hive, _running: replace(hive, policy=policy)
-    ) as (supervisor, _):
-        told = await ask(supervisor, {"op": "reload", "settings": {}, "wait": True})
-        assert (told["left_out"], told["unchanged"]) == ([], ("m-0",))
-        assert service.policy == supervisor.hive.policy == policy
-
-
-async def test_a_reload_says_that_the_memory_that_was_taken_elsewhere_stays_as_much(tmp_path):
-    """Its engine goes on, as on one box; only another place would have more of it."""
-    roomier = replace(FAR, place=replace(FAR.place, memory_bytes=1 << 30))
-
-    def rebuild(_document, hive, _running):
-        return replace(hive, replicas=(roomier,), left_out=())
-
-    async with hive_of(tmp_path, FAR, rebuild=rebuild) as (supervisor, _):
-        for left_out in (["room"], []):
-            told = await ask(supervisor, {"op": "reload", "settings": {}, "wait": True})
-            assert (told["left_out"], told["changed"]) == (left_out, ())
-
-
-async def test_a_change_is_told_the_nodes_that_are_drained(tmp_path):
-    """Their room was counted: a replica was said to start, and waited for ever."""
-    avoided = []
-
-    def rebuild(_document, hive, _running):
-        avoided.append(hive.avoid)
-        return hive
-
-    async with hive_of(tmp_path, FAR, SECOND, rebuild=rebuild) as (supervisor, _):
-        supervisor.replica_set.drain("a")
-        supervisor.replica_set.drain("b")
-        for _ in range(2):
-            await ask(supervisor, {"op": "reload", "settings": {}, "wait": True})
-            supervisor.replica_set.drain("a", over=True)
-        assert avoided == [{"a", "b"}, {"b"}]
-
-
 async def test_more_replicas_go_to_the_next_kind_where_the_first_one_is_full(tmp_path):
     table = {"model": "m", "replicas": 0}
     asked = {"serve": [{**table, "kind": "large", "replicas": 1}, {**table, "kind": "small"}]}
@@ -225,7 +171,7 @@ async def test_more_replicas_go_to_the_next_kind_where_the_first_one_is_full(tmp
         assert seen == [(1, 0), (2, 0), (1, 1)]
 
 
-# Fewer replicas than there are: those with the last numbers go, and never the one that serves for one that cannot.
+# Fewer replicas than there are: those with the last numbers go
 
 
 def settings(replicas):
@@ -251,50 +197,6 @@ async def scale(hive, replicas):
     return await ask(hive, {"op": "scale", "model": "m", "replicas": replicas, "wait": True})
 
 
-async def refused(hive, replicas, words):
-    with pytest.raises(EngineError) as caught:
-        await scale(hive, replicas)
-    assert str(caught.value).endswith(words), str(caught.value)
-    return caught.value.hint
-
-
-async def test_only_a_drained_one_is_not_left(tmp_path):
-    async with scaled(tmp_path, 2) as (hive, replicas, _):
-        replicas.drain("a")
-        hint = await refused(hive, 1, "`m` would be left without a replica that serves: m-0 is drained")
-        assert hint == "scaling down removes the last ones first; `skep replica undrain a` sends it requests again"
-        assert replicas.names == ["m-0", "m-1"]
-        shown = await ask(hive, {"op": "scale"})
-        assert shown["models"] == [{"model": "m", "replicas": 2, "ready": 2}], "nothing has changed"
-        replicas.drain("a", over=True)
-        replicas.drain("m-0")
-        assert "`skep replica undrain m-0` sends" in await refused(hive, 1, "m-0 is drained")
-        replicas.drain("m-0", over=True)
-        assert (await scale(hive, 1))["removed"] == ("m-1",)
-
-
-async def test_only_one_that_was_given_up_or_has_not_come_yet_is_not_left(tmp_path):
-    async with scaled(tmp_path, 3) as (hive, replicas, _):
-        first, second, third = replicas.members
-        first.become(ReplicaState.FAILED)
-        assert "`skep replica restart m-0` starts it again" in await refused(hive, 1, "m-0 has failed")
-        second.become(ReplicaState.STARTING)
-        third.become(ReplicaState.FAILED)
-        await refused(hive, 1, "m-0 has failed")
-        first.become(ReplicaState.BACKOFF)
-        third.become(ReplicaState.READY)
-        assert "try again when it is ready" in await refused(hive, 2, "m-0 is in backoff, m-1 is starting")
-        second.become(ReplicaState.READY)
-        assert (await scale(hive, 2))["removed"] == ("m-2",), "one that serves is left"
-
-
-async def test_those_that_cannot_serve_may_go(tmp_path):
-    async with scaled(tmp_path, 3) as (hive, replicas, _):
-        replicas.drain("m-2")
-        replicas.find("m-1").become(ReplicaState.FAILED)
-        assert (await scale(hive, 1))["removed"] == ("m-1", "m-2")
-
-
 async def test_a_hive_does_not_stop_when_what_is_left_is_given_up_while_another_one_goes(tmp_path):
     async with scaled(tmp_path, 2) as (hive, replicas, until):
         answered = asyncio.Event()
@@ -311,27 +213,11 @@ async def test_a_hive_does_not_stop_when_what_is_left_is_given_up_while_another_
         assert replicas.names == ["m-0"]
 
 
-async def test_who_rests_before_a_restart_is_not_drained(tmp_path):
-    async with scaled(tmp_path, 1) as (_, replicas, _):
-        one = replicas.find("m-0")
-        await replicas.rest("m-0", 1.0)
-        assert (replicas.shown_state(one), replicas.is_drained(one)) == ("draining", False)
-        for name in ("m-0", "a"):
-            replicas.drain(name)
-            assert replicas.is_drained(one)
-            replicas.drain(name, over=True)
-            assert not replicas.is_drained(one)
-
-
 # Settings with another number of replicas: which table gets how many, and what is refused
 
 
-def served(*tables, cluster=None):
-    return Settings(serve=tuple(Serve(**{"model": "m", **table}) for table in tables), cluster=cluster)
-
-
-def test_the_models_that_skep_starts_are_told_once_each():
-    assert models_of(served({}, {}, {"model": "/models/N.gguf"})) == ("m", "n")
+def served(*tables):
+    return Settings(serve=tuple(Serve(**{"model": "m", **table}) for table in tables))
 
 
 @pytest.mark.parametrize(
@@ -339,7 +225,7 @@ def test_the_models_that_skep_starts_are_told_once_each():
     [
         ([2], 5, [[5]]),
         ([2, 1], 1, [[1, 0]]),
-        ([2, 1], 5, [[4, 1], [3, 2], [2, 3]]),
+        ([2, 1], 5, [[4, 1], [2, 3]]),
         ([1, 0, 0], 2, [[2, 0, 0], [1, 1, 0], [1, 0, 1]]),
     ],
 )
@@ -354,12 +240,3 @@ def test_what_cannot_be_scaled_is_refused(model, replicas, words):
     with pytest.raises(UserError, match=words) as caught:
         next(rescaled(served({}), model, replicas))
     assert caught.value.hint
-
-
-def test_what_takes_a_model_away_is_named_as_it_can_be_done():
-    """Nothing that stands on a cluster is unloaded."""
-    for cluster, words in [(None, "`skep model unload m`"), (Cluster("auto"), "`skep down`")]:
-        with pytest.raises(UserError) as caught:
-            next(rescaled(served({}, cluster=cluster), "m", 0))
-        assert words in caught.value.hint
-        assert ("unload" in caught.value.hint) == (cluster is None)

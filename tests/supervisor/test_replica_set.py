@@ -68,7 +68,7 @@ async def test_one_that_waits_for_its_turn_is_started_once_though_it_is_restarte
     async with replicas_of(tmp_path, ONE, replace(TWO, extra=())) as made:
         second = made.replicas.find("m-1")
         await made.until(lambda: second.life.state is ReplicaState.WAITING)
-        second.restart()
+        await second.restart()
         await made.until(lambda: second.settled)
         assert second.life.restarts == 0
         states = [states["m-1"] for states in made.history]

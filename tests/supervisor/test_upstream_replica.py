@@ -122,7 +122,7 @@ async def test_a_server_that_comes_later_is_found():
         await until(lambda: upstream.life.serving)
         assert (upstream.model, upstream.life.why) == ("fake-model", None)
         await asyncio.to_thread(engine.close)
-        upstream.restart()
+        await upstream.restart()
         assert not upstream.life.serving
         await until(lambda: upstream.life.why is not None)
         upstream.stop()

@@ -29,13 +29,12 @@ class JoinOptions:
     name: Annotated[str | None, option("Name of this node (default: its host name).")] = None
     cpus: Annotated[int | None, option("CPU cores to offer to Ray (default: all).", min=0)] = None
     gpus: Annotated[int | None, option("GPUs to offer to Ray (default: all).", min=0)] = None
-    labels: Annotated[tuple[str, ...], option("Label of this node; repeatable.", "--label", metavar="NAME=VALUE")] = ()
     as_json: JsonOption = False
 
     def node(self) -> NodeOptions:
-        from skep.cluster.ray_processes import NodeOptions, checked_labels
+        from skep.cluster.ray_processes import NodeOptions
 
-        return NodeOptions(self.name, self.cpus, self.gpus, checked_labels([*self.labels]))
+        return NodeOptions(self.name, self.cpus, self.gpus)
 
 
 @command(cluster_app, "skep cluster start --address 10.0.0.1")

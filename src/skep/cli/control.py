@@ -1,9 +1,8 @@
-"""Commands on a running hive: its models (load, unload, swap) and its replicas (drain, restart, scale, reload)."""
+"""Commands on a running hive: its models (load, unload) and its replicas (drain, restart, scale, reload)."""
 
 from __future__ import annotations
 
 import os
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ from skep.cli.options import JsonOption, argument, ask_hive, command, group, opt
 from skep.errors import UserError
 from skep.paths import user_paths
 from skep.report.hive_text import say_reload, say_scale
-from skep.report.terminal import byte_progress, note, print_json, print_table
+from skep.report.terminal import byte_progress, note, print_json
 from skep.units import parse_seconds
 
 ModelArgument = Annotated[str, argument("Model name that clients use; `skep ps --json` lists them.")]
@@ -22,7 +21,7 @@ DrainOption = Annotated[
 ]
 
 
-model_app = group("model", "Load, unload and swap the models of a running deployment.")
+model_app = group("model", "Load and unload the models of a running deployment.")
 replica_app = group("replica", "Drain, restart, scale and reload the replicas of a running deployment.")
 
 
@@ -39,19 +38,6 @@ def unload(
     """Unload a model after its running requests, even if it is pinned. The next request loads it again."""
     message = {"op": "unload", "model": model, "wait": not no_wait, "drain_s": _seconds(drain)}
     _say(message, f"{model} is {{state}}", as_json=as_json)
-
-
-@command(model_app, "skep model swap gpt-oss-20b qwen3-coder")
-def swap(
-    model_out: Annotated[str, argument("Model to unload after its running requests.")],
-    model_in: Annotated[str, argument("Model to load in its place.")],
-    drain: DrainOption = None,
-    no_wait: NoWaitOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Unload one model and load another. Nothing is unloaded if the other can never fit."""
-    message = {"op": "swap", "out": model_out, "in": model_in, "wait": not no_wait, "drain_s": _seconds(drain)}
-    _say(message, f"{model_out} makes room, {model_in} is {{state}}", as_json=as_json)
 
 
 def _seconds(text: str | None) -> float | None:
@@ -73,7 +59,7 @@ def _answer(message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     return answer
 
 
-NameArgument = Annotated[str, argument("Replica name from `skep ps`, or a node name for all its replicas.")]
+NameArgument = Annotated[str, argument("Replica name from `skep ps`.")]
 
 
 @command(replica_app, "skep replica drain smollm2-135m-0 --wait")
@@ -81,22 +67,17 @@ def drain(
     name: NameArgument,
     wait: Annotated[bool, option("Return when the running requests have finished.")] = False,
 ) -> None:
-    """Send no new requests to a replica or a node until `skep replica undrain`. Running requests finish."""
+    """Send no new requests to a replica until `skep replica undrain`. Running requests finish."""
     answer = _answer({"op": "drain", "name": name, "wait": wait}, 10.0)
     left = f"; {answer['busy']} still running" if answer["busy"] else " and has none running"
-    note(f"{_who(name, answer)} gets no new requests{left}")
+    note(f"{name} gets no new requests{left}")
 
 
 @command(replica_app, "skep replica undrain smollm2-135m-0")
 def undrain(name: NameArgument) -> None:
-    """Send requests to a drained replica or node again."""
-    answer = ask_hive({"op": "undrain", "name": name})
-    note(f"{_who(name, answer)} serves again")
-
-
-def _who(name: str, answer: dict[str, Any]) -> str:
-    """A replica, or a node with those that stand there."""
-    return name if answer["replicas"] == [name] else f"{name} ({', '.join(answer['replicas'])})"
+    """Send requests to a drained replica again."""
+    ask_hive({"op": "undrain", "name": name})
+    note(f"{name} serves again")
 
 
 @command(replica_app, "skep replica restart gateway")
@@ -147,9 +128,7 @@ def reload(
 
 @command(replica_app, "skep replica scale smollm2-135m=3 --wait")
 def scale(
-    wanted: Annotated[
-        str | None, argument("MODEL=N sets the number of replicas; MODEL or nothing shows it.", metavar="[MODEL[=N]]")
-    ] = None,
+    wanted: Annotated[str, argument("Model and its number of replicas.", metavar="MODEL=N")],
     wait: Annotated[bool, option("Return when all replicas have started or stopped.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -157,23 +136,11 @@ def scale(
 
     Removed replicas finish their running requests. If the replicas do not fit, nothing changes.
     """
-    model, replicas = parse_wanted(wanted)
-    answer = _answer({"op": "scale", "model": model, "replicas": replicas, "wait": wait}, 120.0)
+    model, _, number = wanted.rpartition("=")  # the name of a model may hold a `=`
+    if not model or not number.isascii() or not number.isdecimal():
+        raise UserError(f"`{wanted}` is not MODEL=N", hint="write it as smollm2-135m=3; `skep ps` shows the replicas")
+    answer = _answer({"op": "scale", "model": model, "replicas": int(number), "wait": wait}, 120.0)
     if as_json:
-        print_json(answer if replicas is not None else answer["models"])
-    elif replicas is None:
-        print_table("MODEL|>REPLICAS|>READY", itemgetter("model", "replicas", "ready"), answer["models"])
+        print_json(answer)
     else:
         say_scale(answer, waited=wait)
-
-
-def parse_wanted(text: str | None) -> tuple[str | None, int | None]:
-    """`m=3` is ("m", 3). The name of a model may hold a `=`: the last one counts."""
-    if text is None:
-        return None, None
-    model, equals, number = text.rpartition("=")
-    if not equals:
-        return number, None
-    if not model or not number.isascii() or not number.isdecimal():
-        raise UserError(f"`{text}` is not MODEL=N", hint="write it as smollm2-135m=3")
-    return model, int(number)

@@ -14,7 +14,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from msgspec.structs import replace
 
 from skep.cluster import messages
 from skep.cluster.connect import error_of
-from skep.cluster.discover import SPARED_S, SURVEY_S, survey
+from skep.cluster.discover import survey
 from skep.cluster.nodes import ClusterSurvey
-from skep.cluster.placement import kept_launches, place_launches, shared_paths
+from skep.cluster.placement import place_launches, shared_paths
 from skep.cluster.ray_processes import PATIENT
 from skep.cluster.replica_actor import ABANDONED_AFTER_S
 from skep.config.settings import Cluster, Settings
@@ -40,6 +40,7 @@ from skep.wire.json_pipe import JsonPipe, Message, start_linked, to_document
 REMIND_EVERY_S = 2.0  # what has changed meanwhile is told
 END_S = 30.0
 HEADLESS_END_S = 12.0
+ANSWER_S = 15.0
 AGAIN_S = (0.5, 2.0, 5.0)  # waits before the next driver is started
 KEPT_S = 5.0  # all attempts at one change see the same survey
 # A silent node ("away") gets no requests: Ray moves its replicas. Others, such as "fetching", are not ready yet.
@@ -70,11 +71,9 @@ class RemoteReplica(ReplicaMember):
     def stop(self) -> None:
         self._stopping.set()
 
-    def restart(self) -> None:
-        """Restart it. Raise EngineError if there is no link to the cluster."""
-        if not self._client.restart(self):
-            hint = "`skep ps` shows the state of the cluster; try again when it is ready"
-            raise EngineError(f"`{self.launch.name}` cannot be restarted: the cluster is unreachable", hint=hint)
+    async def restart(self) -> None:
+        """Restart it. Raise EngineError if its node cannot be reached."""
+        await self._client.restart(self.launch.name)
 
     async def run(self) -> None:
         """Wait until stopped, then end it on its node."""
@@ -113,7 +112,6 @@ class ClusterClient:
         name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._setup = messages.DriverSetup(cluster.address, cluster.hive, policy, name, new_key())
         self._log = log
-        self._avoided: Callable[[], frozenset[str]] = frozenset  # names of drained nodes
         self._members: dict[str, RemoteReplica] = {}
         self._rows: dict[str, messages.ReplicaReport] = {}
         self._link: JsonPipe[messages.FromDriver] | None = None
@@ -123,8 +121,6 @@ class ClusterClient:
         self._told: messages.WantReplicas | None = None  # what this driver knows
         self._trouble: str | None = None  # why there is no driver
         self._taken_over = False  # another gateway owns the hive
-        self._ids = itertools.count(1)
-        self._restarting: dict[str, tuple[int, int | None, int]] = {}  # a number; process and restarts before it
         self._closing = False
 
     def member(self, launch: Launch, changed: Callable[[], None]) -> RemoteReplica:
@@ -143,9 +139,9 @@ class ClusterClient:
 
     # Called by the supervisor
 
-    async def run(self, avoided: Callable[[], frozenset[str]]) -> None:
+    async def run(self) -> None:
         """Keep a driver running. Raise SkepError if the cluster cannot be joined or another gateway owns the hive."""
-        self._avoided, attempt = avoided, 0
+        attempt = 0
         reminding = asyncio.create_task(self._remind_on())
         try:
             while True:
@@ -159,11 +155,6 @@ class ClusterClient:
                 attempt = 0 if failed is None else attempt + 1
         finally:
             reminding.cancel()
-
-    def set_policy(self, policy: RestartPolicy) -> None:
-        """Change the restart policy of all replicas, running ones included. The next driver receives it too."""
-        self._setup = replace(self._setup, policy=policy)
-        self._remind()
 
     async def stop(self) -> str | None:
         """Leave the cluster, after the replicas. Return what is left behind, if anything."""
@@ -197,16 +188,15 @@ class ClusterClient:
             del self._members[name]
         await self._ask(messages.EndReplica(name), HEADLESS_END_S if self.head_lost else END_S)
 
-    def restart(self, member: RemoteReplica) -> bool:
-        """Return False if there is no driver. One that is lost with its driver is told to the next."""
-        if self._link is None:
-            return False
-        self._restarting[member.launch.name] = next(self._ids), member.pid, member.life.restarts
-        self._remind()
-        return True
+    async def restart(self, name: str) -> None:
+        answer = await self._ask(messages.RestartReplica(name), ANSWER_S)
+        if answer is None or answer.error is not None:
+            why = (answer and answer.error) or "the cluster does not answer"
+            hint = "`skep ps` shows the state of the cluster; try again when it is ready"
+            raise EngineError(f"`{name}` cannot be restarted: {why}", hint=hint)
 
     async def log_since(self, name: str, offset: int | None, lines: int) -> LogPart:
-        answer = await self._ask(messages.ReadLog(name, offset, lines), 15.0)
+        answer = await self._ask(messages.ReadLog(name, offset, lines), ANSWER_S)
         if answer is None or answer.log is None:
             why = (answer and answer.error) or "its node does not answer"
             raise EngineError(f"the log of `{name}` cannot be read: {why}", hint="`skep ps` shows its node and state")
@@ -271,17 +261,10 @@ class ClusterClient:
             await asyncio.sleep(REMIND_EVERY_S)
 
     def _remind(self) -> None:
-        """Tell the driver all that is wanted, if it does not know it: replicas, drained nodes, policy, restarts."""
+        """Tell the driver all replicas that are wanted, if it does not know it."""
         if self._link is None or not self._joined:
             return
-        for name, (_, pid, restarts) in list(self._restarting.items()):
-            member = self._members.get(name)
-            if member is None or member.life.restarts != restarts or member.pid not in (pid, None):
-                del self._restarting[name]  # its engine is another one since
-        launches = tuple(member.launch for member in self._members.values())
-        restarts_wanted = {name: number for name, (number, _, _) in self._restarting.items()}
-        avoided = tuple(sorted(self._avoided()))
-        wanted = messages.WantReplicas(launches, avoided, self._setup.policy, restarts_wanted)
+        wanted = messages.WantReplicas(tuple(member.launch for member in self._members.values()))
         if wanted != self._told:
             self._told = wanted
             self._link.send(wanted)
@@ -295,27 +278,20 @@ class RayNodes:
         self._survey = survey
         self._newest: tuple[float, Any, ClusterSurvey] | None = None  # when, what was asked, the answer
 
-    def launches(
-        self, settings: Settings, paths: Paths, *, running: Sequence[Launch] = (), starting: bool = True, **how: Any
-    ) -> tuple[Launch, ...]:
+    def launches(self, settings: Settings, paths: Paths, **how: Any) -> tuple[Launch, ...]:
         """Return the replicas, placed on the nodes as they are now, or where they run. `how`: for `place_launches`."""
-        kept = None if starting else kept_launches(settings, paths, running)
-        try:
-            found = self._look(shared_paths(settings), SURVEY_S if kept is None else SPARED_S)
-            placed = place_launches(settings, paths, found, running=running, **how)
-        except SkepError:
-            if kept is None:
-                raise
-            placed = kept
+        asked = shared_paths(settings)
+
+        def look() -> ClusterSurvey:
+            newest = self._newest
+            if newest is None or newest[1] != asked or time.monotonic() - newest[0] > KEPT_S:
+                found = self._survey(self._where.address, paths=asked, hive=self._where.hive)
+                self._newest = newest = (time.monotonic(), asked, found)
+            return newest[2]
+
+        placed = place_launches(settings, paths, look, **how)
         self._newest = None  # a change that is made takes what was free
         return placed
-
-    def _look(self, asked: tuple[str, ...], wait_s: float) -> ClusterSurvey:
-        newest = self._newest
-        if newest is None or newest[1] != asked or time.monotonic() - newest[0] > KEPT_S:
-            found = self._survey(self._where.address, paths=asked, hive=self._where.hive, wait_s=wait_s)
-            self._newest = newest = (time.monotonic(), asked, found)
-        return newest[2]
 
     def connect(self, paths: Paths, policy: RestartPolicy) -> ClusterClient:
         return ClusterClient(self._where, policy, paths.logs / "ray-driver.log")

@@ -15,12 +15,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from skep.cluster.nodes import Node, NodeChoice, nodes_of
+from skep.cluster.nodes import Node, nodes_of
 from skep.cluster.ray_processes import LENIENT, RayConnection, connection_to
 from skep.engines.base import PlacementRequest
 from skep.errors import DoesNotFit, EngineError, SkepError, UserError
@@ -52,11 +52,6 @@ def join(address: str) -> None:
         os.environ.setdefault(name, value)
     import ray
 
-    session = None
-    with contextlib.suppress(Exception):  # `ray.init` compares it too, after 20 s
-        session = session_at(way.head) if way.session is not None else None
-    if session not in (None, way.session):
-        raise _stranger(address)
     where = {} if way.node is None else {"_node_ip_address": way.node}  # else Ray guesses the node's address
     try:
         ray.init(address=way.head, namespace=NAMESPACE, log_to_driver=False, configure_logging=False, **where)
@@ -71,12 +66,6 @@ def join(address: str) -> None:
 def gcs_client(head: str) -> Any:
     """Return a client of the head by a private class of Ray: an exception if that has changed."""
     return import_module("ray._raylet").GcsClient(address=head)
-
-
-def session_at(head: str) -> str | None:
-    """Return the session of the cluster, which differs after a restart of the head; None if it does not say."""
-    name = gcs_client(head).internal_kv_get(b"session_name", namespace=b"session", timeout=KNOCK_S)
-    return str(name.decode()) if name else None
 
 
 def head_of(address: str) -> tuple[str, int]:
@@ -115,10 +104,6 @@ def check_address(address: str) -> None:
         raise EngineError(f"there is no cluster at {address}: {why}", hint=START) from None
 
 
-def _stranger(address: str) -> EngineError:
-    return EngineError(f"{STRANGER} at {address}", hint=f"`skep cluster join {address}` joins it")
-
-
 def explained(address: str, error: BaseException) -> EngineError | UserError:
     said = f"{error.__cause__ or ''}\n{type(error).__name__}: {error}"  # the cause has the details
     # The file lines of a traceback name `node.py` and `_raylet.pyx`, which says nothing about a node.
@@ -138,7 +123,7 @@ def explained(address: str, error: BaseException) -> EngineError | UserError:
     if "Failed to connect to GCS" in text:
         return EngineError(f"the server at {address} is not the head of a Ray cluster", hint=START)
     if strange or isinstance(error, SystemExit) or ("node" in text.lower() and "raylet" in text.lower()):
-        return _stranger(address)
+        return EngineError(f"{STRANGER} at {address}", hint=f"`skep cluster join {address}` joins it")
     last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), type(error).__name__)
     hint = "`skep cluster status` may say more"
     return EngineError(f"the cluster at {address} cannot be joined: {last[:200]}", hint=hint)
@@ -176,12 +161,11 @@ def free_by_node() -> dict[str, dict[str, float]]:
     return found
 
 
-def make_group(full: str, place: PlacementRequest, choice: NodeChoice, target: str | None) -> Any:
-    """Create a group of that name, replacing an unused one. `target`: the preferred node."""
+def make_group(full: str, place: PlacementRequest, ids: Collection[str] | None, target: str | None) -> Any:
+    """Create a group of that name, replacing an unused one. `ids`: of the nodes it may use; `target`: the best one."""
     from ray.util.placement_group import placement_group
 
     remove_group(full)
-    selector = choice.selector()
     asked = {"CPU": place.cpus, "GPU": float(place.cards), "memory": float(place.memory_bytes)}
     return placement_group(
         [{name: amount for name, amount in asked.items() if amount} or {"CPU": 0.001}],
@@ -189,7 +173,7 @@ def make_group(full: str, place: PlacementRequest, choice: NodeChoice, target: s
         name=full,
         lifetime="detached",
         _soft_target_node_id=target,
-        bundle_label_selector=None if selector is None else [{NODE_ID: selector}],
+        bundle_label_selector=None if ids is None else [{NODE_ID: f"in({','.join(sorted(ids))})"}],
     )
 
 
@@ -206,13 +190,6 @@ def groups_by_name() -> dict[str, str]:
     from ray.util import placement_group_table
 
     return {row["name"]: row["state"] for row in placement_group_table().values() if row["state"] != GONE}
-
-
-def placed_names(hive: str) -> list[str]:
-    """Return the replicas whose group has a node. Others wait for room or have not asked for it."""
-    prefix = actor_name(hive, "")
-    placed = [name for name, state in groups_by_name().items() if state not in WAITS]
-    return [name.removeprefix(prefix) for name in placed if name.startswith(prefix)]
 
 
 def actor_names(hive: str) -> list[str]:

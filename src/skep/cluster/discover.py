@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from skep import __version__
 from skep.catalog.gpus import Gpu
-from skep.cluster import connect
 from skep.cluster.connect import actor_name, ask_ray, checked_connection, free_by_node, join, living_nodes, require_ray
 from skep.cluster.nodes import ClusterSurvey, Node, NodeCard, NodeFacts, named_apart, nodes_of
 from skep.engines.base import Launch, engine_named
@@ -24,7 +23,6 @@ from skep.host.facts import GpuCard, read_gpu_memory, read_host, read_nvidia, vi
 from skep.wire.json_pipe import Message, from_document, to_document
 
 SURVEY_S = 90.0
-SPARED_S = 15.0  # for a survey that is not essential
 STATUS_S = 60.0
 STANDING_S = 3.0
 LOOK_S = 20.0  # for all nodes together: they are asked in parallel
@@ -33,14 +31,12 @@ WITHIN = ("fake", "simulated")  # part of skep
 _SHOWN = ("name", "model", "state", "why", "slots", "url")
 
 
-def survey(
-    address: str, *, paths: Sequence[str] = (), hive: str | None = None, wait_s: float = SURVEY_S
-) -> ClusterSurvey:
+def survey(address: str, *, paths: Sequence[str] = (), hive: str | None = None) -> ClusterSurvey:
     """Return the nodes, which of `paths` each has, and the replicas of `hive`. It takes seconds."""
     require_ray()
     checked_connection(address)
     asked, hint = f"the cluster at {address}", "`skep cluster status` may say more"
-    told = ask_ray(survey_here, address, list(paths), hive, asked=asked, wait_s=wait_s, hint=hint)
+    told = ask_ray(survey_here, address, list(paths), hive, asked=asked, wait_s=SURVEY_S, hint=hint)
     found: ClusterSurvey = from_document(told, ClusterSurvey)
     return found
 
@@ -62,8 +58,8 @@ def survey_here(address: str, paths: Sequence[str], hive: str | None) -> Message
 
     context = ray.get_runtime_context()
     nodes = _looked_at(named_apart(living_nodes()), paths)
-    standing, housed = ((), None) if hive is None else (_standing(hive), tuple(connect.placed_names(hive)))
-    found = ClusterSurvey(context.gcs_address, ray.__version__, nodes, context.get_node_id(), standing, housed)
+    standing = () if hive is None else _standing(hive)
+    found = ClusterSurvey(context.gcs_address, ray.__version__, nodes, context.get_node_id(), standing)
     ray.shutdown()
     return to_document(found)
 

@@ -42,9 +42,11 @@ class WantReplicas(Struct, frozen=True, tag_field="op", tag="wanted"):
     """All that are wanted; others are ended. Sent again with each change."""
 
     launches: tuple[Launch, ...]
-    avoid: tuple[str, ...]  # nodes that get no new replica
-    policy: RestartPolicy
-    restarts: dict[str, int] = {}  # by replica: the number of its newest restart that has not been seen to happen
+
+
+class RestartReplica(Struct, frozen=True, tag_field="op", tag="restart"):
+    name: str
+    id: int = 0
 
 
 class EndReplica(Struct, frozen=True, tag_field="op", tag="end"):
@@ -67,7 +69,7 @@ class Leave(Struct, frozen=True, tag_field="op", tag="leave"):
     id: int = 0
 
 
-Question = EndReplica | ReadLog | Leave
+Question = RestartReplica | EndReplica | ReadLog | Leave
 Order = WantReplicas | Question
 ToDriver = DriverSetup | Order
 

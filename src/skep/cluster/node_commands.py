@@ -31,7 +31,8 @@ def start_head(
     address, ports = checked_address(address), checked_ports(port)
     _check_machine(address)
     _make_way(paths, say)
-    local.ensure_token(paths)
+    if local.stored_token(paths) is None:  # a new head keeps the one that the other nodes have
+        local.keep_token(paths, secrets.token_hex(32))
     return _start(paths, env, f"{address}:{ports.first}", address, ports, options, is_head=True)
 
 

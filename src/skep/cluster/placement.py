@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
@@ -17,7 +19,17 @@ from skep.catalog.gpus import Device
 from skep.catalog.models import find_pullable
 from skep.catalog.presets import NO_CARDS, Preset
 from skep.cluster import nodes as cluster_nodes
-from skep.cluster.nodes import ClusterSurvey, LeftOut, Node, describe_request, has_words, host_of, left_out_lines
+from skep.cluster.nodes import (
+    ClusterSurvey,
+    LeftOut,
+    Node,
+    assign_nodes,
+    can_keep_actor,
+    describe_request,
+    has_words,
+    host_of,
+    left_out_lines,
+)
 from skep.config.presets import find_preset, presets_folder
 from skep.config.rigs import rig_of_host
 from skep.config.settings import Serve, Settings
@@ -51,91 +63,104 @@ class _ServeCandidates(msgspec.Struct, frozen=True):
     """One [[serve]] with the nodes that could serve it, and why the others could not."""
 
     serve: Serve
-    stem: str  # of its replicas' names
-    nodes: tuple[Node, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
-    cards: int = 0  # a replica
+    names: tuple[str, ...]  # of its replicas
+    nodes: tuple[Node, ...]
+    left_out: tuple[LeftOut, ...]
+    busy: tuple[LeftOut, ...]  # others use their cards at the moment
+    cards: int  # a replica
     weights: Weights = (None, None, ANYWHERE)
-    kept: tuple[Launch, ...] | None = None  # as they stand, where no node could serve it now
 
     @property
     def threaded(self) -> bool:
         """Whether the CPU does the work."""
         return not self.cards and self.serve.engine not in NO_WEIGHTS
 
-    @property
-    def names(self) -> list[str]:
-        return [f"{self.stem}-{number}" for number in range(self.serve.replicas)]
-
 
 def place_launches(
     settings: Settings,
     paths: Paths,
-    survey: ClusterSurvey,
+    survey: Callable[[], ClusterSurvey],
     progress: PullProgress = lambda _done, _total: None,
     *,
-    running: Sequence[Launch] = (),
-    avoid: Collection[str] = (),
+    running: Sequence[Launch] | None = None,
     tell: Callable[[str], None] = lambda _line: None,
 ) -> tuple[Launch, ...]:
     """Return all replicas, checked, those of one model alternating between kinds. May pull weights onto this node.
 
-    `running`: those that keep their resources; by default the survey's. `avoid`: nodes that get no new replica.
+    `running`: the replicas at a change; None: at a start, the survey's. A table whose replicas all run as they should
+    needs no node: without another one, the nodes are not asked.
     """
-    starting, running = not running, running or survey.standing
-    tables = []
-    for serve in settings.serve:
-        _refuse(serve)
+    starting, standing = running is None, survey().standing if running is None else running
+    rows: dict[int, Sequence[Launch]] = {}
+    tables: dict[int, _ServeCandidates] = {}
+    for number, serve in enumerate(settings.serve):
+        for name, (what, hint) in _ONE_MACHINE_ONLY.items():
+            if getattr(serve, name):
+                raise UserError(f"`{serve.model}` on a cluster {what}", hint=hint)
         engine_named(serve.engine)
-        stem = _stem(serve, settings)
-        try:
-            table = _candidates(serve, stem, survey, starting=starting)
-        except (DoesNotFit, EngineError):  # a lost node is no reason to refuse replicas that run
-            kept = _kept(serve, settings, paths, running)
-            if kept is None:
-                raise
-            tables.append(_ServeCandidates(serve, stem, kept=kept))
+        names = _names(serve, settings)
+        if (kept := _kept(serve, names, paths, standing)) is not None:
+            rows[number] = kept
             continue
-        pulls = any(node.id == survey.here and node.gpus >= table.cards and node.cpus for node in table.nodes)
-        tables.append(replace(table, weights=weights_of(serve, paths, progress, pulls=pulls)))
-    threads = _threads(tables, running, avoid)
-    rows = [_launches(table, survey, threads, running) for table in tables]
-    launches = _all(settings, rows)
-    for table, row in zip(tables, rows, strict=True):
-        if row:
-            _check(row[0], table.nodes)
-    stays, lost = cluster_nodes.kept_and_unplaceable([launch for row in rows for launch in row], running, survey, avoid)
-    for table, row in zip(tables, rows, strict=True):
-        if any(launch.name in lost for launch in row):
-            raise _too_small(table, row, stays, lost, avoid)
-    missed = [(one, table.cards) for table in tables for one in table.left_out]
-    large = [one for one, cards in missed if (one.node.gpus >= cards if cards else one.node.cpus)]
-    for line in left_out_lines(large):
+        table = _candidates(serve, names, survey(), starting=starting)
+        pulls = any(node.id == survey().here and node.gpus >= table.cards and node.cpus for node in table.nodes)
+        tables[number] = replace(table, weights=weights_of(serve, paths, progress, pulls=pulls))
+    threads = _threads(tables.values(), standing)
+    for number, table in tables.items():
+        rows[number] = _launches(table, survey(), threads, standing)
+        if rows[number]:
+            _check(rows[number][0], table.nodes)
+    launches = _in_turn(settings, rows)
+    if tables:
+        _check_room(tables, rows, standing, survey().nodes)
+    missed = [(one, table.cards) for table in tables.values() for one in (*table.left_out, *table.busy)]
+    for line in left_out_lines(one for one, cards in missed if (one.node.gpus >= cards if cards else one.node.cpus)):
         tell(line)
     return launches
 
 
-def kept_launches(settings: Settings, paths: Paths, running: Sequence[Launch]) -> tuple[Launch, ...] | None:
-    """Return all replicas where they run, or None if the settings add, remove or change one."""
-    rows = [_kept(serve, settings, paths, running) for serve in settings.serve]
-    kept = [row for row in rows if row is not None]
-    stand = {launch.name for launch in running if launch.place is not None}
-    if len(kept) < len(rows) or {launch.name for row in kept for launch in row} != stand:
-        return None
-    return _all(settings, kept)
-
-
-def _all(settings: Settings, rows: Sequence[Sequence[Launch]]) -> tuple[Launch, ...]:
+def _in_turn(settings: Settings, rows: Mapping[int, Sequence[Launch]]) -> tuple[Launch, ...]:
     """Return the replicas model by model, alternating between the kinds that serve one model; then upstreams."""
     launches: list[Launch] = []
     for model in dict.fromkeys(serve.model_id for serve in settings.serve):
-        own = [row for serve, row in zip(settings.serve, rows, strict=True) if serve.model_id == model]
-        for number in range(max(map(len, own))):
-            launches += [row[number] for row in own if number < len(row)]
+        own = [rows[number] for number, serve in enumerate(settings.serve) if serve.model_id == model]
+        launches += [one for some in zip_longest(*own) for one in some if one is not None]
     launches += deploy.remote_launches(settings)
     deploy.check_names(launches)
     deploy.check_aliases(settings.aliases, launches)
     return tuple(launches)
+
+
+def _check_room(
+    tables: Mapping[int, _ServeCandidates],
+    rows: Mapping[int, Sequence[Launch]],
+    standing: Sequence[Launch],
+    nodes: Sequence[Node],
+) -> None:
+    """Raise DoesNotFit where what is new has no room. Where something goes or changes too, what is new waits for it."""
+    before = {launch.name: launch for launch in standing if launch.place is not None}
+    launches = {launch.name: launch for row in rows.values() for launch in row}
+    stay = {name for name, old in before.items() if name in launches and can_keep_actor(old, launches[name])}
+    if stay != before.keys():
+        return
+    new = {name: one.place for name, one in launches.items() if name not in stay and one.place is not None}
+    placed = dict(zip(new, assign_nodes(list(new.values()), nodes), strict=True))
+    for number, table in tables.items():
+        row, place = rows[number], rows[number][0].place if rows[number] else None
+        if place is not None and any(placed.get(one.name, "") is None for one in row):
+            runs = sum(one.name in stay for one in row)
+            asked = f"{len(row)} replicas of `{table.serve.model}`" + (f", of which {runs} run" if runs else "")
+            fits = sum(placed.get(one.name) is not None for one in row)
+            each = f"each needs {describe_request(place)}"
+            fewer = "--threads N asks for fewer CPUs; " if table.threaded else "lower --tp, " if table.cards > 1 else ""
+            raise _no_room(asked, fits, each, table.nodes, (*table.left_out, *table.busy), fewer)
+
+
+def _no_room(
+    asked: str, room: int, each: str, nodes: Sequence[Node], left_out: Sequence[LeftOut], fewer: str = ""
+) -> DoesNotFit:
+    had = "; ".join((has_words(nodes), *map(str, left_out)))
+    return DoesNotFit(f"{asked}, there is room for {room}: {each}; {had}", hint=fewer + MORE_ROOM_HINT)
 
 
 # The weights
@@ -189,7 +214,7 @@ def _held(serve: Serve, path: Path) -> int:
 # The nodes of one table
 
 
-def _candidates(serve: Serve, stem: str, survey: ClusterSurvey, *, starting: bool) -> _ServeCandidates:
+def _candidates(serve: Serve, names: tuple[str, ...], survey: ClusterSurvey, *, starting: bool) -> _ServeCandidates:
     """Return the nodes that can run it, whatever is free there. When `starting`, GPUs in use by others are left out."""
     of_kind = [node for node in survey.nodes if not serve.kind or node.kind == serve.kind]
     if not of_kind:
@@ -198,22 +223,23 @@ def _candidates(serve: Serve, stem: str, survey: ClusterSurvey, *, starting: boo
         raise DoesNotFit(what, hint=f"it has {kinds}; `skep up MODEL --cluster ...` plans again")
     lacks = [(node, _lack(serve, node)) for node in of_kind]
     left_out = tuple(LeftOut(node, lack) for node, lack in lacks if lack is not None)
-    if len(left_out) == len(of_kind):
+    nodes = tuple(node for node, lack in lacks if lack is None)
+    if not nodes:
         hint = "a node needs skep and the engine in the environment that its Ray was started in"
         raise EngineError(f"no node can serve `{serve.model}`: {'; '.join(map(str, left_out))}", hint=hint)
-    nodes = tuple(node for node, lack in lacks if lack is None)
-    cards = _cards(serve, nodes)
+    cards, busy = _cards(serve, nodes), tuple[LeftOut, ...]()
     if cards and starting:
         nodes, busy = cluster_nodes.split_busy(nodes, card_share(serve))
-        left_out += busy
         if busy and not any(node.gpus for node in nodes):
             raise DoesNotFit(f"no card for `{serve.model}` is free: {'; '.join(map(str, busy))}", hint=BUSY_HINT)
-    return _ServeCandidates(serve, stem, nodes, left_out, cards)
+    return _ServeCandidates(serve, names, nodes, left_out, busy, cards)
 
 
-def _stem(serve: Serve, settings: Settings) -> str:
+def _names(serve: Serve, settings: Settings) -> tuple[str, ...]:
+    """Return the names of its replicas, with the kind of node where several kinds serve the model."""
     alike = [other.kind for other in settings.serve if other.model_id == serve.model_id]
-    return deploy.stem_of(serve) + (f"-{kind_word(serve.kind)}" if len(alike) > 1 and serve.kind else "")
+    stem = deploy.stem_of(serve) + (f"-{kind_word(serve.kind)}" if len(alike) > 1 and serve.kind else "")
+    return tuple(f"{stem}-{number}" for number in range(serve.replicas))
 
 
 def kind_word(kind: str) -> str:
@@ -222,18 +248,9 @@ def kind_word(kind: str) -> str:
     return "-".join(words) or "other"
 
 
-def _refuse(serve: Serve) -> None:
-    """Raise UserError for settings that work on one machine only."""
-    for name, (what, hint) in _ONE_MACHINE_ONLY.items():
-        if getattr(serve, name):
-            raise UserError(f"`{serve.model}` on a cluster {what}", hint=hint)
-
-
-def _kept(serve: Serve, settings: Settings, paths: Paths, running: Sequence[Launch]) -> tuple[Launch, ...] | None:
+def _kept(serve: Serve, names: Sequence[str], paths: Paths, standing: Sequence[Launch]) -> tuple[Launch, ...] | None:
     """Return its replicas where they run, or None if one is new or changed and needs a node."""
-    _refuse(serve)
-    stand = {launch.name: launch for launch in running if launch.place is not None}
-    names = _ServeCandidates(serve, _stem(serve, settings)).names
+    stand = {launch.name: launch for launch in standing if launch.place is not None}
     if not stand.keys() >= set(names):
         return None
     path, checkpoint, _ = weights_of(serve, paths, lambda _done, _total: None, pulls=False)
@@ -241,11 +258,10 @@ def _kept(serve: Serve, settings: Settings, paths: Paths, running: Sequence[Laun
     for old in map(stand.__getitem__, names):
         assert old.place is not None
         each = serve.threads or (0 if old.place.cards or serve.engine in NO_WEIGHTS else old.threads)
-        held = old.place.memory_bytes if old.place.cards or serve.room is None else parse_bytes(serve.room)
         new = deploy.launch_of(serve, old.name, path, checkpoint, threads=each)
-        if not cluster_nodes.can_keep_actor(old, new):
+        if not can_keep_actor(old, new):
             return None
-        row.append(replace(new, place=replace(old.place, memory_bytes=held)))
+        row.append(replace(new, place=old.place))
     return tuple(row)
 
 
@@ -278,26 +294,24 @@ def card_share(serve: Serve) -> float:
 # The replicas
 
 
-def _threads(tables: Sequence[_ServeCandidates], running: Sequence[Launch], avoid: Collection[str]) -> int:
+def _threads(tables: Iterable[_ServeCandidates], standing: Sequence[Launch]) -> int:
     """Return the CPU threads of each replica without a setting: the free cores divided among the new replicas."""
-    open_ones = [table for table in tables if table.threaded and table.serve.threads is None and table.kept is None]
-    stand = {launch.name for launch in running}
+    open_ones = [table for table in tables if table.threaded and table.serve.threads is None]
+    stand = {launch.name for launch in standing}
     coming = sum(name not in stand for table in open_ones for name in table.names)
-    nodes = {node.id: node for table in open_ones for node in table.nodes if node.name not in avoid}
+    nodes = {node.id: node for table in open_ones for node in table.nodes}
     return cluster_nodes.threads_each(coming, list(nodes.values()))
 
 
 def _launches(
-    table: _ServeCandidates, survey: ClusterSurvey, threads: int, running: Sequence[Launch]
+    table: _ServeCandidates, survey: ClusterSurvey, threads: int, standing: Sequence[Launch]
 ) -> Sequence[Launch]:
-    if table.kept is not None:
-        return table.kept
     serve, (path, checkpoint, held) = table.serve, table.weights
-    known = {} if serve.threads else {launch.name: launch.threads for launch in running}
-    busy = tuple(one.node for one in table.left_out if one.busy)  # they get no replica at the start
-    able = {node.id for node in (*table.nodes, *busy)}
-    nodes = tuple(node.name for node in survey.nodes if node.id in able) if len(able) < len(survey.nodes) else ()
-    where = replace(held, kind=serve.kind, nodes=nodes, shunned=tuple(node.name for node in busy))
+    known = {} if serve.threads else {launch.name: launch.threads for launch in standing}
+    busy = tuple(one.node.name for one in table.busy)  # they get no replica at the start
+    able = {*busy, *(node.name for node in table.nodes)}
+    nodes = tuple(node.name for node in survey.nodes if node.name in able) if len(able) < len(survey.nodes) else ()
+    where = replace(held, kind=serve.kind, nodes=nodes, shunned=busy)
     if serve.room is not None:
         where = replace(where, memory_bytes=parse_bytes(serve.room))
     made = []
@@ -329,27 +343,6 @@ def _check(launch: Launch, nodes: Sequence[Node]) -> None:
         except UserError:  # not in the catalogue: nothing is known about them
             devices = ()
     deploy.check_known_failures(launch, devices)
-
-
-def _too_small(
-    table: _ServeCandidates, row: Sequence[Launch], stays: set[str], lost: set[str], avoid: Collection[str]
-) -> DoesNotFit:
-    place = row[0].place
-    assert place is not None
-    standing = sum(launch.name in stays - lost for launch in row)
-    more = len(row) - standing - sum(launch.name in lost for launch in row)
-    room = f"there is room for {more}" if more else "there is no room"
-    if standing:
-        room = f"{standing} of them run, {room}{' more' if more else ''}"
-    asked, model = describe_request(place), f"`{table.serve.model}`"
-    what = f"a replica of {model} needs {asked}, {room}"
-    if len(row) > 1:
-        what = f"{len(row)} replicas of {model} need {asked} each, {room}"
-    drained = [LeftOut(node, "is drained") for node in table.nodes if node.name in avoid]
-    lacking = "".join(f"; {one}" for one in (*drained, *table.left_out))
-    fewer = "--threads N asks for fewer CPUs; " if table.threaded else "lower --tp, " if table.cards > 1 else ""
-    had = has_words([node for node in table.nodes if node.name not in avoid]) or "no node may be used"
-    return DoesNotFit(f"{what}: {had}{lacking}", hint=fewer + MORE_ROOM_HINT)
 
 
 # What a model's name stands for on a cluster: for each kind of node its own plan, as many replicas as fit
@@ -404,21 +397,18 @@ def _of_plans(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: Sa
     found = _best_kinds(wanted, survey, paths, say)
     room = sum(one.fits for one in found)
     if room < (wanted.replicas or 1):
-        raise _no_room(wanted, found, room)
-    left, serves, lines = wanted.replicas or room, [], []
-    unused: list[LeftOut] = []
+        needs = ((one.kind, describe_request(placement_request(one.best.serve))) for one in found)
+        each = "; ".join(f"on {kind} each needs {need}" for kind, need in needs)
+        nodes, busy = ([one for kind in found for one in getattr(kind, name)] for name in ("nodes", "busy"))
+        raise _no_room(f"{wanted.replicas or 1} replicas of `{wanted.model}`", room, each, nodes, busy)
+    left, serves = wanted.replicas or room, []
     for one in found:
         count = min(one.fits, left)
         left -= count
         if count:
             names = ", ".join(node.name for node in one.nodes[:4]) + (", ..." if len(one.nodes) > 4 else "")
-            lines.append(f"planned for {one.kind} ({names}): {count} x {one.best}")
+            say(f"planned for {one.kind} ({names}): {count} x {one.best}")
             serves.append(replace(one.best.serve, replicas=count, gpus=(), kind=one.kind))
-        else:
-            unused += one.busy
-    warnings = [f"warning: {line}" for line in left_out_lines(unused)]  # of the others `place_launches` tells
-    for line in (*warnings, *lines):
-        say(line)
     return tuple(serves)
 
 
@@ -445,15 +435,9 @@ def _best_kinds(wanted: ServeRequest, survey: ClusterSurvey, paths: Paths, say: 
 
 
 def _plan_kinds(
-    wanted: ServeRequest, kinds: Sequence[tuple[str, Sequence[Node]]], paths: Paths, tell: Say
+    wanted: ServeRequest, kinds: Sequence[tuple[str, Sequence[Node]]], paths: Paths, say: Say
 ) -> tuple[list[NodeKind], list[tuple[str, SkepError]]]:
-    said: set[str] = set()
-
-    def say(line: str) -> None:
-        if line not in said:
-            said.add(line)
-            tell(line)
-
+    say = cache(say)  # what is the same for every kind is said once
     found: list[NodeKind] = []
     failed: list[tuple[str, SkepError]] = []
     for kind, nodes in kinds:
@@ -482,18 +466,15 @@ def _plan_kind(wanted: ServeRequest, nodes: Sequence[Node], paths: Paths, say: S
     except UserError as error:  # a card unlike all of the catalogue
         raise EngineError(error.message, hint=f"--engine vllm serves {wanted.model} without a plan") from None
     rig = replace(rig, rig=replace(rig.rig, title=nodes[0].kind))
+    there = [name for name in FOR_PLANS if any(name in node.engines for node in nodes)]
+    if wanted.engine is None and there:
+        wanted = replace(wanted, engine=",".join(there))
     try:
-        best = resolve.planned(wanted, paths, rig, say=say)
+        return resolve.planned(wanted, paths, rig, say=say)
     except UserError:
         if wanted.replicas is None:
             raise
-        wanted = replace(wanted, replicas=None)
-        best = resolve.planned(wanted, paths, rig, say=say)
-    there = {name for node in nodes for name in node.engines}
-    other = next((name for name in FOR_PLANS if name in there), None)
-    if wanted.engine is not None or wanted.binary or best.serve.engine in there or other is None:
-        return best
-    return resolve.planned(replace(wanted, engine=other), paths, rig, say=say)
+        return resolve.planned(replace(wanted, replicas=None), paths, rig, say=say)
 
 
 def _fits_nowhere(name: str, failed: Sequence[tuple[str, SkepError]]) -> SkepError:
@@ -503,13 +484,3 @@ def _fits_nowhere(name: str, failed: Sequence[tuple[str, SkepError]]) -> SkepErr
     every = "; ".join(told)
     what = f"no kind of node can serve `{name}`: {every}" if len(failed) > 1 else every
     return type(best)(what, hint=best.hint)
-
-
-def _no_room(wanted: ServeRequest, found: Sequence[NodeKind], room: int) -> DoesNotFit:
-    asked = wanted.replicas or 1
-    each = "; ".join(f"on {one.kind} each needs {describe_request(placement_request(one.best.serve))}" for one in found)
-    several = f"{asked} replicas" if asked > 1 else "a replica"
-    had = has_words([node for one in found for node in one.nodes])
-    held = "".join(f"; {node}" for one in found for node in one.busy)
-    what = f"{several} of `{wanted.model}`, there is room for {room}: {each}; {had}{held}"
-    return DoesNotFit(what, hint=MORE_ROOM_HINT)

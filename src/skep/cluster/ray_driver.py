@@ -25,7 +25,7 @@ from skep.cluster import connect, messages
 from skep.cluster import nodes as cluster_nodes
 from skep.cluster.connect import NAMESPACE, actor_name, find_actor, gcs_client, join, living_nodes
 from skep.cluster.messages import ReplicaReport
-from skep.cluster.nodes import Node, describe_request, has_words, named_apart
+from skep.cluster.nodes import describe_request, has_words, named_apart
 from skep.cluster.ray_processes import connection_to
 from skep.cluster.replica_actor import OWNED_S, ReplicaActor
 from skep.engines.base import Launch, PlacementRequest
@@ -52,13 +52,12 @@ Say = Callable[[str, str | None], None]  # a state and its reason
 
 
 class ActorManager:
-    """The actors of one hive. `key`: the API key of its engines. `avoid`: names of nodes that get no new replica."""
+    """The actors of one hive. `key`: the API key of its engines."""
 
     def __init__(self, hive: str, key: str, policy: RestartPolicy) -> None:
-        self.avoid: tuple[str, ...] = ()
         self._hive = hive
         self._key = key
-        self.policy = policy  # of actors created from now on
+        self.policy = policy
         self._aimed: dict[str, str] = {}  # by replica: the node it was aimed at
         self._handles: dict[str, Any] = {}  # they work without a head
         self._stuck: set[str] = set()  # waited for a node at the last check while another one had room
@@ -134,13 +133,13 @@ class ActorManager:
     async def _is_stuck(self, launch: Launch) -> bool:
         """Return whether its group has waited, at two checks in a row, for gone or full nodes while another had room.
 
-        A group names nodes by id: a restarted node has a new id, and one that is no longer avoided has room.
+        A group names nodes by id, and a restarted node has a new one.
         """
         place = launch.place or PlacementRequest()
         state = (await asyncio.to_thread(connect.groups_by_name)).get(actor_name(self._hive, launch.name))
         if state is not None:
             nodes = await asyncio.to_thread(living_nodes)
-            has_room = cluster_nodes.fitting(place, cluster_nodes.choice_of(place, self.avoid, nodes), nodes)
+            has_room = cluster_nodes.fitting(place, cluster_nodes.allowed(place, nodes))
             if state not in connect.WAITS or not has_room:
                 self._stuck.discard(launch.name)
                 return False
@@ -154,30 +153,22 @@ class ActorManager:
         while True:
             async with self._one_at_a_time:
                 nodes = await asyncio.to_thread(living_nodes)
-                choice = cluster_nodes.first_choice(place, self.avoid, nodes)
+                near = cluster_nodes.preferred(place, nodes)
                 # The node with room that has the fewest replicas of this hive, then the most room.
                 held: Counter[str] = Counter({**self._aimed, **standing}.values())
-                rooms = cluster_nodes.fitting(place, choice, nodes)
+                rooms = cluster_nodes.fitting(place, near)
                 room = [(held[one.id], -(one.free_gpus if place.cards else one.free_cpus), one.id) for one in rooms]
                 if room:
                     self._aimed[launch.name] = target = min(room)[2]
-                    group = await _to_its_end(asyncio.to_thread(connect.make_group, full, place, choice, target))
+                    ids = {node.id for node in near} if place.nodes or place.shunned else None
+                    group = await _to_its_end(asyncio.to_thread(connect.make_group, full, place, ids, target))
                     if await asyncio.to_thread(group.wait, PLACED_S):
                         return group
                     await asyncio.to_thread(connect.remove_group, full)  # others were faster
-            say("waiting", self._lacks(place, nodes))
+            there = has_words(cluster_nodes.allowed(place, named_apart(nodes)))
+            needed = f"waits for room: needs {describe_request(place)} on one node; {there}"
+            say("waiting", needed if there else f"waits for one of its nodes: {', '.join(place.nodes)}")
             await asyncio.sleep(LOOK_EVERY_S)
-
-    def _lacks(self, place: PlacementRequest, nodes: list[Node]) -> str:
-        """Return what a replica waits for."""
-        choice = cluster_nodes.choice_of(place, self.avoid, nodes)
-        if choice.is_empty:
-            drained = ", ".join(name for name in place.nodes if name in self.avoid)
-            return f"waits for one of its nodes: {', '.join(place.nodes)}" + (
-                f"; drained: {drained}" if drained else ""
-            )
-        there = has_words([node for node in named_apart(nodes) if choice.takes(node)]) or "no node may be used"
-        return f"waits for room: needs {describe_request(place)} on one node; {there}"
 
     def _start(self, launch: Launch, group: Any) -> Any:
         import ray
@@ -241,8 +232,6 @@ class RayDriver:
         self._told: tuple[ReplicaReport, ...] = ()  # what the supervisor knows
         self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)  # a replica is never placed while it is being ended
         self._keepers: dict[str, asyncio.Task[None]] = {}
-        self._restarts: dict[str, int] = {}  # by replica: the number of the newest restart that the supervisor wants
-        self._restarted: dict[str, int] = {}  # and of the newest one that was carried out
         self._ending: set[str] = set()
         self._orders: set[asyncio.Task[None]] = set()
         self._head_lost = False
@@ -297,8 +286,13 @@ class RayDriver:
 
     async def _carry_out(self, order: messages.Order) -> LogPart | None:
         match order:
-            case messages.WantReplicas():
-                await self._want(order)
+            case messages.WantReplicas(launches):
+                self._wanted = {launch.name: launch for launch in launches}
+                for name in self._wanted:
+                    if (keeper := self._keepers.get(name)) is None or keeper.done():
+                        self._keepers[name] = asyncio.create_task(self._keep(name))
+            case messages.RestartReplica(name):
+                await self._actors.ask(name, "restart")
             case messages.EndReplica(name):
                 (self._wanted or {}).pop(name, None)
                 await self._end(name)
@@ -312,26 +306,6 @@ class RayDriver:
                     names |= set(await asyncio.to_thread(self._actors.all_names))
                 await asyncio.gather(*(self._end(name) for name in names), return_exceptions=True)
         return None
-
-    async def _want(self, order: messages.WantReplicas) -> None:
-        self._wanted = {launch.name: launch for launch in order.launches}
-        self._actors.avoid, self._actors.policy = order.avoid, order.policy
-        for name in self._wanted:
-            if (keeper := self._keepers.get(name)) is None or keeper.done():
-                self._keepers[name] = asyncio.create_task(self._keep(name))
-        self._restarts = order.restarts
-        await asyncio.gather(*map(self._restart, order.restarts))
-
-    async def _restart(self, name: str) -> None:
-        """Carry out the newest restart, once. One that fails is tried again after the next report."""
-        number, done = self._restarts.get(name), self._restarted.get(name)
-        if number is None or number == done:
-            return
-        self._restarted[name] = number
-        try:
-            await self._actors.ask(name, "restart")
-        except Exception:
-            self._restarted.pop(name)
 
     async def _end(self, name: str) -> None:
         """End a replica. Without a head only its engine ends; `_end_unwanted` ends the rest when the head is back."""
@@ -393,8 +367,8 @@ class RayDriver:
         name, loop = launch.name, asyncio.get_running_loop()
         version, misses, heard_at = 0, 0, loop.time()
         while (self._wanted or {}).get(name) == launch:
-            asked = (self._setup.gateway, to_document(self._actors.policy), version, REPORT_S)
             try:
+                asked = (self._setup.gateway, version, REPORT_S)
                 told = await self._actors.ask(name, "report", *asked, timeout_s=AWAY_AFTER_S)
             except Exception:  # Ray restarts or moves it; or this process was held up, and the next answer comes
                 misses += 1
@@ -413,7 +387,6 @@ class RayDriver:
             version, misses, heard_at = told["version"], 0, loop.time()
             self._rows[name] = from_document(told["row"], ReplicaReport)
             self._tell()
-            await self._restart(name)
 
     # Reports to the supervisor
 

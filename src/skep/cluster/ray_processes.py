@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
-import secrets
 import signal
 import time
 from collections.abc import Iterable, Mapping
@@ -85,7 +84,6 @@ class NodeOptions(msgspec.Struct, frozen=True):
     name: str | None = None
     cpus: int | None = None
     gpus: int | None = None
-    labels: Mapping[str, str] = {}
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
@@ -119,16 +117,6 @@ def checked_ports(first: int) -> Ports:
     return ports
 
 
-def checked_labels(texts: list[str]) -> dict[str, str]:
-    found = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if not name or not value or "," in text:
-            raise UserError(f"`--label {text}` is not NAME=VALUE", hint="such as --label rack=7")
-        found[name] = value
-    return found
-
-
 def arguments(
     node: NodeRecord, options: NodeOptions, ports: Ports, folder: Path, *, has_client: bool = False
 ) -> list[str]:
@@ -145,7 +133,6 @@ def arguments(
         "log-style": "record",
         "num-cpus": options.cpus,
         "num-gpus": options.gpus,
-        "labels": ",".join(f"{name}={value}" for name, value in options.labels.items()) or None,
     }
     if node.is_head:
         # Nobody listens on the port of the dashboard, which Ray counts as taken all the same. The server for drivers
@@ -231,7 +218,6 @@ class RayConnection(msgspec.Struct, frozen=True):
 
     head: str  # HOST:PORT, or `auto`
     node: str | None = None  # the address of the node that this machine is
-    session: str | None = None  # the name of the cluster that this node is in
     environment: Mapping[str, str] = {}
 
 
@@ -267,15 +253,7 @@ def connection_to(address: str, env: Mapping[str, str]) -> RayConnection:
     node = read_node(paths)
     if node is None or address not in ("auto", node.head) or "raylet" not in marked(node.mark).values():
         return RayConnection(address)
-    return RayConnection(node.head, node.address, session_of(paths), reaching(node.address, token_path(paths)))
-
-
-def session_of(paths: Paths) -> str | None:
-    """Return the session of the cluster of this node, read from Ray's folder."""
-    try:
-        return (folder_of(paths) / "session_latest").readlink().name
-    except OSError:
-        return None
+    return RayConnection(node.head, node.address, reaching(node.address, token_path(paths)))
 
 
 def token_of(paths: Paths) -> str:
@@ -293,12 +271,6 @@ def stored_token(paths: Paths) -> str | None:
         hint = f"`chmod 600 {path}`, or delete it for a new one"
         raise UserError(f"other users can read the token in `{path}`", hint=hint)
     return checked_token(path.read_text().strip())
-
-
-def ensure_token(paths: Paths) -> None:
-    """Create a token unless one is stored; a new head keeps the one that the other nodes have."""
-    if stored_token(paths) is None:
-        keep_token(paths, secrets.token_hex(32))
 
 
 def keep_token(paths: Paths, token: str) -> None:

@@ -38,7 +38,6 @@ from skep.wire.json_pipe import from_document, to_document
 CARDS_AGAIN_S = 1.0
 AGAIN_S = 5.0  # after a failed pull or an occupied GPU; doubles each time
 AGAIN_MOST_S = 300.0
-INSTRUCTED_S = 5.0  # without a question of the gateway for so long, the policy of its creation counts
 OWNED_S = 8.0  # a gateway that has not asked for so long can lose the replica to another one
 ABANDONED_AFTER_S = 120.0  # asked by no gateway for so long, the replica ends
 LOOK_EVERY_S = 0.5
@@ -107,7 +106,7 @@ class ReplicaActor:
         self._node: Row = {}
         self._over = False
         self._version = 0
-        self._changed, self._again, self._instructed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._changed, self._again = asyncio.Event(), asyncio.Event()
         self._working: asyncio.Task[None] | None = None
         self._living = asyncio.get_running_loop().create_task(self._live())
 
@@ -125,23 +124,21 @@ class ReplicaActor:
         """Return the gateway that it belongs to: this one, unless another one asked recently."""
         return self._owner.claim(gateway)
 
-    async def report(self, gateway: str, policy: Row, since: int, wait_s: float) -> Row:
+    async def report(self, gateway: str, since: int, wait_s: float) -> Row:
         """Return the report of the replica when it differs from version `since`, at the latest after `wait_s`."""
         owner = self._owner.claim(gateway)
         if owner != gateway:
             return {"owner": owner}
-        with contextlib.suppress(ValueError):  # of another version of skep
-            self._policy = from_document(policy, RestartPolicy)
-        self._instructed.set()
-        if self._replica is not None:
-            self._replica.life.policy = self._policy  # a start in progress keeps its deadline
         if self._version == since:
             await wait_for_event(self._changed, wait_s)
         return {"owner": owner, "version": self._version, "row": self._row()}
 
     async def restart(self) -> None:
         """Restart the engine, or retry what failed before there was one."""
-        (self._again.set if self._replica is None else self._replica.restart)()
+        if self._replica is None:
+            self._again.set()
+        else:
+            await self._replica.restart()
 
     async def stop(self, timeout_s: float) -> bool:
         """End the engine, and return when it has ended."""
@@ -216,7 +213,6 @@ class ReplicaActor:
         engine = engine_named(launch.engine, launch.binary)
         await asyncio.to_thread(engine.check, launch)
         await asyncio.to_thread(engine.version)  # runs a program once; the reports use the cached answer
-        await wait_for_event(self._instructed, INSTRUCTED_S)
         folder = user_paths(os.environ).logs / "posts" / f"{self._hive}@{self._node['head']}"
         self._log = folder / f"{launch.name}.log"
         with contextlib.closing(StartOrder(engine_ports(os.environ))) as company:

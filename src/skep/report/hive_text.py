@@ -123,7 +123,6 @@ HIVE: tuple[Column[dict[str, Any]], ...] = (
 def print_nodes(found: dict[str, Any]) -> None:
     def state(node: Mapping[str, Any]) -> str:
         marks = [word for word in ("head", "here") if node[word]]
-        marks += [f"{name}={value}" for name, value in node["labels"].items()]
         return ", ".join(("alive" if node["alive"] else "dead", *marks))
 
     def free(node: Mapping[str, Any], key: str) -> str | None:

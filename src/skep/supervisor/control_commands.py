@@ -15,8 +15,9 @@ from msgspec import Struct, ValidationError, defstruct, structs
 
 from skep.errors import EngineError, SkepError
 from skep.supervisor.control import STOP_S
-from skep.supervisor.model_loader import ModelLoader, unknown_model
-from skep.supervisor.supervisor import Supervisor, models_of
+from skep.supervisor.model_loader import ModelLoader
+from skep.supervisor.replica import ReplicaMember
+from skep.supervisor.supervisor import Supervisor
 from skep.units import MIB
 from skep.wire.json_pipe import JsonPipe, Message, from_document, to_document
 
@@ -46,80 +47,55 @@ async def wake_monitor(supervisor: Supervisor) -> Message:
     return {"ok": True, "running": supervisor.monitor.wake(), "pid": supervisor.monitor.pid}
 
 
+def member(supervisor: Supervisor, name: str) -> ReplicaMember:
+    replicas = supervisor.replica_set
+    found = replicas.find(name)
+    if found is None:
+        raise EngineError(f"there is no replica `{name}`", hint=f"known: {', '.join(replicas.names)}")
+    return found
+
+
 async def restart(supervisor: Supervisor, name: str) -> Message:
     replicas, drain_s = supervisor.replica_set, supervisor.hive.drain_s
     if name == "gateway":
         await supervisor.gateway.replace(drain_s)
         return {"ok": True}
-    member = replicas.find(name)
-    if member is None:
-        raise EngineError(f"there is no replica `{name}`", hint=f"known: {', '.join(('gateway', *replicas.names))}")
-    if replicas.is_dormant(member):
-        raise EngineError(f"`{name}` is not loaded", hint=f"`skep model load {member.model}` loads it")
+    one = member(supervisor, name)
+    if replicas.is_dormant(one):
+        raise EngineError(f"`{name}` is not loaded", hint=f"`skep model load {one.model}` loads it")
     await replicas.rest(name, drain_s)
-    replicas.restart(name)
+    await replicas.restart(name)
     return {"ok": True}
 
 
 async def drain(supervisor: Supervisor, name: str, wait: bool = False) -> Message:
-    meant = _meant(supervisor, name)
+    member(supervisor, name)
     supervisor.replica_set.drain(name)
-    if wait and not all(await asyncio.gather(*map(supervisor.replica_set.until_idle, meant))):
+    if wait and not await supervisor.replica_set.until_idle(name):
         raise EngineError(f"`{name}` was undrained before its requests had ended")
-    return {"ok": True, "busy": sum(await asyncio.gather(*map(supervisor.busy, meant))), "replicas": meant}
+    return {"ok": True, "busy": await supervisor.busy(name)}
 
 
 async def undrain(supervisor: Supervisor, name: str) -> Message:
-    replicas = supervisor.replica_set
-    meant = replicas.at(name) if name in replicas.avoided else _meant(supervisor, name)
-    if node := replicas.drained_node(name):
-        raise EngineError(f"`{name}` is on node `{node}`, which is drained", hint=f"`skep replica undrain {node}`")
-    replicas.drain(name, over=True)
-    return {"ok": True, "replicas": meant or [name]}
-
-
-def _meant(supervisor: Supervisor, name: str) -> list[str]:
-    """Return the names of a replica, or of all replicas on a node."""
-    replicas = supervisor.replica_set
-    meant = [name] if replicas.find(name) else replicas.at(name)
-    if not meant:
-        known = sorted({member.node for member in replicas.members if member.node is not None})
-        nodes = f"; nodes: {', '.join(known)}" if known else ""
-        raise EngineError(f"there is no replica or node `{name}`", hint=f"known: {', '.join(replicas.names)}{nodes}")
-    return meant
+    member(supervisor, name)
+    supervisor.replica_set.drain(name, over=True)
+    return {"ok": True}
 
 
 async def tell_log(supervisor: Supervisor, name: str, lines: int = 100, offset: int | None = None) -> Message:
-    member = supervisor.replica_set.find(name)  # where it is a file here, the client reads it
-    told = await member.log_since(offset, lines) if member is not None else None
+    one = supervisor.replica_set.find(name)  # where it is a file here, the client reads it
+    told = await one.log_since(offset, lines) if one is not None else None
     return {"ok": True, **({} if told is None else to_document(told))}
-
-
-async def scale(
-    supervisor: Supervisor, model: str | None = None, replicas: int | None = None, wait: bool = False
-) -> Message:
-    """Change the number of replicas. Without a number, return the counts; without a model, those of all."""
-    if model is not None and replicas is not None:
-        return await supervisor.scale(model, replicas, wait=wait)
-    known = models_of(supervisor.hive.settings)
-    if model is not None and model not in known:
-        raise unknown_model(model, known)
-    counts = []
-    for name in known if model is None else [model]:
-        members = [one for one in supervisor.replica_set.members if one.model == name and one.kind != "upstream"]
-        ready = sum(one.life.serving for one in members)
-        counts.append({"model": name, "replicas": len(members), "ready": ready})
-    return {"ok": True, "models": counts}
 
 
 ControlCommand = Callable[..., Awaitable[Message]]
 COMMANDS: dict[str, ControlCommand] = {
-    "load": ModelLoader.load, "unload": ModelLoader.unload, "swap": ModelLoader.swap,
+    "load": ModelLoader.load, "unload": ModelLoader.unload,
     "status": tell_status, "origin": tell_origin, "down": stop_hive, "monitor": wake_monitor, "log": tell_log,
     "pause": Supervisor.pause, "resume": Supervisor.resume, "reload": Supervisor.reload,
-    "restart": restart, "drain": drain, "undrain": undrain, "scale": scale,
+    "restart": restart, "drain": drain, "undrain": undrain, "scale": Supervisor.scale,
 }  # fmt: skip
-OF_LOADER = {"load", "unload", "swap"}
+OF_LOADER = {"load", "unload"}
 WHILE_PAUSED = {"status", "origin", "down", "monitor", "resume", "log"}  # answered during a pause too
 
 
@@ -128,7 +104,7 @@ def _arguments(command: ControlCommand) -> type[Struct]:
     hints, (_, *parameters) = get_type_hints(command), signature(command).parameters.values()
     required = [(one.name, hints[one.name]) for one in parameters if one.default is one.empty]
     optional = [(one.name, hints[one.name], one.default) for one in parameters if one.default is not one.empty]
-    return defstruct(command.__name__, [*required, *optional], rename={"come": "in"})
+    return defstruct(command.__name__, [*required, *optional])
 
 
 ARGUMENTS = {op: _arguments(command) for op, command in COMMANDS.items()}

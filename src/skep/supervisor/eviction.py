@@ -160,9 +160,9 @@ class Eviction:
             return POLL_SOON_S
         return POLL_S if any(_goes_when_idle(state) for state in states) else None
 
-    def never(self, model: str, *, without: str | None = None) -> str | None:
-        """Return why the model can never fit, even once `without` is unloaded, and what to change; None: it can."""
-        others = [other for other in self.states.values() if other.model not in (model, without) and _stays(other)]
+    def never(self, model: str) -> str | None:
+        """Return why the model can never fit, and what to change; None: it can."""
+        others = [other for other in self.states.values() if other.model != model and _stays(other)]
         return self._obstacle(self.states[model], others)
 
     def _obstacle(self, state: ModelState, others: list[ModelState]) -> str | None:

@@ -41,7 +41,7 @@ class RemoteNodes(Protocol):
     """Machines of a cluster that replicas can be placed on."""
 
     def launches(
-        self, settings: Settings, paths: Paths, *, running: Sequence[Launch] = (), starting: bool = True, **how: Any
+        self, settings: Settings, paths: Paths, *, running: Sequence[Launch] | None = None, **how: Any
     ) -> tuple[Launch, ...]: ...
 
     def connect(self, paths: Paths, policy: RestartPolicy) -> BackgroundService: ...
@@ -139,6 +139,7 @@ def rebuild_hive(
         "body_limit": (hive.gateway_setup.server, setup.server),
         "files_quota": (hive.gateway_setup.batches, setup.batches),
         "cluster": clusters,
+        "start_deadline and fallback": (hive.policy, hive.policy if nodes is None else parts["policy"]),
         "store_requests": (hive.gateway_setup.store, setup.store),
         "workers": (hive.gateway_setup.workers, setup.workers),
     }
@@ -146,7 +147,8 @@ def rebuild_hive(
     locked = ["no key is left: every request is refused; `skep key add NAME` makes one"] if locked_out else []
     loose = loose_mode(keys_path(paths))
     if nodes is not None:
-        launches = nodes.launches(settings, paths, running=running, starting=False, avoid=hive.avoid)
+        launches = nodes.launches(settings, paths, running=running)
+        parts["policy"] = hive.policy  # the actors were created with it
     else:
         launches = plan_launches(settings, paths, running=running, starting=False, engine_key=hive.engine_key)
     return replace(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from skep.config.gateway_messages import GatewayStatus, LoadFailed, UnloadedModel
 from skep.engines.base import Launch
-from skep.errors import DoesNotFit, EngineError, SkepError, UserError
+from skep.errors import EngineError, UserError
 from skep.supervisor.eviction import Act, Action, Eviction, MemoryBudget, Residency, model_specs
 from skep.supervisor.lifecycle import ReplicaState
 from skep.supervisor.replica import ReplicaMember
@@ -174,23 +174,6 @@ class ModelLoader:
             if wait:
                 await asyncio.wait({gone})
         return self._answer(model)
-
-    async def swap(self, out: str, come: str, *, wait: bool = False, drain_s: float | None = None) -> Message:
-        """Unload one model and load another. Unload nothing where the other can never fit."""
-        self._known(out)
-        self._known(come)
-        if out == come:
-            hint = "`skep replica restart NAME` restarts a replica"
-            raise UserError(f"`{out}` cannot be swapped for itself", hint=hint)
-        never = self._eviction.never(come, without=out)
-        if never is not None:
-            raise DoesNotFit(never, hint=f"`{out}` stays loaded")
-        await self.unload(out, drain_s=drain_s)
-        try:
-            answer = await self.load(come, wait=wait)
-        except SkepError as error:
-            raise EngineError(error.message, hint=f"`{out}` is unloaded; its next request loads it again") from None
-        return {**answer, "out": out}
 
     # Inside
 

@@ -57,7 +57,7 @@ class UpstreamReplica(ReplicaMember):
         if self._running is not None:
             self._running.cancel()
 
-    def restart(self) -> None:
+    async def restart(self) -> None:
         self.life.restarts += 1
         self.become(ReplicaState.STARTING, None)
         self._wake.set()

@@ -90,7 +90,7 @@ class ReplicaMember:
     def stop(self) -> None:
         raise NotImplementedError
 
-    def restart(self) -> None:
+    async def restart(self) -> None:
         """Raise EngineError where its machine cannot be reached."""
         raise NotImplementedError
 
@@ -228,7 +228,7 @@ class Replica(ReplicaMember):
     def stop(self) -> None:
         self._events.put_nowait(self._on_stop)
 
-    def restart(self) -> None:
+    async def restart(self) -> None:
         self._events.put_nowait(self.life.restart)
 
     async def run(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +69,6 @@ class ReplicaSet:
         self._moved = asyncio.Event()  # some member changed
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._drained: set[str] = set()  # by the user, until `undrain`
-        self._drained_nodes: set[str] = set()  # nodes, likewise
         self._resting: set[str] = set()  # they get nothing new before a restart or an end
         self._restarting: dict[str, int] = {}  # its count of restarts when it was told to restart
         self._promised: set[str] = set()  # models without a replica for a moment: their requests wait
@@ -87,9 +86,6 @@ class ReplicaSet:
     @property
     def names(self) -> list[str]:
         return [member.launch.name for member in self.members]
-
-    def at(self, node: str) -> list[str]:
-        return [member.launch.name for member in self.members if member.node == node]
 
     def find(self, name: str) -> ReplicaMember | None:
         return next((member for member in self.members if member.launch.name == name), None)
@@ -147,7 +143,7 @@ class ReplicaSet:
             if self.is_dormant(member):
                 self._begin_again(member)
             elif member.life.state is ReplicaState.FAILED:
-                member.restart()
+                self.tasks.create_task(member.restart())
 
     async def unload_model(self, model: str) -> None:
         """End the processes of a model at once, and return when they have ended."""
@@ -192,7 +188,7 @@ class ReplicaSet:
             await asyncio.sleep(RESUME_EVERY_S)
             for member in self.members:
                 if member.launch.name in names and member.life.state is ReplicaState.FAILED:
-                    member.restart()
+                    await member.restart()
         return None
 
     async def remove_replica(self, name: str, drain_s: float) -> bool:
@@ -208,27 +204,6 @@ class ReplicaSet:
             names.discard(name)
         self.changed()
         return asleep
-
-    def check_removal(self, going: Collection[str]) -> None:
-        """Raise EngineError where a removal would leave a model with worse replicas only than the best that goes."""
-        for model in dict.fromkeys(member.model for member in self.members if member.launch.name in going):
-            standing = {one.launch.name: self._standing(one) for one in self.members if one.model == model}
-            stay = {name: found for name, found in standing.items() if name not in going}
-            best = max(worth for worth, _, _ in standing.values())
-            if stay and all(worth < best for worth, _, _ in stay.values()):
-                left = ", ".join(f"{name} {lack}" for name, (_, lack, _) in stay.items())
-                hint = f"scaling down removes the last ones first; {next(iter(stay.values()))[2]}"
-                raise EngineError(f"`{model}` would be left without a replica that serves: {left}", hint=hint)
-
-    def _standing(self, member: ReplicaMember) -> tuple[int, str, str]:
-        """Return 2 if it serves, 1 if it may soon, 0 if the user must act first; what it lacks, and what to do then."""
-        name = member.launch.name
-        if self.is_drained(member):
-            return 0, "is drained", f"`skep replica undrain {self.drained_node(name) or name}` sends it requests again"
-        if member.life.state is ReplicaState.FAILED:
-            return 0, "has failed", f"`skep replica restart {name}` starts it again"
-        worth, shown = 2 if member.life.serving and not self._gets_nothing(member) else 1, self.shown_state(member)
-        return worth, "is in backoff" if shown == "backoff" else f"is {shown}", "try again when it is ready"
 
     async def end_all(self) -> None:
         await asyncio.gather(*(self._end(name) for name in self.names))
@@ -270,28 +245,14 @@ class ReplicaSet:
     # Draining
 
     def drain(self, name: str, *, over: bool = False) -> None:
-        """Drain a replica, or a node with all replicas that are or will be on it; with `over`, send requests again."""
-        drained = self._drained if self.find(name) else self._drained_nodes
-        drained.discard(name) if over else drained.add(name)
+        """Send a replica nothing new; with `over`, send it requests again."""
+        self._drained = self._drained - {name} if over else self._drained | {name}
         self.changed()
-
-    @property
-    def avoided(self) -> frozenset[str]:
-        """Drained nodes: nothing new is placed there."""
-        return frozenset(self._drained_nodes)
-
-    def is_drained(self, member: ReplicaMember) -> bool:
-        """Return whether the user drained it or its node. A rest before a restart does not count."""
-        return member.launch.name in self._drained or member.node in self._drained_nodes
-
-    def drained_node(self, name: str) -> str | None:
-        member = self.find(name)
-        return member.node if member is not None and member.node in self._drained_nodes else None
 
     async def until_idle(self, name: str) -> bool:
         """Wait until it has no requests. Return False where it was undrained meanwhile."""
         while await self.busy(name):
-            if name not in self._drained and self.drained_node(name) is None:
+            if name not in self._drained:
                 return False
             await asyncio.sleep(REST_POLL_S)
         return True
@@ -305,16 +266,16 @@ class ReplicaSet:
                 while await self.busy(name):
                     await asyncio.sleep(REST_POLL_S)
 
-    def restart(self, name: str) -> None:
+    async def restart(self, name: str) -> None:
         """Restart it. It gets no requests until the restart has begun; it serves on where it cannot be reached."""
         member = self.find(name)
         if member is None:
             return
         self._restarting[name] = member.life.restarts
         try:
-            member.restart()
+            await member.restart()
         except SkepError:
-            del self._restarting[name]
+            self._restarting.pop(name, None)
             self._resting.discard(name)
             self.changed()
             raise
@@ -357,7 +318,7 @@ class ReplicaSet:
             self._moved.set()
 
     def _gets_nothing(self, member: ReplicaMember) -> bool:
-        return member.launch.name in self._resting or self.is_drained(member)
+        return member.launch.name in self._resting | self._drained
 
     def _member_changed(self) -> None:
         ready = {one.launch.name: one.life.restarts for one in self.members if one.life.state is ReplicaState.READY}

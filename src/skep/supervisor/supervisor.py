@@ -7,7 +7,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
@@ -49,7 +49,6 @@ class Hive(msgspec.Struct, frozen=True):
     monitor_argv: tuple[str, ...] = ()  # the command of the monitor; empty: none
     monitor_due: bool = False  # the store has targets: start the monitor at once
     engine_key: str = ""  # the key of the engines on this machine; empty: none
-    avoid: frozenset[str] = frozenset()  # drained nodes of a cluster: nothing new is placed there
 
     def __repr__(self) -> str:
         """Return it without the key of the engines: this text may end in a log."""
@@ -69,8 +68,8 @@ class BackgroundService(Protocol):
     @property
     def member(self) -> RemoteReplicaFactory: ...
 
-    async def run(self, avoided: Callable[[], frozenset[str]]) -> None:
-        """Run until cancelled. `avoided` returns the drained nodes: nothing new is placed there."""
+    async def run(self) -> None:
+        """Run until cancelled."""
 
     async def stop(self) -> str | None:
         """Stop, after the replicas have ended. Return what could not be ended; None: nothing is left."""
@@ -79,14 +78,10 @@ class BackgroundService(Protocol):
     def settled(self) -> bool:
         """Whether the start need not wait for it."""
 
-    def set_policy(self, policy: RestartPolicy) -> None:
-        """Apply a restart policy to its replicas."""
-
     def row(self) -> Message:
         """Return its row in `skep ps`: name, kind, state, url, why."""
 
 
-MOST_WAYS = 100  # splits of replicas over kinds of nodes that are tried
 MOST_REPLICAS = 1024  # of a model
 
 
@@ -181,7 +176,7 @@ class Supervisor:
     async def _run_remote(self) -> None:
         try:
             if self.remote is not None:
-                await self.remote.run(lambda: self.replica_set.avoided)
+                await self.remote.run()
         except SkepError as error:
             self._remote_failed = error
             self._stop_asked.set()
@@ -259,7 +254,7 @@ class Supervisor:
         hive, plan = await self._become(lambda: [wanted], all_of_it=True, wait=wait)
         return {"ok": True, **to_builtins(plan), "left_out": list(hive.left_out), "warnings": list(hive.warnings)}
 
-    async def scale(self, model: str, replicas: int, *, wait: bool) -> Message:
+    async def scale(self, model: str, replicas: int, *, wait: bool = False) -> Message:
         before = sum(replicas_of(self.hive.settings, model))
         _, plan = await self._become(lambda: rescaled(self.hive.settings, model, replicas), wait=wait)
         for name in plan.added if wait else ():
@@ -277,20 +272,16 @@ class Supervisor:
         self._begun = "another reload" if all_of_it else "a change of replicas"
         try:
             running = [member.launch for member in self.replica_set.members]
-            now = replace(self.hive, avoid=self.replica_set.avoided)
-            hive = await asyncio.to_thread(self._built, ways, now, running)
+            hive = await asyncio.to_thread(self._built, ways, running)
             plan = changes(running, hive.replicas)
             if all_of_it:
-                hive, before = _as_far_as_can_be(hive, running, plan), self.hive
+                before = self.hive
                 await self.gateway.set_up(hive.gateway_setup)
                 self.replica_set.set_policy(hive.policy)
-                if self.remote is not None:
-                    self.remote.set_policy(hive.policy)
                 if (before.monitor_argv, before.settings.monitor) != (hive.monitor_argv, hive.settings.monitor):
                     await self.monitor.become(hive.monitor_argv, begin=hive.monitor_due)
             else:
                 hive = replace(self.hive, replicas=hive.replicas, settings=hive.settings)
-                self.replica_set.check_removal(plan.removed)
             self.hive = hive
             self._carrying = self._tasks.create_task(self._carry_out(hive, plan, patient=all_of_it))
         except BaseException:
@@ -300,13 +291,13 @@ class Supervisor:
             await _await_success(self._carrying)
         return hive, plan
 
-    def _built(self, ways: Callable[[], Iterable[Settings]], now: Hive, running: Sequence[Launch]) -> Hive:
+    def _built(self, ways: Callable[[], Iterable[Settings]], running: Sequence[Launch]) -> Hive:
         """Return the hive of the first of these settings that fits."""
         assert self.rebuild is not None
         refused: DoesNotFit | None = None
-        for settings in islice(ways(), MOST_WAYS):
+        for settings in ways():
             try:
-                return replace(self.rebuild(settings, now, running), settings=settings)
+                return replace(self.rebuild(settings, self.hive, running), settings=settings)
             except DoesNotFit as error:
                 refused = refused or error
         assert refused is not None
@@ -379,14 +370,6 @@ class Supervisor:
         return {model: UnloadedModel("failed", self.paused_for) for model in silent}
 
 
-def _as_far_as_can_be(hive: Hive, running: Sequence[Launch], plan: ReplicaChanges) -> Hive:
-    """Note `room` as left out where a replica on a node keeps the memory it was given until its engine restarts."""
-    held = {one.name: one.place.memory_bytes for one in running if one.place is not None}
-    asked = {one.name: one.place.memory_bytes for one in hive.replicas if one.place is not None}
-    differ = any(asked.get(name) != held[name] for name in plan.adjusted if name in held)
-    return replace(hive, left_out=(*hive.left_out, "room")) if differ else hive
-
-
 async def _await_success(task: asyncio.Task[SkepError | None] | None) -> None:
     """Wait for the task and raise the error that it returns."""
     if task is not None:
@@ -403,41 +386,21 @@ def replicas_of(settings: Settings, model: str) -> list[int]:
     return [serve.replicas for serve in settings.serve if serve.model_id == model]
 
 
-def models_of(settings: Settings) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(serve.model_id for serve in settings.serve))
-
-
 def rescaled(settings: Settings, model: str, replicas: int) -> Iterator[Settings]:
-    """Yield settings with that many replicas of the model, the preferred split first: the next may fit."""
+    """Yield settings with that many replicas of the model, the preferred split first: the next may fit.
+
+    Those of the last tables go first; new ones all go to the first table, or to the next one.
+    """
     have = replicas_of(settings, model)
     if not have:
-        raise unknown_model(model, models_of(settings))
+        raise unknown_model(model, dict.fromkeys(serve.model_id for serve in settings.serve))
     if not 1 <= replicas <= MOST_REPLICAS:
-        alone = settings.cluster is not None
-        away = "`skep down` stops" if alone else f"`skep model unload {model}` and `skep down` stop"
-        raise UserError(f"`{model}` cannot have {replicas} replicas", hint=f"from 1 to {MOST_REPLICAS}; {away} it")
-    served = settings.serve
-    for split in _splits(have, replicas):
-        counts = iter(split)
-        tables = (replace(one, replicas=next(counts)) if one.model_id == model else one for one in served)
+        away = "`skep model unload` and `skep down` stop it"
+        raise UserError(f"`{model}` cannot have {replicas} replicas", hint=f"from 1 to {MOST_REPLICAS}; {away}")
+    sooner = accumulate(have, initial=0)
+    fewer = [max(0, min(count, replicas - before)) for count, before in zip(have, sooner, strict=False)]
+    for place in range(len(have)) if replicas > sum(have) else (0,):
+        counts = [count + (replicas - sum(fewer)) * (number == place) for number, count in enumerate(fewer)]
+        left = iter(counts)
+        tables = (replace(one, replicas=next(left)) if one.model_id == model else one for one in settings.serve)
         yield replace(settings, serve=tuple(tables))
-
-
-def _splits(have: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
-    """Split `total` over the tables: remove from the last ones, add to the first ones."""
-    if total <= sum(have):
-        before = accumulate(have, initial=0)
-        yield tuple(max(0, min(count, total - sooner)) for count, sooner in zip(have, before, strict=False))
-        return
-    for extra in _handed_out(total - sum(have), len(have)):
-        yield tuple(count + n for count, n in zip(have, extra, strict=True))
-
-
-def _handed_out(total: int, tables: int) -> Iterator[tuple[int, ...]]:
-    """Yield all splits, as much as possible to the first."""
-    if tables == 1:
-        yield (total,)
-        return
-    for first in range(total, -1, -1):
-        for rest in _handed_out(total - first, tables - 1):
-            yield (first, *rest)
