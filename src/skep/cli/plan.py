@@ -22,7 +22,7 @@ class PlanOptions:
     """The fields of `skep.deploy.plan_request.PlanFlags` as options."""
 
     PANELS: ClassVar[dict[str, str]] = {
-        "GPUs": "gpu gpu_spec link price",
+        "GPUs": "gpu gpu_spec link",
         "Load and goal": "agents goal slo input_tokens output_tokens shape",
         "Choices to pin": "engine version quant kv tp pp ep replicas slots context utilization spec no_graphs "
         "batched_tokens vision",
@@ -67,10 +67,6 @@ class PlanOptions:
     version: Annotated[
         str | None, option("Engine version, such as 0.19.1; some planning rules depend on it.", "--engine-version")
     ] = None
-    price: Annotated[
-        tuple[float, ...],
-        option("Price of one GPU: once for all rigs or once per --gpu; or write RIG@PRICE.", "--price-card"),
-    ] = ()
 
 
 @command(ROOT, 'skep plan qwen3.6-27b --gpu "2x rtx-3090" --concurrency 4 --explain')

@@ -169,7 +169,6 @@ def _contradictions(preset: Preset) -> Iterator[tuple[str, str | None]]:
     if preset.reserve >= preset.slots:
         what = f"`reserve` = {preset.reserve} of {preset.slots} slots leaves none for the others"
         yield what, f"at most {preset.slots - 1}"
-    yield from _figures(preset)
     if preset.engine not in ENGINES:
         near = get_close_matches(preset.engine.casefold(), ENGINES, n=1)
         yield f"no engine is called `{preset.engine}`", did_you_mean(near, f"known: {', '.join(ENGINES)}")
@@ -196,22 +195,6 @@ def _contradictions(preset: Preset) -> Iterator[tuple[str, str | None]]:
     except UserError as error:
         yield error.message.replace("--link ", "`link` = "), "leave `link` out where it is not known"
     yield from _of_cards(preset, rig)
-
-
-def _figures(preset: Preset) -> Iterator[tuple[str, str]]:
-    ids, most = [need.id for need in preset.needs], preset.context_tokens
-    for number, name in enumerate(ids):
-        if name in ids[:number]:
-            yield f"two needs are called `{name}`", "rename one"
-    for number, figure in enumerate(preset.published):
-        for name in figure.needs:
-            if name not in ids:
-                there = f"known: {', '.join(ids)}" if ids else "there is no [[need]]"
-                yield f"`published.{number}.needs` names `{name}`, but no [[need]] has that id", there
-        total = (figure.input_tokens or 0) + (figure.output_tokens or 0)
-        if most is not None and total > most:
-            what = f"`published.{number}`: {total} tokens in and out do not fit `context` = {most}"
-            yield what, f"`context` is per slot: at least {total}"
 
 
 def _of_model(preset: Preset, model: Geometry) -> Iterator[tuple[str, str]]:

@@ -54,10 +54,8 @@ def parse_rig(text: str, link: str | None = None) -> Rig:
     return find_rig(text, link).rig
 
 
-def find_rig(
-    text: str, link: str | None = None, *, price: float | None = None, known: Mapping[str, Device] | None = None
-) -> ResolvedRig:
-    """`link`: `nvlink` or `pcie` for all pairs. `price` of one card. `known`: cards the user described."""
+def find_rig(text: str, link: str | None = None, *, known: Mapping[str, Device] | None = None) -> ResolvedRig:
+    """`link`: `nvlink` or `pcie` for all pairs. `known`: cards the user described."""
     names, _, links = text.partition(":")
     cards: list[Device] = []
     prices: list[float | None] = []
@@ -65,7 +63,6 @@ def find_rig(
     for name, count, at in rig_parts(names):
         if not name or count < 1:
             raise UserError(f"--gpu `{text}` {'has no cards' if name else 'names no card'}", hint=_HINT)
-        each = None if at is None else _number(at, text)
         described = (known or {}).get("-".join(name.casefold().split()))
         found = described or device(name)
         if described is None and (others := other_matches(name)):
@@ -73,9 +70,7 @@ def find_rig(
         if len(cards) + count > MOST_CARDS:
             raise UserError(f"--gpu `{text}` has {len(cards) + count} cards", hint=f"a rig has at most {MOST_CARDS}")
         cards += [found] * count
-        prices += [price if each is None else each] * count
-    if price is not None and price not in prices:
-        raise UserError(f"--gpu `{text}` has its own prices beside --price-card {price:g}", hint="give each price once")
+        prices += [None if at is None else _number(at, text)] * count
     total = sum(p for p in prices if p is not None) if all(p is not None for p in prices) else None
     rig = Rig(tuple(cards), usual_link(cards), title=_title(cards), price=total)
     if link is not None:
@@ -218,7 +213,7 @@ def _number(text: str, whole: str) -> float:
     return value
 
 
-def rig_of_host(facts: HostFacts, link: str | None = None, *, price: float | None = None) -> ResolvedRig:
+def rig_of_host(facts: HostFacts, link: str | None = None) -> ResolvedRig:
     """This machine's cards. One that is not known by name stands in for by its nearest relative, which is said."""
     if not facts.gpus:
         raise UserError("no GPU was found on this machine", hint='name one: --gpu "2x rtx-3090"')
@@ -229,8 +224,7 @@ def rig_of_host(facts: HostFacts, link: str | None = None, *, price: float | Non
         for a, b, kind in facts.links
         if max(a, b) < len(cards)
     ]
-    total = None if price is None else price * len(cards)
-    rig = Rig(tuple(cards), usual_link(cards), tuple(pairs), f"this machine ({_title(cards)})", total)
+    rig = Rig(tuple(cards), usual_link(cards), tuple(pairs), f"this machine ({_title(cards)})")
     rig = replace(rig, ram_gib=facts.memory_bytes / GIB if facts.memory_bytes else None)
     if link is not None:
         rig = _all_linked(replace(rig, pairs=()), link)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 GOALS, SHAPES = ("throughput", "latency", "context"), ("steady", "burst", "mixed")
 _QUANT_ENDINGS = ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "autoround", "int4", "w4a16", "w8a8", "bf16")
 _METHODS = {"modelopt": "fp8", "fbgemm_fp8": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "gptq_marlin": "gptq"}
-MOST_PRICE = 1e9
 _NO_LIMIT = 1 << 40
 EVIDENCE = "measured on "  # begins a note about such a figure
 
@@ -50,7 +49,6 @@ class PlanFlags(PinnedSizes, frozen=True):
     gpu: tuple[str, ...] = ()
     gpu_spec: tuple[str, ...] = ()
     link: str | None = None
-    price: tuple[float, ...] = ()
     agents: int = 4
     goal: str = "throughput"
     slo: str | None = None
@@ -204,12 +202,6 @@ def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[s
 def read_rigs(flags: PlanFlags, store: Path) -> tuple[ResolvedRig, ...]:
     known = {spec.id: spec for spec in map(parse_spec, flags.gpu_spec)}
     names = flags.gpu or tuple(known)
-    if len(flags.price) > 1 and len(flags.price) != len(names):
-        what = f"{len(flags.price)} --price-card for {len(names)} --gpu"
-        raise UserError(what, hint="give one for all, or one for each")
-    wrong = next((price for price in flags.price if not 0 < price < MOST_PRICE), None)
-    if wrong is not None:
-        raise UserError(f"--price-card {wrong:g} is not a price", hint="write it as --price-card 800")
     if not names:
         from skep.deploy.stored_calibration import calibrated_rig
         from skep.host.facts import read_host
@@ -217,12 +209,8 @@ def read_rigs(flags: PlanFlags, store: Path) -> tuple[ResolvedRig, ...]:
         host = read_host()
         if not host.gpus and (rig := calibrated_rig(store, host)) is not None:
             return (ResolvedRig(rig, ("no GPU here: planned for the CPU as `skep calibrate` measured it",)),)
-        return (rig_of_host(host, flags.link, price=flags.price[0] if flags.price else None),)
-    prices: tuple[float | None, ...] = flags.price or (None,) * len(names)
-    if len(flags.price) == 1:  # for the rigs that say none themselves
-        own = len(names) > 1 and any("@" not in name for name in names)
-        prices = tuple(None if own and "@" in name else flags.price[0] for name in names)
-    found = [find_rig(name, flags.link, price=price, known=known) for name, price in zip(names, prices, strict=True)]
+        return (rig_of_host(host, flags.link),)
+    found = [find_rig(name, flags.link, known=known) for name in names]
     titles = [one.rig.title for one in found]
     apart: list[ResolvedRig] = []
     for one, name in zip(found, names, strict=True):
