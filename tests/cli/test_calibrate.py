@@ -78,7 +78,7 @@ def test_a_calibration_is_told_kept_found_and_forgotten(store):
     assert measured.prompts.ttft_s.estimate == pytest.approx(measured.prompts.input_tokens / 1000, rel=0.35)
     assert {(run.id, run.kind) for run in store.runs()} == {(run, "calibrate") for run in document["runs"]}
     found = find_calibration(store, read_host(), "qwen3-8b", "vllm", "awq")
-    assert found.match == "exact"
+    assert found.calibrated
     assert found.tuning.decode == pytest.approx(document["tuning"]["decode"])
 
     assert document["id"] in call("calibrations", "forget", document["id"][:12], check=0).err
@@ -213,8 +213,8 @@ def test_a_sweep_of_such_a_deployment_is_a_measurement_that_plans_rest_on(store)
     here = find_calibration(store, host, "qwen3-8b", "vllm", "awq")
     assert here is not None
     assert here.tuning.rests_on == "measured"
-    assert here.sentence.startswith("measured on this machine a moment ago (vllm 0.24.0, TP=2 on ")
-    assert "prompts" not in here.sentence  # too short to tell
+    assert here.note.startswith("measured on this machine a moment ago (vllm 0.24.0, TP=2 on ")
+    assert "prompts" not in here.note  # too short to tell
     keep(store, "c-1", where=host_key(host))
     assert find_calibration(store, host, "qwen3-8b", "vllm", "awq").tuning.rests_on == "calibrated"
     assert calibration_from_sweep(plan, endpoint_told(engine="vllm", slots=2), summary, rows, host) is None
@@ -286,20 +286,20 @@ def keep(store, name, *, model="qwen3-8b", quant="awq", engine="vllm", decode=1.
 def test_the_nearest_wins_then_the_newest(store):
     def match(model="qwen3-8b", engine="vllm", quant="awq"):
         found = find_calibration(store, HOST, model, engine, quant, now=2000.0)
-        return found and (found.match, found.calibration.id)
+        return found and found.tuning.decode
 
     assert match() is None
-    keep(store, "of-14b", model="qwen3-14b", at=900.0)
-    assert match() == ("other model", "of-14b")
-    keep(store, "in-fp8", quant="fp8", at=800.0)
-    assert match() == ("other quant", "in-fp8")
-    keep(store, "first", at=700.0)
-    keep(store, "second", at=750.0)
-    assert match() == ("exact", "second")
-    assert match(quant=None) == ("exact", "in-fp8")
+    keep(store, "of-14b", model="qwen3-14b", at=900.0, decode=1.1)
+    assert match() == 1.1
+    keep(store, "in-fp8", quant="fp8", at=800.0, decode=1.2)
+    assert match() == 1.2
+    keep(store, "first", at=700.0, decode=1.3)
+    keep(store, "second", at=750.0, decode=1.4)
+    assert match() == 1.4
+    assert match(quant=None) == 1.2
     assert match(engine="llamacpp") is None
     store.delete_calibrations(["second"])
-    assert match() == ("exact", "first")
+    assert match() == 1.3
 
 
 def test_another_machine_counts_for_a_plan_of_such_cards_alone_and_a_simulated_one_for_nothing(store):
@@ -307,24 +307,21 @@ def test_another_machine_counts_for_a_plan_of_such_cards_alone_and_a_simulated_o
     keep(store, "elsewhere", where="http://10.0.0.7:8000")
     what = ("qwen3-8b", "vllm", "awq")
     assert find_calibration(store, HOST, *what) is None
-    assert find_calibration(store, "http://10.0.0.7:8000", *what).calibration.id == "elsewhere"
-    assert find_calibration(store, RIG, *what).sentence.startswith("calibrated on such cards ")
+    assert find_calibration(store, RIG, *what).note.startswith("calibrated on such cards ")
     assert find_calibration(store, Rig((device("rtx-4090"),)), *what) is None
 
 
 def test_a_plan_is_told_what_it_uses_and_how_old_that_is(store):
     keep(store, "c-1", at=1000.0)
     exact = find_calibration(store, HOST, "qwen3-8b", "vllm", "awq", now=1000.0 + 3 * 86400)
-    assert exact.age_s == 3 * 86400
-    assert exact.same_model
-    assert exact.rig == RIG
-    assert exact.sentence == (
+    assert exact.calibrated
+    assert exact.note == (
         "calibrated on this machine 3 d 00 h ago (vllm, TP=2 on 2x rtx-3090): steps take 1.20x (± 0 %) as long as "
         "predicted, further sequences add 0.80x (± 0 %), prompts take 1.50x (± 0 %)"
     )
     other = find_calibration(store, HOST, "qwen3-14b", "vllm", "awq", now=1001.0)
-    assert "with qwen3-8b, not the model planned" in other.sentence
-    assert not other.same_model
+    assert "with qwen3-8b, not the model planned" in other.note
+    assert not other.calibrated
 
 
 def test_plans_are_computed_with_the_calibration_of_their_engine(store):

@@ -217,7 +217,7 @@ def test_a_promise_is_held_against_the_forecast():
 
 def test_rigs_are_named_so_that_they_can_be_told_apart():
     found = plan("qwen3-8b", "--gpu", "rtx 3090, rtx 3090", "--gpu", "2x rtx-3090: nvlink")
-    assert found["rigs"][0]["rig"] == "2x rtx-3090"
+    assert found["rigs"][0]["rig"] == "rtx 3090, rtx 3090"
     assert len({p["rig"] for p in found["plans"]}) == 2
 
 

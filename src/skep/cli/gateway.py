@@ -57,7 +57,7 @@ def gateway(
     if not upstream and (slots or model or reserve or soft_slots):
         hint = "or write an [[upstream]] table into skep.toml"
         raise UserError("--slots, --model, --reserve and --soft-slots go with --upstream", hint=hint)
-    shares = {"model": model, "reserve": reserve, "soft_slots": soft_slots, "key_env": key_env}
+    shares = {"model": model or None, "reserve": reserve, "soft_slots": soft_slots, "key_env": key_env}
     overrides = CliOverrides(
         gateway=given(host=host or None, port=port, max_queue=max_queue),
         upstream=tuple(

@@ -213,13 +213,10 @@ def check_words(env: Mapping[str, str], *words: str) -> None:
         raise UserError(f"{wrong!r} contains a NUL character, which skep cannot pass to a program", hint="leave it out")
 
 
-def make_upstream(
-    url: str, slots: int, *, model: str | None = None, name: str | None = None, reserve: int = 0,
-    soft_slots: int | None = None, health_path: str = "/health", key_env: str | None = None,
-) -> Upstream:  # fmt: skip
+def make_upstream(url: str, slots: int, *, name: str = "", **more: Any) -> Upstream:
     """Return the upstream of a typed URL: `/v1` at its end is dropped, the name is made of host and port.
 
-    A path before it (`/api/v1` of a cloud) becomes the prefix of every path.
+    A path before it (`/api/v1` of a cloud) becomes the prefix of every path. `more`: of `Upstream`.
     """
     origin, path = parse_url(url, name="upstream")
     if path and not path.endswith("/v1"):
@@ -230,8 +227,7 @@ def make_upstream(
     chosen = name or re.sub(r"[^A-Za-z0-9._-]+", "-", f"{origin.host}-{origin.port}").strip("-")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", chosen) or chosen in TAKEN_NAMES:
         raise UserError(f"`{chosen}` is not a valid upstream name", hint="use letters, digits, dots, dashes: box-2")
-    base = f"{origin}{path.removesuffix('/v1')}"
-    return Upstream(base, slots, chosen, model or None, reserve, soft_slots, health_path, key_env)
+    return Upstream(f"{origin}{path.removesuffix('/v1')}", slots, chosen, **more)
 
 
 def find_config(path: Path | None, paths: Paths, folder: Path | None = None) -> Path | None:

@@ -32,7 +32,6 @@ _ENCODING = "utf-8-sig"  # some editors begin a file with a byte order mark
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 _HINT = "docs/presets.md has every key"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_WIDE_LINE = 100  # characters; a longer list gets a line for each
 ENGINES = ("vllm", "sglang", "llamacpp", "ollama", "embedded")
 _GGUF = ("llamacpp", "ollama", "embedded")
 # of flags and variables that give a model a longer context than it was made with
@@ -279,32 +278,18 @@ def _told(value: Any) -> dict[str, Any]:
 
 
 def _table(head: str, values: Mapping[str, Any]) -> str:
-    lines = [head] if head else []
-    for name, value in values.items():
-        short = f"{_key(name)} = {_value(value)}"
-        if isinstance(value, tuple | list) and len(short) > _WIDE_LINE:
-            lines += [f"{_key(name)} = [", *(f"    {_value(one)}," for one in value), "]"]
-        else:
-            lines.append(short)
+    lines = [*filter(None, [head]), *(f"{_key(name)} = {_value(value)}" for name, value in values.items())]
     return "".join(f"{line}\n" for line in lines)
 
 
 def _key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else _text(name)
+    return name if _BARE_KEY.fullmatch(name) else _value(name)
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
+    """A text, number or truth of JSON is one of TOML, but for the DEL that only TOML forbids."""
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_key(name)} = {_value(one)}" for name, one in value.items()) + " }"
-    return _text(str(value))
-
-
-def _text(text: str) -> str:
-    """A string of JSON is one of TOML, but for the DEL that only TOML forbids."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

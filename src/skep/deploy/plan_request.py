@@ -201,7 +201,7 @@ def engines_of(flags: PlanFlags, model: ModelFound, rig: ResolvedRig) -> tuple[s
 
 def read_rigs(flags: PlanFlags, store: Path) -> tuple[ResolvedRig, ...]:
     known = {spec.id: spec for spec in map(parse_spec, flags.gpu_spec)}
-    names = flags.gpu or tuple(known)
+    names = tuple(dict.fromkeys(flags.gpu)) or tuple(known)
     if not names:
         from skep.deploy.stored_calibration import calibrated_rig
         from skep.host.facts import read_host
@@ -212,18 +212,10 @@ def read_rigs(flags: PlanFlags, store: Path) -> tuple[ResolvedRig, ...]:
         return (rig_of_host(host, flags.link),)
     found = [find_rig(name, flags.link, known=known) for name in names]
     titles = [one.rig.title for one in found]
-    apart: list[ResolvedRig] = []
-    for one, name in zip(found, names, strict=True):
-        title = one.rig.title
-        if titles.count(title) > 1:  # rigs of the same cards are called as they were written
-            _, colon, links = name.partition(":")
-            price = re.search(r"@\s*([\d.]+)", name)
-            title += f"@{price[1]}" if price else ""
-            title += f": {links.strip()}" if colon and links.strip() else ""
-        while any(other.rig.title == title for other in apart):
-            title += " again"
-        apart.append(replace(one, rig=replace(one.rig, title=title)))
-    return tuple(apart)
+    return tuple(  # rigs of the same cards are called as they were written
+        replace(one, rig=replace(one.rig, title=name)) if titles.count(one.rig.title) > 1 else one
+        for one, name in zip(found, names, strict=True)
+    )
 
 
 def read_model(name: str) -> ModelFound:

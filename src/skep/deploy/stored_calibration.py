@@ -19,28 +19,12 @@ from skep.host.facts import host_json, lasting_json
 from skep.planner.calibration import CalibrationData, Fitted, before_and_after, fit, speed_model_maker
 from skep.planner.ranking import Basis, BasisOf
 from skep.planner.setup import Rig, Setup
-from skep.planner.step import StepTuning, published_constants
+from skep.planner.step import published_constants
 from skep.store.database import Store, open_store
 from skep.store.records import CalibrationRecord
 from skep.units import GIB, format_seconds
 
 _SOFTWARE = ("os", "python", "driver_version", "cuda_version")  # an update is no other machine
-
-
-class StoredCalibration(msgspec.Struct, frozen=True):
-    """`match`: "exact", "other quant" or "other model". `sentence` says what is used, from when, and of what."""
-
-    tuning: StepTuning
-    match: str
-    age_s: float
-    sentence: str
-    calibration: CalibrationRecord
-    rig: Rig | None  # as it was calibrated: how a machine without a GPU is planned for. None: not readable any more
-
-    @property
-    def same_model(self) -> bool:
-        """Whether bands of calibrated predictions may be claimed."""
-        return self.match != "other model"
 
 
 def host_key(host: HostFacts) -> str:
@@ -51,37 +35,37 @@ def host_key(host: HostFacts) -> str:
 
 
 def find_calibration(
-    store: Store, where: HostFacts | Rig | str, model_id: str, engine: str, quant_id: str | None, *,
-    now: float | None = None,
-) -> StoredCalibration | None:  # fmt: skip
-    """Return the newest for this model and format (None: any); else of this model; else of this engine at all.
+    store: Store, where: HostFacts | Rig, model_id: str, engine: str, quant_id: str | None, *, now: float | None = None
+) -> Basis | None:
+    """Return what plans rest on: the newest calibration for this model and format (None: any); else of this model; else
+    of this engine at all. Its note says what is used, from when, and of what.
 
-    `where`: this machine's facts, the address of another one's endpoint, or cards, wherever they were measured.
+    `where`: this machine's facts, or cards, wherever they were measured.
     """
     if isinstance(where, Rig):
         rows = [row for row in store.calibrations() if _cards(rig_of(row.document)) == _cards(where)]
     else:
-        rows = store.calibrations(where if isinstance(where, str) else host_key(where))
+        rows = store.calibrations(host_key(where))
     rows = [row for row in rows if row.engine == engine and not row.simulated]
     of_model = [row for row in rows if row.model == model_id]
     exact = [row for row in of_model if quant_id in (row.quant, None)]
-    for match, some in (("exact", exact), ("other quant", of_model), ("other model", rows)):
-        if some:
-            row = min(some, key=is_sweep)  # the newest calibration; a sweep only where there is none
-            age_s = max(0.0, (time.time() if now is None else now) - row.created_at)
-            found = fitted_now(row)
-            other = {
-                "other quant": f" with {row.quant} weights, not the format planned",
-                "other model": f" with {row.model}, not the model planned",
-            }.get(match, "")
-            age = format_seconds(age_s) if age_s >= 1 else "a moment"
-            engine = row.document.get("engine", {}).get("engine") or row.engine  # with its version, where it told it
-            of_what = f"{age} ago{other} ({engine}, {row.layout} on {row.rig})"
-            rests_on = "measured" if is_sweep(row) else "calibrated"
-            sentence = f"{rests_on} on {'such cards' if isinstance(where, Rig) else 'this machine'} {of_what}: {found}"
-            tuning = replace(found.tuning, rests_on=rests_on)
-            return StoredCalibration(tuning, match, age_s, sentence, row, rig_of(row.document))
-    return None
+    if not rows:
+        return None
+    row = min(exact or of_model or rows, key=is_sweep)  # the newest calibration; a sweep only where there is none
+    age_s = max(0.0, (time.time() if now is None else now) - row.created_at)
+    found, other = fitted_now(row), ""
+    if not of_model:
+        other = f" with {row.model}, not the model planned"
+    elif not exact:
+        other = f" with {row.quant} weights, not the format planned"
+    age = format_seconds(age_s) if age_s >= 1 else "a moment"
+    engine = row.document.get("engine", {}).get("engine") or row.engine  # with its version, where it told it
+    rests_on, on = (
+        "measured" if is_sweep(row) else "calibrated",
+        "such cards" if isinstance(where, Rig) else "this machine",
+    )
+    note = f"{rests_on} on {on} {age} ago{other} ({engine}, {row.layout} on {row.rig}): {found}"
+    return Basis(published_constants(), replace(found.tuning, rests_on=rests_on), bool(of_model), note)
 
 
 def is_sweep(row: CalibrationRecord) -> bool:
@@ -103,7 +87,7 @@ def calibrated_basis(path: Path, where: HostFacts | Rig, model_id: str, quant_id
             with open_store(path, read_only=True) as store:
                 found = find_calibration(store, where, model_id, engine, quant_id)
             if found is not None:
-                return Basis(published_constants(), found.tuning, found.same_model, found.sentence)
+                return found
         return Basis(published_constants())
 
     return basis_of
