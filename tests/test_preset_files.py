@@ -125,8 +125,6 @@ def test_a_model_that_is_not_in_the_catalogue_is_called_as_its_checkpoint_is():
         ("me/Qwen3.6-27B-AWQ", "Qwen/Qwen3.6-27B-FP8", "rtx-3090 has no FP8 units, but `checkpoint` = `Qwen/"),
         ("reserve = 1", "reserve = 4", "`reserve` = 4 of 4 slots"),
         ('engine = "vllm"', 'engine = "ollama"', "ollama has no speculative decoding"),
-        ("gpus = [2, 3]", "gpus = [2, 2]", "`gpus` names a card twice"),
-        ("gpus = [2, 3]", "gpus = [2]", "`gpus` names 1 card, the replicas need 2"),
         ("2x rtx-3090", "cpu", "`hardware` = `cpu` has no cards for `gpus`"),
         ("context = 16384", "context = 99999999", "`context` = 99999999 is beyond the 262144 tokens of qwen3.6-27b"),
     ],

@@ -21,11 +21,13 @@ class StubReplicas:
 
     def __init__(self, launches):
         self.all = {launch.model: self._replica(launch) for launch in launches}
-        self.members = list(self.all.values())
         self.dormant = {launch.name for launch in launches if launch.on_demand}
 
     def _replica(self, launch):
         return SimpleNamespace(launch=launch, life=SimpleNamespace(state=ReplicaState.STOPPED, why=None))
+
+    def of_model(self, model):
+        return [self.all[model]]
 
     def is_asleep(self, model):
         return self.all[model].launch.name in self.dormant

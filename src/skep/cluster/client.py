@@ -13,8 +13,8 @@ import os
 import secrets
 import socket
 import sys
-import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ END_S = 30.0
 HEADLESS_END_S = 12.0
 ANSWER_S = 15.0
 AGAIN_S = (0.5, 2.0, 5.0)  # waits before the next driver is started
-KEPT_S = 5.0  # all attempts at one change see the same survey
 # A silent node ("away") gets no requests: Ray moves its replicas. Others, such as "fetching", are not ready yet.
 _STATES = {"away": ReplicaState.BACKOFF, **{state.value: state for state in ReplicaState}}
 
@@ -221,15 +220,12 @@ class ClusterClient:
                 failed, self._taken_over = error_of(to_document(message)), message.taken_over
             else:
                 self._hear(message)
-        self._lose_driver()
+        self._link, self._joined, self._told = None, False, None
         await link.close()
         code = await self._process.wait()
         if failed is None and not self._was_joined:
             failed = EngineError(f"the Ray driver process ended with code {code}", hint=f"see the end of {self._log}")
         return failed
-
-    def _lose_driver(self) -> None:
-        self._link, self._joined, self._told = None, False, None
 
     def _hear(self, message: messages.FromDriver) -> None:
         match message:
@@ -271,27 +267,16 @@ class ClusterClient:
 
 
 class RayNodes:
-    """The placement of one hive's replicas on the nodes of its cluster. `survey` is asked once for a change."""
+    """The placement of one hive's replicas on the nodes of its cluster."""
 
     def __init__(self, where: Cluster, survey: Callable[..., ClusterSurvey] = survey) -> None:
-        self._where = where
-        self._survey = survey
-        self._newest: tuple[float, Any, ClusterSurvey] | None = None  # when, what was asked, the answer
+        self._where, self._survey = where, survey
 
     def launches(self, settings: Settings, paths: Paths, **how: Any) -> tuple[Launch, ...]:
         """Return the replicas, placed on the nodes as they are now, or where they run. `how`: for `place_launches`."""
-        asked = shared_paths(settings)
-
-        def look() -> ClusterSurvey:
-            newest = self._newest
-            if newest is None or newest[1] != asked or time.monotonic() - newest[0] > KEPT_S:
-                found = self._survey(self._where.address, paths=asked, hive=self._where.hive)
-                self._newest = newest = (time.monotonic(), asked, found)
-            return newest[2]
-
-        placed = place_launches(settings, paths, look, **how)
-        self._newest = None  # a change that is made takes what was free
-        return placed
+        where, asked = self._where, shared_paths(settings)
+        look = cache(lambda: self._survey(where.address, paths=asked, hive=where.hive))
+        return place_launches(settings, paths, look, **how)
 
     def connect(self, paths: Paths, policy: RestartPolicy) -> ClusterClient:
         return ClusterClient(self._where, policy, paths.logs / "ray-driver.log")

@@ -216,7 +216,7 @@ def _of_model(preset: Preset, model: Geometry) -> Iterator[tuple[str, str]]:
 
 
 def _of_cards(preset: Preset, rig: Rig) -> Iterator[tuple[str, str]]:
-    options, there, count = preset.options, len(rig.cards), len(preset.gpus)
+    options, there = preset.options, len(rig.cards)
     wanted = preset.replicas * options.cards
     if not there:
         if options.cards > 1 or preset.gpus:
@@ -228,11 +228,6 @@ def _of_cards(preset: Preset, rig: Rig) -> Iterator[tuple[str, str]]:
         product = " x ".join(f"{name} {count}" for name, count in factors.items() if count > 1)
         has = f"`hardware` = `{preset.hardware}` has {there} {'card' if there == 1 else 'cards'}"
         yield f"{product} needs {wanted} cards, {has}", "name all cards in `hardware`, or ask for fewer"
-    elif len(set(preset.gpus)) < count:
-        yield "`gpus` names a card twice", "each replica has cards of its own"
-    elif count and (count != wanted if preset.engine not in _GGUF else count % preset.replicas or count > there):
-        what = f"`gpus` names {count} {'card' if count == 1 else 'cards'}, the replicas need {wanted}"
-        yield what, "leave it out, and skep chooses them"
     known = known_quant(options.quant) if options.quant is not None else None
     is_fp8 = (known is not None and known.family == "fp8") or preset.checkpoint.casefold().endswith("fp8")
     lacking = next((card for card in rig.cards if "fp8" not in card.formats), None)

@@ -342,7 +342,7 @@ def evidence(choices: Sequence[PlanChoice], agents: int) -> list[str]:
         if found:
             nearest = min(abs(math.log2(one.load.concurrency / agents)) for one in found)
             near = [one for one in found if abs(math.log2(one.load.concurrency / agents)) <= nearest + 0.5]
-            said.append(_sentence(rig, plans, max(near, key=lambda one: one.tok_s)))
+            said.append(_sentence(rig, plans[0], max(near, key=lambda one: one.tok_s)))
     return said
 
 
@@ -369,16 +369,14 @@ def measurements(plan: Plan) -> Iterator[Measured]:
             yield Measured(float(tok_s), load, metric, way, quant, source)
 
 
-def _sentence(rig: str, plans: Sequence[Plan], measured: Measured) -> str:
-    best, load = plans[0], measured.load
+def _sentence(rig: str, best: Plan, measured: Measured) -> str:
+    load = measured.load
     here = best.rated.prospect.figure(load, measured.metric)
-    differs = measured.way != _plan_way(best)
+    differs = measured.way != way_of(best.setup.layout, best.setup.spec, best.setup.engine)
     alike = not differs and measured.quant in (None, best.setup.quant.id)
     how = [f"with {measured.way}"] if differs else []
     how += [QUANTS[measured.quant].title] if measured.quant not in (None, best.setup.quant.id) else []
-    same = next((one for one in plans[1:] if differs and _plan_way(one) == measured.way), None)  # as they did it
-    why = f", and {same.rated.prospect.figure(load, measured.metric):,.0f} with that layout" if same else ""
-    around = band(best.setup, best.rated.card, load.concurrency)
+    why, around = "", band(best.setup, best.rated.card, load.concurrency)
     slots = (best.setup.slots or load.concurrency) * best.setup.layout.replicas
     if slots < load.concurrency:
         why = f" with its {slots} slot{'s' if slots > 1 else ''} for longer tasks"
@@ -400,10 +398,6 @@ def _preset_way(preset: dict[str, Any]) -> str:
     method, _, depth = options.get("speculation", "").partition(":")
     layout = Layout(tp, options.get("pp", 1), tp if options.get("ep") else 1, replicas)
     return way_of(layout, Speculation(method, int(depth)) if method else None, preset["engine"])
-
-
-def _plan_way(plan: Plan) -> str:
-    return way_of(plan.setup.layout, plan.setup.spec, plan.setup.engine)
 
 
 def way_of(layout: Layout, spec: Speculation | None, engine: str) -> str:

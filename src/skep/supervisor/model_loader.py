@@ -13,7 +13,6 @@ from skep.engines.base import Launch
 from skep.errors import EngineError, UserError
 from skep.supervisor.eviction import Act, Action, Eviction, MemoryBudget, Residency, model_specs
 from skep.supervisor.lifecycle import ReplicaState
-from skep.supervisor.replica import ReplicaMember
 from skep.supervisor.replica_set import ReplicaSet
 from skep.wire.json_pipe import Message
 
@@ -56,7 +55,7 @@ class ModelLoader:
         if begin:
             self._eviction.begin(_now())  # the replica set starts them by itself
         for spec in () if begin else specs:
-            if not all(one.launch.name in self.replica_set.dormant for one in self._members(spec.model)):
+            if not all(one.launch.name in self.replica_set.dormant for one in self.replica_set.of_model(spec.model)):
                 self._eviction.running(spec.model, _now())
             elif not spec.on_demand and spec.model in self._on_demand:
                 self._do(self._eviction.wanted(spec.model, _now(), asked=True))
@@ -121,7 +120,7 @@ class ModelLoader:
         actions: list[Action] = []
         residencies = {model: state.residency for model, state in self._eviction.states.items()}
         for model, residency in () if self._stopped else residencies.items():
-            members = self._members(model)
+            members = self.replica_set.of_model(model)
             awake = [member for member in members if member.launch.name not in self.replica_set.dormant]
             self._restart_pending -= {one.launch.name for one in awake if one.life.state is not ReplicaState.FAILED}
             states = {  # one about to start again counts as starting, though its task has not run yet
@@ -201,10 +200,6 @@ class ModelLoader:
             elif not future.done():
                 future.set_result(None)
 
-    def _members(self, model: str) -> list[ReplicaMember]:
-        """Return the replicas of a model that skep starts."""
-        return [one for one in self.replica_set.members if one.launch.model == model and one.launch.url is None]
-
     def _do(self, actions: list[Action]) -> None:
         """Carry the actions out, and publish what they change."""
         self._carry_out(actions)
@@ -217,7 +212,7 @@ class ModelLoader:
             model = action.model
             match action.act:
                 case Act.LOAD:
-                    failed = [one for one in self._members(model) if one.life.state is ReplicaState.FAILED]
+                    failed = [one for one in self.replica_set.of_model(model) if one.life.state is ReplicaState.FAILED]
                     self._restart_pending |= {one.launch.name for one in failed}
                     self.replica_set.wake(model)
                 case Act.DRAIN:
