@@ -63,11 +63,6 @@ def join(address: str) -> None:
         raise explained(address, error) from None
 
 
-def gcs_client(head: str) -> Any:
-    """Return a client of the head by a private class of Ray: an exception if that has changed."""
-    return import_module("ray._raylet").GcsClient(address=head)
-
-
 def head_of(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if "://" in address:

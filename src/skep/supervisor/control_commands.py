@@ -71,8 +71,8 @@ async def restart(supervisor: Supervisor, name: str) -> Message:
 async def drain(supervisor: Supervisor, name: str, wait: bool = False) -> Message:
     member(supervisor, name)
     supervisor.replica_set.drain(name)
-    if wait and not await supervisor.replica_set.until_idle(name):
-        raise EngineError(f"`{name}` was undrained before its requests had ended")
+    if wait:
+        await supervisor.replica_set.until_idle(name)
     return {"ok": True, "busy": await supervisor.busy(name)}
 
 

@@ -249,13 +249,9 @@ class ReplicaSet:
         self._drained = self._drained - {name} if over else self._drained | {name}
         self.changed()
 
-    async def until_idle(self, name: str) -> bool:
-        """Wait until it has no requests. Return False where it was undrained meanwhile."""
+    async def until_idle(self, name: str) -> None:
         while await self.busy(name):
-            if name not in self._drained:
-                return False
             await asyncio.sleep(REST_POLL_S)
-        return True
 
     async def rest(self, name: str, timeout_s: float) -> None:
         """Send it nothing new, and wait for its answers."""
@@ -263,8 +259,7 @@ class ReplicaSet:
         self.changed()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while await self.busy(name):
-                    await asyncio.sleep(REST_POLL_S)
+                await self.until_idle(name)
 
     async def restart(self, name: str) -> None:
         """Restart it. It gets no requests until the restart has begun; it serves on where it cannot be reached."""
