@@ -167,9 +167,7 @@ def what_to_buy(found: PlanAnswer) -> str:
     priced = [one for one in kept if one.rig.price]
     if not priced:
         fastest = max(kept, key=lambda one: _at(one.plans[0], agents).effective_tok_s)
-        return (
-            f"Fastest that meets the requirement ({promise}): {fastest.rig.title}. `--gpu RIG@PRICE` says what to buy."
-        )
+        return f"Fastest that meets the requirement ({promise}): {fastest.rig.title}. RIG@PRICE says what to buy."
     cheapest = min(priced, key=lambda one: one.rig.price or 0.0)
     most = max(priced, key=lambda one: _per_price(agents, one) or 0.0)
     again = "it is also the most" if most is cheapest else f"{most.rig.title} is the most"
