@@ -1,5 +1,6 @@
 """Replicas on other machines, as `skep ps` and `skep logs` show them."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from skep.cli.serve import show_log
 from skep.errors import EngineError, UserError
 from skep.report.columns import print_records
 from skep.report.hive_text import HIVE
-from skep.supervisor.main import EventLog
+from skep.supervisor.main import StartReporter
 
 ROW = {"name": "m-0", "kind": "replica", "state": "ready", "pid": 7, "url": "http://10.0.0.2:9", "slots": 8, "busy": 0}
 
@@ -105,11 +106,16 @@ def test_down_says_what_could_not_be_ended(paths):
     assert told.err.splitlines() == [f"warning: {left}", "skep is down"]
 
 
+LEFT = "something is left"
+
+
 def test_what_could_not_be_ended_is_said_once_in_the_foreground_and_in_the_log(paths, capsys):
-    supervisor = SimpleNamespace(phase="stopping", last_rows=[], left_behind=("something is left",))
-    lines = []
-    for reporter in (_ConsoleReporter(paths, as_json=False), EventLog(lines.append)):
+    supervisor = SimpleNamespace(phase="stopping", last_rows=[], left_behind=(LEFT,))
+    said = []
+    for reporter in (_ConsoleReporter(paths, as_json=False), StartReporter(os.open(os.devnull, os.O_WRONLY))):
         reporter.changed(supervisor)
         reporter.changed(supervisor)
-    assert capsys.readouterr().err == "warning: something is left\n"
-    assert [line.partition(" ")[2] for line in lines] == ['hive.left_behind what="something is left"']
+        said += capsys.readouterr().err.splitlines()
+    reporter.close()
+    assert (said[0], said[1].partition(" ")[2]) == (f"warning: {LEFT}", f'hive.left_behind what="{LEFT}"')
+    assert len(said) == 2

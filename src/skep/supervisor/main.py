@@ -267,35 +267,17 @@ def description(supervisor: Supervisor) -> dict[str, Any]:
     return {"url": url, "openai_base_url": f"{url}/v1", "models": models, "pid": os.getpid(), "replicas": replicas}
 
 
-class EventLog:
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
-        self._said: dict[str, tuple[object, ...]] = {}
-
-    def changed(self, supervisor: Supervisor) -> None:
-        """Called on every change; writes only what is new."""
-        left = [{"kind": "hive", "state": "left_behind", "what": what} for what in supervisor.left_behind]
-        for row in (*supervisor.last_rows, *left):
-            who, state = row.get("name") or row["what"], (row["state"], row["pid"] if row["state"] == "ready" else None)
-            if self._said.get(who) == state:
-                continue
-            self._said[who] = state
-            texts = {key: str(row[key]) for key in LOGGED if row.get(key) is not None}
-            words = " ".join(f'{key}="{text}"' if " " in text else f"{key}={text}" for key, text in texts.items())
-            self._write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {row['kind']}.{row['state']} {words}")
-
-
 def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 class StartReporter:
-    """Writes to the process that started us, as long as it listens."""
+    """Writes to the process that started us, as long as it listens, and what is new to the log."""
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
         self._fd: int | None = fd
-        self._events = EventLog(_log)
+        self._said: dict[str, tuple[object, ...]] = {}
 
     def close(self) -> None:
         if self._fd is not None:
@@ -314,7 +296,14 @@ class StartReporter:
         self.tell(warning=line)
 
     def changed(self, supervisor: Supervisor) -> None:
-        self._events.changed(supervisor)
+        left = [{"kind": "hive", "state": "left_behind", "what": what} for what in supervisor.left_behind]
+        for row in (*supervisor.last_rows, *left):
+            who, state = row.get("name") or row["what"], (row["state"], row["pid"] if row["state"] == "ready" else None)
+            if self._said.get(who) != state:
+                self._said[who] = state
+                texts = {key: str(row[key]) for key in LOGGED if row.get(key) is not None}
+                words = " ".join(f'{key}="{text}"' if " " in text else f"{key}={text}" for key, text in texts.items())
+                _log(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {row['kind']}.{row['state']} {words}")
         if supervisor.phase == "ready":
             self.tell(ready=description(supervisor))
             self.close()
