@@ -218,6 +218,34 @@ def test_a_key_in_the_wrong_place_is_not_shown_and_bytes_that_are_no_text_and_fo
         read_keys(path)
 
 
+HAND = f"""# Our keys
+
+# Alice, until June
+[[key]]
+name = "alice"  # her laptop
+sha256 = "{D1}"
+
+# Bob
+[[ key ]]
+rate = "1/s"
+name = "bob"
+sha256 = "{D2}"
+"""
+
+
+def test_comments_of_a_file_edited_by_hand_stay(written):
+    path = written(HAND)
+    add_entry(path, checked(KeySpec("carol", digest_of("three"))))
+    assert path.read_text().startswith(HAND)
+    remove_entry(path, "alice")
+    text = path.read_text()
+    assert text.startswith("# Our keys\n\n# Bob\n[[ key ]]\n")
+    assert "Alice" not in text
+    remove_entry(path, "carol")
+    remove_entry(path, "bob")
+    assert path.read_text().strip() == "# Our keys"
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -1,7 +1,7 @@
 """`keys.toml`: the clients' keys as digests, with their limits. Written by `skep key`, and by hand.
 
-A change is made under a lock, beside the file, and moved into place: readers need no lock, and see the file before or
-after it. It keeps the order of the keys; comments go.
+Comments and order of a file edited by hand are kept. A change is made under a lock, beside the file, and moved into
+place: readers need no lock, and see the file before or after it.
 
 A key is looked up by comparing its digest with every stored one, each in constant time, so that the time of an answer
 says nothing of how close a guess came.
@@ -201,13 +201,14 @@ def given_keys(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 _HEADER = """\
-# The keys that clients of skep's gateway present, as sha256 digests. `skep key add` and `remove` write it anew, without
-# other comments. A running deployment reads it again on `skep replica reload`.
+# The keys that clients of skep's gateway present, as sha256 digests. Written by `skep key`; edit it as you like.
+# A running deployment reads it again on `skep replica reload`.
 """
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _RATE = re.compile(r"([1-9][0-9]{0,6})/([smhd])")
 _PERIOD_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_BLOCK = re.compile(r"\s*\[\[\s*key\s*\]\]")
 
 
 class KeysFile(msgspec.Struct, frozen=True):
@@ -250,8 +251,55 @@ def parse_rate(text: str) -> tuple[float, int]:
 
 def read_keys(path: Path) -> tuple[KeySpec, ...]:
     """Return all keys; none where there is no file."""
+    return _parse(_read(path), path)
+
+
+def has_keys(settings: Settings, paths: Paths) -> bool:
+    """Whether clients need a key."""
+    return settings.gateway.api_key is not None or bool(read_keys(keys_path(paths)))
+
+
+def loose_mode(path: Path) -> str | None:
+    """Return a warning where other users may read the file: a short, hand-made key can be guessed from its digest."""
     try:
-        document = tomllib.loads(_read(path))
+        loose = path.stat().st_mode & 0o044
+    except OSError:
+        return None
+    return f"other users can read `{path}`: it holds only digests, but `chmod 600 {path}` is safer" if loose else None
+
+
+def add_entry(path: Path, entry: KeySpec) -> None:
+    with _locked(path) as real:
+        text = _read(path)
+        entries = _parse(text, path)
+        if any(known.name == entry.name for known in entries):
+            hint = f"`skep key remove {entry.name}` first, or choose another name"
+            raise UserError(f"there is already a key named `{entry.name}`", hint=hint)
+        write_whole(
+            real, _edited(f"{text.rstrip() or _HEADER.rstrip()}\n\n{_block(entry)}", (*entries, entry), path), 0o600
+        )
+
+
+def remove_entry(path: Path, name: str) -> tuple[KeySpec, ...]:
+    """Remove a key, and return the entries that are left."""
+    with _locked(path) as real:
+        text = _read(path)
+        entries = _parse(text, path)
+        stay = tuple(entry for entry in entries if entry.name != name)
+        if len(stay) == len(entries):
+            known = ", ".join(entry.name for entry in entries) or "none"
+            raise UserError(f"there is no key named {name!r}", hint=f"known: {known}")
+        place = next(i for i, entry in enumerate(entries) if entry.name == name)
+        write_whole(real, _edited(_without_block(text, place), stay, path), 0o600)
+        return stay
+
+
+# Text
+
+
+def _parse(text: str, path: Path) -> tuple[KeySpec, ...]:
+    try:
+        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} cannot be read: {error}", hint="fix it by hand, or move it away") from None
     hint = f"each key is a [[key]] table of its own, with {', '.join(file_keys(KeySpec))}"
@@ -272,51 +320,40 @@ def read_keys(path: Path) -> tuple[KeySpec, ...]:
     return tuple(entries)
 
 
-def has_keys(settings: Settings, paths: Paths) -> bool:
-    """Whether clients need a key."""
-    return settings.gateway.api_key is not None or bool(read_keys(keys_path(paths)))
-
-
-def loose_mode(path: Path) -> str | None:
-    """Return a warning where other users may read the file: a short, hand-made key can be guessed from its digest."""
+def _edited(text: str, wanted: tuple[KeySpec, ...], path: Path) -> str:
+    """Return the edited text if it parses to `wanted`; else write the file anew (keys not written as [[key]])."""
     try:
-        loose = path.stat().st_mode & 0o044
-    except OSError:
-        return None
-    return f"other users can read `{path}`: it holds only digests, but `chmod 600 {path}` is safer" if loose else None
+        if _parse(text, path) == wanted:
+            return text
+    except UserError:
+        pass
+    return "\n".join((_HEADER, *(_block(entry) for entry in wanted)))
 
 
-def add_entry(path: Path, entry: KeySpec) -> None:
-    with _locked(path) as real:
-        entries = read_keys(path)
-        if any(known.name == entry.name for known in entries):
-            hint = f"`skep key remove {entry.name}` first, or choose another name"
-            raise UserError(f"there is already a key named `{entry.name}`", hint=hint)
-        _write(real, (*entries, entry))
+def _block(entry: KeySpec) -> str:
+    lines = ["[[key]]"]
+    for name, rule in rules_of(KeySpec).items():
+        if (value := getattr(entry, name)) is not None:
+            written = value.isoformat() if isinstance(value, datetime) else json.dumps(value)
+            lines.append(f"{rule.get('key', name)} = {written}")
+    return "\n".join(lines) + "\n"
 
 
-def remove_entry(path: Path, name: str) -> tuple[KeySpec, ...]:
-    """Remove a key, and return the entries that are left."""
-    with _locked(path) as real:
-        entries = read_keys(path)
-        stay = tuple(entry for entry in entries if entry.name != name)
-        if len(stay) == len(entries):
-            known = ", ".join(entry.name for entry in entries) or "none"
-            raise UserError(f"there is no key named {name!r}", hint=f"known: {known}")
-        _write(real, stay)
-        return stay
+def _without_block(text: str, place: int) -> str:
+    """Return the text without a `[[key]]` block and the comments right above it."""
+    lines = text.splitlines(keepends=True)
+    starts = []
+    for i, line in enumerate(lines):
+        if _BLOCK.match(line):
+            start = i
+            while start and lines[start - 1].lstrip().startswith("#"):
+                start -= 1
+            starts.append(start)
+    starts.append(len(lines))
+    return "".join(lines[: starts[place]] + lines[starts[place + 1] :]) if place + 1 < len(starts) else ""
 
 
-def _write(path: Path, entries: Sequence[KeySpec]) -> None:
-    lines = [_HEADER]
-    for entry in entries:
-        lines.append("[[key]]")
-        for name, rule in rules_of(KeySpec).items():
-            if (value := getattr(entry, name)) is not None:
-                written = value.isoformat() if isinstance(value, datetime) else json.dumps(value)
-                lines.append(f"{rule.get('key', name)} = {written}")
-        lines.append("")
-    write_whole(path, "\n".join(lines), 0o600)
+# Disk
 
 
 def _read(path: Path) -> str:
