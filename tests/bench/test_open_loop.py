@@ -114,9 +114,9 @@ def test_a_trace_with_times_is_followed_and_a_batch_file_is_sent_as_it_was(engin
 # More agents than tasks; no time at all
 
 
-@pytest.mark.parametrize("how", [{}, {"to_saturation": True}, {"kind": "ab"}, {"kind": "matrix"}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"to_saturation": True}, {"kind": "ab"}], ids=str)
 def test_a_level_is_never_measured_with_fewer_in_flight_than_it_says(how):
-    """A search with --tasks, `ab` and `matrix` do so: the curve is flat from there on, and a knee is found."""
+    """A search with --tasks and `ab` do so: the curve is flat from there on, and a knee is found."""
     assert SweepPlan(concurrency=(1, 8), tasks=3, **how).tasks_at(8) >= 8
 
 

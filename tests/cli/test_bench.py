@@ -11,12 +11,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hive_client import eventually, free_port
+from hive_client import eventually
 from in_process import call, refused
 from terminal import Terminal
 
-from skep.bench.matrix import parse_matrix
-from skep.cli.compare import plan_of
 from skep.store.database import open_store
 from skep.store.records import RunState
 from skep.testing.process import FakeEngine
@@ -166,36 +164,6 @@ def test_a_trace_is_replayed_whole(engine, tmp_path, form):
     assert (level["requests"], level["failed"], level["output_tokens"]) == (2, 0, 10)
 
 
-def test_a_matrix_keeps_the_row_of_a_configuration_that_failed(engine, tmp_path):
-    port = free_port()
-    (tmp_path / "rigs.toml").write_text(f"""
-concurrency = [1, 2]
-tasks = 2
-runs = 2
-max_tokens = 4
-[[config]]
-name = "there"
-url = "{engine.url}"
-[[config]]
-name = "started"
-url = "http://127.0.0.1:{port}"
-start = "{sys.executable} -m skep.testing.fake_engine --port {port}"
-[[config]]
-name = "broken"
-url = "http://127.0.0.1:9"
-start = "{sys.executable} -c 'raise SystemExit(3)'"
-""")
-    done = call("bench", "matrix", "rigs.toml", "-o", "rigs.md", "--json")
-    there, started, broken = done.json
-    assert [level["concurrency"] for level in there["summary"]["levels"]] == [1, 2]
-    assert there["boot_s"] is None
-    assert started["boot_s"] > 0
-    assert broken["summary"] is None
-    assert "exit code 3" in broken["diagnosis"]
-    assert re.search(r"^\| broken \| .*exit code 3", (tmp_path / "rigs.md").read_text(), re.MULTILINE)
-    assert not is_open(port)
-
-
 WRONG = [
     ("sweep --slo nonsense", "--slo `nonsense`"),
     ("sweep --slo ttft=1s --to-saturation", "two different searches"),
@@ -212,7 +180,7 @@ WRONG = [
     ("classes unknown.toml", "`speeed` is not known"),
     ("replay binary", "`binary` is not text"),
     ("replay empty", "holds no requests"),
-    ("matrix broken.toml", "`broken.toml` is not TOML"),
+    ("classes broken.toml", "`broken.toml` is not TOML"),
     ("replay folder", "`folder` cannot be read"),
     ("export --format xyz", "--format `xyz`"),
     ("export --format csv -o no/where.csv", "`no/where.csv`"),
@@ -313,21 +281,6 @@ def test_ctrl_c_keeps_and_shows_the_levels_of_a_sweep_that_were_finished(tmp_pat
     assert [level["concurrency"] for level in levels] == [1, 2]
 
 
-def test_ctrl_c_in_the_warm_up_is_as_quiet_and_ends_the_server_that_a_matrix_has_started(tmp_path):
-    port = free_port()
-    (tmp_path / "rigs.toml").write_text(
-        f'runs = 99\nmax_tokens = 50\n[[config]]\nname = "m"\nurl = "http://127.0.0.1:{port}"\n'
-        f'start = "{sys.executable} -m skep.testing.fake_engine --port {port} --token-ms 5"\n'
-    )
-    process = begin("matrix", "rigs.toml")
-    for line in process.stderr:
-        if line.startswith("warming up"):
-            break
-    assert is_open(port)
-    assert_interrupted(process, signal.SIGINT)
-    assert not is_open(port)
-
-
 def test_a_server_that_dies_is_told_by_kind(engine):
     options = ("-c", "2", "--tasks", "200", "--runs", "1", "--max-tokens", "8")
     process = begin("sweep", "--url", engine.url, *options)
@@ -354,9 +307,7 @@ def test_a_terminal_of_80_columns_sees_levels_and_the_moment(engine):
 
 def test_the_examples_of_the_page_are_valid():
     page = (ROOT / "docs" / "measure.md").read_text()
-    matrix, mix = (tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL))
-    assert len(parse_matrix(matrix)) > 2
-    assert plan_of(matrix).concurrency == (1, 2, 4)
+    (mix,) = (tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL))
     assert {one.shape for one in parse_classes(mix["class"])} == {"conversation", "open", "steady"}
 
 

@@ -39,7 +39,7 @@ def writers(run, other):
     return {
         "page.html": [
             ("runs", "report", run, "-o"),
-            ("runs", "compare", run, other, "-o"),
+            ("runs", "report", run, other, "-o"),
             (*PLAN, "--html"),
             ("tune", "show", "--html"),
         ],
@@ -68,7 +68,7 @@ def test_a_page_about_the_same_run_is_written_again(stored, tmp_path):
     for _ in range(2):
         call("runs", "report", first, "-o", "one.html", check=0)
         call("runs", "report", first, "-o", "one.svg", check=0)
-        call("runs", "compare", first, second, "-o", "both.html", check=0)
+        call("runs", "report", first, second, "-o", "both.html", check=0)
     before = (tmp_path / "one.html").read_text()
     assert "`one.html` exists" in call("runs", "report", second, "-o", "one.html", check=2).error.message
     assert "`both.html` exists" in call("runs", "report", first, "-o", "both.html", check=2).error.message

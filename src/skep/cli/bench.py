@@ -195,9 +195,6 @@ class CompareOptions:
     b: Annotated[str | None, argument("Later run (default: the last one of the same kind as A).")] = None
     threshold: Annotated[str, option("Exit with code 4 if B is worse by more than this.")] = "5%"
     anyway: Annotated[bool, option("Compare even if prompt or answer lengths differ.")] = False
-    output: Annotated[
-        OutputFile | None, option("Also write an HTML page or an .svg to this file.", "-o", "--output")
-    ] = None
     as_json: JsonOption = False
 
 
@@ -225,18 +222,6 @@ class ABOptions(WorkloadOptions):
 @command(bench, "skep bench ab http://127.0.0.1:8001 http://127.0.0.1:8002 -c 1,4,8", runs="compare.run_ab_command")
 def ab(options: ABOptions) -> None:
     """Measure two endpoints in turns on the same tasks, so that disturbances affect both alike."""
-
-
-@command(bench, "skep bench matrix rigs.toml -o rigs.html", runs="compare.run_matrix_command")
-def matrix(
-    file: Annotated[Path, argument("TOML file with [[config]] tables: a name, and a url, start or run.")],
-    output: Annotated[
-        OutputFile | None, option("Also write a file: .html, .svg, .md or .csv.", "-o", "--output")
-    ] = None,
-    processes: Processes = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure several configurations at several concurrencies, or take them from stored runs."""
 
 
 @command(runs_app, "skep runs export last --format csv", runs="run_list.run_export_command")

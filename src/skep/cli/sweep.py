@@ -155,7 +155,7 @@ def measure(plan: SweepPlan, target: EndpointOptions, *, as_json: bool = False) 
     """On Ctrl-C, print the levels that were finished, unless `as_json`, and raise Interrupted."""
     seen = deque([SessionProgress()], maxlen=1)
     try:
-        return run_measuring(lambda: sweep_endpoint(plan, target, say=note, watch=seen.append))
+        return run_measuring(lambda: _sweep_endpoint(plan, target, seen.append))
     except Interrupted:
         if not (now := seen[0]).level:
             raise
@@ -168,12 +168,9 @@ def measure(plan: SweepPlan, target: EndpointOptions, *, as_json: bool = False) 
         raise Interrupted(f"interrupted at C={now.level}", hint=kept if finished else "no level was finished") from None
 
 
-async def sweep_endpoint(
-    plan: SweepPlan, target: EndpointOptions, say: Callable[[str], None] = lambda _: None,
-    watch: OnProgress = lambda _: None,
-) -> SweepSummary:  # fmt: skip
+async def _sweep_endpoint(plan: SweepPlan, target: EndpointOptions, watch: OnProgress) -> SweepSummary:
     endpoint = await target.find()
-    say(headline(plan, endpoint))
+    note(headline(plan, endpoint))
     maker, meter = await maker_for(plan.workload, endpoint), meter_for(endpoint)
     with open_store(user_paths(os.environ).store) as store, level_view() as show:
 

@@ -20,7 +20,7 @@ from skep.report.page import html_table, render
 from skep.report.svg import standalone
 from skep.report.sweep import marks_of
 from skep.report.sweep_text import left_out_sentences, level_columns
-from skep.report.tables import Entry, effective_table
+from skep.report.tables import effective_columns
 from skep.stats.versus import Judgement
 from skep.store.records import StoredRun
 from skep.units import UNKNOWN, known, moment, number, printable, shortened
@@ -109,7 +109,7 @@ def comparison_page(
 ) -> str:
     """Return one HTML document of two to eight runs. `comparisons` are those of the second run against the first."""
     runs = series_of(entries, labels)
-    named: list[Entry] = [(f"{one.letter}  {one.name}", one.summary) for one in runs]
+    named = [(f"{one.letter}  {one.name}", one.summary) for one in runs]
     return render(
         "comparison_page.html",
         kind="comparison",
@@ -120,7 +120,7 @@ def comparison_page(
         runs=runs,
         drawn=[(overlay(runs, key, unit), title, caption) for title, key, unit, caption in _CURVES],
         judgement=comparison_table(comparisons) if comparisons else None,
-        effective=html_table("Effective tok/s of each run", effective_table(named).columns, named),
+        effective=html_table("Effective tok/s of each run", effective_columns(named), named),
         footer=" · ".join(f"{one.letter}: run {one.run.id}" for one in runs),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from skep.bench.compare import ComparedRun, compare
 from skep.bench.stored_run import MIXED, QUALITY, TIMED, check_drawn_together, load_run, nothing_measured
 from skep.errors import UserError
 from skep.quality.mixed_figures import MixedSummary
@@ -29,8 +30,13 @@ def drawn(store: Store, runs: Sequence[StoredRun], *, as_picture: bool) -> str:
     if len(runs) > 1:
         from skep.report.comparison import comparison_page, comparison_picture
 
-        summaries = [(run, load_run(store, run.id)[1]) for run in runs]
-        return comparison_picture(summaries) if as_picture else comparison_page(summaries)
+        loaded = [load_run(store, run.id) for run in runs]
+        summaries = [(run, summary) for run, summary, _ in loaded]
+        if as_picture:
+            return comparison_picture(summaries)
+        sides = [ComparedRun(summary, rows) for _, summary, rows in loaded]
+        two_alike = len(runs) == 2 and runs[0].kind == runs[1].kind
+        return comparison_page(summaries, compare(*sides) if two_alike else ())
     from skep.report.sweep import sweep_page, sweep_picture
 
     run = runs[0]

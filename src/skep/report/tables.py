@@ -1,24 +1,21 @@
-"""Runs as plain rows for Markdown, CSV and JSON: the tables of write-ups, the levels of a run, its requests.
+"""Runs as plain rows for Markdown, CSV and JSON: the levels of a run, its requests, a comparison.
 
-A configuration that failed has its diagnosis in the cell where its figure would be. What is unknown is None: a dash in
-Markdown, an empty field in CSV. A level that the client limited is shown with a note, and never ranked.
+What is unknown is None: a dash in Markdown, an empty field in CSV.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 from msgspec import to_builtins
-from msgspec.structs import replace
 
 from skep.bench.compare import loss
-from skep.bench.matrix import MatrixResult
-from skep.bench.metrics import Comparison, LevelSummary, SweepSummary, tpot_ms
+from skep.bench.metrics import Comparison, Speedup, SweepSummary, tpot_ms
 from skep.bench.stored_run import TIMED
 from skep.report.columns import Column, csv_table, csv_text, markdown_cell, markdown_table
 from skep.report.sweep_text import LEVEL_COLUMNS, left_out_sentences, level_columns
@@ -26,7 +23,7 @@ from skep.report.terminal import picked
 from skep.stats.versus import Judgement
 from skep.store.records import Request, StoredRun
 from skep.store.verdicts import Verdict
-from skep.units import known, number, percent
+from skep.units import known, number
 
 
 def levels_text(run: StoredRun, summary: SweepSummary, form: str) -> str:
@@ -34,12 +31,9 @@ def levels_text(run: StoredRun, summary: SweepSummary, form: str) -> str:
         return _json({"run": run.id, "model": run.model, **to_builtins(summary)})
     if form == "csv":
         return level_rows(summary).csv()
-    entries: list[tuple[str, SweepSummary | str]] = [(run.model, summary)]
     tables = [_readable(run, summary)]
-    if run.kind not in TIMED:
-        tables.append(contention_table(entries))
     if summary.speedups is not None:
-        tables.append(speedup_table(entries))
+        tables.append(speedup_table(summary.speedups))
     origin = f"{'SIMULATED. ' if run.simulated else ''}{run.model}, run {run.id}, skep {run.skep_version}.\n"
     return "\n".join([origin, *(table.markdown() for table in tables)])
 
@@ -87,9 +81,7 @@ def _json(document: Any) -> str:
     return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
 
 
-Cell = str | float | None
-Entry = tuple[str, SweepSummary | str]  # label; what was measured, or why it was not
-_LIMITED, _FAILED = "client-limited", "failed"
+NamedSummary = tuple[str, SweepSummary]
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -110,189 +102,47 @@ class Table(msgspec.Struct, frozen=True):
         return f"### {markdown_cell(self.title)}\n\n{body}" + (f"\n{notes}" if notes else "")
 
 
-_TEXTS: dict[str, Callable[[float], str]] = {
-    " tok/s": number,
-    " s": partial(number, digits=1),
-    "x": partial(number, digits=2),
-    "%": percent,
-    "+%": lambda value: ("+" if round(value) > 0 else "") + percent(value),
-}
-
-
-def _column(title: str, unit: str, value: Callable[[Any], Cell], *, named: bool = False) -> Column[Any]:
-    """Return a column of figures or words. `named`: the unit stands above the table; "+%" is with its sign."""
-
-    def text(cell: str | float) -> str:
-        return cell if isinstance(cell, str) else _TEXTS[unit](cell)
-
-    key = f"{title} ({unit.strip(' +')})"
-    return Column(key, title, value, text, unit="" if named or unit.endswith("%") else unit)
-
-
-_CONFIG: Column[Entry] = Column("Config", "Config", lambda entry: entry[0], right=False)
-
-
 def level_rows(summary: SweepSummary) -> Table:
     """Return every level and kind of traffic with all of its figures, under names that a program can use."""
     return Table(f"levels of {summary.run_id}", LEVEL_COLUMNS, (*summary.levels, *summary.classes))
 
 
-def _measured(read: Callable[[SweepSummary], Cell], otherwise: str | None = _FAILED) -> Callable[[Entry], Cell]:
-    """Return what reads a cell. Of what was not measured it is `otherwise`; None: the reason."""
-    return lambda entry: (otherwise or entry[1]) if isinstance(entry[1], str) else read(entry[1])
+def effective_columns(runs: Sequence[NamedSummary]) -> list[Column[NamedSummary]]:
+    """Run | C=1 | C=2 | ...: effective tok/s of each run at each level that any of them has."""
+    levels = sorted({level.concurrency for _, summary in runs for level in summary.levels})
+    name: Column[NamedSummary] = Column("run", "Config", lambda run: run[0], right=False)
+    return [name, *(Column(f"c{c}", f"C={c}", partial(_effective_at, c), _cell) for c in levels)]
 
 
-def _figure(name: str, concurrency: int | None) -> Callable[[SweepSummary], Cell]:
-    def read(what: SweepSummary) -> Cell:
-        figure: float | None = getattr(_levels(what).get(concurrency), name, None)
-        return figure if known(figure) else None
-
-    return read
-
-
-def effective_table(entries: Sequence[Entry]) -> Table:
-    """Config | C=1 | C=2 | ...: effective tok/s of each configuration at each level that any of them has."""
-    columns = [_CONFIG]
-    for c in _all_levels(entries) or (None,):
-        reason = _FAILED if len(columns) > 1 else None
-        title = f"C={c}" if c else "Effective"
-        columns.append(_column(title, " tok/s", _measured(partial(_effective_at, concurrency=c), reason), named=True))
-    return Table("Effective tok/s", columns, entries, _limited_notes(entries))
-
-
-def contention_table(entries: Sequence[Entry]) -> Table:
-    """Config | C=1 per-task | C=N per-task | Contention."""
-    n = _shared_level_of(entries)
-    columns = [
-        _CONFIG,
-        _column("C=1 per-task", " tok/s", _measured(_figure("task_tok_s", 1), None)),
-        _column(f"C={n or 'N'} per-task", " tok/s", _measured(_figure("task_tok_s", n))),
-        _column("Contention", "%", _measured(_figure("contention_pct", n))),
-    ]
-    return Table("Contention", columns, entries, _limited_notes(entries, n))
-
-
-def speedup_table(entries: Sequence[Entry]) -> Table:
-    """Config | Serial | Swarm (C=N) | Speedup by wall | by tokens | both without tasks cut at the token limit."""
-    sizes = {c for _, what in entries if not isinstance(what, str) for c in _swarm_size(what)}
-    swarm = f"Swarm (C={next(iter(sizes))})" if len(sizes) == 1 else "Swarm"
-
-    def form(title: str, name: str, rank: int = 0) -> Column[Any]:
-        return replace(_column(title, "x", _measured(lambda what: getattr(what.speedups, name, None))), rank=rank)
-
-    columns = [
-        _CONFIG,
-        _column("Serial", " s", _measured(attrgetter("serial_wall_s"), None)),
-        _column(swarm, " s", _measured(attrgetter("swarm_wall_s"))),
-        form("Speedup by wall", "by_wall"),
-        form("by tokens", "by_tokens"),
-        form("by wall, without truncated", "by_wall_whole", 1),
-        form("by tokens, without truncated", "by_tokens_whole", 2),
-    ]
-    notes = [note for label, what in entries for note in _speedup_notes(label, what, several=len(sizes) > 1)]
-    return Table("Serial against swarm", columns, entries, tuple(notes))
-
-
-def advantage_table(entries: Sequence[Entry]) -> Table:
-    """C | A eff. | B eff. | B advantage | ...: each of the others against the first."""
-    (first, base), *others = entries
-    columns = [Column[int]("C", "C", int), _column(f"{first} eff.", " tok/s", partial(_effective_at, base))]
-    for label, what in others:
-        columns.append(_column(f"{label} eff.", " tok/s", partial(_effective_at, what)))
-        columns.append(_column(f"{label} advantage", "x", partial(_ratio, base, what)))
-    return Table(f"Against {first}", columns, _all_levels(entries), _limited_notes(entries))
-
-
-def baseline_table(entries: Sequence[Entry], baseline: str) -> Table:
-    """Config | eff. at C=N | against the baseline, in per cent of it."""
-    n, base = _shared_level_of(entries), dict(entries)[baseline]
-
-    def change(entry: Entry) -> Cell:
-        ratio = _ratio(base, entry[1], n)
-        return "baseline" if entry[0] == baseline else 100 * (ratio - 1) if isinstance(ratio, float) else ratio
-
-    effective = _column(f"C={n or 'N'} effective", " tok/s", lambda entry: _effective_at(entry[1], n))
-    columns = [_CONFIG, effective, _column(f"vs {baseline}", "+%", change)]
-    return Table(f"Against {baseline}", columns, entries, _limited_notes(entries, n))
-
-
-def _levels(what: SweepSummary | str) -> dict[int | None, LevelSummary]:
-    return {} if isinstance(what, str) else {level.concurrency: level for level in what.levels}
-
-
-def _all_levels(entries: Sequence[Entry]) -> list[int]:
-    return sorted({level.concurrency for _, what in entries for level in _levels(what).values()})
-
-
-def _shared_level_of(entries: Sequence[Entry]) -> int | None:
-    """Return the largest level that all configurations have; the largest of any where they share none above one."""
-    measured = [{level.concurrency for level in what.levels} for _, what in entries if not isinstance(what, str)]
-    shared = set.intersection(*measured) if measured else set()
-    return max(shared) if max(shared, default=0) > 1 else max(_all_levels(entries), default=None)
-
-
-def _effective_at(what: SweepSummary | str, concurrency: int | None) -> Cell:
+def _effective_at(concurrency: int, run: NamedSummary) -> str | float | None:
     """Return a figure, the reason why there is none, or None where that level was not measured."""
-    if isinstance(what, str):
-        return what
-    if (level := _levels(what).get(concurrency)) is None:
-        return None
-    if known(level.effective_tok_s):
-        return level.effective_tok_s
-    kinds = ", ".join(f"{count} {kind}" for kind, count in level.errors)
-    return f"{_FAILED}: {kinds}" if kinds else _FAILED
+    level = next((one for one in run[1].levels if one.concurrency == concurrency), None)
+    if level is None or known(level.effective_tok_s):
+        return None if level is None else level.effective_tok_s
+    return ": ".join(filter(None, ("failed", ", ".join(f"{count} {kind}" for kind, count in level.errors))))
 
 
-def _ratio(base: SweepSummary | str, what: SweepSummary | str, concurrency: int | None) -> float | str | None:
-    """Return what over base; words where one of them failed or the client was the limit."""
-    of_base, of_what = _effective_at(base, concurrency), _effective_at(what, concurrency)
-    if isinstance(of_base, str) or isinstance(of_what, str):
-        return _FAILED
-    if of_base is None or of_what is None or not of_base:
-        return None
-    return _LIMITED if _is_limited(base, concurrency) or _is_limited(what, concurrency) else of_what / of_base
+def _cell(value: str | float) -> str:
+    return value if isinstance(value, str) else number(value)
 
 
-def _is_limited(what: SweepSummary | str, concurrency: int | None) -> bool:
-    return (level := _levels(what).get(concurrency)) is not None and level.client_limited
+def speedup_table(forms: Speedup) -> Table:
+    """Serial | Swarm (C=N) | Speedup by wall | by tokens | both without tasks cut at the token limit."""
 
+    def form(name: str, title: str, unit: str = "x", digits: int = 2) -> Column[Speedup]:
+        return Column(name, title, attrgetter(name), partial(number, digits=digits), unit=unit)
 
-def _limited_notes(entries: Sequence[Entry], at: int | None = None) -> tuple[str, ...]:
-    limited = (
-        (label, [str(c) for c, one in _levels(what).items() if one.client_limited and at in (None, c)])
-        for label, what in entries
-    )
-    story = "{}: the client was the limit at C={}; read it as a lower bound"
-    return tuple(story.format(label, ", ".join(where)) for label, where in limited if where)
-
-
-def _swarm_size(what: SweepSummary) -> list[int]:
-    return [level.concurrency for level in what.levels[-1:] if level.concurrency > 1]
-
-
-def _speedup_notes(label: str, what: SweepSummary | str, *, several: bool) -> list[str]:
-    if isinstance(what, str):
-        return []
-    notes = [f"{label}: swarm of {c}" for c in _swarm_size(what) if several]
-    forms = what.speedups
-    if forms and (forms.truncated_serial or forms.truncated_swarm):
-        cut = f"{forms.truncated_serial} serial and {forms.truncated_swarm} swarm answers"
-        notes.append(f"{label}: {cut} were cut at the token limit")
-    if forms and _is_limited(what, forms.concurrency):
-        notes.append(f"{label}: the client was the limit of the swarm; read its speedup as a lower bound")
-    return notes
-
-
-def matrix_tables(cells: Sequence[MatrixResult], baseline: str | None) -> list[Table]:
-    entries: list[Entry] = [(cell.config.name, cell.summary or cell.diagnosis or "not measured") for cell in cells]
-    first = baseline or cells[0].config.name
-    ordered = sorted(entries, key=lambda entry: entry[0] != first)
-    tables = [effective_table(entries), contention_table(entries)]
-    if any(cell.summary is not None and cell.summary.speedups is not None for cell in cells):
-        tables.append(speedup_table(entries))
-    if len(entries) > 1:
-        tables += [baseline_table(entries, first), advantage_table(ordered)]
-    return tables
+    columns = [
+        form("serial_wall_s", "Serial", " s", 1),
+        form("swarm_wall_s", f"Swarm (C={forms.concurrency})", " s", 1),
+        form("by_wall", "Speedup by wall"),
+        form("by_tokens", "by tokens"),
+        form("by_wall_whole", "by wall, without truncated"),
+        form("by_tokens_whole", "by tokens, without truncated"),
+    ]
+    serial, swarm = forms.truncated_serial, forms.truncated_swarm
+    notes = (f"{serial} serial and {swarm} swarm answers were cut at the token limit",) if serial or swarm else ()
+    return Table("Serial against swarm", columns, [forms], notes)
 
 
 SHOWN = {"effective tok/s": "tok/s", "TTFT p50": "TTFT p50", "TTFT p95": "TTFT p95", "TPOT p50": "TPOT p50"}

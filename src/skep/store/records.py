@@ -42,7 +42,7 @@ class StoredRun(msgspec.Struct, frozen=True):
     """One benchmark run as stored. `config`, `host` and `engine` are JSON objects, kept as they were."""
 
     id: str
-    kind: str  # "sweep", "serial-vs-swarm", "ab", "matrix", "open", "classes", "replay", "mixed", "quality", ...
+    kind: str  # "sweep", "serial-vs-swarm", "ab", "open", "classes", "replay", "mixed", "quality", ...
     state: RunState
     created_at: float  # unix time
     ended_at: float | None
