@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,7 +27,7 @@ from skep.host.facts import memory_bandwidth_gbs
 from skep.paths import LOOPBACK, user_paths
 from skep.planner.calibration import CalibrationData, MeasuredLevel, fit, speed_model_maker
 from skep.planner.memory import has_pool
-from skep.planner.setup import KV_TYPES, QUANTS, Layout, Rig, Setup, known_kv, known_quant
+from skep.planner.setup import KV_TYPES, Layout, Rig, Setup, known_kv, known_quant
 from skep.planner.step import published_constants
 from skep.stats.percentiles import mean_t_interval
 from skep.store.database import Store
@@ -51,11 +50,6 @@ CACHED_SHARE = 0.05  # of prompts whose time counts, at most
 
 MakerFor = Callable[[Workload, Endpoint], Awaitable[TaskMaker]]
 ENGINES = ("vllm", "sglang", "llamacpp", "ik_llamacpp", "ollama")
-# What a hive with `--simulate` says of itself.
-_SIMULATED = re.compile(
-    r"simulated: (?P<model>\S+) (?P<quant>.+?), KV (?P<kv>.+?)(?:, (?P<method>\w+) n=(?P<depth>\d+))?, "
-    r"(?:\d+ x )?TP=(?P<tp>\d+)(?: \+ PP=(?P<pp>\d+))?(?: \+ EP=(?P<ep>\d+))? on (?P<gpu>.+), as (?P<engine>\w+)"
-)
 
 
 class CalibrationPlan(msgspec.Struct, frozen=True):
@@ -214,7 +208,7 @@ def calibration_from_sweep(
 
     It needs one agent alone, measured twice, and requests that neither failed nor waited for a slot.
     """
-    if endpoint.simulated or not endpoint.engine.get("setup") or plan.workload.shape != "steady":
+    if not endpoint.engine.get("setup") or plan.workload.shape != "steady":
         return None
     try:
         described = describe(SetupFlags(), endpoint, host)
@@ -245,7 +239,6 @@ class SetupFlags(msgspec.Struct, frozen=True):
     geometry: str | None = None
     gpu: str | None = None
     link: str | None = None
-    bandwidth: float | None = None
     engine: str | None = None
     quant: str | None = None
     kv: str | None = None
@@ -264,7 +257,9 @@ class Described(msgspec.Struct, frozen=True):
 
 def describe(flags: SetupFlags, endpoint: Endpoint, host: HostFacts) -> Described:
     """What the endpoint does not tell and no flag says is assumed and said, or asked for."""
-    flags, ep = _as_simulated(_as_started(flags, endpoint), endpoint)
+    if endpoint.simulated:
+        raise UserError("a simulated endpoint has the plan's own speed", hint="calibrate one that runs a model")
+    flags = _as_started(flags, endpoint)
     engine = _engine(flags, endpoint.engine)
     model, model_notes = _model(flags, endpoint)
     pins = pins_of(PlanFlags(endpoint.model, quant=flags.quant, kv=flags.kv, spec=flags.spec), model)
@@ -273,7 +268,7 @@ def describe(flags: SetupFlags, endpoint: Endpoint, host: HostFacts) -> Describe
         raise UserError(f"skep does not know how the weights of `{endpoint.model}` are quantized", hint=hint)
     replicas, capacity = _count(endpoint.engine, "replicas") or 1, _count(endpoint.engine, "slots")
     rig = _rig(flags, endpoint, host, replicas)
-    layout = _layout(flags, rig.rig, replicas, engine, ep)
+    layout = _layout(flags, rig.rig, replicas, engine)
     slots = None if capacity is None else max(1, capacity // replicas)
     setup = Setup(
         model.geometry, pins.quant, pins.kv or KV_TYPES["bf16"], engine, layout, slots=slots,
@@ -295,29 +290,8 @@ def _as_started(flags: SetupFlags, endpoint: Endpoint) -> SetupFlags:
     quant, kv = known_quant(str(told.get("quant"))), known_kv(str(told.get("kv")))
     said = {"quant": quant and quant.id, "kv": kv and kv.id, "spec": told.get("spec")}
     said |= {name: told.get(name, 1) for name in ("tp", "pp")}
-    return replace(_filled(flags, said), no_graphs=flags.no_graphs or told.get("graphs") is False)
-
-
-def _as_simulated(flags: SetupFlags, endpoint: Endpoint) -> tuple[SetupFlags, int]:
-    """A simulated hive tells its setup in words; flags win over them. Gives the expert-parallel size too."""
-    match = _SIMULATED.search(str(endpoint.engine.get("engine", ""))) if endpoint.simulated else None
-    if match is None:
-        return flags, 1
-    said: dict[str, Any] = {
-        "geometry": match["model"],
-        "quant": next((quant.id for quant in QUANTS.values() if quant.title == match["quant"]), None),
-        "kv": next((kv.id for kv in KV_TYPES.values() if kv.title == match["kv"]), None),
-        "spec": f"{match['method']}:{match['depth']}" if match["method"] else None,
-        "gpu": match["gpu"],
-        "engine": match["engine"],
-        "tp": int(match["tp"]),
-        "pp": int(match["pp"] or 1),
-    }
-    return _filled(flags, said), int(match["ep"] or 1)
-
-
-def _filled(flags: SetupFlags, said: Mapping[str, Any]) -> SetupFlags:
-    return replace(flags, **{name: value for name, value in said.items() if getattr(flags, name) is None})
+    missing = {name: value for name, value in said.items() if getattr(flags, name) is None}
+    return replace(flags, **missing, no_graphs=flags.no_graphs or told.get("graphs") is False)
 
 
 def _engine(flags: SetupFlags, told: Mapping[str, Any]) -> str:
@@ -352,7 +326,7 @@ def _model(flags: SetupFlags, endpoint: Endpoint) -> tuple[ModelFound, tuple[str
 
 def _file_here(endpoint: Endpoint) -> str | None:
     """Return the GGUF file that llama.cpp names, or the one that was pulled, where it is this machine that serves."""
-    if endpoint.origin.host not in LOOPBACK or endpoint.simulated:
+    if endpoint.origin.host not in LOOPBACK:
         return None
     named = endpoint.engine.get("model_path")
     if isinstance(named, str) and named.endswith(".gguf") and os.path.isfile(named):  # noqa: PTH113
@@ -369,23 +343,19 @@ def _rig(flags: SetupFlags, endpoint: Endpoint, host: HostFacts, replicas: int) 
     if endpoint.origin.host not in LOOPBACK:
         hint = 'name its cards, such as --gpu "2x rtx-3090"'
         raise UserError(f"{endpoint.url} is not on this machine, so skep cannot see its cards", hint=hint)
-    if endpoint.simulated:
-        raise UserError("skep does not know which cards are simulated", hint='name them: --gpu "2x rtx-3090"')
     if host.gpus:
         return rig_of_host(host, flags.link)
-    bandwidth = flags.bandwidth or memory_bandwidth_gbs(host.cpu_cores)
-    rig = cpu_rig(host, bandwidth, measured=flags.bandwidth is None, replicas=replicas)
-    how = "" if flags.bandwidth else ", memory measured by copying"
-    return ResolvedRig(rig, (f"no GPU here: {rig.title}{how}",))
+    rig = cpu_rig(host, memory_bandwidth_gbs(host.cpu_cores), measured=True, replicas=replicas)
+    return ResolvedRig(rig, (f"no GPU here: {rig.title}, memory measured by copying",))
 
 
-def _layout(flags: SetupFlags, rig: Rig, replicas: int, engine: str, ep: int) -> Layout:
+def _layout(flags: SetupFlags, rig: Rig, replicas: int, engine: str) -> Layout:
     """All cards work, unless a flag says otherwise: side by side in llama.cpp, as one in the others."""
     tp, pp = flags.tp or 1, flags.pp or 1
     if flags.tp is None and flags.pp is None:
         each = max(1, len(rig.cards) // replicas)
         tp, pp = (each, 1) if has_pool(engine) else (1, each)
-    layout = Layout(tp, pp, ep, replicas)
+    layout = Layout(tp, pp, 1, replicas)
     if layout.cards > len(rig.cards):
         has = f"{len(rig.cards)} {'card' if len(rig.cards) == 1 else 'cards'}"
         hint = "check --gpu, --tp and --pp: the layout needs TP x PP x replicas cards"
@@ -413,7 +383,7 @@ def fitted_record(
         name=f"{datetime.fromtimestamp(at, UTC):%Y%m%d-%H%M%S}-{new_suffix()}",
         at=at,
         where=host_key(host) if endpoint.origin.host in LOOPBACK else str(endpoint.origin),
-        simulated=endpoint.simulated,
+        simulated=False,
         more={"url": endpoint.url, "runs": list(taken.run_ids), "engine": dict(endpoint.engine)},
     )  # fmt: skip
     return record, warnings

@@ -17,7 +17,7 @@ NameArgument = Annotated[str, argument("ID of a calibration, the start of an ID,
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions(EndpointOptions):
     PANELS: ClassVar[dict[str, str]] = {
-        "What the endpoint runs": "geometry gpu link bandwidth engine quant kv tp pp spec no_graphs",
+        "What the endpoint runs": "geometry gpu link engine quant kv tp pp spec no_graphs",
         "Measurement": "levels check prompt_tokens budget",
         "Endpoint": "url model key_env",
     }
@@ -27,9 +27,6 @@ class CalibrateOptions(EndpointOptions):
     ] = None
     gpu: Annotated[str | None, option('GPUs, such as "2x rtx-3090" (default: this machine\'s GPUs or CPU).')] = None
     link: Annotated[str | None, option("Link between the GPUs: nvlink, pcie or pcie4x8.")] = None
-    bandwidth: Annotated[
-        float | None, option("Memory bandwidth in GB/s of a machine without a GPU (default: measured).", min=0.1)
-    ] = None
     engine: Annotated[str | None, option("vllm, sglang, llamacpp, ollama (default: ask the endpoint).")] = None
     quant: Annotated[str | None, option("Weight format: awq, fp8, bf16, q4_k_m.")] = None
     kv: Annotated[str | None, option("KV cache type (default: bf16).")] = None

@@ -48,8 +48,7 @@ def run_calibration(options: CalibrateOptions) -> None:
         print_json(calibration_json(found))
         return
     print_calibration(found)
-    used = "simulated: plans do not use it" if found.simulated else "plans for this machine use it from now on"
-    note(f"stored as calibration {found.id}; {used}")
+    note(f"stored as calibration {found.id}; plans for this machine use it from now on")
 
 
 async def _calibrate(
@@ -62,9 +61,8 @@ async def _calibrate(
     note(*described.notes)
     setup, rig = described.setup, described.rig
     levels = ",".join(map(str, plan.levels))
-    simulated = " (simulated)" if endpoint.simulated else ""
     note(
-        f"{endpoint.model}{simulated} at {endpoint.url}: {setup.model.id} {setup.quant.title}, {setup.layout} on "
+        f"{endpoint.model} at {endpoint.url}: {setup.model.id} {setup.quant.title}, {setup.layout} on "
         f"{rig.title}, as {setup.engine}; C={levels}, then prompts of {plan.prompt_tokens}; "
         f"{format_seconds(budget_s)} at most"
     )
