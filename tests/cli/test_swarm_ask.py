@@ -47,14 +47,14 @@ def engine(tmp_path_factory):
 
 
 def test_a_goal_is_split_worked_on_and_merged(folder, engine):
-    done = ask(GOAL, FILES, "--url", engine.url, check=0)
+    done = ask(GOAL, FILES, "--url", engine.url, "--by-model", check=0)
     assert done.out == "It is about bees and wax.\n"
     assert "2 tasks, split by the model" in done.err
     assert "docs/bees.md:1-3" in done.err
 
 
 def test_a_dry_run_shows_the_split_and_sends_no_task(folder, engine):
-    dry = ask(GOAL, "docs/bees.md", "docs/wax.md", "--url", engine.url, "--dry-run", "--json")
+    dry = ask(GOAL, "docs/bees.md", "docs/wax.md", "--url", engine.url, "--by-model", "--dry-run", "--json")
     plan = dry.json
     assert [task["files"] for task in plan["tasks"]] == [["docs/bees.md:1-3"], ["docs/wax.md:1-3"]]
     assert (plan["goal"], plan["made_by"], plan["reduce"]) == (GOAL, "orchestrator", {"how": "merge"})
@@ -64,20 +64,20 @@ def test_a_dry_run_shows_the_split_and_sends_no_task(folder, engine):
 
 
 def test_an_answer_goes_to_its_file_and_json_says_how_it_was_made(folder, engine):
-    done = ask(GOAL, "--files", "docs/bees.md", "--url", engine.url, "-o", "answer.md", "--json", check=0)
+    done = ask(GOAL, "docs/bees.md", "--url", engine.url, "-o", "answer.md", "--json", check=0)
     assert (folder / "answer.md").read_text() == "Bees, mostly.\n"
     document = done.json
     assert (document["answer"], document["complete"], document["goal"]) == ("Bees, mostly.", True, GOAL)
 
 
 def test_without_plan_and_merge_by_the_model_the_answers_stand_one_after_the_other(folder, engine):
-    done = ask(GOAL, FILES, "--url", engine.url, "--by-rule", "--no-merge")
+    done = ask(GOAL, FILES, "--url", engine.url, "--no-merge")
     assert "is asked for a plan" not in done.err
     assert done.out == "## docs/bees.md:1-3\n\nBees, mostly.\n\n## docs/wax.md:1-3\n\nWax, mostly.\n"
 
 
 def test_a_plan_that_cannot_be_used_is_asked_for_again_and_then_made_by_rule(folder, engine):
-    done = ask(f"{GOAL} (bad plan please)", FILES, "--url", engine.url, check=0)
+    done = ask(f"{GOAL} (bad plan please)", FILES, "--url", engine.url, "--by-model", check=0)
     assert "asking once more" in done.err
     assert "2 tasks, split by rule" in done.err
     assert "split by rule, not by the model: the answer holds no JSON" in done.out
@@ -85,21 +85,9 @@ def test_a_plan_that_cannot_be_used_is_asked_for_again_and_then_made_by_rule(fol
 
 def test_a_plan_that_takes_too_long_is_made_by_rule(folder, engine):
     engine.fault(kind="hang-first")
-    done = ask(GOAL, FILES, "--url", engine.url, "--plan-timeout", "0.3s", "--dry-run", "--json", check=0)
+    done = ask(GOAL, FILES, "--url", engine.url, "--by-model", "--timeout", "0.3s", "--dry-run", "--json", check=0)
     plan = done.json
-    assert (plan["made_by"], plan["why"]) == ("fallback", "the model gave no plan within 300 ms")
-
-
-def test_a_tiny_model_is_asked_for_no_plan_and_no_merge_unless_it_is_meant(folder):
-    with FakeEngine(slots=2, token_ms=0, model="bee-135m") as tiny:
-        asked = [GOAL, FILES, "--url", tiny.url, "--dry-run", "--json"]
-        by_rule, by_model, merged = ask(*asked), ask(*asked, "--by-model"), ask(*asked, "--merge")
-    plan = by_rule.json
-    assert plan["reduce"] == {"how": "concat"}
-    assert plan["why"].startswith("bee-135m has 135M parameters, too few to plan")
-    assert "is asked for a plan" not in by_rule.err
-    assert "bee-135m at" in by_model.err
-    assert merged.json["reduce"] == {"how": "merge"}
+    assert (plan["made_by"], plan["why"]) == ("rule", "the model gave no plan within 300 ms")
 
 
 def test_an_answer_is_given_again_by_resume(folder, engine):
@@ -115,13 +103,11 @@ def test_an_answer_is_given_again_by_resume(folder, engine):
     ("args", "said"),
     [
         (["  ", FILES], "the goal is empty"),
-        (["x" * 20_001, FILES], "20,001 characters"),
         ([GOAL], "no files are named"),
         ([GOAL, "*.absent"], "matches no text file"),
         ([GOAL, "../*"], "leads out"),
         ([GOAL, FILES, "--root", "absent"], "is not a folder"),
         ([GOAL, FILES, "-o", "absent/answer.md"], "folder that does not exist"),
-        ([GOAL, FILES, "--plan-timeout", "0s"], "is too short"),
         ([GOAL, FILES, "--report", "report.pdf"], "ends in none of .html, .htm, .svg"),
         ([GOAL, FILES, "--deadline", "0s"], "is too short"),
         ([GOAL, FILES, "--key-env", "SKEP_ABSENT_KEY"], "is not set"),
@@ -133,8 +119,8 @@ def test_what_is_wrong_is_said_before_anything_runs(folder, args, said):
 
 def test_an_endpoint_that_stays_down_gives_no_plan_and_leaves_a_run_to_be_resumed(folder):
     asked = ("swarm", "ask", GOAL, FILES, "--url", NOWHERE)
-    refused(*asked, code=1)
-    assert "skep swarm resume" in refused(*asked, "--by-rule", "--deadline", "0.2s", code=1)
+    refused(*asked, "--by-model", code=1)
+    assert "skep swarm resume" in refused(*asked, "--deadline", "0.2s", code=1)
 
 
 def test_a_run_killed_in_its_merge_goes_on_with_the_merge_alone(folder, tmp_path):
@@ -143,7 +129,7 @@ def test_a_run_killed_in_its_merge_goes_on_with_the_merge_alone(folder, tmp_path
     answers = [("You put partial answers", merged), ("bees", "Bees, mostly."), ("wax", "Wax, mostly.")]
     path = tmp_path / "answers.jsonl"
     path.write_text("\n".join(json.dumps({"prompt": key, "answer": text}) for key, text in answers))
-    argv = [sys.executable, "-m", "skep", "swarm", "ask", GOAL, FILES, "--by-rule"]
+    argv = [sys.executable, "-m", "skep", "swarm", "ask", GOAL, FILES]
     with FakeEngine(slots=1, token_ms=0, answers=path) as engine:
         engine.fault(kind="hang-mid", after_tokens=12, times=None)  # longer than any answer but the merged one
         with subprocess.Popen([*argv, "--url", engine.url], stderr=subprocess.DEVNULL) as process:
@@ -160,7 +146,7 @@ def test_a_run_killed_in_its_merge_goes_on_with_the_merge_alone(folder, tmp_path
 
 def test_what_a_run_keeps_holds_no_key(folder, engine, paths, monkeypatch):
     monkeypatch.setenv("OWN_KEY", "very-secret")
-    ask(GOAL, "docs/wax.md", "--by-rule", "--url", engine.url, "--key-env", "OWN_KEY", check=0)
+    ask(GOAL, "docs/wax.md", "--url", engine.url, "--key-env", "OWN_KEY", check=0)
     with closing(sqlite3.connect(paths.store)) as database:
         dump = "\n".join(database.iterdump())
     assert "OWN_KEY" in dump

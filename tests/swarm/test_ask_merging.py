@@ -5,14 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skep.swarm.ask_merging import (
-    MergeProblem,
+    PartAnswer,
     answer_of,
     ask_document,
-    joined,
-    left_out,
     next_tasks,
     plan_document,
-    repeats_itself,
     why_unused,
 )
 from skep.swarm.ask_split import FilePiece, GoalPart, GoalSplit, Sizes
@@ -24,7 +21,7 @@ SIZES = Sizes(chunk_chars=600, merge_chars=400, answer_tokens=100, chars_per_tok
 def run_of(count, *, merge=True, by_model=True, why=None, names=None):
     names = names or [f"t{n}" for n in range(count)]
     parts = tuple(GoalPart(name, "Sum up", (FilePiece(f"Objective {n}", ""),)) for n, name in enumerate(names))
-    ask = ask_document(plan_document("the goal", GoalSplit(parts, by_model, why), merge=merge), SIZES)
+    ask = ask_document(plan_document("the goal", GoalSplit(parts, SIZES, by_model, why), merge=merge), SIZES)
     state, counts = SwarmRunState.DONE, Counts(count, count, 0)
     return SwarmRun("run", "ask", 0.0, "", "", None, {"ask": ask}, "0", None, state, counts, 1)
 
@@ -78,7 +75,6 @@ def test_the_same_journal_gives_the_same_tasks_and_nothing_is_merged_before_all_
         ({"answer": ""}, "it is empty"),
         ({"answer": None, "ending": TaskEnding.FAILED, "error": "set aside"}, "set aside"),
         ({"answer": "y" * 2000}, "longer"),
-        ({"answer": "It is all the same thing. " * 12}, "repeats itself"),
         ({"answer": "A beginning", "finish": "length"}, "cut at its limit"),
     ],
 )
@@ -154,23 +150,5 @@ def test_a_plan_of_an_earlier_version_is_read():
     assert final_answer(run, [result("a", "one"), result("b", "two")]) == "## Count\n\none\n\n## a.md:1-3\n\ntwo"
 
 
-def test_babble_is_known_by_its_repeating_equal_answers_are_printed_once_and_short_ones_may_be_merged_longer():
-    assert repeats_itself("We go on and on.\n" * 8)
-    assert not repeats_itself("\n".join(f"Line number {n} says something." for n in range(20)))
-    parts = [MergeProblem("A", "Nothing found."), MergeProblem("B", "nothing found")]
-    assert joined(parts) == "## A\n\nNothing found.\n\n## B\n\nThe same as A."
-    assert why_unused(result("m", "Both of them agree that the answer is yes."), [MergeProblem("A", "yes")] * 2) is None
-
-
-def test_what_a_merge_does_not_mention_stands_below_it():
-    """Said by the words that only one part has; a merge that counts or judges has none of any part, and is let be."""
-    about = ["Queens lay eggs inside hexagonal cells.", "Foragers gather nectar from distant meadows."]
-    answers = [result(f"t{n}", text) for n, text in enumerate(about)]
-    run = run_of(2)
-    results, _, _tasks = carried_out(run, answers, lambda task: result(task.id, "Queens lay many eggs."))
-    text = final_answer(run, results)
-    assert text.startswith("Queens lay many eggs.\n\n## Objective 1\n\nForagers gather nectar")
-    assert "`merge-1-1` leaves out 1 of its 2 parts" in text
-    parts = [MergeProblem(one.task, one.answer) for one in answers]
-    assert left_out("There are two of them.", parts) == []
-    assert left_out("Queens and foragers.", parts) == []
+def test_short_answers_may_be_merged_longer():
+    assert why_unused(result("m", "Both of them agree that the answer is yes."), [PartAnswer("A", "yes")] * 2) is None

@@ -108,7 +108,7 @@ def resume(
 @dataclass(frozen=True, kw_only=True)
 class AskOptions(SwarmOptions):
     PANELS: ClassVar[dict[str, str]] = {
-        "Splitting and merging": "more_files root by_rule plan_timeout merge chunk_tokens max_tokens",
+        "Splitting and merging": "root by_model merge chunk_tokens max_tokens",
         "Endpoint": "url model key_env",
         "Running": "agents tries timeout deadline dry_run",
         "Results": "output report as_json",
@@ -116,25 +116,17 @@ class AskOptions(SwarmOptions):
 
     goal: Annotated[str, argument("What to find out or do, in plain words.")]
     files: Annotated[tuple[str, ...], argument('Files, folders or patterns to work on, such as "docs/**/*.md".')] = ()
-    more_files: Annotated[tuple[str, ...], option("Same as FILES; repeatable.", "--files", metavar="GLOB")] = ()
     root: Annotated[Path, option("Folder of the files; no file outside it is read.")] = Path()
-    by_rule: Annotated[
-        bool | None,
+    by_model: Annotated[
+        bool,
         option(
-            "Give each piece of the files the whole goal, or let the model plan the split (default: by model, but by "
-            "rule if the model has fewer than 1B parameters).",
-            "--by-rule/--by-model",
+            "Let the model plan the split, within --timeout (default: give each piece of the files the whole goal).",
+            "--by-model/--by-rule",
         ),
-    ] = None
-    plan_timeout: Annotated[str, option("Time limit of the model's plan; after it the goal is split by rule.")] = "60s"
+    ] = False
     merge: Annotated[
-        bool | None,
-        option(
-            "Let the model merge the answers, or print them one after the other (default: merge, but print if the "
-            "goal was split by rule and the model has fewer than 1B parameters).",
-            "--merge/--no-merge",
-        ),
-    ] = None
+        bool, option("Let the model merge the answers, or print them one after the other.", "--merge/--no-merge")
+    ] = True
     dry_run: Annotated[bool, option("Show how the goal is split; send no task.")] = False
     output: Annotated[OutputFile | None, option("File for the answer (default: stdout).", "-o", "--output")] = None
     chunk_tokens: Annotated[

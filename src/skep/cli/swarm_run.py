@@ -22,7 +22,7 @@ from skep.report.swarm import split_lines
 from skep.report.terminal import day_and_time, note, print_json
 from skep.store.database import open_store
 from skep.swarm.ask_merging import answer_of, ask_document, plan_document
-from skep.swarm.ask_split import PreparedAsk, check_goal, find_sources, split_goal
+from skep.swarm.ask_split import GoalSplit, check_goal, find_sources, split_goal
 from skep.swarm.records import SwarmRun, SwarmRunOptions, SwarmRunState, Task, given_fields
 from skep.swarm.results_file import ResultsFile, complete_output
 from skep.swarm.store import check_output_free, create_run, failed_tasks, run_to_resume
@@ -196,38 +196,38 @@ def _show_dry(
 
 def run_ask(options: AskOptions) -> int:
     """Everything that can be wrong is found before the first task is sent."""
-    goal, files, order = options.goal.strip(), (*options.files, *options.more_files), _order_of(options)
-    plan_timeout_s = parse_positive_seconds(options.plan_timeout, "--plan-timeout", "60s")
+    goal, order = options.goal.strip(), _order_of(options)
     if options.report is not None:
         options.report.checked(suffixes=PAGES)
     if options.output is not None:
         options.output.checked()
-    check_goal(goal, files)
+    check_goal(goal, options.files)
     key = options.key()
-    sources = find_sources(options.root, files)
+    sources = find_sources(options.root, options.files)
     note(*(f"left out: {name} ({why})" for name, why in sources.left_out[:5]))
     if len(sources.left_out) > 5:
         note(f"left out: {len(sources.left_out) - 5} more files")
 
-    async def prepared() -> PreparedAsk:
+    async def prepared() -> tuple[GoalSplit, str | None]:
         """A plan has to be had before the tasks run."""
-        endpoint, down = await _found(options) if options.by_rule else (await options.find(), None)
+        endpoint, down = (await options.find(), None) if options.by_model else await _found(options)
         if down is not None:
             note(f"{down}; skep waits for it")
-        told = _taken(options, "by_rule merge chunk_tokens max_tokens")
-        return await split_goal(goal, sources, endpoint, **told, plan_timeout_s=plan_timeout_s, say=note)
+        told = _taken(options, "by_model chunk_tokens max_tokens")
+        split = await split_goal(goal, sources, endpoint, **told, timeout_s=order.timeout_s, say=note)
+        return split, options.model if endpoint is None else endpoint.model
 
-    ready = _before_sending(prepared)
-    note(*split_lines(ready))
-    plan = plan_document(goal, ready.split, merge=ready.merge)
+    split, model = _before_sending(prepared)
+    note(*split_lines(split, merge=options.merge))
+    plan = plan_document(goal, split, merge=options.merge)
     if options.dry_run:
         if options.as_json:
             print_json(plan)
         return 0
     answer = None if options.output is None else str(options.output.absolute())
-    order = replace(order, ask=ask_document(plan, ready.sizes, answer))
-    tasks = [part.task(ready.sizes) for part in ready.split.parts]
-    model, name = ready.model or options.model, one_line(goal, LONGEST_NAME)
+    order = replace(order, ask=ask_document(plan, split.sizes, answer))
+    tasks = [part.task(split.sizes) for part in split.parts]
+    name = one_line(goal, LONGEST_NAME)
     with open_store(user_paths(os.environ).store) as store:
         run_id = create_run(store, tasks, order, url=options.address, model=model, kind="ask", name=name)
     code = carry_out_here(run_id, key=key, report=options.report)

@@ -13,7 +13,7 @@ from skep.report.liveview import BETWEEN, Line, Page, bar_cells, cleaned
 from skep.report.swarm_gantt import MOST_BARS, gantt, gantt_element
 from skep.report.terminal import day_and_time, note
 from skep.stats.percentiles import Percentiles
-from skep.swarm.ask_split import PreparedAsk
+from skep.swarm.ask_split import GoalSplit
 from skep.swarm.progress import Lane, SwarmProgress, down_words
 from skep.swarm.records import (
     Attempt,
@@ -211,9 +211,9 @@ def result_lines(result: TaskResult | None) -> list[str]:
     return [head, *_indented(result.answer or "")]
 
 
-def split_lines(ready: PreparedAsk) -> list[str]:
+def split_lines(split: GoalSplit, *, merge: bool) -> list[str]:
     """Return how a goal was split, line by line."""
-    split, sizes = ready.split, ready.sizes
+    sizes = split.sizes
     count = "1 task" if len(split.parts) == 1 else f"{len(split.parts):,} tasks"
     who = "the model" if split.by_model else "rule"
     lines = [f"{count}, split by {who}" + (f" ({one_line(split.why, 300)})" if split.why else "")]
@@ -225,7 +225,7 @@ def split_lines(ready: PreparedAsk) -> list[str]:
     if len(split.parts) > ROWS_SHOWN:
         lines.append(f"  and {len(split.parts) - ROWS_SHOWN} more")
     prompts = int(sum(part.chars for part in split.parts) / sizes.chars_per_token)
-    answers = "merged" if ready.merge else "one after the other"
+    answers = "merged" if merge else "one after the other"
     most = len(split.parts) * sizes.answer_tokens
     return [*lines, f"about {prompts:,} prompt tokens and at most {most:,} output tokens; the answers: {answers}"]
 

@@ -6,8 +6,6 @@ used, its answers are kept one after the other under their headings.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,16 +19,11 @@ from skep.units import shortened
 WORDS_PER_TOKEN = 0.6  # of English prose, on the careful side
 MARKS_CHARS = 24  # that an answer's marks take in a prompt
 SLACK_CHARS = 400  # that a merge of short answers may be longer than they
-LEAST_UNITS = 6  # lines or sentences, below which repeating is no babble
-LEAST_WORDS = 4  # that only one answer has, below which nothing can be said of it
 LONGEST_HEADING = 160
 NOTES_SHOWN = 12
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
-_WORD = re.compile(r"[a-z\u00df-\u024f\u0370-\u052f]{4,}")  # of scripts that put spaces between words
-_EDGES = " \t\n.,;:!?\"'`*_()[]"
 
 
-class MergeProblem(msgspec.Struct, frozen=True):
+class PartAnswer(msgspec.Struct, frozen=True):
     """An answer under its heading, or several that stand one after the other with headings of their own."""
 
     heading: str
@@ -42,7 +35,7 @@ class MergeProblem(msgspec.Struct, frozen=True):
 class MergedAnswer:
     """How far the journal has come. `complete`: every task has its result and every merge is done."""
 
-    findings: list[MergeProblem]
+    findings: list[PartAnswer]
     notes: list[str]
     complete: bool = True
     wanted: list[Task] = field(default_factory=list)  # merges of the next level
@@ -64,7 +57,7 @@ def plan_document(goal: str, split: GoalSplit, *, merge: bool) -> dict[str, Any]
     """Return the plan as the run stores it and as `--dry-run --json` prints it."""
     return {
         "goal": goal,
-        "made_by": "orchestrator" if split.by_model else "fallback",
+        "made_by": "orchestrator" if split.by_model else "rule",
         "why": split.why,
         "tasks": [
             {"id": one.id, "objective": one.objective, "files": [piece.ref for piece in one.pieces]}
@@ -117,8 +110,8 @@ def answer_of(run: SwarmRun, results: Sequence[TaskResult]) -> MergedAnswer:
 
 def _first(plan: Mapping[str, Any], by_id: Mapping[str, TaskResult]) -> MergedAnswer:
     """Return the answers of the tasks in the order of the plan, with notes on those that are missing or cut."""
-    made_by_rule = plan.get("made_by") == "fallback" and plan.get("why")
-    answer = MergedAnswer([], [f"split by rule, not by the model: {plan['why']}"] if made_by_rule else [])
+    instead = plan.get("made_by") != "orchestrator" and plan.get("why")
+    answer = MergedAnswer([], [f"split by rule, not by the model: {plan['why']}"] if instead else [])
     tasks = {str(one["id"]): one for one in plan["tasks"]}
     left, cut = 0, 0
     for name, task in tasks.items():
@@ -127,7 +120,7 @@ def _first(plan: Mapping[str, Any], by_id: Mapping[str, TaskResult]) -> MergedAn
             left += 1
         elif result.ending is TaskEnding.DONE and result.answer and (text := result.answer.strip()):
             heading = ", ".join(task.get("files") or ()) or " ".join(str(task["objective"]).split())
-            answer.findings.append(MergeProblem(shortened(heading, LONGEST_HEADING), text))
+            answer.findings.append(PartAnswer(shortened(heading, LONGEST_HEADING), text))
             cut += result.finish_reason == "length"
         else:
             answer.notes.append(f"`{name}` is missing: {result.error or 'its answer is empty'}")
@@ -140,26 +133,22 @@ def _first(plan: Mapping[str, Any], by_id: Mapping[str, TaskResult]) -> MergedAn
     return answer
 
 
-def _merge_task(name: str, goal: str, group: Sequence[MergeProblem], sizes: Sizes, level: int) -> Task:
+def _merge_task(name: str, goal: str, group: Sequence[PartAnswer], sizes: Sizes, level: int) -> Task:
     words, texts = int(sizes.answer_tokens * WORDS_PER_TOKEN), material((one.heading, one.text) for one in group)
     messages = messages_of("merge", goal=goal, answers=len(group), words=words, material=texts)
     return Task(name, messages, max_tokens=sizes.answer_tokens, temperature=TEMPERATURE, stage=level)
 
 
-def _merged(result: TaskResult, group: Sequence[MergeProblem], notes: list[str]) -> MergeProblem:
+def _merged(result: TaskResult, group: Sequence[PartAnswer], notes: list[str]) -> PartAnswer:
     """Return the answer of a merge, or its parts one after the other if it cannot be used."""
     heading = shortened(f"{group[0].heading} to {group[-1].heading}", LONGEST_HEADING)
     if (why := why_unused(result, group)) is not None:
         notes.append(f"`{result.task}` is not used, {why}: its {len(group)} parts follow one after the other")
-        return MergeProblem(heading, joined(group), joined=True)
-    text = (result.answer or "").strip()
-    if dropped := left_out(text, group):
-        notes.append(f"`{result.task}` leaves out {len(dropped)} of its {len(group)} parts: they follow below it")
-        text = f"{text}\n\n{joined(dropped)}"
-    return MergeProblem(heading, text)
+        return PartAnswer(heading, joined(group), joined=True)
+    return PartAnswer(heading, (result.answer or "").strip())
 
 
-def why_unused(result: TaskResult, group: Sequence[MergeProblem]) -> str | None:
+def why_unused(result: TaskResult, group: Sequence[PartAnswer]) -> str | None:
     """Return why a merge cannot be used; None if it can."""
     if result.ending is not TaskEnding.DONE:
         return result.error or "it failed"
@@ -168,44 +157,12 @@ def why_unused(result: TaskResult, group: Sequence[MergeProblem]) -> str | None:
         return "it is empty"
     if result.finish_reason == "length":
         return "it was cut at its limit"
-    if repeats_itself(text):
-        return "it repeats itself"
     whole = sum(len(one.text) for one in group)
     if len(text) > whole + SLACK_CHARS:
         return f"it is longer ({len(text):,} characters) than all its parts together ({whole:,})"
     return None
 
 
-def repeats_itself(text: str) -> bool:
-    """Return whether more than half of the sentences or lines are repetitions, as small models may write."""
-    units = [key for line in text.split("\n") for one in _SENTENCE_END.split(line) if len(key := _key(one)) >= 8]
-    return len(units) >= LEAST_UNITS and len(set(units)) * 2 < len(units)
-
-
-def left_out(text: str, group: Sequence[MergeProblem]) -> list[MergeProblem]:
-    """Find what a merge says nothing of: none of the words that a finding alone has is in it.
-
-    One with too few such words is let be: what it says may well be said in the others' words. So is a merge that has
-    no word of any finding: it counts or judges, as it was asked to.
-    """
-    words = [set(_WORD.findall(one.text.casefold())) for one in group]
-    counts = Counter(word for own in words for word in own)
-    said = set(_WORD.findall(text.casefold()))
-    only = [{word for word in own if counts[word] == 1} for own in words]
-    dropped = [one for one, own in zip(group, only, strict=True) if len(own) >= LEAST_WORDS and not own & said]
-    return dropped if len(dropped) < len(group) else []
-
-
-def joined(findings: Sequence[MergeProblem]) -> str:
-    """Join the answers under their headings. An answer equal to an earlier one is replaced by a reference to it."""
-    seen: dict[str, str] = {}
-    blocks: list[str] = []
-    for one in findings:
-        first = seen.setdefault(_key(one.text), one.heading)
-        same = f"The same as {first}." if first is not one.heading else one.text
-        blocks.append(one.text if one.joined else f"## {one.heading}\n\n{same}")
-    return "\n\n".join(blocks)
-
-
-def _key(text: str) -> str:
-    return " ".join(text.split()).strip(_EDGES).casefold()
+def joined(findings: Sequence[PartAnswer]) -> str:
+    """Join the answers under their headings."""
+    return "\n\n".join(one.text if one.joined else f"## {one.heading}\n\n{one.text}" for one in findings)
